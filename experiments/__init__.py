@@ -1,0 +1,1 @@
+"""Experiments: runnable training jobs that measure what an exchange costs."""

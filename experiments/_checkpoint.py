@@ -1,0 +1,132 @@
+"""A folder that lets a killed job go on where it was, bit for bit."""
+
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from experiments import _rows
+
+# What may change between two starts: a longer list only adds runs.
+_FREE_FIELDS = ("exchanges", "seeds", "checkpoint_every")
+
+
+class Run(NamedTuple):
+  """What one finished run measured.
+
+  Attributes:
+    exchange: case name.
+    seed: of the run.
+    score: on the held-out data, in the task's unit.
+    loss: of the last training step.
+    wire_bytes: what one worker sends in one step.
+    step_ms: median time of a step, without the first one.
+  """
+
+  exchange: str
+  seed: int
+  score: float
+  loss: float
+  wire_bytes: int
+  step_ms: float
+
+
+class Store:
+  """Checkpoints of one run: parameters and optimiser state by step.
+
+  The leaves are saved as a flat list, so that no name inside an optimiser
+  state (or inside a codec's error memory) becomes part of the format.
+
+  Args:
+    folder: where the checkpoints of this run go.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True),
+    )
+
+  def save(self, step: int, tree: Any) -> None:
+    """Writes ``tree`` as it is after ``step`` steps; returns when on disk."""
+    leaves = ocp.args.StandardSave(jax.tree.leaves(tree))
+    self._manager.save(step, args=leaves)
+    self._manager.wait_until_finished()
+
+  def restore(self, like: Any) -> tuple[int, Any]:
+    """Reads the latest checkpoint.
+
+    Args:
+      like: a pytree of arrays with the wanted structure, shapes, dtypes and
+        shardings.
+
+    Returns:
+      How many steps were done and the tree after them; ``(0, like)`` if there
+      is no checkpoint.
+    """
+    step = self._manager.latest_step()
+    if step is None:
+      return 0, like
+    leaves, structure = jax.tree.flatten(like)
+    abstract = [
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+      for x in leaves
+    ]
+    restored = self._manager.restore(
+      step, args=ocp.args.StandardRestore(abstract)
+    )
+    return step, jax.tree.unflatten(structure, restored)
+
+  def close(self) -> None:
+    """Ends the background threads of the checkpointer."""
+    self._manager.close()
+
+
+class Workdir:
+  """The folder of one job: its configuration, checkpoints and finished runs.
+
+  Args:
+    folder: created if absent.
+    config: of the job.
+
+  Raises:
+    ValueError: if the folder belongs to another configuration.
+  """
+
+  def __init__(self, folder: str | os.PathLike[str], config: ConfigDict):
+    self._folder = pathlib.Path(folder)
+    self._folder.mkdir(parents=True, exist_ok=True)
+    self._runs = self._folder / "runs.jsonl"
+    self._claim(config)
+
+  def _claim(self, config: ConfigDict) -> None:
+    fields = json.loads(config.to_json())
+    ours = {k: v for k, v in fields.items() if k not in _FREE_FIELDS}
+    path = self._folder / "config.json"
+    if not path.exists():
+      _rows.write_lines(path, [ours])
+      return
+    (theirs,) = _rows.read_lines(path)
+    changed = sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k))
+    if changed:
+      raise ValueError(
+        "`workdir` must be empty or belong to this configuration, got"
+        f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
+      )
+
+  def finished(self) -> list[Run]:
+    """The runs that are done, in the order they were."""
+    return [Run(**line) for line in _rows.read_lines(self._runs)]
+
+  def finish(self, run: Run) -> None:
+    """Notes that ``run`` is done, so that it is not repeated."""
+    runs = [*self.finished(), run]
+    _rows.write_lines(self._runs, (r._asdict() for r in runs))
+
+  def store(self, exchange: str, seed: int) -> Store:
+    """The checkpoints of one run."""
+    return Store(self._folder / "checkpoints" / f"{exchange}-seed{seed}")

@@ -1,0 +1,256 @@
+"""Labelled images: scikit-learn's digits, CIFAR-10 files, class folders."""
+
+import functools
+import hashlib
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+from PIL import Image
+from sklearn import datasets
+
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+_IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+_SPLIT_SEED = 0  # The held-out images are the same for every run and seed.
+
+
+class Images(NamedTuple):
+  """Images and their labels.
+
+  Attributes:
+    pixels: uint8 ``(count, height, width, channels)``.
+    labels: int32 ``(count,)``.
+  """
+
+  pixels: np.ndarray
+  labels: np.ndarray
+
+
+class ImageData(NamedTuple):
+  """A fixed split of labelled images.
+
+  Attributes:
+    train: images to learn from.
+    test: images held out.
+    classes: how many labels there are.
+  """
+
+  train: Images
+  test: Images
+  classes: int
+
+
+def load_images(config: ConfigDict) -> ImageData:
+  """Reads the images a configuration names.
+
+  Args:
+    config: with ``data`` (``digits``, ``cifar10`` or ``imagefolder``),
+      ``data_dir`` and, for ``imagefolder``, ``image_size`` in pixels.
+
+  Returns:
+    The split.
+
+  Raises:
+    ValueError: if ``config.data`` is not one of the three.
+    FileNotFoundError: if a file or folder is missing; the message names it.
+  """
+  match config.data:
+    case "digits":
+      return load_digits()
+    case "cifar10":
+      return load_cifar10(pathlib.Path(config.data_dir))
+    case "imagefolder":
+      return load_image_folder(pathlib.Path(config.data_dir), config.image_size)
+  raise ValueError(
+    "`config.data` must be one of digits, cifar10, imagefolder for an image"
+    f" model, got {config.data!r}."
+  )
+
+
+def load_digits() -> ImageData:
+  """Reads scikit-learn's 1797 digits of 8 x 8 pixels; holds out a third."""
+  pixels, labels = datasets.load_digits(return_X_y=True)
+  # The file stores 17 grey levels, 0..16; bytes hold 0..255 everywhere here.
+  pixels = np.minimum(pixels * 16, 255).astype(np.uint8).reshape(-1, 8, 8, 1)
+  order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
+  images = Images(pixels[order], labels[order].astype(np.int32))
+  held_out = len(labels) // 3
+  test = Images(*(x[:held_out] for x in images))
+  train = Images(*(x[held_out:] for x in images))
+  return ImageData(train, test, classes=10)
+
+
+def load_cifar10(folder: pathlib.Path) -> ImageData:
+  """Reads CIFAR-10 from its binary files, or from one ``.npz`` file.
+
+  Args:
+    folder: holds ``data_batch_*.bin`` and ``test_batch.bin``, or a single
+      ``.npz`` with ``x_train``, ``y_train``, ``x_test``, ``y_test``; the
+      ``.npz`` file itself may be named instead.
+
+  Returns:
+    The split the files make.
+
+  Raises:
+    FileNotFoundError: if neither form is there.
+    ValueError: if a file is not what its name says.
+  """
+  if folder.suffix == ".npz":
+    return _read_npz(_existing(folder))
+  _existing(folder)
+  archives = sorted(folder.glob("*.npz"))
+  if archives:
+    return _read_npz(archives[0])
+  batches = sorted(folder.glob("data_batch_*.bin"))
+  if not batches:
+    raise FileNotFoundError(
+      "`config.data_dir` must hold data_batch_*.bin or an .npz file, got"
+      f" {str(folder)!r} without either."
+    )
+  parts = [_read_cifar_records(path) for path in batches]
+  train = Images(
+    *(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+  )
+  test = _read_cifar_records(_existing(folder / "test_batch.bin"))
+  return ImageData(train, test, classes=10)
+
+
+def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
+  """Reads a tree with one folder of images a class, resized to a square.
+
+  Two layouts are read: ``train/CLASS/*`` beside ``val/CLASS/*`` (or
+  ``test/CLASS/*``), and plain ``CLASS/*``, of which the files whose path
+  hashes into the lowest fifth are held out.
+
+  Args:
+    folder: the root of the tree.
+    size: height and width after resizing, in pixels.
+
+  Returns:
+    The split; labels number the class folders in sorted order.
+
+  Raises:
+    FileNotFoundError: if a folder is missing or holds no images.
+  """
+  _existing(folder)
+  held_out = [folder / n for n in ("val", "test") if (folder / n).is_dir()]
+  if (folder / "train").is_dir():
+    if not held_out:
+      raise FileNotFoundError(
+        "`config.data_dir` must hold val/ or test/ beside train/, got"
+        f" {str(folder)!r} without either."
+      )
+    train, test = _list_images(folder / "train"), _list_images(held_out[0])
+  else:
+    files = _list_images(folder)
+    test = [f for f in files if _is_held_out(f[0].relative_to(folder))]
+    train = [f for f in files if f not in test]
+  classes = sorted({name for _, name in train} | {name for _, name in test})
+  _require_some(train, "train", folder)
+  _require_some(test, "test", folder)
+  return ImageData(
+    _read_images(train, classes, size),
+    _read_images(test, classes, size),
+    len(classes),
+  )
+
+
+def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
+  """Which examples step ``step`` sees: a pure function of its arguments.
+
+  Every epoch is one permutation drawn from ``(seed, epoch)``, cut into whole
+  batches, so a run that is killed and resumed meets the same batches.
+
+  Args:
+    count: number of examples.
+    size: examples a batch, at most ``count``.
+    seed: of the run.
+    step: of the run, from 0.
+
+  Returns:
+    int64 indices ``(size,)``, distinct.
+  """
+  if not 0 < size <= count:
+    raise ValueError(
+      f"`size` must be between 1 and the {count} examples there are, got"
+      f" {size}."
+    )
+  epoch, batch = divmod(step, count // size)
+  return _permutation(count, seed, epoch)[batch * size : (batch + 1) * size]
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+  return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def _existing(path: pathlib.Path) -> pathlib.Path:
+  if str(path) == "." or not path.exists():
+    raise FileNotFoundError(
+      f"`config.data_dir` must lead to existing data, got {str(path)!r}, which"
+      " is not there."
+    )
+  return path
+
+
+def _read_cifar_records(path: pathlib.Path) -> Images:
+  raw = np.fromfile(path, np.uint8)
+  if raw.size == 0 or raw.size % _CIFAR_RECORD:
+    raise ValueError(
+      f"`{path.name}` must be whole records of {_CIFAR_RECORD} bytes, got"
+      f" {raw.size} bytes."
+    )
+  records = raw.reshape(-1, _CIFAR_RECORD)
+  pixels = records[:, 1:].reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1)
+  return Images(pixels, records[:, 0].astype(np.int32))
+
+
+def _read_npz(path: pathlib.Path) -> ImageData:
+  names = ("x_train", "y_train", "x_test", "y_test")
+  with np.load(path) as arrays:
+    missing = [name for name in names if name not in arrays]
+    if missing:
+      raise ValueError(
+        f"`{path.name}` must hold {', '.join(names)}, got no"
+        f" {', '.join(missing)}."
+      )
+    x_train, y_train, x_test, y_test = (arrays[name] for name in names)
+  train = Images(x_train, y_train.reshape(-1).astype(np.int32))
+  test = Images(x_test, y_test.reshape(-1).astype(np.int32))
+  return ImageData(train, test, classes=10)
+
+
+def _list_images(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+  """Image files in sorted order, each with the name of its class folder."""
+  return [
+    (path, path.relative_to(folder).parts[0])
+    for path in sorted(folder.glob("*/**/*"))
+    if path.suffix.lower() in _IMAGE_SUFFIXES
+  ]
+
+
+def _is_held_out(path: pathlib.PurePath) -> bool:
+  digest = hashlib.sha256(path.as_posix().encode()).digest()
+  return digest[0] < 256 // 5
+
+
+def _require_some(files: list, split: str, folder: pathlib.Path) -> None:
+  if not files:
+    raise FileNotFoundError(
+      "`config.data_dir` must hold class folders of images"
+      f" ({', '.join(sorted(_IMAGE_SUFFIXES))}) for the {split} split, got none"
+      f" in {str(folder)!r}."
+    )
+
+
+def _read_images(
+  files: list[tuple[pathlib.Path, str]], classes: list[str], size: int
+) -> Images:
+  pixels = np.empty((len(files), size, size, 3), np.uint8)
+  for i, (path, _) in enumerate(files):
+    with Image.open(path) as image:
+      pixels[i] = image.convert("RGB").resize((size, size))
+  labels = np.array([classes.index(name) for _, name in files], np.int32)
+  return Images(pixels, labels)

@@ -1,0 +1,148 @@
+"""A byte corpus every machine already has: Python's own standard library."""
+
+import hashlib
+import pathlib
+import sysconfig
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+_SKIPPED_FOLDERS = frozenset(
+  {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+)
+_SKIPPED_PREFIX = "_sysconfigdata"  # Written at build time: machine specific.
+_HELD_OUT_OF_256 = 26  # About a tenth of the files.
+
+
+class TextData(NamedTuple):
+  """A fixed split of a byte corpus.
+
+  Attributes:
+    train: uint8 ``(train_bytes,)``.
+    test: uint8 ``(test_bytes,)``, from files that ``train`` has none of.
+  """
+
+  train: np.ndarray
+  test: np.ndarray
+
+
+def load_text(config: ConfigDict) -> TextData:
+  """Reads the corpus a configuration names.
+
+  Args:
+    config: with ``data`` (``stdlib``), ``data_dir`` (a folder to read instead
+      of the standard library, or empty), ``train_bytes`` and ``test_bytes``
+      (upper bounds).
+
+  Returns:
+    The split: a file is held out by the hash of its relative path.
+
+  Raises:
+    ValueError: if ``config.data`` is not ``stdlib``.
+    FileNotFoundError: if either side of the split is empty.
+  """
+  if config.data != "stdlib":
+    raise ValueError(
+      f"`config.data` must be stdlib for a text model, got {config.data!r}."
+    )
+  root = pathlib.Path(config.data_dir or sysconfig.get_paths()["stdlib"])
+  files = list_sources(root)
+  test = [path for path in files if _is_held_out(path.relative_to(root))]
+  held_out = set(test)
+  train = [path for path in files if path not in held_out]
+  for name, paths in (("train", train), ("test", test)):
+    if not paths:
+      raise FileNotFoundError(
+        f"`config.data_dir` must hold *.py files for the {name} split, got"
+        f" none in {str(root)!r}."
+      )
+  return TextData(
+    _read(train, config.train_bytes), _read(test, config.test_bytes)
+  )
+
+
+def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
+  """Python sources under ``root``, by relative path, without its tests."""
+  kept = []
+  for path in root.rglob("*.py"):
+    relative = path.relative_to(root)
+    if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
+      if not relative.name.startswith(_SKIPPED_PREFIX):
+        kept.append((relative.as_posix(), path))
+  return [path for _, path in sorted(kept)]
+
+
+def corpus_sha256(data: TextData) -> str:
+  """Names the exact bytes a measurement was made on."""
+  digest = hashlib.sha256(data.train.tobytes())
+  digest.update(data.test.tobytes())
+  return digest.hexdigest()
+
+
+def zlib_bits_per_byte(text: np.ndarray) -> float:
+  """What ``zlib`` at level 9 makes of ``text``, in bits a byte."""
+  return 8 * len(zlib.compress(text.tobytes(), 9)) / text.size
+
+
+def windows(text: np.ndarray, length: int) -> np.ndarray:
+  """Cuts text into windows that predict every byte but the first few.
+
+  Args:
+    text: uint8 ``(bytes,)``.
+    length: bytes a window predicts.
+
+  Returns:
+    int32 ``(count, length + 1)``; neighbours share one byte, and bytes that
+    do not fill a window are left out.
+
+  Raises:
+    ValueError: if ``text`` is shorter than one window.
+  """
+  count = (text.size - 1) // length
+  if count < 1:
+    raise ValueError(
+      f"`text` must be longer than one window of {length} bytes, got"
+      f" {text.size}."
+    )
+  index = np.arange(count)[:, None] * length + np.arange(length + 1)[None, :]
+  return text[index].astype(np.int32)
+
+
+def random_windows(
+  text: np.ndarray, length: int, size: int, seed: int, step: int
+) -> np.ndarray:
+  """The windows step ``step`` sees: a pure function of its arguments.
+
+  Args:
+    text: uint8 ``(bytes,)``.
+    length: bytes a window predicts.
+    size: windows a batch.
+    seed: of the run.
+    step: of the run, from 0.
+
+  Returns:
+    int32 ``(size, length + 1)``.
+  """
+  random = np.random.default_rng([seed, step])
+  start = random.integers(0, text.size - length, size)
+  index = start[:, None] + np.arange(length + 1)[None, :]
+  return text[index].astype(np.int32)
+
+
+def _is_held_out(path: pathlib.PurePath) -> bool:
+  digest = hashlib.sha256(path.as_posix().encode()).digest()
+  return digest[0] < _HELD_OUT_OF_256
+
+
+def _read(files: list[pathlib.Path], limit: int) -> np.ndarray:
+  """The first ``limit`` bytes of the files, one after another."""
+  parts: list[bytes] = []
+  total = 0
+  for path in files:
+    if total >= limit:
+      break
+    parts.append(path.read_bytes()[: limit - total])
+    total += len(parts[-1])
+  return np.frombuffer(b"".join(parts), np.uint8)

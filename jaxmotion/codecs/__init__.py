@@ -1,0 +1,13 @@
+"""Codecs: an array to a payload of machine words and back.
+
+Codecs are frozen dataclasses with the lower-case names they are called by, so
+that `repr(codec)` is the expression that makes it.
+"""
+
+from jaxmotion.codecs._base import Codec as Codec, from_config as from_config
+from jaxmotion.codecs._cast import cast as cast
+from jaxmotion.codecs._identity import identity as identity
+from jaxmotion.codecs._sign import sign as sign
+from jaxmotion.codecs._topk import topk as topk
+from jaxmotion.codecs._truncate import truncate as truncate
+from jaxmotion.codecs._uniform import uniform as uniform

@@ -1,0 +1,149 @@
+"""What a codec is."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from jaxmotion.core import Array, Key, Like, PyTree, check_float
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+  """Turns an array into a payload of machine words and back.
+
+  A codec is its configuration: a frozen dataclass of plain Python values,
+  compared by value, shown in full by `repr`, and turned into a dict and back
+  by `config` and `from_config`. It holds no arrays; what it remembers between
+  calls is the `state` that `init` makes and `encode` returns.
+
+  A subclass implements `encode` and `decode`, and `init` if it has state. It
+  must make a payload that is a pytree of arrays whose shapes depend only on
+  the shape and dtype of `x`.
+
+  Attributes:
+    summable: whether payloads of several workers may be added, field by field,
+      before decoding. Such payloads go through the stock all-reduce: their
+      floating-point fields are summed and their integer fields are the same
+      on every worker.
+    needs_key: whether `encode` makes random choices.
+  """
+
+  summable: ClassVar[bool] = False
+
+  @property
+  def needs_key(self) -> bool:
+    """Whether `encode` needs a key."""
+    return False
+
+  def init(self, like: Like) -> PyTree:
+    """Returns the state for an array of this shape and dtype.
+
+    Args:
+      like: array or ShapeDtypeStruct.
+
+    Returns:
+      A pytree of arrays; `()` for a codec that remembers nothing.
+    """
+    del like
+    return ()
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[PyTree, PyTree]:
+    """Encodes one array.
+
+    Args:
+      x: floating-point array of any shape.
+      state: what `init` or the last `encode` returned.
+      key: randomness, for a codec with `needs_key`.
+
+    Returns:
+      The payload and the new state.
+
+    Raises:
+      TypeError: `x` is not a floating-point array.
+      ValueError: the codec needs a key and got none.
+    """
+    raise NotImplementedError
+
+  def decode(self, payload: PyTree, like: Like) -> Array:
+    """Decodes a payload to an array of the shape and dtype of `like`."""
+    raise NotImplementedError
+
+  def config(self) -> dict[str, Any]:
+    """Returns the codec's name and fields, nested codecs as dicts too."""
+    fields = {
+      f.name: _to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)
+    }
+    return {"codec": type(self).__name__, **fields}
+
+  @classmethod
+  def _make(cls, fields: dict[str, Any]) -> "Codec":
+    return cls(**fields)
+
+  def _check(self, x: Any, key: Key | None) -> None:
+    check_float("x", x)
+    if self.needs_key and key is None:
+      raise ValueError(
+        f"`key` must be a jaxmotion.Key for {self}, got None: "
+        "make one with jaxmotion.make_key(seed)."
+      )
+
+
+def from_config(config: dict[str, Any]) -> Codec:
+  """Makes the codec that `config` describes.
+
+  Args:
+    config: what `Codec.config` returned, possibly by way of JSON.
+
+  Returns:
+    An equal codec.
+
+  Raises:
+    ValueError: the name is no codec's, or a field is none of its fields.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=4))
+    >>> codecs.from_config(codec.config()) == codec
+    True
+  """
+  fields = dict(config)
+  name = fields.pop("codec", None)
+  kinds = _kinds(Codec)
+  if name not in kinds:
+    raise ValueError(
+      f"`codec` must be one of {', '.join(sorted(kinds))}, got {name!r}."
+    )
+  kind = kinds[name]
+  known = [f.name for f in dataclasses.fields(kind)]
+  for field in fields:
+    if field not in known:
+      raise ValueError(
+        f"`config` of codec {name!r} must have fields of {known}, "
+        f"got {field!r}."
+      )
+  return kind._make({k: _from_plain(v) for k, v in fields.items()})
+
+
+def _kinds(base: type[Codec]) -> dict[str, type[Codec]]:
+  found = {}
+  for kind in base.__subclasses__():
+    found[kind.__name__] = kind
+    found.update(_kinds(kind))
+  return found
+
+
+def _to_plain(value: Any) -> Any:
+  if isinstance(value, Codec):
+    return value.config()
+  if isinstance(value, tuple):
+    return [_to_plain(v) for v in value]
+  return value
+
+
+def _from_plain(value: Any) -> Any:
+  if isinstance(value, dict):
+    return from_config(value)
+  if isinstance(value, list | tuple):
+    return tuple(_from_plain(v) for v in value)
+  return value

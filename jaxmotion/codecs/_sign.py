@@ -1,0 +1,50 @@
+"""One bit a value."""
+
+import dataclasses
+
+from jaxmotion.codecs._base import Codec
+from jaxmotion.core import Array, Key, Like, PyTree, check_int
+from jaxmotion.kernels import sign as kernel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class sign(Codec):
+  """Sends the sign of each value and the mean magnitude of each block.
+
+  With s = mean|x| of the block: encode(x) = (x < 0, s), decode = -s or s;
+  zero counts as positive.
+
+  Laws: a contraction, ||x - y||^2 = (1 - ||x||_1^2 / (n ||x||_2^2)) ||x||^2
+  for a block of n values, so it wants `feedback`; biased. A non-finite value
+  makes its whole block decode to a non-finite one.
+
+  Args:
+    block: the most values under one scale.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([1.0, -3.0])
+    >>> payload, _ = sign().encode(x)
+    >>> sign().decode(payload, x).tolist()
+    [2.0, -2.0]
+
+  References:
+    Karimireddy et al., *Error Feedback Fixes SignSGD and other Gradient
+    Compression Schemes*, 2019.
+  """
+
+  block: int = 1024
+
+  def __post_init__(self) -> None:
+    check_int("block", self.block, 1)
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[kernel.Signs, PyTree]:
+    """Returns packed signs and scales, and the state."""
+    self._check(x, key)
+    return kernel.sign_encode(x, self.block), state
+
+  def decode(self, payload: kernel.Signs, like: Like) -> Array:
+    """Returns plus or minus each block's mean magnitude."""
+    return kernel.sign_decode(payload, like)

@@ -1,0 +1,44 @@
+"""Types, trees, checks, randomness and the per-worker marker."""
+
+from jaxmotion.core._checks import (
+  check_choice as check_choice,
+  check_float as check_float,
+  check_fraction as check_fraction,
+  check_int as check_int,
+  describe as describe,
+)
+from jaxmotion.core._compat import (
+  axis_is_bound as axis_is_bound,
+  axis_names as axis_names,
+  axis_size as axis_size,
+  match_varying as match_varying,
+  to_varying as to_varying,
+  tracks_varying as tracks_varying,
+  varies as varies,
+  varying_axes as varying_axes,
+  worker_index as worker_index,
+)
+from jaxmotion.core._key import (
+  Key as Key,
+  combine as combine,
+  make_key as make_key,
+  random_uniform as random_uniform,
+  random_words as random_words,
+)
+from jaxmotion.core._per_worker import (
+  PerWorker as PerWorker,
+  pack_worker as pack_worker,
+  state_specs as state_specs,
+  unpack_worker as unpack_worker,
+)
+from jaxmotion.core._tree import (
+  leaf_path as leaf_path,
+  named_leaves as named_leaves,
+)
+from jaxmotion.core._types import (
+  Array as Array,
+  AxisName as AxisName,
+  Like as Like,
+  PyTree as PyTree,
+  like as like,
+)

@@ -1,0 +1,103 @@
+"""Argument checks that name the argument, what it must be and what it was."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
+  """Raises unless `value` is an int in [low, high].
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+    low: least value allowed.
+    high: greatest value allowed, or None.
+
+  Raises:
+    TypeError: not an integer.
+    ValueError: outside the range.
+
+  >>> check_int("bits", 9, 1, 8)
+  Traceback (most recent call last):
+  ...
+  ValueError: `bits` must be an integer in [1, 8], got 9.
+  """
+  span = f"in [{low}, {high}]" if high is not None else f">= {low}"
+  message = f"`{name}` must be an integer {span}, got {value!r}."
+  if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    raise TypeError(message)
+  if value < low or (high is not None and value > high):
+    raise ValueError(message)
+
+
+def check_fraction(name: str, value: Any) -> None:
+  """Raises unless `value` is a number in (0, 1].
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+
+  Raises:
+    TypeError: not a number.
+    ValueError: outside the range.
+
+  >>> check_fraction("density", 0)
+  Traceback (most recent call last):
+  ...
+  ValueError: `density` must be a number in (0, 1], got 0.
+  """
+  message = f"`{name}` must be a number in (0, 1], got {value!r}."
+  if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    raise TypeError(message)
+  if not 0 < value <= 1:
+    raise ValueError(message)
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+  """Raises unless `value` is one of `choices`.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+    choices: what it may be.
+
+  Raises:
+    ValueError: it is none of them.
+
+  >>> check_choice("rounding", "up", ("nearest", "stochastic"))
+  Traceback (most recent call last):
+  ...
+  ValueError: `rounding` must be one of 'nearest', 'stochastic', got 'up'.
+  """
+  if value not in choices:
+    names = ", ".join(map(repr, choices))
+    raise ValueError(f"`{name}` must be one of {names}, got {value!r}.")
+
+
+def check_float(name: str, x: Any) -> None:
+  """Raises unless `x` holds floating-point values.
+
+  Args:
+    name: the argument's name (or a leaf's path), for the message.
+    x: array or ShapeDtypeStruct.
+
+  Raises:
+    TypeError: another dtype.
+
+  >>> check_float("x", jnp.zeros(3, jnp.int32))
+  Traceback (most recent call last):
+  ...
+  TypeError: `x` must be a floating-point array, got int32[3].
+  """
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    raise TypeError(
+      f"`{name}` must be a floating-point array, got {describe(x)}."
+    )
+
+
+def describe(x: Any) -> str:
+  """Names a shape and dtype the way JAX prints them, e.g. `float32[2,3]`."""
+  return f"{jnp.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"

@@ -1,0 +1,113 @@
+"""The one place that knows how JAX spells mesh axes and varying values.
+
+Inside `shard_map(check_vma=True)` a value's type says over which axes it
+varies. `pmap` and `check_vma=False` bind the same axis names but track
+nothing: there `varying` is empty for every value, casts do nothing, and the
+functions below say so instead of guessing.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxmotion.core._types import Array, AxisName, PyTree
+
+
+def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
+  """Returns the axis names as a tuple.
+
+  >>> axis_names("data"), axis_names(("host", "device"))
+  (('data',), ('host', 'device'))
+  """
+  return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def axis_is_bound(axis_name: AxisName) -> bool:
+  """Says whether every name is an axis of an enclosing shard_map or pmap.
+
+  >>> axis_is_bound("data")
+  False
+  """
+  try:
+    for name in axis_names(axis_name):
+      lax.axis_size(name)
+  except NameError:
+    return False
+  return True
+
+
+def axis_size(axis_name: AxisName) -> int:
+  """Returns the number of workers along the axis (a static int).
+
+  Args:
+    axis_name: a name or a tuple of names.
+
+  Raises:
+    ValueError: a name is not an axis of an enclosing shard_map or pmap.
+
+  >>> axis_size("nowhere")
+  Traceback (most recent call last):
+  ...
+  ValueError: `axis_name` must name an axis of the enclosing shard_map or \
+pmap, got 'nowhere'.
+  """
+  if not axis_is_bound(axis_name):
+    raise ValueError(
+      "`axis_name` must name an axis of the enclosing shard_map or pmap, "
+      f"got {axis_name!r}."
+    )
+  return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
+
+
+def worker_index(axis_name: AxisName) -> Array:
+  """Returns this worker's index along the axis, int32[]."""
+  return lax.axis_index(axis_name)
+
+
+def varying_axes(x: Any) -> frozenset:
+  """Returns the mesh axes over which `x` is typed as varying."""
+  return jax.typeof(x).manual_axis_type.varying
+
+
+def tracks_varying(axis_name: AxisName) -> bool:
+  """Says whether types record variation over the axis (not under pmap)."""
+  return bool(
+    varying_axes(worker_index(axis_name)) & set(axis_names(axis_name))
+  )
+
+
+def varies(x: Any, axis_name: AxisName) -> bool:
+  """Says whether `x` is typed as varying over any of the axes."""
+  return bool(varying_axes(x) & set(axis_names(axis_name)))
+
+
+def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
+  """Types every leaf as varying over the axis; the values do not change.
+
+  Without it, `jax.grad` with respect to replicated parameters inserts an
+  uncompressed psum of the gradient.
+
+  Args:
+    tree: pytree of arrays.
+    axis_name: a bound axis, or several.
+
+  Returns:
+    The same pytree.
+  """
+
+  def cast(x: Any) -> Any:
+    missing = set(axis_names(axis_name)) - varying_axes(x)
+    # Sorted by position: a set's order differs from process to process.
+    names = tuple(a for a in axis_names(axis_name) if a in missing)
+    return lax.pcast(x, names, to="varying") if names else x
+
+  return jax.tree.map(cast, tree)
+
+
+def match_varying(x: Array, *others: Any) -> Array:
+  """Types `x` as varying over every axis that some of `others` varies over."""
+  missing = frozenset().union(*map(varying_axes, others)) - varying_axes(x)
+  names = tuple(sorted(missing, key=str))
+  return lax.pcast(x, names, to="varying") if names else x

@@ -1,0 +1,93 @@
+"""Counter-hash randomness: the same bits on every backend, and cheap.
+
+A key is two 32-bit words: one that all workers share and one of this worker's
+own. Random words are a hash of (word, position), so a pass over an array reads
+no random state and costs two multiplications an element. The mixer is the
+two-round xorshift-multiply `lowbias32` (Wellons, *hash-prospector*, 2018).
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core._types import Array
+
+
+def mix(h: Array) -> Array:
+  """Hashes each uint32 word to another (a bijection on 32 bits)."""
+  h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
+  h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+  return h ^ (h >> 16)
+
+
+def combine(seed: Array, data: Array | int) -> Array:
+  """Hashes a seed and one more word into a new seed, both uint32[]."""
+  data = jnp.asarray(data).astype(jnp.uint32)
+  return mix(mix(seed) + data * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+
+
+class Key(NamedTuple):
+  """Seeds for a codec's random choices.
+
+  Attributes:
+    shared: uint32[], equal on all workers (which entries are sampled).
+    worker: uint32[], this worker's own (how values are rounded).
+  """
+
+  shared: Array
+  worker: Array
+
+  def fold(self, data: Array | int) -> "Key":
+    """Returns the key for one more coordinate (a step, a leaf, a shard)."""
+    return Key(combine(self.shared, data), combine(self.worker, data))
+
+  def fold_path(self, path: str) -> "Key":
+    """Returns the key of the leaf with this path, wherever it stands."""
+    return self.fold(zlib.crc32(path.encode()))
+
+
+def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
+  """Makes a key from a seed and a worker index.
+
+  Args:
+    seed: int or uint32[].
+    worker: this worker's index, int or int32[].
+
+  Returns:
+    The key; `make_key(seed, w).shared` does not depend on `w`.
+
+  Example:
+    >>> a, b = make_key(0, worker=0), make_key(0, worker=1)
+    >>> bool(a.shared == b.shared), bool(a.worker == b.worker)
+    (True, False)
+  """
+  shared = mix(jnp.asarray(seed).astype(jnp.uint32))
+  return Key(shared, combine(shared, worker))
+
+
+def random_words(seed: Array, shape: Sequence[int]) -> Array:
+  """Returns uint32 words of `shape`, uniform over all 32-bit values."""
+  # Pre-mixed, or neighbouring seeds would walk the same hash sequence.
+  start = mix(seed)
+  counter = lax.iota(jnp.uint32, math.prod(shape)).reshape(tuple(shape))
+  return mix(counter * jnp.uint32(0x9E3779B9) + start)
+
+
+def random_uniform(seed: Array, shape: Sequence[int]) -> Array:
+  """Returns float32 values of `shape`, uniform over [0, 1) in steps of 2^-24.
+
+  Args:
+    seed: uint32[].
+    shape: of the result.
+
+  Example:
+    >>> u = random_uniform(make_key(0).worker, (1000,))
+    >>> bool((u >= 0).all() & (u < 1).all()), round(float(u.mean()), 1)
+    (True, 0.5)
+  """
+  words = random_words(seed, shape)
+  return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

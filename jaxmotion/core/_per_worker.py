@@ -1,0 +1,76 @@
+"""The marker of state that differs between workers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxmotion.core._types import AxisName, PyTree
+
+
+class PerWorker(NamedTuple):
+  """State that every worker has its own copy of, such as error memory.
+
+  Every leaf has a leading axis of workers: `(workers, ...)` as seen from
+  outside `shard_map`, where its spec is `P(axis)`, and `(1, ...)` inside.
+
+  Attributes:
+    value: pytree of arrays.
+  """
+
+  value: PyTree
+
+
+def pack_worker(tree: PyTree) -> PerWorker:
+  """Marks one worker's own state: adds the leading axis of length 1."""
+  return PerWorker(jax.tree.map(lambda a: jnp.expand_dims(a, 0), tree))
+
+
+def unpack_worker(state: PerWorker) -> PyTree:
+  """Returns one worker's own state, without the leading axis.
+
+  Raises:
+    ValueError: a leading axis is not 1, so this is not one worker's view.
+
+  >>> unpack_worker(pack_worker({"e": jnp.zeros(3)}))["e"].shape
+  (3,)
+  """
+
+  def squeeze(a: Any) -> Any:
+    if a.ndim == 0 or a.shape[0] != 1:
+      raise ValueError(
+        "`state` must be one worker's view with a leading axis of 1: pass "
+        "per-worker state into shard_map with the specs that "
+        f"`jaxmotion.state_specs` returns, got shape {a.shape}."
+      )
+    return jnp.squeeze(a, 0)
+
+  return jax.tree.map(squeeze, state.value)
+
+
+def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+  """Returns the partition spec of every leaf of an optimiser state.
+
+  Args:
+    state: a state (or its shapes) as `tx.init` returns it.
+    axis_name: the mesh axis (or axes) of the workers.
+
+  Returns:
+    The same structure with `P(axis_name)` at leaves that differ between
+    workers and `P()` at those that do not: `in_specs` and `out_specs` for
+    `shard_map`.
+
+  Example:
+    >>> state = {"count": jnp.zeros(()), "e": PerWorker(jnp.zeros((4, 3)))}
+    >>> specs = state_specs(state, "data")
+    >>> specs["count"], specs["e"].value
+    (PartitionSpec(), PartitionSpec('data',))
+  """
+
+  def spec(node: Any) -> Any:
+    if isinstance(node, PerWorker):
+      return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
+    return PartitionSpec()
+
+  return jax.tree.map(spec, state, is_leaf=lambda n: isinstance(n, PerWorker))

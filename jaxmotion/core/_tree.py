@@ -1,0 +1,26 @@
+"""Paths of leaves."""
+
+from typing import Any
+
+import jax
+
+from jaxmotion.core._types import PyTree
+
+
+def leaf_path(key_path: Any) -> str:
+  """Spells a leaf's key path as `a/b/0`.
+
+  >>> [(path, _)] = jax.tree.leaves_with_path({"dense": [1.0]})
+  >>> leaf_path(path)
+  'dense/0'
+  """
+  return jax.tree_util.keystr(key_path, simple=True, separator="/")
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+  """Returns (path, leaf) for every leaf, in the order of `tree.flatten`.
+
+  >>> named_leaves({"b": 1.0, "a": [2.0]})
+  [('a/0', 2.0), ('b', 1.0)]
+  """
+  return [(leaf_path(p), x) for p, x in jax.tree.leaves_with_path(tree)]

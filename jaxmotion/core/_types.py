@@ -1,0 +1,18 @@
+"""Names for the things every room passes around."""
+
+from collections.abc import Hashable
+from typing import Any, TypeAlias
+
+import jax
+
+Array: TypeAlias = jax.Array
+# An array or a jax.ShapeDtypeStruct: only `.shape` and `.dtype` are read.
+Like: TypeAlias = Any
+PyTree: TypeAlias = Any
+# One mesh (or pmap) axis, or several that are exchanged over together.
+AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
+
+
+def like(x: Any) -> jax.ShapeDtypeStruct:
+  """Returns the shape and dtype of `x`, without its data."""
+  return jax.ShapeDtypeStruct(x.shape, x.dtype)

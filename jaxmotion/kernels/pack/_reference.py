@@ -1,0 +1,128 @@
+"""Bit fields into 32-bit words, planar.
+
+A flat array of n codes is cut into P planes, contiguous runs of n / P codes.
+Word j holds code j of every plane, plane i in bits [i * f, (i + 1) * f), so
+packing and unpacking are shifts of whole contiguous rows: no strided access,
+no gather. A width that is no power of two is split into ones that are
+(3 = 2 + 1), each packed into words of its own.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core import Array, check_int
+
+# Up to this width XLA:CPU is faster when the planes are or-ed one by one; above
+# it, when they are summed over a leading axis (5x either way, 16M values).
+_UNROLL_BITS = 2
+
+
+def fields(bits: int) -> tuple[int, ...]:
+  """Splits a width into powers of two, widest first.
+
+  >>> fields(7), fields(8)
+  ((4, 2, 1), (8,))
+  """
+  check_int("bits", bits, 1, 32)
+  return tuple(f for f in (32, 16, 8, 4, 2, 1) if bits & f)
+
+
+def planes(bits: int) -> int:
+  """Returns how many planes codes of this width are cut into.
+
+  >>> planes(8), planes(4), planes(3)
+  (4, 8, 32)
+  """
+  return 32 // min(fields(bits))
+
+
+def pack(codes: Array, bits: int) -> Array:
+  """Packs codes of a fixed width into words.
+
+  Args:
+    codes: uint32[P, ...] with P = `planes(bits)`, each below 2**bits.
+    bits: width of a code, 1 to 32.
+
+  Returns:
+    uint32[P * bits / 32, ...].
+
+  Example:
+    >>> codes = jnp.arange(8, dtype=jnp.uint32).reshape(8, 1)
+    >>> hex(int(pack(codes, 4)[0, 0]))
+    '0x76543210'
+  """
+  rows, low = [], 0
+  for f in reversed(fields(bits)):
+    field = (codes >> low) & jnp.uint32(2**f - 1) if f < bits else codes
+    low += f
+    per_word = 32 // f
+    for start in range(0, codes.shape[0], per_word):
+      rows.append(_pack_word(field[start : start + per_word], f))
+  return jnp.stack(rows)
+
+
+def _pack_word(field: Array, f: int) -> Array:
+  if f <= _UNROLL_BITS:
+    shifted = [field[i] << (i * f) for i in range(field.shape[0])]
+    return reduce(jnp.bitwise_or, shifted)
+  return jnp.sum(field << _shifts(field, f), axis=0, dtype=jnp.uint32)
+
+
+def unpack(words: Array, bits: int) -> Array:
+  """Inverts `pack`.
+
+  Args:
+    words: uint32[P * bits / 32, ...].
+    bits: width of a code, 1 to 32.
+
+  Returns:
+    uint32[P, ...].
+
+  Example:
+    >>> codes = jnp.arange(32, dtype=jnp.uint32).reshape(32, 1) % 8
+    >>> bool((unpack(pack(codes, 3), 3) == codes).all())
+    True
+  """
+  codes: Array | None = None
+  row, low = 0, 0
+  for f in reversed(fields(bits)):
+    count = planes(bits) * f // 32
+    field = _unpack_field(words[row : row + count], f)
+    row += count
+    codes = field << low if codes is None else codes | (field << low)
+    low += f
+  assert codes is not None
+  return codes
+
+
+def _unpack_field(words: Array, f: int) -> Array:
+  """uint32[rows, ...] -> uint32[rows * 32 / f, ...]."""
+  if f == 32:
+    return words
+  spread = jnp.broadcast_to(
+    words[:, None], (words.shape[0], 32 // f, *words.shape[1:])
+  )
+  codes = (spread >> _shifts(spread[0], f)) & jnp.uint32(2**f - 1)
+  return codes.reshape(-1, *words.shape[1:])
+
+
+def _shifts(field: Array, f: int) -> Array:
+  shape: Sequence[int] = (field.shape[0],) + (1,) * (field.ndim - 1)
+  return (lax.iota(jnp.uint32, field.shape[0]) * jnp.uint32(f)).reshape(shape)
+
+
+def pack_blocks(codes: Array, bits: int) -> Array:
+  """Packs uint32[planes, blocks, width] into uint32[rows, blocks * width]."""
+  words = pack(codes, bits)
+  return words.reshape(words.shape[0], -1)
+
+
+def unpack_blocks(words: Array, bits: int, blocks: int) -> Array:
+  """Inverts `pack_blocks`, to f32[planes, blocks, width]."""
+  width = words.shape[1] // blocks
+  codes = unpack(words.reshape(words.shape[0], blocks, width), bits)
+  # By way of int32: XLA:CPU converts uint32 to float without vectors.
+  return codes.astype(jnp.int32).astype(jnp.float32)

@@ -1,0 +1,115 @@
+"""Scale, round and pack in one expression, so that XLA makes one pass of it."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxmotion.core import Array, Key, Like, random_uniform
+from jaxmotion.kernels._blocks import block_axes, from_blocks, to_blocks
+from jaxmotion.kernels.pack import pack_blocks, planes, unpack_blocks
+
+# A scale below this has no finite reciprocal: its block decodes to a constant.
+_TINY = 2.0**-126
+
+
+class Symmetric(NamedTuple):
+  """Codes around zero.
+
+  Attributes:
+    words: uint32[rows, blocks * width].
+    scale: float32[planes, blocks], the step; [1, 1] for an array of one block.
+  """
+
+  words: Array
+  scale: Array
+
+
+class MinMax(NamedTuple):
+  """Codes between a block's least and greatest value.
+
+  Attributes:
+    words: uint32[rows, blocks * width].
+    scale: float32[planes, blocks], half the step (a whole one could overflow).
+    low: float32[planes, blocks], the value of code 0.
+  """
+
+  words: Array
+  scale: Array
+  low: Array
+
+
+def absmax_encode(
+  x: Array, bits: int, block: int, key: Key | None
+) -> Symmetric:
+  """Quantises to 2**bits - 1 levels around zero (two levels for one bit).
+
+  Args:
+    x: floating array of any shape.
+    bits: 1 to 8.
+    block: the most values under one scale.
+    key: rounds stochastically by `key.worker`; None rounds to nearest.
+  """
+  b = to_blocks(x, planes(bits), block)
+  top, middle = _levels(bits)
+  peak = jnp.max(
+    jnp.abs(b), axis=block_axes(x.size, block), keepdims=True, initial=0.0
+  )
+  scale = peak * jnp.float32(1 / middle)
+  codes = _round(b * _reciprocal(scale) + middle, top, key)
+  return Symmetric(pack_blocks(codes, bits), scale[..., 0])
+
+
+def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
+  """Inverts `absmax_encode` up to rounding."""
+  _, middle = _levels(bits)
+  codes = unpack_blocks(payload.words, bits, payload.scale.shape[1])
+  return from_blocks((codes - middle) * payload.scale[..., None], like)
+
+
+def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
+  """Quantises to 2**bits levels from a block's minimum to its maximum.
+
+  Args:
+    x: floating array of any shape.
+    bits: 1 to 8.
+    block: the most values under one scale.
+    key: rounds stochastically by `key.worker`; None rounds to nearest.
+  """
+  # Halves: the range of finite floats is not a finite float.
+  b = to_blocks(x, planes(bits), block) * 0.5
+  axes = block_axes(x.size, block)
+  low = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
+  high = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
+  top = 2**bits - 1
+  scale = (high - low) * jnp.float32(1 / top)
+  codes = _round((b - low) * _reciprocal(scale), top, key)
+  return MinMax(pack_blocks(codes, bits), scale[..., 0], 2 * low[..., 0])
+
+
+def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
+  """Inverts `minmax_encode` up to rounding."""
+  codes = unpack_blocks(payload.words, bits, payload.scale.shape[1])
+  half = codes * payload.scale[..., None]
+  return from_blocks(payload.low[..., None] + half + half, like)
+
+
+def _levels(bits: int) -> tuple[int, float]:
+  """(the highest code, the code of zero = steps from zero to the peak)."""
+  if bits == 1:
+    return 1, 0.5
+  steps = 2 ** (bits - 1) - 1
+  return 2 * steps, float(steps)
+
+
+def _reciprocal(scale: Array) -> Array:
+  """1 / scale; 0 for a scale too small to have one."""
+  return jnp.where(scale < _TINY, 0.0, 1.0 / scale)
+
+
+def _round(y: Array, top: int, key: Key | None) -> Array:
+  """Non-negative f32 -> uint32 codes in [0, top]."""
+  offset = 0.5 if key is None else random_uniform(key.worker, y.shape)
+  # Truncation is floor here, and floor(y + 1/2) costs half of round(). The
+  # clip also gives NaN a code that cannot spill into its neighbours' bits.
+  codes = (y + offset).astype(jnp.int32)
+  return jnp.clip(codes, 0, top).astype(jnp.uint32)

@@ -1,0 +1,7 @@
+"""Signs of blocks, packed."""
+
+from jaxmotion.kernels.sign._reference import (
+  Signs as Signs,
+  sign_decode as sign_decode,
+  sign_encode as sign_encode,
+)

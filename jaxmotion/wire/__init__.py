@@ -1,0 +1,11 @@
+"""What a payload, a step and a compiled program weigh on the wire.
+
+`step_bytes` counts what a traced function asks to send; `compiled_bytes`
+counts what the compiler's program really sends. Where they differ, the
+compiler has changed a dtype or added a collective.
+"""
+
+from jaxmotion.wire._compiled import compiled_bytes as compiled_bytes
+from jaxmotion.wire._ledger import Ledger as Ledger
+from jaxmotion.wire._ledger import Move as Move
+from jaxmotion.wire._step import step_bytes as step_bytes

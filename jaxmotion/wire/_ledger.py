@@ -1,0 +1,277 @@
+"""The ledger: every collective of a program and the bytes it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Move(NamedTuple):
+  """One kind of collective in a program.
+
+  With `N` workers in a group and `P` payload bytes on each, one worker sends
+
+      all_reduce          2 (N - 1) / N P
+      all_gather          (N - 1) P
+      reduce_scatter      (N - 1) / N P
+      all_to_all          (N - 1) / N P
+      collective_permute  P
+
+  bytes an execution with the ring or pairwise algorithm. A group of one
+  worker sends nothing.
+
+  Args:
+    op: One of the five names above.
+    axes: Mesh axis names; `()` when a compiled program does not say.
+    workers: Group size `N`.
+    dtype: Name of the element type, e.g. `"uint32"`.
+    payload_bytes: Bytes of the operand on one worker, for one execution.
+    count: Executions per step.
+
+  Example:
+    >>> Move("all_gather", ("data",), 4, "uint32", 100, 3).wire_bytes
+    900.0
+  """
+
+  op: str
+  axes: tuple[str, ...]
+  workers: int
+  dtype: str
+  payload_bytes: int
+  count: int  # type: ignore[assignment]  # Hides tuple.count on purpose.
+
+  @property
+  def wire_bytes(self) -> float:
+    """Bytes one worker sends per step.
+
+    Raises:
+      ValueError: `op` is not the name of a collective.
+    """
+    return _factor(self.op, self.workers) * self.payload_bytes * self.count
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """The collectives of a program; equal moves are merged, counts added.
+
+  Args:
+    moves: The moves, in program order.
+
+  Example:
+    >>> a = Move("all_reduce", ("data",), 4, "uint32", 1024, 1)
+    >>> b = Move("all_gather", ("host",), 2, "uint8", 64, 1)
+    >>> ledger = Ledger((a, a, b))
+    >>> print(ledger)
+    op          axes  workers  dtype   payload_bytes  count  wire_bytes
+    all_reduce  data        4  uint32           1024      2        3072
+    all_gather  host        2  uint8              64      1          64
+    total                                                          3136
+    >>> ledger.per_axis()
+    {('data',): 3072.0, ('host',): 64.0}
+  """
+
+  moves: tuple[Move, ...] = ()
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, "moves", _merge(self.moves))
+
+  @property
+  def total_bytes(self) -> float:
+    """Bytes one worker sends per step, over all moves."""
+    return wire_bytes(self.moves)
+
+  def per_axis(self) -> dict[tuple[str, ...], float]:
+    """Bytes one worker sends per step over each tuple of mesh axes.
+
+    Returns:
+      A dict from axis names to bytes. A move over two axes at once has an
+      entry of its own: which of its bytes cross which axis depends on the
+      order of the devices.
+    """
+    totals: dict[tuple[str, ...], float] = {}
+    for move in self.moves:
+      totals[move.axes] = totals.get(move.axes, 0.0) + move.wire_bytes
+    return totals
+
+  def select(
+    self,
+    *,
+    op: str | None = None,
+    dtype: str | None = None,
+    axes: tuple[str, ...] | None = None,
+  ) -> Ledger:
+    """The moves that match all the given fields.
+
+    Args:
+      op: Keep this collective only.
+      dtype: Keep this element type only.
+      axes: Keep moves over exactly these axes.
+
+    Returns:
+      A ledger of the matching moves.
+
+    Example:
+      >>> word = Move("all_gather", ("data",), 4, "uint32", 64, 1)
+      >>> scale = Move("all_gather", ("data",), 4, "float32", 4, 1)
+      >>> Ledger((word, scale)).select(dtype="float32").total_bytes
+      12.0
+    """
+    return Ledger(
+      tuple(
+        move
+        for move in self.moves
+        if (op is None or move.op == op)
+        and (dtype is None or move.dtype == dtype)
+        and (axes is None or move.axes == axes)
+      )
+    )
+
+  def __str__(self) -> str:
+    header = (*Move._fields, "wire_bytes")
+    rows = [header, *(_cells(move) for move in self.moves)]
+    blanks = ("",) * (len(header) - 2)
+    rows.append(("total", *blanks, _number(self.total_bytes)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+_TEXT_COLUMNS = frozenset(map(Move._fields.index, ("op", "axes", "dtype")))
+
+
+def _factor(op: str, workers: int) -> float:
+  """Bytes one worker sends per byte of payload."""
+  others = max(workers - 1, 0)
+  share = others / max(workers, 1)
+  factors = {
+    "all_reduce": 2 * share,
+    "all_gather": float(others),
+    "reduce_scatter": share,
+    "all_to_all": share,
+    "collective_permute": float(others > 0),
+  }
+  if op not in factors:
+    raise ValueError(f"`op` must be one of {tuple(factors)}, got {op!r}.")
+  return factors[op]
+
+
+def _merge(moves: Iterable[Move]) -> tuple[Move, ...]:
+  counts: dict[Move, int] = {}
+  for move in moves:
+    kind = move._replace(count=0)
+    counts[kind] = counts.get(kind, 0) + move.count
+  return tuple(kind._replace(count=n) for kind, n in counts.items())
+
+
+def wire_bytes(moves: Iterable[Move]) -> float:
+  """Bytes one worker sends per step, over all `moves`."""
+  return math.fsum(move.wire_bytes for move in moves)
+
+
+def repeat(moves: Iterable[Move], times: int) -> list[Move]:
+  """The same moves with their counts multiplied by `times`."""
+  return [move._replace(count=move.count * times) for move in moves]
+
+
+def repeat_loop(
+  body: list[Move], condition: list[Move], trips: int | None, loop: str
+) -> list[Move]:
+  """The moves of a while loop.
+
+  Args:
+    body: The moves of one execution of the body.
+    condition: The moves of one test of the condition.
+    trips: Executions of the body, or `None` if nobody knows.
+    loop: What to call the loop in the error.
+
+  Returns:
+    The moves of all trips; none for a loop that sends nothing.
+
+  Raises:
+    ValueError: The loop sends something and `trips` is `None`.
+  """
+  if not wire_bytes([*body, *condition]):
+    return []
+  if trips is None:
+    sends = ", ".join(sorted({move.op for move in [*body, *condition]}))
+    raise ValueError(
+      "`while_trips` must be the number of trips of every while loop that"
+      f" sends bytes and does not state it; {loop} contains {sends},"
+      " got None."
+    )
+  return [*repeat(body, trips), *repeat(condition, trips + 1)]
+
+
+def pick_branch(
+  branches: list[list[Move]], branch: int | None, name: str
+) -> list[Move]:
+  """The moves of the branch that a conditional is taken to follow.
+
+  Args:
+    branches: The moves of each branch.
+    branch: Index of the branch, or `None` for the one that sends the most.
+    name: What to call the conditional in the error.
+
+  Returns:
+    The moves of one branch.
+
+  Raises:
+    ValueError: The conditional sends something and has no such branch.
+  """
+  if branch is None or not any(map(wire_bytes, branches)):
+    return max(branches, key=wire_bytes)
+  if branch >= len(branches):
+    raise ValueError(
+      f"`branch` must be less than {len(branches)}, the number of branches"
+      f" of {name}, got {branch}."
+    )
+  return branches[branch]
+
+
+def check_choices(branch: int | None, while_trips: int | None) -> None:
+  """Checks the arguments that stand for what only a run knows.
+
+  Raises:
+    ValueError: One of them is negative or not an integer.
+  """
+  for name, value in (("branch", branch), ("while_trips", while_trips)):
+    if value is None:
+      continue
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+      raise ValueError(
+        f"`{name}` must be None or an integer of at least 0, got {value!r}."
+      )
+
+
+def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:
+  """Size of the largest set of workers that a permutation connects.
+
+  Args:
+    pairs: `(source, target)` worker numbers.
+
+  Returns:
+    The number of workers; at most 1 if nobody sends to another worker.
+  """
+  group: dict[int, set[int]] = {}
+  for source, target in pairs:
+    joined = group.get(source, {source}) | group.get(target, {target})
+    group.update(dict.fromkeys(joined, joined))
+  return max(map(len, group.values()), default=0)
+
+
+def _cells(move: Move) -> tuple[str, ...]:
+  cells = move._asdict() | {"axes": ",".join(move.axes) or "-"}
+  return (*map(str, cells.values()), _number(move.wire_bytes))
+
+
+def _number(value: float) -> str:
+  return f"{value:.10g}"
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+  cells = (
+    cell.ljust(width) if index in _TEXT_COLUMNS else cell.rjust(width)
+    for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+  )
+  return "  ".join(cells).rstrip()
