@@ -1,9 +1,23 @@
 """What a codec is."""
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from jaxmotion.core import Array, Key, Like, PyTree, check_float
+
+
+class Part(NamedTuple):
+  """One array that is encoded by itself.
+
+  Attributes:
+    leaves: positions of the leaves it holds, more than one if they are
+      concatenated.
+    codec: encodes it.
+  """
+
+  leaves: tuple[int, ...]
+  codec: "Codec"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +46,11 @@ class Codec:
   @property
   def needs_key(self) -> bool:
     """Whether `encode` needs a key."""
+    return False
+
+  @property
+  def is_tree(self) -> bool:
+    """Whether it encodes trees rather than arrays."""
     return False
 
   def init(self, like: Like) -> PyTree:
@@ -69,12 +88,34 @@ class Codec:
     """Decodes a payload to an array of the shape and dtype of `like`."""
     raise NotImplementedError
 
+  def settle(self, state: PyTree, output: Array) -> PyTree:
+    """Returns the state once the workers' mean is known.
+
+    Args:
+      state: what `encode` returned.
+      output: the decoded mean over workers, of the shape of `x`.
+    """
+    del output
+    return state
+
+  def parts(self, leaves: Sequence[tuple[str, Like]]) -> "list[Part]":
+    """Says which arrays a tree is encoded as, and by which codec each.
+
+    Args:
+      leaves: path and shape of every leaf.
+
+    Returns:
+      Parts that together hold every leaf once. An ordinary codec encodes each
+      leaf as it is.
+    """
+    return [Part((i,), self) for i in range(len(leaves))]
+
   def config(self) -> dict[str, Any]:
     """Returns the codec's name and fields, nested codecs as dicts too."""
     fields = {
       f.name: _to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)
     }
-    return {"codec": type(self).__name__, **fields}
+    return {"name": type(self).__name__, **fields}
 
   @classmethod
   def _make(cls, fields: dict[str, Any]) -> "Codec":
@@ -108,11 +149,11 @@ def from_config(config: dict[str, Any]) -> Codec:
     True
   """
   fields = dict(config)
-  name = fields.pop("codec", None)
+  name = fields.pop("name", None)
   kinds = _kinds(Codec)
   if name not in kinds:
     raise ValueError(
-      f"`codec` must be one of {', '.join(sorted(kinds))}, got {name!r}."
+      f"`name` of a codec must be one of {', '.join(sorted(kinds))}, got {name!r}."
     )
   kind = kinds[name]
   known = [f.name for f in dataclasses.fields(kind)]

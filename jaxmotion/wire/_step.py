@@ -165,11 +165,16 @@ def _eqn_moves(eqn: Any, used: list[bool], context: _Context) -> list[Move]:
 
 
 def _scan(eqn: Any, used: list[bool], context: _Context) -> list[Move]:
-  carried = eqn.params["num_carry"]
-  # A carry that is not returned may still feed one that is.
-  wanted = [True] * carried + used[carried:]
-  body = _walk(eqn.params["jaxpr"], wanted, context)
-  return repeat(body, eqn.params["length"])
+  body = _open(eqn.params["jaxpr"])
+  # A carry that is not returned may still feed an output that is. What is
+  # not carried is stacked, and so has one more dimension outside than inside.
+  wanted = [
+    use or inside.aval.shape == outside.aval.shape
+    for use, inside, outside in zip(
+      used, body.outvars, eqn.outvars, strict=True
+    )
+  ]
+  return repeat(_walk(body, wanted, context), eqn.params["length"])
 
 
 def _while(eqn: Any, context: _Context) -> list[Move]:

@@ -25,7 +25,7 @@ def test_wire_bytes_follow_the_formula(op: str, expected: float) -> None:
 
 
 def test_an_unknown_collective_has_no_bytes_to_tell() -> None:
-  with pytest.raises(ValueError, match="`op` must be one of .*'gossip'"):
+  with pytest.raises(ValueError, match=r"`op` must be one of .*'gossip'"):
     _ = WORD._replace(op="gossip").wire_bytes
 
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion.wire import Move, step_bytes
 
@@ -175,6 +176,8 @@ def test_nested_calls_are_followed() -> None:
   def tangent(x: jax.Array) -> jax.Array:
     return gather(x)
 
+  tangent.defjvps(lambda t, out, x: t)
+
   def body(x: jax.Array) -> jax.Array:
     for wrap in (jax.jit, jax.checkpoint, lambda f: f):
       x = wrap(gather)(x)
@@ -225,7 +228,7 @@ def counted_while(x: jax.Array) -> jax.Array:
 
 
 def test_a_loop_of_unknown_length_must_be_given_one() -> None:
-  with pytest.raises(ValueError, match="`while_trips`.*unbounded_body"):
+  with pytest.raises(ValueError, match=r"`while_trips`.*unbounded_body"):
     step_bytes(on(LINE, counted_while), WORDS)
   ledger = step_bytes(on(LINE, counted_while), WORDS, while_trips=6)
   assert ledger.select(op="all_gather").moves[0].count == 6
@@ -259,7 +262,7 @@ def test_the_heaviest_branch_is_counted_unless_one_is_chosen() -> None:
 
 
 def test_a_branch_out_of_range_is_an_error_only_where_bytes_move() -> None:
-  with pytest.raises(ValueError, match="`branch` must be less than 3.*got 3"):
+  with pytest.raises(ValueError, match=r"`branch` must be less than 3.*got 3"):
     step_bytes(on(LINE, switched), WORDS, branch=3)
 
   def quiet(x: jax.Array) -> jax.Array:
@@ -282,6 +285,22 @@ def test_what_nobody_uses_is_not_counted() -> None:
     return unused[1]
 
   assert step_bytes(on(LINE, body), WORDS).moves == ()
+
+
+@pytest.mark.parametrize(("kept", "gathers"), [(0, 1), (1, 2), (2, 1)])
+def test_a_scan_is_counted_for_the_outputs_in_use(
+  kept: int, gathers: int
+) -> None:
+  def step(c: jax.Array, _: None) -> Any:
+    return gather(c), (gather(c + 1), c + 2)
+
+  def body(x: jax.Array) -> jax.Array:
+    last, (first, second) = lax.scan(step, x, None, length=3)
+    return (last, first, second)[kept]
+
+  # The carry is gathered whatever is kept: it feeds the other outputs.
+  ledger = step_bytes(on(LINE, body), WORDS)
+  assert ledger.total_bytes == gathers * 3 * 3 * PAYLOAD
 
 
 def test_the_solver_alone_is_counted_of_a_linear_solve() -> None:
@@ -319,7 +338,7 @@ def test_gradients_show_the_sum_that_checking_inserts() -> None:
 
   w = jax.ShapeDtypeStruct((8,), "float32")
   x = jax.ShapeDtypeStruct((16, 8), "float32")
-  specs = {"mesh": LINE, "in_specs": (P(), P("data"))}
+  specs: dict[str, Any] = {"mesh": LINE, "in_specs": (P(), P("data"))}
   summed = jax.shard_map(replicated, out_specs=P(), **specs)
   apart = jax.shard_map(local, out_specs=P("data"), **specs)
   assert step_bytes(summed, w, x).total_bytes == 1.5 * 32
