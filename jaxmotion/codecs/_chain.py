@@ -60,7 +60,8 @@ class chain(Codec):
   def init(self, like: Like) -> tuple:
     """Returns the codecs' states; `()` if none has any."""
     states = tuple(
-      codec.init(a) for codec, a in zip(self.codecs, self._likes(like))
+      codec.init(a)
+      for codec, a in zip(self.codecs, self._likes(like), strict=True)
     )
     return states if jax.tree.leaves(states) else ()
 

@@ -84,8 +84,8 @@ def step_bytes(
   The function is traced and never run; its devices need not exist. The count
   is of the explicit collectives in its `shard_map` bodies, in the dtypes the
   program asks for, without those whose results nobody uses. What the compiler
-  changes, and what it adds for automatically sharded arrays, is in
-  `compiled_bytes`.
+  changes (dtypes; two equal collectives become one), and what it adds for
+  automatically sharded arrays, is in `compiled_bytes`.
 
   Args:
     fn: The function, jitted or not.

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.wire import Ledger, Move, compiled_bytes, step_bytes
 
@@ -350,6 +349,14 @@ def test_wrapped_asynchronous_computations_are_counted_once() -> None:
   assert moves == (Move("reduce_scatter", (), 4, "float32", 256, 1),)
 
 
+def test_a_permutation_has_the_size_of_what_it_connects() -> None:
+  (move,) = read(
+    "%p = f32[8,8] collective-permute(%param.1),"
+    " source_target_pairs={{0,1},{2,3},{1,2},{4,0},{6,7},{5,5}}"
+  )
+  assert move.workers == 5
+
+
 def test_tuples_typed_operands_and_comments_are_read() -> None:
   moves = read(
     "%bits = s4[7]{0:E(4)} constant({1,2,3,4,5,6,7})",
@@ -397,6 +404,25 @@ def test_element_types_are_named_and_weighed(
 def test_what_cannot_be_counted_is_an_error(collective: str, name: str) -> None:
   with pytest.raises(ValueError, match=f"known size, got {name} in %x"):
     read(f"%x = f32[8,8]{{1,0}} {collective}")
+
+
+def test_two_way_conditionals_are_numbered_as_traced() -> None:
+  branch = (
+    "%{name} (p: f32[8,8]) -> f32[8,8] {{\n"
+    "  %p = f32[8,8] parameter(0)\n"
+    "  ROOT %r = f32[8,8] all-reduce({operand}), replica_groups={{}}\n"
+    "}}\n"
+  )
+  branches = branch.format(name="yes", operand="u8[8] %p") + branch.format(
+    name="no", operand="u32[8] %p"
+  )
+  line = (
+    "ROOT %c = f32[8,8] conditional(%flag, %param.1, %param.1),"
+    " true_computation=%yes, false_computation=%no"
+  )
+  dtypes = [read(line, before=branches, branch=i)[0].dtype for i in range(2)]
+  assert dtypes == ["uint32", "uint8"]
+  assert read(line, before=branches)[0].dtype == "uint32"
 
 
 def test_sending_to_the_host_is_not_a_collective() -> None:

@@ -1,0 +1,33 @@
+"""Collectives over mesh axes that send what a codec makes of an array.
+
+Each takes an axis name and a codec, inside `shard_map` or `pmap`, and returns
+its result and the codec's new state.
+"""
+
+from jaxmotion.collectives._all_gather import (
+  all_gather as all_gather,
+  all_gather_init as all_gather_init,
+)
+from jaxmotion.collectives._all_reduce import (
+  all_reduce as all_reduce,
+  all_reduce_init as all_reduce_init,
+)
+from jaxmotion.collectives._all_to_all import (
+  all_to_all as all_to_all,
+  all_to_all_init as all_to_all_init,
+)
+from jaxmotion.collectives._ladder import (
+  agree as agree,
+  all_reduce_ladder as all_reduce_ladder,
+  all_reduce_ladder_init as all_reduce_ladder_init,
+  check_level as check_level,
+)
+from jaxmotion.collectives._nonfinite import (
+  POLICIES as POLICIES,
+  all_finite as all_finite,
+  with_policy as with_policy,
+)
+from jaxmotion.collectives._reduce_scatter import (
+  reduce_scatter as reduce_scatter,
+  reduce_scatter_init as reduce_scatter_init,
+)

@@ -1,0 +1,163 @@
+"""What the collectives have in common."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.codecs import Codec
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  Key,
+  Like,
+  PyTree,
+  axis_size,
+  describe,
+)
+
+# Up to this many payloads are decoded by code of their own, which fuses into
+# one pass; beyond, a loop keeps the program short.
+_UNROLL_MOST = 16
+
+
+def wide(like: Like) -> jax.ShapeDtypeStruct:
+  """The shape of `like` in the dtype sums are made in: float32 at least."""
+  dtype = jnp.promote_types(like.dtype, jnp.float32)
+  return jax.ShapeDtypeStruct(like.shape, dtype)
+
+
+def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
+  """Decodes payloads (workers, ...) and adds them in the workers' order."""
+  like = wide(like)
+  count = jax.tree.leaves(payloads)[0].shape[0]
+
+  def one(w: Any) -> Array:
+    return codec.decode(jax.tree.map(lambda a: a[w], payloads), like)
+
+  total = one(0)
+  if count <= _UNROLL_MOST:
+    for w in range(1, count):
+      total = total + one(w)
+    return total
+  return lax.fori_loop(1, count, lambda w, t: t + one(w), total)
+
+
+def sum_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
+  """Adds a summable payload over workers: floats are summed, words equal."""
+  return jax.tree.map(
+    lambda a: (
+      lax.psum(a, axis_name) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    ),
+    payload,
+  )
+
+
+def fold_rows(key: Key | None, rows: int) -> Key | None:
+  """Returns a key for each row, stacked."""
+  return None if key is None else jax.vmap(key.fold)(jnp.arange(rows))
+
+
+def encode_rows(
+  codec: Codec, rows: Array, state: PyTree, key: Key | None
+) -> tuple[PyTree, PyTree]:
+  """Encodes each row by itself; payload, state and key have a row axis."""
+  return jax.vmap(codec.encode)(rows, state, fold_rows(key, rows.shape[0]))
+
+
+def init_rows(codec: Codec, rows: int, like: Like) -> PyTree:
+  """Returns the state of `encode_rows` for rows of this shape."""
+  return jax.tree.map(
+    lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
+  )
+
+
+def check_state(expected: PyTree, state: PyTree | None) -> PyTree:
+  """Returns the state to use; raises unless it is of the expected shapes.
+
+  Args:
+    expected: shapes of the codec's fresh state for this input.
+    state: what the caller gave; None will do for a codec without state.
+  """
+  if state is None:
+    if jax.tree.leaves(expected):
+      raise ValueError(
+        "`state` must be given for a codec that has one (make it with the "
+        "collective's `..._init`), got None."
+      )
+    return expected
+  same = jax.tree.structure(state) == jax.tree.structure(expected) and all(
+    a.shape == b.shape and a.dtype == b.dtype
+    for a, b in zip(
+      jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
+    )
+  )
+  if not same:
+    raise ValueError(
+      "`state` must be made for this codec, tree and number of workers: "
+      f"expected {_shapes(expected)}, got {_shapes(state)}."
+    )
+  return state
+
+
+def _shapes(tree: PyTree) -> str:
+  leaves = jax.tree.leaves(tree)
+  return ", ".join(map(describe, leaves)) if leaves else "no arrays"
+
+
+def straight_through(
+  stock: Callable[[PyTree], PyTree], x: PyTree, y: PyTree
+) -> PyTree:
+  """Returns `y` with the gradient that `stock(x)` would have.
+
+  Args:
+    stock: a linear function: the uncompressed collective.
+    x: its argument.
+    y: the compressed result, computed from `stop_gradient(x)`.
+  """
+  transpose = jax.linear_transpose(stock, x)
+
+  @jax.custom_vjp
+  def through(x: PyTree, y: PyTree) -> PyTree:
+    del x
+    return y
+
+  def forward(x: PyTree, y: PyTree) -> tuple[PyTree, None]:
+    del x
+    return y, None
+
+  def backward(_: None, ct: PyTree) -> tuple[PyTree, PyTree]:
+    (x_ct,) = transpose(ct)
+    return x_ct, jax.tree.map(jnp.zeros_like, ct)
+
+  through.defvjp(forward, backward)
+  return through(x, y)
+
+
+def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
+  """Returns the axis as a non-negative int; raises unless workers divide it."""
+  workers = axis_size(axis_name)
+  if not -x.ndim <= axis < x.ndim:
+    raise ValueError(
+      f"`{name}` must be an axis of `x`, got {axis} for {describe(x)}."
+    )
+  if x.shape[axis] % workers:
+    raise ValueError(
+      f"`{name}` must be an axis whose length {workers} workers divide, "
+      f"got {axis} of {describe(x)}."
+    )
+  return axis % x.ndim
+
+
+def to_rows(x: Array, axis: int, workers: int) -> Array:
+  """Cuts `x` along an axis into equal rows: (workers, ...)."""
+  return jnp.stack(jnp.split(x, workers, axis))
+
+
+def codec_for_array(codec: Codec) -> Codec:
+  """Raises unless the codec encodes arrays."""
+  if not isinstance(codec, Codec) or codec.is_tree:
+    raise TypeError(f"`codec` must be a codec of arrays, got {codec!r}.")
+  return codec
