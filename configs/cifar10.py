@@ -3,7 +3,7 @@
   python -m experiments.train --config=configs/cifar10.py \
     --config.data_dir=/data/cifar-10-batches-bin
 
-The folder holds ``data_batch_*.bin`` and ``test_batch.bin`` (the "binary
+The folder holds `data_batch_*.bin` and `test_batch.bin` (the "binary
 version"), or one .npz with x_train, y_train, x_test, y_test. No duration or
 accuracy is given here because none has been measured.
 """

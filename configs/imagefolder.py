@@ -3,8 +3,8 @@
   python -m experiments.train --config=configs/imagefolder.py \
     --config.data_dir=/data/flowers
 
-The tree is ``train/CLASS/*`` beside ``val/CLASS/*`` (or ``test/CLASS/*``), or
-plain ``CLASS/*``, of which a fifth is held out by the hash of the path. All
+The tree is `train/CLASS/*` beside `val/CLASS/*` (or `test/CLASS/*`), or
+plain `CLASS/*`, of which a fifth is held out by the hash of the path. All
 images are held in memory, resized. No duration or accuracy is given here
 because both belong to the images.
 """

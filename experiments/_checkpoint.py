@@ -24,7 +24,7 @@ class Run(NamedTuple):
     score: on the held-out data, in the task's unit.
     loss: of the last training step.
     wire_bytes: what one worker sends in one step.
-    step_ms: median time of a step, without the first one.
+    step_ms: median time of a step.
   """
 
   exchange: str
@@ -35,8 +35,20 @@ class Run(NamedTuple):
   step_ms: float
 
 
+class Log(NamedTuple):
+  """What a run has measured so far, step by step.
+
+  Attributes:
+    loss: of each step.
+    step_ms: time of each step.
+  """
+
+  loss: list[float]
+  step_ms: list[float]
+
+
 class Store:
-  """Checkpoints of one run: parameters and optimiser state by step.
+  """Checkpoints of one run: parameters, optimiser state, log.
 
   The leaves are saved as a flat list, so that no name inside an optimiser
   state (or inside a codec's error memory) becomes part of the format.
@@ -51,13 +63,16 @@ class Store:
       options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True),
     )
 
-  def save(self, step: int, tree: Any) -> None:
-    """Writes ``tree`` as it is after ``step`` steps; returns when on disk."""
-    leaves = ocp.args.StandardSave(jax.tree.leaves(tree))
-    self._manager.save(step, args=leaves)
+  def save(self, tree: Any, log: Log) -> None:
+    """Writes the state after `len(log.loss)` steps; returns when on disk."""
+    args = ocp.args.Composite(
+      leaves=ocp.args.StandardSave(jax.tree.leaves(tree)),
+      log=ocp.args.JsonSave(log._asdict()),
+    )
+    self._manager.save(len(log.loss), args=args)
     self._manager.wait_until_finished()
 
-  def restore(self, like: Any) -> tuple[int, Any]:
+  def restore(self, like: Any) -> tuple[Any, Log]:
     """Reads the latest checkpoint.
 
     Args:
@@ -65,21 +80,21 @@ class Store:
         shardings.
 
     Returns:
-      How many steps were done and the tree after them; ``(0, like)`` if there
-      is no checkpoint.
+      The saved tree and log; `like` and an empty log if nothing is saved.
     """
     step = self._manager.latest_step()
     if step is None:
-      return 0, like
+      return like, Log([], [])
     leaves, structure = jax.tree.flatten(like)
     abstract = [
       jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
       for x in leaves
     ]
-    restored = self._manager.restore(
-      step, args=ocp.args.StandardRestore(abstract)
+    args = ocp.args.Composite(
+      leaves=ocp.args.StandardRestore(abstract), log=ocp.args.JsonRestore()
     )
-    return step, jax.tree.unflatten(structure, restored)
+    saved = self._manager.restore(step, args=args)
+    return jax.tree.unflatten(structure, saved["leaves"]), Log(**saved["log"])
 
   def close(self) -> None:
     """Ends the background threads of the checkpointer."""
@@ -123,7 +138,7 @@ class Workdir:
     return [Run(**line) for line in _rows.read_lines(self._runs)]
 
   def finish(self, run: Run) -> None:
-    """Notes that ``run`` is done, so that it is not repeated."""
+    """Notes that `run` is done, so that it is not repeated."""
     runs = [*self.finished(), run]
     _rows.write_lines(self._runs, (r._asdict() for r in runs))
 

@@ -20,8 +20,8 @@ class Images(NamedTuple):
   """Images and their labels.
 
   Attributes:
-    pixels: uint8 ``(count, height, width, channels)``.
-    labels: int32 ``(count,)``.
+    pixels: uint8 `(count, height, width, channels)`.
+    labels: int32 `(count,)`.
   """
 
   pixels: np.ndarray
@@ -46,14 +46,14 @@ def load_images(config: ConfigDict) -> ImageData:
   """Reads the images a configuration names.
 
   Args:
-    config: with ``data`` (``digits``, ``cifar10`` or ``imagefolder``),
-      ``data_dir`` and, for ``imagefolder``, ``image_size`` in pixels.
+    config: with `data` (`digits`, `cifar10` or `imagefolder`),
+      `data_dir` and, for `imagefolder`, `image_size` in pixels.
 
   Returns:
     The split.
 
   Raises:
-    ValueError: if ``config.data`` is not one of the three.
+    ValueError: if `config.data` is not one of the three.
     FileNotFoundError: if a file or folder is missing; the message names it.
   """
   match config.data:
@@ -83,12 +83,12 @@ def load_digits() -> ImageData:
 
 
 def load_cifar10(folder: pathlib.Path) -> ImageData:
-  """Reads CIFAR-10 from its binary files, or from one ``.npz`` file.
+  """Reads CIFAR-10 from its binary files, or from one `.npz` file.
 
   Args:
-    folder: holds ``data_batch_*.bin`` and ``test_batch.bin``, or a single
-      ``.npz`` with ``x_train``, ``y_train``, ``x_test``, ``y_test``; the
-      ``.npz`` file itself may be named instead.
+    folder: holds `data_batch_*.bin` and `test_batch.bin`, or a single
+      `.npz` with `x_train`, `y_train`, `x_test`, `y_test`; the
+      `.npz` file itself may be named instead.
 
   Returns:
     The split the files make.
@@ -120,8 +120,8 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
 def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
   """Reads a tree with one folder of images a class, resized to a square.
 
-  Two layouts are read: ``train/CLASS/*`` beside ``val/CLASS/*`` (or
-  ``test/CLASS/*``), and plain ``CLASS/*``, of which the files whose path
+  Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
+  `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path
   hashes into the lowest fifth are held out.
 
   Args:
@@ -158,19 +158,19 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
 
 
 def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
-  """Which examples step ``step`` sees: a pure function of its arguments.
+  """Which examples step `step` sees: a pure function of its arguments.
 
-  Every epoch is one permutation drawn from ``(seed, epoch)``, cut into whole
+  Every epoch is one permutation drawn from `(seed, epoch)`, cut into whole
   batches, so a run that is killed and resumed meets the same batches.
 
   Args:
     count: number of examples.
-    size: examples a batch, at most ``count``.
+    size: examples a batch, at most `count`.
     seed: of the run.
     step: of the run, from 0.
 
   Returns:
-    int64 indices ``(size,)``, distinct.
+    int64 indices `(size,)`, distinct.
   """
   if not 0 < size <= count:
     raise ValueError(
@@ -251,6 +251,6 @@ def _read_images(
   pixels = np.empty((len(files), size, size, 3), np.uint8)
   for i, (path, _) in enumerate(files):
     with Image.open(path) as image:
-      pixels[i] = image.convert("RGB").resize((size, size))
+      pixels[i] = np.asarray(image.convert("RGB").resize((size, size)))
   labels = np.array([classes.index(name) for _, name in files], np.int32)
   return Images(pixels, labels)

@@ -8,7 +8,7 @@ _SMALL = r"bias|scale"
 
 
 def _kernels(codec: codecs.Codec) -> codecs.Codec:
-  return codecs.rules([(_SMALL, codecs.identity()), (r".*", codec)])
+  return codecs.rules(((_SMALL, codecs.identity()), (r".*", codec)))
 
 
 EXCHANGES = {

@@ -16,7 +16,7 @@ class Cnn(nnx.Module):
   large kernels, which is where a codec earns its ratio.
 
   Args:
-    shape: ``(height, width, channels)`` of one image; height and width must be
+    shape: `(height, width, channels)` of one image; height and width must be
       divisible by two once for every convolution but the first.
     channels: outputs of each convolution.
     hidden: width of the layer before the classifier.
@@ -49,7 +49,7 @@ class Cnn(nnx.Module):
     self.out = nnx.Linear(hidden, classes, rngs=rngs)
 
   def __call__(self, pixels: jax.Array) -> jax.Array:
-    """Maps f32 ``(batch, height, width, channels)`` to class logits."""
+    """Maps f32 `(batch, height, width, channels)` to class logits."""
     x = pixels
     for i, conv in enumerate(self.convs):
       x = nnx.relu(conv(_halve(x) if i else x))
@@ -93,7 +93,7 @@ class Transformer(nnx.Module):
   Args:
     layers: number of blocks.
     width: of the residual stream.
-    heads: of attention; divides ``width``.
+    heads: of attention; divides `width`.
     context: longest input, in bytes.
     rngs: for the initial parameters.
   """
@@ -120,7 +120,7 @@ class Transformer(nnx.Module):
     self.norm = nnx.LayerNorm(width, rngs=rngs)
 
   def __call__(self, text: jax.Array) -> jax.Array:
-    """Maps int32 ``(batch, length)`` to logits ``(batch, length, 256)``."""
+    """Maps int32 `(batch, length)` to logits `(batch, length, 256)`."""
     places = self.places(jnp.arange(text.shape[1]))
     x = self.bytes(text) + places[None]
     for block in self.blocks:
@@ -131,7 +131,7 @@ class Transformer(nnx.Module):
 def build_cnn(
   config: ConfigDict, shape: tuple[int, int, int], classes: int, seed: int
 ) -> Cnn:
-  """The classifier a configuration describes, initialised from ``seed``."""
+  """The classifier a configuration describes, initialised from `seed`."""
   return Cnn(
     shape,
     channels=tuple(config.channels),
@@ -142,7 +142,7 @@ def build_cnn(
 
 
 def build_transformer(config: ConfigDict, seed: int) -> Transformer:
-  """The byte model a configuration describes, initialised from ``seed``."""
+  """The byte model a configuration describes, initialised from `seed`."""
   return Transformer(
     layers=config.layers,
     width=config.width,

@@ -3,7 +3,8 @@
 import os
 import pathlib
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import rich.table
@@ -21,6 +22,12 @@ _LINKS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10}  # bits per second
 _COMPUTED = "ms (computed from bytes)"
 
 
+class _Measured(NamedTuple):
+  value: float
+  unit: str
+  noise: float | None = None
+
+
 def summarise(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
   """One row for each exchange and metric, over the seeds.
 
@@ -30,58 +37,56 @@ def summarise(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
     runs: of the job.
 
   Returns:
-    For each exchange the mean score, the bytes a worker sends per step, their
-    ratio to fp32, the median step time, and the time those bytes would take on
-    links of three speeds; then the facts.
+    For each exchange the mean score, the bytes a worker sends per step, the
+    median step time, the time those bytes would take on links of three speeds,
+    and fp32's bytes over these bytes; then the facts.
   """
-  by_exchange: dict[str, list[Run]] = {}
+  groups: dict[str, list[Run]] = {}
   for run in runs:
-    by_exchange.setdefault(run.exchange, []).append(run)
-  base = dict(_measure(task, by_exchange.get(_BASELINE, [])))
-  machine = _rows.machine()
-
-  def row(case: str, metric: str, value, unit: str, noise=None) -> Row:
-    baseline = base.get(metric, (None,))[0] if case in by_exchange else None
-    ratio = value / baseline if baseline else None
-    return Row(
-      config.experiment,
-      case,
-      metric,
-      value,
-      unit,
-      baseline,
-      ratio,
-      noise,
-      machine,
-      jax.__version__,
-    )
-
+    groups.setdefault(run.exchange, []).append(run)
+  cases = {name: _measure(task, group) for name, group in groups.items()}
+  base = cases.get(_BASELINE, {})
+  stamp = (_rows.machine(), jax.__version__)
   rows = []
-  for exchange, group in by_exchange.items():
-    for metric, measured in _measure(task, group):
-      rows.append(row(exchange, metric, *measured))
-    if base:
-      bytes_ = base["wire_bytes_predicted"][0]
-      rows.append(
-        row(exchange, "wire_ratio", bytes_ / group[0].wire_bytes, "x")
-      )
-  return rows + [row("data", *fact) for fact in task.facts]
+  for name, measured in cases.items():
+    for metric, (value, unit, noise) in _with_ratio(measured, base).items():
+      baseline = base[metric].value if metric in base else None
+      ratio = value / baseline if baseline else None
+      named = (config.experiment, name, metric)
+      rows.append(Row(*named, value, unit, baseline, ratio, noise, *stamp))
+  for metric, fact, unit in task.facts:
+    named = (config.experiment, "data", metric)
+    rows.append(Row(*named, fact, unit, None, None, None, *stamp))
+  return rows
 
 
-def _measure(
-  task: Task, runs: list[Run]
-) -> Iterator[tuple[str, tuple[float, str, float | None]]]:
-  """Yields ``(metric, (value, unit, noise))`` of one exchange."""
-  if not runs:
-    return
+def _measure(task: Task, runs: list[Run]) -> dict[str, _Measured]:
+  """The measurements of one exchange by metric."""
   scores = [run.score for run in runs]
   times = [run.step_ms for run in runs]
-  yield task.metric, (statistics.fmean(scores), task.unit, _spread(scores))
-  yield "wire_bytes_predicted", (runs[0].wire_bytes, "bytes", None)
-  yield "step_ms", (statistics.median(times), "ms", _spread(times))
-  for link, bits_per_second in _LINKS.items():
-    ms = 8e3 * runs[0].wire_bytes / bits_per_second
-    yield f"exchange_ms_{link}", (ms, _COMPUTED, None)
+  sent = runs[0].wire_bytes
+  return {
+    task.metric: _Measured(
+      statistics.fmean(scores), task.unit, _spread(scores)
+    ),
+    "loss": _Measured(statistics.fmean(run.loss for run in runs), "nats"),
+    "wire_bytes_predicted": _Measured(sent, "bytes/step/worker"),
+    "step_ms": _Measured(statistics.median(times), "ms", _spread(times)),
+    **{
+      f"exchange_ms_{link}": _Measured(8e3 * sent / speed, _COMPUTED)
+      for link, speed in _LINKS.items()
+    },
+  }
+
+
+def _with_ratio(
+  measured: dict[str, _Measured], base: dict[str, _Measured]
+) -> dict[str, _Measured]:
+  if not base:
+    return measured
+  sent = "wire_bytes_predicted"
+  ratio = _Measured(base[sent].value / measured[sent].value, "x")
+  return measured | {"wire_ratio": ratio}
 
 
 def _spread(values: list[float]) -> float | None:
@@ -92,20 +97,21 @@ def make_table(rows: list[Row], metric: str) -> rich.table.Table:
   """The rows as a table, a line for each exchange.
 
   Args:
-    rows: made by ``summarise``.
+    rows: made by `summarise`.
     metric: the score to show.
   """
-  cells = {(row.case, row.metric): row for row in rows}
+  values = {(row.case, row.metric): row.value for row in rows}
   scores = [row for row in rows if row.metric == metric]
   table = rich.table.Table(
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",
-    caption="Last three columns: computed from the bytes, not measured.",
+    caption="± is the standard deviation over the seeds. The last three"
+    " columns are computed from the bytes, not measured.",
   )
-  unit = "points" if scores[0].unit == "%" else scores[0].unit
+  points = "points" if scores[0].unit == "%" else scores[0].unit
   table.add_column("exchange")
-  for name in (
-    f"{metric} ({scores[0].unit})",
-    f"to fp32 ({unit})",
+  for header in (
+    f"{metric}, {scores[0].unit}",
+    f"to fp32, {points}",
     "bytes/step",
     "ratio",
     "step ms",
@@ -113,28 +119,30 @@ def make_table(rows: list[Row], metric: str) -> rich.table.Table:
     "1 Gbit/s",
     "10 Gbit/s",
   ):
-    table.add_column(name, justify="right")
-  for score in scores:
-    times = [cells[score.case, f"exchange_ms_{link}"].value for link in _LINKS]
-    table.add_row(
-      score.case,
-      _with_noise(score),
-      "-" if score.baseline is None else f"{score.value - score.baseline:+.2f}",
-      f"{cells[score.case, 'wire_bytes_predicted'].value:,.0f}",
-      _ratio(cells.get((score.case, "wire_ratio"))),
-      f"{cells[score.case, 'step_ms'].value:.1f}",
-      *(f"{ms:.3g} ms" for ms in times),
-    )
+    table.add_column(header, justify="right")
+  for row in scores:
+    table.add_row(row.case, *_score_cells(row), *_cost_cells(row.case, values))
   return table
 
 
-def _with_noise(row: Row) -> str:
-  noise = "" if row.noise is None else f" ± {row.noise:.2f}"
-  return f"{row.value:.2f}{noise}"
+def _score_cells(row: Row) -> tuple[str, str]:
+  digits = 2 if row.unit == "%" else 3
+  value = float(row.value)
+  noise = "" if row.noise is None else f" ± {row.noise:.{digits}f}"
+  gap = "-" if row.baseline is None else f"{value - row.baseline:+.{digits}f}"
+  return f"{value:.{digits}f}{noise}", gap
 
 
-def _ratio(row: Row | None) -> str:
-  return "-" if row is None else f"{row.value:.2f}"
+def _cost_cells(
+  case: str, values: dict[tuple[str, str], float | str]
+) -> list[str]:
+  ratio = values.get((case, "wire_ratio"))
+  return [
+    f"{values[case, 'wire_bytes_predicted']:,.0f}",
+    "-" if ratio is None else f"{ratio:.2f}",
+    f"{values[case, 'step_ms']:.1f}",
+    *(f"{values[case, f'exchange_ms_{link}']:.3g} ms" for link in _LINKS),
+  ]
 
 
 def save_plot(
@@ -143,27 +151,31 @@ def save_plot(
   """Draws the score against the bytes a worker sends per step.
 
   Args:
-    rows: made by ``summarise``.
+    rows: made by `summarise`.
     metric: the score to show.
     path: of the image; its suffix chooses the format.
   """
-  sent = {r.case: r.value for r in rows if r.metric == "wire_bytes_predicted"}
+  sent = {
+    row.case: float(row.value)
+    for row in rows
+    if row.metric == "wire_bytes_predicted"
+  }
   scores = [row for row in rows if row.metric == metric]
   figure = Figure(figsize=(7, 4.5), layout="constrained")
   FigureCanvasAgg(figure)
   axes = figure.add_subplot()
   for row in scores:
-    x = sent[row.case]
-    axes.errorbar(x, row.value, row.noise, fmt="o", capsize=3)
+    point = (sent[row.case], float(row.value))
+    (marker, *_) = axes.errorbar(*point, row.noise, fmt="o", capsize=3)
     axes.annotate(
       row.case,
-      (x, row.value),
-      xytext=(0, 10),
+      point,
+      xytext=(6, 6),
       textcoords="offset points",
-      ha="center",
+      color=marker.get_color(),
     )
   axes.set_xscale("log")
-  axes.margins(0.15)
+  axes.margins(0.2)
   axes.set_xlabel("bytes one worker sends per step")
   axes.set_ylabel(f"{metric} ({scores[0].unit})")
   axes.set_title(f"{rows[0].experiment}: mean and spread over the seeds")

@@ -18,9 +18,9 @@ class Row(NamedTuple):
     case: name of the codec, or of what else was measured.
     metric: what was measured; names are shared between experiments.
     value: the measurement.
-    unit: of ``value``, ``baseline`` and ``noise``.
-    baseline: the same measurement of the ``fp32`` case, if there is one.
-    ratio: ``value / baseline``.
+    unit: of `value`, `baseline` and `noise`.
+    baseline: the same measurement of the `fp32` case, if there is one.
+    ratio: `value / baseline`.
     noise: sample standard deviation over the seeds, if there are several.
     machine: what it ran on.
     jax: version of JAX.
@@ -48,12 +48,12 @@ def machine() -> str:
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-  """Writes rows to ``path``, replacing what was there in one step."""
+  """Writes rows to `path`, replacing what was there in one step."""
   write_lines(path, (row._asdict() for row in rows))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-  """Reads back what ``write_rows`` wrote."""
+  """Reads back what `write_rows` wrote."""
   return [Row(**line) for line in read_lines(path)]
 
 

@@ -1,29 +1,34 @@
 """One job: every exchange with every seed, on the same batches."""
 
+import contextlib
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
 from experiments import _exchanges
-from experiments._checkpoint import Run, Store, Workdir
+from experiments._checkpoint import Log, Run, Store, Workdir
 from experiments._progress import Display
 from experiments._tasks import Batch, Task
 from jaxmotion import wire
 
+Mesh = jax.sharding.Mesh
 Params = Any
 OptState = Any
 
+_EMULATED = "xla_force_host_platform_device_count"  # The other way to ask.
 
-def make_mesh(workers: int) -> jax.sharding.Mesh:
-  """A mesh of ``workers`` devices along ``"data"``.
+
+def make_mesh(workers: int) -> Mesh:
+  """A mesh of `workers` devices along `"data"`.
 
   CPU devices are emulated, as many as asked for, when the machine has fewer
   devices than workers. Call it before anything else asks JAX for a device.
@@ -34,10 +39,9 @@ def make_mesh(workers: int) -> jax.sharding.Mesh:
   Raises:
     RuntimeError: if JAX has already started with too few devices.
   """
-  try:
-    jax.config.update("jax_num_cpu_devices", workers)
-  except RuntimeError:
-    pass  # Already started: what is there may still be enough.
+  if _EMULATED not in os.environ.get("XLA_FLAGS", ""):
+    with contextlib.suppress(RuntimeError):  # Started: it may still do.
+      jax.config.update("jax_num_cpu_devices", workers)
   devices = jax.devices()
   if len(devices) < workers:
     devices = jax.devices("cpu")
@@ -58,12 +62,17 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   """The optimiser behind the exchange, with a schedule that ends at zero.
 
   Args:
-    config: with ``optimizer`` (``adamw`` or ``sgd``), ``learning_rate``,
-      ``warmup_steps``, ``steps``, ``momentum`` and ``weight_decay``.
+    config: with `optimizer` (`adamw` or `sgd`), `learning_rate`,
+      `warmup_steps`, `steps`, `momentum` and `weight_decay`.
 
   Raises:
-    ValueError: if ``config.optimizer`` is neither.
+    ValueError: if `config.optimizer` is neither, or the warm-up is too long.
   """
+  if not 0 <= config.warmup_steps < config.steps:
+    raise ValueError(
+      "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
+      f" {config.steps}, got {config.warmup_steps}."
+    )
   schedule = optax.warmup_cosine_decay_schedule(
     0.0, config.learning_rate, config.warmup_steps, config.steps
   )
@@ -98,29 +107,40 @@ def make_score(task: Task) -> Callable[[Params], float]:
   return score
 
 
+def _ignore(done: int, loss: float) -> None:
+  pass
+
+
+class Trained(NamedTuple):
+  """Where a run stands.
+
+  Attributes:
+    params: of the model, on the mesh.
+    state: of the optimiser, with the codec's error memory of every worker.
+    log: of the steps so far.
+    wire_bytes: what one worker sends in one step.
+  """
+
+  params: Params
+  state: OptState
+  log: Log
+  wire_bytes: int
+
+
 class Trainer:
   """One exchange: compiled at the first step, used for every seed.
 
   Args:
     config: of the job.
     task: what is learnt.
-    mesh: with an axis ``"data"``.
+    mesh: with an axis `"data"`.
     exchange: case name.
-    score: made by ``make_score``; shared between exchanges.
   """
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    task: Task,
-    mesh: jax.sharding.Mesh,
-    exchange: str,
-    score: Callable[[Params], float],
-  ):
+  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh, exchange: str):
     self._config = config
     self._task = task
     self._exchange = exchange
-    self._score = score
     graph = nnx.graphdef(task.build(0))
 
     def loss(params: Params, batch: Batch) -> jax.Array:
@@ -134,65 +154,63 @@ class Trainer:
       loss, tx, mesh, axis_name="data"
     )
 
-  def init(self, seed: int) -> tuple[Params, OptState]:
-    """Parameters and optimiser state of a seed, placed on the mesh."""
-    state = nnx.state(self._task.build(seed), nnx.Param)
-    return self._init(nnx.to_pure_dict(state))
-
   def train(
     self,
     seed: int,
     *,
     store: Store | None = None,
     stop: int | None = None,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-  ) -> tuple[Params, OptState, Run | None]:
+    on_step: Callable[[int, float], None] = _ignore,
+  ) -> Trained:
     """Trains one seed, from its latest checkpoint if there is one.
 
     Args:
       seed: of the initial parameters and of the batches.
       store: where checkpoints are read and written, if anywhere.
-      stop: ends early after this step, as a killed job would.
+      stop: ends after this step instead of `config.steps`.
       on_step: called with the number of steps done and the loss.
-
-    Returns:
-      Parameters, optimiser state, and the measurements if the run is done.
 
     Raises:
       FloatingPointError: if the loss is not finite.
     """
-    params, state = self.init(seed)
+    at_start = nnx.state(self._task.build(seed), nnx.Param)
+    params, state = self._init(nnx.to_pure_dict(at_start))
+    # Counted from a trace, which has to come before the buffers are donated.
     wire_bytes = wire.step_bytes(
       self._step, params, state, self._task.batch(seed, 0)
     ).total_bytes
-    start, loss, times = 0, float("nan"), []
+    log = Log([], [])
     if store:
-      start, (params, state) = store.restore((params, state))
-    steps = self._config.steps
-    for step in range(start, min(steps, stop or steps)):
+      (params, state), log = store.restore((params, state))
+    end = self._config.steps if stop is None else stop
+    for step in range(len(log.loss), end):
       batch = self._task.batch(seed, step)
       begin = time.perf_counter()
-      params, state, loss_array = self._step(params, state, batch)
-      loss = float(loss_array)
-      times.append(time.perf_counter() - begin)
+      params, state, device_loss = self._step(params, state, batch)
+      loss = float(device_loss)
+      log.step_ms.append(1e3 * (time.perf_counter() - begin))
+      log.loss.append(loss)
       self._check_finite(loss, seed, step)
-      on_step(step + 1, loss)
       if store and self._is_checkpoint(step + 1):
-        store.save(step + 1, (params, state))
-    if stop is not None and stop < steps:
-      return params, state, None
-    run = Run(
+        store.save((params, state), log)
+      on_step(step + 1, loss)
+    return Trained(params, state, log, round(wire_bytes))
+
+  def measure(
+    self, seed: int, trained: Trained, score: Callable[[Params], float]
+  ) -> Run:
+    """What a run that is done has shown."""
+    return Run(
       exchange=self._exchange,
       seed=seed,
-      score=self._score(params),
-      loss=loss,
-      wire_bytes=wire_bytes,
-      step_ms=1e3 * statistics.median(times[1:] or times or [float("nan")]),
+      score=score(trained.params),
+      loss=trained.log.loss[-1],
+      wire_bytes=trained.wire_bytes,
+      step_ms=statistics.median(trained.log.step_ms),
     )
-    return params, state, run
 
   def _check_finite(self, loss: float, seed: int, step: int) -> None:
-    if not np.isfinite(loss):
+    if not math.isfinite(loss):
       raise FloatingPointError(
         f"loss must be finite, got {loss} at step {step} of"
         f" {self._exchange}, seed {seed}; a lower `config.learning_rate` or"
@@ -207,12 +225,12 @@ class Trainer:
 def run_job(
   config: ConfigDict,
   task: Task,
-  mesh: jax.sharding.Mesh,
+  mesh: Mesh,
   *,
   workdir: Workdir | None = None,
   display: Display | None = None,
 ) -> list[Run]:
-  """Runs what ``config`` asks for, except what ``workdir`` already has.
+  """Runs what `config` asks for, except what `workdir` already has.
 
   Seeds are the outer loop, so that a slow minute of the machine falls on all
   exchanges alike.
@@ -220,32 +238,32 @@ def run_job(
   Args:
     config: of the job.
     task: what is learnt.
-    mesh: with an axis ``"data"``.
+    mesh: with an axis `"data"`.
     workdir: where to keep checkpoints and finished runs, if anywhere.
     display: what to tell of the progress, if anything.
 
   Returns:
-    One ``Run`` for each exchange and seed that ``config`` names.
+    One `Run` for each exchange and seed that `config` names.
   """
-  done = (
-    {(r.exchange, r.seed): r for r in workdir.finished()} if workdir else {}
-  )
+  finished = workdir.finished() if workdir else []
+  done = {(run.exchange, run.seed): run for run in finished}
   wanted = [(e, s) for s in config.seeds for e in config.exchanges]
   score = make_score(task)
   trainers = {
-    exchange: Trainer(config, task, mesh, exchange, score)
-    for exchange in config.exchanges
+    name: Trainer(config, task, mesh, name) for name in config.exchanges
   }
   for exchange, seed in wanted:
-    if (exchange, seed) in done:
-      continue
-    store = workdir.store(exchange, seed) if workdir else None
-    on_step = display.begin(exchange, seed) if display else lambda *_: None
-    _, _, run = trainers[exchange].train(seed, store=store, on_step=on_step)
-    done[exchange, seed] = run
-    if store:
-      store.close()
-      workdir.finish(run)
-    if display:
-      display.end(run)
+    if (exchange, seed) not in done:
+      trainer = trainers[exchange]
+      on_step = display.begin(exchange, seed) if display else _ignore
+      store = workdir.store(exchange, seed) if workdir else None
+      trained = trainer.train(seed, store=store, on_step=on_step)
+      run = trainer.measure(seed, trained, score)
+      done[exchange, seed] = run
+      if store:
+        store.close()
+      if workdir:
+        workdir.finish(run)
+      if display:
+        display.end(run)
   return [done[key] for key in wanted]

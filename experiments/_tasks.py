@@ -28,12 +28,12 @@ class Task:
     unit: of the score.
     build: makes the model of a seed.
     loss: mean loss of a model on a batch, differentiable.
-    batch: the training batch of ``(seed, step)``, a pure function.
+    batch: the training batch of `(seed, step)`, a pure function.
     hits: what a model scores on a test batch, summed over its items; an item
       with weight 0 does not count.
     items: what the sum over all test batches is divided by.
     test: iterates over the test batches, all of one shape.
-    facts: further ``(metric, value, unit)`` about the data.
+    facts: further `(metric, value, unit)` about the data.
   """
 
   metric: str
@@ -51,11 +51,11 @@ def load_task(config: ConfigDict) -> Task:
   """Reads the data and chooses the model a configuration names.
 
   Args:
-    config: with ``model`` (``cnn`` or ``transformer``) and the fields of that
+    config: with `model` (`cnn` or `transformer`) and the fields of that
       model and of its data.
 
   Raises:
-    ValueError: if ``config.model`` is neither.
+    ValueError: if `config.model` is neither.
   """
   match config.model:
     case "cnn":

@@ -20,8 +20,8 @@ class TextData(NamedTuple):
   """A fixed split of a byte corpus.
 
   Attributes:
-    train: uint8 ``(train_bytes,)``.
-    test: uint8 ``(test_bytes,)``, from files that ``train`` has none of.
+    train: uint8 `(train_bytes,)`.
+    test: uint8 `(test_bytes,)`, from files that `train` has none of.
   """
 
   train: np.ndarray
@@ -32,15 +32,15 @@ def load_text(config: ConfigDict) -> TextData:
   """Reads the corpus a configuration names.
 
   Args:
-    config: with ``data`` (``stdlib``), ``data_dir`` (a folder to read instead
-      of the standard library, or empty), ``train_bytes`` and ``test_bytes``
+    config: with `data` (`stdlib`), `data_dir` (a folder to read instead
+      of the standard library, or empty), `train_bytes` and `test_bytes`
       (upper bounds).
 
   Returns:
     The split: a file is held out by the hash of its relative path.
 
   Raises:
-    ValueError: if ``config.data`` is not ``stdlib``.
+    ValueError: if `config.data` is not `stdlib`.
     FileNotFoundError: if either side of the split is empty.
   """
   if config.data != "stdlib":
@@ -64,7 +64,7 @@ def load_text(config: ConfigDict) -> TextData:
 
 
 def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
-  """Python sources under ``root``, by relative path, without its tests."""
+  """Python sources under `root`, by relative path, without its tests."""
   kept = []
   for path in root.rglob("*.py"):
     relative = path.relative_to(root)
@@ -82,7 +82,7 @@ def corpus_sha256(data: TextData) -> str:
 
 
 def zlib_bits_per_byte(text: np.ndarray) -> float:
-  """What ``zlib`` at level 9 makes of ``text``, in bits a byte."""
+  """What `zlib` at level 9 makes of `text`, in bits a byte."""
   return 8 * len(zlib.compress(text.tobytes(), 9)) / text.size
 
 
@@ -90,15 +90,15 @@ def windows(text: np.ndarray, length: int) -> np.ndarray:
   """Cuts text into windows that predict every byte but the first few.
 
   Args:
-    text: uint8 ``(bytes,)``.
+    text: uint8 `(bytes,)`.
     length: bytes a window predicts.
 
   Returns:
-    int32 ``(count, length + 1)``; neighbours share one byte, and bytes that
+    int32 `(count, length + 1)`; neighbours share one byte, and bytes that
     do not fill a window are left out.
 
   Raises:
-    ValueError: if ``text`` is shorter than one window.
+    ValueError: if `text` is shorter than one window.
   """
   count = (text.size - 1) // length
   if count < 1:
@@ -113,17 +113,17 @@ def windows(text: np.ndarray, length: int) -> np.ndarray:
 def random_windows(
   text: np.ndarray, length: int, size: int, seed: int, step: int
 ) -> np.ndarray:
-  """The windows step ``step`` sees: a pure function of its arguments.
+  """The windows step `step` sees: a pure function of its arguments.
 
   Args:
-    text: uint8 ``(bytes,)``.
+    text: uint8 `(bytes,)`.
     length: bytes a window predicts.
     size: windows a batch.
     seed: of the run.
     step: of the run, from 0.
 
   Returns:
-    int32 ``(size, length + 1)``.
+    int32 `(size, length + 1)`.
   """
   random = np.random.default_rng([seed, step])
   start = random.integers(0, text.size - length, size)
@@ -137,7 +137,7 @@ def _is_held_out(path: pathlib.PurePath) -> bool:
 
 
 def _read(files: list[pathlib.Path], limit: int) -> np.ndarray:
-  """The first ``limit`` bytes of the files, one after another."""
+  """The first `limit` bytes of the files, one after another."""
   parts: list[bytes] = []
   total = 0
   for path in files:

@@ -3,8 +3,8 @@
   python -m experiments.train --config=configs/digits.py \
     --json=digits.jsonl --plot=digits.png --workdir=runs/digits
 
-A field of the configuration is set by ``--config.field=value``. With
-``--workdir`` a job that was killed goes on where its last checkpoint is.
+A field of the configuration is set by `--config.field=value`. With
+`--workdir` a job that was killed goes on where its last checkpoint is.
 """
 
 import pathlib

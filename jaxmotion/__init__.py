@@ -1,0 +1,31 @@
+"""Composable compression transforms for data in motion in JAX training.
+
+Add one line to an optax chain:
+
+  tx = optax.chain(
+    jaxmotion.exchange("data", codecs.feedback(codecs.topk(density=0.01))),
+    optax.adamw(3e-4),
+  )
+"""
+
+from jaxmotion import (
+  codecs as codecs,
+  collectives as collectives,
+  testing as testing,
+  transforms as transforms,
+  wire as wire,
+)
+from jaxmotion.core import (
+  Key as Key,
+  PerWorker as PerWorker,
+  make_key as make_key,
+  state_specs as state_specs,
+)
+from jaxmotion.transforms import (
+  data_parallel as data_parallel,
+  exchange as exchange,
+  local_value_and_grad as local_value_and_grad,
+  skip_nonfinite as skip_nonfinite,
+)
+
+__version__ = "0.1.0.dev0"

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from jaxmotion.codecs._base import Codec
 from jaxmotion.core import (
   Array,
@@ -15,7 +13,7 @@ from jaxmotion.core import (
   check_fraction,
   check_int,
 )
-from jaxmotion.kernels.pack import pack, planes, unpack
+from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select
 
 
@@ -76,13 +74,13 @@ class topk(Codec):
     self._check(x, key)
     block, k, bits = self._shape(x)
     values, positions = topk_select(x, k, block)
-    return Sparse(values.reshape(-1), _pack_flat(positions, bits)), state
+    return Sparse(values.reshape(-1), pack_flat(positions, bits)), state
 
   def decode(self, payload: Sparse, like: Like) -> Array:
     """Returns zeros with the selected values where they stood."""
     block, k, bits = self._shape(like)
     blocks = math.ceil(math.prod(like.shape) / block)
-    positions = _unpack_flat(payload.indices, bits, blocks * k)
+    positions = unpack_flat(payload.indices, bits, blocks * k)
     shape = (blocks, k)
     return topk_scatter(
       payload.values.reshape(shape), positions.reshape(shape), like, block
@@ -94,14 +92,3 @@ class topk(Codec):
     block = max(1, min(block, math.prod(like.shape)))
     k = max(1, round(self.density * block))
     return block, k, max(1, (block - 1).bit_length())
-
-
-def _pack_flat(codes: Array, bits: int) -> Array:
-  """uint32 codes of any shape -> uint32[rows, columns]."""
-  count = planes(bits)
-  flat = jnp.pad(codes.reshape(-1), (0, -codes.size % count))
-  return pack(flat.reshape(count, -1), bits)
-
-
-def _unpack_flat(words: Array, bits: int, size: int) -> Array:
-  return unpack(words, bits).reshape(-1)[:size]

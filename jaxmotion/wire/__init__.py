@@ -7,4 +7,5 @@ compiler has changed a dtype or added a collective.
 
 from jaxmotion.wire._compiled import compiled_bytes as compiled_bytes
 from jaxmotion.wire._ledger import Ledger as Ledger, Move as Move
+from jaxmotion.wire._payload import payload_bytes as payload_bytes
 from jaxmotion.wire._step import step_bytes as step_bytes

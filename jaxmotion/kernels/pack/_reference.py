@@ -8,17 +8,11 @@ no gather. A width that is no power of two is split into ones that are
 """
 
 from collections.abc import Sequence
-from functools import reduce
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, check_int
-
-# Up to this width XLA:CPU is faster when the planes are or-ed one by one; above
-# it, when they are summed over a leading axis (5x either way, 16M values).
-_UNROLL_BITS = 2
-
 
 def fields(bits: int) -> tuple[int, ...]:
   """Splits a width into powers of two, widest first.
@@ -65,9 +59,8 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def _pack_word(field: Array, f: int) -> Array:
-  if f <= _UNROLL_BITS:
-    shifted = [field[i] << (i * f) for i in range(field.shape[0])]
-    return reduce(jnp.bitwise_or, shifted)
+  # A sum over the leading axis takes the codes' computation into its own loop;
+  # or-ing slices one by one makes XLA:CPU write all codes to memory first (6x).
   return jnp.sum(field << _shifts(field, f), axis=0, dtype=jnp.uint32)
 
 
@@ -126,3 +119,33 @@ def unpack_blocks(words: Array, bits: int, blocks: int) -> Array:
   codes = unpack(words.reshape(words.shape[0], blocks, width), bits)
   # By way of int32: XLA:CPU converts uint32 to float without vectors.
   return codes.astype(jnp.int32).astype(jnp.float32)
+
+
+def pack_flat(codes: Array, bits: int) -> Array:
+  """Packs codes of any shape and number, zeros filling the last column.
+
+  Args:
+    codes: uint32 of any shape, each below 2**bits.
+    bits: width of a code, 1 to 32.
+
+  Returns:
+    uint32[rows, columns], columns = ceil(codes.size / planes(bits)).
+
+  Example:
+    >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
+    [[197121]]
+  """
+  count = planes(bits)
+  flat = codes.reshape(-1)
+  padding = -codes.size % count
+  flat = jnp.pad(flat, (0, padding)) if padding else flat
+  return pack(flat.reshape(count, -1), bits)
+
+
+def unpack_flat(words: Array, bits: int, size: int) -> Array:
+  """Inverts `pack_flat`, to uint32[size].
+
+  >>> unpack_flat(pack_flat(jnp.arange(3, dtype=jnp.uint32), 5), 5, 3).tolist()
+  [0, 1, 2]
+  """
+  return unpack(words, bits).reshape(-1)[:size]

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_uniform
 from jaxmotion.kernels._blocks import block_axes, from_blocks, to_blocks
 from jaxmotion.kernels.pack import pack_blocks, planes, unpack_blocks
 
-# A scale below this has no finite reciprocal: its block decodes to a constant.
+# A scale below this is subnormal, which backends may flush to zero: its block
+# decodes to a constant.
 _TINY = 2.0**-126
 
 
@@ -55,7 +57,7 @@ def absmax_encode(
     jnp.abs(b), axis=block_axes(x.size, block), keepdims=True, initial=0.0
   )
   scale = peak * jnp.float32(1 / middle)
-  codes = _round(b * _reciprocal(scale) + middle, top, key)
+  codes = _round(b / _divisor(scale), middle, top, key)
   return Symmetric(pack_blocks(codes, bits), scale[..., 0])
 
 
@@ -81,8 +83,8 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
   low = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
   high = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
   top = 2**bits - 1
-  scale = (high - low) * jnp.float32(1 / top)
-  codes = _round((b - low) * _reciprocal(scale), top, key)
+  scale = _round_up((high - low) * jnp.float32(1 / top))
+  codes = _round((b - low) / _divisor(scale), 0.0, top, key)
   return MinMax(pack_blocks(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
@@ -101,14 +103,35 @@ def _levels(bits: int) -> tuple[int, float]:
   return 2 * steps, float(steps)
 
 
-def _reciprocal(scale: Array) -> Array:
-  """1 / scale; 0 for a scale too small to have one."""
-  return jnp.where(scale < _TINY, 0.0, 1.0 / scale)
+def _divisor(scale: Array) -> Array:
+  """The scale; infinity for one too small to divide by.
+
+  A division, not a product with the reciprocal: what follows is a sum, and a
+  backend may fuse a product into it, which rounds differently from program to
+  program.
+  """
+  return jnp.where(scale < _TINY, jnp.inf, scale)
 
 
-def _round(y: Array, top: int, key: Key | None) -> Array:
-  """Non-negative f32 -> uint32 codes in [0, top]."""
-  offset = 0.5 if key is None else random_uniform(key.worker, y.shape)
+def _round_up(scale: Array) -> Array:
+  """Rounds up to 16 significant bits, so that code * scale is exact.
+
+  Then `low + code * scale` has the same bits whether or not a backend fuses
+  the product into the sum.
+  """
+  bits = lax.bitcast_convert_type(scale, jnp.uint32)
+  bits = (bits + jnp.uint32(0xFF)) & ~jnp.uint32(0xFF)
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _round(y: Array, middle: float, top: int, key: Key | None) -> Array:
+  """f32 from -middle up -> uint32 codes in [0, top]."""
+  # One sum: compilers merge two constants that are added one after the other,
+  # and round differently by it.
+  if key is None:
+    offset: Array | float = middle + 0.5
+  else:
+    offset = random_uniform(key.worker, y.shape) + middle
   # Truncation is floor here, and floor(y + 1/2) costs half of round(). The
   # clip also gives NaN a code that cannot spill into its neighbours' bits.
   codes = (y + offset).astype(jnp.int32)

@@ -1,0 +1,26 @@
+"""Arithmetic of 32-bit words that no single operation gives."""
+
+import jax.numpy as jnp
+
+from jaxmotion.core import Array
+
+
+def mul_high(a: Array, b: Array) -> Array:
+  """Returns floor(a * b / 2**32): the high word of a product of words.
+
+  With `a` uniform over all words this is uniform over 0 .. b - 1, but for a
+  share of at most b / 2**32.
+
+  Args:
+    a: uint32 of any shape.
+    b: uint32 of the same shape, or a scalar.
+
+  >>> int(mul_high(jnp.uint32(0x80000000), jnp.uint32(6)))
+  3
+  """
+  low = jnp.uint32(0xFFFF)
+  a_high, a_low = a >> 16, a & low
+  b_high, b_low = b >> 16, b & low
+  cross = a_high * b_low + (a_low * b_low >> 16)
+  other = a_low * b_high + (cross & low)
+  return a_high * b_high + (cross >> 16) + (other >> 16)

@@ -1,0 +1,9 @@
+"""Three levels a value, packed base 3."""
+
+from jaxmotion.kernels.ternary._reference import (
+  Trits as Trits,
+  pack_trits as pack_trits,
+  ternary_decode as ternary_decode,
+  ternary_encode as ternary_encode,
+  unpack_trits as unpack_trits,
+)

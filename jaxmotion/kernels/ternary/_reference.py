@@ -1,0 +1,143 @@
+"""Three levels a value and a scale a block, 20 trits in a word.
+
+Twenty trits make a number v < 3^20 < 2^32. A word holds its binary fraction,
+w = v 2^32 / 3^20 rounded up, instead of v: the trits are then the digits of
+w / 2^32 in base 3, each two comparisons after one wrapping multiplication,
+where v would need divisions (which the host does not do in vectors).
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion.core import Array, Key, Like, random_words
+from jaxmotion.kernels._blocks import (
+  block_axes,
+  block_counts,
+  from_blocks,
+  to_blocks,
+)
+from jaxmotion.kernels._words import mul_high
+
+_TRITS = 20
+_POWERS = 3 ** np.arange(_TRITS, dtype=np.uint32)
+# 2^32 / 3^20 - 1 in units of 2^-34, rounded up.
+_EXCESS = -(-(2**66) // 3**_TRITS) - 2**34
+# Least words whose leading trit is 1 and 2.
+_ONE, _TWO = -(-(2**32) // 3), -(-(2**33) // 3)
+# A scale below this has no finite reciprocal and its fractions flush to zero.
+_TINY = 2.0**-126
+_MOST = float(np.finfo(np.float32).max)
+
+
+class Trits(NamedTuple):
+  """Codes -1, 0 and 1 with their magnitude.
+
+  Attributes:
+    words: uint32[1, blocks * width], a trit of a word from each of 20 planes.
+    scale: float32[20, blocks]; [1, 1] for an array of one block.
+  """
+
+  words: Array
+  scale: Array
+
+
+def pack_trits(codes: Array) -> Array:
+  """Packs uint32[20, ...] codes 0, 1, 2 into uint32[1, ...] words.
+
+  >>> codes = jnp.arange(40, dtype=jnp.uint32).reshape(20, 2) % 3
+  >>> bool((unpack_trits(pack_trits(codes)) == codes).all())
+  True
+  """
+  number = jnp.sum(codes * _powers(codes)[::-1], axis=0, dtype=jnp.uint32)
+  excess = mul_high(number, jnp.uint32(_EXCESS)) >> 2
+  # At most 1.21 above the exact product, and 2^32 / 3^20 > 1.23 would be the
+  # next number.
+  return (number + excess + 1)[None]
+
+
+def unpack_trits(words: Array) -> Array:
+  """Inverts `pack_trits`."""
+  spread = jnp.broadcast_to(words, (_TRITS, *words.shape[1:]))
+  rest = spread * _powers(spread)
+  one, two = rest >= jnp.uint32(_ONE), rest >= jnp.uint32(_TWO)
+  return one.astype(jnp.uint32) + two.astype(jnp.uint32)
+
+
+def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
+  """Rounds to -s, 0 or s of each block.
+
+  Args:
+    x: floating array of any shape.
+    block: the most values under one scale.
+    key: rounds stochastically by `key.worker` under the greatest magnitude;
+      None takes the magnitudes above 0.7 of the mean, and their mean.
+  """
+  b = to_blocks(x, _TRITS, block)
+  if key is None:
+    bound, scale = _threshold(b, x.size, block)
+  else:
+    bound, scale = _stochastic(b, x.size, block, key)
+  positive, negative = b > bound, b < -bound
+  codes = 1 + positive.astype(jnp.uint32) - negative.astype(jnp.uint32)
+  words = pack_trits(codes).reshape(1, -1)
+  return Trits(words, scale[..., 0])
+
+
+def ternary_decode(payload: Trits, like: Like) -> Array:
+  """Returns -s, 0 or s."""
+  blocks = payload.scale.shape[1]
+  width = payload.words.shape[1] // blocks
+  codes = unpack_trits(payload.words.reshape(1, blocks, width))
+  signs = codes.astype(jnp.int32).astype(jnp.float32) - 1.0
+  return from_blocks(signs * payload.scale[..., None], like)
+
+
+def _stochastic(
+  b: Array, size: int, block: int, key: Key
+) -> tuple[Array, Array]:
+  """(random magnitude below which a value becomes 0, scale)."""
+  axes = block_axes(size, block)
+  peak = jnp.max(jnp.abs(b), axis=axes, keepdims=True, initial=0.0)
+  scale = _finite_or_nan(jnp.where(peak < _TINY, 0.0, peak))
+  fraction = (random_words(key.worker, b.shape) >> 8).astype(jnp.float32)
+  return fraction * (scale * jnp.float32(2.0**-24)), scale
+
+
+def _threshold(b: Array, size: int, block: int) -> tuple[Array, Array]:
+  """(magnitude up to which a value becomes 0, scale)."""
+  axes = block_axes(size, block)
+  counts = block_counts(size, _TRITS, block)
+  magnitude = jnp.abs(b)
+  if (counts != b.shape[2]).any():
+    lane = jnp.arange(b.shape[2]).reshape(1, 1, -1)
+    magnitude = jnp.where(lane < counts[..., None], magnitude, 0.0)
+  total = counts.sum(keepdims=True) if len(axes) == 3 else counts
+  total = total.clip(1)[..., None]
+  # A share that is a power of two: no sum overflows, and the products are
+  # exact, so that fusing them with the sum changes no bit.
+  share = 2.0 ** -np.ceil(np.log2(total))
+  part = magnitude * jnp.asarray(share, jnp.float32)
+  mean = jnp.sum(part, axis=axes, keepdims=True)
+  # Not the bare product: XLA:CPU makes one kernel of a reduction, arithmetic
+  # and the broadcast back, 10x slower than the passes it saves.
+  bound = jnp.where(
+    mean > 0, mean * jnp.asarray(0.7 / (total * share), jnp.float32), 0.0
+  )
+  above = magnitude > bound
+  taken = jnp.sum(jnp.where(above, part, 0.0), axis=axes, keepdims=True)
+  count = jnp.sum(above, axis=axes, keepdims=True, dtype=jnp.int32)
+  divisor = jnp.maximum(count, 1).astype(jnp.float32) * share
+  scale = jnp.minimum(taken / divisor, _MOST)
+  return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
+
+
+def _finite_or_nan(scale: Array) -> Array:
+  return jnp.where(jnp.isfinite(scale), scale, jnp.nan)
+
+
+def _powers(codes: Array) -> Array:
+  shape = (_TRITS,) + (1,) * (codes.ndim - 1)
+  return jnp.asarray(_POWERS.astype(np.uint32)).reshape(shape)

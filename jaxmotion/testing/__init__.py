@@ -1,0 +1,1 @@
+"""The laws, as functions to call on codecs and transforms of your own."""

@@ -1,0 +1,14 @@
+"""Optax transformations, and the step they live in."""
+
+from jaxmotion.transforms._data_parallel import (
+  data_parallel as data_parallel,
+  local_value_and_grad as local_value_and_grad,
+)
+from jaxmotion.transforms._exchange import (
+  ExchangeState as ExchangeState,
+  exchange as exchange,
+)
+from jaxmotion.transforms._skip_nonfinite import (
+  SkipNonfiniteState as SkipNonfiniteState,
+  skip_nonfinite as skip_nonfinite,
+)

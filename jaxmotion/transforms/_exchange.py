@@ -1,0 +1,148 @@
+"""The exchange of gradients as an optax transformation."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from jaxmotion.codecs import Codec, identity
+from jaxmotion.collectives import (
+  POLICIES,
+  all_reduce,
+  all_reduce_init,
+  all_reduce_ladder,
+  all_reduce_ladder_init,
+  with_policy,
+)
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PerWorker,
+  PyTree,
+  check_choice,
+  make_key,
+  pack_worker,
+  unpack_worker,
+  worker_index,
+)
+
+
+class ExchangeState(NamedTuple):
+  """State of `exchange`.
+
+  Attributes:
+    count: int32[], updates so far.
+    skipped: int32[], updates that were skipped for a non-finite value.
+    memory: what the codec remembers, each worker its own.
+  """
+
+  count: Array
+  skipped: Array
+  memory: PerWorker
+
+
+def exchange(
+  axis_name: AxisName,
+  codec: Codec | Sequence[Codec] | None = None,
+  *,
+  op: str = "mean",
+  method: str | None = None,
+  nonfinite: str = "propagate",
+  seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Replaces each worker's gradients by their mean, through a codec.
+
+  First in a chain, it makes an optimiser data-parallel:
+
+  .. math::
+    g \leftarrow \frac{1}{N} \sum_{r} decode(encode(g_r))
+
+  Use it inside `shard_map` or `pmap` with the axis bound, and take gradients
+  that are still each worker's own: see `local_value_and_grad`. Put it outside
+  `optax.MultiSteps`, which would run it every mini-step and drop the result.
+
+  Args:
+    axis_name: the workers' axis, or a tuple of axes.
+    codec: encodes what travels; None is `codecs.identity()`, which is
+      `lax.pmean`. A sequence of codecs is a ladder: each update then takes
+      `level=`, an int32[] equal on all workers, and sends only what that codec
+      makes.
+    op: "mean" or "sum".
+    method: "gather" or "two_phase"; None chooses by the number of workers.
+    nonfinite: what happens when a worker's gradient is not finite:
+      "propagate" (it reaches every worker), "skip" (all workers agree to
+      emit zeros and to keep their error memory as it was; see also
+      `skip_nonfinite`) or "zero" (it is replaced by zero).
+    seed: of stochastic rounding and sampling; with the step, the leaf's path
+      and the worker it determines every random bit.
+
+  Returns:
+    A transformation whose `update` also takes `weight=`, this worker's scalar
+    weight in the mean, and `level=` for a ladder. `init` has to run inside
+    `shard_map` or `pmap` if the codec has state; `data_parallel` does so.
+
+  Raises:
+    TypeError: `codec` is no codec.
+    ValueError: an unknown `op`, `method` or `nonfinite`.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> tx = optax.chain(
+    ...   exchange("data", codecs.feedback(codecs.topk(density=0.01))),
+    ...   optax.adamw(3e-4),
+    ... )
+  """
+  ladder = None if codec is None or isinstance(codec, Codec) else tuple(codec)
+  single = codec if isinstance(codec, Codec) else identity()
+  for c in (single,) if ladder is None else ladder:
+    if not isinstance(c, Codec):
+      raise TypeError(f"`codec` must be a codec or codecs, got {c!r}.")
+  if ladder == ():
+    raise ValueError("`codec` must hold at least one codec, got none.")
+  check_choice("op", op, ("mean", "sum"))
+  check_choice("method", method, (None, "gather", "two_phase"))
+  check_choice("nonfinite", nonfinite, POLICIES)
+
+  def init_fn(params: PyTree) -> ExchangeState:
+    if ladder is None:
+      memory = all_reduce_init(single, params, axis_name, method=method)
+    else:
+      memory = all_reduce_ladder_init(ladder, params, axis_name, method=method)
+    zero = jnp.zeros((), jnp.int32)
+    return ExchangeState(zero, zero, pack_worker(memory))
+
+  def update_fn(
+    updates: PyTree,
+    state: ExchangeState,
+    params: PyTree | None = None,
+    *,
+    weight: Any = None,
+    level: Any = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, ExchangeState]:
+    del params, extra_args
+    key = make_key(seed, worker_index(axis_name)).fold(state.count)
+
+    def reduce(x: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+      options = dict(key=key, op=op, weight=weight, method=method)
+      if ladder is None:
+        return all_reduce(x, axis_name, single, state=memory, **options)
+      return all_reduce_ladder(
+        x, axis_name, ladder, level, state=memory, **options
+      )
+
+    if (level is None) != (ladder is None):
+      raise ValueError(
+        "`level` must be given for a ladder of codecs and for nothing else, "
+        f"got {level!r} for codec {codec!r}."
+      )
+    memory = unpack_worker(state.memory)
+    y, memory, ok = with_policy(nonfinite, axis_name, reduce, updates, memory)
+    return y, ExchangeState(
+      optax.safe_increment(state.count),
+      state.skipped + (1 - ok.astype(jnp.int32)),
+      pack_worker(memory),
+    )
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,69 @@
+"""A whole optimiser that stands still when a gradient is not finite."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion.collectives import all_finite
+from jaxmotion.core import Array, AxisName, PyTree
+
+
+class SkipNonfiniteState(NamedTuple):
+  """State of `skip_nonfinite`.
+
+  Attributes:
+    skipped: int32[], updates that were skipped.
+    inner: the wrapped transformation's state.
+  """
+
+  skipped: Array
+  inner: PyTree
+
+
+def skip_nonfinite(
+  inner: optax.GradientTransformation, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+  """Skips the step on all workers if any worker's gradient is not finite.
+
+  Unlike `optax.apply_if_finite`, the workers agree first (one 4-byte sum), so
+  none of them moves alone; and unlike `exchange(nonfinite="skip")` it covers
+  the whole chain, moments and step counts included.
+
+  Args:
+    inner: the chain to guard, its `exchange` included.
+    axis_name: the workers' axis.
+
+  Returns:
+    A transformation that emits zeros and keeps all of `inner`'s state, bit
+    for bit, on a skipped step.
+
+  Example:
+    >>> from jaxmotion.transforms import exchange
+    >>> chain = optax.chain(exchange("data"), optax.adam(1e-3))
+    >>> tx = skip_nonfinite(chain, "data")
+  """
+  wrapped = optax.with_extra_args_support(inner)
+
+  def init_fn(params: PyTree) -> SkipNonfiniteState:
+    return SkipNonfiniteState(jnp.zeros((), jnp.int32), wrapped.init(params))
+
+  def update_fn(
+    updates: PyTree,
+    state: SkipNonfiniteState,
+    params: PyTree | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, SkipNonfiniteState]:
+    ok = all_finite(updates, axis_name)
+    new, inner_state = wrapped.update(
+      updates, state.inner, params, **extra_args
+    )
+    new = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), new)
+    inner_state = jax.tree.map(
+      lambda a, b: jnp.where(ok, a, b), inner_state, state.inner
+    )
+    skipped = state.skipped + (1 - ok.astype(jnp.int32))
+    return new, SkipNonfiniteState(skipped, inner_state)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

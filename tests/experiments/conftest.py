@@ -1,0 +1,61 @@
+import importlib.util
+import pathlib
+from collections.abc import Callable
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+ROOT = pathlib.Path(__file__).parents[2]
+# What makes a job small: three steps of eight examples on two workers.
+TINY = {
+  "workers": 2,
+  "batch_size": 8,
+  "steps": 3,
+  "warmup_steps": 1,
+  "seeds": (0,),
+  "checkpoint_every": 1,
+}
+TINY_CNN = {"channels": (4, 4), "hidden": 8}
+TINY_TRANSFORMER = {
+  "layers": 1,
+  "width": 8,
+  "heads": 2,
+  "context": 8,
+  "train_bytes": 20_000,
+  "test_bytes": 2_000,
+}
+
+
+def _load_config(name: str) -> ConfigDict:
+  """What `configs/NAME.py` holds."""
+  path = ROOT / "configs" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(f"config_{name}", path)
+  assert spec and spec.loader
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config()
+
+
+@pytest.fixture
+def load_config() -> Callable[[str], ConfigDict]:
+  """Makes what `configs/NAME.py` holds."""
+  return _load_config
+
+
+@pytest.fixture
+def tiny() -> Callable[..., ConfigDict]:
+  """Makes a small form of a configuration: tiny("digits", steps=5)."""
+
+  def make(name: str, **fields: object) -> ConfigDict:
+    config = _load_config(name)
+    small = TINY_CNN if config.model == "cnn" else TINY_TRANSFORMER
+    config.update({**TINY, **small, **fields})
+    return config
+
+  return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def enough_devices() -> None:
+  assert jax.device_count() >= TINY["workers"], "see tests/conftest.py"

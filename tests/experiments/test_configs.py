@@ -1,0 +1,75 @@
+import ast
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import _exchanges, _runner, _tasks
+
+CONFIGS = sorted(
+  path.stem
+  for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
+)
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def cifar10(tmp_path):
+  for name, count in (("data_batch_1", 20), ("test_batch", 10)):
+    records = RNG.integers(0, 256, (count, 3073), dtype=np.uint8)
+    records[:, 0] %= 10
+    records.tofile(tmp_path / f"{name}.bin")
+  return {"data_dir": str(tmp_path)}
+
+
+@pytest.fixture
+def imagefolder(tmp_path):
+  for i in range(30):
+    path = tmp_path / ("train", "val")[i % 3 == 0] / "ab"[i % 2] / f"{i}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = RNG.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+  return {"data_dir": str(tmp_path), "image_size": 16}
+
+
+@pytest.fixture
+def digits():
+  return {}
+
+
+@pytest.fixture
+def bytes_lm():
+  return {}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_small_form_runs(tiny, request, name):
+  config = tiny(name, **request.getfixturevalue(name))
+  config.exchanges = config.exchanges[:1] + config.exchanges[-1:]
+  task = _tasks.load_task(config)
+  runs = _runner.run_job(config, task, _runner.make_mesh(config.workers))
+  assert len(runs) == 2
+  assert all(np.isfinite([run.score, run.loss]).all() for run in runs)
+  assert runs[0].wire_bytes > runs[1].wire_bytes > 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
+  exchanges = load_config(name).exchanges
+  assert exchanges[0] == "fp32"
+  assert set(exchanges) <= set(_exchanges.EXCHANGES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_batch_is_divisible_by_the_workers(load_config, name):
+  config = load_config(name)
+  assert config.batch_size % config.workers == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_docstring_gives_the_command(name):
+  path = pathlib.Path(__file__).parents[2] / "configs" / f"{name}.py"
+  docstring = ast.get_docstring(ast.parse(path.read_text()))
+  command = f"python -m experiments.train --config=configs/{name}.py"
+  assert docstring and command in docstring
