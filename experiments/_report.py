@@ -164,15 +164,16 @@ def save_plot(
   figure = Figure(figsize=(7, 4.5), layout="constrained")
   FigureCanvasAgg(figure)
   axes = figure.add_subplot()
-  for row in scores:
-    point = (sent[row.case], float(row.value))
-    (marker, *_) = axes.errorbar(*point, row.noise, fmt="o", capsize=3)
+  for i, row in enumerate(sorted(scores, key=lambda row: sent[row.case])):
+    x, y = sent[row.case], float(row.value)
+    (marker, *_) = axes.errorbar(x, y, row.noise, fmt="o", capsize=3)
     axes.annotate(
       row.case,
-      point,
-      xytext=(6, 6),
+      (x, y + (row.noise or 0.0)),
+      xytext=(0, 6 + 12 * (i % 2)),  # Two heights: neighbours do not touch.
       textcoords="offset points",
       color=marker.get_color(),
+      ha="center",
     )
   axes.set_xscale("log")
   axes.margins(0.2)

@@ -147,7 +147,9 @@ class Trainer:
       return task.loss(nnx.merge(graph, params), batch)
 
     tx = optax.chain(
-      jaxmotion.exchange("data", _exchanges.get_exchange(exchange), seed=0),
+      jaxmotion.exchange(
+        "data", _exchanges.get_exchange(exchange), method=config.method
+      ),
       make_optimizer(config),
     )
     self._init, self._step = jaxmotion.data_parallel(

@@ -49,6 +49,7 @@ class topk(Codec):
       round(1 / density): 100 for 1 %.
 
   Example:
+    >>> import jax.numpy as jnp
     >>> x = jnp.array([0.1, -3.0, 2.0, 0.5])
     >>> codec = topk(density=0.5)
     >>> payload, _ = codec.encode(x)

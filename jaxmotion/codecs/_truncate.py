@@ -40,7 +40,7 @@ class truncate(Codec):
   fills the rest with zeros. One byte is the sign and 7 bits of the exponent,
   two are bfloat16's layout.
 
-  Laws: |y| <= |x| toward zero, and the relative error is below 1/2, 2^-7 and
+  Laws: |y| <= |x| toward zero, and the relative error is below 3/4, 2^-7 and
   2^-15 for 1, 2 and 3 bytes of a normal value (half of that to nearest, from
   2 bytes on); lossless with 4; idempotent. Biased toward zero unless `nearest`.
   From 2 bytes on a NaN stays a NaN (its quiet bit is set where truncation

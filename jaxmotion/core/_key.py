@@ -24,10 +24,16 @@ def mix(h: Array) -> Array:
   return h ^ (h >> 16)
 
 
+def _word(value: Array | int) -> Array:
+  """The low 32 bits of an integer."""
+  if isinstance(value, int):
+    return jnp.uint32(value & 0xFFFFFFFF)
+  return jnp.asarray(value).astype(jnp.uint32)
+
+
 def combine(seed: Array, data: Array | int) -> Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
-  data = jnp.asarray(data).astype(jnp.uint32)
-  return mix(mix(seed) + data * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+  return mix(mix(seed) + _word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
 
 
 class Key(NamedTuple):
@@ -65,7 +71,7 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
     >>> bool(a.shared == b.shared), bool(a.worker == b.worker)
     (True, False)
   """
-  shared = mix(jnp.asarray(seed).astype(jnp.uint32))
+  shared = mix(_word(seed))
   return Key(shared, combine(shared, worker))
 
 

@@ -1,1 +1,9 @@
 """The laws, as functions to call on codecs and transforms of your own."""
+
+from jaxmotion.testing._codec import (
+  check_codec as check_codec,
+  check_contraction as check_contraction,
+  check_idempotent as check_idempotent,
+  check_unbiased as check_unbiased,
+)
+from jaxmotion.testing._transform import check_transform as check_transform

@@ -5,8 +5,6 @@ import pytest
 from flax import nnx
 
 from experiments import _models
-from experiments._exchanges import EXCHANGES
-from jaxmotion import wire
 
 
 def parameters(model):
@@ -74,23 +72,3 @@ def test_full_digits_model_is_nearly_all_kernels(load_config):
   total = sum(leaf.size for leaf in leaves)
   assert total == 151_306  # as the docstring of the configuration says
   assert large / total > 0.998
-
-
-@pytest.mark.parametrize(
-  ("exchange", "ratio"),
-  [
-    ("bf16", 2.0),
-    ("int8", 3.9),
-    ("int4_feedback", 7.7),
-    ("topk1_feedback", 60.0),
-    ("sign_feedback", 28.0),
-  ],
-)
-def test_payload_of_the_full_digits_model_is_small(
-  load_config, exchange, ratio
-):
-  model = _models.build_cnn(load_config("digits"), (8, 8, 1), 10, seed=0)
-  gradients = parameters(model)
-  whole = sum(leaf.nbytes for leaf in jax.tree.leaves(gradients))
-  payload = wire.payload_bytes(EXCHANGES[exchange], gradients)
-  assert whole / payload >= ratio

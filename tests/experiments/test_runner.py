@@ -60,6 +60,23 @@ def test_every_exchange_trains_and_is_measured(tiny):
     assert 0 <= run.score <= 100
 
 
+def test_full_digits_model_sends_few_bytes(load_config):
+  config = load_config("digits")
+  sent = {
+    name: make_trainer(config, name).train(seed=0, stop=0).wire_bytes
+    for name in config.exchanges
+  }
+  # Biases, scales and positions are counted.
+  for name, ratio in {
+    "bf16": 1.99,
+    "int8": 3.9,
+    "int4_feedback": 7.7,
+    "topk1_feedback": 60,
+    "sign_feedback": 28,
+  }.items():
+    assert sent["fp32"] / sent[name] >= ratio
+
+
 def test_finished_runs_are_not_repeated(tmp_path, tiny):
   config = tiny("digits", exchanges=("fp32",), seeds=(0, 1))
   task = _tasks.load_task(config)

@@ -52,20 +52,21 @@ def absmax_encode(
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   b = to_blocks(x, planes(bits), block)
-  top, middle = _levels(bits)
+  top, middle, unit = _levels(bits)
   peak = jnp.max(
     jnp.abs(b), axis=block_axes(x.size, block), keepdims=True, initial=0.0
   )
-  scale = peak * jnp.float32(1 / middle)
-  codes = _round(b / _divisor(scale), middle, top, key)
+  scale = peak * jnp.float32(1 / (unit * middle))
+  codes = _round((b / unit) / _divisor(scale), middle, top, key)
   return Symmetric(pack_blocks(codes, bits), scale[..., 0])
 
 
 def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
-  _, middle = _levels(bits)
+  _, middle, unit = _levels(bits)
   codes = unpack_blocks(payload.words, bits, payload.scale.shape[1])
-  return from_blocks((codes - middle) * payload.scale[..., None], like)
+  codes = unit * codes - unit * middle
+  return from_blocks(codes * payload.scale[..., None], like)
 
 
 def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
@@ -95,12 +96,13 @@ def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
   return from_blocks(payload.low[..., None] + half + half, like)
 
 
-def _levels(bits: int) -> tuple[int, float]:
-  """(the highest code, the code of zero = steps from zero to the peak)."""
+def _levels(bits: int) -> tuple[int, float, float]:
+  """(the highest code, the code of zero, scales between codes)."""
   if bits == 1:
-    return 1, 0.5
+    # Two scales apart, for twice the peak need not be a finite float.
+    return 1, 0.5, 2.0
   steps = 2 ** (bits - 1) - 1
-  return 2 * steps, float(steps)
+  return 2 * steps, float(steps), 1.0
 
 
 def _divisor(scale: Array) -> Array:

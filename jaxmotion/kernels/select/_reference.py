@@ -75,7 +75,7 @@ def topk_scatter(
 def _rows(x: Array, block: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
   padding = -x.size % block
-  return jnp.pad(flat, (0, padding)).reshape(-1, block)
+  return jnp.pad(flat, (0, padding)).reshape(-(-x.size // block), block)
 
 
 def _keys(x: Array) -> Array:

@@ -6,7 +6,6 @@ w / 2^32 in base 3, each two comparisons after one wrapping multiplication,
 where v would need divisions (which the host does not do in vectors).
 """
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -1,0 +1,67 @@
+"""Narrow floats under a shared power of two (OCP MX)."""
+
+import dataclasses
+
+from jaxmotion.codecs._base import Codec
+from jaxmotion.core import (
+  Array,
+  Key,
+  Like,
+  PyTree,
+  check_choice,
+  check_int,
+)
+from jaxmotion.kernels import microscaling as kernel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class microscaling(Codec):
+  """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
+
+  With X = 2^(floor(log2 max|x|) - emax) of the block, emax the exponent of the
+  format's greatest value M: encode(x) = (round(clip(x / X, -M, M)) to nearest
+  even, log2(X) + 127 in 8 bits); decode multiplies.
+
+  Laws: |decode(encode(x)) - x| <= max(2^-(m + 1) |x|, 2^-m X / 2^bias) for m
+  mantissa bits where |x| <= M X, and less than 2^(emax + 1) X - M X beyond,
+  which saturates; idempotent; signs are kept, also of zeros. A non-finite
+  value makes its whole block decode to NaN. Values below 2^-126 count as zero,
+  in and out.
+
+  Args:
+    format: of an element, "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn",
+      "float6_e2m3fn" or "float4_e2m1fn".
+    block: values under one scale, contiguous runs; 32 is MX.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([1.0, 0.3, -7.0])
+    >>> codec = microscaling(format="float4_e2m1fn")
+    >>> payload, _ = codec.encode(x)
+    >>> codec.decode(payload, x).tolist()
+    [1.0, 0.5, -6.0]
+
+  References:
+    Open Compute Project, *OCP Microscaling Formats (MX) Specification v1.0*,
+    2023. Rouhani et al., *Microscaling Data Formats for Deep Learning*, 2023.
+  """
+
+  format: str
+  block: int = 32
+
+  def __post_init__(self) -> None:
+    check_choice("format", self.format, kernel.FORMATS)
+    check_int("block", self.block, 1)
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[kernel.Scaled, PyTree]:
+    """Returns packed elements and shared exponents, and the state."""
+    self._check(x, key)
+    form = kernel.FORMATS[self.format]
+    return kernel.mx_encode(x, form, self.block), state
+
+  def decode(self, payload: kernel.Scaled, like: Like) -> Array:
+    """Returns the elements times their scales."""
+    form = kernel.FORMATS[self.format]
+    return kernel.mx_decode(payload, like, form, self.block)

@@ -1,0 +1,115 @@
+"""The values above a magnitude."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxmotion.codecs._base import Codec
+from jaxmotion.core import (
+  Array,
+  Key,
+  Like,
+  PyTree,
+  check_fraction,
+)
+from jaxmotion.kernels.compact import mark, select, starts
+from jaxmotion.kernels.pack import pack_flat, unpack_flat
+
+
+class Above(NamedTuple):
+  """The first values above the threshold and where they stood.
+
+  Attributes:
+    values: float32[k], in order of position, zeros after the last.
+    indices: uint32[rows, columns], positions in the array, packed in as many
+      bits as its size needs; 0 after the last.
+    count: uint32[], the number of values above the threshold; more than k
+      means that the last count - k of them were dropped.
+  """
+
+  values: Array
+  indices: Array
+  count: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class threshold(Codec):
+  """Keeps the values of magnitude at or above a threshold, up to a capacity.
+
+  encode(x) = the first k = max(1, round(capacity * n)) values in order of
+  position with |x| >= value, and their positions; decode puts them back among
+  zeros.
+
+  Laws: |x - decode(encode(x))| < value where count <= k, and what is kept is
+  exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
+  removes at least k value^2 if count > k, so it wants `feedback`; idempotent.
+  On overflow (count > k) the values at the highest positions are dropped,
+  whatever their magnitude: with `feedback` they stay in the error and are sent
+  once those before them leave room, but a threshold that overflows at every
+  step starves the end of the array, so raise `value` or `capacity`. NaN counts
+  as above any threshold, so it is sent on rather than hidden.
+
+  Args:
+    value: least magnitude that travels, positive and finite.
+    capacity: share of the values that has room, in (0, 1].
+
+  Example:
+    >>> x = jnp.array([0.1, -3.0, 2.0, 0.5])
+    >>> codec = threshold(value=1.0, capacity=0.5)
+    >>> payload, _ = codec.encode(x)
+    >>> codec.decode(payload, x).tolist(), int(payload.count)
+    ([0.0, -3.0, 2.0, 0.0], 2)
+
+  References:
+    Strom, *Scalable Distributed DNN Training Using Commodity GPU Cloud
+    Computing*, 2015.
+  """
+
+  value: float
+  capacity: float
+
+  def __post_init__(self) -> None:
+    _check_positive("value", self.value)
+    check_fraction("capacity", self.capacity)
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[Above, PyTree]:
+    """Returns values, positions and the count, and the state."""
+    self._check(x, key)
+    k, bits = self._shape(x)
+    flat = x.reshape(-1).astype(jnp.float32)
+    bitmap = mark(~(jnp.abs(flat) < self.value))
+    start = starts(bitmap)
+    count = start[-1]
+    filled = jnp.arange(k, dtype=jnp.int32) < count
+    positions = jnp.where(filled, select(bitmap, start, k), 0)
+    values = flat.at[positions].get(mode="promise_in_bounds")
+    values = jnp.where(filled, values, 0.0)
+    indices = pack_flat(positions.astype(jnp.uint32), bits)
+    return Above(values, indices, count.astype(jnp.uint32)), state
+
+  def decode(self, payload: Above, like: Like) -> Array:
+    """Returns zeros with the kept values where they stood."""
+    k, bits = self._shape(like)
+    positions = unpack_flat(payload.indices, bits, k).astype(jnp.int32)
+    flat = jnp.zeros(math.prod(like.shape), jnp.float32)
+    # Empty slots add zero to the first value.
+    flat = flat.at[positions].add(payload.values, mode="promise_in_bounds")
+    return flat.reshape(like.shape).astype(like.dtype)
+
+  def _shape(self, like: Like) -> tuple[int, int]:
+    """(slots, bits of a position)."""
+    size = math.prod(like.shape)
+    k = min(size, max(1, round(self.capacity * size)))
+    return k, max(1, (size - 1).bit_length())
+
+
+def _check_positive(name: str, value: float) -> None:
+  message = f"`{name}` must be a positive finite number, got {value!r}."
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise TypeError(message)
+  if not 0 < value < math.inf:
+    raise ValueError(message)

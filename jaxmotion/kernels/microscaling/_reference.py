@@ -1,0 +1,145 @@
+"""Blocks of narrow floats under a shared power of two, in 32-bit arithmetic.
+
+No narrow float type appears: backends have no arithmetic for the 4- and 6-bit
+ones, and the bits are what is packed.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core import Array, Like
+from jaxmotion.kernels.pack import pack_flat, unpack_flat
+
+_MAGNITUDE = 0x7FFFFFFF
+_NAN_SCALE = 255
+
+
+class Format(NamedTuple):
+  """A narrow float: a sign, an exponent and a mantissa.
+
+  Attributes:
+    mantissa: bits of the mantissa.
+    bias: what is added to an exponent.
+    most: code of the greatest finite magnitude.
+    bits: width of a code.
+  """
+
+  mantissa: int
+  bias: int
+  most: int
+  bits: int
+
+
+FORMATS = {
+  "float8_e4m3fn": Format(3, 7, 0x7E, 8),
+  "float8_e5m2": Format(2, 15, 0x7B, 8),
+  "float6_e3m2fn": Format(2, 3, 0x1F, 6),
+  "float6_e2m3fn": Format(3, 1, 0x1F, 6),
+  "float4_e2m1fn": Format(1, 1, 0x07, 4),
+}
+
+
+class Scaled(NamedTuple):
+  """Elements and the exponents of their blocks.
+
+  Attributes:
+    words: uint32[rows, columns], codes of the elements, flat and packed.
+    scale: uint8[blocks], s for a scale of 2^(s - 127); 255 for NaN (E8M0).
+  """
+
+  words: Array
+  scale: Array
+
+
+def mx_encode(x: Array, form: Format, block: int) -> Scaled:
+  """Rounds to nearest even under the block's power of two, saturating.
+
+  Args:
+    x: floating array of any shape.
+    form: of the elements.
+    block: the most values in a block, a contiguous run.
+  """
+  bits = lax.bitcast_convert_type(_rows(x, block), jnp.uint32)
+  magnitude = bits & jnp.uint32(_MAGNITUDE)
+  # As integers: the exponent is exact, and NaN is above infinity above all.
+  peak = jnp.max(magnitude, axis=1, initial=0) >> 23
+  emax = (form.most >> form.mantissa) - form.bias
+  scale = jnp.maximum(peak.astype(jnp.int32) - emax, 0)
+  scale = jnp.where(peak == 255, _NAN_SCALE, scale)
+  # 2^(127 - s), normal for every s but that of NaN.
+  inverse = _power(254 - jnp.minimum(scale, 254))[:, None]
+  v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
+  codes = jnp.minimum(_round(v, form), jnp.uint32(form.most))
+  codes = codes | ((bits >> 31) << (form.bits - 1))
+  return Scaled(pack_flat(codes, form.bits), scale.astype(jnp.uint8))
+
+
+def mx_decode(
+  payload: Scaled, like: Like, form: Format, block: int
+) -> Array:
+  """Inverts `mx_encode` up to rounding."""
+  size = math.prod(like.shape)
+  blocks = payload.scale.shape[0]
+  width = _width(size, block)
+  codes = unpack_flat(payload.words, form.bits, blocks * width)
+  halves = _halves(codes.reshape(blocks, width), form)
+  scale = payload.scale.astype(jnp.int32)
+  # Twice the scale: 2^-127 itself is no normal number.
+  double = jnp.where(scale == _NAN_SCALE, jnp.nan, _power(scale + 1))
+  flat = (halves * double[:, None]).reshape(-1)
+  flat = flat if flat.size == size else flat[:size]
+  return flat.reshape(like.shape).astype(like.dtype)
+
+
+def _width(size: int, block: int) -> int:
+  return max(1, min(size, block))
+
+
+def _rows(x: Array, block: int) -> Array:
+  """f32[blocks, width], zeros filling the last block."""
+  width = _width(x.size, block)
+  flat = x.reshape(-1).astype(jnp.float32)
+  padding = -x.size % width
+  flat = jnp.pad(flat, (0, padding)) if padding else flat
+  return flat.reshape(-1, width)
+
+
+def _round(v: Array, form: Format) -> Array:
+  """Magnitudes >= 0 -> codes, not saturated."""
+  bits = lax.bitcast_convert_type(v, jnp.uint32)
+  drop = 23 - form.mantissa
+  even = (bits >> drop) & 1
+  normal = (bits + jnp.uint32(2 ** (drop - 1) - 1) + even) >> drop
+  normal = normal - jnp.uint32((127 - form.bias) << form.mantissa)
+  # Below the least normal the steps are even: adding the number whose last
+  # place is one step rounds to it.
+  least = 2.0 ** (1 - form.bias)
+  magic = jnp.float32(least * 2.0**drop)
+  subnormal = lax.bitcast_convert_type(v + magic, jnp.uint32)
+  subnormal = subnormal - lax.bitcast_convert_type(magic, jnp.uint32)
+  return jnp.where(v < least, subnormal, normal)
+
+
+def _halves(codes: Array, form: Format) -> Array:
+  """Half of the value each code stands for."""
+  magnitude = codes & jnp.uint32(2 ** (form.bits - 1) - 1)
+  sign = (codes >> (form.bits - 1)) << 31
+  normal = magnitude << (23 - form.mantissa)
+  normal = normal + jnp.uint32((126 - form.bias) << 23)
+  step = 2.0 ** (-form.bias - form.mantissa)
+  subnormal = magnitude.astype(jnp.int32).astype(jnp.float32) * step
+  bits = jnp.where(
+    magnitude < 2**form.mantissa,
+    lax.bitcast_convert_type(subnormal, jnp.uint32),
+    normal,
+  )
+  return lax.bitcast_convert_type(bits | sign, jnp.float32)
+
+
+def _power(exponent: Array) -> Array:
+  """2^(exponent - 127) of 0 <= exponent <= 254; 0 stands for 0."""
+  bits = exponent.astype(jnp.uint32) << 23
+  return lax.bitcast_convert_type(bits, jnp.float32)

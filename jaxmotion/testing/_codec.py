@@ -1,0 +1,246 @@
+"""The laws of a codec, as checks."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion import codecs as codecs_room
+from jaxmotion.codecs import Codec, from_config
+from jaxmotion.core import Array, PyTree, describe, make_key
+from jaxmotion.wire import payload_bytes
+
+_PAYLOAD_DTYPES = (
+  "uint8",
+  "uint16",
+  "uint32",
+  "float32",
+  "float16",
+  "bfloat16",
+)
+
+
+def check_codec(
+  codec: Codec,
+  x: Array,
+  *,
+  bound: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> None:
+  """Checks the laws that hold for every codec, on one finite array.
+
+  The payload is words, float32 or values of the array's dtype, of static
+  shapes, and weighs what `wire.payload_bytes` says; compiled and eager calls
+  make the same payload and decode it to the same bits; a second call compiles
+  nothing; `vmap` encodes and decodes each row as by itself; the result has the
+  shape and dtype of `x` and is finite; state keeps its shapes; a non-finite
+  value never stays in the state; configuration and `repr` make an equal codec.
+
+  Args:
+    codec: a codec of arrays.
+    x: finite floating-point array.
+    bound: maps |x| as float64 to the greatest |decode(encode(x)) - x| of each
+      value; None checks no bound.
+
+  Raises:
+    AssertionError: a law is broken; the message says which.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
+  """
+  key = make_key(7)
+  state = codec.init(x)
+  traces = []
+
+  def encode(x: Array, state: PyTree, key: Any) -> tuple[PyTree, PyTree]:
+    traces.append(None)
+    return codec.encode(x, state, key)
+
+  jitted = jax.jit(encode)
+  payload, new_state = jitted(x, state, key)
+  jitted(x, new_state, key)
+  _require(len(traces) == 1, f"{codec} compiles again on its second call")
+  _check_payload(codec, x, payload)
+  eager, _ = codec.encode(x, state, key)
+  _require(_equal(eager, payload), f"{codec}: jit and eager payloads differ")
+  y = jax.jit(lambda p: codec.decode(p, x))(payload)
+  _require(
+    _equal(codec.decode(payload, x), y), f"{codec}: jit and eager decode differ"
+  )
+  _require(
+    y.shape == x.shape and y.dtype == x.dtype,
+    f"{codec} decodes {describe(x)} to {describe(y)}",
+  )
+  _require(_finite(y), f"{codec} makes a finite array non-finite")
+  if bound is not None:
+    _check_bound(codec, x, y, bound)
+  _check_state(codec, x, state, new_state)
+  _check_vmap(codec, x)
+  _check_config(codec)
+
+
+def _check_payload(codec: Codec, x: Array, payload: PyTree) -> None:
+  leaves = jax.tree.leaves(payload)
+  for a in leaves:
+    name = jnp.dtype(a.dtype).name
+    _require(name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}")
+  real = sum(np.asarray(a).nbytes for a in leaves)
+  said = payload_bytes(codec, x)
+  _require(real == said, f"{codec} weighs {real} bytes, not {said}")
+
+
+def _check_bound(
+  codec: Codec,
+  x: Array,
+  y: Array,
+  bound: Callable[[np.ndarray], np.ndarray],
+) -> None:
+  exact = np.asarray(x, np.float64)
+  error = np.abs(np.asarray(y, np.float64) - exact)
+  # The result is rounded to the array's own dtype at the end.
+  slack = np.abs(np.asarray(y, np.float64)) * float(jnp.finfo(x.dtype).eps)
+  worst = np.max(error - bound(np.abs(exact)) - slack, initial=-np.inf)
+  _require(worst <= 0, f"{codec} misses its bound by {worst} on {describe(x)}")
+
+
+def _check_state(
+  codec: Codec, x: Array, state: PyTree, new_state: PyTree
+) -> None:
+  _require(
+    jax.tree.map(describe, state) == jax.tree.map(describe, new_state),
+    f"{codec} changes the shapes of its state",
+  )
+  if x.size:
+    bad = x.reshape(-1).at[0].set(jnp.nan).reshape(x.shape)
+    _, poisoned = codec.encode(bad, state, make_key(7))
+    _require(_finite(poisoned), f"{codec} keeps a NaN in its state")
+
+
+def _check_vmap(codec: Codec, x: Array) -> None:
+  rows = jnp.stack([x, -x])
+  keys = jax.vmap(make_key(7).fold)(jnp.arange(2))
+  states = jax.tree.map(lambda a: jnp.stack([a, a]), codec.init(x))
+  payload, _ = jax.jit(jax.vmap(codec.encode))(rows, states, keys)
+  y = jax.jit(jax.vmap(lambda p: codec.decode(p, x)))(payload)
+  for i in range(2):
+    own_key = jax.tree.map(lambda a, i=i: a[i], keys)
+    own, _ = codec.encode(rows[i], codec.init(x), own_key)
+    _require(
+      _equal(own, jax.tree.map(lambda a, i=i: a[i], payload)),
+      f"{codec}: vmap and single payloads differ",
+    )
+    _require(
+      _equal(codec.decode(own, x), y[i]), f"{codec}: vmap and single differ"
+    )
+
+
+def _check_config(codec: Codec) -> None:
+  config = json.loads(json.dumps(codec.config()))
+  _require(from_config(config) == codec, f"{codec} is not its config")
+  _require(hash(from_config(config)) == hash(codec), f"{codec}: hash differs")
+  if type(codec).__module__.startswith("jaxmotion."):
+    again = eval(repr(codec), vars(codecs_room))
+    _require(again == codec, f"{codec} is not its repr")
+
+
+def check_unbiased(
+  codec: Codec, x: Array, *, samples: int = 400, sigmas: float = 5.0
+) -> None:
+  """Checks that the mean of many encodings is the array itself.
+
+  Args:
+    codec: a codec without state that rounds or samples at random.
+    x: finite floating-point array.
+    samples: encodings with different keys.
+    sigmas: how many standard errors of the mean a value may be off.
+
+  Raises:
+    AssertionError: a value's mean is further off.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.uniform(bits=2, rounding="stochastic")
+    >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
+  """
+
+  def once(i: Array) -> Array:
+    # Both words change: some codecs round by one, some sample by the other.
+    payload, _ = codec.encode(x, codec.init(x), make_key(i, worker=i))
+    return codec.decode(payload, x)
+
+  drawn = np.asarray(jax.jit(jax.vmap(once))(jnp.arange(samples)), np.float64)
+  exact = np.asarray(x, np.float64)
+  error = np.abs(drawn.mean(0) - exact)
+  spread = drawn.std(0) / np.sqrt(samples)
+  # Bernstein's second term: a value that almost never rounds the other way
+  # may not do so in any sample, and shows no spread at all.
+  rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / samples
+  excess = np.max(error - sigmas * spread - rare, initial=-np.inf)
+  _require(excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas")
+
+
+def check_contraction(codec: Codec, x: Array, delta: float) -> None:
+  """Checks ||decode(encode(x)) - x||^2 <= (1 - delta) ||x||^2.
+
+  Args:
+    codec: a codec of arrays.
+    x: finite floating-point array.
+    delta: the stated contraction, in [0, 1].
+
+  Raises:
+    AssertionError: it does not contract by that much.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> check_contraction(codecs.topk(density=0.5), jnp.arange(8.0), 0.5)
+  """
+  payload, _ = codec.encode(x, codec.init(x), make_key(7))
+  error = np.asarray(codec.decode(payload, x), np.float64) - np.asarray(x)
+  left = float((error**2).sum())
+  allowed = (1 - delta) * float((np.asarray(x, np.float64) ** 2).sum())
+  _require(
+    left <= allowed * (1 + 1e-6),
+    f"{codec} leaves {left} of at most {allowed}",
+  )
+
+
+def check_idempotent(codec: Codec, x: Array) -> None:
+  """Checks that encoding what was decoded loses nothing more.
+
+  Args:
+    codec: a codec of arrays.
+    x: floating-point array.
+
+  Raises:
+    AssertionError: decode(encode(y)) differs from y = decode(encode(x)).
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> check_idempotent(codecs.cast("bfloat16"), jnp.linspace(0, 1, 9))
+  """
+
+  def trip(x: Array) -> Array:
+    payload, _ = codec.encode(x, codec.init(x), make_key(7))
+    return codec.decode(payload, x)
+
+  once = trip(x)
+  _require(_equal(trip(once), once), f"{codec} is not idempotent")
+
+
+def _equal(a: PyTree, b: PyTree) -> bool:
+  return jax.tree.structure(a) == jax.tree.structure(b) and all(
+    np.asarray(p).tobytes() == np.asarray(q).tobytes()
+    for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+
+
+def _finite(tree: PyTree) -> bool:
+  return all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(tree))
+
+
+def _require(holds: bool, message: str) -> None:
+  if not holds:
+    raise AssertionError(message)

@@ -1,0 +1,92 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs
+from jaxmotion.testing import (
+  check_codec,
+  check_contraction,
+  check_idempotent,
+  check_unbiased,
+)
+from tests.codecs.table import ARRAYS, CODECS
+
+NAMES = pytest.mark.parametrize("name", CODECS)
+
+
+@NAMES
+@pytest.mark.parametrize("array", ["scalar", "empty", "one", "odd"])
+def test_laws_hold_for_any_shape_within_the_stated_bound(name, array):
+  codec, bound = CODECS[name]
+  check_codec(codec, jnp.asarray(ARRAYS[array]), bound=bound)
+
+
+@NAMES
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_laws_hold_for_narrow_floats(name, dtype):
+  codec, bound = CODECS[name]
+  check_codec(codec, jnp.asarray(ARRAYS["odd"], dtype), bound=bound)
+
+
+@NAMES
+@pytest.mark.parametrize("array", ["zeros", "huge", "subnormal"])
+def test_extreme_values_stay_finite(name, array):
+  codec, _ = CODECS[name]
+  x = jnp.asarray(ARRAYS[array])
+  payload, _ = codec.encode(x, codec.init(x), _key())
+  y = np.asarray(codec.decode(payload, x))
+  assert np.isfinite(y).all()
+  assert np.abs(y).max() <= np.abs(ARRAYS[array]).max() * 1.01 + 1e-37
+
+
+@NAMES
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_does_not_vanish(name, value):
+  codec, _ = CODECS[name]
+  if name == "truncate1":
+    pytest.skip("one byte holds no non-finite value, as its docstring says")
+  x = jnp.asarray(ARRAYS["odd"]).at[3, 5].set(value)
+  payload, _ = codec.encode(x, codec.init(x), _key())
+  assert not np.isfinite(np.asarray(codec.decode(payload, x))).all()
+
+
+@pytest.mark.parametrize("name", ["int8_stochastic", "int4_stochastic"])
+def test_stochastic_rounding_is_unbiased(name):
+  check_unbiased(CODECS[name][0], jnp.asarray(ARRAYS["odd"]))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_width_rounds_without_bias(bits, symmetric):
+  codec = codecs.uniform(
+    bits=bits, symmetric=symmetric, rounding="stochastic", block=32
+  )
+  check_unbiased(codec, jnp.asarray(ARRAYS["odd"]))
+
+
+@pytest.mark.parametrize(
+  ("codec", "delta"),
+  [
+    (codecs.topk(density=0.1), 0.1),
+    (codecs.topk(density=0.1, block=40), 0.1),
+    (codecs.sign(), 0.5),
+    (codecs.uniform(bits=4), 0.9),
+  ],
+  ids=repr,
+)
+def test_contractions_contract(codec, delta):
+  check_contraction(codec, jnp.asarray(ARRAYS["odd"]), delta)
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["identity", "bf16", "f16", "e4m3", "e5m2", "truncate2", "topk_many"],
+)
+def test_idempotent_codecs_lose_nothing_twice(name):
+  check_idempotent(CODECS[name][0], jnp.asarray(ARRAYS["odd"]))
+
+
+def _key():
+  from jaxmotion import make_key
+
+  return make_key(3)

@@ -1,0 +1,305 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import codecs, collectives, make_key, state_specs, wire
+from jaxmotion.core import pack_worker, unpack_worker
+from tests.codecs.table import CODECS
+from tests.collectives.helpers import copies, mesh, run
+
+RNG = np.random.default_rng(0)
+
+
+def tree(workers, size=700):
+  return {
+    "w": jnp.asarray(RNG.normal(size=(workers, size)).astype(np.float32)),
+    "b": jnp.asarray(RNG.normal(size=(workers, 5)).astype(np.float32)),
+  }
+
+
+def reduce(x, codec=None, **options):
+  """all_reduce with fresh state, as one worker calls it."""
+  codec = codecs.identity() if codec is None else codec
+  method = options.get("method")
+  state = collectives.all_reduce_init(codec, x, "data", method=method)
+  key = make_key(0, lax.axis_index("data"))
+  y, _ = collectives.all_reduce(
+    x, "data", codec, state=state, key=key, **options
+  )
+  return y
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_identity_is_the_stock_collective_bit_for_bit(dtype, op):
+  x = jax.tree.map(lambda a: a.astype(dtype), tree(4))
+  stock = lax.pmean if op == "mean" else lax.psum
+  ours = run(lambda x: reduce(x, op=op), x, 4)
+  theirs = run(lambda x: stock(x, "data"), x, 4)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    assert a.dtype == b.dtype
+    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_mean_of_what_was_decoded_is_on_every_worker(name):
+  codec, _ = CODECS[name]
+  x = tree(3)["w"]
+  y = run(lambda x: reduce(x, codec), x, 3)
+  assert len(copies(y)) == 1
+  if codec.summable and name != "identity":
+    return  # a shared sample: compared in its own tests
+  decoded = []
+  for worker in range(3):
+    key = make_key(0, worker).fold_path("")
+    payload, _ = codec.encode(x[worker], codec.init(x[worker]), key)
+    decoded.append(np.asarray(codec.decode(payload, x[worker]), np.float64))
+  np.testing.assert_allclose(y, np.mean(decoded, 0), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_two_phases_add_one_quantisation_whatever_the_world(workers):
+  x = tree(workers)
+  codec = codecs.uniform(bits=8, block=64)
+  y = run(lambda x: reduce(x, codec, method="two_phase"), x, workers)
+  for name in x:
+    exact = np.asarray(x[name], np.float64).mean(0)
+    bound = np.abs(x[name]).max() / 127 / 2 + np.abs(exact).max() / 127 / 2
+    assert len(copies(y[name])) == 1
+    assert np.abs(y[name] - exact).max() <= bound * 1.01
+
+
+def test_methods_are_chosen_by_world_size():
+  codec = codecs.uniform(bits=8)
+
+  def ops(workers):
+    x = tree(workers, size=64 * workers)["w"]
+    return {m.op for m in step_ledger(codec, x, workers, method=None).moves}
+
+  assert ops(4) == {"all_gather"}
+  assert ops(5) == {"all_to_all", "all_gather"}
+
+
+def step_ledger(codec, x, workers, method):
+  program = jax.shard_map(
+    lambda x: reduce(x[0], codec, method=method),
+    mesh=mesh(workers),
+    in_specs=P("data"),
+    out_specs=P(),
+  )
+  return wire.step_bytes(jax.jit(program), x)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+def test_bytes_said_traced_and_compiled_are_equal(name, method):
+  codec, _ = CODECS[name]
+  workers = 4
+  x = tree(workers)["w"]
+  program = jax.jit(
+    jax.shard_map(
+      lambda x: reduce(x[0], codec, method=method),
+      mesh=mesh(workers),
+      in_specs=P("data"),
+      out_specs=P(),
+    )
+  )
+  traced = wire.step_bytes(program, x).total_bytes
+  compiled = wire.compiled_bytes(program.lower(x).compile()).total_bytes
+  whole = wire.payload_bytes(codec, x[0])
+  row = wire.payload_bytes(codec, x[0, : x.shape[1] // workers])
+  if codec.summable:
+    words = 4 if name == "random_k" else 0  # the seed is not summed
+    said = 2 * (workers - 1) / workers * (whole - words)
+  elif method == "gather":
+    said = (workers - 1) * whole
+  else:
+    said = (workers - 1) * row + (workers - 1) * row
+  assert said == traced == compiled
+
+
+def test_no_float_travels_through_a_lossy_codec():
+  codec = codecs.feedback(codecs.uniform(bits=4))
+  x = tree(4)["w"]
+  for method in ("gather", "two_phase"):
+    moves = step_ledger(codec, x, 4, method).moves
+    assert {m.dtype for m in moves} == {"uint32"}
+
+
+def test_many_leaves_travel_in_one_collective():
+  x = {f"leaf{i}": jnp.ones((4, 100 + i)) for i in range(7)}
+  ledger = step_ledger_tree(codecs.uniform(bits=8), x)
+  assert sum(m.count for m in ledger.moves) == 1
+
+
+def step_ledger_tree(codec, x):
+  program = jax.shard_map(
+    lambda x: reduce(jax.tree.map(lambda a: a[0], x), codec),
+    mesh=mesh(4),
+    in_specs=P("data"),
+    out_specs=P(),
+  )
+  return wire.step_bytes(jax.jit(program), x)
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize(
+  "codec", [codecs.identity(), codecs.uniform(bits=8)], ids=repr
+)
+def test_weights_are_exact_shares(op, codec):
+  x, w = tree(4)["w"], jnp.array([1.0, 0.0, 2.0, 5.0])
+  y = run(lambda a: reduce(a[0], codec, op=op, weight=a[1]), (x, w), 4)
+  share = w / w.sum() if op == "mean" else w
+  exact = np.asarray(share) @ np.asarray(x)
+  tolerance = 1e-6 if codec == codecs.identity() else 8 * 4 / 127
+  np.testing.assert_allclose(y, exact, atol=tolerance)
+
+
+def test_the_gradient_is_the_stock_collectives():
+  x = tree(4)["w"]
+  codec = codecs.topk(density=0.1)
+
+  def grads(reduce):
+    def local(x):
+      return jax.grad(lambda x: (reduce(x) ** 3).sum())(x)[None]
+
+    return run(local, x, 4, P("data"))
+
+  def sum_codec(x):
+    return reduce(x, codec, op="sum")
+
+  y = run(sum_codec, x, 4)
+  # d/dx_r of sum(s^3) with s = psum(x) is 3 s^2 on every worker, times the
+  # workers that each hold a copy of the loss... as the stock psum has it.
+  ours = np.asarray(grads(sum_codec))
+  stock = np.asarray(grads(lambda x: lax.psum(x, "data")))
+  s = np.asarray(run(lambda x: lax.psum(x, "data"), x, 4))
+  factor = stock / (3 * s**2)
+  np.testing.assert_allclose(ours, factor * 3 * np.asarray(y) ** 2, rtol=2e-4)
+
+
+def test_local_feedback_sends_everything_in_the_end():
+  codec = codecs.feedback(codecs.topk(density=0.1))
+  x = tree(4)["w"]
+
+  state = None
+  sent = np.zeros(700)
+  step = stepper(codec, x)
+  for _ in range(60):
+    y, state = step(x, state)
+    sent += np.asarray(y, np.float64)
+  exact = 60 * np.asarray(x, np.float64).mean(0)
+  left = np.asarray(state.value[0].rows.error, np.float64).mean(0)
+  np.testing.assert_allclose(sent + left, exact, rtol=1e-4, atol=1e-4)
+  assert np.abs(left).max() < 30
+
+
+def stepper(codec, x, **options):
+  """step(x, state) -> (mean, state), jitted over 4 workers."""
+  shapes = []
+
+  def init(x):
+    state = collectives.all_reduce_init(codec, x[0], "data")
+    shapes.append(jax.tree.map(jax.typeof, pack_worker(state)))
+    return jnp.zeros(())
+
+  sm = dict(mesh=mesh(4))
+  jax.eval_shape(
+    jax.shard_map(init, in_specs=P("data"), out_specs=P(), **sm), x
+  )
+  specs = state_specs(shapes[0], "data")
+
+  def fresh(x):
+    return pack_worker(collectives.all_reduce_init(codec, x[0], "data"))
+
+  first = jax.jit(
+    jax.shard_map(fresh, in_specs=P("data"), out_specs=specs, **sm)
+  )(x)
+
+  @jax.jit
+  @jax.shard_map(in_specs=(P("data"), specs), out_specs=(P(), specs), **sm)
+  def step(x, state):
+    y, s = collectives.all_reduce(
+      x[0], "data", codec, state=unpack_worker(state), **options
+    )
+    return y, pack_worker(s)
+
+  return lambda x, state: step(x, first if state is None else state)
+
+
+def test_global_feedback_gives_the_same_sum_with_its_own_memory():
+  x = tree(4)["w"]
+  local = stepper(codecs.feedback(codecs.identity()), x)
+  codec = codecs.feedback(codecs.topk(density=0.1), form="global")
+  step = stepper(codec, x)
+  y, state = step(x, None)
+  error = np.asarray(state.value[0].rows.error)
+  np.testing.assert_allclose(error, np.asarray(x) - np.asarray(y), atol=1e-6)
+  y, _ = local(x, None)
+  np.testing.assert_allclose(y, np.asarray(x).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "message"),
+  [
+    (dict(op="median"), "`op` must be one of 'mean', 'sum', got 'median'"),
+    (dict(method="ring"), "`method` must be one of"),
+    (dict(weight=jnp.ones(3)), "`weight` must be a scalar, got an array"),
+    (dict(state=[]), "`state` must be made for this codec"),
+    (dict(state=None), "`state` must be given for a codec that has one"),
+  ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+  codec = codecs.feedback(codecs.uniform(bits=4))
+
+  def local(x):
+    kw = dict(kwargs)
+    if "state" not in kw:
+      kw["state"] = collectives.all_reduce_init(codec, x, "data")
+    return collectives.all_reduce(x, "data", codec, **kw)[0]
+
+  with pytest.raises(ValueError, match=message):
+    run(local, tree(2)["w"], 2)
+
+
+def test_an_unknown_axis_is_named():
+  with pytest.raises(ValueError, match="`axis_name` must name an axis.*'dta'"):
+    run(lambda x: collectives.all_reduce(x, "dta")[0], tree(2)["w"], 2)
+
+
+def test_integer_leaves_are_named_by_their_path():
+  x = {"a": {"step": jnp.ones((2, 3), jnp.int32)}}
+  with pytest.raises(TypeError, match="`a/step` must be a floating-point"):
+    run(lambda x: collectives.all_reduce(x, "data")[0], x, 2)
+
+
+def test_works_over_two_axes_at_once():
+  grid = jax.sharding.Mesh(
+    np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")
+  )
+  x = tree(4)["w"]
+  f = jax.shard_map(
+    lambda x: collectives.all_reduce(x[0], ("a", "b"), codecs.uniform(bits=8))[
+      0
+    ],
+    mesh=grid,
+    in_specs=P(("a", "b")),
+    out_specs=P(),
+  )
+  np.testing.assert_allclose(jax.jit(f)(x), np.asarray(x).mean(0), atol=0.02)
+
+
+def test_works_under_pmap():
+  x = tree(4)["w"]
+  codec = codecs.uniform(bits=8)
+  y = jax.pmap(
+    lambda x: collectives.all_reduce(x, "data", codec)[0],
+    axis_name="data",
+    devices=jax.devices()[:4],
+  )(x)
+  rows = np.asarray(y)
+  assert all(row.tobytes() == rows[0].tobytes() for row in rows)
+  np.testing.assert_allclose(rows[0], np.asarray(x).mean(0), atol=0.02)

@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import codecs, collectives, make_key, wire
+from tests.codecs.table import CODECS
+from tests.collectives.helpers import copies, mesh, run
+
+X = np.random.default_rng(1).normal(size=(4, 8, 6)).astype(np.float32)
+STOCK = {
+  "reduce_scatter": lambda x: lax.psum_scatter(x, "data", tiled=True),
+  "all_gather": lambda x: lax.all_gather(x, "data", to="invarying"),
+  "all_to_all": lambda x: lax.all_to_all(x, "data", 0, 0, tiled=True),
+}
+OUT = {"reduce_scatter": P("data"), "all_gather": P(), "all_to_all": P("data")}
+OPS = pytest.mark.parametrize("op", STOCK)
+
+
+def ours(op, codec):
+  def call(x):
+    state = getattr(collectives, f"{op}_init")(codec, x, "data")
+    key = make_key(0, lax.axis_index("data"))
+    collective = getattr(collectives, op)
+    return collective(x, "data", codec, state=state, key=key)[0]
+
+  return call
+
+
+@OPS
+def test_identity_equals_the_stock_collective(op):
+  y = run(ours(op, codecs.identity()), X, 4, OUT[op])
+  stock = run(STOCK[op], X, 4, OUT[op])
+  np.testing.assert_array_equal(y, stock)
+
+
+@OPS
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_comes_close_to_the_stock_collective(op, name):
+  codec, bound = CODECS[name]
+  y = np.asarray(run(ours(op, codec), X, 4, OUT[op]))
+  stock = np.asarray(run(STOCK[op], X, 4, OUT[op]))
+  assert y.shape == stock.shape
+  if bound is not None:
+    # Bounds grow with |x|, so the greatest one holds for every slice.
+    most = 4 * bound(np.abs(X).astype(np.float64)).max() + 1e-5
+    assert np.abs(y - stock).max() <= most
+
+
+@OPS
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_said_traced_and_compiled_are_equal(op, name):
+  codec, _ = CODECS[name]
+  program = jax.jit(
+    jax.shard_map(
+      lambda x: ours(op, codec)(x[0]),
+      mesh=mesh(4),
+      in_specs=P("data"),
+      out_specs=OUT[op],
+    )
+  )
+  traced = wire.step_bytes(program, X).total_bytes
+  compiled = wire.compiled_bytes(program.lower(X).compile()).total_bytes
+  if op == "all_gather":
+    said = 3 * wire.payload_bytes(codec, X[0])
+  else:
+    row = wire.payload_bytes(codec, X[0, :2])
+    if name == "random_k" and op == "reduce_scatter":
+      row -= 4  # the seed is equal on all workers and does not travel
+    said = 3 * row
+  assert said == traced == compiled
+
+
+@OPS
+def test_the_gradient_is_the_stock_collectives(op):
+  codec = codecs.uniform(bits=8)
+
+  def grads(f):
+    def local(x):
+      return jax.grad(lambda x: jnp.sum(f(x) * jnp.float32(2.0)))(x)[None]
+
+    return run(local, X, 4, P("data"))
+
+  np.testing.assert_allclose(grads(ours(op, codec)), grads(STOCK[op]))
+
+
+def test_gathered_bits_are_equal_on_all_workers():
+  y = run(ours("all_gather", codecs.uniform(bits=4)), X, 4)
+  assert len(copies(y)) == 1
+
+
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_to_all"])
+def test_an_axis_that_cannot_be_cut_is_named(op):
+  with pytest.raises(ValueError, match=r"whose length 4 workers divide.*float"):
+    run(ours(op, codecs.identity()), X[:, :6], 4, P("data"))
+
+
+def test_tree_codecs_are_refused_where_an_array_is_exchanged():
+  codec = codecs.rules([(".*", codecs.identity())])
+  with pytest.raises(TypeError, match="`codec` must be a codec of arrays"):
+    run(lambda x: collectives.all_gather(x, "data", codec)[0], X, 4)
+
+
+def test_error_memory_works_in_every_collective():
+  codec = codecs.feedback(codecs.topk(density=0.25))
+  for op in STOCK:
+
+    def twice(x, op=op):
+      state = getattr(collectives, f"{op}_init")(codec, x, "data")
+      collective = getattr(collectives, op)
+      a, state = collective(x, "data", codec, state=state)
+      b, _ = collective(x, "data", codec, state=state)
+      return a, b
+
+    a, b = run(twice, X, 4, OUT[op])
+    stock = np.asarray(run(STOCK[op], X, 4, OUT[op]))
+    once = np.abs(2 * np.asarray(a) - 2 * stock).sum()
+    both = np.abs(np.asarray(a) + np.asarray(b) - 2 * stock).sum()
+    assert both < once
