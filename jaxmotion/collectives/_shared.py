@@ -81,13 +81,13 @@ def check_state(expected: PyTree, state: PyTree | None) -> PyTree:
     expected: shapes of the codec's fresh state for this input.
     state: what the caller gave; None will do for a codec without state.
   """
-  if state is None:
-    if jax.tree.leaves(expected):
-      raise ValueError(
-        "`state` must be given for a codec that has one (make it with the "
-        "collective's `..._init`), got None."
-      )
+  if not jax.tree.leaves((expected, state)):
     return expected
+  if state is None:
+    raise ValueError(
+      "`state` must be given for a codec that has one (make it with the "
+      "collective's `..._init`), got None."
+    )
   same = jax.tree.structure(state) == jax.tree.structure(expected) and all(
     a.shape == b.shape and a.dtype == b.dtype
     for a, b in zip(

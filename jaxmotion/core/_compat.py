@@ -62,7 +62,12 @@ pmap, got 'nowhere'.
 
 
 def worker_index(axis_name: AxisName) -> Array:
-  """Returns this worker's index along the axis, int32[]."""
+  """Returns this worker's index along the axis, int32[].
+
+  Raises:
+    ValueError: as `axis_size`.
+  """
+  axis_size(axis_name)
   return lax.axis_index(axis_name)
 
 

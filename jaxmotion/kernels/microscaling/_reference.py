@@ -77,9 +77,7 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   return Scaled(pack_flat(codes, form.bits), scale.astype(jnp.uint8))
 
 
-def mx_decode(
-  payload: Scaled, like: Like, form: Format, block: int
-) -> Array:
+def mx_decode(payload: Scaled, like: Like, form: Format, block: int) -> Array:
   """Inverts `mx_encode` up to rounding."""
   size = math.prod(like.shape)
   blocks = payload.scale.shape[0]

@@ -1,0 +1,332 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from jaxmotion.testing import check_transform
+
+WORKERS = 4
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "dense": {
+    "kernel": jnp.asarray(RNG.normal(size=(16, 32)).astype(np.float32)),
+    "bias": jnp.zeros(32),
+  },
+  "out": {"kernel": jnp.asarray(RNG.normal(size=(32, 4)), jnp.float32)},
+}
+BATCH = (
+  jnp.asarray(RNG.normal(size=(WORKERS * 8, 16)).astype(np.float32)),
+  jnp.asarray(RNG.normal(size=(WORKERS * 8, 4)).astype(np.float32)),
+)
+INT4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
+
+
+def loss_fn(params, batch):
+  x, y = batch
+  h = jnp.tanh(x @ params["dense"]["kernel"] + params["dense"]["bias"][None])
+  return jnp.mean((h @ params["out"]["kernel"] - y) ** 2)
+
+
+def train(tx, params=PARAMS, steps=4, batch=BATCH, loss=loss_fn, **extra):
+  init, step = jaxmotion.data_parallel(loss, tx, MESH)
+  params, state = init(params)
+  losses = []
+  for _ in range(steps):
+    params, state, value = step(params, state, batch, **extra)
+    losses.append(float(value))
+  assert step._cache_size() == 1
+  return params, state, losses
+
+
+def bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+def pmean_transform():
+  def update(updates, state, params=None):
+    return jax.tree.map(lambda g: lax.pmean(g, "data"), updates), state
+
+  return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def test_identity_trains_as_pmean_does_bit_for_bit():
+  ours, _, _ = train(optax.chain(jaxmotion.exchange("data"), optax.adamw(0.01)))
+  stock, _, _ = train(optax.chain(pmean_transform(), optax.adamw(0.01)))
+  assert bits(ours) == bits(stock)
+
+
+@pytest.mark.parametrize(
+  "tx",
+  [
+    optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1)),
+    optax.chain(
+      optax.clip(1.0), jaxmotion.exchange("data", INT4), optax.adam(1e-2)
+    ),
+    optax.chain(
+      jaxmotion.exchange("data", codecs.sign(), method="two_phase"),
+      optax.sgd(optax.cosine_decay_schedule(0.1, 10), momentum=0.9),
+    ),
+    optax.inject_hyperparams(
+      lambda learning_rate: optax.chain(
+        jaxmotion.exchange("data", INT4), optax.sgd(learning_rate)
+      )
+    )(learning_rate=0.1),
+    optax.chain(
+      optax.masked(
+        jaxmotion.exchange("data", INT4),
+        {"dense": {"kernel": True, "bias": False}, "out": {"kernel": True}},
+      ),
+      optax.masked(
+        jaxmotion.exchange("data"),
+        {"dense": {"kernel": False, "bias": True}, "out": {"kernel": False}},
+      ),
+      optax.sgd(0.1),
+    ),
+    optax.partition(
+      {
+        "small": optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1)),
+        "large": optax.chain(
+          jaxmotion.exchange("data", INT4), optax.adam(1e-2)
+        ),
+      },
+      {"dense": {"kernel": "large", "bias": "small"}, "out": "large"},
+    ),
+    jaxmotion.skip_nonfinite(
+      optax.chain(jaxmotion.exchange("data", INT4), optax.adam(1e-2)), "data"
+    ),
+    optax.chain(
+      jaxmotion.exchange(
+        "data",
+        codecs.rules(
+          [("bias", codecs.identity()), ("kernel", codecs.buckets(INT4))]
+        ),
+        nonfinite="skip",
+      ),
+      optax.lion(1e-3),
+    ),
+  ],
+  ids=[
+    "sgd",
+    "clip_adam",
+    "two_phase_schedule",
+    "inject_hyperparams",
+    "masked",
+    "partition",
+    "skip_nonfinite",
+    "rules_buckets",
+  ],
+)
+def test_laws_hold_in_any_optax_chain(tx):
+  check_transform(tx, MESH, PARAMS)
+
+
+def test_a_compressed_run_learns():
+  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.adam(3e-2))
+  _, _, losses = train(tx, steps=60)
+  _, _, plain = train(
+    optax.chain(jaxmotion.exchange("data"), optax.adam(3e-2)), steps=60
+  )
+  assert losses[-1] < 0.5 * losses[0]
+  assert losses[-1] < plain[-1] + 0.05 * losses[0]
+
+
+def test_no_float_all_reduce_of_gradients_is_left_in_a_compressed_step():
+  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  params, state = init(PARAMS)
+  traced = wire.step_bytes(step, params, state, BATCH)
+  compiled = wire.compiled_bytes(step.lower(params, state, BATCH).compile())
+  for ledger in (traced, compiled):
+    floats = [m for m in ledger.moves if m.dtype.startswith(("f", "bf"))]
+    assert sum(m.payload_bytes * m.count for m in floats) == 4  # the loss
+  assert traced.total_bytes == compiled.total_bytes
+
+
+def test_random_bits_depend_on_seed_step_path_and_worker_alone():
+  def run(seed, params=PARAMS):
+    tx = optax.chain(
+      jaxmotion.exchange("data", INT4, seed=seed), optax.sgd(0.1)
+    )
+    return train(tx, params=params)[0]
+
+  assert bits(run(0)) == bits(run(0))
+  assert bits(run(0)) != bits(run(1))
+  # A leaf that joins before the others changes none of their bits.
+  more = {"another": jnp.ones(3), **PARAMS}
+  again = run(0, more)
+  again.pop("another")
+  assert bits(again) == bits(run(0))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_gradients_keep_their_dtype_and_wide_error_memory(dtype):
+  params = jax.tree.map(lambda a: a.astype(dtype), PARAMS)
+  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
+  out, state, _ = train(tx, params=params)
+  assert {a.dtype.name for a in jax.tree.leaves(out)} == {dtype}
+  memory = jax.tree.leaves(state[0].memory)
+  assert {a.dtype.name for a in memory} == {"float32"}
+  assert {a.shape[0] for a in memory} == {WORKERS}
+
+
+def test_error_memory_differs_between_workers_and_is_marked_so():
+  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
+  _, state, _ = train(tx)
+  for error in jax.tree.leaves(state[0].memory):
+    assert error.sharding.spec == P("data")
+    assert len({bits(row)[0] for row in np.asarray(error)}) == WORKERS
+
+
+def test_flax_linen_parameters():
+  model = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(4)])
+  params = model.init(jax.random.key(0), BATCH[0])
+
+  def loss(params, batch):
+    return jnp.mean((model.apply(params, batch[0]) - batch[1]) ** 2)
+
+  tx = optax.chain(
+    jaxmotion.exchange(
+      "data", codecs.rules([("kernel$", INT4), ("bias$", codecs.identity())])
+    ),
+    optax.adam(1e-2),
+  )
+  with jax.numpy_rank_promotion("allow"):
+    _, _, losses = train(tx, params=params, loss=loss, steps=20)
+  assert losses[-1] < losses[0]
+
+
+def test_flax_nnx_parameters():
+  model = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+  graph, params = nnx.split(model, nnx.Param)
+
+  def loss(params, batch):
+    return jnp.mean((nnx.merge(graph, params)(batch[0]) - batch[1]) ** 2)
+
+  tx = optax.chain(
+    jaxmotion.exchange(
+      "data", codecs.rules([("kernel", INT4), ("bias", codecs.identity())])
+    ),
+    optax.adam(1e-2),
+  )
+  with jax.numpy_rank_promotion("allow"):
+    out, _, losses = train(tx, params=params, loss=loss, steps=20)
+  assert losses[-1] < losses[0]
+  assert isinstance(out, nnx.State)
+
+
+def test_pmap_trains_as_shard_map_does():
+  codec = codecs.feedback(codecs.uniform(bits=4))
+  tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
+  devices = jax.devices()[:WORKERS]
+  state = jax.pmap(
+    lambda _: tx.init(PARAMS), axis_name="data", devices=devices
+  )(jnp.arange(WORKERS))
+
+  def step(params, state, batch):
+    grads = jax.grad(loss_fn)(params, batch)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  step = jax.pmap(step, axis_name="data", devices=devices)
+  params = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), PARAMS)
+  split = jax.tree.map(lambda a: a.reshape(WORKERS, -1, a.shape[1]), BATCH)
+  for _ in range(4):
+    params, state = step(params, state, split)
+  ours, _, _ = train(tx)
+  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(ours), strict=True):
+    assert len({bits(row)[0] for row in np.asarray(a)}) == 1
+    np.testing.assert_allclose(a[0], b, rtol=1e-4, atol=1e-5)
+
+
+def test_accumulation_goes_around_the_exchange():
+  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
+  inner = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
+  chain = optax.chain(jaxmotion.exchange("data", INT4), inner)
+  check_transform(chain, MESH, PARAMS)
+  check_transform(tx, MESH, PARAMS)
+
+
+def test_a_ladder_takes_its_level_at_run_time():
+  rungs = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
+  tx = optax.chain(jaxmotion.exchange("data", rungs), optax.sgd(0.1))
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  errors = []
+  for level in (0, 1):
+    params, state = init(PARAMS)
+    _, state, _ = step(params, state, BATCH, level=jnp.int32(level))
+    errors.append(
+      max(float(jnp.abs(e).max()) for e in jax.tree.leaves(state[0].memory))
+    )
+  assert errors[0] > 10 * errors[1]
+  assert step._cache_size() == 1
+
+
+def test_weights_make_the_mean_exact_for_uneven_shares():
+  tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+
+  def update(grads, weights):
+    state = tx.init({"g": grads[0]})
+    index = lax.axis_index("data")
+    mean, _ = tx.update({"g": grads[0]}, state, weight=weights[index])
+    return mean["g"]
+
+  grads = jnp.asarray(RNG.normal(size=(WORKERS, 5)).astype(np.float32))
+  weights = jnp.array([1.0, 2.0, 3.0, 4.0])
+  mean = jax.jit(
+    jax.shard_map(update, mesh=MESH, in_specs=(P("data"), P()), out_specs=P())
+  )(grads, weights)
+  np.testing.assert_allclose(mean, -0.1 * (weights / 10) @ grads, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("make", "error", "message"),
+  [
+    (lambda: jaxmotion.exchange("data", "int8"), TypeError, "`codec` must be"),
+    (lambda: jaxmotion.exchange("data", []), ValueError, "`codec` must hold"),
+    (
+      lambda: jaxmotion.exchange("data", nonfinite="drop"),
+      ValueError,
+      "`nonfinite` must be one of 'propagate', 'skip', 'zero', got 'drop'",
+    ),
+    (
+      lambda: jaxmotion.exchange("data", op="max"),
+      ValueError,
+      "`op` must be one of 'mean', 'sum', got 'max'",
+    ),
+    (
+      lambda: jaxmotion.data_parallel(
+        loss_fn, optax.sgd(0.1), MESH, axis_name="model"
+      ),
+      ValueError,
+      "`axis_name` must be an axis of the mesh.*got 'model'",
+    ),
+    (
+      lambda: jaxmotion.exchange("data", INT4).init(PARAMS),
+      ValueError,
+      "`axis_name` must name an axis of the enclosing shard_map or pmap",
+    ),
+    (
+      lambda: train(
+        optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1)), level=1
+      ),
+      ValueError,
+      "`level` must be given for a ladder",
+    ),
+    (
+      lambda: train(optax.chain(jaxmotion.exchange("rows"), optax.sgd(0.1))),
+      ValueError,
+      "`axis_name` must name an axis.*got 'rows'",
+    ),
+  ],
+)
+def test_bad_arguments_are_named(make, error, message):
+  with pytest.raises(error, match=message):
+    make()

@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs
+
+WORKERS = 4
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+PARAMS = {"w": jnp.linspace(-1, 1, 40)}
+CODEC = codecs.feedback(codecs.uniform(bits=4))
+
+
+def loss_fn(params, batch):
+  return jnp.sum(params["w"] * batch[0])
+
+
+def bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+def steps(tx, batches):
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  params, state = init(PARAMS)
+  for batch in batches:
+    params, state, _ = step(params, state, batch)
+  return params, state
+
+
+GOOD = jnp.asarray(
+  np.random.default_rng(0).normal(size=(WORKERS, 40)).astype(np.float32)
+)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_one_workers_bad_value_leaves_the_whole_state_as_it_was(value):
+  bad = GOOD.at[2, 3].set(value)
+  chain = optax.chain(jaxmotion.exchange("data", CODEC), optax.adam(1e-2))
+  tx = jaxmotion.skip_nonfinite(chain, "data")
+  p1, s1 = steps(tx, [GOOD, GOOD])
+  p2, s2 = steps(tx, [GOOD, bad, GOOD])
+  assert int(s1.skipped) == 0 and int(s2.skipped) == 1
+  assert bits(p1) == bits(p2)
+  assert bits(s1.inner) == bits(s2.inner)
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero", "propagate"])
+def test_no_policy_lets_a_bad_value_stay_in_the_error_memory(policy):
+  bad = GOOD.at[2, 3].set(jnp.nan)
+  tx = optax.chain(
+    jaxmotion.exchange("data", CODEC, nonfinite=policy), optax.sgd(1e-2)
+  )
+  params, state = steps(tx, [GOOD, bad, GOOD])
+  for error in jax.tree.leaves(state[0].memory):
+    assert np.isfinite(np.asarray(error)).all()
+  assert bool(jnp.isfinite(params["w"]).all()) == (policy != "propagate")
+  assert int(state[0].skipped) == (policy == "skip")
+
+
+def test_skipping_the_exchange_keeps_its_memory_bit_for_bit():
+  bad = GOOD.at[2, 3].set(jnp.nan)
+  tx = optax.chain(
+    jaxmotion.exchange("data", CODEC, nonfinite="skip"), optax.sgd(1e-2)
+  )
+  _, before = steps(tx, [GOOD])
+  _, after = steps(tx, [GOOD, bad])
+  assert bits(before[0].memory) == bits(after[0].memory)
