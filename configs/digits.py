@@ -40,8 +40,8 @@ def get_config() -> ConfigDict:
   # costs a codec half its ratio on four workers.
   config.method = "two_phase"
 
-  # Optimisation. Adam gives fp32 half a point more and the sparse and sign
-  # exchanges nothing: its second moment does not suit their gradients.
+  # Optimisation. With adamw (1e-3, decay 0.01) fp32 reaches 98.6 %, but
+  # sign_feedback loses 1.0 and topk1_feedback 1.6 points to it.
   config.steps = 800  # Of each run.
   config.batch_size = 128  # Over all workers.
   config.optimizer = "sgd"  # sgd (Nesterov) or adamw.

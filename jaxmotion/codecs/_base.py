@@ -153,7 +153,8 @@ def from_config(config: dict[str, Any]) -> Codec:
   kinds = _kinds(Codec)
   if name not in kinds:
     raise ValueError(
-      f"`name` of a codec must be one of {', '.join(sorted(kinds))}, got {name!r}."
+      f"`name` of a codec must be one of {', '.join(sorted(kinds))}, "
+      f"got {name!r}."
     )
   kind = kinds[name]
   known = [f.name for f in dataclasses.fields(kind)]

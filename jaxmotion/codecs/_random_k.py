@@ -44,7 +44,8 @@ class random_k(Codec):
   E||y - x||^2 = sum (m_i - 1) x^2 <= (ceil(n / k) - 1) ||x||^2. Not scaled it
   is a contraction: ||x - y||^2 = ||x||^2 - ||y||^2, at most
   (1 - 1 / ceil(n / k)) ||x||^2 in expectation, so it wants `feedback`.
-  Lossless at density 1. A non-finite value is sent on if it is drawn.
+  Lossless at density 1. A non-finite value is sent on if it is drawn, and a
+  product m_i x beyond float32 is sent as infinity.
 
   Args:
     density: share of the values that travels, in (0, 1].
@@ -88,7 +89,7 @@ class random_k(Codec):
     flat = x.reshape(-1).astype(jnp.float32)
     positions = stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
-    if self.scaled:
+    if self.scaled and k < x.size:
       values = values * stratum_sizes(x.size, k).astype(jnp.float32)
     return Sampled(values, key.shared), state
 

@@ -31,7 +31,7 @@ class Above(NamedTuple):
 
   values: Array
   indices: Array
-  count: Array
+  count: Array  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

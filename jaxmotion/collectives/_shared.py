@@ -30,7 +30,24 @@ def wide(like: Like) -> jax.ShapeDtypeStruct:
 
 
 def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
-  """Decodes payloads (workers, ...) and adds them in the workers' order."""
+  """Decodes payloads of several workers and adds them, in their order.
+
+  Args:
+    codec: what encoded them.
+    payloads: a payload whose leaves have a leading axis of workers.
+    like: shape and dtype of the decoded array.
+
+  Returns:
+    The sum, in float32 or the wider dtype of `like`.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec, x = codecs.cast("bfloat16"), jnp.ones(2)
+    >>> payload, _ = codec.encode(x)
+    >>> both = jax.tree.map(lambda a: jnp.stack([a, a]), payload)
+    >>> sum_decoded(codec, both, x).tolist()
+    [2.0, 2.0]
+  """
   like = wide(like)
   count = jax.tree.leaves(payloads)[0].shape[0]
 

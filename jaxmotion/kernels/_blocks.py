@@ -4,27 +4,96 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxmotion.core import Array, Like
 
+# Rows are kept whole while that pads by at most one value in so many.
+_WASTE = 32
 
-def block_shape(size: int, planes: int, block: int) -> tuple[int, int, int]:
+
+def block_shape(
+  shape: tuple[int, ...], planes: int, block: int
+) -> tuple[int, int, int]:
   """Returns (planes, blocks in a plane, values in a block).
 
-  Blocks are contiguous runs of at most `block` values, all of one width, so
-  that fewer than `planes * blocks` values are padding.
+  Blocks are contiguous runs of at most `block` values, all of one width. Where
+  it costs little padding, blocks and planes are made of whole rows of the
+  array (or blocks of whole fractions of a row): then a compiler that decodes
+  into the array's own shape divides once a row instead of once a value, which
+  XLA:CPU needs to use vectors (6x).
 
   Args:
-    size: number of values.
+    shape: of the array.
     planes: number of planes.
     block: the most values in a block.
 
-  >>> block_shape(10, 8, 512), block_shape(1 << 16, 8, 512)
+  >>> block_shape((10,), 8, 512), block_shape((1 << 16,), 8, 512)
   ((8, 1, 2), (8, 16, 512))
+  >>> block_shape((784, 2048), 32, 1024), block_shape((1000, 100), 8, 512)
+  ((32, 50, 1024), (8, 25, 500))
   """
+  size = math.prod(shape)
   length = math.ceil(size / planes)
   count = max(1, math.ceil(length / block))
-  return planes, count, math.ceil(length / count)
+  plain = planes, count, math.ceil(length / count)
+  if len(shape) < 2 or size <= block:
+    return plain
+  rows = math.ceil(size // shape[-1] / planes)
+  width = row_aligned(shape[-1], block)
+  if width >= shape[-1]:
+    # Rows of a block, evened out so that the last block is as full as others.
+    each = width // shape[-1]
+    count = math.ceil(rows / each)
+    width = math.ceil(rows / count) * shape[-1]
+  else:
+    count = rows * (shape[-1] // width)
+  waste = planes * count * width - size
+  if 4 * width < block or waste > size // _WASTE:
+    return plain
+  return planes, count, width
+
+
+def row_aligned(minor: int, block: int) -> int:
+  """Returns the largest width up to `block` that rows or divisors make up.
+
+  >>> row_aligned(100, 512), row_aligned(2048, 512), row_aligned(768, 512)
+  (500, 512, 384)
+  """
+  if minor <= block:
+    return block // minor * minor
+  return max(d for d in divisors(minor) if d <= block)
+
+
+def nearest_block(shape: tuple[int, ...], target: float) -> int:
+  """Returns the length of block nearest to `target` that follows the rows.
+
+  A whole number of rows or a whole fraction of one, if there is one within
+  1.5x of the target; else the target itself, rounded.
+
+  >>> nearest_block((4096, 4096), 100), nearest_block((10, 7), 100)
+  (128, 98)
+  >>> nearest_block((10, 101 * 103), 30.3), nearest_block((999,), 100)
+  (30, 100)
+  """
+  plain = max(1, round(target))
+  if len(shape) < 2 or 0 in shape:
+    return plain
+  minor = shape[-1]
+  rows = max(1, round(target / minor))
+  choices = [*divisors(minor), rows * minor]
+  best = min(choices, key=lambda c: max(c / target, target / c))
+  return best if max(best / target, target / best) <= 1.5 else plain
+
+
+def divisors(n: int) -> list[int]:
+  """Returns the divisors of a positive integer.
+
+  >>> sorted(divisors(12))
+  [1, 2, 3, 4, 6, 12]
+  """
+  small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+  return small + [n // d for d in small]
 
 
 def to_blocks(x: Array, planes: int, block: int) -> Array:
@@ -35,7 +104,7 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
     planes: number of planes.
     block: the most values in a block.
   """
-  shape = block_shape(x.size, planes, block)
+  shape = block_shape(x.shape, planes, block)
   flat = x.reshape(-1).astype(jnp.float32)
   padding = math.prod(shape) - x.size
   if padding and x.size:
@@ -52,16 +121,17 @@ def from_blocks(y: Array, like: Like) -> Array:
   return flat.reshape(like.shape).astype(like.dtype)
 
 
-def block_counts(size: int, planes: int, block: int) -> np.ndarray:
+def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
   """Returns how many values of each block are not padding, f32[planes, blocks].
 
-  >>> block_counts(5, 2, 2)
+  >>> block_counts((5,), 2, 2)
   array([[2., 2.],
          [1., 0.]], dtype=float32)
   """
-  p, count, width = block_shape(size, planes, block)
+  p, count, width = block_shape(shape, planes, block)
   start = np.arange(p * count) * width
-  return np.clip(size - start, 0, width).astype(np.float32).reshape(p, count)
+  inside = np.clip(math.prod(shape) - start, 0, width)
+  return inside.astype(np.float32).reshape(p, count)
 
 
 def block_axes(size: int, block: int) -> tuple[int, ...]:
@@ -74,3 +144,45 @@ def block_axes(size: int, block: int) -> tuple[int, ...]:
   ((0, 1, 2), (2,))
   """
   return (0, 1, 2) if size <= block else (2,)
+
+
+def mean_parts(
+  b: Array, shape: tuple[int, ...], block: int
+) -> tuple[Array, Array, Array]:
+  """Returns what mean magnitudes are made of: sum(parts) / (count * share).
+
+  Args:
+    b: f32[planes, blocks, width] of an array of this shape.
+    shape: of the array.
+    block: the most values under one scale.
+
+  Returns:
+    parts: |b| times share, zero where b is padding.
+    count: f32[.., .., 1], values in the block.
+    share: f32[.., .., 1], a power of two that keeps sums of parts finite.
+  """
+  counts = block_counts(shape, b.shape[0], block)
+  parts = jnp.abs(b)
+  if (counts != b.shape[2]).any():
+    lane = jnp.arange(b.shape[2]).reshape(1, 1, -1)
+    parts = jnp.where(lane < counts[..., None], parts, 0.0)
+  whole = len(block_axes(math.prod(shape), block)) == 3
+  total = counts.sum(keepdims=True) if whole else counts
+  total = total.clip(1)[..., None]
+  # A power of two: its products are exact, so fusing them with the sum
+  # changes no bit.
+  share = jnp.asarray(2.0 ** -np.ceil(np.log2(total)), jnp.float32)
+  return parts * share, jnp.asarray(total), share
+
+
+def sum_magnitudes(x: Array, axes: tuple[int, ...]) -> Array:
+  """Sums |x|, keeping the axes.
+
+  The magnitude is taken in the reducer: XLA:CPU hands a plain sum to a library
+  that writes its operand to memory first (5x).
+  """
+
+  def add(a: Array, b: Array) -> Array:
+    return jnp.abs(a) + jnp.abs(b)
+
+  return jnp.expand_dims(lax.reduce(x, jnp.float32(0), add, axes), axes)

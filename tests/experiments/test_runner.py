@@ -8,7 +8,7 @@ import pytest
 from experiments import _runner, _tasks
 from experiments._checkpoint import Workdir
 
-FEEDBACK = "topk1_feedback"
+FEEDBACK = "sign_feedback"
 
 
 def make_trainer(config, exchange):

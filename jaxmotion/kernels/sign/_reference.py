@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmotion.core import Array, Like
 from jaxmotion.kernels._blocks import (
   block_axes,
-  block_counts,
   from_blocks,
+  mean_parts,
+  sum_magnitudes,
   to_blocks,
 )
 from jaxmotion.kernels.pack import pack_blocks, unpack_blocks
@@ -35,30 +35,10 @@ def sign_encode(x: Array, block: int) -> Signs:
     block: the most values under one scale.
   """
   b = to_blocks(x, 32, block)
-  axes = block_axes(x.size, block)
-  counts = block_counts(x.size, 32, block)
-  magnitude = b
-  if (counts != b.shape[2]).any():
-    lane = jnp.arange(b.shape[2]).reshape(1, 1, -1)
-    inside = lane < counts[..., None]
-    magnitude = jnp.where(inside, magnitude, 0.0)
-  total = counts.sum(keepdims=True) if len(axes) == 3 else counts
-  share = jnp.asarray(1 / total.clip(1), jnp.float32)
-  # Shares are summed, for a plain sum could overflow.
-  scale = _sum_magnitudes(magnitude * share[..., None], axes)
+  parts, count, share = mean_parts(b, x.shape, block)
+  total = sum_magnitudes(parts, block_axes(x.size, block))
+  scale = total / (count * share)
   return Signs(pack_blocks((b < 0).astype(jnp.uint32), 1), scale[..., 0])
-
-
-def _sum_magnitudes(x: Array, axes: tuple[int, ...]) -> Array:
-  """Sums |x|, keeping the axes."""
-
-  def add(a: Array, b: Array) -> Array:
-    return jnp.abs(a) + jnp.abs(b)
-
-  # The magnitude is taken in the reducer: XLA:CPU hands a plain reduction to a
-  # library that writes its operand to memory first (5x).
-  total = lax.reduce(x, jnp.float32(0), add, axes)
-  return jnp.expand_dims(total, axes)
 
 
 def sign_decode(payload: Signs, like: Like) -> Array:

@@ -6,6 +6,7 @@ w / 2^32 in base 3, each two comparisons after one wrapping multiplication,
 where v would need divisions (which the host does not do in vectors).
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ import numpy as np
 from jaxmotion.core import Array, Key, Like, random_words
 from jaxmotion.kernels._blocks import (
   block_axes,
-  block_counts,
   from_blocks,
+  mean_parts,
+  sum_magnitudes,
   to_blocks,
 )
 from jaxmotion.kernels._words import mul_high
@@ -76,7 +78,7 @@ def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
   """
   b = to_blocks(x, _TRITS, block)
   if key is None:
-    bound, scale = _threshold(b, x.size, block)
+    bound, scale = _threshold(b, x.shape, block)
   else:
     bound, scale = _stochastic(b, x.size, block, key)
   positive, negative = b > bound, b < -bound
@@ -105,32 +107,19 @@ def _stochastic(
   return fraction * (scale * jnp.float32(2.0**-24)), scale
 
 
-def _threshold(b: Array, size: int, block: int) -> tuple[Array, Array]:
+def _threshold(
+  b: Array, shape: tuple[int, ...], block: int
+) -> tuple[Array, Array]:
   """(magnitude up to which a value becomes 0, scale)."""
-  axes = block_axes(size, block)
-  counts = block_counts(size, _TRITS, block)
-  magnitude = jnp.abs(b)
-  if (counts != b.shape[2]).any():
-    lane = jnp.arange(b.shape[2]).reshape(1, 1, -1)
-    magnitude = jnp.where(lane < counts[..., None], magnitude, 0.0)
-  total = counts.sum(keepdims=True) if len(axes) == 3 else counts
-  total = total.clip(1)[..., None]
-  # A share that is a power of two: no sum overflows, and the products are
-  # exact, so that fusing them with the sum changes no bit.
-  share = 2.0 ** -np.ceil(np.log2(total))
-  part = magnitude * jnp.asarray(share, jnp.float32)
-  mean = jnp.sum(part, axis=axes, keepdims=True)
-  # Not the bare product: XLA:CPU makes one kernel of a reduction, arithmetic
-  # and the broadcast back, 10x slower than the passes it saves.
-  bound = jnp.where(
-    mean > 0, mean * jnp.asarray(0.7 / (total * share), jnp.float32), 0.0
-  )
-  above = magnitude > bound
-  taken = jnp.sum(jnp.where(above, part, 0.0), axis=axes, keepdims=True)
-  count = jnp.sum(above, axis=axes, keepdims=True, dtype=jnp.int32)
-  divisor = jnp.maximum(count, 1).astype(jnp.float32) * share
+  axes = block_axes(math.prod(shape), block)
+  parts, count, share = mean_parts(b, shape, block)
+  mean = sum_magnitudes(parts, axes) / count  # in units of the share
+  above = parts > 0.7 * mean
+  taken = sum_magnitudes(jnp.where(above, parts, 0.0), axes)
+  number = jnp.sum(above, axis=axes, keepdims=True, dtype=jnp.int32)
+  divisor = jnp.maximum(number, 1).astype(jnp.float32) * share
   scale = jnp.minimum(taken / divisor, _MOST)
-  return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
+  return 0.7 * mean / share, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
 
 
 def _finite_or_nan(scale: Array) -> Array:

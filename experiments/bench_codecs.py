@@ -1,0 +1,242 @@
+"""Times codecs on this machine against one numpy copy of the same array.
+
+  python -m experiments.bench_codecs --json=docs/results/bench_codecs.jsonl
+
+Three tables: encoding; 2 workers' payloads decoded, averaged and applied by
+an SGD update, against the update with a gradient that is already there; and a
+tree of many leaves against one leaf of the same size. Repeats are interleaved,
+numbers are medians of ratios within a repeat. Outputs go to donated buffers,
+as they do in a training loop: pages that are touched for the first time cost
+more than the codec. The copy goes to a buffer of its own that is touched too.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.progress
+import rich.table
+from absl import app, flags
+
+from experiments import _rows
+from jaxmotion import codecs, collectives, make_key
+
+_ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
+_LEAVES = flags.DEFINE_integer("leaves", 256, "Leaves of the tree.")
+_REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
+_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+
+CASES = {
+  "bf16": codecs.cast("bfloat16"),
+  "fp8_e4m3": codecs.cast("float8_e4m3fn"),
+  "fp8_e5m2": codecs.cast("float8_e5m2"),
+  "truncate1": codecs.truncate(bytes=1),
+  "truncate2": codecs.truncate(bytes=2),
+  "truncate3": codecs.truncate(bytes=3),
+  "int8": codecs.uniform(bits=8),
+  "int8_stochastic": codecs.uniform(bits=8, rounding="stochastic"),
+  "int8_minmax": codecs.uniform(bits=8, symmetric=False),
+  "int4": codecs.uniform(bits=4),
+  "int4_stochastic": codecs.uniform(bits=4, rounding="stochastic"),
+  "int2": codecs.uniform(bits=2),
+  "sign": codecs.sign(),
+  "topk1": codecs.topk(density=0.01),
+  "topk1_int8": codecs.chain(codecs.topk(density=0.01), codecs.uniform(bits=8)),
+  "int8_feedback": codecs.feedback(codecs.uniform(bits=8)),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+}
+UPDATES = ("bf16", "int8", "int4", "sign", "topk1")
+TREES = ("bf16", "int8", "int4", "sign", "topk1")
+
+
+class Result(NamedTuple):
+  """One measured ratio.
+
+  Attributes:
+    case: name of the codec.
+    metric: what was measured.
+    value: median ratio to the baseline of the same repeat.
+    noise: sample standard deviation of the ratio.
+    baseline: median of the baseline, milliseconds.
+  """
+
+  case: str
+  metric: str
+  value: float
+  noise: float
+  baseline: float
+
+
+class Bench:
+  """A jitted function whose outputs go where its last ones were.
+
+  Args:
+    fn: (carry, *args) -> carry of the same shapes, or (None, ...) at first.
+    args: what it is called with each time.
+  """
+
+  def __init__(self, fn: Callable[..., Any], *args: Any):
+    self._args = args
+    self._carry = jax.block_until_ready(jax.jit(fn)(None, *args))
+    self._fn = jax.jit(fn, donate_argnums=0, keep_unused=True)
+    self()
+
+  def __call__(self) -> float:
+    """Runs once and returns milliseconds."""
+    begin = time.perf_counter()
+    self._carry = jax.block_until_ready(self._fn(self._carry, *self._args))
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def measure(
+  metric: str,
+  baseline: Callable[[], float],
+  cases: dict[str, Callable[[], float]],
+  repeats: int,
+) -> list[Result]:
+  """Medians of ratios of each case to the baseline, repeats interleaved."""
+  base: list[float] = []
+  ratios: dict[str, list[float]] = {case: [] for case in cases}
+  for _ in rich.progress.track(range(repeats), metric):
+    for case, run in cases.items():
+      base.append(baseline())
+      ratios[case].append(run() / base[-1])
+  spread = statistics.stdev if repeats > 1 else lambda _: 0.0
+  return [
+    Result(
+      case, metric, statistics.median(r), spread(r), statistics.median(base)
+    )
+    for case, r in ratios.items()
+  ]
+
+
+def numpy_copy(x: jax.Array) -> Callable[[], float]:
+  """One copy of the array between buffers that exist, in milliseconds."""
+  source = np.array(x)
+  target = np.empty_like(source)
+
+  def run() -> float:
+    begin = time.perf_counter()
+    np.copyto(target, source)
+    return 1e3 * (time.perf_counter() - begin)
+
+  return run
+
+
+def encoder(codec: codecs.Codec, x: Any) -> Bench:
+  """Encodes a tree, with its state carried from call to call."""
+  cut = codecs.partition(codec, x)
+
+  def fn(carry: Any, x: Any) -> Any:
+    likes = cut.likes()
+    states = (
+      [p.codec.init(a) for p, a in zip(cut.parts, likes, strict=True)]
+      if carry is None
+      else carry[1]
+    )
+    coded = [
+      part.codec.encode(a, s, k)
+      for part, a, s, k in zip(
+        cut.parts, cut.split(x), states, cut.keys(make_key(0)), strict=True
+      )
+    ]
+    return [p for p, _ in coded], [s for _, s in coded]
+
+  return Bench(fn, x)
+
+
+def updater(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Bench:
+  """Decodes the workers' payloads, averages them and applies SGD."""
+  payload, _ = jax.jit(codec.encode)(x, (), make_key(0))
+  payloads = jax.tree.map(lambda a: jnp.stack([a] * workers), payload)
+
+  def fn(params: jax.Array | None, payloads: Any) -> jax.Array:
+    params = jnp.zeros_like(x) if params is None else params
+    total = collectives.sum_decoded(codec, payloads, params)
+    return params - 0.1 / workers * total
+
+  return Bench(fn, payloads)
+
+
+def plain_update(x: jax.Array) -> Bench:
+  """SGD with a gradient that is there already."""
+
+  def fn(params: jax.Array | None, grads: jax.Array) -> jax.Array:
+    params = jnp.zeros_like(grads) if params is None else params
+    return params - 0.1 * grads
+
+  return Bench(fn, x)
+
+
+def run(elements: int, leaves: int, repeats: int) -> list[Result]:
+  """All three tables."""
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
+  encoders = {case: encoder(codec, x) for case, codec in CASES.items()}
+  results = measure("encode_copies", numpy_copy(x), encoders, repeats)
+  updates = {case: updater(CASES[case], x) for case in UPDATES}
+  results += measure("update_ratio", plain_update(x), updates, repeats)
+  size = elements // leaves
+  tree = {f"leaf{i:04d}": x[i * size : (i + 1) * size] for i in range(leaves)}
+  for case in TREES:
+    many = encoder(CASES[case], tree)
+    results += measure("leaves_ratio", encoders[case], {case: many}, repeats)
+  return results
+
+
+def make_table(results: list[Result]) -> rich.table.Table:
+  """A line for each codec, a column for each metric."""
+  metrics = list(dict.fromkeys(r.metric for r in results))
+  values = {(r.case, r.metric): r for r in results}
+  table = rich.table.Table(
+    title=f"{_rows.machine()}, JAX {jax.__version__}",
+    caption="medians of ratios, ± sample standard deviation",
+  )
+  table.add_column("codec")
+  for metric in metrics:
+    table.add_column(metric, justify="right")
+  for case in CASES:
+    cells = []
+    for metric in metrics:
+      r = values.get((case, metric))
+      cells.append("" if r is None else f"{r.value:.2f} ± {r.noise:.2f}")
+    table.add_row(case, *cells)
+  return table
+
+
+def main(argv: Sequence[str]) -> None:
+  """Measures, prints the table and writes rows."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+  results = run(_ELEMENTS.value, _LEAVES.value, _REPEATS.value)
+  rich.console.Console().print(make_table(results))
+  if _JSON.value:
+    stamp = (_rows.machine(), jax.__version__)
+    _rows.write_rows(
+      _JSON.value,
+      (
+        _rows.Row(
+          "bench_codecs",
+          r.case,
+          r.metric,
+          r.value * r.baseline,
+          "ms",
+          r.baseline,
+          r.value,
+          r.noise,
+          *stamp,
+        )
+        for r in results
+      ),
+    )
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,80 @@
+"""A random rotation that spreads large values over their block."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._identity import Values
+from jaxmotion.core import Array, Key, Like, PyTree, check_choice, check_int
+from jaxmotion.kernels.rotate import flip_signs, hadamard
+
+_BLOCKS = (32, 64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class rotate(Codec):
+  """Rotates each block by a random Hadamard matrix, for a codec to follow.
+
+  encode(x) = H diag(s) x / sqrt(block) for each contiguous block, s = -1 or 1
+  by a hash of (seed, position); decode(y) = diag(s) H y / sqrt(block). It makes
+  nothing smaller: in `chain(rotate(), uniform(bits=4))` it spreads outliers, so
+  that max|y| of a block is about sqrt(2 log(2 block) / block) ||x|| whatever x.
+
+  Laws: lossless up to float32 rounding, |decode(encode(x)) - x| <= 2^-13 ||x||
+  of its block and 2^-21 ||x|| on typical data; preserves the norm up to the
+  same; linear, and the same on all workers, so that payloads may be added
+  (summable). A non-finite value makes its block decode to non-finite values,
+  as may a block whose norm is beyond float32.
+
+  Args:
+    block: 32, 64, 128 or 256. An array that is shorter is one block of the
+      next power of two.
+    seed: of the signs, 0 to 2^32 - 1.
+
+  Example:
+    >>> x = jnp.array([0.0, 8.0, 0.0, 0.0])
+    >>> payload, _ = rotate().encode(x)
+    >>> jnp.abs(payload.values).tolist(), rotate().decode(payload, x).tolist()
+    ([[4.0, 4.0, 4.0, 4.0]], [0.0, 8.0, 0.0, 0.0])
+
+  References:
+    Suresh et al., *Distributed Mean Estimation with Limited Communication*,
+    2017.
+  """
+
+  summable: ClassVar[bool] = True
+
+  block: int = 128
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    check_int("block", self.block, 1)
+    check_choice("block", self.block, _BLOCKS)
+    check_int("seed", self.seed, 0, 2**32 - 1)
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[Values, PyTree]:
+    """Returns float32[blocks, block] and the state."""
+    self._check(x, key)
+    blocks, width = self._shape(x)
+    flat = x.reshape(-1).astype(jnp.float32)
+    padding = blocks * width - x.size
+    flat = jnp.pad(flat, (0, padding)) if padding else flat
+    rows = flat.reshape(blocks, width)
+    return Values(hadamard(flip_signs(rows, self.seed))), state
+
+  def decode(self, payload: Values, like: Like) -> Array:
+    """Returns the values rotated back."""
+    rows = flip_signs(hadamard(payload.values), self.seed)
+    flat = rows.reshape(-1)[: math.prod(like.shape)]
+    return flat.reshape(like.shape).astype(like.dtype)
+
+  def _shape(self, like: Like) -> tuple[int, int]:
+    """(blocks, values in a block)."""
+    size = math.prod(like.shape)
+    width = min(self.block, 1 << max(0, size - 1).bit_length())
+    return math.ceil(size / width), width
