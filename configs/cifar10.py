@@ -36,9 +36,6 @@ def get_config() -> ConfigDict:
   )
   config.seeds = (0, 1, 2)  # Of the initial parameters and the batches.
   config.workers = 4  # Devices; emulated on the CPU where there are fewer.
-  # two_phase encodes shards, then their means; gather sends all to all, which
-  # costs a codec half its ratio on four workers.
-  config.method = "two_phase"
 
   # Optimisation.
   config.steps = 8000  # Of each run: about 40 epochs.

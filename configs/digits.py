@@ -36,9 +36,6 @@ def get_config() -> ConfigDict:
   )
   config.seeds = (0, 1, 2)  # Of the initial parameters and the batches.
   config.workers = 4  # Devices; emulated on the CPU where there are fewer.
-  # two_phase encodes shards, then their means; gather sends all to all, which
-  # costs a codec half its ratio on four workers.
-  config.method = "two_phase"
 
   # Optimisation. With adamw (1e-3, decay 0.01) fp32 reaches 98.6 %, but
   # sign_feedback loses 1.0 and topk1_feedback 1.6 points to it.

@@ -147,9 +147,7 @@ class Trainer:
       return task.loss(nnx.merge(graph, params), batch)
 
     tx = optax.chain(
-      jaxmotion.exchange(
-        "data", _exchanges.get_exchange(exchange), method=config.method
-      ),
+      jaxmotion.exchange("data", _exchanges.get_exchange(exchange)),
       make_optimizer(config),
     )
     self._init, self._step = jaxmotion.data_parallel(

@@ -15,8 +15,9 @@ class sign(Codec):
   zero counts as positive.
 
   Laws: a contraction, ||x - y||^2 = (1 - ||x||_1^2 / (n ||x||_2^2)) ||x||^2
-  for a block of n values, so it wants `feedback`; biased. A non-finite value
-  makes its whole block decode to a non-finite one.
+  for a block of n values, so it wants `feedback`; biased. A block with a
+  non-finite value, or whose magnitudes add up to more than float32 holds,
+  decodes to non-finite values.
 
   Args:
     block: the most values under one scale.

@@ -30,8 +30,8 @@ from jaxmotion.core import (
   to_varying,
 )
 
-# Gathering (N - 1) P bytes loses to two phases of (N - 1) / N P from here on.
-_GATHER_MOST_WORKERS = 4
+# Gathering sends (N - 1) P bytes, two phases 2 (N - 1) / N P: equal for two.
+_GATHER_MOST_WORKERS = 2
 # Shards shorter than this are mostly scales and padding.
 _LEAST_SHARD = 64
 
@@ -117,7 +117,7 @@ def all_reduce(
     method: "gather" sends every payload to every worker; "two_phase" sends
       each worker the payloads of its shard, then the encoded mean of the shard
       to all: two encodings, bytes that do not grow with the workers. None
-      gathers up to 4 workers. Summable codecs use neither, and arrays of fewer
+      gathers between 2 workers. Summable codecs use neither, and arrays of fewer
       than 64 values a worker are always gathered.
 
   Returns:
@@ -256,12 +256,7 @@ def _two_phase_all(
     jobs, gathered, coded, means, strict=True
   ):
     row = wide(_row_like(job.x, workers))
-    rows = jnp.stack(
-      [
-        job.codec.decode(jax.tree.map(lambda a, w=w: a[w], payloads), row)
-        for w in range(workers)
-      ]
-    )
+    rows = jax.vmap(lambda p, j=job, r=row: j.codec.decode(p, r))(payloads)
     first = jax.vmap(job.codec.settle)(first, rows)
     y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
     y = y * workers if op == "sum" else y
@@ -280,13 +275,20 @@ def _method(codec: Codec, like: Like, workers: int, method: str | None) -> str:
 
 
 def _row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
-  length = math.ceil(math.prod(like.shape) / workers)
-  return jax.ShapeDtypeStruct((length,), like.dtype)
+  """The shard of an array that one worker reduces: rows where they divide."""
+  size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
+  if len(like.shape) > 1 and minor and size // minor % workers == 0:
+    shape: tuple[int, ...] = (size // minor // workers, minor)
+  else:
+    shape = (math.ceil(size / workers),)
+  return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
 def _to_rows(x: Array, workers: int) -> Array:
+  row = _row_like(x, workers)
   flat = x.reshape(-1)
-  return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
+  padding = math.prod(row.shape) * workers - flat.size
+  return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
 
 
 def _weigh(x: PyTree, weight: Any, axis_name: AxisName, op: str) -> PyTree:

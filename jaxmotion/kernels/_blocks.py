@@ -1,6 +1,7 @@
 """How an array is cut into planes and blocks."""
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -96,20 +97,24 @@ def divisors(n: int) -> list[int]:
   return small + [n // d for d in small]
 
 
-def to_blocks(x: Array, planes: int, block: int) -> Array:
-  """Cuts `x` into f32[planes, blocks, width]; padding repeats the last value.
+def to_blocks(
+  x: Array, planes: int, block: int, *, fill: str = "zero"
+) -> Array:
+  """Cuts `x` into f32[planes, blocks, width].
 
   Args:
     x: floating array of any shape.
     planes: number of planes.
     block: the most values in a block.
+    fill: what padding is: "zero", or the last value again, which widens no
+      block's range ("edge").
   """
   shape = block_shape(x.shape, planes, block)
   flat = x.reshape(-1).astype(jnp.float32)
   padding = math.prod(shape) - x.size
   if padding and x.size:
-    # The last value widens no block's range, as a zero would.
-    flat = jnp.pad(flat, (0, padding), mode="edge")
+    mode = "edge" if fill == "edge" else "constant"
+    flat = jnp.pad(flat, (0, padding), mode=mode)
   return flat.reshape(shape)
 
 
@@ -122,16 +127,20 @@ def from_blocks(y: Array, like: Like) -> Array:
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
-  """Returns how many values of each block are not padding, f32[planes, blocks].
+  """Returns how many values under each scale are not padding, at least 1.
 
-  >>> block_counts((5,), 2, 2)
-  array([[2., 2.],
-         [1., 0.]], dtype=float32)
+  Returns:
+    f32[planes, blocks, 1], or f32[1, 1, 1] for an array of one block.
+
+  >>> block_counts((50,), 2, 20)[..., 0].tolist()
+  [[13.0, 13.0], [13.0, 11.0]]
   """
   p, count, width = block_shape(shape, planes, block)
+  size = math.prod(shape)
   start = np.arange(p * count) * width
-  inside = np.clip(math.prod(shape) - start, 0, width)
-  return inside.astype(np.float32).reshape(p, count)
+  inside = np.clip(size - start, 0, width).reshape(p, count, 1)
+  total = inside.sum(block_axes(size, block), keepdims=True)
+  return total.clip(1).astype(np.float32)
 
 
 def block_axes(size: int, block: int) -> tuple[int, ...]:
@@ -146,43 +155,19 @@ def block_axes(size: int, block: int) -> tuple[int, ...]:
   return (0, 1, 2) if size <= block else (2,)
 
 
-def mean_parts(
-  b: Array, shape: tuple[int, ...], block: int
-) -> tuple[Array, Array, Array]:
-  """Returns what mean magnitudes are made of: sum(parts) / (count * share).
-
-  Args:
-    b: f32[planes, blocks, width] of an array of this shape.
-    shape: of the array.
-    block: the most values under one scale.
-
-  Returns:
-    parts: |b| times share, zero where b is padding.
-    count: f32[.., .., 1], values in the block.
-    share: f32[.., .., 1], a power of two that keeps sums of parts finite.
-  """
-  counts = block_counts(shape, b.shape[0], block)
-  parts = jnp.abs(b)
-  if (counts != b.shape[2]).any():
-    lane = jnp.arange(b.shape[2]).reshape(1, 1, -1)
-    parts = jnp.where(lane < counts[..., None], parts, 0.0)
-  whole = len(block_axes(math.prod(shape), block)) == 3
-  total = counts.sum(keepdims=True) if whole else counts
-  total = total.clip(1)[..., None]
-  # A power of two: its products are exact, so fusing them with the sum
-  # changes no bit.
-  share = jnp.asarray(2.0 ** -np.ceil(np.log2(total)), jnp.float32)
-  return parts * share, jnp.asarray(total), share
+def absmax(b: Array, axes: tuple[int, ...]) -> Array:
+  """Returns the greatest |b|, keeping the axes; NaN if there is one."""
+  return _reduce(b, axes, lambda x, y: jnp.maximum(jnp.abs(x), jnp.abs(y)))
 
 
-def sum_magnitudes(x: Array, axes: tuple[int, ...]) -> Array:
-  """Sums |x|, keeping the axes.
+def sum_magnitudes(b: Array, axes: tuple[int, ...]) -> Array:
+  """Returns the sum of |b|, keeping the axes."""
+  return _reduce(b, axes, lambda x, y: jnp.abs(x) + jnp.abs(y))
 
-  The magnitude is taken in the reducer: XLA:CPU hands a plain sum to a library
-  that writes its operand to memory first (5x).
-  """
 
-  def add(a: Array, b: Array) -> Array:
-    return jnp.abs(a) + jnp.abs(b)
-
-  return jnp.expand_dims(lax.reduce(x, jnp.float32(0), add, axes), axes)
+def _reduce(
+  b: Array, axes: tuple[int, ...], op: Callable[[Array, Array], Array]
+) -> Array:
+  # Magnitudes are taken in the reducer: before it, XLA:CPU writes them to
+  # memory first (10x).
+  return jnp.expand_dims(lax.reduce(b, jnp.float32(0), op, axes), axes)

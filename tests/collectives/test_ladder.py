@@ -14,9 +14,10 @@ RUNGS = [codecs.uniform(bits=b) for b in (2, 4, 8)]
 
 def program(level_of=lambda level: level):
   def local(x, level):
-    return collectives.all_reduce_ladder(x[0], "data", RUNGS, level_of(level))[
-      0
-    ]
+    y, _ = collectives.all_reduce_ladder(
+      x[0], "data", RUNGS, level_of(level), method="gather"
+    )
+    return y
 
   return jax.jit(
     jax.shard_map(local, mesh=mesh(4), in_specs=(P("data"), P()), out_specs=P())
@@ -79,7 +80,9 @@ def test_codecs_that_do_not_share_a_state_are_named():
 
 def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
   f = jax.pmap(
-    lambda x, level: collectives.all_reduce_ladder(x, "data", RUNGS, level)[0],
+    lambda x, level: collectives.all_reduce_ladder(
+      x, "data", RUNGS, level, method="gather"
+    )[0],
     axis_name="data",
     devices=jax.devices()[:4],
   )

@@ -15,6 +15,9 @@ from jax import lax
 
 from jaxmotion.core import Array, check_int
 
+# Planes added by one sum.
+_SUM_MOST = 8
+
 
 def fields(bits: int) -> tuple[int, ...]:
   """Splits a width into powers of two, widest first.
@@ -64,8 +67,14 @@ def pack(codes: Array, bits: int) -> Array:
 
 def _pack_word(field: Array, f: int) -> Array:
   # A sum over the leading axis takes the codes' computation into its own loop;
-  # or-ing slices one by one makes XLA:CPU write all codes to memory first (6x).
-  return jnp.sum(field << _shifts(field, f), axis=0, dtype=jnp.uint32)
+  # or-ing slices one by one makes XLA:CPU write all codes to memory first, and
+  # so does a sum over more than some planes (6x).
+  shifted = field << _shifts(field, f)
+  sums = [
+    jnp.sum(shifted[i : i + _SUM_MOST], axis=0, dtype=jnp.uint32)
+    for i in range(0, field.shape[0], _SUM_MOST)
+  ]
+  return reduce(jnp.bitwise_or, sums)
 
 
 def _pack_mixed(codes: Array, bits: int) -> Array:
@@ -136,18 +145,10 @@ def _shifts(field: Array, f: int) -> Array:
   return (lax.iota(jnp.uint32, field.shape[0]) * jnp.uint32(f)).reshape(shape)
 
 
-def pack_blocks(codes: Array, bits: int) -> Array:
-  """Packs uint32[planes, blocks, width] into uint32[rows, blocks * width]."""
-  words = pack(codes, bits)
-  return words.reshape(words.shape[0], words.shape[1] * words.shape[2])
-
-
-def unpack_blocks(words: Array, bits: int, blocks: int) -> Array:
-  """Inverts `pack_blocks`, to f32[planes, blocks, width]."""
-  width = words.shape[1] // blocks
-  codes = unpack(words.reshape(words.shape[0], blocks, width), bits)
+def unpack_values(words: Array, bits: int) -> Array:
+  """Inverts `pack`, to float32: f32[P, ...]."""
   # By way of int32: XLA:CPU converts uint32 to float without vectors.
-  return codes.astype(jnp.int32).astype(jnp.float32)
+  return unpack(words, bits).astype(jnp.int32).astype(jnp.float32)
 
 
 def pack_flat(codes: Array, bits: int) -> Array:

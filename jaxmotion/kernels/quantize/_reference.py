@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_uniform
-from jaxmotion.kernels._blocks import block_axes, from_blocks, to_blocks
-from jaxmotion.kernels.pack import pack_blocks, planes, unpack_blocks
+from jaxmotion.kernels._blocks import absmax, block_axes, from_blocks, to_blocks
+from jaxmotion.kernels.pack import pack, planes, unpack_values
 
 # A scale below this is subnormal, which backends may flush to zero: its block
 # decodes to a constant.
@@ -18,7 +18,7 @@ class Symmetric(NamedTuple):
   """Codes around zero.
 
   Attributes:
-    words: uint32[rows, blocks * width].
+    words: uint32[rows, blocks, width].
     scale: float32[planes, blocks], the step; [1, 1] for an array of one block.
   """
 
@@ -30,7 +30,7 @@ class MinMax(NamedTuple):
   """Codes between a block's least and greatest value.
 
   Attributes:
-    words: uint32[rows, blocks * width].
+    words: uint32[rows, blocks, width].
     scale: float32[planes, blocks], half the step (a whole one could overflow).
     low: float32[planes, blocks], the value of code 0.
   """
@@ -53,18 +53,16 @@ def absmax_encode(
   """
   b = to_blocks(x, planes(bits), block)
   top, middle, unit = _levels(bits)
-  peak = jnp.max(
-    jnp.abs(b), axis=block_axes(x.size, block), keepdims=True, initial=0.0
-  )
+  peak = absmax(b, block_axes(x.size, block))
   scale = peak * jnp.float32(1 / (unit * middle))
   codes = _round((b / unit) / _divisor(scale), middle, top, key)
-  return Symmetric(pack_blocks(codes, bits), scale[..., 0])
+  return Symmetric(pack(codes, bits), scale[..., 0])
 
 
 def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
   _, middle, unit = _levels(bits)
-  codes = unpack_blocks(payload.words, bits, payload.scale.shape[1])
+  codes = unpack_values(payload.words, bits)
   codes = unit * codes - unit * middle
   return from_blocks(codes * payload.scale[..., None], like)
 
@@ -78,20 +76,20 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     block: the most values under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  # Halves: the range of finite floats is not a finite float.
-  b = to_blocks(x, planes(bits), block) * 0.5
+  b = to_blocks(x, planes(bits), block, fill="edge")
   axes = block_axes(x.size, block)
-  low = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
-  high = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
+  # Halves: the range of finite floats is not a finite float.
+  low = 0.5 * jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
+  high = 0.5 * jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
   top = 2**bits - 1
   scale = _round_up((high - low) * jnp.float32(1 / top))
-  codes = _round((b - low) / _divisor(scale), 0.0, top, key)
-  return MinMax(pack_blocks(codes, bits), scale[..., 0], 2 * low[..., 0])
+  codes = _round((0.5 * b - low) / _divisor(scale), 0.0, top, key)
+  return MinMax(pack(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
 def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
-  codes = unpack_blocks(payload.words, bits, payload.scale.shape[1])
+  codes = unpack_values(payload.words, bits)
   half = codes * payload.scale[..., None]
   return from_blocks(payload.low[..., None] + half + half, like)
 

@@ -6,9 +6,9 @@ from jax import lax
 
 from jaxmotion.core import Array, random_words
 
-# H of p q values is H of p times H of q (a Kronecker product): two products with
-# small matrices, 2x faster on the host than one of 128.
-_INNER = 16
+# H of p q values is H of p times H of q (a Kronecker product): beyond _WHOLE,
+# two products with small matrices, 2x as fast on the host as one of 128.
+_WHOLE, _INNER = 64, 16
 
 
 def hadamard(rows: Array) -> Array:
@@ -25,7 +25,7 @@ def hadamard(rows: Array) -> Array:
     [[5.0, -1.0, -2.0, 0.0]]
   """
   blocks, length = rows.shape
-  inner = min(length, _INNER)
+  inner = length if length <= _WHOLE else _INNER
   outer = length // inner
   # Scaled first: no partial sum is then greater than the row's norm.
   y = jnp.matmul(
@@ -33,6 +33,8 @@ def hadamard(rows: Array) -> Array:
     jnp.asarray(_matrix(inner)),
     precision=lax.Precision.HIGHEST,
   )
+  if inner == length:
+    return y.reshape(blocks, length)
   # Matrix products both: a sum over an axis would add in another order, and
   # round to other bits, once it is fused.
   y = jnp.einsum(

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 from jaxmotion.core import Array, Like
 from jaxmotion.kernels._blocks import (
   block_axes,
+  block_counts,
   from_blocks,
-  mean_parts,
   sum_magnitudes,
   to_blocks,
 )
-from jaxmotion.kernels.pack import pack_blocks, unpack_blocks
+from jaxmotion.kernels.pack import pack, unpack_values
 
 
 class Signs(NamedTuple):
   """Signs and magnitudes.
 
   Attributes:
-    words: uint32[1, blocks * width], bit i of a word from plane i.
+    words: uint32[1, blocks, width], bit i of a word from plane i.
     scale: float32[32, blocks], the mean magnitude; [1, 1] for one block.
   """
 
@@ -35,13 +35,12 @@ def sign_encode(x: Array, block: int) -> Signs:
     block: the most values under one scale.
   """
   b = to_blocks(x, 32, block)
-  parts, count, share = mean_parts(b, x.shape, block)
-  total = sum_magnitudes(parts, block_axes(x.size, block))
-  scale = total / (count * share)
-  return Signs(pack_blocks((b < 0).astype(jnp.uint32), 1), scale[..., 0])
+  total = sum_magnitudes(b, block_axes(x.size, block))
+  scale = total / block_counts(x.shape, 32, block)
+  return Signs(pack((b < 0).astype(jnp.uint32), 1), scale[..., 0])
 
 
 def sign_decode(payload: Signs, like: Like) -> Array:
   """Returns plus or minus the block's mean magnitude."""
-  bits = unpack_blocks(payload.words, 1, payload.scale.shape[1])
+  bits = unpack_values(payload.words, 1)
   return from_blocks((1.0 - 2.0 * bits) * payload.scale[..., None], like)

@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxmotion.core import Array, Key, Like, random_words
 from jaxmotion.kernels._blocks import (
+  absmax,
   block_axes,
+  block_counts,
   from_blocks,
-  mean_parts,
   sum_magnitudes,
   to_blocks,
 )
@@ -83,15 +84,12 @@ def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
     bound, scale = _stochastic(b, x.size, block, key)
   positive, negative = b > bound, b < -bound
   codes = 1 + positive.astype(jnp.uint32) - negative.astype(jnp.uint32)
-  words = pack_trits(codes).reshape(1, -1)
-  return Trits(words, scale[..., 0])
+  return Trits(pack_trits(codes), scale[..., 0])
 
 
 def ternary_decode(payload: Trits, like: Like) -> Array:
   """Returns -s, 0 or s."""
-  blocks = payload.scale.shape[1]
-  width = payload.words.shape[1] // blocks
-  codes = unpack_trits(payload.words.reshape(1, blocks, width))
+  codes = unpack_trits(payload.words)
   signs = codes.astype(jnp.int32).astype(jnp.float32) - 1.0
   return from_blocks(signs * payload.scale[..., None], like)
 
@@ -101,7 +99,7 @@ def _stochastic(
 ) -> tuple[Array, Array]:
   """(random magnitude below which a value becomes 0, scale)."""
   axes = block_axes(size, block)
-  peak = jnp.max(jnp.abs(b), axis=axes, keepdims=True, initial=0.0)
+  peak = absmax(b, axes)
   scale = _finite_or_nan(jnp.where(peak < _TINY, 0.0, peak))
   fraction = (random_words(key.worker, b.shape) >> 8).astype(jnp.float32)
   return fraction * (scale * jnp.float32(2.0**-24)), scale
@@ -112,14 +110,13 @@ def _threshold(
 ) -> tuple[Array, Array]:
   """(magnitude up to which a value becomes 0, scale)."""
   axes = block_axes(math.prod(shape), block)
-  parts, count, share = mean_parts(b, shape, block)
-  mean = sum_magnitudes(parts, axes) / count  # in units of the share
-  above = parts > 0.7 * mean
-  taken = sum_magnitudes(jnp.where(above, parts, 0.0), axes)
+  mean = sum_magnitudes(b, axes) / block_counts(shape, _TRITS, block)
+  bound = 0.7 * mean
+  above = jnp.abs(b) > bound
+  taken = sum_magnitudes(jnp.where(above, b, 0.0), axes)
   number = jnp.sum(above, axis=axes, keepdims=True, dtype=jnp.int32)
-  divisor = jnp.maximum(number, 1).astype(jnp.float32) * share
-  scale = jnp.minimum(taken / divisor, _MOST)
-  return 0.7 * mean / share, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
+  scale = taken / jnp.maximum(number, 1).astype(jnp.float32)
+  return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
 
 
 def _finite_or_nan(scale: Array) -> Array:

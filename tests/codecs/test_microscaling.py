@@ -1,0 +1,113 @@
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxmotion.codecs._microscaling import microscaling
+
+NAMES = (
+  "float8_e4m3fn",
+  "float8_e5m2",
+  "float6_e3m2fn",
+  "float6_e2m3fn",
+  "float4_e2m1fn",
+)
+FORMATS = pytest.mark.parametrize("name", NAMES)
+EMAX = dict(zip(NAMES, (8, 15, 4, 2, 2), strict=True))
+
+
+def trip(name, x):
+  codec = microscaling(format=name)
+  payload, _ = codec.encode(jnp.asarray(x))
+  return payload, np.asarray(codec.decode(payload, jnp.asarray(x)))
+
+
+def oracle(name, x):
+  """By the specification, in float64 and with ml_dtypes' conversions."""
+  kind = getattr(ml_dtypes, name)
+  most = float(ml_dtypes.finfo(kind).max)
+  rows = np.pad(x, (0, -x.size % 32)).reshape(-1, 32).astype(np.float64)
+  peak = np.abs(rows).max(1, keepdims=True)
+  exponent = np.where(peak > 0, np.frexp(peak)[1] - 1 - EMAX[name], -127)
+  scale = 2.0 ** np.maximum(exponent, -127)
+  elements = np.clip(rows / scale, -most, most).astype(np.float32).astype(kind)
+  y = elements.astype(np.float64) * scale
+  return scale, y.reshape(-1)[: x.size].astype(np.float32)
+
+
+def spread(size):
+  """Values of many magnitudes, within a block and from block to block."""
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(-(-size // 32), 32)) * 2.0 ** rng.integers(
+    -12, 3, (-(-size // 32), 32)
+  )
+  rows = rows * 2.0 ** rng.integers(-90, 120, (rows.shape[0], 1))
+  return rows.reshape(-1)[:size].astype(np.float32)
+
+
+@FORMATS
+@pytest.mark.parametrize("size", [32, 40, 3000])
+def test_elements_and_scales_are_those_of_the_specification(name, size):
+  x = spread(size)
+  payload, y = trip(name, x)
+  scale, expected = oracle(name, x)
+  np.testing.assert_array_equal(
+    2.0 ** (payload.scale.astype(np.float64) - 127), scale[:, 0]
+  )
+  np.testing.assert_array_equal(y, expected)
+  np.testing.assert_array_equal(np.signbit(y), np.signbit(expected))
+
+
+@FORMATS
+@pytest.mark.parametrize("power", [-126, -1, 0, 1, 127])
+def test_scales_are_exact_at_powers_of_two(name, power):
+  below = np.nextafter(np.float32(2.0**power), np.float32(0))
+  for peak in (np.float32(2.0**power), below):
+    x = np.full(32, peak, np.float32)
+    payload, y = trip(name, x)
+    if peak < np.finfo(np.float32).tiny:
+      continue
+    exponent = max(int(np.frexp(peak)[1]) - 1 - EMAX[name], -127)
+    assert payload.scale.tolist() == [exponent + 127]
+    np.testing.assert_array_equal(y, oracle(name, x)[1])
+
+
+@FORMATS
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_makes_its_block_nan_and_no_other(name, bad):
+  x = spread(100)
+  x[40] = bad
+  payload, y = trip(name, x)
+  assert payload.scale[1] == 255
+  nan = np.arange(100) // 32 == 1
+  np.testing.assert_array_equal(np.isnan(y), nan)
+
+
+@FORMATS
+def test_zero_blocks_stay_zero_with_their_signs(name):
+  x = np.array([0.0, -0.0] * 16, np.float32)
+  payload, y = trip(name, x)
+  assert payload.scale.tolist() == [0]
+  np.testing.assert_array_equal(y.view(np.uint32), x.view(np.uint32))
+
+
+@FORMATS
+def test_elements_are_packed_to_their_width(name):
+  bits = int(name[5])
+  payload, _ = trip(name, np.zeros(3200, np.float32))
+  assert payload.words.nbytes == 3200 * bits // 8
+  assert payload.scale.shape == (100,) and payload.scale.dtype == jnp.uint8
+
+
+@FORMATS
+def test_narrow_inputs_round_as_their_float32_values(name):
+  x = np.random.default_rng(2).normal(size=77).astype(np.float32)
+  for kind in (ml_dtypes.bfloat16, np.float16):
+    narrow = x.astype(kind)
+    expected = oracle(name, narrow.astype(np.float32))[1].astype(kind)
+    np.testing.assert_array_equal(trip(name, narrow)[1], expected)
+
+
+def test_other_formats_are_refused():
+  with pytest.raises(ValueError, match="`format` must be one of"):
+    microscaling(format="float8_e4m3b11fnuz")

@@ -1,0 +1,87 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.codecs._rotate import rotate
+from jaxmotion.codecs._uniform import uniform
+
+BLOCKS = pytest.mark.parametrize("block", [32, 64, 128, 256])
+
+
+def normal(*shape):
+  return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def by_block(codec, x):
+  """The array in the rows of the payload."""
+  width = codec.encode(jnp.asarray(x))[0].values.shape[1]
+  flat = x.reshape(-1)
+  return np.pad(flat, (0, -flat.size % width)).reshape(-1, width)
+
+
+@BLOCKS
+@pytest.mark.parametrize("size", [1, 5, 256, 1000])
+def test_decode_inverts_encode(block, size):
+  codec, x = rotate(block=block), normal(size)
+  payload, _ = codec.encode(jnp.asarray(x))
+  y = np.asarray(codec.decode(payload, jnp.asarray(x)))
+  norms = np.linalg.norm(by_block(codec, x), axis=1).max()
+  assert np.abs(y - x).max() <= 2**-21 * norms
+
+
+@BLOCKS
+@pytest.mark.parametrize("size", [1, 5, 256, 1000])
+def test_each_block_keeps_its_norm(block, size):
+  codec, x = rotate(block=block), normal(size)
+  payload, _ = codec.encode(jnp.asarray(x))
+  np.testing.assert_allclose(
+    np.linalg.norm(payload.values, axis=1),
+    np.linalg.norm(by_block(codec, x), axis=1),
+    rtol=1e-5,
+  )
+
+
+@BLOCKS
+def test_an_outlier_is_spread_evenly(block):
+  x = np.zeros(2 * block, np.float32)
+  x[block + 3] = 1.0
+  payload, _ = rotate(block=block).encode(jnp.asarray(x))
+  values = np.abs(payload.values)
+  assert not values[0].any()
+  np.testing.assert_allclose(values[1], block**-0.5, rtol=1e-6)
+
+
+def test_seeds_and_positions_have_their_own_signs():
+  x = np.ones(256, np.float32)
+  a, b = (rotate(seed=s).encode(jnp.asarray(x))[0].values for s in (0, 1))
+  assert (np.asarray(a) != np.asarray(b)).any()
+  assert (np.asarray(a[0]) != np.asarray(a[1])).any()
+
+
+def test_a_short_array_is_one_block_of_the_next_power_of_two():
+  for size, width in ((1, 1), (2, 2), (5, 8), (100, 128), (300, 128)):
+    payload, _ = rotate().encode(jnp.ones(size))
+    assert payload.values.shape == (-(-size // width), width)
+
+
+def test_quantising_after_it_loses_less_of_a_spiky_array():
+  x = normal(64, 128)
+  x[:, 0] *= 100
+
+  def error(first, then):
+    rotated, _ = first.encode(jnp.asarray(x)) if first else (None, ())
+    values = rotated.values if first else jnp.asarray(x)
+    q, _ = then.encode(values)
+    y = then.decode(q, values)
+    if first:
+      y = first.decode(rotated._replace(values=y), jnp.asarray(x))
+    return float(np.linalg.norm(y - x))
+
+  then = uniform(bits=4, block=128)
+  assert error(rotate(), then) < 0.7 * error(None, then)
+
+
+@pytest.mark.parametrize("block", [16, 100, 512])
+def test_other_blocks_are_refused(block):
+  with pytest.raises(ValueError, match="`block` must be one of"):
+    rotate(block=block)

@@ -1,0 +1,67 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.codecs._threshold import threshold
+
+
+def normal(size):
+  return np.random.default_rng(1).normal(size=size).astype(np.float32)
+
+
+def trip(codec, x):
+  payload, _ = codec.encode(jnp.asarray(x))
+  return payload, np.asarray(codec.decode(payload, jnp.asarray(x)))
+
+
+# A hundredth is searched for, a half is compacted.
+@pytest.mark.parametrize(("value", "capacity"), [(2.8, 0.01), (1.0, 0.5)])
+@pytest.mark.parametrize("size", [1, 100, 4097])
+def test_all_above_the_threshold_travel_exactly(value, capacity, size):
+  x = normal(size)
+  payload, y = trip(threshold(value=value, capacity=capacity), x)
+  assert int(payload.count) == (np.abs(x) >= value).sum()
+  assert int(payload.count) <= payload.values.size
+  np.testing.assert_array_equal(y, np.where(np.abs(x) >= value, x, 0))
+
+
+@pytest.mark.parametrize("capacity", [0.01, 0.1])
+def test_overflow_drops_the_highest_positions_and_says_so(capacity):
+  x = normal(4097)
+  payload, y = trip(threshold(value=1.0, capacity=capacity), x)
+  k = round(capacity * 4097)
+  above = np.abs(x) >= 1.0
+  assert int(payload.count) == above.sum() > k == payload.values.size
+  kept = above & (above.cumsum() <= k)
+  np.testing.assert_array_equal(y, np.where(kept, x, 0))
+
+
+def test_the_threshold_itself_travels():
+  x = np.array([0.5, -0.5, np.nextafter(np.float32(0.5), 0)], np.float32)
+  _, y = trip(threshold(value=0.5, capacity=1), x)
+  np.testing.assert_array_equal(y, [0.5, -0.5, 0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_travel_and_poison_nothing(bad):
+  x = normal(100)
+  x[60] = bad
+  _, y = trip(threshold(value=5.0, capacity=0.1), x)
+  np.testing.assert_array_equal(y, np.where(np.arange(100) == 60, x, 0))
+
+
+def test_nothing_above_the_threshold_decodes_to_zeros():
+  payload, y = trip(threshold(value=5.0, capacity=0.1), normal(100))
+  assert int(payload.count) == 0
+  assert not y.any() and not np.asarray(payload.values).any()
+
+
+def test_positions_take_the_bits_their_size_needs():
+  payload, _ = trip(threshold(value=5.0, capacity=0.5), normal(4096))
+  assert payload.indices.size * 32 == 2048 * 12
+
+
+@pytest.mark.parametrize("value", [0, -1.0, np.inf, np.nan])
+def test_values_that_are_no_threshold_are_refused(value):
+  with pytest.raises(ValueError, match="`value` must be a positive finite"):
+    threshold(value=value, capacity=0.1)

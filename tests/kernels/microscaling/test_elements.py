@@ -1,0 +1,47 @@
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxmotion.kernels.microscaling import FORMATS, mx_decode, mx_encode
+from jaxmotion.kernels.pack import pack_flat, unpack_flat
+
+NAMES = pytest.mark.parametrize("name", FORMATS)
+
+
+@NAMES
+def test_every_code_decodes_to_its_value(name):
+  form = FORMATS[name]
+  codes = np.arange(2**form.bits, dtype=np.uint32)
+  codes = codes[(codes & (2 ** (form.bits - 1) - 1)) <= form.most]
+  payload_scale = jnp.full((codes.size,), 127, jnp.uint8)
+  words = pack_flat(jnp.asarray(codes), form.bits)
+  x = np.zeros(codes.size, np.float32)
+  empty = mx_encode(jnp.asarray(x), form, 1)
+  payload = empty._replace(words=words, scale=payload_scale)
+  exact = codes.astype(np.uint8).view(getattr(ml_dtypes, name))
+  np.testing.assert_array_equal(
+    mx_decode(payload, x, form, 1), exact.astype(np.float32)
+  )
+
+
+@NAMES
+def test_every_value_and_every_tie_rounds_as_ml_dtypes(name):
+  form, kind = FORMATS[name], getattr(ml_dtypes, name)
+  most = float(ml_dtypes.finfo(kind).max)
+  values = np.arange(form.most + 1, dtype=np.uint8).view(kind)
+  values = values.astype(np.float32)
+  ties = (values[:-1] + values[1:]) / 2
+  points = np.concatenate([values, ties])
+  near = [np.nextafter(points, np.float32(s)) for s in (-np.inf, np.inf)]
+  points = np.clip(np.concatenate([points, *near]), 0, most)
+  points = np.concatenate([points, -points])
+  # The greatest value leads, so that the scale of the one block is 1.
+  x = np.concatenate([[most], points]).astype(np.float32)
+  payload = mx_encode(jnp.asarray(x), form, x.size)
+  assert payload.scale.tolist() == [127]
+  codes = unpack_flat(payload.words, form.bits, x.size)
+  normal = np.abs(x) >= np.finfo(np.float32).tiny
+  np.testing.assert_array_equal(
+    np.asarray(codes)[normal], x.astype(kind).view(np.uint8)[normal]
+  )

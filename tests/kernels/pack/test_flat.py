@@ -1,0 +1,57 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.kernels.pack import (
+  fields,
+  pack,
+  pack_flat,
+  planes,
+  unpack_flat,
+)
+
+BITS = pytest.mark.parametrize("bits", [*range(1, 17), 22, 31, 32])
+
+
+def codes_of(bits: int, size: int) -> np.ndarray:
+  rng = np.random.default_rng(bits)
+  return rng.integers(0, 2**bits, size, dtype=np.uint32)
+
+
+def pack_by_definition(codes: np.ndarray, bits: int) -> np.ndarray:
+  """Fields from the narrowest up, plane i of a word in bits [i f, i f + f)."""
+  rows, low = [], 0
+  for f in reversed(fields(bits)):
+    field = (codes.astype(np.uint64) >> np.uint64(low)) & np.uint64(2**f - 1)
+    for start in range(0, codes.shape[0], 32 // f):
+      word = np.zeros(codes.shape[1:], np.uint64)
+      for i in range(32 // f):
+        word |= field[start + i] << np.uint64(i * f)
+      rows.append(word)
+    low += f
+  return np.stack(rows)
+
+
+@BITS
+@pytest.mark.parametrize("trailing", [(1,), (5,), (2, 3)])
+def test_words_are_the_fields_in_order(bits, trailing):
+  shape = (planes(bits), *trailing)
+  codes = codes_of(bits, int(np.prod(shape))).reshape(shape)
+  words = pack(jnp.asarray(codes), bits)
+  np.testing.assert_array_equal(words, pack_by_definition(codes, bits))
+
+
+@BITS
+@pytest.mark.parametrize("size", [0, 1, 31, 100])
+def test_any_number_of_codes_comes_back(bits, size):
+  codes = codes_of(bits, size)
+  words = pack_flat(jnp.asarray(codes), bits)
+  np.testing.assert_array_equal(unpack_flat(words, bits, size), codes)
+
+
+@BITS
+def test_padding_is_less_than_one_column(bits):
+  codes = codes_of(bits, 70)
+  words = pack_flat(jnp.asarray(codes), bits)
+  columns = -(-70 // planes(bits))
+  assert words.shape == (planes(bits) * bits // 32, columns)

@@ -1,0 +1,34 @@
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion.kernels.ternary import pack_trits, unpack_trits
+
+
+def codes_of(numbers: np.ndarray) -> np.ndarray:
+  powers = 3 ** np.arange(19, -1, -1, dtype=np.uint64)
+  return (numbers[None] // powers[:, None] % np.uint64(3)).astype(np.uint32)
+
+
+def test_words_spell_numbers_from_end_to_end():
+  # Errors grow with the number, so both ends and what lies between.
+  rng = np.random.default_rng(0)
+  numbers = np.concatenate(
+    [
+      np.arange(100),
+      3**20 - 1 - np.arange(100),
+      3 ** np.arange(20),
+      rng.integers(0, 3**20, 5000),
+    ]
+  ).astype(np.uint64)
+  codes = codes_of(numbers)
+  words = np.asarray(pack_trits(jnp.asarray(codes)))
+  np.testing.assert_array_equal(unpack_trits(jnp.asarray(words)), codes)
+  # The fraction of 3^20 in binary, rounded up by less than the next number.
+  exact = numbers.astype(object) * 2**32
+  above = words[0].astype(object) * 3**20 - exact
+  assert (above >= 0).all() and (above < 2**32).all()
+
+
+def test_twenty_codes_take_one_word():
+  words = pack_trits(jnp.zeros((20, 3, 7), jnp.uint32))
+  assert words.shape == (1, 3, 7) and words.dtype == jnp.uint32
