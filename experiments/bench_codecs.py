@@ -12,7 +12,7 @@ more than the codec. The copy goes to a buffer of its own that is touched too.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +98,7 @@ class Bench:
 def measure(
   metric: str,
   baseline: Callable[[], float],
-  cases: dict[str, Callable[[], float]],
+  cases: Mapping[str, Callable[[], float]],
   repeats: int,
 ) -> list[Result]:
   """Medians of ratios of each case to the baseline, repeats interleaved."""

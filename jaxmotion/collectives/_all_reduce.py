@@ -117,8 +117,8 @@ def all_reduce(
     method: "gather" sends every payload to every worker; "two_phase" sends
       each worker the payloads of its shard, then the encoded mean of the shard
       to all: two encodings, bytes that do not grow with the workers. None
-      gathers between 2 workers. Summable codecs use neither, and arrays of fewer
-      than 64 values a worker are always gathered.
+      gathers between 2 workers. Summable codecs use neither, and arrays of
+      fewer than 64 values a worker are always gathered.
 
   Returns:
     The reduced tree, of the dtypes of `x` (sums are made in float32), and the

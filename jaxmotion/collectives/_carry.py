@@ -68,7 +68,7 @@ def _carry(payload: PyTree, move: Callable[[Array], Array]) -> PyTree:
       start += size
       piece = piece.reshape(buffer.shape[0], *leaf.shape[1:])
       moved[i] = _from_words(piece, leaf.dtype)
-  return treedef.unflatten(moved)
+  return jax.tree.unflatten(treedef, moved)
 
 
 def _to_words(x: Array, word: Any) -> Array:

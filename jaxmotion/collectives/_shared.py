@@ -16,6 +16,7 @@ from jaxmotion.core import (
   PyTree,
   axis_size,
   describe,
+  same_structure,
 )
 
 # Up to this many payloads are decoded by code of their own, which fuses into
@@ -105,7 +106,7 @@ def check_state(expected: PyTree, state: PyTree | None) -> PyTree:
       "`state` must be given for a codec that has one (make it with the "
       "collective's `..._init`), got None."
     )
-  same = jax.tree.structure(state) == jax.tree.structure(expected) and all(
+  same = same_structure(state, expected) and all(
     a.shape == b.shape and a.dtype == b.dtype
     for a, b in zip(
       jax.tree.leaves(state), jax.tree.leaves(expected), strict=True

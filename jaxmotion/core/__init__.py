@@ -34,6 +34,7 @@ from jaxmotion.core._per_worker import (
 from jaxmotion.core._tree import (
   leaf_path as leaf_path,
   named_leaves as named_leaves,
+  same_structure as same_structure,
 )
 from jaxmotion.core._types import (
   Array as Array,

@@ -17,6 +17,16 @@ def leaf_path(key_path: Any) -> str:
   return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
+def same_structure(a: PyTree, b: PyTree) -> bool:
+  """Says whether two trees have the same structure.
+
+  >>> same_structure([1, (2,)], [3, (4,)]), same_structure([1], (1,))
+  (True, False)
+  """
+  one: Any = jax.tree.structure(a)
+  return one == jax.tree.structure(b)
+
+
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
   """Returns (path, leaf) for every leaf, in the order of `tree.flatten`.
 

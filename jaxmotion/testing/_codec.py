@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxmotion import codecs as codecs_room
 from jaxmotion.codecs import Codec, from_config
-from jaxmotion.core import Array, PyTree, describe, make_key
+from jaxmotion.core import Array, PyTree, describe, make_key, same_structure
 from jaxmotion.wire import payload_bytes
 
 _PAYLOAD_DTYPES = (
@@ -53,7 +53,7 @@ def check_codec(
   """
   key = make_key(7)
   state = codec.init(x)
-  traces = []
+  traces: list[None] = []
 
   def encode(x: Array, state: PyTree, key: Any) -> tuple[PyTree, PyTree]:
     traces.append(None)
@@ -231,7 +231,7 @@ def check_idempotent(codec: Codec, x: Array) -> None:
 
 
 def _equal(a: PyTree, b: PyTree) -> bool:
-  return jax.tree.structure(a) == jax.tree.structure(b) and all(
+  return same_structure(a, b) and all(
     np.asarray(p).tobytes() == np.asarray(q).tobytes()
     for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )

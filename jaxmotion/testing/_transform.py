@@ -44,7 +44,7 @@ def check_transform(
     >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.1))
     >>> check_transform(tx, mesh, {"w": jnp.ones(8)})
   """
-  traces = []
+  traces: list[None] = []
 
   def loss_fn(params: PyTree, batch: jax.Array) -> jax.Array:
     traces.append(None)
@@ -62,7 +62,6 @@ def check_transform(
 
   def run() -> tuple[PyTree, PyTree, PyTree]:
     p, state = init(params)
-    first = state
     first = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state
     )

@@ -37,7 +37,7 @@ class ExchangeState(NamedTuple):
     memory: what the codec remembers, each worker its own.
   """
 
-  count: Array
+  count: Array  # type: ignore[assignment]
   skipped: Array
   memory: PerWorker
 

@@ -49,7 +49,7 @@ def test_a_level_that_differs_between_workers_is_an_error():
 
 
 def test_workers_can_agree_on_the_highest():
-  agree = lambda level: collectives.agree(  # noqa: E731
+  agree = lambda level: collectives.agree(
     level + lax.axis_index("data") - 1, "data"
   )
   y = program(agree)(X, jnp.int32(0))

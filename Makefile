@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: train test lint types bench newest clean
+
+# The main job: digits under six exchanges. ARGS="--config=configs/..." picks
+# another.
+train: $(VENV)/installed
+	$(RUN) -m experiments.train --json=results/train.jsonl \
+	  --plot=results/train.png $(ARGS)
+
+# Everything: lint, types, doctests, tests.
+test: lint types
+	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/installed
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+
+types: $(VENV)/installed
+	$(RUN) -m mypy
+
+bench: $(VENV)/installed
+	$(RUN) -m experiments.bench_codecs $(ARGS)
+
+# The tests of the library itself on another interpreter, with the newest JAX:
+# make newest PYTHON=python3.12
+newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade pip
+	.venv-newest/bin/python -m pip install --quiet --upgrade \
+	  --upgrade-strategy eager -e '.[test]'
+	.venv-newest/bin/python -c "import jax; print('JAX', jax.__version__)"
+	.venv-newest/bin/python -m pytest -n $(WORKERS) --ignore=tests/experiments \
+	  tests jaxmotion
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet -e '.[experiments,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-newest results
