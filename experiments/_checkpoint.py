@@ -23,7 +23,9 @@ class Run(NamedTuple):
     seed: of the run.
     score: on the held-out data, in the task's unit.
     loss: of the last training step.
-    wire_bytes: what one worker sends in one step.
+    wire_bytes: what one worker sends in one step, by the traced program.
+    compiled_bytes: the same, by the compiled program.
+    compile_s: time to trace and compile the step.
     step_ms: median time of a step.
   """
 
@@ -32,6 +34,8 @@ class Run(NamedTuple):
   score: float
   loss: float
   wire_bytes: int
+  compiled_bytes: int
+  compile_s: float
   step_ms: float
 
 

@@ -71,6 +71,10 @@ def _measure(task: Task, runs: list[Run]) -> dict[str, _Measured]:
     ),
     "loss": _Measured(statistics.fmean(run.loss for run in runs), "nats"),
     "wire_bytes_predicted": _Measured(sent, "bytes/step/worker"),
+    "wire_bytes_compiled": _Measured(
+      runs[0].compiled_bytes, "bytes/step/worker"
+    ),
+    "compile_s": _Measured(runs[0].compile_s, "s"),
     "step_ms": _Measured(statistics.median(times), "ms", _spread(times)),
     **{
       f"exchange_ms_{link}": _Measured(8e3 * sent / speed, _COMPUTED)

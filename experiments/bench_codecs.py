@@ -2,14 +2,18 @@
 
   python -m experiments.bench_codecs --json=docs/results/bench_codecs.jsonl
 
-Three tables: encoding; 2 workers' payloads decoded, averaged and applied by
-an SGD update, against the update with a gradient that is already there; and a
-tree of many leaves against one leaf of the same size. Repeats are interleaved,
-numbers are medians of ratios within a repeat. Outputs go to donated buffers,
-as they do in a training loop: pages that are touched for the first time cost
-more than the codec. The copy goes to a buffer of its own that is touched too.
+One line a codec:
+  encode_copies  encoding a matrix, in copies;
+  update_ratio   decoding and averaging 2 workers' payloads of it inside an SGD
+                 update, in updates with a gradient that is already there;
+  vector_ratio   the same for a vector, whose blocks follow no rows;
+  leaves_ratio   encoding many leaves, in encodings of one of the same size.
+Repeats are interleaved, numbers are medians of ratios within a repeat. Outputs
+go to donated buffers, as they do in a training loop: pages that are touched for
+the first time cost more than the codec. The copy has such a buffer too.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +31,7 @@ from experiments import _rows
 from jaxmotion import codecs, collectives, make_key
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
+_COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
 _LEAVES = flags.DEFINE_integer("leaves", 256, "Leaves of the tree.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
 _JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
@@ -175,16 +180,34 @@ def plain_update(x: jax.Array) -> Bench:
   return Bench(fn, x)
 
 
-def run(elements: int, leaves: int, repeats: int) -> list[Result]:
-  """All three tables."""
+def run(elements: int, columns: int, leaves: int, repeats: int) -> list[Result]:
+  """Measures every column.
+
+  Args:
+    elements: floats in all.
+    columns: length of a row; divides `elements`.
+    leaves: leaves of the tree; divides the number of rows.
+    repeats: interleaved repeats.
+
+  Raises:
+    ValueError: the floats do not fill the rows, or the rows the leaves.
+  """
+  if elements % (columns * leaves):
+    raise ValueError(
+      "`elements` must be a multiple of `columns` * `leaves`, got "
+      f"{elements} for {columns} * {leaves}."
+    )
   rng = np.random.default_rng(0)
-  x = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
+  flat = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
+  x = flat.reshape(-1, columns)
   encoders = {case: encoder(codec, x) for case, codec in CASES.items()}
   results = measure("encode_copies", numpy_copy(x), encoders, repeats)
   updates = {case: updater(CASES[case], x) for case in UPDATES}
   results += measure("update_ratio", plain_update(x), updates, repeats)
-  size = elements // leaves
-  tree = {f"leaf{i:04d}": x[i * size : (i + 1) * size] for i in range(leaves)}
+  vectors = {case: updater(CASES[case], flat) for case in UPDATES}
+  results += measure("vector_ratio", plain_update(flat), vectors, repeats)
+  pieces = jnp.split(x, leaves)
+  tree = {f"leaf{i:04d}": piece for i, piece in enumerate(pieces)}
   for case in TREES:
     many = encoder(CASES[case], tree)
     results += measure("leaves_ratio", encoders[case], {case: many}, repeats)
@@ -211,31 +234,36 @@ def make_table(results: list[Result]) -> rich.table.Table:
   return table
 
 
+def write(results: list[Result], path: str | os.PathLike[str]) -> None:
+  """Writes a row for each measurement."""
+  stamp = (_rows.machine(), jax.__version__)
+  _rows.write_rows(
+    path,
+    (
+      _rows.Row(
+        "bench_codecs",
+        r.case,
+        r.metric,
+        r.value * r.baseline,
+        "ms",
+        r.baseline,
+        r.value,
+        r.noise,
+        *stamp,
+      )
+      for r in results
+    ),
+  )
+
+
 def main(argv: Sequence[str]) -> None:
   """Measures, prints the table and writes rows."""
   if len(argv) > 1:
     raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
-  results = run(_ELEMENTS.value, _LEAVES.value, _REPEATS.value)
+  results = run(_ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value)
   rich.console.Console().print(make_table(results))
   if _JSON.value:
-    stamp = (_rows.machine(), jax.__version__)
-    _rows.write_rows(
-      _JSON.value,
-      (
-        _rows.Row(
-          "bench_codecs",
-          r.case,
-          r.metric,
-          r.value * r.baseline,
-          "ms",
-          r.baseline,
-          r.value,
-          r.noise,
-          *stamp,
-        )
-        for r in results
-      ),
-    )
+    write(results, _JSON.value)
 
 
 if __name__ == "__main__":

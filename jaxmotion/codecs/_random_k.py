@@ -86,7 +86,7 @@ class random_k(Codec):
     self._check(x, key)
     assert key is not None
     k = self._count(x)
-    flat = x.reshape(-1).astype(jnp.float32)
+    flat = jnp.ravel(x).astype(jnp.float32)
     positions = stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
     if self.scaled and k < x.size:

@@ -80,7 +80,7 @@ class threshold(Codec):
     """Returns values, positions and the count, and the state."""
     self._check(x, key)
     k, bits = self._shape(x)
-    flat = x.reshape(-1).astype(jnp.float32)
+    flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = mark(~(jnp.abs(flat) < self.value))
     start = starts(bitmap)
     count = start[-1]

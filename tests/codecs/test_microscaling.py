@@ -52,7 +52,7 @@ def test_elements_and_scales_are_those_of_the_specification(name, size):
   payload, y = trip(name, x)
   scale, expected = oracle(name, x)
   np.testing.assert_array_equal(
-    2.0 ** (payload.scale.astype(np.float64) - 127), scale[:, 0]
+    2.0 ** (np.asarray(payload.scale, np.float64) - 127), scale[:, 0]
   )
   np.testing.assert_array_equal(y, expected)
   np.testing.assert_array_equal(np.signbit(y), np.signbit(expected))

@@ -6,7 +6,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from experiments._checkpoint import Log, Run, Store, Workdir
 
-RUN = Run("int8", 0, score=97.5, loss=0.1, wire_bytes=10, step_ms=1.5)
+RUN = Run(
+  "int8",
+  0,
+  score=97.5,
+  loss=0.1,
+  wire_bytes=10,
+  compiled_bytes=10,
+  compile_s=1.0,
+  step_ms=1.5,
+)
 
 
 def test_nothing_saved_leaves_everything_as_it_was(tmp_path):

@@ -5,7 +5,16 @@ import rich.console
 from experiments._checkpoint import Run
 from experiments._progress import Display
 
-RUN = Run("int8", 1, score=97.5, loss=0.25, wire_bytes=10, step_ms=4.0)
+RUN = Run(
+  "int8",
+  1,
+  score=97.5,
+  loss=0.25,
+  wire_bytes=10,
+  compiled_bytes=10,
+  compile_s=1.0,
+  step_ms=4.0,
+)
 
 
 def shown(terminal):

@@ -55,6 +55,10 @@ def pack(codes: Array, bits: int) -> Array:
   """
   if len(fields(bits)) > 1 and bits < 16:
     return _pack_mixed(codes, bits)
+  return _pack_fields(codes, bits)
+
+
+def _pack_fields(codes: Array, bits: int) -> Array:
   rows, low = [], 0
   for f in reversed(fields(bits)):
     field = (codes >> low) & jnp.uint32(2**f - 1) if f < bits else codes
@@ -169,7 +173,7 @@ def pack_flat(codes: Array, bits: int) -> Array:
   flat = codes.reshape(-1)
   padding = -codes.size % count
   flat = jnp.pad(flat, (0, padding)) if padding else flat
-  return pack(flat.reshape(count, -1), bits)
+  return _pack_fields(flat.reshape(count, -1), bits)
 
 
 def unpack_flat(words: Array, bits: int, size: int) -> Array:

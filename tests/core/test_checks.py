@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.core import (
+  check_choice,
+  check_float,
+  check_fraction,
+  check_int,
+  describe,
+)
+
+
+@pytest.mark.parametrize("value", [1, 8, np.int32(4), np.uint8(8)])
+def test_integers_in_the_range_pass(value):
+  check_int("bits", value, 1, 8)
+
+
+@pytest.mark.parametrize("value", [0, 9, -1, np.int64(9)])
+def test_integers_outside_the_range_are_named(value):
+  with pytest.raises(ValueError, match=r"`bits` must be .* in \[1, 8\], got"):
+    check_int("bits", value, 1, 8)
+
+
+def test_a_range_may_be_open_above():
+  check_int("block", 10**30, 1)
+  with pytest.raises(ValueError, match="`block` must be an integer >= 1, got"):
+    check_int("block", 0, 1)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1", None])
+def test_what_is_no_integer_is_a_type_error(value):
+  with pytest.raises(TypeError, match="`bits` must be an integer"):
+    check_int("bits", value, 1, 8)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, 1e-30, np.float32(0.5)])
+def test_fractions_pass(value):
+  check_fraction("density", value)
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1.0001, np.nan, np.inf])
+def test_what_is_no_fraction_is_named(value):
+  with pytest.raises(ValueError, match=r"`density` must be .* \(0, 1\], got"):
+    check_fraction("density", value)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [0.5]])
+def test_what_is_no_number_is_a_type_error(value):
+  with pytest.raises(TypeError, match="`density` must be a number"):
+    check_fraction("density", value)
+
+
+def test_a_choice_is_one_of_the_choices():
+  check_choice("method", None, (None, "gather"))
+  with pytest.raises(ValueError, match="`method` must be one of None, 'gat"):
+    check_choice("method", "ring", (None, "gather"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_floating_arrays_and_shapes_pass(dtype):
+  check_float("x", jnp.zeros(2, dtype))
+  check_float("x", jax.ShapeDtypeStruct((2,), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "complex64"])
+def test_other_arrays_are_named_with_their_shape(dtype):
+  with pytest.raises(TypeError, match=rf"`w/0` must be .*got {dtype}\[2,3\]"):
+    check_float("w/0", jnp.zeros((2, 3), dtype))
+
+
+def test_shapes_are_spelled_as_jax_does():
+  assert describe(jnp.float32(0)) == "float32[]"
+  assert describe(jax.ShapeDtypeStruct((0, 5), jnp.bfloat16)) == "bfloat16[0,5]"

@@ -1,0 +1,185 @@
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.core import like
+from jaxmotion.kernels._blocks import (
+  absmax,
+  block_axes,
+  block_counts,
+  block_shape,
+  divisors,
+  from_blocks,
+  nearest_block,
+  row_aligned,
+  sum_magnitudes,
+  to_blocks,
+)
+
+SHAPES = [
+  (),
+  (0,),
+  (1,),
+  (7,),
+  (0, 5),
+  (5, 0),
+  (3, 1, 5),
+  (31,),
+  (33,),
+  (37, 29),
+  (64, 96),
+  (4, 1000),
+  (1000, 4),
+  (16, 3, 24),
+  (2, 2053),
+  (1, 5000),
+  (4099,),
+]
+CUTS = [(1, 1), (4, 7), (8, 64), (20, 100), (32, 512), (32, 10_000)]
+ALL = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def many_shapes():
+  rng = np.random.default_rng(0)
+  for _ in range(2000):
+    rank = rng.integers(0, 4)
+    yield tuple(int(n) for n in (2 ** rng.uniform(0, 12 / max(rank, 1), rank)))
+
+
+@ALL
+def test_every_value_is_in_one_block_once(shape):
+  x = jnp.arange(1.0, math.prod(shape) + 1).reshape(shape)
+  for planes, block in CUTS:
+    b = to_blocks(x, planes, block)
+    assert b.shape == block_shape(shape, planes, block)
+    flat = np.asarray(b).reshape(-1)
+    # In order, so that a block is a contiguous run; then zeros.
+    np.testing.assert_array_equal(flat[: x.size], np.asarray(x).reshape(-1))
+    assert not flat[x.size :].any()
+    y = from_blocks(b, like(x))
+    assert y.shape == shape
+    np.testing.assert_array_equal(y, x)
+
+
+def test_no_block_is_longer_than_asked():
+  for shape in SHAPES + list(many_shapes()):
+    for planes, block in CUTS:
+      p, count, width = block_shape(shape, planes, block)
+      assert p == planes and count >= 1 and 0 <= width <= block
+
+
+def test_padding_is_less_than_a_value_a_block_or_the_stated_share():
+  for shape in SHAPES + list(many_shapes()):
+    size = math.prod(shape)
+    for planes, block in CUTS:
+      p, count, width = block_shape(shape, planes, block)
+      waste = p * count * width - size
+      assert 0 <= waste <= max(p * count - 1, size // 32)
+
+
+@pytest.mark.parametrize(
+  ("shape", "planes", "block"),
+  [
+    ((64, 96), 8, 512),
+    ((64, 96), 8, 96),
+    ((64, 96), 8, 64),
+    ((16, 4, 768), 32, 512),
+    ((1000, 100), 8, 512),
+    ((784, 2048), 32, 1024),
+    ((256, 3, 3, 128), 4, 300),
+  ],
+)
+def test_blocks_and_planes_follow_the_rows(shape, planes, block):
+  _, count, width = block_shape(shape, planes, block)
+  minor = shape[-1]
+  assert width % minor == 0 or minor % width == 0
+  assert count * width % minor == 0
+  assert 4 * width >= block
+
+
+@pytest.mark.parametrize("size", [1, 40, 512])
+def test_a_small_array_has_one_block_a_plane_and_one_scale(size):
+  assert block_shape((size,), 8, 512)[1] == 1
+  assert block_shape((1, size), 8, 512) == block_shape((size,), 8, 512)
+  assert block_axes(size, 512) == (0, 1, 2)
+  assert block_axes(513, 512) == (2,)
+
+
+@ALL
+def test_counts_are_of_values_and_not_of_padding(shape):
+  ones = jnp.ones(shape)
+  for planes, block in CUTS:
+    axes = block_axes(ones.size, block)
+    filled = np.asarray(to_blocks(ones, planes, block)).sum(axes, keepdims=True)
+    np.testing.assert_array_equal(
+      block_counts(shape, planes, block), filled.clip(1)
+    )
+
+
+def test_edge_padding_repeats_the_last_value():
+  x = jnp.arange(1.0, 8.0)
+  flat = np.asarray(to_blocks(x, 4, 2, fill="edge")).reshape(-1)
+  assert flat.size > x.size
+  np.testing.assert_array_equal(flat[x.size :], 7.0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_blocks_are_float32_and_the_dtype_comes_back(dtype):
+  x = jnp.linspace(-1, 1, 11, dtype=dtype)
+  b = to_blocks(x, 4, 3)
+  y = from_blocks(b, like(x))
+  assert b.dtype == jnp.float32 and y.dtype == dtype
+  np.testing.assert_array_equal(y, x)
+
+
+def test_divisors_divide_and_none_is_missing():
+  for n in range(1, 200):
+    assert sorted(set(divisors(n))) == [
+      d for d in range(1, n + 1) if n % d == 0
+    ]
+
+
+def test_row_aligned_widths_are_the_largest():
+  for minor in range(1, 60):
+    for block in range(1, 80):
+      fits = [
+        w
+        for w in range(1, block + 1)
+        if w % minor == 0 or (minor > block and minor % w == 0)
+      ]
+      assert row_aligned(minor, block) == max(fits)
+
+
+def test_the_nearest_block_is_close_to_the_target_or_follows_no_row():
+  for shape in many_shapes():
+    for target in (1, 2.5, 30.3, 1000):
+      block = nearest_block(shape, target)
+      plain = max(1, round(target))
+      aligned = shape and (block % shape[-1] == 0 or shape[-1] % block == 0)
+      assert block == plain or aligned
+      assert block == plain or max(block / target, target / block) <= 1.5
+
+
+@pytest.mark.parametrize("axes", [(2,), (0, 1, 2)])
+def test_reductions_are_those_of_magnitudes(axes):
+  b = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+  exact = np.abs(b.astype(np.float64))
+  np.testing.assert_array_equal(
+    absmax(jnp.asarray(b), axes), np.abs(b).max(axes, keepdims=True)
+  )
+  total = np.asarray(sum_magnitudes(jnp.asarray(b), axes))
+  # One rounding for each addition.
+  np.testing.assert_allclose(
+    total, exact.sum(axes, keepdims=True), rtol=b.size * 2**-24
+  )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_reaches_its_block_and_no_other(bad):
+  b = jnp.ones((2, 3, 4)).at[1, 2, 0].set(bad)
+  for reduce in (absmax, sum_magnitudes):
+    finite = np.isfinite(reduce(b, (2,)))
+    assert not finite[1, 2, 0] and finite.sum() == 5
+  assert np.isnan(absmax(b, (2,))[1, 2, 0]) == np.isnan(bad)

@@ -1,0 +1,114 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.kernels.pack import (
+  fields,
+  pack,
+  pack_flat,
+  planes,
+  unpack,
+  unpack_flat,
+  unpack_values,
+)
+
+WIDTHS = [*range(1, 17), 24, 32]
+BITS = pytest.mark.parametrize("bits", WIDTHS)
+PACK = functools.partial(jax.jit, static_argnums=1)(pack)
+UNPACK = functools.partial(jax.jit, static_argnums=1)(unpack)
+
+
+def codes_of(bits, shape):
+  rng = np.random.default_rng(bits)
+  return rng.integers(0, 2**bits, (planes(bits), *shape), dtype=np.uint32)
+
+
+@BITS
+def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
+  assert sum(fields(bits)) == bits
+  assert list(fields(bits)) == sorted(set(fields(bits)), reverse=True)
+  for f in fields(bits):
+    assert f & (f - 1) == 0
+    assert planes(bits) * f % 32 == 0
+
+
+@BITS
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (0,)])
+def test_unpacking_inverts_packing(bits, shape):
+  codes = codes_of(bits, shape)
+  words = PACK(codes, bits)
+  assert words.shape == (planes(bits) * bits // 32, *shape)
+  assert words.dtype == jnp.uint32
+  np.testing.assert_array_equal(UNPACK(words, bits), codes)
+
+
+@BITS
+def test_a_code_sets_only_its_own_bits(bits):
+  # Column i holds nothing but code i, of all ones.
+  count = planes(bits)
+  ones = np.uint32(2**bits - 1)
+  codes = np.eye(count, dtype=np.uint32) * ones
+  words = np.asarray(PACK(codes, bits))
+  assert np.bitwise_count(words).sum(0).tolist() == [bits] * count
+  # Together they fill every word, so no two share a bit.
+  np.testing.assert_array_equal(np.bitwise_or.reduce(words, 1), 2**32 - 1)
+  np.testing.assert_array_equal(UNPACK(words, bits), codes)
+
+
+@BITS
+def test_a_column_does_not_depend_on_its_neighbours(bits):
+  codes = codes_of(bits, (6,))
+  alone = np.where(np.arange(6) == 2, codes, 0).astype(np.uint32)
+  words, own = PACK(codes, bits), PACK(alone, bits)
+  np.testing.assert_array_equal(words[:, 2], own[:, 2])
+  assert not np.delete(np.asarray(own), 2, axis=1).any()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+def test_word_j_holds_code_j_of_every_plane_from_the_lowest_bit_up(bits):
+  codes = codes_of(bits, (6,))
+  words = np.asarray(PACK(codes, bits))
+  for plane in range(planes(bits)):
+    got = (words[0].astype(np.uint64) >> np.uint64(plane * bits)) % 2**bits
+    np.testing.assert_array_equal(got, codes[plane])
+
+
+@pytest.mark.parametrize("bits", [3, 6, 11, 24])
+def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
+  codes = codes_of(bits, (6,))
+  rows, low = [], 0
+  for f in reversed(fields(bits)):
+    field = (codes >> low) % 2**f
+    per_word = 32 // f
+    for start in range(0, planes(bits), per_word):
+      rows.append(PACK(field[start : start + per_word], f)[0])
+    low += f
+  np.testing.assert_array_equal(PACK(codes, bits), rows)
+
+
+@BITS
+@pytest.mark.parametrize("size", [1, 37])
+def test_flat_codes_lie_in_contiguous_runs(bits, size):
+  codes = codes_of(bits, (2,)).reshape(-1)[:size]
+  words = pack_flat(jnp.asarray(codes), bits)
+  count = planes(bits)
+  padded = np.pad(codes, (0, -codes.size % count)).reshape(count, -1)
+  np.testing.assert_array_equal(words, PACK(padded, bits))
+  np.testing.assert_array_equal(unpack_flat(words, bits, codes.size), codes)
+
+
+@pytest.mark.parametrize("bits", [1, 7, 8, 16, 24])
+def test_values_are_the_codes_as_floats(bits):
+  codes = codes_of(bits, (6,))
+  values = unpack_values(PACK(codes, bits), bits)
+  assert values.dtype == jnp.float32
+  np.testing.assert_array_equal(values, codes.astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [0, 33])
+def test_other_widths_are_refused(bits):
+  with pytest.raises(ValueError, match=r"`bits` must be .* in \[1, 32\]"):
+    fields(bits)

@@ -1,0 +1,134 @@
+import jax
+import numpy as np
+import pytest
+
+from jaxmotion.core import make_key
+from jaxmotion.kernels._blocks import block_shape
+from jaxmotion.kernels.pack import planes, unpack
+from jaxmotion.kernels.quantize import (
+  absmax_decode,
+  absmax_encode,
+  minmax_decode,
+  minmax_encode,
+)
+
+BITS = pytest.mark.parametrize("bits", range(1, 9))
+# Blocks of a plane of its own, of rows, and one scale for the whole array.
+CASES = pytest.mark.parametrize(
+  ("shape", "block"), [((37, 29), 16), ((64, 48), 48), ((150,), 512)]
+)
+
+
+def normal(shape):
+  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def in_blocks(x, bits, block, fill):
+  shape = block_shape(x.shape, planes(bits), block)
+  flat = x.reshape(-1).astype(np.float64)
+  pad = int(np.prod(shape)) - x.size
+  mode = {"zero": "constant", "edge": "edge"}[fill]
+  b = np.pad(flat, (0, pad), mode=mode).reshape(shape)
+  return b, ((0, 1, 2) if x.size <= block else (2,))
+
+
+def check_codes(codes, exact, top):
+  """Equal to the nearest code, but where float32 cannot tell the two apart.
+
+  A quotient, a scale and a sum, each rounded once at a size of at most `top`,
+  are off by less than top * 2^-22; that is below 1e-4 for 8 bits.
+  """
+  wanted = np.clip(np.floor(exact + 0.5), 0, top)
+  near = np.abs(exact + 0.5 - np.round(exact + 0.5)) <= top * 2.0**-22
+  assert near.mean() < 0.02
+  np.testing.assert_array_equal(np.where(near, wanted, codes), wanted)
+  assert np.abs(codes - wanted).max() <= 1
+
+
+@BITS
+@CASES
+def test_symmetric_codes_are_the_nearest(bits, shape, block):
+  x = normal(shape)
+  payload = jax.jit(lambda x: absmax_encode(x, bits, block, None))(x)
+  b, axes = in_blocks(x, bits, block, "zero")
+  peak = np.abs(b).max(axes, keepdims=True)
+  codes = np.asarray(unpack(payload.words, bits), np.int64)
+  assert payload.scale.shape == peak.shape[:2]
+  if bits == 1:
+    np.testing.assert_array_equal(payload.scale, peak[..., 0])
+    # On the tie between the two levels, zero is positive.
+    np.testing.assert_array_equal(codes, b >= 0)
+    return
+  steps = 2 ** (bits - 1) - 1
+  np.testing.assert_allclose(
+    payload.scale, peak[..., 0] / steps, rtol=2 * 2.0**-23
+  )
+  safe = np.where(peak > 0, peak, 1)
+  check_codes(codes, b / safe * steps + steps, 2 * steps)
+
+
+@BITS
+@CASES
+def test_minmax_codes_are_the_nearest(bits, shape, block):
+  x = normal(shape) + 3
+  payload = jax.jit(lambda x: minmax_encode(x, bits, block, None))(x)
+  b, axes = in_blocks(x, bits, block, "edge")
+  low, high = b.min(axes, keepdims=True), b.max(axes, keepdims=True)
+  top = 2**bits - 1
+  np.testing.assert_array_equal(payload.low, low[..., 0])
+  half = (high - low)[..., 0] / 2 / top
+  scale = np.asarray(payload.scale, np.float64)
+  # Rounded up to 16 bits, after two float32 roundings.
+  assert (scale >= half * (1 - 2.0**-22)).all()
+  assert (scale <= half * (1 + 2.0**-15 + 2.0**-22)).all()
+  codes = np.asarray(unpack(payload.words, bits), np.int64)
+  step = np.where(scale > 0, 2 * scale, 1)[..., None]
+  check_codes(codes, (b - low) / step, top)
+
+
+@BITS
+def test_the_ends_of_the_range_have_the_end_codes(bits):
+  x = normal((37, 29))
+  payload = absmax_encode(x, bits, 2000, None)
+  codes = np.asarray(unpack(payload.words, bits)).reshape(-1)[: x.size]
+  y = np.asarray(absmax_decode(payload, x, bits)).reshape(-1)
+  at = np.abs(x).reshape(-1).argmax()
+  steps = max(1, 2 ** (bits - 1) - 1)
+  assert codes[at] in (0, 1 if bits == 1 else 2 * steps)
+  np.testing.assert_allclose(y[at], x.reshape(-1)[at], rtol=2.0**-22)
+  payload = minmax_encode(x, bits, 2000, None)
+  y = np.asarray(minmax_decode(payload, x, bits)).reshape(-1)
+  assert y[x.argmin()] == x.min()
+  codes = np.asarray(unpack(payload.words, bits)).reshape(-1)
+  assert codes[x.argmax()] == 2**bits - 1
+
+
+@pytest.mark.parametrize("encode", [absmax_encode, minmax_encode])
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_stochastic_codes_are_one_of_the_two_next(encode, bits):
+  x = normal((37, 29))
+  nearest = unpack(encode(x, bits, 64, None).words, bits)
+  drawn = [
+    np.asarray(unpack(encode(x, bits, 64, make_key(0, w)).words, bits))
+    for w in range(8)
+  ]
+  # Floor and ceiling are next to each other, and the nearest is one of them.
+  assert (np.max(drawn, 0).astype(int) - np.min(drawn, 0) <= 1).all()
+  assert (np.abs(drawn - np.asarray(nearest, int)) <= 1).all()
+  assert (drawn[0] != drawn[1]).any()
+
+
+@pytest.mark.parametrize("encode", [absmax_encode, minmax_encode])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_spills_into_no_other_code(encode, bad):
+  x = normal((40, 32))
+  clean = encode(x, 4, 32, None)
+  x[10, 3] = bad
+  dirty = encode(x, 4, 32, None)
+  same = np.isfinite(dirty.scale)
+  assert (~same).sum() == 1
+  np.testing.assert_array_equal(
+    np.where(same, dirty.scale, 0), np.where(same, clean.scale, 0)
+  )
+  a, b = (np.asarray(unpack(p.words, 4)) for p in (clean, dirty))
+  np.testing.assert_array_equal(a[same], b[same])

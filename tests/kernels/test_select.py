@@ -1,0 +1,83 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.core import like
+from jaxmotion.kernels.select import _reference, topk_scatter, topk_select
+
+BLOCK = 12
+KS = pytest.mark.parametrize("k", [1, 2, 8, 9, 11, 12])
+# The most values found by reductions: none (all by sorting), or all of them.
+PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["sort", "reduce"])
+
+
+def oracle(x, k, block):
+  """A stable sort by magnitude, NaN first, negative before positive."""
+  flat = np.asarray(x, np.float32).reshape(-1)
+  rows = np.pad(flat, (0, -flat.size % block)).reshape(-1, block)
+  u = rows.view(np.uint32).astype(np.int64)
+  rank = 2 * (u & 0x7FFFFFFF) + (u >> 31)
+  positions = np.argsort(-rank, axis=1, kind="stable")[:, :k]
+  return np.take_along_axis(rows, positions, 1), positions
+
+
+def array():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(8, BLOCK)).astype(np.float32)
+  x[1] = rng.integers(-2, 3, BLOCK)  # ties of both signs, and zeros
+  x[2] = 0.0
+  x[3] = [0.0, -0.0] * (BLOCK // 2)
+  x[4, 2:7] = [np.nan, np.inf, -np.inf, -np.nan, np.nan]
+  x[5] = 1e-42 * rng.integers(-5, 6, BLOCK)  # subnormals
+  x[6] = -1.0
+  x[7, :] = 3.0
+  return x.reshape(-1)[:-5]  # the last block is padded
+
+
+@KS
+@PATHS
+def test_values_and_positions_are_those_of_a_stable_sort(k, most, monkeypatch):
+  monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
+  x = array()
+  values, positions = jax.jit(lambda x: topk_select(x, k, BLOCK))(x)
+  wanted, places = oracle(x, k, BLOCK)
+  assert positions.dtype == jnp.uint32 and values.dtype == jnp.float32
+  np.testing.assert_array_equal(positions, places)
+  np.testing.assert_array_equal(
+    np.asarray(values).view(np.uint32), wanted.view(np.uint32)
+  )
+
+
+@KS
+@PATHS
+def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
+  monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
+  x = array()
+  values, positions = oracle(x, k, BLOCK)
+  kept = np.zeros((len(values), BLOCK), np.float32)
+  np.put_along_axis(kept, positions, values, 1)
+  y = jax.jit(lambda v, p: topk_scatter(v, p, like(x), BLOCK))(
+    values, positions.astype(np.uint32)
+  )
+  np.testing.assert_array_equal(y, kept.reshape(-1)[: x.size])
+
+
+@pytest.mark.parametrize("block", [1, 5, 40])
+def test_keeping_everything_loses_nothing(block):
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 7)), jnp.float32)
+  values, positions = topk_select(x, block, block)
+  np.testing.assert_array_equal(
+    topk_scatter(values, positions, like(x), block), x
+  )
+
+
+def test_positions_of_a_row_are_all_different():
+  _, positions = topk_select(jnp.zeros(3 * BLOCK), 8, BLOCK)
+  np.testing.assert_array_equal(positions, np.tile(np.arange(8), (3, 1)))
+
+
+def test_an_empty_array_has_no_blocks():
+  values, positions = topk_select(jnp.zeros((0, 4)), 2, 5)
+  assert values.shape == positions.shape == (0, 2)
+  assert topk_scatter(values, positions, jnp.zeros((0, 4)), 5).shape == (0, 4)

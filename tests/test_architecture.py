@@ -1,0 +1,243 @@
+"""The walls of the house, walked."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "jaxmotion"
+ROOMS = {
+  "core": 0,
+  "kernels": 1,
+  "controllers": 1,
+  "codecs": 2,
+  "wire": 3,
+  "collectives": 4,
+  "memory": 4,
+  "perfmodel": 4,
+  "transforms": 5,
+  "planner": 5,
+  "hetero": 6,
+  "checkpoint": 6,
+  "testing": 6,
+}
+# What the package may import besides itself and the standard library.
+ALLOWED = {"jax", "numpy", "optax"}
+FILES = pytest.mark.parametrize(
+  "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+PRESENT = sorted(d.parent.name for d in PACKAGE.glob("*/__init__.py"))
+
+
+@functools.cache
+def parsed(path):
+  return ast.parse(path.read_text())
+
+
+def imports(path):
+  """(module, name or None) of every import, wherever it stands."""
+  for node in ast.walk(parsed(path)):
+    if isinstance(node, ast.Import):
+      yield from ((alias.name, None) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f"{path} imports relatively"
+      yield from ((node.module, alias.name) for alias in node.names)
+
+
+def own_imports(path):
+  """Dotted paths below jaxmotion of what is imported from it."""
+  for module, name in imports(path):
+    if module.split(".")[0] == "jaxmotion":
+      full = module.split(".")[1:] + ([name] if name else [])
+      yield full
+
+
+def room_of(path):
+  parts = path.relative_to(PACKAGE).parts
+  return parts[0] if len(parts) > 1 else None
+
+
+def public(room):
+  """(name, object) of what a room and its folders offer and define."""
+  folder = PACKAGE / room
+  names = [room] + [
+    f"{room}.{d.parent.name}" for d in folder.glob("*/__init__.py")
+  ]
+  for name in names:
+    module = importlib.import_module(f"jaxmotion.{name}")
+    for attribute, value in vars(module).items():
+      where = getattr(value, "__module__", None) or ""
+      if (
+        not attribute.startswith("_")
+        and where.startswith(f"jaxmotion.{room}")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+      ):
+        yield f"{name}.{attribute}", value
+
+
+PUBLIC = dict(item for room in PRESENT for item in public(room))
+
+
+def test_every_room_is_in_the_table():
+  assert set(PRESENT) <= set(ROOMS)
+  assert {"core", "codecs", "collectives"} <= set(PRESENT)
+
+
+@FILES
+def test_a_room_imports_only_rooms_below_it(path):
+  room = room_of(path)
+  if room is None:
+    return  # the top of the package gathers the rooms
+  for target, *_ in own_imports(path):
+    assert target in ROOMS, f"{path} imports jaxmotion.{target}"
+    below = ROOMS[target] < ROOMS[room]
+    assert target == room or below, f"{room} imports {target}"
+
+
+@FILES
+def test_private_files_and_names_stay_in_their_room(path):
+  for target, *rest in own_imports(path):
+    private = [part for part in rest if part.startswith("_")]
+    assert target == room_of(path) or not private, f"{target}.{rest}"
+
+
+@FILES
+def test_the_package_needs_jax_numpy_and_optax_alone(path):
+  for module, name in imports(path):
+    top = module.split(".")[0]
+    known = ALLOWED | {"jaxmotion"} | sys.stdlib_module_names
+    assert top in known, f"{path} imports {module}"
+    full = f"{module}.{name}" if name else module
+    assert not full.startswith("jax._"), f"{path} imports {full}"
+
+
+@FILES
+def test_version_shims_are_in_one_file(path):
+  if path.relative_to(PACKAGE).as_posix() == "core/_compat.py":
+    return
+  shims = {"pcast", "pvary", "manual_axis_type", "vma", "axis_size"}
+  for node in ast.walk(parsed(path)):
+    if not isinstance(node, ast.Attribute) or node.attr not in shims:
+      continue
+    # A method or a field of that name is no shim, one of lax or a type is.
+    owner = ast.unparse(node.value)
+    fields = {"pcast", "pvary", "manual_axis_type", "vma"}
+    assert node.attr not in fields and owner not in ("lax", "jax.lax"), (
+      f"{path}:{node.lineno} uses {owner}.{node.attr}"
+    )
+  for module, name in imports(path):
+    assert not (module.startswith("jax") and name in shims), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("folder", ["jaxmotion", "experiments", "tests"])
+def test_files_are_short(folder):
+  lengths = {
+    str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+    for path in (ROOT / folder).rglob("*.py")
+  }
+  assert {p: n for p, n in lengths.items() if n > 500} == {}
+  assert lengths
+
+
+@FILES
+def test_a_file_says_what_it_is_for(path):
+  assert ast.get_docstring(parsed(path))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_have_docstrings(name):
+  value = PUBLIC[name]
+  doc = value.__doc__ or ""
+  generated = f"{value.__name__}("  # what dataclass and NamedTuple make up
+  assert doc and not doc.startswith(generated)
+
+
+# Helpers whose first line says all about their arguments.
+BARE = {
+  "core": "small helpers of the other rooms",
+  "kernels": "one op each, described by its reference's module",
+}
+
+
+def takes_arguments(value):
+  if inspect.isclass(value):
+    return dataclasses.is_dataclass(value) and bool(dataclasses.fields(value))
+  return bool(inspect.signature(value).parameters)
+
+
+def explained(name, value):
+  """Codecs, and functions of the rooms that users call."""
+  from jaxmotion.codecs import Codec
+
+  if inspect.isclass(value):
+    return issubclass(value, Codec) and value is not Codec
+  return name.split(".")[0] not in BARE
+
+
+EXPLAINED = {n: v for n, v in PUBLIC.items() if explained(n, v)}
+
+
+@pytest.mark.parametrize(
+  "name", [n for n, v in EXPLAINED.items() if takes_arguments(v)]
+)
+def test_arguments_are_described(name):
+  assert "Args:" in EXPLAINED[name].__doc__
+
+
+# name: why it has no example of its own.
+NO_EXAMPLE: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+  "name", [n for n in EXPLAINED if not n.endswith("_init")]
+)
+def test_an_example_shows_the_use(name):
+  if name in NO_EXAMPLE:
+    return
+  assert ">>>" in EXPLAINED[name].__doc__
+
+
+def test_exceptions_are_still_needed():
+  assert set(NO_EXAMPLE) <= set(EXPLAINED)
+  for name in NO_EXAMPLE:
+    assert ">>>" not in EXPLAINED[name].__doc__
+
+
+def python(code):
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    env={"PATH": "", "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return done.stdout.split()
+
+
+def test_importing_starts_no_backend():
+  # A backend reads this flag when it starts, once.
+  code = (
+    "import os, jaxmotion;"
+    "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=3';"
+    "import jax; print(jax.device_count())"
+  )
+  assert python(code) == ["3"]
+
+
+def test_importing_defines_no_flag_and_needs_no_extra():
+  names = "absl.flags", "flax", "ml_collections", "orbax", "experiments"
+  seen = f"print(*[m for m in {names} if m in sys.modules])"
+  flags = (
+    "f = sys.modules.get('absl.flags');print(*sorted(f.FLAGS) if f else [])"
+  )
+  theirs = python(f"import sys, jax, numpy, optax; {seen}; {flags}")
+  ours = python(f"import sys, jaxmotion; {seen}; {flags}")
+  assert ours == theirs
