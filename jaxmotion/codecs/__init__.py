@@ -14,12 +14,18 @@ from jaxmotion.codecs._cast import cast as cast
 from jaxmotion.codecs._chain import chain as chain
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
+from jaxmotion.codecs._microscaling import microscaling as microscaling
 from jaxmotion.codecs._partition import (
   Partition as Partition,
   partition as partition,
 )
+from jaxmotion.codecs._random_k import random_k as random_k
+from jaxmotion.codecs._rotate import rotate as rotate
 from jaxmotion.codecs._rules import rules as rules
 from jaxmotion.codecs._sign import sign as sign
+from jaxmotion.codecs._ternary import ternary as ternary
+from jaxmotion.codecs._threshold import threshold as threshold
 from jaxmotion.codecs._topk import topk as topk
 from jaxmotion.codecs._truncate import truncate as truncate
 from jaxmotion.codecs._uniform import uniform as uniform
+from jaxmotion.codecs._zero_value import zero_value as zero_value

@@ -27,7 +27,8 @@ class ternary(Codec):
   Threshold is a contraction, ||x - y||^2 = ||x||^2 - N s^2 with N values not 0
   and N s^2 >= 0.09 ||x||^2 / n for a block of n, so it wants `feedback`;
   biased. Zero stays zero. A block whose scale is below 2^-126 decodes to zero.
-  A non-finite value makes its whole block decode to NaN.
+  A non-finite value makes its whole block decode to NaN, as do, by threshold,
+  magnitudes whose sum over the block is beyond float32.
 
   Args:
     block: the most values under one scale.

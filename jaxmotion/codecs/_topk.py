@@ -13,7 +13,7 @@ from jaxmotion.core import (
   check_fraction,
   check_int,
 )
-from jaxmotion.kernels._blocks import nearest_block
+from jaxmotion.kernels import nearest_block
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select
 

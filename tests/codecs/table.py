@@ -33,6 +33,15 @@ def uniform_row(bits, **fields):
   return codec, steps(count, most)
 
 
+def mx_row(form, mantissa):
+  """The greatest magnitude sets the scale, so it bounds every error."""
+  # Half a unit in the last place of the greatest binade, or a saturated top.
+  return (
+    codecs.microscaling(format=form),
+    lambda a: a.max(initial=0) * 2.0**-mantissa + _TINY,
+  )
+
+
 CODECS = {
   "identity": (codecs.identity(), lossless),
   "bf16": (codecs.cast("bfloat16"), relative(2**-8)),
@@ -66,6 +75,33 @@ CODECS = {
   "topk_int8": (
     codecs.chain(codecs.topk(density=0.1), codecs.uniform(bits=8)),
     steps(1, 1),
+  ),
+  "ternary": (codecs.ternary(block=64), steps(1, 1)),
+  "ternary_threshold": (
+    codecs.ternary(block=64, rounding="threshold"),
+    steps(1, 1),
+  ),
+  "mxfp8_e4m3": mx_row("float8_e4m3fn", 3),
+  "mxfp8_e5m2": mx_row("float8_e5m2", 2),
+  "mxfp6_e3m2": mx_row("float6_e3m2fn", 2),
+  "mxfp6_e2m3": mx_row("float6_e2m3fn", 3),
+  "mxfp4": mx_row("float4_e2m1fn", 1),
+  "random_k": (codecs.random_k(density=0.3), None),
+  "random_k_plain": (
+    codecs.random_k(density=0.3, scaled=False),
+    relative(1),
+  ),
+  "threshold": (codecs.threshold(value=1.0, capacity=0.5), relative(1)),
+  "zero_value": (codecs.zero_value(capacity=1.0), lossless),
+  "zero_value_half": (codecs.zero_value(capacity=0.5), relative(1)),
+  "rotate": (codecs.rotate(block=32), steps(2**9, 1)),
+  "rotate_int4": (
+    codecs.chain(codecs.rotate(block=64), codecs.uniform(bits=4)),
+    None,
+  ),
+  "random_k_int8": (
+    codecs.chain(codecs.random_k(density=0.3), codecs.uniform(bits=8)),
+    None,
   ),
   "int4_feedback": (codecs.feedback(codecs.uniform(bits=4)), steps(7, 0.5)),
   "topk_feedback": (

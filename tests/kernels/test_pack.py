@@ -8,14 +8,14 @@ import pytest
 from jaxmotion.kernels.pack import (
   fields,
   pack,
-  pack_flat,
   planes,
   unpack,
-  unpack_flat,
   unpack_values,
 )
 
 WIDTHS = [*range(1, 17), 24, 32]
+# One compilation a width serves most tests.
+COLUMNS = 32
 BITS = pytest.mark.parametrize("bits", WIDTHS)
 PACK = functools.partial(jax.jit, static_argnums=1)(pack)
 UNPACK = functools.partial(jax.jit, static_argnums=1)(unpack)
@@ -35,8 +35,11 @@ def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
     assert planes(bits) * f % 32 == 0
 
 
-@BITS
-@pytest.mark.parametrize("shape", [(6,), (2, 3), (0,)])
+@pytest.mark.parametrize(
+  ("bits", "shape"),
+  [(b, (COLUMNS,)) for b in WIDTHS]
+  + [(b, s) for b in (3, 8, 13) for s in ((2, 3), (0,), ())],
+)
 def test_unpacking_inverts_packing(bits, shape):
   codes = codes_of(bits, shape)
   words = PACK(codes, bits)
@@ -50,9 +53,11 @@ def test_a_code_sets_only_its_own_bits(bits):
   # Column i holds nothing but code i, of all ones.
   count = planes(bits)
   ones = np.uint32(2**bits - 1)
-  codes = np.eye(count, dtype=np.uint32) * ones
+  codes = np.eye(count, COLUMNS, dtype=np.uint32) * ones
   words = np.asarray(PACK(codes, bits))
-  assert np.bitwise_count(words).sum(0).tolist() == [bits] * count
+  assert np.bitwise_count(words).sum(0).tolist() == [bits] * count + [0] * (
+    COLUMNS - count
+  )
   # Together they fill every word, so no two share a bit.
   np.testing.assert_array_equal(np.bitwise_or.reduce(words, 1), 2**32 - 1)
   np.testing.assert_array_equal(UNPACK(words, bits), codes)
@@ -60,8 +65,8 @@ def test_a_code_sets_only_its_own_bits(bits):
 
 @BITS
 def test_a_column_does_not_depend_on_its_neighbours(bits):
-  codes = codes_of(bits, (6,))
-  alone = np.where(np.arange(6) == 2, codes, 0).astype(np.uint32)
+  codes = codes_of(bits, (COLUMNS,))
+  alone = np.where(np.arange(COLUMNS) == 2, codes, 0).astype(np.uint32)
   words, own = PACK(codes, bits), PACK(alone, bits)
   np.testing.assert_array_equal(words[:, 2], own[:, 2])
   assert not np.delete(np.asarray(own), 2, axis=1).any()
@@ -69,7 +74,7 @@ def test_a_column_does_not_depend_on_its_neighbours(bits):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
 def test_word_j_holds_code_j_of_every_plane_from_the_lowest_bit_up(bits):
-  codes = codes_of(bits, (6,))
+  codes = codes_of(bits, (COLUMNS,))
   words = np.asarray(PACK(codes, bits))
   for plane in range(planes(bits)):
     got = (words[0].astype(np.uint64) >> np.uint64(plane * bits)) % 2**bits
@@ -78,7 +83,7 @@ def test_word_j_holds_code_j_of_every_plane_from_the_lowest_bit_up(bits):
 
 @pytest.mark.parametrize("bits", [3, 6, 11, 24])
 def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
-  codes = codes_of(bits, (6,))
+  codes = codes_of(bits, (COLUMNS,))
   rows, low = [], 0
   for f in reversed(fields(bits)):
     field = (codes >> low) % 2**f
@@ -89,20 +94,9 @@ def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
   np.testing.assert_array_equal(PACK(codes, bits), rows)
 
 
-@BITS
-@pytest.mark.parametrize("size", [1, 37])
-def test_flat_codes_lie_in_contiguous_runs(bits, size):
-  codes = codes_of(bits, (2,)).reshape(-1)[:size]
-  words = pack_flat(jnp.asarray(codes), bits)
-  count = planes(bits)
-  padded = np.pad(codes, (0, -codes.size % count)).reshape(count, -1)
-  np.testing.assert_array_equal(words, PACK(padded, bits))
-  np.testing.assert_array_equal(unpack_flat(words, bits, codes.size), codes)
-
-
 @pytest.mark.parametrize("bits", [1, 7, 8, 16, 24])
 def test_values_are_the_codes_as_floats(bits):
-  codes = codes_of(bits, (6,))
+  codes = codes_of(bits, (COLUMNS,))
   values = unpack_values(PACK(codes, bits), bits)
   assert values.dtype == jnp.float32
   np.testing.assert_array_equal(values, codes.astype(np.float32))

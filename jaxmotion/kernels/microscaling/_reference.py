@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion.kernels.pack import pack, planes, unpack_flat
 
 _MAGNITUDE = 0x7FFFFFFF
 _NAN_SCALE = 255
@@ -74,7 +74,13 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
   codes = jnp.minimum(_round(v, form), jnp.uint32(form.most))
   codes = codes | ((bits >> 31) << (form.bits - 1))
-  return Scaled(pack_flat(codes, form.bits), scale.astype(jnp.uint8))
+  # Not `pack_flat`, which computes the codes anew for each field (6x, 6 bits).
+  count = planes(form.bits)
+  padding = -codes.size % count
+  flat = codes.reshape(-1)
+  flat = jnp.pad(flat, (0, padding)) if padding else flat
+  words = pack(flat.reshape(count, -1), form.bits)
+  return Scaled(words, scale.astype(jnp.uint8))
 
 
 def mx_decode(payload: Scaled, like: Like, form: Format, block: int) -> Array:

@@ -31,7 +31,6 @@ _EXCESS = -(-(2**66) // 3**_TRITS) - 2**34
 _ONE, _TWO = -(-(2**32) // 3), -(-(2**33) // 3)
 # A scale below this has no finite reciprocal and its fractions flush to zero.
 _TINY = 2.0**-126
-_MOST = float(np.finfo(np.float32).max)
 
 
 class Trits(NamedTuple):
@@ -114,8 +113,8 @@ def _threshold(
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
   taken = sum_magnitudes(jnp.where(above, b, 0.0), axes)
-  number = jnp.sum(above, axis=axes, keepdims=True, dtype=jnp.int32)
-  scale = taken / jnp.maximum(number, 1).astype(jnp.float32)
+  number = sum_magnitudes(above.astype(jnp.float32), axes)
+  scale = taken / jnp.maximum(number, 1.0)
   return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
 
 

@@ -1,0 +1,77 @@
+"""Prints the tables of the README from rows.
+
+  python -m experiments.tables docs/results/digits.jsonl
+"""
+
+import sys
+
+from experiments._rows import Row, read_rows
+
+_BENCH = {
+  "encode_copies": "encode, copies",
+  "update_ratio": "decode + mean + update",
+  "vector_ratio": "the same, a vector",
+  "leaves_ratio": "256 leaves",
+}
+
+
+def markdown(rows: list[Row]) -> str:
+  """The table that the README shows of these rows.
+
+  Args:
+    rows: of one experiment.
+  """
+  if rows[0].experiment == "bench_codecs":
+    return _bench_table(rows)
+  return _training_table(rows)
+
+
+def _training_table(rows: list[Row]) -> str:
+  found = {(row.case, row.metric): row for row in rows}
+  scores = [row for row in rows if row.metric in ("test_accuracy",)]
+  lines = [
+    "| exchange | test accuracy, % | to fp32, points | bytes a step | ratio "
+    "| step, ms | at 100 Mbit/s, ms | at 1 Gbit/s | at 10 Gbit/s |",
+    "|---|---|---|---|---|---|---|---|---|",
+  ]
+  for row in scores:
+    case = row.case
+    assert row.baseline is not None
+    cells = [
+      case,
+      f"{row.value:.2f} ± {row.noise:.2f}",
+      f"{float(row.value) - row.baseline:+.2f}",
+      f"{found[case, 'wire_bytes_compiled'].value:,}",
+      f"{found[case, 'wire_ratio'].value:.2f}",
+      f"{found[case, 'step_ms'].value:.1f}",
+    ]
+    for link in ("100mbit", "1gbit", "10gbit"):
+      cells.append(f"{found[case, f'exchange_ms_{link}'].value:.3g}")
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _bench_table(rows: list[Row]) -> str:
+  found = {(row.case, row.metric): row for row in rows}
+  metrics = [m for m in _BENCH if any(row.metric == m for row in rows)]
+  lines = [
+    f"| codec | {' | '.join(_BENCH[m] for m in metrics)} |",
+    f"|---|{'---|' * len(metrics)}",
+  ]
+  for case in dict.fromkeys(row.case for row in rows):
+    cells = []
+    for metric in metrics:
+      row = found.get((case, metric))
+      cells.append("" if row is None else f"{row.ratio:.2f}")
+    lines.append(f"| {case} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def main(paths: list[str]) -> None:
+  """Prints a table for each file of rows."""
+  for path in paths:
+    print(markdown(read_rows(path)))
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])

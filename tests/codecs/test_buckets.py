@@ -1,0 +1,102 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, wire
+
+RNG = np.random.default_rng(0)
+TREE = {
+  "a": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32),
+  "b": jnp.asarray(RNG.normal(size=7), jnp.bfloat16),
+  "c": jnp.asarray(RNG.normal(size=(40, 5)), jnp.float32),
+  "d": jnp.float32(2.5),
+  "e": jnp.asarray(RNG.normal(size=9), jnp.bfloat16),
+  "f": jnp.zeros((0, 3)),
+}
+PLAIN, INT8 = codecs.identity(), codecs.uniform(bits=8)
+
+
+def groups(codec, tree=TREE):
+  cut = codecs.partition(codec, tree)
+  return ["".join(cut.leaves[i][0] for i in part.leaves) for part in cut.parts]
+
+
+def test_small_leaves_of_one_dtype_are_joined_and_large_ones_are_not():
+  assert groups(codecs.buckets(PLAIN, small=100)) == ["c", "adf", "be"]
+  assert sorted(groups(codecs.buckets(PLAIN, small=200))) == ["acdf", "be"]
+  assert "a" in groups(codecs.buckets(PLAIN, small=11))
+
+
+def test_small_leaves_of_two_codecs_are_not_joined():
+  codec = codecs.rules([("a|b", INT8), (".*", PLAIN)])
+  assert sorted(groups(codecs.buckets(codec, small=100))) == sorted(
+    ["c", "a", "b", "df", "e"]
+  )
+
+
+@pytest.mark.parametrize("most", [1, 12, 13, 20, 1000])
+def test_no_bucket_holds_more_than_asked(most):
+  tree = {f"{i:02d}": jnp.zeros(n) for i, n in enumerate([5, 7, 1, 12, 3, 9])}
+  cut = codecs.partition(codecs.buckets(PLAIN, most=most), tree)
+  for part, like in zip(cut.parts, cut.likes(), strict=True):
+    assert like.shape[0] <= most or len(part.leaves) == 1
+  held = [i for part in cut.parts for i in part.leaves]
+  assert sorted(held) == list(range(6))
+  if most == 1000:
+    assert len(cut.parts) == 1
+
+
+@pytest.mark.parametrize("most", [10, 1 << 20])
+def test_a_tree_comes_back_with_its_shapes_and_dtypes(most):
+  codec = codecs.buckets(PLAIN, small=100, most=most)
+  payload, _ = codec.encode(TREE)
+  back = codec.decode(payload, TREE)
+  for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(TREE), strict=True):
+    assert a.shape == b.shape and a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_bucket_is_encoded_as_one_array():
+  codec = codecs.buckets(INT8, small=100)
+  payload, _ = codec.encode({k: TREE[k] for k in "ad"})
+  flat = jnp.concatenate([TREE["a"].reshape(-1), TREE["d"].reshape(1)])
+  alone, _ = INT8.encode(flat)
+  assert len(payload) == 1
+  np.testing.assert_array_equal(payload[0].words, alone.words)
+  np.testing.assert_array_equal(payload[0].scale, alone.scale)
+
+
+def test_joining_saves_scales_and_padding():
+  tree = [jnp.ones(5)] * 20
+  apart = wire.payload_bytes(INT8, tree)
+  assert wire.payload_bytes(codecs.buckets(INT8), tree) < 0.6 * apart
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_error_memory_is_that_of_the_buckets(outside):
+  int2 = codecs.uniform(bits=2)
+  codec = (
+    codecs.feedback(codecs.buckets(int2, small=100))
+    if outside
+    else codecs.buckets(codecs.feedback(int2), small=100)
+  )
+  assert codec.is_tree
+  state = codec.init(TREE)
+  assert [s.error.shape for s in state] == [(40, 5), (13,), (16,)]
+  assert all(s.error.dtype == jnp.float32 for s in state)
+  payload, new = codec.encode(TREE, state)
+  back = codec.decode(payload, TREE)
+  np.testing.assert_array_equal(new[0].error, TREE["c"] - back["c"])
+  assert jax.tree.structure(new) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("name", ["small", "most"])
+def test_bad_sizes_are_named(name):
+  with pytest.raises(ValueError, match=f"`{name}` must be an integer >= 1"):
+    codecs.buckets(PLAIN, **{name: 0})
+
+
+def test_what_is_no_codec_is_named():
+  with pytest.raises(TypeError, match="`codec` must be a codec, got 'int8'"):
+    codecs.buckets("int8")

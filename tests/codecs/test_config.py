@@ -1,0 +1,97 @@
+import json
+
+import numpy as np
+import pytest
+
+from jaxmotion import codecs
+from jaxmotion.codecs import from_config
+
+NESTED = [
+  codecs.identity(),
+  codecs.uniform(bits=3, block=7, symmetric=False, rounding="stochastic"),
+  codecs.feedback(codecs.topk(density=0.25), decay=0.5, form="global"),
+  codecs.chain(codecs.topk(density=0.5, block=8), codecs.uniform(bits=8)),
+  codecs.rules([("bias", codecs.identity()), (".*", codecs.sign())]),
+  codecs.buckets(codecs.cast("bfloat16"), small=3, most=9),
+  codecs.feedback(
+    codecs.buckets(
+      codecs.rules(
+        [
+          (r"^a/\d+", codecs.chain(codecs.identity(), codecs.sign(block=5))),
+          ("", codecs.truncate(bytes=2, rounding="nearest")),
+        ]
+      )
+    )
+  ),
+]
+EACH = pytest.mark.parametrize("codec", NESTED, ids=lambda c: type(c).__name__)
+
+
+@EACH
+def test_a_codec_comes_back_from_json(codec):
+  again = from_config(json.loads(json.dumps(codec.config())))
+  assert again == codec and hash(again) == hash(codec)
+  assert type(again) is type(codec) and repr(again) == repr(codec)
+
+
+@EACH
+def test_the_repr_is_the_expression_that_makes_it(codec):
+  again = eval(repr(codec), vars(codecs))
+  assert again == codec and hash(again) == hash(codec)
+
+
+def test_no_two_codecs_are_equal():
+  assert len(set(NESTED)) == len(NESTED)
+  assert codecs.uniform(bits=4) != codecs.uniform(bits=5)
+  assert codecs.uniform(bits=4) == codecs.uniform(bits=4, block=512)
+
+
+def test_fields_left_out_have_their_defaults():
+  assert from_config({"name": "uniform", "bits": 4}) == codecs.uniform(bits=4)
+
+
+def test_a_config_is_not_changed_by_reading_it():
+  config = NESTED[-1].config()
+  before = json.dumps(config)
+  from_config(config)
+  assert json.dumps(config) == before
+
+
+@pytest.mark.parametrize("name", ["zip", None, "Codec", "TreeCodec"])
+def test_an_unknown_name_is_named(name):
+  if name in ("Codec", "TreeCodec"):
+    with pytest.raises((ValueError, TypeError, NotImplementedError)):
+      from_config({"name": name}).encode(np.ones(3))
+    return
+  with pytest.raises(ValueError, match="`name` of a codec must be one of") as e:
+    from_config({"name": name})
+  assert "uniform" in str(e.value) and repr(name) in str(e.value)
+
+
+def test_an_unknown_field_is_named():
+  with pytest.raises(ValueError, match="`config` of codec 'sign' must have"):
+    from_config({"name": "sign", "bits": 4})
+
+
+def test_a_bad_value_is_named_as_in_the_constructor():
+  with pytest.raises(ValueError, match="`bits` must be an integer in"):
+    from_config({"name": "uniform", "bits": 99})
+  inner = {"name": "topk", "density": 7}
+  with pytest.raises(ValueError, match="`density` must be a number in"):
+    from_config({"name": "feedback", "codec": inner})
+
+
+@pytest.mark.xfail(
+  reason="fields keep numpy's values: not JSON, and repr is no expression"
+)
+@pytest.mark.parametrize(
+  ("make", "value"),
+  [
+    (lambda v: codecs.uniform(bits=v), np.int64(8)),
+    (lambda v: codecs.topk(density=v), np.float32(0.5)),
+    (lambda v: codecs.cast(v), np.dtype("float16")),
+  ],
+)
+def test_fields_are_plain_values(make, value):
+  codec = make(value)
+  assert from_config(json.loads(json.dumps(codec.config()))) == codec

@@ -1,0 +1,149 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, make_key
+from jaxmotion.codecs import feedback
+
+RNG = np.random.default_rng(0)
+XS = jnp.asarray(RNG.normal(size=(200, 120)), jnp.float32)
+TOPK = codecs.topk(density=0.1, block=20)
+INT4 = codecs.uniform(bits=4)
+INNER = pytest.mark.parametrize(
+  "inner", [TOPK, INT4, codecs.cast("bfloat16"), codecs.identity()], ids=repr
+)
+
+
+def run(codec, xs=XS):
+  """Errors and what was sent, of every step."""
+
+  def step(state, x):
+    payload, state = codec.encode(x, state, make_key(0))
+    return state, (state.error, codec.decode(payload, x))
+
+  return jax.jit(lambda xs: jax.lax.scan(step, codec.init(xs[0]), xs))(xs)[1]
+
+
+@INNER
+def test_error_and_what_was_sent_make_up_the_value_bit_for_bit(inner):
+  errors, sent = run(feedback(inner), XS[:20])
+  before = jnp.concatenate([jnp.zeros((1, 120)), errors[:-1]])
+  values = XS[:20] + before
+  np.testing.assert_array_equal(errors, values - sent)
+  # To nearest, v - y is exact (Sterbenz), so that nothing at all is lost.
+  np.testing.assert_array_equal(errors + sent, values)
+
+
+@INNER
+def test_what_travels_is_the_value_plus_the_remembered_error(inner):
+  codec = feedback(inner, decay=0.5)
+  state = codec.init(XS[0])._replace(error=XS[1])
+  payload, _ = codec.encode(XS[0], state)
+  plain, _ = inner.encode(XS[0] + 0.5 * XS[1], inner.init(XS[0]))
+  for a, b in zip(
+    jax.tree.leaves(payload), jax.tree.leaves(plain), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_the_memory_of_a_contraction_stays_bounded():
+  # One value of ten is kept of every block, so delta is 1 / 10.
+  errors, sent = run(feedback(TOPK))
+  delta = 0.1
+  most = float((np.asarray(XS, np.float64) ** 2).sum(1).max())
+  energy = (np.asarray(errors, np.float64) ** 2).sum(1)
+  assert energy.max() <= 4 * (1 - delta) * most / delta**2
+  # No growth: the second half is no larger than the first.
+  assert energy[100:].max() <= 1.5 * energy[:100].max()
+  # What was sent over time is what came in, up to the memory.
+  total = np.asarray(XS, np.float64).sum(0)
+  gap = total - np.asarray(sent, np.float64).sum(0)
+  np.testing.assert_allclose(gap, errors[-1], atol=200 * 2**-20)
+
+
+def test_decay_forgets():
+  zeros = jnp.zeros((30, 120)).at[0].set(XS[0])
+  codec = feedback(codecs.topk(density=0.01, block=120), decay=0.5)
+  errors, _ = run(codec, zeros)
+  energy = (np.asarray(errors) ** 2).sum(1)
+  assert (energy[1:] <= 0.25 * energy[:-1]).all() and energy[0] > 0
+
+
+def test_the_global_form_remembers_what_the_mean_did_not_say():
+  codec = feedback(INT4, form="global")
+  payload, state = codec.encode(XS[0], codec.init(XS[0]))
+  np.testing.assert_array_equal(state.error, XS[0])
+  mean = codec.decode(payload, XS[0]) / 2
+  settled = codec.settle(state, mean)
+  np.testing.assert_array_equal(settled.error, XS[0] - mean)
+  local = feedback(INT4)
+  _, state = local.encode(XS[0], local.init(XS[0]))
+  assert local.settle(state, mean) is state
+
+
+def test_the_forms_agree_on_one_worker():
+  a, b = feedback(TOPK), feedback(TOPK, form="global")
+  s, t = a.init(XS[0]), b.init(XS[0])
+  for x in XS[:5]:
+    p, s = a.encode(x, s)
+    q, t = b.encode(x, t)
+    t = b.settle(t, b.decode(q, x))
+    np.testing.assert_array_equal(p.values, q.values)
+    np.testing.assert_array_equal(s.error, t.error)
+
+
+@pytest.mark.parametrize("form", ["local", "global"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_forgotten(form, bad):
+  codec = feedback(codecs.uniform(bits=4, block=20), form=form)
+  x = XS[0].at[3].set(bad)
+  payload, state = codec.encode(x, codec.init(x))
+  state = codec.settle(state, codec.decode(payload, x))
+  assert np.isfinite(state.error).all()
+  payload, state = codec.encode(XS[1], state)
+  assert np.isfinite(codec.decode(payload, x)).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_memory_is_float32_whatever_the_values_are(dtype):
+  x = XS[0].astype(dtype)
+  codec = feedback(INT4)
+  payload, state = codec.encode(x, codec.init(x))
+  assert state.error.dtype == jnp.float32
+  assert codec.decode(payload, x).dtype == dtype
+
+
+@pytest.mark.parametrize("state", [(), None, (jnp.zeros(120),)])
+def test_a_missing_state_is_an_error(state):
+  with pytest.raises(ValueError, match="`state` must be what `init` returned"):
+    feedback(INT4).encode(XS[0], state)
+
+
+def test_memories_nest():
+  codec = feedback(feedback(INT4))
+  payload, state = codec.encode(XS[0], codec.init(XS[0]))
+  sent = codec.decode(payload, XS[0])
+  np.testing.assert_array_equal(state.error, XS[0] - sent)
+  np.testing.assert_array_equal(state.inner.error, XS[0] - sent)
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"decay": 0}, r"`decay` must be a number in \(0, 1\]"),
+    ({"decay": 1.1}, r"`decay` must be a number in \(0, 1\]"),
+    ({"form": "both"}, "`form` must be one of 'local', 'global'"),
+  ],
+)
+def test_bad_fields_are_named(fields, message):
+  with pytest.raises(ValueError, match=message):
+    feedback(INT4, **fields)
+
+
+def test_it_needs_what_its_codec_needs():
+  stochastic = codecs.uniform(bits=4, rounding="stochastic")
+  assert feedback(stochastic).needs_key and not feedback(INT4).needs_key
+  assert not feedback(INT4).is_tree
+  with pytest.raises(TypeError, match="`codec` must be a codec, got None"):
+    feedback(None)

@@ -1,0 +1,127 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, make_key
+
+TREE = {
+  "dense": {"bias": jnp.arange(3.0), "kernel": jnp.arange(12.0).reshape(3, 4)},
+  "norm": {"scale": jnp.ones(5)},
+}
+INT8, BF16, PLAIN = (
+  codecs.uniform(bits=8),
+  codecs.cast("bfloat16"),
+  codecs.identity(),
+)
+
+
+def chosen(codec, tree=TREE):
+  """The codec of every leaf."""
+  cut = codecs.partition(codec, tree)
+  return {cut.leaves[i][0]: p.codec for p in cut.parts for i in p.leaves}
+
+
+def test_the_first_rule_that_matches_wins():
+  codec = codecs.rules([("bias", PLAIN), ("dense", BF16), (".*", INT8)])
+  assert chosen(codec) == {
+    "dense/bias": PLAIN,
+    "dense/kernel": BF16,
+    "norm/scale": INT8,
+  }
+  turned = codecs.rules([("dense", BF16), ("bias|kernel", PLAIN), ("", INT8)])
+  assert chosen(turned)["dense/bias"] == BF16
+
+
+def test_patterns_are_searched_for_and_may_be_anchored():
+  codec = codecs.rules([("^norm/", PLAIN), ("e$", BF16), ("k.*l|b", INT8)])
+  assert chosen(codec) == {
+    "dense/bias": INT8,
+    "dense/kernel": INT8,
+    "norm/scale": PLAIN,
+  }
+
+
+def test_a_tree_comes_back_in_its_structure():
+  codec = codecs.rules([("kernel", codecs.truncate(bytes=4)), (".*", PLAIN)])
+  payload, state = codec.encode(TREE)
+  assert len(payload) == len(state) == 3
+  back = codec.decode(payload, TREE)
+  assert jax.tree.structure(back) == jax.tree.structure(TREE)
+  jax.tree.map(np.testing.assert_array_equal, back, TREE)
+
+
+def test_a_tree_codec_may_be_nested():
+  inner = codecs.rules([("bias", PLAIN), ("kernel", BF16)])
+  codec = codecs.rules([("dense", inner), ("norm", codecs.buckets(INT8))])
+  assert chosen(codec) == {
+    "dense/bias": PLAIN,
+    "dense/kernel": BF16,
+    "norm/scale": INT8,
+  }
+  payload, _ = codec.encode(TREE)
+  back = codec.decode(payload, TREE)
+  np.testing.assert_array_equal(back["dense"]["bias"], TREE["dense"]["bias"])
+  np.testing.assert_allclose(back["norm"]["scale"], 1.0, rtol=2**-22)
+
+
+def test_buckets_inside_a_rule_join_its_own_leaves_alone():
+  codec = codecs.rules([("dense", codecs.buckets(INT8)), (".*", INT8)])
+  cut = codecs.partition(codec, TREE)
+  names = [[cut.leaves[i][0] for i in part.leaves] for part in cut.parts]
+  assert names == [["dense/bias", "dense/kernel"], ["norm/scale"]]
+
+
+def test_every_leaf_has_its_own_randomness():
+  tree = {"a": jnp.linspace(-1, 1, 99), "b": jnp.linspace(-1, 1, 99)}
+  codec = codecs.rules([(".*", codecs.uniform(bits=2, rounding="stochastic"))])
+  payload, _ = codec.encode(tree, (), make_key(0))
+  assert (payload[0].words != payload[1].words).any()
+  swapped, _ = codec.encode({"b": tree["b"]}, (), make_key(0))
+  np.testing.assert_array_equal(swapped[0].words, payload[1].words)
+
+
+@pytest.mark.parametrize("late", ["embed", "bias"])
+def test_a_pattern_that_matches_no_leaf_is_named(late):
+  codec = codecs.rules([("dense|norm", PLAIN), (late, BF16)])
+  if late == "bias":
+    # It matches, although the rule before it took the leaf.
+    assert set(chosen(codec).values()) == {PLAIN}
+    return
+  with pytest.raises(ValueError, match="`rules` must match a leaf each") as e:
+    codec.init(TREE)
+  assert "'embed'" in str(e.value) and "'dense/kernel'" in str(e.value)
+
+
+def test_a_leaf_that_no_pattern_covers_is_named():
+  codec = codecs.rules([("kernel", PLAIN), ("bias", BF16)])
+  with pytest.raises(ValueError, match="`rules` must cover every leaf") as e:
+    codec.encode(TREE)
+  for part in ("'norm/scale'", "'kernel', 'bias'", r"('.*', codec)"):
+    assert part in str(e.value)
+
+
+def test_a_bad_expression_is_named():
+  with pytest.raises(ValueError, match=r"`rules` must have regular .*'\(a'"):
+    codecs.rules([("(a", PLAIN)])
+
+
+@pytest.mark.parametrize(
+  "pair",
+  [("a",), ("a", "b"), (PLAIN, "a"), ("a", PLAIN, BF16), (None, PLAIN)],
+  ids=repr,
+)
+def test_what_is_no_pair_of_pattern_and_codec_is_named(pair):
+  with pytest.raises(TypeError, match="`rules` must be pairs of a pattern"):
+    codecs.rules([pair])
+
+
+def test_no_rules_are_refused():
+  with pytest.raises(ValueError, match="`rules` must hold at least one"):
+    codecs.rules([])
+
+
+def test_a_leaf_of_integers_is_named():
+  tree = {"w": jnp.ones(3), "steps": {"n": jnp.arange(3)}}
+  with pytest.raises(TypeError, match=r"`steps/n` must be .* int32\[3\]"):
+    codecs.rules([(".*", PLAIN)]).encode(tree)

@@ -1,0 +1,109 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.codecs import topk
+from jaxmotion.testing import check_contraction, check_idempotent
+from jaxmotion.wire import payload_bytes
+
+CODECS = pytest.mark.parametrize(
+  "codec",
+  [
+    topk(density=0.1),
+    topk(density=0.1, block=40),
+    topk(density=0.5, block=64),
+    topk(density=1.0, block=8),
+  ],
+  ids=repr,
+)
+
+
+def normal(*shape):
+  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def trip(codec, x):
+  def both(x):
+    payload, _ = codec.encode(x)
+    return payload, codec.decode(payload, x)
+
+  payload, y = jax.jit(both)(x)
+  return payload, np.asarray(y)
+
+
+def expected(x, k, block):
+  flat = np.pad(x.reshape(-1), (0, -x.size % block)).reshape(-1, block)
+  # Stable: of equal magnitudes the first ones.
+  keep = np.argsort(-np.abs(flat), axis=1, kind="stable")[:, :k]
+  y = np.zeros_like(flat)
+  np.put_along_axis(y, keep, np.take_along_axis(flat, keep, 1), 1)
+  return y.reshape(-1)[: x.size].reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+  ("density", "block", "k"),
+  [(0.1, 40, 4), (0.5, 64, 32), (0.25, 10, 2), (0.01, 20, 1), (1.0, 8, 8)],
+)
+@pytest.mark.parametrize("shape", [(37, 29), (5,)])
+def test_the_largest_of_every_block_are_kept_as_they_are(
+  density, block, k, shape
+):
+  x = normal(*shape)
+  _, y = trip(topk(density=density, block=block), x)
+  size = min(block, x.size)
+  k = k if size == block else max(1, round(density * size))
+  np.testing.assert_array_equal(y, expected(x, k, size))
+
+
+@pytest.mark.parametrize(
+  ("shape", "density", "block"),
+  [((999,), 0.01, 100), ((64, 128), 0.01, 128), ((20, 7), 0.02, 49)],
+)
+def test_without_a_block_one_value_of_about_one_in_density_is_kept(
+  shape, density, block
+):
+  x = normal(*shape)
+  payload, y = trip(topk(density=density), x)
+  assert payload.values.size == -(-x.size // block)
+  np.testing.assert_array_equal(y, expected(x, 1, block))
+
+
+@pytest.mark.parametrize(
+  ("block", "bits"), [(2, 1), (3, 2), (64, 6), (65, 7), (256, 8)]
+)
+def test_a_payload_is_values_and_packed_positions(block, bits):
+  # 32 blocks fill the columns of any width.
+  codec = topk(density=1 / block, block=block)
+  like = jax.ShapeDtypeStruct((32 * block,), jnp.float32)
+  assert payload_bytes(codec, like) == 32 * 4 + 32 * bits // 8
+
+
+@CODECS
+def test_it_contracts_by_its_density_and_loses_nothing_twice(codec):
+  x = jnp.asarray(normal(40, 32))
+  check_contraction(codec, x, codec.density)
+  check_idempotent(codec, x)
+
+
+@CODECS
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_are_sent_on_and_spoil_nothing(codec, bad):
+  x = normal(320)
+  x[17] = bad
+  _, y = trip(codec, x)
+  assert np.array_equal(y[17], np.float32(bad), equal_nan=True)
+  assert np.isfinite(np.delete(y, 17)).all()
+
+
+def test_narrow_values_come_back_exactly():
+  x = jnp.asarray(normal(64), jnp.bfloat16)
+  _, y = trip(topk(density=1.0, block=8), x)
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("density", [0, 1.5, -0.1, float("nan")])
+def test_bad_densities_are_named(density):
+  with pytest.raises(ValueError, match=r"`density` must be .* in \(0, 1\]"):
+    topk(density=density)

@@ -1,0 +1,13 @@
+import pathlib
+
+import pytest
+
+from experiments import _rows, tables
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["digits", "bench_codecs"])
+def test_the_readmes_tables_are_made_of_the_rows(name):
+  rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
+  assert tables.markdown(rows) in (ROOT / "README.md").read_text()
