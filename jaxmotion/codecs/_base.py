@@ -1,10 +1,22 @@
 """What a codec is."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from jaxmotion.core import Array, Key, Like, PyTree, check_float
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import (
+  Array,
+  Key,
+  Like,
+  PyTree,
+  check_float,
+  describe,
+  make_key,
+)
 
 
 class Part(NamedTuple):
@@ -49,6 +61,15 @@ class Codec:
     return False
 
   @property
+  def keeps_dtype(self) -> bool:
+    """Whether the payload holds words of the array's own dtype.
+
+    Others compute in float32, so an exchange hands them float32 and adds up
+    what they decode before it rounds to a narrower dtype.
+    """
+    return False
+
+  @property
   def is_tree(self) -> bool:
     """Whether it encodes trees rather than arrays."""
     return False
@@ -85,7 +106,18 @@ class Codec:
     raise NotImplementedError
 
   def decode(self, payload: PyTree, like: Like) -> Array:
-    """Decodes a payload to an array of the shape and dtype of `like`."""
+    """Decodes a payload.
+
+    Args:
+      payload: what `encode` made.
+      like: the shape and dtype of the array that was encoded.
+
+    Returns:
+      An array of that shape and dtype.
+
+    Raises:
+      ValueError: the payload is not one of an array like that.
+    """
     raise NotImplementedError
 
   def settle(self, state: PyTree, output: Array) -> PyTree:
@@ -128,6 +160,26 @@ class Codec:
         f"`key` must be a jaxmotion.Key for {self}, got None: "
         "make one with jaxmotion.make_key(seed)."
       )
+
+  def _check_payload(self, payload: PyTree, like: Like) -> None:
+    expected = _payload_of(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+    found = jax.tree.map(describe, payload)
+    if found != expected:
+      raise ValueError(
+        f"`payload` must be what {self} makes of {describe(like)}, {expected}, "
+        f"got {found}."
+      )
+
+
+@functools.lru_cache(maxsize=4096)
+def _payload_of(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
+  """The payload of an array, its leaves described in words."""
+
+  def encode(x: Array) -> PyTree:
+    return codec.encode(x, codec.init(x), make_key(0))[0]
+
+  like = jax.ShapeDtypeStruct(shape, dtype)
+  return jax.tree.map(describe, jax.eval_shape(encode, like))
 
 
 def from_config(config: dict[str, Any]) -> Codec:

@@ -68,5 +68,6 @@ class cast(Codec):
 
   def decode(self, payload: Words, like: Like) -> Array:
     """Returns the values the words spell."""
+    self._check_payload(payload, like)
     y = lax.bitcast_convert_type(payload.words, jnp.dtype(self.dtype))
     return y.reshape(like.shape).astype(like.dtype)

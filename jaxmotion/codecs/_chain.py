@@ -57,6 +57,11 @@ class chain(Codec):
     """Whether any of the codecs needs one."""
     return any(codec.needs_key for codec in self.codecs)
 
+  @property
+  def keeps_dtype(self) -> bool:
+    """Whether the first codec does."""
+    return self.codecs[0].keeps_dtype
+
   def init(self, like: Like) -> tuple:
     """Returns the codecs' states; `()` if none has any."""
     states = tuple(
@@ -86,6 +91,7 @@ class chain(Codec):
 
   def decode(self, payload: PyTree, like: Like) -> Array:
     """Decodes the values from the last codec back to the first."""
+    self._check_payload(payload, like)
     likes = self._likes(like)
     outer = []
     for _ in self.codecs[1:]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -128,7 +129,8 @@ class feedback(TreeCodec):
     """Decodes with the wrapped codec."""
     if self.is_tree:
       return super().decode(payload, like)
-    return self.codec.decode(payload, like)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.decode(payload, wide).astype(like.dtype)
 
   def settle(self, state: PyTree, output: Array) -> PyTree:
     """In global form, subtracts the workers' mean."""

@@ -37,6 +37,11 @@ class identity(Codec):
 
   summable: ClassVar[bool] = True
 
+  @property
+  def keeps_dtype(self) -> bool:
+    """True: a narrow float travels as it is."""
+    return True
+
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Values, PyTree]:
@@ -46,4 +51,5 @@ class identity(Codec):
 
   def decode(self, payload: Values, like: Like) -> Array:
     """Returns the payload's values."""
+    self._check_payload(payload, like)
     return payload.values.reshape(like.shape).astype(like.dtype)

@@ -63,5 +63,6 @@ class microscaling(Codec):
 
   def decode(self, payload: kernel.Scaled, like: Like) -> Array:
     """Returns the elements times their scales."""
+    self._check_payload(payload, like)
     form = kernel.FORMATS[self.format]
     return kernel.mx_decode(payload, like, form, self.block)

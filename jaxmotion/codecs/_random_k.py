@@ -95,6 +95,7 @@ class random_k(Codec):
 
   def decode(self, payload: Sampled, like: Like) -> Array:
     """Returns zeros with the values where they stood."""
+    self._check_payload(payload, like)
     size = math.prod(like.shape)
     positions = stratified(payload.seed, size, self._count(like))
     flat = jnp.zeros(size, jnp.float32)

@@ -69,6 +69,7 @@ class rotate(Codec):
 
   def decode(self, payload: Values, like: Like) -> Array:
     """Returns the values rotated back."""
+    self._check_payload(payload, like)
     rows = flip_signs(hadamard(payload.values), self.seed)
     flat = rows.reshape(-1)[: math.prod(like.shape)]
     return flat.reshape(like.shape).astype(like.dtype)

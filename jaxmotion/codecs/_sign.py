@@ -48,4 +48,5 @@ class sign(Codec):
 
   def decode(self, payload: kernel.Signs, like: Like) -> Array:
     """Returns plus or minus each block's mean magnitude."""
+    self._check_payload(payload, like)
     return kernel.sign_decode(payload, like)

@@ -70,4 +70,5 @@ class ternary(Codec):
 
   def decode(self, payload: kernel.Trits, like: Like) -> Array:
     """Returns minus, zero or plus each block's magnitude."""
+    self._check_payload(payload, like)
     return kernel.ternary_decode(payload, like)

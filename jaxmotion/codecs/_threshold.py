@@ -93,6 +93,7 @@ class threshold(Codec):
 
   def decode(self, payload: Above, like: Like) -> Array:
     """Returns zeros with the kept values where they stood."""
+    self._check_payload(payload, like)
     k, bits = self._shape(like)
     positions = unpack_flat(payload.indices, bits, k).astype(jnp.int32)
     flat = jnp.zeros(math.prod(like.shape), jnp.float32)

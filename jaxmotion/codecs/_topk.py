@@ -82,6 +82,7 @@ class topk(Codec):
 
   def decode(self, payload: Sparse, like: Like) -> Array:
     """Returns zeros with the selected values where they stood."""
+    self._check_payload(payload, like)
     block, k, bits = self._shape(like)
     blocks = math.ceil(math.prod(like.shape) / block)
     positions = unpack_flat(payload.indices, bits, blocks * k)

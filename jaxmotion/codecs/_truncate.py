@@ -83,6 +83,7 @@ class truncate(Codec):
 
   def decode(self, payload: BytePlanes, like: Like) -> Array:
     """Returns the planes as the leading bytes of float32 words."""
+    self._check_payload(payload, like)
     u = jnp.zeros((), jnp.uint32)
     for i, plane in enumerate(payload.planes):
       u = u | (plane.astype(jnp.uint32) << (24 - 8 * i))

@@ -78,6 +78,7 @@ class uniform(Codec):
 
   def decode(self, payload: PyTree, like: Like) -> Array:
     """Returns the levels that the codes stand for."""
+    self._check_payload(payload, like)
     if self.symmetric:
       return quantize.absmax_decode(payload, like, self.bits)
     return quantize.minmax_decode(payload, like, self.bits)

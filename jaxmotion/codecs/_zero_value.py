@@ -64,6 +64,11 @@ class zero_value(Codec):
   def __post_init__(self) -> None:
     check_fraction("capacity", self.capacity)
 
+  @property
+  def keeps_dtype(self) -> bool:
+    """True: a narrow float travels as it is."""
+    return True
+
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[NonZeros, PyTree]:
@@ -83,6 +88,7 @@ class zero_value(Codec):
 
   def decode(self, payload: NonZeros, like: Like) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
+    self._check_payload(payload, like)
     size = math.prod(like.shape)
     words = expand(payload.words, payload.mask, starts(payload.mask), size)
     return lax.bitcast_convert_type(words.reshape(like.shape), like.dtype)

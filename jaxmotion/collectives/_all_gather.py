@@ -10,6 +10,7 @@ from jaxmotion.collectives._shared import (
   check_state,
   codec_for_array,
   straight_through,
+  widen,
 )
 from jaxmotion.core import (
   Array,
@@ -70,20 +71,16 @@ def all_gather(
   """
   codec = codec_for_array(identity() if codec is None else codec)
   check_float("x", x)
-  workers = axis_size(axis_name)
   expected = jax.eval_shape(lambda: all_gather_init(codec, x, axis_name))
   state = check_state(expected, state)
-  own = to_varying(lax.stop_gradient(x), axis_name)
+  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
   payload, state = codec.encode(own, state, key)
   payloads = gather(payload, axis_name)
-  decoded = [
-    codec.decode(jax.tree.map(lambda a, w=w: a[w], payloads), x)
-    for w in range(workers)
-  ]
+  decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
   join = jnp.concatenate if tiled else jnp.stack
 
   def stock(x: Array) -> Array:
     return lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
 
-  y = join(decoded, axis=axis)
+  y = join(list(decoded.astype(x.dtype)), axis=axis)
   return straight_through(stock, to_varying(x, axis_name), y), state

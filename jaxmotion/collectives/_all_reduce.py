@@ -16,7 +16,7 @@ from jaxmotion.collectives._shared import (
   straight_through,
   sum_decoded,
   sum_payload,
-  wide,
+  widen,
 )
 from jaxmotion.core import (
   Array,
@@ -152,14 +152,20 @@ def all_reduce(
   if weight is not None:
     stopped = _weigh(stopped, weight, axis_name, op)
   jobs = [
-    _Job(part.codec, a, s, k, _method(part.codec, a, workers, method))
+    _Job(
+      part.codec,
+      widen(part.codec, a),
+      s,
+      k,
+      _method(part.codec, a, workers, method),
+    )
     for part, a, s, k in zip(
       cut.parts, cut.split(stopped), states, cut.keys(key), strict=True
     )
   ]
   reduced, states = _run(jobs, axis_name, workers, op)
   y = cut.merge(
-    [r.astype(j.x.dtype) for r, j in zip(reduced, jobs, strict=True)]
+    [r.astype(a.dtype) for r, a in zip(reduced, cut.likes(), strict=True)]
   )
   stock = lax.pmean if op == "mean" else lax.psum
 
@@ -246,16 +252,17 @@ def _two_phase_all(
   for job, payloads in zip(jobs, received, strict=True):
     row = _row_like(job.x, workers)
     mean = sum_decoded(job.codec, payloads, row) / workers
+    mean = mean.astype(row.dtype)
     key = None if job.key is None else job.key.fold(workers)
     payload, state = job.codec.encode(mean, job.state.mean, key)
-    own = job.codec.decode(payload, wide(row))
+    own = job.codec.decode(payload, row)
     means.append((payload, job.codec.settle(state, own)))
   gathered = gather([p for p, _ in means], axis_name)
   results = []
   for job, payloads, (_, first), (_, second) in zip(
     jobs, gathered, coded, means, strict=True
   ):
-    row = wide(_row_like(job.x, workers))
+    row = _row_like(job.x, workers)
     rows = jax.vmap(lambda p, j=job, r=row: j.codec.decode(p, r))(payloads)
     first = jax.vmap(job.codec.settle)(first, rows)
     y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)

@@ -14,6 +14,7 @@ from jaxmotion.collectives._shared import (
   encode_rows,
   straight_through,
   to_rows,
+  widen,
 )
 from jaxmotion.core import (
   Array,
@@ -81,12 +82,12 @@ def all_to_all(
     lambda: all_to_all_init(codec, x, axis_name, split_axis=split_axis)
   )
   state = check_state(expected, state)
-  own = to_varying(lax.stop_gradient(x), axis_name)
+  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
   rows = to_rows(own, split_axis, workers)
   payload, state = encode_rows(codec, rows, state, key)
   received = exchange_rows(payload, axis_name)
   slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
-  y = jnp.concatenate(list(slices), axis=concat_axis)
+  y = jnp.concatenate(list(slices), axis=concat_axis).astype(x.dtype)
 
   def stock(x: Array) -> Array:
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)

@@ -15,6 +15,7 @@ from jaxmotion.collectives._shared import (
   straight_through,
   sum_decoded,
   to_rows,
+  widen,
 )
 from jaxmotion.core import (
   Array,
@@ -91,7 +92,8 @@ def reduce_scatter(
     lambda: reduce_scatter_init(codec, x, axis_name, axis=axis)
   )
   state = check_state(expected, state)
-  rows = to_rows(to_varying(lax.stop_gradient(x), axis_name), axis, workers)
+  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
+  rows = to_rows(own, axis, workers)
   payload, state = encode_rows(codec, rows, state, key)
   if codec.summable:
     y = codec.decode(_scatter_payload(payload, axis_name), rows[0])

@@ -24,10 +24,17 @@ from jaxmotion.core import (
 _UNROLL_MOST = 16
 
 
-def wide(like: Like) -> jax.ShapeDtypeStruct:
-  """The shape of `like` in the dtype sums are made in: float32 at least."""
-  dtype = jnp.promote_types(like.dtype, jnp.float32)
-  return jax.ShapeDtypeStruct(like.shape, dtype)
+def widen(codec: Codec, x: Array) -> Array:
+  """Returns `x` in the dtype it is encoded in: float32 at least.
+
+  A codec of float32 decodes to it too, so that sums are made before anything
+  is rounded; one that keeps the array's dtype gets it as it is.
+  """
+  return x if codec.keeps_dtype else x.astype(_wide(x.dtype))
+
+
+def _wide(dtype: Any) -> Any:
+  return jnp.promote_types(dtype, jnp.float32)
 
 
 def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
@@ -36,7 +43,7 @@ def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
   Args:
     codec: what encoded them.
     payloads: a payload whose leaves have a leading axis of workers.
-    like: shape and dtype of the decoded array.
+    like: shape and dtype of the array that each of them encoded.
 
   Returns:
     The sum, in float32 or the wider dtype of `like`.
@@ -49,11 +56,12 @@ def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
     >>> sum_decoded(codec, both, x).tolist()
     [2.0, 2.0]
   """
-  like = wide(like)
+  dtype = _wide(like.dtype)
   count = jax.tree.leaves(payloads)[0].shape[0]
 
   def one(w: Any) -> Array:
-    return codec.decode(jax.tree.map(lambda a: a[w], payloads), like)
+    payload = jax.tree.map(lambda a: a[w], payloads)
+    return codec.decode(payload, like).astype(dtype)
 
   total = one(0)
   if count <= _UNROLL_MOST:

@@ -26,21 +26,25 @@ def run(codec, xs=XS):
 
 
 @INNER
-def test_error_and_what_was_sent_make_up_the_value_bit_for_bit(inner):
+def test_error_and_what_was_sent_make_up_the_value(inner):
   errors, sent = run(feedback(inner), XS[:20])
   before = jnp.concatenate([jnp.zeros((1, 120)), errors[:-1]])
   values = XS[:20] + before
-  np.testing.assert_array_equal(errors, values - sent)
-  # To nearest, v - y is exact (Sterbenz), so that nothing at all is lost.
-  np.testing.assert_array_equal(errors + sent, values)
+  if inner is not INT4:
+    # To nearest, v - y is exact (Sterbenz), so that nothing at all is lost.
+    np.testing.assert_array_equal(errors, values - sent)
+    np.testing.assert_array_equal(errors + sent, values)
+  # A compiler may fuse the product that decodes a level into the difference,
+  # and so leave out the rounding of the level to float32.
+  assert (np.abs(errors + sent - values) <= 2.0**-23 * np.abs(sent)).all()
 
 
 @INNER
 def test_what_travels_is_the_value_plus_the_remembered_error(inner):
   codec = feedback(inner, decay=0.5)
   state = codec.init(XS[0])._replace(error=XS[1])
-  payload, _ = codec.encode(XS[0], state)
-  plain, _ = inner.encode(XS[0] + 0.5 * XS[1], inner.init(XS[0]))
+  payload, _ = jax.jit(codec.encode)(XS[0], state)
+  plain, _ = jax.jit(inner.encode)(XS[0] + 0.5 * XS[1])
   for a, b in zip(
     jax.tree.leaves(payload), jax.tree.leaves(plain), strict=True
   ):
@@ -84,11 +88,16 @@ def test_the_global_form_remembers_what_the_mean_did_not_say():
 
 def test_the_forms_agree_on_one_worker():
   a, b = feedback(TOPK), feedback(TOPK, form="global")
-  s, t = a.init(XS[0]), b.init(XS[0])
-  for x in XS[:5]:
+
+  @jax.jit
+  def step(s, t, x):
     p, s = a.encode(x, s)
     q, t = b.encode(x, t)
-    t = b.settle(t, b.decode(q, x))
+    return p, s, q, b.settle(t, b.decode(q, x))
+
+  s, t = a.init(XS[0]), b.init(XS[0])
+  for x in XS[:5]:
+    p, s, q, t = step(s, t, x)
     np.testing.assert_array_equal(p.values, q.values)
     np.testing.assert_array_equal(s.error, t.error)
 

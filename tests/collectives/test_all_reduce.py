@@ -305,3 +305,33 @@ def test_works_under_pmap():
   rows = np.asarray(y)
   assert all(row.tobytes() == rows[0].tobytes() for row in rows)
   np.testing.assert_allclose(rows[0], np.asarray(x).mean(0), atol=0.02)
+
+
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+  "codec",
+  [
+    codecs.zero_value(capacity=1.0),
+    codecs.uniform(bits=8),
+    codecs.feedback(codecs.zero_value(capacity=1.0)),
+  ],
+  ids=repr,
+)
+def test_narrow_gradients_are_summed_in_float32(codec, dtype, method):
+  x = tree(4)["w"].astype(dtype)
+  y = run(lambda x: reduce(x, codec, method=method), x, 4)
+  assert y.dtype == dtype
+  exact = np.asarray(x, np.float64).mean(0)
+  eps = float(jnp.finfo(dtype).eps)
+  step = 0.06 if isinstance(codec, codecs.uniform) else 0
+  np.testing.assert_allclose(
+    np.asarray(y, np.float64), exact, rtol=eps, atol=step + 1e-3 * eps
+  )
+
+
+def test_a_payload_of_another_array_is_refused():
+  codec = codecs.uniform(bits=8)
+  payload, _ = codec.encode(jnp.ones((16, 64)))
+  with pytest.raises(ValueError, match="`payload` must be what uniform"):
+    codec.decode(payload, jnp.ones((16, 32)))
