@@ -67,7 +67,7 @@ def test_bytes_said_traced_and_compiled_are_equal(op, name):
     said = 3 * wire.payload_bytes(codec, X[0])
   else:
     row = wire.payload_bytes(codec, X[0, :2])
-    if name == "random_k" and op == "reduce_scatter":
+    if codec.summable and op == "reduce_scatter" and "random" in name:
       row -= 4  # the seed is equal on all workers and does not travel
     said = 3 * row
   assert said == traced == compiled
