@@ -1,6 +1,6 @@
 """Prints the tables of the README from rows.
 
-  python -m experiments.tables docs/results/digits.jsonl
+python -m experiments.tables docs/results/digits.jsonl
 """
 
 import sys

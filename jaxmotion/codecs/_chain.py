@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._feedback import feedback
 from jaxmotion.core import Array, Key, Like, PyTree, like as like_of, make_key
 
 
@@ -43,6 +44,11 @@ class chain(Codec):
     for codec in codecs:
       if not isinstance(codec, Codec) or codec.is_tree:
         raise TypeError(f"`codecs` must be codecs of arrays, got {codec!r}.")
+      if isinstance(codec, feedback):
+        raise ValueError(
+          "`codecs` must hold no feedback (wrap the chain in it instead), "
+          f"got {codec!r}."
+        )
     object.__setattr__(self, "codecs", codecs)
 
   @classmethod
@@ -116,7 +122,7 @@ class chain(Codec):
 
 
 def _values(codec: Codec, payload: PyTree) -> Array:
-  if not hasattr(payload, "values"):
+  if not hasattr(getattr(payload, "values", None), "dtype"):
     raise TypeError(
       "`codecs` must have payloads with a field `values`, all but the last; "
       f"got {codec!r}, whose payload is {type(payload).__name__}."

@@ -134,6 +134,7 @@ class feedback(TreeCodec):
 
   def settle(self, state: PyTree, output: Array) -> PyTree:
     """In global form, subtracts the workers' mean."""
+    state = state._replace(inner=self.codec.settle(state.inner, output))
     if self.form == "local":
       return state
     error = _forget(state.error - output.astype(jnp.float32))

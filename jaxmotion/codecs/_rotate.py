@@ -27,7 +27,7 @@ class rotate(Codec):
   of its block and 2^-21 ||x|| on typical data; preserves the norm up to the
   same; linear, and the same on all workers, so that payloads may be added
   (summable). A non-finite value makes its block decode to non-finite values,
-  as may a block whose norm is beyond float32.
+  as may a block whose norm is near the end of float32.
 
   Args:
     block: 32, 64, 128 or 256. An array that is shorter is one block of the

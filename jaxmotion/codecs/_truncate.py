@@ -42,7 +42,8 @@ class truncate(Codec):
 
   Laws: |y| <= |x| toward zero, and the relative error is below 3/4, 2^-7 and
   2^-15 for 1, 2 and 3 bytes of a normal value (half of that to nearest, from
-  2 bytes on); lossless with 4; idempotent. Biased toward zero unless `nearest`.
+  2 bytes on); lossless with 4; idempotent. With one byte that holds from
+  2^-125 up. Biased toward zero unless `nearest`, and finite values saturate.
   From 2 bytes on a NaN stays a NaN (its quiet bit is set where truncation
   would leave an infinity). One byte holds neither: every value from 2^127 up,
   infinity and NaN included, decodes to 2^127 with its sign.
@@ -101,5 +102,8 @@ class truncate(Codec):
       rounded = magnitude + jnp.uint32(2 ** (low - 1) - 1) + even
       # One byte: rounding up past the last exponent would reach the sign.
       rounded = jnp.minimum(rounded, jnp.uint32(_MAGNITUDE))
+      if self.bytes > 1:
+        most = jnp.minimum(rounded, jnp.uint32(_INFINITY - 2**low))
+        rounded = jnp.where(magnitude < _INFINITY, most, rounded)
       u = jnp.where(nan, u, (u & ~jnp.uint32(_MAGNITUDE)) | rounded)
     return jnp.where(nan, u | _QUIET, u) if self.bytes > 1 else u

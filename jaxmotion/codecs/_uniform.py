@@ -25,10 +25,11 @@ class uniform(Codec):
 
   Laws: the error of a value is at most half a step of its block to nearest and
   one step stochastically, a step being m / L (2 m for one bit) or
-  (b - a) / (2^bits - 1), up to float32 rounding; stochastic rounding is
-  unbiased with variance at most step^2 / 4. A block whose step is below 2^-126
-  decodes to zero (to its minimum). A non-finite value makes its whole block
-  decode to NaN.
+  (b - a) / (2^bits - 1), rounded up to 16 significant bits; stochastic
+  rounding is unbiased up to 2^-22 steps with variance at most step^2 / 4. A
+  block whose step is below 2^-120 decodes to zero (to its minimum, itself zero
+  if below 2^-125). Levels past the greatest float are that float. A non-finite
+  value makes its whole block decode to NaN.
 
   Args:
     bits: width of a code, 1 to 8. Widths that are no power of two are packed

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -27,7 +26,8 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   """
   span = f"in [{low}, {high}]" if high is not None else f">= {low}"
   message = f"`{name}` must be an integer {span}, got {value!r}."
-  if isinstance(value, bool) or not isinstance(value, int | np.integer):
+  # Plain Python values only: they are what a codec's repr and config spell.
+  if type(value) is not int:
     raise TypeError(message)
   if value < low or (high is not None and value > high):
     raise ValueError(message)
@@ -50,7 +50,7 @@ def check_fraction(name: str, value: Any) -> None:
   ValueError: `density` must be a number in (0, 1], got 0.
   """
   message = f"`{name}` must be a number in (0, 1], got {value!r}."
-  if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+  if type(value) not in (int, float):
     raise TypeError(message)
   if not 0 < value <= 1:
     raise ValueError(message)
@@ -72,7 +72,7 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
   ...
   ValueError: `rounding` must be one of 'nearest', 'stochastic', got 'up'.
   """
-  if value not in choices:
+  if not any(type(value) is type(c) and value == c for c in choices):
     names = ", ".join(map(repr, choices))
     raise ValueError(f"`{name}` must be one of {names}, got {value!r}.")
 

@@ -111,6 +111,10 @@ CODECS = {
 }
 
 
+# These add values up, which no two programs do in the same order.
+ULPS = {"sign": 8, "ternary_threshold": 8, "rotate": 16, "rotate_int4": 16}
+
+
 ARRAYS = {
   "scalar": np.float32(1.5),
   "empty": np.zeros((0,), np.float32),

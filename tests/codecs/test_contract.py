@@ -9,10 +9,8 @@ from jaxmotion.testing import (
   check_idempotent,
   check_unbiased,
 )
-from tests.codecs.table import ARRAYS, CODECS
+from tests.codecs.table import ARRAYS, CODECS, ULPS
 
-# These add values up: no two programs do so in the same order.
-ULPS = {"sign": 8, "ternary_threshold": 8, "rotate": 16, "rotate_int4": 16}
 # What their docstrings say of magnitudes whose sums or products overflow.
 OVERFLOW = ("sign", "ternary_threshold", "rotate", "rotate_int4")
 SAMPLED = ("random_k", "random_k_plain", "random_k_int8")

@@ -12,12 +12,12 @@ from jaxmotion.core import (
 )
 
 
-@pytest.mark.parametrize("value", [1, 8, np.int32(4), np.uint8(8)])
+@pytest.mark.parametrize("value", [1, 4, 8])
 def test_integers_in_the_range_pass(value):
   check_int("bits", value, 1, 8)
 
 
-@pytest.mark.parametrize("value", [0, 9, -1, np.int64(9)])
+@pytest.mark.parametrize("value", [0, 9, -1])
 def test_integers_outside_the_range_are_named(value):
   with pytest.raises(ValueError, match=r"`bits` must be .* in \[1, 8\], got"):
     check_int("bits", value, 1, 8)
@@ -29,13 +29,13 @@ def test_a_range_may_be_open_above():
     check_int("block", 0, 1)
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1", None])
+@pytest.mark.parametrize("value", [True, np.True_, np.int32(4), 1.0, "1", None])
 def test_what_is_no_integer_is_a_type_error(value):
   with pytest.raises(TypeError, match="`bits` must be an integer"):
     check_int("bits", value, 1, 8)
 
 
-@pytest.mark.parametrize("value", [1, 1.0, 1e-30, np.float32(0.5)])
+@pytest.mark.parametrize("value", [1, 1.0, 1e-30])
 def test_fractions_pass(value):
   check_fraction("density", value)
 

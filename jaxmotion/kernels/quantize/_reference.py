@@ -5,13 +5,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, random_uniform
+from jaxmotion.core import Array, Key, Like, random_words
 from jaxmotion.kernels._blocks import absmax, block_axes, from_blocks, to_blocks
 from jaxmotion.kernels.pack import pack, planes, unpack_values
 
-# A scale below this is subnormal, which backends may flush to zero: its block
-# decodes to a constant.
-_TINY = 2.0**-126
+# A scale below this is too near the subnormals, which backends may flush to
+# zero: its block decodes to a constant.
+_TINY = 2.0**-120
+# Bits behind the point when codes are rounded: 255 has room before it.
+_POINT = 22
 
 
 class Symmetric(NamedTuple):
@@ -54,8 +56,8 @@ def absmax_encode(
   b = to_blocks(x, planes(bits), block)
   top, middle, unit = _levels(bits)
   peak = absmax(b, block_axes(x.size, block))
-  scale = peak * jnp.float32(1 / (unit * middle))
-  codes = _round((b / unit) / _divisor(scale), middle, top, key)
+  scale = _short(peak * jnp.float32(1 / (unit * middle)))
+  codes = _round(_divide(b / unit, scale), middle, top, key)
   return Symmetric(pack(codes, bits), scale[..., 0])
 
 
@@ -64,7 +66,7 @@ def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
   _, middle, unit = _levels(bits)
   codes = unpack_values(payload.words, bits)
   codes = unit * codes - unit * middle
-  return from_blocks(codes * payload.scale[..., None], like)
+  return from_blocks(_finite(codes * payload.scale[..., None]), like)
 
 
 def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
@@ -82,8 +84,8 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
   low = 0.5 * jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
   high = 0.5 * jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
   top = 2**bits - 1
-  scale = _round_up((high - low) * jnp.float32(1 / top))
-  codes = _round((0.5 * b - low) / _divisor(scale), 0.0, top, key)
+  scale = _short((high - low) * jnp.float32(1 / top))
+  codes = _round(_divide(0.5 * b - low, scale), 0.0, top, key)
   return MinMax(pack(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
@@ -91,7 +93,7 @@ def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
   codes = unpack_values(payload.words, bits)
   half = codes * payload.scale[..., None]
-  return from_blocks(payload.low[..., None] + half + half, like)
+  return from_blocks(_finite(payload.low[..., None] + half + half), like)
 
 
 def _levels(bits: int) -> tuple[int, float, float]:
@@ -103,36 +105,42 @@ def _levels(bits: int) -> tuple[int, float, float]:
   return 2 * steps, float(steps), 1.0
 
 
-def _divisor(scale: Array) -> Array:
-  """The scale; infinity for one too small to divide by.
+def _short(scale: Array) -> Array:
+  """Rounds up to 16 significant bits; NaN for a scale that is not finite.
 
-  A division, not a product with the reciprocal: what follows is a sum, and a
-  backend may fuse a product into it, which rounds differently from program to
-  program.
-  """
-  return jnp.where(scale < _TINY, jnp.inf, scale)
-
-
-def _round_up(scale: Array) -> Array:
-  """Rounds up to 16 significant bits, so that code * scale is exact.
-
-  Then `low + code * scale` has the same bits whether or not a backend fuses
-  the product into the sum.
+  The product with a code is then exact, so that a sum with it has the same
+  bits whether or not a backend fuses the product into the sum.
   """
   bits = lax.bitcast_convert_type(scale, jnp.uint32)
   bits = (bits + jnp.uint32(0xFF)) & ~jnp.uint32(0xFF)
-  return lax.bitcast_convert_type(bits, jnp.float32)
+  short = lax.bitcast_convert_type(bits, jnp.float32)
+  return jnp.where(jnp.isfinite(scale), short, jnp.nan)
+
+
+def _divide(y: Array, scale: Array) -> Array:
+  """y / scale; 0 for a scale that is too small to divide by."""
+  # By hand, for XLA:CPU multiplies by a reciprocal that it flushes to zero
+  # when the divisor is above 2^126.
+  reciprocal = jnp.where(scale < _TINY, 0.0, 1.0 / (0.25 * scale))
+  return (0.25 * y) * reciprocal
 
 
 def _round(y: Array, middle: float, top: int, key: Key | None) -> Array:
   """f32 from -middle up -> uint32 codes in [0, top]."""
-  # One sum: compilers merge two constants that are added one after the other,
-  # and round differently by it.
+  # In fixed point: after a product, a sum of floats would be fused with it by
+  # one program and not by the next, and round differently.
+  fixed = (y * 2.0**_POINT).astype(jnp.int32)
   if key is None:
-    offset: Array | float = middle + 0.5
+    half: Array | int = 2 ** (_POINT - 1)
   else:
-    offset = random_uniform(key.worker, y.shape) + middle
-  # Truncation is floor here, and floor(y + 1/2) costs half of round(). The
-  # clip also gives NaN a code that cannot spill into its neighbours' bits.
-  codes = (y + offset).astype(jnp.int32)
+    words = random_words(key.worker, y.shape)
+    half = (words >> (32 - _POINT)).astype(jnp.int32)
+  codes = (fixed + (half + int(middle * 2**_POINT))) >> _POINT
+  # The clip also gives NaN a code that cannot spill into its neighbours' bits.
   return jnp.clip(codes, 0, top).astype(jnp.uint32)
+
+
+def _finite(y: Array) -> Array:
+  """Limits levels that were rounded up past the greatest float; NaN stays."""
+  most = float(jnp.finfo(jnp.float32).max)
+  return jnp.clip(y, -most, most)

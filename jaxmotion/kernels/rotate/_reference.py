@@ -20,8 +20,10 @@ def hadamard(rows: Array) -> Array:
     [[5.0, -1.0, -2.0, 0.0]]
   """
   length = rows.shape[1]
-  # Scaled first: no partial sum is then greater than the row's norm.
-  y = rows * jnp.float32(length**-0.5)
+  # A power of two first, so that no partial sum is far above the row's norm and
+  # a product fused with an addition rounds as it does alone; the rest last.
+  first = 2.0 ** -(length.bit_length() // 2)
+  y = rows * jnp.float32(first)
   # Butterflies: products with small matrices are 2x as fast on the host, but
   # round to other bits under jit, under vmap and for another number of rows.
   half = 1
@@ -30,7 +32,7 @@ def hadamard(rows: Array) -> Array:
     a, b = pairs[:, :1], pairs[:, 1:]
     y = jnp.concatenate([a + b, a - b], axis=1)
     half *= 2
-  return y.reshape(rows.shape)
+  return y.reshape(rows.shape) * jnp.float32(length**-0.5 / first)
 
 
 def flip_signs(rows: Array, seed: int) -> Array:
