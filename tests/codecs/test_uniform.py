@@ -115,14 +115,14 @@ def test_one_bit_is_the_sign_times_the_peak():
   x = normal(64, 32)
   _, y = trip(uniform(bits=1, block=32), x)
   peak = np.abs(x).max(1, keepdims=True)
-  np.testing.assert_array_equal(y, np.where(x >= 0, peak, -peak))
+  np.testing.assert_allclose(y, np.where(x >= 0, peak, -peak), rtol=2.0**-15)
 
 
 @KINDS
 def test_a_constant_array_comes_back(symmetric):
   x = np.full(200, 0.3, np.float32)
   _, y = trip(uniform(bits=8, block=32, symmetric=symmetric), x)
-  np.testing.assert_allclose(y, x, rtol=2.0**-22)
+  np.testing.assert_allclose(y, x, rtol=2.0**-15)
 
 
 def test_steps_too_small_decode_to_zero_or_to_the_minimum():

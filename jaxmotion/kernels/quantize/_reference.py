@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_words
@@ -12,6 +13,9 @@ from jaxmotion.kernels.pack import pack, planes, unpack_values
 # A scale below this is too near the subnormals, which backends may flush to
 # zero: its block decodes to a constant.
 _TINY = 2.0**-120
+_MOST = float(np.finfo(np.float32).max)
+# The exponent field of a float32.
+_EXPONENT = np.uint32(0x7F800000)
 # Bits behind the point when codes are rounded: 255 has room before it.
 _POINT = 22
 
@@ -56,8 +60,9 @@ def absmax_encode(
   b = to_blocks(x, planes(bits), block)
   top, middle, unit = _levels(bits)
   peak = absmax(b, block_axes(x.size, block))
-  scale = _short(peak * jnp.float32(1 / (unit * middle)))
-  codes = _round(_divide(b / unit, scale), middle, top, key)
+  steps = unit * middle
+  scale = _short(peak * jnp.float32(1 / steps), jnp.float32(_MOST / steps))
+  codes = _round(_divide(b, scale), unit, middle, top, key)
   return Symmetric(pack(codes, bits), scale[..., 0])
 
 
@@ -66,7 +71,7 @@ def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
   _, middle, unit = _levels(bits)
   codes = unpack_values(payload.words, bits)
   codes = unit * codes - unit * middle
-  return from_blocks(_finite(codes * payload.scale[..., None]), like)
+  return from_blocks(codes * payload.scale[..., None], like)
 
 
 def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
@@ -84,8 +89,9 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
   low = 0.5 * jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
   high = 0.5 * jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
   top = 2**bits - 1
-  scale = _short((high - low) * jnp.float32(1 / top))
-  codes = _round(_divide(0.5 * b - low, scale), 0.0, top, key)
+  share = jnp.float32(1 / top)
+  scale = _short((high - low) * share, (0.5 * _MOST - low) * share)
+  codes = _round(_divide(0.5 * b - low, scale), 1.0, 0.0, top, key)
   return MinMax(pack(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
@@ -93,7 +99,7 @@ def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
   codes = unpack_values(payload.words, bits)
   half = codes * payload.scale[..., None]
-  return from_blocks(_finite(payload.low[..., None] + half + half), like)
+  return from_blocks(payload.low[..., None] + half + half, like)
 
 
 def _levels(bits: int) -> tuple[int, float, float]:
@@ -105,31 +111,41 @@ def _levels(bits: int) -> tuple[int, float, float]:
   return 2 * steps, float(steps), 1.0
 
 
-def _short(scale: Array) -> Array:
+def _short(scale: Array, most: Array) -> Array:
   """Rounds up to 16 significant bits; NaN for a scale that is not finite.
 
   The product with a code is then exact, so that a sum with it has the same
-  bits whether or not a backend fuses the product into the sum.
+  bits whether or not a backend fuses the product into the sum. It stays below
+  `most`, past which levels would be infinite.
   """
-  bits = lax.bitcast_convert_type(scale, jnp.uint32)
-  bits = (bits + jnp.uint32(0xFF)) & ~jnp.uint32(0xFF)
-  short = lax.bitcast_convert_type(bits, jnp.float32)
+  short = jnp.minimum(_cut(scale, 0xFF), _cut(most * (1 - 2.0**-16), 0))
   return jnp.where(jnp.isfinite(scale), short, jnp.nan)
+
+
+def _cut(x: Array, add: int) -> Array:
+  """Drops the 8 lowest bits after adding to them."""
+  bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(add)
+  return lax.bitcast_convert_type(bits & ~jnp.uint32(0xFF), jnp.float32)
 
 
 def _divide(y: Array, scale: Array) -> Array:
   """y / scale; 0 for a scale that is too small to divide by."""
-  # By hand, for XLA:CPU multiplies by a reciprocal that it flushes to zero
-  # when the divisor is above 2^126.
-  reciprocal = jnp.where(scale < _TINY, 0.0, 1.0 / (0.25 * scale))
-  return (0.25 * y) * reciprocal
+  # XLA:CPU multiplies by a reciprocal, which it flushes to zero when the
+  # divisor is above 2^126: both are brought near one first, by a power of two.
+  small = scale < _TINY
+  exponent = lax.bitcast_convert_type(scale, jnp.uint32) & _EXPONENT
+  power = lax.bitcast_convert_type(_EXPONENT - exponent, jnp.float32)
+  power = jnp.where(small, 0.0, power)
+  return (y * power) * jnp.where(small, 0.0, 1.0 / (scale * power))
 
 
-def _round(y: Array, middle: float, top: int, key: Key | None) -> Array:
-  """f32 from -middle up -> uint32 codes in [0, top]."""
+def _round(
+  y: Array, unit: float, middle: float, top: int, key: Key | None
+) -> Array:
+  """f32, `unit` from code to code and 0 at `middle` -> codes in [0, top]."""
   # In fixed point: after a product, a sum of floats would be fused with it by
   # one program and not by the next, and round differently.
-  fixed = (y * 2.0**_POINT).astype(jnp.int32)
+  fixed = (y * (2.0**_POINT / unit)).astype(jnp.int32)
   if key is None:
     half: Array | int = 2 ** (_POINT - 1)
   else:
@@ -138,9 +154,3 @@ def _round(y: Array, middle: float, top: int, key: Key | None) -> Array:
   codes = (fixed + (half + int(middle * 2**_POINT))) >> _POINT
   # The clip also gives NaN a code that cannot spill into its neighbours' bits.
   return jnp.clip(codes, 0, top).astype(jnp.uint32)
-
-
-def _finite(y: Array) -> Array:
-  """Limits levels that were rounded up past the greatest float; NaN stays."""
-  most = float(jnp.finfo(jnp.float32).max)
-  return jnp.clip(y, -most, most)
