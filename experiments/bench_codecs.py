@@ -7,7 +7,8 @@ One line a codec:
   update_ratio   decoding and averaging 2 workers' payloads of it inside an SGD
                  update, in updates with a gradient that is already there;
   vector_ratio   the same for a vector, whose blocks follow no rows;
-  leaves_ratio   encoding many leaves, in encodings of one of the same size.
+  leaves64_ratio encoding 64 leaves, in encodings of one of the same size; so
+                 for each count in --leaves.
 Repeats are interleaved, numbers are medians of ratios within a repeat. Outputs
 go to donated buffers, as they do in a training loop: pages that are touched for
 the first time cost more than the codec. The copy has such a buffer too.
@@ -32,9 +33,11 @@ from jaxmotion import codecs, collectives, make_key
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
 _COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
-_LEAVES = flags.DEFINE_integer("leaves", 256, "Leaves of the tree.")
+_LEAVES = flags.DEFINE_multi_integer("leaves", [64, 256], "Leaves of a tree.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
 _JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+
+_PLAIN_WIDTH = 132  # Columns of the table where there is no terminal.
 
 CASES = {
   "bf16": codecs.cast("bfloat16"),
@@ -180,23 +183,26 @@ def plain_update(x: jax.Array) -> Bench:
   return Bench(fn, x)
 
 
-def run(elements: int, columns: int, leaves: int, repeats: int) -> list[Result]:
+def run(
+  elements: int, columns: int, leaves: Sequence[int], repeats: int
+) -> list[Result]:
   """Measures every column.
 
   Args:
     elements: floats in all.
     columns: length of a row; divides `elements`.
-    leaves: leaves of the tree; divides the number of rows.
+    leaves: leaves of each tree; they divide the number of rows.
     repeats: interleaved repeats.
 
   Raises:
     ValueError: the floats do not fill the rows, or the rows the leaves.
   """
-  if elements % (columns * leaves):
-    raise ValueError(
-      "`elements` must be a multiple of `columns` * `leaves`, got "
-      f"{elements} for {columns} * {leaves}."
-    )
+  for count in leaves:
+    if elements % (columns * count):
+      raise ValueError(
+        "`elements` must be a multiple of `columns` * `leaves`, got "
+        f"{elements} for {columns} * {count}."
+      )
   rng = np.random.default_rng(0)
   flat = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
   x = flat.reshape(-1, columns)
@@ -206,11 +212,13 @@ def run(elements: int, columns: int, leaves: int, repeats: int) -> list[Result]:
   results += measure("update_ratio", plain_update(x), updates, repeats)
   vectors = {case: updater(CASES[case], flat) for case in UPDATES}
   results += measure("vector_ratio", plain_update(flat), vectors, repeats)
-  pieces = jnp.split(x, leaves)
-  tree = {f"leaf{i:04d}": piece for i, piece in enumerate(pieces)}
-  for case in TREES:
-    many = encoder(CASES[case], tree)
-    results += measure("leaves_ratio", encoders[case], {case: many}, repeats)
+  for count in leaves:
+    pieces = jnp.split(x, count)
+    tree = {f"leaf{i:04d}": piece for i, piece in enumerate(pieces)}
+    for case in TREES:
+      many = {case: encoder(CASES[case], tree)}
+      metric = f"leaves{count}_ratio"
+      results += measure(metric, encoders[case], many, repeats)
   return results
 
 
@@ -261,7 +269,10 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   results = run(_ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value)
-  rich.console.Console().print(make_table(results))
+  console = rich.console.Console()
+  if not console.is_terminal:
+    console = rich.console.Console(width=_PLAIN_WIDTH)
+  console.print(make_table(results))
   if _JSON.value:
     write(results, _JSON.value)
 

@@ -11,7 +11,8 @@ _BENCH = {
   "encode_copies": "encode, copies",
   "update_ratio": "decode + mean + update",
   "vector_ratio": "the same, a vector",
-  "leaves_ratio": "256 leaves",
+  "leaves64_ratio": "64 leaves",
+  "leaves256_ratio": "256 leaves",
 }
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from experiments import _rows, bench_codecs
 
-TINY = dict(elements=1 << 12, columns=64, leaves=4, repeats=2)
+TINY = dict(elements=1 << 12, columns=64, leaves=(2, 4), repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,8 @@ def test_every_codec_has_every_number_it_should(results):
     *(("encode_copies", case) for case in bench_codecs.CASES),
     *(("update_ratio", case) for case in bench_codecs.UPDATES),
     *(("vector_ratio", case) for case in bench_codecs.UPDATES),
-    *(("leaves_ratio", case) for case in bench_codecs.TREES),
+    *(("leaves2_ratio", case) for case in bench_codecs.TREES),
+    *(("leaves4_ratio", case) for case in bench_codecs.TREES),
   }
   assert all(r.value > 0 and r.baseline > 0 for r in results)
 
@@ -39,4 +40,4 @@ def test_the_table_has_a_line_for_every_codec(results):
 
 def test_sizes_that_do_not_fit_are_named():
   with pytest.raises(ValueError, match="`elements` must be a multiple"):
-    bench_codecs.run(elements=100, columns=64, leaves=4, repeats=1)
+    bench_codecs.run(elements=100, columns=64, leaves=(4,), repeats=1)
