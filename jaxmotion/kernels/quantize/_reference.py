@@ -83,7 +83,7 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     block: the most values under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  b = to_blocks(x, planes(bits), block, fill="edge")
+  b = to_blocks(x, planes(bits), block)
   axes = block_axes(x.size, block)
   # Halves: the range of finite floats is not a finite float.
   low = 0.5 * jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)

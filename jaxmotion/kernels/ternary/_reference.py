@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_words
 from jaxmotion.kernels._blocks import (
@@ -109,7 +110,10 @@ def _threshold(
 ) -> tuple[Array, Array]:
   """(magnitude up to which a value becomes 0, scale)."""
   axes = block_axes(math.prod(shape), block)
-  mean = sum_magnitudes(b, axes) / block_counts(shape, _TRITS, block)
+  index = lax.iota(jnp.int32, b.size).reshape(b.shape)
+  b = jnp.where(index < math.prod(shape), b, 0.0)
+  counts = block_counts(shape, _TRITS, block).clip(1)
+  mean = sum_magnitudes(b, axes) / counts
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
   taken = sum_magnitudes(jnp.where(above, b, 0.0), axes)
