@@ -53,20 +53,21 @@ def pack(codes: Array, bits: int) -> Array:
     >>> hex(int(pack(codes, 4)[0, 0]))
     '0x76543210'
   """
-  if len(fields(bits)) > 1 and bits < 16:
-    return _pack_mixed(codes, bits)
-  return _pack_fields(codes, bits)
+  if bits == min(fields(bits)):
+    return _pack_word(codes, bits)[None]
+  return _pack_mixed(codes, bits) if bits < 16 else _pack_fields(codes, bits)
 
 
 def _pack_fields(codes: Array, bits: int) -> Array:
+  """Packs codes that are in memory already: one sum a field."""
   rows, low = [], 0
   for f in reversed(fields(bits)):
-    field = (codes >> low) & jnp.uint32(2**f - 1) if f < bits else codes
+    field = (codes >> low) & jnp.uint32(2**f - 1)
+    field = field.reshape(codes.shape[0] * f // 32, 32 // f, *codes.shape[1:])
+    shifts = _shifts(field[0], f)[None]
+    rows.append(jnp.sum(field << shifts, axis=1, dtype=jnp.uint32))
     low += f
-    per_word = 32 // f
-    for start in range(0, codes.shape[0], per_word):
-      rows.append(_pack_word(field[start : start + per_word], f))
-  return jnp.stack(rows)
+  return jnp.concatenate(rows)
 
 
 def _pack_word(field: Array, f: int) -> Array:
