@@ -25,7 +25,16 @@ from jaxmotion.core import (
 
 
 def all_gather_init(codec: Codec, x: Like, axis_name: AxisName) -> PyTree:
-  """Returns the codec state for `all_gather` of an array like `x`."""
+  """Returns the codec state for `all_gather` of an array like `x`.
+
+  Args:
+    codec: encodes it.
+    x: array or ShapeDtypeStruct of what is exchanged.
+    axis_name: the workers' axis, bound here.
+
+  Returns:
+    This worker's state, typed as varying.
+  """
   axis_size(axis_name)
   return to_varying(codec_for_array(codec).init(x), axis_name)
 

@@ -31,7 +31,17 @@ from jaxmotion.core import (
 def all_to_all_init(
   codec: Codec, x: Like, axis_name: AxisName, *, split_axis: int = 0
 ) -> PyTree:
-  """Returns the codec state for `all_to_all` of an array like `x`."""
+  """Returns the codec state for `all_to_all` of an array like `x`.
+
+  Args:
+    codec: encodes each slice.
+    x: array or ShapeDtypeStruct of what is exchanged.
+    axis_name: the workers' axis, bound here.
+    split_axis: the axis that is cut.
+
+  Returns:
+    This worker's state, typed as varying.
+  """
   return reduce_scatter_init(codec, x, axis_name, axis=split_axis)
 
 

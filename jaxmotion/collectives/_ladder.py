@@ -74,6 +74,12 @@ def all_reduce_ladder_init(
 ) -> PyTree:
   """Returns the state for `all_reduce_ladder`: one that all codecs share.
 
+  Args:
+    codecs: one for each level.
+    x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
+    axis_name: the workers' axis.
+    method: as for `all_reduce`.
+
   Raises:
     ValueError: no codecs, or codecs whose states differ in shape.
   """

@@ -34,7 +34,17 @@ from jaxmotion.core import (
 def reduce_scatter_init(
   codec: Codec, x: Like, axis_name: AxisName, *, axis: int = 0
 ) -> PyTree:
-  """Returns the codec state for `reduce_scatter` of an array like `x`."""
+  """Returns the codec state for `reduce_scatter` of an array like `x`.
+
+  Args:
+    codec: encodes each share.
+    x: array or ShapeDtypeStruct of what is exchanged.
+    axis_name: the workers' axis, bound here.
+    axis: the axis that is cut.
+
+  Returns:
+    This worker's state, typed as varying.
+  """
   workers = axis_size(axis_name)
   axis = check_rows("axis", x, axis, axis_name)
   shape = list(x.shape)
