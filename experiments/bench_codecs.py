@@ -140,22 +140,11 @@ def numpy_copy(x: jax.Array) -> Callable[[], float]:
 
 def encoder(codec: codecs.Codec, x: Any) -> Bench:
   """Encodes a tree, with its state carried from call to call."""
-  cut = codecs.partition(codec, x)
+  every = codecs.rules(((".*", codec),))
 
   def fn(carry: Any, x: Any) -> Any:
-    likes = cut.likes()
-    states = (
-      [p.codec.init(a) for p, a in zip(cut.parts, likes, strict=True)]
-      if carry is None
-      else carry[1]
-    )
-    coded = [
-      part.codec.encode(a, s, k)
-      for part, a, s, k in zip(
-        cut.parts, cut.split(x), states, cut.keys(make_key(0)), strict=True
-      )
-    ]
-    return [p for p, _ in coded], [s for _, s in coded]
+    state = every.init(x) if carry is None else carry[1]
+    return every.encode(x, state, make_key(0))
 
   return Bench(fn, x)
 

@@ -161,8 +161,16 @@ class Codec:
         "make one with jaxmotion.make_key(seed)."
       )
 
+  def payload_like(self, like: Like) -> PyTree:
+    """Returns the payload of an array, its leaves as ShapeDtypeStructs.
+
+    Args:
+      like: shape and dtype of the array.
+    """
+    return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+
   def _check_payload(self, payload: PyTree, like: Like) -> None:
-    expected = _payload_of(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+    expected = jax.tree.map(describe, self.payload_like(like))
     found = jax.tree.map(describe, payload)
     if found != expected:
       raise ValueError(
@@ -172,14 +180,11 @@ class Codec:
 
 
 @functools.lru_cache(maxsize=4096)
-def _payload_of(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
-  """The payload of an array, its leaves described in words."""
-
+def _payload_like(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
   def encode(x: Array) -> PyTree:
     return codec.encode(x, codec.init(x), make_key(0))[0]
 
-  like = jax.ShapeDtypeStruct(shape, dtype)
-  return jax.tree.map(describe, jax.eval_shape(encode, like))
+  return jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
 
 
 def from_config(config: dict[str, Any]) -> Codec:

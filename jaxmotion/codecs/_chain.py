@@ -7,7 +7,7 @@ import jax
 
 from jaxmotion.codecs._base import Codec
 from jaxmotion.codecs._feedback import feedback
-from jaxmotion.core import Array, Key, Like, PyTree, like as like_of, make_key
+from jaxmotion.core import Array, Key, Like, PyTree, like as like_of
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -112,16 +112,11 @@ class chain(Codec):
     """The shape and dtype that each codec encodes."""
     likes = [like_of(like)]
     for codec in self.codecs[:-1]:
-
-      def values(x: Array, codec: Codec = codec) -> Array:
-        payload, _ = codec.encode(x, codec.init(x), make_key(0))
-        return _values(codec, payload)
-
-      likes.append(like_of(jax.eval_shape(values, likes[-1])))
+      likes.append(_values(codec, codec.payload_like(likes[-1])))
     return likes
 
 
-def _values(codec: Codec, payload: PyTree) -> Array:
+def _values(codec: Codec, payload: PyTree) -> Any:
   if not hasattr(getattr(payload, "values", None), "dtype"):
     raise TypeError(
       "`codecs` must have payloads with a field `values`, all but the last; "

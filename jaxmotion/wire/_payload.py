@@ -5,7 +5,7 @@ import math
 import jax
 
 from jaxmotion.codecs import Codec, partition
-from jaxmotion.core import PyTree, make_key
+from jaxmotion.core import PyTree
 
 
 def payload_bytes(codec: Codec, like: PyTree) -> int:
@@ -28,12 +28,8 @@ def payload_bytes(codec: Codec, like: PyTree) -> int:
     2080
   """
   cut = partition(codec, like)
-  total = 0
-  for part, array in zip(cut.parts, cut.likes(), strict=True):
-
-    def payload(x: jax.Array, codec: Codec = part.codec) -> PyTree:
-      return codec.encode(x, codec.init(x), make_key(0))[0]
-
-    for a in jax.tree.leaves(jax.eval_shape(payload, array)):
-      total += math.prod(a.shape) * a.dtype.itemsize
-  return total
+  return sum(
+    math.prod(a.shape) * a.dtype.itemsize
+    for part, array in zip(cut.parts, cut.likes(), strict=True)
+    for a in jax.tree.leaves(part.codec.payload_like(array))
+  )
