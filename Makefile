@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: train test lint types bench newest clean
+.PHONY: train test lint types bench hosts newest clean
 
 # The main job: digits under six exchanges. ARGS="--config=configs/..." picks
 # another.
@@ -25,6 +25,11 @@ types: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(RUN) -m experiments.bench_codecs $(ARGS)
+
+# Two hosts and a slow link: make hosts ARGS="--rate=1gbit". The peers need the
+# extra `peers`.
+hosts: $(VENV)/installed
+	$(RUN) -m experiments.two_hosts $(ARGS)
 
 # The tests of the library itself on another interpreter, with the newest JAX:
 # make newest PYTHON=python3.12

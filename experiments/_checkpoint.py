@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from experiments import _rows
@@ -23,7 +24,8 @@ class Run(NamedTuple):
     seed: of the run.
     score: on the held-out data, in the task's unit.
     loss: of the last training step.
-    wire_bytes: what one worker sends in one step, by the traced program.
+    wire_bytes: what one worker sends in one step, by the traced program; of
+      several processes, what it sends to other processes.
     compiled_bytes: the same, by the compiled program.
     compile_s: time to trace and compile the step.
     step_ms: median time of a step.
@@ -108,19 +110,29 @@ class Store:
 class Workdir:
   """The folder of one job: its configuration, checkpoints and finished runs.
 
+  Several processes share one folder. The first of them alone writes to it, but
+  for checkpoints, of which each writes its own workers' part.
+
   Args:
     folder: created if absent.
     config: of the job.
 
   Raises:
-    ValueError: if the folder belongs to another configuration.
+    ValueError: if the folder belongs to another configuration, or the
+      processes do not share it.
   """
 
   def __init__(self, folder: str | os.PathLike[str], config: ConfigDict):
     self._folder = pathlib.Path(folder)
-    self._folder.mkdir(parents=True, exist_ok=True)
     self._runs = self._folder / "runs.jsonl"
-    self._claim(config)
+    self._first = jax.process_index() == 0
+    if self._first:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._claim(config)
+    if jax.process_count() > 1:
+      # What the first has claimed, the others find.
+      multihost_utils.sync_global_devices(f"{self._folder} is claimed")
+      self._find(config)
 
   def _claim(self, config: ConfigDict) -> None:
     fields = json.loads(config.to_json())
@@ -137,12 +149,23 @@ class Workdir:
         f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
       )
 
+  def _find(self, config: ConfigDict) -> None:
+    if not (self._folder / "config.json").exists():
+      raise ValueError(
+        "`workdir` must be a folder that all processes share, got"
+        f" {str(self._folder)!r}, where process {jax.process_index()} does not"
+        " find what process 0 has written."
+      )
+    self._claim(config)
+
   def finished(self) -> list[Run]:
     """The runs that are done, in the order they were."""
     return [Run(**line) for line in _rows.read_lines(self._runs)]
 
   def finish(self, run: Run) -> None:
     """Notes that `run` is done, so that it is not repeated."""
+    if not self._first:
+      return
     runs = [*self.finished(), run]
     _rows.write_lines(self._runs, (r._asdict() for r in runs))
 

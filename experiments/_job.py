@@ -1,5 +1,6 @@
 """One job, from a configuration to a table, rows and a plot."""
 
+import jax
 import rich.console
 from ml_collections import ConfigDict
 
@@ -16,24 +17,28 @@ def run(
   json: str | None = None,
   plot: str | None = None,
   workdir: str | None = None,
+  processes: int = 1,
 ) -> None:
   """Runs a job, prints its table and writes what is asked for.
+
+  Of several processes only the first prints and writes; checkpoints are the
+  exception.
 
   Args:
     config: made by a `get_config()`.
     json: where to write rows, if anywhere.
     plot: where to write the plot, if anywhere.
     workdir: where to keep checkpoints, if anywhere.
+    processes: how many run this job together.
 
   Raises:
     SystemExit: if a loss is not finite; its message says which.
   """
-  console = rich.console.Console()
-  if not console.is_terminal:
-    console = rich.console.Console(width=_PLAIN_WIDTH)
   for exchange in config.exchanges:
     _exchanges.get_exchange(exchange)  # A misspelt name fails before any work.
-  mesh = _runner.make_mesh(config.workers)
+  mesh = _runner.make_mesh(config.workers, processes)
+  first = jax.process_index() == 0
+  console = _console(quiet=not first)
   kept = Workdir(workdir, config) if workdir else None
   task = _tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
@@ -44,6 +49,8 @@ def run(
       )
     except FloatingPointError as error:
       raise SystemExit(f"Stopped: {error}") from error
+  if not first:
+    return
   rows = _report.summarise(config, task, finished)
   console.print(_report.make_table(rows, task.metric))
   for metric, value, unit in task.facts:
@@ -52,3 +59,12 @@ def run(
     _rows.write_rows(json, rows)
   if plot:
     _report.save_plot(rows, task.metric, plot)
+
+
+def _console(*, quiet: bool) -> rich.console.Console:
+  if quiet:
+    return rich.console.Console(quiet=True, force_terminal=False)
+  console = rich.console.Console()
+  if not console.is_terminal:
+    console = rich.console.Console(width=_PLAIN_WIDTH)
+  return console

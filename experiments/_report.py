@@ -44,7 +44,11 @@ def summarise(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
   groups: dict[str, list[Run]] = {}
   for run in runs:
     groups.setdefault(run.exchange, []).append(run)
-  cases = {name: _measure(task, group) for name, group in groups.items()}
+  # The workers of one process share its link.
+  sharing = config.workers // count if (count := jax.process_count()) > 1 else 1
+  cases = {
+    name: _measure(task, group, sharing) for name, group in groups.items()
+  }
   base = cases.get(_BASELINE, {})
   stamp = (_rows.machine(), jax.__version__)
   rows = []
@@ -60,7 +64,7 @@ def summarise(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
   return rows
 
 
-def _measure(task: Task, runs: list[Run]) -> dict[str, _Measured]:
+def _measure(task: Task, runs: list[Run], sharing: int) -> dict[str, _Measured]:
   """The measurements of one exchange by metric."""
   scores = [run.score for run in runs]
   times = [run.step_ms for run in runs]
@@ -77,7 +81,7 @@ def _measure(task: Task, runs: list[Run]) -> dict[str, _Measured]:
     "compile_s": _Measured(runs[0].compile_s, "s"),
     "step_ms": _Measured(statistics.median(times), "ms", _spread(times)),
     **{
-      f"exchange_ms_{link}": _Measured(8e3 * sent / speed, _COMPUTED)
+      f"exchange_ms_{link}": _Measured(8e3 * sharing * sent / speed, _COMPUTED)
       for link, speed in _LINKS.items()
     },
   }

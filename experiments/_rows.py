@@ -39,9 +39,11 @@ class Row(NamedTuple):
 
 
 def machine() -> str:
-  """Describes this machine: system, processor, cores, devices."""
+  """Describes this machine: system, processor, cores, devices, processes."""
   devices = jax.devices()
   kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
+  if jax.process_count() > 1:
+    kind += f", {jax.process_count()} processes"
   return (
     f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {kind}"
   )

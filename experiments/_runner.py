@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
@@ -19,29 +20,45 @@ from experiments._checkpoint import Log, Run, Store, Workdir
 from experiments._progress import Display
 from experiments._tasks import Batch, Task
 from jaxmotion import wire
+from jaxmotion.codecs import Codec
 
 Mesh = jax.sharding.Mesh
 Params = Any
 OptState = Any
 
+_DEVICE_AXIS = "device"  # Of a mesh of hosts with several devices.
 _EMULATED = "xla_force_host_platform_device_count"  # The other way to ask.
 
 
-def make_mesh(workers: int) -> Mesh:
-  """A mesh of `workers` devices along `"data"`.
+def make_mesh(workers: int, processes: int = 1) -> Mesh:
+  """A mesh of `workers` devices.
+
+  Along `"data"` in one process. In several, each has an equal share of the
+  workers: along `"host"` if that is one device each, else along `"host"` and
+  `"device"`.
 
   CPU devices are emulated, as many as asked for, when the machine has fewer
   devices than workers. Call it before anything else asks JAX for a device.
 
   Args:
-    workers: how many.
+    workers: how many, over all processes.
+    processes: how many run this job together.
 
   Raises:
+    ValueError: if the processes do not divide the workers.
     RuntimeError: if JAX has already started with too few devices.
   """
+  if workers % processes:
+    raise ValueError(
+      f"`config.workers` must be a multiple of the {processes} processes, got"
+      f" {workers}."
+    )
+  share = workers // processes
   if _EMULATED not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # Started: it may still do.
-      jax.config.update("jax_num_cpu_devices", workers)
+      jax.config.update("jax_num_cpu_devices", share)
+  if processes > 1:
+    return _mesh_of_processes(share, processes)
   devices = jax.devices()
   if len(devices) < workers:
     devices = jax.devices("cpu")
@@ -56,6 +73,22 @@ def make_mesh(workers: int) -> Mesh:
     axis_types=(jax.sharding.AxisType.Auto,),
     devices=devices[:workers],
   )
+
+
+def _mesh_of_processes(share: int, processes: int) -> Mesh:
+  rows = [
+    [d for d in jax.devices() if d.process_index == index][:share]
+    for index in range(processes)
+  ]
+  least = min(map(len, rows))
+  if least < share:
+    raise RuntimeError(
+      "`config.workers` must be at most the devices of all processes, got"
+      f" {share} a process for {least}."
+    )
+  if share == 1:
+    return Mesh(np.array(rows)[:, 0], ("host",))
+  return Mesh(np.array(rows), ("host", _DEVICE_AXIS))
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
@@ -130,7 +163,8 @@ class Program(NamedTuple):
 
   Attributes:
     step: maps (params, state, batch) to the same and the loss.
-    wire_bytes: what one worker sends in one step, by the traced program.
+    wire_bytes: what one worker sends in one step, by the traced program,
+      without what stays within a host.
     compiled_bytes: the same, by the compiled program.
     compile_s: time to trace and compile it.
   """
@@ -146,12 +180,23 @@ def compile_step(step: Any, *args: Any) -> Program:
   begin = time.perf_counter()
   compiled = step.lower(*args).compile()
   compile_s = time.perf_counter() - begin
+  traced = wire.step_bytes(step, *args)
+  # A compiled program does not say which of its bytes these are.
+  local = traced.select(axes=(_DEVICE_AXIS,)).total_bytes
   return Program(
     compiled,
-    round(wire.step_bytes(step, *args).total_bytes),
-    round(wire.compiled_bytes(compiled).total_bytes),
+    round(traced.total_bytes - local),
+    round(wire.compiled_bytes(compiled).total_bytes - local),
     compile_s,
   )
+
+
+def _exchange_over(mesh: Mesh, codec: Codec) -> optax.GradientTransformation:
+  """The exchange over all axes of a mesh: within hosts first, if it can."""
+  outer, *inner = mesh.axis_names
+  if inner:
+    return jaxmotion.exchange(outer, codec, within=tuple(inner))
+  return jaxmotion.exchange(outer, codec)
 
 
 class Trainer:
@@ -160,7 +205,7 @@ class Trainer:
   Args:
     config: of the job.
     task: what is learnt.
-    mesh: with an axis `"data"`.
+    mesh: made by `make_mesh`.
     exchange: case name.
   """
 
@@ -174,12 +219,15 @@ class Trainer:
       return task.loss(nnx.merge(graph, params), batch)
 
     tx = optax.chain(
-      jaxmotion.exchange("data", _exchanges.get_exchange(exchange)),
+      _exchange_over(mesh, _exchanges.get_exchange(exchange)),
       make_optimizer(config),
     )
+    outer, *inner = mesh.axis_names
+    workers = mesh.axis_names if inner else outer
     self._init, self._step = jaxmotion.data_parallel(
-      loss, tx, mesh, axis_name="data"
+      loss, tx, mesh, axis_name=workers
     )
+    self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
     self.program: Program | None = None
 
   def train(
@@ -202,16 +250,19 @@ class Trainer:
       FloatingPointError: if the loss is not finite.
     """
     at_start = nnx.state(self._task.build(seed), nnx.Param)
-    params, state = self._init(nnx.to_pure_dict(at_start))
+    # On the host: arrays of one device are not those of all processes.
+    params, state = self._init(
+      jax.tree.map(np.asarray, nnx.to_pure_dict(at_start))
+    )
     if self.program is None:
-      first = self._task.batch(seed, 0)
+      first = self._batch(seed, 0)
       self.program = compile_step(self._step, params, state, first)
     log = Log([], [])
     if store:
       (params, state), log = store.restore((params, state))
     end = self._config.steps if stop is None else stop
     for step in range(len(log.loss), end):
-      batch = self._task.batch(seed, step)
+      batch = self._batch(seed, step)
       begin = time.perf_counter()
       params, state, device_loss = self.program.step(params, state, batch)
       loss = float(device_loss)
@@ -222,6 +273,22 @@ class Trainer:
         store.save((params, state), log)
       on_step(step + 1, loss)
     return Trained(params, state, log)
+
+  def _batch(self, seed: int, step: int) -> Any:
+    """The batch of all workers; of several processes, each feeds its rows."""
+    batch = self._task.batch(seed, step)
+    count = jax.process_count()
+    if count == 1:
+      return batch
+
+    def feed(rows: np.ndarray) -> jax.Array:
+      share = len(rows) // count
+      begin = jax.process_index() * share
+      return jax.make_array_from_process_local_data(
+        self._rows, rows[begin : begin + share], rows.shape
+      )
+
+    return jax.tree.map(feed, batch)
 
   def measure(
     self, seed: int, trained: Trained, score: Callable[[Params], float]
@@ -268,7 +335,7 @@ def run_job(
   Args:
     config: of the job.
     task: what is learnt.
-    mesh: with an axis `"data"`.
+    mesh: made by `make_mesh`.
     workdir: where to keep checkpoints and finished runs, if anywhere.
     display: what to tell of the progress, if anything.
 

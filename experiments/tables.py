@@ -24,6 +24,8 @@ def markdown(rows: list[Row]) -> str:
   """
   if rows[0].experiment == "bench_codecs":
     return _bench_table(rows)
+  if rows[0].experiment.startswith("hosts"):
+    return _hosts_table(rows)
   return _training_table(rows)
 
 
@@ -65,6 +67,22 @@ def _bench_table(rows: list[Row]) -> str:
       row = found.get((case, metric))
       cells.append("" if row is None else f"{row.ratio:.2f}")
     lines.append(f"| {case} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _hosts_table(rows: list[Row]) -> str:
+  found = {(row.case, row.metric): row for row in rows}
+  lines = [
+    "| exchange | step, ms | over fp32 | T / T* | fewer bytes |",
+    "|---|---|---|---|---|",
+  ]
+  for case in dict.fromkeys(row.case for row in rows):
+    step = found[case, "step_ms"]
+    cells = [case, f"{step.value:.1f} ± {step.noise:.1f}"]
+    for metric in ("speedup", "ideal_ratio", "wire_ratio"):
+      row = found.get((case, metric))
+      cells.append("" if row is None else f"{row.value:.2f}")
+    lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
 

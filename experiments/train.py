@@ -5,6 +5,10 @@
 
 A field of the configuration is set by `--config.field=value`. With
 `--workdir` a job that was killed goes on where its last checkpoint is.
+
+Started once on each of several hosts it is one job over all of them, whose
+workers are shared out equally; see `_distributed` for the flags. `--workdir` is
+then a folder that all hosts see.
 """
 
 import pathlib
@@ -13,7 +17,7 @@ from collections.abc import Sequence
 from absl import app, flags
 from ml_collections import config_flags
 
-from experiments import _job
+from experiments import _distributed, _job
 
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -31,12 +35,14 @@ def main(argv: Sequence[str]) -> None:
   """Runs the job that the flags describe."""
   if len(argv) > 1:
     raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
-  _job.run(
-    _CONFIG.value,
-    json=_JSON.value,
-    plot=_PLOT.value,
-    workdir=_WORKDIR.value,
-  )
+  with _distributed.join() as processes:
+    _job.run(
+      _CONFIG.value,
+      json=_JSON.value,
+      plot=_PLOT.value,
+      workdir=_WORKDIR.value,
+      processes=processes,
+    )
 
 
 if __name__ == "__main__":

@@ -130,6 +130,17 @@ class Codec:
     del output
     return state
 
+  def rest(self, state: PyTree) -> PyTree:
+    """Returns the state in a form that no payload is part of.
+
+    `encode` takes either form. Codecs that remember the same thing have this
+    form in common, so that one may go on where another left off.
+
+    Args:
+      state: of one array.
+    """
+    return state
+
   def parts(self, leaves: Sequence[tuple[str, Like]]) -> "list[Part]":
     """Says which arrays a tree is encoded as, and by which codec each.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import optax
 
 from jaxmotion.codecs._base import Codec, Part
 from jaxmotion.codecs._partition import TreeCodec
@@ -17,18 +17,28 @@ from jaxmotion.core import (
   PyTree,
   check_choice,
   check_fraction,
+  overwrite,
 )
 
 
 class Feedback(NamedTuple):
-  """Error memory of one array.
+  """Error memory of one array: what was to be sent, and what was.
+
+  Their difference, the error, is made when it is next added: in the pass that
+  adds it, which writes the sum in place of `value`. Kept as an array of its
+  own it would cost two more passes and a temporary.
 
   Attributes:
-    error: float32, of the array's shape.
+    count: int32[], encodings so far; it stays at the greatest int32.
+    value: float32, of the array's shape: the last value to be encoded.
+    sent: the payload it was encoded to; `()` if `value` is the error itself,
+      as it is in global form and at rest.
     inner: the wrapped codec's state.
   """
 
-  error: Array
+  count: Array  # type: ignore[assignment]
+  value: Array
+  sent: PyTree = ()
   inner: PyTree = ()
 
 
@@ -58,7 +68,7 @@ class feedback(TreeCodec):
     >>> codec = codecs.feedback(codecs.topk(density=0.5))
     >>> x = jnp.array([1.0, 3.0])
     >>> payload, state = codec.encode(x, codec.init(x))
-    >>> state.error.tolist()
+    >>> codec.error(state).tolist()
     [1.0, 0.0]
 
   References:
@@ -98,8 +108,27 @@ class feedback(TreeCodec):
     """Returns zero error memory."""
     if self.is_tree:
       return super().init(like)
-    error = jnp.zeros(like.shape, jnp.float32)
-    return Feedback(error, self.codec.init(like))
+    zeros = jnp.zeros(like.shape, jnp.float32)
+    sent: PyTree = ()
+    if self.form == "local":
+      sent = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), self.codec.payload_like(zeros)
+      )
+    return Feedback(
+      jnp.zeros((), jnp.int32), zeros, sent, self.codec.init(like)
+    )
+
+  def error(self, state: Feedback) -> Array:
+    """Returns the remembered error, float32 of the array's shape.
+
+    Args:
+      state: of one array.
+    """
+    if not jax.tree.leaves(state.sent):
+      return state.value
+    error = _forget(state.value - self.codec.decode(state.sent, state.value))
+    # Nothing was sent yet, and what a payload of zeros stands for is not said.
+    return jnp.where(state.count > 0, error, 0.0)
 
   def encode(
     self, x: PyTree, state: PyTree = (), key: Key | None = None
@@ -115,15 +144,21 @@ class feedback(TreeCodec):
       raise ValueError(
         f"`state` must be what `init` returned for {self!r}, got {state!r}."
       )
-    v = x.astype(jnp.float32) + state.error * self.decay
+
+    def add(value: Array, sent: PyTree) -> Array:
+      error = self.error(state._replace(value=value, sent=sent))
+      return x.astype(jnp.float32) + error * self.decay
+
+    v = overwrite(add, state.value, state.sent, state.count)
     payload, inner = self.codec.encode(v, state.inner, key)
-    # The error is that of the words that travel: without the barrier XLA may
-    # round a second time, with other instructions, in the fusion that makes e.
-    payload = lax.optimization_barrier(payload)
-    error = v
-    if self.form == "local":
-      error = _forget(v - self.codec.decode(payload, v))
-    return payload, Feedback(error, inner)
+    sent = payload if self.form == "local" else ()
+    return payload, Feedback(optax.safe_increment(state.count), v, sent, inner)
+
+  def rest(self, state: PyTree) -> PyTree:
+    """Returns the error itself in place of what it is made of."""
+    return Feedback(
+      state.count, self.error(state), (), self.codec.rest(state.inner)
+    )
 
   def decode(self, payload: PyTree, like: Like) -> Array:
     """Decodes with the wrapped codec."""
@@ -137,8 +172,8 @@ class feedback(TreeCodec):
     state = state._replace(inner=self.codec.settle(state.inner, output))
     if self.form == "local":
       return state
-    error = _forget(state.error - output.astype(jnp.float32))
-    return state._replace(error=error)
+    error = _forget(state.value - output.astype(jnp.float32))
+    return state._replace(value=error)
 
 
 def _forget(error: Array) -> Array:

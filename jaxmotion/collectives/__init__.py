@@ -16,6 +16,11 @@ from jaxmotion.collectives._all_to_all import (
   all_to_all as all_to_all,
   all_to_all_init as all_to_all_init,
 )
+from jaxmotion.collectives._hierarchical import (
+  all_reduce_hierarchical as all_reduce_hierarchical,
+  all_reduce_hierarchical_init as all_reduce_hierarchical_init,
+  joint_axes as joint_axes,
+)
 from jaxmotion.collectives._ladder import (
   agree as agree,
   all_reduce_ladder as all_reduce_ladder,

@@ -84,7 +84,7 @@ def all_gather(
   state = check_state(expected, state)
   own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
   payload, state = codec.encode(own, state, key)
-  payloads = gather(payload, axis_name)
+  (payloads,) = gather([payload], axis_name)
   decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
   join = jnp.concatenate if tiled else jnp.stack
 

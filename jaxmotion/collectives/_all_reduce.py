@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity, partition
+from jaxmotion.codecs import Codec, Partition, identity, partition
 from jaxmotion.collectives._carry import exchange_rows, gather
 from jaxmotion.collectives._shared import (
   check_state,
@@ -15,7 +15,7 @@ from jaxmotion.collectives._shared import (
   init_rows,
   straight_through,
   sum_decoded,
-  sum_payload,
+  sum_payloads,
   widen,
 )
 from jaxmotion.core import (
@@ -34,6 +34,8 @@ from jaxmotion.core import (
 _GATHER_MOST_WORKERS = 2
 # Shards shorter than this are mostly scales and padding.
 _LEAST_SHARD = 64
+# Values of a summable array that goes with others. Joining copies them.
+_MOST_JOINED = 1 << 16
 
 
 class TwoPhase(NamedTuple):
@@ -67,14 +69,18 @@ def all_reduce_init(
   """
   cut = partition(codec, x)
   states = []
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
-    fresh = jax.eval_shape(part.codec.init, like)
-    if not jax.tree.leaves(fresh):
-      # Nothing to remember, so nothing depends on the number of workers.
-      states.append(TwoPhase((), ()))
-      continue
-    workers = axis_size(axis_name)
-    if _method(part.codec, like, workers, method) != "two_phase":
+  likes = cut.likes()
+  fresh = [
+    jax.eval_shape(part.codec.init, like)
+    for part, like in zip(cut.parts, likes, strict=True)
+  ]
+  if not jax.tree.leaves(fresh):
+    # Nothing to remember, so nothing depends on the number of workers.
+    return [TwoPhase((), ()) for _ in likes]
+  workers = axis_size(axis_name)
+  methods = _methods(cut, workers, method)
+  for part, like, chosen in zip(cut.parts, likes, methods, strict=True):
+    if chosen != "two_phase":
       states.append(TwoPhase(part.codec.init(like), ()))
       continue
     row = _row_like(like, workers)
@@ -117,8 +123,9 @@ def all_reduce(
     method: "gather" sends every payload to every worker; "two_phase" sends
       each worker the payloads of its shard, then the encoded mean of the shard
       to all: two encodings, bytes that do not grow with the workers. None
-      gathers between 2 workers. Summable codecs use neither, and arrays of
-      fewer than 64 values a worker are always gathered.
+      gathers between 2 workers. Payloads of summable codecs are summed, but
+      small ones beside others are gathered between 2 workers; arrays of fewer
+      than 64 values a worker are always gathered.
 
   Returns:
     The reduced tree, of the dtypes of `x` (sums are made in float32), and the
@@ -147,26 +154,27 @@ def all_reduce(
   expected = jax.eval_shape(
     lambda: all_reduce_init(codec, x, axis_name, method=method)
   )
-  states = check_state(expected, state)
+  at_rest = jax.eval_shape(lambda s: rest(codec, x, s), expected)
+  states = check_state(expected, state, at_rest)
   stopped = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   if weight is not None:
     stopped = _weigh(stopped, weight, axis_name, op)
   jobs = [
-    _Job(
-      part.codec,
-      widen(part.codec, a),
-      s,
-      k,
-      _method(part.codec, a, workers, method),
-    )
-    for part, a, s, k in zip(
-      cut.parts, cut.split(stopped), states, cut.keys(key), strict=True
+    _Job(part.codec, widen(part.codec, a), s, k, m)
+    for part, a, s, k, m in zip(
+      cut.parts,
+      cut.split(stopped),
+      states,
+      cut.keys(key),
+      _methods(cut, workers, method),
+      strict=True,
     )
   ]
-  reduced, states = _run(jobs, axis_name, workers, op)
+  results = _run(jobs, axis_name, workers, op)
   y = cut.merge(
-    [r.astype(a.dtype) for r, a in zip(reduced, cut.likes(), strict=True)]
+    [r.astype(a.dtype) for (r, _), a in zip(results, cut.likes(), strict=True)]
   )
+  states = [state for _, state in results]
   stock = lax.pmean if op == "mean" else lax.psum
 
   def plain(x: PyTree) -> PyTree:
@@ -175,6 +183,26 @@ def all_reduce(
     return stock(x, axis_name)
 
   return straight_through(plain, x, y), states
+
+
+def rest(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
+  """Returns the state of `all_reduce` in a form that other codecs share.
+
+  Args:
+    codec: the codec of the exchange.
+    x: pytree of arrays or shapes that are reduced.
+    state: what `all_reduce` or `all_reduce_init` returned.
+  """
+  parts = partition(codec, x).parts
+  return [
+    TwoPhase(
+      part.codec.rest(s.rows)
+      if s.mean == ()
+      else jax.vmap(part.codec.rest)(s.rows),
+      s.mean if s.mean == () else part.codec.rest(s.mean),
+    )
+    for part, s in zip(parts, state, strict=True)
+  ]
 
 
 class _Job(NamedTuple):
@@ -189,96 +217,121 @@ class _Job(NamedTuple):
 
 def _run(
   jobs: list[_Job], axis_name: AxisName, workers: int, op: str
-) -> tuple[list[Array], list[PyTree]]:
-  by_method = {
-    "sum": _sum_all,
-    "gather": _gather_all,
-    "two_phase": _two_phase_all,
+) -> list[tuple[Array, PyTree]]:
+  """Returns the result and the new state of every job.
+
+  It takes at most one sum, one all-to-all and one gather, whatever the jobs:
+  a collective costs round trips however little it moves.
+  """
+  by_method: dict[str, list[_Job]] = {
+    m: [] for m in ("sum", "gather", "two_phase")
   }
-  reduced: list[Any] = [None] * len(jobs)
-  states: list[Any] = [None] * len(jobs)
-  for method, reduce in by_method.items():
-    chosen = [i for i, job in enumerate(jobs) if job.method == method]
-    if not chosen:
-      continue
-    results = reduce([jobs[i] for i in chosen], axis_name, workers, op)
-    for i, (y, state) in zip(chosen, results, strict=True):
-      reduced[i], states[i] = y, state
-  return reduced, states
+  for job in jobs:
+    by_method[job.method].append(job)
+  phases = _reduce_rows(by_method["two_phase"], axis_name, workers)
+  coded = [
+    j.codec.encode(j.x, j.state.rows, j.key) for j in by_method["gather"]
+  ]
+  received = gather(
+    [payload for payload, _ in coded] + [p.payload for p in phases], axis_name
+  )
+  gathered, means = received[: len(coded)], received[len(coded) :]
+  done = {
+    "sum": _sum_all(by_method["sum"], axis_name, workers, op),
+    "gather": [
+      _settle(job, sum_decoded(job.codec, payloads, job.x), state, workers, op)
+      for job, payloads, (_, state) in zip(
+        by_method["gather"], gathered, coded, strict=True
+      )
+    ],
+    "two_phase": [
+      _join_rows(job, payloads, phase, workers, op)
+      for job, payloads, phase in zip(
+        by_method["two_phase"], means, phases, strict=True
+      )
+    ],
+  }
+  results = {method: iter(of_method) for method, of_method in done.items()}
+  return [next(results[job.method]) for job in jobs]
 
 
 def _sum_all(
   jobs: list[_Job], axis_name: AxisName, workers: int, op: str
 ) -> list[tuple[Array, PyTree]]:
   coded = [j.codec.encode(j.x, j.state.rows, j.key) for j in jobs]
-  # One call for all, so that XLA sees one all-reduce of many operands.
-  totals = sum_payload([p for p, _ in coded], axis_name)
-  results = []
-  for job, total, (_, s) in zip(jobs, totals, coded, strict=True):
-    y = job.codec.decode(total, job.x)
-    y = y / workers if op == "mean" else y
-    results.append((y, TwoPhase(_settle(job.codec, s, y, workers, op), ())))
-  return results
-
-
-def _gather_all(
-  jobs: list[_Job], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, PyTree]]:
-  coded = [j.codec.encode(j.x, j.state.rows, j.key) for j in jobs]
-  gathered = gather([p for p, _ in coded], axis_name)
-  results = []
-  for job, payloads, (_, s) in zip(jobs, gathered, coded, strict=True):
-    y = sum_decoded(job.codec, payloads, job.x)
-    y = y / workers if op == "mean" else y
-    results.append((y, TwoPhase(_settle(job.codec, s, y, workers, op), ())))
-  return results
+  totals = sum_payloads([p for p, _ in coded], axis_name)
+  return [
+    _settle(job, job.codec.decode(total, job.x), state, workers, op)
+    for job, total, (_, state) in zip(jobs, totals, coded, strict=True)
+  ]
 
 
 def _settle(
-  codec: Codec, state: PyTree, y: Array, workers: int, op: str
-) -> PyTree:
-  return codec.settle(state, y / workers if op == "sum" else y)
+  job: _Job, total: Array, state: PyTree, workers: int, op: str
+) -> tuple[Array, PyTree]:
+  mean = total / workers
+  state = TwoPhase(job.codec.settle(state, mean), ())
+  return (mean if op == "mean" else total), state
 
 
-def _two_phase_all(
-  jobs: list[_Job], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, PyTree]]:
+class _Phase(NamedTuple):
+  """What this worker sends on of the shard it has reduced."""
+
+  payload: PyTree
+  first: PyTree
+  second: PyTree
+
+
+def _reduce_rows(
+  jobs: list[_Job], axis_name: AxisName, workers: int
+) -> list[_Phase]:
   coded = [
     encode_rows(j.codec, _to_rows(j.x, workers), j.state.rows, j.key)
     for j in jobs
   ]
   received = exchange_rows([p for p, _ in coded], axis_name)
-  means = []
-  for job, payloads in zip(jobs, received, strict=True):
+  phases = []
+  for job, payloads, (_, first) in zip(jobs, received, coded, strict=True):
     row = _row_like(job.x, workers)
     mean = sum_decoded(job.codec, payloads, row) / workers
     mean = mean.astype(row.dtype)
     key = None if job.key is None else job.key.fold(workers)
-    payload, state = job.codec.encode(mean, job.state.mean, key)
+    payload, second = job.codec.encode(mean, job.state.mean, key)
     own = job.codec.decode(payload, row)
-    means.append((payload, job.codec.settle(state, own)))
-  gathered = gather([p for p, _ in means], axis_name)
-  results = []
-  for job, payloads, (_, first), (_, second) in zip(
-    jobs, gathered, coded, means, strict=True
-  ):
-    row = _row_like(job.x, workers)
-    rows = jax.vmap(lambda p, j=job, r=row: j.codec.decode(p, r))(payloads)
-    first = jax.vmap(job.codec.settle)(first, rows)
-    y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
-    y = y * workers if op == "sum" else y
-    results.append((y, TwoPhase(first, second)))
-  return results
+    phases.append(_Phase(payload, first, job.codec.settle(second, own)))
+  return phases
 
 
-def _method(codec: Codec, like: Like, workers: int, method: str | None) -> str:
-  if codec.summable:
-    return "sum"
-  if math.prod(like.shape) < _LEAST_SHARD * workers:
-    return "gather"
-  if method is not None:
-    return method
-  return "gather" if workers <= _GATHER_MOST_WORKERS else "two_phase"
+def _join_rows(
+  job: _Job, payloads: PyTree, phase: _Phase, workers: int, op: str
+) -> tuple[Array, PyTree]:
+  row = _row_like(job.x, workers)
+  rows = jax.vmap(lambda p: job.codec.decode(p, row))(payloads)
+  first = jax.vmap(job.codec.settle)(phase.first, rows)
+  y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
+  y = y * workers if op == "sum" else y
+  return y, TwoPhase(first, phase.second)
+
+
+def _methods(cut: Partition, workers: int, method: str | None) -> list[str]:
+  """Chooses how every array of a tree is reduced."""
+  if method is None:
+    few = workers <= _GATHER_MOST_WORKERS
+    method = "gather" if few else "two_phase"
+  all_sum = all(part.codec.summable for part in cut.parts)
+  chosen = []
+  for part, like in zip(cut.parts, cut.likes(), strict=True):
+    size = math.prod(like.shape)
+    if part.codec.summable:
+      # A small one beside others goes with them, not in a sum of its own:
+      # between two workers that is as many bytes.
+      joins = workers == 2 and not all_sum and size <= _MOST_JOINED
+      chosen.append("gather" if joins else "sum")
+    elif size < _LEAST_SHARD * workers:
+      chosen.append("gather")
+    else:
+      chosen.append(method)
+  return chosen
 
 
 def _row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,6 @@
 """A level that adapts while one compiled program runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
+from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init, rest
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -86,7 +86,8 @@ def all_reduce_ladder_init(
   if not codecs:
     raise ValueError("`codecs` must hold at least one codec, got none.")
   states = [
-    all_reduce_init(codec, x, axis_name, method=method) for codec in codecs
+    rest(codec, x, all_reduce_init(codec, x, axis_name, method=method))
+    for codec in codecs
   ]
 
   def spell(state: PyTree) -> tuple:
@@ -148,10 +149,12 @@ def all_reduce_ladder(
   method = options.get("method")
   fresh = all_reduce_ladder_init(codecs, x, axis_name, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
-  branches = [
-    lambda x, s, codec=codec: all_reduce(
-      x, axis_name, codec, state=s, **options
-    )
-    for codec in codecs
-  ]
-  return lax.switch(level, branches, x, state)
+
+  def branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
+    def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+      y, state = all_reduce(x, axis_name, codec, state=state, **options)
+      return y, rest(codec, x, state)
+
+    return reduce
+
+  return lax.switch(level, [branch(codec) for codec in codecs], x, state)

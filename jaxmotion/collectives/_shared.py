@@ -1,6 +1,6 @@
 """What the collectives have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec
+from jaxmotion.collectives._carry import halves, in_turns
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -16,12 +17,16 @@ from jaxmotion.core import (
   PyTree,
   axis_size,
   describe,
+  same_on_workers,
   same_structure,
+  to_varying,
 )
 
 # Up to this many payloads are decoded by code of their own, which fuses into
 # one pass; beyond, a loop keeps the program short.
 _UNROLL_MOST = 16
+# Fewer values are summed together with others.
+_LEAST_ALONE = 1 << 16
 
 
 def widen(codec: Codec, x: Array) -> Array:
@@ -71,14 +76,50 @@ def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
   return lax.fori_loop(1, count, lambda w, t: t + one(w), total)
 
 
-def sum_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
-  """Adds a summable payload over workers: floats are summed, words equal."""
-  return jax.tree.map(
-    lambda a: (
-      lax.psum(a, axis_name) if jnp.issubdtype(a.dtype, jnp.floating) else a
-    ),
-    payload,
-  )
+def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
+  """Adds summable payloads over workers: floats are summed, words equal.
+
+  Args:
+    payloads: of several arrays, in the order of the tree.
+    axis_name: the workers' axis.
+  """
+  leaves, treedef = jax.tree.flatten(to_varying(payloads, axis_name))
+  large: list[int] = []
+  small: dict[Any, list[int]] = {}
+  pair = axis_size(axis_name) == 2
+  for i, leaf in enumerate(leaves):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      leaves[i] = same_on_workers(leaf, axis_name)
+    elif pair and leaf.size < _LEAST_ALONE:
+      small.setdefault(leaf.dtype, []).append(i)
+    else:
+      large.append(i)
+  # Each operand of an all-reduce costs round trips of its own on gloo. Between
+  # more workers the order of a sum depends on the place in the operand, and
+  # nobody's bits may depend on what else is exchanged.
+  joined = [
+    jnp.concatenate([leaves[i].reshape(-1) for i in members])
+    for members in small.values()
+  ]
+
+  def move(arrays: Sequence[Array]) -> list[Array]:
+    return [lax.psum(a, axis_name) for a in arrays]
+
+  late, early = halves([leaves[i] for i in large])
+  if late:
+    rest, first, _ = in_turns(move, [*late, *joined], early)
+    totals = [*rest[: len(late)], *first, *rest[len(late) :]]
+  else:
+    totals = move([*early, *joined])
+  for i, total in zip(large, totals, strict=False):
+    leaves[i] = total
+  for members, total in zip(small.values(), totals[len(large) :], strict=True):
+    start = 0
+    for i in members:
+      shape, size = leaves[i].shape, leaves[i].size
+      leaves[i] = total[start : start + size].reshape(shape)
+      start += size
+  return jax.tree.unflatten(treedef, leaves)
 
 
 def fold_rows(key: Key | None, rows: int) -> Key | None:
@@ -100,12 +141,15 @@ def init_rows(codec: Codec, rows: int, like: Like) -> PyTree:
   )
 
 
-def check_state(expected: PyTree, state: PyTree | None) -> PyTree:
+def check_state(
+  expected: PyTree, state: PyTree | None, other: PyTree = None
+) -> PyTree:
   """Returns the state to use; raises unless it is of the expected shapes.
 
   Args:
     expected: shapes of the codec's fresh state for this input.
     state: what the caller gave; None will do for a codec without state.
+    other: shapes that will do as well, if any.
   """
   if not jax.tree.leaves((expected, state)):
     return expected
@@ -114,18 +158,21 @@ def check_state(expected: PyTree, state: PyTree | None) -> PyTree:
       "`state` must be given for a codec that has one (make it with the "
       "collective's `..._init`), got None."
     )
-  same = same_structure(state, expected) and all(
-    a.shape == b.shape and a.dtype == b.dtype
-    for a, b in zip(
-      jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
-    )
-  )
-  if not same:
+  if not (_alike(state, expected) or _alike(state, other)):
     raise ValueError(
       "`state` must be made for this codec, tree and number of workers: "
       f"expected {_shapes(expected)}, got {_shapes(state)}."
     )
   return state
+
+
+def _alike(state: PyTree, expected: PyTree) -> bool:
+  return same_structure(state, expected) and all(
+    a.shape == b.shape and a.dtype == b.dtype
+    for a, b in zip(
+      jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
+    )
+  )
 
 
 def _shapes(tree: PyTree) -> str:

@@ -1,5 +1,6 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
+from jaxmotion.core._after import after as after
 from jaxmotion.core._checks import (
   check_choice as check_choice,
   check_float as check_float,
@@ -11,7 +12,7 @@ from jaxmotion.core._compat import (
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,
   axis_size as axis_size,
-  match_varying as match_varying,
+  same_on_workers as same_on_workers,
   to_varying as to_varying,
   tracks_varying as tracks_varying,
   varies as varies,
@@ -22,9 +23,9 @@ from jaxmotion.core._key import (
   Key as Key,
   combine as combine,
   make_key as make_key,
-  random_uniform as random_uniform,
   random_words as random_words,
 )
+from jaxmotion.core._overwrite import overwrite as overwrite
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   pack_worker as pack_worker,

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from jaxmotion.core._types import Array, AxisName, PyTree
 
@@ -111,8 +113,29 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
   return jax.tree.map(cast, tree)
 
 
-def match_varying(x: Array, *others: Any) -> Array:
-  """Types `x` as varying over every axis that some of `others` varies over."""
-  missing = frozenset().union(*map(varying_axes, others)) - varying_axes(x)
-  names = tuple(sorted(missing, key=str))
-  return lax.pcast(x, names, to="varying") if names else x
+_same_on_workers = Primitive("same_on_workers")
+_same_on_workers.def_impl(lambda x, axes: x)
+mlir.register_lowering(_same_on_workers, lambda ctx, x, axes: [x])
+batching.defvectorized(_same_on_workers)
+
+
+@_same_on_workers.def_abstract_eval
+def _typed_as_same(x: Any, axes: tuple[Any, ...]) -> Any:
+  kind = x.manual_axis_type
+  return x.update(
+    manual_axis_type=kind.update(varying=kind.varying - set(axes))
+  )
+
+
+def same_on_workers(tree: PyTree, axis_name: AxisName) -> PyTree:
+  """Types every leaf as the same on all workers: the caller vouches for it.
+
+  `all_gather` makes such values because it is known to; a gather that is put
+  together from other collectives has to say so.
+
+  Args:
+    tree: pytree of arrays that have the same bits on every worker.
+    axis_name: a bound axis, or several.
+  """
+  axes = axis_names(axis_name)
+  return jax.tree.map(lambda x: _same_on_workers.bind(x, axes=axes), tree)

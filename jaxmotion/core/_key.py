@@ -81,19 +81,3 @@ def random_words(seed: Array, shape: Sequence[int]) -> Array:
   start = mix(seed)
   counter = lax.iota(jnp.uint32, math.prod(shape)).reshape(tuple(shape))
   return mix(counter * jnp.uint32(0x9E3779B9) + start)
-
-
-def random_uniform(seed: Array, shape: Sequence[int]) -> Array:
-  """Returns float32 values of `shape`, uniform over [0, 1) in steps of 2^-24.
-
-  Args:
-    seed: uint32[].
-    shape: of the result.
-
-  Example:
-    >>> u = random_uniform(make_key(0).worker, (1000,))
-    >>> bool((u >= 0).all() & (u < 1).all()), round(float(u.mean()), 1)
-    (True, 0.5)
-  """
-  words = random_words(seed, shape)
-  return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

@@ -66,23 +66,23 @@ def row_aligned(minor: int, block: int) -> int:
   return max(d for d in divisors(minor) if d <= block)
 
 
-def nearest_block(shape: tuple[int, ...], target: float) -> int:
-  """Returns the length of block nearest to `target` that follows the rows.
+def nearest_planes(shape: tuple[int, ...], target: float) -> int:
+  """Returns the number of planes nearest to `target` that follows the rows.
 
-  A whole number of rows or a whole fraction of one, if there is one within
+  Planes of whole rows, or of a whole fraction of one, if there are some within
   1.5x of the target; else the target itself, rounded.
 
-  >>> nearest_block((4096, 4096), 100), nearest_block((10, 7), 100)
+  >>> nearest_planes((4096, 4096), 100), nearest_planes((784, 2048), 100)
   (128, 98)
-  >>> nearest_block((10, 101 * 103), 30.3), nearest_block((999,), 100)
-  (30, 100)
+  >>> nearest_planes((10, 70), 100), nearest_planes((997,), 100)
+  (100, 100)
   """
   plain = max(1, round(target))
-  if len(shape) < 2 or 0 in shape:
+  if 0 in shape:
     return plain
-  minor = shape[-1]
-  rows = max(1, round(target / minor))
-  choices = [*divisors(minor), rows * minor]
+  minor = shape[-1] if len(shape) > 1 else 1
+  rows = math.prod(shape) // minor
+  choices = [*divisors(rows), *(rows * d for d in divisors(minor))]
   best = min(choices, key=lambda c: max(c / target, target / c))
   return best if max(best / target, target / best) <= 1.5 else plain
 

@@ -1,5 +1,6 @@
 """The laws of an exchange, as checks."""
 
+import math
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import PyTree
+from jaxmotion.core import AxisName, PyTree, axis_names
 from jaxmotion.transforms import data_parallel
 
 
@@ -17,7 +18,7 @@ def check_transform(
   mesh: Mesh,
   params: PyTree,
   *,
-  axis_name: str = "data",
+  axis_name: AxisName = "data",
   steps: int = 3,
   **extra_args: Any,
 ) -> None:
@@ -31,7 +32,7 @@ def check_transform(
     tx: an optax chain with an exchange over `axis_name`.
     mesh: device mesh that has the axis.
     params: pytree of floating-point parameters.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or a tuple of axes.
     steps: training steps to run.
     **extra_args: passed to the chain's `update`.
 
@@ -57,7 +58,7 @@ def check_transform(
     )
 
   init, step = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
-  workers = mesh.shape[axis_name]
+  workers = math.prod(mesh.shape[a] for a in axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
   def run() -> tuple[PyTree, PyTree, PyTree]:

@@ -60,6 +60,7 @@ def data_parallel(
   *,
   axis_name: AxisName = "data",
   has_aux: bool = False,
+  mean_loss: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
   """Makes `init` and `step` for training over a mesh axis.
 
@@ -71,6 +72,10 @@ def data_parallel(
     axis_name: the axis (or axes) that the batch is split over.
     has_aux: whether `loss_fn` returns auxiliary values; floating-point ones
       are averaged over workers.
+    mean_loss: whether the loss (and auxiliary values) are the workers' mean.
+      That is a collective of its own, which costs round trips and makes
+      workers wait for one another; without it each value has a leading axis of
+      workers, of which a process holds its own.
 
   Returns:
     init: params -> (params, opt_state), placed on the mesh; per-worker state
@@ -127,7 +132,13 @@ def data_parallel(
     metrics, grads = grad_fn(params, batch)
     updates, opt_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
-    return params, opt_state, _average(metrics, axis_name)
+    if mean_loss:
+      metrics = _average(metrics, axis_name)
+    else:
+      metrics = jax.tree.map(
+        lambda m: to_varying(jnp.expand_dims(m, 0), axis_name), metrics
+      )
+    return params, opt_state, metrics
 
   def step(
     params: PyTree, opt_state: PyTree, batch: PyTree, **extra_args: Any
@@ -137,7 +148,7 @@ def data_parallel(
       local_step,
       mesh=mesh,
       in_specs=(P(), specs, P(axis_name), P()),
-      out_specs=(P(), specs, P()),
+      out_specs=(P(), specs, P() if mean_loss else P(axis_name)),
     )(params, opt_state, batch, extra_args)
 
   return init, jax.jit(step, donate_argnums=(0, 1))

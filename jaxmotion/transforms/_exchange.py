@@ -10,9 +10,12 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.collectives import (
   POLICIES,
   all_reduce,
+  all_reduce_hierarchical,
+  all_reduce_hierarchical_init,
   all_reduce_init,
   all_reduce_ladder,
   all_reduce_ladder_init,
+  joint_axes,
   with_policy,
 )
 from jaxmotion.core import (
@@ -50,6 +53,8 @@ def exchange(
   method: str | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
+  within: AxisName | None = None,
+  within_codec: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -76,6 +81,13 @@ def exchange(
       `skip_nonfinite`) or "zero" (it is replaced by zero).
     seed: of stochastic rounding and sampling; with the step, the leaf's path
       and the worker it determines every random bit.
+    within: the axis of the devices of one host, where `axis_name` is that of
+      the hosts. Devices of a host exchange first, at full precision, and each
+      sends its part of the host's gradient to other hosts through the codec;
+      see `collectives.all_reduce_hierarchical`. The workers, whose mean it
+      is, are those of both axes: give `data_parallel`, `state_specs` and
+      `skip_nonfinite` both, `("host", "device")`.
+    within_codec: encodes what travels within a host; None is full precision.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
@@ -84,7 +96,8 @@ def exchange(
 
   Raises:
     TypeError: `codec` is no codec.
-    ValueError: an unknown `op`, `method` or `nonfinite`.
+    ValueError: an unknown `op`, `method` or `nonfinite`; an axis in both
+      `axis_name` and `within`; a `within_codec` without `within`.
 
   Example:
     >>> from jaxmotion import codecs
@@ -103,9 +116,14 @@ def exchange(
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
   check_choice("nonfinite", nonfinite, POLICIES)
+  workers = _workers(axis_name, within, within_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
-    if ladder is None:
+    if within is not None:
+      memory = all_reduce_hierarchical_init(
+        ladder or single, params, axis_name, within, method=method
+      )
+    elif ladder is None:
       memory = all_reduce_init(single, params, axis_name, method=method)
     else:
       memory = all_reduce_ladder_init(ladder, params, axis_name, method=method)
@@ -122,10 +140,21 @@ def exchange(
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
     del params, extra_args
-    key = make_key(seed, worker_index(axis_name)).fold(state.count)
+    key = make_key(seed, worker_index(workers)).fold(state.count)
 
     def reduce(x: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
       options = dict(key=key, op=op, weight=weight, method=method)
+      if within is not None:
+        return all_reduce_hierarchical(
+          x,
+          axis_name,
+          within,
+          ladder or single,
+          state=memory,
+          level=level,
+          within_codec=within_codec,
+          **options,
+        )
       if ladder is None:
         return all_reduce(x, axis_name, single, state=memory, **options)
       return all_reduce_ladder(
@@ -138,7 +167,7 @@ def exchange(
         f"got {level!r} for codec {codec!r}."
       )
     memory = unpack_worker(state.memory)
-    y, memory, ok = with_policy(nonfinite, axis_name, reduce, updates, memory)
+    y, memory, ok = with_policy(nonfinite, workers, reduce, updates, memory)
     return y, ExchangeState(
       optax.safe_increment(state.count),
       state.skipped + (1 - ok.astype(jnp.int32)),
@@ -146,3 +175,17 @@ def exchange(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _workers(
+  axis_name: AxisName, within: AxisName | None, within_codec: Codec | None
+) -> AxisName:
+  """The axes whose workers take part."""
+  if within is None:
+    if within_codec is not None:
+      raise ValueError(
+        "`within_codec` must be None unless `within` is given, got "
+        f"{within_codec!r}."
+      )
+    return axis_name
+  return joint_axes(axis_name, within)

@@ -46,6 +46,7 @@ _QUIET = frozenset(
     "preduced",
     "pvary",
     "reduced_vary_cast",
+    "same_on_workers",
     "vary_unreduced_cast",
   )
 )

@@ -19,8 +19,9 @@ def exchange(x, policy):
     return collectives.all_reduce(x, "data", CODEC, state=state)
 
   y, new, ok = collectives.with_policy(policy, "data", reduce, x, state)
-  changed = jnp.any(new[0].rows.error != state[0].rows.error)
-  finite = jnp.isfinite(new[0].rows.error).all()
+  error = CODEC.error(new[0].rows)
+  changed = jnp.any(error != CODEC.error(state[0].rows))
+  finite = jnp.isfinite(error).all()
   return (
     y,
     ok,

@@ -8,7 +8,7 @@ from jaxmotion.core import (
   axis_is_bound,
   axis_names,
   axis_size,
-  match_varying,
+  same_on_workers,
   to_varying,
   tracks_varying,
   varies,
@@ -115,19 +115,29 @@ def test_a_value_varies_over_the_axes_of_its_spec_alone():
   assert seen(types, X, in_specs=P(BOTH)) == (True, True, True)
 
 
-def test_a_value_takes_the_axes_of_the_others():
-  def types(x, y):
-    a, b = to_varying(x, "host"), to_varying(x, "device")
-    return (
-      varying_axes(match_varying(x, a, b)),
-      varying_axes(match_varying(a, x)),
-      varying_axes(match_varying(x)),
-      varying_axes(match_varying(x, y)),
+def test_what_is_vouched_for_is_typed_as_the_same_on_all_workers():
+  def total(x):
+    # Each worker adds up both rows; nobody but the program knows it.
+    other = jax.lax.ppermute(x, "host", [(0, 1), (1, 0)])
+    return same_on_workers(x + other, "host")
+
+  def types(x):
+    both = to_varying(x, BOTH)
+    return varying_axes(same_on_workers(both, "host")), varying_axes(
+      same_on_workers((both,), BOTH)[0]
     )
 
-  got = seen(types, X, X, in_specs=(P(), P(BOTH)))
-  both, host = frozenset(BOTH), frozenset({"host"})
-  assert got == (both, host, frozenset(), both)
+  assert seen(types, X) == (frozenset({"device"}), frozenset())
+  x = np.arange(2.0)
+  y = spread(total, x, in_specs=P("host"), out_specs=P())
+  np.testing.assert_array_equal(y, [1.0])
+
+
+def test_vouching_maps_and_runs_without_jit():
+  x = jnp.arange(3.0)
+  y = jax.vmap(lambda a: same_on_workers(a, ()))(x)
+  np.testing.assert_array_equal(y, x)
+  np.testing.assert_array_equal(same_on_workers(x, ()), x)
 
 
 def test_gradients_of_varying_parameters_stay_with_their_worker():
@@ -157,8 +167,8 @@ def test_types_are_tracked_where_check_vma_is_on(axis):
 def test_nothing_is_tracked_without_check_vma():
   def types(x):
     cast = to_varying(x, BOTH)
-    matched = match_varying(x, worker_index("host"))
-    return varies(cast, BOTH), varies(matched, BOTH), axis_size(BOTH)
+    same = same_on_workers(cast, BOTH)
+    return varies(cast, BOTH), varies(same, BOTH), axis_size(BOTH)
 
   got = seen(types, X, in_specs=P("host"), check_vma=False)
   assert got == (False, False, 8)

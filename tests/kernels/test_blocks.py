@@ -13,7 +13,7 @@ from jaxmotion.kernels._blocks import (
   block_shape,
   divisors,
   from_blocks,
-  nearest_block,
+  nearest_planes,
   row_aligned,
   sum_magnitudes,
   to_blocks,
@@ -149,14 +149,17 @@ def test_row_aligned_widths_are_the_largest():
       assert row_aligned(minor, block) == max(fits)
 
 
-def test_the_nearest_block_is_close_to_the_target_or_follows_no_row():
+def test_the_nearest_planes_are_close_to_the_target_or_follow_no_row():
   for shape in many_shapes():
+    size = math.prod(shape)
     for target in (1, 2.5, 30.3, 1000):
-      block = nearest_block(shape, target)
+      planes = nearest_planes(shape, target)
       plain = max(1, round(target))
-      aligned = shape and (block % shape[-1] == 0 or shape[-1] % block == 0)
-      assert block == plain or aligned
-      assert block == plain or max(block / target, target / block) <= 1.5
+      minor = shape[-1] if len(shape) > 1 else 1
+      run = size / planes
+      aligned = run and (run % minor == 0 or minor % run == 0)
+      assert planes == plain or aligned
+      assert planes == plain or max(planes / target, target / planes) <= 1.5
 
 
 @pytest.mark.parametrize("axes", [(2,), (0, 1, 2)])

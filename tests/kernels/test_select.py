@@ -12,14 +12,14 @@ KS = pytest.mark.parametrize("k", [1, 2, 8, 9, 11, 12])
 PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["sort", "reduce"])
 
 
-def oracle(x, k, block):
+def oracle(x, k, planes):
   """A stable sort by magnitude, NaN first, negative before positive."""
   flat = np.asarray(x, np.float32).reshape(-1)
-  rows = np.pad(flat, (0, -flat.size % block)).reshape(-1, block)
-  u = rows.view(np.uint32).astype(np.int64)
+  cut = np.pad(flat, (0, -flat.size % planes)).reshape(planes, -1)
+  u = cut.view(np.uint32).astype(np.int64)
   rank = 2 * (u & 0x7FFFFFFF) + (u >> 31)
-  positions = np.argsort(-rank, axis=1, kind="stable")[:, :k]
-  return np.take_along_axis(rows, positions, 1), positions
+  places = np.argsort(-rank, axis=0, kind="stable")[:k]
+  return np.take_along_axis(cut, places, 0), places
 
 
 def array():
@@ -32,18 +32,18 @@ def array():
   x[5] = 1e-42 * rng.integers(-5, 6, BLOCK)  # subnormals
   x[6] = -1.0
   x[7, :] = 3.0
-  return x.reshape(-1)[:-5]  # the last block is padded
+  return x.T.reshape(-1)[:-5]  # lanes are rows of x; the last plane is padded
 
 
 @KS
 @PATHS
-def test_values_and_positions_are_those_of_a_stable_sort(k, most, monkeypatch):
+def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
   monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
   x = array()
-  values, positions = jax.jit(lambda x: topk_select(x, k, BLOCK))(x)
-  wanted, places = oracle(x, k, BLOCK)
-  assert positions.dtype == jnp.uint32 and values.dtype == jnp.float32
-  np.testing.assert_array_equal(positions, places)
+  values, places = jax.jit(lambda x: topk_select(x, k, BLOCK))(x)
+  wanted, where = oracle(x, k, BLOCK)
+  assert places.dtype == jnp.uint32 and values.dtype == jnp.float32
+  np.testing.assert_array_equal(places, where)
   np.testing.assert_array_equal(
     np.asarray(values).view(np.uint32), wanted.view(np.uint32)
   )
@@ -54,11 +54,11 @@ def test_values_and_positions_are_those_of_a_stable_sort(k, most, monkeypatch):
 def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
   monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
   x = array()
-  values, positions = oracle(x, k, BLOCK)
-  kept = np.zeros((len(values), BLOCK), np.float32)
-  np.put_along_axis(kept, positions, values, 1)
+  values, places = oracle(x, k, BLOCK)
+  kept = np.zeros((BLOCK, values.shape[1]), np.float32)
+  np.put_along_axis(kept, places, values, 0)
   y = jax.jit(lambda v, p: topk_scatter(v, p, like(x), BLOCK))(
-    values, positions.astype(np.uint32)
+    values, places.astype(np.uint32)
   )
   np.testing.assert_array_equal(y, kept.reshape(-1)[: x.size])
 
@@ -66,18 +66,25 @@ def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
 @pytest.mark.parametrize("block", [1, 5, 40])
 def test_keeping_everything_loses_nothing(block):
   x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 7)), jnp.float32)
-  values, positions = topk_select(x, block, block)
-  np.testing.assert_array_equal(
-    topk_scatter(values, positions, like(x), block), x
-  )
+  values, places = topk_select(x, block, block)
+  np.testing.assert_array_equal(topk_scatter(values, places, like(x), block), x)
 
 
-def test_positions_of_a_row_are_all_different():
-  _, positions = topk_select(jnp.zeros(3 * BLOCK), 8, BLOCK)
-  np.testing.assert_array_equal(positions, np.tile(np.arange(8), (3, 1)))
+def test_places_of_a_lane_are_all_different():
+  _, places = topk_select(jnp.zeros(3 * BLOCK), 8, BLOCK)
+  np.testing.assert_array_equal(places, np.tile(np.arange(8)[:, None], (1, 3)))
 
 
 def test_an_empty_array_has_no_blocks():
-  values, positions = topk_select(jnp.zeros((0, 4)), 2, 5)
-  assert values.shape == positions.shape == (0, 2)
-  assert topk_scatter(values, positions, jnp.zeros((0, 4)), 5).shape == (0, 4)
+  values, places = topk_select(jnp.zeros((0, 4)), 2, 5)
+  assert values.shape == places.shape == (2, 0)
+  assert topk_scatter(values, places, jnp.zeros((0, 4)), 5).shape == (0, 4)
+
+
+@pytest.mark.parametrize("planes", [1, 15, 16, 17, 32, 50])
+def test_any_number_of_planes_is_compared(planes):
+  x = np.random.default_rng(2).integers(-9, 9, 5 * planes).astype(np.float32)
+  values, places = topk_select(jnp.asarray(x), 1, planes)
+  wanted, where = oracle(x, 1, planes)
+  np.testing.assert_array_equal(values, wanted)
+  np.testing.assert_array_equal(places, where)

@@ -1,81 +1,90 @@
-"""The largest values of every block."""
+"""The largest values of every lane of an array cut into planes."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Like
 
-# Up to this many, one reduction each; beyond, a sort of every block.
+# Up to this many, one reduction each; beyond, a sort of every lane.
 _REDUCE_MOST = 8
+# Planes compared by one expression: XLA:CPU uses vectors for it, unlike for a
+# reduction over pairs (4x).
+_GROUP = 16
 
 
-def topk_select(x: Array, k: int, block: int) -> tuple[Array, Array]:
-  """Selects the k values of largest magnitude in every contiguous block.
+def topk_select(x: Array, k: int, planes: int) -> tuple[Array, Array]:
+  """Selects the k values of largest magnitude in every lane.
 
-  NaN counts as larger than infinity. Of equal magnitudes negative ones come
-  first, then the one that stands first.
+  The flat array is cut into planes, contiguous runs of one length. A lane
+  holds one value of each plane, all at the same place in it. NaN counts as
+  larger than infinity. Of equal magnitudes negative ones come first, then the
+  one that stands first.
 
   Args:
-    x: floating array of any shape, padded with zeros to whole blocks.
-    k: values kept of each block.
-    block: values in a block.
+    x: floating array of any shape, padded with zeros to whole planes.
+    k: values kept of each lane.
+    planes: values in a lane.
 
   Returns:
-    values f32[blocks, k] and positions in the block uint32[blocks, k].
+    values f32[k, lanes] and their planes uint32[k, lanes], lanes =
+    ceil(x.size / planes).
 
   Example:
-    >>> values, positions = topk_select(jnp.array([1.0, -3.0, 2.0, 0.5]), 1, 2)
-    >>> values[:, 0].tolist(), positions[:, 0].tolist()
-    ([-3.0, 2.0], [1, 0])
+    >>> values, places = topk_select(jnp.array([1.0, -3.0, 2.0, 0.5]), 1, 2)
+    >>> values.tolist(), places.tolist()
+    ([[2.0, -3.0]], [[1, 0]])
   """
-  keys = _keys(_rows(x, block))
+  cut = _planes(x, planes)
   if k > _REDUCE_MOST:
-    top, positions = lax.top_k(keys, k)
-    return _values(top), positions.astype(jnp.uint32)
-  found = [_largest(keys, None)]
+    top, places = lax.top_k(_keys(cut).T, k)
+    return _values(top.T), places.T.astype(jnp.uint32)
+  found = [_largest(cut, None)]
   for _ in range(k - 1):
-    found.append(_largest(keys, found[-1]))
-  top, positions = (jnp.stack(a, axis=1) for a in zip(*found, strict=True))
-  return _values(top), positions
+    found.append(_largest(cut, found[-1]))
+  top, places = (jnp.stack(a) for a in zip(*found, strict=True))
+  return _values(top), places
 
 
 def topk_scatter(
-  values: Array, positions: Array, like: Like, block: int
+  values: Array, places: Array, like: Like, planes: int
 ) -> Array:
   """Puts selected values back where they stood, zeros elsewhere.
 
   Args:
-    values: f32[blocks, k].
-    positions: uint32[blocks, k], all different in a row.
+    values: f32[k, lanes].
+    places: uint32[k, lanes], all different in a lane.
     like: shape and dtype of the result.
-    block: values in a block.
+    planes: values in a lane.
   """
-  blocks, k = values.shape
+  k, lanes = values.shape
+  dense = jnp.zeros((planes, lanes), jnp.float32)
   if k > _REDUCE_MOST:
-    rows = jnp.arange(blocks)[:, None]
-    dense = jnp.zeros((blocks, block), jnp.float32)
-    dense = dense.at[rows, positions].set(values)
+    dense = dense.at[places, jnp.arange(lanes)[None]].set(values)
   else:
     # Compare and select fuses into whatever reads the result; a scatter does
     # not, and writes the zeros in a pass of its own.
-    lane = lax.broadcasted_iota(jnp.uint32, (blocks, block), 1)
-    dense = jnp.zeros((blocks, block), jnp.float32)
+    # A column: as a whole array it would be hoisted out of loops, to memory.
+    plane = jnp.arange(planes, dtype=jnp.uint32)[:, None]
     for i in range(k):
-      dense = jnp.where(
-        lane == positions[:, i, None], values[:, i, None], dense
-      )
+      dense = jnp.where(plane == places[i, None], values[i, None], dense)
   size = math.prod(like.shape)
   flat = dense.reshape(-1)
   flat = flat if flat.size == size else flat[:size]
   return flat.reshape(like.shape).astype(like.dtype)
 
 
-def _rows(x: Array, block: int) -> Array:
+def _planes(x: Array, planes: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
-  padding = -x.size % block
-  return jnp.pad(flat, (0, padding)).reshape(-(-x.size // block), block)
+  lanes = -(-x.size // planes)
+  if planes * lanes != x.size:
+    # By a gather: XLA:CPU writes a padded array to memory first.
+    index = lax.iota(jnp.int32, planes * lanes)
+    held = flat.at[jnp.minimum(index, x.size - 1)].get(mode="promise_in_bounds")
+    flat = jnp.where(index < x.size, held, 0.0)
+  return flat.reshape(planes, lanes)
 
 
 def _keys(x: Array) -> Array:
@@ -88,27 +97,60 @@ def _values(keys: Array) -> Array:
   return lax.bitcast_convert_type((keys >> 1) | (keys << 31), jnp.float32)
 
 
-def _before(k1: Array, i1: Array, k2: Array, i2: Array) -> Array:
-  return (k1 > k2) | ((k1 == k2) & (i1 < i2))
-
-
 def _largest(
-  keys: Array, after: tuple[Array, Array] | None
+  x: Array, after: tuple[Array, Array] | None
 ) -> tuple[Array, Array]:
-  """The first (key, position) of each row in order, or the next one."""
-  position = lax.broadcasted_iota(jnp.uint32, keys.shape, 1)
-  if after is not None:
-    key, i = (a[:, None] for a in after)
-    left = _before(key, i, keys, position)
-    # A key of 0 at the end of the row loses against every entry left.
-    keys = jnp.where(left, keys, jnp.uint32(0))
-    position = jnp.where(left, position, jnp.uint32(keys.shape[1]))
+  """The first (key, plane) of each lane in order, or the next one."""
+  planes = x.shape[0]
+  group = max(1, min(_GROUP, planes // 2))
 
-  def first(a, b):  # type: ignore[no-untyped-def]
-    p = _before(*a, *b)
-    return jnp.where(p, a[0], b[0]), jnp.where(p, a[1], b[1])
+  def first(best: list, start: Any, count: int) -> tuple[Array, Array]:
+    some = _keys(lax.dynamic_slice_in_dim(x, start, count))
+    pairs = []
+    for i, key in enumerate(some):
+      plane = jnp.broadcast_to(start + jnp.uint32(i), key.shape)
+      if after is not None:
+        left = (key < after[0]) | ((key == after[0]) & (plane > after[1]))
+        # A key of 0 past the last plane loses against every entry left.
+        key = jnp.where(left, key, jnp.uint32(0))
+        plane = jnp.where(left, plane, jnp.uint32(planes))
+      pairs.append((key, plane))
+    return _first([*best, *pairs], after is not None)
 
-  # One reduction over pairs: a maximum and then a search costs 3x as much.
-  return lax.reduce(
-    (keys, position), (jnp.uint32(0), jnp.uint32(keys.shape[1])), first, (1,)
-  )
+  def step(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
+    return first([best], i.astype(jnp.uint32) * group, group)
+
+  # A loop, of two turns at least, and not one expression: XLA:CPU would fuse
+  # all of it, with what the next call makes of it, and compute every comparison
+  # many times over.
+  # Made of x, and so typed as varying over the workers if x is.
+  least = _keys(x[0]) & jnp.uint32(0)
+  best = least, least + jnp.uint32(0 if after is None else planes)
+  best = lax.fori_loop(0, planes // group, step, best)
+  if planes % group:
+    start = planes - planes % group
+    best = first([best], jnp.uint32(start), planes % group)
+  return best
+
+
+def _first(
+  pairs: list[tuple[Array, Array]], masked: bool
+) -> tuple[Array, Array]:
+  """The largest key with the least plane, of pairs in the order of planes.
+
+  Args:
+    pairs: keys and planes.
+    masked: whether some planes are out of order.
+  """
+
+  def earlier(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple:
+    takes = a[0] >= b[0]
+    if masked:
+      takes = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+    return jnp.where(takes, a[0], b[0]), jnp.where(takes, a[1], b[1])
+
+  while len(pairs) > 1:
+    halves = zip(pairs[::2], pairs[1::2], strict=False)
+    odd = pairs[-1:] if len(pairs) % 2 else []
+    pairs = [earlier(a, b) for a, b in halves] + odd
+  return pairs[0]

@@ -1,0 +1,1 @@
+"""Hosts on one machine: namespaces, limited links, a process in each."""

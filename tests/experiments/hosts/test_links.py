@@ -1,0 +1,138 @@
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments.hosts import _links
+from experiments.hosts._links import HEADER_BYTES, Host, links, rate_bits
+
+REFUSAL = _links.refusal()
+PERMITTED = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+# Sends argv[2] bytes to the address argv[1] and says how long that took, or
+# receives them; then says what its interface has counted.
+TALK = """
+import socket, sys, time
+from experiments.hosts._links import counted
+role, address, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+before = counted("link0")
+begin = time.monotonic()
+if role == "receive":
+  server = socket.create_server((address, 5000))
+  print("ready", flush=True)
+  peer, _ = server.accept()
+  while size:
+    size -= len(peer.recv(min(size, 1 << 16)))
+  peer.sendall(b"!")
+else:
+  peer = socket.create_connection((address, 5000))
+  peer.sendall(bytes(size))
+  assert peer.recv(1) == b"!"
+took = time.monotonic() - begin
+time.sleep(0.1)
+after = counted("link0")
+print(took, after[0] - before[0], after[1] - before[1], flush=True)
+"""
+
+
+def namespaces():
+  listed = subprocess.run(["ip", "netns"], capture_output=True, text=True)
+  return {line.split()[0] for line in listed.stdout.splitlines()}
+
+
+def start(host, *arguments):
+  program = [sys.executable, "-c", TALK, *map(str, arguments)]
+  return subprocess.Popen(
+    host.command(program), stdout=subprocess.PIPE, text=True
+  )
+
+
+def transfer(hosts, size):
+  """(seconds, bytes, packets) of sending `size` bytes from host to host."""
+  a, b = hosts
+  receiver = start(b, "receive", b.address, size)
+  assert receiver.stdout.readline() == "ready\n"
+  sender = start(a, "send", b.address, size)
+  out, _ = sender.communicate(timeout=60)
+  receiver.communicate(timeout=60)
+  seconds, sent, packets = out.split()
+  return float(seconds), int(sent), int(packets)
+
+
+@PERMITTED
+def test_a_link_has_the_rate_and_counts_every_byte():
+  size = 1_000_000
+  with links(2, "20mbit") as hosts:
+    seconds, sent, packets = transfer(hosts, size)
+  # The bucket lets some through at once; an idle machine can only be slower.
+  burst = 32 * 1024
+  assert seconds > 0.9 * 8 * (size - burst) / 20e6
+  assert sent - HEADER_BYTES * packets == pytest.approx(size, rel=0.01)
+
+
+@PERMITTED
+def test_a_delay_is_added_both_ways():
+  with links(2, "none", delay_ms=25.0) as hosts:
+    seconds, *_ = transfer(hosts, 1)
+  # A connection, a byte and an answer: two round trips at least.
+  assert seconds > 0.1
+
+
+@PERMITTED
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_namespaces_go_with_the_context(hosts):
+  before = namespaces()
+  with pytest.raises(KeyError), links(hosts) as made:
+    assert len({host.address for host in made}) == hosts
+    assert {host.namespace for host in made} <= namespaces() - before
+    raise KeyError
+  assert namespaces() <= before
+
+
+@PERMITTED
+def test_what_a_killed_run_left_behind_is_removed():
+  ended = subprocess.run(
+    [sys.executable, "-c", "import os; print(os.getpid())"],
+    capture_output=True,
+    text=True,
+  )
+  name = f"jaxmotion-{int(ended.stdout)}-0"
+  subprocess.run(["ip", "netns", "add", name], check=True)
+  _links.remove_stale()
+  assert name not in namespaces()
+
+
+def test_a_host_is_named_by_its_address():
+  host = Host("10.77.0.1", "link0", "jaxmotion-1-0")
+  command = host.command(["true"])
+  assert command[:4] == ["ip", "netns", "exec", "jaxmotion-1-0"]
+  assert command[-1] == "true" and any("10.77.0.1" in word for word in command)
+  assert Host("127.0.0.1", "lo").command(["true"]) == ["true"]
+
+
+def test_why_links_cannot_be_made_is_said(monkeypatch):
+  monkeypatch.setattr(_links.shutil, "which", lambda tool: None)
+  assert _links.refusal() == "the tool ip is not installed"
+
+
+@pytest.mark.parametrize("rate", ["100", "fast", "0mbit", "-1mbit", "1 gbit"])
+def test_bad_rates_are_named(rate):
+  with pytest.raises(ValueError, match="`rate` must be none or like 100mbit"):
+    rate_bits(rate)
+  with pytest.raises(ValueError, match="`rate`"), links(2, rate):
+    pass
+
+
+@pytest.mark.parametrize(
+  ("hosts", "delay_ms", "name"), [(1, 0, "hosts"), (3, 1, "delay_ms")]
+)
+def test_bad_arguments_are_named(hosts, delay_ms, name):
+  with pytest.raises(ValueError, match=f"`{name}` must be"):
+    with links(hosts, "none", delay_ms):
+      pass
+
+
+def test_the_relay_imports_nothing_of_ours():
+  # It runs by its path, where the package may not be importable.
+  text = pathlib.Path(_links.__file__).with_name("_relay.py").read_text()
+  assert "experiments" not in text and "jaxmotion" not in text

@@ -1,0 +1,57 @@
+import pytest
+
+from experiments.hosts._measure import Result
+from experiments.hosts._report import (
+  ideal_ms,
+  make_rows,
+  make_table,
+  save_plot,
+)
+
+
+def result(case, step_ms, sent, predicted=None):
+  return Result(case, step_ms, 0.5, sent, 0.9 * sent, predicted)
+
+
+NONE, FP32 = result("none", 40.0, 0.0, 0), result("fp32", 440.0, 4e7, 4e7)
+INT8 = result("int8", 150.0, 1e7, 1e7)
+
+
+def test_the_ideal_shortens_the_exchange_and_nothing_else():
+  assert ideal_ms(INT8, NONE, FP32, 0.0) == 40 + 400 / 4
+  assert ideal_ms(INT8, NONE, FP32, 20.0) == 40 + 20 + 380 / 4
+  # A step without exchange that is slower than one with it: noise.
+  assert ideal_ms(INT8, NONE, FP32._replace(step_ms=30.0), 0.0) == 40
+
+
+def test_rows_hold_what_was_measured_and_what_follows():
+  peer = result("torch_fp16", 220.0, 2e7)
+  rows = make_rows([NONE, FP32, INT8, peer], "hosts2_1gbit", 0.0)
+  found = {(r.case, r.metric): r for r in rows}
+  assert found["int8", "speedup"].value == pytest.approx(440 / 150)
+  assert found["int8", "wire_ratio"].value == 4
+  assert found["int8", "ideal_ratio"].value == pytest.approx(150 / 140)
+  assert found["int8", "step_ms"].noise == 0.5
+  assert found["torch_fp16", "ideal_ratio"].value == pytest.approx(220 / 240)
+  assert ("torch_fp16", "wire_bytes_predicted") not in found
+  assert ("none", "speedup") not in found
+  assert {r.experiment for r in rows} == {"hosts2_1gbit"}
+  units = {r.metric: r.unit for r in rows}
+  assert units["step_ms"] == "ms" and units["interface_bytes"] == "bytes"
+
+
+def test_what_follows_is_left_out_without_its_baseline():
+  metrics = {r.metric for r in make_rows([INT8], "x", 0.0)}
+  assert not metrics & {"speedup", "wire_ratio", "ideal_ratio"}
+  metrics = {r.metric for r in make_rows([FP32, INT8], "x", 0.0)}
+  assert "speedup" in metrics and "ideal_ratio" not in metrics
+
+
+def test_a_case_that_slows_the_step_is_marked(tmp_path):
+  slow = result("sign", 500.0, 1e6, 1e6)
+  rows = make_rows([NONE, FP32, INT8, slow], "x", 0.0)
+  table = make_table(rows)
+  marks = list(table.columns[-1].cells)
+  assert [bool(mark) for mark in marks] == [False, False, False, True]
+  save_plot(rows, tmp_path / "plots" / "x.png")
+  assert (tmp_path / "plots" / "x.png").stat().st_size > 1000

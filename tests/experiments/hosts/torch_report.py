@@ -1,0 +1,38 @@
+"""A worker whose facts are what a case has trained, or how it failed."""
+
+import torch
+from torch.distributed.algorithms import ddp_comm_hooks
+
+from experiments.hosts import _torch_worker, _worker
+
+STOCK = {
+  "bf16": ddp_comm_hooks.default_hooks.bf16_compress_hook,
+  "quantization": ddp_comm_hooks.quantization_hooks.quantization_pertensor_hook,
+}
+
+
+class Report(_torch_worker.Torch):
+  warm_up = 0
+
+  def prepare(self, case):
+    if case not in STOCK:
+      return int, {"params": self.train(_torch_worker.CASES[case].wrap)}
+    try:
+      self.train(lambda m: _torch_worker._distributed(m, STOCK[case]))
+    except Exception as error:
+      return int, {"failure": f"{type(error).__name__}: {error}"}
+    return int, {}
+
+  def train(self, wrap):
+    module = wrap(_torch_worker._layers(self._arguments.widths))
+    step = _torch_worker._trainer(module, self._arguments)
+    for _ in range(2 * super().warm_up):
+      step()
+    return torch.cat(
+      [p.detach().flatten() for p in module.parameters()]
+    ).tolist()
+
+
+if __name__ == "__main__":
+  arguments = _worker.parse()
+  _worker.serve(Report(arguments), arguments.interface)

@@ -1,0 +1,203 @@
+"""Exchanges between hosts whose devices exchange first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from jaxmotion.testing import check_transform
+
+HOSTS, DEVICES = 2, 2
+WORKERS = HOSTS * DEVICES
+BOTH = ("host", "device")
+MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "kernel": jnp.asarray(RNG.normal(size=(16, 32)).astype(np.float32)),
+  "bias": jnp.zeros(32),
+}
+BATCH = (
+  jnp.asarray(RNG.normal(size=(WORKERS * 8, 16)).astype(np.float32)),
+  jnp.asarray(RNG.normal(size=(WORKERS * 8, 32)).astype(np.float32)),
+)
+INT4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
+
+
+def loss_fn(params, batch):
+  x, y = batch
+  h = jnp.tanh(x @ params["kernel"] + params["bias"][None])
+  return jnp.mean((h - y) ** 2)
+
+
+def train(tx, steps=4, batch=BATCH, **extra):
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, axis_name=BOTH)
+  params, state = init(PARAMS)
+  losses = []
+  for _ in range(steps):
+    params, state, loss = step(params, state, batch, **extra)
+    losses.append(float(loss))
+  assert step._cache_size() == min(steps, 1)
+  return params, state, losses
+
+
+def exchange(codec=None, **options):
+  return jaxmotion.exchange("host", codec, within="device", **options)
+
+
+def bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize(
+  "tx",
+  [
+    optax.chain(exchange(INT4), optax.sgd(0.1)),
+    optax.chain(exchange(INT4, nonfinite="skip"), optax.adam(1e-2)),
+    optax.chain(
+      exchange(codecs.sign(), within_codec=codecs.cast("bfloat16")),
+      optax.sgd(0.1),
+    ),
+    optax.chain(
+      exchange(
+        codecs.rules([("bias", codecs.identity()), ("kernel", INT4)]),
+        method="two_phase",
+      ),
+      optax.lion(1e-3),
+    ),
+    jaxmotion.skip_nonfinite(
+      optax.chain(exchange(INT4), optax.adam(1e-2)), BOTH
+    ),
+  ],
+  ids=["sgd", "skip", "within_codec", "rules_two_phase", "skip_nonfinite"],
+)
+def test_laws_hold_over_both_axes(tx):
+  check_transform(tx, MESH, PARAMS, axis_name=BOTH)
+
+
+def test_identity_trains_as_the_flat_exchange_does():
+  ours, _, losses = train(optax.chain(exchange(), optax.sgd(0.1)))
+  flat, _, theirs = train(optax.chain(jaxmotion.exchange(BOTH), optax.sgd(0.1)))
+  # Four gradients of at most 1 are added in another order at each step.
+  eps = np.finfo(np.float32).eps
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(flat), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=4 * 2 * WORKERS * eps)
+  np.testing.assert_allclose(losses, theirs, rtol=1e-6)
+
+
+def test_a_compressed_run_learns():
+  _, _, losses = train(optax.chain(exchange(INT4), optax.adam(3e-2)), 40)
+  _, _, plain = train(optax.chain(exchange(), optax.adam(3e-2)), 40)
+  assert losses[-1] < 0.8 * losses[0]
+  assert losses[-1] < plain[-1] + 0.05 * losses[0]
+
+
+def test_error_memory_is_each_workers_own_part():
+  _, state, _ = train(optax.chain(exchange(INT4), optax.sgd(0.1)))
+  bias, kernel = (s.rows.value for s in state[0].memory.value)
+  assert kernel.shape == (WORKERS, 16 // DEVICES, 32)
+  assert bias.shape == (WORKERS, 32)
+  assert kernel.sharding.spec == P(BOTH)
+  assert len(set(bits(list(np.asarray(kernel))))) == WORKERS
+
+
+def test_hosts_exchange_words_alone_and_little_else_in_full():
+  codec = codecs.rules([(".*", codecs.uniform(bits=8, block=32))])
+  programs = []
+  for tx in (
+    exchange(codec, method="gather"),
+    jaxmotion.exchange(BOTH, codec, method="gather"),
+  ):
+    chain = optax.chain(tx, optax.sgd(0.1))
+    init, step = jaxmotion.data_parallel(loss_fn, chain, MESH, axis_name=BOTH)
+    params, state = init(PARAMS)
+    programs.append(wire.step_bytes(step, params, state, BATCH))
+    compiled = step.lower(params, state, BATCH).compile()
+    total = wire.compiled_bytes(compiled).total_bytes
+    assert total == programs[-1].total_bytes
+  ours, flat = programs
+  (kernel, bias), loss = (4 * (128 + 16), 4 * (8 + 1)), 4
+  host = ours.select(axes=("host",))
+  assert {m.dtype for m in host.moves} == {"uint32"}
+  assert host.total_bytes == (HOSTS - 1) * (kernel / DEVICES + bias)
+  both = flat.select(axes=BOTH)
+  assert both.total_bytes == (WORKERS - 1) * (kernel + bias) + 2 * 0.75 * loss
+  assert ours.select(axes=BOTH).total_bytes == 2 * 0.75 * loss
+
+
+def test_weights_make_the_mean_exact_over_both_axes():
+  weights = jnp.array([1.0, 2.0, 3.0, 4.0])
+  grads = jnp.asarray(RNG.normal(size=(WORKERS, 256)).astype(np.float32))
+  tx = exchange()
+
+  def update(grads, weights):
+    index = lax.axis_index(BOTH)
+    state = tx.init({"g": grads[0]})
+    mean, _ = tx.update({"g": grads[0]}, state, weight=weights[index])
+    return mean["g"]
+
+  mean = jax.jit(
+    jax.shard_map(update, mesh=MESH, in_specs=(P(BOTH), P()), out_specs=P())
+  )(grads, weights)
+  np.testing.assert_allclose(mean, (weights / 10) @ grads, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("worker", "policy"),
+  [(0, "skip"), (3, "skip"), (1, "zero"), (2, "propagate")],
+)
+def test_a_bad_value_on_any_worker_is_known_to_all(worker, policy):
+  x = BATCH[0].at[8 * worker].set(jnp.nan)
+  tx = optax.chain(exchange(INT4, nonfinite=policy), optax.sgd(0.1))
+  params, state, _ = train(tx, steps=1, batch=(x, BATCH[1]))
+  shards = params["kernel"].addressable_shards
+  copies = {np.asarray(shard.data).tobytes() for shard in shards}
+  assert len(copies) == 1
+  finite = bool(jnp.isfinite(params["kernel"]).all())
+  skipped = int(state[0].skipped)
+  if policy == "skip":
+    assert skipped == 1
+    assert bits(params) == bits(PARAMS)
+    fresh = train(tx, steps=0)[1]
+    assert bits(state[0].memory) == bits(fresh[0].memory)
+  else:
+    assert skipped == 0
+    assert finite == (policy == "zero")
+
+
+def test_a_ladder_takes_its_level_at_run_time():
+  rungs = [codecs.feedback(codecs.uniform(bits=8, block=b)) for b in (32, 32)]
+  tx = optax.chain(exchange(rungs), optax.sgd(0.1))
+  _, _, losses = train(tx, level=jnp.int32(1))
+  single = optax.chain(exchange(rungs[1]), optax.sgd(0.1))
+  np.testing.assert_allclose(losses, train(single)[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (
+      lambda: jaxmotion.exchange("host", within="host"),
+      "`within` must name axes other than `axis_name` = 'host', got 'host'",
+    ),
+    (
+      lambda: jaxmotion.exchange("host", within_codec=INT4),
+      "`within_codec` must be None unless `within` is given, got feedback",
+    ),
+    (
+      lambda: exchange(INT4).init(PARAMS),
+      "`axis_name` must name an axis of the enclosing",
+    ),
+    (
+      lambda: train(optax.chain(exchange(INT4), optax.sgd(0.1)), level=1),
+      "`level` must be given for a ladder",
+    ),
+  ],
+)
+def test_bad_arguments_are_named(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
