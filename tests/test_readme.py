@@ -7,7 +7,9 @@ from experiments import _rows, tables
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["digits", "bench_codecs"])
+@pytest.mark.parametrize(
+  "name", ["digits", "bench_codecs", "hosts2_1gbit", "hosts2_100mbit"]
+)
 def test_the_readmes_tables_are_made_of_the_rows(name):
   rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
   assert tables.markdown(rows) in (ROOT / "README.md").read_text()
