@@ -1,29 +1,33 @@
 """A worker whose facts are what a case has trained, or how it failed."""
 
-import torch
-from torch.distributed.algorithms import ddp_comm_hooks
-
 from experiments.hosts import _torch_worker, _worker
 
-STOCK = {
-  "bf16": ddp_comm_hooks.default_hooks.bf16_compress_hook,
-  "quantization": ddp_comm_hooks.quantization_hooks.quantization_pertensor_hook,
-}
+
+def stock_hooks():
+  from torch.distributed.algorithms import ddp_comm_hooks as hooks
+
+  return {
+    "bf16": hooks.default_hooks.bf16_compress_hook,
+    "quantization": hooks.quantization_hooks.quantization_pertensor_hook,
+  }
 
 
 class Report(_torch_worker.Torch):
   warm_up = 0
 
   def prepare(self, case):
-    if case not in STOCK:
+    hook = stock_hooks().get(case)
+    if hook is None:
       return int, {"params": self.train(_torch_worker.CASES[case].wrap)}
     try:
-      self.train(lambda m: _torch_worker._distributed(m, STOCK[case]))
+      self.train(lambda m: _torch_worker._distributed(m, hook))
     except Exception as error:
       return int, {"failure": f"{type(error).__name__}: {error}"}
     return int, {}
 
   def train(self, wrap):
+    import torch
+
     module = wrap(_torch_worker._layers(self._arguments.widths))
     step = _torch_worker._trainer(module, self._arguments)
     for _ in range(2 * super().warm_up):
