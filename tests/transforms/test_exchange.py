@@ -42,7 +42,7 @@ def train(tx, params=PARAMS, steps=4, batch=BATCH, loss=loss_fn, **extra):
   for _ in range(steps):
     params, state, value = step(params, state, batch, **extra)
     losses.append(float(value))
-  assert step._cache_size() == 1
+  assert step._cache_size() <= 1  # 0 if others have filled the cache
   return params, state, losses
 
 
@@ -267,7 +267,7 @@ def test_a_ladder_takes_its_level_at_run_time():
     memory = state[0].memory.value
     errors.append(max(float(jnp.abs(s.rows.value).max()) for s in memory))
   assert errors[0] > 10 * errors[1]
-  assert step._cache_size() == 1
+  assert step._cache_size() <= 1  # 0 if others have filled the cache
 
 
 def test_weights_make_the_mean_exact_for_uneven_shares():

@@ -41,7 +41,7 @@ def train(tx, steps=4, batch=BATCH, **extra):
   for _ in range(steps):
     params, state, loss = step(params, state, batch, **extra)
     losses.append(float(loss))
-  assert step._cache_size() == min(steps, 1)
+  assert step._cache_size() <= 1  # 0 if others have filled the cache
   return params, state, losses
 
 
