@@ -1,14 +1,12 @@
 """One job, from a configuration to a table, rows and a plot."""
 
 import jax
-import rich.console
 from ml_collections import ConfigDict
 
 from experiments import _exchanges, _report, _rows, _runner, _tasks
 from experiments._checkpoint import Workdir
+from experiments._console import make_console
 from experiments._progress import Display
-
-_PLAIN_WIDTH = 132  # Columns of the table where there is no terminal.
 
 
 def run(
@@ -38,7 +36,8 @@ def run(
     _exchanges.get_exchange(exchange)  # A misspelt name fails before any work.
   mesh = _runner.make_mesh(config.workers, processes)
   first = jax.process_index() == 0
-  console = _console(quiet=not first)
+  console = make_console()
+  console.quiet = not first
   kept = Workdir(workdir, config) if workdir else None
   task = _tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
@@ -59,12 +58,3 @@ def run(
     _rows.write_rows(json, rows)
   if plot:
     _report.save_plot(rows, task.metric, plot)
-
-
-def _console(*, quiet: bool) -> rich.console.Console:
-  if quiet:
-    return rich.console.Console(quiet=True, force_terminal=False)
-  console = rich.console.Console()
-  if not console.is_terminal:
-    console = rich.console.Console(width=_PLAIN_WIDTH)
-  return console

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
 import rich.progress
 import rich.table
 from absl import app, flags
 
 from experiments import _rows
+from experiments._console import make_console
 from jaxmotion import codecs, collectives, make_key
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
@@ -37,7 +37,6 @@ _LEAVES = flags.DEFINE_multi_integer("leaves", [64, 256], "Leaves of a tree.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
 _JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
 
-_PLAIN_WIDTH = 132  # Columns of the table where there is no terminal.
 
 CASES = {
   "bf16": codecs.cast("bfloat16"),
@@ -258,10 +257,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   results = run(_ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value)
-  console = rich.console.Console()
-  if not console.is_terminal:
-    console = rich.console.Console(width=_PLAIN_WIDTH)
-  console.print(make_table(results))
+  make_console().print(make_table(results))
   if _JSON.value:
     write(results, _JSON.value)
 

@@ -22,6 +22,7 @@ import rich.console
 from absl import app, flags
 
 from experiments import _exchanges, _rows
+from experiments._console import make_console
 from experiments.hosts import _links, _measure, _report, _torch_worker
 from experiments.hosts._processes import Group, HostError
 
@@ -51,7 +52,6 @@ _PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
 
 _JAX = "experiments.hosts._jax_worker"
 _TORCH = "experiments.hosts._torch_worker"
-_PLAIN_WIDTH = 132  # Columns of the table where there is no terminal.
 
 
 def _experiment() -> str:
@@ -93,9 +93,7 @@ def main(argv: Sequence[str]) -> None:
         f"`--peers` must name some of {', '.join(_torch_worker.CASES)}, got"
         f" {case!r}."
       )
-  console = rich.console.Console()
-  if not console.is_terminal:
-    console = rich.console.Console(width=_PLAIN_WIDTH)
+  console = make_console()
   if _RATE.value != "loopback":
     why = _links.refusal()
     if why:

@@ -19,6 +19,8 @@ from typing import Any
 from experiments.hosts._links import Host
 
 _ROOT = pathlib.Path(__file__).parents[2]
+# Buffers in huge pages: the kernel maps those of every step anew, and in pieces
+# of 4 KiB that can cost more than the step.
 _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

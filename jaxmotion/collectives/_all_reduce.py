@@ -1,28 +1,30 @@
 """Compressed all-reduce."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, Partition, identity, partition
 from jaxmotion.collectives._carry import exchange_rows, gather
 from jaxmotion.collectives._shared import (
+  LEAST_SHARD,
   check_state,
+  cut_rows,
   encode_rows,
   init_rows,
+  row_like,
   straight_through,
   sum_decoded,
   sum_payloads,
+  weigh,
   widen,
 )
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
   axis_is_bound,
   axis_size,
@@ -32,8 +34,6 @@ from jaxmotion.core import (
 
 # Gathering sends (N - 1) P bytes, two phases 2 (N - 1) / N P: equal for two.
 _GATHER_MOST_WORKERS = 2
-# Shards shorter than this are mostly scales and padding.
-_LEAST_SHARD = 64
 # Values of a summable array that goes with others. Joining copies them.
 _MOST_JOINED = 1 << 16
 
@@ -83,7 +83,7 @@ def all_reduce_init(
     if chosen != "two_phase":
       states.append(TwoPhase(part.codec.init(like), ()))
       continue
-    row = _row_like(like, workers)
+    row = row_like(like, workers)
     states.append(
       TwoPhase(init_rows(part.codec, workers, row), part.codec.init(row))
     )
@@ -158,7 +158,7 @@ def all_reduce(
   states = check_state(expected, state, at_rest)
   stopped = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   if weight is not None:
-    stopped = _weigh(stopped, weight, axis_name, op)
+    stopped = weigh(stopped, weight, axis_name, op)
   jobs = [
     _Job(part.codec, widen(part.codec, a), s, k, m)
     for part, a, s, k, m in zip(
@@ -179,7 +179,7 @@ def all_reduce(
 
   def plain(x: PyTree) -> PyTree:
     if weight is not None:
-      x = _weigh(x, weight, axis_name, op)
+      x = weigh(x, weight, axis_name, op)
     return stock(x, axis_name)
 
   return straight_through(plain, x, y), states
@@ -286,13 +286,13 @@ def _reduce_rows(
   jobs: list[_Job], axis_name: AxisName, workers: int
 ) -> list[_Phase]:
   coded = [
-    encode_rows(j.codec, _to_rows(j.x, workers), j.state.rows, j.key)
+    encode_rows(j.codec, cut_rows(j.x, workers), j.state.rows, j.key)
     for j in jobs
   ]
   received = exchange_rows([p for p, _ in coded], axis_name)
   phases = []
   for job, payloads, (_, first) in zip(jobs, received, coded, strict=True):
-    row = _row_like(job.x, workers)
+    row = row_like(job.x, workers)
     mean = sum_decoded(job.codec, payloads, row) / workers
     mean = mean.astype(row.dtype)
     key = None if job.key is None else job.key.fold(workers)
@@ -305,7 +305,7 @@ def _reduce_rows(
 def _join_rows(
   job: _Job, payloads: PyTree, phase: _Phase, workers: int, op: str
 ) -> tuple[Array, PyTree]:
-  row = _row_like(job.x, workers)
+  row = row_like(job.x, workers)
   rows = jax.vmap(lambda p: job.codec.decode(p, row))(payloads)
   first = jax.vmap(job.codec.settle)(phase.first, rows)
   y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
@@ -327,38 +327,8 @@ def _methods(cut: Partition, workers: int, method: str | None) -> list[str]:
       # between two workers that is as many bytes.
       joins = workers == 2 and not all_sum and size <= _MOST_JOINED
       chosen.append("gather" if joins else "sum")
-    elif size < _LEAST_SHARD * workers:
+    elif size < LEAST_SHARD * workers:
       chosen.append("gather")
     else:
       chosen.append(method)
   return chosen
-
-
-def _row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
-  """The shard of an array that one worker reduces: rows where they divide."""
-  size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
-  if len(like.shape) > 1 and minor and size // minor % workers == 0:
-    shape: tuple[int, ...] = (size // minor // workers, minor)
-  else:
-    shape = (math.ceil(size / workers),)
-  return jax.ShapeDtypeStruct(shape, like.dtype)
-
-
-def _to_rows(x: Array, workers: int) -> Array:
-  row = _row_like(x, workers)
-  flat = x.reshape(-1)
-  padding = math.prod(row.shape) * workers - flat.size
-  return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
-
-
-def _weigh(x: PyTree, weight: Any, axis_name: AxisName, op: str) -> PyTree:
-  if jnp.ndim(weight) != 0:
-    raise ValueError(
-      f"`weight` must be a scalar, got an array of shape {jnp.shape(weight)}."
-    )
-  w = to_varying(jnp.asarray(weight, jnp.float32), axis_name)
-  if op == "mean":
-    total = lax.psum(w, axis_name)
-    # The stock mean divides by the number of workers.
-    w = jnp.where(total > 0, w * axis_size(axis_name) / total, 0.0)
-  return jax.tree.map(lambda a: a * w.astype(a.dtype), x)

@@ -14,21 +14,20 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity, partition
 from jaxmotion.collectives._all_gather import all_gather
-from jaxmotion.collectives._all_reduce import (
-  _LEAST_SHARD,
-  _row_like,
-  _to_rows,
-  _weigh,
-  all_reduce,
-  all_reduce_init,
-)
+from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._ladder import (
   all_reduce_ladder,
   all_reduce_ladder_init,
   check_level,
 )
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
-from jaxmotion.collectives._shared import straight_through
+from jaxmotion.collectives._shared import (
+  LEAST_SHARD,
+  cut_rows,
+  row_like,
+  straight_through,
+  weigh,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -197,7 +196,7 @@ def all_reduce_hierarchical(
   locally = _local_codecs(within_codec, x, key)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
   if weight is not None:
-    own = _weigh(own, weight, both, op)
+    own = weigh(own, weight, both, op)
   leaves = jax.tree.leaves(own)
   treedef: Any = jax.tree.structure(own)
   parts = [
@@ -217,7 +216,7 @@ def all_reduce_hierarchical(
   stock = lax.pmean if op == "mean" else lax.psum
 
   def plain(x: PyTree) -> PyTree:
-    return stock(x if weight is None else _weigh(x, weight, both, op), both)
+    return stock(x if weight is None else weigh(x, weight, both, op), both)
 
   return straight_through(plain, x, treedef.unflatten(y)), state
 
@@ -230,11 +229,11 @@ class _Local(NamedTuple):
 
 
 def _is_cut(like: Like, devices: int) -> bool:
-  return math.prod(like.shape) >= _LEAST_SHARD * devices
+  return math.prod(like.shape) >= LEAST_SHARD * devices
 
 
 def _shard_like(like: Like, devices: int) -> jax.ShapeDtypeStruct:
-  return _row_like(like, devices) if _is_cut(like, devices) else like_of(like)
+  return row_like(like, devices) if _is_cut(like, devices) else like_of(like)
 
 
 def _local_codecs(
@@ -270,7 +269,7 @@ def _scatter(
   if not _is_cut(x, devices):
     stock = lax.pmean if op == "mean" else lax.psum
     return stock(wide, within).astype(x.dtype)
-  rows = _to_rows(wide, devices)
+  rows = cut_rows(wide, devices)
   (part,), _ = reduce_scatter(rows, within, local.codec, key=local.key, op=op)
   return part.astype(x.dtype)
 

@@ -1,5 +1,6 @@
 """What the collectives have in common."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from jaxmotion.core import (
 # Up to this many payloads are decoded by code of their own, which fuses into
 # one pass; beyond, a loop keeps the program short.
 _UNROLL_MOST = 16
+LEAST_SHARD = 64
+"""Shards of fewer values are mostly scales and padding."""
 # Fewer values are summed together with others.
 _LEAST_ALONE = 1 << 16
 
@@ -234,3 +237,35 @@ def codec_for_array(codec: Codec) -> Codec:
   if not isinstance(codec, Codec) or codec.is_tree:
     raise TypeError(f"`codec` must be a codec of arrays, got {codec!r}.")
   return codec
+
+
+def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
+  """The shard of an array that one worker reduces: rows where they divide."""
+  size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
+  if len(like.shape) > 1 and minor and size // minor % workers == 0:
+    shape: tuple[int, ...] = (size // minor // workers, minor)
+  else:
+    shape = (math.ceil(size / workers),)
+  return jax.ShapeDtypeStruct(shape, like.dtype)
+
+
+def cut_rows(x: Array, workers: int) -> Array:
+  """Cuts `x`, padded with zeros, into a row for each worker."""
+  row = row_like(x, workers)
+  flat = x.reshape(-1)
+  padding = math.prod(row.shape) * workers - flat.size
+  return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
+
+
+def weigh(x: PyTree, weight: Any, axis_name: AxisName, op: str) -> PyTree:
+  """Returns `x` times this worker's share, before a mean or a sum."""
+  if jnp.ndim(weight) != 0:
+    raise ValueError(
+      f"`weight` must be a scalar, got an array of shape {jnp.shape(weight)}."
+    )
+  w = to_varying(jnp.asarray(weight, jnp.float32), axis_name)
+  if op == "mean":
+    total = lax.psum(w, axis_name)
+    # The stock mean divides by the number of workers.
+    w = jnp.where(total > 0, w * axis_size(axis_name) / total, 0.0)
+  return jax.tree.map(lambda a: a * w.astype(a.dtype), x)

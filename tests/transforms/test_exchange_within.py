@@ -11,6 +11,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.testing import check_transform
+from tests.transforms import helpers
+from tests.transforms.helpers import bits
 
 HOSTS, DEVICES = 2, 2
 WORKERS = HOSTS * DEVICES
@@ -35,22 +37,13 @@ def loss_fn(params, batch):
 
 
 def train(tx, steps=4, batch=BATCH, **extra):
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, axis_name=BOTH)
-  params, state = init(PARAMS)
-  losses = []
-  for _ in range(steps):
-    params, state, loss = step(params, state, batch, **extra)
-    losses.append(float(loss))
-  assert step._cache_size() <= 1  # 0 if others have filled the cache
-  return params, state, losses
+  return helpers.train(
+    loss_fn, tx, MESH, PARAMS, batch, axis_name=BOTH, steps=steps, **extra
+  )
 
 
 def exchange(codec=None, **options):
   return jaxmotion.exchange("host", codec, within="device", **options)
-
-
-def bits(tree):
-  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""Training with an exchange, on real (emulated) workers."""
+
+import jax
+import numpy as np
+
+import jaxmotion
+from tests.compilations import compilations
+
+
+def train(loss, tx, mesh, params, batch, *, axis_name="data", steps=4, **extra):
+  """Trains some steps: (params, state, losses). Only the first compiles."""
+  init, step = jaxmotion.data_parallel(loss, tx, mesh, axis_name=axis_name)
+  params, state = init(params)
+  losses = []
+  for i in range(steps):
+    before = compilations()
+    params, state, value = step(params, state, batch, **extra)
+    # Tracing may compile operations of its own the first time.
+    assert i == 0 or compilations() == before
+    losses.append(float(value))
+  return params, state, losses
+
+
+def bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
