@@ -13,6 +13,7 @@ from jaxmotion.core._compat import (
   axis_names as axis_names,
   axis_size as axis_size,
   same_on_workers as same_on_workers,
+  shaped as shaped,
   to_varying as to_varying,
   tracks_varying as tracks_varying,
   varies as varies,

@@ -7,12 +7,14 @@ functions below say so instead of guessing.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import ManualAxisType
 
 from jaxmotion.core._types import Array, AxisName, PyTree
 
@@ -88,6 +90,22 @@ def tracks_varying(axis_name: AxisName) -> bool:
 def varies(x: Any, axis_name: AxisName) -> bool:
   """Says whether `x` is typed as varying over any of the axes."""
   return bool(varying_axes(x) & set(axis_names(axis_name)))
+
+
+def shaped(
+  shape: Sequence[int], dtype: Any, sources: PyTree
+) -> jax.ShapeDtypeStruct:
+  """Returns the type of an array that is made of others.
+
+  Args:
+    shape: of the array.
+    dtype: of the array.
+    sources: arrays; it varies over the axes over which any of them does.
+  """
+  axes = frozenset().union(*map(varying_axes, jax.tree.leaves(sources)))
+  return jax.ShapeDtypeStruct(
+    tuple(shape), dtype, manual_axis_type=ManualAxisType(varying=axes)
+  )
 
 
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
