@@ -66,9 +66,10 @@ def call(
     interpret=interpret,
     name=name,
   )(*(a.reshape(-1) for a in inputs))
-  return treedef.unflatten(
+  shaped_as_asked = [
     y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)
-  )
+  ]
+  return jax.tree.unflatten(treedef, shaped_as_asked)
 
 
 def _warps(values: int) -> int:
