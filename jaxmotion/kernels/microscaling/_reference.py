@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Like
@@ -72,7 +73,7 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   # 2^(127 - s), normal for every s but that of NaN.
   inverse = _power(254 - jnp.minimum(scale, 254))[:, None]
   v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
-  codes = jnp.minimum(_round(v, form), jnp.uint32(form.most))
+  codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
   codes = codes | ((bits >> 31) << (form.bits - 1))
   # Not `pack_flat`, which computes the codes anew for each field (6x, 6 bits).
   count = planes(form.bits)
@@ -111,7 +112,7 @@ def _rows(x: Array, block: int) -> Array:
   return flat.reshape(-1, width)
 
 
-def _round(v: Array, form: Format) -> Array:
+def round_codes(v: Array, form: Format) -> Array:
   """Magnitudes >= 0 -> codes, not saturated."""
   bits = lax.bitcast_convert_type(v, jnp.uint32)
   drop = 23 - form.mantissa
@@ -121,9 +122,9 @@ def _round(v: Array, form: Format) -> Array:
   # Below the least normal the steps are even: adding the number whose last
   # place is one step rounds to it.
   least = 2.0 ** (1 - form.bias)
-  magic = jnp.float32(least * 2.0**drop)
+  magic = np.float32(least * 2.0**drop)
   subnormal = lax.bitcast_convert_type(v + magic, jnp.uint32)
-  subnormal = subnormal - lax.bitcast_convert_type(magic, jnp.uint32)
+  subnormal = subnormal - magic.view(np.uint32)
   return jnp.where(v < least, subnormal, normal)
 
 
