@@ -9,3 +9,8 @@ from jaxmotion.kernels.pack._reference import (
   unpack_flat as unpack_flat,
   unpack_values as unpack_values,
 )
+from jaxmotion.kernels.pack._tile import (
+  pack_tile as pack_tile,
+  piece_rows as piece_rows,
+  unpack_tile as unpack_tile,
+)

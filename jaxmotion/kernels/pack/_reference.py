@@ -62,24 +62,19 @@ def _pack_fields(codes: Array, bits: int) -> Array:
   """Packs codes that are in memory already: one sum a field."""
   rows, low = [], 0
   for f in reversed(fields(bits)):
-    rows.append(pack_field(codes, low, f))
+    field = (codes >> low) & jnp.uint32(2**f - 1)
+    field = field.reshape(codes.shape[0] * f // 32, 32 // f, *codes.shape[1:])
+    shifts = _shifts(field[0], f)[None]
+    rows.append(jnp.sum(field << shifts, axis=1, dtype=jnp.uint32))
     low += f
   return jnp.concatenate(rows)
-
-
-def pack_field(codes: Array, low: int, f: int) -> Array:
-  """Packs bits [low, low + f) of every code: uint32[P * f / 32, ...]."""
-  field = (codes >> low) & jnp.uint32(2**f - 1)
-  field = field.reshape(codes.shape[0] * f // 32, 32 // f, *codes.shape[1:])
-  shifted = field << _shifts(field.shape, 1, f)
-  return jnp.sum(shifted, axis=1, dtype=jnp.uint32)
 
 
 def _pack_word(field: Array, f: int) -> Array:
   # A sum over the leading axis takes the codes' computation into its own loop;
   # or-ing slices one by one makes XLA:CPU write all codes to memory first, and
   # so does a sum over more than some planes (6x).
-  shifted = field << _shifts(field.shape, 0, f)
+  shifted = field << _shifts(field, f)
   sums = [
     jnp.sum(shifted[i : i + _SUM_MOST], axis=0, dtype=jnp.uint32)
     for i in range(0, field.shape[0], _SUM_MOST)
@@ -97,7 +92,7 @@ def _pack_mixed(codes: Array, bits: int) -> Array:
   per = 2 ** (most.bit_length() - 1)
   groups = codes.reshape(count // per, per, *codes.shape[1:])
   whole = jnp.sum(
-    groups << _shifts(groups.shape, 1, bits), axis=1, dtype=jnp.uint32
+    groups << _shifts(groups[0], bits)[None], axis=1, dtype=jnp.uint32
   )
   rows, low = [], 0
   for f in reversed(fields(bits)):
@@ -131,7 +126,7 @@ def unpack(words: Array, bits: int) -> Array:
   row, low = 0, 0
   for f in reversed(fields(bits)):
     count = planes(bits) * f // 32
-    field = unpack_field(words[row : row + count], f)
+    field = _unpack_field(words[row : row + count], f)
     row += count
     codes = field << low if codes is None else codes | (field << low)
     low += f
@@ -139,21 +134,20 @@ def unpack(words: Array, bits: int) -> Array:
   return codes
 
 
-def unpack_field(words: Array, f: int) -> Array:
-  """Inverts `pack_field` for one field: uint32[rows * 32 / f, ...]."""
+def _unpack_field(words: Array, f: int) -> Array:
+  """uint32[rows, ...] -> uint32[rows * 32 / f, ...]."""
   if f == 32:
     return words
-  shape = words.shape[0], 32 // f, *words.shape[1:]
-  spread = jnp.broadcast_to(jnp.expand_dims(words, 1), shape)
-  codes = (spread >> _shifts(shape, 1, f)) & jnp.uint32(2**f - 1)
+  spread = jnp.broadcast_to(
+    words[:, None], (words.shape[0], 32 // f, *words.shape[1:])
+  )
+  codes = (spread >> _shifts(spread[0], f)[None]) & jnp.uint32(2**f - 1)
   return codes.reshape(words.shape[0] * (32 // f), *words.shape[1:])
 
 
-def _shifts(shape: Sequence[int], axis: int, f: int) -> Array:
-  """0, f, 2 f ... along an axis, for arrays of that shape."""
-  ones = [1] * len(shape)
-  ones[axis] = shape[axis]
-  return (lax.iota(jnp.uint32, shape[axis]) * jnp.uint32(f)).reshape(ones)
+def _shifts(field: Array, f: int) -> Array:
+  shape: Sequence[int] = (field.shape[0],) + (1,) * (field.ndim - 1)
+  return (lax.iota(jnp.uint32, field.shape[0]) * jnp.uint32(f)).reshape(shape)
 
 
 def unpack_values(words: Array, bits: int) -> Array:

@@ -1,61 +1,92 @@
-"""Packing inside a kernel: what lowers there, reshapes and sums."""
+"""Packing inside a kernel, a row of words at a time.
 
-from collections.abc import Sequence
+Every row is a sum over all planes in which those of other rows are zeros. That
+is no work: a thread that holds all planes of its columns knows each plane's
+number when it is compiled, so the zeros and the shifts are constants. Reshaping
+the planes to (rows, planes of a row) instead makes threads exchange them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.pack._reference import (
-  fields,
-  pack_field,
-  planes,
-  unpack_field,
-)
+from jaxmotion.kernels.pack._reference import fields, planes
 
 
 def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
-  """Packs the codes of a tile, one array of words a field.
+  """Packs the codes of a tile, one array for each row of words.
+
+  Best if threads hold 4 columns of all planes each: if there are no more than
+  G * W / 4 of them.
 
   Args:
     codes: uint32[P, G, W] with P = `planes(bits)`, each below 2**bits.
     bits: width of a code, 1 to 32.
 
   Returns:
-    (first row, uint32[rows, G, W]) of each field, narrowest first: the rows
-    of `pack(codes, bits)` that the field fills, a power of two of them.
+    (row, uint32[1, G, W]) of every row of `pack(codes, bits)`, in order.
   """
-  pieces, row, low = [], 0, 0
-  for f in reversed(fields(bits)):
-    piece = pack_field(codes, low, f)
-    pieces.append((row, piece))
-    row += piece.shape[0]
-    low += f
+  pieces = []
+  for row, low, f, shift, mine in _rows(bits):
+    field = codes >> low
+    if low + f < bits:
+      field = field & jnp.uint32(2**f - 1)
+    field = field << shift
+    if mine is not None:
+      field = jnp.where(mine, field, jnp.uint32(0))
+    word = jnp.sum(field, axis=0, keepdims=True, dtype=jnp.uint32)
+    pieces.append((row, word))
   return pieces
 
 
 def piece_rows(bits: int) -> list[tuple[int, int]]:
-  """Returns (first row, rows) of each field, as `pack_tile` orders them.
+  """Returns (first row, rows) of each array that `pack_tile` makes.
 
   >>> piece_rows(6), piece_rows(8)
-  ([(0, 1), (1, 2)], [(0, 1)])
+  ([(0, 1), (1, 1), (2, 1)], [(0, 1)])
   """
-  rows = [planes(bits) * f // 32 for f in reversed(fields(bits))]
-  return [(sum(rows[:i]), n) for i, n in enumerate(rows)]
+  return [(row, 1) for row in range(planes(bits) * bits // 32)]
 
 
 def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
   """Inverts `pack_tile`.
 
   Args:
-    pieces: uint32[rows, G, W] of each field, in the same order.
+    pieces: uint32[1, G, W] of each row, in order.
     bits: width of a code, 1 to 32.
 
   Returns:
     uint32[P, G, W].
   """
   codes: Array | None = None
-  low = 0
-  for f, words in zip(reversed(fields(bits)), pieces, strict=True):
-    field = unpack_field(words, f) << low
+  for row, low, f, shift, mine in _rows(bits):
+    field = pieces[row] >> shift
+    if f < 32:
+      field = field & jnp.uint32(2**f - 1)
+    if mine is not None:
+      field = jnp.where(mine, field, jnp.uint32(0))
+    field = field << low
     codes = field if codes is None else codes | field
-    low += f
   assert codes is not None
   return codes
+
+
+def _rows(bits: int) -> Iterator[tuple[int, int, int, Array, Array | None]]:
+  """For each row of words: where its codes are.
+
+  Yields:
+    The row, the lowest bit of its field in a code and the field's width, the
+    place of each plane's field in a word and whether the plane is of this row
+    (None if all are), both [P, 1, 1].
+  """
+  count, row, low = planes(bits), 0, 0
+  plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)
+  for f in reversed(fields(bits)):
+    per = 32 // f
+    for group in range(count // per):
+      mine = plane // per == group if per < count else None
+      yield row, low, f, plane % per * f, mine
+      row += 1
+    low += f
