@@ -39,20 +39,7 @@ def planes(bits: int) -> int:
 
 
 def pack(codes: Array, bits: int) -> Array:
-  """Packs codes of a fixed width into words.
-
-  Args:
-    codes: uint32[P, ...] with P = `planes(bits)`, each below 2**bits.
-    bits: width of a code, 1 to 32.
-
-  Returns:
-    uint32[P * bits / 32, ...].
-
-  Example:
-    >>> codes = jnp.arange(8, dtype=jnp.uint32).reshape(8, 1)
-    >>> hex(int(pack(codes, 4)[0, 0]))
-    '0x76543210'
-  """
+  """See `_api`."""
   if bits == min(fields(bits)):
     return _pack_word(codes, bits)[None]
   return _pack_mixed(codes, bits) if bits < 16 else _pack_fields(codes, bits)
@@ -108,20 +95,7 @@ def _pack_mixed(codes: Array, bits: int) -> Array:
 
 
 def unpack(words: Array, bits: int) -> Array:
-  """Inverts `pack`.
-
-  Args:
-    words: uint32[P * bits / 32, ...].
-    bits: width of a code, 1 to 32.
-
-  Returns:
-    uint32[P, ...].
-
-  Example:
-    >>> codes = jnp.arange(32, dtype=jnp.uint32).reshape(32, 1) % 8
-    >>> bool((unpack(pack(codes, 3), 3) == codes).all())
-    True
-  """
+  """See `_api`."""
   codes: Array | None = None
   row, low = 0, 0
   for f in reversed(fields(bits)):
@@ -157,19 +131,7 @@ def unpack_values(words: Array, bits: int) -> Array:
 
 
 def pack_flat(codes: Array, bits: int) -> Array:
-  """Packs codes of any shape and number, zeros filling the last column.
-
-  Args:
-    codes: uint32 of any shape, each below 2**bits.
-    bits: width of a code, 1 to 32.
-
-  Returns:
-    uint32[rows, columns], columns = ceil(codes.size / planes(bits)).
-
-  Example:
-    >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
-    [[197121]]
-  """
+  """See `_api`."""
   count = planes(bits)
   flat = codes.reshape(-1)
   padding = -codes.size % count
@@ -178,9 +140,5 @@ def pack_flat(codes: Array, bits: int) -> Array:
 
 
 def unpack_flat(words: Array, bits: int, size: int) -> Array:
-  """Inverts `pack_flat`, to uint32[size].
-
-  >>> unpack_flat(pack_flat(jnp.arange(3, dtype=jnp.uint32), 5), 5, 3).tolist()
-  [0, 1, 2]
-  """
+  """See `_api`."""
   return unpack(words, bits).reshape(-1)[:size]
