@@ -34,7 +34,8 @@ class Kernel(NamedTuple):
   Attributes:
     name: of the instruction.
     opcode: fusion, custom-call, copy, ...
-    read_bytes: of its operands, each once; of what it only slices, the slices.
+    read_bytes: of its operands, each once, though a fusion may load a value
+      several times; of what it only slices, the slices.
     write_bytes: of its results; of what it updates in place, the updates.
     launches: kernels it takes, each of which moves those bytes: a sort takes
       several.

@@ -130,6 +130,6 @@ def _ptxas() -> str | None:
   """The assembler of the extra `cuda-compile`, else one that is on PATH."""
   spec = importlib.util.find_spec("nvidia")
   for place in (spec.submodule_search_locations or []) if spec else []:
-    for found in pathlib.Path(place).glob("cu*/bin/ptxas"):
+    for found in sorted(pathlib.Path(place).glob("cu*/bin/ptxas")):
       return str(found)
   return shutil.which("ptxas")
