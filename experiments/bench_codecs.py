@@ -29,7 +29,7 @@ from absl import app, flags
 
 from experiments import _rows
 from experiments._console import make_console
-from jaxmotion import codecs, collectives, make_key
+from jaxmotion import codecs, make_key
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
 _COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
@@ -155,7 +155,7 @@ def updater(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Bench:
 
   def fn(params: jax.Array | None, payloads: Any) -> jax.Array:
     params = jnp.zeros_like(x) if params is None else params
-    total = collectives.sum_decoded(codec, payloads, params)
+    total = codec.sum_decoded(payloads, params)
     return params - 0.1 / workers * total
 
   return Bench(fn, payloads)

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   describe,
   make_key,
 )
+from jaxmotion.kernels import Memory, add_error, sum_decoded
 
 
 class Part(NamedTuple):
@@ -120,6 +121,73 @@ class Codec:
     """
     raise NotImplementedError
 
+  def encode_error(
+    self,
+    x: Array,
+    memory: Memory,
+    state: PyTree = (),
+    key: Key | None = None,
+    *,
+    decay: float = 1.0,
+  ) -> tuple[PyTree, Array, PyTree]:
+    """Encodes one array plus the error that is remembered of it.
+
+    Args:
+      x: floating-point array of any shape.
+      memory: the last value and the payload it was encoded to.
+      state: what `init` or the last `encode` returned.
+      key: randomness, for a codec with `needs_key`.
+      decay: factor on the error.
+
+    Returns:
+      The payload, the value it encodes (float32) and the new state.
+    """
+    value = add_error(self.decode, x, memory, decay)
+    payload, state = self.encode(value, state, key)
+    return payload, value, state
+
+  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+    """Decodes payloads of several workers and adds them, in their order.
+
+    Args:
+      payloads: a payload whose leaves have a leading axis of workers.
+      like: shape and dtype of the array that each of them encoded.
+
+    Returns:
+      The sum, in float32 or the wider dtype of `like`.
+
+    Example:
+      >>> from jaxmotion import codecs
+      >>> codec, x = codecs.cast("bfloat16"), jnp.ones(2)
+      >>> payload, _ = codec.encode(x)
+      >>> both = jax.tree.map(lambda a: jnp.stack([a, a]), payload)
+      >>> codec.sum_decoded(both, x).tolist()
+      [2.0, 2.0]
+    """
+    return sum_decoded(self.decode, payloads, like)
+
+  def encode_mean(
+    self,
+    payloads: PyTree,
+    like: Like,
+    state: PyTree = (),
+    key: Key | None = None,
+  ) -> tuple[PyTree, PyTree]:
+    """Encodes the mean of what several workers' payloads decode to.
+
+    Args:
+      payloads: a payload whose leaves have a leading axis of workers.
+      like: shape and dtype of the array that each of them encoded.
+      state: of the encoding of the mean.
+      key: randomness, for a codec with `needs_key`.
+
+    Returns:
+      The payload and the new state.
+    """
+    workers = jax.tree.leaves(payloads)[0].shape[0]
+    mean = self.sum_decoded(payloads, like) / workers
+    return self.encode(mean.astype(like.dtype), state, key)
+
   def settle(self, state: PyTree, output: Array) -> PyTree:
     """Returns the state once the workers' mean is known.
 
@@ -179,6 +247,13 @@ class Codec:
       like: shape and dtype of the array.
     """
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+
+  def _check_payloads(self, payloads: PyTree, like: Like) -> None:
+    """Checks what `sum_decoded` takes."""
+    one = jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), payloads
+    )
+    self._check_payload(one, like)
 
   def _check_payload(self, payload: PyTree, like: Like) -> None:
     expected = jax.tree.map(describe, self.payload_like(like))

@@ -6,8 +6,13 @@ from typing import Any
 import jax
 
 from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._block import BlockCodec
 from jaxmotion.codecs._feedback import feedback
+from jaxmotion.codecs._identity import Values
+from jaxmotion.codecs._rotate import rotate
 from jaxmotion.core import Array, Key, Like, PyTree, like as like_of
+from jaxmotion.kernels import Memory, blocks
+from jaxmotion.kernels.rotate import Rotated
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -81,6 +86,10 @@ class chain(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Returns the nested payload and the states."""
     self._check(x, key)
+    fused = self._fused()
+    if fused is not None:
+      payload = blocks.encode(fused, x, self._last_key(key))
+      return Values(payload), state
     states = state or ((),) * len(self.codecs)
     payloads, new_states = [], []
     for i, codec in enumerate(self.codecs):
@@ -95,6 +104,26 @@ class chain(Codec):
       payload = payloads.pop()._replace(values=payload)
     return payload, tuple(new_states) if state else ()
 
+  def encode_error(
+    self,
+    x: Array,
+    memory: Memory,
+    state: PyTree = (),
+    key: Key | None = None,
+    *,
+    decay: float = 1.0,
+  ) -> tuple[PyTree, Array, PyTree]:
+    """Encodes `x` plus its remembered error."""
+    fused = self._fused()
+    if fused is None or not jax.tree.leaves(memory.sent):
+      return super().encode_error(x, memory, state, key, decay=decay)
+    self._check(x, key)
+    memory = memory._replace(sent=memory.sent.values)
+    payload, value = blocks.encode_error(
+      fused, x, memory, self._last_key(key), decay=decay
+    )
+    return Values(payload), value, state
+
   def decode(self, payload: PyTree, like: Like) -> Array:
     """Decodes the values from the last codec back to the first."""
     self._check_payload(payload, like)
@@ -107,6 +136,19 @@ class chain(Codec):
     for codec, a in zip(self.codecs[-2::-1], likes[-2::-1], strict=True):
       x = codec.decode(outer.pop()._replace(values=x), a)
     return x
+
+  def _fused(self) -> Rotated | None:
+    """A rotation and the pass that follows, as one pass."""
+    first, last = self.codecs[0], self.codecs[-1]
+    if len(self.codecs) > 2 or not isinstance(last, BlockCodec):
+      return None
+    if not isinstance(first, rotate):
+      return None
+    return Rotated(op=last.op(), length=first.block, seed=first.seed)
+
+  def _last_key(self, key: Key | None) -> Key | None:
+    last = len(self.codecs) - 1
+    return key.fold(last) if key and self.codecs[-1].needs_key else None
 
   def _likes(self, like: Like) -> list[jax.ShapeDtypeStruct]:
     """The shape and dtype that each codec encodes."""

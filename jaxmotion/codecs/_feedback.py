@@ -17,8 +17,8 @@ from jaxmotion.core import (
   PyTree,
   check_choice,
   check_fraction,
-  overwrite,
 )
+from jaxmotion.kernels import Memory, error_of, forget
 
 
 class Feedback(NamedTuple):
@@ -124,11 +124,7 @@ class feedback(TreeCodec):
     Args:
       state: of one array.
     """
-    if not jax.tree.leaves(state.sent):
-      return state.value
-    error = _forget(state.value - self.codec.decode(state.sent, state.value))
-    # Nothing was sent yet, and what a payload of zeros stands for is not said.
-    return jnp.where(state.count > 0, error, 0.0)
+    return error_of(self.codec.decode, _memory(state))
 
   def encode(
     self, x: PyTree, state: PyTree = (), key: Key | None = None
@@ -145,12 +141,9 @@ class feedback(TreeCodec):
         f"`state` must be what `init` returned for {self!r}, got {state!r}."
       )
 
-    def add(value: Array, sent: PyTree) -> Array:
-      error = self.error(state._replace(value=value, sent=sent))
-      return x.astype(jnp.float32) + error * self.decay
-
-    v = overwrite(add, state.value, state.sent, state.count)
-    payload, inner = self.codec.encode(v, state.inner, key)
+    payload, v, inner = self.codec.encode_error(
+      x, _memory(state), state.inner, key, decay=self.decay
+    )
     sent = payload if self.form == "local" else ()
     return payload, Feedback(optax.safe_increment(state.count), v, sent, inner)
 
@@ -167,14 +160,19 @@ class feedback(TreeCodec):
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.decode(payload, wide).astype(like.dtype)
 
+  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+    """Decodes and adds with the wrapped codec."""
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.sum_decoded(payloads, wide)
+
   def settle(self, state: PyTree, output: Array) -> PyTree:
     """In global form, subtracts the workers' mean."""
     state = state._replace(inner=self.codec.settle(state.inner, output))
     if self.form == "local":
       return state
-    error = _forget(state.value - output.astype(jnp.float32))
+    error = forget(state.value - output.astype(jnp.float32))
     return state._replace(value=error)
 
 
-def _forget(error: Array) -> Array:
-  return jnp.where(jnp.isfinite(error), error, 0.0)
+def _memory(state: Feedback) -> Memory:
+  return Memory(state.value, state.sent, state.count)

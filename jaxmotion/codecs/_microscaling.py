@@ -2,20 +2,13 @@
 
 import dataclasses
 
-from jaxmotion.codecs._base import Codec
-from jaxmotion.core import (
-  Array,
-  Key,
-  Like,
-  PyTree,
-  check_choice,
-  check_int,
-)
-from jaxmotion.kernels import microscaling as kernel
+from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.core import check_choice, check_int
+from jaxmotion.kernels.microscaling import FORMATS, Microscaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class microscaling(Codec):
+class microscaling(BlockCodec):
   """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
 
   With X = 2^(floor(log2 max|x|) - emax) of the block, emax the exponent of the
@@ -50,19 +43,9 @@ class microscaling(Codec):
   block: int = 32
 
   def __post_init__(self) -> None:
-    check_choice("format", self.format, kernel.FORMATS)
+    check_choice("format", self.format, FORMATS)
     check_int("block", self.block, 1)
 
-  def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[kernel.Scaled, PyTree]:
-    """Returns packed elements and shared exponents, and the state."""
-    self._check(x, key)
-    form = kernel.FORMATS[self.format]
-    return kernel.mx_encode(x, form, self.block), state
-
-  def decode(self, payload: kernel.Scaled, like: Like) -> Array:
-    """Returns the elements times their scales."""
-    self._check_payload(payload, like)
-    form = kernel.FORMATS[self.format]
-    return kernel.mx_decode(payload, like, form, self.block)
+  def op(self) -> Microscaling:
+    """Returns the pass."""
+    return Microscaling(format=self.format, block=self.block)

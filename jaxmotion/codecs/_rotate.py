@@ -1,15 +1,12 @@
 """A random rotation that spreads large values over their block."""
 
 import dataclasses
-import math
 from typing import ClassVar
-
-import jax.numpy as jnp
 
 from jaxmotion.codecs._base import Codec
 from jaxmotion.codecs._identity import Values
 from jaxmotion.core import Array, Key, Like, PyTree, check_choice, check_int
-from jaxmotion.kernels.rotate import flip_signs, hadamard
+from jaxmotion.kernels import rotate as kernel
 
 _BLOCKS = (32, 64, 128, 256)
 
@@ -35,6 +32,7 @@ class rotate(Codec):
     seed: of the signs, 0 to 2^32 - 1.
 
   Example:
+    >>> import jax.numpy as jnp
     >>> x = jnp.array([0.0, 8.0, 0.0, 0.0])
     >>> payload, _ = rotate().encode(x)
     >>> jnp.abs(payload.values).tolist(), rotate().decode(payload, x).tolist()
@@ -60,22 +58,9 @@ class rotate(Codec):
   ) -> tuple[Values, PyTree]:
     """Returns float32[blocks, block] and the state."""
     self._check(x, key)
-    blocks, width = self._shape(x)
-    flat = x.reshape(-1).astype(jnp.float32)
-    padding = blocks * width - x.size
-    flat = jnp.pad(flat, (0, padding)) if padding else flat
-    rows = flat.reshape(blocks, width)
-    return Values(hadamard(flip_signs(rows, self.seed))), state
+    return Values(kernel.rotate(x, self.block, self.seed)), state
 
   def decode(self, payload: Values, like: Like) -> Array:
     """Returns the values rotated back."""
     self._check_payload(payload, like)
-    rows = flip_signs(hadamard(payload.values), self.seed)
-    flat = rows.reshape(-1)[: math.prod(like.shape)]
-    return flat.reshape(like.shape).astype(like.dtype)
-
-  def _shape(self, like: Like) -> tuple[int, int]:
-    """(blocks, values in a block)."""
-    size = math.prod(like.shape)
-    width = min(self.block, 1 << max(0, size - 1).bit_length())
-    return math.ceil(size / width), width
+    return kernel.rotate_back(payload.values, like, self.seed)

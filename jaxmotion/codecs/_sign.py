@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from jaxmotion.codecs._base import Codec
-from jaxmotion.core import Array, Key, Like, PyTree, check_int
-from jaxmotion.kernels import sign as kernel
+from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.core import check_int
+from jaxmotion.kernels.sign import Sign
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class sign(Codec):
+class sign(BlockCodec):
   """Sends the sign of each value and the mean magnitude of each block.
 
   With s = mean|x| of the block: encode(x) = (x < 0, s), decode = -s or s;
@@ -39,14 +39,6 @@ class sign(Codec):
   def __post_init__(self) -> None:
     check_int("block", self.block, 1)
 
-  def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[kernel.Signs, PyTree]:
-    """Returns packed signs and scales, and the state."""
-    self._check(x, key)
-    return kernel.sign_encode(x, self.block), state
-
-  def decode(self, payload: kernel.Signs, like: Like) -> Array:
-    """Returns plus or minus each block's mean magnitude."""
-    self._check_payload(payload, like)
-    return kernel.sign_decode(payload, like)
+  def op(self) -> Sign:
+    """Returns the pass."""
+    return Sign(block=self.block)

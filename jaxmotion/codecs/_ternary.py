@@ -2,20 +2,13 @@
 
 import dataclasses
 
-from jaxmotion.codecs._base import Codec
-from jaxmotion.core import (
-  Array,
-  Key,
-  Like,
-  PyTree,
-  check_choice,
-  check_int,
-)
-from jaxmotion.kernels import ternary as kernel
+from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.core import check_choice, check_int
+from jaxmotion.kernels.ternary import Ternary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ternary(Codec):
+class ternary(BlockCodec):
   """Sends -1, 0 or 1 for each value and a magnitude for each block.
 
   Stochastic: s = max|x| of the block, encode(x) = sign(x) with probability
@@ -55,20 +48,6 @@ class ternary(Codec):
     check_int("block", self.block, 1)
     check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
-  @property
-  def needs_key(self) -> bool:
-    """Whether rounding is stochastic."""
-    return self.rounding == "stochastic"
-
-  def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[kernel.Trits, PyTree]:
-    """Returns packed codes and scales, and the state."""
-    self._check(x, key)
-    rounding_key = key if self.needs_key else None
-    return kernel.ternary_encode(x, self.block, rounding_key), state
-
-  def decode(self, payload: kernel.Trits, like: Like) -> Array:
-    """Returns minus, zero or plus each block's magnitude."""
-    self._check_payload(payload, like)
-    return kernel.ternary_decode(payload, like)
+  def op(self) -> Ternary:
+    """Returns the pass."""
+    return Ternary(block=self.block, stochastic=self.rounding == "stochastic")

@@ -2,20 +2,13 @@
 
 import dataclasses
 
-from jaxmotion.codecs._base import Codec
-from jaxmotion.core import (
-  Array,
-  Key,
-  Like,
-  PyTree,
-  check_choice,
-  check_int,
-)
+from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.core import check_choice, check_int
 from jaxmotion.kernels import quantize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class uniform(Codec):
+class uniform(BlockCodec):
   """Quantises each block to evenly spaced levels, packed into words.
 
   With m = max|x| of the block and L = 2^(bits-1) - 1, symmetric:
@@ -63,23 +56,8 @@ class uniform(Codec):
     check_choice("symmetric", self.symmetric, (True, False))
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
-  @property
-  def needs_key(self) -> bool:
-    """Whether rounding is stochastic."""
-    return self.rounding == "stochastic"
-
-  def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[PyTree, PyTree]:
-    """Returns `quantize.Symmetric` or `quantize.MinMax` and the state."""
-    self._check(x, key)
-    op = quantize.absmax_encode if self.symmetric else quantize.minmax_encode
-    rounding_key = key if self.needs_key else None
-    return op(x, self.bits, self.block, rounding_key), state
-
-  def decode(self, payload: PyTree, like: Like) -> Array:
-    """Returns the levels that the codes stand for."""
-    self._check_payload(payload, like)
-    if self.symmetric:
-      return quantize.absmax_decode(payload, like, self.bits)
-    return quantize.minmax_decode(payload, like, self.bits)
+  def op(self) -> quantize.Uniform:
+    """Returns the pass: around zero, or from minimum to maximum."""
+    kind = quantize.Absmax if self.symmetric else quantize.Minmax
+    stochastic = self.rounding == "stochastic"
+    return kind(bits=self.bits, block=self.block, stochastic=stochastic)

@@ -36,4 +36,3 @@ from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,
 )
-from jaxmotion.collectives._shared import sum_decoded as sum_decoded

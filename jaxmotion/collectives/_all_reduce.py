@@ -16,7 +16,6 @@ from jaxmotion.collectives._shared import (
   init_rows,
   row_like,
   straight_through,
-  sum_decoded,
   sum_payloads,
   weigh,
   widen,
@@ -239,7 +238,7 @@ def _run(
   done = {
     "sum": _sum_all(by_method["sum"], axis_name, workers, op),
     "gather": [
-      _settle(job, sum_decoded(job.codec, payloads, job.x), state, workers, op)
+      _settle(job, job.codec.sum_decoded(payloads, job.x), state, workers, op)
       for job, payloads, (_, state) in zip(
         by_method["gather"], gathered, coded, strict=True
       )
@@ -293,10 +292,8 @@ def _reduce_rows(
   phases = []
   for job, payloads, (_, first) in zip(jobs, received, coded, strict=True):
     row = row_like(job.x, workers)
-    mean = sum_decoded(job.codec, payloads, row) / workers
-    mean = mean.astype(row.dtype)
     key = None if job.key is None else job.key.fold(workers)
-    payload, second = job.codec.encode(mean, job.state.mean, key)
+    payload, second = job.codec.encode_mean(payloads, row, job.state.mean, key)
     own = job.codec.decode(payload, row)
     phases.append(_Phase(payload, first, job.codec.settle(second, own)))
   return phases

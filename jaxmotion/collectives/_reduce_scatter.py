@@ -13,7 +13,6 @@ from jaxmotion.collectives._shared import (
   encode_rows,
   init_rows,
   straight_through,
-  sum_decoded,
   to_rows,
   widen,
 )
@@ -108,7 +107,7 @@ def reduce_scatter(
   if codec.summable:
     y = codec.decode(_scatter_payload(payload, axis_name), rows[0])
   else:
-    y = sum_decoded(codec, exchange_rows(payload, axis_name), rows[0])
+    y = codec.sum_decoded(exchange_rows(payload, axis_name), rows[0])
 
   def stock(x: Array) -> Array:
     y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)

@@ -23,9 +23,6 @@ from jaxmotion.core import (
   to_varying,
 )
 
-# Up to this many payloads are decoded by code of their own, which fuses into
-# one pass; beyond, a loop keeps the program short.
-_UNROLL_MOST = 16
 LEAST_SHARD = 64
 """Shards of fewer values are mostly scales and padding."""
 # Fewer values are summed together with others.
@@ -38,45 +35,9 @@ def widen(codec: Codec, x: Array) -> Array:
   A codec of float32 decodes to it too, so that sums are made before anything
   is rounded; one that keeps the array's dtype gets it as it is.
   """
-  return x if codec.keeps_dtype else x.astype(_wide(x.dtype))
-
-
-def _wide(dtype: Any) -> Any:
-  return jnp.promote_types(dtype, jnp.float32)
-
-
-def sum_decoded(codec: Codec, payloads: PyTree, like: Like) -> Array:
-  """Decodes payloads of several workers and adds them, in their order.
-
-  Args:
-    codec: what encoded them.
-    payloads: a payload whose leaves have a leading axis of workers.
-    like: shape and dtype of the array that each of them encoded.
-
-  Returns:
-    The sum, in float32 or the wider dtype of `like`.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> codec, x = codecs.cast("bfloat16"), jnp.ones(2)
-    >>> payload, _ = codec.encode(x)
-    >>> both = jax.tree.map(lambda a: jnp.stack([a, a]), payload)
-    >>> sum_decoded(codec, both, x).tolist()
-    [2.0, 2.0]
-  """
-  dtype = _wide(like.dtype)
-  count = jax.tree.leaves(payloads)[0].shape[0]
-
-  def one(w: Any) -> Array:
-    payload = jax.tree.map(lambda a: a[w], payloads)
-    return codec.decode(payload, like).astype(dtype)
-
-  total = one(0)
-  if count <= _UNROLL_MOST:
-    for w in range(1, count):
-      total = total + one(w)
-    return total
-  return lax.fori_loop(1, count, lambda w, t: t + one(w), total)
+  if codec.keeps_dtype:
+    return x
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:

@@ -25,6 +25,7 @@ from jaxmotion.core._key import (
   combine as combine,
   make_key as make_key,
   random_words as random_words,
+  random_words_at as random_words_at,
 )
 from jaxmotion.core._overwrite import overwrite as overwrite
 from jaxmotion.core._per_worker import (

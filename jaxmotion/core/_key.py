@@ -77,7 +77,16 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
 
 def random_words(seed: Array, shape: Sequence[int]) -> Array:
   """Returns uint32 words of `shape`, uniform over all 32-bit values."""
-  # Pre-mixed, or neighbouring seeds would walk the same hash sequence.
-  start = mix(seed)
   counter = lax.iota(jnp.uint32, math.prod(shape)).reshape(tuple(shape))
-  return mix(counter * jnp.uint32(0x9E3779B9) + start)
+  return random_words_at(seed, counter)
+
+
+def random_words_at(seed: Array, position: Array) -> Array:
+  """Returns the `random_words` of these positions in the flat array.
+
+  Args:
+    seed: uint32[].
+    position: uint32 of any shape.
+  """
+  # Pre-mixed, or neighbouring seeds would walk the same hash sequence.
+  return mix(position * jnp.uint32(0x9E3779B9) + mix(seed))

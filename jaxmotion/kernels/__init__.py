@@ -1,3 +1,11 @@
-"""Packing: one op a folder, one reference each, plain and fused by XLA."""
+"""Packing: one op a folder, with a reference and a file for each backend."""
 
+from jaxmotion.kernels._block_op import BlockOp as BlockOp
 from jaxmotion.kernels._blocks import nearest_planes as nearest_planes
+from jaxmotion.kernels._sums import (
+  Memory as Memory,
+  add_error as add_error,
+  error_of as error_of,
+  forget as forget,
+  sum_decoded as sum_decoded,
+)

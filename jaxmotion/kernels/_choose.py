@@ -23,6 +23,7 @@ VARIABLE = "JAXMOTION_KERNELS"
 def run(
   room: str,
   op: str,
+  /,
   *args: PyTree,
   gpu: Sequence[str] = (),
   implementation: str | None = None,

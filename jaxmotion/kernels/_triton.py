@@ -15,8 +15,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from jaxmotion.core import Array, PyTree, shaped
 
-# Indices are int32.
-_MOST_VALUES = 2**31 - 1
+# Indices are int32, and the last tile may go beyond the end.
+_MOST_VALUES = 2**31 - 2**16
 # Values a thread holds, about: enough loads in flight, and registers for all.
 _PER_THREAD = 16
 _MOST_WARPS = 16
@@ -81,6 +81,11 @@ def load(ref: Any, index: Array, mask: Array | None = None) -> Array:
   if mask is None:
     return plgpu.load(ref.at[index])
   return plgpu.load(ref.at[index], mask=mask, other=jnp.zeros((), ref.dtype))
+
+
+def scalar(ref: Any) -> Array:
+  """Loads the only value of an array."""
+  return plgpu.load(ref.at[jnp.int32(0)])
 
 
 def store(

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels.pack import pack, planes, unpack_flat
+from jaxmotion.kernels.pack._reference import pack, planes, unpack_flat
 
 _MAGNITUDE = 0x7FFFFFFF
 _NAN_SCALE = 255
@@ -63,18 +63,12 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
     form: of the elements.
     block: the most values in a block, a contiguous run.
   """
-  bits = lax.bitcast_convert_type(_rows(x, block), jnp.uint32)
-  magnitude = bits & jnp.uint32(_MAGNITUDE)
+  rows = _rows(x, block)
   # As integers: the exponent is exact, and NaN is above infinity above all.
-  peak = jnp.max(magnitude, axis=1, initial=0) >> 23
-  emax = (form.most >> form.mantissa) - form.bias
-  scale = jnp.maximum(peak.astype(jnp.int32) - emax, 0)
-  scale = jnp.where(peak == 255, _NAN_SCALE, scale)
-  # 2^(127 - s), normal for every s but that of NaN.
-  inverse = _power(254 - jnp.minimum(scale, 254))[:, None]
-  v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
-  codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
-  codes = codes | ((bits >> 31) << (form.bits - 1))
+  bits = lax.bitcast_convert_type(rows, jnp.uint32)
+  peak = jnp.max(bits & jnp.uint32(_MAGNITUDE), axis=1, initial=0)
+  scale = mx_scale(peak, form)
+  codes = mx_codes(rows, scale[:, None], form)
   # Not `pack_flat`, which computes the codes anew for each field (6x, 6 bits).
   count = planes(form.bits)
   padding = -codes.size % count
@@ -84,17 +78,40 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   return Scaled(words, scale.astype(jnp.uint8))
 
 
+def mx_scale(peak: Array, form: Format) -> Array:
+  """Returns the exponents, int32, of blocks by the bits of their peaks."""
+  exponent = (peak >> 23).astype(jnp.int32)
+  emax = (form.most >> form.mantissa) - form.bias
+  scale = jnp.maximum(exponent - emax, 0)
+  return jnp.where(exponent == 255, _NAN_SCALE, scale)
+
+
+def mx_codes(x: Array, scale: Array, form: Format) -> Array:
+  """Returns the codes, uint32, of values under int32 exponents."""
+  bits = lax.bitcast_convert_type(x, jnp.uint32)
+  # 2^(127 - s), normal for every s but that of NaN.
+  inverse = _power(254 - jnp.minimum(scale, 254))
+  magnitude = bits & jnp.uint32(_MAGNITUDE)
+  v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
+  codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
+  return codes | ((bits >> 31) << (form.bits - 1))
+
+
+def mx_values(codes: Array, scale: Array, form: Format) -> Array:
+  """Returns the values, float32, of codes under int32 exponents."""
+  # Twice the scale: 2^-127 itself is no normal number.
+  double = jnp.where(scale == _NAN_SCALE, jnp.nan, _power(scale + 1))
+  return _halves(codes, form) * double
+
+
 def mx_decode(payload: Scaled, like: Like, form: Format, block: int) -> Array:
   """Inverts `mx_encode` up to rounding."""
   size = math.prod(like.shape)
   blocks = payload.scale.shape[0]
   width = _width(size, block)
   codes = unpack_flat(payload.words, form.bits, blocks * width)
-  halves = _halves(codes.reshape(blocks, width), form)
-  scale = payload.scale.astype(jnp.int32)
-  # Twice the scale: 2^-127 itself is no normal number.
-  double = jnp.where(scale == _NAN_SCALE, jnp.nan, _power(scale + 1))
-  flat = (halves * double[:, None]).reshape(-1)
+  scale = payload.scale.astype(jnp.int32)[:, None]
+  flat = mx_values(codes.reshape(blocks, width), scale, form).reshape(-1)
   flat = flat if flat.size == size else flat[:size]
   return flat.reshape(like.shape).astype(like.dtype)
 

@@ -1,5 +1,10 @@
 """Uniform quantisation of blocks, packed."""
 
+from jaxmotion.kernels.quantize._op import (
+  Absmax as Absmax,
+  Minmax as Minmax,
+  Uniform as Uniform,
+)
 from jaxmotion.kernels.quantize._reference import (
   MinMax as MinMax,
   Symmetric as Symmetric,

@@ -1,9 +1,11 @@
 """Hadamard rotations of blocks."""
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, random_words
+from jaxmotion.core import Array, Like, random_words
 
 
 def hadamard(rows: Array) -> Array:
@@ -20,9 +22,7 @@ def hadamard(rows: Array) -> Array:
     [[5.0, -1.0, -2.0, 0.0]]
   """
   length = rows.shape[1]
-  # A power of two first, so that no partial sum is far above the row's norm and
-  # a product fused with an addition rounds as it does alone; the rest last.
-  first = 2.0 ** -(length.bit_length() // 2)
+  first, last = hadamard_factors(length)
   y = rows * jnp.float32(first)
   # Butterflies: products with small matrices are 2x as fast on the host, but
   # round to other bits under jit, under vmap and for another number of rows.
@@ -32,7 +32,15 @@ def hadamard(rows: Array) -> Array:
     a, b = pairs[:, :1], pairs[:, 1:]
     y = jnp.concatenate([a + b, a - b], axis=1)
     half *= 2
-  return y.reshape(rows.shape) * jnp.float32(length**-0.5 / first)
+  return y.reshape(rows.shape) * jnp.float32(last)
+
+
+def hadamard_factors(length: int) -> tuple[float, float]:
+  """Returns what to multiply with before and after the additions."""
+  # A power of two first, so that no partial sum is far above the row's norm and
+  # a product fused with an addition rounds as it does alone; the rest last.
+  first = 2.0 ** -(length.bit_length() // 2)
+  return first, length**-0.5 / first
 
 
 def flip_signs(rows: Array, seed: int) -> Array:
@@ -42,6 +50,51 @@ def flip_signs(rows: Array, seed: int) -> Array:
     rows: float32 of any shape.
     seed: 0 to 2^32 - 1.
   """
-  sign = (random_words(jnp.uint32(seed), rows.shape) >> 31) << 31
-  bits = lax.bitcast_convert_type(rows, jnp.uint32) ^ sign
+  return flip(rows, random_words(jnp.uint32(seed), rows.shape))
+
+
+def flip(x: Array, words: Array) -> Array:
+  """Flips the sign of values, float32, where a word's highest bit is set."""
+  bits = lax.bitcast_convert_type(x, jnp.uint32) ^ ((words >> 31) << 31)
   return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def to_rows(x: Array, block: int) -> Array:
+  """Cuts an array into rows, float32, zeros filling the last.
+
+  Args:
+    x: floating array of any shape.
+    block: length of a row, a power of two; a shorter array is one row of the
+      next power of two.
+  """
+  blocks, width = row_shape(x.size, block)
+  flat = x.reshape(-1).astype(jnp.float32)
+  padding = blocks * width - x.size
+  flat = jnp.pad(flat, (0, padding)) if padding else flat
+  return flat.reshape(blocks, width)
+
+
+def row_shape(size: int, block: int) -> tuple[int, int]:
+  """Returns the number of rows and their length.
+
+  >>> row_shape(300, 128), row_shape(5, 128)
+  ((3, 128), (1, 8))
+  """
+  width = min(block, 1 << max(0, size - 1).bit_length())
+  return -(-size // width), width
+
+
+def from_rows(rows: Array, like: Like) -> Array:
+  """Inverts `to_rows`, to the shape and dtype of `like`."""
+  flat = rows.reshape(-1)[: math.prod(like.shape)]
+  return flat.reshape(like.shape).astype(like.dtype)
+
+
+def rotate(x: Array, block: int, seed: int) -> Array:
+  """Returns the rotated rows of an array, f32[rows, length]."""
+  return hadamard(flip_signs(to_rows(x, block), seed))
+
+
+def rotate_back(rows: Array, like: Like, seed: int) -> Array:
+  """Inverts `rotate`."""
+  return from_rows(flip_signs(hadamard(rows), seed), like)

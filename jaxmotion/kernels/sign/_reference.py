@@ -13,7 +13,7 @@ from jaxmotion.kernels._blocks import (
   sum_magnitudes,
   to_blocks,
 )
-from jaxmotion.kernels.pack import pack, unpack_values
+from jaxmotion.kernels.pack._reference import pack, unpack_values
 
 
 class Signs(NamedTuple):
@@ -56,4 +56,9 @@ def _mean_magnitude(b: Array, shape: tuple[int, ...], block: int) -> Array:
 def sign_decode(payload: Signs, like: Like) -> Array:
   """Returns plus or minus the block's mean magnitude."""
   bits = unpack_values(payload.words, 1)
-  return from_blocks((1.0 - 2.0 * bits) * payload.scale[..., None], like)
+  return from_blocks(sign_values(bits, payload.scale[..., None]), like)
+
+
+def sign_values(bits: Array, scale: Array) -> Array:
+  """Returns scale for a bit of 0 and -scale for 1, float32."""
+  return (1.0 - 2.0 * bits) * scale

@@ -7,6 +7,7 @@ where v would need divisions (which the host does not do in vectors).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -54,18 +55,27 @@ def pack_trits(codes: Array) -> Array:
   True
   """
   number = jnp.sum(codes * _powers(codes)[::-1], axis=0, dtype=jnp.uint32)
+  return to_fraction(number)[None]
+
+
+def to_fraction(number: Array) -> Array:
+  """Returns the word of a number of 20 trits."""
   excess = mul_high(number, jnp.uint32(_EXCESS)) >> 2
   # At most 1.21 above the exact product, and 2^32 / 3^20 > 1.23 would be the
   # next number.
-  return (number + excess + 1)[None]
+  return number + excess + 1
+
+
+def leading_trit(rest: Array) -> Array:
+  """Returns the first trit of binary fractions, uint32."""
+  one, two = rest >= jnp.uint32(_ONE), rest >= jnp.uint32(_TWO)
+  return one.astype(jnp.uint32) + two.astype(jnp.uint32)
 
 
 def unpack_trits(words: Array) -> Array:
   """Inverts `pack_trits`."""
   spread = jnp.broadcast_to(words, (_TRITS, *words.shape[1:]))
-  rest = spread * _powers(spread)
-  one, two = rest >= jnp.uint32(_ONE), rest >= jnp.uint32(_TWO)
-  return one.astype(jnp.uint32) + two.astype(jnp.uint32)
+  return leading_trit(spread * _powers(spread))
 
 
 def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
@@ -82,16 +92,24 @@ def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
     bound, scale = _threshold(b, x.shape, block)
   else:
     bound, scale = _stochastic(b, x.size, block, key)
-  positive, negative = b > bound, b < -bound
-  codes = 1 + positive.astype(jnp.uint32) - negative.astype(jnp.uint32)
-  return Trits(pack_trits(codes), scale[..., 0])
+  return Trits(pack_trits(ternary_codes(b, bound)), scale[..., 0])
+
+
+def ternary_codes(x: Array, bound: Array) -> Array:
+  """Returns 0 below -bound, 2 above bound and 1 between, uint32."""
+  positive, negative = x > bound, x < -bound
+  return 1 + positive.astype(jnp.uint32) - negative.astype(jnp.uint32)
+
+
+def ternary_signs(codes: Array) -> Array:
+  """Returns -1, 0 and 1 of codes, float32."""
+  return codes.astype(jnp.int32).astype(jnp.float32) - 1.0
 
 
 def ternary_decode(payload: Trits, like: Like) -> Array:
   """Returns -s, 0 or s."""
   codes = unpack_trits(payload.words)
-  signs = codes.astype(jnp.int32).astype(jnp.float32) - 1.0
-  return from_blocks(signs * payload.scale[..., None], like)
+  return from_blocks(ternary_signs(codes) * payload.scale[..., None], like)
 
 
 def _stochastic(
@@ -99,9 +117,19 @@ def _stochastic(
 ) -> tuple[Array, Array]:
   """(random magnitude below which a value becomes 0, scale)."""
   axes = block_axes(size, block)
-  peak = absmax(b, axes)
+  return stochastic_bound(absmax(b, axes), random_words(key.worker, b.shape))
+
+
+def stochastic_bound(peak: Array, words: Array) -> tuple[Array, Array]:
+  """Returns random magnitudes below which values become 0, and the scale.
+
+  Args:
+    peak: greatest magnitude of each block.
+    words: a random word a value, uint32.
+  """
   scale = _finite_or_nan(jnp.where(peak < _TINY, 0.0, peak))
-  fraction = (random_words(key.worker, b.shape) >> 8).astype(jnp.float32)
+  # By way of int32: not every backend converts uint32 in vectors.
+  fraction = (words >> 8).astype(jnp.int32).astype(jnp.float32)
   return fraction * (scale * jnp.float32(2.0**-24)), scale
 
 
@@ -114,10 +142,23 @@ def _threshold(
   b = jnp.where(index < math.prod(shape), b, 0.0)
   counts = block_counts(shape, _TRITS, block).clip(1)
   mean = sum_magnitudes(b, axes) / counts
+  return threshold_bound(b, mean, lambda y: sum_magnitudes(y, axes))
+
+
+def threshold_bound(
+  b: Array, mean: Array, total: Callable[[Array], Array]
+) -> tuple[Array, Array]:
+  """Returns the magnitude up to which values become 0, and the scale.
+
+  Args:
+    b: the blocks.
+    mean: their mean magnitudes.
+    total: sums magnitudes over blocks.
+  """
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
-  taken = sum_magnitudes(jnp.where(above, b, 0.0), axes)
-  number = sum_magnitudes(above.astype(jnp.float32), axes)
+  taken = total(jnp.where(above, b, 0.0))
+  number = total(above.astype(jnp.float32))
   scale = taken / jnp.maximum(number, 1.0)
   return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
 

@@ -1,0 +1,84 @@
+"""Named small cases that tests and benches of the passes share."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxmotion.kernels._block_op import BlockOp
+from jaxmotion.kernels.microscaling import FORMATS, Microscaling
+from jaxmotion.kernels.quantize import Absmax, Minmax
+from jaxmotion.kernels.rotate import Rotated
+from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.ternary import Ternary
+
+
+class Case(NamedTuple):
+  """An op and an array it takes.
+
+  Attributes:
+    op: the quantiser.
+    shape: of the array.
+    dtype: of the array.
+    special: whether NaN, infinities, subnormals and huge values are among it.
+  """
+
+  op: BlockOp
+  shape: tuple[int, ...]
+  dtype: str = "float32"
+  special: bool = False
+
+  def array(self, seed: int = 0) -> np.ndarray:
+    """Returns normal values, of magnitudes that differ from block to block."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=self.shape) * 10.0 ** rng.integers(-3, 4, self.shape)
+    flat = x.astype(np.float32).reshape(-1)
+    if self.special:
+      some = [np.nan, np.inf, -np.inf, 1e-42, -3e38, 2.0**127, -0.0]
+      flat[7 :: flat.size // 8][: len(some)] = some[
+        : len(flat[7 :: flat.size // 8])
+      ]
+    return flat.reshape(self.shape)
+
+
+CASES = {
+  **{
+    f"{kind.__name__.lower()}{bits}": Case(kind(bits=bits, block=32), (16, 64))
+    for kind in (Absmax, Minmax)
+    for bits in range(1, 9)
+  },
+  "absmax8_stochastic": Case(
+    Absmax(bits=8, block=32, stochastic=True), (16, 64)
+  ),
+  "minmax3_stochastic": Case(
+    Minmax(bits=3, block=32, stochastic=True), (16, 64)
+  ),
+  "absmax8_special": Case(Absmax(bits=8, block=32), (16, 64), special=True),
+  "minmax8_special": Case(Minmax(bits=8, block=32), (16, 64), special=True),
+  "absmax4_bfloat16": Case(Absmax(bits=4, block=32), (16, 64), "bfloat16"),
+  # Blocks of 58 values, padding at the end, tiles beyond both.
+  "absmax8_odd": Case(Absmax(bits=8, block=64), (37, 29)),
+  "minmax6_odd": Case(Minmax(bits=6, block=64), (37, 29)),
+  "absmax8_vector": Case(Absmax(bits=8, block=32), (1000,)),
+  "absmax8_groups": Case(Absmax(bits=8, block=16), (96, 64)),
+  "sign": Case(Sign(block=32), (32, 64)),
+  "sign_groups": Case(Sign(block=8), (96, 64)),
+  "ternary": Case(Ternary(block=32), (20, 64)),
+  "ternary_odd": Case(Ternary(block=32), (37, 29)),
+  "ternary_threshold": Case(Ternary(block=32, stochastic=False), (20, 64)),
+  **{
+    f"mx_{name}": Case(Microscaling(format=name, block=32), (16, 64))
+    for name in FORMATS
+  },
+  "mx_special": Case(
+    Microscaling(format="float4_e2m1fn", block=32), (16, 64), special=True
+  ),
+  "rotated_absmax4": Case(
+    Rotated(op=Absmax(bits=4, block=128), length=32, seed=3), (16, 64)
+  ),
+  "rotated_mx4": Case(
+    Rotated(
+      op=Microscaling(format="float4_e2m1fn", block=32), length=32, seed=3
+    ),
+    (16, 64),
+  ),
+}

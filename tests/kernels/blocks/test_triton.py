@@ -1,0 +1,191 @@
+"""The Triton kernels against the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import make_key
+from jaxmotion.kernels import Memory, blocks
+from jaxmotion.kernels.blocks import _pallas_triton as triton, _reference
+from jaxmotion.kernels.blocks._cases import CASES
+from jaxmotion.kernels.quantize import Absmax
+from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.ternary import Ternary
+from tests.kernels.triton import GPUS, kernel_calls
+
+ALL = pytest.mark.parametrize("name", CASES)
+# One of each kind: what they share is covered by encoding all cases.
+SOME = pytest.mark.parametrize(
+  "name",
+  [
+    "absmax8",
+    "minmax3_stochastic",
+    "sign",
+    "ternary",
+    "mx_float6_e2m3fn",
+    "rotated_absmax4",
+  ],
+)
+
+
+def arguments(name):
+  case = CASES[name]
+  x = jnp.asarray(case.array(), case.dtype)
+  key = make_key(3) if case.op.draws else None
+  return case.op, x, key
+
+
+def adds_up(op):
+  """Whether scales are sums, whose order is each implementation's own."""
+  return isinstance(op, Sign) or (isinstance(op, Ternary) and not op.stochastic)
+
+
+def check(op, got, expected):
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    a, b = np.asarray(a), np.asarray(b)
+    if adds_up(op) and a.dtype == np.float32:
+      np.testing.assert_allclose(a, b, rtol=2.0**-20)
+    else:
+      assert a.tobytes() == b.tobytes()
+
+
+def memory_of(op, x, key):
+  value = 0.5 * x.astype(jnp.float32)[::-1]
+  return Memory(value, op.encode(value, key), jnp.int32(1))
+
+
+def payloads_of(op, x, key, workers):
+  rows = [op.encode(x * (1 + w), key) for w in range(workers)]
+  return jax.tree.map(lambda *a: jnp.stack(a), *rows)
+
+
+@ALL
+def test_interpreted_encoding_equals_the_reference(name):
+  op, x, key = arguments(name)
+  got = jax.jit(lambda x: triton.encode(x, key, op=op, interpret=True))(x)
+  check(op, got, jax.jit(lambda x: op.encode(x, key))(x))
+
+
+@SOME
+@pytest.mark.parametrize("count", [0, 1])
+def test_interpreted_error_feedback_equals_the_reference(name, count):
+  op, x, key = arguments(name)
+  memory = memory_of(op, x, key)._replace(count=jnp.int32(count))
+
+  def encode(implementation, x, memory, **options):
+    return jax.jit(
+      lambda x, m: implementation.encode_error(
+        x, m, key, op=op, decay=1.0, **options
+      )
+    )(x, memory)
+
+  got, v = encode(triton, x, memory, interpret=True)
+  expected, w = encode(_reference, x, memory)
+  np.testing.assert_allclose(v, w, rtol=2.0**-20, atol=1e-30)
+  check(op, (got,), (expected,))
+
+
+@SOME
+@pytest.mark.parametrize("workers", [2, 9])
+def test_interpreted_sums_equal_the_reference(name, workers):
+  op, x, key = arguments(name)
+  payloads = payloads_of(op, x, key, workers)
+
+  def total(implementation, **options):
+    return jax.jit(
+      lambda p: implementation.sum_decoded(p, op=op, like=x, **options)
+    )(payloads)
+
+  got, expected = total(triton, interpret=True), total(_reference)
+  assert got.dtype == expected.dtype
+  assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+
+
+@SOME
+def test_interpreted_means_equal_the_reference(name):
+  op, x, key = arguments(name)
+  payloads = payloads_of(op, x, key, 2)
+
+  def encode(implementation, **options):
+    return jax.jit(
+      lambda p: implementation.encode_mean(p, key, op=op, like=x, **options)
+    )(payloads)
+
+  check(op, encode(triton, interpret=True), encode(_reference))
+
+
+def test_padding_is_not_summed_or_overwritten():
+  case = CASES["absmax8_odd"]
+  x = jnp.asarray(case.array())
+  payload = case.op.encode(x, None)
+  one = jax.tree.map(lambda a: a[None], payload)
+  total = triton.sum_decoded(one, op=case.op, like=x, interpret=True)
+  np.testing.assert_array_equal(total, case.op.decode(payload, x))
+  with pytest.raises(NotImplementedError, match="not 4 planes of whole"):
+    memory = Memory(x, payload, jnp.int32(1))
+    triton.encode_error(x, memory, None, op=case.op, decay=1.0)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@SOME
+def test_each_pass_is_one_kernel(name, gpu):
+  op, x, key = arguments(name)
+  payloads = payloads_of(op, x, key, 2)
+  memory = memory_of(op, x, key)
+  force = {"implementation": "pallas_triton"}
+  passes = [
+    (lambda x: blocks.encode(op, x, key, **force), x),
+    (lambda m: blocks.encode_error(op, x, m, key, **force), memory),
+    (lambda p: blocks.sum_decoded(op, p, x, **force), payloads),
+    (lambda p: blocks.encode_mean(op, p, x, key, **force), payloads),
+  ]
+  for fn, argument in passes:
+    assert kernel_calls(fn, argument, gpu=gpu) == 1
+
+
+@ALL
+def test_every_case_lowers(name):
+  op, x, key = arguments(name)
+  force = {"implementation": "pallas_triton"}
+  assert kernel_calls(lambda x: blocks.encode(op, x, key, **force), x) == 1
+
+
+def test_kernels_run_under_vmap_and_shard_map():
+  op = Absmax(bits=4, block=32)
+  x = jnp.asarray(
+    np.random.default_rng(0).normal(size=(3, 16, 64)), jnp.float32
+  )
+  encode = lambda x: triton.encode(x, None, op=op, interpret=True)
+  got = jax.jit(jax.vmap(encode))(x)
+  check(op, got, jax.vmap(lambda x: op.encode(x, None))(x))
+  mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+  spread = jax.shard_map(
+    lambda x: blocks.encode(op, x[0], implementation="pallas_triton"),
+    mesh=mesh,
+    in_specs=P("data"),
+    out_specs=P("data"),
+  )
+  traced = jax.jit(spread).trace(x[:1])
+  assert "pallas_call" in str(traced.jaxpr)
+
+
+@pytest.mark.parametrize(
+  ("shape", "why"),
+  [
+    ((20,), "one block"),
+    ((0,), "one block"),
+  ],
+)
+def test_what_kernels_cannot_take_says_so(shape, why):
+  op = Absmax(bits=8, block=32)
+  with pytest.raises(NotImplementedError, match=why):
+    blocks.encode(op, jnp.zeros(shape), implementation="pallas_triton")
+
+
+def test_blocks_beyond_registers_are_refused():
+  with pytest.raises(NotImplementedError, match="at most 32768"):
+    op = Absmax(bits=1, block=2048)
+    blocks.encode(op, jnp.zeros((64, 2048)), implementation="pallas_triton")
