@@ -5,8 +5,9 @@ from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._choose import run
 from jaxmotion.kernels._sums import Memory
 
-# XLA:GPU reads its input once for the scales and once more for the codes, and
-# writes the sum with the error in between; decoding and adding is one pass.
+# Compiled for an H100, XLA reads its input once for the scales and once more for
+# the codes, writes the sum with the error in between, and copies each worker's
+# part of the payloads before it adds them up.
 _GPU = ("pallas_triton",)
 
 
@@ -68,8 +69,8 @@ def encode_error(
     implementation: name of the only one to try; None chooses.
 
   Returns:
-    The payload and the value it encodes, float32, whose memory is that of
-    `memory.value` if that is donated.
+    The payload and the value it encodes, float32; they take the memory of
+    `memory` if that is donated.
   """
   return run(
     "blocks",
@@ -106,6 +107,7 @@ def sum_decoded(
     "blocks",
     "sum_decoded",
     payloads,
+    gpu=_GPU,
     implementation=implementation,
     op=op,
     like=like,

@@ -114,6 +114,8 @@ def encode_error(
 
   count = memory.count.reshape(1)
   inputs = [x, memory.value, count, *sent, *_seed(op, key)]
+  # A tile writes where it has read: the value and, of the last payload, itself.
+  aliases = {1: len(sent), **{3 + i: i for i in range(len(sent))}}
   like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
   return _call(
     kernel,
@@ -121,7 +123,7 @@ def encode_error(
     grid,
     inputs,
     (grid.payload, like),
-    aliases={1: len(sent)},
+    aliases=aliases,
     interpret=interpret,
   )
 
