@@ -3,11 +3,9 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxmotion.codecs._base import Codec
 from jaxmotion.core import Array, Key, Like, PyTree, check_choice
+from jaxmotion.kernels.narrow import cast_decode, cast_encode, cast_sum
 
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
@@ -40,6 +38,7 @@ class cast(Codec):
     dtype: "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
 
   Example:
+    >>> import jax.numpy as jnp
     >>> x = jnp.array([1.0, 1000.0])
     >>> codec = cast("float8_e4m3fn")
     >>> payload, _ = codec.encode(x)
@@ -60,14 +59,14 @@ class cast(Codec):
   ) -> tuple[Words, PyTree]:
     """Returns uint16 (uint8) words of the shape of `x`."""
     self._check(x, key)
-    most = float(jnp.finfo(self.dtype).max)
-    y = x.astype(jnp.float32)
-    y = jnp.where(jnp.isinf(y), y, jnp.clip(y, -most, most))
-    word = jnp.uint8 if jnp.dtype(self.dtype).itemsize == 1 else jnp.uint16
-    return Words(lax.bitcast_convert_type(y.astype(self.dtype), word)), state
+    return Words(cast_encode(x, self.dtype)), state
 
   def decode(self, payload: Words, like: Like) -> Array:
     """Returns the values the words spell."""
     self._check_payload(payload, like)
-    y = lax.bitcast_convert_type(payload.words, jnp.dtype(self.dtype))
-    return y.reshape(like.shape).astype(like.dtype)
+    return cast_decode(payload.words, like, self.dtype)
+
+  def sum_decoded(self, payloads: Words, like: Like) -> Array:
+    """Decodes and adds payloads of several workers, in one pass."""
+    self._check_payloads(payloads, like)
+    return cast_sum(payloads.words, like, self.dtype)

@@ -3,9 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxmotion.codecs._base import Codec
 from jaxmotion.core import (
   Array,
@@ -15,10 +12,11 @@ from jaxmotion.core import (
   check_choice,
   check_int,
 )
-
-_MAGNITUDE = 0x7FFFFFFF
-_INFINITY = 0x7F800000
-_QUIET = 0x00400000
+from jaxmotion.kernels.narrow import (
+  truncate_decode,
+  truncate_encode,
+  truncate_sum,
+)
 
 
 class BytePlanes(NamedTuple):
@@ -53,6 +51,7 @@ class truncate(Codec):
     rounding: "zero" (truncation) or "nearest" (ties to even).
 
   Example:
+    >>> import jax.numpy as jnp
     >>> x = jnp.array([1.0, 3.14159274])
     >>> codec = truncate(bytes=2)
     >>> payload, _ = codec.encode(x)
@@ -76,34 +75,15 @@ class truncate(Codec):
   ) -> tuple[BytePlanes, PyTree]:
     """Returns `bytes` planes of uint8 of the shape of `x`."""
     self._check(x, key)
-    u = self._round(lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32))
-    planes = tuple(
-      (u >> (24 - 8 * i)).astype(jnp.uint8) for i in range(self.bytes)
-    )
+    planes = truncate_encode(x, self.bytes, self.rounding)
     return BytePlanes(planes), state
 
   def decode(self, payload: BytePlanes, like: Like) -> Array:
     """Returns the planes as the leading bytes of float32 words."""
     self._check_payload(payload, like)
-    u = jnp.zeros((), jnp.uint32)
-    for i, plane in enumerate(payload.planes):
-      u = u | (plane.astype(jnp.uint32) << (24 - 8 * i))
-    y = lax.bitcast_convert_type(u, jnp.float32)
-    return y.reshape(like.shape).astype(like.dtype)
+    return truncate_decode(payload.planes, like)
 
-  def _round(self, u: Array) -> Array:
-    if self.bytes == 4:
-      return u
-    nan = (u & _MAGNITUDE) > _INFINITY
-    low = 32 - 8 * self.bytes
-    if self.rounding == "nearest":
-      magnitude = u & _MAGNITUDE
-      even = (magnitude >> low) & 1
-      rounded = magnitude + jnp.uint32(2 ** (low - 1) - 1) + even
-      # One byte: rounding up past the last exponent would reach the sign.
-      rounded = jnp.minimum(rounded, jnp.uint32(_MAGNITUDE))
-      if self.bytes > 1:
-        most = jnp.minimum(rounded, jnp.uint32(_INFINITY - 2**low))
-        rounded = jnp.where(magnitude < _INFINITY, most, rounded)
-      u = jnp.where(nan, u, (u & ~jnp.uint32(_MAGNITUDE)) | rounded)
-    return jnp.where(nan, u | _QUIET, u) if self.bytes > 1 else u
+  def sum_decoded(self, payloads: BytePlanes, like: Like) -> Array:
+    """Decodes and adds payloads of several workers, in one pass."""
+    self._check_payloads(payloads, like)
+    return truncate_sum(payloads.planes, like)

@@ -114,6 +114,15 @@ def test_a_word_has_the_width_of_the_format(name):
   assert payload.words.nbytes == 15 * kind(name).itemsize
 
 
+@FORMATS
+def test_a_sum_adds_what_each_worker_s_words_decode_to(name):
+  x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+  payloads = encode(name, x)
+  total = cast(name).sum_decoded(payloads, like(x[0]))
+  first, second, third = decode(name, np.asarray(payloads.words))
+  np.testing.assert_array_equal(total, (first + second) + third)
+
+
 @pytest.mark.parametrize("name", ["float32", "int8", "float8_e4m3b11fnuz"])
 def test_other_formats_are_refused(name):
   with pytest.raises(ValueError, match="`dtype` must be one of 'bfloat16'"):

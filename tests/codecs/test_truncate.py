@@ -129,6 +129,15 @@ def test_relative_errors_are_within_the_stated_bounds(count, rounding, bound):
     assert (np.abs(y) <= np.abs(x)).all()
 
 
+@BYTES
+def test_a_sum_adds_what_each_worker_s_planes_decode_to(count):
+  x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+  codec = truncate(bytes=count)
+  payloads, (first, second, third) = trip(codec, x)
+  total = codec.sum_decoded(payloads, like(x[0]))
+  np.testing.assert_array_equal(total, (first + second) + third)
+
+
 def test_four_bytes_are_lossless():
   _, y = trip(truncate(bytes=4))
   np.testing.assert_array_equal(y.view(np.uint32), WORDS)

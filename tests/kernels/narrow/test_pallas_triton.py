@@ -1,0 +1,159 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.core import like
+from jaxmotion.kernels.narrow import (
+  _pallas_triton as triton,
+  _reference as reference,
+)
+from jaxmotion.kernels.narrow._cases import CASES
+from tests.kernels.triton import GPUS, kernel_calls
+
+FORMATS = pytest.mark.parametrize(
+  "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
+)
+BYTES = pytest.mark.parametrize("count", [1, 2, 3, 4])
+EVERY_GPU = pytest.mark.parametrize("gpu", GPUS)
+
+
+def word(dtype):
+  return np.uint8 if jnp.dtype(dtype).itemsize == 1 else np.uint16
+
+
+def bits(a):
+  if a.dtype.itemsize == 2 and jnp.issubdtype(a.dtype, jnp.floating):
+    # XLA:CPU does not keep those of a NaN in what it copies.
+    a = jnp.where(jnp.isnan(a), jnp.nan, a)
+  return np.asarray(a).view(f"u{a.dtype.itemsize}")
+
+
+def check(op, *args, **static):
+  """Holds the kernel to the reference and returns what both make."""
+  results = [
+    jax.jit(functools.partial(fn, **static))(*args)
+    for fn in (
+      getattr(reference, op),
+      functools.partial(getattr(triton, op), interpret=True),
+    )
+  ]
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    np.testing.assert_array_equal(bits(b), bits(a))
+  return results[0]
+
+
+@FORMATS
+def test_every_pattern_has_the_word_of_the_reference(dtype):
+  check("cast_encode", jnp.asarray(CASES["patterns"]()), dtype=dtype)
+
+
+@FORMATS
+def test_every_word_has_the_value_of_the_reference(dtype):
+  words = np.arange(2 ** (8 * np.dtype(word(dtype)).itemsize))
+  words = jnp.asarray(words.astype(word(dtype)))
+  for out in ("float32", "bfloat16"):
+    target = jax.ShapeDtypeStruct(words.shape, out)
+    check("cast_decode", words, like=target, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+  ("count", "rounding"),
+  [(c, r) for c in (1, 2, 3) for r in ("zero", "nearest")] + [(4, "zero")],
+)
+def test_every_pattern_has_the_bytes_of_the_reference(count, rounding):
+  x = jnp.asarray(CASES["patterns"]())
+  planes = check("truncate_encode", x, bytes=count, rounding=rounding)
+  check("truncate_decode", planes, like=like(x))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "patterns"])
+def test_arrays_of_any_shape_and_dtype_are_encoded_and_decoded(case):
+  x = jnp.asarray(CASES[case]())
+  words = check("cast_encode", x, dtype="float8_e4m3fn")
+  check("cast_decode", words, like=like(x), dtype="float8_e4m3fn")
+  check("truncate_encode", x, bytes=2, rounding="zero")
+
+
+@pytest.mark.parametrize(
+  ("workers", "dtype"), [(1, "float32"), (3, "bfloat16"), (9, "float32")]
+)
+def test_sums_are_those_of_the_reference(workers, dtype):
+  rng = np.random.default_rng(workers)
+  x = jnp.asarray(rng.normal(size=(workers, 5, 7)), jnp.float32)
+  target = jax.ShapeDtypeStruct(x.shape[1:], dtype)
+  words = reference.cast_encode(x, dtype="float16")
+  total = check("cast_sum", words, like=target, dtype="float16")
+  assert total.dtype == jnp.float32
+  planes = reference.truncate_encode(x, bytes=3, rounding="zero")
+  check("truncate_sum", planes, like=target)
+
+
+def test_a_batch_is_as_each_of_its_arrays():
+  x = jnp.stack([jnp.asarray(CASES["odd"]()) * i for i in range(3)])
+  encode = functools.partial(
+    triton.cast_encode, dtype="float8_e5m2", interpret=True
+  )
+  np.testing.assert_array_equal(
+    jax.vmap(encode)(x), reference.cast_encode(x, dtype="float8_e5m2")
+  )
+
+
+@EVERY_GPU
+@pytest.mark.parametrize(
+  ("dtype", "size"),
+  [
+    ("bfloat16", 8192),
+    ("float16", 8192),
+    ("float8_e4m3fn", 8192),
+    ("float8_e5m2", 8192),
+    ("bfloat16", 1001),
+  ],
+)
+def test_a_cast_and_its_inverses_are_one_kernel_each(dtype, size, gpu):
+  x = jnp.zeros(size)
+  words = jnp.zeros((9, size), word(dtype))
+
+  def four(x, words):
+    yield triton.cast_encode(x, dtype=dtype)
+    yield triton.cast_decode(words[0], like=x, dtype=dtype)
+    yield triton.cast_sum(words[:2], like=x, dtype=dtype)
+    yield triton.cast_sum(words, like=x, dtype=dtype)
+
+  assert kernel_calls(lambda *a: list(four(*a)), x, words, gpu=gpu) == 4
+
+
+@EVERY_GPU
+@BYTES
+def test_a_truncation_and_its_inverses_are_one_kernel_each(count, gpu):
+  x = jnp.zeros(8192)
+  planes = (jnp.zeros((2, 8192), jnp.uint8),) * count
+
+  def four(x, planes):
+    for rounding in ("zero", "nearest"):
+      yield triton.truncate_encode(x, bytes=count, rounding=rounding)
+    yield triton.truncate_decode(tuple(p[0] for p in planes), like=x)
+    yield triton.truncate_sum(planes, like=x)
+
+  assert kernel_calls(lambda *a: list(four(*a)), x, planes, gpu=gpu) == 4
+
+
+@EVERY_GPU
+def test_a_batch_is_one_kernel(gpu):
+  encode = functools.partial(triton.cast_encode, dtype="bfloat16")
+  assert kernel_calls(jax.vmap(encode), jnp.zeros((3, 4096)), gpu=gpu) == 1
+
+
+def test_what_does_not_fit_is_refused():
+  def traced(shape):
+    encode = functools.partial(triton.cast_encode, dtype="bfloat16")
+    return jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+  for shape in ((2**31 - 1,), (3, 0)):
+    with pytest.raises(NotImplementedError, match="arrays must have 1 to "):
+      traced(shape)
+  with pytest.raises(NotImplementedError, match="32 bits, got float64"):
+    triton.cast_encode(np.zeros(4), dtype="bfloat16")
