@@ -11,6 +11,7 @@ Add one line to an optax chain:
 from jaxmotion import (
   codecs as codecs,
   collectives as collectives,
+  memory as memory,
   controllers as controllers,
   testing as testing,
   transforms as transforms,
