@@ -23,8 +23,7 @@ class AwpState(NamedTuple):
     counter: int32[groups], updates below the threshold.
     reference: float32[groups], the norm that the next one is compared with.
     norms: float32[groups, window], the last norms, newest first.
-    seen: int32[groups], how many norms there were since they were last
-      forgotten.
+    seen: int32[groups], how many of them there are since the last reset.
   """
 
   trajectory: Trajectory
@@ -105,7 +104,7 @@ class awp(Controller):
       trajectory=begin(groups, 0, self.levels),
       counter=zeros,
       reference=norms,
-      norms=jnp.zeros((groups, self.window)).at[:, 0].set(norms),
+      norms=jnp.zeros((groups, self.window), jnp.float32).at[:, 0].set(norms),
       seen=ok.astype(jnp.int32),
     )
 

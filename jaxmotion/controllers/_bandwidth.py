@@ -111,7 +111,9 @@ class bandwidth(Controller):
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state for as many groups as the times have."""
     groups = check_signal("signal.transfer", signal.transfer).shape[0]
-    times, counts = jnp.zeros((groups,)), jnp.zeros((groups,), jnp.int32)
+    times, counts = (
+      jnp.zeros((groups,), dtype) for dtype in (jnp.float32, jnp.int32)
+    )
     return BandwidthState(
       trajectory=begin(groups, 0, self.history),
       pace=times,
@@ -139,7 +141,7 @@ class bandwidth(Controller):
 
     def highest(limit: Array) -> Array:
       fits = pace[:, None] * level_bytes[None, :] <= limit[:, None]
-      return jnp.maximum(jnp.sum(fits.astype(jnp.int32), axis=1) - 1, 0)
+      return jnp.maximum(jnp.sum(fits, axis=1, dtype=jnp.int32) - 1, 0)
 
     hidden, roomy = highest(compute), highest(self.margin * compute)
     calm = jnp.where(roomy > now, state.calm + 1, 0)
