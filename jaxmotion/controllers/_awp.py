@@ -143,8 +143,6 @@ class awp(Controller):
     return AwpState(trajectory, *rest)
 
   def _mean(self, norms: Array, seen: Array) -> Array:
-    if self.window == 1:
-      return norms[:, 0]
     there = jnp.arange(self.window)[None, :] < seen[:, None]
     total = jnp.sum(jnp.where(there, norms, 0.0), axis=1)
     return total / seen.astype(jnp.float32)
