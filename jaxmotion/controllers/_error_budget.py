@@ -51,7 +51,8 @@ class error_budget(Controller):
     budget: greatest error allowed, in the signal's unit.
     levels: number of levels.
     growth: by how much the error grows from one level to the one below: 2^8
-      where a level is 8 bits.
+      where a level is 8 bits. If it is too small, the level below is tried
+      in vain after every `patience` updates.
     patience: updates in a row before it goes down.
     history: how many switches are remembered, the start included.
 
