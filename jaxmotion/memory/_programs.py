@@ -74,8 +74,7 @@ def decode(
   The buffers of `held` are donated.
   """
   if codec == identity() and held is None:
-    pairs = zip(payloads, likes, strict=True)
-    return [codec.decode(p, a) for p, a in pairs]
+    return [payload.values for payload in payloads]
   return _decode(codec, likes, payloads, held)
 
 
@@ -193,7 +192,9 @@ def _vjp(
   body: Body, params: PyTree, stats: PyTree, x: PyTree, batch: PyTree
 ) -> tuple[PyTree, Any, PyTree]:
   def run(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    return body(params, stats, x, batch)
+    # Made anew: Flax refuses to change variables that were made outside.
+    own = jax.tree.map(lambda a: a, stats)
+    return body(params, own, x, batch)
 
   return jax.vjp(run, params, x, has_aux=True)
 
