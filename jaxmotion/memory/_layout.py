@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.controllers import Groups, group_by
-from jaxmotion.core import PyTree, describe, like, named_leaves
+from jaxmotion.core import PyTree, describe, named_leaves
 
 Rules = Sequence[tuple[str, str | None]]
 
@@ -85,14 +85,11 @@ def layout_of(
       f"`params` must be a mapping with the stages {sorted(names)}, "
       f"got {found!r}."
     )
-  leaves, treedef = jax.tree.flatten(params)
-  for path, x in named_leaves(params):
-    if jnp.result_type(x) != jnp.float32:
-      raise TypeError(
-        f"`params` must be float32 arrays, got {describe(jnp.asarray(x))} at "
-        f"{path!r}: what is not trained belongs to `stats`."
-      )
-  return _layout(treedef, tuple(map(like, leaves)), names, rules, small)
+  likes = tuple(
+    jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    for x in jax.tree.leaves(params)
+  )
+  return _layout(jax.tree.structure(params), likes, names, rules, small)
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,6 +101,12 @@ def _layout(
   small: int,
 ) -> Layout:
   params = treedef.unflatten(likes)
+  for path, x in named_leaves(params):
+    if x.dtype != jnp.float32:
+      raise TypeError(
+        f"`params` must be float32 arrays, got {describe(x)} at {path!r}: "
+        "what is not trained belongs to `stats`."
+      )
   positions = treedef.unflatten(range(len(likes)))
   trees = [positions] if names is None else [positions[n] for n in names]
   flat = [jax.tree.flatten(tree) for tree in trees]

@@ -116,7 +116,7 @@ class Step:
         jax.block_until_ready(waits)
         waits = x
       x, backward = self._forward(k, body, x, batch)
-      check_output(self.names[k], x, last=k + 1 == len(bodies))
+      _check_output(self.names[k], x, last=k + 1 == len(bodies))
       passes.append(backward)
     return x, passes
 
@@ -261,7 +261,7 @@ def _nbytes(tree: PyTree) -> int:
   return sum(a.nbytes for a in jax.tree.leaves(tree))
 
 
-def check_output(name: str, x: PyTree, *, last: bool) -> None:
+def _check_output(name: str, x: PyTree, *, last: bool) -> None:
   """Raises unless a stage's output is one.
 
   Raises:

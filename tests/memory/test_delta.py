@@ -142,7 +142,9 @@ def test_subnormal_numbers_are_held_by_neither():
     [codecs.identity().encode(delta)[0]],
     [held],
   )[0]
-  np.testing.assert_array_equal(found, [TINY, 0.0, 0.0, -TINY, 1.0])
+  # Words: where subnormal results vanish by themselves, they keep a sign.
+  expected = np.float32([TINY, 0.0, 0.0, -TINY, 1.0])
+  assert bits(found) == bits(expected)
 
 
 def test_small_leaves_travel_whole():

@@ -148,21 +148,14 @@ def test_what_travels_is_what_the_codec_made():
   model = model_of(weights=codecs.truncate(bytes=1))
   seen, call = recorder()
   model.step(model.init(params_of()), batch_of(), call=call)
-  weights = {k: [] for k in params_of()}
-  [
-    weights[k].extend(args[1].items())
-    for k, args in zip(
-      weights, (a for name, a, _ in seen if name == "forward"), strict=True
-    )
-  ]
-  for name, tree in params_of().items():
-    there = dict(weights[name])
+  there = [args[1] for name, args, _ in seen if name == "forward"]
+  # `forward` is given (function, params, ...), stage by stage.
+  for weights, tree in zip(there, params_of().values(), strict=True):
     expected = tree["w"].view(np.uint32) & np.uint32(0xFF000000)
-    np.testing.assert_array_equal(
-      np.asarray(there["w"]).view(np.uint32), expected
-    )
+    found = np.asarray(weights["w"]).view(np.uint32)
+    np.testing.assert_array_equal(found, expected)
     if "b" in tree:
-      np.testing.assert_array_equal(there["b"], tree["b"])
+      np.testing.assert_array_equal(weights["b"], tree["b"])
 
 
 def test_a_level_change_compiles_packing_and_nothing_else():
@@ -227,13 +220,13 @@ def test_a_controller_sets_the_levels():
   state = model.init(params_of())
   # Norms that stand still count as falling under a positive threshold.
   awp = controllers.awp(threshold=0.1, interval=2, levels=len(LADDER))
-  control = awp.init(model.norms(state))
+  control, update = awp.init(model.norms(state)), jax.jit(awp.update)
   sent = []
   for _ in range(5):
     before = state.sent_bytes
     state, _ = model.step(state, batch_of(), awp.level(control))
     sent.append(int(state.sent_bytes - before))
-    control = awp.update(model.norms(state), control)
+    control = update(model.norms(state), control)
   biases = 2 * 4 * WIDTH
   one, two = biases + 3 * WIDTH**2, biases + 3 * 2 * WIDTH**2
   assert sent[:2] == [one] * 2 and sent[4] == two
