@@ -132,19 +132,25 @@ def test_a_guarded_optimiser_keeps_bad_gradients_out():
   assert np.isfinite(loss) and bits(state.params) != bits(before)
 
 
+def add(held, delta):
+  """What is held of both, after a difference that the codec left whole."""
+  held, delta = jnp.float32(held), jnp.float32(delta)
+  likes = (jax.ShapeDtypeStruct(held.shape, jnp.float32),)
+  payload, _ = codecs.identity().encode(delta)
+  return programs.decode(codecs.identity(), likes, [payload], [held])[0]
+
+
 def test_subnormal_numbers_are_held_by_neither():
   """Not every backend has them, and the two copies must agree."""
-  held = jnp.array([0.0, TINY, 1.5 * TINY, -TINY, 1.0])
-  delta = jnp.array([TINY, -1.5 * TINY, -TINY, 0.0, TINY])
-  found = programs.decode(
-    codecs.identity(),
-    (jax.ShapeDtypeStruct((5,), jnp.float32),),
-    [codecs.identity().encode(delta)[0]],
-    [held],
-  )[0]
+  found = add([0.0, TINY, 1.5 * TINY, -TINY], [TINY, -1.5 * TINY, -TINY, 0.0])
   # Words: where subnormal results vanish by themselves, they keep a sign.
-  expected = np.float32([TINY, 0.0, 0.0, -TINY, 1.0])
-  assert bits(found) == bits(expected)
+  assert bits(found) == bits(np.float32([TINY, 0.0, 0.0, -TINY]))
+
+
+def test_a_difference_that_overshoots_the_greatest_number_is_not_added():
+  np.testing.assert_array_equal(
+    add([3e38, -3e38, 1.0], [1e38, -1e38, 1.0]), np.float32([3e38, -3e38, 2.0])
+  )
 
 
 def test_small_leaves_travel_whole():

@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from jaxmotion import memory
 from tests.memory.helpers import (
+  DEVICE,
   PLAIN,
   WIDTH,
   batch_of,
@@ -82,6 +84,34 @@ def test_no_weights_stay_on_the_device(options):
 def test_a_streamed_stage_leaves_before_the_next_arrives():
   refs, alive = watch(streamed=True, update="per_stage")
   assert len(refs) == 2 * STAGES and max(alive) == 1
+
+
+def test_no_stage_is_sent_while_the_last_but_one_still_computes():
+  def slow(params, x, batch):
+    x = batch if x is None else x
+    return jax.lax.fori_loop(0, 100, lambda i, x: x @ params["w"], x)
+
+  stages = [(str(i), slow) for i in range(4)] + [
+    ("last", lambda p, x, b: x.sum())
+  ]
+  params = {name: {"w": np.eye(256, dtype=np.float32)} for name, _ in stages}
+  computed, ready = [], []
+
+  def call(name, piece, *args):
+    if name == "send":
+      ready.extend(x.is_ready() for x in computed[:-1])
+    out = piece(*args)
+    if name == "forward":
+      computed.append(out[0])
+    return out
+
+  model = memory.host_resident(
+    stages, optax.sgd(0.1), streamed=True, device=DEVICE
+  )
+  state = model.init(params)
+  batch = np.ones((256, 256), np.float32)
+  model.step(state, batch, call=call)
+  assert len(ready) >= 6 and all(ready)
 
 
 def test_weights_are_no_residuals():
