@@ -107,17 +107,16 @@ class Step:
 
   def _forward_all(self, batch: PyTree) -> tuple[Array, list[Backward]]:
     x: Any = None
-    waits: Any = None
     passes: list[Backward] = []
     bodies = self.model.bodies
     for k, body in enumerate(bodies):
+      y, backward = self._forward(k, body, x, batch)
+      _check_output(self.names[k], y, last=k + 1 == len(bodies))
+      passes.append(backward)
       if self.model.streamed:
         # Or all stages would be sent before the first is computed.
-        jax.block_until_ready(waits)
-        waits = x
-      x, backward = self._forward(k, body, x, batch)
-      _check_output(self.names[k], x, last=k + 1 == len(bodies))
-      passes.append(backward)
+        jax.block_until_ready(x)
+      x = y
     return x, passes
 
   def _forward(
