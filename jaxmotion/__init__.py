@@ -11,6 +11,8 @@ Add one line to an optax chain:
 from jaxmotion import (
   codecs as codecs,
   collectives as collectives,
+  controllers as controllers,
+  memory as memory,
   testing as testing,
   transforms as transforms,
   wire as wire,

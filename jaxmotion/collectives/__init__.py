@@ -16,6 +16,10 @@ from jaxmotion.collectives._all_to_all import (
   all_to_all as all_to_all,
   all_to_all_init as all_to_all_init,
 )
+from jaxmotion.collectives._byte_planes import (
+  all_gather_planes as all_gather_planes,
+  broadcast_planes as broadcast_planes,
+)
 from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical as all_reduce_hierarchical,
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,

@@ -1,0 +1,40 @@
+"""State machines that adapt a level to what training shows.
+
+Each is a frozen configuration with `init(signal) -> state`,
+`update(signal, state) -> state` and `level(state) -> int32[groups]`, all of
+which can be jitted, vmapped and checkpointed. A signal holds one number for
+each group of parameters; level 0 moves the fewest bits. What a level means is
+the caller's: controllers know no codec and no collective.
+"""
+
+from jaxmotion.controllers._awp import (
+  AWP_ALEXNET as AWP_ALEXNET,
+  AWP_RESNET as AWP_RESNET,
+  AWP_VGG as AWP_VGG,
+  AwpState as AwpState,
+  awp as awp,
+)
+from jaxmotion.controllers._bandwidth import (
+  BandwidthState as BandwidthState,
+  Times as Times,
+  bandwidth as bandwidth,
+)
+from jaxmotion.controllers._base import Controller as Controller
+from jaxmotion.controllers._error_budget import (
+  ErrorBudgetState as ErrorBudgetState,
+  error_budget as error_budget,
+)
+from jaxmotion.controllers._fixed import (
+  FixedState as FixedState,
+  fixed as fixed,
+)
+from jaxmotion.controllers._groups import (
+  Groups as Groups,
+  group_by as group_by,
+  group_norms as group_norms,
+)
+from jaxmotion.controllers._trajectory import (
+  Switch as Switch,
+  Trajectory as Trajectory,
+  switches as switches,
+)

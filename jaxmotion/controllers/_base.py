@@ -1,0 +1,87 @@
+"""What a controller is."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import Array, PyTree, describe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Controller:
+  """Turns one number a group and update into a level for each group.
+
+  A controller is its configuration: a frozen dataclass of plain Python values.
+  What it remembers is its state, a NamedTuple of arrays whose `trajectory`
+  tells which levels it has been at. Groups do not affect one another. A signal
+  that is not finite changes nothing of its group but the count of skipped
+  updates.
+  """
+
+  def init(self, signal: PyTree) -> Any:
+    """Returns the state before the first update.
+
+    Args:
+      signal: float32[groups] as `update` takes it, before training.
+    """
+    raise NotImplementedError
+
+  def update(self, signal: PyTree, state: Any) -> Any:
+    """Returns the state after one more step of training.
+
+    Args:
+      signal: float32[groups], of this step.
+      state: what `init` or the last `update` returned.
+
+    Raises:
+      ValueError: the signal is not of the state's number of groups.
+    """
+    raise NotImplementedError
+
+  def level(self, state: Any) -> Array:
+    """Returns the level of every group, int32[groups]; 0 is the fewest bits.
+
+    Args:
+      state: what `init` or `update` returned.
+    """
+    level: Array = state.trajectory.level
+    return level
+
+
+def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
+  """Returns a signal as float32[groups]; raises unless it is one.
+
+  Args:
+    name: the argument's name, for the message.
+    signal: what the caller gave.
+    groups: how many there are, where that is known.
+  """
+  signal = jnp.asarray(signal)
+  if signal.ndim != 1 or groups not in (None, signal.shape[0]):
+    span = "groups" if groups is None else str(groups)
+    raise ValueError(
+      f"`{name}` must be float32[{span}], got {describe(signal)}."
+    )
+  return signal.astype(jnp.float32)
+
+
+def check_number(
+  name: str, value: Any, low: float, high: float = float("inf")
+) -> None:
+  """Raises unless `value` is a Python number in [low, high)."""
+  message = f"`{name}` must be a number in [{low}, {high}), got {value!r}."
+  if type(value) not in (int, float):
+    raise TypeError(message)
+  if not low <= value < high:
+    raise ValueError(message)
+
+
+def keep(ok: Array, new: PyTree, old: PyTree) -> PyTree:
+  """Returns `new` for the groups that are ok and `old` for the others."""
+
+  def choose(new: Array, old: Array) -> Array:
+    return jnp.where(ok.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+  return jax.tree.map(choose, new, old)

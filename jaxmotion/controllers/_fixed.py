@@ -1,0 +1,58 @@
+"""One level for ever."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.controllers._base import Controller
+from jaxmotion.controllers._trajectory import Trajectory, advance, begin
+from jaxmotion.core import PyTree, check_int
+
+
+class FixedState(NamedTuple):
+  """State of `fixed`.
+
+  Attributes:
+    trajectory: the one level.
+  """
+
+  trajectory: Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class fixed(Controller):
+  """Stays at one level: a static format, where a controller is asked for.
+
+  It takes the signal of any controller and looks at its shape alone.
+
+  Args:
+    at: the level.
+
+  Raises:
+    TypeError, ValueError: `at` is no level.
+
+  Example:
+    >>> controller = fixed(2)
+    >>> state = controller.init(jnp.zeros(3))
+    >>> controller.level(controller.update(jnp.zeros(3), state)).tolist()
+    [2, 2, 2]
+  """
+
+  at: int
+
+  def __post_init__(self) -> None:
+    check_int("at", self.at, 0)
+
+  def init(self, signal: PyTree) -> FixedState:
+    """Returns the state for as many groups as the signal has."""
+    return FixedState(begin(jax.tree.leaves(signal)[0].shape[0], self.at, 1))
+
+  def update(self, signal: PyTree, state: FixedState) -> FixedState:
+    """Returns the state after a step."""
+    del signal
+    level = state.trajectory.level
+    return FixedState(
+      advance(state.trajectory, level, jnp.full_like(level, True, bool))
+    )

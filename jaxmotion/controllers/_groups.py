@@ -1,0 +1,158 @@
+"""Groups of parameters that share a level, and their norms."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import Array, PyTree, named_leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+  """Which leaves of a tree share a level.
+
+  Attributes:
+    names: of the groups, in the order of their first leaves.
+    of_leaf: position of each leaf's group, in the order of `tree.flatten`;
+      None for a leaf of no group.
+  """
+
+  names: tuple[str, ...]
+  of_leaf: tuple[int | None, ...]
+
+  def split(self, tree: PyTree) -> list[list[Any]]:
+    """Returns the leaves of every group.
+
+    Args:
+      tree: of the structure that was grouped.
+
+    Raises:
+      ValueError: it has another number of leaves.
+    """
+    parts: list[list[Any]] = [[] for _ in self.names]
+    for leaf, group in zip(self._leaves(tree), self.of_leaf, strict=True):
+      if group is not None:
+        parts[group].append(leaf)
+    return parts
+
+  def merge(self, parts: Sequence[Sequence[Any]], tree: PyTree) -> PyTree:
+    """Inverts `split`.
+
+    Args:
+      parts: the leaves of every group.
+      tree: gives the leaves of no group, and the structure.
+    """
+    rest = [iter(part) for part in parts]
+    leaves = [
+      leaf if group is None else next(rest[group])
+      for leaf, group in zip(self._leaves(tree), self.of_leaf, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+  def _leaves(self, tree: PyTree) -> list[Any]:
+    leaves = jax.tree.leaves(tree)
+    if len(leaves) != len(self.of_leaf):
+      raise ValueError(
+        f"`tree` must have the {len(self.of_leaf)} leaves that were grouped, "
+        f"got {len(leaves)}."
+      )
+    return leaves
+
+
+def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
+  r"""Groups the leaves of a tree by their paths.
+
+  Args:
+    params: pytree of arrays or ShapeDtypeStructs.
+    rules: pairs of a regular expression, searched for in a leaf's path
+      ("block1/conv/kernel"), and the name of its group, in which `\1` stands
+      for what the first bracket matched; None puts the leaf in no group. The
+      first expression that matches wins. `("(.*)/", r"\1")` makes a group of
+      every layer, `("(block\d+)/", r"\1")` of every building block.
+
+  Returns:
+    The groups.
+
+  Raises:
+    ValueError: an expression matches no leaf, a leaf matches none, no leaf is
+      in a group, or an expression is none.
+
+  Example:
+    >>> params = {
+    ...   "conv1": {"bias": jnp.zeros(2), "kernel": jnp.zeros((3, 2))},
+    ...   "conv2": {"bias": jnp.zeros(2), "kernel": jnp.zeros((2, 2))},
+    ... }
+    >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
+    Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
+  """
+  compiled = [(_compile(pattern), name) for pattern, name in rules]
+  paths = [path for path, _ in named_leaves(params)]
+  for pattern, _ in compiled:
+    if not any(pattern.search(path) for path in paths):
+      raise ValueError(
+        f"`rules` must match a leaf each, got {pattern.pattern!r}, which "
+        f"matches none of {', '.join(map(repr, paths)) or 'no leaves'}."
+      )
+  names: dict[str, int] = {}
+  of_leaf: list[int | None] = []
+  for path in paths:
+    name = _name_of(path, compiled)
+    of_leaf.append(None if name is None else names.setdefault(name, len(names)))
+  if not names:
+    raise ValueError(f"`rules` must put a leaf in a group, got {rules!r}.")
+  return Groups(tuple(names), tuple(of_leaf))
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+  try:
+    return re.compile(pattern)
+  except re.error as e:
+    raise ValueError(
+      f"`rules` must have regular expressions, got {pattern!r} ({e})."
+    ) from e
+
+
+def _name_of(
+  path: str, rules: Sequence[tuple[re.Pattern[str], str | None]]
+) -> str | None:
+  for pattern, template in rules:
+    if match := pattern.search(path):
+      return None if template is None else match.expand(template)
+  raise ValueError(
+    f"`rules` must cover every leaf, got {path!r}, which matches none of "
+    f"{', '.join(repr(p.pattern) for p, _ in rules)}: end with ('', None)."
+  )
+
+
+def group_norms(params: PyTree, groups: Groups) -> Array:
+  r"""Returns the Euclidean norm of every group's values.
+
+  Every value is read once; sums are made in float32.
+
+  Args:
+    params: pytree of arrays, of the structure that was grouped.
+    groups: what `group_by` returned.
+
+  Returns:
+    float32[groups].
+
+  Raises:
+    ValueError: the tree has another number of leaves.
+
+  Example:
+    >>> params = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([2.0])}
+    >>> group_norms(params, group_by(params, [("(.*)", r"\1")])).tolist()
+    [5.0, 2.0]
+  """
+  totals = [
+    sum(_squares(leaf) for leaf in leaves) for leaves in groups.split(params)
+  ]
+  return jnp.sqrt(jnp.stack(totals))
+
+
+def _squares(x: Array) -> Array:
+  return jnp.sum(jnp.square(x.astype(jnp.float32)))

@@ -1,0 +1,386 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxmotion import codecs, controllers, memory, wire
+from tests.compilations import compilations
+from tests.memory.helpers import (
+  DEVICE,
+  HOST,
+  PLAIN,
+  WIDTH,
+  batch_of,
+  bits,
+  block,
+  copies,
+  model_of,
+  params_of,
+  recorder,
+  stages_of,
+  whole_loss,
+)
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+SGD = optax.sgd(0.1)
+LADDER = (
+  codecs.truncate(bytes=1),
+  codecs.uniform(bits=8),
+  codecs.truncate(bytes=2, rounding="nearest"),
+)
+
+
+def train(model, steps=4, level=0, params=None):
+  state = model.init(params_of() if params is None else params)
+  for i in range(steps):
+    state, loss = model.step(state, batch_of(i), level)
+  return state, loss
+
+
+def plain_training(tx, steps=4):
+  params = jax.tree.map(jnp.asarray, params_of())
+  opt_state = tx.init(params)
+  value_and_grad = jax.jit(jax.value_and_grad(whole_loss))
+
+  @jax.jit
+  def update(params, opt_state, grads):
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  for i in range(steps):
+    loss, grads = value_and_grad(params, batch_of(i))
+    params, opt_state = update(params, opt_state, grads)
+  return params, opt_state, loss
+
+
+def test_without_compression_it_is_plain_training_bit_for_bit():
+  params, opt_state, loss = plain_training(CLIPPED)
+  state, ours = train(model_of(tx=CLIPPED, **PLAIN))
+  assert bits(state.params) == bits(params)
+  assert bits(state.opt_state) == bits(opt_state)
+  assert bits(ours) == bits(loss)
+  assert int(state.step) == 4
+
+
+def test_a_single_function_is_one_stage():
+  model = memory.host_resident(whole_loss, CLIPPED, **PLAIN)
+  state, loss = train(model)
+  params, _, theirs = plain_training(CLIPPED)
+  assert bits(state.params) == bits(params) and bits(loss) == bits(theirs)
+
+
+def close(a, b, tolerance):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), a, b
+  )
+
+
+def test_updating_each_stage_alone_changes_nothing():
+  whole, _ = train(model_of(**PLAIN))
+  alone, _ = train(model_of(update="per_stage", **PLAIN))
+  # Other programs, so values may round otherwise.
+  close(alone.params, whole.params, 1e-6)
+  assert len(alone.opt_state) == len(stages_of())
+
+
+def test_streaming_sends_twice_and_changes_nothing():
+  kept, loss = train(model_of(**PLAIN))
+  streamed, again = train(model_of(streamed=True, **PLAIN))
+  close(again, loss, 1e-6)
+  close(streamed.params, kept.params, 1e-5)
+  assert streamed.sent_bytes == 2 * kept.sent_bytes
+  assert streamed.returned_bytes == kept.returned_bytes
+
+
+def test_everything_is_where_it_belongs():
+  grads = codecs.feedback(codecs.uniform(bits=4))
+  state, loss = train(model_of(delta=True, grads=grads), steps=1)
+
+  def devices(tree):
+    return {d for a in jax.tree.leaves(tree) for d in a.devices()}
+
+  for tree in (state.params, state.opt_state, state.held):
+    assert devices(tree) == {HOST}
+  for tree in (state.device_held, state.grad_state, loss):
+    assert devices(tree) == {DEVICE}
+
+
+def test_parameters_given_are_not_touched():
+  params = params_of()
+  before = copies(params)
+  train(model_of(), params=params)
+  assert bits(params) == bits(before)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_bytes_are_those_of_the_buffers_that_moved(delta):
+  model, params = model_of(weights=LADDER, delta=delta), params_of()
+  state = model.init(params)
+  seen, call = recorder()
+  state, _ = model.step(state, batch_of(), [0, 1, 2], call=call)
+
+  def moved(name):
+    return sum(
+      a.nbytes
+      for piece, _, out in seen
+      if piece == name
+      for a in jax.tree.leaves(out)
+    )
+
+  assert state.sent_bytes == moved("send")
+  assert state.returned_bytes == moved("return")
+  biases = 2 * 4 * WIDTH
+  matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+  assert state.sent_bytes == biases + sum(
+    wire.payload_bytes(codec, matrix) for codec in LADDER
+  )
+  assert state.returned_bytes == biases + 3 * wire.payload_bytes(
+    codecs.uniform(bits=8), matrix
+  )
+  assert model.plain_bytes(params) == biases + 3 * 4 * WIDTH**2
+  state, _ = model.step(state, batch_of(), [0, 1, 2])
+  assert state.sent_bytes == 2 * moved("send")
+
+
+def test_what_travels_is_what_the_codec_made():
+  """The paper's transfer: the leading bytes, biases as they are."""
+  model = model_of(weights=codecs.truncate(bytes=1))
+  seen, call = recorder()
+  model.step(model.init(params_of()), batch_of(), call=call)
+  there = [args[1] for name, args, _ in seen if name == "forward"]
+  # `forward` is given (function, params, ...), stage by stage.
+  for weights, tree in zip(there, params_of().values(), strict=True):
+    expected = tree["w"].view(np.uint32) & np.uint32(0xFF000000)
+    found = np.asarray(weights["w"]).view(np.uint32)
+    np.testing.assert_array_equal(found, expected)
+    if "b" in tree:
+      np.testing.assert_array_equal(weights["b"], tree["b"])
+
+
+def test_a_level_change_compiles_packing_and_nothing_else():
+  # Codecs of no other test, so that nothing is compiled before.
+  ladder = [
+    codecs.uniform(bits=bits, block=96, symmetric=False) for bits in (3, 5, 7)
+  ]
+  model = model_of(blocks=2, weights=ladder)
+  state = model.init(params_of(blocks=2))
+
+  def step(level):
+    nonlocal state
+    before = compilations()
+    state, _ = model.step(state, batch_of(), level)
+    return compilations() - before
+
+  step(0)
+  assert step(0) == 0
+  # All matrices have one shape: one program packs them, one unpacks them.
+  assert step([0, 1, 0, 0]) == 2
+  assert step([0, 1, 1, 1]) == 0
+  assert step(jnp.int32(2)) == 2
+  assert step([2, 0, 1, 0]) == 0
+
+
+def test_stages_with_one_function_share_programs():
+  def middle(params, x, batch):
+    return jnp.sin(block(params, x, batch))
+
+  def compiled(blocks):
+    (begin, *_, end), names = stages_of(), [f"block{i}" for i in range(blocks)]
+    stages = [begin, *((name, middle) for name in names), end]
+    model = memory.host_resident(stages, SGD, update="per_stage", small=64)
+    state = model.init(params_of(blocks))
+    before = compilations()
+    model.step(state, batch_of())
+    return compilations() - before
+
+  # The blocks' forward and backward passes and the updates, at least.
+  assert compiled(2) >= 3
+  assert compiled(9) == 0
+
+
+def test_norms_and_errors_are_those_of_each_group():
+  model = model_of(weights=LADDER)
+  params = params_of()
+  state = model.init(params)
+  assert model.groups_of(params).names == ("first", "block0", "last")
+  names = model.groups_of(params).names
+  norms = [np.linalg.norm(params[n]["w"]) for n in names]
+  np.testing.assert_allclose(model.norms(state), norms, rtol=1e-6)
+  errors = []
+  for name, codec in zip(names, LADDER, strict=True):
+    w = params[name]["w"]
+    sent = jax.jit(lambda w, c=codec: c.decode(c.encode(w)[0], w))(w)
+    errors.append(np.linalg.norm(sent - w) / np.linalg.norm(w))
+  np.testing.assert_allclose(model.errors(state, [0, 1, 2]), errors, rtol=1e-4)
+
+
+def test_a_controller_sets_the_levels():
+  model = model_of(weights=LADDER, tx=optax.sgd(0.0))
+  state = model.init(params_of())
+  # Norms that stand still count as falling under a positive threshold.
+  awp = controllers.awp(threshold=0.1, interval=2, levels=len(LADDER))
+  control, update = awp.init(model.norms(state)), jax.jit(awp.update)
+  sent = []
+  for _ in range(5):
+    before = state.sent_bytes
+    state, _ = model.step(state, batch_of(), awp.level(control))
+    sent.append(int(state.sent_bytes - before))
+    control = update(model.norms(state), control)
+  biases = 2 * 4 * WIDTH
+  one, two = biases + 3 * WIDTH**2, biases + 3 * 2 * WIDTH**2
+  assert sent[:2] == [one] * 2 and sent[4] == two
+  assert one < sent[2] == sent[3] < two
+
+
+def test_rules_make_groups_and_leave_leaves_out():
+  rules = [("last", None), ("first|block", "body")]
+  model = model_of(groups=rules, small=0)
+  params = params_of()
+  groups = model.groups_of(params)
+  assert groups.names == ("body",)
+  assert groups.of_leaf == (0, 0, 0, 0, None)
+  state, _ = train(model, steps=1)
+  packed = [params["first"], params["block0"]]
+  expected = wire.payload_bytes(codecs.uniform(bits=8), packed)
+  assert state.sent_bytes == expected + 4 * WIDTH**2
+
+
+def test_a_restored_state_goes_on_as_if_nothing_had_happened():
+  model = model_of(
+    weights=codecs.uniform(bits=4, rounding="stochastic"),
+    grads=codecs.feedback(codecs.uniform(bits=4)),
+    delta=True,
+  )
+  state, _ = train(model, steps=3)
+  saved = copies(state)
+  straight, _ = model.step(state, batch_of(3))
+  restored = model.place(saved)
+  assert bits(restored) == bits(saved)
+  again, _ = model.step(restored, batch_of(3))
+  assert bits(again) == bits(straight)
+
+
+def test_rounding_depends_on_seed_step_and_stage():
+  codec = codecs.uniform(bits=4, rounding="stochastic")
+  same = np.random.default_rng(0).normal(size=(WIDTH, WIDTH))
+  params = params_of()
+  params["first"]["w"] = params["last"]["w"] = same.astype(np.float32)
+
+  def packed(seed):
+    model = model_of(weights=codec, tx=optax.sgd(0.0), seed=seed)
+    seen, call = recorder()
+    state = model.init(params)
+    for _ in range(2):
+      state, _ = model.step(state, batch_of(), call=call)
+    outs = [out for name, _, out in seen if name == "pack"]
+    large = [o for o in outs if type(o[0]).__name__ == "Symmetric"]
+    first, _, last, again, _, _ = ["".join(map(str, bits(o))) for o in large]
+    return first, last, again
+
+  first, last, again = packed(0)
+  assert len({first, last, again, packed(1)[0]}) == 4
+  assert packed(0) == (first, last, again)
+
+
+@pytest.mark.parametrize(
+  ("change", "error", "message"),
+  [
+    ({"update": "stage"}, ValueError, "`update` must be one of 'whole'"),
+    ({"delta": 1}, ValueError, "`delta` must be one of True, False"),
+    ({"small": -1}, ValueError, "`small` must be an integer >= 0"),
+    ({"delta": True, "streamed": True}, ValueError, "`streamed` must be"),
+    ({"grads": "int8"}, TypeError, "`grads` must be a codec of arrays"),
+    ({"weights": ()}, ValueError, "`weights` must hold at least one"),
+    ({"weights": LADDER[::-1]}, ValueError, "from fewest to most bytes"),
+    (
+      {"weights": codecs.feedback(codecs.uniform(bits=8))},
+      ValueError,
+      "codecs without state",
+    ),
+    (
+      {"grads": codecs.rules([(".*", codecs.identity())])},
+      TypeError,
+      "`grads` must be a codec of arrays",
+    ),
+    ({"tx": 0.1}, TypeError, "`tx` must be an optax"),
+  ],
+)
+def test_options_that_make_no_sense_are_refused(change, error, message):
+  with pytest.raises(error, match=message):
+    model_of(**change)
+
+
+@pytest.mark.parametrize(
+  ("stages", "error", "message"),
+  [
+    ([], ValueError, "at least one stage"),
+    ([("a", 1)], TypeError, "pairs of a name and a function"),
+    ([("a", whole_loss)] * 2, ValueError, "different names"),
+  ],
+)
+def test_stages_that_are_none_are_refused(stages, error, message):
+  with pytest.raises(error, match=message):
+    memory.host_resident(stages, optax.sgd(0.1))
+
+
+def test_parameters_that_do_not_fit_are_refused():
+  model, params = model_of(), params_of()
+  with pytest.raises(ValueError, match=r"stages \['block0', 'first', 'last'\]"):
+    model.init({**params, "other": {}})
+  with pytest.raises(ValueError, match="`params` must be a mapping"):
+    model.init([1.0])
+  for dtype in (np.int32, np.float16):
+    wrong = {**params, "last": {"w": params["last"]["w"].astype(dtype)}}
+    with pytest.raises(TypeError, match=r"float32 .* at 'last/w'"):
+      model.init(wrong)
+  with pytest.raises(ValueError, match="`stats` must be None unless"):
+    model.init(params, {"first": 1})
+  with pytest.raises(ValueError, match="stages among"):
+    model_of(stateful=True).init(params, {"other": 1})
+
+
+@pytest.mark.parametrize(
+  ("groups", "message"),
+  [
+    ([("attention", "a"), ("", None)], "match a leaf each, got 'attention'"),
+    ([("first", "a")], "must cover every leaf, got 'block0/b'"),
+    ([("b$", "biases"), ("", "rest")], "got 'biases', which has none"),
+  ],
+)
+def test_groups_that_do_not_fit_are_refused(groups, message):
+  with pytest.raises(ValueError, match=message):
+    model_of(groups=groups).init(params_of())
+
+
+@pytest.mark.parametrize(
+  ("level", "error", "message"),
+  [
+    (3, ValueError, r"in \[0, 2\], got 3 for 'first'"),
+    ([0, -1, 0], ValueError, "got -1 for 'block0'"),
+    ([0, 1], ValueError, "one for each of the 3 groups"),
+    (1.0, TypeError, "`level` must be integers"),
+  ],
+)
+def test_levels_that_are_none_are_refused_before_anything_moves(
+  level, error, message
+):
+  model = model_of(weights=LADDER)
+  state = model.init(params_of())
+  with pytest.raises(error, match=message):
+    model.step(state, batch_of(), level)
+  model.step(state, batch_of(), 2)
+
+
+def test_outputs_that_are_none_are_refused():
+  params = {"a": {"w": np.ones((2, 2), np.float32)}, "b": {}}
+
+  def step(a, b):
+    stages = [("a", a), ("b", b)]
+    model = memory.host_resident(stages, optax.sgd(0.1), small=0)
+    model.step(model.init(params), np.ones(2, np.float32))
+
+  with pytest.raises(TypeError, match=r"output of stage a.*int32\[2\]"):
+    step(lambda p, x, b: jnp.arange(2), lambda p, x, b: x.sum())
+  with pytest.raises(ValueError, match=r"scalar loss, got float32\[2\]"):
+    step(lambda p, x, b: p["w"] @ b, lambda p, x, b: x)
