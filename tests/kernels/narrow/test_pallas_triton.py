@@ -147,6 +147,21 @@ def test_a_batch_is_one_kernel(gpu):
   assert kernel_calls(jax.vmap(encode), jnp.zeros((3, 4096)), gpu=gpu) == 1
 
 
+def test_a_shard_s_encoding_and_sum_are_one_kernel_each():
+  def both(x, words):
+    return (
+      triton.cast_encode(x, dtype="float8_e5m2"),
+      triton.cast_sum(words, like=x, dtype="float16"),
+    )
+
+  shard = jax.P("x")
+  sharded = jax.shard_map(
+    both, in_specs=(shard, jax.P(None, "x")), out_specs=(shard, shard)
+  )
+  words = jnp.zeros((2, 1000), jnp.uint16)
+  assert kernel_calls(sharded, jnp.zeros(1000), words) == 2
+
+
 def test_what_does_not_fit_is_refused():
   def traced(shape):
     encode = functools.partial(triton.cast_encode, dtype="bfloat16")

@@ -64,6 +64,14 @@ def test_a_batch_is_one_kernel():
   assert kernel_calls(jax.vmap(packing), codes) == 1
 
 
+def test_a_shard_is_one_kernel():
+  packing = functools.partial(triton.pack_flat, bits=3)
+  sharded = jax.shard_map(
+    packing, in_specs=jax.P("x"), out_specs=jax.P(None, "x")
+  )
+  assert kernel_calls(sharded, jnp.zeros(1000, jnp.uint32)) == 1
+
+
 OPS = {
   "pack": lambda x, **how: room.pack(x.reshape(32, -1), 3, **how),
   "unpack": lambda x, **how: room.unpack(x.reshape(3, -1), 3, **how),
