@@ -12,6 +12,8 @@ from jaxmotion.core import Array, Like, PyTree, overwrite
 # Up to this many payloads are decoded by code of their own, which fuses into
 # one pass; beyond, a loop keeps the program short.
 _UNROLL_MOST = 16
+# Inside a kernel, where each takes registers.
+UNROLL_IN_KERNEL = 8
 
 
 class Memory(NamedTuple):
@@ -86,8 +88,21 @@ def sum_decoded(
     payload = jax.tree.map(lambda a: a[w], payloads)
     return decode(payload, like).astype(dtype)
 
+  return add_in_order(one, count, _UNROLL_MOST)
+
+
+def add_in_order(
+  one: Callable[[Any], Array], count: int, unroll_most: int
+) -> Array:
+  """Returns one(0) + one(1) + ..., added from the left.
+
+  Args:
+    one: position -> array.
+    count: how many there are.
+    unroll_most: up to this many are code of their own.
+  """
   total = one(0)
-  if count <= _UNROLL_MOST:
+  if count <= unroll_most:
     for w in range(1, count):
       total = total + one(w)
     return total

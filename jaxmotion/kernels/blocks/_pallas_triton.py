@@ -22,13 +22,16 @@ from jaxmotion.kernels._block_op import (
   fill,
   refuse_padding,
 )
-from jaxmotion.kernels._sums import Memory, forget
+from jaxmotion.kernels._sums import (
+  UNROLL_IN_KERNEL,
+  Memory,
+  add_in_order,
+  forget,
+)
 from jaxmotion.kernels._triton import call, load, power_of_two, scalar, store
 
 # Values of a tile: enough to hide latencies, few enough for registers.
 _FEWEST, _MOST = 1 << 11, 1 << 15
-# Up to this many payloads are decoded by code of their own.
-_UNROLL_MOST = 8
 
 
 class _Grid(NamedTuple):
@@ -314,12 +317,7 @@ def _sum(
     y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
     return y.astype(dtype).astype(jnp.float32)
 
-  total = one(0)
-  if workers <= _UNROLL_MOST:
-    for w in range(1, workers):
-      total = total + one(w)
-    return total
-  return lax.fori_loop(1, workers, lambda w, t: t + one(w), total)
+  return add_in_order(one, workers, UNROLL_IN_KERNEL)
 
 
 def _split(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:

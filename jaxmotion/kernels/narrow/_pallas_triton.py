@@ -13,13 +13,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.kernels._sums import UNROLL_IN_KERNEL, add_in_order
 from jaxmotion.kernels._triton import call, load, power_of_two, store
 from jaxmotion.kernels.narrow import _reference
 
 # 16 values a thread: a vector of bytes, several of floats in flight.
 _TILE = 4096
-# Up to this many payloads are decoded by code of their own.
-_UNROLL_MOST = 8
 
 
 def cast_encode(x: Array, *, dtype: str, interpret: bool = False) -> Array:
@@ -156,12 +155,5 @@ def _map(
 
 
 def _add(of: Callable[[Any], Array], workers: int) -> Array:
-  def add(worker: Any, total: Array) -> Array:
-    return total + of(worker).astype(jnp.float32)
-
-  total = of(0).astype(jnp.float32)
-  if workers > _UNROLL_MOST:
-    return lax.fori_loop(1, workers, add, total)
-  for worker in range(1, workers):
-    total = add(worker, total)
-  return total
+  one = lambda worker: of(worker).astype(jnp.float32)
+  return add_in_order(one, workers, UNROLL_IN_KERNEL)
