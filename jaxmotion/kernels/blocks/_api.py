@@ -5,9 +5,9 @@ from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._choose import run
 from jaxmotion.kernels._sums import Memory
 
-# Compiled for an H100, XLA reads its input once for the scales and once more for
-# the codes, writes the sum with the error in between, and copies each worker's
-# part of the payloads before it adds them up.
+# Compiled for an H100, XLA reads its input for the scales and again for the
+# codes, writes the sum with the error in between, and copies each worker's part
+# of the payloads before it adds them up.
 _GPU = ("pallas_triton",)
 
 
