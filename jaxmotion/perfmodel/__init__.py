@@ -1,9 +1,9 @@
 """What a training step will cost, before anything runs.
 
 A `Platform` says what the devices and links can do, `cost` what any JAX
-function takes, the collectives what an exchange takes, and `data_parallel`,
-`channel_split` and `hybrid` put them together. Everything is predicted, from
-shapes: nothing is measured or run.
+function takes, `predict_exchange` what moving its gradients takes with any
+codec, and `data_parallel` and `layered_step` put them together. Everything is
+predicted, from shapes: nothing is measured or run.
 """
 
 from jaxmotion.perfmodel._codec_time import (
@@ -31,6 +31,18 @@ from jaxmotion.perfmodel._file import (
   save_platform as save_platform,
 )
 from jaxmotion.perfmodel._kernels import Kernel as Kernel
+from jaxmotion.perfmodel._layered import layered_step as layered_step
+from jaxmotion.perfmodel._network import (
+  IMAGES as IMAGES,
+  LABELS as LABELS,
+  Layer as Layer,
+  Network as Network,
+)
+from jaxmotion.perfmodel._overlap import (
+  Message as Message,
+  blocking_seconds as blocking_seconds,
+  overlapped_seconds as overlapped_seconds,
+)
 from jaxmotion.perfmodel._platform import (
   Axis as Axis,
   Device as Device,
@@ -43,8 +55,15 @@ from jaxmotion.perfmodel._roofline import (
   seconds as seconds,
 )
 from jaxmotion.perfmodel._shipped import shipped as shipped
+from jaxmotion.perfmodel._steps import (
+  Step as Step,
+  Work as Work,
+  data_parallel as data_parallel,
+  work as work,
+)
 from jaxmotion.perfmodel._units import (
   Rate as Rate,
   gbit_per_s as gbit_per_s,
   gbyte_per_s as gbyte_per_s,
 )
+from jaxmotion.perfmodel._zoo import zoo as zoo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,9 +30,10 @@ class Exchange(NamedTuple):
     link_s: of all collectives.
     recode_s: decoding, summing and encoding between two phases.
     decode_s: decoding and summing what has arrived.
+    memory_bytes: of payloads, sent and received, and of the codec's memory.
 
   Example:
-    >>> Exchange(Ledger(), 1e-3, 2e-3, 0.0, 5e-4).total_s
+    >>> Exchange(Ledger(), 1e-3, 2e-3, 0.0, 5e-4, 1000).total_s
     0.0035
   """
 
@@ -40,17 +42,30 @@ class Exchange(NamedTuple):
   link_s: float
   recode_s: float
   decode_s: float
+  memory_bytes: int
 
   @property
   def total_s(self) -> float:
     """Seconds of all phases, one after the other."""
-    return math.fsum(self[1:])
+    return math.fsum((self.encode_s, self.link_s, self.recode_s, self.decode_s))
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
+  """An array that is exchanged.
+
+  Attributes:
+    codec: encodes it.
+    like: what is encoded, of one host's part if its devices reduce first.
+    method: "sum", "gather" or "two_phase".
+    leaves: positions of the leaves it is made of.
+    whole: those leaves, as the devices of a host have them.
+  """
+
   codec: Codec
   like: jax.ShapeDtypeStruct
   method: str
+  leaves: tuple[int, ...]
+  whole: tuple[Like, ...]
 
 
 def exchange_ledger(
@@ -91,8 +106,7 @@ def exchange_ledger(
     >>> round(plain.total_bytes / small.total_bytes)
     31
   """
-  jobs, before, after = _plan(codec, tree, axis, method, within)
-  return Ledger((*before, *_moves(jobs, axis), *after))
+  return make_plan(codec, tree, axis, method, within).ledger
 
 
 def predict_exchange(
@@ -146,34 +160,82 @@ def predict_exchange(
   """
   workers = platform.axis(axis)
   devices = None if within is None else platform.axis(within)
-  jobs, before, after = _plan(codec, tree, workers, method, devices)
-  ledger = Ledger((*before, *_moves(jobs, workers), *after))
-  phases = [_codec_seconds(j, workers.workers, platform.device) for j in jobs]
-  encode, recode, decode = map(math.fsum, zip(*phases, strict=True))
-  link = ledger_seconds(ledger, platform, algorithm=algorithm)
-  return Exchange(ledger, encode, link, recode, decode)
+  plan = make_plan(codec, tree, workers, method, devices)
+  return plan.predict(platform, algorithm)
 
 
-def _plan(
+class Plan(NamedTuple):
+  """How a tree is exchanged.
+
+  Attributes:
+    jobs: its arrays, in the order of the tree.
+    axis: the workers, or the hosts.
+    within: the devices of one host, if they reduce first.
+  """
+
+  jobs: tuple[Job, ...]
+  axis: Axis
+  within: Axis | None
+
+  @property
+  def ledger(self) -> Ledger:
+    """What each worker sends."""
+    moves = _moves(self.jobs, self.axis)
+    if self.within is None:
+      return Ledger(tuple(moves))
+    leaves = [leaf for job in self.jobs for leaf in job.whole]
+    before, after = _moves_within(leaves, self.within)
+    return Ledger((*before, *moves, *after))
+
+  def predict(self, platform: Platform, algorithm: str) -> Exchange:
+    """The time and memory of exchanging all jobs at once."""
+    workers = self.axis.workers
+    phases = [_codec_seconds(j, workers, platform.device) for j in self.jobs]
+    encode, recode, decode = (math.fsum(p[i] for p in phases) for i in range(3))
+    link = ledger_seconds(self.ledger, platform, algorithm=algorithm)
+    memory = sum(_memory_bytes(job, workers) for job in self.jobs)
+    return Exchange(self.ledger, encode, link, recode, decode, memory)
+
+
+def make_plan(
   codec: Codec | None,
   tree: PyTree,
   axis: Axis,
   method: str | None,
   within: Axis | None,
-) -> tuple[list[_Job], list[Move], list[Move]]:
-  """The arrays that are exchanged, and what their hosts' devices send."""
+) -> Plan:
+  """Returns the arrays that are exchanged, each with its codec and method."""
   check_choice("method", method, (None, "gather", "two_phase"))
-  codec = identity() if codec is None else codec
-  before: list[Move] = []
-  after: list[Move] = []
+  leaves = jax.tree.leaves(tree)
   if within is not None:
-    before, after = _moves_within(jax.tree.leaves(tree), within)
-    tree = jax.tree.map(lambda a: _shard(a, within.workers), tree)
-  return _jobs(codec, tree, axis.workers, method), before, after
+    devices = within.workers
+    tree = jax.tree.map(lambda a: _shard(a, devices), tree)
+  cut = partition(identity() if codec is None else codec, tree)
+  all_sum = all(part.codec.summable for part in cut.parts)
+  jobs = []
+  for part, like in zip(cut.parts, cut.likes(), strict=True):
+    if not part.codec.keeps_dtype:
+      wide = jnp.promote_types(like.dtype, jnp.float32)
+      like = jax.ShapeDtypeStruct(like.shape, wide)
+    chosen = _method(part.codec, like.size, axis.workers, method, all_sum)
+    whole = tuple(leaves[i] for i in part.leaves)
+    jobs.append(Job(part.codec, like, chosen, part.leaves, whole))
+  return Plan(tuple(jobs), axis, within)
+
+
+def _method(
+  codec: Codec, size: int, workers: int, method: str | None, all_sum: bool
+) -> str:
+  if codec.summable:
+    joins = workers == 2 and not all_sum and size <= _MOST_JOINED
+    return "gather" if joins else "sum"
+  if size < _LEAST_SHARD * workers:
+    return "gather"
+  return method or ("gather" if workers <= 2 else "two_phase")
 
 
 def _codec_seconds(
-  job: _Job, workers: int, device: Device
+  job: Job, workers: int, device: Device
 ) -> tuple[float, float, float]:
   """Seconds before, between and after the collectives."""
   codec, n = job.codec, job.like.size
@@ -188,29 +250,23 @@ def _codec_seconds(
   return encode, recode, decode_seconds(codec, n, 1, device)
 
 
-def _jobs(
-  codec: Codec, tree: PyTree, workers: int, method: str | None
-) -> list[_Job]:
-  if method is None:
-    method = "gather" if workers <= 2 else "two_phase"
-  cut = partition(codec, tree)
-  all_sum = all(part.codec.summable for part in cut.parts)
-  jobs = []
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
-    chosen = method
-    if part.codec.summable:
-      joins = workers == 2 and not all_sum and like.size <= _MOST_JOINED
-      chosen = "gather" if joins else "sum"
-    elif like.size < _LEAST_SHARD * workers:
-      chosen = "gather"
-    if not part.codec.keeps_dtype:
-      wide = jnp.promote_types(like.dtype, jnp.float32)
-      like = jax.ShapeDtypeStruct(like.shape, wide)
-    jobs.append(_Job(part.codec, like, chosen))
-  return jobs
+def _memory_bytes(job: Job, workers: int) -> int:
+  codec, like, method, *_ = job
+  if method != "two_phase":
+    received = workers if method == "gather" else 0
+    payload = _nbytes(codec.payload_like(like))
+    return _state_bytes(codec, like) + (1 + received) * payload
+  # Rows that are sent, that are received, and those of the mean.
+  row = _row(like, workers)
+  rows = 3 * workers * _nbytes(codec.payload_like(row))
+  return (workers + 1) * _state_bytes(codec, row) + rows
 
 
-def _moves(jobs: list[_Job], axis: Axis) -> list[Move]:
+def _state_bytes(codec: Codec, like: Like) -> int:
+  return _nbytes(jax.eval_shape(codec.init, like))
+
+
+def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
   """What a worker sends: sums, rows of the first phase, a gather."""
 
   def move(op: str, dtype: str, nbytes: int) -> Move:
@@ -218,7 +274,7 @@ def _moves(jobs: list[_Job], axis: Axis) -> list[Move]:
 
   sums: dict[str, int] = {}
   rows = gathered = 0
-  for codec, like, method in jobs:
+  for codec, like, method, *_ in jobs:
     if method == "sum":
       for leaf in jax.tree.leaves(codec.payload_like(like)):
         # Words of summable payloads are the same everywhere: they stay.
