@@ -11,6 +11,7 @@ Add one line to an optax chain:
 from jaxmotion import (
   codecs as codecs,
   collectives as collectives,
+  perfmodel as perfmodel,
   testing as testing,
   transforms as transforms,
   wire as wire,

@@ -17,11 +17,10 @@ class Choices:
     while_trips: int | Mapping[str, int] | None,
     branch_shares: Sequence[float] | None,
   ):
-    named = isinstance(while_trips, Mapping)
-    given = while_trips if isinstance(while_trips, Mapping) else {}
-    for name, trips in given.items():
-      check_int(f"while_trips[{name!r}]", trips, 0)
-    if while_trips is not None and not named:
+    if isinstance(while_trips, Mapping):
+      for name, trips in while_trips.items():
+        check_int(f"while_trips[{name!r}]", trips, 0)
+    elif while_trips is not None:
       check_int("while_trips", while_trips, 0)
     if branch_shares is not None and (
       min(branch_shares, default=-1) < 0

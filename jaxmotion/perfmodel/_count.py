@@ -15,6 +15,7 @@ from jaxmotion.perfmodel._trace import (
   VIEWS,
   Node,
   Program,
+  Value,
   flatten,
   held,
   trace,
@@ -92,7 +93,7 @@ def _cost(program: Program, choices: Choices, carried: int) -> Cost:
     total.node(node)
   steps = fuse(program)
   memory = Memory(program, steps)
-  done = dict.fromkeys(program.inputs, 0)
+  done: dict[Value, int] = {}
   for index, step in enumerate(steps):
     inner = _inner(step.node, choices)
     memory.run(index, sum(part.own_bytes for part in inner))
@@ -101,7 +102,8 @@ def _cost(program: Program, choices: Choices, carried: int) -> Cost:
     if not inner:
       total.kernel(step.kernel)
     done.update(dict.fromkeys(step.node.outs, len(total.kernels)))
-  written = [0 if v is None else done[v.source] for v in program.outputs]
+  # What no kernel makes is there from the start.
+  written = [done.get(v.source, 0) if v else 0 for v in program.outputs]
   for index, kernel in _copies(program, carried):
     total.kernel(kernel)
     written[index] = len(total.kernels)
