@@ -32,6 +32,7 @@ from jaxmotion.perfmodel._file import (
 )
 from jaxmotion.perfmodel._kernels import Kernel as Kernel
 from jaxmotion.perfmodel._layered import layered_step as layered_step
+from jaxmotion.perfmodel._measured import Curve as Curve
 from jaxmotion.perfmodel._network import (
   IMAGES as IMAGES,
   LABELS as LABELS,
@@ -50,6 +51,7 @@ from jaxmotion.perfmodel._platform import (
   Platform as Platform,
 )
 from jaxmotion.perfmodel._roofline import (
+  curve_of as curve_of,
   kernel_seconds as kernel_seconds,
   ready_seconds as ready_seconds,
   seconds as seconds,
@@ -66,4 +68,5 @@ from jaxmotion.perfmodel._units import (
   gbit_per_s as gbit_per_s,
   gbyte_per_s as gbyte_per_s,
 )
+from jaxmotion.perfmodel._unmeasured import unmeasured as unmeasured
 from jaxmotion.perfmodel._zoo import zoo as zoo

@@ -20,9 +20,10 @@ _SAMPLE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 def encode_seconds(codec: Codec, values: int, device: Device) -> float:
   """Returns the seconds of encoding an array.
 
-  The codec is traced on a matrix of 2^20 values; FLOPs and bytes of its
-  kernels grow with the number of values. Loops of a codec that do not say how
-  often they run, run once: they are those that update memory in place.
+  Measured, if the device has a curve for it. Else the codec is traced on a
+  matrix of 2^20 values, and FLOPs and bytes of its kernels grow with the number
+  of values. Loops of a codec that do not say how often they run, run once:
+  they are those that update memory in place.
 
   Args:
     codec: of arrays; `identity()` takes no time.
@@ -37,8 +38,11 @@ def encode_seconds(codec: Codec, values: int, device: Device) -> float:
     >>> encode_seconds(int8, 10**7, host) > encode_seconds(int8, 10**6, host)
     True
   """
+  if codec == identity() or not values:
+    return 0.0
+  curve = device.measured.get(f"encode {codec!r}")
   return (
-    0.0 if codec == identity() else _scaled(_encoding(codec), values, device)
+    curve.at(values) if curve else _scaled(_encoding(codec), values, device)
   )
 
 
@@ -63,10 +67,17 @@ def decode_seconds(
     >>> one < two and abs((three - two) - (two - one)) < 1e-9
     True
   """
-  one = _scaled(_decoding(codec, 1), values, device)
-  two = _scaled(_decoding(codec, 2), values, device)
-  first = 0.0 if codec == identity() else one
-  return first + (payloads - 1) * max(two - one, 0.0)
+  if not values:
+    return 0.0
+  curves = [device.measured.get(f"{do} {codec!r}") for do in ("decode", "add")]
+  if all(curves):
+    first, more = (curve.at(values) for curve in curves if curve)
+  else:
+    first = _scaled(_decoding(codec, 1), values, device)
+    two = _scaled(_decoding(codec, 2), values, device)
+    more = max(two - first, 0.0)
+  first = 0.0 if codec == identity() else first
+  return first + (payloads - 1) * more
 
 
 def _scaled(sample: Cost, values: int, device: Device) -> float:

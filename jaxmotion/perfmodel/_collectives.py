@@ -131,7 +131,8 @@ def collective_seconds(
   where `R'` is the share of `R` that the collective reaches, divided by the
   workers that share the link, and by 2 if they send and receive at once over
   a link that is not full duplex. Adding up what was received is taken to hide
-  behind the transfer.
+  behind the transfer. Where the link has a curve for that collective and
+  number of workers, it takes the place of all this.
 
   Args:
     op: the collective.
@@ -150,6 +151,9 @@ def collective_seconds(
     0.0126
   """
   moved = traffic(op, payload_bytes, workers, algorithm=algorithm)
+  curve = link.measured.get(f"{op} {workers}")
+  if curve is not None and workers > 1:
+    return curve.at(payload_bytes)
   rate = link.rate.bytes_per_s * link.efficiency.get(op, 1.0) / link.shared_by
   if moved.both_ways and not link.full_duplex:
     rate /= 2

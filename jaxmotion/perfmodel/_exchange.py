@@ -309,16 +309,11 @@ def _moves_within(
 
   rows = [_row(a, axis.workers) for a in likes if _is_cut(a, axis.workers)]
   whole = [a for a in likes if not _is_cut(a, axis.workers)]
-  before = [
-    move("reduce_scatter", axis.workers * sum(map(wide_bytes, rows))),
-    move("all_reduce", sum(map(wide_bytes, whole))),
-  ]
+  before = [("reduce_scatter", axis.workers * sum(map(wide_bytes, rows)))]
+  before.append(("all_reduce", sum(map(wide_bytes, whole))))
   # Of what was not cut, all take what the first device has.
-  after = [
-    move("all_gather", _nbytes(rows)),
-    move("all_reduce", _nbytes(whole)),
-  ]
-  return before, after
+  after = [("all_gather", _nbytes(rows)), ("all_reduce", _nbytes(whole))]
+  return [move(*m) for m in before if m[1]], [move(*m) for m in after if m[1]]
 
 
 def _is_cut(like: Like, devices: int) -> bool:

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from jaxmotion.perfmodel._measured import Curve
 from jaxmotion.perfmodel._platform import Axis, Device, Link, Platform
 from jaxmotion.perfmodel._units import Rate
 
@@ -99,13 +100,14 @@ def _plain(value: Any) -> Any:
     fields = dataclasses.fields(value)
     return {f.name: _plain(getattr(value, f.name)) for f in fields}
   if isinstance(value, Mapping):
-    return dict(value)
+    return {key: _plain(v) for key, v in value.items()}
   return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
 def _device(path: str, plain: Any) -> Device:
   fields = _fields(Device, path, plain)
   fields["memory_rate"] = _rate(f"{path}.memory_rate", fields["memory_rate"])
+  fields["measured"] = _curves(path, fields)
   return _make(Device, path, fields)
 
 
@@ -118,7 +120,16 @@ def _axis(path: str, plain: Any) -> Axis:
 def _link(path: str, plain: Any) -> Link:
   fields = _fields(Link, path, plain)
   fields["rate"] = _rate(f"{path}.rate", fields["rate"])
+  fields["measured"] = _curves(path, fields)
   return _make(Link, path, fields)
+
+
+def _curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
+  paths = {k: f"{path}.measured[{k!r}]" for k in fields.get("measured", {})}
+  return {
+    key: _make(Curve, where, _fields(Curve, where, fields["measured"][key]))
+    for key, where in paths.items()
+  }
 
 
 def _rate(path: str, plain: Any) -> Rate:

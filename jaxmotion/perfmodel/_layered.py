@@ -132,6 +132,7 @@ def layered_step(
     exchanges,
     compute_s=math.fsum(forward) + math.fsum(backward),
     update_s=_update_seconds(sizes, state_copies, platform.device),
+    call_s=platform.device.call_s,
     memory_bytes=(2 + state_copies) * sum(sizes) + split.kept_bytes,
     overlap=overlap,
   )

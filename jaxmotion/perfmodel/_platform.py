@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxmotion.core import check_choice, check_fraction, check_int
+from jaxmotion.perfmodel._measured import Curve
 from jaxmotion.perfmodel._units import Rate, check_quantity, check_rate
 
 
@@ -24,6 +25,10 @@ class Device:
     memory_rate: between memory and processor.
     memory_bytes: size of the memory.
     kernel_s: seconds that a kernel takes however little it does.
+    call_s: seconds that calling a compiled program takes, once a step.
+    measured: what was measured instead: "matmul DTYPE" and "convolution
+      DTYPE" by FLOPs; other classes of `Cost.totals` by bytes; "encode CODEC",
+      "decode CODEC" and "add CODEC" (one more payload) by values.
 
   Raises:
     TypeError: `memory_rate` is not a `Rate`.
@@ -53,10 +58,13 @@ got 16.
   memory_rate: Rate
   memory_bytes: float
   kernel_s: float
+  call_s: float = 0.0
+  measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     rates = dict(self.matmul_flops_per_s)
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
+    _keep_curves(self)
     unit = "in FLOP/s, not GFLOP/s or TFLOP/s"
     if not rates:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
@@ -70,6 +78,7 @@ got 16.
     check_quantity("memory_bytes", self.memory_bytes, 1e6, 1e15, unit)
     unit = "in seconds, not microseconds"
     check_quantity("kernel_s", self.kernel_s, 0.0, 0.1, unit)
+    check_quantity("call_s", self.call_s, 0.0, 1.0, unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +92,8 @@ class Link:
     shared_by: workers that send over it at the same time.
     efficiency: the share of `rate` that a collective reaches, for each that
       does not reach all of it ("all_gather").
+    measured: what was measured instead, "OP WORKERS" ("all_reduce 4"), by
+      payload bytes; used for that number of workers alone.
 
   Raises:
     TypeError: `rate` is not a `Rate`: a number alone may be bits or bytes.
@@ -104,10 +115,12 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   full_duplex: bool = True
   shared_by: int = 1
   efficiency: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     shares = dict(self.efficiency)
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
+    _keep_curves(self)
     unit = "in seconds, not microseconds"
     check_quantity("latency_s", self.latency_s, 0.0, 1.0, unit)
     check_rate("rate", self.rate, 1e3, 1e13)
@@ -229,3 +242,11 @@ class Platform:
       for axis in self.axes
     )
     return dataclasses.replace(self, axes=axes)
+
+
+def _keep_curves(part: Device | Link) -> None:
+  curves = dict(part.measured)
+  object.__setattr__(part, "measured", MappingProxyType(curves))
+  for name, curve in curves.items():
+    if not isinstance(curve, Curve):
+      raise TypeError(f"`measured[{name!r}]` must be a Curve, got {curve!r}.")

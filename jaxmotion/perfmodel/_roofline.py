@@ -49,6 +49,9 @@ def seconds(cost: Cost, device: Device) -> float:
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
   """Returns the seconds of all executions of a kernel.
 
+  Where the device has a curve of such kernels, it takes the place of the part
+  of the roofline that it was measured for; the other part is still a bound.
+
   Args:
     kernel: one of a cost.
     device: what it runs on.
@@ -62,6 +65,10 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
     >>> kernel_seconds(copy, shipped("h100_node").device)
     0.002004
   """
+  curve = device.measured.get(curve_of(kernel)[0])
+  moved_s = kernel.bytes / device.memory_rate.bytes_per_s
+  if kernel.kind in _MATMUL and curve is not None:
+    return kernel.count * max(curve.at(kernel.flops), moved_s)
   rate = device.vector_flops_per_s
   if kernel.kind in _MATMUL:
     if kernel.dtype not in device.matmul_flops_per_s:
@@ -70,8 +77,25 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
         f"{kernel.dtype!r}, got only {sorted(device.matmul_flops_per_s)}."
       )
     rate = device.matmul_flops_per_s[kernel.dtype]
-  busy = max(kernel.flops / rate, kernel.bytes / device.memory_rate.bytes_per_s)
-  return kernel.count * (device.kernel_s + busy)
+  if curve is not None:
+    return kernel.count * max(curve.at(kernel.bytes), kernel.flops / rate)
+  return kernel.count * (device.kernel_s + max(kernel.flops / rate, moved_s))
+
+
+def curve_of(kernel: Kernel) -> tuple[str, float]:
+  """The curve that a kernel is on, and its size there.
+
+  Args:
+    kernel: one of a cost.
+
+  Example:
+    >>> from jaxmotion.perfmodel import Kernel
+    >>> curve_of(Kernel("matmul", "float32", 2e6, 1.2e5))
+    ('matmul float32', 2000000.0)
+  """
+  if kernel.kind in _MATMUL:
+    return f"{kernel.kind} {kernel.dtype}", kernel.flops
+  return kernel.kind, kernel.bytes
 
 
 def ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:

@@ -33,7 +33,13 @@ def test_a_platform_comes_back_from_json(name, tmp_path):
 def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
   platform = perfmodel.shipped(name)
   # What follows from the others, or is a choice, is no figure.
-  choices = (".full_duplex", ".shared_by", ".efficiency")
+  choices = (
+    ".call_s",
+    ".full_duplex",
+    ".shared_by",
+    ".efficiency",
+    ".measured",
+  )
   figures = {f for f in platform.figures() if not f.endswith(choices)}
   assert set(platform.sources) == figures
   assert all(platform.sources.values())
@@ -112,7 +118,14 @@ def plain():
 
 def paths(tree, path=()):
   """The paths of all fields that a file has to have."""
-  optional = {"full_duplex", "shared_by", "efficiency", "sources"}
+  optional = {
+    "call_s",
+    "full_duplex",
+    "shared_by",
+    "efficiency",
+    "measured",
+    "sources",
+  }
   items = enumerate(tree) if isinstance(tree, list) else tree.items()
   for key, value in items:
     if key in optional:

@@ -201,6 +201,13 @@ def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
   assert total(WORSE[worse](CLUSTER, by)) >= total(CLUSTER) * (1 - 1e-12)
 
 
+def test_a_call_is_paid_once_a_step():
+  called = on_device(CLUSTER, call_s=1e-3)
+  before, after = (data_parallel(OWN, p, "data") for p in (CLUSTER, called))
+  assert after.total_s == pytest.approx(before.total_s + 1e-3)
+  assert after.exposed_s == pytest.approx(before.exposed_s)
+
+
 def test_more_examples_take_longer():
   def total(images):
     batch = [
