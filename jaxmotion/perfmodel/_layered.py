@@ -9,10 +9,11 @@ import jax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import check_int
-from jaxmotion.perfmodel._exchange import Exchange, make_plan
+from jaxmotion.perfmodel._exchange import Exchange
 from jaxmotion.perfmodel._kernels import Kernel
 from jaxmotion.perfmodel._network import Network
 from jaxmotion.perfmodel._overlap import Message
+from jaxmotion.perfmodel._plan import make_plan, tree_bytes
 from jaxmotion.perfmodel._platform import Device, Platform
 from jaxmotion.perfmodel._roofline import kernel_seconds, seconds
 from jaxmotion.perfmodel._split import Moved, Split, gather_parts, scatter_sum
@@ -20,7 +21,6 @@ from jaxmotion.perfmodel._steps import (
   Step,
   exchange_messages,
   make_step,
-  tree_bytes,
 )
 
 

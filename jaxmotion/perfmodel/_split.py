@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from jaxmotion.perfmodel._collectives import collective_seconds, traffic
 from jaxmotion.perfmodel._cost import Cost
 from jaxmotion.perfmodel._count import cost
 from jaxmotion.perfmodel._network import IMAGES, LABELS, Network
+from jaxmotion.perfmodel._plan import tree_bytes
 from jaxmotion.perfmodel._platform import Axis, Device
 from jaxmotion.wire import payload_bytes
 
@@ -70,7 +70,7 @@ class Split:
       for layer, likes in zip(self.layers, self.inputs, strict=True)
       for i, like in zip(layer.inputs, likes, strict=True)
     }
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in kept.values())
+    return tree_bytes(list(kept.values()))
 
 
 @functools.lru_cache(maxsize=4096)

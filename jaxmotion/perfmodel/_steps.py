@@ -11,15 +11,16 @@ import jax
 import optax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Like, PyTree, check_int
+from jaxmotion.core import PyTree, check_int
 from jaxmotion.perfmodel._cost import Cost
 from jaxmotion.perfmodel._count import cost
-from jaxmotion.perfmodel._exchange import Exchange, Job, Plan, make_plan
+from jaxmotion.perfmodel._exchange import Exchange, predict_plan
 from jaxmotion.perfmodel._overlap import (
   Message,
   blocking_seconds,
   overlapped_seconds,
 )
+from jaxmotion.perfmodel._plan import Job, Plan, make_plan, tree_bytes
 from jaxmotion.perfmodel._platform import Platform
 from jaxmotion.perfmodel._roofline import ready_seconds, seconds
 
@@ -238,7 +239,8 @@ def exchange_messages(
 
   messages, exchanges, last = [], [], 0.0
   for bucket in _buckets(sorted(plan.jobs, key=there), bucket_bytes):
-    part = plan._replace(jobs=tuple(bucket)).predict(platform, algorithm)
+    only = plan._replace(jobs=tuple(bucket))
+    part = predict_plan(only, platform, algorithm)
     now = there(bucket[-1])
     link_s = part.link_s + part.recode_s
     messages.append(Message(now - last, part.encode_s, link_s, part.decode_s))
@@ -294,9 +296,3 @@ def make_step(
     math.fsum(e.ledger.total_bytes for e in exchanges),
     memory_bytes + sum(e.memory_bytes for e in exchanges),
   )
-
-
-def tree_bytes(tree: PyTree) -> int:
-  """Bytes of all arrays."""
-  leaves: list[Like] = jax.tree.leaves(tree)
-  return sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)
