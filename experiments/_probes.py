@@ -166,16 +166,18 @@ def measure(
       row[i] = time.perf_counter() - begin
   times = times[1:]
   call_s, call_noise_s = _middle(times[:, 0])
-  points: dict[str, list[_Point]] = {}
+  points: dict[str, list[Point]] = {}
   for probe, column in zip(probes, times.T[1:], strict=True):
     middle, spread = _middle(column)
-    point = _Point(probe.size, middle - call_s, spread / middle)
+    point = Point(probe.size, middle - call_s, spread / middle)
     points.setdefault(probe.curve, []).append(point)
-  curves = {k: _curve(v, call_noise_s) for k, v in points.items()}
+  curves = {k: make_curve(v, call_noise_s) for k, v in points.items()}
   return call_s, _with_additions(curves)
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
+  """A size and what it takes, with its noise relative to that."""
+
   size: float
   seconds: float
   noise: float
@@ -187,7 +189,13 @@ def _middle(times: np.ndarray) -> tuple[float, float]:
   return float(middle), float(high - low) / 2
 
 
-def _curve(points: list[_Point], least_s: float) -> Curve:
+def make_curve(points: list[Point], least_s: float) -> Curve:
+  """The curve through points, without those that are lost in the noise.
+
+  Args:
+    points: in any order; the largest is kept whatever it takes.
+    least_s: seconds of noise; others that take no more are left out.
+  """
   *smaller, largest = sorted(points)
   kept = [point for point in smaller if point.seconds > least_s]
   sizes, seconds, noise = zip(*kept, largest, strict=True)
@@ -207,10 +215,10 @@ def _with_additions(curves: dict[str, Curve]) -> dict[str, Curve]:
     if what == "two":
       one = curves[f"decode {codec}"]
       points = [
-        _Point(size, two - one.at(size), curve.noise)
+        Point(size, two - one.at(size), curve.noise)
         for size, two in zip(curve.sizes, curve.seconds, strict=True)
       ]
-      found[f"add {codec}"] = _curve(points, 0.0)
+      found[f"add {codec}"] = make_curve(points, 0.0)
     else:
       found[name] = curve
   return found

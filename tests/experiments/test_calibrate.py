@@ -1,5 +1,4 @@
 import math
-import time
 
 import jax
 import jax.numpy as jnp
@@ -105,15 +104,21 @@ def test_figures_are_those_of_the_lines():
 
 
 def test_a_size_that_is_lost_in_the_noise_of_a_call_is_left_out():
-  mesh = _probes.make_mesh(1)
-  slow = [
-    _probes.Probe("slow", size, lambda s=seconds: time.sleep(s))
-    for size, seconds in ((1, 0.0), (2, 0.05), (3, 0.1))
+  points = [
+    _probes.Point(size, seconds, noise)
+    for size, seconds, noise in (
+      (4.0, 2e-3, 0.1),
+      (1.0, -1e-5, 0.9),
+      (3.0, 3e-3, 0.2),
+      (2.0, 9e-5, 0.8),
+    )
   ]
-  call_s, curves = _probes.measure(mesh, slow, 2)
-  assert curves["slow"].sizes == (2, 3)
-  for seconds, slept in zip(curves["slow"].seconds, (0.05, 0.1), strict=True):
-    assert seconds + call_s >= slept
+  curve = _probes.make_curve(points, 1e-4)
+  assert curve.sizes == (3.0, 4.0)
+  assert curve.seconds == (3e-3, 3e-3)  # never decreasing
+  assert curve.noise == pytest.approx(0.15)
+  # Without the largest there would be no curve; its noise says what it is.
+  assert _probes.make_curve(points[1:2], 1e-4).sizes == (1.0,)
 
 
 def test_one_worker_has_no_link_to_measure():
