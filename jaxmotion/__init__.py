@@ -13,6 +13,7 @@ from jaxmotion import (
   collectives as collectives,
   controllers as controllers,
   memory as memory,
+  perfmodel as perfmodel,
   testing as testing,
   transforms as transforms,
   wire as wire,

@@ -1,0 +1,225 @@
+import dataclasses
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from jaxmotion import perfmodel
+from jaxmotion.perfmodel import collective_seconds, gbyte_per_s, traffic
+from jaxmotion.wire import Ledger, Move
+
+LINK = perfmodel.Link(latency_s=1e-5, rate=gbyte_per_s(1))
+EVERY = [
+  ("all_reduce", "ring"),
+  ("all_reduce", "halving_doubling"),
+  ("all_reduce", "tree"),
+  ("reduce_scatter", "ring"),
+  ("reduce_scatter", "halving_doubling"),
+  ("all_gather", "ring"),
+  ("all_gather", "halving_doubling"),
+  ("all_to_all", "ring"),
+  ("collective_permute", "ring"),
+  ("broadcast", "ring"),
+  ("broadcast", "tree"),
+]
+ON_THE_WIRE = [e for e in EVERY if e[0] != "broadcast" and e[1] != "tree"]
+
+
+@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+def test_one_worker_has_no_communication(op, algorithm):
+  assert collective_seconds(op, 1e6, 1, LINK, algorithm=algorithm) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8, 1024])
+@pytest.mark.parametrize(("op", "algorithm"), ON_THE_WIRE)
+def test_bytes_are_those_of_the_ledger(op, algorithm, workers):
+  said = traffic(op, 12_345, workers, algorithm=algorithm)
+  move = Move(op, ("data",), workers, "uint8", 12_345, 1)
+  assert said.wire_bytes == move.wire_bytes
+
+
+def simulate_ring_all_reduce(chunk_bytes, workers, link):
+  """Every message by itself: when it leaves, and when it is there."""
+  there = [0.0] * workers  # when a worker may send its next chunk
+  free = [0.0] * workers  # when its link is free
+  for _ in range(2 * (workers - 1)):
+    begin = [max(a, b) for a, b in zip(there, free, strict=True)]
+    busy = chunk_bytes / link.rate.bytes_per_s
+    free = [t + busy for t in begin]
+    there = [begin[w - 1] + busy + link.latency_s for w in range(workers)]
+  return max(there)
+
+
+def simulate_doubling(nbytes, workers, link, halve):
+  """Exchanges with partners 1, 2, 4... away; what is sent halves or doubles."""
+  clock, distance = 0.0, 1
+  while distance < workers:
+    part = nbytes / (2 * distance) if halve else nbytes * distance
+    clock += link.latency_s + part / link.rate.bytes_per_s
+    distance *= 2
+  return clock
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 13])
+def test_rings_take_what_their_messages_take(workers):
+  simulated = simulate_ring_all_reduce(1e6 / workers, workers, LINK)
+  simulated = simulated if workers > 1 else 0
+  said = collective_seconds("all_reduce", 1e6, workers, LINK)
+  assert said == pytest.approx(simulated)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8, 64])
+def test_halving_and_doubling_take_what_their_messages_take(workers):
+  scatter = simulate_doubling(1e6, workers, LINK, True)
+  gather = simulate_doubling(1e6 / workers, workers, LINK, False)
+  how = {"algorithm": "halving_doubling"}
+  said = collective_seconds("reduce_scatter", 1e6, workers, LINK, **how)
+  assert said == pytest.approx(scatter)
+  said = collective_seconds("all_gather", 1e6 / workers, workers, LINK, **how)
+  assert said == pytest.approx(gather)
+  said = collective_seconds("all_reduce", 1e6, workers, LINK, **how)
+  assert said == pytest.approx(scatter + gather)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 9])
+def test_trees_take_what_their_messages_take(workers):
+  # Who has the value sends it on, to one other worker a round.
+  clock, have = 0.0, 1
+  while have < workers:
+    clock += LINK.seconds(1e6)
+    have *= 2
+  how = {"algorithm": "tree"}
+  said = collective_seconds("broadcast", 1e6, workers, LINK, **how)
+  assert said == pytest.approx(clock)
+  said = collective_seconds("all_reduce", 1e6, workers, LINK, **how)
+  assert said == pytest.approx(2 * clock)
+
+
+POSITIVE = st.floats(1.0, 1e9)
+
+
+@hypothesis.given(
+  which=st.sampled_from(EVERY),
+  nbytes=POSITIVE,
+  doublings=st.integers(0, 16),
+  latency=st.floats(0, 1e-2),
+  rate=st.floats(1e-3, 100),
+  more=st.floats(1, 10),
+  parameter=st.sampled_from(
+    ("bytes", "workers", "latency", "rate", "shared", "duplex", "efficiency")
+  ),
+)
+def test_nothing_gets_faster_by_being_worse(
+  which, nbytes, doublings, latency, rate, more, parameter
+):
+  op, algorithm = which
+  workers = 1 << doublings
+  link = perfmodel.Link(latency_s=latency, rate=gbyte_per_s(rate))
+  before = collective_seconds(op, nbytes, workers, link, algorithm=algorithm)
+  worse = {
+    "latency": {"latency_s": min(latency * more + 1e-6, 1)},
+    "rate": {"rate": gbyte_per_s(rate / more)},
+    "shared": {"shared_by": 3},
+    "duplex": {"full_duplex": False},
+    "efficiency": {"efficiency": {op: 1 / more}},
+  }.get(parameter, {})
+  link = dataclasses.replace(link, **worse)
+  nbytes *= more if parameter == "bytes" else 1
+  workers *= 2 if parameter == "workers" else 1
+  after = collective_seconds(op, nbytes, workers, link, algorithm=algorithm)
+  assert after >= before * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_a_ring_and_a_tree_grow_with_every_worker(op, algorithm):
+  times = [
+    collective_seconds(op, 1e6, n, LINK, algorithm=algorithm)
+    for n in range(1, 70)
+  ]
+  assert times == sorted(times)
+
+
+def test_a_half_duplex_link_halves_what_goes_both_ways_and_no_tree():
+  half = dataclasses.replace(LINK, full_duplex=False, latency_s=0)
+  full = dataclasses.replace(LINK, latency_s=0)
+  for op, algorithm in EVERY:
+    ratio = collective_seconds(
+      op, 1e6, 4, half, algorithm=algorithm
+    ) / collective_seconds(op, 1e6, 4, full, algorithm=algorithm)
+    assert ratio == (1 if algorithm == "tree" else 2)
+
+
+def test_what_cannot_be_is_refused():
+  with pytest.raises(ValueError, match=r"power of two .*, got 6"):
+    traffic("all_reduce", 1, 6, algorithm="halving_doubling")
+  with pytest.raises(
+    ValueError, match="`algorithm` must be one of 'ring', got"
+  ):
+    traffic("all_to_all", 1, 6, algorithm="tree")
+  with pytest.raises(ValueError, match="`op` must be one of 'all_reduce'"):
+    traffic("gossip", 1, 6)
+  with pytest.raises(ValueError, match="`workers` must be"):
+    traffic("all_reduce", 1, 0)
+  with pytest.raises(ValueError, match="`payload_bytes` must be at least 0"):
+    traffic("all_reduce", -1, 2)
+
+
+CLUSTER = perfmodel.shipped("h100_cluster").resize(host=4, device=8)
+
+
+def test_a_ledger_takes_what_its_moves_take():
+  move = Move("all_gather", ("host",), 4, "uint32", 10**6, 3)
+  link = CLUSTER.axis("host").link
+  one = collective_seconds("all_gather", 10**6, 4, link)
+  both = Ledger((move, Move("all_reduce", ("device",), 8, "f", 0, 1)))
+  latency = 14 * CLUSTER.axis("device").link.latency_s
+  said = perfmodel.ledger_seconds(both, CLUSTER)
+  assert said == pytest.approx(3 * one + latency)
+
+
+def test_a_move_over_two_axes_goes_over_the_slower_link():
+  joint = Ledger((Move("all_reduce", ("host", "device"), 32, "f", 10**9, 1),))
+  host = CLUSTER.axis("host").link
+  said = perfmodel.ledger_seconds(joint, CLUSTER)
+  assert said == collective_seconds("all_reduce", 10**9, 32, host)
+  alone = CLUSTER.resize(host=1)
+  joint = Ledger((Move("all_reduce", ("host", "device"), 8, "f", 10**9, 1),))
+  device = CLUSTER.axis("device").link
+  said = perfmodel.ledger_seconds(joint, alone)
+  assert said == collective_seconds("all_reduce", 10**9, 8, device)
+
+
+def test_on_a_ring_one_worker_of_a_host_uses_the_link_they_share():
+  host, device = CLUSTER.axes
+  shared = dataclasses.replace(host.link, shared_by=8)
+  crowded = dataclasses.replace(
+    CLUSTER, axes=(dataclasses.replace(host, link=shared), device)
+  )
+  for op, ratio in (("all_reduce", 1), ("all_to_all", 8)):
+    joint = Ledger((Move(op, ("host", "device"), 32, "f", 10**12, 1),))
+    slower = perfmodel.ledger_seconds(joint, crowded)
+    assert slower / perfmodel.ledger_seconds(joint, CLUSTER) == pytest.approx(
+      ratio, rel=1e-3
+    )
+
+
+def test_a_ledger_of_another_mesh_is_refused():
+  move = Move("all_gather", ("host",), 5, "uint32", 10, 1)
+  with pytest.raises(ValueError, match=r"must have 5 workers.*resize"):
+    perfmodel.ledger_seconds(Ledger((move,)), CLUSTER)
+
+
+@pytest.mark.parametrize("sizes", [(4, 8), (1, 8), (4, 1), (1, 1)])
+def test_one_axis_after_the_other_sends_a_part_over_the_outer_one(sizes):
+  host, device = sizes
+  axes = CLUSTER.resize(host=host, device=device).axes
+  ledger = perfmodel.hierarchical(8 * 10**6, axes)
+  per_axis = ledger.per_axis()
+  within = 2 * (device - 1) / device * 8e6 if device > 1 else 0
+  # The gather is of parts: (L - 1) P / L.
+  assert per_axis[("device",)] == pytest.approx(within)
+  between = 2 * (host - 1) / host * 8e6 / device
+  assert per_axis[("host",)] == pytest.approx(between)
+  assert math.isclose(ledger.total_bytes, within + between)

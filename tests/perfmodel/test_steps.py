@@ -1,0 +1,246 @@
+import dataclasses
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxmotion import codecs, perfmodel
+from jaxmotion.perfmodel import data_parallel, gbit_per_s, gbyte_per_s, work
+
+WIDTHS = (784, 512, 256, 10)
+PARAMS = [
+  {
+    "w": jax.ShapeDtypeStruct((a, b), "float32"),
+    "b": jax.ShapeDtypeStruct((b,), "float32"),
+  }
+  for a, b in itertools.pairwise(WIDTHS)
+]
+BATCH = (
+  jax.ShapeDtypeStruct((32, 784), "float32"),
+  jax.ShapeDtypeStruct((32, 10), "float32"),
+)
+
+
+def loss(params, x, y):
+  for layer in params:
+    x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+  return jnp.mean((x - y) ** 2)
+
+
+OWN = work(loss, PARAMS, *BATCH, optimizer=optax.adam(1e-3))
+CLUSTER = perfmodel.shipped("ethernet_1gbit").resize(data=4)
+CODECS = {
+  "fp32": None,
+  "int8": codecs.uniform(bits=8),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "mixed": codecs.rules(
+    [("b$", codecs.identity()), ("w", codecs.topk(density=0.01))]
+  ),
+}
+
+
+def test_gradients_are_ready_from_the_last_layer_to_the_first():
+  place = {
+    path: n
+    for (path, _), n in zip(
+      jax.tree.leaves_with_path(PARAMS), OWN.written, strict=True
+    )
+  }
+  layers = [
+    max(n for path, n in place.items() if path[0].idx == i) for i in range(3)
+  ]
+  assert layers == sorted(layers, reverse=True)
+  assert max(OWN.written) <= len(OWN.gradient.kernels)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
+def test_one_worker_has_no_communication(name, bucket_bytes):
+  alone = CLUSTER.resize(data=1)
+  step = data_parallel(
+    OWN, alone, "data", CODECS[name], bucket_bytes=bucket_bytes
+  )
+  assert step.wire_bytes == 0
+  if name == "fp32":
+    assert step.link_s == 0
+    assert step.exposed_s == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
+def test_a_step_is_between_its_bounds(name, bucket_bytes):
+  def step(overlap):
+    return data_parallel(
+      OWN,
+      CLUSTER,
+      "data",
+      CODECS[name],
+      bucket_bytes=bucket_bytes,
+      overlap=overlap,
+    )
+
+  blocking, overlapped = step(False), step(True)
+  parts = (
+    blocking.compute_s,
+    blocking.encode_s,
+    blocking.link_s,
+    blocking.decode_s,
+    blocking.update_s,
+  )
+  assert blocking.total_s == pytest.approx(sum(parts))
+  assert overlapped.total_s <= blocking.total_s * (1 + 1e-12)
+  assert overlapped.total_s >= max(
+    overlapped.link_s, sum(parts) - overlapped.link_s
+  ) * (1 - 1e-12)
+  if bucket_bytes is None:
+    # The last gradient may be there before the last kernel (the loss) ends.
+    assert overlapped.total_s == pytest.approx(blocking.total_s, rel=0.01)
+
+
+def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
+  slow = dataclasses.replace(
+    CLUSTER,
+    device=dataclasses.replace(
+      CLUSTER.device, memory_rate=gbyte_per_s(1), kernel_s=0
+    ),
+  )
+  one, many = (
+    data_parallel(OWN, slow, "data", bucket_bytes=n) for n in (None, 1 << 18)
+  )
+  assert many.wire_bytes == one.wire_bytes
+  assert many.total_s < one.total_s
+  # Each bucket has latencies of its own.
+  assert many.link_s > one.link_s
+
+
+def test_rules_see_the_paths_of_every_bucket():
+  whole, cut = (
+    data_parallel(OWN, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
+    for n in (None, 1)
+  )
+  assert cut.wire_bytes == whole.wire_bytes
+
+
+def test_memory_counts_the_optimiser_and_the_codecs_memory():
+  values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+  assert OWN.state_bytes == 2 * 4 * values + 4
+  plain = data_parallel(OWN, CLUSTER, "data").memory_bytes
+  kept = data_parallel(
+    OWN, CLUSTER, "data", codecs.feedback(codecs.uniform(bits=8))
+  ).memory_bytes
+  lossy = data_parallel(
+    OWN, CLUSTER, "data", codecs.uniform(bits=8)
+  ).memory_bytes
+  # Parameters, gradients, two moments and what the exchange sums.
+  assert plain > 5 * 4 * values
+  # Two phases remember every row, and the row of the mean.
+  assert kept - lossy > 4 * values * 5 / 4
+
+
+def test_an_optimiser_costs_what_its_arrays_weigh():
+  sgd = work(loss, PARAMS, *BATCH)
+  assert sgd.state_bytes == 0
+  values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+  assert sgd.update.bytes == 3 * 4 * values
+  assert OWN.update.bytes > 3 * sgd.update.bytes
+
+
+WORSE = {
+  "workers": lambda p, by: p.resize(data=4 * (1 + int(by))),
+  "latency": lambda p, by: on_link(p, latency_s=5e-5 * by),
+  "rate": lambda p, by: on_link(p, rate=gbit_per_s(1 / by)),
+  "duplex": lambda p, by: on_link(p, full_duplex=False),
+  "shared": lambda p, by: on_link(p, shared_by=1 + int(by)),
+  "flops": lambda p, by: on_device(
+    p,
+    matmul_flops_per_s={"float32": 4e12 / by},
+    vector_flops_per_s=4e12 / by,
+  ),
+  "memory": lambda p, by: on_device(p, memory_rate=gbyte_per_s(50 / by)),
+  "kernel": lambda p, by: on_device(p, kernel_s=1e-6 * by),
+}
+
+
+def on_link(platform, **changes):
+  (axis,) = platform.axes
+  link = dataclasses.replace(axis.link, **changes)
+  return dataclasses.replace(
+    platform, axes=(dataclasses.replace(axis, link=link),)
+  )
+
+
+def on_device(platform, **changes):
+  device = dataclasses.replace(platform.device, **changes)
+  return dataclasses.replace(platform, device=device)
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(
+  worse=st.sampled_from(sorted(WORSE)),
+  by=st.floats(1, 100),
+  name=st.sampled_from(["fp32", "int8"]),
+  overlap=st.booleans(),
+)
+def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
+  def total(platform):
+    # One method for all numbers of workers: choosing may well pay.
+    return data_parallel(
+      OWN,
+      platform,
+      "data",
+      CODECS[name],
+      bucket_bytes=1 << 19,
+      overlap=overlap,
+      method="two_phase",
+    ).total_s
+
+  assert total(WORSE[worse](CLUSTER, by)) >= total(CLUSTER) * (1 - 1e-12)
+
+
+def test_a_call_is_paid_once_a_step():
+  called = on_device(CLUSTER, call_s=1e-3)
+  before, after = (data_parallel(OWN, p, "data") for p in (CLUSTER, called))
+  assert after.total_s == pytest.approx(before.total_s + 1e-3)
+  assert after.exposed_s == pytest.approx(before.exposed_s)
+
+
+def test_more_examples_take_longer():
+  def total(images):
+    batch = [
+      jax.ShapeDtypeStruct((images, *a.shape[1:]), a.dtype) for a in BATCH
+    ]
+    return data_parallel(work(loss, PARAMS, *batch), CLUSTER, "data").total_s
+
+  times = [total(n) for n in (1, 8, 64, 512)]
+  assert times == sorted(times)
+
+
+def test_hosts_of_several_devices_send_a_part_between_them():
+  cluster = perfmodel.shipped("h100_cluster").resize(host=4, device=8)
+  flat = data_parallel(OWN, cluster, "host", codecs.sign())
+  within = data_parallel(OWN, cluster, "host", codecs.sign(), within="device")
+  ledger = perfmodel.exchange_ledger(
+    codecs.sign(), PARAMS, cluster.axis("host"), within=cluster.axis("device")
+  )
+  assert within.wire_bytes == ledger.total_bytes
+  assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
+
+
+def test_what_cannot_be_is_refused():
+  with pytest.raises(ValueError, match="`bucket_bytes` must be"):
+    data_parallel(OWN, CLUSTER, "data", bucket_bytes=0)
+  with pytest.raises(ValueError, match="`while_trips` must give"):
+    work(
+      lambda w, x: (
+        jax.lax.while_loop(
+          lambda c: c.sum() < 9, lambda c: c + 1, jax.lax.stop_gradient(x)
+        ).sum()
+        + w.sum()
+      ),
+      PARAMS[0]["w"],
+      BATCH[0],
+    )

@@ -1,0 +1,91 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmotion.perfmodel import cost, zoo
+
+# Parameters, and 1e9 multiplications of convolutions and matrix products, as
+# https://docs.pytorch.org/vision/stable/models.html has them.
+PUBLISHED = {
+  "alexnet": (61_100_840, 0.714),
+  "vgg11": (132_863_336, 7.609),
+  "vgg16": (138_357_544, 15.47),
+  "resnet18": (11_689_512, 1.814),
+  "resnet34": (21_797_672, 3.664),
+  "resnet50": (25_557_032, 4.089),
+  "googlenet": (6_624_904, 1.498),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_multiplications_are_the_published_ones(name):
+  net = zoo(name)
+  params, billions = PUBLISHED[name]
+  assert net.size == params
+  # The literature multiplies padding too.
+  padded = sum(
+    y.size * math.prod(layer.params["kernel"].shape[:-1])
+    for layer, y in zip(net.layers, net.shapes(1), strict=True)
+    if layer.params
+  )
+  assert padded / 1e9 == pytest.approx(billions, abs=5e-4 + 5e-5 * billions)
+  forward = cost(net.loss, net.params, *net.batch(1)).totals
+  ours = forward["convolution"].flops + forward["matmul"].flops
+  assert 0.9 * 2 * padded < ours < 2 * padded
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
+def test_flops_grow_with_the_batch(name):
+  net = zoo(name)
+  one, two, four = (
+    cost(net.loss, net.params, *net.batch(n)).totals for n in (1, 2, 4)
+  )
+  for kind in ("convolution", "matmul"):
+    assert four[kind].flops == 2 * two[kind].flops == 4 * one[kind].flops
+
+
+@pytest.mark.parametrize("name", ["vgg11", "resnet18", "googlenet"])
+def test_layers_add_up_to_the_network(name):
+  net = zoo(name)
+  images, labels = net.batch(2)
+  values = net.shapes(2)
+  parts = []
+  for layer in net.layers:
+    inputs = [[*values, labels, images][i] for i in layer.inputs]
+    parts.append(cost(layer.fn, layer.params, *inputs))
+  whole = cost(net.loss, net.params, images, labels)
+  assert sum(p.flops for p in parts) == whole.flops
+  assert sum(p.unfused_bytes for p in parts) == whole.unfused_bytes
+  # A branch's last layer fuses with the sum or join after it.
+  together = whole.bytes / sum(p.bytes for p in parts)
+  assert 0.9 < together <= 1
+  assert name != "vgg11" or together > 0.9999
+
+
+def test_both_passes_take_three_times_the_forward_one():
+  net = zoo("vgg11")
+  forward = cost(net.loss, net.params, *net.batch(2)).totals
+  both = cost(jax.grad(net.loss), net.params, *net.batch(2)).totals
+  first = cost(net.layers[0].fn, net.layers[0].params, net.batch(2)[0])
+  image = first.totals["convolution"].flops  # nobody wants its gradient
+  expected = 3 * forward["convolution"].flops - image
+  assert both["convolution"].flops == expected
+  assert both["matmul"].flops == 3 * forward["matmul"].flops
+
+
+def test_layers_compute_what_they_are_called():
+  net = zoo("alexnet")
+  layer = net.layers[0]
+  params = {k: jnp.ones(a.shape) for k, a in layer.params.items()}
+  y = layer.fn(params, jnp.ones((1, 31, 31, 3)))
+  assert y.shape == (1, 7, 7, 64)
+  assert float(y.max()) == 11 * 11 * 3 + 1
+  loss = net.layers[-1].fn({}, jnp.zeros((2, 10)), jnp.array([1, 2]))
+  assert float(loss) == pytest.approx(math.log(10))
+
+
+def test_an_unknown_network_is_refused():
+  with pytest.raises(ValueError, match="`name` must be one of 'alexnet'"):
+    zoo("lenet")
