@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
@@ -13,7 +15,7 @@ from ml_collections import ConfigDict
 from experiments import _rows
 
 # What may change between two starts: a longer list only adds runs.
-_FREE_FIELDS = ("exchanges", "seeds", "checkpoint_every")
+_FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
 
 
 class Run(NamedTuple):
@@ -71,8 +73,9 @@ class Store:
 
   def save(self, tree: Any, log: Log) -> None:
     """Writes the state after `len(log.loss)` steps; returns when on disk."""
+    leaves = [_storable(x) for x in jax.tree.leaves(tree)]
     args = ocp.args.Composite(
-      leaves=ocp.args.StandardSave(jax.tree.leaves(tree)),
+      leaves=ocp.args.StandardSave(leaves),
       log=ocp.args.JsonSave(log._asdict()),
     )
     self._manager.save(len(log.loss), args=args)
@@ -92,10 +95,7 @@ class Store:
     if step is None:
       return like, Log([], [])
     leaves, structure = jax.tree.flatten(like)
-    abstract = [
-      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-      for x in leaves
-    ]
+    abstract = [_abstract(x) for x in leaves]
     args = ocp.args.Composite(
       leaves=ocp.args.StandardRestore(abstract), log=ocp.args.JsonRestore()
     )
@@ -107,6 +107,18 @@ class Store:
     self._manager.close()
 
 
+def _storable(x: Any) -> Any:
+  """A leaf itself, or the NumPy array that a scalar of NumPy's is."""
+  return x if isinstance(x, jax.Array) else np.asarray(x)
+
+
+def _abstract(x: Any) -> Any:
+  """What says how a leaf is restored; one of NumPy's stays one."""
+  if not isinstance(x, jax.Array):
+    return np.asarray(x)
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
 class Workdir:
   """The folder of one job: its configuration, checkpoints and finished runs.
 
@@ -116,13 +128,20 @@ class Workdir:
   Args:
     folder: created if absent.
     config: of the job.
+    record: what finished runs are: a NamedTuple of values that JSON knows.
 
   Raises:
     ValueError: if the folder belongs to another configuration, or the
       processes do not share it.
   """
 
-  def __init__(self, folder: str | os.PathLike[str], config: ConfigDict):
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    config: ConfigDict,
+    record: Callable[..., Any] = Run,
+  ):
+    self._record = record
     self._folder = pathlib.Path(folder)
     self._runs = self._folder / "runs.jsonl"
     self._first = jax.process_index() == 0
@@ -158,17 +177,17 @@ class Workdir:
       )
     self._claim(config)
 
-  def finished(self) -> list[Run]:
+  def finished(self) -> list[Any]:
     """The runs that are done, in the order they were."""
-    return [Run(**line) for line in _rows.read_lines(self._runs)]
+    return [self._record(**line) for line in _rows.read_lines(self._runs)]
 
-  def finish(self, run: Run) -> None:
+  def finish(self, run: Any) -> None:
     """Notes that `run` is done, so that it is not repeated."""
     if not self._first:
       return
     runs = [*self.finished(), run]
     _rows.write_lines(self._runs, (r._asdict() for r in runs))
 
-  def store(self, exchange: str, seed: int) -> Store:
+  def store(self, case: str, seed: int) -> Store:
     """The checkpoints of one run."""
-    return Store(self._folder / "checkpoints" / f"{exchange}-seed{seed}")
+    return Store(self._folder / "checkpoints" / f"{case}-seed{seed}")

@@ -6,8 +6,6 @@ from types import TracebackType
 import rich.console
 import rich.progress
 
-from experiments._checkpoint import Run
-
 _LINES_PER_RUN = 4  # Plain output says something this often.
 
 
@@ -47,9 +45,9 @@ class Display:
   ) -> None:
     self._bar.stop()
 
-  def begin(self, exchange: str, seed: int) -> Callable[[int, float], None]:
+  def begin(self, case: str, seed: int) -> Callable[[int, float], None]:
     """Starts a run; returns what to call with steps done and loss."""
-    name = f"{exchange} seed {seed}"
+    name = f"{case} seed {seed}"
     every = max(1, self._steps // _LINES_PER_RUN)
     self._bar.reset(self._part, total=self._steps)
 
@@ -62,10 +60,9 @@ class Display:
 
     return on_step
 
-  def end(self, run: Run) -> None:
+  def end(self, case: str, seed: int, score: float, step_ms: float) -> None:
     """Ends a run with one line about it."""
     self._ended += 1
     self._console.print(
-      f"{run.exchange} seed {run.seed}: score {run.score:.3f}, step"
-      f" {run.step_ms:.1f} ms"
+      f"{case} seed {seed}: score {score:.3f}, step {step_ms:.1f} ms"
     )

@@ -95,11 +95,12 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   """The optimiser behind the exchange, with a schedule that ends at zero.
 
   Args:
-    config: with `optimizer` (`adamw` or `sgd`), `learning_rate`,
-      `warmup_steps`, `steps`, `momentum` and `weight_decay`.
+    config: with `optimizer` (`adamw`, `sgd` or `momentum`, which is sgd
+      without Nesterov's step), `learning_rate`, `warmup_steps`, `steps`,
+      `momentum` and `weight_decay`.
 
   Raises:
-    ValueError: if `config.optimizer` is neither, or the warm-up is too long.
+    ValueError: if `config.optimizer` is none, or the warm-up is too long.
   """
   if not 0 <= config.warmup_steps < config.steps:
     raise ValueError(
@@ -114,13 +115,15 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
       return optax.adamw(
         schedule, b1=config.momentum, weight_decay=config.weight_decay
       )
-    case "sgd":
+    case "sgd" | "momentum":
+      nesterov = config.optimizer == "sgd"
       return optax.chain(
         optax.add_decayed_weights(config.weight_decay),
-        optax.sgd(schedule, momentum=config.momentum, nesterov=True),
+        optax.sgd(schedule, momentum=config.momentum, nesterov=nesterov),
       )
   raise ValueError(
-    f"`config.optimizer` must be adamw or sgd, got {config.optimizer!r}."
+    "`config.optimizer` must be adamw, sgd or momentum, got"
+    f" {config.optimizer!r}."
   )
 
 
@@ -362,5 +365,5 @@ def run_job(
       if workdir:
         workdir.finish(run)
       if display:
-        display.end(run)
+        display.end(exchange, seed, run.score, run.step_ms)
   return [done[key] for key in wanted]

@@ -67,19 +67,31 @@ def load_task(config: ConfigDict) -> Task:
   )
 
 
-def _image_task(config: ConfigDict) -> Task:
-  data = _data.load_images(config)
-  train, shape = data.train, data.train.pixels.shape[1:]
+def image_batches(
+  data: _data.ImageData, size: int
+) -> tuple[Callable[[int, int], Batch], Callable[[], Iterator[Batch]]]:
+  """`batch` and `test` of a `Task` about images.
+
+  Args:
+    data: the images.
+    size: examples a training batch.
+  """
+  train = data.train
 
   def batch(seed: int, step: int) -> Batch:
-    index = _data.batch_indices(
-      len(train.labels), config.batch_size, seed, step
-    )
+    index = _data.batch_indices(len(train.labels), size, seed, step)
     return _image_batch(train, index)
 
   def test() -> Iterator[Batch]:
     return _padded(_image_batch(data.test, slice(None)))
 
+  return batch, test
+
+
+def _image_task(config: ConfigDict) -> Task:
+  data = _data.load_images(config)
+  shape = data.train.pixels.shape[1:]
+  batch, test = image_batches(data, config.batch_size)
   return Task(
     metric="test_accuracy",
     unit="%",

@@ -25,6 +25,20 @@ TINY_TRANSFORMER = {
   "train_bytes": 20_000,
   "test_bytes": 2_000,
 }
+TINY_HOSTED = {
+  "width": 1 / 32,
+  "batch_size": 8,
+  "steps": 4,
+  "warmup_steps": 1,
+  "eval_every": 2,
+  "seeds": (0,),
+  "error_threshold": 99.0,
+  "profile_width": 1 / 32,
+  "profile_size": 32,
+  "profile_batch": 8,
+  "profile_rounds": 1,
+  "checkpoint_every": 2,
+}
 
 
 def _load_config(name: str) -> ConfigDict:
@@ -51,6 +65,18 @@ def tiny() -> Callable[..., ConfigDict]:
     config = _load_config(name)
     small = TINY_CNN if config.model == "cnn" else TINY_TRANSFORMER
     config.update({**TINY, **small, **fields})
+    return config
+
+  return make
+
+
+@pytest.fixture
+def tiny_hosted() -> Callable[..., ConfigDict]:
+  """Makes a small form of a configuration of `experiments.a2dtwp`."""
+
+  def make(name: str, **fields: object) -> ConfigDict:
+    config = _load_config(name)
+    config.update({**TINY_HOSTED, **fields})
     return config
 
   return make

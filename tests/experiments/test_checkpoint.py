@@ -55,6 +55,17 @@ def test_the_latest_state_comes_back_bit_for_bit(tmp_path):
     assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
 
 
+def test_arrays_of_the_host_come_back_as_they_are(tmp_path):
+  tree = {"count": np.int64(2**40), "curve": np.array([1.5, np.nan])}
+  store = Store(tmp_path)
+  store.save(tree, Log([0.1], [4.0]))
+  restored, _ = store.restore(tree)
+  store.close()
+  assert restored["count"].dtype == np.int64  # Which JAX would narrow.
+  assert restored["count"] == 2**40
+  np.testing.assert_array_equal(restored["curve"], tree["curve"])
+
+
 def test_finished_runs_are_remembered(tmp_path, tiny):
   config = tiny("digits")
   Workdir(tmp_path, config).finish(RUN)

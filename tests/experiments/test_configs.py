@@ -6,11 +6,12 @@ import pytest
 from PIL import Image
 
 from experiments import _exchanges, _runner, _tasks
+from experiments.transfer import _cases, _train
 
-CONFIGS = sorted(
-  path.stem
-  for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
-)
+ROOT = pathlib.Path(__file__).parents[2]
+EVERY = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+HOSTED = [name for name in EVERY if name.startswith("a2dtwp_")]
+CONFIGS = [name for name in EVERY if name not in HOSTED]
 RNG = np.random.default_rng(0)
 
 
@@ -54,6 +55,21 @@ def test_small_form_runs(tiny, request, name):
   assert runs[0].wire_bytes > runs[1].wire_bytes > 0
 
 
+@pytest.mark.parametrize("name", HOSTED)
+def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
+  setup = _train.load(tiny_hosted(name, cases=("truncate1",)))
+  (run,) = _train.run_job(setup)
+  assert np.isfinite([run.error, run.loss]).all()
+  assert run.returned_bytes > 3 * run.sent_bytes > 0
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_cases_exist_and_begin_with_the_baseline(load_config, name):
+  cases = load_config(name).cases
+  assert cases[0] == "fp32"
+  assert set(cases) <= set(_cases.CASES)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
   exchanges = load_config(name).exchanges
@@ -67,9 +83,10 @@ def test_batch_is_divisible_by_the_workers(load_config, name):
   assert config.batch_size % config.workers == 0
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_docstring_gives_the_command(name):
-  path = pathlib.Path(__file__).parents[2] / "configs" / f"{name}.py"
+  path = ROOT / "configs" / f"{name}.py"
   docstring = ast.get_docstring(ast.parse(path.read_text()))
-  command = f"python -m experiments.train --config=configs/{name}.py"
+  runner = "a2dtwp" if name in HOSTED else "train"
+  command = f"python -m experiments.{runner} --config=configs/{name}.py"
   assert docstring and command in docstring

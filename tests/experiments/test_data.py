@@ -39,6 +39,63 @@ def test_digits_split_is_the_same_every_time():
   np.testing.assert_array_equal(first.test.pixels, second.test.pixels)
 
 
+def test_photographs_are_crops_at_four_rotations():
+  data = _data.load_photographs()
+  assert data.train.pixels.shape == (8000, 32, 32, 3)
+  assert data.test.pixels.shape == (4000, 32, 32, 3)
+  assert data.classes == 8
+  for images in data[:2]:
+    assert (np.bincount(images.labels) == len(images.labels) / 8).all()
+  photographs = _data.datasets.load_sample_images().images
+  for label, pixels in zip(
+    data.test.labels[::501], data.test.pixels[::501], strict=True
+  ):
+    photograph, turn = divmod(int(label), 4)
+    upright = np.rot90(pixels, -turn)
+    assert _places(photographs[photograph], upright)
+
+
+def test_no_pixel_of_a_photograph_is_on_both_sides():
+  data = _data.load_photographs()
+  photographs = _data.datasets.load_sample_images().images
+  seen = []
+  for images in data[:2]:
+    mask = np.zeros((2, *photographs[0].shape[:2]), int)
+    upright = images.labels % 4 == 0
+    found = zip(images.labels[upright], images.pixels[upright], strict=True)
+    for label, pixels in found:
+      photograph = int(label) // 4
+      for i, j in _places(photographs[photograph], pixels):
+        mask[photograph, i : i + 32, j : j + 32] = 1
+    seen.append(mask)
+  assert not (seen[0] & seen[1]).any()
+  assert seen[0].any() and seen[1].any()
+
+
+def _places(photograph, crop):
+  """Where a crop is in a photograph, on the grid that crops are cut on."""
+  corners = (photograph[:-31:8, :-31:8] == crop[0, 0]).all(axis=-1)
+  return [
+    (i, j)
+    for i, j in 8 * np.argwhere(corners)
+    if (photograph[i : i + 32, j : j + 32] == crop).all()
+  ]
+
+
+def test_resizing_keeps_what_there_is():
+  data = _data.load_digits()
+  bigger = _data.resized(data, 32)
+  assert bigger.train.pixels.shape == (1198, 32, 32, 1)
+  np.testing.assert_array_equal(bigger.test.labels, data.test.labels)
+  # The mean over each 4 x 4 is near the pixel that it was made of.
+  means = bigger.test.pixels.reshape(-1, 8, 4, 8, 4).mean(axis=(2, 4))
+  correlation = np.corrcoef(
+    means.ravel(), data.test.pixels.astype(float).ravel()
+  )
+  assert correlation[0, 1] > 0.95
+  assert _data.resized(data, 8).train is data.train
+
+
 def test_cifar10_binary_files_are_read_in_order(tmp_path):
   parts = [make_records(n) for n in (3, 2, 4)]
   names = ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin")

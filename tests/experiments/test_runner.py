@@ -90,7 +90,7 @@ def test_finished_runs_are_not_repeated(tmp_path, tiny):
     def begin(self, exchange, seed):
       return lambda done, loss: steps.append((exchange, seed, done))
 
-    def end(self, run):
+    def end(self, case, seed, score, step_ms):
       pass
 
   config.seeds = (0, 1, 2)

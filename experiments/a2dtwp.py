@@ -1,0 +1,53 @@
+"""Trains a network whose weights live on the host, in every way to move them.
+
+  python -m experiments.a2dtwp --config=configs/a2dtwp_vgg.py \
+    --json=a2dtwp_vgg.jsonl --plot=a2dtwp_vgg.png --workdir=runs/a2dtwp_vgg
+
+Prints the two tables of A2DTWP (arXiv:2004.02297) with what is found here
+beside them: what a batch spends its time on, and the time to an error relative
+to fp32. A third table predicts the batch of VGG-A on the paper's machines from
+its own times, term by term. Where the host is the device, transfers are
+emulated from the bytes that moved, and every such figure says so; on a GPU they
+are measured. With `--workdir` a job that was killed goes on where its last
+checkpoint is.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from experiments.transfer import _job
+from experiments.transfer._host_link import HOST_LINKS
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", str(_ROOT / "configs" / "a2dtwp_vgg.py"), "What to run."
+)
+_LINK = flags.DEFINE_enum(
+  "link", "pcie3_x8", list(HOST_LINKS), "Whose emulated times tables show."
+)
+_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+_PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Where to keep checkpoints; the same folder resumes."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the job that the flags describe."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+  _job.run(
+    _CONFIG.value,
+    link=_LINK.value,
+    json=_JSON.value,
+    plot=_PLOT.value,
+    workdir=_WORKDIR.value,
+  )
+
+
+if __name__ == "__main__":
+  app.run(main)

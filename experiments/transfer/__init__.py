@@ -1,0 +1,1 @@
+"""What training moves between a host and its device: networks, cases, links."""

@@ -1,0 +1,124 @@
+"""One job, from a configuration to tables, rows and a plot."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import rich.console
+import rich.progress
+from ml_collections import ConfigDict
+
+from experiments import _rows
+from experiments._checkpoint import Workdir
+from experiments._console import make_console
+from experiments._progress import Display
+from experiments.transfer import (
+  _cases,
+  _findings,
+  _model,
+  _networks,
+  _paper,
+  _predict,
+  _profile,
+  _tables,
+  _train,
+)
+
+
+def run(
+  config: ConfigDict,
+  *,
+  link: str = "pcie3_x8",
+  json: str | None = None,
+  plot: str | None = None,
+  workdir: str | None = None,
+) -> None:
+  """Runs a job, prints its tables and writes what is asked for.
+
+  Args:
+    config: made by a `get_config()`.
+    link: whose emulated times the tables show.
+    json: where to write rows, if anywhere.
+    plot: where to write the plot, if anywhere.
+    workdir: where to keep checkpoints, if anywhere.
+  """
+  cases = {name: _cases.get_case(name) for name in config.cases}
+  console = make_console()
+  kept = Workdir(workdir, config, _train.Run) if workdir else None
+  setup = _train.load(config)
+  count = len(config.cases) * len(config.seeds)
+  with Display(console, steps=config.steps, runs=count) as display:
+    runs = _train.run_job(setup, workdir=kept, display=display)
+  profiles = _take_apart(setup, runs, console)
+  rows = make_rows(config, runs, profiles)
+  console.print(_tables.profile_table(rows, link))
+  for system in _paper.SYSTEMS:
+    console.print(_tables.prediction_table(rows, system))
+  console.print(_tables.error_table(rows, link))
+  if json:
+    _rows.write_rows(json, rows)
+  if plot:
+    bits = {n: case.bits for n, case in cases.items() if case.control}
+    _tables.save_plot(runs, bits, plot)
+
+
+def _take_apart(
+  setup: _train.Setup,
+  runs: Sequence[_train.Run],
+  console: rich.console.Console,
+) -> list[_profile.Profile]:
+  levels = {run.case: _last_level(run) for run in runs}
+  turns = (setup.config.profile_rounds + 1) * len(setup.config.cases)
+  with rich.progress.Progress(console=console, transient=True) as progress:
+    task = progress.add_task("profile", total=turns)
+    on_round = functools.partial(progress.advance, task)
+    return _profile.measure(setup, levels, on_round)
+
+
+def _last_level(run: _train.Run) -> int:
+  """The mean over the groups of the levels at the end, rounded."""
+  last = {group: level for _, group, level in run.switches}
+  return round(sum(last.values()) / len(last))
+
+
+def make_rows(
+  config: ConfigDict,
+  runs: Sequence[_train.Run],
+  profiles: Sequence[_profile.Profile],
+) -> list[_rows.Row]:
+  """Everything that was found, as rows.
+
+  Args:
+    config: of the job.
+    runs: one for each case and seed.
+    profiles: one for each case.
+  """
+  on_host = jax.default_backend() == "cpu"
+  costs = vgg_a_costs()
+  weights = sum(cost.weights for cost in costs)
+  shares = _predict.shares(
+    [cost.weights for cost in costs], [cost.flops for cost in costs]
+  )
+  found = _findings.trained(runs, config.error_threshold)
+  for profile in profiles:
+    case = found[profile.case]
+    case |= _findings.profiled(profile, on_host=on_host)
+    case |= _findings.predicted(case, profile, weights, shares)
+    case |= _findings.timed_to_error(case, profile, on_host=on_host)
+  facts = _findings.published(config.model)
+  return _findings.make_rows(config.experiment, found, facts)
+
+
+def vgg_a_costs() -> list[_model.Cost]:
+  """The stages of the paper's VGG-A, by their shapes."""
+  make = functools.partial(
+    _networks.build,
+    "vgg_a",
+    size=224,
+    channels=3,
+    classes=201,
+    width=1.0,
+    seed=0,
+  )
+  pixels = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
+  return _model.costs(_model.abstract(make), pixels)
