@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 WORKERS ?= 2
+EXTRAS ?= experiments,test
 ARGS ?=
 
-.PHONY: train test lint types bench hosts newest clean
+.PHONY: train test lint types bench bench-kernels compile-kernels hosts newest clean
 
 # The main job: digits under six exchanges. ARGS="--config=configs/..." picks
 # another.
@@ -26,6 +27,17 @@ types: $(VENV)/installed
 bench: $(VENV)/installed
 	$(RUN) -m experiments.bench_codecs $(ARGS)
 
+# Every op of jaxmotion.kernels on this device: correct, and how fast.
+bench-kernels: $(VENV)/installed
+	$(RUN) -m experiments.bench_kernels $(ARGS)
+
+# What XLA makes of them for an H100, on a machine without a GPU. The wheels are
+# in the extra `cuda-compile`; JAX then says at every start that it has no GPU,
+# so they may have an environment of their own: make compile-kernels
+# VENV=.venv-cuda EXTRAS=experiments,test,cuda-compile
+compile-kernels: $(VENV)/installed
+	$(RUN) -m experiments.bench_kernels --compiled $(ARGS)
+
 # Two hosts and a slow link: make hosts ARGS="--rate=1gbit". The peers need the
 # extra `peers`.
 hosts: $(VENV)/installed
@@ -45,7 +57,7 @@ newest:
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet -e '.[experiments,test]'
+	$(RUN) -m pip install --quiet -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:
