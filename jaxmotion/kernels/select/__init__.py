@@ -1,6 +1,7 @@
 """Selection of the largest values."""
 
-from jaxmotion.kernels.select._reference import (
+from jaxmotion.kernels.select._api import (
   topk_scatter as topk_scatter,
   topk_select as topk_select,
+  topk_sum as topk_sum,
 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Like
+from jaxmotion.kernels._sums import sum_decoded
 
 # Up to this many, one reduction each; beyond, a sort of every lane.
 _REDUCE_MOST = 8
@@ -15,50 +16,23 @@ _REDUCE_MOST = 8
 _GROUP = 16
 
 
-def topk_select(x: Array, k: int, planes: int) -> tuple[Array, Array]:
-  """Selects the k values of largest magnitude in every lane.
-
-  The flat array is cut into planes, contiguous runs of one length. A lane
-  holds one value of each plane, all at the same place in it. NaN counts as
-  larger than infinity. Of equal magnitudes negative ones come first, then the
-  one that stands first.
-
-  Args:
-    x: floating array of any shape, padded with zeros to whole planes.
-    k: values kept of each lane.
-    planes: values in a lane.
-
-  Returns:
-    values f32[k, lanes] and their planes uint32[k, lanes], lanes =
-    ceil(x.size / planes).
-
-  Example:
-    >>> values, places = topk_select(jnp.array([1.0, -3.0, 2.0, 0.5]), 1, 2)
-    >>> values.tolist(), places.tolist()
-    ([[2.0, -3.0]], [[1, 0]])
-  """
+def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
+  """See `_api`."""
   cut = _planes(x, planes)
   if k > _REDUCE_MOST:
-    top, places = lax.top_k(_keys(cut).T, k)
-    return _values(top.T), places.T.astype(jnp.uint32)
+    top, places = lax.top_k(to_keys(cut).T, k)
+    return from_keys(top.T), places.T.astype(jnp.uint32)
   found = [_largest(cut, None)]
   for _ in range(k - 1):
     found.append(_largest(cut, found[-1]))
   top, places = (jnp.stack(a) for a in zip(*found, strict=True))
-  return _values(top), places
+  return from_keys(top), places
 
 
 def topk_scatter(
-  values: Array, places: Array, like: Like, planes: int
+  values: Array, places: Array, *, like: Like, planes: int
 ) -> Array:
-  """Puts selected values back where they stood, zeros elsewhere.
-
-  Args:
-    values: f32[k, lanes].
-    places: uint32[k, lanes], all different in a lane.
-    like: shape and dtype of the result.
-    planes: values in a lane.
-  """
+  """See `_api`."""
   k, lanes = values.shape
   dense = jnp.zeros((planes, lanes), jnp.float32)
   if k > _REDUCE_MOST:
@@ -76,6 +50,15 @@ def topk_scatter(
   return flat.reshape(like.shape).astype(like.dtype)
 
 
+def topk_sum(values: Array, places: Array, *, like: Like, planes: int) -> Array:
+  """See `_api`."""
+
+  def decode(payload: tuple[Array, Array], like: Like) -> Array:
+    return topk_scatter(*payload, like=like, planes=planes)
+
+  return sum_decoded(decode, (values, places), like)
+
+
 def _planes(x: Array, planes: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
   lanes = -(-x.size // planes)
@@ -87,13 +70,13 @@ def _planes(x: Array, planes: int) -> Array:
   return flat.reshape(planes, lanes)
 
 
-def _keys(x: Array) -> Array:
+def to_keys(x: Array) -> Array:
   """Orders floats by magnitude: the sign moves to the lowest bit."""
   u = lax.bitcast_convert_type(x, jnp.uint32)
   return (u << 1) | (u >> 31)
 
 
-def _values(keys: Array) -> Array:
+def from_keys(keys: Array) -> Array:
   return lax.bitcast_convert_type((keys >> 1) | (keys << 31), jnp.float32)
 
 
@@ -105,7 +88,7 @@ def _largest(
   group = max(1, min(_GROUP, planes // 2))
 
   def first(best: list, start: Any, count: int) -> tuple[Array, Array]:
-    some = _keys(lax.dynamic_slice_in_dim(x, start, count))
+    some = to_keys(lax.dynamic_slice_in_dim(x, start, count))
     pairs = []
     for i, key in enumerate(some):
       plane = jnp.broadcast_to(start + jnp.uint32(i), key.shape)
@@ -124,7 +107,7 @@ def _largest(
   # all of it, with what the next call makes of it, and compute every comparison
   # many times over.
   # Made of x, and so typed as varying over the workers if x is.
-  least = _keys(x[0]) & jnp.uint32(0)
+  least = to_keys(x[0]) & jnp.uint32(0)
   best = least, least + jnp.uint32(0 if after is None else planes)
   best = lax.fori_loop(0, planes // group, step, best)
   if planes % group:

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import like
-from jaxmotion.kernels.select import _reference, topk_scatter, topk_select
+from jaxmotion.kernels.select import (
+  _reference,
+  topk_scatter,
+  topk_select,
+  topk_sum,
+)
+from jaxmotion.kernels.select._cases import special_values
 
 BLOCK = 12
 KS = pytest.mark.parametrize("k", [1, 2, 8, 9, 11, 12])
@@ -22,24 +28,11 @@ def oracle(x, k, planes):
   return np.take_along_axis(cut, places, 0), places
 
 
-def array():
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=(8, BLOCK)).astype(np.float32)
-  x[1] = rng.integers(-2, 3, BLOCK)  # ties of both signs, and zeros
-  x[2] = 0.0
-  x[3] = [0.0, -0.0] * (BLOCK // 2)
-  x[4, 2:7] = [np.nan, np.inf, -np.inf, -np.nan, np.nan]
-  x[5] = 1e-42 * rng.integers(-5, 6, BLOCK)  # subnormals
-  x[6] = -1.0
-  x[7, :] = 3.0
-  return x.T.reshape(-1)[:-5]  # lanes are rows of x; the last plane is padded
-
-
 @KS
 @PATHS
 def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
   monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
-  x = array()
+  x = special_values()
   values, places = jax.jit(lambda x: topk_select(x, k, BLOCK))(x)
   wanted, where = oracle(x, k, BLOCK)
   assert places.dtype == jnp.uint32 and values.dtype == jnp.float32
@@ -53,7 +46,7 @@ def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
 @PATHS
 def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
   monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
-  x = array()
+  x = special_values()
   values, places = oracle(x, k, BLOCK)
   kept = np.zeros((BLOCK, values.shape[1]), np.float32)
   np.put_along_axis(kept, places, values, 0)
@@ -88,3 +81,22 @@ def test_any_number_of_planes_is_compared(planes):
   wanted, where = oracle(x, 1, planes)
   np.testing.assert_array_equal(values, wanted)
   np.testing.assert_array_equal(places, where)
+
+
+@pytest.mark.parametrize("workers", [1, 17])
+def test_a_sum_is_that_of_what_each_worker_sent(workers):
+  rng = np.random.default_rng(3)
+  x = jnp.asarray(rng.normal(size=(workers, 50)), jnp.bfloat16)
+  values, places = jax.vmap(lambda row: topk_select(row, 2, 8))(x)
+  total = topk_scatter(values[0], places[0], x[0], 8).astype(jnp.float32)
+  for v, p in zip(values[1:], places[1:], strict=True):
+    total = total + topk_scatter(v, p, x[0], 8)
+  got = topk_sum(values, places, x[0], 8)
+  assert got.dtype == jnp.float32
+  np.testing.assert_array_equal(got, total)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_more_than_a_lane_holds_is_refused(k):
+  with pytest.raises(ValueError, match=r"`k` must be an integer in \[1, 4\]"):
+    topk_select(jnp.zeros(8), k, 4)

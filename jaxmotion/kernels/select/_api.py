@@ -1,0 +1,124 @@
+"""Selection of the largest values: the implementation is chosen here."""
+
+from jaxmotion.core import Array, Like, check_int
+from jaxmotion.kernels._choose import run
+
+# XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
+# for each value of the result; scattering is one pass.
+_GPU = ("pallas_triton",)
+
+
+def topk_select(
+  x: Array, k: int, planes: int, *, implementation: str | None = None
+) -> tuple[Array, Array]:
+  """Selects the k values of largest magnitude in every lane.
+
+  The flat array is cut into planes, contiguous runs of one length. A lane
+  holds one value of each plane, all at the same place in it. NaN counts as
+  larger than infinity. Of equal magnitudes negative ones come first, then the
+  one that stands first. Every implementation makes the same bits, but for
+  those of a float16 NaN, which a GPU does not keep.
+
+  Args:
+    x: floating array of any shape, padded with zeros to whole planes.
+    k: values kept of each lane, at most `planes`.
+    planes: values in a lane.
+    implementation: the only one to try, by name; None chooses.
+
+  Returns:
+    values f32[k, lanes] and their planes uint32[k, lanes], lanes =
+    ceil(x.size / planes).
+
+  Raises:
+    ValueError: `k` or `planes` is out of range.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> values, places = topk_select(jnp.array([1.0, -3.0, 2.0, 0.5]), 1, 2)
+    >>> values.tolist(), places.tolist()
+    ([[2.0, -3.0]], [[1, 0]])
+  """
+  check_int("planes", planes, 1)
+  check_int("k", k, 1, planes)
+  return run(
+    "select",
+    "topk_select",
+    x,
+    gpu=_GPU,
+    implementation=implementation,
+    k=k,
+    planes=planes,
+  )
+
+
+def topk_scatter(
+  values: Array,
+  places: Array,
+  like: Like,
+  planes: int,
+  *,
+  implementation: str | None = None,
+) -> Array:
+  """Puts selected values back where they stood, zeros elsewhere.
+
+  Args:
+    values: f32[k, lanes].
+    places: uint32[k, lanes], all different in a lane.
+    like: shape and dtype of the result.
+    planes: values in a lane.
+    implementation: the only one to try, by name; None chooses.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> values, places = jnp.array([[2.0, -3.0]]), jnp.array([[1, 0]])
+    >>> topk_scatter(values, places.astype("uint32"), jnp.zeros(4), 2).tolist()
+    [0.0, -3.0, 2.0, 0.0]
+  """
+  return run(
+    "select",
+    "topk_scatter",
+    values,
+    places,
+    implementation=implementation,
+    like=like,
+    planes=planes,
+  )
+
+
+def topk_sum(
+  values: Array,
+  places: Array,
+  like: Like,
+  planes: int,
+  *,
+  implementation: str | None = None,
+) -> Array:
+  """Scatters the selected values of several workers and adds them.
+
+  Args:
+    values: f32[workers, k, lanes].
+    places: uint32[workers, k, lanes], all different in a lane of a worker.
+    like: shape and dtype of the array that each of them encoded.
+    planes: values in a lane.
+    implementation: the only one to try, by name; None chooses.
+
+  Returns:
+    The sum in the order of workers, in float32 or the wider dtype of `like`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> values = jnp.array([[[2.0, -3.0]], [[1.0, 1.0]]])
+    >>> places = jnp.array([[[1, 0]], [[0, 0]]], "uint32")
+    >>> topk_sum(values, places, jnp.zeros(4), 2).tolist()
+    [1.0, -2.0, 2.0, 0.0]
+  """
+  return run(
+    "select",
+    "topk_sum",
+    values,
+    places,
+    gpu=_GPU,
+    implementation=implementation,
+    like=like,
+    planes=planes,
+  )
