@@ -81,7 +81,7 @@ class threshold(Codec):
     self._check(x, key)
     k, bits = self._shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    bitmap = mark(~(jnp.abs(flat) < self.value))
+    bitmap = mark(x, self.value)
     start = starts(bitmap)
     count = start[-1]
     filled = jnp.arange(k, dtype=jnp.int32) < count

@@ -2,50 +2,49 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs._base import Codec
-from jaxmotion.core import Array, Key, Like, PyTree, check_fraction
-from jaxmotion.kernels.compact import compact, expand, mark, starts
+from jaxmotion.core import (
+  Array,
+  Key,
+  Like,
+  PyTree,
+  check_choice,
+  check_fraction,
+  check_int,
+)
+from jaxmotion.kernels.compact import NonZeros, compact_tiles, expand_tiles
 
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-
-
-class NonZeros(NamedTuple):
-  """The words that are not zero and where they stood.
-
-  Attributes:
-    mask: uint32[ceil(n / 32)], bit i of word g is value 32 g + i.
-    words: uint8, uint16 or uint32[k], the bits of the values in order, zeros
-      after the last.
-    overflow: uint32[], the number of words that did not fit.
-  """
-
-  mask: Array
-  words: Array
-  overflow: Array
+_TILES = (32, 64, 128, 256, 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class zero_value(Codec):
   """Leaves zeros out (ZVC): what rectifiers and pruning make, without loss.
 
-  encode(x) = (bits(x) != 0, the first k non-zero words in order) with
-  k = max(1, round(capacity * n)); decode puts the words back among zeros.
+  encode(x) = for each tile of the flat array, (bits(x) != 0, the first k
+  non-zero words in order, their number), k = max(1, round(capacity * tile));
+  decode puts the words back among zeros.
 
-  Laws: lossless bit for bit where `overflow` is 0, NaN, infinity, subnormals
-  and -0.0 (whose sign bit is a word that is not zero) included; idempotent.
-  Where more than k words are not zero, the last ones in order decode to zero
-  and `overflow` says how many: a caller who needs the exact values reads it
-  and takes another way (recompute, send plainly). At a share s of zeros the
-  ratio is 1 / (capacity + 1/32) in float32 and no overflow as long as
-  capacity >= 1 - s.
+  Laws: lossless bit for bit where `payload.overflow` is 0, NaN, infinity,
+  subnormals and -0.0 (whose sign bit is a word that is not zero) included;
+  idempotent. Of a tile where more than k words are not zero, the last ones in
+  order decode to zero and its count says how many there were: a caller who
+  needs the exact values reads the overflow and takes another way (recompute,
+  send plainly). The ratio is 1 / (capacity + 1/32 + 1/tile) in float32. At a
+  share s of zeros that are spread at random a tile has (1 - s) tile other
+  values, give or take sqrt(s (1 - s) tile), so give the capacity some such
+  deviations more than 1 - s.
 
   Args:
-    capacity: share of the values that has room, in (0, 1]; 1 never overflows.
+    capacity: share of a tile's values that has room, in (0, 1]; 1 never
+      overflows.
+    tile: values that are compacted together, a power of two from 32 to 1024.
+      An array of fewer values is one tile.
 
   Example:
     >>> x = jnp.array([0.0, 2.0, 0.0, -1.0])
@@ -60,9 +59,12 @@ class zero_value(Codec):
   """
 
   capacity: float
+  tile: int = 1024
 
   def __post_init__(self) -> None:
     check_fraction("capacity", self.capacity)
+    check_int("tile", self.tile, _TILES[0])
+    check_choice("tile", self.tile, _TILES)
 
   @property
   def keeps_dtype(self) -> bool:
@@ -72,30 +74,22 @@ class zero_value(Codec):
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[NonZeros, PyTree]:
-    """Returns the mask, the words and the overflow, and the state."""
+    """Returns mask, words and count of every tile, and the state."""
     self._check(x, key)
     words = lax.bitcast_convert_type(x, _word(x)).reshape(-1)
-    mask = mark(words != 0)
-    start, k = starts(mask), self._capacity(x)
-    overflow = jnp.maximum(start[-1] - k, 0).astype(jnp.uint32)
-    # Plain moves, so floats of 32 bits keep theirs; a bit cast fused with the
-    # scatter costs 3x on XLA:CPU.
-    moved = x.reshape(-1) if x.dtype == jnp.float32 else words
-    packed = lax.bitcast_convert_type(
-      compact(moved, mask, start, k), words.dtype
-    )
-    return NonZeros(mask, packed, overflow), state
+    return compact_tiles(words, *self._shape(x)), state
 
   def decode(self, payload: NonZeros, like: Like) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
     self._check_payload(payload, like)
-    size = math.prod(like.shape)
-    words = expand(payload.words, payload.mask, starts(payload.mask), size)
+    words = expand_tiles(payload, math.prod(like.shape))
     return lax.bitcast_convert_type(words.reshape(like.shape), like.dtype)
 
-  def _capacity(self, like: Like) -> int:
-    size = math.prod(like.shape)
-    return min(size, max(1, round(self.capacity * size)))
+  def _shape(self, like: Like) -> tuple[int, int]:
+    """(values of a tile, those that have room)."""
+    size = min(self.tile, math.prod(like.shape))
+    whole = max(32, math.ceil(size / 32) * 32)
+    return whole, max(1, round(self.capacity * size))
 
 
 def _word(like: Like) -> jnp.dtype:

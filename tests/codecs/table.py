@@ -93,7 +93,7 @@ CODECS = {
   ),
   "threshold": (codecs.threshold(value=1.0, capacity=0.5), relative(1)),
   "zero_value": (codecs.zero_value(capacity=1.0), lossless),
-  "zero_value_half": (codecs.zero_value(capacity=0.5), relative(1)),
+  "zero_value_half": (codecs.zero_value(capacity=0.5, tile=64), relative(1)),
   "rotate": (codecs.rotate(block=32), steps(2**9, 1)),
   "rotate_int4": (
     codecs.chain(codecs.rotate(block=64), codecs.uniform(bits=4)),

@@ -50,31 +50,59 @@ def test_every_bit_pattern_comes_back(dtype):
   x = patterns.view(dtype)
   payload, y = trip(zero_value(capacity=1), x)
   np.testing.assert_array_equal(bits(y), patterns)
-  nonzero = patterns[patterns != 0]
-  np.testing.assert_array_equal(payload.words[: nonzero.size], nonzero)
+  for row, words in zip(patterns.reshape(-1, 1024), payload.words, strict=True):
+    nonzero = row[row != 0]
+    np.testing.assert_array_equal(words[: nonzero.size], nonzero)
 
 
 def test_minus_zero_takes_a_word():
   payload, y = trip(
     zero_value(capacity=1), np.array([0.0, -0.0, 0.0], np.float32)
   )
-  assert payload.mask.tolist() == [0b010]
+  assert payload.mask.tolist() == [[0b010]]
   assert np.signbit(y).tolist() == [False, True, False]
 
 
 @DTYPES
-def test_overflow_is_counted_and_what_fits_comes_back(dtype):
+@pytest.mark.parametrize("tile", [64, 1024])
+def test_overflow_is_counted_and_what_fits_comes_back(dtype, tile):
   x = half_zero(2000, dtype)
-  payload, y = trip(zero_value(capacity=0.2), x)
-  nonzero = bits(x) != 0
-  assert int(payload.overflow) == nonzero.sum() - 400
-  kept = nonzero & (nonzero.cumsum() <= 400)
-  np.testing.assert_array_equal(bits(y), np.where(kept, bits(x), 0))
+  payload, y = trip(zero_value(capacity=0.4, tile=tile), x)
+  rows = np.pad(bits(x), (0, -2000 % tile)).reshape(-1, tile)
+  room = round(0.4 * tile)
+  kept = (rows != 0) & ((rows != 0).cumsum(1) <= room)
+  wanted = np.where(kept, rows, 0).reshape(-1)[:2000]
+  np.testing.assert_array_equal(bits(y), wanted)
+  np.testing.assert_array_equal(payload.count, (rows != 0).sum(1))
+  assert payload.overflow.dtype == jnp.uint32
+  assert int(payload.overflow) == (rows != 0).sum() - kept.sum() > 0
+
+
+def test_overflow_of_payloads_side_by_side_is_counted_for_each():
+  x = jnp.asarray(np.stack([half_zero(500, np.float32), np.zeros(500)]))
+  payloads, _ = jax.vmap(zero_value(capacity=0.1).encode)(x.astype(jnp.float32))
+  dropped = np.count_nonzero(x[0]) - 50
+  assert payloads.overflow.tolist() == [dropped, 0]
 
 
 @DTYPES
-def test_a_payload_is_a_bit_a_value_and_the_capacity(dtype):
+def test_a_payload_is_a_bit_a_value_the_capacity_and_a_count_a_tile(dtype):
   itemsize = np.dtype(dtype).itemsize
-  x = jax.ShapeDtypeStruct((3200,), dtype)
+  x = jax.ShapeDtypeStruct((3072,), dtype)
   said = payload_bytes(zero_value(capacity=0.5), x)
-  assert said == 3200 // 8 + 1600 * itemsize + 4
+  assert said == 3072 // 8 + 1536 * itemsize + 3 * 4
+
+
+@pytest.mark.parametrize("size", [1, 33, 1000])
+def test_a_short_array_is_one_tile(size):
+  x = half_zero(size, np.float32)
+  payload, _ = trip(zero_value(capacity=0.5), x)
+  room = max(1, round(0.5 * size))
+  assert payload.mask.shape == (1, -(-size // 32))
+  assert payload.words.shape == (1, room)
+
+
+@pytest.mark.parametrize("tile", [0, 96, 2048])
+def test_tiles_are_powers_of_two(tile):
+  with pytest.raises(ValueError, match="`tile` must be"):
+    zero_value(capacity=0.5, tile=tile)

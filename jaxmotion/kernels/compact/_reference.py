@@ -11,23 +11,30 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array
+from jaxmotion.kernels.compact._tiles import NonZeros
 
 _FAN = 32
 # From one slot in this many entries on, compaction beats a search a slot.
 _SPARSE = 64
-_LANES = np.arange(_FAN, dtype=np.uint32)
+# Of every byte, the places of its bits that are set, in order.
+_BYTES = np.arange(256, dtype=np.uint8)[:, None]
+_PLACES = np.argsort(
+  np.unpackbits(_BYTES, axis=1, bitorder="little") == 0, axis=1, kind="stable"
+).astype(np.uint8)
 
 
-def mark(keep: Array) -> Array:
-  """Packs bool[n] marks into uint32[ceil(n / 32)] words.
+def mark(x: Array, *, least: float) -> Array:
+  """See `_api`."""
+  return _pack_bits(reaches(x.reshape(-1), least))
 
-  >>> mark(jnp.array([True, False, True])).tolist()
-  [5]
+
+def reaches(x: Array, least: float) -> Array:
+  """Says which magnitudes are at or above `least`; NaN is.
+
+  As integers: magnitudes below 2^-126 are zeros to the host's floats.
   """
-  padding = -keep.size % _FAN
-  keep = jnp.pad(keep, (0, padding)) if padding else keep
-  bits = keep.reshape(-1, _FAN).astype(jnp.uint32) << jnp.asarray(_LANES)[None]
-  return jnp.sum(bits, axis=1, dtype=jnp.uint32)
+  bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+  return bits & 0x7FFFFFFF >= int(np.float32(least).view(np.uint32))
 
 
 def starts(bitmap: Array) -> Array:
@@ -45,74 +52,15 @@ def starts(bitmap: Array) -> Array:
   if not bitmap.size:
     return jnp.zeros(1, jnp.int32)
   before = _tree(bitmap)[-1][: bitmap.size]
-  total = before[-1:] + lax.population_count(bitmap[-1:]).astype(jnp.int32)
+  total = before[-1:] + _count(bitmap[-1:])
   return jnp.concatenate([before, total])
 
 
-def compact(values: Array, bitmap: Array, start: Array, capacity: int) -> Array:
-  """Packs the marked values in order; those beyond `capacity` are dropped.
-
-  Args:
-    values: array[n].
-    bitmap: uint32[ceil(n / 32)] from `mark`.
-    start: int32 from `starts`.
-    capacity: static length of the result.
-
-  Returns:
-    array[capacity], zeros after the last marked value.
-
-  >>> x = jnp.array([0.0, 3.0, 0.0, 4.0])
-  >>> bitmap = mark(x != 0)
-  >>> compact(x, bitmap, starts(bitmap), 3).tolist()
-  [3.0, 4.0, 0.0]
-  """
-  marked, before = _ranks(bitmap, start, values.size)
-  # What is not kept goes to one slot more, which is cut off: dropping indices
-  # that are out of bounds costs 4x.
-  slot = jnp.where(marked, jnp.minimum(before, capacity), capacity)
-  out = jnp.zeros(capacity + 1, values.dtype)
-  return out.at[slot].set(values, mode="promise_in_bounds")[:capacity]
-
-
-def expand(values: Array, bitmap: Array, start: Array, size: int) -> Array:
-  """Inverts `compact`: marked entries get values in order, others zero.
-
-  Marked entries beyond the values' number are zero as well.
-
-  Args:
-    values: array[capacity].
-    bitmap: uint32[ceil(size / 32)].
-    start: int32 from `starts`.
-    size: of the result.
-  """
-  zero = jnp.zeros((), values.dtype)
-  if not values.size:
-    return jnp.broadcast_to(zero, (size,))
-  marked, before = _ranks(bitmap, start, size)
-  slot = jnp.minimum(before, values.size - 1)
-  found = values.at[slot].get(mode="promise_in_bounds")
-  return jnp.where(marked & (before < values.size), found, zero)
-
-
-def select(bitmap: Array, start: Array, capacity: int) -> Array:
-  """Returns the positions of the first `capacity` marks, int32[capacity].
-
-  Args:
-    bitmap: uint32[words] from `mark`.
-    start: int32[words + 1] from `starts`.
-    capacity: static length of the result.
-
-  Returns:
-    Positions, arbitrary ones after the last mark.
-
-  >>> bitmap = mark(jnp.array([False, True, False, True]))
-  >>> select(bitmap, starts(bitmap), 2).tolist()
-  [1, 3]
-  """
+def select(bitmap: Array, start: Array, *, capacity: int) -> Array:
+  """See `_api`."""
   words = bitmap.size
   if capacity * _SPARSE > words * _FAN:
-    entry = lax.iota(jnp.int32, words * _FAN)
-    return compact(entry, bitmap, start, capacity)
+    return _scatter(bitmap, start, capacity)
   slot = lax.iota(jnp.int32, capacity)
   word = jnp.zeros_like(slot)
   for step in reversed(range(max(1, words - 1).bit_length())):
@@ -122,23 +70,91 @@ def select(bitmap: Array, start: Array, capacity: int) -> Array:
   return word * _FAN + _nth_bit(_get(bitmap, word), rest)
 
 
+def compact_tiles(words: Array, *, tile: int, capacity: int) -> NonZeros:
+  """See `_api`."""
+  tiles, per_tile = -(-words.size // tile), tile // _FAN
+  mask = _pack_bits(words != 0)
+  mask = jnp.pad(mask, (0, tiles * per_tile - mask.size))
+  mask = mask.reshape(tiles, per_tile)
+  first = _before(_count(mask))
+  count = first[:, -1] + _count(mask[:, -1])
+  row, slot = (
+    lax.broadcasted_iota(jnp.int32, (tiles, capacity), axis) for axis in (0, 1)
+  )
+  # The word that a slot's entry is in. Not a sum over an axis: XLA:CPU has
+  # vectors for this, and slots need no scatter, which runs on one core.
+  word = row * per_tile
+  for g in range(1, per_tile):
+    word = word + (first[:, g : g + 1] <= slot)
+  rest = slot - _get(first.reshape(-1), word)
+  entry = word * _FAN + _nth_bit(_get(mask.reshape(-1), word), rest)
+  found = words.at[entry].get(mode="clip") if words.size else words
+  found = jnp.where(slot < count[:, None], found.reshape(slot.shape), 0)
+  return NonZeros(mask, found, count.astype(jnp.uint32))
+
+
+def expand_tiles(tiles: NonZeros, *, size: int) -> Array:
+  """See `_api`."""
+  count, per_tile = tiles.mask.shape
+  capacity = tiles.words.shape[1]
+  shape = (count, per_tile, _FAN)
+  lane = lax.broadcasted_iota(jnp.uint32, shape, 2)
+  first = _before(_count(tiles.mask))
+  marked, rank = ranks(tiles.mask[:, :, None], first[:, :, None], lane)
+  slot = jnp.minimum(rank, capacity - 1)
+  slot = slot + lax.broadcasted_iota(jnp.int32, shape, 0) * capacity
+  found = _get(tiles.words.reshape(-1), slot)
+  flat = jnp.where(marked & (rank < capacity), found, 0).reshape(-1)
+  return flat if flat.size == size else flat[:size]
+
+
+def ranks(word: Array, start: Array, lane: Array) -> tuple[Array, Array]:
+  """(whether marked, marks before) of entries, bool and int32.
+
+  Args:
+    word: uint32, of the bitmap.
+    start: int32, marks before that word.
+    lane: uint32, the entry's bit in it.
+  """
+  below = _count(word & ((jnp.uint32(1) << lane) - 1))
+  return (word >> lane) & 1 != 0, start + below
+
+
+def _count(words: Array) -> Array:
+  return lax.population_count(words).astype(jnp.int32)
+
+
+def _pack_bits(keep: Array) -> Array:
+  padding = -keep.size % _FAN
+  keep = jnp.pad(keep, (0, padding)) if padding else keep
+  lane = jnp.asarray(np.arange(_FAN, dtype=np.uint32))
+  bits = keep.reshape(-1, _FAN).astype(jnp.uint32) << lane[None]
+  return jnp.sum(bits, axis=1, dtype=jnp.uint32)
+
+
 def _tree(bitmap: Array) -> list[Array]:
   """Marks before each node, int32, from the root's children to the words."""
-  counts = [_rows(lax.population_count(bitmap).astype(jnp.int32))]
+  counts = [_rows(_count(bitmap))]
   while counts[-1].shape[0] > 1:
     counts.append(_rows(jnp.sum(counts[-1], axis=1, dtype=jnp.int32)))
-  earlier = jnp.asarray(np.triu(np.ones((_FAN, _FAN), np.bool_), 1))[None]
-  first = jnp.asarray(np.arange(_FAN) == 0)[None, :, None]
   levels: list[Array] = []
   for rows in reversed(counts):
-    terms = jnp.where(earlier, rows[:, :, None], 0)
-    if levels:
-      # Inside the sum, so that it is a running sum over all that is written
-      # to memory, and not an addition for whatever reads it to repeat.
-      parent = levels[-1][: rows.shape[0], None, None]
-      terms = terms + jnp.where(first, parent, 0)
-    levels.append(jnp.sum(terms, axis=1, dtype=jnp.int32).reshape(-1))
+    parent = levels[-1][: rows.shape[0]] if levels else None
+    levels.append(_before(rows, parent).reshape(-1))
   return levels
+
+
+def _before(rows: Array, start: Array | None = None) -> Array:
+  """Sums of what is before each entry of a row, int32; a row has a start."""
+  order = np.arange(rows.shape[1])
+  earlier = jnp.asarray(order[:, None] < order)[None]
+  terms = jnp.where(earlier, rows[:, :, None], 0)
+  if start is not None:
+    # Inside the sum, so that it is a running sum over all that is written
+    # to memory, and not an addition for whatever reads it to repeat.
+    first = jnp.asarray(order == 0)[None, :, None]
+    terms = terms + jnp.where(first, start[:, None, None], 0)
+  return jnp.sum(terms, axis=1, dtype=jnp.int32)
 
 
 def _rows(counts: Array) -> Array:
@@ -147,17 +163,19 @@ def _rows(counts: Array) -> Array:
   return counts.reshape(-1, _FAN)
 
 
-def _ranks(bitmap: Array, start: Array, size: int) -> tuple[Array, Array]:
-  """(whether marked, marks before), bool and int32[size]."""
+def _scatter(bitmap: Array, start: Array, capacity: int) -> Array:
+  """Positions of the first marks: every entry goes to its slot."""
   # Flat, with gathers: XLA:CPU has vectors for these, but not for a result
   # with 32 to a row that is flattened later.
-  entry = lax.iota(jnp.int32, size)
-  word = _get(bitmap, entry >> 5)
+  entry = lax.iota(jnp.int32, bitmap.size * _FAN)
+  word = entry >> 5
   lane = (entry & (_FAN - 1)).astype(jnp.uint32)
-  below = lax.population_count(word & ((jnp.uint32(1) << lane) - 1))
-  return (word >> lane) & 1 != 0, _get(start, entry >> 5) + below.astype(
-    jnp.int32
-  )
+  marked, rank = ranks(_get(bitmap, word), _get(start, word), lane)
+  # What is not kept goes to one slot more, which is cut off: dropping indices
+  # that are out of bounds costs 4x.
+  slot = jnp.where(marked, jnp.minimum(rank, capacity), capacity)
+  out = jnp.zeros(capacity + 1, jnp.int32)
+  return out.at[slot].set(entry, mode="promise_in_bounds")[:capacity]
 
 
 def _get(array: Array, index: Array) -> Array:
@@ -166,12 +184,11 @@ def _get(array: Array, index: Array) -> Array:
 
 def _nth_bit(word: Array, n: Array) -> Array:
   """The place of the set bit with `n` set bits below it, int32."""
-  place = jnp.zeros_like(n)
-  for half in (16, 8, 4, 2, 1):
-    low = word & jnp.uint32(2**half - 1)
-    count = lax.population_count(low).astype(jnp.int32)
-    up = n >= count
-    n = jnp.where(up, n - count, n)
-    word = jnp.where(up, word >> half, low)
-    place = jnp.where(up, place + half, place)
-  return place
+  place, rest = jnp.zeros_like(n), n
+  for shift in (8, 16, 24):
+    below = _count(word & jnp.uint32(2**shift - 1))
+    place = jnp.where(n >= below, shift, place)
+    rest = jnp.where(n >= below, n - below, rest)
+  byte = (word >> place.astype(jnp.uint32)).astype(jnp.int32) & 255
+  table = jnp.asarray(_PLACES.reshape(-1))
+  return place + _get(table, byte * 8 + (rest & 7)).astype(jnp.int32)

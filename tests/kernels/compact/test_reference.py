@@ -1,52 +1,49 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.kernels.compact import compact, expand, mark, select, starts
+from jaxmotion.kernels.compact import (
+  compact_tiles,
+  expand_tiles,
+  mark,
+  select,
+  starts,
+)
+from jaxmotion.kernels.compact._cases import FLOATS, TILES
 
 # One word, one level of the tree, two levels, three.
 SIZES = pytest.mark.parametrize("size", [0, 1, 32, 33, 1024, 1100, 40000])
 DENSITIES = pytest.mark.parametrize("density", [0.0, 0.02, 0.5, 1.0])
+CASES = pytest.mark.parametrize("case", TILES)
 
 
-def keep_of(size: int, density: float) -> np.ndarray:
+def keep_of(size, density):
   return np.random.default_rng(size).random(size) < density
+
+
+def packed(keep):
+  padded = np.pad(keep, (0, -keep.size % 32))
+  return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("least", [1.0, 1e-42, 3e4])
+@pytest.mark.parametrize("case", FLOATS)
+def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
+  x = FLOATS[case]()
+  wide = x.astype(np.float32)
+  keep = ~(np.abs(wide) < np.float32(least))
+  got = jax.jit(lambda x: mark(x, least))(x)
+  np.testing.assert_array_equal(got, packed(keep))
 
 
 @SIZES
 @DENSITIES
 def test_starts_count_the_marks_before_each_word(size, density):
   keep = keep_of(size, density)
-  got = starts(mark(jnp.asarray(keep)))
+  got = jax.jit(starts)(packed(keep))
   padded = np.pad(keep, (0, -size % 32)).reshape(-1, 32).sum(1)
   np.testing.assert_array_equal(got, np.concatenate([[0], padded.cumsum()]))
-
-
-@SIZES
-@DENSITIES
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_the_first_marked_values_are_packed_in_order(size, density, share):
-  keep, capacity = keep_of(size, density), int(share * size)
-  values = np.arange(1, size + 1, dtype=np.float32)
-  bitmap = mark(jnp.asarray(keep))
-  got = compact(jnp.asarray(values), bitmap, starts(bitmap), capacity)
-  kept = values[keep][:capacity]
-  np.testing.assert_array_equal(got, np.pad(kept, (0, capacity - kept.size)))
-
-
-@SIZES
-@DENSITIES
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_expansion_inverts_compaction_up_to_its_capacity(size, density, share):
-  keep, capacity = keep_of(size, density), int(share * size)
-  values = np.arange(1, size + 1, dtype=np.uint32)
-  bitmap = mark(jnp.asarray(keep))
-  start = starts(bitmap)
-  packed = compact(jnp.asarray(values), bitmap, start, capacity)
-  inside = keep & (keep.cumsum() <= capacity)
-  np.testing.assert_array_equal(
-    expand(packed, bitmap, start, size), np.where(inside, values, 0)
-  )
 
 
 # Below one slot in 64 entries a search finds them, above it a compaction.
@@ -55,8 +52,64 @@ def test_expansion_inverts_compaction_up_to_its_capacity(size, density, share):
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_selection_finds_the_first_marks(size, density, share):
   keep, capacity = keep_of(size, density), int(share * size)
-  bitmap = mark(jnp.asarray(keep))
-  got = select(bitmap, starts(bitmap), capacity)
+  got = jax.jit(lambda b: select(b, starts(b), capacity))(packed(keep))
   assert got.shape == (capacity,)
   found = np.flatnonzero(keep)[:capacity]
   np.testing.assert_array_equal(got[: found.size], found)
+
+
+@CASES
+def test_words_of_a_tile_are_packed_in_order(case):
+  make, tile, capacity = TILES[case]
+  words = make()
+  got = jax.jit(lambda w: compact_tiles(w, tile, capacity))(words)
+  rows = np.pad(words, (0, -words.size % tile)).reshape(-1, tile)
+  np.testing.assert_array_equal(got.mask.reshape(-1), packed(rows.ravel() != 0))
+  np.testing.assert_array_equal(got.count, (rows != 0).sum(1))
+  assert got.words.dtype == words.dtype
+  assert got.words.shape == (len(rows), capacity)
+  for row, kept in zip(rows, got.words, strict=True):
+    nonzero = row[row != 0][:capacity]
+    np.testing.assert_array_equal(
+      kept, np.pad(nonzero, (0, capacity - nonzero.size))
+    )
+
+
+@CASES
+def test_expansion_gives_back_what_was_not_dropped(case):
+  make, tile, capacity = TILES[case]
+  words = make()
+
+  @jax.jit
+  def trip(words):
+    tiles = compact_tiles(words, tile, capacity)
+    return tiles.overflow, expand_tiles(tiles, words.size)
+
+  overflow, got = trip(words)
+  rows = np.pad(words, (0, -words.size % tile)).reshape(-1, tile)
+  held = (rows != 0).cumsum(1) <= capacity
+  wanted = np.where(held, rows, 0).reshape(-1)[: words.size]
+  assert got.dtype == words.dtype
+  np.testing.assert_array_equal(got, wanted)
+  dropped = np.count_nonzero(words) - np.count_nonzero(wanted)
+  assert int(overflow) == dropped
+
+
+def test_an_empty_array_has_no_tiles():
+  tiles = compact_tiles(jnp.zeros(0, jnp.uint16), 32, 5)
+  assert [a.shape for a in tiles] == [(0, 1), (0, 5), (0,)]
+  assert int(tiles.overflow) == 0
+  assert expand_tiles(tiles, 0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+  ("tile", "capacity", "message"),
+  [
+    (0, 1, r"`tile` must be an integer in \[32, 1024\], got 0"),
+    (48, 1, "`tile` must be a multiple of 32, got 48"),
+    (64, 65, r"`capacity` must be an integer in \[1, 64\], got 65"),
+  ],
+)
+def test_tiles_that_cannot_be_are_refused(tile, capacity, message):
+  with pytest.raises(ValueError, match=message):
+    compact_tiles(jnp.zeros(64, jnp.uint32), tile, capacity)

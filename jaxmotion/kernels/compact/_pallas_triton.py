@@ -1,0 +1,208 @@
+"""Compaction as Triton kernels: a program for a tile, 32 entries to a row."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jaxmotion.core import Array
+from jaxmotion.kernels._triton import call, load, power_of_two, store
+from jaxmotion.kernels.compact._reference import reaches
+from jaxmotion.kernels.compact._tiles import NonZeros
+
+_FAN = 32
+# Words of a bitmap that a program makes, and those whose marks it finds.
+_MARKED = 64
+_SEARCHED = 128
+
+
+def mark(x: Array, *, least: float, interpret: bool = False) -> Array:
+  """See `_api`."""
+  words = -(-x.size // _FAN)
+  rows = min(_MARKED, power_of_two(words))
+
+  def kernel(x_ref: Any, bitmap_ref: Any) -> None:
+    start = pl.program_id(0) * rows
+    row, lane = _places(rows)
+    index = (start + row) * _FAN + lane
+    inside = index < x.size if x.size % (rows * _FAN) else None
+    kept = reaches(load(x_ref, index, inside), least)
+    if inside is not None:
+      kept = kept & inside
+    word = start + lax.iota(jnp.int32, rows)
+    store(bitmap_ref, word, _pack(kept), word < words if words % rows else None)
+
+  return call(
+    kernel,
+    "mark",
+    -(-words // rows),
+    rows * _FAN,
+    [x],
+    jax.ShapeDtypeStruct((words,), jnp.uint32),
+    interpret=interpret,
+  )
+
+
+def select(
+  bitmap: Array, start: Array, *, capacity: int, interpret: bool = False
+) -> Array:
+  """See `_api`."""
+  size = bitmap.size
+  tile = min(_SEARCHED, power_of_two(size))
+
+  def kernel(bitmap_ref: Any, start_ref: Any, position_ref: Any) -> None:
+    index = pl.program_id(0) * tile + lax.iota(jnp.int32, tile)
+    inside = index < size if size % tile else None
+    words = load(bitmap_ref, index, inside)
+    first = load(start_ref, index, inside)
+    count = load(start_ref, index + 1, inside) - first
+
+    def step(nth: Array, left: Array) -> Array:
+      slot = first + nth
+      store(
+        position_ref,
+        slot,
+        index * _FAN + _lowest_bit(left),
+        (nth < count) & (slot < capacity),
+      )
+      return left & (left - 1)
+
+    lax.fori_loop(0, jnp.max(count), step, words)
+
+  return call(
+    kernel,
+    "select",
+    -(-size // tile),
+    tile * 16,  # a word a thread
+    [bitmap, start],
+    jax.ShapeDtypeStruct((capacity,), jnp.int32),
+    interpret=interpret,
+  )
+
+
+def compact_tiles(
+  words: Array, *, tile: int, capacity: int, interpret: bool = False
+) -> NonZeros:
+  """See `_api`."""
+  tiles, per_tile = -(-words.size // tile), tile // _FAN
+  rows = power_of_two(per_tile)
+
+  def kernel(x_ref: Any, mask_ref: Any, words_ref: Any, count_ref: Any) -> None:
+    number = pl.program_id(0)
+    row, lane = _places(rows)
+    index = number * tile + row * _FAN + lane
+    inside = _inside(row, per_tile, index, words.size, tile)
+    x = load(x_ref, index, inside)
+    kept = x != 0
+    slot, count = _ranks(kept)
+    store(words_ref, number * capacity + slot, x, kept & (slot < capacity))
+    empty = lax.iota(jnp.int32, power_of_two(capacity))
+    store(
+      words_ref,
+      number * capacity + empty,
+      jnp.zeros(empty.shape, x.dtype),
+      (empty >= count) & (empty < capacity),
+    )
+    word = lax.iota(jnp.int32, rows)
+    store(
+      mask_ref,
+      number * per_tile + word,
+      _pack(kept),
+      word < per_tile if per_tile != rows else None,
+    )
+    store(count_ref, number, count)
+
+  outputs = (
+    jax.ShapeDtypeStruct((tiles, per_tile), jnp.uint32),
+    jax.ShapeDtypeStruct((tiles, capacity), words.dtype),
+    jax.ShapeDtypeStruct((tiles,), jnp.uint32),
+  )
+  found = call(
+    kernel,
+    "compact_tiles",
+    tiles,
+    rows * _FAN,
+    [words],
+    outputs,
+    interpret=interpret,
+  )
+  return NonZeros(*found)
+
+
+def expand_tiles(
+  tiles: NonZeros, *, size: int, interpret: bool = False
+) -> Array:
+  """See `_api`."""
+  count, per_tile = tiles.mask.shape
+  capacity, tile = tiles.words.shape[1], per_tile * _FAN
+  rows = power_of_two(per_tile)
+
+  def kernel(mask_ref: Any, words_ref: Any, y_ref: Any) -> None:
+    number = pl.program_id(0)
+    row, lane = _places(rows)
+    word = lax.iota(jnp.int32, rows)
+    mask = load(
+      mask_ref,
+      number * per_tile + word,
+      word < per_tile if per_tile != rows else None,
+    )
+    kept = (mask[:, None] >> lane.astype(jnp.uint32)) & 1 != 0
+    slot, _ = _ranks(kept)
+    held = kept & (slot < capacity)
+    y = load(words_ref, number * capacity + slot, held)
+    index = number * tile + row * _FAN + lane
+    store(y_ref, index, y, _inside(row, per_tile, index, size, tile))
+
+  return call(
+    kernel,
+    "expand_tiles",
+    count,
+    rows * _FAN,
+    [tiles.mask, tiles.words],
+    jax.ShapeDtypeStruct((size,), tiles.words.dtype),
+    interpret=interpret,
+  )
+
+
+def _places(rows: int) -> tuple[Array, Array]:
+  """(row, bit) of every entry of a tile."""
+  row, lane = (
+    lax.broadcasted_iota(jnp.int32, (rows, _FAN), axis) for axis in (0, 1)
+  )
+  return row, lane
+
+
+def _pack(keep: Array) -> Array:
+  """A word of marks for every row."""
+  bit = lax.broadcasted_iota(jnp.uint32, keep.shape, 1)
+  return jnp.sum(keep.astype(jnp.uint32) << bit, axis=1, dtype=jnp.uint32)
+
+
+def _ranks(keep: Array) -> tuple[Array, Array]:
+  """(marks before every entry, all marks) of a tile, int32."""
+  marks = keep.astype(jnp.int32)
+  rows = jnp.sum(marks, axis=1)
+  before = jnp.cumsum(rows) - rows
+  return before[:, None] + jnp.cumsum(marks, axis=1) - marks, jnp.sum(rows)
+
+
+def _lowest_bit(word: Array) -> Array:
+  """The place of the lowest bit that is set, int32."""
+  # The exponent of its value: counts of bits lower, but do not compile.
+  value = (word & (~word + 1)).astype(jnp.float32)
+  return (lax.bitcast_convert_type(value, jnp.int32) >> 23) - 127
+
+
+def _inside(
+  row: Array, per_tile: int, index: Array, size: int, tile: int
+) -> Array | None:
+  """Which entries exist, None if all."""
+  inside = None
+  if row.shape[0] != per_tile:
+    inside = row < per_tile
+  if size % tile:
+    held = index < size
+    inside = held if inside is None else inside & held
+  return inside
