@@ -27,12 +27,9 @@ def get_config() -> ConfigDict:
     "fp32",
     "truncate1",
     "truncate2",
-    "truncate3",
     "awp",
     "awp_tuned",
     "int8",
-    "int8_delta",
-    "int4_delta",
     "budget_delta",
   )
   config.seeds = (0, 1, 2)  # Of the initial parameters and the batches.

@@ -26,6 +26,8 @@ def markdown(rows: list[Row]) -> str:
     return _bench_table(rows)
   if rows[0].experiment.startswith("hosts"):
     return _hosts_table(rows)
+  if rows[0].experiment.startswith("a2dtwp"):
+    return _weights_table(rows)
   return _training_table(rows)
 
 
@@ -82,6 +84,32 @@ def _hosts_table(rows: list[Row]) -> str:
     for metric in ("speedup", "ideal_ratio", "wire_ratio"):
       row = found.get((case, metric))
       cells.append("" if row is None else f"{row.value:.2f}")
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _weights_table(rows: list[Row]) -> str:
+  found = {(row.case, row.metric): row for row in rows}
+  lines = [
+    "| weights and gradients | test accuracy, % | to fp32, points "
+    "| fewer bytes to the device | and back | steps to error "
+    "| batch of VGG-A, predicted | time to error, predicted |",
+    "|---|---|---|---|---|---|---|---|",
+  ]
+  for row in [row for row in rows if row.metric == "test_accuracy"]:
+    assert row.baseline is not None
+    cells = [
+      row.case,
+      f"{row.value:.2f} ± {row.noise:.2f}",
+      f"{float(row.value) - row.baseline:+.2f}",
+      f"{found[row.case, 'sent_ratio'].value:.2f}",
+      f"{found[row.case, 'returned_ratio'].value:.2f}",
+    ]
+    steps = found.get((row.case, "steps_to_error"))
+    cells.append("never" if steps is None else f"{steps.value:.0f}")
+    for metric in ("batch_ms", "time_to_error"):
+      cell = found.get((row.case, f"predicted_x86_{metric}"))
+      cells.append("never" if cell is None else f"{cell.ratio:.3f}")
     lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from experiments._rows import Row
 from experiments.transfer import _cases, _paper, _predict
 from experiments.transfer._host_link import HOST_LINKS, emulated
 from experiments.transfer._predict import Share, Touched
-from experiments.transfer._profile import Profile
+from experiments.transfer._profile import BITPACK, Profile
 from experiments.transfer._train import Run
 from jaxmotion import codecs
 
@@ -138,7 +138,7 @@ def profiled(profile: Profile, *, on_host: bool) -> Found:
   }
   found["profile_step_ms"] = Measured(profile.step_ms, "ms", profile.noise_ms)
   found["norm_share"] = Measured(profile.norm_share, "% of the step")
-  found["pack_copies"] = Measured(profile.pack_copies, "copies")
+  found["pack_ratio"] = Measured(profile.pack_ratio, f"x {BITPACK}")
   found["profile_sent_bytes"] = Measured(profile.sent_bytes, "bytes/step")
   found["profile_returned_bytes"] = Measured(
     profile.returned_bytes, "bytes/step"
@@ -183,11 +183,12 @@ def timed_to_error(case: Found, profile: Profile, *, on_host: bool) -> Found:
   return found
 
 
-def touched(case: str, found: Found, pack_copies: float) -> Touched:
+def touched(case: str, found: Found, pack_ratio: float) -> Touched:
   """Bytes a weight that a case moves and touches, for a prediction.
 
-  Packing on the host costs what it was measured to, in copies (8 bytes a
-  weight). The rest is counted: unpacking reads a payload (and what the device
+  Packing on the host costs what it was measured to, against truncation to one
+  byte, which is what Bitpack does and touches 5 bytes a weight. The rest is
+  counted: unpacking reads a payload (and what the device
   holds, with delta) and writes floats; packing gradients reads them twice, for
   the scale and for the codes (and reads and writes the error memory, with
   feedback); the host reads the payloads of all GPUs and writes their sum. The
@@ -197,7 +198,7 @@ def touched(case: str, found: Found, pack_copies: float) -> Touched:
   Args:
     case: its name.
     found: what `trained` found of it: the bytes that moved.
-    pack_copies: of its profile.
+    pack_ratio: of its profile.
   """
   moves = _cases.get_case(case)
   down = 4 / found["sent_ratio"].value
@@ -205,7 +206,7 @@ def touched(case: str, found: Found, pack_copies: float) -> Touched:
   plain = Touched(down, up)
   if moves.weights != (codecs.identity(),):
     held = 4 if moves.delta else 0
-    plain = plain._replace(pack=8 * pack_copies, unpack=down + held + 4)
+    plain = plain._replace(pack=5 * pack_ratio, unpack=down + held + 4)
   if moves.grads != codecs.identity():
     error = 8 if isinstance(moves.grads, codecs.feedback) else 0
     plain = plain._replace(
@@ -225,7 +226,7 @@ def predicted(
     weights: of VGG-A.
     shares: of its stages.
   """
-  moves = touched(profile.case, found, profile.pack_copies)
+  moves = touched(profile.case, found, profile.pack_ratio)
   adaptive = profile.case.startswith("awp")
   terms: Found = {}
   for system in _paper.SYSTEMS:

@@ -68,7 +68,8 @@ def _take_apart(
   console: rich.console.Console,
 ) -> list[_profile.Profile]:
   levels = {run.case: _last_level(run) for run in runs}
-  turns = (setup.config.profile_rounds + 1) * len(setup.config.cases)
+  cases = {*setup.config.cases, _profile.BITPACK}
+  turns = (setup.config.profile_rounds + 1) * len(cases)
   with rich.progress.Progress(console=console, transient=True) as progress:
     task = progress.add_task("profile", total=turns)
     on_round = functools.partial(progress.advance, task)

@@ -36,7 +36,7 @@ class Run(NamedTuple):
     error: on the held-out data at the end, in per cent.
     loss: of the last training step.
     steps: taken; fewer than asked for if the loss was not finite.
-    curve: (steps done, error in per cent), at every evaluation.
+    curve: [steps done, error in per cent], at every evaluation.
     plain_bytes: of the parameters as float32.
     sent_bytes: to the device, mean over the steps.
     returned_bytes: to the host, mean over the steps.
@@ -44,7 +44,7 @@ class Run(NamedTuple):
     weight_error: greatest relative error of a group's weights on the device
       against the host's, at the end.
     groups: names.
-    switches: (steps done, group, level), the start included.
+    switches: [steps done, group, level], the start included.
   """
 
   case: str
@@ -160,29 +160,31 @@ def make_signal(
 def arrived(
   case: _cases.Case,
   store: memory.host_resident,
-  params: Tree,
+  state: memory.HostState,
   level: np.ndarray,
 ) -> Tree:
   """The weights that a device computes with.
 
-  Of differences, what is missing on the device is less than a step's update:
-  these weights are the host's own.
+  Those it would compute the next step with; of differences, those it holds.
 
   Args:
     case: whose.
     store: of the case.
-    params: on the host.
+    state: of the store.
     level: of every group.
   """
+  groups = store.groups_of(state.params)
+  parts = groups.split(state.params)
   if case.delta:
-    return params
-  ladder = case.weights
-  groups = store.groups_of(params)
-  coded = [
-    [_round_trip(ladder[rung], x) for x in leaves]
-    for rung, leaves in zip(level, groups.split(params), strict=True)
-  ]
-  return groups.merge(coded, params)
+    # A group is a stage, and both are in the order of their names.
+    held = iter(jax.tree.leaves(state.device_held))
+    there = [[next(held) for _ in part] for part in parts]
+  else:
+    there = [
+      [_round_trip(case.weights[rung], x) for x in part]
+      for rung, part in zip(level, parts, strict=True)
+    ]
+  return groups.merge(there, state.params)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -254,7 +256,7 @@ class Trainer:
 
   def error(self, run: Trained) -> float:
     """The share of held-out images that are classified wrong, in per cent."""
-    params = arrived(self._case, self.store, run.state.params, self.level(run))
+    params = arrived(self._case, self.store, run.state, self.level(run))
     params = jax.device_put(params, self.store.target)
     right = sum(
       float(hits(self._stages, params, run.state.stats, batch))
@@ -274,7 +276,7 @@ class Trainer:
       loss=run.log.loss[-1],
       steps=steps,
       curve=[
-        ((i + 1) * every, float(e))
+        [(i + 1) * every, float(e)]
         for i, e in enumerate(run.errors)
         if not math.isnan(e)
       ],
@@ -345,5 +347,5 @@ def run_job(
         store.close()
         workdir.finish(run)
       if display:
-        display.end(case, seed, run.error, run.step_ms)
+        display.end(case, seed, 100 - run.error, run.step_ms)
   return [done[key] for key in wanted]
