@@ -2,7 +2,7 @@
 
   python -m experiments.a2dtwp --config=configs/a2dtwp_alexnet.py
 
-TODO
+Ten cases with three seeds: about ten minutes on two cores.
 """
 
 from ml_collections import ConfigDict

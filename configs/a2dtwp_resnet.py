@@ -2,7 +2,8 @@
 
   python -m experiments.a2dtwp --config=configs/a2dtwp_resnet.py
 
-TODO
+A level for each building block. Ten cases with three seeds take half an hour
+on two cores and more; --config.seeds="(0,)" takes a third of that.
 """
 
 from ml_collections import ConfigDict

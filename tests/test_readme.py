@@ -8,7 +8,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-  "name", ["digits", "bench_codecs", "hosts2_1gbit", "hosts2_100mbit"]
+  "name",
+  ["digits", "bench_codecs", "hosts2_1gbit", "hosts2_100mbit", "a2dtwp_vgg"],
 )
 def test_the_readmes_tables_are_made_of_the_rows(name):
   rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
