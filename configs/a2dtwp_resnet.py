@@ -38,7 +38,8 @@ def get_config() -> ConfigDict:
   config.awp_interval = 10
   config.awp_threshold = 0.0  # Of awp_tuned: any fall of a norm counts.
   config.error_budget = 2e-3  # Of budget_delta, of a group's weights.
-  config.budget_patience = 10  # Steps before it goes down.
+  config.budget_every = 10  # Steps between two looks at the error.
+  config.budget_patience = 2  # Looks before it goes down.
 
   # Optimisation.
   config.steps = 200  # Of each run.
@@ -55,7 +56,7 @@ def get_config() -> ConfigDict:
   # The network whose step is taken apart.
   config.profile_width = 0.5
   config.profile_size = 64
-  config.profile_batch = 16
+  config.profile_batch = 64
   config.profile_rounds = 5
 
   config.checkpoint_every = 100  # Steps; only with --workdir.

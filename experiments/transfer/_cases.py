@@ -76,6 +76,16 @@ def get_case(name: str) -> Case:
   return CASES[name]
 
 
+def control_every(case: Case, config: ConfigDict) -> int:
+  """After how many steps the controller of a case is asked again.
+
+  Args:
+    case: whose.
+    config: with `budget_every`; AWP looks at every batch, as in the paper.
+  """
+  return config.budget_every if case.control == "budget" else 1
+
+
 def make_controller(case: Case, config: ConfigDict) -> controllers.Controller:
   """What decides the levels of a case.
 

@@ -183,30 +183,31 @@ def timed_to_error(case: Found, profile: Profile, *, on_host: bool) -> Found:
   return found
 
 
-def touched(case: str, found: Found, pack_ratio: float) -> Touched:
+def touched(found: Found, profile: Profile) -> Touched:
   """Bytes a weight that a case moves and touches, for a prediction.
 
-  Packing on the host costs what it was measured to, against truncation to one
+  Work on the host costs what it was measured to, against truncation to one
   byte, which is what Bitpack does and touches 5 bytes a weight. The rest is
-  counted: unpacking reads a payload (and what the device
-  holds, with delta) and writes floats; packing gradients reads them twice, for
-  the scale and for the codes (and reads and writes the error memory, with
-  feedback); the host reads the payloads of all GPUs and writes their sum. The
-  last overstates what is added: for fp32 the same sum, of four times the
-  bytes, is among the times that the paper measured.
+  counted: unpacking reads a payload (and what the device holds, with delta) and
+  writes floats; packing gradients reads them twice, for the scale and for the
+  codes (and reads and writes the error memory, with feedback); the host reads
+  the payloads of all GPUs and writes their sum. The last overstates what is
+  added: for fp32 the same sum, of four times the bytes, is among the times that
+  the paper measured.
 
   Args:
-    case: its name.
-    found: what `trained` found of it: the bytes that moved.
-    pack_ratio: of its profile.
+    found: what `trained` found of the case: the bytes that moved.
+    profile: of the case.
   """
-  moves = _cases.get_case(case)
+  moves = _cases.get_case(profile.case)
   down = 4 / found["sent_ratio"].value
   up = 4 / found["returned_ratio"].value
   plain = Touched(down, up)
   if moves.weights != (codecs.identity(),):
     held = 4 if moves.delta else 0
-    plain = plain._replace(pack=5 * pack_ratio, unpack=down + held + 4)
+    plain = plain._replace(pack=5 * profile.pack_ratio, unpack=down + held + 4)
+  if moves.control:
+    plain = plain._replace(norm=5 * profile.norm_ratio)
   if moves.grads != codecs.identity():
     error = 8 if isinstance(moves.grads, codecs.feedback) else 0
     plain = plain._replace(
@@ -226,11 +227,10 @@ def predicted(
     weights: of VGG-A.
     shares: of its stages.
   """
-  moves = touched(profile.case, found, profile.pack_ratio)
-  adaptive = profile.case.startswith("awp")
+  moves = touched(found, profile)
   terms: Found = {}
   for system in _paper.SYSTEMS:
-    batch = _predict.predict(system, weights, moves, adaptive=adaptive)
+    batch = _predict.predict(system, weights, moves)
     named = batch._asdict() | {
       "batch": sum(batch),
       "overlapped": _predict.overlapped_ms(batch, shares),

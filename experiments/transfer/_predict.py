@@ -37,6 +37,7 @@ class Touched(NamedTuple):
     unpack: on the device.
     grad_pack: on the device.
     grad_unpack: on the host, for the payloads of all GPUs.
+    norm: on the host, for what a controller is told.
   """
 
   down: float = _FLOAT_BYTES
@@ -45,6 +46,7 @@ class Touched(NamedTuple):
   unpack: float = 0.0
   grad_pack: float = 0.0
   grad_unpack: float = 0.0
+  norm: float = 0.0
 
 
 class Batch(NamedTuple):
@@ -60,7 +62,7 @@ class Batch(NamedTuple):
     device_to_host: transfer of gradients.
     grad_unpack: gradients, on the host.
     update: on the host.
-    norm: of the weights, where a controller asks for it.
+    norm: what a controller is told, on the host.
   """
 
   pack: float
@@ -104,19 +106,15 @@ def rates(system: str, weights: int) -> Rates:
   return Rates(touched / packed.pack, touched / packed.unpack)
 
 
-def predict(
-  system: str, weights: int, touched: Touched, *, adaptive: bool = False
-) -> Batch:
+def predict(system: str, weights: int, touched: Touched) -> Batch:
   """The times of one batch of VGG-A at batch 64.
 
   Args:
     system: `x86` or `power`.
     weights: of VGG-A.
     touched: bytes a weight of the case; the default is fp32.
-    adaptive: whether the norms are taken, in the paper's time.
   """
   plain = _paper.PROFILES[system, "fp32"]
-  norm = _paper.PROFILES[system, "a2dtwp"].norm
   rate = rates(system, weights)
   return Batch(
     pack=weights * touched.pack / rate.host,
@@ -128,7 +126,7 @@ def predict(
     device_to_host=plain.device_to_host * touched.up / _FLOAT_BYTES,
     grad_unpack=weights * touched.grad_unpack / rate.host,
     update=plain.update,
-    norm=norm if adaptive else 0.0,
+    norm=weights * touched.norm / rate.host,
   )
 
 
@@ -145,7 +143,7 @@ def overlapped_ms(batch: Batch, shares: Sequence[Share]) -> float:
     shares: of the stages, in the order they compute in.
 
   Returns:
-    Milliseconds until the last update, and the norms after it.
+    Milliseconds until the last update and, after it, `norm`.
   """
   host = link = device = 0.0
   for share in shares:

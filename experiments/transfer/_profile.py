@@ -26,8 +26,8 @@ PIECES = (
   "norm",
 )
 """What a step is taken apart into. Gradients are packed in `backward` and
-unpacked in `update`; `norm` is the controller and what it is told: norms for
-AWP."""
+unpacked in `update`; `norm` is the controller and what it is told (norms, for
+AWP), a step."""
 
 BITPACK = "truncate1"
 """The case that stands for the paper's Bitpack: it takes part even if it is not
@@ -42,7 +42,8 @@ class Profile(NamedTuple):
     ms: median milliseconds of each of `PIECES`.
     step_ms: median milliseconds of a whole step, not taken apart and without
       norms.
-    norm_share: of a step, in per cent: median over the rounds.
+    norm_ratio: `norm` a step, over `pack` of `BITPACK` in the same round.
+    norm_share: `norm` of a step, in per cent: median over the rounds.
     pack_ratio: `pack`, over that of `BITPACK` in the same round.
     plain_bytes: of the parameters as float32.
     sent_bytes: to the device.
@@ -55,6 +56,7 @@ class Profile(NamedTuple):
   case: str
   ms: dict[str, float]
   step_ms: float
+  norm_ratio: float
   norm_share: float
   pack_ratio: float
   plain_bytes: int
@@ -95,6 +97,7 @@ class _Bench:
     controller = _cases.make_controller(self._case, config)
     self.control = jax.jit(controller.init)(self.store.norms(self.state))
     self._update = jax.jit(controller.update)
+    self._every = _cases.control_every(self._case, config)
     random = np.random.default_rng(0)
     batch, channels = config.profile_batch, setup.data.train.pixels.shape[-1]
     pixels = random.standard_normal((batch, size, size, channels), np.float32)
@@ -107,7 +110,7 @@ class _Bench:
   def round(self) -> None:
     """Times one step as it is, one taken apart, and the norms."""
     found = {"step": self._timed(self._step)}
-    found["norm"] = self._timed(self._norm)
+    found["norm"] = self._timed(self._norm) / self._every
     timer = _Timer()
     before = self.state.sent_bytes, self.state.returned_bytes
     self._step(call=timer)
@@ -126,6 +129,7 @@ class _Bench:
       ms={p: statistics.median(r[p] for r in rounds) for p in PIECES},
       step_ms=statistics.median(steps),
       norm_share=statistics.median(100 * r["norm"] / r["step"] for r in rounds),
+      norm_ratio=statistics.median(r["norm"] / o["pack"] for r, o in pairs),
       pack_ratio=statistics.median(r["pack"] / o["pack"] for r, o in pairs),
       plain_bytes=self.store.plain_bytes(self.state.params),
       sent_bytes=self.sent,

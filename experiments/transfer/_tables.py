@@ -91,30 +91,33 @@ def error_table(rows: Sequence[Row], link: str) -> rich.table.Table:
     (
       "case",
       "accuracy, %",
-      "to fp32, points",
+      "to fp32",
       "sent, x",
-      "returned, x",
+      "back, x",
       "switches",
       "steps",
-      f"emulated {link}",
+      link,
       "x86",
       "power",
     ),
     "± is the standard deviation over the seeds. never: some seed misses the"
-    " error. emulated: steps times (the step measured here and its bytes over"
-    " the link). x86, power: of the paper as published, at batch"
+    f" error. {link}: steps times (the step measured here and its bytes over"
+    " that link, emulated unless a device was there). x86, power: of the"
+    " paper as published, at batch"
     f" {' / '.join(sizes)}; of ours predicted: steps times the batch of VGG-A"
     " at batch 64 on the paper's machines, one thing after the other.",
   )
   for case in [case for case, metric in cells if metric == "test_accuracy"]:
     table.add_row(case, *_error_cells(cells, case, link))
-  for system, case in _paper.TIME_TO_ERROR:
-    name = f"paper_{system}_{case}"
-    times = " / ".join(
-      f"{cells[name, f'time_to_error_batch{size}'].value:.3f}" for size in sizes
-    )
-    place = [times, ""] if system == "x86" else ["", times]
-    table.add_row(name, *[""] * 7, *place)
+  for case in ("a2dtwp", "best_static"):
+    times = [
+      " / ".join(
+        f"{cells[f'paper_{s}_{case}', f'time_to_error_batch{size}'].value:.3f}"
+        for size in sizes
+      )
+      for s in _paper.SYSTEMS
+    ]
+    table.add_row(f"paper_{case}", *[""] * 7, *times)
   return table
 
 
@@ -237,11 +240,15 @@ def _draw_trajectory(axes: Axes, run: Run, ladder: Sequence[int]) -> None:
   for i, group in enumerate(run.groups):
     own = [(step, level) for step, g, level in run.switches if g == i]
     steps = [step for step, _ in own] + [run.steps]
-    levels = [ladder[level] for _, level in own]
-    # Lines that coincide are told apart by a little.
-    shift = 0.15 * (i - len(run.groups) / 2)
-    values = [b + shift for b in (*levels, levels[-1])]
-    axes.step(steps, values, where="post", label=group)
+    # Lines that coincide are told apart by a little, on a logarithmic axis.
+    bits = [
+      ladder[level] * 1.01 ** (i - len(run.groups) / 2) for _, level in own
+    ]
+    axes.step(steps, [*bits, bits[-1]], where="post", label=group)
+  axes.set_yscale("log", base=2)
+  axes.set_ylim(ladder[0] / 2, ladder[-1] * 2)
+  axes.set_yticks(ladder, map(str, ladder))
+  axes.minorticks_off()
   axes.set_xlabel("steps")
   axes.set_ylabel("bits of a weight")
   axes.set_title(f"{run.case}, seed {run.seed}")

@@ -213,6 +213,7 @@ class Trainer:
     self._case = case
     self._controller = _cases.make_controller(case, setup.config)
     self._update = jax.jit(self._controller.update)
+    self._every = _cases.control_every(case, setup.config)
 
   def train(
     self,
@@ -286,7 +287,10 @@ class Trainer:
       step_ms=statistics.median(run.log.step_ms),
       weight_error=float(np.max(self.store.errors(state, level))),
       groups=list(self.store.groups_of(state.params).names),
-      switches=[list(s) for s in switches(run.control.trajectory)],
+      switches=[
+        [self._every * s.step, s.group, s.level]
+        for s in switches(run.control.trajectory)
+      ],
     )
 
   def _start(self, seed: int) -> Trained:
@@ -302,7 +306,7 @@ class Trainer:
     begin = time.perf_counter()
     state, loss = self.store.step(run.state, batch, self.level(run))
     control = run.control
-    if self._case.control:
+    if self._case.control and int(state.step) % self._every == 0:
       signal = make_signal(self._case, self.store, state, self.level(run))
       control = self._update(signal, control)
     jax.block_until_ready((state.params, control))

@@ -31,6 +31,7 @@ TINY_HOSTED = {
   "steps": 4,
   "warmup_steps": 1,
   "eval_every": 2,
+  "budget_every": 2,
   "seeds": (0,),
   "error_threshold": 99.0,
   "profile_width": 1 / 32,
