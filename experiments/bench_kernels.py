@@ -46,13 +46,18 @@ _OPS = flags.DEFINE_list("ops", [], "Names of ops; all if empty.")
 _MAX_BYTES = flags.DEFINE_integer(
   "max_bytes", None, "Largest array, bytes; by default what fits the device."
 )
-_REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
+# Runners share names of flags, and a process may import several of them.
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 9, "Interleaved repeats.", allow_override=True
+)
 _SECONDS = flags.DEFINE_float("seconds", 420, "Start nothing after that long.")
 _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer("seed", None, "Of the arrays that are checked.")
 _COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
 _GPU = flags.DEFINE_enum("gpu", "H100", list(_cuda.GPUS), "Of --compiled.")
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+_JSON = flags.DEFINE_string(
+  "json", None, "Where to write rows (JSON Lines).", allow_override=True
+)
 
 
 def selected(names: Sequence[str]) -> list[_ops.Op]:

@@ -29,11 +29,16 @@ from jaxmotion import perfmodel
 from jaxmotion.perfmodel import Curve, Rate
 
 _PLATFORM = flags.DEFINE_string("platform", None, "Where to write it (JSON).")
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+# Runners share names of flags, and a process may import several of them.
+_JSON = flags.DEFINE_string(
+  "json", None, "Where to write rows (JSON Lines).", allow_override=True
+)
 _AXIS = flags.DEFINE_string("axis", "data", "Name of the axis of devices.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Devices; all by default.", 1)
 _SIZES = flags.DEFINE_integer("sizes", 8, "Sizes of each operation.", 2)
-_REPEATS = flags.DEFINE_integer("repeats", 20, "Of each size.", 1)
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 20, "Of each size.", 1, allow_override=True
+)
 _LARGEST = flags.DEFINE_integer(
   "largest", 1 << 23, "Values of the largest array.", 1 << 12
 )

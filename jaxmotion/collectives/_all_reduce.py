@@ -135,6 +135,7 @@ def all_reduce(
     TypeError: a leaf that is not floating-point.
 
   Example:
+    >>> import jax.numpy as jnp
     >>> from jaxmotion import codecs
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> def mean(x):
