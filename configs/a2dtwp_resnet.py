@@ -2,8 +2,8 @@
 
   python -m experiments.a2dtwp --config=configs/a2dtwp_resnet.py
 
-A level for each building block. Ten cases with three seeds take half an hour
-on two cores and more; --config.seeds="(0,)" takes a third of that.
+A level for each building block; seven cases. Three seeds take half an hour on
+two cores and more, --config.seeds="(0,)" a third of that.
 """
 
 from ml_collections import ConfigDict
