@@ -1,20 +1,17 @@
 """Compressed all-reduce."""
 
-import math
 from typing import NamedTuple
 
 import jax
 from jax import lax
 
-from jaxmotion.codecs import Codec, Partition, identity, partition
+from jaxmotion.codecs import Codec, identity, partition
 from jaxmotion.collectives._carry import exchange_rows, gather
 from jaxmotion.collectives._shared import (
-  LEAST_SHARD,
   check_state,
   cut_rows,
   encode_rows,
   init_rows,
-  row_like,
   straight_through,
   sum_payloads,
   weigh,
@@ -30,11 +27,7 @@ from jaxmotion.core import (
   check_choice,
   to_varying,
 )
-
-# Gathering sends (N - 1) P bytes, two phases 2 (N - 1) / N P: equal for two.
-_GATHER_MOST_WORKERS = 2
-# Values of a summable array that goes with others. Joining copies them.
-_MOST_JOINED = 1 << 16
+from jaxmotion.wire import choose_methods, row_like
 
 
 class TwoPhase(NamedTuple):
@@ -77,7 +70,7 @@ def all_reduce_init(
     # Nothing to remember, so nothing depends on the number of workers.
     return [TwoPhase((), ()) for _ in likes]
   workers = axis_size(axis_name)
-  methods = _methods(cut, workers, method)
+  methods = choose_methods(cut, workers, method)
   for part, like, chosen in zip(cut.parts, likes, methods, strict=True):
     if chosen != "two_phase":
       states.append(TwoPhase(part.codec.init(like), ()))
@@ -166,7 +159,7 @@ def all_reduce(
       cut.split(stopped),
       states,
       cut.keys(key),
-      _methods(cut, workers, method),
+      choose_methods(cut, workers, method),
       strict=True,
     )
   ]
@@ -309,24 +302,3 @@ def _join_rows(
   y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
   y = y * workers if op == "sum" else y
   return y, TwoPhase(first, phase.second)
-
-
-def _methods(cut: Partition, workers: int, method: str | None) -> list[str]:
-  """Chooses how every array of a tree is reduced."""
-  if method is None:
-    few = workers <= _GATHER_MOST_WORKERS
-    method = "gather" if few else "two_phase"
-  all_sum = all(part.codec.summable for part in cut.parts)
-  chosen = []
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
-    size = math.prod(like.shape)
-    if part.codec.summable:
-      # A small one beside others goes with them, not in a sum of its own:
-      # between two workers that is as many bytes.
-      joins = workers == 2 and not all_sum and size <= _MOST_JOINED
-      chosen.append("gather" if joins else "sum")
-    elif size < LEAST_SHARD * workers:
-      chosen.append("gather")
-    else:
-      chosen.append(method)
-  return chosen

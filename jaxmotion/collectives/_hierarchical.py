@@ -22,9 +22,7 @@ from jaxmotion.collectives._ladder import (
 )
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._shared import (
-  LEAST_SHARD,
   cut_rows,
-  row_like,
   straight_through,
   weigh,
 )
@@ -39,10 +37,10 @@ from jaxmotion.core import (
   axis_size,
   check_choice,
   combine,
-  like as like_of,
   to_varying,
   worker_index,
 )
+from jaxmotion.wire import is_cut, shard_like
 
 
 def joint_axes(axis_name: AxisName, within: AxisName) -> tuple[Any, ...]:
@@ -95,7 +93,7 @@ def all_reduce_hierarchical_init(
   both = joint_axes(axis_name, within)
   # Where the codec remembers nothing, no shape depends on the devices.
   devices = axis_size(within) if axis_is_bound(within) else 1
-  shards = jax.tree.map(lambda a: _shard_like(a, devices), x)
+  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
   if isinstance(codec, Codec):
     states = all_reduce_init(codec, shards, axis_name, method=method)
   else:
@@ -228,14 +226,6 @@ class _Local(NamedTuple):
   key: Key | None
 
 
-def _is_cut(like: Like, devices: int) -> bool:
-  return math.prod(like.shape) >= LEAST_SHARD * devices
-
-
-def _shard_like(like: Like, devices: int) -> jax.ShapeDtypeStruct:
-  return row_like(like, devices) if _is_cut(like, devices) else like_of(like)
-
-
 def _local_codecs(
   codec: Codec | None, x: PyTree, key: Key | None
 ) -> list[_Local]:
@@ -266,7 +256,7 @@ def _scatter(
 ) -> Array:
   """This device's part of the host's result, or the whole of a small one."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  if not _is_cut(x, devices):
+  if not is_cut(x, devices):
     stock = lax.pmean if op == "mean" else lax.psum
     return stock(wide, within).astype(x.dtype)
   rows = cut_rows(wide, devices)
@@ -283,10 +273,10 @@ def _gather_all(
 ) -> list[Array]:
   """Whole leaves from the parts that the devices of a host hold."""
   gathered = [
-    _gather(y, a, within, devices, local) if _is_cut(a, devices) else y
+    _gather(y, a, within, devices, local) if is_cut(a, devices) else y
     for y, a, local in zip(reduced, leaves, locally, strict=True)
   ]
-  whole = [i for i, a in enumerate(leaves) if not _is_cut(a, devices)]
+  whole = [i for i, a in enumerate(leaves) if not is_cut(a, devices)]
   if whole:
     # Devices may have rounded the same mean differently: all take the first's.
     first = worker_index(within) == 0

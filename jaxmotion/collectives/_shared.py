@@ -22,9 +22,8 @@ from jaxmotion.core import (
   same_structure,
   to_varying,
 )
+from jaxmotion.wire import row_like
 
-LEAST_SHARD = 64
-"""Shards of fewer values are mostly scales and padding."""
 # Fewer values are summed together with others.
 _LEAST_ALONE = 1 << 16
 
@@ -198,16 +197,6 @@ def codec_for_array(codec: Codec) -> Codec:
   if not isinstance(codec, Codec) or codec.is_tree:
     raise TypeError(f"`codec` must be a codec of arrays, got {codec!r}.")
   return codec
-
-
-def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
-  """The shard of an array that one worker reduces: rows where they divide."""
-  size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
-  if len(like.shape) > 1 and minor and size // minor % workers == 0:
-    shape: tuple[int, ...] = (size // minor // workers, minor)
-  else:
-    shape = (math.ceil(size / workers),)
-  return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
 def cut_rows(x: Array, workers: int) -> Array:

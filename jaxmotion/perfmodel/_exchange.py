@@ -15,11 +15,10 @@ from jaxmotion.perfmodel._plan import (
   Job,
   Plan,
   make_plan,
-  row_like,
   tree_bytes,
 )
 from jaxmotion.perfmodel._platform import Axis, Device, Platform
-from jaxmotion.wire import Ledger
+from jaxmotion.wire import Ledger, row_like
 
 
 class Exchange(NamedTuple):

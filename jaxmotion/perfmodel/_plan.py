@@ -12,11 +12,14 @@ import jax.numpy as jnp
 from jaxmotion.codecs import Codec, identity, partition
 from jaxmotion.core import Like, PyTree, check_choice
 from jaxmotion.perfmodel._platform import Axis
-from jaxmotion.wire import Ledger, Move
-
-# As `jaxmotion.collectives` has them; the tests hold the bytes equal.
-_LEAST_SHARD = 64
-_MOST_JOINED = 1 << 16
+from jaxmotion.wire import (
+  Ledger,
+  Move,
+  choose_methods,
+  is_cut,
+  row_like,
+  shard_like,
+)
 
 
 class Job(NamedTuple):
@@ -73,29 +76,17 @@ def make_plan(
   leaves = jax.tree.leaves(tree)
   if within is not None:
     devices = within.workers
-    tree = jax.tree.map(lambda a: _shard(a, devices), tree)
+    tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
   cut = partition(identity() if codec is None else codec, tree)
-  all_sum = all(part.codec.summable for part in cut.parts)
+  methods = choose_methods(cut, axis.workers, method)
   jobs = []
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
+  for part, like, chosen in zip(cut.parts, cut.likes(), methods, strict=True):
     if not part.codec.keeps_dtype:
       wide = jnp.promote_types(like.dtype, jnp.float32)
       like = jax.ShapeDtypeStruct(like.shape, wide)
-    chosen = _method(part.codec, like.size, axis.workers, method, all_sum)
     whole = tuple(leaves[i] for i in part.leaves)
     jobs.append(Job(part.codec, like, chosen, part.leaves, whole))
   return Plan(tuple(jobs), axis, within)
-
-
-def _method(
-  codec: Codec, size: int, workers: int, method: str | None, all_sum: bool
-) -> str:
-  if codec.summable:
-    joins = workers == 2 and not all_sum and size <= _MOST_JOINED
-    return "gather" if joins else "sum"
-  if size < _LEAST_SHARD * workers:
-    return "gather"
-  return method or ("gather" if workers <= 2 else "two_phase")
 
 
 def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
@@ -139,32 +130,13 @@ def _moves_within(
     dtype = jnp.promote_types(like.dtype, jnp.float32)
     return math.prod(like.shape) * dtype.itemsize
 
-  rows = [row_like(a, axis.workers) for a in likes if _is_cut(a, axis.workers)]
-  whole = [a for a in likes if not _is_cut(a, axis.workers)]
+  rows = [row_like(a, axis.workers) for a in likes if is_cut(a, axis.workers)]
+  whole = [a for a in likes if not is_cut(a, axis.workers)]
   before = [("reduce_scatter", axis.workers * sum(map(wide_bytes, rows)))]
   before.append(("all_reduce", sum(map(wide_bytes, whole))))
   # Of what was not cut, all take what the first device has.
   after = [("all_gather", tree_bytes(rows)), ("all_reduce", tree_bytes(whole))]
   return [move(*m) for m in before if m[1]], [move(*m) for m in after if m[1]]
-
-
-def _is_cut(like: Like, devices: int) -> bool:
-  return math.prod(like.shape) >= _LEAST_SHARD * devices
-
-
-def _shard(like: Like, devices: int) -> jax.ShapeDtypeStruct:
-  if _is_cut(like, devices):
-    return row_like(like, devices)
-  return jax.ShapeDtypeStruct(like.shape, like.dtype)
-
-
-def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
-  """The shard of an array that one worker reduces: rows where they divide."""
-  size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
-  shape: tuple[int, ...] = (math.ceil(size / workers),)
-  if len(like.shape) > 1 and minor and size // minor % workers == 0:
-    shape = (size // minor // workers, minor)
-  return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
 def tree_bytes(tree: PyTree) -> int:
