@@ -9,6 +9,7 @@ from jaxmotion.core._checks import (
   describe as describe,
 )
 from jaxmotion.core._compat import (
+  abstract as abstract,
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,
   axis_size as axis_size,

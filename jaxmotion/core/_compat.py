@@ -108,6 +108,18 @@ def shaped(
   )
 
 
+def abstract(x: Any) -> jax.ShapeDtypeStruct:
+  """Returns the type of an array, of a number or of a jaxpr's value.
+
+  >>> abstract(1.0).dtype
+  dtype('float32')
+  """
+  aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+  return jax.ShapeDtypeStruct(
+    aval.shape, aval.dtype, manual_axis_type=aval.manual_axis_type
+  )
+
+
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
   """Types every leaf as varying over the axis; the values do not change.
 

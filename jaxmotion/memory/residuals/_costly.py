@@ -1,0 +1,49 @@
+"""What is cheap enough to be computed twice."""
+
+from jax.extend import core
+
+# One pass over memory at most, which the pass that reads the result swallows.
+# Reductions are left out: they read much and leave little.
+_CHEAP = frozenset(
+  """
+  abs acos acosh add add_any and asin asinh atan atan2 atanh
+  bitcast_convert_type broadcast_in_dim cbrt ceil clamp concatenate conj
+  convert_element_type copy copy_p cos cosh device_put digamma div eq erf
+  erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota
+  is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter
+  not or pad pcast population_count pow pvary real reduce_precision rem
+  reshape rev round rsqrt same_on_workers select_n sharding_constraint
+  shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice
+  split sqrt square squeeze stop_gradient sub tan tanh transpose unstack xor
+  """.split()
+)
+# Calls whose cost is that of what they call.
+_CALLS = frozenset(("custom_jvp_call", "jit", "pjit", "closed_call"))
+
+
+def costly(eqn: core.JaxprEqn) -> bool:
+  """Says whether a backward pass should not do this again.
+
+  What is not known to be cheap is costly: products, convolutions, loops,
+  reductions, sorts, random bits, collectives, kernels, custom calls.
+  """
+  name = eqn.primitive.name
+  if name in _CALLS:
+    inner = core.jaxprs_in_params(eqn.params)
+    return any(costly(e) for jaxpr in inner for e in jaxpr.eqns)
+  return name not in _CHEAP
+
+
+# A small change of their operands can be a large one of their results.
+_STEEP = frozenset(
+  "argmax argmin ceil eq floor ge gt is_finite le lt ne round sign".split()
+)
+
+
+def steep(eqn: core.JaxprEqn) -> bool:
+  """Says whether this must not be done again on values that were rounded.
+
+  A rectifier's mask, for one: of the values that are rounded to zero, which
+  is 1 % at 8 bits and 15 % at 4, it would stop the gradient.
+  """
+  return eqn.primitive.name in _STEEP

@@ -1,0 +1,118 @@
+"""What values are called and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jaxmotion.memory.residuals._program import Operand, Program, Step, Value
+
+# Zeros stay zeros.
+_KEEP_ZEROS = frozenset(
+  """
+  abs bitcast_convert_type broadcast_in_dim concatenate convert_element_type
+  copy copy_p expand_dims max mul name neg pcast pvary reduce_precision
+  reduce_window_max reshape rev select_n sharding_constraint slice split sqrt
+  square squeeze stop_gradient transpose
+  """.split()
+)
+
+
+def kinds(program: Program) -> dict[Value, str]:
+  """Says of every value what sort of array it is.
+
+  Returns:
+    "mask" (booleans), "integer", "sparse" (floats that a rectifier, or what
+    keeps its zeros, has made), "dense" (other floats) or "other".
+  """
+  zero: set[Value] = set()
+  sparse: set[Value] = set()
+  for step in program.steps:
+    if _is_zero(step, zero):
+      zero.update(step.outs)
+    elif _is_sparse(step, zero, sparse):
+      sparse.update(step.outs)
+  values = [*program.inputs, *(v for s in program.steps for v in s.outs)]
+  return {v: _kind(v, v in sparse) for v in values}
+
+
+def names(
+  program: Program,
+  inputs: Sequence[str],
+  kind: dict[Value, str],
+  prefix: str,
+) -> dict[Value, str]:
+  """Names every value: its kind, and where it is from.
+
+  Args:
+    program: all of it.
+    inputs: names of the inputs.
+    kind: of every value.
+    prefix: of where it is from.
+
+  Returns:
+    "kind/argument", "kind/label" of what `checkpoint_name` has labelled, or
+    "kind/primitive_number", the number counting the steps of that primitive.
+  """
+  label = dict(zip(program.inputs, inputs, strict=False))
+  count: dict[str, int] = {}
+  for step in program.steps:
+    number = count[step.name] = count.get(step.name, -1) + 1
+    for i, value in enumerate(step.outs):
+      place = f"{number}_{i}" if i else f"{number}"
+      label[value] = f"{step.name}_{place}"
+    if step.name == "name":
+      label[step.outs[0]] = step.eqn.params["name"]
+      for value in step.reads():
+        label[value] = step.eqn.params["name"]
+  return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
+
+
+def _kind(value: Value, sparse: bool) -> str:
+  dtype = getattr(value.aval, "dtype", None)
+  if dtype is None:
+    return "other"
+  if dtype == jnp.bool_:
+    return "mask"
+  if jnp.issubdtype(dtype, jnp.integer):
+    return "integer"
+  if jnp.issubdtype(dtype, jnp.floating):
+    return "sparse" if sparse else "dense"
+  return "other"
+
+
+def _is_zero(step: Step, zero: set[Value]) -> bool:
+  """Says whether all of a step's result is zero."""
+  moves = ("broadcast_in_dim", "convert_element_type", "pcast", "reshape")
+  return step.name in moves and all(_zero(v, zero) for v in step.ins[:1])
+
+
+def _zero(operand: Operand, zero: set[Value]) -> bool:
+  if isinstance(operand, core.Literal):
+    return bool(np.ndim(operand.val) == 0 and operand.val == 0)
+  return operand in zero
+
+
+def _is_sparse(step: Step, zero: set[Value], sparse: set[Value]) -> bool:
+  if step.name == "custom_jvp_call":
+    (inner, *_) = core.jaxprs_in_params(step.eqn.params)
+    return _rectifies(inner)
+  if step.name not in _KEEP_ZEROS:
+    return False
+  found = [_zero(v, zero) or _zero(v, sparse) for v in step.ins]
+  if step.name in ("max", "mul", "select_n"):
+    return any(found)
+  return bool(found) and all(found)
+
+
+def _rectifies(jaxpr: core.Jaxpr) -> bool:
+  """Says whether the last thing a function does is a maximum with zero."""
+  for eqn in jaxpr.eqns[-1:]:
+    if eqn.primitive.name in ("jit", "pjit"):
+      return any(map(_rectifies, core.jaxprs_in_params(eqn.params)))
+    ends = [v for v in eqn.invars if isinstance(v, core.Literal)]
+    return eqn.primitive.name == "max" and any(_zero(v, set()) for v in ends)
+  return False

@@ -1,0 +1,252 @@
+"""The two passes of a function whose residuals are kept as a split says."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core import Array
+from jaxmotion.memory._place import fetch, put
+from jaxmotion.memory.residuals._program import (
+  Operand,
+  Step,
+  Value,
+  evaluate,
+  read,
+)
+from jaxmotion.memory.residuals._residual import full
+from jaxmotion.memory.residuals._split import Kept, Notes, Split
+
+Words = list[Array]
+_Env = dict[Value, Any]
+
+
+def plain(split: Split, inputs: Sequence[Array]) -> tuple[list[Any], Notes]:
+  """Returns the outputs and notes of nothing."""
+  env = _known(split, zip(split.joint.inputs, inputs, strict=True))
+  ends = _ends(split)
+  evaluate(split.joint.order.leading_to(ends, env), env)
+  zero = jnp.zeros((), jnp.float32)
+  fills = {residual.name: zero for _, residual in split.measured()}
+  return _results(split, env, 0, fills)
+
+
+def forward(
+  split: Split, inputs: Sequence[Array]
+) -> tuple[tuple[list[Any], Notes], list[Words]]:
+  """Returns the outputs, notes on them, and what is kept.
+
+  A residual is encoded after its last use and before what comes next, or XLA
+  would keep it until there is time. What goes to the host has until the next
+  one is encoded to get there.
+  """
+  env = _known(split, zip(split.joint.inputs, inputs, strict=True))
+  ends = [*_ends(split), *(k.value for k in split.kept)]
+  steps = split.joint.order.leading_to(ends, env)
+  encoded: dict[Value, Words] = {}
+  dropped: list[Array] = []
+
+  def encode(due: Iterable[Kept], token: Value | None) -> None:
+    words = {}
+    for value, residual in due:
+      words[value], lost = residual.encode(env[value])
+      dropped.extend([] if lost is None else [lost])
+    held = list(words.values())
+    if token is not None:
+      held, env[token] = lax.optimization_barrier((held, env[token]))
+    encoded.update(zip(words, held, strict=True))
+    for value, residual in due:
+      if residual.host:
+        encoded[value] = put(encoded[value])
+
+  due = _due(split.kept, steps)
+  encode(due.pop(-1, ()), None)
+  for i, step in enumerate(steps):
+    evaluate([step], env)
+    if i in due:
+      encode(due[i], step.outs[0])
+  overflows = sum((lost > 0).astype(jnp.int32) for lost in dropped)
+  fills = {r.name: full(env[v]) for v, r in split.measured()}
+  words = [encoded[k.value] for k in split.kept]
+  return _results(split, env, overflows, fills), words
+
+
+def backward(
+  split: Split,
+  inputs: Sequence[Array | None],
+  words: Sequence[Words],
+  cotangents: Sequence[Array],
+) -> list[Any]:
+  """Returns the gradients.
+
+  Args:
+    split: what the passes are those of.
+    inputs: of the function; those that are not there anyway are not read.
+    words: what `forward` kept.
+    cotangents: of the outputs that have some.
+  """
+  return _Backward(split, inputs, words, cotangents).run()
+
+
+class _Backward:
+  """A backward pass that makes residuals known when they are needed."""
+
+  def __init__(
+    self,
+    split: Split,
+    inputs: Sequence[Array | None],
+    words: Sequence[Words],
+    cotangents: Sequence[Array],
+  ):
+    self._split, self._joint = split, split.joint
+    pairs = zip(split.joint.inputs, inputs, strict=True)
+    self._env = _known(split, (p for p in pairs if p[0] in split.free))
+    self._env.update(zip(split.joint.cotangents, cotangents, strict=True))
+    self._residual = {k.value: k.residual for k in split.kept}
+    values = [k.value for k in split.kept]
+    self._words = dict(zip(values, words, strict=True))
+    self._fetched: set[Value] = set()
+
+  def run(self) -> list[Any]:
+    gradients = self._joint.gradients
+    ends = [g for g in gradients if g is not None]
+    uses = [
+      step
+      for step in self._joint.order.leading_to(ends, ())
+      if any(v in self._joint.backward for v in step.outs)
+    ]
+    coming = self._arrivals(uses)
+    for step in uses:
+      token = next(v for v in step.reads() if v in self._joint.backward)
+      self._bring(step.reads(), token, coming)
+      evaluate([step], self._env)
+    self._bring(ends, None, coming)
+    return [None if g is None else read(self._env, g) for g in gradients]
+
+  def _arrivals(self, uses: Sequence[Step]) -> collections.deque[Value]:
+    """What is on the host, in the order in which it is needed."""
+    order = self._joint.order
+    found: dict[Value, None] = {}
+    for step in uses:
+      reads = [v for v in step.reads() if v not in self._env]
+      for earlier in order.leading_to(reads, self._words):
+        found.update((v, None) for v in earlier.reads())
+      found.update((v, None) for v in reads)
+    residual = self._residual
+    return collections.deque(
+      v for v in found if v in residual and residual[v].host
+    )
+
+  def _bring(
+    self,
+    values: Iterable[Operand],
+    token: Value | None,
+    coming: collections.deque[Value],
+  ) -> None:
+    """Makes values of the function known, not before the token is.
+
+    Without this order XLA would decode what was encoded on the spot, or keep
+    what is computed twice.
+    """
+    env = self._env
+    missing = [v for v in values if isinstance(v, Value) and v not in env]
+    if not missing:
+      return
+    known = collections.ChainMap(env, self._words)
+    steps = self._joint.order.leading_to(missing, known)
+    touched = dict.fromkeys(v for s in steps for v in s.reads())
+    touched.update(dict.fromkeys(missing))
+    packed = [v for v in touched if v in self._words and v not in env]
+    again = [v for v in touched if v in self._split.free and v in env]
+    ahead = self._ahead(packed, coming)
+    held = (
+      [self._words[v] for v in (*packed, *ahead)],
+      [env[v] for v in again],
+    )
+    if token is not None:
+      held, env[token] = lax.optimization_barrier((held, env[token]))
+    self._words.update(zip((*packed, *ahead), held[0], strict=True))
+    for value in (*packed, *ahead):
+      self._fetch(value)
+    local = {**env, **dict(zip(again, held[1], strict=True))}
+    for value in packed:
+      local[value] = env[value] = self._decode(value)
+    evaluate(steps, local)
+    for step in steps:
+      env.update((v, local[v]) for v in step.outs)
+
+  def _ahead(
+    self, packed: Sequence[Value], coming: collections.deque[Value]
+  ) -> list[Value]:
+    """The next one to be fetched while those that are needed are used."""
+    for value in packed:
+      if value in coming:
+        coming.remove(value)
+    due = [v for v in packed if self._residual[v].host]
+    return [coming.popleft()] if due and coming else []
+
+  def _fetch(self, value: Value) -> None:
+    if self._residual[value].host and value not in self._fetched:
+      self._fetched.add(value)
+      self._words[value] = fetch(self._words[value])
+
+  def _decode(self, value: Value) -> Array:
+    residual, words = self._residual[value], self._words[value]
+    if not residual.may_overflow:
+      return residual.decode(words)
+    return lax.cond(
+      residual.dropped(words) > 0,
+      lambda: self._again(value),
+      lambda: residual.decode(words),
+    )
+
+  def _again(self, value: Value) -> Array:
+    """Computes a residual from those that are all there."""
+    known = {
+      v: x for v, x in self._env.items() if v not in self._joint.backward
+    }
+    steps = self._joint.order.leading_to([value], known)
+    exact = {v: r for v, r in self._residual.items() if not r.may_overflow}
+    steps = self._joint.order.leading_to(
+      [value], collections.ChainMap(known, exact)
+    )
+    for read_value in {v for s in steps for v in s.reads()}:
+      if read_value in exact and read_value not in known:
+        words = self._words[read_value]
+        if exact[read_value].host and read_value not in self._fetched:
+          words = fetch(words)
+        known[read_value] = exact[read_value].decode(words)
+    evaluate(steps, known)
+    return known[value]
+
+
+def _due(kept: Iterable[Kept], steps: Sequence[Step]) -> dict[int, list[Kept]]:
+  """By the step after which they are encoded; -1: before all."""
+  last = {
+    v: i for i, step in enumerate(steps) for v in (*step.reads(), *step.outs)
+  }
+  due: dict[int, list[Kept]] = {}
+  for keep in kept:
+    due.setdefault(last.get(keep.value, -1), []).append(keep)
+  return due
+
+
+def _known(split: Split, pairs: Iterable[tuple[Value, Any]]) -> _Env:
+  return {**split.joint.program.constants, **dict(pairs)}
+
+
+def _ends(split: Split) -> list[Operand]:
+  return [*split.joint.outputs, *jax.tree.leaves(split.joint.notes)]
+
+
+def _results(
+  split: Split, env: _Env, overflows: Any, fills: dict[str, Array]
+) -> tuple[list[Any], Notes]:
+  inner = jax.tree.map(lambda v: read(env, v), split.joint.notes)
+  own = Notes(jnp.asarray(overflows, jnp.int32), fills)
+  return [read(env, v) for v in split.joint.outputs], inner.add(own)

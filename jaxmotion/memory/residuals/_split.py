@@ -1,0 +1,168 @@
+"""A function that keeps what it needs, and the backward pass that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxmotion.core import Array
+from jaxmotion.memory.residuals._actions import Choice
+from jaxmotion.memory.residuals._costly import costly, steep
+from jaxmotion.memory.residuals._cut import minimum_cut, wanted
+from jaxmotion.memory.residuals._joint import Joint
+from jaxmotion.memory.residuals._kinds import kinds, names
+from jaxmotion.memory.residuals._program import Step, Value
+from jaxmotion.memory.residuals._residual import Residual, given
+
+# More than any residual weighs, less than what cannot be cut.
+_NEVER = 1 << 50
+
+
+class Options(NamedTuple):
+  """How residuals are chosen and kept.
+
+  Attributes:
+    choose: a residual's codec.
+    recompute: "cheap" or "all".
+    measure: whether to note how full sparse residuals are.
+  """
+
+  choose: Choice
+  recompute: str
+  measure: bool = False
+
+
+class Kept(NamedTuple):
+  """A value that is kept.
+
+  Attributes:
+    value: of the program.
+    residual: what it is kept as.
+  """
+
+  value: Value
+  residual: Residual
+
+
+class Notes(NamedTuple):
+  """What there is to say of a forward pass whose residuals are kept.
+
+  Attributes:
+    overflows: residuals that are not all kept, int32[].
+    fills: by name of a sparse residual, the share of values of its fullest
+      tile that are not zero, float32[].
+  """
+
+  overflows: Array
+  fills: dict[str, Array]
+
+  @classmethod
+  def none(cls) -> Notes:
+    """Nothing."""
+    return cls(jnp.zeros((), jnp.int32), {})
+
+  def add(self, other: Notes) -> Notes:
+    """Both."""
+    return Notes(
+      self.overflows + other.overflows, {**self.fills, **other.fills}
+    )
+
+  def over_steps(self) -> Notes:
+    """Of a whole loop, from those of its steps."""
+    fills = {name: jnp.max(fill) for name, fill in self.fills.items()}
+    return Notes(jnp.sum(self.overflows, dtype=jnp.int32), fills)
+
+
+class Split:
+  """A function and its backward pass, and what is kept in between.
+
+  Args:
+    joint: both.
+    inputs: names of the inputs.
+    free: of each input, whether it is there anyway.
+    options: how residuals are chosen and kept.
+    prefix: of the names of residuals.
+    repeats: how often the function runs with residuals of its own.
+  """
+
+  def __init__(
+    self,
+    joint: Joint,
+    inputs: Sequence[str],
+    free: Sequence[bool],
+    options: Options,
+    prefix: str,
+    repeats: int,
+  ):
+    self.joint = joint
+    self._measure = options.measure
+    arguments = set(joint.inputs)
+    kind = kinds(joint.program)
+    label = names(joint.program, inputs, kind, prefix)
+    self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
+
+    def describe(value: Value) -> Residual:
+      aval = value.aval
+      plain = Residual(
+        label[value],
+        kind[value],
+        tuple(aval.shape),
+        aval.dtype,
+        repeats=repeats,
+      )
+      residual = given(plain, options.choose)
+      if value in arguments and (residual.again or residual.may_overflow):
+        return plain
+      return residual
+
+    cached: dict[tuple[Any, ...], int] = {}
+
+    def weigh(value: Value) -> int:
+      if not hasattr(value.aval, "shape"):
+        return 1
+      residual = describe(value)
+      if residual.again:
+        return _NEVER
+      key = residual[1:]
+      if key not in cached:
+        cached[key] = residual.encoded_bytes
+      return cached[key]
+
+    candidates = [describe(v) for v in label if v not in joint.backward]
+    self.again = [r.name for r in candidates if r.again]
+    rounds = any(r.rounds for r in candidates)
+
+    def once(step: Step) -> bool:
+      if any(describe(v).again for v in step.outs):
+        return False
+      hard = options.recompute == "cheap" and costly(step.eqn)
+      return hard or (rounds and steep(step.eqn))
+
+    kept = minimum_cut(joint, self.free, weigh, once)
+    self.kept = [Kept(v, describe(v)) for v in kept]
+    extra = self._ways_out()
+    self.kept += [Kept(v, describe(v)._replace(codec=None)) for v in extra]
+    self.before = [
+      describe(v)._replace(codec=None) for v in wanted(joint, self.free)
+    ]
+
+  def measured(self) -> list[Kept]:
+    """What it is to be noted of how full it is."""
+    sparse = [k for k in self.kept if k.residual.kind == "sparse"]
+    return sparse if self._measure else []
+
+  def only_free(self, inputs: Sequence[Array]) -> list[Array | None]:
+    """Returns the inputs that are there anyway, None for others."""
+    pairs = zip(self.joint.inputs, inputs, strict=True)
+    return [x if v in self.free else None for v, x in pairs]
+
+  def _ways_out(self) -> list[Value]:
+    """Inputs from which the residuals that may overflow can be had."""
+    exact = {k.value for k in self.kept if not k.residual.may_overflow}
+    known = {*exact, *self.free, *self.joint.program.constants}
+    unsure = [k.value for k in self.kept if k.residual.may_overflow]
+    steps = self.joint.order.leading_to(unsure, known)
+    used = {v for s in steps for v in s.reads()} - known
+    return [v for v in self.joint.inputs if v in used]

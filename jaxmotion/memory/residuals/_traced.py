@@ -1,0 +1,208 @@
+"""A function at some arguments, split into its two passes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from jaxmotion.core import Array, PyTree, leaf_path
+from jaxmotion.memory.residuals import _pool
+from jaxmotion.memory.residuals._joint import is_smooth, join
+from jaxmotion.memory.residuals._passes import backward, forward, plain
+from jaxmotion.memory.residuals._program import (
+  Step,
+  evaluate,
+  flatten,
+  read,
+)
+from jaxmotion.memory.residuals._residual import Residual
+from jaxmotion.memory.residuals._split import Notes, Options, Split
+
+
+class Traced:
+  """A function at some arguments, split.
+
+  Args:
+    fn: the function.
+    args: its arguments.
+    params: which of them are there anyway.
+    options: how residuals are chosen and kept.
+    prefix: of the names of residuals.
+    repeats: how often it runs with residuals of its own.
+
+  Raises:
+    ValueError: it has side effects, or `params` are not arguments.
+  """
+
+  def __init__(
+    self,
+    fn: Callable[..., PyTree],
+    args: Sequence[PyTree],
+    params: int | Sequence[int],
+    options: Options,
+    prefix: str = "",
+    repeats: int = 1,
+  ):
+    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    self._leaves = [leaf for _, leaf in paths]
+    self._options = options
+    self._prefix, self._repeats = prefix, repeats
+    self._inner: list[Traced] = []
+    free = _argnums(params, len(args))
+
+    def flat(*leaves: Array) -> list[Array]:
+      outs, self._out_tree = jax.tree.flatten(
+        fn(*jax.tree.unflatten(tree, leaves))
+      )
+      return outs
+
+    closed = jax.make_jaxpr(flat)(*self._leaves)
+    _check_effects(fn, closed.jaxpr.effects)
+    self._program = flatten(closed)
+    # Arrays of an enclosing trace, which may want a gradient of their own.
+    outer = {
+      v: c
+      for v, c in self._program.constants.items()
+      if isinstance(c, jax.core.Tracer)
+    }
+    self._constants = list(outer.values())
+    self._inputs = [*outer, *self._program.inputs]
+    self._smooth = [is_smooth(a) for a in closed.out_avals]
+    joint = join(
+      self._call, [*self._constants, *self._leaves], closed.out_avals
+    )
+    labels = [f"closed_over_{i}" for i in range(len(outer))]
+    labels += [leaf_path(path) for path, _ in paths]
+    self.split = Split(
+      joint,
+      labels,
+      [*(True for _ in outer), *(path[0].idx in free for path, _ in paths)],
+      options,
+      prefix,
+      repeats,
+    )
+
+  def residuals(self) -> list[Residual]:
+    """Returns what is kept, of the loops in it too."""
+    kept = [k.residual for k in self.split.kept]
+    if self._inner:
+      # What a loop hands on is counted where it is kept.
+      kept = [
+        r for r in kept if not re.match(r"(integer|mask)/.*scan_", r.name)
+      ]
+    return kept + [r for inner in self._inner for r in inner.residuals()]
+
+  def computed_again(self) -> list[str]:
+    """Returns names of what was to be computed again, in loops too."""
+    inner = [name for i in self._inner for name in i.computed_again()]
+    return self.split.again + inner
+
+  def __call__(self) -> tuple[PyTree, Notes]:
+    """Returns the result, and what there is to say of it."""
+    split, many = self.split, len(self._constants)
+
+    @jax.custom_vjp
+    def run(constants: list[Array], leaves: list[Array]) -> Any:
+      return plain(split, [*constants, *leaves])
+
+    def keep(constants: list[Array], leaves: list[Array]) -> Any:
+      inputs = [*constants, *leaves]
+      outs, words = forward(split, inputs)
+      return outs, (split.only_free(inputs), words)
+
+    def pull(kept: Any, cotangents: Any) -> Any:
+      free, words = kept
+      cts = zip(cotangents[0], self._smooth, strict=True)
+      gradients = backward(split, free, words, [c for c, s in cts if s])
+      return gradients[:many], gradients[many:]
+
+    run.defvjp(keep, pull)
+    outs, notes = run(self._constants, self._leaves)
+    return jax.tree.unflatten(self._out_tree, outs), notes
+
+  def _call(self, *values: Array) -> tuple[list[Any], Notes]:
+    """The function, with loops and maxima over windows of our own."""
+    env = {
+      **self._program.constants,
+      **dict(zip(self._inputs, values, strict=True)),
+    }
+    notes = Notes.none()
+    scans = 0
+    for step in self._program.steps:
+      if _pool.applies(step):
+        env[step.outs[0]] = _pool.pooled(step, read(env, step.ins[0]))
+      elif step.name == "scan":
+        operands = [read(env, v) for v in step.ins]
+        outs, seen = self._scan(step, operands, f"{self._prefix}scan_{scans}/")
+        env.update(zip(step.outs, outs, strict=True))
+        notes, scans = notes.add(seen), scans + 1
+      else:
+        evaluate([step], env)
+    return [read(env, v) for v in self._program.outputs], notes
+
+  def _scan(
+    self, step: Step, operands: Sequence[Array], prefix: str
+  ) -> tuple[list[Array], Notes]:
+    """Runs a loop whose steps keep little."""
+    params = step.eqn.params
+    consts, carried = params["num_consts"], params["num_carry"]
+    body = params["jaxpr"]
+    fixed, start = operands[:consts], operands[consts : consts + carried]
+
+    def once(fixed: Any, xs: Any, carry: Any) -> Any:
+      outs = core.jaxpr_as_fun(body)(*fixed, *carry, *xs)
+      return outs[:carried], outs[carried:]
+
+    def compressed(carry: Any, xs: Any) -> Any:
+      inner = Traced(
+        once,
+        (fixed, xs, carry),
+        (0, 1),
+        self._options,
+        prefix,
+        self._repeats * params["length"],
+      )
+      made.append(inner)
+      (carry, ys), notes = inner()
+      return carry, (ys, notes)
+
+    made: list[Traced] = []
+    carry, (ys, notes) = lax.scan(
+      compressed,
+      list(start),
+      list(operands[consts + carried :]),
+      length=params["length"],
+      reverse=params["reverse"],
+      unroll=params["unroll"],
+    )
+    # A loop's body may be traced more than once.
+    self._inner.append(made[-1])
+    return [*carry, *ys], notes.over_steps()
+
+
+def _argnums(params: int | Sequence[int], count: int) -> set[int]:
+  nums = (params,) if isinstance(params, int) else tuple(params)
+  for num in nums:
+    if type(num) is not int or not 0 <= num < count:
+      raise ValueError(
+        f"`params` must be positions of the {count} arguments, got {params!r}."
+      )
+  return set(nums)
+
+
+def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
+  # Inside shard_map the names of mesh axes count as effects.
+  found = [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
+  if found:
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    name = getattr(inner, "__name__", repr(inner))
+    raise ValueError(
+      f"`fn` must have no side effects, got {name} with {found}: its backward "
+      "pass may do parts of it again."
+    )
