@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -108,16 +109,20 @@ def shaped(
   )
 
 
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
-  """Returns the type of an array, of a number or of a jaxpr's value.
+def stand_in(x: Any) -> Any:
+  """Returns something of the type of `x` that a function can be traced with.
 
-  >>> abstract(1.0).dtype
-  dtype('float32')
+  Args:
+    x: array, or a value's type as jaxprs have it.
+
+  >>> stand_in(1.0)
+  ShapeDtypeStruct(shape=(), dtype=float32)
   """
   aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-  return jax.ShapeDtypeStruct(
-    aval.shape, aval.dtype, manual_axis_type=aval.manual_axis_type
-  )
+  axes = tuple(sorted(aval.manual_axis_type.varying, key=str))
+  if axes:  # Which JAX traces no shapes of, only arrays.
+    return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:

@@ -1,6 +1,5 @@
 """Arrays that live or travel encoded: residuals, weights on the host."""
 
-from jaxmotion.memory import residuals as residuals
 from jaxmotion.memory._host_resident import host_resident as host_resident
 from jaxmotion.memory._state import HostState as HostState
 from jaxmotion.memory._update_in_backward import (
@@ -11,4 +10,5 @@ from jaxmotion.memory.residuals import (
   compress_residuals as compress_residuals,
   offload as offload,
   recompute as recompute,
+  residuals_of as residuals_of,
 )

@@ -44,7 +44,7 @@ def compress_residuals(
   return wrapped
 
 
-def residuals(
+def residuals_of(
   fn: Callable[..., PyTree],
   *args: PyTree,
   codec: Action | Rules | Choice = None,
