@@ -119,8 +119,8 @@ def _check_codec(name: str, codec: Any) -> None:
     return
   if not isinstance(codec, Codec) or codec.is_tree:
     raise TypeError(
-      f"`{name}` must have codecs of arrays or None, got {codec!r}."
+      f"`{name}` must be a codec of arrays or None, got {codec!r}."
     )
   like = jax.ShapeDtypeStruct((4096,), jnp.float32)
   if jax.tree.leaves(jax.eval_shape(codec.init, like)):
-    raise ValueError(f"`{name}` must have codecs without state, got {codec!r}.")
+    raise ValueError(f"`{name}` must have no state, got {codec!r}.")

@@ -62,13 +62,14 @@ def pack_state(
   level in a step would otherwise not move at all. Second moments are in a
   format where nothing above zero becomes zero: updates divide by their roots.
 
-  With `place="pinned_host"` the encoded leaves stay in the host's memory. An
-  update brings them parameter by parameter, each when the state of the last
-  but one has been put back, so the device holds those of two or three at a
-  time. Where the device has no such memory, `init` warns and they stay on the
-  device. An update that needs all state at once (a norm over it, a condition
-  around all of it as in `pack_state(optax.MultiSteps(...))`) brings it at
-  once.
+  An update decodes, computes and encodes parameter by parameter, each when the
+  state of the last but one is encoded again, so that no more than a few are
+  decoded at a time. An update that needs all state at once (a norm over it, a
+  condition around all of it) decodes it at once.
+
+  With `place="pinned_host"` the encoded leaves stay in the host's memory and
+  come and go in that order. Where the device has no such memory, `init` warns
+  and they stay on the device.
 
   Args:
     tx: any optax transformation.
@@ -148,13 +149,8 @@ def pack_state(
     def encode(i: int, x: Array) -> Packed:
       return pack(x, leaves[i].codec, keys[i])
 
-    if placed(place, warn=False):
-      u, new = stream(inner, leaves, encode)
-    else:
-      u, new = inner([x.decode() if is_packed(x) else x for x in leaves])
-      new = [
-        encode(i, y) if is_packed(leaves[i]) else y for i, y in enumerate(new)
-      ]
+    on_host = placed(place, warn=False) is not None
+    u, new = stream(inner, leaves, encode, on_host)
     return u, PackState(steps, treedef.unflatten(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -168,5 +164,5 @@ def _keys(
   All are made at once: on a GPU each by itself would be kernels of its own.
   """
   paths = [zlib.crc32(leaf_path(path).encode()) for path, _ in entries]
-  keys = make_key(seed).fold(steps).fold(np.array(paths, np.uint32))
+  keys = make_key(seed).fold(steps).fold(jnp.array(np.array(paths, np.uint32)))
   return [Key(keys.shared[i], keys.worker[i]) for i in range(len(paths))]

@@ -1,4 +1,4 @@
-"""An update whose state comes from the host and goes back leaf by leaf."""
+"""An update that decodes and encodes its state leaf by leaf."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from jaxmotion.memory._packed import Packed, is_packed, on_device
 from jaxmotion.memory._place import put
 
 # Turns that may begin before the present one has ended: one parameter's state
-# is on its way while another's is computed.
+# is on its way from the host while another's is computed.
 _AHEAD = 1
 
 
@@ -21,17 +21,20 @@ def stream(
   update: Callable[[list[Any]], tuple[PyTree, list[Any]]],
   leaves: Sequence[Any],
   encode: Callable[[int, Array], Packed],
+  on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
   """Computes an update in turns, one for each array of `updates`.
 
-  A turn brings the state that its array is made of, computes the array, and
-  puts back what has become of that state. It is bound to the end of the last
-  turn but one: a compiler that is free to copies everything first.
+  A turn decodes the state that its array is made of, computes the array, and
+  encodes what has become of that state. It is bound to the end of the last
+  turn but one: a compiler that is free to copies from the host, or decodes,
+  everything first.
 
   Args:
     update: from the leaves of a state to `updates` and the new leaves.
-    leaves: of the state; those that are `Packed` are on the host.
+    leaves: of the state, some of them `Packed`.
     encode: packs a new leaf, given its position.
+    on_host: whether what is packed is on the host and goes back there.
 
   Returns:
     `updates` and the new leaves.
@@ -58,7 +61,7 @@ def stream(
     if len(ends) > _AHEAD:
       bound = lax.optimization_barrier((x.payload, ends[-1 - _AHEAD]))
       x = dataclasses.replace(x, payload=bound[0])
-    return on_device(x).decode()
+    return (on_device(x) if on_host else x).decode()
 
   parts = _Parts(traced, bring)
 
@@ -73,7 +76,7 @@ def stream(
   def put_back(i: int) -> None:
     x = encode(i, parts.output(count + i))
     ends[-1].append(_first_word(x.payload))
-    new[i] = dataclasses.replace(x, payload=put(x.payload))
+    new[i] = dataclasses.replace(x, payload=put(x.payload)) if on_host else x
 
   done = [turn(i) for i in range(count)]
   for i in range(len(leaves)):

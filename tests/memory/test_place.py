@@ -12,7 +12,9 @@ from jaxmotion.memory import _place
 def device_with(*kinds):
   """As JAX describes a device that has these memories."""
   memories = [SimpleNamespace(kind=kind) for kind in kinds]
-  return SimpleNamespace(platform="abacus", addressable_memories=lambda: memories)
+  return SimpleNamespace(
+    platform="abacus", addressable_memories=lambda: memories
+  )
 
 
 def test_memories_are_those_that_the_device_names():
