@@ -28,13 +28,13 @@ def test_the_order_in_which_state_comes_changes_no_bit():
 def test_rows_say_that_nothing_ran(tmp_path):
   if why := _cuda.refusal():
     pytest.skip(why)
-  _rows.write_rows(tmp_path / "rows", state_report.rows(8, 256, "H100"))
+  _rows.write_rows(tmp_path / "rows", state_report.rows(8, 512, "H100"))
   found = {
     (row.case.rpartition("/")[2], row.metric): row
     for row in _rows.read_rows(tmp_path / "rows")
   }
   assert all("not run" in row.machine for row in found.values())
-  leaf = 256 * 256 * 4
+  leaf = 512 * 512 * 4
   assert found["plain", "argument_bytes"].value == pytest.approx(
     8 * 4 * leaf, rel=1e-3
   )
