@@ -47,9 +47,11 @@ def stream(
       own[i] = a
     return update(own)
 
-  traced, (updates, _) = jax.make_jaxpr(of_arrays, return_shape=True)(
-    [leaves[i].like for i in packed]
-  )
+  # Or a function that optax has jitted, over all leaves, is one equation.
+  with jax.disable_jit():
+    traced, (updates, _) = jax.make_jaxpr(of_arrays, return_shape=True)(
+      [leaves[i].like for i in packed]
+    )
   count = len(jax.tree.leaves(updates))
   new: dict[int, Any] = {}
   brought: list[int] = []
