@@ -86,6 +86,8 @@ CODECS = {
   "mxfp6_e3m2": mx_row("float6_e3m2fn", 2),
   "mxfp6_e2m3": mx_row("float6_e2m3fn", 3),
   "mxfp4": mx_row("float4_e2m1fn", 1),
+  # Of a negative value nothing is left; test_nonnegative has the bound.
+  "nonnegative": (codecs.nonnegative(block=64), relative(1)),
   "random_k": (codecs.random_k(density=0.3), None),
   "random_k_plain": (
     codecs.random_k(density=0.3, scaled=False),
