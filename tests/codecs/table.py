@@ -124,5 +124,5 @@ ARRAYS = {
   "odd": np.random.default_rng(0).normal(size=(37, 29)).astype(np.float32),
   "zeros": np.zeros((65,), np.float32),
   "huge": np.array([3e38, -3e38, 1e38, 0.0, -1.0] * 13, np.float32),
-  "subnormal": np.array([1e-40, -3e-42, 0.0, 1e-38] * 17, np.float32),
+  "subnormal": np.array([1e-40, -3e-42, 0.0, 1e-38] * 16 + [0.0], np.float32),
 }
