@@ -29,7 +29,7 @@ from jaxmotion.planner._errors import measured, stated
 from jaxmotion.planner._plan import Plan
 from jaxmotion.planner._request import Request
 from jaxmotion.planner._solve import solve
-from jaxmotion.planner._table import Route
+from jaxmotion.planner._timeline import Route
 
 CANDIDATES: tuple[Codec, ...] = (
   cast("bfloat16"),

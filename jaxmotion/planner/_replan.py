@@ -6,27 +6,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
-from jaxmotion.codecs import Codec
-from jaxmotion.perfmodel import (
-  Curve,
-  Device,
-  Link,
-  Platform,
-  Rate,
-  decode_seconds,
-  encode_seconds,
+from jaxmotion.planner._correct import (
+  slower_codecs,
+  slower_device,
+  slower_links,
 )
 from jaxmotion.planner._plan import Plan
+from jaxmotion.planner._prices import Prices
 from jaxmotion.planner._request import Request
 from jaxmotion.planner._solve import solve
-from jaxmotion.planner._table import Prices, Table, make_table
-from jaxmotion.wire import row_like
-
-_CODING = ("encode", "decode", "add")
-_LEAST_S = 1e-12  # Curves have no zeros.
+from jaxmotion.planner._table import Table, make_table
 
 
 def replan(
@@ -61,6 +52,7 @@ def replan(
       shorter than its computing and coding.
 
   Example:
+    >>> import jax
     >>> from jaxmotion import codecs, perfmodel, planner
     >>> w = jax.ShapeDtypeStruct((1024, 1024), "float32")
     >>> own = perfmodel.work(lambda w, x: (x @ w).sum(), w, w)
@@ -80,23 +72,19 @@ def replan(
   if compute_s is not None:
     step = plan.step
     factor = compute_s / (step.compute_s + step.update_s + step.call_s)
-    request = request.on(_slower_device(plan.platform, factor))
+    request = request.on(slower_device(plan.platform, factor))
   if coding_s is not None:
     table, choice = _table(plan, request)
     predicted = float(table.coding[np.arange(len(choice)), choice].sum())
-    request = request.on(
-      _slower_codecs(request, _factor(coding_s, predicted, "coding_s"))
-    )
+    factor = _factor("coding_s", coding_s, predicted)
+    request = request.on(slower_codecs(request, factor))
+  table, choice = _table(plan, request)
   if link_s is not None:
-    table, choice = _table(plan, request)
-    request = request.on(
-      _slower_links(request, _factor(link_s, _link(table, choice), "link_s"))
-    )
+    factor = _factor("link_s", link_s, _link(table, choice))
+    request = request.on(slower_links(request, factor))
   if step_s is not None:
-    table, choice = _table(plan, request)
-    request = request.on(
-      _slower_links(request, _solve_link(table, choice, step_s))
-    )
+    factor = _solve_link(table, choice, step_s)
+    request = request.on(slower_links(request, factor))
   return solve(request)
 
 
@@ -106,7 +94,7 @@ def _check(given: Mapping[str, float | None]) -> None:
     raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
   for name, value in there.items():
     message = f"`{name}` must be a positive number of seconds, got {value!r}."
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
       raise TypeError(message)
     if not 0 < value < math.inf:
       raise ValueError(message)
@@ -116,7 +104,7 @@ def _check(given: Mapping[str, float | None]) -> None:
     )
 
 
-def _factor(measured: float, predicted: float, name: str) -> float:
+def _factor(name: str, measured: float, predicted: float) -> float:
   if not predicted:
     raise ValueError(
       f"`{name}` must be None for a plan that has nothing of the kind, got "
@@ -156,94 +144,8 @@ def _solve_link(table: Table, choice: np.ndarray, step_s: float) -> float:
       f"predicted to take, {total(0.0):.6g}, got {step_s!r}: give `compute_s` "
       "or `coding_s` too."
     )
-  low, high = 0.0, _factor(step_s, _link(table, choice), "step_s")
+  low, high = 0.0, _factor("step_s", step_s, _link(table, choice))
   for _ in range(64):
     middle = (low + high) / 2
     low, high = (middle, high) if total(middle) < step_s else (low, middle)
   return high
-
-
-def _slower_device(platform: Platform, factor: float) -> Platform:
-  device = platform.device
-  return dataclasses.replace(
-    platform,
-    device=dataclasses.replace(
-      device,
-      matmul_flops_per_s={
-        dtype: rate / factor
-        for dtype, rate in device.matmul_flops_per_s.items()
-      },
-      vector_flops_per_s=device.vector_flops_per_s / factor,
-      memory_rate=Rate(bytes_per_s=device.memory_rate.bytes_per_s / factor),
-      kernel_s=device.kernel_s * factor,
-      call_s=device.call_s * factor,
-      # Measured codecs are as fast as they were measured to be.
-      measured={
-        name: curve if name.split()[0] in _CODING else _slower(curve, factor)
-        for name, curve in device.measured.items()
-      },
-    ),
-  )
-
-
-def _slower(curve: Curve, factor: float) -> Curve:
-  return dataclasses.replace(
-    curve, seconds=tuple(factor * s for s in curve.seconds)
-  )
-
-
-def _slower_links(request: Request, factor: float) -> Platform:
-  route = request.route
-
-  def slower(link: Link) -> Link:
-    return dataclasses.replace(
-      link,
-      latency_s=link.latency_s * factor,
-      rate=Rate(bytes_per_s=link.rate.bytes_per_s / factor),
-      measured={k: _slower(c, factor) for k, c in link.measured.items()},
-    )
-
-  axes = tuple(
-    dataclasses.replace(axis, link=slower(axis.link))
-    if axis.name in (route.axis, route.within)
-    else axis
-    for axis in route.platform.axes
-  )
-  return dataclasses.replace(route.platform, axes=axes)
-
-
-def _slower_codecs(request: Request, factor: float) -> Platform:
-  """Gives every candidate curves, exact at the sizes of the tensors."""
-  platform, likes = request.route.platform, jax.tree.leaves(request.exchanged())
-  sizes = {like.size for like in likes}
-  sizes |= {row_like(like, request.workers).size for like in likes}
-  curves = dict(platform.device.measured)
-  for codec in request.candidates:
-    curves |= _curves(codec, sizes - {0}, platform.device, factor)
-  device = dataclasses.replace(platform.device, measured=curves)
-  return dataclasses.replace(platform, device=device)
-
-
-def _curves(
-  codec: Codec, sizes: set[int], device: Device, factor: float
-) -> dict[str, Curve]:
-  def add(n: int) -> float:
-    one, two = (decode_seconds(codec, n, k, device) for k in (1, 2))
-    return two - one
-
-  times = (
-    lambda n: encode_seconds(codec, n, device),
-    lambda n: decode_seconds(codec, n, 1, device),
-    add,
-  )
-  curves = {}
-  for do, time in zip(_CODING, times, strict=True):
-    name = f"{do} {codec!r}"
-    old = device.measured.get(name)
-    every = sorted({*sizes, *(map(int, old.sizes) if old else ())})
-    curves[name] = Curve(
-      sizes=tuple(every),
-      seconds=tuple(max(factor * time(n), _LEAST_S) for n in every),
-      noise=old.noise if old else 0.0,
-    )
-  return curves

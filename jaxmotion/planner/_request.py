@@ -11,7 +11,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel import Platform, Step, Work, data_parallel
 from jaxmotion.planner._errors import Errors
-from jaxmotion.planner._table import Route
+from jaxmotion.planner._timeline import Route
 from jaxmotion.wire import shard_like
 
 

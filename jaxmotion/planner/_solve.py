@@ -12,10 +12,11 @@ from jaxmotion.codecs import Codec, partition, rules
 from jaxmotion.core import named_leaves
 from jaxmotion.perfmodel import Step
 from jaxmotion.planner._plan import Choice, Plan
+from jaxmotion.planner._prices import Prices
 from jaxmotion.planner._reasons import plan_reason, tensor_reason
 from jaxmotion.planner._request import Request
 from jaxmotion.planner._search import search
-from jaxmotion.planner._table import Prices, Table, make_table
+from jaxmotion.planner._table import Table, make_table
 from jaxmotion.wire import choose_methods
 
 

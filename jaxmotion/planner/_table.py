@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jaxmotion.codecs import Codec, cast, rules
-from jaxmotion.core import Like, PyTree
-from jaxmotion.perfmodel import (
-  Exchange,
-  Platform,
-  Work,
-  ledger_seconds,
-  predict_exchange,
-  ready_seconds,
-  seconds,
-)
+from jaxmotion.codecs import Codec
+from jaxmotion.perfmodel import Work
 from jaxmotion.planner._clock import (
   NOTHING,
   Parts,
@@ -30,71 +19,12 @@ from jaxmotion.planner._clock import (
   start,
   tick,
 )
-from jaxmotion.wire import Ledger, Move
+from jaxmotion.planner._prices import Prices, kind_of
+from jaxmotion.planner._timeline import Timeline, timeline
+from jaxmotion.wire import Move
 
 # Between these sizes the seconds of a collective are a straight line.
 _KNOTS = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class Route:
-  """How gradients travel, whatever their codecs.
-
-  Attributes:
-    platform: devices and links.
-    axis: of the workers, or of the hosts.
-    within: the axis of the devices of one host, if they reduce first.
-    bucket_bytes: of gradients that travel together, at least; None for all.
-    overlap: whether links and devices work at once.
-    algorithm: of the collectives.
-  """
-
-  platform: Platform
-  axis: str
-  within: str | None = None
-  bucket_bytes: int | None = None
-  overlap: bool = True
-  algorithm: str = "ring"
-
-
-class Timeline(NamedTuple):
-  """When gradients are there.
-
-  Attributes:
-    buckets: positions of the tensors that travel together, first ones first.
-    gaps: seconds of computing before each bucket is there, and after the last.
-    tail_s: of the update and the call.
-  """
-
-  buckets: tuple[tuple[int, ...], ...]
-  gaps: tuple[float, ...]
-  tail_s: float
-
-
-def timeline(work: Work, route: Route) -> Timeline:
-  """Puts tensors into buckets, as `perfmodel.data_parallel` does."""
-  device = route.platform.device
-  ready = ready_seconds(work.gradient, device)[1:]
-  leaves = jax.tree.leaves(work.params)
-  order = sorted(range(len(leaves)), key=lambda i: ready[i])
-  most = math.inf if route.bucket_bytes is None else route.bucket_bytes
-  buckets: list[tuple[int, ...]] = []
-  full: list[int] = []
-  nbytes = 0
-  for i in order:
-    full.append(i)
-    nbytes += math.prod(leaves[i].shape) * leaves[i].dtype.itemsize
-    if nbytes >= most:
-      buckets.append(tuple(full))
-      full, nbytes = [], 0
-  if full:
-    buckets.append(tuple(full))
-  ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
-  compute = seconds(work.gradient, device)
-  gaps = [b - a for a, b in zip(ends, [*ends[1:], compute], strict=True)]
-  gaps[-1] = max(gaps[-1], 0.0)
-  tail = seconds(work.update, device) + device.call_s
-  return Timeline(tuple(buckets), tuple(gaps), tail)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,79 +89,6 @@ class Table:
     return float(self.totals(choice[None])[0])
 
 
-class Prices:
-  """The exchange of one tensor at a time, each predicted once.
-
-  Args:
-    route: how gradients travel.
-  """
-
-  def __init__(self, route: Route):
-    self.route = route
-    self._axis = route.platform.axis(route.axis)
-    self._known: dict[tuple, Exchange] = {}
-
-  def price(
-    self,
-    codec: Codec,
-    like: jax.ShapeDtypeStruct,
-    method: str | None,
-    mixed: bool,
-  ) -> Exchange:
-    """Predicts the exchange of a tensor.
-
-    Args:
-      codec: of the tensor.
-      like: shape and dtype of the tensor.
-      method: "gather", "two_phase" or the exchange's own choice, if it is not
-        summed.
-      mixed: whether others are not summed. Between two workers, small sums
-        then go with them.
-    """
-    beside = codec.summable and mixed and self._axis.workers == 2
-    method = "gather" if codec.summable else method
-    key = codec, like.shape, str(like.dtype), method, beside
-    if key not in self._known:
-      predict = self._beside if beside else self._alone
-      self._known[key] = predict(codec, like, method)
-    return self._known[key]
-
-  def link_seconds(self, kind: Move, nbytes: int) -> float:
-    """Seconds of one collective of so many bytes."""
-    ledger = Ledger((kind._replace(payload_bytes=nbytes),))
-    route = self.route
-    return ledger_seconds(ledger, route.platform, algorithm=route.algorithm)
-
-  def _alone(self, codec: Codec, tree: PyTree, method: str | None) -> Exchange:
-    route = self.route
-    return predict_exchange(
-      codec,
-      tree,
-      route.platform,
-      route.axis,
-      method=method,
-      within=route.within,
-      algorithm=route.algorithm,
-    )
-
-  def _beside(self, codec: Codec, like: Like, method: str | None) -> Exchange:
-    """What a tensor adds to an exchange that is not a sum."""
-    words, one = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
-    codecs = rules((("0", codec), ("1", words)))
-    both = self._alone(codecs, (like, one), method)
-    other = self._alone(words, one, method)
-    left = {_kind(m): m.payload_bytes for m in both.ledger.moves}
-    for move in other.ledger.moves:
-      left[_kind(move)] -= move.payload_bytes
-    moves = [k._replace(payload_bytes=n) for k, n in left.items() if n]
-    return both._replace(
-      ledger=Ledger(tuple(moves)),
-      encode_s=both.encode_s - other.encode_s,
-      recode_s=both.recode_s - other.recode_s,
-      decode_s=both.decode_s - other.decode_s,
-    )
-
-
 def make_table(
   work: Work,
   prices: Prices,
@@ -254,12 +111,12 @@ def make_table(
     for leaf in jax.tree.leaves(work.params)
   ]
   moves = [m for row in found for e in row for m in e.ledger.moves]
-  kinds = sorted(set(map(_kind, moves)))
+  kinds = sorted(set(map(kind_of, moves)))
   payload = np.zeros((len(found), len(candidates), len(kinds)))
   for i, row in enumerate(found):
     for j, exchange in enumerate(row):
       for move in exchange.ledger.moves:
-        payload[i, j, kinds.index(_kind(move))] += move.payload_bytes
+        payload[i, j, kinds.index(kind_of(move))] += move.payload_bytes
   curves = [
     _curve(prices, kind, int(n))
     for kind, n in zip(kinds, payload.max(1, initial=1).sum(0), strict=True)
@@ -282,7 +139,3 @@ def _curve(
 ) -> tuple[np.ndarray, np.ndarray]:
   sizes = np.unique(np.rint(np.geomspace(1, 1 + most, _KNOTS)))
   return sizes, np.array([prices.link_seconds(kind, int(n)) for n in sizes])
-
-
-def _kind(move: Move) -> Move:
-  return move._replace(payload_bytes=0)

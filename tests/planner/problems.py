@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion import codecs, perfmodel
+from jaxmotion import codecs, make_key, perfmodel
 from jaxmotion.perfmodel import Link, gbit_per_s
 
 PARAMS = {
@@ -61,3 +61,19 @@ def rules_of(choice, candidates=THREE):
       for name, c in zip(names, choice, strict=True)
     )
   )
+
+
+def relative(codec, x):
+  """Relative errors of encoding the arrays that are stacked in x."""
+
+  @jax.jit
+  def round_trip(x):
+    payload, _ = codec.encode(x, codec.init(x), make_key(0))
+    return codec.decode(payload, x)
+
+  y = np.stack([np.asarray(round_trip(row), np.float64) for row in x])
+  lost, whole = (
+    np.linalg.norm(a.reshape(len(a), -1), axis=1)
+    for a in (y - x, x.astype(np.float64))
+  )
+  return lost / whole

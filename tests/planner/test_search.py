@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from jaxmotion.planner._prices import Prices
 from jaxmotion.planner._search import search
-from jaxmotion.planner._table import Prices, Route, Table, Timeline, make_table
+from jaxmotion.planner._table import Table, make_table
+from jaxmotion.planner._timeline import Route, Timeline
 from tests.planner.problems import THREE, WORK, cluster, every_choice
 
 TIMES = np.geomspace(1, 1e9, 200)

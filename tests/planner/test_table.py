@@ -7,7 +7,9 @@ import pytest
 
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Curve, data_parallel
-from jaxmotion.planner._table import Prices, Route, make_table
+from jaxmotion.planner._prices import Prices
+from jaxmotion.planner._table import make_table
+from jaxmotion.planner._timeline import Route
 from tests.planner.problems import (
   PARAMS,
   THREE,
