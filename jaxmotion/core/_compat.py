@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import ManualAxisType
 
@@ -123,6 +123,26 @@ def stand_in(x: Any) -> Any:
   if axes:  # Which JAX traces no shapes of, only arrays.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
+  """Returns a jaxpr with its constants; JAX 0.12 has one class for both."""
+  if isinstance(jaxpr, ClosedJaxpr):
+    return jaxpr
+  return ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
+
+
+def scan_parts(params: Any) -> tuple[ClosedJaxpr, int, int]:
+  """Returns a scan's body, and how many constants and carried values it has.
+
+  Args:
+    params: of its equation.
+  """
+  body = closed_jaxpr(params["jaxpr"])
+  if "num_consts" in params:
+    return body, params["num_consts"], params["num_carry"]
+  consts, carry, _ = params["ft_in"].unpack()  # From JAX 0.11 on.
+  return body, len(consts.vals), len(carry.vals)
 
 
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:

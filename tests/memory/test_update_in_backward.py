@@ -77,7 +77,7 @@ def test_residuals_may_be_rounded_and_on_the_host(segment):
 
 
 def test_the_gradients_of_a_loop_are_never_there_together():
-  blocks, params = parts(32)
+  blocks, params = parts(64)
   x, y = X[:8], Y[:8]  # Small beside the parameters.
 
   def temp_bytes(step, *args):
@@ -100,7 +100,7 @@ def test_the_gradients_of_a_loop_are_never_there_together():
 
   weights = sum(a.nbytes for a in jax.tree.leaves(params))
   assert temp_bytes(plain, params, tx.init(params), x, y) > weights
-  assert held < 0.8 * weights
+  assert held < 0.9 * weights
 
 
 def test_bad_arguments_are_named():
