@@ -118,7 +118,7 @@ def _weights_table(rows: list[Row]) -> str:
 
 
 def _unequal_table(rows: list[Row]) -> str:
-  found, headers = unequal.cells(rows), ("slowed, data", *unequal.HEADERS)
+  found, headers = unequal.cells(rows), unequal.HEADERS
   lines = [f"| {' | '.join(headers)} |", f"|{'---|' * len(headers)}"]
   for name in unequal.experiments_of(rows):
     for case in unequal.CASES:

@@ -28,6 +28,8 @@ class Times(NamedTuple):
     step_ms: of both.
     ideal_ms: of the work if shares were those of the speeds, exactly.
     ideal_ratio: work over ideal; of several phases, the worst.
+    balance_ratio: the same of the greatest of the workers' medians, which the
+      noise of single steps does not lengthen.
   """
 
   work_ms: float
@@ -35,6 +37,7 @@ class Times(NamedTuple):
   step_ms: float
   ideal_ms: float
   ideal_ratio: float
+  balance_ratio: float
 
 
 def times(run: Run, equal: Run, settings: Settings) -> Times:
@@ -45,7 +48,7 @@ def times(run: Run, equal: Run, settings: Settings) -> Times:
     equal: that of equal shares beside it, which tells the workers' speeds.
     settings: of the experiment.
   """
-  work, update, ideal, ratios = [], [], [], []
+  work, update, ideal, ratios, balance = [], [], [], [], []
   for phase in phases(run.scenario, settings):
     took = np.median(equal.seconds[phase], axis=0)
     speeds = equal.counts[phase][0] / took
@@ -55,6 +58,7 @@ def times(run: Run, equal: Run, settings: Settings) -> Times:
     update.append(run.update_s[phase])
     ideal.append(best)
     ratios.append(np.median(slowest) / best)
+    balance.append(np.median(run.seconds[phase], axis=0).max() / best)
   slowest, sent = np.concatenate(work), np.concatenate(update)
   return Times(
     1e3 * float(np.median(slowest)),
@@ -62,6 +66,7 @@ def times(run: Run, equal: Run, settings: Settings) -> Times:
     1e3 * float(np.median(slowest + sent)),
     1e3 * float(np.mean(ideal)),
     float(max(ratios)),
+    float(max(balance)),
   )
 
 
@@ -119,7 +124,8 @@ def _measured(
   }
   for name in ("work_ms", "update_ms", "step_ms", "ideal_ms"):
     found[name] = _over([getattr(t, name) for t in timed], EMULATED)
-  found["ideal_ratio"] = _over([t.ideal_ratio for t in timed], "T/T*")
+  for name in ("ideal_ratio", "balance_ratio"):
+    found[name] = _over([getattr(t, name) for t in timed], "T/T*")
   whole = [float((r.seconds.max(axis=1) + r.update_s).sum()) for r in runs]
   found["train_s"] = _over(whole, EMULATED.replace("ms", "s"))
   found["moves"] = _over([float(r.moves) for r in runs], "changes of shares")

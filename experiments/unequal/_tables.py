@@ -13,11 +13,13 @@ from experiments._rows import Row
 from experiments.unequal._settings import CASES, WORKERS
 
 HEADERS = (
+  "slowed, data",
   "case",
   "shares at the end",
   "step ms",
   "to equal",
   "T/T*",
+  "of medians",
   "training s",
   "test accuracy, %",
   "train loss",
@@ -27,7 +29,8 @@ Cells = dict[tuple[str, str, str], Row]
 _CAPTION = (
   "± over seeds. Times are emulated: each worker was timed alone, in its turn,"
   " on this machine's cores; a step is the slowest worker's time and the"
-  " exchange of all. T* is the work split by speed, exactly."
+  " exchange of all. T* is the work split by speed, exactly; T the median of"
+  " the slowest worker's times, or the slowest worker's median."
 )
 
 
@@ -46,9 +49,11 @@ def training_table(rows: Sequence[Row]) -> rich.table.Table:
     title=f"Unequal workers on {rows[0].machine}, JAX {rows[0].jax}",
     caption=_CAPTION,
   )
-  table.add_column("slowed, data")
-  for header in HEADERS:
-    table.add_column(header, justify="left" if header == "case" else "right")
+  for i, header in enumerate(HEADERS):
+    names = i < 2
+    table.add_column(
+      header, justify="left" if names else "right", no_wrap=names
+    )
   found = cells(rows)
   for name in experiments_of(rows):
     for case in CASES:
@@ -82,6 +87,7 @@ def line(found: Cells, name: str, case: str) -> list[str]:
     show("step_ms", 1),
     f"{found[name, case, 'step_ms'].ratio:.2f}",
     show("ideal_ratio", 2),
+    show("balance_ratio", 2),
     show("train_s", 2),
     show("test_accuracy", 2),
     show("train_loss", 3),

@@ -34,7 +34,6 @@ class Run(NamedTuple):
     counts: int[steps, workers].
     seconds: float[steps, workers], of each worker's own work.
     update_s: float[steps], of exchange and optimiser.
-    throughput: float[steps, workers], examples a second, of the metrics.
     moves: how often the shares have changed.
   """
 
@@ -47,7 +46,6 @@ class Run(NamedTuple):
   counts: np.ndarray
   seconds: np.ndarray
   update_s: np.ndarray
-  throughput: np.ndarray
   moves: int
 
 
@@ -120,7 +118,6 @@ class _Trainee:
     self.counts: list[tuple[int, ...]] = []
     self.seconds: list[np.ndarray] = []
     self.update_s: list[float] = []
-    self.throughput: list[np.ndarray] = []
 
   def step(
     self,
@@ -141,7 +138,6 @@ class _Trainee:
     self.update_s.append(time.perf_counter() - begin)
     self.counts.append(counts)
     self.seconds.append(seconds)
-    self.throughput.append(np.asarray(metrics.throughput))
     if self.case.split == "rebalanced":
       self.shares = self.balance.update(seconds.tolist(), self.shares)
     return float(metrics.loss)
@@ -184,7 +180,6 @@ def train(
       np.array(t.counts),
       np.array(t.seconds),
       np.array(t.update_s),
-      np.array(t.throughput),
       t.shares.moves,
     )
     for name, t in trainees.items()

@@ -39,13 +39,13 @@ def deal(
     [0, 4, 1]
   """
   check_int("microbatch", microbatch, 1)
-  lengths = {len(a) for a in jax.tree.leaves(batch)}
-  if len(lengths) != 1:
+  lengths = {np.shape(a)[:1] for a in jax.tree.leaves(batch)}
+  if len(lengths) != 1 or () in lengths:
     raise ValueError(
       "`batch` must have leaves of one length along their leading axis, got"
       f" {sorted(lengths)}."
     )
-  (examples,) = lengths
+  ((examples,),) = lengths
   count = check_counts(counts, most)
   needed = -(-examples // microbatch)
   if count.sum() != needed:

@@ -68,6 +68,11 @@ class rebalance:
     ((8, 8, 8, 4), [10, 10, 10, 5])
     >>> balance.update((0.8, 0.81, 0.79, 0.8), state).counts
     (8, 8, 8, 4)
+
+  References:
+    Chen, Weng, Wang, Li and Li, *Semi-dynamic load balancing: efficient
+    distributed learning in non-dedicated environments*, 2020, resize batches
+    by predicted speeds in the same way.
   """
 
   total: int

@@ -50,7 +50,7 @@ def ideal_shares(
     >>> ideal_shares(28, (1.0, 1.0, 1.0, 0.5), caps=(6, 28, 28, 28))
     (6.0, 8.8, 8.8, 4.4)
   """
-  v, a, most = check_work(total, speeds, fixed_s, caps)
+  v, a, most = _check_work(total, speeds, fixed_s, caps)
 
   def units(t: np.ndarray) -> np.ndarray:
     return np.clip(v * (t[..., None] - a), 0, most)
@@ -103,7 +103,7 @@ def whole_shares(
     >>> whole_shares(8, (1.0, 1.0, 1.0, 0.1), fixed_s=0.5)
     (3, 3, 2, 0)
   """
-  v, a, most = check_work(total, speeds, fixed_s, caps)
+  v, a, most = _check_work(total, speeds, fixed_s, caps)
   check_int("least", least, 0)
   counts = [min(least, int(m)) for m in most]
   if sum(counts) > total:
@@ -200,7 +200,7 @@ def fit_speed(
   return float(1 / unit_s), float(fixed_s)
 
 
-def check_work(
+def _check_work(
   total: int,
   speeds: Sequence[float],
   fixed_s: PerWorkerSeconds,

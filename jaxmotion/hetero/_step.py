@@ -51,12 +51,21 @@ class Metrics(NamedTuple):
   Attributes:
     loss: float32[], mean over all that counts; 0 if nothing does.
     counts: float32[workers], what counted on each: examples or tokens.
-    throughput: float32[workers], of it a second; zeros without times.
+    seconds: float32[workers], what each took for its work; 0 if nobody said.
   """
 
   loss: Array
   counts: Array
-  throughput: Array
+  seconds: Array
+
+  @property
+  def throughput(self) -> Array:
+    """What counted on each worker a second, float32[workers]; 0 without time.
+
+    Its sum is what an ideal split of the work would do a second.
+    """
+    timed = self.seconds > 0
+    return jnp.where(timed, self.counts / jnp.where(timed, self.seconds, 1), 0)
 
 
 class Uneven(NamedTuple):
@@ -69,7 +78,7 @@ class Uneven(NamedTuple):
       when that worker is, which is where a clock belongs.
     update: (state, work, seconds=None, **extra_args) -> (state, metrics). The
       exchange and the optimiser. `seconds`, float32[workers], is what each
-      worker took for `work`; it makes the metrics' throughput.
+      worker took for `work`; the metrics tell it to all.
     step: (state, batch, counts, **extra_args) -> (state, metrics). Both in one
       program, for steps that nobody times.
   """
@@ -270,12 +279,11 @@ def _local_update(
 
 def _measure(sums: Sums, seconds: Array, axis_name: AxisName) -> Metrics:
   """Tells every worker what each has done, in one collective."""
-  speed = jnp.where(seconds > 0, sums.count / seconds, 0)
-  mine = jnp.stack([sums.total, sums.count, speed])
+  mine = jnp.stack([sums.total, sums.count, seconds])
   rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]
-  total, counts, throughput = lax.psum(rows.set(mine), axis_name).T
+  total, counts, all_seconds = lax.psum(rows.set(mine), axis_name).T
   loss = total.sum() / jnp.where(counts.sum() > 0, counts.sum(), 1)
-  return Metrics(loss, counts, throughput)
+  return Metrics(loss, counts, all_seconds)
 
 
 def _merge(

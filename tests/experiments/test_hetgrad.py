@@ -156,14 +156,13 @@ def test_times_are_told_against_the_sum_of_speeds():
       np.tile(counts, (8, 1)),
       np.tile(seconds, (8, 1)),
       np.full(8, 0.001),
-      np.ones((8, WORKERS)),
       0,
     )
 
   equal = run((7, 7, 7, 7), (0.007, 0.007, 0.007, 0.014))
   even = _findings.times(equal, equal, steps)
   assert even.ideal_ms == pytest.approx(8) and even.work_ms == 14
-  assert even.ideal_ratio == pytest.approx(14 / 8)
+  assert even.ideal_ratio == even.balance_ratio == pytest.approx(14 / 8)
   ours = _findings.times(run((8, 8, 8, 4), (0.008,) * 4), equal, steps)
   assert ours.ideal_ratio == pytest.approx(1)
   assert ours.step_ms == pytest.approx(9)

@@ -49,5 +49,7 @@ def test_bad_arguments_are_named(counts, options, message):
 
 
 def test_leaves_of_different_lengths_are_refused():
-  with pytest.raises(ValueError, match=r"`batch` must have leaves .*\[2, 3\]"):
+  with pytest.raises(
+    ValueError, match=r"`batch` must have leaves .*\[\(2,\), \(3,\)"
+  ):
     deal((np.ones(2), np.ones(3)), (2,), microbatch=2, most=2)

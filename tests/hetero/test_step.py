@@ -97,11 +97,13 @@ def test_work_and_update_are_the_step():
   whole, told = uneven.step(uneven.init(PARAMS), dealt(counts), counts)
   state = uneven.init(PARAMS)
   work = uneven.work(state, dealt(counts), counts)
-  state, metrics = uneven.update(state, work, np.array([1.0, 2.0, 4.0, 0.0]))
+  seconds = [1.0, 2.0, 4.0, 0.0]
+  state, metrics = uneven.update(state, work, np.array(seconds))
   assert distance(state.params, whole.params) < 1e-7
   np.testing.assert_allclose(metrics.loss, told.loss, rtol=1e-6)
   # 15 examples: 10, 2, and the last microbatch is half full.
   assert metrics.counts.tolist() == told.counts.tolist() == [10, 2, 3, 0]
+  assert metrics.seconds.tolist() == seconds
   assert metrics.throughput.tolist() == [10, 1, 0.75, 0]
   assert told.throughput.tolist() == [0] * WORKERS
 
@@ -170,8 +172,16 @@ def test_no_collective_is_in_the_loop():
   work = traced(lambda s, b: uneven.work(s, b, counts), state, dealt(counts))
   assert ("while", False) in work
   assert not any(name in COLLECTIVES for name, _ in work)
+
+
+def test_little_is_sent_besides_the_exchange():
+  uneven, counts = trained_by("plain"), np.array((5, 1, 2, 0))
   # The ledger refuses collectives in loops of unknown length.
-  wire.step_bytes(lambda s, b: uneven.step(s, b, counts), state, dealt(counts))
+  ledger = wire.step_bytes(
+    lambda s, b: uneven.step(s, b, counts), uneven.init(PARAMS), dealt(counts)
+  )
+  sent = sum(a.nbytes for a in PARAMS.values())
+  assert ledger.total_bytes == 2 * 3 / 4 * (sent + 4 + 3 * 4 * WORKERS)
 
 
 def test_the_walk_finds_the_collective_of_a_naive_loop():
