@@ -119,8 +119,12 @@ def _measured(
   """The measurements of one case over its seeds."""
   timed = [times(r, e, settings) for r, e in zip(runs, equal, strict=True)]
   found: Found = {
-    "test_accuracy": (*_over([r.score for r in runs], "%"),),
-    "train_loss": (*_over([r.loss for r in runs], "nats"),),
+    "test_accuracy": _over([r.score for r in runs], "%"),
+    "train_loss": _over([r.loss for r in runs], "nats"),
+    # Seeds differ more than cases do: each is compared with its own.
+    "loss_gap": _over(
+      [r.loss - e.loss for r, e in zip(runs, equal, strict=True)], "nats"
+    ),
   }
   for name in ("work_ms", "update_ms", "step_ms", "ideal_ms"):
     found[name] = _over([getattr(t, name) for t in timed], EMULATED)

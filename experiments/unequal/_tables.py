@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments._rows import Row
-from experiments.unequal._settings import CASES, WORKERS
+from experiments.unequal._settings import CASES, DEALS, WORKERS
 
 HEADERS = (
   "slowed, data",
@@ -23,6 +23,7 @@ HEADERS = (
   "training s",
   "test accuracy, %",
   "train loss",
+  "over equal",
 )
 Cells = dict[tuple[str, str, str], Row]
 
@@ -88,9 +89,10 @@ def line(found: Cells, name: str, case: str) -> list[str]:
     f"{found[name, case, 'step_ms'].ratio:.2f}",
     show("ideal_ratio", 2),
     show("balance_ratio", 2),
-    show("train_s", 2),
+    f"{found[name, case, 'train_s'].value:.2f}",
     show("test_accuracy", 2),
-    show("train_loss", 3),
+    f"{found[name, case, 'train_loss'].value:.3f}",
+    show("loss_gap", 3),
   ]
 
 
@@ -138,7 +140,7 @@ def gradient_table(rows: Sequence[Row]) -> rich.table.Table:
 
 
 def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws step time over its ideal, and the loss at the end.
+  """Draws step time over its ideal, and the loss over that of equal shares.
 
   Args:
     rows: of `_findings.make_rows`.
@@ -151,7 +153,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   left.axhline(1.0, color="black", linewidth=1)
   left.axhline(1.1, color="black", linewidth=1, linestyle=":")
   left.legend(fontsize=8)
-  _bars(right, rows, "train_loss", "loss over all training images, nats")
+  _bars(right, rows, "loss_gap", "training loss over that of equal, nats")
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=150)
 
@@ -169,7 +171,9 @@ def _bars(axes: Axes, rows: Sequence[Row], metric: str, label: str) -> None:
       capsize=2,
       label=case,
     )
-  short = [n.removeprefix("hetgrad_").replace("_", "\n", 2) for n in names]
+  short = [name.removeprefix("hetgrad_") for name in names]
+  for deal in DEALS:
+    short = [name.replace(f"_{deal}", f"\n{deal}") for name in short]
   axes.set_xticks(range(len(names)), short, fontsize=8)
   axes.set_ylabel(label)
   axes.grid(axis="y", alpha=0.3)

@@ -160,22 +160,14 @@ def uneven_data_parallel(
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   own = P(axis_name)
 
-  @functools.partial(
-    jax.jit, out_shardings=jax.sharding.NamedSharding(mesh, P())
-  )
-  def copy(stats: PyTree) -> PyTree:
-    return jax.tree.map(jnp.copy, stats)
-
   def init(params: PyTree, stats: PyTree = None) -> UnevenState:
     if stateful != (stats is not None):
       raise ValueError(
         "`stats` must be given if `stateful` and only then, got"
         f" {'none' if stats is None else 'some'} for {stateful}."
       )
-    for path, leaf in named_leaves(stats):
-      check_float(f"stats/{path}", leaf)
     params, opt_state = place(params)
-    return UnevenState(params, opt_state, copy(stats))
+    return UnevenState(params, opt_state, _place_stats(stats, mesh))
 
   def work(model: _Model, batch: PyTree, counts: Array) -> PerWorker:
     return jax.shard_map(
@@ -227,6 +219,15 @@ def uneven_data_parallel(
     return whole(state, batch, _check(batch, counts, workers), extra_args)
 
   return Uneven(init, checked_work, checked_update, checked_step)
+
+
+def _place_stats(stats: PyTree, mesh: Mesh) -> PyTree:
+  """Copies statistics to every device."""
+  for path, leaf in named_leaves(stats):
+    check_float(f"stats/{path}", leaf)
+  copy = functools.partial(jax.tree.map, jnp.copy)
+  everywhere = jax.sharding.NamedSharding(mesh, P())
+  return jax.jit(copy, out_shardings=everywhere)(stats)
 
 
 class _Model(NamedTuple):

@@ -166,3 +166,8 @@ def test_times_are_told_against_the_sum_of_speeds():
   ours = _findings.times(run((8, 8, 8, 4), (0.008,) * 4), equal, steps)
   assert ours.ideal_ratio == pytest.approx(1)
   assert ours.step_ms == pytest.approx(9)
+
+
+def test_the_docs_table_is_made_of_the_rows():
+  rows = _rows.read_rows(ROOT / "docs" / "results" / "hetgrad.jsonl")
+  assert tables.markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
