@@ -12,6 +12,7 @@ from jaxmotion import (
   codecs as codecs,
   collectives as collectives,
   controllers as controllers,
+  hetero as hetero,
   memory as memory,
   perfmodel as perfmodel,
   planner as planner,
