@@ -156,7 +156,7 @@ def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
       drawn = noise[..., end - size : end].reshape(array.shape)
       array = spec.deviation * drawn
     arrays.append(array)
-  return treedef.unflatten(arrays)
+  return jax.tree.unflatten(treedef, arrays)
 
 
 def _repeat(block: Block, params: PyTree, x: Array) -> Array:

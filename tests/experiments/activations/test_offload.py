@@ -1,0 +1,42 @@
+import pytest
+
+from experiments import networks
+from experiments.activations import _offload
+
+
+@pytest.fixture(scope="module")
+def alexnet():
+  net = networks.make("alexnet", image=64, width=0.25)
+  return _offload.stages(net, 16, _offload.PLATFORMS["h200"].device)
+
+
+def test_a_layer_takes_the_longer_of_computing_and_moving():
+  stage = _offload.Stage("a", 1.0, 2.0, {"a/relu": 1000})
+  fast = _offload.PLATFORMS["h200"]
+  assert _offload.step_seconds([stage], fast, 1.0) == 3.0
+  rate = fast.to_host.rate.bytes_per_s
+  slow = stage._replace(moved_bytes={"a/relu": 8 * rate})
+  latency = 2 * fast.to_host.latency_s
+  moved = _offload.step_seconds([slow], fast, {"a/relu": 2.0})
+  assert moved == pytest.approx(2 * 4.0 + latency)
+
+
+def test_compression_is_worth_no_more_than_no_transfer_at_all(alexnet):
+  platform = _offload.PLATFORMS["h200"]
+  times = [_offload.step_seconds(alexnet, platform, r) for r in (1.0, 2.6, 1e9)]
+  assert times[0] > times[1] > times[2] >= _offload.compute_seconds(alexnet)
+
+
+def test_every_activation_is_moved_once(alexnet):
+  net = networks.make("alexnet", image=64, width=0.25)
+  moved = {k: n for stage in alexnet for k, n in stage.moved_bytes.items()}
+  assert moved["conv1/conv1"] == 4 * 16 * 64 * 64 * 16
+  names = [name for stage in net.stages for name in [stage.name]]
+  assert [stage.name for stage in alexnet] == names
+  assert all(s.forward_s > 0 and s.backward_s > 0 for s in alexnet)
+
+
+def test_every_figure_of_a_platform_has_a_source():
+  platform = _offload.PLATFORMS["titan_x"]
+  assert "device.memory_rate" in platform.sources
+  assert "assumed" in platform.sources["to_host.latency_s"]
