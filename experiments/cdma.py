@@ -32,11 +32,11 @@ _DATA = flags.DEFINE_enum(
 )
 _IMAGE = flags.DEFINE_integer("image", 32, "Pixels of a side.", 32)
 _LOOKS = flags.DEFINE_list(
-  "looks", ["0", "5", "20", "60", "120", "200"], "Steps at which to measure."
+  "looks", ["0", "5", "15", "40", "120"], "Steps at which to measure."
 )
 # Runners share names of flags, and a process may import several of them.
 _BATCH = flags.DEFINE_integer(
-  "batch", 64, "Images of a step.", 1, allow_override=True
+  "batch", 32, "Images of a step.", 1, allow_override=True
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of a run.", allow_override=True)
 _JSON = flags.DEFINE_string(

@@ -108,34 +108,35 @@ def _columns(x: Array | np.ndarray) -> int:
   return columns
 
 
-def room(x: np.ndarray, margin: float) -> int:
-  """Values of the fullest tile that are not zero, and some more.
+def room(tiles: np.ndarray, margin: float) -> int:
+  """Words of the fullest tile that are not zero, and some more.
 
   Args:
-    x: `(tiles, 1024)`, what is calibrated with.
+    tiles: words `(tiles, 1024)`, what is calibrated with.
     margin: share that is added.
   """
-  fullest = int(np.count_nonzero(x, axis=1).max())
+  fullest = int(np.count_nonzero(tiles, axis=1).max())
   return min(TILE, max(1, math.ceil((1 + margin) * fullest)))
 
 
-def overflows(x: np.ndarray, room: int) -> int:
-  """Tiles that have no room for all their values."""
-  return int(np.count_nonzero(np.count_nonzero(x, axis=1) > room))
+def overflows(tiles: np.ndarray, room: int) -> int:
+  """Tiles that have no room for all their words."""
+  return int(np.count_nonzero(np.count_nonzero(tiles, axis=1) > room))
 
 
 def tiled(x: np.ndarray, layout: str) -> np.ndarray:
-  """Tiles of an activation.
+  """Words of an activation in tiles.
 
   Args:
     x: channels last.
     layout: "nhwc", whose tiles are of neighbours, or "spread".
   """
+  flat = words(x)
   if layout == "spread":
     columns = _columns(x)
-    flat = np.pad(x.reshape(-1), (0, TILE * columns - x.size))
+    flat = np.pad(flat, (0, TILE * columns - x.size))
     return flat.reshape(TILE, columns).T
-  return np.pad(x.reshape(-1), (0, -x.size % TILE)).reshape(-1, TILE)
+  return np.pad(flat, (0, -x.size % TILE)).reshape(-1, TILE)
 
 
 @functools.cache

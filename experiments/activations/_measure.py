@@ -177,12 +177,12 @@ def check(look: Look) -> tuple[str, int]:
   """
   name = max(look.held_out, key=lambda name: look.held_out[name].size)
   x = jnp.asarray(look.held_out[name], "bfloat16")
-  tiles = np.asarray(jax.jit(_codes.spread)(x))
-  codec = _codes.make_codec(_codes.room(tiles, MARGIN))
+  room = _codes.room(_codes.tiled(np.asarray(x), "spread"), MARGIN)
+  codec = _codes.make_codec(room)
+  tiles = jax.jit(_codes.spread)(x)
   payload, _ = jax.jit(codec.encode)(tiles)
   decoded = _codes.unspread(jax.jit(codec.decode)(payload, tiles), x)
   buffers = sum(leaf.nbytes for leaf in jax.tree.leaves(payload))
-  room = round(codec.capacity * codec.tile)
   counted = _codes.payload_bytes(len(tiles), room, "bfloat16")
   if buffers != counted or not np.array_equal(decoded, x):
     raise AssertionError(f"{name}: {buffers} bytes, {counted} counted")

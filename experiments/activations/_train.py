@@ -15,7 +15,7 @@ from jaxmotion.core import Array, PyTree
 WIDTHS = {
   "alexnet": 0.25,
   "vgg16": 0.125,
-  "googlenet": 0.25,
+  "googlenet": 0.125,
   "squeezenet": 0.25,
   "nin": 0.25,
 }
@@ -111,38 +111,34 @@ class _Looks:
   ):
     self._images = images
     self._size = batch
-    self._activations = jax.jit(net.activations)
 
+    # One program: what the parts of it share is compiled once.
     @jax.jit
-    def hits(params: PyTree, batch: tuple[Array, Array]) -> Array:
-      return jnp.sum(net.apply(params, batch[0]).argmax(-1) == batch[1])
+    def run(params: PyTree, batch: tuple[Array, Array]) -> tuple:
+      logits = net.apply(params, batch[0])
+      hits = jnp.sum(logits.argmax(-1) == batch[1])
+      return net.loss(params, batch), hits, net.activations(params, batch[0])
 
-    self._hits = hits
-    self._loss = jax.jit(net.loss)
+    self._run = run
 
   def __call__(self, step: int, params: PyTree) -> Look:
-    batches = list(self._batches(params))
-    first = np.arange(self._size)
-    held_out = _batch(self._images.test, first)
-    calibration = _batch(self._images.train, first)
-    return Look(
-      step,
-      float(self._loss(params, held_out)),
-      100 * sum(batches) / (len(batches) * self._size),
-      self._seen(params, calibration[0]),
-      self._seen(params, held_out[0]),
+    _, _, calibration = self._at(self._images.train, 0, params)
+    loss, _, held_out = self._at(self._images.test, 0, params)
+    count = min(_SCORED, len(self._images.test.labels)) // self._size
+    hits = sum(
+      int(self._at(self._images.test, i, params)[1]) for i in range(count)
     )
+    accuracy = 100 * hits / (count * self._size)
+    seen = (
+      {name: np.asarray(y) for name, y in part.items()}
+      for part in (calibration, held_out)
+    )
+    return Look(step, float(loss), accuracy, *seen)
 
-  def _batches(self, params: PyTree) -> Iterator[int]:
-    """Hits of each whole batch of held-out images."""
-    count = min(_SCORED, len(self._images.test.labels))
-    for start in range(0, count - self._size + 1, self._size):
-      chosen = np.arange(start, start + self._size)
-      yield int(self._hits(params, _batch(self._images.test, chosen)))
-
-  def _seen(self, params: PyTree, x: Array) -> dict[str, np.ndarray]:
-    seen = self._activations(params, x)
-    return {name: np.asarray(y) for name, y in seen.items()}
+  def _at(self, images: _data.Images, i: int, params: PyTree) -> tuple:
+    """(loss, hits, activations) of the i-th batch."""
+    chosen = np.arange(i * self._size, (i + 1) * self._size)
+    return self._run(params, _batch(images, chosen))
 
 
 def _batch(images: _data.Images, chosen: np.ndarray) -> tuple[Array, Array]:

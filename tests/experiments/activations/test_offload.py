@@ -1,13 +1,15 @@
+import jax
 import pytest
 
 from experiments import networks
 from experiments.activations import _offload
 
+NET = networks.make("alexnet", image=64, width=0.25)
+
 
 @pytest.fixture(scope="module")
 def alexnet():
-  net = networks.make("alexnet", image=64, width=0.25)
-  return _offload.stages(net, 16, _offload.PLATFORMS["h200"].device)
+  return _offload.stages(NET, 16, _offload.PLATFORMS["h200"].device)
 
 
 def test_a_layer_takes_the_longer_of_computing_and_moving():
@@ -28,11 +30,10 @@ def test_compression_is_worth_no_more_than_no_transfer_at_all(alexnet):
 
 
 def test_every_activation_is_moved_once(alexnet):
-  net = networks.make("alexnet", image=64, width=0.25)
-  moved = {k: n for stage in alexnet for k, n in stage.moved_bytes.items()}
-  assert moved["conv1/conv1"] == 4 * 16 * 64 * 64 * 16
-  names = [name for stage in net.stages for name in [stage.name]]
-  assert [stage.name for stage in alexnet] == names
+  moved = [size for stage in alexnet for size in stage.moved_bytes.values()]
+  seen = jax.eval_shape(NET.activations, NET.params, NET.batch(16)[0])
+  assert moved == [4 * y.size for y in seen.values()]
+  assert [s.name for s in alexnet] == [s.name for s in NET.stages]
   assert all(s.forward_s > 0 and s.backward_s > 0 for s in alexnet)
 
 
