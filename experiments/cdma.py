@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
   if _JSON.value:
     _rows.write_rows(_JSON.value, rows)
   if _PLOT.value:
-    _tables.save_plot(measured, _PLOT.value)
+    _tables.save_plot(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,7 @@ from matplotlib.figure import Figure
 from experiments._rows import Row
 from experiments.activations import _offload, _paper
 from experiments.activations._findings import MEAN, PUBLISHED
-from experiments.activations._measure import (
-  CODES,
-  OURS,
-  PUBLISHED_CODE,
-  Measured,
-)
+from experiments.activations._measure import CODES, OURS, PUBLISHED_CODE
 
 
 def ratio_table(rows: Sequence[Row]) -> rich.table.Table:
@@ -32,7 +27,7 @@ def ratio_table(rows: Sequence[Row]) -> rich.table.Table:
     caption=f"published: {_paper.SOURCE}, ImageNet, {CODES[PUBLISHED_CODE]}."
     " max: of a layer. Networks here are narrow and learn small images.",
   )
-  table.add_column("network")
+  table.add_column("network", no_wrap=True)
   codes = [code.replace("_", " ") for code in CODES]
   for header in ("accuracy, %", "zeros", *codes, "max zvc32"):
     table.add_column(header, justify="right")
@@ -61,7 +56,7 @@ def gain_table(rows: Sequence[Row]) -> rich.table.Table:
     f" {_paper.MEAN_GAIN:g} %, at most {_paper.MAX_GAIN:g} %. On a GPU: not"
     " measured.",
   )
-  table.add_column("network")
+  table.add_column("network", no_wrap=True)
   metrics = [
     f"predicted_{platform}_{code}_gain"
     for platform in _offload.PLATFORMS
@@ -83,38 +78,43 @@ def _cell(value: float | str | None) -> str:
   return "" if value is None else f"{float(value):.2f}"
 
 
-def save_plot(
-  measured: Sequence[Measured], path: str | os.PathLike[str]
-) -> None:
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws the share of zeros and the ratios over training.
 
   Args:
-    measured: of all networks at all looks.
+    rows: from `_findings.make_rows`.
     path: of the image; its suffix chooses the format.
   """
   figure = Figure(figsize=(11, 4.5), layout="constrained")
   FigureCanvasAgg(figure)
   zeros, ratios = figure.subplots(1, 2)
-  for i, net in enumerate(dict.fromkeys(look.net for look in measured)):
-    looks = [look for look in measured if look.net == net]
-    steps = [look.step for look in looks]
-    color = f"C{i}"
-    for layer in zip(*(look.layers for look in looks), strict=True):
-      shares = [part.sparsity for part in layer]
-      zeros.plot(steps, shares, color=color, alpha=0.15, linewidth=0.8)
-    shares = [look.sparsity for look in looks]
-    zeros.plot(steps, shares, color=color, marker="o", label=net)
+  for i, net in enumerate(_nets(rows)):
+    zeros.plot(*_curve(rows, net, "sparsity"), f"C{i}o-", label=net)
     for code, style in ((OURS, "-"), (PUBLISHED_CODE, ":")):
-      values = [look.ratio(code) for look in looks]
-      ratios.plot(steps, values, style, color=color, label=f"{net}, {code}")
-  zeros.set_ylabel("share of zeros; faint: of each layer")
-  ratios.set_ylabel("ratio of all activations")
+      ratios.plot(*_curve(rows, net, f"{code}_ratio"), f"C{i}{style}")
+  zeros.set_ylabel("share of zeros of all activations")
+  zeros.legend(fontsize="small")
+  ratios.set_ylabel(f"ratio: {OURS} (solid), {PUBLISHED_CODE} (dotted)")
   ratios.axhline(_paper.MEAN_RATIO, color="black", linewidth=0.8)
-  ratios.annotate(f"mean of {_paper.SOURCE}", (0, _paper.MEAN_RATIO))
+  words = f"{PUBLISHED_CODE}, mean of {_paper.SOURCE}"
+  ratios.annotate(words, (0, _paper.MEAN_RATIO), va="bottom")
   for axes in (zeros, ratios):
     axes.set_xscale("symlog", linthresh=10)
+    axes.set_xlim(left=0)
     axes.set_xlabel("steps")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=150)
+
+
+def _curve(
+  rows: Sequence[Row], net: str, metric: str
+) -> tuple[list[int], list[float]]:
+  """Steps, and what was found there."""
+  start = f"{net}_step"
+  points = [
+    (int(row.case.removeprefix(start)), float(row.value))
+    for row in rows
+    if row.case.startswith(start) and row.metric == metric
+  ]
+  return [step for step, _ in points], [value for _, value in points]
