@@ -82,6 +82,11 @@ class Residual(NamedTuple):
       self.codec is None or isinstance(self.codec, (identity, zero_value))
     )
 
+  @property
+  def is_exact(self) -> bool:
+    """Whether what is decoded is always what was encoded."""
+    return not (self.rounds or self.may_overflow)
+
   def encode(self, x: Array) -> tuple[list[Array], Array | None]:
     """Returns the words that are kept, and how many values are not."""
     if not self._is_words():

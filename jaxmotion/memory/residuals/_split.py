@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals._actions import Choice
 from jaxmotion.memory.residuals._costly import costly, steep
-from jaxmotion.memory.residuals._cut import minimum_cut, wanted
+from jaxmotion.memory.residuals._cut import minimum_cut
 from jaxmotion.memory.residuals._joint import Joint
 from jaxmotion.memory.residuals._kinds import kinds, names
 from jaxmotion.memory.residuals._program import Step, Value
@@ -103,6 +104,7 @@ class Split:
     label = names(joint.program, inputs, kind, prefix)
     self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
 
+    @functools.cache
     def describe(value: Value) -> Residual:
       aval = value.aval
       plain = Residual(
@@ -117,18 +119,11 @@ class Split:
         return plain
       return residual
 
-    cached: dict[tuple[Any, ...], int] = {}
-
     def weigh(value: Value) -> int:
       if not hasattr(value.aval, "shape"):
         return 1
       residual = describe(value)
-      if residual.again:
-        return _NEVER
-      key = residual[1:]
-      if key not in cached:
-        cached[key] = residual.encoded_bytes
-      return cached[key]
+      return _NEVER if residual.again else residual.encoded_bytes
 
     candidates = [describe(v) for v in label if v not in joint.backward]
     self.again = [r.name for r in candidates if r.again]
@@ -144,9 +139,6 @@ class Split:
     self.kept = [Kept(v, describe(v)) for v in kept]
     extra = self._ways_out()
     self.kept += [Kept(v, describe(v)._replace(codec=None)) for v in extra]
-    self.before = [
-      describe(v)._replace(codec=None) for v in wanted(joint, self.free)
-    ]
 
   def measured(self) -> list[Kept]:
     """What it is to be noted of how full it is."""
@@ -160,7 +152,7 @@ class Split:
 
   def _ways_out(self) -> list[Value]:
     """Inputs from which the residuals that may overflow can be had."""
-    exact = {k.value for k in self.kept if not k.residual.may_overflow}
+    exact = {k.value for k in self.kept if k.residual.is_exact}
     known = {*exact, *self.free, *self.joint.program.constants}
     unsure = [k.value for k in self.kept if k.residual.may_overflow]
     steps = self.joint.order.leading_to(unsure, known)
