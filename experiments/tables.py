@@ -8,6 +8,16 @@ import sys
 from experiments._rows import Row, read_rows
 from experiments.unequal import _tables as unequal
 
+_CDMA = {
+  "sparsity": "zeros",
+  "rle_nhwc_ratio": "run lengths",
+  "rle_nchw_ratio": "channels first",
+  "zvc32_ratio": "ZVC, 32-bit words",
+  "zero_value_ratio": "`zero_value`",
+  "zvc16_ratio": "ZVC, bf16 words",
+  "zero_value_bf16_ratio": "`zero_value` of bf16",
+  "planes_zlib_ratio": "byte planes and zlib",
+}
 _BENCH = {
   "encode_copies": "encode, copies",
   "update_ratio": "decode + mean + update",
@@ -25,6 +35,8 @@ def markdown(rows: list[Row]) -> str:
   """
   if rows[0].experiment == "bench_codecs":
     return _bench_table(rows)
+  if rows[0].experiment == "cdma":
+    return _activations_table(rows)
   if rows[0].experiment.startswith("hetgrad"):
     return _unequal_table(rows)
   if rows[0].experiment.startswith("hosts"):
@@ -71,6 +83,19 @@ def _bench_table(rows: list[Row]) -> str:
     for metric in metrics:
       row = found.get((case, metric))
       cells.append("" if row is None else f"{row.ratio:.2f}")
+    lines.append(f"| {case} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _activations_table(rows: list[Row]) -> str:
+  found = {(row.case, row.metric): row for row in rows}
+  lines = [
+    f"| network | {' | '.join(_CDMA.values())} |",
+    f"|---|{'---|' * len(_CDMA)}",
+  ]
+  cases = [row.case for row in rows if row.metric == "planes_zlib_ratio"]
+  for case in [c for c in cases if "_step" not in c]:
+    cells = [f"{float(found[case, metric].value):.2f}" for metric in _CDMA]
     lines.append(f"| {case} | {' | '.join(cells)} |")
   return "\n".join(lines)
 

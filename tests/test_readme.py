@@ -14,3 +14,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 def test_the_readmes_tables_are_made_of_the_rows(name):
   rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
   assert tables.markdown(rows) in (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_activations_is_made_of_the_rows():
+  rows = _rows.read_rows(ROOT / "docs" / "results" / "cdma.jsonl")
+  assert tables.markdown(rows) in (ROOT / "docs" / "activations.md").read_text()
