@@ -17,7 +17,7 @@ the cores of this machine: what is measured on them is emulated, and says so.
 import dataclasses
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import rich.table
@@ -52,6 +52,7 @@ def run(
   largest: int,
   sizes: int,
   repeats: int,
+  barrier: Callable[[], object] = lambda: None,
 ) -> perfmodel.Platform:
   """Measures everything.
 
@@ -62,17 +63,20 @@ def run(
     largest: values of the largest array.
     sizes: of each operation.
     repeats: of each size.
+    barrier: waits for the other processes of a job of several.
 
   Returns:
     The platform, with the curves and where and when they were measured.
   """
   mesh = _probes.make_mesh(workers)
   probes = _probes.compute(mesh, largest, sizes)
+  if codecs:
+    probes += _probes.updates(mesh, largest, sizes)
   for name in codecs:
     probes += _probes.coding(mesh, name, largest, sizes)
   if workers > 1:
     probes += _probes.collectives(mesh, largest, sizes)
-  call_s, curves = _probes.measure(mesh, probes, repeats)
+  call_s, curves = _probes.measure(mesh, probes, repeats, barrier)
   return make_platform(axis, workers, call_s, curves)
 
 
@@ -135,7 +139,7 @@ def make_platform(
 
 def _said(workers: int) -> str:
   devices = jax.devices()
-  emulated = devices[0].platform == "cpu" and workers > 1
+  emulated = devices[0].platform == "cpu" and jax.local_device_count() > 1
   kind = f"{workers} emulated devices" if emulated else f"{workers} devices"
   when = datetime.datetime.now(datetime.UTC).date()
   return f"measured {when}, JAX {jax.__version__}, {kind} at once"
