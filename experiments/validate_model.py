@@ -32,7 +32,7 @@ from experiments.validation._score import Pair, decisions
 from experiments.validation._testbed import Effort, Measured, Testbed
 from jaxmotion import perfmodel
 
-_WORKERS = flags.DEFINE_list("workers", ["2", "4"], "Emulated devices.")
+_EMULATED = flags.DEFINE_list("emulated", ["2", "4"], "Emulated devices.")
 _BETWEEN = flags.DEFINE_list(
   "between", ["3"], "Emulated devices that are not calibrated."
 )
@@ -181,7 +181,7 @@ def compare(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
 
 def _testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
   """Those of the flags that can be made here."""
-  found = {Testbed(int(n)): True for n in _WORKERS.value}
+  found = {Testbed(int(n)): True for n in _EMULATED.value}
   found |= {Testbed(int(n)): False for n in _BETWEEN.value}
   rates = list(_RATES.value)
   limited = [rate for rate in rates if rate != "loopback"]

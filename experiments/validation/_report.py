@@ -108,7 +108,7 @@ def make_error_table(pairs: Sequence[Pair]) -> rich.table.Table:
     " 10-90 % spread of the rounds.",
   )
   table.add_column("held-out steps")
-  for name in ("count", "MAPE", "bias", "max", "rank", "noise"):
+  for name in ("steps", "MAPE", "bias", "max", "rank", "noise"):
     table.add_column(name, justify="right")
   for name, members in groups(pairs).items():
     table.add_row(name, *_cells(errors(members)))
@@ -117,7 +117,7 @@ def make_error_table(pairs: Sequence[Pair]) -> rich.table.Table:
 
 def _cells(found: Errors) -> list[str]:
   return [
-    str(found.count),
+    str(found.pairs),
     f"{found.mape:.1%}",
     f"{found.bias:+.1%}",
     f"{found.worst:.1%}",

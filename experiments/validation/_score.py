@@ -38,7 +38,7 @@ class Errors(NamedTuple):
   """Errors of several pairs, relative.
 
   Attributes:
-    count: of pairs.
+    pairs: how many.
     mape: mean of the absolute errors.
     bias: mean of the errors.
     worst: largest absolute error.
@@ -46,7 +46,7 @@ class Errors(NamedTuple):
     noise: median of the measurements'.
   """
 
-  count: int
+  pairs: int
   mape: float
   bias: float
   worst: float
@@ -108,8 +108,9 @@ def errors(pairs: Sequence[Pair]) -> Errors:
 def _rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
   if len(xs) < 2:
     return float("nan")
-  ranks = np.stack([np.argsort(np.argsort(values)) for values in (xs, ys)])
-  return float(np.corrcoef(ranks)[0, 1])
+  x, y = (np.argsort(np.argsort(values)) for values in (xs, ys))
+  n = len(xs)
+  return 1 - 6 * float(np.sum((x - y) ** 2)) / (n * (n**2 - 1))
 
 
 def decisions(pairs: Iterable[Pair], baseline: str = "fp32") -> list[Decision]:

@@ -38,7 +38,7 @@ def test_a_small_run_calibrates_measures_and_scores(tmp_path):
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   folder = tmp_path / "platforms"
   done = run(
-    "--workers=2",
+    "--emulated=2",
     "--rates=loopback",
     f"--json={json}",
     f"--plot={plot}",
@@ -66,6 +66,6 @@ def test_a_small_run_calibrates_measures_and_scores(tmp_path):
 
 
 def test_a_shape_that_is_none_is_named():
-  done = run("--shapes=12", "--workers=2", "--rates=")
+  done = run("--shapes=12", "--emulated=2", "--rates=")
   assert done.returncode != 0
   assert "`--shapes` must be WIDTHxBATCH, got '12'." in done.stderr
