@@ -14,7 +14,7 @@ import rich.progress
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, make_key, perfmodel
-from jaxmotion.collectives import all_gather
+from jaxmotion.collectives._carry import gather
 from jaxmotion.perfmodel import Curve
 
 CODECS = {
@@ -31,8 +31,9 @@ CODECS = {
 
 def _gather(x: jax.Array) -> jax.Array:
   """As exchanges gather, which is a sum where that is faster, and added up."""
-  gathered, _ = all_gather(x, "axis")
-  return functools.reduce(operator.add, list(gathered))
+  words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+  (rows,) = gather([words], "axis")
+  return functools.reduce(operator.add, list(rows))
 
 
 COLLECTIVES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -121,15 +122,16 @@ def coding(
       payload, state = codec.encode(x, state, make_key(0))
       return state, payload
 
-    def update(params: jax.Array, payloads: Any) -> Any:
-      return params - 0.1 * codec.sum_decoded(payloads, params), ()
+    def update(params: jax.Array, *payloads: Any) -> Any:
+      # As they arrive: an array that is stacked already is read 3x slower.
+      rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
+      return params - 0.1 * codec.sum_decoded(rows, params), ()
 
     state, payload = jax.jit(encode)(codec.init(x), x)
     run = _in_place(mesh, encode, state, x)
     probes.append(Probe(f"encode {codec!r}", x.size, run))
     for n, what in ((1, "one"), (2, "two")):
-      several = jax.tree.map(lambda a, n=n: jnp.stack([a] * n), payload)
-      run = _in_place(mesh, update, x, several)
+      run = _in_place(mesh, update, x, *[payload] * n)
       probes.append(Probe(f"{what} {codec!r}", x.size, run))
   return probes
 

@@ -141,7 +141,8 @@ def predict(
     batch: images, unless they or the nodes are what is swept.
 
   Returns:
-    The points; splitting the batch takes an image a node at least.
+    The points; splitting the batch takes an image a node at least, and what
+    does not fit into the memory of a node is left out.
   """
   platform = platform_at(axis, value, workers)
   if axis == "batch":
@@ -149,24 +150,25 @@ def predict(
   elif axis == "workers":
     batch = max(batch, _MOST_WORKERS)
   nodes = platform.axis("data").workers
-  return [
-    Point(
-      network,
-      axis,
-      value,
-      name,
-      perfmodel.layered_step(
+  points: list[Point] = []
+  for kind in ("data", "model"):
+    if kind == "data" and batch % nodes:
+      continue
+    for name, options in STRATEGIES.items():
+      if kind not in options:
+        continue
+      step = perfmodel.layered_step(
         _network(network),
         batch,
         platform,
         bucket_bytes=_BUCKET_BYTES,
         algorithm="halving_doubling",
         **options,
-      ),
-    )
-    for name, options in STRATEGIES.items()
-    if "model" in options or batch % nodes == 0
-  ]
+      )
+      if step.memory_bytes > platform.device.memory_bytes:
+        break  # What is not compressed comes first: the others need as much.
+      points.append(Point(network, axis, value, name, step))
+  return points
 
 
 @functools.cache
@@ -262,12 +264,17 @@ def save_plot(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
     for axis, plot in zip(axes, line, strict=True):
       for strategy in STRATEGIES:
         own = [
-          (point.value, point.step.total_s)
+          point
           for point in points
           if point[:2] == (network, axis) and point.strategy == strategy
         ]
-        style = "--" if strategy.startswith("model") else "-"
-        plot.plot(*zip(*own, strict=True), style, label=strategy, marker=".")
+        plot.plot(
+          [point.value for point in own],
+          [point.step.total_s for point in own],
+          "--" if strategy.startswith("model") else "-",
+          label=strategy,
+          marker=".",
+        )
       plot.set_xscale("log")
       plot.set_yscale("log")
       plot.set_title(network, fontsize="small")

@@ -9,10 +9,10 @@ A number of emulated devices in `--between` is not calibrated at all: it is
 predicted from its neighbours.
 
 Emulated devices share the cores of this machine; hosts are network namespaces
-of it (see `experiments.two_hosts`), with a limited link. Steps take turns.
+of it (see `experiments.two_hosts`), with a limited link. Steps of a testbed
+take turns.
 """
 
-import contextlib
 import pathlib
 import signal
 import sys
@@ -56,12 +56,12 @@ _SHAPES = flags.DEFINE_list(
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 9, "Turns of every step.", 1, allow_override=True
 )
-_STEPS = flags.DEFINE_integer("steps", 3, "Of a turn.", 1, allow_override=True)
+_STEPS = flags.DEFINE_integer("steps", 2, "Of a turn.", 1, allow_override=True)
 _SIZES = flags.DEFINE_integer(
   "sizes", 7, "Sizes of an operation.", 2, allow_override=True
 )
 _REPEATS = flags.DEFINE_integer(
-  "repeats", 15, "Of each size.", 1, allow_override=True
+  "repeats", 10, "Of each size.", 1, allow_override=True
 )
 _LARGEST = flags.DEFINE_integer(
   "largest",
@@ -88,7 +88,7 @@ def _calibrated(
   path = _testbed.kept_platform(_PLATFORMS.value, testbed)
   if path and path.exists():
     return perfmodel.load_platform(path)
-  platform = _testbed.calibrate(processes, codecs, effort)
+  platform = _testbed.calibrate(testbed, processes, codecs, effort)
   if path:
     path.parent.mkdir(parents=True, exist_ok=True)
     perfmodel.save_platform(platform, path)
@@ -96,15 +96,17 @@ def _calibrated(
 
 
 def measure(
-  testbeds: Mapping[Testbed, bool],
+  testbed: Testbed,
+  calibrated: bool,
   grid: Grid,
   effort: Effort,
   console: rich.console.Console,
-) -> dict[Testbed, Measured]:
-  """Calibrates testbeds, and runs all cases on all of them in turns.
+) -> Measured:
+  """Calibrates a testbed, and runs all cases on it in turns.
 
   Args:
-    testbeds: and whether they are calibrated.
+    testbed: where.
+    calibrated: whether it has a platform.
     grid: the cases.
     effort: of the measurement.
     console: where progress is told.
@@ -113,26 +115,23 @@ def measure(
     HostError: a process failed.
   """
   codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
-  turns: dict[Testbed, list[list[list[float]]]] = {t: [] for t in testbeds}
-  platforms: dict[Testbed, perfmodel.Platform | None] = {}
+  platform, turns = None, []
   with (
-    contextlib.ExitStack() as stack,
+    _testbed.group(testbed) as processes,
     rich.progress.Progress(console=console, transient=True) as progress,
   ):
-    groups = {}
-    for testbed, calibrated in progress.track(testbeds.items()):
-      processes = stack.enter_context(_testbed.group(testbed))
-      platforms[testbed] = (
-        _calibrated(testbed, processes, sorted(codecs), effort)
-        if calibrated
-        else None
-      )
-      _testbed.prepare(processes, grid)
-      groups[testbed] = processes
-    for _ in progress.track(range(effort.rounds)):
-      for testbed, processes in groups.items():
-        turns[testbed].append(_testbed.turn(processes, effort.steps))
-  return {t: _testbed.summarise(grid, turns[t], platforms[t]) for t in testbeds}
+    task = progress.add_task(f"{testbed.name}: compiling", total=None)
+    _testbed.prepare(processes, grid)
+    progress.update(task, description=f"{testbed.name}: calibrating")
+    if calibrated:
+      platform = _calibrated(testbed, processes, sorted(codecs), effort)
+    progress.update(
+      task, description=f"{testbed.name}: running", total=effort.rounds
+    )
+    for _ in range(effort.rounds):
+      turns.append(_testbed.turn(processes, effort.steps))
+      progress.advance(task)
+  return _testbed.summarise(grid, turns, platform)
 
 
 def compare(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
@@ -209,7 +208,10 @@ def main(argv: Sequence[str]) -> None:
   )
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
   try:
-    found = measure(_testbeds(console), grid, effort, console)
+    found = {
+      testbed: measure(testbed, calibrated, grid, effort, console)
+      for testbed, calibrated in _testbeds(console).items()
+    }
   except (HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
   pairs = compare(grid, found)

@@ -40,7 +40,8 @@ class Effort(NamedTuple):
   """How much is measured.
 
   Attributes:
-    largest: values of the largest array of a calibration.
+    largest: values of the largest array of a calibration; half of them
+      between hosts, where what is larger takes as much longer.
     sizes: of each operation.
     repeats: of each size.
     rounds: turns that every step gets.
@@ -84,12 +85,12 @@ def group(testbed: Testbed) -> Iterator[Group]:
 
 
 def calibrate(
-  processes: Group, codecs: Sequence[str], effort: Effort
+  testbed: Testbed, processes: Group, codecs: Sequence[str], effort: Effort
 ) -> perfmodel.Platform:
   """Measures codecs, collectives and kernels on a testbed, by themselves."""
   options = {
     "codecs": list(codecs),
-    "largest": effort.largest,
+    "largest": effort.largest // (1 if testbed.rate is None else 2),
     "sizes": effort.sizes,
     "repeats": effort.repeats,
   }
