@@ -38,7 +38,7 @@ _STUDY_WORKERS = flags.DEFINE_integer(
   "study_workers", 64, "Nodes where their number is not swept.", 2
 )
 _STUDY_BATCH = flags.DEFINE_integer(
-  "study_batch", 4096, "Images a batch where they are not swept.", 1
+  "study_batch", 1024, "Images a batch where they are not swept.", 1
 )
 _JSON = flags.DEFINE_string(
   "json", None, "Where to write rows (JSON Lines).", allow_override=True
@@ -51,7 +51,7 @@ AXES = {
   "batch": tuple(4**i for i in range(3, 10)),
   "flops": tuple(4.0**i * 1e12 for i in range(-1, 6)),
   "memory": tuple(4.0**i * 50e9 for i in range(-2, 5)),
-  "link": (0.1, 1.0, 10.0, 100.0, 400.0),
+  "link": (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0),
   "workers": tuple(4**i for i in range(1, 9)),
 }
 """Values of each axis: images, FLOP/s, bytes/s, Gbit/s, nodes."""
@@ -61,12 +61,10 @@ _UNITS = {
   "flops": "FLOP/s of a node",
   "memory": "bytes/s of its memory",
   "link": "Gbit/s of its link",
-  "workers": "nodes, 65,536 images",
+  "workers": "nodes, of an image at least",
 }
 _BASELINE = "data"
 _PLAIN = (_BASELINE, "model")
-# Where nodes are swept, there is an image for each of the most.
-_MOST_WORKERS = AXES["workers"][-1]
 _BUCKET_BYTES = 25 << 20
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -138,7 +136,7 @@ def predict(
     axis: one of `AXES`.
     value: on it.
     workers: nodes, unless they are what is swept; a power of two.
-    batch: images, unless they or the nodes are what is swept.
+    batch: images, unless they are what is swept; of more nodes, one for each.
 
   Returns:
     The points; splitting the batch takes an image a node at least, and what
@@ -148,7 +146,7 @@ def predict(
   if axis == "batch":
     batch = int(value)
   elif axis == "workers":
-    batch = max(batch, _MOST_WORKERS)
+    batch = max(batch, int(value))
   nodes = platform.axis("data").workers
   points: list[Point] = []
   for kind in ("data", "model"):
