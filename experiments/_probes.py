@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.progress
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, make_key, perfmodel
@@ -168,43 +167,56 @@ def collectives(
   return probes
 
 
-def measure(
-  mesh: jax.sharding.Mesh,
-  probes: Sequence[Probe],
-  repeats: int,
-  barrier: Callable[[], object] = lambda: None,
-) -> tuple[float, dict[str, Curve]]:
-  """Times all probes in turns.
+class Turns:
+  """Probes that are timed in turns.
 
   Args:
     mesh: the devices that work at once.
     probes: what to time.
-    repeats: of each; one more comes first and is not counted.
     barrier: waits for other processes that measure too.
-
-  Returns:
-    Seconds of calling an empty program, and the curves without them. Sizes
-    that cannot be told from an empty program are not on their curve, but for
-    the largest.
   """
-  empty = _everywhere(mesh, lambda x: x + 1, _floats(1))
-  every = [empty, *(probe.run for probe in probes)]
-  times = np.empty((repeats + 1, len(every)))
-  for row in rich.progress.track(times, "calibrating"):
-    for i, run in enumerate(every):
-      barrier()
+
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    probes: Sequence[Probe],
+    barrier: Callable[[], object] = lambda: None,
+  ):
+    self._probes, self._barrier = probes, barrier
+    self._empty = _everywhere(mesh, lambda x: x + 1, _floats(1))
+    self._times: list[list[float]] = []
+    self._turn()
+
+  def run(self) -> None:
+    """Times every probe once; the turn before the first is not counted."""
+    self._times.append(self._turn())
+
+  def _turn(self) -> list[float]:
+    seconds = []
+    for run in (self._empty, *(probe.run for probe in self._probes)):
+      self._barrier()
       begin = time.perf_counter()
       run()
-      row[i] = time.perf_counter() - begin
-  times = times[1:]
-  call_s, call_noise_s = _middle(times[:, 0])
-  points: dict[str, list[Point]] = {}
-  for probe, column in zip(probes, times.T[1:], strict=True):
-    middle, spread = _middle(column)
-    point = Point(probe.size, middle - call_s, spread / middle)
-    points.setdefault(probe.curve, []).append(point)
-  curves = {k: make_curve(v, call_noise_s) for k, v in points.items()}
-  return call_s, _with_differences(curves, call_noise_s)
+      seconds.append(time.perf_counter() - begin)
+    return seconds
+
+  def curves(self) -> tuple[float, dict[str, Curve]]:
+    """What was measured so far.
+
+    Returns:
+      Seconds of calling an empty program, and the curves without them. Sizes
+      that cannot be told from an empty program are not on their curve, but for
+      the largest.
+    """
+    times = np.array(self._times)
+    call_s, call_noise_s = _middle(times[:, 0])
+    points: dict[str, list[Point]] = {}
+    for probe, column in zip(self._probes, times.T[1:], strict=True):
+      middle, spread = _middle(column)
+      point = Point(probe.size, middle - call_s, spread / middle)
+      points.setdefault(probe.curve, []).append(point)
+    curves = {k: make_curve(v, call_noise_s) for k, v in points.items()}
+    return call_s, _with_differences(curves, call_noise_s)
 
 
 class Point(NamedTuple):

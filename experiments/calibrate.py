@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 
 import jax
+import rich.progress
 import rich.table
 from absl import app, flags
 
@@ -52,7 +53,6 @@ def run(
   largest: int,
   sizes: int,
   repeats: int,
-  barrier: Callable[[], object] = lambda: None,
 ) -> perfmodel.Platform:
   """Measures everything.
 
@@ -63,10 +63,31 @@ def run(
     largest: values of the largest array.
     sizes: of each operation.
     repeats: of each size.
-    barrier: waits for the other processes of a job of several.
 
   Returns:
     The platform, with the curves and where and when they were measured.
+  """
+  turns = prepare(workers, codecs, largest, sizes)
+  for _ in rich.progress.track(range(repeats), "calibrating"):
+    turns.run()
+  return make_platform(axis, workers, *turns.curves())
+
+
+def prepare(
+  workers: int,
+  codecs: Sequence[str],
+  largest: int,
+  sizes: int,
+  barrier: Callable[[], object] = lambda: None,
+) -> _probes.Turns:
+  """Compiles everything that is measured.
+
+  Args:
+    workers: devices that work at once.
+    codecs: names of `_probes.CODECS`.
+    largest: values of the largest array.
+    sizes: of each operation.
+    barrier: waits for the other processes of a job of several.
   """
   mesh = _probes.make_mesh(workers)
   probes = _probes.compute(mesh, largest, sizes)
@@ -76,8 +97,7 @@ def run(
     probes += _probes.coding(mesh, name, largest, sizes)
   if workers > 1:
     probes += _probes.collectives(mesh, largest, sizes)
-  call_s, curves = _probes.measure(mesh, probes, repeats, barrier)
-  return make_platform(axis, workers, call_s, curves)
+  return _probes.Turns(mesh, probes, barrier)
 
 
 def make_platform(

@@ -9,8 +9,8 @@ A number of emulated devices in `--between` is not calibrated at all: it is
 predicted from its neighbours.
 
 Emulated devices share the cores of this machine; hosts are network namespaces
-of it (see `experiments.two_hosts`), with a limited link. Steps of a testbed
-take turns.
+of it (see `experiments.two_hosts`), with a limited link. On a testbed all that
+is measured takes turns.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ from absl import app, flags
 from experiments import _exchanges, _rows
 from experiments._console import make_console
 from experiments.hosts import _links
-from experiments.hosts._processes import Group, HostError
+from experiments.hosts._processes import HostError
 from experiments.validation import _cases, _predict, _report, _testbed
 from experiments.validation._cases import Grid
 from experiments.validation._score import Pair, decisions
@@ -60,9 +60,6 @@ _STEPS = flags.DEFINE_integer("steps", 2, "Of a turn.", 1, allow_override=True)
 _SIZES = flags.DEFINE_integer(
   "sizes", 7, "Sizes of an operation.", 2, allow_override=True
 )
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 10, "Of each size.", 1, allow_override=True
-)
 _LARGEST = flags.DEFINE_integer(
   "largest",
   1 << 22,
@@ -79,20 +76,6 @@ _JSON = flags.DEFINE_string(
 _PLOT = flags.DEFINE_string(
   "plot", None, "Where to write the plot (PNG).", allow_override=True
 )
-
-
-def _calibrated(
-  testbed: Testbed, processes: Group, codecs: Sequence[str], effort: Effort
-) -> perfmodel.Platform:
-  """The platform of a testbed: from its file, or measured and kept there."""
-  path = _testbed.kept_platform(_PLATFORMS.value, testbed)
-  if path and path.exists():
-    return perfmodel.load_platform(path)
-  platform = _testbed.calibrate(testbed, processes, codecs, effort)
-  if path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    perfmodel.save_platform(platform, path)
-  return platform
 
 
 def measure(
@@ -115,6 +98,8 @@ def measure(
     HostError: a process failed.
   """
   codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
+  path = _testbed.kept_platform(_PLATFORMS.value, testbed)
+  kept = path and path.exists()
   platform, turns = None, []
   with (
     _testbed.group(testbed) as processes,
@@ -122,15 +107,21 @@ def measure(
   ):
     task = progress.add_task(f"{testbed.name}: compiling", total=None)
     _testbed.prepare(processes, grid)
-    progress.update(task, description=f"{testbed.name}: calibrating")
-    if calibrated:
-      platform = _calibrated(testbed, processes, sorted(codecs), effort)
+    if calibrated and not kept:
+      _testbed.calibrate(testbed, processes, sorted(codecs), effort)
     progress.update(
       task, description=f"{testbed.name}: running", total=effort.rounds
     )
     for _ in range(effort.rounds):
       turns.append(_testbed.turn(processes, effort.steps))
       progress.advance(task)
+    if path and kept:
+      platform = perfmodel.load_platform(path)
+    elif calibrated:
+      platform = _testbed.platform(processes)
+      if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        perfmodel.save_platform(platform, path)
   return _testbed.summarise(grid, turns, platform)
 
 
@@ -203,9 +194,7 @@ def main(argv: Sequence[str]) -> None:
     [_shape(text) for text in _SHAPES.value],
     _EXCHANGES.value,
   )
-  effort = Effort(
-    _LARGEST.value, _SIZES.value, _REPEATS.value, _ROUNDS.value, _STEPS.value
-  )
+  effort = Effort(_LARGEST.value, _SIZES.value, _ROUNDS.value, _STEPS.value)
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
   try:
     found = {

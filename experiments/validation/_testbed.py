@@ -43,14 +43,12 @@ class Effort(NamedTuple):
     largest: values of the largest array of a calibration; half of them
       between hosts, where what is larger takes as much longer.
     sizes: of each operation.
-    repeats: of each size.
     rounds: turns that every step gets.
-    steps: of a turn.
+    steps: of a turn; as often every size is measured.
   """
 
   largest: int
   sizes: int
-  repeats: int
   rounds: int
   steps: int
 
@@ -86,15 +84,19 @@ def group(testbed: Testbed) -> Iterator[Group]:
 
 def calibrate(
   testbed: Testbed, processes: Group, codecs: Sequence[str], effort: Effort
-) -> perfmodel.Platform:
-  """Measures codecs, collectives and kernels on a testbed, by themselves."""
+) -> None:
+  """Compiles codecs, collectives and kernels, which turns then measure."""
   options = {
     "codecs": list(codecs),
     "largest": effort.largest // (1 if testbed.rate is None else 2),
     "sizes": effort.sizes,
-    "repeats": effort.repeats,
   }
-  reply = processes.ask({"do": "calibrate", "options": options})
+  processes.ask({"do": "calibrate", "options": options})
+
+
+def platform(processes: Group) -> perfmodel.Platform:
+  """What the turns so far have measured."""
+  reply = processes.ask({"do": "platform"})
   return perfmodel.platform_from_dict(reply[0]["platform"])
 
 

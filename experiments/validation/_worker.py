@@ -2,12 +2,14 @@
 
 Commands come one JSON object a line, to all hosts alike:
 
-  {"do": "calibrate", "options": {...}}    -> {"platform": {...}}
+  {"do": "calibrate", "options": {...}}    -> {"calibrating": true}
   {"do": "prepare", "cases": [CASE, ...]}  -> {"prepared": N}
   {"do": "run", "steps": N}                -> {"seconds": [[...], ...]}
+  {"do": "platform"}                       -> {"platform": {...}}
   {"do": "quit"}                           -> exit code 0
 
-A round runs all cases in turn, N steps of each.
+A run takes N steps of all cases in turn and, if it calibrates, N turns of what
+a platform is made of: a slow minute falls on both alike.
 """
 
 import argparse
@@ -57,20 +59,28 @@ def _barrier() -> None:
 
 def _answer(commands: "queue.Queue[str]", reply: _worker.Reply) -> None:
   runs: list[Callable[[], None]] = []
+  turns: _probes.Turns | None = None
+  workers = jax.device_count()
   while True:
     match json.loads(commands.get()):
       case {"do": "calibrate", "options": options}:
-        workers = jax.device_count()
-        found = calibrate.run("data", workers, barrier=_barrier, **options)
+        turns = calibrate.prepare(workers, barrier=_barrier, **options)
+        reply({"calibrating": True})
+      case {"do": "platform"}:
+        assert turns is not None
+        found = calibrate.make_platform("data", workers, *turns.curves())
         reply({"platform": perfmodel.platform_to_dict(found)})
       case {"do": "prepare", "cases": cases}:
-        mesh = _probes.make_mesh(jax.device_count())
+        mesh = _probes.make_mesh(workers)
         runs = [compile_step(mesh, Case(*case)) for case in cases]
         for run in runs:
           for _ in range(_WARM_UP):
             run()
         reply({"prepared": len(runs)})
       case {"do": "run", "steps": steps}:
+        if turns is not None:
+          for _ in range(steps):
+            turns.run()
         reply({"seconds": [_time(run, steps) for run in runs]})
       case {"do": "quit"}:
         return

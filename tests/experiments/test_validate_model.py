@@ -16,7 +16,6 @@ SMALL = [
   "--rounds=1",
   "--steps=1",
   "--sizes=2",
-  "--repeats=1",
   "--largest=8192",
   "--between=",
 ]
