@@ -1,6 +1,7 @@
 """Operations of known size, timed on all devices at once."""
 
 import functools
+import math
 import operator
 import statistics
 import time
@@ -87,7 +88,7 @@ def compute(mesh: jax.sharding.Mesh, largest: int, count: int) -> list[Probe]:
   for side in _spaced(4, (largest / (8 * _CHANNELS)) ** 0.5, count):
     images = _floats(4, side, side, _CHANNELS)
     probes.append(_probe(mesh, _convolve, images, kernel))
-  for rows in _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count):
+  for rows in _rows(largest, count):
     x = _floats(rows, _COLUMNS)
     probes.append(_probe(mesh, lambda x: 2 * x + 1, x))
     probes.append(_probe(mesh, lambda x: x.sum(-1), x))
@@ -114,7 +115,7 @@ def coding(
     raise ValueError(f"`codecs` must be some of {list(CODECS)}, got {name!r}.")
   codec = CODECS[name]
   probes = []
-  for rows in _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count):
+  for rows in _rows(largest, count):
     x = _floats(rows, _COLUMNS)
 
     def encode(state: Any, x: jax.Array) -> Any:
@@ -138,7 +139,7 @@ def coding(
 def updates(mesh: jax.sharding.Mesh, largest: int, count: int) -> list[Probe]:
   """Updates of parameters by gradients that are there."""
   probes = []
-  for rows in _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count):
+  for rows in _rows(largest, count):
     x = _floats(rows, _COLUMNS)
     run = _in_place(mesh, lambda p, g: (p - 0.1 * g, ()), x, x)
     probes.append(Probe("update", x.size, run))
@@ -152,7 +153,7 @@ def collectives(
   workers = mesh.size
   sharding = jax.sharding.NamedSharding(mesh, P("axis"))
   probes = []
-  for rows in _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count):
+  for rows in _rows(largest, count):
     own = -(-rows * _COLUMNS // workers) * workers
     x = _put(np.ones(own * workers, np.float32), sharding)
     for op, body in COLLECTIVES.items():
@@ -378,3 +379,9 @@ def _floats(*shape: int) -> jax.Array:
 def _spaced(low: float, high: float, count: int) -> list[int]:
   """Whole numbers equally far apart in their logarithms, none twice."""
   return sorted({round(step) for step in np.geomspace(low, high, count)})
+
+
+def _rows(largest: int, count: int) -> list[int]:
+  """Powers of two, as parameters have: odd numbers of rows encode slower."""
+  spaced = _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count)
+  return sorted({2 ** round(math.log2(rows)) for rows in spaced})

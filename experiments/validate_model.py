@@ -50,7 +50,7 @@ _KNOWN_BATCHES = flags.DEFINE_list(
 )
 _SHAPES = flags.DEFINE_list(
   "shapes",
-  ["512x64", "768x16", "768x64", "1280x16", "1280x64"],
+  ["512x64", "768x64", "1280x16"],
   "Width x batch of the held-out steps.",
 )
 _ROUNDS = flags.DEFINE_integer(

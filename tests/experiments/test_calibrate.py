@@ -35,6 +35,24 @@ def test_everything_is_measured(platform):
   assert platform.device.call_s > 0
 
 
+def test_codecs_are_measured_at_sizes_that_parameters_have(platform):
+  curve = platform.device.measured[f"encode {codecs.sign()!r}"]
+  assert set(curve.sizes) <= {2.0**i for i in range(12, 17)}
+  # Both ends are there, whatever lies between.
+  probes = _probes.updates(_probes.make_mesh(1), 1 << 16, 5)
+  sizes = [probe.size for probe in probes]
+  assert sizes == [2.0**i for i in range(12, 17)]
+
+
+def test_what_falls_is_pooled():
+  def point(size, seconds):
+    return _probes.Point(size, seconds, 0.1)
+
+  points = [point(1, 4.0), point(2, 2.0), point(3, 3.0), point(4, 9.0)]
+  curve = _probes.make_curve(points, 0.0)
+  assert curve.seconds == (3.0, 3.0, 3.0, 9.0)
+
+
 def test_every_figure_says_when_and_how_well_it_was_measured(platform):
   missing = {"device.measured", "axes.data.measured"} | {
     f"{link}.{field}"
