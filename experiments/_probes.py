@@ -210,11 +210,11 @@ class Turns:
       the largest.
     """
     times = np.array(self._times)
-    call_s, call_noise_s = _middle(times[:, 0])
+    call_s, call_noise_s = undisturbed(times[:, 0])
     points: dict[str, list[Point]] = {}
     for probe, column in zip(self._probes, times.T[1:], strict=True):
-      middle, spread = _middle(column)
-      point = Point(probe.size, middle - call_s, spread / middle)
+      second, spread = undisturbed(column)
+      point = Point(probe.size, second - call_s, spread / second)
       points.setdefault(probe.curve, []).append(point)
     curves = {k: make_curve(v, call_noise_s) for k, v in points.items()}
     return call_s, _with_differences(curves, call_noise_s)
@@ -228,10 +228,20 @@ class Point(NamedTuple):
   noise: float
 
 
-def _middle(times: np.ndarray) -> tuple[float, float]:
-  """The median, and half of the spread around it."""
-  low, middle, high = np.percentile(times, (10, 50, 90))
-  return float(middle), float(high - low) / 2
+def undisturbed(times: np.ndarray) -> tuple[float, float]:
+  """What something takes on a machine of which others use a part at times.
+
+  Whatever they do only adds to it, so it is the lower quartile; where nobody
+  else is there, that is the median but for the noise.
+
+  Args:
+    times: of its repeats.
+
+  Returns:
+    The lower quartile, and half of the spread (10th to 90th percentile).
+  """
+  low, second, high = np.percentile(times, (10, 25, 90))
+  return float(second), float(high - low) / 2
 
 
 def make_curve(points: list[Point], least_s: float) -> Curve:

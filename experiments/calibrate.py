@@ -5,10 +5,10 @@
 Matrix products, convolutions, elementwise passes, reductions, codecs and
 collectives, each at sizes that are equally far apart in their logarithms. All
 devices work at once, as they do in a step. Repeats take turns, so that a slow
-minute of the machine falls on all sizes alike; a size takes the median of its
-repeats, less what calling an empty program takes. The measurements themselves
-are kept, beside the line of least relative error through them, which gives
-rates and latencies.
+minute of the machine falls on all sizes alike; a size takes the lower quartile
+of its repeats (what others do on the machine only adds to it), less what
+calling an empty program takes. The measurements themselves are kept, beside the
+line of least relative error through them, which gives rates and latencies.
 
 Emulated devices (`--xla_force_host_platform_device_count` in XLA_FLAGS) share
 the cores of this machine: what is measured on them is emulated, and says so.

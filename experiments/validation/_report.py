@@ -105,7 +105,7 @@ def make_error_table(pairs: Sequence[Pair]) -> rich.table.Table:
   table = rich.table.Table(
     title=f"Predicted against measured steps on {_rows.machine()}",
     caption="Errors are relative to the measured step. Noise: half of the"
-    " 10-90 % spread of the rounds.",
+    " 10-90 % spread of its repeats.",
   )
   table.add_column("held-out steps")
   for name in ("steps", "MAPE", "bias", "max", "rank", "noise"):

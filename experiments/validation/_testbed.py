@@ -2,12 +2,12 @@
 
 import contextlib
 import pathlib
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments import _probes
 from experiments.hosts import _links
 from experiments.hosts._processes import Group
 from experiments.validation._cases import Case, Grid
@@ -58,9 +58,8 @@ class Measured(NamedTuple):
 
   Attributes:
     platform: calibrated there; None if it was not.
-    seconds: median of the steps of each case.
-    noise: half of the spread of its rounds' medians (10th to 90th
-      percentile), divided by that median.
+    seconds: of a step of each case, the lower quartile.
+    noise: half of the spread (10th to 90th percentile), divided by that.
   """
 
   platform: perfmodel.Platform | None
@@ -118,7 +117,7 @@ def summarise(
   turns: Sequence[Sequence[Sequence[float]]],
   platform: perfmodel.Platform | None,
 ) -> Measured:
-  """Medians and noise of all cases.
+  """Seconds and noise of all cases.
 
   Args:
     grid: the cases.
@@ -127,10 +126,9 @@ def summarise(
   """
   seconds, noise = {}, {}
   for i, case in enumerate((*grid.known, *grid.held_out)):
-    medians = [statistics.median(turn[i]) for turn in turns]
-    seconds[case] = statistics.median(medians)
-    low, high = np.percentile(medians, (10, 90))
-    noise[case] = float(high - low) / 2 / seconds[case]
+    times = np.array([turn[i] for turn in turns])
+    seconds[case], spread = _probes.undisturbed(times)
+    noise[case] = spread / seconds[case]
   return Measured(platform, seconds, noise)
 
 

@@ -23,7 +23,7 @@ class Curve:
     sizes: increasing, in the unit of what was measured.
     seconds: of each size, never decreasing.
     noise: half of the spread of the repeats (10th to 90th percentile),
-      divided by their median; the median over the sizes.
+      divided by those seconds; the median over the sizes.
 
   Raises:
     ValueError: sizes or seconds that are not so.
