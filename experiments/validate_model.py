@@ -201,9 +201,9 @@ def main(argv: Sequence[str]) -> None:
       testbed: measure(testbed, calibrated, grid, effort, console)
       for testbed, calibrated in _testbeds(console).items()
     }
+    pairs = compare(grid, found)
   except (HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
-  pairs = compare(grid, found)
   chosen = decisions(pairs)
   console.print(_report.make_step_table(pairs))
   console.print(_report.make_decision_table(chosen))

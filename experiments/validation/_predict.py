@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -156,8 +156,15 @@ def alone_between(
   )
 
 
-def _between(known: Iterable[int], workers: int) -> tuple[int, int, float]:
+def _between(known: Collection[int], workers: int) -> tuple[int, int, float]:
   """The numbers of workers around one, and its place between them."""
-  low = max(n for n in known if n < workers)
-  high = min(n for n in known if n > workers)
+  below, above = [
+    [n for n in known if sign * (n - workers) > 0] for sign in (-1, 1)
+  ]
+  if not below or not above:
+    raise ValueError(
+      "`workers` must lie between numbers that were calibrated, "
+      f"{sorted(known)}, got {workers}."
+    )
+  low, high = max(below), min(above)
   return low, high, math.log(workers / low) / math.log(high / low)

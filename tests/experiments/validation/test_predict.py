@@ -99,3 +99,8 @@ def test_emulated_devices_share_what_all_of_them_take():
   alone = _predict.alone_between(known, 3)
   case = Case(64, 16, "none")
   assert alone.seconds(case) == pytest.approx(3 * lawful(case), rel=1e-6)
+
+
+def test_a_number_of_workers_without_neighbours_is_refused():
+  with pytest.raises(ValueError, match="`workers` must lie between"):
+    _predict.emulated_between({2: emulated(2, 1e-3)}, 3)
