@@ -392,6 +392,6 @@ def _spaced(low: float, high: float, count: int) -> list[int]:
 
 
 def _rows(largest: int, count: int) -> list[int]:
-  """Powers of two, as parameters have: odd numbers of rows encode slower."""
+  """Powers of two, as parameters have: others can take three times as long."""
   spaced = _spaced(_SMALLEST / _COLUMNS, largest / _COLUMNS, count)
   return sorted({2 ** round(math.log2(rows)) for rows in spaced})

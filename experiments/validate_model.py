@@ -58,7 +58,7 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _STEPS = flags.DEFINE_integer("steps", 2, "Of a turn.", 1, allow_override=True)
 _SIZES = flags.DEFINE_integer(
-  "sizes", 7, "Sizes of an operation.", 2, allow_override=True
+  "sizes", 6, "Sizes of an operation.", 2, allow_override=True
 )
 _LARGEST = flags.DEFINE_integer(
   "largest",
