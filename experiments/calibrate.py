@@ -5,10 +5,10 @@
 Matrix products, convolutions, elementwise passes, reductions, codecs and
 collectives, each at sizes that are equally far apart in their logarithms. All
 devices work at once, as they do in a step. Repeats take turns, so that a slow
-minute of the machine falls on all sizes alike; a size takes the median of its
-repeats, less what calling an empty program takes. The measurements themselves
-are kept, beside the line of least relative error through them, which gives
-rates and latencies.
+minute of the machine falls on all sizes alike; a size takes the lower quartile
+of its repeats (what others do on the machine only adds to it), less what
+calling an empty program takes. The measurements themselves are kept, beside the
+line of least relative error through them, which gives rates and latencies.
 
 Emulated devices (`--xla_force_host_platform_device_count` in XLA_FLAGS) share
 the cores of this machine: what is measured on them is emulated, and says so.
@@ -17,9 +17,10 @@ the cores of this machine: what is measured on them is emulated, and says so.
 import dataclasses
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import rich.progress
 import rich.table
 from absl import app, flags
 
@@ -66,14 +67,37 @@ def run(
   Returns:
     The platform, with the curves and where and when they were measured.
   """
+  turns = prepare(workers, codecs, largest, sizes)
+  for _ in rich.progress.track(range(repeats), "calibrating"):
+    turns.run()
+  return make_platform(axis, workers, *turns.curves())
+
+
+def prepare(
+  workers: int,
+  codecs: Sequence[str],
+  largest: int,
+  sizes: int,
+  barrier: Callable[[], object] = lambda: None,
+) -> _probes.Turns:
+  """Compiles everything that is measured.
+
+  Args:
+    workers: devices that work at once.
+    codecs: names of `_probes.CODECS`.
+    largest: values of the largest array.
+    sizes: of each operation.
+    barrier: waits for the other processes of a job of several.
+  """
   mesh = _probes.make_mesh(workers)
   probes = _probes.compute(mesh, largest, sizes)
+  if codecs:
+    probes += _probes.updates(mesh, largest, sizes)
   for name in codecs:
     probes += _probes.coding(mesh, name, largest, sizes)
   if workers > 1:
     probes += _probes.collectives(mesh, largest, sizes)
-  call_s, curves = _probes.measure(mesh, probes, repeats)
-  return make_platform(axis, workers, call_s, curves)
+  return _probes.Turns(mesh, probes, barrier)
 
 
 def make_platform(
@@ -135,7 +159,7 @@ def make_platform(
 
 def _said(workers: int) -> str:
   devices = jax.devices()
-  emulated = devices[0].platform == "cpu" and workers > 1
+  emulated = devices[0].platform == "cpu" and jax.local_device_count() > 1
   kind = f"{workers} emulated devices" if emulated else f"{workers} devices"
   when = datetime.datetime.now(datetime.UTC).date()
   return f"measured {when}, JAX {jax.__version__}, {kind} at once"

@@ -74,11 +74,11 @@ class Jax:
     tx = optax.sgd(_LEARNING_RATE)
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
-      loss, grads = jax.value_and_grad(_loss)(params, batch)
+      loss, grads = jax.value_and_grad(loss_fn)(params, batch)
       updates, state = tx.update(grads, state, params)
       return optax.apply_updates(params, updates), state, loss
 
-    params = jax.tree.map(jax.device_put, _init(self._arguments.widths))
+    params = jax.tree.map(jax.device_put, make_params(self._arguments.widths))
     batch = jax.tree.map(jax.device_put, self._batch())
     return jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params), batch
 
@@ -92,8 +92,8 @@ class Jax:
       jaxmotion.exchange("data", get_exchange(case)), optax.sgd(_LEARNING_RATE)
     )
     # DDP does not average losses either.
-    init, step = jaxmotion.data_parallel(_loss, tx, mesh, mean_loss=False)
-    params, state = init(_init(self._arguments.widths))
+    init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, mean_loss=False)
+    params, state = init(make_params(self._arguments.widths))
     split = jax.sharding.NamedSharding(mesh, jax.P("data"))
     batch = jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(split, x), self._batch()
@@ -109,7 +109,8 @@ class Jax:
     }
 
 
-def _init(widths: Sequence[int]) -> dict[str, Any]:
+def make_params(widths: Sequence[int]) -> dict[str, Any]:
+  """The parameters of the MLP, the same on all hosts."""
   rng = np.random.default_rng(0)
   return {
     f"layer{i}": {
@@ -120,7 +121,8 @@ def _init(widths: Sequence[int]) -> dict[str, Any]:
   }
 
 
-def _loss(params: Any, batch: Any) -> Any:
+def loss_fn(params: Any, batch: Any) -> Any:
+  """The mean cross-entropy of the MLP."""
   x = batch["x"]
   for i in range(len(params)):
     layer = params[f"layer{i}"]

@@ -27,6 +27,8 @@ from typing import Any, Protocol
 
 from experiments.hosts._links import counted
 
+Reply = Callable[[dict[str, Any]], None]
+
 # What is still in a socket's buffer is not yet counted.
 _DRAIN_S = 0.1
 
@@ -73,6 +75,23 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def serve(backend: Backend, interface: str) -> None:
   """Serves the parent process until it says quit; does not return."""
+
+  def answer(commands: "queue.Queue[str]", reply: Reply) -> None:
+    _answer(backend, interface, commands, reply)
+
+  converse(backend.connect, answer)
+
+
+def converse(
+  connect: Callable[[], None],
+  answer: "Callable[[queue.Queue[str], Reply], None]",
+) -> None:
+  """Connects, then answers the parent process; does not return.
+
+  Args:
+    connect: waits for the other hosts.
+    answer: (lines of the parent process, what to reply with), until quit.
+  """
   # Only replies go to standard output, whatever libraries print.
   replies = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
@@ -83,9 +102,9 @@ def serve(backend: Backend, interface: str) -> None:
   code = 1
   try:
     commands = _listen()
-    backend.connect()
+    connect()
     reply({"ready": True})
-    _answer(backend, interface, commands, reply)
+    answer(commands, reply)
     code = 0
   except BaseException as error:
     traceback.print_exc()
@@ -115,7 +134,7 @@ def _answer(
   backend: Backend,
   interface: str,
   commands: "queue.Queue[str]",
-  reply: Callable[[dict[str, Any]], None],
+  reply: Reply,
 ) -> None:
   steps: dict[str, Callable[[], float]] = {}
   while True:

@@ -16,21 +16,22 @@ class Curve:
   """Seconds of one operation at several sizes.
 
   Between them it is interpolated, a straight line in the logarithms. What is
-  smaller takes what the smallest took, what is larger grows in proportion.
+  larger grows in proportion. What is smaller takes what the smallest took,
+  less its share of what grows with the size (see `line`).
 
   Args:
     sizes: increasing, in the unit of what was measured.
     seconds: of each size, never decreasing.
     noise: half of the spread of the repeats (10th to 90th percentile),
-      divided by their median; the median over the sizes.
+      divided by those seconds; the median over the sizes.
 
   Raises:
     ValueError: sizes or seconds that are not so.
 
   Example:
     >>> curve = Curve(sizes=(100, 10_000), seconds=(1.0, 100.0), noise=0.05)
-    >>> round(curve.at(1000), 9), curve.at(1), curve.at(20_000)
-    (10.0, 1.0, 200.0)
+    >>> round(curve.at(1000), 9), curve.at(50), curve.at(20_000)
+    (10.0, 0.5, 200.0)
     >>> curve.covers(1000), curve.covers(20_000)
     (True, False)
   """
@@ -63,7 +64,8 @@ class Curve:
   def at(self, size: float) -> float:
     """Seconds of a size."""
     if size <= self.sizes[0]:
-      return self.seconds[0]
+      least = min(self.line()[0], self.seconds[0])
+      return least + (self.seconds[0] - least) * size / self.sizes[0]
     if size >= self.sizes[-1]:
       return self.seconds[-1] * (size / self.sizes[-1])
     i = bisect.bisect(self.sizes, size)

@@ -1,14 +1,19 @@
-"""Platforms from datasheets. What is no datasheet's figure says so.
+"""Platforms from datasheets, and measured ones. Each figure says which it is.
 
-Peaks, not what a program reaches: what is predicted with them is a bound.
+Datasheets have peaks, not what a program reaches: what is predicted with them
+is a bound.
 """
 
 from __future__ import annotations
 
+import pathlib
+
 from jaxmotion.core import check_choice
+from jaxmotion.perfmodel._file import load_platform
 from jaxmotion.perfmodel._platform import Axis, Device, Link, Platform
 from jaxmotion.perfmodel._units import gbit_per_s, gbyte_per_s
 
+_HERE = pathlib.Path(__file__).parent
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (2023), SXM"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (2024), SXM"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021), 80 GB SXM"
@@ -25,7 +30,9 @@ def shipped(name: str) -> Platform:
       "h200_node", "h100_node", "a100_node": 8 GPUs on NVLink, axis "device";
       "h100_cluster": 16 such H100 nodes, axes "host" and "device";
       "ethernet_1gbit", "ethernet_10gbit", "ethernet_100gbit": 8 hosts
-      without GPUs, axis "data".
+      without GPUs, axis "data";
+      "cpu2": 2 devices that a host of 2 cores emulates, axis "data",
+      measured by `experiments.validate_model`.
       `resize` changes the numbers of workers.
 
   Returns:
@@ -48,6 +55,7 @@ def shipped(name: str) -> Platform:
     "ethernet_1gbit": lambda: _ethernet(1),
     "ethernet_10gbit": lambda: _ethernet(10),
     "ethernet_100gbit": lambda: _ethernet(100),
+    "cpu2": lambda: load_platform(_HERE / "cpu2.json"),
   }
   check_choice("name", name, makers)
   return makers[name]()

@@ -23,6 +23,7 @@ from jaxmotion.perfmodel._overlap import (
 from jaxmotion.perfmodel._plan import Job, Plan, make_plan, tree_bytes
 from jaxmotion.perfmodel._platform import Platform
 from jaxmotion.perfmodel._roofline import ready_seconds, seconds
+from jaxmotion.perfmodel._units import check_quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +154,7 @@ def data_parallel(
   method: str | None = None,
   within: str | None = None,
   algorithm: str = "ring",
+  alone_s: float | None = None,
 ) -> Step:
   """Predicts a step in which workers exchange their gradients.
 
@@ -170,12 +172,15 @@ def data_parallel(
     method: as for `predict_exchange`.
     within: as for `predict_exchange`.
     algorithm: as for `predict_exchange`.
+    alone_s: seconds of the whole step without any exchange, if they were
+      measured; computing, updating and calling then take that together, in
+      the proportions of the roofline.
 
   Returns:
     The step; parameters and the optimiser's state are updated in place.
 
   Raises:
-    ValueError: as `predict_exchange` and `seconds`.
+    ValueError: as `predict_exchange` and `seconds`; `alone_s` is not positive.
 
   Example:
     >>> from jaxmotion import codecs
@@ -193,17 +198,23 @@ def data_parallel(
   device = platform.device
   devices = None if within is None else platform.axis(within)
   plan = make_plan(codec, work.params, platform.axis(axis), method, devices)
-  ready = ready_seconds(work.gradient, device)[1:]
-  compute = seconds(work.gradient, device)
+  compute, update = (
+    seconds(part, device) for part in (work.gradient, work.update)
+  )
+  scale = 1.0
+  if alone_s is not None:
+    check_quantity("alone_s", alone_s)
+    scale = alone_s / (compute + update + device.call_s)
+  ready = [scale * s for s in ready_seconds(work.gradient, device)[1:]]
   messages, exchanges = exchange_messages(
-    plan, ready, compute, platform, bucket_bytes, algorithm
+    plan, ready, scale * compute, platform, bucket_bytes, algorithm
   )
   return make_step(
     messages,
     exchanges,
-    compute_s=compute,
-    update_s=seconds(work.update, device),
-    call_s=device.call_s,
+    compute_s=scale * compute,
+    update_s=scale * update,
+    call_s=scale * device.call_s,
     memory_bytes=work.gradient.peak_bytes + work.state_bytes,
     overlap=overlap,
   )

@@ -36,6 +36,15 @@ def test_a_curve_goes_through_its_points_and_never_falls(sizes, data):
 
 
 @pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
+def test_what_is_smaller_than_measured_is_on_the_line(a, b):
+  sizes = (1e5, 1e6, 1e7)
+  seconds = tuple(a + b * x for x in sizes)
+  curve = Curve(sizes=sizes, seconds=seconds, noise=0)
+  for size in (0.0, 10.0, 1e4):
+    assert curve.at(size) == pytest.approx(a + b * size, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
 def test_the_line_of_points_on_a_line_is_that_line(a, b):
   sizes = tuple(10.0**i for i in range(3, 9))
   seconds = tuple(a + b * x for x in sizes)
@@ -66,7 +75,7 @@ def test_a_measured_kernel_takes_what_was_measured():
   moving = product._replace(bytes=1e10, count=1)
   assert kernel_seconds(moving, device) == pytest.approx(1e10 / 50e9)
   chain = Kernel("elementwise", "float32", 0, 1e3)
-  assert kernel_seconds(chain, device) == 1e-3
+  assert kernel_seconds(chain, device) == pytest.approx(1e-3)
   assert kernel_seconds(chain._replace(flops=4e12), device) == 1
   other = Kernel("reduction", "float32", 0, 1e3)
   assert kernel_seconds(other, device) == kernel_seconds(other, HOST.device)

@@ -2,9 +2,12 @@ import dataclasses
 import json
 import math
 
+import jax.numpy as jnp
 import pytest
 
+from experiments._exchanges import EXCHANGES
 from jaxmotion import perfmodel
+from jaxmotion.codecs import identity, partition
 from jaxmotion.perfmodel import gbit_per_s, gbyte_per_s
 
 NAMES = (
@@ -43,6 +46,21 @@ def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
   figures = {f for f in platform.figures() if not f.endswith(choices)}
   assert set(platform.sources) == figures
   assert all(platform.sources.values())
+
+
+def test_the_host_of_two_cores_was_measured():
+  platform = perfmodel.shipped("cpu2")
+  assert platform.name == "cpu2"
+  for path, source in platform.sources.items():
+    assert source.startswith("measured 2"), path
+    assert "2 emulated devices" in source
+  device, link = platform.device, platform.axis("data").link
+  tree = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
+  for exchange in EXCHANGES.values():
+    for part in partition(exchange, tree).parts:
+      if part.codec != identity():
+        assert f"encode {part.codec!r}" in device.measured
+  assert {"all_reduce 2", "all_gather 2"} <= set(link.measured)
 
 
 def test_an_unknown_platform_is_refused_with_the_names_there_are():

@@ -208,6 +208,29 @@ def test_a_call_is_paid_once_a_step():
   assert after.exposed_s == pytest.approx(before.exposed_s)
 
 
+@pytest.mark.parametrize("name", list(CODECS))
+def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
+  called = on_device(CLUSTER, call_s=1e-3)
+  one = called.resize(data=1)
+  assert data_parallel(OWN, one, "data", alone_s=0.5).total_s == pytest.approx(
+    0.5
+  )
+  codec = CODECS[name]
+  plain = data_parallel(OWN, called, "data", codec, overlap=False)
+  found = data_parallel(OWN, called, "data", codec, overlap=False, alone_s=0.5)
+  alone_s = plain.compute_s + plain.update_s + plain.call_s
+  assert found.total_s == pytest.approx(plain.total_s - alone_s + 0.5)
+  parts = ("compute_s", "update_s", "call_s")
+  for part in parts:
+    assert getattr(found, part) == pytest.approx(
+      getattr(plain, part) * 0.5 / alone_s
+    )
+  same = data_parallel(OWN, called, "data", codec, alone_s=alone_s)
+  assert same.total_s == pytest.approx(
+    data_parallel(OWN, called, "data", codec).total_s
+  )
+
+
 def test_more_examples_take_longer():
   def total(images):
     batch = [
@@ -233,6 +256,8 @@ def test_hosts_of_several_devices_send_a_part_between_them():
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match="`bucket_bytes` must be"):
     data_parallel(OWN, CLUSTER, "data", bucket_bytes=0)
+  with pytest.raises(ValueError, match="`alone_s` must be positive"):
+    data_parallel(OWN, CLUSTER, "data", alone_s=-1.0)
   with pytest.raises(ValueError, match="`while_trips` must give"):
     work(
       lambda w, x: (

@@ -1,0 +1,1 @@
+"""Measured steps beside predicted ones: cases, testbeds, scores."""
