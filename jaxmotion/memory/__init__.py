@@ -1,4 +1,14 @@
-"""Parameters that live on the host and travel packed."""
+"""Arrays that live or travel encoded: residuals, weights on the host."""
 
+from jaxmotion.memory import residuals as residuals
 from jaxmotion.memory._host_resident import host_resident as host_resident
 from jaxmotion.memory._state import HostState as HostState
+from jaxmotion.memory._update_in_backward import (
+  update_in_backward as update_in_backward,
+)
+from jaxmotion.memory.residuals import (
+  calibrate as calibrate,
+  compress_residuals as compress_residuals,
+  offload as offload,
+  recompute as recompute,
+)

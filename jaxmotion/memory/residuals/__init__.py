@@ -1,6 +1,9 @@
 """What a function keeps for its backward pass: chosen, encoded, placed."""
 
 from jaxmotion.memory.residuals._actions import (
+  Action as Action,
+  Choice as Choice,
+  Rules as Rules,
   offload as offload,
   recompute as recompute,
 )
@@ -8,4 +11,6 @@ from jaxmotion.memory.residuals._api import (
   compress_residuals as compress_residuals,
   residuals as residuals,
 )
+from jaxmotion.memory.residuals._calibrate import calibrate as calibrate
+from jaxmotion.memory.residuals._halves import split as split
 from jaxmotion.memory.residuals._residual import Residual as Residual

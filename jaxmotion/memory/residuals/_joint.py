@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion.core import Array, PyTree, abstract
+from jaxmotion.memory.residuals._kinds import rectified
 from jaxmotion.memory.residuals._program import (
   Operand,
   Order,
@@ -83,7 +84,7 @@ def join(
     return [*results, *noted, *pull(cts)]
 
   trees: dict[str, Any] = {}
-  program = trace(both, *args, *typed)
+  program = rectified(trace(both, *args, *typed))
   inputs, cotangents = program.inputs[:size], program.inputs[size:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])

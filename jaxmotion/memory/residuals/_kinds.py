@@ -71,6 +71,42 @@ def names(
   return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
 
 
+def rectified(program: Program) -> Program:
+  """Has masks of rectifiers made of what rectifiers return.
+
+  JAX compares their operand with zero, which the same comparison of their
+  result equals: whoever has the result needs no mask.
+  """
+  zero: set[Value] = set()
+  result: dict[Value, Value] = {}
+  steps = []
+  for step in program.steps:
+    if _is_zero(step, zero):
+      zero.update(step.outs)
+    operand = _rectified(step, zero)
+    if operand is not None:
+      result.setdefault(operand, step.outs[0])
+    elif step.name == "gt" and _zero(step.ins[1], zero):
+      before = step.ins[0]
+      if isinstance(before, Value) and before in result:
+        step = step._replace(ins=(result[before], step.ins[1]))
+    steps.append(step)
+  return program._replace(steps=tuple(steps))
+
+
+def _rectified(step: Step, zero: set[Value]) -> Value | None:
+  """Returns what a step takes the maximum with zero of."""
+  if step.name == "custom_jvp_call":
+    inner = core.jaxprs_in_params(step.eqn.params)
+    ends = step.ins if all(map(_rectifies, inner)) else ()
+  else:
+    ends = step.ins if step.name == "max" else ()
+  if step.name == "max" and not any(_zero(v, zero) for v in ends):
+    return None
+  found = [v for v in ends if isinstance(v, Value) and not _zero(v, zero)]
+  return found[0] if len(found) == 1 else None
+
+
 def _kind(value: Value, sparse: bool) -> str:
   dtype = getattr(value.aval, "dtype", None)
   if dtype is None:
@@ -109,10 +145,11 @@ def _is_sparse(step: Step, zero: set[Value], sparse: set[Value]) -> bool:
 
 
 def _rectifies(jaxpr: core.Jaxpr) -> bool:
-  """Says whether the last thing a function does is a maximum with zero."""
-  for eqn in jaxpr.eqns[-1:]:
-    if eqn.primitive.name in ("jit", "pjit"):
-      return any(map(_rectifies, core.jaxprs_in_params(eqn.params)))
-    ends = [v for v in eqn.invars if isinstance(v, core.Literal)]
-    return eqn.primitive.name == "max" and any(_zero(v, set()) for v in ends)
-  return False
+  """Says whether all a function does is a maximum with zero."""
+  if len(jaxpr.eqns) != 1:
+    return False
+  (eqn,) = jaxpr.eqns
+  if eqn.primitive.name in ("jit", "pjit"):
+    return all(map(_rectifies, core.jaxprs_in_params(eqn.params)))
+  ends = [v for v in eqn.invars if isinstance(v, core.Literal)]
+  return eqn.primitive.name == "max" and any(_zero(v, set()) for v in ends)

@@ -50,19 +50,19 @@ class Traced:
     repeats: int = 1,
   ):
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    self._leaves = [leaf for _, leaf in paths]
+    self.leaves = [leaf for _, leaf in paths]
     self._options = options
     self._prefix, self._repeats = prefix, repeats
     self._inner: list[Traced] = []
     free = _argnums(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
-      outs, self._out_tree = jax.tree.flatten(
+      outs, self.out_tree = jax.tree.flatten(
         fn(*jax.tree.unflatten(tree, leaves))
       )
       return outs
 
-    closed = jax.make_jaxpr(flat)(*self._leaves)
+    closed = jax.make_jaxpr(flat)(*self.leaves)
     _check_effects(fn, closed.jaxpr.effects)
     self._program = flatten(closed)
     # Arrays of an enclosing trace, which may want a gradient of their own.
@@ -71,12 +71,10 @@ class Traced:
       for v, c in self._program.constants.items()
       if isinstance(c, jax.core.Tracer)
     }
-    self._constants = list(outer.values())
+    self.constants = list(outer.values())
     self._inputs = [*outer, *self._program.inputs]
     self._smooth = [is_smooth(a) for a in closed.out_avals]
-    joint = join(
-      self._call, [*self._constants, *self._leaves], closed.out_avals
-    )
+    joint = join(self._call, [*self.constants, *self.leaves], closed.out_avals)
     labels = [f"closed_over_{i}" for i in range(len(outer))]
     labels += [leaf_path(path) for path, _ in paths]
     self.split = Split(
@@ -105,7 +103,7 @@ class Traced:
 
   def __call__(self) -> tuple[PyTree, Notes]:
     """Returns the result, and what there is to say of it."""
-    split, many = self.split, len(self._constants)
+    split, many = self.split, len(self.constants)
 
     @jax.custom_vjp
     def run(constants: list[Array], leaves: list[Array]) -> Any:
@@ -118,13 +116,22 @@ class Traced:
 
     def pull(kept: Any, cotangents: Any) -> Any:
       free, words = kept
-      cts = zip(cotangents[0], self._smooth, strict=True)
-      gradients = backward(split, free, words, [c for c, s in cts if s])
+      cts = self.smooth(cotangents[0])
+      gradients = backward(split, free, words, cts)
       return gradients[:many], gradients[many:]
 
     run.defvjp(keep, pull)
-    outs, notes = run(self._constants, self._leaves)
-    return jax.tree.unflatten(self._out_tree, outs), notes
+    outs, notes = run(self.constants, self.leaves)
+    return jax.tree.unflatten(self.out_tree, outs), notes
+
+  def smooth(self, cotangents: Sequence[Any]) -> list[Any]:
+    """Returns the cotangents of those results that have some."""
+    pairs = zip(cotangents, self._smooth, strict=True)
+    return [ct for ct, smooth in pairs if smooth]
+
+  def forward(self) -> tuple[tuple[list[Array], Notes], list[list[Array]]]:
+    """Returns the results, notes on them, and what is kept."""
+    return forward(self.split, [*self.constants, *self.leaves])
 
   def _call(self, *values: Array) -> tuple[list[Any], Notes]:
     """The function, with loops and maxima over windows of our own."""
@@ -134,6 +141,10 @@ class Traced:
     }
     notes = Notes.none()
     scans = 0
+    if self._options.recompute == "all":
+      # What is kept inside lives no longer than its own second computation.
+      evaluate(self._program.steps, env)
+      return [read(env, v) for v in self._program.outputs], notes
     for step in self._program.steps:
       if _pool.applies(step):
         env[step.outs[0]] = _pool.pooled(step, read(env, step.ins[0]))

@@ -1,0 +1,260 @@
+"""A backward pass that updates each layer's parameters as it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxmotion.core import Array, PyTree, abstract, check_int
+from jaxmotion.memory.residuals import Action, Choice, Rules, split
+
+Block = Callable[[PyTree, PyTree], PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class update_in_backward:
+  """Trains a chain of blocks and never holds the gradients of all of them.
+
+  The gradients of a block are there for as long as its own update takes, which
+  overwrites its parameters: beside parameters and optimiser state, a step needs
+  what is kept for the backward pass and the gradients of one block (of one
+  segment).
+
+  Where nothing is computed again, that is what `compress_residuals` keeps of
+  each block; with `segment`, it is the input of so many blocks, from which the
+  rest is computed again.
+
+  Args:
+    blocks: pairs of a function (params, x) -> x and how often it is repeated.
+      Repeated blocks have parameters stacked along a leading axis, outputs of
+      the shapes of their inputs, and run in one loop.
+    loss: function (x, *batch) -> scalar of the last block's output.
+    tx: optax transformation. It is called for each block by itself, with
+      states of its own for repeats: nothing is computed over all gradients.
+    codec: as for `compress_residuals`.
+    segment: repeats whose inside is computed again together; None computes
+      nothing again but what is cheap.
+
+  Raises:
+    TypeError: `tx` or a block is none.
+    ValueError: there are no blocks, or a number is less than 1.
+
+  Example:
+    >>> def layer(w, x):
+    ...   return jnp.tanh(x @ w)
+    >>> def loss(x, y):
+    ...   return jnp.mean((x - y) ** 2)
+    >>> model = update_in_backward([(layer, 3)], loss, optax.sgd(0.1))
+    >>> params = [jnp.stack([jnp.eye(2)] * 3)]
+    >>> state = model.init(params)
+    >>> step = jax.jit(model.step, donate_argnums=(0, 1))
+    >>> x, y = jnp.eye(2), jnp.zeros((2, 2))
+    >>> params, state, value = step(params, state, x, y)
+    >>> params[0].shape, bool(value > 0)
+    ((3, 2, 2), True)
+
+  References:
+    Lv et al., *Full Parameter Fine-tuning for Large Language Models with
+    Limited Resources*, 2023 (LOMO). Jin et al., *Layrub: layer-centric GPU
+    memory reuse and data migration in extreme-scale deep learning systems*,
+    2018.
+  """
+
+  blocks: Sequence[tuple[Block, int]]
+  loss: Callable[..., Array]
+  tx: optax.GradientTransformation
+  _: dataclasses.KW_ONLY
+  codec: Action | Rules | Choice = None
+  segment: int | None = None
+
+  def __post_init__(self) -> None:
+    if not self.blocks:
+      raise ValueError("`blocks` must hold at least one block, got none.")
+    for i, (block, repeats) in enumerate(self.blocks):
+      if not callable(block):
+        raise TypeError(
+          f"`blocks[{i}]` must start with a function, got {block!r}."
+        )
+      check_int(f"blocks[{i}][1]", repeats, 1)
+    if self.segment is not None:
+      check_int("segment", self.segment, 1)
+    if not isinstance(self.tx, optax.GradientTransformation):
+      raise TypeError(
+        f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
+      )
+
+  def init(self, params: Sequence[PyTree]) -> list[PyTree]:
+    """Returns the optimiser's state for each block, stacked like its params.
+
+    Args:
+      params: of each block.
+
+    Raises:
+      ValueError: not one for each block.
+    """
+    self._check(params)
+    return [
+      self.tx.init(own) if repeats == 1 else jax.vmap(self.tx.init)(own)
+      for own, (_, repeats) in zip(params, self.blocks, strict=True)
+    ]
+
+  def step(
+    self,
+    params: Sequence[PyTree],
+    state: Sequence[PyTree],
+    x: PyTree,
+    *batch: Any,
+  ) -> tuple[list[PyTree], list[PyTree], Array]:
+    """Updates all parameters once. Jit it, and donate the first two.
+
+    Args:
+      params: of each block.
+      state: from `init` or the last step.
+      x: input of the first block.
+      *batch: what else `loss` takes.
+
+    Returns:
+      New parameters, new state, and the loss before the update.
+
+    Raises:
+      ValueError: not one of `params` or `state` for each block.
+    """
+    self._check(params)
+    pieces: list[tuple[int, _Piece, PyTree]] = []
+    for i, (block, repeats) in enumerate(self.blocks):
+      for piece in self._pieces(block, repeats, params[i], x):
+        x, words = piece.forward(params[i], x)
+        pieces.append((i, piece, words))
+    value, pull = jax.vjp(lambda x: self.loss(x, *batch), x)
+    (ct,) = pull(jnp.ones_like(value))
+    params, state = list(params), list(state)
+    for i, piece, words in reversed(pieces):
+      ct, params[i], state[i] = piece.backward(
+        self.tx, params[i], state[i], words, ct
+      )
+    return params, state, value
+
+  def _check(self, params: Sequence[PyTree]) -> None:
+    if len(params) != len(self.blocks):
+      raise ValueError(
+        f"`params` must be {len(self.blocks)} trees, one for each block, got "
+        f"{len(params)}."
+      )
+
+  def _pieces(
+    self, block: Block, repeats: int, params: PyTree, x: PyTree
+  ) -> list[_Piece]:
+    if repeats == 1:
+      return [_Piece(self, block, params, x, None)]
+    size = min(self.segment or 1, repeats)
+    whole, rest = divmod(repeats, size)
+    spans = [_Span(0, size, whole)]
+    if rest:
+      spans.append(_Span(whole * size, rest, 1))
+    return [_Piece(self, block, params, x, span) for span in spans]
+
+
+class _Span(NamedTuple):
+  """Which repeats run in a loop, and how many at a time.
+
+  Attributes:
+    start: the first.
+    size: repeats at a time.
+    loops: how often.
+  """
+
+  start: int
+  size: int
+  loops: int
+
+
+class _Piece:
+  """A block, or a loop over segments of a repeated one."""
+
+  def __init__(
+    self,
+    model: update_in_backward,
+    block: Block,
+    params: PyTree,
+    x: PyTree,
+    span: _Span | None,
+  ):
+    self._span = span
+    own = params if span is None else self._slice(params, span.start)
+    self._split = split(
+      block if span is None else _chain(block, span.size),
+      jax.tree.map(abstract, (own, x)),
+      model.codec,
+      recompute="cheap" if model.segment is None else "all",
+    )
+
+  def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the output and what is kept."""
+    if self._span is None:
+      return self._split.forward(params, x)
+
+    def body(x: PyTree, start: Array) -> tuple[PyTree, PyTree]:
+      return self._split.forward(self._slice(params, start), x)
+
+    return lax.scan(body, x, self._starts())
+
+  def backward(
+    self,
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    state: PyTree,
+    words: PyTree,
+    ct: PyTree,
+  ) -> tuple[PyTree, PyTree, PyTree]:
+    """Returns the input's cotangent, new parameters and new state."""
+    if self._span is None:
+      grads, ct = self._split.backward(params, words, ct)
+      updates, state = tx.update(grads, state, params)
+      return ct, optax.apply_updates(params, updates), state
+
+    def body(carry: Any, kept: Any) -> tuple[Any, None]:
+      ct, params, state = carry
+      start, words = kept
+      own, mine = self._slice(params, start), self._slice(state, start)
+      grads, ct = self._split.backward(own, words, ct)
+      updates, mine = jax.vmap(tx.update)(grads, mine, own)
+      own = optax.apply_updates(own, updates)
+      return (ct, _put(params, own, start), _put(state, mine, start)), None
+
+    (ct, params, state), _ = lax.scan(
+      body, (ct, params, state), (self._starts(), words), reverse=True
+    )
+    return ct, params, state
+
+  def _starts(self) -> Array:
+    start, size, loops = self._span or _Span(0, 1, 1)
+    return start + size * jnp.arange(loops)
+
+  def _slice(self, tree: PyTree, start: Any) -> PyTree:
+    size = self._span.size if self._span else 1
+    return jax.tree.map(
+      lambda a: lax.dynamic_slice_in_dim(a, start, size), tree
+    )
+
+
+def _chain(block: Block, size: int) -> Block:
+  """Several repeats as one block."""
+  if size == 1:
+    return lambda params, x: block(jax.tree.map(lambda a: a[0], params), x)
+
+  def run(params: PyTree, x: PyTree) -> PyTree:
+    return lax.scan(lambda x, own: (block(own, x), None), x, params)[0]
+
+  return run
+
+
+def _put(tree: PyTree, part: PyTree, start: Array) -> PyTree:
+  return jax.tree.map(
+    lambda a, b: lax.dynamic_update_slice_in_dim(a, b, start, 0), tree, part
+  )
