@@ -6,6 +6,7 @@ python -m experiments.tables docs/results/digits.jsonl
 import sys
 
 from experiments._rows import Row, read_rows
+from experiments.unequal import _tables as unequal
 
 _BENCH = {
   "encode_copies": "encode, copies",
@@ -24,6 +25,8 @@ def markdown(rows: list[Row]) -> str:
   """
   if rows[0].experiment == "bench_codecs":
     return _bench_table(rows)
+  if rows[0].experiment.startswith("hetgrad"):
+    return _unequal_table(rows)
   if rows[0].experiment.startswith("hosts"):
     return _hosts_table(rows)
   if rows[0].experiment.startswith("a2dtwp"):
@@ -111,6 +114,16 @@ def _weights_table(rows: list[Row]) -> str:
       cell = found.get((row.case, f"predicted_x86_{metric}"))
       cells.append("never" if cell is None else f"{cell.ratio:.3f}")
     lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _unequal_table(rows: list[Row]) -> str:
+  found, headers = unequal.cells(rows), unequal.HEADERS
+  lines = [f"| {' | '.join(headers)} |", f"|{'---|' * len(headers)}"]
+  for name in unequal.experiments_of(rows):
+    for case in unequal.CASES:
+      cells = unequal.line(found, name, case)
+      lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
 

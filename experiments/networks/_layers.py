@@ -93,8 +93,11 @@ class Conv:
   def specs(self, x: Like) -> PyTree:
     """`kernel`, `bias` and, of batch norm, `scale`."""
     shape = (*_pair(self.size), x.shape[-1], self.features)
+    spec = kernel(*shape, relu=self.relu)
+    # In the order that cuDNN has them in: XLA:GPU would keep a copy of all
+    # kernels of a loop in that order otherwise.
     specs = {
-      "kernel": kernel(*shape, relu=self.relu),
+      "kernel": dataclasses.replace(spec, shape=(self.features, *shape[:-1])),
       "bias": Spec((self.features,)),
     }
     return (
@@ -112,7 +115,7 @@ class Conv:
       params["kernel"],
       (self.stride,) * 2,
       pads,
-      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+      dimension_numbers=("NHWC", "OHWI", "NHWC"),
     )
     if self.norm:
       y = normalised(y, (0, 1, 2)) * wide(params["scale"], y)

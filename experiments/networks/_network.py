@@ -151,12 +151,13 @@ def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
   noise = jax.random.normal(key, (*lead, sum(sizes)))
   arrays = []
   for spec, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):
-    array = jnp.full((*lead, *spec.shape), spec.mean)
+    shape = (*lead, *spec.shape)
     if size:
-      drawn = noise[..., end - size : end].reshape(array.shape)
-      array = spec.deviation * drawn
-    arrays.append(array)
-  return treedef.unflatten(arrays)
+      drawn = noise[..., end - size : end].reshape(shape)
+      arrays.append(spec.mean + spec.deviation * drawn)
+    else:
+      arrays.append(jnp.full(shape, spec.mean))
+  return jax.tree.unflatten(treedef, arrays)
 
 
 def _repeat(block: Block, params: PyTree, x: Array) -> Array:

@@ -15,6 +15,7 @@ from jaxmotion.codecs._chain import chain as chain
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._microscaling import microscaling as microscaling
+from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
 from jaxmotion.codecs._partition import (
   Partition as Partition,
   partition as partition,

@@ -118,6 +118,14 @@ class feedback(TreeCodec):
       jnp.zeros((), jnp.int32), zeros, sent, self.codec.init(like)
     )
 
+  def payload_like(self, like: Like) -> PyTree:
+    """Returns the wrapped codec's payload: error memory is float32."""
+    if self.is_tree:
+      return super().payload_like(like)
+    return self.codec.payload_like(
+      jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    )
+
   def error(self, state: Feedback) -> Array:
     """Returns the remembered error, float32 of the array's shape.
 

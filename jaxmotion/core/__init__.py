@@ -9,12 +9,14 @@ from jaxmotion.core._checks import (
   describe as describe,
 )
 from jaxmotion.core._compat import (
-  abstract as abstract,
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,
   axis_size as axis_size,
+  closed_jaxpr as closed_jaxpr,
   same_on_workers as same_on_workers,
+  scan_parts as scan_parts,
   shaped as shaped,
+  stand_in as stand_in,
   to_varying as to_varying,
   tracks_varying as tracks_varying,
   varies as varies,

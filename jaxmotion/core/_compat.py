@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import ManualAxisType
 
@@ -108,16 +109,40 @@ def shaped(
   )
 
 
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
-  """Returns the type of an array, of a number or of a jaxpr's value.
+def stand_in(x: Any) -> Any:
+  """Returns something of the type of `x` that a function can be traced with.
 
-  >>> abstract(1.0).dtype
-  dtype('float32')
+  Args:
+    x: array, or a value's type as jaxprs have it.
+
+  >>> stand_in(1.0)
+  ShapeDtypeStruct(shape=(), dtype=float32)
   """
   aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-  return jax.ShapeDtypeStruct(
-    aval.shape, aval.dtype, manual_axis_type=aval.manual_axis_type
-  )
+  axes = tuple(sorted(aval.manual_axis_type.varying, key=str))
+  if axes:  # Which JAX traces no shapes of, only arrays.
+    return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
+  """Returns a jaxpr with its constants; JAX 0.12 has one class for both."""
+  if isinstance(jaxpr, ClosedJaxpr):
+    return jaxpr
+  return ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
+
+
+def scan_parts(params: Any) -> tuple[ClosedJaxpr, int, int]:
+  """Returns a scan's body, and how many constants and carried values it has.
+
+  Args:
+    params: of its equation.
+  """
+  body = closed_jaxpr(params["jaxpr"])
+  if "num_consts" in params:
+    return body, params["num_consts"], params["num_carry"]
+  consts, carry, _ = params["ft_in"].unpack()  # From JAX 0.11 on.
+  return body, len(consts.vals), len(carry.vals)
 
 
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:

@@ -1,7 +1,10 @@
 """Packing: one op a folder, with a reference and a file for each backend."""
 
 from jaxmotion.kernels._block_op import BlockOp as BlockOp
-from jaxmotion.kernels._blocks import nearest_planes as nearest_planes
+from jaxmotion.kernels._blocks import (
+  block_shape as block_shape,
+  nearest_planes as nearest_planes,
+)
 from jaxmotion.kernels._sums import (
   Memory as Memory,
   add_error as add_error,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, abstract, check_int
+from jaxmotion.core import Array, PyTree, after, check_int, stand_in
 from jaxmotion.memory.residuals import Action, Choice, Rules, split
 
 Block = Callable[[PyTree, PyTree], PyTree]
@@ -190,7 +190,7 @@ class _Piece:
     own = params if span is None else self._slice(params, span.start)
     self._split = split(
       block if span is None else _chain(block, span.size),
-      jax.tree.map(abstract, (own, x)),
+      jax.tree.map(stand_in, (own, x)),
       model.codec,
       recompute="cheap" if model.segment is None else "all",
     )
@@ -226,6 +226,8 @@ class _Piece:
       grads, ct = self._split.backward(own, words, ct)
       updates, mine = jax.vmap(tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
+      # Whoever reads the old parameters has done so, or XLA:CPU copies them.
+      own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
       return (ct, _put(params, own, start), _put(state, mine, start)), None
 
     (ct, params, state), _ = lax.scan(

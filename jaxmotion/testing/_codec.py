@@ -73,7 +73,8 @@ def check_codec(
   _require(
     _equal(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
   )
-  y = jax.jit(lambda p: codec.decode(p, x))(payload)
+  decode = jax.jit(lambda p: codec.decode(p, x))
+  y = decode(payload)
   _require(
     _equal(codec.decode(payload, x), y, ulps),
     f"{codec}: jit and eager decode differ",
@@ -85,8 +86,8 @@ def check_codec(
   _require(_finite(y), f"{codec} makes a finite array non-finite")
   if bound is not None:
     _check_bound(codec, x, y, bound)
-  _check_state(codec, x, state, new_state)
-  _check_vmap(codec, x, ulps)
+  _check_state(codec, x, state, new_state, jitted)
+  _check_vmap(codec, x, ulps, jitted, decode)
   _check_config(codec)
 
 
@@ -115,36 +116,52 @@ def _check_bound(
 
 
 def _check_state(
-  codec: Codec, x: Array, state: PyTree, new_state: PyTree
+  codec: Codec,
+  x: Array,
+  state: PyTree,
+  new_state: PyTree,
+  encode: Callable[..., Any],
 ) -> None:
   _require(
     jax.tree.map(describe, state) == jax.tree.map(describe, new_state),
     f"{codec} changes the shapes of its state",
   )
   if x.size:
-    bad = x.reshape(-1).at[0].set(jnp.nan).reshape(x.shape)
-    _, poisoned = codec.encode(bad, state, make_key(7))
+    bad = np.array(x)
+    bad.flat[0] = np.nan
+    _, poisoned = encode(jnp.asarray(bad), state, make_key(7))
     kept = codec.rest(poisoned)
     _require(_finite(kept), f"{codec} keeps a NaN in its state")
 
 
-def _check_vmap(codec: Codec, x: Array, ulps: int) -> None:
-  rows = jnp.stack([x, -x])
+def _check_vmap(
+  codec: Codec,
+  x: Array,
+  ulps: int,
+  encode: Callable[..., Any],
+  decode: Callable[..., Array],
+) -> None:
+  row = np.asarray(x)
+  rows = np.stack([row, -row])
   keys = jax.vmap(make_key(7).fold)(jnp.arange(2))
-  states = jax.tree.map(lambda a: jnp.stack([a, a]), codec.init(x))
+  state = codec.init(x)
+  states = jax.tree.map(lambda a: np.stack([a, a]), state)
   payload, _ = jax.jit(jax.vmap(codec.encode))(rows, states, keys)
   y = jax.jit(jax.vmap(lambda p: codec.decode(p, x)))(payload)
   for i in range(2):
-    own_key = jax.tree.map(lambda a, i=i: a[i], keys)
-    own, _ = codec.encode(rows[i], codec.init(x), own_key)
+    own, _ = encode(jnp.asarray(rows[i]), state, _row(keys, i))
     _require(
-      _equal(own, jax.tree.map(lambda a, i=i: a[i], payload), ulps),
+      _equal(own, _row(payload, i), ulps),
       f"{codec}: vmap and single payloads differ",
     )
     _require(
-      _equal(codec.decode(own, x), y[i], ulps),
+      _equal(decode(own), _row(y, i), ulps),
       f"{codec}: vmap and single decode differ",
     )
+
+
+def _row(tree: PyTree, i: int) -> PyTree:
+  return jax.tree.map(lambda a: np.asarray(a)[i], tree)
 
 
 def _check_config(codec: Codec) -> None:
@@ -257,7 +274,10 @@ def _close(a: np.ndarray, b: np.ndarray, ulps: int) -> bool:
 
 
 def _finite(tree: PyTree) -> bool:
-  return all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(tree))
+  return all(
+    bool(np.isfinite(np.asarray(a, np.float64)).all())
+    for a in jax.tree.leaves(tree)
+  )
 
 
 def _require(holds: bool, message: str) -> None:

@@ -86,6 +86,8 @@ CODECS = {
   "mxfp6_e3m2": mx_row("float6_e3m2fn", 2),
   "mxfp6_e2m3": mx_row("float6_e2m3fn", 3),
   "mxfp4": mx_row("float4_e2m1fn", 1),
+  # Of a negative value nothing is left; test_nonnegative has the bound.
+  "nonnegative": (codecs.nonnegative(block=64), relative(1)),
   "random_k": (codecs.random_k(density=0.3), None),
   "random_k_plain": (
     codecs.random_k(density=0.3, scaled=False),
@@ -122,5 +124,5 @@ ARRAYS = {
   "odd": np.random.default_rng(0).normal(size=(37, 29)).astype(np.float32),
   "zeros": np.zeros((65,), np.float32),
   "huge": np.array([3e38, -3e38, 1e38, 0.0, -1.0] * 13, np.float32),
-  "subnormal": np.array([1e-40, -3e-42, 0.0, 1e-38] * 17, np.float32),
+  "subnormal": np.array([1e-40, -3e-42, 0.0, 1e-38] * 16 + [0.0], np.float32),
 }

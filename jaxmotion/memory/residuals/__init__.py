@@ -9,7 +9,7 @@ from jaxmotion.memory.residuals._actions import (
 )
 from jaxmotion.memory.residuals._api import (
   compress_residuals as compress_residuals,
-  residuals as residuals,
+  residuals_of as residuals_of,
 )
 from jaxmotion.memory.residuals._calibrate import calibrate as calibrate
 from jaxmotion.memory.residuals._halves import split as split

@@ -7,14 +7,16 @@ from jax.extend import core
 _CHEAP = frozenset(
   """
   abs acos acosh add add_any and asin asinh atan atan2 atanh
-  bitcast_convert_type broadcast_in_dim cbrt ceil clamp concatenate conj
-  convert_element_type copy copy_p cos cosh device_put digamma div eq erf
-  erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota
-  is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter
-  not or pad pcast population_count pow pvary real reduce_precision rem
-  reshape rev round rsqrt same_on_workers select_n sharding_constraint
-  shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice
-  split sqrt square squeeze stop_gradient sub tan tanh transpose unstack xor
+  bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex
+  concatenate conj convert_element_type copy copy_p cos cosh device_put
+  digamma div dynamic_slice empty2 eq eq_to erf erf_inv erfc exp exp2
+  expand_dims expm1 floor ge gt imag integer_pow iota is_finite le le_to
+  lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter
+  not one_minus_square or pad pcast polynomial population_count pow pvary real
+  reduce_precision rem reshape rev round rsqrt same_on_workers select_n
+  sharding_constraint shift_left shift_right_arithmetic shift_right_logical
+  sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh
+  transpose unstack xor
   """.split()
 )
 # Calls whose cost is that of what they call.
@@ -36,7 +38,10 @@ def costly(eqn: core.JaxprEqn) -> bool:
 
 # A small change of their operands can be a large one of their results.
 _STEEP = frozenset(
-  "argmax argmin ceil eq floor ge gt is_finite le lt ne round sign".split()
+  """
+  argmax argmin ceil eq eq_to floor ge gt is_finite le le_to lt lt_to ne round
+  sign
+  """.split()
 )
 
 

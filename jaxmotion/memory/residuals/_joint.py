@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array, PyTree, abstract
+from jaxmotion.core import Array, PyTree, stand_in
 from jaxmotion.memory.residuals._kinds import rectified
 from jaxmotion.memory.residuals._program import (
   Operand,
@@ -63,7 +63,7 @@ def join(
     outs: types of the arrays it returns.
   """
   smooth = [is_smooth(a) for a in args]
-  typed = [abstract(o) for o in outs if is_smooth(o)]
+  typed = [stand_in(o) for o in outs if is_smooth(o)]
   size = len(args)
 
   def both(*values: Array) -> list[Array]:
@@ -102,7 +102,8 @@ def join(
 
 def is_smooth(x: Any) -> bool:
   """Says whether an array of this type has a gradient."""
-  return jnp.issubdtype(abstract(x).dtype, jnp.inexact)
+  dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
+  return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _nothing(x: Any) -> np.ndarray:

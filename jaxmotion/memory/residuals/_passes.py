@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, same_on_workers, varying_axes
 from jaxmotion.memory._place import fetch, put
 from jaxmotion.memory.residuals._program import (
   Operand,
@@ -58,7 +58,7 @@ def forward(
       dropped.extend([] if lost is None else [lost])
     held = list(words.values())
     if token is not None:
-      held, env[token] = lax.optimization_barrier((held, env[token]))
+      held, env[token] = _together(held, env[token])
     encoded.update(zip(words, held, strict=True))
     for value, residual in due:
       if residual.host:
@@ -169,7 +169,7 @@ class _Backward:
       [env[v] for v in again],
     )
     if token is not None:
-      held, env[token] = lax.optimization_barrier((held, env[token]))
+      held, env[token] = _together(held, env[token])
     self._words.update(zip((*packed, *ahead), held[0], strict=True))
     for value in (*packed, *ahead):
       self._fetch(value)
@@ -223,6 +223,18 @@ class _Backward:
         known[read_value] = exact[read_value].decode(words)
     evaluate(steps, known)
     return known[value]
+
+
+def _together(held: Any, token: Array) -> tuple[Any, Array]:
+  """Returns both, neither before the other."""
+  before = (held, token)
+  return jax.tree.map(_typed_as, lax.optimization_barrier(before), before)
+
+
+def _typed_as(x: Array, like: Array) -> Array:
+  """The barrier types all as varying where any is."""
+  extra = varying_axes(x) - varying_axes(like)
+  return same_on_workers(x, tuple(sorted(extra, key=str))) if extra else x
 
 
 def _due(kept: Iterable[Kept], steps: Sequence[Step]) -> dict[int, list[Kept]]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
+from jaxmotion.core import closed_jaxpr
+
 # Where a jitted function begins and ends means nothing.
 _CALLS = {
   "jit": "jaxpr",
@@ -117,9 +119,7 @@ def _inline(
   for eqn in jaxpr.eqns:
     operands = tuple(map(read, eqn.invars))
     if (key := _CALLS.get(eqn.primitive.name)) is not None:
-      inner = eqn.params[key]
-      if not isinstance(inner, core.ClosedJaxpr):
-        inner = core.ClosedJaxpr(inner, ())
+      inner = closed_jaxpr(eqn.params[key])
       outs = _inline(inner, operands, steps, constants)
     else:
       made = tuple(Value(v.aval) for v in eqn.outvars)

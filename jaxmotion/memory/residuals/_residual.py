@@ -86,7 +86,7 @@ class Residual(NamedTuple):
     """Returns the words that are kept, and how many values are not."""
     if not self._is_words():
       return [x], None
-    payload = self._encode(x)
+    payload = self._encode(_once_differentiable(x) if self.is_float else x)
     dropped = payload.overflow if self.may_overflow else None
     return [_bits(a) for a in jax.tree.leaves(payload)], dropped
 
@@ -173,6 +173,21 @@ def _encoded(residual: Residual, codec: Codec) -> Residual:
       f"{describe(residual.like)}, got {codec!r}: {e}"
     ) from e
   return encoded if pays else residual
+
+
+@jax.custom_jvp
+def _once_differentiable(x: Array) -> Array:
+  """Returns `x`; its bits, which are what is kept, have no derivative."""
+  return x
+
+
+@_once_differentiable.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+  raise NotImplementedError(
+    "A function wrapped in `compress_residuals` has no second derivatives: "
+    "what it keeps for its backward pass is bits. Wrap it for what is "
+    "differentiated once."
+  )
 
 
 def full(x: Array) -> Array:

@@ -11,7 +11,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jaxmotion.core import Array, PyTree, leaf_path
+from jaxmotion.core import Array, PyTree, leaf_path, scan_parts
 from jaxmotion.memory.residuals import _pool
 from jaxmotion.memory.residuals._joint import is_smooth, join
 from jaxmotion.memory.residuals._passes import backward, forward, plain
@@ -162,8 +162,7 @@ class Traced:
   ) -> tuple[list[Array], Notes]:
     """Runs a loop whose steps keep little."""
     params = step.eqn.params
-    consts, carried = params["num_consts"], params["num_carry"]
-    body = params["jaxpr"]
+    body, consts, carried = scan_parts(params)
     fixed, start = operands[:consts], operands[consts : consts + carried]
 
     def once(fixed: Any, xs: Any, carry: Any) -> Any:

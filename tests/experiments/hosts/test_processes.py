@@ -82,8 +82,7 @@ def test_silence_is_an_error():
       group.processes[0].receive(0.01)
 
 
-def test_replies_are_all_that_reaches_standard_output():
+def test_replies_are_all_that_reaches_standard_output(group):
   # XLA and gloo print; a line of theirs would not parse.
-  with Group(loopback(2), _jax_worker.__name__, TINY) as group:
-    replies = group.ask({"do": "prepare", "case": "none"})
+  replies = group.ask({"do": "prepare", "case": "none"})
   assert json.loads(json.dumps(replies)) == replies

@@ -25,8 +25,8 @@ TINY = {
   "resnet": {"blocks": (1, 3, 1, 1), "image": 32, "width": 1 / 16},
   "gpt": {"layers": 2, "length": 8, "heads": 2, "width": 1 / 64},
 }
-# Those that have all kinds of layers between them, and compile fast.
-TRAINED = ["googlenet", "gpt", "resnet"]
+# Those whose blocks repeat; experiments.cdma trains the others.
+TRAINED = ["gpt", "resnet"]
 
 
 def tiny(name):
@@ -153,13 +153,11 @@ def test_repeated_blocks_are_one_scan_of_stacked_parameters():
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet"])
-def test_activations_are_what_relus_and_pools_make(name):
+def test_every_relu_and_pool_is_seen(name):
   net = tiny(name)
-  params, (images, _) = given(name)
-  seen = run(net.activations, params, images)
-  assert all((y >= 0).all() for y in seen.values())
-  assert any((y == 0).any() for y in seen.values())
-  jaxpr = str(jax.make_jaxpr(net.activations)(params, images))
+  images, _ = net.batch(1)
+  seen = jax.eval_shape(net.activations, net.params, images)
+  jaxpr = str(jax.make_jaxpr(net.activations)(net.params, images))
   pools = jaxpr.count("reduce_window_max")
   relus = jaxpr.count("custom_jvp_call[")
   assert len(seen) == pools + relus
@@ -172,12 +170,14 @@ def test_a_mean_over_neighbours_counts_those_that_are_there():
   assert y[1, 1] == np.mean([0, 1, 2, 4, 5, 6, 8, 9, 10])
 
 
-def test_batch_norm_is_that_of_the_batch():
-  net = networks.make("resnet50", image=32, width=1 / 16)
-  conv, params = net.stages[0].block, run(net.init, jax.random.key(1))["stem"]
-  x = 5 + jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
-  # So far up that the ReLU does nothing.
-  y = conv(params | {"bias": jnp.full(4, 9.0)}, x) - 9
+def test_what_is_seen_is_what_relus_have_made_of_a_normalised_batch():
+  net = tiny("resnet")
+  params, (images, _) = given("resnet")
+  shift = {"bias": jnp.full(4, 9.0)}  # So far up that the ReLU does nothing.
+  only = networks.Network("stem", net.stages[:1], net.input, net.label)
+  seen = run(only.activations, {"stem": params["stem"] | shift}, images)
+  assert list(seen) == ["stem/conv"]
+  y = seen["stem/conv"] - 9
   np.testing.assert_allclose(y.mean((0, 1, 2)), 0, atol=1e-5)
   np.testing.assert_allclose(y.std((0, 1, 2)), 1, atol=1e-3)
 

@@ -1,0 +1,1 @@
+"""How well the activations of a network compress while it trains."""

@@ -1,0 +1,130 @@
+"""Floats without a sign, all of whose values but zero stay above zero."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.codecs._base import Codec
+from jaxmotion.core import (
+  Array,
+  Key,
+  Like,
+  PyTree,
+  check_choice,
+  check_int,
+  random_words,
+)
+from jaxmotion.kernels import block_shape
+
+# A code is the 5 low bits of the exponent, above the block's, and 3 bits of
+# the mantissa; a float32 has 20 bits more.
+_MANTISSA = 3
+_DROP = 23 - _MANTISSA
+_TOP = 255
+_RANGE = _TOP >> _MANTISSA
+_INF = 0x7F800000
+_NAN_BASE = 255
+
+
+class Unsigned(NamedTuple):
+  """Codes, and the least exponents of their blocks.
+
+  Attributes:
+    codes: uint8[blocks, width], flat, the last block padded.
+    base: uint8[blocks], b for values of 2^(b - 127) and more; 255 for NaN.
+  """
+
+  codes: Array
+  base: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class nonnegative(Codec):
+  """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
+
+  For the second moments of an optimiser, which divides by their roots. With b
+  such that a block's maximum is in binade b + 31 or, rounded up, at its end,
+  and at least -126: a code c > 0 stands for 2^(b + c // 8) (1 + (c % 8) / 8),
+  0 for zero. That is 32 binades of eight levels.
+
+  Laws: |decode(encode(x)) - x| is at most x / 16 to nearest and below x / 8
+  stochastically, from the least level 9/8 2^b up; x between zero and that
+  decodes to it, so nothing above zero decodes to zero. Stochastic rounding is
+  unbiased from there up; idempotent. Negative values count as zero. Finite
+  values saturate; a non-finite one makes its whole block decode to NaN.
+
+  Args:
+    block: the most values that share an exponent, a contiguous run.
+    rounding: "nearest" or "stochastic" (needs a key).
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([1.0, 1e-6, 1e-30, 0.0])
+    >>> payload, _ = nonnegative().encode(x)
+    >>> nonnegative().decode(payload, x).tolist()
+    [1.0, 9.5367431640625e-07, 5.238689482212067e-10, 0.0]
+
+  References:
+    Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022 (a
+    second moment needs levels in many binades); Li, Chen and Zhu, *Memory
+    Efficient Optimizers with 4-bit States*, 2023 (and must not become zero).
+  """
+
+  block: int = 256
+  rounding: str = "nearest"
+
+  def __post_init__(self) -> None:
+    check_int("block", self.block, 1)
+    check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+
+  @property
+  def needs_key(self) -> bool:
+    """Whether rounding is stochastic."""
+    return self.rounding == "stochastic"
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[Unsigned, PyTree]:
+    """Returns a byte for each value and one for each block, and the state."""
+    self._check(x, key)
+    bits = self._blocks(x)
+    peak = jnp.max(bits, axis=1, keepdims=True, initial=0)
+    # The binade that the maximum may be rounded up to, or it could not grow
+    # past the last level of its own.
+    top = jnp.minimum((peak + (2**_DROP - 1)) >> 23, 254)
+    # At least 1: subnormal numbers count as zero in arithmetic.
+    base = jnp.maximum(top - _RANGE, 1)
+    if self.needs_key:
+      assert key is not None
+      add = random_words(key.worker, bits.shape) >> (32 - _DROP)
+      add = add.astype(jnp.int32)
+    else:
+      add = jnp.int32(2 ** (_DROP - 1))
+    codes = ((bits + add) >> _DROP) - (base << _MANTISSA)
+    codes = jnp.where(bits > 0, jnp.clip(codes, 1, _TOP), 0)
+    base = jnp.where(peak >= _INF, _NAN_BASE, base)
+    return Unsigned(
+      codes.astype(jnp.uint8), base[:, 0].astype(jnp.uint8)
+    ), state
+
+  def decode(self, payload: Unsigned, like: Like) -> Array:
+    """Returns the codes under their exponents."""
+    self._check_payload(payload, like)
+    codes = payload.codes.astype(jnp.int32)
+    base = payload.base.astype(jnp.int32)[:, None]
+    bits = jnp.where(codes > 0, (codes + (base << _MANTISSA)) << _DROP, 0)
+    y = lax.bitcast_convert_type(bits, jnp.float32)
+    y = jnp.where(base == _NAN_BASE, jnp.nan, y)
+    return y.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
+
+  def _blocks(self, x: Array) -> Array:
+    """The values' bits, int32[blocks, width]; 0 for what is negative."""
+    _, blocks, width = block_shape(x.shape, 1, self.block)
+    flat = x.reshape(-1).astype(jnp.float32)
+    padding = blocks * width - x.size
+    flat = jnp.pad(flat, (0, padding)) if padding else flat
+    bits = lax.bitcast_convert_type(flat.reshape(blocks, width), jnp.int32)
+    magnitude = bits & 0x7FFFFFFF
+    return jnp.where((bits < 0) & (magnitude < _INF), 0, magnitude)

@@ -1,0 +1,312 @@
+"""A training step of workers that are given unequal work."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PerWorker,
+  PyTree,
+  axis_names,
+  axis_size,
+  check_float,
+  named_leaves,
+  pack_worker,
+  state_specs,
+  unpack_worker,
+  worker_index,
+)
+from jaxmotion.hetero._accumulate import Sums, accumulate
+from jaxmotion.hetero._deal import check_counts
+from jaxmotion.transforms import data_parallel
+
+
+class UnevenState(NamedTuple):
+  """What training carries from step to step.
+
+  Attributes:
+    params: of the model.
+    opt_state: of the optax chain, with each worker's error memory.
+    stats: batch statistics, the same on all workers; None without.
+  """
+
+  params: PyTree
+  opt_state: PyTree
+  stats: PyTree
+
+
+class Metrics(NamedTuple):
+  """What a step tells, the same on all workers.
+
+  Attributes:
+    loss: float32[], mean over all that counts; 0 if nothing does.
+    counts: float32[workers], what counted on each: examples or tokens.
+    seconds: float32[workers], what each took for its work; 0 if nobody said.
+  """
+
+  loss: Array
+  counts: Array
+  seconds: Array
+
+  @property
+  def throughput(self) -> Array:
+    """What counted on each worker a second, float32[workers]; 0 without time.
+
+    Its sum is what an ideal split of the work would do a second.
+    """
+    timed = self.seconds > 0
+    return jnp.where(timed, self.counts / jnp.where(timed, self.seconds, 1), 0)
+
+
+class Uneven(NamedTuple):
+  """The functions that `uneven_data_parallel` makes.
+
+  Attributes:
+    init: (params, stats=None) -> state, placed on the mesh.
+    work: (state, batch, counts) -> work. Every worker adds up its own
+      microbatches; nothing is sent, so a worker's shard of the result is ready
+      when that worker is, which is where a clock belongs.
+    update: (state, work, seconds=None, **extra_args) -> (state, metrics). The
+      exchange and the optimiser. `seconds`, float32[workers], is what each
+      worker took for `work`; the metrics tell it to all.
+    step: (state, batch, counts, **extra_args) -> (state, metrics). Both in one
+      program, for steps that nobody times.
+  """
+
+  init: Callable[..., UnevenState]
+  work: Callable[..., PerWorker]
+  update: Callable[..., tuple[UnevenState, Metrics]]
+  step: Callable[..., tuple[UnevenState, Metrics]]
+
+
+def uneven_data_parallel(
+  loss_fn: Callable[..., Any],
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+  stateful: bool = False,
+) -> Uneven:
+  r"""Makes a data-parallel step in which each worker has its own count of work.
+
+  Worker r loops over its first n_r microbatches. The exchange in `tx` gets the
+  worker's mean gradient and, as its weight, what counted, so that
+
+  .. math::
+    g = \frac{\sum_r \sum_{j<n_r} \nabla total_{rj}}
+             {\sum_r \sum_{j<n_r} count_{rj}}
+
+  whatever the counts: the gradient of the mean over everything that counts.
+  The weight is applied before a codec adds its error memory, so what is sent
+  over time sums to what came in also when counts change. A worker without work
+  takes part with weight zero.
+
+  One program is compiled, for all counts: they are data, the trips of a loop.
+  There is no collective in the loop.
+
+  Statistics (of batch normalisation) start every microbatch from the same
+  values, and the step's are the mean of what the microbatches made of them,
+  weighted by count: they do not depend on who computed which microbatch.
+
+  Args:
+    loss_fn: (params, microbatch) -> (total, count): the sum of the losses over
+      what counts, and how much does: examples, tokens, a sum of weights. With
+      `stateful` (params, stats, microbatch) -> (total, count, stats). A
+      microbatch is `batch` without its two leading axes; one whose count is
+      not positive adds nothing.
+    tx: optax chain with an `exchange` over `axis_name`, of op "mean".
+    mesh: device mesh that has the axis.
+    axis_name: the workers' axis, or a tuple of axes.
+    stateful: whether there are statistics, floating-point arrays.
+
+  Returns:
+    init, work, update and step; see `Uneven`. `batch` is a pytree of
+    (workers, most, ...) arrays, as `deal` makes it; `counts` is int[workers]
+    on the host, at most `most` each. The state given to `update` and `step` is
+    donated. Sums are made in float32 at least.
+
+  Raises:
+    ValueError: the mesh has no such axis. Later: counts or a batch that do not
+      fit, a `loss_fn` that returns something else.
+
+  Example:
+    >>> import numpy as np
+    >>> from jaxmotion import hetero, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> def loss_fn(w, x):
+    ...   return jnp.sum((x - w) ** 2), x.size
+    >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
+    >>> uneven = hetero.uneven_data_parallel(loss_fn, tx, mesh)
+    >>> x, _ = hetero.deal(np.arange(6.0), (3,), microbatch=2, most=4)
+    >>> state, metrics = uneven.step(uneven.init(jnp.zeros(())), x, (3,))
+    >>> float(state.params), metrics.counts.tolist()
+    (2.5, [6.0])
+
+  References:
+    Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
+    computing optimization for scalable deep neural networks*, 2022.
+  """
+  place, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  own = P(axis_name)
+
+  def init(params: PyTree, stats: PyTree = None) -> UnevenState:
+    if stateful != (stats is not None):
+      raise ValueError(
+        "`stats` must be given if `stateful` and only then, got"
+        f" {'none' if stats is None else 'some'} for {stateful}."
+      )
+    params, opt_state = place(params)
+    return UnevenState(params, opt_state, _place_stats(stats, mesh))
+
+  def work(model: _Model, batch: PyTree, counts: Array) -> PerWorker:
+    return jax.shard_map(
+      functools.partial(_local_work, loss_fn, axis_name),
+      mesh=mesh,
+      in_specs=(P(), own, own),
+      out_specs=own,
+    )(model, batch, counts)
+
+  def update(
+    state: UnevenState, work: PerWorker, seconds: Array, extra_args: PyTree
+  ) -> tuple[UnevenState, Metrics]:
+    specs = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
+    return jax.shard_map(
+      functools.partial(_local_update, tx, axis_name),
+      mesh=mesh,
+      in_specs=(specs, own, own, P()),
+      out_specs=(specs, P()),
+    )(state, work, seconds, extra_args)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def whole(
+    state: UnevenState, batch: PyTree, counts: Array, extra_args: PyTree
+  ) -> tuple[UnevenState, Metrics]:
+    done = work(_model(state), batch, counts)
+    return update(state, done, jnp.zeros(workers), extra_args)
+
+  jitted_work, jitted_update = jax.jit(work), jax.jit(update, donate_argnums=0)
+
+  def checked_work(
+    state: UnevenState, batch: PyTree, counts: Sequence[int]
+  ) -> PerWorker:
+    return jitted_work(_model(state), batch, _check(batch, counts, workers))
+
+  def checked_update(
+    state: UnevenState, work: PerWorker, seconds: Any = None, **extra_args: Any
+  ) -> tuple[UnevenState, Metrics]:
+    if seconds is None:
+      seconds = np.zeros(workers, np.float32)
+    if np.shape(seconds) != (workers,):
+      raise ValueError(
+        f"`seconds` must be float32[{workers}], got {seconds!r}."
+      )
+    return jitted_update(state, work, seconds, extra_args)
+
+  def checked_step(
+    state: UnevenState, batch: PyTree, counts: Sequence[int], **extra_args: Any
+  ) -> tuple[UnevenState, Metrics]:
+    return whole(state, batch, _check(batch, counts, workers), extra_args)
+
+  return Uneven(init, checked_work, checked_update, checked_step)
+
+
+def _place_stats(stats: PyTree, mesh: Mesh) -> PyTree:
+  """Copies statistics to every device."""
+  for path, leaf in named_leaves(stats):
+    check_float(f"stats/{path}", leaf)
+  copy = functools.partial(jax.tree.map, jnp.copy)
+  everywhere = jax.sharding.NamedSharding(mesh, P())
+  return jax.jit(copy, out_shardings=everywhere)(stats)
+
+
+class _Model(NamedTuple):
+  """What a loss function is given of the state."""
+
+  params: PyTree
+  stats: PyTree
+
+
+def _model(state: UnevenState) -> _Model:
+  return _Model(state.params, state.stats)
+
+
+def _local_work(
+  loss_fn: Callable[..., Any],
+  axis_name: AxisName,
+  model: _Model,
+  batch: PyTree,
+  counts: Array,
+) -> PerWorker:
+  batch = jax.tree.map(lambda a: a[0], batch)
+  return pack_worker(accumulate(loss_fn, axis_name, *model, batch, counts[0]))
+
+
+def _local_update(
+  tx: optax.GradientTransformation,
+  axis_name: AxisName,
+  state: UnevenState,
+  work: PerWorker,
+  seconds: Array,
+  extra_args: PyTree,
+) -> tuple[UnevenState, Metrics]:
+  sums: Sums = unpack_worker(work)
+  params, opt_state, stats = state
+  # A worker without work has sums of zero, whatever they are divided by.
+  share = 1 / jnp.where(sums.count > 0, sums.count, 1)
+  grads = jax.tree.map(
+    lambda a, p: (a * share.astype(a.dtype)).astype(p.dtype),
+    sums.grads,
+    params,
+  )
+  updates, opt_state = optax.with_extra_args_support(tx).update(
+    grads, opt_state, params, weight=sums.count, **extra_args
+  )
+  params = optax.apply_updates(params, updates)
+  metrics = _measure(sums, seconds[0], axis_name)
+  stats = _merge(stats, sums.stats, metrics.counts.sum(), axis_name)
+  return UnevenState(params, opt_state, stats), metrics
+
+
+def _measure(sums: Sums, seconds: Array, axis_name: AxisName) -> Metrics:
+  """Tells every worker what each has done, in one collective."""
+  mine = jnp.stack([sums.total, sums.count, seconds])
+  rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]
+  total, counts, all_seconds = lax.psum(rows.set(mine), axis_name).T
+  loss = total.sum() / jnp.where(counts.sum() > 0, counts.sum(), 1)
+  return Metrics(loss, counts, all_seconds)
+
+
+def _merge(
+  old: PyTree, sums: PyTree, count: Array, axis_name: AxisName
+) -> PyTree:
+  """Returns the mean over all that counts, or the old where nothing does."""
+
+  def mean(a: Array, total: Array) -> Array:
+    merged = lax.psum(total, axis_name) / jnp.where(count > 0, count, 1)
+    return jnp.where(count > 0, merged.astype(a.dtype), a)
+
+  return jax.tree.map(mean, old, sums)
+
+
+def _check(batch: PyTree, counts: Sequence[int], workers: int) -> np.ndarray:
+  """Returns the counts; raises unless the batch has room for them."""
+  shapes = {np.shape(a)[:2] for a in jax.tree.leaves(batch)}
+  if len(shapes) == 1:
+    (shape,) = shapes
+    if len(shape) == 2 and shape[0] == workers:
+      return check_counts(counts, shape[1], workers)
+  raise ValueError(
+    f"`batch` must have leaves of one shape ({workers} workers, most, ...), got"
+    f" {sorted(shapes)} along the two leading axes."
+  )

@@ -1,0 +1,72 @@
+"""How gradients travel, and when they are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+
+from jaxmotion.perfmodel import Platform, Work, ready_seconds, seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+  """How gradients travel, whatever their codecs.
+
+  Attributes:
+    platform: devices and links.
+    axis: of the workers, or of the hosts.
+    within: the axis of the devices of one host, if they reduce first.
+    bucket_bytes: of gradients that travel together, at least; None for all.
+    overlap: whether links and devices work at once.
+    algorithm: of the collectives.
+  """
+
+  platform: Platform
+  axis: str
+  within: str | None = None
+  bucket_bytes: int | None = None
+  overlap: bool = True
+  algorithm: str = "ring"
+
+
+class Timeline(NamedTuple):
+  """When gradients are there.
+
+  Attributes:
+    buckets: positions of the tensors that travel together, first ones first.
+    gaps: seconds of computing before each bucket is there, and after the last.
+    tail_s: of the update and the call.
+  """
+
+  buckets: tuple[tuple[int, ...], ...]
+  gaps: tuple[float, ...]
+  tail_s: float
+
+
+def timeline(work: Work, route: Route) -> Timeline:
+  """Puts tensors into buckets, as `perfmodel.data_parallel` does."""
+  device = route.platform.device
+  ready = ready_seconds(work.gradient, device)[1:]
+  leaves = jax.tree.leaves(work.params)
+  order = sorted(range(len(leaves)), key=lambda i: ready[i])
+  most = math.inf if route.bucket_bytes is None else route.bucket_bytes
+  buckets: list[tuple[int, ...]] = []
+  full: list[int] = []
+  nbytes = 0
+  for i in order:
+    full.append(i)
+    nbytes += math.prod(leaves[i].shape) * leaves[i].dtype.itemsize
+    if nbytes >= most:
+      buckets.append(tuple(full))
+      full, nbytes = [], 0
+  if full:
+    buckets.append(tuple(full))
+  ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
+  compute = seconds(work.gradient, device)
+  gaps = [b - a for a, b in zip(ends, [*ends[1:], compute], strict=True)]
+  gaps[-1] = max(gaps[-1], 0.0)
+  tail = seconds(work.update, device) + device.call_s
+  return Timeline(tuple(buckets), tuple(gaps), tail)

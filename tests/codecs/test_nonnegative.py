@@ -1,0 +1,128 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import make_key
+from jaxmotion.codecs import nonnegative
+from jaxmotion.testing import check_idempotent, check_unbiased
+
+NEAREST = nonnegative(block=64)
+STOCHASTIC = nonnegative(block=64, rounding="stochastic")
+BOTH = pytest.mark.parametrize("codec", [NEAREST, STOCHASTIC], ids=repr)
+
+
+def trip(codec, x, seed=0):
+  x = jnp.asarray(x)
+  payload, _ = codec.encode(x, key=make_key(seed))
+  return np.asarray(codec.decode(payload, x))
+
+
+def spread(binades, size=640, least=0):
+  """Values all over so many binades, in every block of 64."""
+  rng = np.random.default_rng(0)
+  x = 2.0 ** rng.uniform(least, least + binades, size)
+  x[::64] = 2.0 ** (least + binades)
+  return x.astype(np.float32)
+
+
+@BOTH
+@pytest.mark.parametrize("least", [-125, -40, 96])
+def test_values_of_thirty_binades_are_within_the_stated_bound(codec, least):
+  x = spread(30, least=least)
+  error = np.abs(trip(codec, x) - x) / x
+  assert error.max() <= (1 / 8 if codec.needs_key else 1 / 16) * (1 + 1e-6)
+  assert error.max() > 1 / 20
+
+
+@BOTH
+@pytest.mark.parametrize("least", [-149, -60])
+def test_nothing_above_zero_decodes_to_zero(codec, least):
+  x = spread(100, least=least)
+  x[3::5] = 0
+  y = trip(codec, x)
+  np.testing.assert_array_equal(y > 0, x > 0)
+  # Not even in arithmetic, where subnormal numbers are none.
+  assert y[x > 0].min() >= np.finfo(np.float32).tiny
+  # What is too small for its block is rounded up to one level.
+  block = slice(0, 64)
+  low = y[block][(x[block] > 0) & (x[block] < 2.0 ** (least + 60))]
+  assert len(low) and (low == low[0]).all() and (low > x[block].min()).all()
+
+
+@BOTH
+def test_negative_values_count_as_zero(codec):
+  np.testing.assert_array_equal(
+    trip(codec, np.float32([-1, 1, -0.0, -1e30])), [0, 1, 0, 0]
+  )
+
+
+@BOTH
+def test_a_value_that_is_not_finite_takes_its_block_with_it(codec):
+  for value in (np.nan, np.inf, -np.inf):
+    x = spread(4)
+    x[70] = value
+    y = trip(codec, x)
+    assert np.isnan(y[64:128]).all()
+    assert np.isfinite(y[:64]).all() and np.isfinite(y[128:]).all()
+
+
+@BOTH
+def test_the_greatest_float_stays_finite(codec):
+  most = np.finfo(np.float32).max
+  assert trip(codec, np.float32([most, 1.0]))[0] == 1.875 * 2.0**127
+
+
+def test_stochastic_rounding_is_unbiased():
+  check_unbiased(STOCHASTIC, jnp.asarray(spread(12, 256)))
+
+
+def test_what_is_decoded_encodes_to_itself():
+  check_idempotent(NEAREST, jnp.asarray(spread(40)))
+
+
+def average(codec, start, square, steps=4000):
+  """Second moments after so many steps, encoded after each."""
+  x = jnp.full((256,), start, jnp.float32)
+
+  def step(i, v):
+    v = 0.999 * v + 0.001 * square
+    payload, _ = codec.encode(v, key=make_key(i))
+    return codec.decode(payload, v)
+
+  return np.asarray(jax.jit(lambda v: jax.lax.fori_loop(0, steps, step, v))(x))
+
+
+@pytest.mark.parametrize("square", [0.3, 3.0])
+def test_an_average_that_moves_by_less_than_a_level_moves(square):
+  exact = square + (1 - square) * 0.999**4000
+  assert np.mean(average(STOCHASTIC, 1.0, square)) == pytest.approx(
+    exact, rel=0.1
+  )
+  # To nearest it is stuck where it was, even at the end of a binade.
+  np.testing.assert_array_equal(average(NEAREST, 1.0, square), 1.0)
+  np.testing.assert_array_equal(average(NEAREST, 1.875, 2.0), 1.875)
+
+
+def test_a_value_costs_a_byte_and_a_block_one_more():
+  x = jnp.ones((64, 100))
+  payload, _ = nonnegative(block=256).encode(x)
+  assert sum(a.nbytes for a in payload) == 6400 + 32
+  assert nonnegative(block=256).decode(payload, x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+  ("fields", "match"),
+  [
+    ({"block": 0}, "`block` must be an integer >= 1, got 0"),
+    ({"rounding": "up"}, "`rounding` must be one of 'nearest', 'stochastic'"),
+  ],
+)
+def test_bad_arguments_are_named(fields, match):
+  with pytest.raises(ValueError, match=match):
+    nonnegative(**fields)
+
+
+def test_stochastic_rounding_asks_for_a_key():
+  with pytest.raises(ValueError, match="`key` must be a jaxmotion.Key"):
+    STOCHASTIC.encode(jnp.ones(3))

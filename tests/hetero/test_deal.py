@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from jaxmotion.hetero import deal
+
+X = {"x": np.arange(22, dtype=np.float32).reshape(11, 2), "y": np.arange(11)}
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (6, 0, 0), (0, 1, 5)])
+def test_every_example_is_dealt_once_and_in_order(counts):
+  dealt, valid = deal(X, counts, microbatch=2, most=6)
+  assert dealt["x"].shape == (3, 6, 2, 2) and dealt["x"].dtype == np.float32
+  np.testing.assert_array_equal(dealt["x"][valid], X["x"])
+  np.testing.assert_array_equal(dealt["y"][valid], X["y"])
+  # Only the last microbatch is not full.
+  assert valid.any(axis=2).sum(axis=1).tolist() == list(counts)
+  assert valid.sum() == 11
+  assert not dealt["x"][~valid].any()
+
+
+def test_shapes_do_not_depend_on_counts():
+  a, b = (deal(X, n, microbatch=2, most=6)[0] for n in ((2, 2, 2), (6, 0, 0)))
+  assert {k: v.shape for k, v in a.items()} == {
+    k: v.shape for k, v in b.items()
+  }
+
+
+@pytest.mark.parametrize(
+  ("counts", "options", "message"),
+  [
+    (
+      (2, 2, 1),
+      {},
+      r"`counts` must sum to the 6 microbatches of 11 examples, got"
+      r" \[2, 2, 1\], which sum to 5",
+    ),
+    ((3, 3, 1), {}, "which sum to 7"),
+    ((7, -1, 0), {"most": 9}, r"`counts` must be integers in \[0, 9\], got"),
+    ((4, 1, 1), {"most": 3}, r"`counts` must be integers in \[0, 3\]"),
+    ((2.0, 2.0, 2.0), {}, "`counts` must be integers"),
+    (((2, 2, 2),), {}, "`counts` must be integers"),
+    ((2, 2, 2), {"microbatch": 0}, "`microbatch` must be an integer >= 1"),
+    ((2, 2, 2), {"most": 0}, "`most` must be an integer >= 1"),
+  ],
+)
+def test_bad_arguments_are_named(counts, options, message):
+  with pytest.raises(ValueError, match=message):
+    deal(X, counts, **{"microbatch": 2, "most": 6, **options})
+
+
+def test_leaves_of_different_lengths_are_refused():
+  with pytest.raises(
+    ValueError, match=r"`batch` must have leaves .*\[\(2,\), \(3,\)"
+  ):
+    deal((np.ones(2), np.ones(3)), (2,), microbatch=2, most=2)

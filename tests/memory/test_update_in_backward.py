@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxmotion import codecs
+from jaxmotion.memory import offload, update_in_backward
+from tests.memory.residuals.nets import distance, make, normal, stacked
+
+BLOCK, OWN, X = make("mlp")
+Y = normal(9, 256, 4)
+
+
+def head(w, x):
+  return x @ w
+
+
+def loss(x, y):
+  return jnp.mean((x - y) ** 2)
+
+
+def parts(repeats):
+  params = [normal(5, 16, 16), stacked(OWN, repeats), normal(6, 16, 4)]
+  return [(head, 1), (BLOCK, repeats), (head, 1)], params
+
+
+def reference(tx, params, steps):
+  def total(params, x, y):
+    x = head(params[0], x)
+    x, _ = jax.lax.scan(lambda x, p: (BLOCK(p, x), None), x, params[1])
+    return loss(head(params[2], x), y)
+
+  @jax.jit
+  def step(params, state):
+    value, grads = jax.value_and_grad(total)(params, X, Y)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  state = tx.init(params)
+  for _ in range(steps):
+    params, state, value = step(params, state)
+  return params, value
+
+
+def train(model, params, steps):
+  step = jax.jit(model.step)
+  state = model.init(params)
+  for _ in range(steps):
+    params, state, value = step(params, state, X, Y)
+  return params, value
+
+
+@pytest.mark.parametrize(
+  ("repeats", "segment"), [(4, None), (4, 2), (5, 2), (3, 8)]
+)
+def test_it_is_training(repeats, segment):
+  tx = optax.adam(1e-2)
+  blocks, params = parts(repeats)
+  model = update_in_backward(blocks, loss, tx, segment=segment)
+  found, value = train(model, params, 3)
+  expected, last = reference(tx, params, 3)
+  assert distance(expected, found) < 1e-4
+  assert abs(value - last) < 1e-5 * last
+
+
+@pytest.mark.parametrize("segment", [None, 2])
+def test_residuals_may_be_rounded_and_on_the_host(segment):
+  blocks, params = parts(4)
+  int8 = offload(codecs.uniform(bits=8, block=128))
+  model = update_in_backward(
+    blocks, loss, optax.sgd(0.1), codec=int8, segment=segment
+  )
+  found, value = train(model, params, 3)
+  expected, last = reference(optax.sgd(0.1), params, 3)
+  assert 0 < distance(expected, found) < 0.01
+  assert abs(value - last) < 0.01 * last
+
+
+def test_the_gradients_of_a_loop_are_never_there_together():
+  blocks, params = parts(64)
+  x, y = X[:8], Y[:8]  # Small beside the parameters.
+
+  def temp_bytes(step, *args):
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  tx = optax.sgd(0.1)
+  model = update_in_backward(blocks, loss, tx)
+  held = temp_bytes(model.step, params, model.init(params), x, y)
+
+  def plain(params, state, x, y):
+    def total(params):
+      z = head(params[0], x)
+      z, _ = jax.lax.scan(lambda z, p: (BLOCK(p, z), None), z, params[1])
+      return loss(head(params[2], z), y)
+
+    value, grads = jax.value_and_grad(total)(params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  weights = sum(a.nbytes for a in jax.tree.leaves(params))
+  assert temp_bytes(plain, params, tx.init(params), x, y) > weights
+  assert held < 0.9 * weights
+
+
+def test_bad_arguments_are_named():
+  tx = optax.sgd(0.1)
+  with pytest.raises(ValueError, match="`blocks` must hold at least one"):
+    update_in_backward([], loss, tx)
+  with pytest.raises(TypeError, match=r"`blocks\[0\]` must start with a func"):
+    update_in_backward([(3, 1)], loss, tx)
+  with pytest.raises(
+    ValueError, match=r"`blocks\[0\]\[1\]` must be an integer"
+  ):
+    update_in_backward([(head, 0)], loss, tx)
+  with pytest.raises(ValueError, match="`segment` must be an integer >= 1"):
+    update_in_backward([(head, 1)], loss, tx, segment=0)
+  with pytest.raises(TypeError, match="`tx` must be an optax"):
+    update_in_backward([(head, 1)], loss, None)
+  with pytest.raises(ValueError, match="`params` must be 1 trees"):
+    update_in_backward([(head, 1)], loss, tx).init([])

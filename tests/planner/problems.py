@@ -1,0 +1,79 @@
+"""A small step, and codecs to choose from."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion import codecs, make_key, perfmodel
+from jaxmotion.perfmodel import Link, gbit_per_s
+
+PARAMS = {
+  "first": jax.ShapeDtypeStruct((96, 320), "float32"),
+  "bias": jax.ShapeDtypeStruct((320,), "float32"),
+  "last": jax.ShapeDtypeStruct((320, 64), "float32"),
+}
+BATCH = jax.ShapeDtypeStruct((8, 96), "float32")
+THREE = (codecs.identity(), codecs.cast("bfloat16"), codecs.uniform(bits=8))
+
+
+def loss(params, x):
+  x = jax.nn.relu(x @ params["first"] + params["bias"][None])
+  return jnp.mean(jnp.square(x @ params["last"]))
+
+
+WORK = perfmodel.work(loss, PARAMS, BATCH)
+
+
+def cluster(workers=8, gbit=1.0, latency_s=5e-5):
+  """Hosts on Ethernet."""
+  platform = perfmodel.shipped("ethernet_1gbit").resize(data=workers)
+  (axis,) = platform.axes
+  link = Link(latency_s=latency_s, rate=gbit_per_s(gbit))
+  return dataclasses.replace(
+    platform, axes=(dataclasses.replace(axis, link=link),)
+  )
+
+
+def gradients():
+  """Of one step, not equally large."""
+  rng = np.random.default_rng(0)
+  scales = {"first": 1e-3, "bias": 1e-2, "last": 3e-3}
+  return {
+    name: (scales[name] * rng.standard_normal(like.shape)).astype("float32")
+    for name, like in PARAMS.items()
+  }
+
+
+def every_choice(tensors, codecs):
+  """int[choices, tensors]: all of them."""
+  return np.array(list(itertools.product(range(codecs), repeat=tensors)))
+
+
+def rules_of(choice, candidates=THREE):
+  """The codec of an exchange that gives each tensor its own."""
+  names = [path for path, _ in jax.tree.leaves_with_path(PARAMS)]
+  return codecs.rules(
+    tuple(
+      (f"^{name[0].key}$", candidates[c])
+      for name, c in zip(names, choice, strict=True)
+    )
+  )
+
+
+def relative(codec, x):
+  """Relative errors of encoding the arrays that are stacked in x."""
+
+  @jax.jit
+  def round_trip(x):
+    payload, _ = codec.encode(x, codec.init(x), make_key(0))
+    return codec.decode(payload, x)
+
+  y = np.stack([np.asarray(round_trip(row), np.float64) for row in x])
+  lost, whole = (
+    np.linalg.norm(a.reshape(len(a), -1), axis=1)
+    for a in (y - x, x.astype(np.float64))
+  )
+  return lost / whole
