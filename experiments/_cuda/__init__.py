@@ -9,7 +9,9 @@ GPU is to be found: by JAX_PLATFORMS=cpu, or by `stay_on_the_host`.
 
 from experiments._cuda._compile import (
   Compiled as Compiled,
+  Memory as Memory,
   compile_for as compile_for,
+  memory_for as memory_for,
   refusal as refusal,
   stay_on_the_host as stay_on_the_host,
 )

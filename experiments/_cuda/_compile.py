@@ -27,6 +27,29 @@ _LAUNCH = re.compile(
 _SOURCE = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
 
+class Memory(NamedTuple):
+  """What a program for a GPU needs: compiled, not run.
+
+  Attributes:
+    gpu: name of the device.
+    memory_gib: memory that the compiler was told of; it spends what there is,
+      so no figure means much without it.
+    argument_bytes: of the arguments.
+    output_bytes: of the results, those in donated arguments too.
+    alias_bytes: of results in the memory of donated arguments.
+    temp_bytes: of everything in between, on the device.
+    host_temp_bytes: of everything in between, on the host.
+  """
+
+  gpu: str
+  memory_gib: float
+  argument_bytes: int
+  output_bytes: int
+  alias_bytes: int
+  temp_bytes: int
+  host_temp_bytes: int
+
+
 class Compiled(NamedTuple):
   """A program for a GPU: compiled, not run.
 
@@ -135,6 +158,28 @@ def compile_for(
     ValueError: there is no such GPU.
     RuntimeError: nothing can be compiled here; see `refusal`.
   """
+  target, memory_gib = _target(gpu, memory_gib)
+  lowered = _lowered(fn, args, target, memory_gib, jit_options)
+  with tempfile.TemporaryDirectory() as folder:
+    options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
+    program = lowered.compile(compiler_options=options)
+    return _read(program, pathlib.Path(folder), target, memory_gib)
+
+
+def memory_for(
+  fn: Callable[..., PyTree],
+  *args: PyTree,
+  gpu: str = "H100",
+  memory_gib: float | None = None,
+  **jit_options: Any,
+) -> Memory:
+  """What `compile_for` says of memory, in a third of its time."""
+  target, memory_gib = _target(gpu, memory_gib)
+  program = _lowered(fn, args, target, memory_gib, jit_options).compile()
+  return _memory(program, target, memory_gib)
+
+
+def _target(gpu: str, memory_gib: float | None) -> tuple[_targets.Gpu, float]:
   check_choice("gpu", gpu, tuple(_targets.GPUS))
   target = _targets.GPUS[gpu]
   memory_gib = target.memory_gib if memory_gib is None else memory_gib
@@ -142,17 +187,36 @@ def compile_for(
     raise ValueError(f"`memory_gib` must be positive, got {memory_gib!r}.")
   if why := refusal():
     raise RuntimeError(f"Nothing can be compiled for a GPU: {why}.")
+  return target, memory_gib
+
+
+def _lowered(
+  fn: Callable[..., PyTree],
+  args: PyTree,
+  target: _targets.Gpu,
+  memory_gib: float,
+  jit_options: dict[str, Any],
+) -> Any:
   sharding = SingleDeviceSharding(_device(target, memory_gib))
   args = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args
   )
   with jax.sharding.use_abstract_mesh(_mesh(target.kind)):
     traced = jax.jit(fn, **jit_options).trace(*args)
-    lowered = traced.lower(lowering_platforms=("cuda",))
-  with tempfile.TemporaryDirectory() as folder:
-    options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-    program = lowered.compile(compiler_options=options)
-    return _read(program, pathlib.Path(folder), target, memory_gib)
+    return traced.lower(lowering_platforms=("cuda",))
+
+
+def _memory(program: Any, target: _targets.Gpu, memory_gib: float) -> Memory:
+  memory = program.memory_analysis()
+  return Memory(
+    target.kind,
+    memory_gib,
+    memory.argument_size_in_bytes,
+    memory.output_size_in_bytes,
+    memory.alias_size_in_bytes,
+    memory.temp_size_in_bytes,
+    memory.host_temp_size_in_bytes,
+  )
 
 
 def _mesh(kind: str) -> AbstractMesh:
@@ -165,7 +229,6 @@ def _read(
   program: Any, folder: pathlib.Path, target: _targets.Gpu, memory_gib: float
 ) -> Compiled:
   """Collects what the compiler says and what it left in the folder."""
-  memory = program.memory_analysis()
   sources = _SOURCE.findall(_one(folder, "thunk_metadata"))
   source = {number: instruction for instruction, number in sources}
   launched = [
@@ -175,13 +238,7 @@ def _read(
   counts = Counter(instruction for _, instruction, _ in launched)
   files = {_ptx.kernel_of(path): path for path in folder.glob("*.ptx")}
   return Compiled(
-    target.kind,
-    memory_gib,
-    memory.argument_size_in_bytes,
-    memory.output_size_in_bytes,
-    memory.alias_size_in_bytes,
-    memory.temp_size_in_bytes,
-    memory.host_temp_size_in_bytes,
+    *_memory(program, target, memory_gib),
     _hlo.kernels(program.as_text(), counts),
     [
       _ptx.assembly(files[name], instruction, shared)

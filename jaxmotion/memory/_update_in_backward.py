@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -240,9 +241,12 @@ class _Piece:
 
   def _slice(self, tree: PyTree, start: Any) -> PyTree:
     size = self._span.size if self._span else 1
-    return jax.tree.map(
-      lambda a: lax.dynamic_slice_in_dim(a, start, size), tree
-    )
+
+    def part(a: Array) -> Array:
+      rows = lax.dynamic_slice_in_dim(_rows(a), start, size)
+      return lax.optimization_barrier(rows).reshape(size, *a.shape[1:])
+
+    return jax.tree.map(part, tree)
 
 
 def _chain(block: Block, size: int) -> Block:
@@ -257,6 +261,18 @@ def _chain(block: Block, size: int) -> Block:
 
 
 def _put(tree: PyTree, part: PyTree, start: Array) -> PyTree:
-  return jax.tree.map(
-    lambda a, b: lax.dynamic_update_slice_in_dim(a, b, start, 0), tree, part
-  )
+  def whole(a: Array, b: Array) -> Array:
+    own = lax.optimization_barrier(_rows(b))
+    rows = lax.dynamic_update_slice_in_dim(_rows(a), own, start, 0)
+    return rows.reshape(a.shape)
+
+  return jax.tree.map(whole, tree, part)
+
+
+def _rows(a: Array) -> Array:
+  """A stack of kernels of convolutions as a matrix.
+
+  XLA would give the whole stack the layout that its convolution wants, in a
+  copy as large as all parameters.
+  """
+  return a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 4 else a

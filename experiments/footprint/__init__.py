@@ -1,0 +1,1 @@
+"""What training a network takes of a device's memory, and of its time."""

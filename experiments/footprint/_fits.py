@@ -1,0 +1,123 @@
+"""The deepest network and the largest batch that fit a device.
+
+What a device must hold is affine in the depth, and nearly so in the batch: two
+small programs are compiled, the size at which the device is full is drawn from
+them, and the program of that size is compiled to see whether it does fit.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from experiments.footprint import _measure, _modes
+from experiments.footprint._points import Spec
+
+# The bottleneck ResNets of the papers have five blocks in the third stage for
+# each in the second, and three in the others.
+_PER_STEP = 18
+_AROUND = 3 * 6 + 2
+
+_Compile = Callable[[int], _measure.Memory]
+
+
+class Fit(NamedTuple):
+  """The largest size found to fit.
+
+  Attributes:
+    size: depth in layers, or examples.
+    memory: of the program of that size, as compiled.
+    drawn_bytes: what it was to take by the line through two small ones.
+  """
+
+  size: int
+  memory: _measure.Memory
+  drawn_bytes: float
+
+
+def resnet(steps: int) -> Spec:
+  """The ResNet with that many blocks in its second stage, at batch 16.
+
+  >>> resnet(138).options
+  {'blocks': (3, 138, 690, 3)}
+  """
+  return Spec("resnet", 16, {"blocks": (3, steps, 5 * steps, 3)})
+
+
+def layers(steps: int) -> int:
+  """Its depth.
+
+  >>> layers(138)
+  2504
+  """
+  return _PER_STEP * steps + _AROUND
+
+
+def deepest(
+  mode: str,
+  target: str,
+  limit_bytes: float,
+  small: tuple[int, int] = (40, 120),
+) -> Fit | None:
+  """The deepest bottleneck ResNet of batch 16 and 224 pixels that fits.
+
+  Args:
+    mode: of `MODES`.
+    target: of `TARGETS`.
+    limit_bytes: all that the device holds, arguments and gradients included.
+    small: blocks of the second stage of the two that are compiled first.
+  """
+  compiled = _compiler(resnet, mode, target, limit_bytes)
+  found = largest(compiled, limit_bytes, small)
+  return found and found._replace(size=layers(found.size))
+
+
+def largest_batch(
+  spec: Spec,
+  mode: str,
+  target: str,
+  limit_bytes: float,
+  small: tuple[int, int] = (16, 32),
+) -> Fit | None:
+  """The largest batch of a network that fits.
+
+  Args:
+    spec: the network; its batch is not used.
+    mode: of `MODES`.
+    target: of `TARGETS`.
+    limit_bytes: all that the device holds, arguments and gradients included.
+    small: the batches that are compiled first.
+  """
+  at = lambda batch: spec._replace(batch=batch)
+  return largest(_compiler(at, mode, target, limit_bytes), limit_bytes, small)
+
+
+def largest(
+  compiled: _Compile, limit_bytes: float, small: tuple[int, int]
+) -> Fit | None:
+  """The largest size whose program was compiled and found to fit.
+
+  Where the program of the size drawn does not fit, the line goes on through it
+  and the smallest one; after three of these None is found.
+  """
+  low, high = small
+  base, top = (compiled(size).device_bytes for size in small)
+  for _ in range(3):
+    slope = (top - base) / (high - low)
+    size = low + int((limit_bytes - base) // slope)
+    if size < 1:
+      return None
+    memory = compiled(size)
+    if memory.device_bytes <= limit_bytes:
+      return Fit(size, memory, base + slope * (size - low))
+    high, top = size, memory.device_bytes
+  return None
+
+
+def _compiler(
+  at: Callable[[int], Spec], mode: str, target: str, limit_bytes: float
+) -> _Compile:
+  def compiled(size: int) -> _measure.Memory:
+    spec = at(size)
+    job = _modes.job(mode, spec.make(), spec.batch)
+    return _measure.compile_step(job, target, limit_bytes / 2**30)
+
+  return compiled

@@ -1,0 +1,221 @@
+"""The networks of Layrub and Layup, in every mode, beside what these printed.
+
+  JAX_PLATFORMS=cpu python -m experiments.layrub \\
+    --json=docs/results/layrub.jsonl --plot=docs/results/layrub.png
+
+Compiled and predicted as by `experiments.memory_report`; see there for what the
+figures are and are not. Then, for a device of --limit_gb, parameters, gradients
+and batch included:
+  deepest        bottleneck ResNet, batch 16, 224 pixels, (3, n, 5n, 3) blocks;
+  largest_batch  of --batch_of.
+Both are sizes whose program was compiled and fits; `device_bytes_drawn` is what
+two small programs had said of them. A GPU's time is measured where there is
+one.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import jax
+from absl import app, flags
+from rich.table import Table
+
+from experiments import _rows
+from experiments._console import make_console
+from experiments.footprint import (
+  _fits,
+  _measure,
+  _papers,
+  _points,
+  _report,
+)
+
+_EXPERIMENT = "layrub"
+_USUAL = (
+  "plain",
+  "jax_checkpoint",
+  "jax_offload",
+  "cut",
+  "cut_int4",
+  "again_int8_host",
+  "everything",
+)
+# Runners share names of flags, and a process may import several of them.
+_NETWORKS = flags.DEFINE_list(
+  "networks",
+  list(_papers.NETWORKS),
+  "Networks and batches, NAME:BATCH.",
+  allow_override=True,
+)
+_MODES = flags.DEFINE_list(
+  "modes", list(_USUAL), "Of training.", allow_override=True
+)
+_LIMIT = flags.DEFINE_float("limit_gb", 12.0, "Of the device, 10^9 bytes.")
+_FIT = flags.DEFINE_list(
+  "fit",
+  ["plain", "jax_checkpoint", "cut_int4", "everything"],
+  "Modes whose deepest network and largest batch are looked for.",
+)
+_BATCH_OF = flags.DEFINE_list("batch_of", ["resnet50"], "Networks.")
+_TARGET = flags.DEFINE_enum(
+  "target",
+  "h100",
+  list(_measure.TARGETS),
+  "To compile for.",
+  allow_override=True,
+)
+_JSON = flags.DEFINE_string(
+  "json", None, "Where to write rows (JSON Lines).", allow_override=True
+)
+_PLOT = flags.DEFINE_string(
+  "plot", None, "Where to write the plot (PNG).", allow_override=True
+)
+
+
+def published() -> Iterator[_rows.Row]:
+  """What the papers printed, as rows."""
+  for p in _papers.PUBLISHED:
+    yield _row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
+
+
+def means(rows: Sequence[_rows.Row]) -> Iterator[_rows.Row]:
+  """For each mode, what it saves and costs on average over the networks.
+
+  Args:
+    rows: of points, with their ratios to `plain`.
+  """
+  for metric, name in (
+    ("temp_bytes", "saved_percent"),
+    ("step_ms_predicted", "step_percent_predicted"),
+  ):
+    ratios: dict[str, list[float]] = {}
+    machine = ""
+    for row in rows:
+      if row.metric == metric and row.ratio is not None:
+        ratios.setdefault(row.case.rpartition("/")[2], []).append(row.ratio)
+        machine = row.machine
+    for mode, found in ratios.items():
+      sign = -1 if metric == "temp_bytes" else 1
+      changes = [sign * 100 * (ratio - 1) for ratio in found]
+      case = f"mean_of_{len(found)}/{mode}"
+      yield _row(case, name, statistics.fmean(changes), "%", machine)
+      if metric == "temp_bytes":
+        yield _row(f"best/{mode}", name, max(changes), "%", machine)
+
+
+def fits(
+  modes: Sequence[str],
+  batch_of: Sequence[str],
+  target: str,
+  limit_gb: float,
+  **small: tuple[int, int],
+) -> Iterator[_rows.Row]:
+  """The deepest ResNet and the largest batches that fit, as rows.
+
+  Args:
+    modes: of training.
+    batch_of: networks whose largest batch is looked for.
+    target: to compile for.
+    limit_gb: of the device, 10^9 bytes.
+    **small: as for `footprint._fits`.
+  """
+  limit = limit_gb * 1e9
+  for mode in modes:
+    case = f"{limit_gb:g}GB/{mode}"
+    found = _fits.deepest(mode, target, limit, **small)
+    yield from _of_fit(f"resnet_batch16/{case}", "deepest", found, target)
+    for name in batch_of:
+      spec = _points.Spec(name, 1)
+      found = _fits.largest_batch(spec, mode, target, limit, **small)
+      yield from _of_fit(f"{name}/{case}", "largest_batch", found, target)
+
+
+def _of_fit(
+  case: str, metric: str, found: _fits.Fit | None, target: str
+) -> Iterator[_rows.Row]:
+  unit = "layers" if metric == "deepest" else "examples"
+  if found is None:
+    yield _row(case, metric, "none fits", unit, target)
+    return
+  memory = found.memory
+  yield _row(case, metric, found.size, unit, memory.machine)
+  for name, value in (
+    ("device_bytes", memory.device_bytes),
+    ("device_bytes_drawn", found.drawn_bytes),
+    ("temp_bytes", memory.temp_bytes),
+    ("host_temp_bytes", memory.host_temp_bytes),
+    ("argument_bytes", memory.argument_bytes),
+  ):
+    yield _row(f"{case}/{metric}", name, value, "bytes", memory.machine)
+  compiled = f"{case}/{metric}"
+  yield _row(compiled, "compile_s", memory.compile_s, "s", _rows.machine())
+
+
+def summary(rows: Sequence[_rows.Row]) -> Table:
+  """Ours beside the papers'."""
+  table = Table(title="beside what was printed")
+  for name in ("case", "what", "value", "unit", "where"):
+    table.add_column(name, overflow="fold")
+  for row in rows:
+    if row.metric in _SUMMED:
+      text = row.value if isinstance(row.value, str) else f"{row.value:.4g}"
+      table.add_row(row.case, row.metric, text, row.unit, row.machine)
+  return table
+
+
+_SUMMED = (
+  "saved_percent",
+  "step_percent",
+  "step_percent_predicted",
+  "deepest",
+  "largest_batch",
+)
+
+
+def _row(
+  case: str, metric: str, value: float | str, unit: str, machine: str
+) -> _rows.Row:
+  return _rows.Row(
+    _EXPERIMENT,
+    case,
+    metric,
+    value,
+    unit,
+    None,
+    None,
+    None,
+    machine,
+    jax.__version__,
+  )
+
+
+def main(argv: Sequence[str]) -> None:
+  """Compiles, predicts, measures; prints tables and writes rows."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+  target, console = _TARGET.value, make_console()
+  if why := _measure.refusal(target):
+    console.print(f"Nothing can be compiled for {target}: {why}.")
+    return
+  found = _points.find_all(
+    _points.parse(_NETWORKS.value),
+    _MODES.value,
+    target,
+    _EXPERIMENT,
+    _JSON.value,
+  )
+  console.print(_report.table(found))
+  rows = [*published(), *found, *means(found)]
+  for row in fits(_FIT.value, _BATCH_OF.value, target, _LIMIT.value):
+    rows.append(row)
+    if _JSON.value:
+      _rows.write_rows(_JSON.value, rows)
+  console.print(summary(rows))
+  if _JSON.value:
+    _rows.write_rows(_JSON.value, rows)
+  if _PLOT.value:
+    _report.save_plot(rows, _PLOT.value)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,56 @@
+from experiments.footprint import _fits, _measure, _points
+
+TINY = {"blocks": (1, 1, 1, 1), "image": 32, "classes": 10, "width": 1 / 16}
+
+
+def _line(base, slope, bend=0):
+  """Programs of `base + slope * size` bytes, and what was compiled."""
+  seen = []
+
+  def compiled(size):
+    seen.append(size)
+    nbytes = base + slope * size + bend * size**2
+    return _measure.Memory("none", nbytes, 0, 0, 0, 0.0)
+
+  return compiled, seen
+
+
+def test_the_largest_that_fits_is_drawn_from_two_and_compiled():
+  compiled, seen = _line(100, 7)
+  found = _fits.largest(compiled, 1000, (2, 5))
+  assert (found.size, found.memory.device_bytes) == (128, 996)
+  assert found.drawn_bytes == 996
+  assert seen == [2, 5, 128]
+
+
+def test_what_is_drawn_too_large_is_drawn_again():
+  compiled, seen = _line(100, 7, bend=0.02)
+  found = _fits.largest(compiled, 1000, (2, 5))
+  assert len(seen) > 3
+  assert found.memory.device_bytes <= 1000
+  assert found.size == seen[-1]
+
+
+def test_nothing_fits_less_than_one_takes():
+  compiled, _ = _line(100, 7)
+  assert _fits.largest(compiled, 100, (2, 5)) is None
+
+
+def test_the_compiler_is_told_of_the_limit(monkeypatch):
+  asked = []
+
+  def compile_step(job, target, memory_gib):
+    pixels, _ = job.args[1]
+    asked.append((target, memory_gib, pixels.shape[0]))
+    return _measure.Memory("none", pixels.shape[0] << 20, 0, 0, 0, 0.0)
+
+  monkeypatch.setattr(_measure, "compile_step", compile_step)
+  spec = _points.Spec("resnet", 1, TINY)
+  found = _fits.largest_batch(spec, "plain", "h100", 2**30, (1, 4))
+  assert found.size == 1024
+  assert asked == [("h100", 1.0, batch) for batch in (1, 4, 1024)]
+
+
+def test_the_papers_deepest_is_one_of_the_depths():
+  assert _fits.layers(138) == 2504
+  assert _fits.resnet(138).make().name == "resnet2504"
