@@ -37,6 +37,8 @@ def markdown(rows: list[Row]) -> str:
     return _bench_table(rows)
   if rows[0].experiment == "cdma":
     return _activations_table(rows)
+  if rows[0].experiment.startswith("residual_accuracy"):
+    return _residuals_table(rows)
   if rows[0].experiment.startswith("hetgrad"):
     return _unequal_table(rows)
   if rows[0].experiment.startswith("hosts"):
@@ -97,6 +99,27 @@ def _activations_table(rows: list[Row]) -> str:
   for case in [c for c in cases if "_step" not in c]:
     cells = [f"{float(found[case, metric].value):.2f}" for metric in _CDMA]
     lines.append(f"| {case} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _residuals_table(rows: list[Row]) -> str:
+  found = {(row.experiment, row.case, row.metric): row for row in rows}
+  lines = [
+    "| network | residuals | test accuracy, % | to fp32, points "
+    "| error of the first gradient |",
+    "|---|---|---|---|---|",
+  ]
+  for row in [row for row in rows if row.metric == "test_accuracy"]:
+    assert row.baseline is not None
+    error = found[row.experiment, row.case, "gradient_error"]
+    cells = [
+      row.experiment.removeprefix("residual_accuracy_"),
+      row.case,
+      f"{row.value:.2f} ± {row.noise:.2f}",
+      f"{float(row.value) - row.baseline:+.2f}",
+      f"{float(error.value):.2g}",
+    ]
+    lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
 

@@ -16,6 +16,10 @@ def test_the_readmes_tables_are_made_of_the_rows(name):
   assert tables.markdown(rows) in (ROOT / "README.md").read_text()
 
 
-def test_the_table_of_activations_is_made_of_the_rows():
-  rows = _rows.read_rows(ROOT / "docs" / "results" / "cdma.jsonl")
-  assert tables.markdown(rows) in (ROOT / "docs" / "activations.md").read_text()
+@pytest.mark.parametrize(
+  ("name", "page"),
+  [("cdma", "activations"), ("residual_accuracy", "residuals")],
+)
+def test_the_tables_of_pages_are_made_of_the_rows(name, page):
+  rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
+  assert tables.markdown(rows) in (ROOT / "docs" / f"{page}.md").read_text()
