@@ -14,6 +14,7 @@ from jaxmotion import (
   controllers as controllers,
   memory as memory,
   perfmodel as perfmodel,
+  planner as planner,
   testing as testing,
   transforms as transforms,
   wire as wire,

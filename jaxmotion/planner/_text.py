@@ -1,0 +1,62 @@
+"""Figures and codecs in sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxmotion.codecs import Codec
+
+
+def brief(codec: Codec) -> str:
+  """Returns the shortest expression that makes a codec.
+
+  Args:
+    codec: any codec.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> brief(codecs.feedback(codecs.uniform(bits=4)))
+    'feedback(uniform(bits=4))'
+  """
+  return _brief(codec)
+
+
+def _brief(value: Any) -> str:
+  if not isinstance(value, Codec):
+    return repr(value)
+  parts: list[str] = []
+  for field in dataclasses.fields(value):
+    own = getattr(value, field.name)
+    if own == field.default:
+      continue
+    if isinstance(own, tuple) and all(isinstance(c, Codec) for c in own):
+      parts += map(_brief, own)
+    else:
+      name = f"{field.name}=" if field.kw_only is True else ""
+      parts.append(name + _brief(own))
+  return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def in_seconds(value: float) -> str:
+  """Seconds in the unit that suits them.
+
+  >>> in_seconds(0.0123), in_seconds(4e-7), in_seconds(0.0)
+  ('12.3 ms', '0.4 us', '0 us')
+  """
+  for unit, name in ((1.0, "s"), (1e-3, "ms")):
+    if value >= unit:
+      return f"{value / unit:.3g} {name}"
+  return f"{value * 1e6:.3g} us"
+
+
+def in_bytes(value: float) -> str:
+  """Bytes in the unit that suits them.
+
+  >>> in_bytes(1500), in_bytes(2.5e6), in_bytes(12)
+  ('1.5 kB', '2.5 MB', '12 B')
+  """
+  for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    if value >= unit:
+      return f"{value / unit:.3g} {name}"
+  return f"{value:.3g} B"
