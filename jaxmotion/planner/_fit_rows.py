@@ -17,9 +17,13 @@ def rows_of(
 ) -> Iterator[FitRow]:
   """Returns a row for each residual that is kept or computed again."""
   movable = prices.trial(draft.drops).movable
+  before = {r.name for r in prices.trial().rows}
   for name in dict.fromkeys(r.name for r in kept):
     own = [r for r in kept if r.name == name]
-    yield _kept(prices, own, kept, name in movable)
+    why = "It fits." if name in movable else "Small."
+    if name not in before:
+      why = "Others are computed again from it."
+    yield _kept(prices, own, kept, why)
   yield from _computed_again(prices, draft, {r.name for r in kept})
 
 
@@ -46,7 +50,7 @@ def _kept(
   prices: Prices,
   rows: Sequence[Residual],
   every: Sequence[Residual],
-  movable: bool,
+  reason: str,
 ) -> FitRow:
   first = rows[0]
   offer = prices.offered(rows)
@@ -54,7 +58,6 @@ def _kept(
   plain = sum(r.nbytes * r.repeats for r in rows)
   exposed_s = _exposed_s(prices, offer, prefix_of(first.name), every)
   action = "keep" if first.codec is None else "compress"
-  reason = "It fits." if movable else "Small."
   if first.host:
     action = "offload"
     link = in_seconds(offer.put_s + offer.fetch_s)

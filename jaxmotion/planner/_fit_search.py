@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 
 from jaxmotion.memory.residuals import Action, Residual
 from jaxmotion.planner._fit_layers import prefix_of, within
-from jaxmotion.planner._fit_price import Drops, Offer, Prices, Trial
+from jaxmotion.planner._fit_price import (
+  Drops,
+  Offer,
+  Prices,
+  Trial,
+  dropped,
+)
 
 # Functions that are traced at most; each takes about a second if it is large.
-_TRACES = 24
+_TRACES = 32
 # Partial plans that are kept at most.
 _STATES = 256
 
@@ -88,37 +94,45 @@ def _exactly(name: str) -> str:
   return f"^{re.escape(name)}$"
 
 
-def _units(rows: Sequence[Residual]) -> list[Drops]:
-  """What is tried together: a layer, what is alike in it, one by one."""
-  alike: dict[tuple[object, ...], list[Residual]] = {}
+def _units(rows: Sequence[Residual]) -> dict[Drops, list[str]]:
+  """What is tried together: a layer, what is alike in it, one by one.
+
+  Returns:
+    The names that each drops; of many, the first.
+  """
+  units: dict[Drops, list[str]] = {}
+  alike: dict[tuple[object, ...], list[str]] = {}
   for row in rows:
+    prefix = prefix_of(row.name)
+    units.setdefault(frozenset([within(prefix)]), []).append(row.name)
     stem = re.sub(r"[_\d]+$", "", row.name)
-    alike.setdefault((stem, row.shape, str(row.dtype)), []).append(row)
-  units = [frozenset([within(p)]) for p in _prefixes(rows)]
-  for group in alike.values():
-    units.append(frozenset(_exactly(r.name) for r in group))
-  largest = sorted(rows, key=lambda r: -r.encoded_bytes * r.repeats)
-  units += [frozenset([_exactly(r.name)]) for r in largest]
-  return list(dict.fromkeys(units))
+    alike.setdefault((stem, row.shape, str(row.dtype)), []).append(row.name)
+  for names in alike.values():
+    units.setdefault(frozenset(map(_exactly, names)), names)
+  for row in sorted(rows, key=lambda r: -r.encoded_bytes * r.repeats):
+    units.setdefault(frozenset([_exactly(row.name)]), [row.name])
+  # The others are for those that go together.
+  return dict(itertools.islice(units.items(), _TRACES // 2))
 
 
-def _greedy(prices: Prices, units: Sequence[Drops]) -> Iterator[Drops]:
+def _greedy(prices: Prices, units: dict[Drops, list[str]]) -> Iterator[Drops]:
   """Drops what costs the fewest seconds a byte, again and again.
 
   A unit's price is looked up again only when it is the best (its place in the
   queue is what it was at its last look).
   """
   chosen: Drops = frozenset()
-  queue = [(-1.0, i) for i in range(len(units))]
+  queue = [(-1.0, i, unit) for i, unit in enumerate(units)]
   while queue and prices.traces < _TRACES:
-    _, i = heapq.heappop(queue)
-    tried = chosen | units[i]
-    yield tried
+    _, i, unit = heapq.heappop(queue)
+    if all(dropped(name, chosen) for name in units[unit]):
+      continue
+    yield (tried := chosen | unit)
     price = _price(prices.trial(chosen), prices.trial(tried))
     if price is None:
       continue
     if queue and price > queue[0][0]:
-      heapq.heappush(queue, (price, i))
+      heapq.heappush(queue, (price, i, unit))
     else:
       chosen = tried
 
