@@ -94,6 +94,7 @@ class Prices:
     self._options = options
     self.params = tuple(range(len(args)))
     self._trials: dict[Drops, Trial] = {}
+    self._offers: dict[tuple[Residual, ...], list[Offer]] = {}
     self.argument_bytes = tree_bytes(args)
     step = jax.value_and_grad(fn)
     self.gradient_bytes = tree_bytes(jax.eval_shape(step, *args))
@@ -145,12 +146,11 @@ class Prices:
 
   def offers(self, rows: Sequence[Residual]) -> list[Offer]:
     """Returns the ways to keep residuals of one name; the first is as is."""
-    found = [self._offer(rows, None)]
-    for action in self._options:
-      inner = action.codec if isinstance(action, offload) else action
-      if inner is None or all(_takes(inner, r) for r in rows):
-        found.append(self._offer(rows, action))
-    return found
+    key = tuple(rows)
+    if key not in self._offers:
+      ways = [None, *(a for a in self._options if _suits(a, rows))]
+      self._offers[key] = [self._offer(rows, action) for action in ways]
+    return self._offers[key]
 
   def _offer(self, rows: Sequence[Residual], action: Action) -> Offer:
     host = isinstance(action, offload)
@@ -202,13 +202,17 @@ def dropped(name: str, drops: Drops) -> bool:
   return any(re.search(pattern, name) for pattern in drops)
 
 
-def _takes(action: Any, residual: Residual) -> bool:
+def _suits(action: Action, rows: Sequence[Residual]) -> bool:
+  inner: Any = action.codec if isinstance(action, offload) else action
+  return inner is None or all(_takes(inner, r) for r in rows)
+
+
+def _takes(codec: Codec, residual: Residual) -> bool:
   """Whether a codec is for such a residual and makes it smaller.
 
   Raises:
     ValueError: it remembers something between arrays.
   """
-  codec: Codec = action
   if not residual.is_float:
     return False
   if isinstance(codec, zero_value) and residual.kind != "sparse":

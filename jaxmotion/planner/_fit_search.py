@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from jaxmotion.memory.residuals import Action, Residual
@@ -20,11 +19,10 @@ from jaxmotion.planner._fit_price import (
   Trial,
   dropped,
 )
+from jaxmotion.planner._fit_ways import Ways
 
 # Functions that are traced at most; each takes about a second if it is large.
 _TRACES = 32
-# Partial plans that are kept at most.
-_STATES = 256
 
 
 class Draft(NamedTuple):
@@ -147,13 +145,13 @@ def _ways_to_keep(prices: Prices, drops: Drops) -> list[Draft]:
   """The best plans that compute just these again."""
   trial = prices.trial(drops)
   fixed = [r for r in trial.rows if r.name not in trial.movable]
-  whole = _Ways()
+  whole = Ways()
   whole.nbytes += prices.offered(fixed).device_bytes
   whole.seconds += trial.step_s
   names: list[str] = []
   offers: list[list[Offer]] = []
   for prefix in _prefixes(trial.rows):
-    layer = _Ways()
+    layer = Ways()
     own = [r for r in trial.rows if prefix_of(r.name) == prefix]
     for name in dict.fromkeys(r.name for r in own if r.name in trial.movable):
       offers.append(prices.offers([r for r in own if r.name == name]))
@@ -173,60 +171,3 @@ def _picked(
 ) -> tuple[tuple[str, Action], ...]:
   pairs = zip(names, offers, row, strict=True)
   return tuple((name, own[i].action) for name, own, i in pairs if i)
-
-
-class _Ways:
-  """Ways to keep some residuals, none better than another in everything."""
-
-  def __init__(self, *offers: Offer):
-    count = max(1, len(offers))
-    columns = [o[1:] for o in offers] or [(0, 0.0, 0.0, 0.0)]
-    nbytes, seconds, put_s, fetch_s = zip(*columns, strict=True)
-    self.nbytes = np.array(nbytes, np.int64)
-    self.seconds = np.array(seconds, float)
-    self.put_s, self.fetch_s = np.array(put_s, float), np.array(fetch_s, float)
-    own = min(1, len(offers))
-    self.picks = np.arange(count, dtype=np.int8).reshape(count, 1)[:, :own]
-
-  def with_one_of(self, offers: Sequence[Offer]) -> _Ways:
-    """One more residual."""
-    return self.and_one_of(_Ways(*offers))
-
-  def and_one_of(self, other: _Ways) -> _Ways:
-    """All pairs, without those that are worse than another."""
-    pairs = _Ways()
-    for name in ("nbytes", "seconds", "put_s", "fetch_s"):
-      both = getattr(self, name)[:, None] + getattr(other, name)
-      setattr(pairs, name, both.reshape(-1))
-    n, k = len(self.nbytes), len(other.nbytes)
-    first = np.repeat(self.picks, k, axis=0)
-    second = np.tile(other.picks, (n, 1))
-    pairs.picks = np.concatenate([first, second], axis=1)
-    return pairs.undominated()
-
-  def undominated(self) -> _Ways:
-    """Those that none is better than; of too many, some."""
-    order = np.lexsort((self.fetch_s, self.put_s, self.seconds, self.nbytes))
-    kept = self._take(order)
-    better = kept._better()
-    some = np.linspace(0, len(better) - 1, min(_STATES, len(better)))
-    return kept._take(better[some.astype(int)])
-
-  def _better(self) -> NDArray[Any]:
-    """Places of those that none before is as good as."""
-    if not self.put_s.any():
-      least = np.minimum.accumulate(self.seconds)
-      before = np.concatenate([[np.inf], least[:-1]])
-      return np.flatnonzero(self.seconds < before)
-    costs = np.stack([self.seconds, self.put_s, self.fetch_s], axis=1)
-    found: list[int] = []
-    for i, cost in enumerate(costs):
-      if not np.any(np.all(costs[found] <= cost, axis=1)):
-        found.append(i)
-    return np.array(found)
-
-  def _take(self, places: NDArray[Any]) -> _Ways:
-    taken = _Ways()
-    for name in ("nbytes", "seconds", "put_s", "fetch_s", "picks"):
-      setattr(taken, name, getattr(self, name)[places])
-    return taken

@@ -156,16 +156,25 @@ def test_stages_get_actions_of_their_own():
     h, _ = lax.scan(layer, x, params[0])
     return jnp.mean(lax.scan(layer, h, params[1])[0] ** 2)
 
-  # The second one's products are larger for the same bytes saved.
-  params = [like(4, 16, 64), like(4, 16, 64)]
-  plan = planner.fit(
-    fn, params, like(64, 16), 2e5, PLATFORM, compiled_bytes=None,
-    options=[recompute(), INT8],
-  )  # fmt: skip
-  stages = {row.name.split("/")[1] for row in plan.rows}
-  assert {"scan_0", "scan_1"} <= stages
-  row = next(r for r in plan.rows if r.name == "dense/scan_1/tanh_0")
-  assert row.plain_bytes == 4 * 64 * 64 * 4
+  device = dataclasses.replace(
+    PLATFORM.device, matmul_flops_per_s={"float32": 1e12}
+  )
+  slow = dataclasses.replace(PLATFORM, device=device)
+  prices = Prices(
+    fn, [[like(4, 16, 64), like(2, 16, 64)], like(64, 16)], slow, []
+  )
+  found = drafts(prices, drop=True)
+  most = cheapest(prices, found, 1e12, None, ())
+  less = cheapest(prices, found, most.predicted_bytes - 1, None, ())
+  wide = [r for r in less.rows if r.name.endswith("tanh_0")]
+  # The shorter stage saves enough, and takes less to compute again.
+  assert {r.name: r.action for r in wide} == {
+    "dense/scan_0/tanh_0": "keep",
+    "dense/scan_1/tanh_0": "recompute",
+  }
+  assert [r.plain_bytes for r in wide] == [4 * 64 * 64 * 4, 2 * 64 * 64 * 4]
+  assert less.residual_bytes == most.residual_bytes - wide[1].plain_bytes
+  assert less.step_s > most.step_s
 
 
 def test_lossless_plans_change_no_gradient():
