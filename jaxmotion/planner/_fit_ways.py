@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jaxmotion.planner._fit_price import Offer
 
 # More are thinned out.
-_MOST = 256
+_MOST = 128
 _COSTS = ("nbytes", "seconds", "put_s", "fetch_s")
 
 
