@@ -67,7 +67,8 @@ def fit(
 
   are least under the budget, where `t(D)` is the roofline of a step that
   computes the residuals `D` again, `n`, `e` and `d` are how often a residual is
-  kept and the seconds of encoding and decoding it, `p` and `q` are the seconds
+  kept and the seconds of encoding and decoding it (and of the device's memory,
+  if it goes to the host and comes back), `p` and `q` are the seconds
   that the link to the host and the one back take for a layer (the body of a
   loop, or what is in none), and `f` and `b` those of its forward and backward
   computations.

@@ -61,14 +61,15 @@ class Offer(NamedTuple):
   Attributes:
     action: a codec, `offload` or None.
     device_bytes: that stay on the device.
-    coding_s: seconds of encoding and decoding.
+    device_s: seconds of encoding and decoding, and of the device's memory for
+      what leaves it and comes back.
     put_s: seconds of the link to the host.
     fetch_s: seconds of the way back.
   """
 
   action: Action
   device_bytes: int
-  coding_s: float
+  device_s: float
   put_s: float
   fetch_s: float
 
@@ -162,10 +163,12 @@ class Prices:
     """Returns what residuals take as they are kept."""
     to_host, from_host = self._platform.to_host, self._platform.from_host
     moved = [r for r in rows if r.host]
+    passes = 2 * sum(r.encoded_bytes * r.repeats for r in moved)
+    memory_s = passes / self._platform.device.memory_rate.bytes_per_s
     return Offer(
       None,
       sum(r.encoded_bytes * r.repeats for r in rows if not r.host),
-      sum(map(self._coding_s, rows)),
+      sum(map(self._coding_s, rows)) + memory_s,
       sum(r.repeats * to_host.seconds(r.encoded_bytes) for r in moved),
       sum(r.repeats * from_host.seconds(r.encoded_bytes) for r in moved),
     )
@@ -192,7 +195,7 @@ class Prices:
     for prefix in sorted({prefix_of(r.name) for r in rows}):
       own = [r for r in rows if prefix_of(r.name) == prefix]
       all_of = self.offered(own)
-      total += all_of.coding_s
+      total += all_of.device_s
       total += float(self.exposed_s(prefix, all_of.put_s, all_of.fetch_s))
     return total
 

@@ -66,7 +66,7 @@ def _kept(
       f"{in_seconds(exposed_s)} show."
     )
   elif first.codec is not None:
-    saved, coding = in_bytes(plain - encoded), in_seconds(offer.coding_s)
+    saved, coding = in_bytes(plain - encoded), in_seconds(offer.device_s)
     reason = f"Saves {saved} for {coding} of coding."
   return FitRow(
     first.name,
@@ -75,7 +75,7 @@ def _kept(
     plain,
     offer.device_bytes,
     encoded - offer.device_bytes,
-    offer.coding_s + exposed_s,
+    offer.device_s + exposed_s,
     reason,
   )
 
