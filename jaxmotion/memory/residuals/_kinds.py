@@ -55,15 +55,21 @@ def names(
 
   Returns:
     "kind/argument", "kind/label" of what `checkpoint_name` has labelled, or
-    "kind/primitive_number", the number counting the steps of that primitive.
+    "kind/primitive_number", the number counting the steps of that primitive;
+    "kind/constant_number" of what depends on no argument.
   """
   label = dict(zip(program.inputs, inputs, strict=False))
   count: dict[str, int] = {}
+  moving = set(program.inputs)
   for step in program.steps:
-    number = count[step.name] = count.get(step.name, -1) + 1
+    moves = any(v in moving for v in step.reads())
+    moving.update(step.outs if moves else ())
+    # Loops hand out what their codecs need and no argument changes.
+    name = step.name if moves else "constant"
+    number = count[name] = count.get(name, -1) + 1
     for i, value in enumerate(step.outs):
       place = f"{number}_{i}" if i else f"{number}"
-      label[value] = f"{step.name}_{place}"
+      label[value] = f"{name}_{place}"
     if step.name == "name":
       label[step.outs[0]] = step.eqn.params["name"]
       for value in step.reads():
