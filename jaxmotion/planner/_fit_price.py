@@ -16,6 +16,7 @@ from jaxmotion.memory.residuals import (
   Choice,
   Residual,
   Rules,
+  compress_residuals,
   offload,
   recompute,
   residuals_of,
