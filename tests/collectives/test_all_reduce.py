@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, state_specs, wire
-from jaxmotion.core import pack_worker, unpack_worker
+from jaxmotion.core import pack_worker, to_varying, unpack_worker
 from tests.codecs.table import CODECS
 from tests.collectives.helpers import copies, mesh, run
 
@@ -53,7 +53,8 @@ def program(name, method, workers=4):
 
   def local(x):
     key = make_key(0, lax.axis_index("data")).fold_path("")
-    payload, _ = codec.encode(x[0], codec.init(x[0]), key)
+    state = to_varying(codec.init(x[0]), "data")
+    payload, _ = codec.encode(x[0], state, key)
     own = codec.decode(payload, x[0])
     return reduce(x[0], codec, method=method), own[None]
 
