@@ -4,6 +4,7 @@ from jaxmotion.testing._codec import (
   check_codec as check_codec,
   check_contraction as check_contraction,
   check_idempotent as check_idempotent,
+  check_round_trips as check_round_trips,
   check_unbiased as check_unbiased,
 )
 from jaxmotion.testing._transform import check_transform as check_transform

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +14,14 @@ def normal(*shape):
   return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def trip(codec, x):
-  def both(x):
-    payload, _ = codec.encode(x)
-    return payload, codec.decode(payload, x)
+@functools.partial(jax.jit, static_argnums=0)
+def program(codec, x):
+  payload, _ = codec.encode(x)
+  return payload, codec.decode(payload, x)
 
-  payload, y = jax.jit(both)(x)
+
+def trip(codec, x):
+  payload, y = program(codec, x)
   return payload, np.asarray(y)
 
 

@@ -40,7 +40,7 @@ LEVELS = range(4)
 
 
 @functools.cache
-def program(op, workers=4, **options):
+def program(op, workers, **options):
   collective = getattr(collectives, op)
 
   def local(x, level):
@@ -74,26 +74,26 @@ def same_bits(tree, expected):
 
 
 @pytest.mark.parametrize(
-  ("workers", "rounding"), [(2, "zero"), (4, "zero"), (4, "nearest")]
+  ("workers", "options"), [(4, {}), (2, {"rounding": "nearest"})]
 )
-def test_gathered_is_what_truncate_leaves_of_every_worker(workers, rounding):
+def test_gathered_is_what_truncate_leaves_of_every_worker(workers, options):
   x = values(workers)
-  f = program("all_gather_planes", workers, rounding=rounding)
+  f = program("all_gather_planes", workers, **options)
   for level in LEVELS:
-    same_bits(f(x, jnp.int32(level)), truncated(x, level, rounding))
+    same_bits(f(x, jnp.int32(level)), truncated(x, level, **options))
 
 
-@pytest.mark.parametrize(("workers", "source"), [(2, 0), (4, 3)])
-def test_broadcast_is_what_truncate_leaves_of_the_source(workers, source):
+@pytest.mark.parametrize(("workers", "options"), [(4, {}), (2, {"source": 1})])
+def test_broadcast_is_what_truncate_leaves_of_the_source(workers, options):
   x = values(workers)
-  f = program("broadcast_planes", workers, source=source)
+  f = program("broadcast_planes", workers, **options)
   for level in LEVELS:
-    own = jax.tree.map(lambda a: a[source], x)
+    own = jax.tree.map(lambda a: a[options.get("source", 0)], x)
     same_bits(f(x, jnp.int32(level)), truncated(own, level))
 
 
 def test_tiled_rows_are_joined_along_the_axis():
-  f = program("all_gather_planes", axis=1, tiled=True)
+  f = program("all_gather_planes", 4, axis=1, tiled=True)
   x = {"a": X["a"]}
   expected = np.concatenate(list(truncated(x, 1)["a"]), axis=1)
   same_bits(f(x, jnp.int32(1)), {"a": expected})
@@ -101,7 +101,7 @@ def test_tiled_rows_are_joined_along_the_axis():
 
 @OPS
 def test_one_program_serves_every_level(op):
-  f = program(op)
+  f = program(op, 4)
   f(X, jnp.int32(0))
   levels = [jnp.int32(level) for level in LEVELS]
   before = compilations()
@@ -115,7 +115,7 @@ def test_one_program_serves_every_level(op):
 def test_a_level_sends_only_its_own_bytes_as_words_in_one_collective(op):
   # A gather sends to 3 others; a sum sends 2 (4 - 1) / 4.
   times = {"all_gather_planes": 3, "broadcast_planes": 1.5}[op]
-  f = program(op)
+  f = program(op, 4)
   compiled = f.lower(X, jnp.int32(0)).compile()
   own = jax.tree.map(lambda a: a[0], X)
   for level in LEVELS:
@@ -130,7 +130,7 @@ def test_a_level_sends_only_its_own_bytes_as_words_in_one_collective(op):
 
 @OPS
 def test_the_bits_are_equal_on_all_workers(op):
-  assert len(copies(program(op)(X, jnp.int32(1))["a"])) == 1
+  assert len(copies(program(op, 4)(X, jnp.int32(1))["a"])) == 1
 
 
 STOCK = {

@@ -14,6 +14,7 @@ from jaxmotion.testing import (
   check_codec,
   check_contraction,
   check_idempotent,
+  check_round_trips,
   check_unbiased,
 )
 
@@ -122,6 +123,16 @@ def test_a_codec_that_keeps_the_laws_passes():
   check_unbiased(plain_for_test(), X, samples=4)
   check_contraction(plain_for_test(), X, 1.0)
   check_idempotent(rounds_down(), X)
+
+
+def test_many_arrays_go_round_in_one_program():
+  arrays = [X, X.astype(jnp.bfloat16), X[:0], X[0]]
+  check_round_trips(plain_for_test(), arrays, bound=lambda a: 0 * a)
+  for codec in (grows(), more_than_said(), other_dtype(), overflows()):
+    with pytest.raises(AssertionError):
+      check_round_trips(codec, arrays)
+  with pytest.raises(AssertionError, match="misses its bound by"):
+    check_round_trips(off_by_a_bit(), [X], bound=lambda a: 0.005 * a)
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,9 @@ def test_a_host_ends_with_its_input():
   assert process.returncode != 0
 
 
-def test_silence_is_an_error():
-  with Group(loopback(2), _jax_worker.__name__, TINY) as group:
-    with pytest.raises(HostError, match="did not answer within 0 s"):
-      group.processes[0].receive(0.01)
+def test_silence_is_an_error(group):
+  with pytest.raises(HostError, match="did not answer within 0 s"):
+    group.processes[0].receive(0.01)
 
 
 def test_replies_are_all_that_reaches_standard_output(group):

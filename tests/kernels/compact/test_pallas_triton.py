@@ -45,9 +45,14 @@ def test_marks_are_those_of_the_reference(case, least):
 
 
 # One word, words of two programs; few marks in a word and many.
-@pytest.mark.parametrize("size", [1, 4100])
-@pytest.mark.parametrize("density", [0.02, 0.6])
-@pytest.mark.parametrize("share", [0.01, 1.0])
+@pytest.mark.parametrize(
+  ("size", "density", "share"),
+  [
+    *((4100, d, s) for d in (0.02, 0.6) for s in (0.01, 1.0)),
+    (1, 0.02, 1.0),
+    (1, 0.6, 1.0),
+  ],
+)
 def test_positions_are_those_of_the_reference(size, density, share):
   keep = np.random.default_rng(size).random(size) < density
   bitmap = jax.jit(lambda x: reference.mark(x, least=1.0))(1.0 * keep)

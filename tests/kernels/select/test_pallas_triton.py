@@ -67,9 +67,8 @@ def both(op, values, places, x, planes):
   return kernel(values, places), wanted(values, places)
 
 
-SOME = pytest.mark.parametrize(
-  "case", ["one", "padded", "planes_in_uneven_groups", "special", "bfloat16"]
-)
+FEW_CASES = ("one", "padded", "planes_in_uneven_groups", "special", "bfloat16")
+SOME = pytest.mark.parametrize("case", FEW_CASES)
 
 
 @SOME
@@ -79,8 +78,9 @@ def test_scattered_values_are_those_of_the_reference(case):
 
 
 # Of few values a thread holds those of four lanes, of many those of one.
-@SOME
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize(
+  ("case", "workers"), [*((case, 2) for case in FEW_CASES), ("padded", 4)]
+)
 def test_sums_are_those_of_the_reference(case, workers):
   x, *payload = selected(case)
   values, places = (
