@@ -91,8 +91,9 @@ def means(rows: Sequence[_rows.Row]) -> Iterator[_rows.Row]:
     ratios: dict[str, list[float]] = {}
     machine = ""
     for row in rows:
-      if row.metric == metric and row.ratio is not None:
-        ratios.setdefault(row.case.rpartition("/")[2], []).append(row.ratio)
+      mode = row.case.rpartition("/")[2]
+      if row.metric == metric and row.ratio is not None and mode != "plain":
+        ratios.setdefault(mode, []).append(row.ratio)
         machine = row.machine
     for mode, found in ratios.items():
       sign = -1 if metric == "temp_bytes" else 1

@@ -21,9 +21,9 @@ def table(rows: Sequence[Row]) -> Table:
   made = Table(
     title="; ".join(sorted(machines)),
     caption="in between, arguments, results: GiB on the device; of plain: what"
-    " is in between; FLOPs and predicted step over plain's",
+    " is in between; FLOPs and step by the performance model over plain's",
   )
-  made.add_column("network, batch, mode", overflow="fold")
+  made.add_column("network, batch, mode", no_wrap=True)
   for name in (
     "in between",
     "of plain",
@@ -31,9 +31,9 @@ def table(rows: Sequence[Row]) -> Table:
     "arguments",
     "results",
     "FLOPs",
-    "step, predicted",
+    "step by model",
     "step",
-    "compiled in, s",
+    "compiled, s",
   ):
     made.add_column(name, justify="right")
   for case in dict.fromkeys(row.case for row in rows):
