@@ -18,6 +18,12 @@ _CDMA = {
   "zero_value_bf16_ratio": "`zero_value` of bf16",
   "planes_zlib_ratio": "byte planes and zlib",
 }
+_MODES = {
+  "jax_checkpoint": "`jax.checkpoint`",
+  "cut": "lossless",
+  "cut_int4": "4 bits",
+  "everything": "everything",
+}
 _BENCH = {
   "encode_copies": "encode, copies",
   "update_ratio": "decode + mean + update",
@@ -35,6 +41,8 @@ def markdown(rows: list[Row]) -> str:
   """
   if rows[0].experiment == "bench_codecs":
     return _bench_table(rows)
+  if rows[0].experiment == "layrub":
+    return _memory_table(rows)
   if rows[0].experiment == "cdma":
     return _activations_table(rows)
   if rows[0].experiment.startswith("residual_accuracy"):
@@ -99,6 +107,25 @@ def _activations_table(rows: list[Row]) -> str:
   for case in [c for c in cases if "_step" not in c]:
     cells = [f"{float(found[case, metric].value):.2f}" for metric in _CDMA]
     lines.append(f"| {case} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _memory_table(rows: list[Row]) -> str:
+  temp = {row.case: row for row in rows if row.metric == "temp_bytes"}
+  lines = [
+    f"| network, batch | plain, MiB | {' | '.join(_MODES.values())} |",
+    f"|---|---|{'---|' * len(_MODES)}",
+  ]
+  for case in [c for c in temp if c.endswith("/plain") and c.count("/") == 1]:
+    place = case.removesuffix("/plain")
+    cells = [place.replace("_batch", ", "), f"{temp[case].value / 2**20:.0f}"]
+    for mode in _MODES:
+      row = temp.get(f"{place}/{mode}")
+      saved = (
+        None if row is None or row.ratio is None else 100 * (1 - row.ratio)
+      )
+      cells.append("" if saved is None else f"{saved:.1f} %")
+    lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
 

@@ -18,7 +18,11 @@ def test_the_readmes_tables_are_made_of_the_rows(name):
 
 @pytest.mark.parametrize(
   ("name", "page"),
-  [("cdma", "activations"), ("residual_accuracy", "residuals")],
+  [
+    ("cdma", "activations"),
+    ("layrub", "residuals"),
+    ("residual_accuracy", "residuals"),
+  ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):
   rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")

@@ -38,7 +38,7 @@ def compress_residuals(
   least as it is kept. Each of them is encoded after its last use in the forward
   pass and decoded when the backward pass first needs it; barriers hold the
   compiler to that. Bodies of `lax.scan` are treated likewise, and a maximum
-  over windows keeps places of 2 to 6 bits instead of its operand.
+  over windows keeps places of 1 to 8 bits instead of its operand.
 
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
   bit but for what XLA adds up in another order when it fuses otherwise. With

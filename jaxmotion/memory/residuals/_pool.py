@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion.memory.residuals._bits import pack, unpack, width
 from jaxmotion.memory.residuals._program import Step
 
 Padding = tuple[tuple[int, int], ...]
@@ -76,7 +76,7 @@ def _forward(
     found = lax.slice(wide, start, stop, strides) == y
     place = jnp.where(found, jnp.uint32(k), place)
   # Nothing of `x` but its shape and dtype is needed again.
-  return y, (pack_flat(place, _bits(window)), jnp.zeros((0, *x.shape), x.dtype))
+  return y, (pack(place, _bits(window)), jnp.zeros((0, *x.shape), x.dtype))
 
 
 def _backward(
@@ -88,8 +88,7 @@ def _backward(
 ) -> tuple[Array]:
   words, like = kept
   shape = like.shape[1:]
-  flat = unpack_flat(words, _bits(window), math.prod(ct.shape))
-  place = flat.reshape(ct.shape)
+  place = unpack(words, _bits(window), ct.shape)
   wide = [n + sum(p) for n, p in zip(shape, padding, strict=True)]
   zero = jnp.zeros((), ct.dtype)
   total = jnp.zeros(wide, ct.dtype)
@@ -115,4 +114,4 @@ def _places(window: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _bits(window: Sequence[int]) -> int:
-  return (math.prod(window) - 1).bit_length()
+  return width(math.prod(window))

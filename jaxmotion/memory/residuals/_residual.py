@@ -11,12 +11,12 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity, zero_value
 from jaxmotion.core import Array, Key, PyTree, describe, make_key
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.memory.residuals._actions import (
   Choice,
   offload,
   recompute,
 )
+from jaxmotion.memory.residuals._bits import pack, unpack
 
 # Arrays of fewer values are kept as they are: statistics, scales, scalars.
 SMALL = 2048
@@ -106,8 +106,7 @@ class Residual(NamedTuple):
     if self.codec is not None:
       return self.codec.decode(payload, self.like)
     if self.kind == "mask":
-      bits = unpack_flat(payload, 1, math.prod(self.shape))
-      return bits.astype(jnp.bool_).reshape(self.shape)
+      return unpack(payload, 1, self.shape).astype(jnp.bool_)
     return payload
 
   def dropped(self, words: list[Array]) -> Array:
@@ -130,7 +129,7 @@ class Residual(NamedTuple):
     if self.codec is not None:
       return self.codec.encode(x, self.codec.init(x), _key_of(x))[0]
     if self.kind == "mask":
-      return pack_flat(x.astype(jnp.uint32), 1)
+      return pack(x, 1)
     return x
 
 

@@ -13,6 +13,7 @@ from jax.extend import core
 
 from jaxmotion.core import Array, PyTree, leaf_path, scan_parts
 from jaxmotion.memory.residuals import _pool
+from jaxmotion.memory.residuals._actions import choice
 from jaxmotion.memory.residuals._joint import is_smooth, join
 from jaxmotion.memory.residuals._passes import backward, forward, plain
 from jaxmotion.memory.residuals._program import (
@@ -55,6 +56,8 @@ class Traced:
     self._prefix, self._repeats = prefix, repeats
     self._inner: list[Traced] = []
     free = _argnums(params, len(args))
+    if options.recompute == "all":
+      fn = functools.partial(_lean, fn, params)
 
     def flat(*leaves: Array) -> list[Array]:
       outs, self.out_tree = jax.tree.flatten(
@@ -142,7 +145,7 @@ class Traced:
     notes = Notes.none()
     scans = 0
     if self._options.recompute == "all":
-      # What is kept inside lives no longer than its own second computation.
+      # What `_lean` has made of loops is as it is to be.
       evaluate(self._program.steps, env)
       return [read(env, v) for v in self._program.outputs], notes
     for step in self._program.steps:
@@ -194,6 +197,14 @@ class Traced:
     # A loop's body may be traced more than once.
     self._inner.append(made[-1])
     return [*carry, *ys], notes.over_steps()
+
+
+def _lean(
+  fn: Callable[..., PyTree], params: int | Sequence[int], *args: PyTree
+) -> PyTree:
+  """The function, keeping little while its second computation lasts."""
+  result, _ = Traced(fn, args, params, Options(choice(None), "cheap"))()
+  return result
 
 
 def _argnums(params: int | Sequence[int], count: int) -> set[int]:
