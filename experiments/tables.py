@@ -118,7 +118,10 @@ def _memory_table(rows: list[Row]) -> str:
   ]
   for case in [c for c in temp if c.endswith("/plain") and c.count("/") == 1]:
     place = case.removesuffix("/plain")
-    cells = [place.replace("_batch", ", "), f"{temp[case].value / 2**20:.0f}"]
+    cells = [
+      place.replace("_batch", ", "),
+      f"{float(temp[case].value) / 2**20:.0f}",
+    ]
     for mode in _MODES:
       row = temp.get(f"{place}/{mode}")
       saved = (
