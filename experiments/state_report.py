@@ -34,7 +34,7 @@ from experiments._console import make_console
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
-_LEAVES = flags.DEFINE_integer("leaves", 16, "Matrices.")
+_LEAVES = flags.DEFINE_integer("leaves", 16, "Matrices.", allow_override=True)
 _WIDTH = flags.DEFINE_integer("matrix_width", 2048, "Rows and columns of each.")
 _GPU = flags.DEFINE_enum(
   "gpu", "H100", list(_cuda.GPUS), "To compile for.", allow_override=True

@@ -58,7 +58,8 @@ def ideal_shares(
   # Units done by t rise in straight lines between these times.
   bends = np.unique(np.concatenate([a, a + most / v]))
   done = units(bends).sum(axis=-1)
-  last = int(np.searchsorted(done, total))
+  # Rounding may leave the last a little short of what caps just hold.
+  last = min(int(np.searchsorted(done, total)), len(bends) - 1)
   if last == 0:  # Nothing to do.
     return (0.0,) * len(v)
   part = (total - done[last - 1]) / (done[last] - done[last - 1])

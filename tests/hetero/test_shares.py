@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from jaxmotion.hetero import fit_speed, ideal_shares, slowest_s, whole_shares
 
@@ -39,6 +39,7 @@ def test_no_split_into_whole_units_is_faster(case):
 
 @settings(max_examples=60, deadline=None)
 @given(workers())
+@example((1, [1.5], [1.0], [1]))
 def test_ideal_shares_sum_to_the_total_and_bound_the_whole_ones(case):
   total, speeds, fixed_s, caps = case
   ideal = ideal_shares(total, speeds, fixed_s=fixed_s, caps=caps)
