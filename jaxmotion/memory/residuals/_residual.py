@@ -28,7 +28,7 @@ class Residual(NamedTuple):
   """An array that a backward pass needs.
 
   Attributes:
-    name: "kind/label"; see `memory.residuals`.
+    name: "kind/label"; see `residuals_of`.
     kind: "mask", "integer", "sparse", "dense" or "other".
     shape: of the array.
     dtype: of the array.
