@@ -180,7 +180,9 @@ def _memory_bytes() -> int:
 def _rate(curve: Curve) -> float:
   """Of the line; of the largest size, where noise leaves no slope."""
   _, slope, _ = curve.line()
-  return 1 / slope if slope else curve.sizes[-1] / curve.seconds[-1]
+  largest, took_s = curve.sizes[-1], curve.seconds[-1]
+  # A slope that makes no hundredth of what the largest size takes is rounding.
+  return 1 / slope if slope * largest > took_s / 100 else largest / took_s
 
 
 def _line_link(curve: Curve) -> perfmodel.Link:

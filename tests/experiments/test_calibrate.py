@@ -121,6 +121,12 @@ def test_figures_are_those_of_the_lines():
   assert link.efficiency == pytest.approx({"all_reduce": 1, "all_gather": 0.5})
 
 
+def test_a_slope_of_rounding_is_none():
+  seconds = (1e-3, 1e-3, 1e-3 * (1 + 1e-12))
+  curve = Curve(sizes=(1e3, 1e4, 1e5), seconds=seconds, noise=0.0)
+  assert calibrate._rate(curve) == pytest.approx(1e8)
+
+
 def test_a_size_that_is_lost_in_the_noise_of_a_call_is_left_out():
   points = [
     _probes.Point(size, seconds, noise)
