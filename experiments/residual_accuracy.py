@@ -23,7 +23,12 @@ from absl import app, flags
 from experiments import _data, _rows, networks
 from experiments._console import make_console
 from experiments._progress import Display
-from experiments.activations._train import load
+from experiments.activations._train import (
+  WIDTHS,
+  load,
+  make_optimizer,
+  to_batch,
+)
 from jaxmotion import codecs
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory import compress_residuals
@@ -36,10 +41,9 @@ CODECS = {
 }
 _OPTIONS: dict[str, dict] = {
   "resnet": {"blocks": (1, 2, 2, 1), "width": 0.125},
-  "alexnet": {"width": 0.25},
-  "vgg16": {"width": 0.125},
+  "alexnet": {"width": WIDTHS["alexnet"]},
+  "vgg16": {"width": WIDTHS["vgg16"]},
 }
-_PEAK = 1e-3  # Of the learning rate.
 
 _NETS = flags.DEFINE_list(
   "nets", list(_OPTIONS), "Names of networks.", allow_override=True
@@ -106,11 +110,15 @@ def run(
   plain = jax.jit(jax.value_and_grad(net.loss))
   grad = plain if case == "fp32" else _compressed(net, CODECS[case])
   test = jax.jit(lambda params, x: net.apply(params, x).argmax(-1))
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, _PEAK, max(1, steps // 10), steps
-  )
-  optimizer = optax.adam(schedule)
-  update = jax.jit(lambda g, s, p: _updated(optimizer, g, s, p))
+  optimizer = make_optimizer(steps)
+
+  @jax.jit
+  def update(
+    grads: PyTree, state: PyTree, params: PyTree
+  ) -> tuple[PyTree, PyTree]:
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
   result = Result(net_name, case, [], [])
   for seed in range(seeds):
     params = jax.jit(net.init)(jax.random.key(seed))
@@ -119,7 +127,7 @@ def run(
     began = time.perf_counter()
     for step in range(steps):
       chosen = _data.batch_indices(len(images.train.labels), batch, seed, step)
-      given = _batch(images.train, chosen)
+      given = to_batch(images.train, chosen)
       loss, grads = grad(params, given)
       if step == 0:
         exact = plain(params, given)[1]
@@ -128,7 +136,7 @@ def run(
       on_step(step + 1, float(loss))
     hits = total = 0
     for start in range(0, len(images.test.labels) - batch + 1, batch):
-      x, labels = _batch(images.test, np.arange(start, start + batch))
+      x, labels = to_batch(images.test, np.arange(start, start + batch))
       hits += int((test(params, x) == labels).sum())
       total += batch
     result.accuracy.append(100 * hits / total)
@@ -142,21 +150,6 @@ def _compressed(net: networks.Network, codec: codecs.Codec | None) -> Callable:
     return net.loss(params, batch)
 
   return jax.jit(jax.value_and_grad(compress_residuals(loss, codec)))
-
-
-def _updated(
-  optimizer: optax.GradientTransformation,
-  grads: PyTree,
-  state: PyTree,
-  params: PyTree,
-) -> tuple[PyTree, PyTree]:
-  updates, state = optimizer.update(grads, state, params)
-  return optax.apply_updates(params, updates), state
-
-
-def _batch(images: _data.Images, chosen: np.ndarray) -> tuple[Array, Array]:
-  pixels = images.pixels[chosen].astype(np.float32) / 127.5 - 1
-  return jnp.asarray(pixels), jnp.asarray(images.labels[chosen])
 
 
 def _distance(exact: PyTree, found: PyTree) -> float:

@@ -1,5 +1,6 @@
 """Compiles a function for a GPU that is not there."""
 
+import dataclasses
 import functools
 import importlib.metadata
 import pathlib
@@ -7,7 +8,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jaxlib
@@ -27,7 +28,8 @@ _LAUNCH = re.compile(
 _SOURCE = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
 
-class Memory(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Memory:
   """What a program for a GPU needs: compiled, not run.
 
   Attributes:
@@ -50,29 +52,15 @@ class Memory(NamedTuple):
   host_temp_bytes: int
 
 
-class Compiled(NamedTuple):
-  """A program for a GPU: compiled, not run.
+@dataclasses.dataclass(frozen=True)
+class Compiled(Memory):
+  """A program for a GPU and what it needs: compiled, not run.
 
   Attributes:
-    gpu: name of the device.
-    memory_gib: memory that the compiler was told of; it spends what there is,
-      so no figure means much without it.
-    argument_bytes: of the arguments.
-    output_bytes: of the results, those in donated arguments too.
-    alias_bytes: of results in the memory of donated arguments.
-    temp_bytes: of everything in between, on the device.
-    host_temp_bytes: of everything in between, on the host.
     kernels: what runs on the device, in order.
     assembly: of each launch of a kernel that was generated, in order.
   """
 
-  gpu: str
-  memory_gib: float
-  argument_bytes: int
-  output_bytes: int
-  alias_bytes: int
-  temp_bytes: int
-  host_temp_bytes: int
   kernels: list[_hlo.Kernel]
   assembly: list[_ptx.Assembly]
 
@@ -238,9 +226,9 @@ def _read(
   counts = Counter(instruction for _, instruction, _ in launched)
   files = {_ptx.kernel_of(path): path for path in folder.glob("*.ptx")}
   return Compiled(
-    *_memory(program, target, memory_gib),
-    _hlo.kernels(program.as_text(), counts),
-    [
+    **vars(_memory(program, target, memory_gib)),
+    kernels=_hlo.kernels(program.as_text(), counts),
+    assembly=[
       _ptx.assembly(files[name], instruction, shared)
       for name, instruction, shared in launched
       if name in files

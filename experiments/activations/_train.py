@@ -77,10 +77,7 @@ def train(
     on_step: is called with each step and its loss.
   """
   last = steps[-1]
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, _PEAK, max(1, last // 10), last
-  )
-  optimizer = optax.adam(schedule)
+  optimizer = make_optimizer(last)
   params = jax.jit(net.init)(jax.random.key(seed))
   state = optimizer.init(params)
 
@@ -99,8 +96,18 @@ def train(
     if step < last:
       count = len(images.train.labels)
       chosen = _data.batch_indices(count, batch, seed, step)
-      params, state, loss = update(params, state, _batch(images.train, chosen))
+      params, state, loss = update(
+        params, state, to_batch(images.train, chosen)
+      )
       on_step(step + 1, float(loss))
+
+
+def make_optimizer(steps: int) -> optax.GradientTransformation:
+  """Adam whose rate rises for a tenth of the steps and then falls to zero."""
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0, _PEAK, max(1, steps // 10), steps
+  )
+  return optax.adam(schedule)
 
 
 class _Looks:
@@ -138,10 +145,11 @@ class _Looks:
   def _at(self, images: _data.Images, i: int, params: PyTree) -> tuple:
     """(loss, hits, activations) of the i-th batch."""
     chosen = np.arange(i * self._size, (i + 1) * self._size)
-    return self._run(params, _batch(images, chosen))
+    return self._run(params, to_batch(images, chosen))
 
 
-def _batch(images: _data.Images, chosen: np.ndarray) -> tuple[Array, Array]:
+def to_batch(images: _data.Images, chosen: np.ndarray) -> tuple[Array, Array]:
+  """Some of the images, between -1 and 1, and their labels."""
   pixels = images.pixels[chosen].astype(np.float32) / 127.5 - 1
   return jnp.asarray(pixels), jnp.asarray(images.labels[chosen])
 

@@ -1,7 +1,7 @@
 """An update that decodes and encodes its state leaf by leaf."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,13 @@ from jax.extend import core
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory._packed import Packed, is_packed, on_device
 from jaxmotion.memory._place import put
+from jaxmotion.memory.residuals._program import (
+  Order,
+  Value,
+  evaluate,
+  flatten,
+  read,
+)
 
 # Turns that may begin before the present one has ended: one parameter's state
 # is on its way from the host while another's is computed.
@@ -47,11 +54,9 @@ def stream(
       own[i] = a
     return update(own)
 
-  # Or a function that optax has jitted, over all leaves, is one equation.
-  with jax.disable_jit():
-    traced, (updates, _) = jax.make_jaxpr(of_arrays, return_shape=True)(
-      [leaves[i].like for i in packed]
-    )
+  traced, (updates, _) = jax.make_jaxpr(of_arrays, return_shape=True)(
+    [leaves[i].like for i in packed]
+  )
   count = len(jax.tree.leaves(updates))
   new: dict[int, Any] = {}
   brought: list[int] = []
@@ -106,50 +111,20 @@ class _Parts:
   def __init__(
     self, traced: core.ClosedJaxpr, load: Callable[[int], Array]
   ) -> None:
-    jaxpr = traced.jaxpr
-    self._jaxpr, self._load = jaxpr, load
-    self._values = dict(zip(jaxpr.constvars, traced.consts, strict=True))
-    self._input = {var: i for i, var in enumerate(jaxpr.invars)}
-    self._maker = {
-      var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars
-    }
+    program = flatten(traced)
+    self._outputs, self._load = program.outputs, load
+    self._order = Order(program.steps)
+    self._place = {value: i for i, value in enumerate(program.inputs)}
+    self._known = dict(program.constants)
 
   def output(self, i: int) -> Array:
     """Returns one output."""
-    atom = self._jaxpr.outvars[i]
-    if isinstance(atom, core.Literal):
-      return atom.val
-    self._run(self._missing([atom]))
-    return self._values[atom]
-
-  def _missing(self, atoms: Iterable[Any]) -> list[int]:
-    """Loads inputs; returns the equations to evaluate, in their order."""
-    found: set[int] = set()
-    todo = list(atoms)
-    while todo:
-      atom = todo.pop()
-      if isinstance(atom, core.Literal) or atom in self._values:
-        continue
-      if atom in self._input:
-        self._values[atom] = self._load(self._input[atom])
-      elif self._maker[atom] not in found:
-        found.add(self._maker[atom])
-        todo.extend(self._jaxpr.eqns[self._maker[atom]].invars)
-    return sorted(found)
-
-  def _run(self, equations: list[int]) -> None:
-    """Evaluates equations; what they read is there or made by one before."""
-    eqns = [self._jaxpr.eqns[i] for i in equations]
-    made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-    read = dict.fromkeys(
-      var
-      for eqn in eqns
-      for var in eqn.invars
-      if not isinstance(var, core.Literal) and var not in made
-    )
-    part = self._jaxpr.replace(
-      constvars=[], invars=[*read], outvars=[*made], eqns=eqns
-    )
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(part, []))
-    values = run(*(self._values[var] for var in read))
-    self._values.update(zip(made, values, strict=True))
+    end = self._outputs[i]
+    steps = self._order.leading_to([end], self._known)
+    used = [end, *(v for step in steps for v in step.reads())]
+    for value in used:
+      if isinstance(value, Value) and value in self._place:
+        if value not in self._known:
+          self._known[value] = self._load(self._place[value])
+    evaluate(steps, self._known)
+    return read(self._known, end)

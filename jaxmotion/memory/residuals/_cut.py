@@ -13,12 +13,8 @@ def wanted(joint: Joint, free: Iterable[Value]) -> list[Value]:
   """Returns the values of the function that its backward pass reads."""
   given = {*free, *joint.program.constants, *joint.backward}
   found: dict[Value, None] = {}
-  steps = joint.order.leading_to(
-    [g for g in joint.gradients if g is not None], ()
-  )
-  for step in steps:
-    if any(v in joint.backward for v in step.outs):
-      found.update((v, None) for v in step.reads() if v not in given)
+  for step in joint.backward_steps():
+    found.update((v, None) for v in step.reads() if v not in given)
   for gradient in joint.gradients:
     if isinstance(gradient, Value) and gradient not in given:
       found[gradient] = None

@@ -44,10 +44,14 @@ class Joint(NamedTuple):
   gradients: tuple[Operand | None, ...]
   backward: frozenset[Value]
 
-  @property
-  def steps(self) -> tuple[Step, ...]:
-    """Of both, in order."""
-    return self.program.steps
+  def backward_steps(self) -> list[Step]:
+    """Those that lead to the gradients and depend on a cotangent."""
+    ends = [g for g in self.gradients if g is not None]
+    return [
+      step
+      for step in self.order.leading_to(ends, ())
+      if any(v in self.backward for v in step.outs)
+    ]
 
 
 def join(

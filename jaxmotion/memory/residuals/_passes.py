@@ -114,18 +114,13 @@ class _Backward:
 
   def run(self) -> list[Any]:
     gradients = self._joint.gradients
-    ends = [g for g in gradients if g is not None]
-    uses = [
-      step
-      for step in self._joint.order.leading_to(ends, ())
-      if any(v in self._joint.backward for v in step.outs)
-    ]
+    uses = self._joint.backward_steps()
     coming = self._arrivals(uses)
     for step in uses:
       token = next(v for v in step.reads() if v in self._joint.backward)
       self._bring(step.reads(), token, coming)
       evaluate([step], self._env)
-    self._bring(ends, None, coming)
+    self._bring([g for g in gradients if g is not None], None, coming)
     return [None if g is None else read(self._env, g) for g in gradients]
 
   def _arrivals(self, uses: Sequence[Step]) -> collections.deque[Value]:

@@ -144,10 +144,6 @@ class Traced:
     }
     notes = Notes.none()
     scans = 0
-    if self._options.recompute == "all":
-      # What `_lean` has made of loops is as it is to be.
-      evaluate(self._program.steps, env)
-      return [read(env, v) for v in self._program.outputs], notes
     for step in self._program.steps:
       if _pool.applies(step):
         env[step.outs[0]] = _pool.pooled(step, read(env, step.ins[0]))
