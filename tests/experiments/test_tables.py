@@ -4,7 +4,7 @@ import pytest
 
 from experiments import _rows, tables
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
