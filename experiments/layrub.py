@@ -9,8 +9,9 @@ and batch included:
   deepest        bottleneck ResNet, batch 16, 224 pixels, (3, n, 5n, 3) blocks;
   largest_batch  of --batch_of.
 Both are sizes whose program was compiled and fits; `device_bytes_drawn` is what
-two small programs had said of them. A GPU's time is measured where there is
-one.
+two small programs had said of them. `streamed` is a way of these alone: the
+parameters are on the host (`host_temp_bytes`) and come packed in 8 bits, some
+blocks at a time. A GPU's time is measured where there is one.
 """
 
 import statistics
@@ -53,7 +54,7 @@ _MODES = flags.DEFINE_list(
 _LIMIT = flags.DEFINE_float("limit_gb", 12.0, "Of the device, 10^9 bytes.")
 _FIT = flags.DEFINE_list(
   "fit",
-  ["plain", "jax_checkpoint", "cut_int4", "everything"],
+  ["plain", "jax_checkpoint", "cut_int4", "everything", "streamed"],
   "Modes whose deepest network and largest batch are looked for.",
 )
 _BATCH_OF = flags.DEFINE_list("batch_of", ["resnet50"], "Networks.")

@@ -8,7 +8,7 @@ them, and the program of that size is compiled to see whether it does fit.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments.footprint import _measure, _modes
+from experiments.footprint import _measure, _modes, _streamed
 from experiments.footprint._points import Spec
 
 # The bottleneck ResNets of the papers have five blocks in the third stage for
@@ -60,7 +60,7 @@ def deepest(
   """The deepest bottleneck ResNet of batch 16 and 224 pixels that fits.
 
   Args:
-    mode: of `MODES`.
+    mode: of `MODES`, or "streamed".
     target: of `TARGETS`.
     limit_bytes: all that the device holds, arguments and gradients included.
     small: blocks of the second stage of the two that are compiled first.
@@ -81,7 +81,7 @@ def largest_batch(
 
   Args:
     spec: the network; its batch is not used.
-    mode: of `MODES`.
+    mode: of `MODES`, or "streamed".
     target: of `TARGETS`.
     limit_bytes: all that the device holds, arguments and gradients included.
     small: the batches that are compiled first.
@@ -117,6 +117,10 @@ def _compiler(
 ) -> _Compile:
   def compiled(size: int) -> _measure.Memory:
     spec = at(size)
+    if mode == "streamed":
+      return _streamed.compile_step(
+        spec.make(), spec.batch, target, limit_bytes / 2**30
+      )
     job = _modes.job(mode, spec.make(), spec.batch)
     return _measure.compile_step(job, target, limit_bytes / 2**30)
 

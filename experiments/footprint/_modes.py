@@ -7,7 +7,7 @@ import jax
 import optax
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.networks import Block, Network, Wrap
+from experiments.networks import Block, Network, Wrap, cross_entropy
 from jaxmotion import codecs, memory
 from jaxmotion.core import Array, PyTree, check_choice
 
@@ -47,12 +47,14 @@ def job(mode: str, net: Network, batch: int) -> Job:
   return MODES[mode](net, batch)
 
 
-def _gradients(wrap: Callable[[Network], Wrap | None]) -> Callable[..., Job]:
+def _gradients(
+  wrap: Callable[[Network], Wrap | None], together: int = 1
+) -> Callable[..., Job]:
   """Modes that return the loss and all gradients."""
 
   def make(net: Network, batch: int) -> Job:
-    wrapped = wrap(net)
-    fn = jax.value_and_grad(lambda p, b: net.loss(p, b, wrap=wrapped))
+    own = wrap(net)
+    fn = jax.value_and_grad(lambda p, b: net.loss(p, b, own, together))
     return Job(fn, (net.params, net.batch(batch)))
 
   return make
@@ -72,8 +74,10 @@ def _checkpoint(
   return _gradients(lambda _: wrap)
 
 
-def _ours(codec: Any = None, **options: Any) -> Callable[..., Job]:
-  """Modes of `memory.compress_residuals`, around each block."""
+def _ours(
+  codec: Any = None, together: int = 1, **options: Any
+) -> Callable[..., Job]:
+  """Modes of `memory.compress_residuals`, around some blocks at a time."""
 
   def wrap(net: Network) -> Wrap:
     first = net.stages[0].name
@@ -85,7 +89,7 @@ def _ours(codec: Any = None, **options: Any) -> Callable[..., Job]:
 
     return around
 
-  return _gradients(wrap)
+  return _gradients(wrap, together)
 
 
 def _updates(codec: Any = None, **options: Any) -> Callable[..., Job]:
@@ -94,18 +98,13 @@ def _updates(codec: Any = None, **options: Any) -> Callable[..., Job]:
   def make(net: Network, batch: int) -> Job:
     blocks = [(stage.block, stage.repeats) for stage in net.stages]
     model = memory.update_in_backward(
-      blocks, _loss, optax.sgd(0.1), codec=codec, **options
+      blocks, cross_entropy, optax.sgd(0.1), codec=codec, **options
     )
     params = [net.params[stage.name] for stage in net.stages]
     state = jax.eval_shape(model.init, params)
     return Job(model.step, (params, state, *net.batch(batch)), (0, 1))
 
   return make
-
-
-def _loss(logits: Array, labels: Array) -> Array:
-  losses = optax.losses.softmax_cross_entropy_with_integer_labels
-  return losses(logits, labels).mean()
 
 
 def _is_product(prim: Any, *_: Any, **params: Any) -> bool:

@@ -25,6 +25,7 @@ from experiments.networks._network import (
   Network as Network,
   Stage as Stage,
   Wrap as Wrap,
+  cross_entropy as cross_entropy,
 )
 from experiments.networks._resnet import (
   DEPTHS as DEPTHS,

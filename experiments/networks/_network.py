@@ -79,7 +79,13 @@ class Network:
     )
     return inputs, labels
 
-  def apply(self, params: PyTree, x: Array, wrap: Wrap | None = None) -> Array:
+  def apply(
+    self,
+    params: PyTree,
+    x: Array,
+    wrap: Wrap | None = None,
+    together: int = 1,
+  ) -> Array:
     """Logits.
 
     Args:
@@ -87,14 +93,25 @@ class Network:
       x: a batch of inputs.
       wrap: `wrap(block, stage name)` makes what runs in a block's place. A
         stage that repeats its block is one `lax.scan` of it.
+      together: repeats that are one block to `wrap`, at most: as many as
+        divide a stage's.
     """
     for name, block, repeats in self.stages:
-      run: Block = wrap(block, name) if wrap else block
-      x = _repeat(run, params[name], x) if repeats > 1 else run(params[name], x)
+      size = max(n for n in range(1, together + 1) if repeats % n == 0)
+      run: Block = block if size == 1 else functools.partial(_chain, block)
+      run = wrap(run, name) if wrap else run
+      own = params[name]
+      if size > 1:
+        own = jax.tree.map(lambda a, n=size: _cut(a, n), own)
+      x = _repeat(run, own, x) if repeats > size else run(own, x)
     return x
 
   def loss(
-    self, params: PyTree, batch: tuple[Array, Array], wrap: Wrap | None = None
+    self,
+    params: PyTree,
+    batch: tuple[Array, Array],
+    wrap: Wrap | None = None,
+    together: int = 1,
   ) -> Array:
     """The mean cross-entropy.
 
@@ -102,11 +119,11 @@ class Network:
       params: from `init`.
       batch: inputs and labels, as `batch` says.
       wrap: as for `apply`.
+      together: as for `apply`.
     """
     inputs, labels = batch
-    logits = self.apply(params, inputs, wrap)
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return losses(logits, labels).mean()
+    logits = self.apply(params, inputs, wrap, together)
+    return cross_entropy(logits, labels)
 
   def activations(self, params: PyTree, x: Array) -> dict[str, Array]:
     """What comes out of every ReLU and every pooling over windows.
@@ -143,6 +160,12 @@ class Network:
     return specs
 
 
+def cross_entropy(logits: Array, labels: Array) -> Array:
+  """Its mean over the examples."""
+  losses = optax.losses.softmax_cross_entropy_with_integer_labels
+  return losses(logits, labels).mean()
+
+
 def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
   """Draws all parameters of a stage at once: few draws compile fast."""
   leaves, treedef = jax.tree.flatten(specs)
@@ -158,6 +181,18 @@ def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
     else:
       arrays.append(jnp.full(shape, spec.mean))
   return jax.tree.unflatten(treedef, arrays)
+
+
+def _chain(block: Block, params: PyTree, x: Array) -> Array:
+  """Several repeats, one after the other."""
+  for i in range(len(jax.tree.leaves(params)[0])):
+    x = block(jax.tree.map(lambda a, i=i: a[i], params), x)
+  return x
+
+
+def _cut(a: Array, size: int) -> Array:
+  """Repeats, so many at a time; all at once as they are."""
+  return a if len(a) == size else a.reshape(-1, size, *a.shape[1:])
 
 
 def _repeat(block: Block, params: PyTree, x: Array) -> Array:

@@ -12,8 +12,9 @@ import optax
 
 from jaxmotion.codecs import Codec, identity, uniform
 from jaxmotion.controllers import Groups, group_norms
-from jaxmotion.core import Array, PyTree, check_choice, check_int
+from jaxmotion.core import Array, PyTree, check_choice, check_int, stand_in
 from jaxmotion.memory import _state as states
+from jaxmotion.memory._device_bytes import Request, device_bytes, temp_bytes
 from jaxmotion.memory._layout import Layout, check_level, layout_of
 from jaxmotion.memory._programs import Body
 from jaxmotion.memory._state import HostState
@@ -273,6 +274,52 @@ class host_resident:
     return _relative(
       self._step(state, level).squared_errors(), self.norms(state)
     )
+
+  def device_bytes(
+    self,
+    params: PyTree,
+    batch: PyTree,
+    stats: PyTree = None,
+    level: Any = 0,
+    *,
+    temp_bytes: Callable[..., int] = temp_bytes,
+  ) -> int:
+    """Returns the most bytes that the device holds in a step, before any.
+
+    Of weights, payloads, inputs of stages, residuals, gradients on their way,
+    and of what the programs take in between, each compiled once: two that
+    follow each other count as if they ran at once, as they may where the first
+    is not yet done. On the host are `params` and the optimiser's state.
+
+    Args:
+      params: as for `init`, or their shapes.
+      batch: as for `step`, or its shapes.
+      stats: as for `init`, or their shapes.
+      level: as for `step`.
+      temp_bytes: `temp_bytes(fn, *args)` compiles a function for such
+        arguments and returns the bytes it takes besides arguments and results;
+        by default it is asked of JAX's backend. It may be a compiler for
+        another device than is there.
+
+    Raises:
+      TypeError, ValueError: as by `init` and `step`.
+
+    Example:
+      >>> def loss_fn(params, batch):
+      ...   return jnp.mean((batch @ params) ** 2)
+      >>> w = jax.ShapeDtypeStruct((256, 256), "float32")
+      >>> batch = jax.ShapeDtypeStruct((64, 256), "float32")
+      >>> model = host_resident(loss_fn, optax.sgd(0.1))
+      >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
+      True
+    """
+    layout = self._layout(params)
+    codecs = layout.leaf_codecs(self.grads)
+    grad_state = jax.eval_shape(lambda: states.init_grads(layout, codecs))
+    levels = check_level(level, layout.groups, len(self.ladder))
+    shapes = jax.tree.map(stand_in, (self._stats(stats), batch))
+    request = Request(self, layout, levels, grad_state, *shapes)
+    return device_bytes(request, temp_bytes)
 
   def plain_bytes(self, params: PyTree) -> int:
     """Returns the bytes of the parameters: what float32 moves each way.

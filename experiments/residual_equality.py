@@ -1,0 +1,174 @@
+r"""How far gradients with compressed residuals are from those without.
+
+  python -m experiments.residual_equality \
+    --json=docs/results/residual_equality.jsonl
+
+Every network in its full depth, small in width, image and batch, runs on JAX's
+backend. The error of a gradient is its distance to the gradient of plain
+training in float64, over the length of that. The lossless cut may differ from
+plain training in float32 by no more than that itself is off: a compiler fuses
+the two differently, and so sums in another order.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.progress
+import rich.table
+from absl import app, flags
+
+from experiments import _rows
+from experiments._console import make_console
+from experiments.footprint import _modes, _points
+from jaxmotion.core import PyTree
+
+_SMALL = "image=32:width=0.125"
+_DEFAULT = (
+  "alexnet:4:image=67:width=0.125",
+  f"vgg16:4:{_SMALL}",
+  f"googlenet:4:{_SMALL}",
+  f"squeezenet:4:{_SMALL}",
+  f"nin:4:{_SMALL}",
+  f"resnet50:4:{_SMALL}",
+  f"resnet101:4:{_SMALL}",
+  f"resnet152:4:{_SMALL}",
+  "inception_v4:4:image=75:width=0.125",
+  f"resnet1001:4:{_SMALL}",
+  f"resnet1517:4:{_SMALL}",
+  f"resnet2504:4:{_SMALL}",
+  "gpt:2:length=64:width=0.125:heads=2",
+)
+
+_NETWORKS = flags.DEFINE_list(
+  "networks",
+  list(_DEFAULT),
+  "Networks, NAME:BATCH:OPTION=NUMBER.",
+  allow_override=True,
+)
+_MODES = flags.DEFINE_list(
+  "modes",
+  ["plain", "cut", "cut_int8", "cut_int4"],
+  "Of training.",
+  allow_override=True,
+)
+_JSON = flags.DEFINE_string(
+  "json", None, "Where to write rows (JSON Lines).", allow_override=True
+)
+
+
+def compare(spec: _points.Spec, modes: Sequence[str]) -> Iterator[_rows.Row]:
+  """Runs one step in every mode; rows of how far its gradient is off.
+
+  Args:
+    spec: the network and its batch.
+    modes: of `MODES` that return gradients; `plain` first.
+  """
+  net = spec.make()
+  params = net.init(jax.random.key(0))
+  batch = _some(*net.batch(spec.batch), np.random.default_rng(0))
+  with jax.enable_x64(True):
+    wide = jax.tree.map(_widen, (params, batch))
+    reference = _flat(_gradient("plain", spec)(*wide))
+  length = np.linalg.norm(reference)
+  plain = None
+  for mode in modes:
+    ours = _flat(_gradient(mode, spec)(params, batch))
+    error = float(np.linalg.norm(ours - reference) / length)
+    case = f"{spec.case}/{mode}"
+    plain = error if mode == "plain" else plain
+    yield _row(case, "gradient_error", error, plain)
+    if mode == "plain":
+      first = ours
+    else:
+      apart = float(np.linalg.norm(ours - first) / length)
+      yield _row(case, "gradient_from_plain", apart, None)
+      yield _row(case, "values_equal", float(np.mean(ours == first)), None)
+
+
+def _gradient(mode: str, spec: _points.Spec) -> Any:
+  fn = jax.jit(_modes.job(mode, spec.make(), spec.batch).fn)
+  return lambda params, batch: fn(params, batch)[1]
+
+
+def _some(inputs: Any, labels: Any, rng: np.random.Generator) -> PyTree:
+  """Images or tokens, and classes."""
+  if jnp.issubdtype(inputs.dtype, jnp.integer):
+    given = rng.integers(0, 10, inputs.shape).astype(inputs.dtype)
+  else:
+    given = rng.normal(size=inputs.shape).astype(inputs.dtype)
+  return given, rng.integers(0, 10, labels.shape).astype(labels.dtype)
+
+
+def _widen(a: Any) -> Any:
+  a = np.asarray(a)
+  return a.astype(np.float64) if a.dtype == np.float32 else a
+
+
+def _flat(tree: PyTree) -> np.ndarray:
+  leaves = [np.asarray(a, np.float64).ravel() for a in jax.tree.leaves(tree)]
+  return np.concatenate(leaves)
+
+
+def _row(
+  case: str, metric: str, value: float, plain: float | None
+) -> _rows.Row:
+  return _rows.Row(
+    "residual_equality",
+    case,
+    metric,
+    value,
+    "relative" if metric.startswith("gradient") else "of all",
+    plain,
+    value / plain if plain else None,
+    None,
+    _rows.machine(),
+    jax.__version__,
+  )
+
+
+def table(rows: Sequence[_rows.Row]) -> rich.table.Table:
+  """A line for each network and mode."""
+  made = rich.table.Table(title="gradients of the first step")
+  for name in (
+    "network, mode",
+    "from float64",
+    "of plain's",
+    "from plain",
+    "equal bits",
+  ):
+    made.add_column(name)
+  found = {(row.case, row.metric): row for row in rows}
+  for case in dict.fromkeys(row.case for row in rows):
+    error = found[case, "gradient_error"]
+    cells = [f"{error.value:.2e}", f"{error.ratio:.2f}"]
+    if (case, "values_equal") in found:
+      cells += [
+        f"{found[case, 'gradient_from_plain'].value:.2e}",
+        f"{found[case, 'values_equal'].value:.1%}",
+      ]
+    made.add_row(case, *cells)
+  return made
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs all networks; prints a table and writes rows."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+  if _MODES.value[:1] != ["plain"]:
+    raise app.UsageError(
+      f"`--modes` must begin with plain, got {_MODES.value}."
+    )
+  console, rows = make_console(), list[_rows.Row]()
+  specs = _points.parse(_NETWORKS.value)
+  for spec in rich.progress.track(specs, "run", console=console):
+    rows += compare(spec, _MODES.value)
+    if _JSON.value:
+      _rows.write_rows(_JSON.value, rows)
+  console.print(table(rows))
+
+
+if __name__ == "__main__":
+  app.run(main)

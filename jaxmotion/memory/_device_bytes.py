@@ -1,0 +1,176 @@
+"""What the device holds at most while a host-resident model trains."""
+
+import functools
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxmotion.codecs import identity
+from jaxmotion.core import PyTree
+from jaxmotion.memory import _programs as programs
+from jaxmotion.memory._layout import Layout, StageLayout
+from jaxmotion.memory._programs import Body
+
+TempBytes = Callable[..., int]
+
+
+def temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
+  """What a program takes besides arguments and results, compiled for JAX's
+  backend."""
+  memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
+  return int(memory.temp_size_in_bytes)
+
+
+class _Stage(NamedTuple):
+  """Bytes of one stage.
+
+  Attributes:
+    x: of its input; 0 of the first.
+    kept: what it holds from its forward pass to its backward pass, but x.
+    forward: what its forward pass makes, weights and all.
+    backward: what its backward pass makes.
+    grads: of the gradients' payloads, which are part of `backward`.
+    ct: of its output's cotangent.
+  """
+
+  x: int
+  kept: int
+  forward: int
+  backward: int
+  grads: int
+  ct: int
+
+
+class Request(NamedTuple):
+  """A step of which only shapes are known.
+
+  Attributes:
+    model: a `host_resident`.
+    layout: of its parameters.
+    levels: of each group.
+    grad_state: of the gradients' codec, by stage.
+    stats: by stage.
+    batch: what functions take.
+  """
+
+  model: Any
+  layout: Layout
+  levels: tuple[int, ...]
+  grad_state: tuple[PyTree, ...]
+  stats: tuple[PyTree, ...]
+  batch: PyTree
+
+
+def device_bytes(request: Request, compiled: TempBytes) -> int:
+  """Returns the most bytes on the device, as by the order of `_step.Step`.
+
+  Two programs may be under way at a time: the next is dispatched while the one
+  before it runs. What they take is added up.
+  """
+  model, layout = request.model, request.layout
+  stages = _stages(request, compiled)
+  base = _nbytes((request.batch, request.stats, request.grad_state))
+  if model.delta:
+    base += sum(_held_bytes(stage) for stage in layout.stages)
+  count = len(stages)
+  most = 0
+  for k, stage in enumerate(stages):
+    before = sum(s.kept for s in stages[:k])
+    inputs = sum(s.x for s in stages[: k + 1])
+    following = stages[k + 1].forward if k + 1 < count else stage.backward
+    most = max(most, before + inputs + stage.forward + following)
+    returning = 0 if model.streamed else sum(s.grads for s in stages[k + 1 :])
+    own = stage.kept + stage.ct + stage.backward
+    following = stages[k - 1].backward if k else 0
+    most = max(most, before + inputs + returning + own + following)
+  return base + most
+
+
+def _stages(request: Request, compiled: TempBytes) -> list[_Stage]:
+  """Walks through the stages, each distinct program compiled once."""
+  known: dict[Hashable, int] = {}
+
+  def temp(fn: Callable[..., Any], static: tuple, *args: PyTree) -> int:
+    leaves, treedef = jax.tree.flatten(args)
+    shapes = tuple((a.shape, str(a.dtype)) for a in leaves)
+    key = (fn, static, treedef, shapes)
+    if key not in known:
+      known[key] = compiled(functools.partial(fn, *static), *args)
+    return known[key]
+
+  found, x = [], None
+  for k, body in enumerate(request.model.bodies):
+    stage, x = _stage(request, k, body, x, temp)
+    found.append(stage)
+  return found
+
+
+def _stage(
+  request: Request, k: int, body: Body, x: PyTree, temp: TempBytes
+) -> tuple[_Stage, PyTree]:
+  model, layout = request.model, request.layout.stages[k]
+  weights = layout.treedef.unflatten(layout.likes)
+  given = (weights, request.stats[k], x, request.batch)
+  codecs = request.layout.leaf_codecs(model.grads)
+  static: tuple[Any, ...] = (tuple(codecs[i] for i in layout.leaves),)
+  arrive, own = _arriving(request, layout, temp)
+  state = (request.grad_state[k], np.zeros(3, np.uint32))
+  if model.streamed:
+    forward, backward = programs.forward_only, programs.recompute_backward
+    y, _ = jax.eval_shape(functools.partial(forward, body), *given)
+    kept, static, needed = 0, (body, *static), given
+    again = arrive + own
+  else:
+    forward, backward = programs.forward, programs.backward
+    y, _, saved = jax.eval_shape(functools.partial(forward, body), *given)
+    kept, again = own + _nbytes(saved), 0
+    needed = saved.pullback(*given)
+  grads, x_ct, _ = jax.eval_shape(
+    functools.partial(backward, *static), needed, y, *state
+  )
+  made = _nbytes(y) + kept + (own if model.streamed else 0)
+  return _Stage(
+    x=_nbytes(x),
+    kept=kept,
+    forward=arrive + made + temp(forward, (body,), *given),
+    backward=again
+    + _nbytes((grads, x_ct))
+    + temp(backward, static, needed, y, *state),
+    grads=_nbytes(grads),
+    ct=_nbytes(y),
+  ), y
+
+
+def _arriving(
+  request: Request, stage: StageLayout, temp: TempBytes
+) -> tuple[int, int]:
+  """Returns the bytes of a stage's payloads and of unpacking them, and those
+  of the weights that they become."""
+  model = request.model
+  arrive = own = 0
+  for group, leaves in stage.packets:
+    likes = tuple(stage.likes[i] for i in leaves)
+    codec = identity()
+    if group is not None:
+      codec = model.ladder[request.levels[group]]
+    payloads = [codec.payload_like(a) for a in likes]
+    held = list(likes) if model.delta and group is not None else None
+    if held or codec != identity():  # Else they are the weights.
+      arrive += _nbytes(payloads)
+      arrive += temp(programs.decode, (codec, likes), payloads, held)
+    own += 0 if held else _nbytes(likes)
+  return arrive, own
+
+
+def _held_bytes(stage: StageLayout) -> int:
+  packed = [p.leaves for p in stage.packets if p.group is not None]
+  return _nbytes([stage.likes[i] for leaves in packed for i in leaves])
+
+
+def _nbytes(tree: PyTree) -> int:
+  return sum(
+    math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree)
+  )
