@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxmotion.core import Array, same_on_workers, varying_axes
 from jaxmotion.memory._place import fetch, put
+from jaxmotion.memory.residuals._costly import costly
 from jaxmotion.memory.residuals._program import (
   Operand,
   Step,
@@ -111,17 +112,41 @@ class _Backward:
     values = [k.value for k in split.kept]
     self._words = dict(zip(values, words, strict=True))
     self._fetched: set[Value] = set()
+    # What has been computed since the last barrier, and was not cheap.
+    self._loose: list[Value] = []
 
   def run(self) -> list[Any]:
     gradients = self._joint.gradients
     uses = self._joint.backward_steps()
     coming = self._arrivals(uses)
     for step in uses:
-      token = next(v for v in step.reads() if v in self._joint.backward)
-      self._bring(step.reads(), token, coming)
+      token, again = self._token(step)
+      if self._bring(step.reads(), token, coming):
+        for v in (v for s in again for v in s.outs):
+          del self._env[v]
+        evaluate(again, self._env)
       evaluate([step], self._env)
+      if costly(step.eqn):
+        self._loose += step.outs
     self._bring([g for g in gradients if g is not None], None, coming)
-    return [None if g is None else read(self._env, g) for g in gradients]
+    return _tied([None if g is None else read(self._env, g) for g in gradients])
+
+  def _token(self, step: Step) -> tuple[Value, list[Step]]:
+    """What a step waits for, and what then makes its operand of it.
+
+    What a barrier waits for is an array in memory. Where an operand is made of
+    one array of the backward pass alone, by a broadcast say, it is that one.
+    """
+    backward = self._joint.backward
+    token = next(v for v in step.reads() if v in backward)
+    again: list[Step] = []
+    while (maker := self._joint.order.maker(token)) is not None:
+      reads = list(maker.reads())
+      if len(reads) != 1 or reads[0] not in backward or costly(maker.eqn):
+        break
+      again.insert(0, maker)
+      token = reads[0]
+    return token, again
 
   def _arrivals(self, uses: Sequence[Step]) -> collections.deque[Value]:
     """What is on the host, in the order in which it is needed."""
@@ -142,16 +167,19 @@ class _Backward:
     values: Iterable[Operand],
     token: Value | None,
     coming: collections.deque[Value],
-  ) -> None:
+  ) -> bool:
     """Makes values of the function known, not before the token is.
 
     Without this order XLA would decode what was encoded on the spot, or keep
     what is computed twice.
+
+    Returns:
+      Whether there were any.
     """
     env = self._env
     missing = [v for v in values if isinstance(v, Value) and v not in env]
     if not missing:
-      return
+      return False
     known = collections.ChainMap(env, self._words)
     steps = self._joint.order.leading_to(missing, known)
     touched = dict.fromkeys(v for s in steps for v in s.reads())
@@ -159,21 +187,31 @@ class _Backward:
     packed = [v for v in touched if v in self._words and v not in env]
     again = [v for v in touched if v in self._split.free and v in env]
     ahead = self._ahead(packed, coming)
+    # Nothing waits for the gradients of weights: XLA would keep what they are
+    # made of until the end of all.
+    done = [v for v in self._loose if v is not token]
     held = (
       [self._words[v] for v in (*packed, *ahead)],
       [env[v] for v in again],
+      [env[v] for v in done],
     )
     if token is not None:
       held, env[token] = _together(held, env[token])
+      env.update(zip(done, held[2], strict=True))
+      self._loose = []
     self._words.update(zip((*packed, *ahead), held[0], strict=True))
     for value in (*packed, *ahead):
       self._fetch(value)
     local = {**env, **dict(zip(again, held[1], strict=True))}
     for value in packed:
-      local[value] = env[value] = self._decode(value)
+      local[value] = self._decode(value)
     evaluate(steps, local)
-    for step in steps:
-      env.update((v, local[v]) for v in step.outs)
+    # The rest is made again when it is read: until then it would take what
+    # its residuals were to save.
+    stays = {*missing, *(v for v in packed if self._residual[v].may_overflow)}
+    stays.update(v for s in steps if costly(s.eqn) for v in s.outs)
+    env.update((v, local[v]) for v in stays if v in local)
+    return True
 
   def _ahead(
     self, packed: Sequence[Value], coming: collections.deque[Value]
@@ -182,7 +220,8 @@ class _Backward:
     for value in packed:
       if value in coming:
         coming.remove(value)
-    due = [v for v in packed if self._residual[v].host]
+    host = [v for v in packed if self._residual[v].host]
+    due = [v for v in host if v not in self._fetched]
     return [coming.popleft()] if due and coming else []
 
   def _fetch(self, value: Value) -> None:
@@ -222,7 +261,11 @@ class _Backward:
 
 def _together(held: Any, token: Array) -> tuple[Any, Array]:
   """Returns both, neither before the other."""
-  before = (held, token)
+  return _tied((held, token))
+
+
+def _tied(before: Any) -> Any:
+  """Returns all arrays, none before another."""
   return jax.tree.map(_typed_as, lax.optimization_barrier(before), before)
 
 

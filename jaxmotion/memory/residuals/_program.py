@@ -140,6 +140,11 @@ class Order:
     self._steps = steps
     self._maker = {v: i for i, step in enumerate(steps) for v in step.outs}
 
+  def maker(self, value: Value) -> Step | None:
+    """Returns the step that makes a value; None of an input."""
+    place = self._maker.get(value)
+    return None if place is None else self._steps[place]
+
   def leading_to(
     self, wanted: Iterable[Operand], known: Container[Value]
   ) -> list[Step]:
