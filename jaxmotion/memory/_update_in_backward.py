@@ -217,7 +217,9 @@ class _Piece:
     if self._span is None:
       grads, ct = self._split.backward(params, words, ct)
       updates, state = tx.update(grads, state, params)
-      return ct, optax.apply_updates(params, updates), state
+      params = optax.apply_updates(params, updates)
+      # Or gradients would be kept until all blocks have theirs.
+      return lax.optimization_barrier((ct, params, state))
 
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
       ct, params, state = carry

@@ -67,10 +67,17 @@ def forward(
 
   due = _due(split.kept, steps)
   encode(due.pop(-1, ()), None)
+  waiting: list[Kept] = []
   for i, step in enumerate(steps):
     evaluate([step], env)
-    if i in due:
-      encode(due[i], step.outs[0])
+    group = [*waiting, *due.get(i, ())]
+    # What nothing else is made of waits for the next result.
+    waiting = [k for k in group if k.value is step.outs[0]]
+    if len(group) > len(waiting):
+      encode([k for k in group if k not in waiting], step.outs[0])
+  results = (v for v in split.joint.outputs if isinstance(v, Value))
+  if waiting:
+    encode(waiting, next(results, None))
   overflows = sum((lost > 0).astype(jnp.int32) for lost in dropped)
   fills = {r.name: full(env[v]) for v, r in split.measured()}
   words = [encoded[k.value] for k in split.kept]
@@ -126,7 +133,7 @@ class _Backward:
           del self._env[v]
         evaluate(again, self._env)
       evaluate([step], self._env)
-      if costly(step.eqn):
+      if costly(step.eqn) and step.name != "optimization_barrier":
         self._loose += step.outs
     self._bring([g for g in gradients if g is not None], None, coming)
     return _tied([None if g is None else read(self._env, g) for g in gradients])
