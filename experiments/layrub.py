@@ -38,6 +38,8 @@ _USUAL = (
   "jax_offload",
   "cut",
   "cut_int4",
+  "cut_together",
+  "cut_int4_together",
   "again_int8_host",
   "everything",
 )

@@ -126,6 +126,8 @@ MODES: dict[str, Callable[[Network, int], Job]] = {
   "cut": _ours(),
   "cut_int8": _ours(INT8),
   "cut_int4": _ours(INT4),
+  "cut_together": _ours(together=7),
+  "cut_int4_together": _ours(INT4, together=7),
   "cut_host": _ours(memory.offload()),
   "cut_int8_host": _ours(memory.offload(INT8)),
   "again_int8": _ours(INT8, recompute="all"),
@@ -138,7 +140,8 @@ MODES: dict[str, Callable[[Network, int], Job]] = {
 plain: `jax.value_and_grad`. jax_checkpoint: `jax.checkpoint` of each block;
 _products: that keeps products and convolutions; jax_offload: that puts the
 inputs of blocks on the host. Ours: cut keeps what is dear to compute, exactly
-or in 8 or 4 bits, on the device or the host; again keeps the inputs of blocks
-and computes the rest again; update changes parameters in the backward pass;
-everything is all of it at once. Eight and four bits round stochastically.
+or in 8 or 4 bits, on the device or the host, of each block or of up to seven
+together; again keeps the inputs of blocks and computes the rest again; update
+changes parameters in the backward pass; everything is all of it at once. Eight
+and four bits round stochastically.
 """

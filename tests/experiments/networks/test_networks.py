@@ -205,3 +205,30 @@ def test_no_token_sees_those_after_it():
 def test_options_are_checked(name, options, message):
   with pytest.raises(ValueError, match=message):
     networks.make(name, **options)
+
+
+@pytest.mark.parametrize("together", [2, 4])
+def test_repeats_that_are_wrapped_together_are_the_same_network(together):
+  net = networks.make(
+    "resnet", blocks=(1, 5, 4, 1), image=32, width=1 / 16, classes=5
+  )
+  params = run(net.init, jax.random.key(0))
+  images, labels = net.batch(2)
+  rng = np.random.default_rng(0)
+  batch = (
+    rng.standard_normal(images.shape, "float32"),
+    rng.integers(0, 5, labels.shape, "int32"),
+  )
+  wrap = lambda block, name: jax.checkpoint(block)
+  loss = lambda p, b: net.loss(p, b, wrap, together)
+  value, grads = run(jax.value_and_grad(loss), params, batch)
+  plain, expected = run(jax.value_and_grad(net.loss), params, batch)
+  np.testing.assert_allclose(value, plain, rtol=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3),
+    grads,
+    expected,
+  )
+  # Four repeats and three: in pairs and one by one, or all at once.
+  scans = str(jax.make_jaxpr(loss)(params, batch)).count("scan[")
+  assert scans == {2: 2, 4: 0}[together]

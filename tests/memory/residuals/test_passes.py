@@ -1,0 +1,103 @@
+"""What holds the order of the two passes, as traced."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion import codecs
+from jaxmotion.memory import compress_residuals, residuals_of
+
+INT8 = codecs.uniform(bits=8, block=64)
+W = jax.ShapeDtypeStruct((3, 64, 64), "float32")
+X = jax.ShapeDtypeStruct((256, 64), "float32")
+
+
+def mlp(w, x):
+  for i in range(3):
+    x = jnp.tanh(x @ w[i])
+  return x
+
+
+def normalised(w, x):
+  y = x @ w[0]
+  y = y - jnp.mean(y, 0, keepdims=True)
+  return y * lax.rsqrt(jnp.mean(y**2, 0, keepdims=True) + 1e-3)
+
+
+def pooled(w, x):
+  y = (x @ w[0]).reshape(4, 8, 8, 64)
+  return lax.reduce_window(
+    y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+  )
+
+
+def loss(block, codec=None):
+  block = compress_residuals(block, codec)
+  return lambda w, x: jnp.sum(jnp.square(block(w, x)))
+
+
+def equations(fn, *args):
+  """All of a traced function, those of functions that it calls too."""
+  found = []
+
+  def walk(jaxpr):
+    for eqn in jaxpr.eqns:
+      inner = [p for p in eqn.params.values() if hasattr(p, "jaxpr")]
+      if eqn.primitive.name in ("jit", "pjit", "closed_call"):
+        walk(inner[0].jaxpr)
+      else:
+        found.append(eqn)
+
+  walk(jax.make_jaxpr(fn)(*args).jaxpr)
+  return found
+
+
+def makers(eqns):
+  return {v: e for e in eqns for v in e.outvars}
+
+
+def barriers(eqns):
+  return [e for e in eqns if e.primitive.name == "optimization_barrier"]
+
+
+def test_gradients_of_weights_are_done_before_the_next_residual_is_read():
+  eqns = equations(jax.grad(loss(mlp, INT8)), W, X)
+  products = [e for e in eqns if e.primitive.name == "dot_general"]
+  held = {id(v) for e in barriers(eqns) for v in e.invars}
+  # Three of the forward pass, two for each of them in the backward pass.
+  assert len(products) == 3 + 6
+  late = [e for e in products[3:] if id(e.outvars[0]) not in held]
+  assert len(late) <= 1  # The last gradient of all is a result.
+
+
+def test_nothing_waits_for_a_broadcast():
+  eqns = equations(jax.grad(loss(normalised, INT8)), W, X)
+  made = makers(eqns)
+  waiting = [made[v] for e in barriers(eqns) for v in e.invars if v in made]
+  assert waiting
+  assert not [
+    e
+    for e in waiting
+    if e.primitive.name == "broadcast_in_dim"
+    and e.outvars[0].aval.size > e.invars[0].aval.size
+  ]
+
+
+def test_what_a_product_has_written_is_kept_rather_than_what_is_fused():
+  names = {r.name for r in residuals_of(normalised, W, X, params=(0, 1))}
+  assert "dense/dot_general_0" in names
+  assert not any("sub" in name for name in names)
+
+
+def test_the_result_waits_for_what_is_kept_of_it():
+  def kept_and_result(w, x):
+    y, pull = jax.vjp(loss(pooled), w, x)
+    return y, pull
+
+  eqns = equations(kept_and_result, W, X)
+  made = makers(eqns)
+  (square,) = [e for e in eqns if e.primitive.name == "square"]
+  source = made[square.invars[0]]
+  assert source.primitive.name == "optimization_barrier"
+  # Beside the result: the places of the largest values, in words.
+  assert any(v.aval.dtype == jnp.uint32 for v in source.invars)
