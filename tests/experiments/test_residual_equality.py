@@ -16,6 +16,7 @@ def test_the_lossless_cut_is_as_near_to_float64_as_plain_training():
   assert 0 < found["plain", "gradient_error"].value < 1e-3
   assert found["cut", "gradient_error"].ratio == pytest.approx(1, abs=0.1)
   assert found["cut", "gradient_from_plain"].value < 1e-5
+  assert found["cut", "gradient_error_float64"].value < 1e-12
   assert 1e-3 < found["cut_int8", "gradient_error"].value < 0.1
   assert found["cut_int8", "values_equal"].value < 1
 
@@ -36,7 +37,7 @@ def test_the_runner_prints_a_table_and_writes_rows(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   assert "gradients of the first step" in done.stdout
-  assert len(_rows.read_rows(path)) == 1 + 3
+  assert len(_rows.read_rows(path)) == 1 + 4
 
 
 def test_modes_that_do_not_begin_with_plain_are_refused():

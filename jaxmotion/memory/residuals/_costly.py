@@ -1,5 +1,6 @@
 """What is cheap enough to be computed twice."""
 
+import jax.numpy as jnp
 from jax.extend import core
 
 # One pass over memory at most, which the pass that reads the result swallows.
@@ -61,3 +62,17 @@ def steep(eqn: core.JaxprEqn) -> bool:
   is 1 % at 8 bits and 15 % at 4, it would stop the gradient.
   """
   return eqn.primitive.name in _STEEP
+
+
+_EQUALITY = frozenset(("eq", "eq_to", "ne"))
+
+
+def brittle(eqn: core.JaxprEqn) -> bool:
+  """Says whether this must not be done again at all.
+
+  Whether two floats are equal, as the gradient of a maximum asks: a value that
+  XLA computes in two places may differ by a rounding, and then equals nothing.
+  """
+  if eqn.primitive.name not in _EQUALITY:
+    return False
+  return bool(jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.inexact))

@@ -67,14 +67,19 @@ def _forward(
   lowest = jnp.asarray(-jnp.inf, x.dtype)
   wide = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
   place = jnp.zeros(y.shape, jnp.uint32)
-  # From the last to the first, so that the first of several equals stays.
-  for k, start in reversed(list(enumerate(_places(window)))):
+  most = jnp.full(y.shape, lowest)
+  # Not by looking for `y`: where XLA computes `x` twice, the two may differ by
+  # a rounding, and none of one would be found in the other.
+  for k, start in enumerate(_places(window)):
     stop = [
       s + (n - 1) * step + 1
       for s, n, step in zip(start, y.shape, strides, strict=True)
     ]
-    found = lax.slice(wide, start, stop, strides) == y
-    place = jnp.where(found, jnp.uint32(k), place)
+    part = lax.slice(wide, start, stop, strides)
+    # The first of several equals stays.
+    place = jnp.where(part > most, jnp.uint32(k), place)
+    most = jnp.maximum(part, most)
+  place = jnp.where(jnp.isnan(most), jnp.uint32(0), place)
   # Nothing of `x` but its shape and dtype is needed again.
   return y, (pack(place, _bits(window)), jnp.zeros((0, *x.shape), x.dtype))
 

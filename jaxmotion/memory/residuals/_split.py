@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals._actions import Choice
-from jaxmotion.memory.residuals._costly import costly, in_memory, steep
+from jaxmotion.memory.residuals._costly import (
+  brittle,
+  costly,
+  in_memory,
+  steep,
+)
 from jaxmotion.memory.residuals._cut import minimum_cut
 from jaxmotion.memory.residuals._joint import Joint
 from jaxmotion.memory.residuals._kinds import kinds, names
@@ -144,7 +149,7 @@ class Split:
       if any(describe(v).again for v in step.outs):
         return False
       hard = options.recompute == "cheap" and costly(step.eqn)
-      return hard or (rounds and steep(step.eqn))
+      return hard or brittle(step.eqn) or (rounds and steep(step.eqn))
 
     kept = minimum_cut(joint, self.free, weigh, once)
     self.kept = [Kept(v, describe(v)) for v in kept]

@@ -101,3 +101,11 @@ def test_the_result_waits_for_what_is_kept_of_it():
   assert source.primitive.name == "optimization_barrier"
   # Beside the result: the places of the largest values, in words.
   assert any(v.aval.dtype == jnp.uint32 for v in source.invars)
+
+
+def test_whether_floats_are_equal_is_asked_once():
+  def block(w, x):
+    return jnp.max(jnp.exp(x @ w[0]), axis=0)
+
+  kinds = {r.name.split("_")[0] for r in residuals_of(block, W, X)}
+  assert "mask/eq" in kinds

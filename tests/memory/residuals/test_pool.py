@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,3 +55,35 @@ def test_it_keeps_two_bits_for_a_window_of_four():
   assert sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kept)) == (
     places * 2 / 8
   )
+
+
+def test_its_gradient_stands_whatever_is_fused_with_it():
+  # Where places were those of values equal to the largest, XLA:CPU computed
+  # the two apart here, and some windows had none.
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(4, 75, 75, 8))
+  kernel = 0.2 * rng.normal(size=(3, 3, 8, 8))
+
+  def loss(x, pool):
+    convolve = functools.partial(
+      lax.conv_general_dilated,
+      rhs=kernel,
+      padding="SAME",
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    y = convolve(x, window_strides=(1, 1))
+    mean, var = (f(y, (0, 1, 2), keepdims=True) for f in (jnp.mean, jnp.var))
+    y = (y - mean) * lax.rsqrt(var + 1e-3)
+    y = jax.nn.relu(1.1 * y + 0.1)
+    z = pool(y, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return jnp.sin(z).sum() + jnp.sin(convolve(y, window_strides=(2, 2))).sum()
+
+  def plain(y, *window):
+    return lax.reduce_window(y, -jnp.inf, lax.max, *window)
+
+  with jax.enable_x64(True):
+    expected, ours = (
+      jax.jit(jax.grad(functools.partial(loss, pool=pool)))(x)
+      for pool in (plain, max_pool)
+    )
+  np.testing.assert_allclose(ours, expected, atol=1e-12)
