@@ -1,5 +1,7 @@
 """What is cheap enough to be computed twice."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax.extend import core
 
@@ -75,4 +77,5 @@ def brittle(eqn: core.JaxprEqn) -> bool:
   """
   if eqn.primitive.name not in _EQUALITY:
     return False
-  return bool(jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.inexact))
+  aval: Any = eqn.invars[0].aval
+  return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
