@@ -11,6 +11,9 @@ from jaxmotion.core import Like, like as like_of
 _GATHER_MOST_WORKERS = 2
 # Shards of fewer values are mostly scales and padding.
 _LEAST_SHARD = 64
+# One row in so many may be padding: codecs of matrices are faster than those of
+# vectors, and a vector would be padded too.
+_PADDED = 64
 # Values of a summable array that goes with others. Joining copies them.
 _MOST_JOINED = 1 << 16
 
@@ -31,7 +34,8 @@ def is_cut(like: Like, workers: int) -> bool:
 
 
 def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
-  """The shard of an array that one worker reduces: rows where they divide.
+  """The shard of an array that one worker reduces: rows, where hardly any are
+  padding.
 
   Args:
     like: shape and dtype of the array.
@@ -41,10 +45,14 @@ def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
     >>> import jax.numpy as jnp
     >>> row_like(jnp.zeros((8, 32)), 4).shape, row_like(jnp.zeros(10), 4).shape
     ((2, 32), (3,))
+    >>> [row_like(jnp.zeros((n, 32)), 3).shape for n in (8, 128)]
+    [(86,), (43, 32)]
   """
   size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
-  if len(like.shape) > 1 and minor and size // minor % workers == 0:
-    shape: tuple[int, ...] = (size // minor // workers, minor)
+  count = size // minor if len(like.shape) > 1 and minor else 0
+  rows = math.ceil(count / workers)
+  if 0 < count and workers * rows - count <= count // _PADDED:
+    shape: tuple[int, ...] = (rows, minor)
   else:
     shape = (math.ceil(size / workers),)
   return jax.ShapeDtypeStruct(shape, like.dtype)
