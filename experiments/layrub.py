@@ -11,7 +11,8 @@ and batch included:
 Both are sizes whose program was compiled and fits; `device_bytes_drawn` is what
 two small programs had said of them. `streamed` is a way of these alone: the
 parameters are on the host (`host_temp_bytes`) and come packed in 8 bits, some
-blocks at a time. A GPU's time is measured where there is one.
+blocks at a time. `budget_...` is what `planner.fit` makes of the whole loss of
+--budget_of under --budgets. A GPU's time is measured where there is one.
 """
 
 import statistics
@@ -24,6 +25,7 @@ from rich.table import Table
 from experiments import _rows
 from experiments._console import make_console
 from experiments.footprint import (
+  _budgets,
   _fits,
   _measure,
   _papers,
@@ -60,6 +62,14 @@ _FIT = flags.DEFINE_list(
   "Modes whose deepest network and largest batch are looked for.",
 )
 _BATCH_OF = flags.DEFINE_list("batch_of", ["resnet50"], "Networks.")
+_BUDGETS = flags.DEFINE_list(
+  "budgets",
+  ["0.5", "0.25", "0.1", "0.05"],
+  "Of what plain training holds, for `planner.fit`.",
+)
+_BUDGET_OF = flags.DEFINE_list(
+  "budget_of", ["gpt:8", "resnet152:32"], "Networks and batches."
+)
 _TARGET = flags.DEFINE_enum(
   "target",
   "h100",
@@ -173,6 +183,9 @@ _SUMMED = (
   "step_percent_predicted",
   "deepest",
   "largest_batch",
+  "budget_bytes",
+  "device_bytes_predicted",
+  "least_bytes",
 )
 
 
@@ -214,6 +227,12 @@ def main(argv: Sequence[str]) -> None:
     rows.append(row)
     if _JSON.value:
       _rows.write_rows(_JSON.value, rows)
+  for spec in _points.parse(_BUDGET_OF.value):
+    shares = [float(share) for share in _BUDGETS.value]
+    for row in _budgets.rows(_EXPERIMENT, spec, shares, target):
+      rows.append(row)
+      if _JSON.value:
+        _rows.write_rows(_JSON.value, rows)
   console.print(summary(rows))
   if _JSON.value:
     _rows.write_rows(_JSON.value, rows)

@@ -19,6 +19,8 @@ def rows(tmp_path_factory):
     "modes": ["plain", "cut"],
     "fit": ["plain", "everything"],
     "batch_of": ["gpt"],
+    "budget_of": [GPT],
+    "budgets": ["1", "1e-6"],
     "target": "cpu",
     "json": str(path),
     "plot": None,
@@ -58,3 +60,14 @@ def test_a_fit_says_its_size_and_what_was_compiled(rows):
   assert rows[f"{case}/deepest", "device_bytes"].machine == HOST
   assert rows["gpt/12GB/plain", "largest_batch"].value == "none fits"
   assert rows[case, "deepest"].jax == jax.__version__
+
+
+def test_a_budget_is_met_or_the_least_is_said(rows):
+  name = next(case for case, _ in rows if case.endswith("/budget_100%"))
+  budget = rows[name, "budget_bytes"]
+  met = rows[name, "device_bytes"]
+  assert met.value <= budget.value and met.baseline == budget.baseline
+  assert rows[name, "step_ms_predicted"].ratio >= 1
+  assert rows[name, "keep_residuals"].value > 0
+  least = rows[name.replace("_100%", "_0.0001%"), "least_bytes"]
+  assert least.value > least.baseline * 1e-6

@@ -1,4 +1,4 @@
-from experiments.footprint import _fits, _measure, _points
+from experiments.footprint import _fits, _measure, _points, _streamed
 
 TINY = {"blocks": (1, 1, 1, 1), "image": 32, "classes": 10, "width": 1 / 16}
 
@@ -49,6 +49,20 @@ def test_the_compiler_is_told_of_the_limit(monkeypatch):
   found = _fits.largest_batch(spec, "plain", "h100", 2**30, (1, 4))
   assert found.size == 1024
   assert asked == [("h100", 1.0, batch) for batch in (1, 4, 1024)]
+
+
+def test_streamed_networks_are_compiled_in_segments(monkeypatch):
+  asked = []
+
+  def compile_step(net, batch, target, memory_gib):
+    asked.append((net.name, batch, target, memory_gib))
+    depth = int(net.name.removeprefix("resnet"))
+    return _measure.Memory("none", depth, 7, 0, 0, 0.0)
+
+  monkeypatch.setattr(_streamed, "compile_step", compile_step)
+  found = _fits.deepest("streamed", "h100", 1000.0, (1, 2))
+  assert found.size == 992 and found.memory.host_temp_bytes == 7
+  assert asked[-1] == ("resnet992", 16, "h100", 1000 / 2**30)
 
 
 def test_the_papers_deepest_is_one_of_the_depths():
