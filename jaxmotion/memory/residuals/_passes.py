@@ -251,7 +251,6 @@ class _Backward:
     known = {
       v: x for v, x in self._env.items() if v not in self._joint.backward
     }
-    steps = self._joint.order.leading_to([value], known)
     exact = {v: r for v, r in self._residual.items() if r.is_exact}
     steps = self._joint.order.leading_to(
       [value], collections.ChainMap(known, exact)
