@@ -13,7 +13,7 @@ import optax
 from jax import lax
 
 from jaxmotion.core import Array, PyTree, after, check_int, stand_in
-from jaxmotion.memory.residuals import Action, Choice, Rules, split
+from jaxmotion.memory.residuals import Action, Choice, Halves, Rules, split
 
 Block = Callable[[PyTree, PyTree], PyTree]
 
@@ -127,7 +127,7 @@ class update_in_backward:
       ValueError: not one of `params` or `state` for each block.
     """
     self._check(params)
-    pieces: list[tuple[int, _Piece, PyTree]] = []
+    pieces: list[tuple[int, _Once | _Loop, PyTree]] = []
     for i, (block, repeats) in enumerate(self.blocks):
       for piece in self._pieces(block, repeats, params[i], x):
         x, words = piece.forward(params[i], x)
@@ -150,15 +150,26 @@ class update_in_backward:
 
   def _pieces(
     self, block: Block, repeats: int, params: PyTree, x: PyTree
-  ) -> list[_Piece]:
+  ) -> list[_Once | _Loop]:
     if repeats == 1:
-      return [_Piece(self, block, params, x, None)]
+      return [_Once(self._split(block, params, x))]
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
     spans = [_Span(0, size, whole)]
     if rest:
       spans.append(_Span(whole * size, rest, 1))
-    return [_Piece(self, block, params, x, span) for span in spans]
+    return [
+      _Loop(self._split(_chain(block, s.size), s.rows(params, s.start), x), s)
+      for s in spans
+    ]
+
+  def _split(self, block: Block, params: PyTree, x: PyTree) -> Halves:
+    return split(
+      block,
+      jax.tree.map(stand_in, (params, x)),
+      self.codec,
+      recompute="cheap" if self.segment is None else "all",
+    )
 
 
 class _Span(NamedTuple):
@@ -174,36 +185,28 @@ class _Span(NamedTuple):
   size: int
   loops: int
 
+  def starts(self) -> Array:
+    """The first repeat of each turn."""
+    return self.start + self.size * jnp.arange(self.loops)
 
-class _Piece:
-  """A block, or a loop over segments of a repeated one."""
+  def rows(self, tree: PyTree, start: Any) -> PyTree:
+    """The parameters or the state of one turn."""
 
-  def __init__(
-    self,
-    model: update_in_backward,
-    block: Block,
-    params: PyTree,
-    x: PyTree,
-    span: _Span | None,
-  ):
-    self._span = span
-    own = params if span is None else self._slice(params, span.start)
-    self._split = split(
-      block if span is None else _chain(block, span.size),
-      jax.tree.map(stand_in, (own, x)),
-      model.codec,
-      recompute="cheap" if model.segment is None else "all",
-    )
+    def part(a: Array) -> Array:
+      rows = lax.dynamic_slice_in_dim(_rows(a), start, self.size)
+      return lax.optimization_barrier(rows).reshape(self.size, *a.shape[1:])
+
+    return jax.tree.map(part, tree)
+
+
+class _Once(NamedTuple):
+  """A block that is not repeated."""
+
+  halves: Halves
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """Returns the output and what is kept."""
-    if self._span is None:
-      return self._split.forward(params, x)
-
-    def body(x: PyTree, start: Array) -> tuple[PyTree, PyTree]:
-      return self._split.forward(self._slice(params, start), x)
-
-    return lax.scan(body, x, self._starts())
+    return self.halves.forward(params, x)
 
   def backward(
     self,
@@ -214,41 +217,47 @@ class _Piece:
     ct: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the input's cotangent, new parameters and new state."""
-    if self._span is None:
-      grads, ct = self._split.backward(params, words, ct)
-      updates, state = tx.update(grads, state, params)
-      params = optax.apply_updates(params, updates)
-      # Or gradients would be kept until all blocks have theirs.
-      return lax.optimization_barrier((ct, params, state))
+    grads, ct = self.halves.backward(params, words, ct)
+    updates, state = tx.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    # Or gradients would be kept until all blocks have theirs.
+    return lax.optimization_barrier((ct, params, state))
 
+
+class _Loop(NamedTuple):
+  """A loop over segments of a repeated block; see `_Once`."""
+
+  halves: Halves
+  span: _Span
+
+  def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+    def body(x: PyTree, start: Array) -> tuple[PyTree, PyTree]:
+      return self.halves.forward(self.span.rows(params, start), x)
+
+    return lax.scan(body, x, self.span.starts())
+
+  def backward(
+    self,
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    state: PyTree,
+    words: PyTree,
+    ct: PyTree,
+  ) -> tuple[PyTree, PyTree, PyTree]:
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
       ct, params, state = carry
       start, words = kept
-      own, mine = self._slice(params, start), self._slice(state, start)
-      grads, ct = self._split.backward(own, words, ct)
+      own, mine = (self.span.rows(t, start) for t in (params, state))
+      grads, ct = self.halves.backward(own, words, ct)
       updates, mine = jax.vmap(tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
       own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
       return (ct, _put(params, own, start), _put(state, mine, start)), None
 
-    (ct, params, state), _ = lax.scan(
-      body, (ct, params, state), (self._starts(), words), reverse=True
-    )
-    return ct, params, state
-
-  def _starts(self) -> Array:
-    start, size, loops = self._span or _Span(0, 1, 1)
-    return start + size * jnp.arange(loops)
-
-  def _slice(self, tree: PyTree, start: Any) -> PyTree:
-    size = self._span.size if self._span else 1
-
-    def part(a: Array) -> Array:
-      rows = lax.dynamic_slice_in_dim(_rows(a), start, size)
-      return lax.optimization_barrier(rows).reshape(size, *a.shape[1:])
-
-    return jax.tree.map(part, tree)
+    start = (ct, params, state)
+    end, _ = lax.scan(body, start, (self.span.starts(), words), reverse=True)
+    return end
 
 
 def _chain(block: Block, size: int) -> Block:

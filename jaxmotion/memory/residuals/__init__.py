@@ -12,5 +12,5 @@ from jaxmotion.memory.residuals._api import (
   residuals_of as residuals_of,
 )
 from jaxmotion.memory.residuals._calibrate import calibrate as calibrate
-from jaxmotion.memory.residuals._halves import split as split
+from jaxmotion.memory.residuals._halves import Halves as Halves, split as split
 from jaxmotion.memory.residuals._residual import Residual as Residual
