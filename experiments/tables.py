@@ -21,7 +21,9 @@ _CDMA = {
 _MODES = {
   "jax_checkpoint": "`jax.checkpoint`",
   "cut": "lossless",
+  "cut_together": "lossless, together",
   "cut_int4": "4 bits",
+  "cut_int4_together": "4 bits, together",
   "everything": "everything",
 }
 _BENCH = {
