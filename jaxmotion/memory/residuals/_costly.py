@@ -39,15 +39,6 @@ def costly(eqn: core.JaxprEqn) -> bool:
   return name not in _CHEAP
 
 
-def in_memory(eqn: core.JaxprEqn) -> bool:
-  """Says whether operands and results are arrays in memory.
-
-  What else there is, XLA fuses with what reads it, and never writes.
-  """
-  name = eqn.primitive.name
-  return costly(eqn) and not name.startswith(("reduce", "arg"))
-
-
 # A small change of their operands can be a large one of their results.
 _STEEP = frozenset(
   """

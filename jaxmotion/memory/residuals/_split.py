@@ -10,12 +10,7 @@ import jax.numpy as jnp
 
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals._actions import Choice
-from jaxmotion.memory.residuals._costly import (
-  brittle,
-  costly,
-  in_memory,
-  steep,
-)
+from jaxmotion.memory.residuals._costly import brittle, costly, steep
 from jaxmotion.memory.residuals._cut import minimum_cut
 from jaxmotion.memory.residuals._joint import Joint
 from jaxmotion.memory.residuals._kinds import kinds, names
@@ -24,8 +19,6 @@ from jaxmotion.memory.residuals._residual import Residual, given
 
 # More than any residual weighs, less than what cannot be cut.
 _NEVER = 1 << 50
-# Keeping a value costs this and, if it is not in memory anyway, 1 more.
-_FUSED = 64
 
 
 class Options(NamedTuple):
@@ -126,20 +119,11 @@ class Split:
         return plain
       return residual
 
-    written = {
-      v
-      for step in joint.program.steps
-      if in_memory(step.eqn) and not joint.backward.intersection(step.outs)
-      for v in (*step.reads(), *step.outs)
-    } | arguments
-
     def weigh(value: Value) -> int:
       if not hasattr(value.aval, "shape"):
         return 1
       residual = describe(value)
-      if residual.again:
-        return _NEVER
-      return (_FUSED + (value not in written)) * residual.encoded_bytes
+      return _NEVER if residual.again else residual.encoded_bytes
 
     candidates = [describe(v) for v in label if v not in joint.backward]
     self.again = [r.name for r in candidates if r.again]
