@@ -1,7 +1,7 @@
 """What training a network takes of a device's memory, in every mode.
 
   JAX_PLATFORMS=cpu python -m experiments.memory_report \\
-    --json=docs/results/memory_compiled.jsonl
+    --json=memory.jsonl
 
 Compiled for a GPU that need not be there (the extra `cuda-compile`):
   temp_bytes       on the device, beside arguments and results; baseline: plain;
