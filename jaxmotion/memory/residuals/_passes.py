@@ -142,7 +142,8 @@ class _Backward:
     """What a step waits for, and what then makes its operand of it.
 
     What a barrier waits for is an array in memory. Where an operand is made of
-    one array of the backward pass alone, by a broadcast say, it is that one.
+    one smaller array of the backward pass alone, by a broadcast say, it is that
+    one.
     """
     backward = self._joint.backward
     token = next(v for v in step.reads() if v in backward)
@@ -150,6 +151,8 @@ class _Backward:
     while (maker := self._joint.order.maker(token)) is not None:
       reads = list(maker.reads())
       if len(reads) != 1 or reads[0] not in backward or costly(maker.eqn):
+        break
+      if reads[0].aval.size >= token.aval.size:
         break
       again.insert(0, maker)
       token = reads[0]
