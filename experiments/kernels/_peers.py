@@ -25,13 +25,13 @@ class _Peer(NamedTuple):
 
   Attributes:
     name: of it.
-    library: what has to be installed.
+    package: what has to be installed.
     backends: where it runs.
     make: array -> what is timed.
   """
 
   name: str
-  library: str
+  package: str
   backends: tuple[str, ...]
   make: Callable[[Array], Timed]
 
@@ -47,7 +47,7 @@ def build(op: str, x: Array) -> dict[str, Timed]:
     peer.name: peer.make(x)
     for peer in _PEERS.get(op, ())
     if jax.default_backend() in peer.backends
-    and importlib.util.find_spec(peer.library)
+    and importlib.util.find_spec(peer.package)
   }
 
 
