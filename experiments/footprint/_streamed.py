@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 import optax
-from jax import lax
 
 from experiments.footprint import _measure
 from experiments.footprint._modes import INT8, Job
-from experiments.networks import Block, Network, cross_entropy
+from experiments.networks import Block, Network, cross_entropy, repeat
 from jaxmotion import memory
-from jaxmotion.core import Array, PyTree
+from jaxmotion.core import Array, PyTree, tree_bytes
 
 SEGMENT = 64
 """Repeats of a block that are on the device together."""
@@ -39,10 +38,7 @@ class _Segment:
       self.block, self.codec, params=0, recompute="all"
     )
     x = inputs if self.first else x
-    if self.repeats == 1:
-      x = run(params, x)
-    else:
-      x, _ = lax.scan(lambda x, own: (run(own, x), None), x, params)
+    x = run(params, x) if self.repeats == 1 else repeat(run, params, x)
     return cross_entropy(x, labels) if self.last else x
 
 
@@ -117,7 +113,7 @@ def compile_step(
   model, params = streamed(net), split(net, net.params)
   data = net.batch(batch)
   whole = model.device_bytes(params, data, temp_bytes=temp_bytes)
-  given = sum(a.size * a.dtype.itemsize for a in data)
+  given = tree_bytes(data)
   return _measure.Memory(
     machine,
     whole - given,

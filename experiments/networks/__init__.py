@@ -26,6 +26,7 @@ from experiments.networks._network import (
   Stage as Stage,
   Wrap as Wrap,
   cross_entropy as cross_entropy,
+  repeat as repeat,
 )
 from experiments.networks._resnet import (
   DEPTHS as DEPTHS,

@@ -103,7 +103,7 @@ class Network:
       own = params[name]
       if size > 1:
         own = jax.tree.map(lambda a, n=size: _cut(a, n), own)
-      x = _repeat(run, own, x) if repeats > size else run(own, x)
+      x = repeat(run, own, x) if repeats > size else run(own, x)
     return x
 
   def loss(
@@ -195,7 +195,9 @@ def _cut(a: Array, size: int) -> Array:
   return a if len(a) == size else a.reshape(-1, size, *a.shape[1:])
 
 
-def _repeat(block: Block, params: PyTree, x: Array) -> Array:
+def repeat(block: Block, params: PyTree, x: Array) -> Array:
+  """Runs a block with one row of its parameters after the other."""
+
   def step(x: Array, own: PyTree) -> tuple[Array, None]:
     return block(own, x), None
 

@@ -41,6 +41,7 @@ from jaxmotion.core._tree import (
   leaf_path as leaf_path,
   named_leaves as named_leaves,
   same_structure as same_structure,
+  tree_bytes as tree_bytes,
 )
 from jaxmotion.core._types import (
   Array as Array,

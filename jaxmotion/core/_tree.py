@@ -1,5 +1,6 @@
-"""Paths of leaves."""
+"""Paths and bytes of leaves."""
 
+import math
 from typing import Any
 
 import jax
@@ -34,3 +35,13 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
   [('a/0', 2.0), ('b', 1.0)]
   """
   return [(leaf_path(p), x) for p, x in jax.tree.leaves_with_path(tree)]
+
+
+def tree_bytes(tree: PyTree) -> int:
+  """Returns the bytes of all arrays, or of all that have a shape and a dtype.
+
+  >>> tree_bytes([jax.ShapeDtypeStruct((2, 3), "float32"), None])
+  24
+  """
+  leaves = jax.tree.leaves(tree)
+  return sum(math.prod(a.shape) * int(a.dtype.itemsize) for a in leaves)

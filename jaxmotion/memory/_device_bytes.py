@@ -1,15 +1,14 @@
 """What the device holds at most while a host-resident model trains."""
 
 import functools
-import math
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxmotion.codecs import identity
-from jaxmotion.core import PyTree
+from jaxmotion.codecs import Codec, identity
+from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.memory import _programs as programs
 from jaxmotion.memory._layout import Layout, StageLayout
 from jaxmotion.memory._programs import Body
@@ -50,6 +49,7 @@ class Request(NamedTuple):
   Attributes:
     model: a `host_resident`.
     layout: of its parameters.
+    codecs: of the gradients of each leaf.
     levels: of each group.
     grad_state: of the gradients' codec, by stage.
     stats: by stage.
@@ -58,6 +58,7 @@ class Request(NamedTuple):
 
   model: Any
   layout: Layout
+  codecs: tuple[Codec, ...]
   levels: tuple[int, ...]
   grad_state: tuple[PyTree, ...]
   stats: tuple[PyTree, ...]
@@ -72,7 +73,7 @@ def device_bytes(request: Request, compiled: TempBytes) -> int:
   """
   model, layout = request.model, request.layout
   stages = _stages(request, compiled)
-  base = _nbytes((request.batch, request.stats, request.grad_state))
+  base = tree_bytes((request.batch, request.stats, request.grad_state))
   if model.delta:
     base += sum(_held_bytes(stage) for stage in layout.stages)
   count = len(stages)
@@ -114,33 +115,31 @@ def _stage(
   model, layout = request.model, request.layout.stages[k]
   weights = layout.treedef.unflatten(layout.likes)
   given = (weights, request.stats[k], x, request.batch)
-  codecs = request.layout.leaf_codecs(model.grads)
-  static: tuple[Any, ...] = (tuple(codecs[i] for i in layout.leaves),)
+  static: tuple[Any, ...] = (tuple(request.codecs[i] for i in layout.leaves),)
   arrive, own = _arriving(request, layout, temp)
   state = (request.grad_state[k], np.zeros(3, np.uint32))
   if model.streamed:
     forward, backward = programs.forward_only, programs.recompute_backward
     y, _ = jax.eval_shape(functools.partial(forward, body), *given)
-    kept, static, needed = 0, (body, *static), given
-    again = arrive + own
+    kept, again = 0, arrive + own
+    made, static, needed = own, (body, *static), given
   else:
     forward, backward = programs.forward, programs.backward
     y, _, saved = jax.eval_shape(functools.partial(forward, body), *given)
-    kept, again = own + _nbytes(saved), 0
-    needed = saved.pullback(*given)
+    made = kept = own + tree_bytes(saved)
+    again, needed = 0, saved.pullback(*given)
   grads, x_ct, _ = jax.eval_shape(
     functools.partial(backward, *static), needed, y, *state
   )
-  made = _nbytes(y) + kept + (own if model.streamed else 0)
   return _Stage(
-    x=_nbytes(x),
+    x=tree_bytes(x),
     kept=kept,
-    forward=arrive + made + temp(forward, (body,), *given),
+    forward=arrive + made + tree_bytes(y) + temp(forward, (body,), *given),
     backward=again
-    + _nbytes((grads, x_ct))
+    + tree_bytes((grads, x_ct))
     + temp(backward, static, needed, y, *state),
-    grads=_nbytes(grads),
-    ct=_nbytes(y),
+    grads=tree_bytes(grads),
+    ct=tree_bytes(y),
   ), y
 
 
@@ -159,18 +158,12 @@ def _arriving(
     payloads = [codec.payload_like(a) for a in likes]
     held = list(likes) if model.delta and group is not None else None
     if held or codec != identity():  # Else they are the weights.
-      arrive += _nbytes(payloads)
+      arrive += tree_bytes(payloads)
       arrive += temp(programs.decode, (codec, likes), payloads, held)
-    own += 0 if held else _nbytes(likes)
+    own += 0 if held else tree_bytes(likes)
   return arrive, own
 
 
 def _held_bytes(stage: StageLayout) -> int:
   packed = [p.leaves for p in stage.packets if p.group is not None]
-  return _nbytes([stage.likes[i] for leaves in packed for i in leaves])
-
-
-def _nbytes(tree: PyTree) -> int:
-  return sum(
-    math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree)
-  )
+  return tree_bytes([stage.likes[i] for leaves in packed for i in leaves])

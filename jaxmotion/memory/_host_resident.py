@@ -318,7 +318,7 @@ class host_resident:
     grad_state = jax.eval_shape(lambda: states.init_grads(layout, codecs))
     levels = check_level(level, layout.groups, len(self.ladder))
     shapes = jax.tree.map(stand_in, (self._stats(stats), batch))
-    request = Request(self, layout, levels, grad_state, *shapes)
+    request = Request(self, layout, codecs, levels, grad_state, *shapes)
     return device_bytes(request, temp_bytes)
 
   def plain_bytes(self, params: PyTree) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import Array, PyTree, check_float, describe
+from jaxmotion.core import Array, PyTree, check_float, describe, tree_bytes
 from jaxmotion.memory import _programs as programs
 from jaxmotion.memory._layout import Layout
 from jaxmotion.memory._state import HostState
@@ -168,7 +168,7 @@ class Step:
   def _bring(self, stage: tuple[int, list[PyTree]]) -> tuple[int, list[PyTree]]:
     k, payloads = stage
     payloads = self.call("return", _move, payloads, self.model.host)
-    self.returned_bytes += _nbytes(payloads)
+    self.returned_bytes += tree_bytes(payloads)
     return k, payloads
 
   def _pack(self, k: int) -> list[PyTree]:
@@ -188,7 +188,7 @@ class Step:
   def _unpack(self, k: int, packed: list[PyTree]) -> PyTree:
     """Sends a stage's payloads; returns its weights on the device."""
     packed = self.call("send", _move, packed, self.model.target)
-    self.sent_bytes += _nbytes(packed)
+    self.sent_bytes += tree_bytes(packed)
     stage = self.layout.stages[k]
     weights: list[Any] = [None] * len(stage.leaves)
     for j, payloads in enumerate(packed):
@@ -254,10 +254,6 @@ def _move(tree: PyTree, device: jax.Device) -> PyTree:
   what is on the device is read where `copy_to_host_async` has put it.
   """
   return jax.device_put(jax.tree.map(np.asarray, tree), device)
-
-
-def _nbytes(tree: PyTree) -> int:
-  return sum(a.nbytes for a in jax.tree.leaves(tree))
 
 
 def _check_output(name: str, x: PyTree, *, last: bool) -> None:

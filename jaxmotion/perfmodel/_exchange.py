@@ -8,14 +8,13 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Like, PyTree
+from jaxmotion.core import Like, PyTree, tree_bytes
 from jaxmotion.perfmodel._codec_time import decode_seconds, encode_seconds
 from jaxmotion.perfmodel._collectives import ledger_seconds
 from jaxmotion.perfmodel._plan import (
   Job,
   Plan,
   make_plan,
-  tree_bytes,
 )
 from jaxmotion.perfmodel._platform import Axis, Device, Platform
 from jaxmotion.wire import Ledger, row_like

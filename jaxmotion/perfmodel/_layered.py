@@ -8,12 +8,12 @@ import math
 import jax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import check_int
+from jaxmotion.core import check_int, tree_bytes
 from jaxmotion.perfmodel._exchange import Exchange
 from jaxmotion.perfmodel._kernels import Kernel
 from jaxmotion.perfmodel._network import Network
 from jaxmotion.perfmodel._overlap import Message
-from jaxmotion.perfmodel._plan import make_plan, tree_bytes
+from jaxmotion.perfmodel._plan import make_plan
 from jaxmotion.perfmodel._platform import Device, Platform
 from jaxmotion.perfmodel._roofline import kernel_seconds, seconds
 from jaxmotion.perfmodel._split import Moved, Split, gather_parts, scatter_sum

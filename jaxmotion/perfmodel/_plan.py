@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec, identity, partition
-from jaxmotion.core import Like, PyTree, check_choice
+from jaxmotion.core import Like, PyTree, check_choice, tree_bytes
 from jaxmotion.perfmodel._platform import Axis
 from jaxmotion.wire import (
   Ledger,
@@ -137,9 +137,3 @@ def _moves_within(
   # Of what was not cut, all take what the first device has.
   after = [("all_gather", tree_bytes(rows)), ("all_reduce", tree_bytes(whole))]
   return [move(*m) for m in before if m[1]], [move(*m) for m in after if m[1]]
-
-
-def tree_bytes(tree: PyTree) -> int:
-  """Bytes of all arrays."""
-  leaves = jax.tree.leaves(tree)
-  return sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import Like
+from jaxmotion.core import Like, tree_bytes
 from jaxmotion.perfmodel._codec_time import decode_seconds, encode_seconds
 from jaxmotion.perfmodel._collectives import collective_seconds, traffic
 from jaxmotion.perfmodel._cost import Cost
 from jaxmotion.perfmodel._count import cost
 from jaxmotion.perfmodel._network import IMAGES, LABELS, Network
-from jaxmotion.perfmodel._plan import tree_bytes
 from jaxmotion.perfmodel._platform import Axis, Device
 from jaxmotion.wire import payload_bytes
 

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import PyTree, check_int
+from jaxmotion.core import PyTree, check_int, tree_bytes
 from jaxmotion.perfmodel._cost import Cost
 from jaxmotion.perfmodel._count import cost
 from jaxmotion.perfmodel._exchange import Exchange, predict_plan
@@ -20,7 +20,7 @@ from jaxmotion.perfmodel._overlap import (
   blocking_seconds,
   overlapped_seconds,
 )
-from jaxmotion.perfmodel._plan import Job, Plan, make_plan, tree_bytes
+from jaxmotion.perfmodel._plan import Job, Plan, make_plan
 from jaxmotion.perfmodel._platform import Platform
 from jaxmotion.perfmodel._roofline import ready_seconds, seconds
 from jaxmotion.perfmodel._units import check_quantity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, tree_bytes
 from jaxmotion.perfmodel import Device, cost, seconds
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
@@ -115,10 +114,3 @@ def _cotangent(out: Any) -> Any:
   if jnp.issubdtype(out.dtype, jnp.inexact):
     return jnp.ones_like(out)
   return np.zeros(out.shape, jax.dtypes.float0)
-
-
-def tree_bytes(tree: Any) -> int:
-  """Returns the bytes of all arrays."""
-  return sum(
-    math.prod(a.shape) * int(a.dtype.itemsize) for a in jax.tree.leaves(tree)
-  )

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxmotion.codecs import Codec, zero_value
-from jaxmotion.core import PyTree
+from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.memory.residuals import (
   Action,
   Choice,
@@ -28,7 +28,7 @@ from jaxmotion.perfmodel import (
   encode_seconds,
   seconds,
 )
-from jaxmotion.planner._fit_layers import layers_of, prefix_of, tree_bytes
+from jaxmotion.planner._fit_layers import layers_of, prefix_of
 
 # Patterns of the names of what is computed again.
 Drops = frozenset[str]

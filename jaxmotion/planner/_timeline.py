@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxmotion.core import tree_bytes
 from jaxmotion.perfmodel import Platform, Work, ready_seconds, seconds
 
 
@@ -58,7 +59,7 @@ def timeline(work: Work, route: Route) -> Timeline:
   nbytes = 0
   for i in order:
     full.append(i)
-    nbytes += math.prod(leaves[i].shape) * leaves[i].dtype.itemsize
+    nbytes += tree_bytes(leaves[i])
     if nbytes >= most:
       buckets.append(tuple(full))
       full, nbytes = [], 0
