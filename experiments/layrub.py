@@ -42,7 +42,7 @@ _USUAL = (
   "cut_int4",
   "cut_together",
   "cut_int4_together",
-  "again_int8_host",
+  "update_int4_host",
   "everything",
 )
 # Runners share names of flags, and a process may import several of them.

@@ -24,6 +24,7 @@ _MODES = {
   "cut_together": "lossless, together",
   "cut_int4": "4 bits",
   "cut_int4_together": "4 bits, together",
+  "update_int4_host": "4 bits on the host",
   "everything": "everything",
 }
 _BENCH = {

@@ -118,7 +118,8 @@ def predict(job: Job, host_bytes: int, target: str) -> Prediction:
     target: of `TARGETS`.
   """
   platform = perfmodel.shipped(TARGETS[target])
-  cost = perfmodel.cost(job.fn, *job.args)
+  backend = "cpu" if target == "cpu" else "cuda"
+  cost = perfmodel.cost(job.fn, *job.args, backend=backend)
   compute = perfmodel.seconds(cost, platform.device)
   waits = (
     max(0.0, link.seconds(host_bytes) - share * compute)

@@ -133,6 +133,7 @@ MODES: dict[str, Callable[[Network, int], Job]] = {
   "again_int8": _ours(INT8, recompute="all"),
   "again_int8_host": _ours(memory.offload(INT8), recompute="all"),
   "update": _updates(),
+  "update_int4_host": _updates(memory.offload(INT4)),
   "everything": _updates(memory.offload(INT8), segment=1),
 }
 """Steps by name, made of a network and a size of its batch.

@@ -194,9 +194,9 @@ class _Span(NamedTuple):
 
     def part(a: Array) -> Array:
       rows = lax.dynamic_slice_in_dim(_rows(a), start, self.size)
-      return lax.optimization_barrier(rows).reshape(self.size, *a.shape[1:])
+      return rows.reshape(self.size, *a.shape[1:])
 
-    return jax.tree.map(part, tree)
+    return jax.tree.map(lambda a: _apart(part(a)), tree)
 
 
 class _Once(NamedTuple):
@@ -249,6 +249,7 @@ class _Loop(NamedTuple):
       start, words = kept
       own, mine = (self.span.rows(t, start) for t in (params, state))
       grads, ct = self.halves.backward(own, words, ct)
+      grads = jax.tree.map(_apart, grads)
       updates, mine = jax.vmap(tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
@@ -273,17 +274,23 @@ def _chain(block: Block, size: int) -> Block:
 
 def _put(tree: PyTree, part: PyTree, start: Array) -> PyTree:
   def whole(a: Array, b: Array) -> Array:
-    own = lax.optimization_barrier(_rows(b))
-    rows = lax.dynamic_update_slice_in_dim(_rows(a), own, start, 0)
+    rows = lax.dynamic_update_slice_in_dim(_rows(a), _rows(b), start, 0)
     return rows.reshape(a.shape)
 
   return jax.tree.map(whole, tree, part)
 
 
 def _rows(a: Array) -> Array:
-  """A stack of kernels of convolutions as a matrix.
+  """A stack of kernels of convolutions as a matrix."""
+  return a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 4 else a
+
+
+def _apart(a: Array) -> Array:
+  """Some kernels of a stack, as a matrix in memory first.
 
   XLA would give the whole stack the layout that its convolution wants, in a
   copy as large as all parameters.
   """
-  return a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 4 else a
+  if a.ndim <= 4:
+    return a
+  return lax.optimization_barrier(_rows(a)).reshape(a.shape)

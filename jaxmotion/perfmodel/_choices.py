@@ -1,12 +1,16 @@
-"""What only a run knows: trips of loops and the branches that are taken."""
+"""What only a run knows: trips of loops, branches taken, and the backend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxmotion.core import check_int
+import jax
+
+from jaxmotion.core import check_choice, check_int
 from jaxmotion.perfmodel._trace import Node, loop_name
+
+BACKENDS = ("cpu", "cuda", "rocm", "tpu")
 
 
 class Choices:
@@ -16,6 +20,7 @@ class Choices:
     self,
     while_trips: int | Mapping[str, int] | None,
     branch_shares: Sequence[float] | None,
+    backend: str | None,
   ):
     if isinstance(while_trips, Mapping):
       for name, trips in while_trips.items():
@@ -30,6 +35,9 @@ class Choices:
         "`branch_shares` must be numbers of at least 0 that add up to 1, got "
         f"{branch_shares!r}."
       )
+    if backend is not None:
+      check_choice("backend", backend, BACKENDS)
+    self.backend = jax.default_backend() if backend is None else backend
     self._trips, self._shares = while_trips, branch_shares
     self._loops: set[str] = set()
     self._branches: set[int] = set()

@@ -30,6 +30,7 @@ def cost(
   *args: Any,
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
+  backend: str | None = None,
 ) -> Cost:
   """Counts what one execution of any JAX function takes.
 
@@ -53,6 +54,8 @@ def cost(
     branch_shares: how often each branch is taken, adding up to 1, for every
       conditional of so many branches (a `cond` has the false one first). By
       default, and elsewhere, the branch of the most FLOPs and bytes is taken.
+    backend: whose code `lax.platform_dependent` takes: "cpu", "cuda", "rocm" or
+      "tpu"; None: that of this process.
 
   Returns:
     The cost.
@@ -70,8 +73,8 @@ def cost(
     >>> cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
-  choices = Choices(while_trips, branch_shares)
-  program = trace(fn, *args)
+  choices = Choices(while_trips, branch_shares, backend)
+  program = trace(fn, *args, backend=choices.backend)
   result = _cost(program, choices, len(program.outputs))
   choices.check_used()
   return result
@@ -143,7 +146,10 @@ class _Part(NamedTuple):
 
 
 def _inner(node: Node, choices: Choices) -> list[_Part]:
-  programs = [flatten(body) for body in held(node.name, node.params)]
+  bodies: Sequence[Any] = held(node.name, node.params)
+  if node.name == "while":
+    bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
+  programs = [flatten(body, choices.backend) for body in bodies]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
@@ -155,7 +161,6 @@ def _inner(node: Node, choices: Choices) -> list[_Part]:
     times = [node.params["length"]]
   elif node.name == "while":
     trips = choices.trips(node)
-    programs = [flatten(node.params[f"{p}_jaxpr"]) for p in ("cond", "body")]
     times = [trips + 1, trips]
   costs = [
     _cost(p, choices, count) for p, count in zip(programs, carried, strict=True)

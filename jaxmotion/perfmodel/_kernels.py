@@ -9,7 +9,8 @@ An elementwise value is computed where it is read and never written, unless
 
 A kernel writes one value (all results of an operation that is not
 elementwise) and reads every array it needs from memory once. Views (reshapes,
-transposes, slices) move nothing by themselves: what reads them does.
+transposes, slices) move nothing by themselves: what reads them does. What
+changes a slice of an array in place computes it there.
 """
 
 from __future__ import annotations
@@ -127,11 +128,14 @@ def moved_bytes(node: Node, reads: Iterable[Value]) -> int:
   """Bytes read and written, each array once."""
   if node.name == "gather":
     return 2 * node.outs[0].nbytes + _nbytes(node.ins[1:])
+  if node.name == "dynamic_update_slice":
+    target, update, *places = node.ins
+    apart = {id(target), *map(id, places)}
+    made_of = [v for v in reads if id(v) not in apart]
+    return _read_bytes(made_of) + _nbytes([update])
   if writes_in_place(node):
-    update = node.ins[1 if node.name == "dynamic_update_slice" else 2]
+    update = node.ins[2]
     own = update.nbytes if update else 0
-    if node.name == "dynamic_update_slice":
-      return 2 * own
     return 3 * own + _nbytes(node.ins[1:2])  # the target's places: twice
   return _read_bytes(reads) + _nbytes(node.outs)
 
@@ -161,10 +165,10 @@ def _written(program: Program) -> set[Value]:
     if node.name in VIEWS:
       continue
     apart = not (is_fusible(node) or is_reduction(node))
-    for value in node.ins:
+    for i, value in enumerate(node.ins):
       if value is not None:
         readers.setdefault(value.source, []).append(index)
-        if apart:
+        if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
   _write_shared(program.nodes, readers, written)
   return written

@@ -87,24 +87,25 @@ class Program(NamedTuple):
   guessed: tuple[str, ...]
 
 
-def trace(fn: Callable[..., Any], *args: Any) -> Program:
+def trace(fn: Callable[..., Any], *args: Any, backend: str) -> Program:
   """Traces a function without running it.
 
   Args:
     fn: the function, jitted or not.
     *args: its arguments, pytrees of arrays or ShapeDtypeStructs.
+    backend: whose code `lax.platform_dependent` takes.
   """
   traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
   jaxpr = open_jaxpr(traceable.trace(*args).jaxpr)
   wanted = [True] * len(jaxpr.outvars)
   # Of loops too, which `_live` below does not look into.
-  return flatten(dce_jaxpr(jaxpr, wanted, instantiate=True)[0])
+  return flatten(dce_jaxpr(jaxpr, wanted, instantiate=True)[0], backend)
 
 
-def flatten(jaxpr: Any) -> Program:
+def flatten(jaxpr: Any, backend: str) -> Program:
   """Writes the calls of a jaxpr out and drops what nobody needs."""
   jaxpr = open_jaxpr(jaxpr)
-  flat = _Flat()
+  flat = _Flat(backend)
   arguments = (*jaxpr.constvars, *jaxpr.invars)
   inputs = tuple(Value(v.aval) for v in arguments)
   outputs = flat.run(jaxpr, dict(zip(arguments, inputs, strict=True)))
@@ -113,9 +114,10 @@ def flatten(jaxpr: Any) -> Program:
 
 
 class _Flat:
-  def __init__(self) -> None:
+  def __init__(self, backend: str) -> None:
     self.nodes: list[Node] = []
     self.guessed: list[str] = []
+    self._backends = {"gpu": ("cuda", "rocm")}.get(backend, (backend,))
 
   def run(
     self, jaxpr: core.Jaxpr, env: dict[Any, Value | None]
@@ -136,7 +138,8 @@ class _Flat:
       inner: dict[Any, Value | None] = {
         v: Value(v.aval) for v in call.constvars
       }
-      for v, value in zip(call.invars, ins, strict=True):
+      own = ins[len(ins) - len(call.invars) :]  # Not which branch is taken.
+      for v, value in zip(call.invars, own, strict=True):
         inner[v] = _seen_as(v.aval, value)
       for v, value in zip(eqn.outvars, self.run(call, inner), strict=True):
         env[v] = _seen_as(v.aval, value)
@@ -146,6 +149,9 @@ class _Flat:
     """The jaxpr that an equation calls with its operands, if it does."""
     name = eqn.primitive.name
     inner = held(name, eqn.params)
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is not None:
+      return self._branch(inner, platforms)
     if name in LOOPS or len(inner) != 1:
       return None
     (call,) = inner
@@ -157,6 +163,15 @@ class _Flat:
     if name not in _CALLS:
       self.guessed.append(name)
     return call
+
+  def _branch(self, branches: list[core.Jaxpr], platforms: Any) -> core.Jaxpr:
+    """The branch of this platform, or the one of all others."""
+    pairs = zip(branches, platforms, strict=True)
+    return next(
+      branch
+      for branch, names in pairs
+      if names is None or set(names) & set(self._backends)
+    )
 
 
 def _read(env: Mapping[Any, Value | None], v: Any) -> Value | None:

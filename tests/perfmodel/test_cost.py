@@ -240,6 +240,30 @@ def test_the_heavier_branch_counts_unless_shares_are_given():
     cost(fn, x, branch_shares=(0.5, 0.25, 0.25))
 
 
+def test_of_platforms_the_backends_branch_alone_counts():
+  def fn(x):
+    return lax.platform_dependent(
+      x, cpu=lambda x: x @ x, cuda=lambda x: x @ x @ x, default=jnp.sin
+    )
+
+  x = array(16, 16)
+  product = 2 * 16**3
+
+  def products(backend):
+    return getattr(
+      cost(fn, x, backend=backend).totals.get("matmul"), "flops", 0
+    )
+
+  found = {name: products(name) for name in ("cpu", "cuda", "tpu")}
+  assert found == {"cpu": product, "cuda": 2 * product, "tpu": 0}
+  here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+  assert products(None) == products(here)
+  looped = cost(lambda x: lax.map(fn, x), array(3, 16, 16), backend="cuda")
+  assert looped.totals["matmul"].flops == 3 * 2 * product
+  with pytest.raises(ValueError, match="`backend` must be one of"):
+    cost(fn, x, backend="h100")
+
+
 def test_calls_are_entered():
   @jax.custom_vjp
   def custom(x):
@@ -334,6 +358,19 @@ def test_gathers_read_what_they_take_and_scatters_write_where_they_do():
   added = cost(lambda t, i, x: t.at[i].add(x), table, places, array(10, 64))
   assert added.totals["gather_scatter"].bytes <= 3 * F32 * 640 + 100
   assert added.totals["gather_scatter"].flops == 640
+
+
+def test_what_changes_a_slice_in_place_is_computed_there():
+  def update(stack, gradient, i):
+    own = lax.dynamic_index_in_dim(stack, i)
+    new = own - 0.1 * gradient
+    return lax.dynamic_update_index_in_dim(stack, new, i, 0)
+
+  place = array(dtype="int32")
+  (kernel,) = cost(update, array(100, 640), array(1, 640), place).kernels
+  # The rows and their gradients are read, the rows written.
+  assert kernel.bytes == pytest.approx(3 * F32 * 640, abs=100)
+  assert kernel.flops >= 2 * 640
 
 
 def test_random_words_are_counted_by_the_word():
