@@ -12,28 +12,21 @@ are measured. With `--workdir` a job that was killed goes on where its last
 checkpoint is.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from absl import app, flags
-from ml_collections import config_flags
 
+from experiments import _flags
 from experiments.transfer import _job
 from experiments.transfer._host_link import HOST_LINKS
 
-_ROOT = pathlib.Path(__file__).parents[1]
-
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", str(_ROOT / "configs" / "a2dtwp_vgg.py"), "What to run."
-)
+_CONFIG = _flags.config("a2dtwp_vgg")
 _LINK = flags.DEFINE_enum(
   "link", "pcie3_x8", list(HOST_LINKS), "Whose emulated times tables show."
 )
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
-_PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where to keep checkpoints; the same folder resumes."
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
+_WORKDIR = _flags.workdir()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,31 +10,30 @@ backward pass, on whose gradient the codecs' errors are measured; with
 `--nogradients` not even that, and errors are what the codecs state of any.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from absl import app, flags
-from ml_collections import config_flags
 
-from experiments import _advice, _rows
+from experiments import _advice, _flags, _rows
 from experiments._console import make_console
 
-_ROOT = pathlib.Path(__file__).parents[1]
-
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", str(_ROOT / "configs" / "digits.py"), "What is trained."
-)
+_CONFIG = _flags.config("digits", "What is trained.")
 _PLATFORM = flags.DEFINE_string(
-  "platform", "ethernet_1gbit", "Name of a platform, or its JSON file."
+  "platform",
+  "ethernet_1gbit",
+  "Name of a platform, or its JSON file.",
+  allow_override=True,
 )
-_AXIS = flags.DEFINE_string("axis", None, "Of the workers; the only one.")
+_AXIS = flags.DEFINE_string(
+  "axis", None, "Of the workers; the only one.", allow_override=True
+)
 _BUDGET = flags.DEFINE_float(
   "accuracy_budget", 0.1, "Greatest relative error of the gradient."
 )
 _GRADIENTS = flags.DEFINE_bool(
   "gradients", True, "Measure errors on a gradient."
 )
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+_JSON = _flags.rows()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ import rich.progress
 import rich.table
 from absl import app, flags
 
-from experiments import _rows
+from experiments import _flags, _rows
 from experiments._console import make_console
 from jaxmotion import codecs, make_key
 
@@ -35,7 +35,7 @@ _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
 _COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
 _LEAVES = flags.DEFINE_multi_integer("leaves", [64, 256], "Leaves of a tree.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
+_JSON = _flags.rows()
 
 
 CASES = {

@@ -31,7 +31,7 @@ import jax
 import rich.progress
 from absl import app, flags
 
-from experiments import _cuda, _rows
+from experiments import _cuda, _flags, _rows
 from experiments._console import make_console
 from experiments.kernels import _check, _compiled, _ops, _report, _speed, _table
 
@@ -46,7 +46,6 @@ _OPS = flags.DEFINE_list("ops", [], "Names of ops; all if empty.")
 _MAX_BYTES = flags.DEFINE_integer(
   "max_bytes", None, "Largest array, bytes; by default what fits the device."
 )
-# Runners share names of flags, and a process may import several of them.
 _REPEATS = flags.DEFINE_integer(
   "repeats", 9, "Interleaved repeats.", allow_override=True
 )
@@ -55,9 +54,7 @@ _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer("seed", None, "Of the arrays that are checked.")
 _COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
 _GPU = flags.DEFINE_enum("gpu", "H100", list(_cuda.GPUS), "Of --compiled.")
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
+_JSON = _flags.rows()
 
 
 def selected(names: Sequence[str]) -> list[_ops.Op]:

@@ -24,17 +24,18 @@ import rich.progress
 import rich.table
 from absl import app, flags
 
-from experiments import _probes, _rows
+from experiments import _flags, _probes, _rows
 from experiments._console import make_console
 from jaxmotion import perfmodel
 from jaxmotion.perfmodel import Curve, Rate
 
-_PLATFORM = flags.DEFINE_string("platform", None, "Where to write it (JSON).")
-# Runners share names of flags, and a process may import several of them.
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
+_PLATFORM = flags.DEFINE_string(
+  "platform", None, "Where to write it (JSON).", allow_override=True
 )
-_AXIS = flags.DEFINE_string("axis", "data", "Name of the axis of devices.")
+_JSON = _flags.rows()
+_AXIS = flags.DEFINE_string(
+  "axis", "data", "Name of the axis of devices.", allow_override=True
+)
 _WORKERS = flags.DEFINE_integer("workers", None, "Devices; all by default.", 1)
 _SIZES = flags.DEFINE_integer("sizes", 8, "Sizes of each operation.", 2)
 _REPEATS = flags.DEFINE_integer(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import app, flags
 
-from experiments import _rows, networks
+from experiments import _flags, _rows, networks
 from experiments._console import make_console
 from experiments._progress import Display
 from experiments.activations import _findings, _measure, _tables, _train
@@ -34,17 +34,12 @@ _IMAGE = flags.DEFINE_integer("image", 32, "Pixels of a side.", 32)
 _LOOKS = flags.DEFINE_list(
   "looks", ["0", "5", "15", "40", "120"], "Steps at which to measure."
 )
-# Runners share names of flags, and a process may import several of them.
 _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images of a step.", 1, allow_override=True
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of a run.", allow_override=True)
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
-_PLOT = flags.DEFINE_string(
-  "plot", None, "Where to write the plot (PNG).", allow_override=True
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 
 def run(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from experiments import _flags
 from experiments.unequal import _job
 from experiments.unequal._settings import DEALS, SCENARIOS, Settings
 
@@ -33,8 +34,8 @@ _SETTLE = flags.DEFINE_integer(
 _DRAWS = flags.DEFINE_integer(
   "draws", Settings.draws, "Batches for the moments of gradients.", 2
 )
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
-_PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 
 def main(argv: Sequence[str]) -> None:

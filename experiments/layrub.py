@@ -22,7 +22,7 @@ import jax
 from absl import app, flags
 from rich.table import Table
 
-from experiments import _rows
+from experiments import _flags, _rows
 from experiments._console import make_console
 from experiments.footprint import (
   _budgets,
@@ -45,7 +45,6 @@ _USUAL = (
   "update_int4_host",
   "everything",
 )
-# Runners share names of flags, and a process may import several of them.
 _NETWORKS = flags.DEFINE_list(
   "networks",
   list(_papers.NETWORKS),
@@ -77,12 +76,8 @@ _TARGET = flags.DEFINE_enum(
   "To compile for.",
   allow_override=True,
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
-_PLOT = flags.DEFINE_string(
-  "plot", None, "Where to write the plot (PNG).", allow_override=True
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 
 def published() -> Iterator[_rows.Row]:

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from experiments import _flags
 from experiments._console import make_console
 from experiments.footprint import _measure, _modes, _points, _report
 
-# Runners share names of flags, and a process may import several of them.
 _NETWORKS = flags.DEFINE_list(
   "networks",
   ["resnet152:16", "gpt:8"],
@@ -48,12 +48,8 @@ _MEMORY = flags.DEFINE_float(
   "Memory that the compiler is told of; by default what the GPU comes with.",
   allow_override=True,
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
-_PLOT = flags.DEFINE_string(
-  "plot", None, "Where to write the plot (PNG).", allow_override=True
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ import optax
 import rich.table
 from absl import app, flags
 
-from experiments import _data, _rows, networks
+from experiments import _data, _flags, _rows, networks
 from experiments._console import make_console
 from experiments._progress import Display
 from experiments.activations._train import (
@@ -56,9 +56,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs.", 1, allow_override=True)
 _IMAGE = flags.DEFINE_integer(
   "image", 32, "Pixels of a side.", 32, allow_override=True
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
+_JSON = _flags.rows()
 
 
 class Result(NamedTuple):

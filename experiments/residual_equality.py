@@ -20,7 +20,7 @@ import rich.progress
 import rich.table
 from absl import app, flags
 
-from experiments import _rows
+from experiments import _flags, _rows
 from experiments._console import make_console
 from experiments.footprint import _modes, _points
 from jaxmotion.core import PyTree
@@ -56,9 +56,7 @@ _MODES = flags.DEFINE_list(
   "Of training.",
   allow_override=True,
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
+_JSON = _flags.rows()
 
 
 def compare(spec: _points.Spec, modes: Sequence[str]) -> Iterator[_rows.Row]:

@@ -23,7 +23,7 @@ from absl import app, flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments import _rows
+from experiments import _flags, _rows
 from experiments._console import make_console
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Platform, gbit_per_s, gbyte_per_s
@@ -40,12 +40,8 @@ _STUDY_WORKERS = flags.DEFINE_integer(
 _STUDY_BATCH = flags.DEFINE_integer(
   "study_batch", 1024, "Images a batch where they are not swept.", 1
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
-_PLOT = flags.DEFINE_string(
-  "plot", None, "Where to write the plot (PNG).", allow_override=True
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 AXES = {
   "batch": tuple(4**i for i in range(3, 10)),

@@ -29,7 +29,7 @@ import optax
 from absl import app, flags
 from rich.table import Table
 
-from experiments import _cuda, _rows
+from experiments import _cuda, _flags, _rows
 from experiments._console import make_console
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
@@ -39,9 +39,7 @@ _WIDTH = flags.DEFINE_integer("matrix_width", 2048, "Rows and columns of each.")
 _GPU = flags.DEFINE_enum(
   "gpu", "H100", list(_cuda.GPUS), "To compile for.", allow_override=True
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
+_JSON = _flags.rows()
 
 PACKINGS: dict[str, dict[str, Any]] = {
   "plain": {"first": codecs.identity(), "second": codecs.identity()},

@@ -11,24 +11,16 @@ workers are shared out equally; see `_distributed` for the flags. `--workdir` is
 then a folder that all hosts see.
 """
 
-import pathlib
 from collections.abc import Sequence
 
-from absl import app, flags
-from ml_collections import config_flags
+from absl import app
 
-from experiments import _distributed, _job
+from experiments import _distributed, _flags, _job
 
-_ROOT = pathlib.Path(__file__).parents[1]
-
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", str(_ROOT / "configs" / "digits.py"), "What to run."
-)
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
-_PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where to keep checkpoints; the same folder resumes."
-)
+_CONFIG = _flags.config("digits")
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
+_WORKDIR = _flags.workdir()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import rich.console
 from absl import app, flags
 
-from experiments import _exchanges, _rows
+from experiments import _exchanges, _flags, _rows
 from experiments._console import make_console
 from experiments.hosts import _links, _measure, _report, _torch_worker
 from experiments.hosts._processes import Group, HostError
@@ -47,8 +47,8 @@ _WIDTHS = flags.DEFINE_string(
 _BATCH = flags.DEFINE_integer("batch", 32, "Examples a host.", 1)
 _STEPS = flags.DEFINE_integer("steps", 5, "Of a case in a round.", 1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns every case gets.", 1)
-_JSON = flags.DEFINE_string("json", None, "Where to write rows (JSON Lines).")
-_PLOT = flags.DEFINE_string("plot", None, "Where to write the plot (PNG).")
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 _JAX = "experiments.hosts._jax_worker"
 _TORCH = "experiments.hosts._torch_worker"

@@ -22,7 +22,7 @@ import rich.console
 import rich.progress
 from absl import app, flags
 
-from experiments import _exchanges, _rows
+from experiments import _exchanges, _flags, _rows
 from experiments._console import make_console
 from experiments.hosts import _links
 from experiments.hosts._processes import HostError
@@ -70,12 +70,8 @@ _LARGEST = flags.DEFINE_integer(
 _PLATFORMS = flags.DEFINE_string(
   "platforms", None, "Folder of calibrated platforms: read, or else written."
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "Where to write rows (JSON Lines).", allow_override=True
-)
-_PLOT = flags.DEFINE_string(
-  "plot", None, "Where to write the plot (PNG).", allow_override=True
-)
+_JSON = _flags.rows()
+_PLOT = _flags.plot()
 
 
 def measure(
