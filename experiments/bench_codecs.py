@@ -15,9 +15,7 @@ the first time cost more than the codec. The copy has such a buffer too.
 """
 
 import os
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +27,7 @@ from absl import app, flags
 
 from experiments import _flags, _rows
 from experiments._console import make_console
+from experiments._timing import InPlace, Timed, copy_of, measure
 from jaxmotion import codecs, make_key
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
@@ -59,6 +58,7 @@ CASES = {
   "sign_feedback": codecs.feedback(codecs.sign()),
   "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
 }
+_BASELINE = "baseline"
 UPDATES = ("bf16", "int8", "int4", "sign", "topk1")
 TREES = ("bf16", "int8", "int4", "sign", "topk1")
 
@@ -81,94 +81,35 @@ class Result(NamedTuple):
   baseline: float
 
 
-class Bench:
-  """A jitted function whose outputs go where its last ones were.
-
-  Args:
-    fn: (carry, *args) -> carry of the same shapes, or (None, ...) at first.
-    args: what it is called with each time.
-  """
-
-  def __init__(self, fn: Callable[..., Any], *args: Any):
-    self._args = args
-    self._carry = jax.block_until_ready(jax.jit(fn)(None, *args))
-    self._fn = jax.jit(fn, donate_argnums=0, keep_unused=True)
-    self()
-
-  def __call__(self) -> float:
-    """Runs once and returns milliseconds."""
-    begin = time.perf_counter()
-    self._carry = jax.block_until_ready(self._fn(self._carry, *self._args))
-    return 1e3 * (time.perf_counter() - begin)
-
-
-def measure(
-  metric: str,
-  baseline: Callable[[], float],
-  cases: Mapping[str, Callable[[], float]],
-  repeats: int,
-) -> list[Result]:
-  """Medians of ratios of each case to the baseline, repeats interleaved."""
-  base: list[float] = []
-  ratios: dict[str, list[float]] = {case: [] for case in cases}
-  for _ in rich.progress.track(range(repeats), metric):
-    for case, run in cases.items():
-      base.append(baseline())
-      ratios[case].append(run() / base[-1])
-  spread = statistics.stdev if repeats > 1 else lambda _: 0.0
-  return [
-    Result(
-      case, metric, statistics.median(r), spread(r), statistics.median(base)
-    )
-    for case, r in ratios.items()
-  ]
-
-
-def numpy_copy(x: jax.Array) -> Callable[[], float]:
-  """One copy of the array between buffers that exist, in milliseconds."""
-  source = np.array(x)
-  target = np.empty_like(source)
-
-  def run() -> float:
-    begin = time.perf_counter()
-    np.copyto(target, source)
-    return 1e3 * (time.perf_counter() - begin)
-
-  return run
-
-
-def encoder(codec: codecs.Codec, x: Any) -> Bench:
+def encoder(codec: codecs.Codec, x: Any) -> Timed:
   """Encodes a tree, with its state carried from call to call."""
   every = codecs.rules(((".*", codec),))
 
-  def fn(carry: Any, x: Any) -> Any:
-    state = every.init(x) if carry is None else carry[1]
-    return every.encode(x, state, make_key(0))
+  def fn(last: Any, x: Any) -> Any:
+    return every.encode(x, last[1], make_key(0))
 
-  return Bench(fn, x)
+  first = jax.eval_shape(lambda x: fn((None, every.init(x)), x), x)
+  return _in_place(fn, first, x)
 
 
-def updater(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Bench:
+def updater(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Timed:
   """Decodes the workers' payloads, averages them and applies SGD."""
   payload, _ = jax.jit(codec.encode)(x, (), make_key(0))
   payloads = jax.tree.map(lambda a: jnp.stack([a] * workers), payload)
 
-  def fn(params: jax.Array | None, payloads: Any) -> jax.Array:
-    params = jnp.zeros_like(x) if params is None else params
-    total = codec.sum_decoded(payloads, params)
-    return params - 0.1 / workers * total
+  def fn(params: jax.Array, payloads: Any) -> jax.Array:
+    return params - 0.1 / workers * codec.sum_decoded(payloads, params)
 
-  return Bench(fn, payloads)
+  return _in_place(fn, x, payloads)
 
 
-def plain_update(x: jax.Array) -> Bench:
+def plain_update(x: jax.Array) -> Timed:
   """SGD with a gradient that is there already."""
+  return _in_place(lambda params, grads: params - 0.1 * grads, x, x)
 
-  def fn(params: jax.Array | None, grads: jax.Array) -> jax.Array:
-    params = jnp.zeros_like(grads) if params is None else params
-    return params - 0.1 * grads
 
-  return Bench(fn, x)
+def _in_place(fn: Callable[..., Any], outputs: Any, *args: Any) -> Timed:
+  return InPlace(jax.jit(fn, donate_argnums=0, keep_unused=True), outputs, args)
 
 
 def run(
@@ -193,21 +134,33 @@ def run(
       )
   rng = np.random.default_rng(0)
   flat = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
-  x = flat.reshape(-1, columns)
+  groups = _groups(flat.reshape(-1, columns), flat, leaves)
+  total = 3 + len(leaves) * len(TREES)
+  results = []
+  for metric, baseline, cases in rich.progress.track(groups, total=total):
+    times = measure({_BASELINE: baseline, **cases}, repeats)
+    for case in cases:
+      ratio, noise = times.ratio(_BASELINE, case)
+      base = times.median(_BASELINE)
+      results.append(Result(case, metric, ratio, noise, base))
+  return results
+
+
+def _groups(
+  x: jax.Array, flat: jax.Array, leaves: Sequence[int]
+) -> Iterator[tuple[str, Timed, dict[str, Timed]]]:
+  """A metric, its baseline and its cases at a time."""
   encoders = {case: encoder(codec, x) for case, codec in CASES.items()}
-  results = measure("encode_copies", numpy_copy(x), encoders, repeats)
-  updates = {case: updater(CASES[case], x) for case in UPDATES}
-  results += measure("update_ratio", plain_update(x), updates, repeats)
-  vectors = {case: updater(CASES[case], flat) for case in UPDATES}
-  results += measure("vector_ratio", plain_update(flat), vectors, repeats)
+  yield "encode_copies", copy_of(2 * x.nbytes), encoders
+  for metric, array in (("update_ratio", x), ("vector_ratio", flat)):
+    updates = {case: updater(CASES[case], array) for case in UPDATES}
+    yield metric, plain_update(array), updates
   for count in leaves:
     pieces = jnp.split(x, count)
     tree = {f"leaf{i:04d}": piece for i, piece in enumerate(pieces)}
     for case in TREES:
       many = {case: encoder(CASES[case], tree)}
-      metric = f"leaves{count}_ratio"
-      results += measure(metric, encoders[case], many, repeats)
-  return results
+      yield f"leaves{count}_ratio", encoders[case], many
 
 
 def make_table(results: list[Result]) -> rich.table.Table:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.kernels._timing import Timed
+from experiments._timing import Timed
 from jaxmotion.core import Array
 
 # Values under one scale.

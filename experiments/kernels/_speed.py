@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import jax
 
+from experiments._timing import InPlace, copy_of, measure
 from experiments.kernels import _peers
 from experiments.kernels._ops import IMPLEMENTATIONS, Op
-from experiments.kernels._timing import InPlace, copy_of, measure
 from jaxmotion.core import Array, Like, PyTree
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import _cuda, _rows, bench_kernels
+from experiments import _cuda, _rows, _timing, bench_kernels
 from experiments.kernels import (
   _check,
   _compiled,
@@ -17,7 +17,6 @@ from experiments.kernels import (
   _report,
   _speed,
   _table,
-  _timing,
 )
 
 OPS = ("bfloat16", "truncate2", "int8", "int8_feedback")
