@@ -150,13 +150,10 @@ def _arriving(
   of the weights that they become."""
   model = request.model
   arrive = own = 0
-  for group, leaves in stage.packets:
-    likes = tuple(stage.likes[i] for i in leaves)
-    codec = identity()
-    if group is not None:
-      codec = model.ladder[request.levels[group]]
+  for packet in stage.packets:
+    codec, likes = stage.packed(packet, model.ladder, request.levels)
     payloads = [codec.payload_like(a) for a in likes]
-    held = list(likes) if model.delta and group is not None else None
+    held = list(likes) if model.delta and packet.group is not None else None
     if held or codec != identity():  # Else they are the weights.
       arrive += tree_bytes(payloads)
       arrive += temp(programs.decode, (codec, likes), payloads, held)

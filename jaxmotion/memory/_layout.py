@@ -43,6 +43,14 @@ class StageLayout(NamedTuple):
   likes: tuple[jax.ShapeDtypeStruct, ...]
   packets: tuple[Packet, ...]
 
+  def packed(
+    self, packet: Packet, ladder: Sequence[Codec], levels: Sequence[int]
+  ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Returns a packet's codec, at these levels of the ladder, and shapes."""
+    group, leaves = packet
+    codec = identity() if group is None else ladder[levels[group]]
+    return codec, tuple(self.likes[i] for i in leaves)
+
 
 class Layout(NamedTuple):
   """A model's parameters.

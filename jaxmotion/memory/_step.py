@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs import Codec
 from jaxmotion.core import Array, PyTree, check_float, describe, tree_bytes
 from jaxmotion.memory import _programs as programs
 from jaxmotion.memory._layout import Layout
@@ -207,11 +207,9 @@ class Step:
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...], PyTree]:
     """Returns a packet's codec, its shapes and what is held of it."""
     stage = self.layout.stages[k]
-    group, leaves = stage.packets[j]
-    codec = (
-      identity() if group is None else self.model.ladder[self.levels[group]]
+    codec, likes = stage.packed(
+      stage.packets[j], self.model.ladder, self.levels
     )
-    likes = tuple(stage.likes[i] for i in leaves)
     return codec, likes, held[k][j] if held else None
 
   def _leaves(self, k: int, j: int) -> list[Array]:

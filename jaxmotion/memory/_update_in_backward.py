@@ -136,9 +136,7 @@ class update_in_backward:
     (ct,) = pull(jnp.ones_like(value))
     params, state = list(params), list(state)
     for i, piece, words in reversed(pieces):
-      ct, params[i], state[i] = piece.backward(
-        self.tx, params[i], state[i], words, ct
-      )
+      ct, params[i], state[i] = piece.backward(params[i], state[i], words, ct)
     return params, state, value
 
   def _check(self, params: Sequence[PyTree]) -> None:
@@ -152,14 +150,18 @@ class update_in_backward:
     self, block: Block, repeats: int, params: PyTree, x: PyTree
   ) -> list[_Once | _Loop]:
     if repeats == 1:
-      return [_Once(self._split(block, params, x))]
+      return [_Once(self._split(block, params, x), self.tx)]
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
     spans = [_Span(0, size, whole)]
     if rest:
       spans.append(_Span(whole * size, rest, 1))
     return [
-      _Loop(self._split(_chain(block, s.size), s.rows(params, s.start), x), s)
+      _Loop(
+        self._split(_chain(block, s.size), s.rows(params, s.start), x),
+        self.tx,
+        s,
+      )
       for s in spans
     ]
 
@@ -203,22 +205,18 @@ class _Once(NamedTuple):
   """A block that is not repeated."""
 
   halves: Halves
+  tx: optax.GradientTransformation
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """Returns the output and what is kept."""
     return self.halves.forward(params, x)
 
   def backward(
-    self,
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    state: PyTree,
-    words: PyTree,
-    ct: PyTree,
+    self, params: PyTree, state: PyTree, words: PyTree, ct: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the input's cotangent, new parameters and new state."""
     grads, ct = self.halves.backward(params, words, ct)
-    updates, state = tx.update(grads, state, params)
+    updates, state = self.tx.update(grads, state, params)
     params = optax.apply_updates(params, updates)
     # Or gradients would be kept until all blocks have theirs.
     return lax.optimization_barrier((ct, params, state))
@@ -228,6 +226,7 @@ class _Loop(NamedTuple):
   """A loop over segments of a repeated block; see `_Once`."""
 
   halves: Halves
+  tx: optax.GradientTransformation
   span: _Span
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
@@ -237,12 +236,7 @@ class _Loop(NamedTuple):
     return lax.scan(body, x, self.span.starts())
 
   def backward(
-    self,
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    state: PyTree,
-    words: PyTree,
-    ct: PyTree,
+    self, params: PyTree, state: PyTree, words: PyTree, ct: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
       ct, params, state = carry
@@ -250,7 +244,7 @@ class _Loop(NamedTuple):
       own, mine = (self.span.rows(t, start) for t in (params, state))
       grads, ct = self.halves.backward(own, words, ct)
       grads = jax.tree.map(_apart, grads)
-      updates, mine = jax.vmap(tx.update)(grads, mine, own)
+      updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
       own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
