@@ -69,6 +69,11 @@ def fetch(tree: PyTree) -> PyTree:
   return _move(tree, jax.memory.Space.Device)
 
 
+def is_on_host(aval: Any) -> bool:
+  """Says whether arrays of a type that was traced are on the host."""
+  return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def _move(tree: PyTree, space: Any) -> PyTree:
   return jax.tree.map(lambda a: jax.device_put(a, space), tree)
 

@@ -12,8 +12,22 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, after, check_int, stand_in
-from jaxmotion.memory.residuals import Action, Choice, Halves, Rules, split
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  after,
+  check_int,
+  stand_in,
+)
+from jaxmotion.memory._place import fetch, put
+from jaxmotion.memory.residuals import (
+  Action,
+  Choice,
+  Halves,
+  HostWords,
+  Rules,
+  split,
+)
 
 Block = Callable[[PyTree, PyTree], PyTree]
 
@@ -223,36 +237,61 @@ class _Once(NamedTuple):
 
 
 class _Loop(NamedTuple):
-  """A loop over segments of a repeated block; see `_Once`."""
+  """A loop over segments of a repeated block; see `_Once`.
+
+  What goes to the host does so while the next turn computes, and comes back
+  while the one before does: the words of a turn are carried to the next, and
+  those of the last never leave the device.
+  """
 
   halves: Halves
   tx: optax.GradientTransformation
   span: _Span
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    def body(x: PyTree, start: Array) -> tuple[PyTree, PyTree]:
-      return self.halves.forward(self.span.rows(params, start), x)
+    """Returns the output and what is kept."""
+    words_of, beside = self._words_of(), (params, x)
 
-    return lax.scan(body, x, self.span.starts())
+    def body(carry: Any, start: Array) -> tuple[Any, Any]:
+      x, before = carry
+      own = self.span.rows(params, start)
+      x, words = self.halves.forward(own, x, moves=False)
+      here, there = words_of.part(words, beside)
+      return (x, there), (here, put(before))
+
+    start = (x, words_of.nothing(beside))
+    (x, last), kept = lax.scan(body, start, self.span.starts())
+    return x, (last, *kept)
 
   def backward(
     self, params: PyTree, state: PyTree, words: PyTree, ct: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
+    """Returns the input's cotangent, new parameters and new state."""
+    last, here, there = words
+    words_of = self._words_of()
+
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
-      ct, params, state = carry
-      start, words = kept
+      ct, params, state, own_there = carry
+      start, own_here, before = kept
+      before = fetch(before)
       own, mine = (self.span.rows(t, start) for t in (params, state))
-      grads, ct = self.halves.backward(own, words, ct)
+      words = words_of.join(own_here, own_there)
+      grads, ct = self.halves.backward(own, words, ct, moves=False)
       grads = jax.tree.map(_apart, grads)
       updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
       own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
-      return (ct, _put(params, own, start), _put(state, mine, start)), None
+      params, state = _put(params, own, start), _put(state, mine, start)
+      return (ct, params, state, before), None
 
-    start = (ct, params, state)
-    end, _ = lax.scan(body, start, (self.span.starts(), words), reverse=True)
-    return end
+    begin = (ct, params, state, last)
+    turns = (self.span.starts(), here, there)
+    (ct, params, state, _), _ = lax.scan(body, begin, turns, reverse=True)
+    return ct, params, state
+
+  def _words_of(self) -> HostWords:
+    return HostWords(self.halves.kept())
 
 
 def _chain(block: Block, size: int) -> Block:

@@ -13,4 +13,5 @@ from jaxmotion.memory.residuals._api import (
 )
 from jaxmotion.memory.residuals._calibrate import calibrate as calibrate
 from jaxmotion.memory.residuals._halves import Halves as Halves, split as split
+from jaxmotion.memory.residuals._host_words import HostWords as HostWords
 from jaxmotion.memory.residuals._residual import Residual as Residual

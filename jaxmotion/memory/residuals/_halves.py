@@ -10,6 +10,7 @@ import jax
 from jaxmotion.core import PyTree
 from jaxmotion.memory.residuals._actions import Action, Choice, Rules, choice
 from jaxmotion.memory.residuals._passes import Words, backward, forward
+from jaxmotion.memory.residuals._residual import Residual
 from jaxmotion.memory.residuals._split import Options
 from jaxmotion.memory.residuals._traced import Traced
 
@@ -27,14 +28,32 @@ class Halves:
     self._params, self._x = (jax.tree.structure(like) for like in likes)
     self._size = len(jax.tree.leaves(likes[0]))
 
-  def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, list[Words]]:
-    """Returns the output and the words that are kept for `backward`."""
+  def kept(self) -> list[Residual]:
+    """Returns what `forward` keeps the words of."""
+    return [k.residual for k in self._traced.split.kept]
+
+  def forward(
+    self, params: PyTree, x: PyTree, *, moves: bool = True
+  ) -> tuple[PyTree, list[Words]]:
+    """Returns the output and the words that are kept for `backward`.
+
+    Args:
+      params: of the function.
+      x: its input.
+      moves: whether what is to be on the host is sent there.
+    """
     traced = self._traced
-    (outs, _), words = forward(traced.split, self._inputs(params, x))
+    inputs = self._inputs(params, x)
+    (outs, _), words = forward(traced.split, inputs, moves=moves)
     return jax.tree.unflatten(traced.out_tree, outs), words
 
   def backward(
-    self, params: PyTree, words: list[Words], ct: PyTree
+    self,
+    params: PyTree,
+    words: list[Words],
+    ct: PyTree,
+    *,
+    moves: bool = True,
   ) -> tuple[PyTree, PyTree]:
     """Returns the cotangents of the parameters and of the input.
 
@@ -42,11 +61,13 @@ class Halves:
       params: those that `forward` was given.
       words: what it returned.
       ct: cotangent of the output.
+      moves: whether some of them are on the host.
     """
     cts = self._traced.smooth(jax.tree.leaves(ct))
     hidden = [None] * len(self._traced.leaves)
     inputs = [*self._inputs(params, ()), *hidden[self._size :]]
-    grads = backward(self._traced.split, inputs, words, cts)
+    split = self._traced.split
+    grads = backward(split, inputs, words, cts, moves=moves)
     grads = grads[len(self._traced.constants) :]
     return (
       jax.tree.unflatten(self._params, grads[: self._size]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
@@ -134,6 +135,9 @@ def _is_zero(step: Step, zero: set[Value]) -> bool:
 
 def _zero(operand: Operand, zero: set[Value]) -> bool:
   if isinstance(operand, core.Literal):
+    # The cotangents of integers are of a dtype that is compared with nothing.
+    if getattr(operand.aval, "dtype", None) == jax.dtypes.float0:
+      return False
     return bool(np.ndim(operand.val) == 0 and operand.val == 0)
   return operand in zero
 

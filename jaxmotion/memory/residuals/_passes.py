@@ -38,13 +38,13 @@ def plain(split: Split, inputs: Sequence[Array]) -> tuple[list[Any], Notes]:
 
 
 def forward(
-  split: Split, inputs: Sequence[Array]
+  split: Split, inputs: Sequence[Array], *, moves: bool = True
 ) -> tuple[tuple[list[Any], Notes], list[Words]]:
   """Returns the outputs, notes on them, and what is kept.
 
   A residual is encoded after its last use and before what comes next, or XLA
   would keep it until there is time. What goes to the host has until the next
-  one is encoded to get there.
+  one is encoded to get there; without `moves` the caller sends it.
   """
   env = _known(split, zip(split.joint.inputs, inputs, strict=True))
   ends = [*_ends(split), *(k.value for k in split.kept)]
@@ -62,7 +62,7 @@ def forward(
       held, env[token] = _together(held, env[token])
     encoded.update(zip(words, held, strict=True))
     for value, residual in due:
-      if residual.host:
+      if residual.host and moves:
         encoded[value] = put(encoded[value])
 
   due = _due(split.kept, steps)
@@ -89,6 +89,8 @@ def backward(
   inputs: Sequence[Array | None],
   words: Sequence[Words],
   cotangents: Sequence[Array],
+  *,
+  moves: bool = True,
 ) -> list[Any]:
   """Returns the gradients.
 
@@ -97,8 +99,9 @@ def backward(
     inputs: of the function; those that are not there anyway are not read.
     words: what `forward` kept.
     cotangents: of the outputs that have some.
+    moves: whether words on the host are still there; else all are here.
   """
-  return _Backward(split, inputs, words, cotangents).run()
+  return _Backward(split, inputs, words, cotangents, moves).run()
 
 
 class _Backward:
@@ -110,6 +113,7 @@ class _Backward:
     inputs: Sequence[Array | None],
     words: Sequence[Words],
     cotangents: Sequence[Array],
+    moves: bool,
   ):
     self._split, self._joint = split, split.joint
     pairs = zip(split.joint.inputs, inputs, strict=True)
@@ -118,7 +122,8 @@ class _Backward:
     self._residual = {k.value: k.residual for k in split.kept}
     values = [k.value for k in split.kept]
     self._words = dict(zip(values, words, strict=True))
-    self._fetched: set[Value] = set()
+    # On the host, until they are fetched.
+    self._far = {k.value for k in split.kept if k.residual.host and moves}
     # What has been computed since the last barrier, and was not cheap.
     self._loose: list[Value] = []
 
@@ -167,10 +172,7 @@ class _Backward:
       for earlier in order.leading_to(reads, self._words):
         found.update((v, None) for v in earlier.reads())
       found.update((v, None) for v in reads)
-    residual = self._residual
-    return collections.deque(
-      v for v in found if v in residual and residual[v].host
-    )
+    return collections.deque(v for v in found if v in self._far)
 
   def _bring(
     self,
@@ -230,13 +232,12 @@ class _Backward:
     for value in packed:
       if value in coming:
         coming.remove(value)
-    host = [v for v in packed if self._residual[v].host]
-    due = [v for v in host if v not in self._fetched]
+    due = any(v in self._far for v in packed)
     return [coming.popleft()] if due and coming else []
 
   def _fetch(self, value: Value) -> None:
-    if self._residual[value].host and value not in self._fetched:
-      self._fetched.add(value)
+    if value in self._far:
+      self._far.remove(value)
       self._words[value] = fetch(self._words[value])
 
   def _decode(self, value: Value) -> Array:
@@ -261,7 +262,7 @@ class _Backward:
     for read_value in {v for s in steps for v in s.reads()}:
       if read_value in exact and read_value not in known:
         words = self._words[read_value]
-        if exact[read_value].host and read_value not in self._fetched:
+        if read_value in self._far:
           words = fetch(words)
         known[read_value] = exact[read_value].decode(words)
     evaluate(steps, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +59,11 @@ class Residual(NamedTuple):
     return self.kind in ("dense", "sparse")
 
   @property
+  def is_of_loop(self) -> bool:
+    """Whether it is what a loop inside kept, or carried, as words."""
+    return re.match(r"(integer|mask)/.*scan_", self.name) is not None
+
+  @property
   def nbytes(self) -> int:
     """Bytes of the array."""
     return math.prod(self.shape) * _itemsize(self.dtype)
@@ -94,6 +100,10 @@ class Residual(NamedTuple):
     payload = self._encode(_once_differentiable(x) if self.is_float else x)
     dropped = payload.overflow if self.may_overflow else None
     return [_bits(a) for a in jax.tree.leaves(payload)], dropped
+
+  def words_like(self) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of what is kept."""
+    return jax.eval_shape(lambda x: self.encode(x)[0], self.like)
 
   def decode(self, words: list[Array]) -> Array:
     """Inverts `encode`."""

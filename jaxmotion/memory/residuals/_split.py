@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.core import Array
+from jaxmotion.memory._place import is_on_host
 from jaxmotion.memory.residuals._actions import Choice
 from jaxmotion.memory.residuals._costly import brittle, costly, steep
 from jaxmotion.memory.residuals._cut import minimum_cut
@@ -114,6 +115,8 @@ class Split:
         aval.dtype,
         repeats=repeats,
       )
+      if is_on_host(aval) or plain.is_of_loop:
+        return plain  # It is where the loop wants it.
       residual = given(plain, options.choose)
       if value in arguments and (residual.again or residual.may_overflow):
         return plain

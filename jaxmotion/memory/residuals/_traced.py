@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +10,12 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jaxmotion.core import Array, PyTree, leaf_path, scan_parts
+from jaxmotion.core import Array, PyTree, leaf_path, scan_parts, stand_in
 from jaxmotion.memory.residuals import _pool
 from jaxmotion.memory.residuals._actions import choice
+from jaxmotion.memory.residuals._host_words import HostWords
 from jaxmotion.memory.residuals._joint import is_smooth, join
+from jaxmotion.memory.residuals._loop import run_loop
 from jaxmotion.memory.residuals._passes import backward, forward, plain
 from jaxmotion.memory.residuals._program import (
   Step,
@@ -94,9 +95,7 @@ class Traced:
     kept = [k.residual for k in self.split.kept]
     if self._inner:
       # What a loop hands on is counted where it is kept.
-      kept = [
-        r for r in kept if not re.match(r"(integer|mask)/.*scan_", r.name)
-      ]
+      kept = [r for r in kept if not r.is_of_loop]
     return kept + [r for inner in self._inner for r in inner.residuals()]
 
   def computed_again(self) -> list[str]:
@@ -104,8 +103,14 @@ class Traced:
     inner = [name for i in self._inner for name in i.computed_again()]
     return self.split.again + inner
 
-  def __call__(self) -> tuple[PyTree, Notes]:
-    """Returns the result, and what there is to say of it."""
+  def __call__(
+    self, leaves: Sequence[Array] | None = None
+  ) -> tuple[PyTree, Notes]:
+    """Returns the result, and what there is to say of it.
+
+    Args:
+      leaves: of the arguments; None: those that it was traced with.
+    """
     split, many = self.split, len(self.constants)
 
     @jax.custom_vjp
@@ -124,7 +129,8 @@ class Traced:
       return gradients[:many], gradients[many:]
 
     run.defvjp(keep, pull)
-    outs, notes = run(self.constants, self.leaves)
+    given = self.leaves if leaves is None else list(leaves)
+    outs, notes = run(self.constants, given)
     return jax.tree.unflatten(self.out_tree, outs), notes
 
   def smooth(self, cotangents: Sequence[Any]) -> list[Any]:
@@ -162,37 +168,45 @@ class Traced:
     """Runs a loop whose steps keep little."""
     params = step.eqn.params
     body, consts, carried = scan_parts(params)
-    fixed, start = operands[:consts], operands[consts : consts + carried]
+    fixed, rows, start = _grouped(operands, consts, carried)
 
     def once(fixed: Any, xs: Any, carry: Any) -> Any:
       outs = core.jaxpr_as_fun(body)(*fixed, *carry, *xs)
       return outs[:carried], outs[carried:]
 
-    def compressed(carry: Any, xs: Any) -> Any:
-      inner = Traced(
-        once,
-        (fixed, xs, carry),
-        (0, 1),
-        self._options,
-        prefix,
-        self._repeats * params["length"],
+    inner = Traced(
+      once,
+      _grouped([stand_in(a) for a in body.in_avals], consts, carried),
+      (0, 1),
+      self._options,
+      prefix,
+      self._repeats * params["length"],
+    )
+    self._inner.append(inner)
+    options = {k: params[k] for k in ("length", "reverse", "unroll")}
+    words_of = HostWords([k.residual for k in inner.split.kept])
+    if words_of:
+      fixed = [*inner.constants, *fixed]
+      (carry, ys), notes = run_loop(
+        inner.split, words_of, fixed, start, rows, **options
       )
-      made.append(inner)
-      (carry, ys), notes = inner()
+      return [*carry, *ys], notes
+
+    def compressed(carry: Any, row: Any) -> Any:
+      (carry, ys), notes = inner([*fixed, *row, *carry])
       return carry, (ys, notes)
 
-    made: list[Traced] = []
-    carry, (ys, notes) = lax.scan(
-      compressed,
-      list(start),
-      list(operands[consts + carried :]),
-      length=params["length"],
-      reverse=params["reverse"],
-      unroll=params["unroll"],
-    )
-    # A loop's body may be traced more than once.
-    self._inner.append(made[-1])
+    carry, (ys, notes) = lax.scan(compressed, start, rows, **options)
     return [*carry, *ys], notes.over_steps()
+
+
+def _grouped(
+  values: Sequence[Any], consts: int, carried: int
+) -> tuple[list[Any], list[Any], list[Any]]:
+  """What is fixed, rows and what is carried, of a loop's operands."""
+  last = consts + carried
+  fixed, start, rows = values[:consts], values[consts:last], values[last:]
+  return list(fixed), list(rows), list(start)
 
 
 def _lean(
