@@ -44,19 +44,30 @@ def forward(
 
   A residual is encoded after its last use and before what comes next, or XLA
   would keep it until there is time. What goes to the host has until the next
-  one is encoded to get there; without `moves` the caller sends it.
+  one is encoded to get there, the last until there is a result; without `moves`
+  the caller sends it.
   """
   env = _known(split, zip(split.joint.inputs, inputs, strict=True))
   ends = [*_ends(split), *(k.value for k in split.kept)]
   steps = split.joint.order.leading_to(ends, env)
   encoded: dict[Value, Words] = {}
   dropped: list[Array] = []
+  leaving: list[Words] = []
+
+  def wait(token: Value | None) -> None:
+    """Lets a value wait for what is on its way."""
+    if leaving and token is not None:
+      # Later uses are of the array itself: a loop that stacks it has no place
+      # on the host for what a barrier returns.
+      _, env[token] = _together(leaving, env[token])
+      leaving.clear()
 
   def encode(due: Iterable[Kept], token: Value | None) -> None:
     words = {}
     for value, residual in due:
       words[value], lost = residual.encode(env[value])
       dropped.extend([] if lost is None else [lost])
+    wait(token)
     held = list(words.values())
     if token is not None:
       held, env[token] = _together(held, env[token])
@@ -64,6 +75,7 @@ def forward(
     for value, residual in due:
       if residual.host and moves:
         encoded[value] = put(encoded[value])
+        leaving.append(encoded[value])
 
   due = _due(split.kept, steps)
   encode(due.pop(-1, ()), None)
@@ -76,8 +88,10 @@ def forward(
     if len(group) > len(waiting):
       encode([k for k in group if k not in waiting], step.outs[0])
   results = (v for v in split.joint.outputs if isinstance(v, Value))
+  end = next(results, None)
   if waiting:
-    encode(waiting, next(results, None))
+    encode(waiting, end)
+  wait(end)
   overflows = sum((lost > 0).astype(jnp.int32) for lost in dropped)
   fills = {r.name: full(env[v]) for v, r in split.measured()}
   words = [encoded[k.value] for k in split.kept]

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import codecs
-from jaxmotion.memory import compress_residuals, residuals_of
+from jaxmotion.memory import compress_residuals, offload, residuals_of
+from jaxmotion.memory._place import is_on_host
 
 INT8 = codecs.uniform(bits=8, block=64)
 W = jax.ShapeDtypeStruct((3, 64, 64), "float32")
@@ -103,3 +104,23 @@ def test_whether_floats_are_equal_is_asked_once():
 
   kinds = {r.name.split("_")[0] for r in residuals_of(block, W, X)}
   assert "mask/eq" in kinds
+
+
+def test_nothing_goes_on_before_what_is_sent_to_the_host_is_there():
+  codec = offload(INT8)
+  eqns = equations(jax.grad(loss(mlp, codec)), W, X)
+  kept = residuals_of(mlp, W, X, codec=codec)
+  sent = {
+    e.outvars[0]
+    for e in eqns
+    if e.primitive.name == "device_put" and is_on_host(e.outvars[0].aval)
+  }
+  assert len(sent) == sum(len(r.words_like()) for r in kept) > 0
+  held = {
+    v
+    for e in eqns
+    if e.primitive.name == "optimization_barrier"
+    for v in e.invars
+    if v in sent
+  }
+  assert held == sent
