@@ -52,7 +52,8 @@ class update_in_backward:
     loss: function (x, *batch) -> scalar of the last block's output.
     tx: optax transformation. It is called for each block by itself, with
       states of its own for repeats: nothing is computed over all gradients.
-    codec: as for `compress_residuals`.
+    codec: as for `compress_residuals`; what it offloads travels while the turn
+      after it, or before it, computes.
     segment: repeats whose inside is computed again together; None computes
       nothing again but what is cheap.
 

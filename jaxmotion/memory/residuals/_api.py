@@ -45,8 +45,9 @@ def compress_residuals(
   one that rounds, masks and other results of comparisons are kept, as bits,
   rather than made of rounded values.
 
-  Best put around a block of several layers, or around a whole loss. What is
-  kept of arguments is not: wrap what is called in a loop from inside it.
+  Best put around a block of several layers, or around a whole loss. Arguments
+  but `params` are kept: of a loop, wrap what it calls or what holds it, and with
+  `offload` the latter, for then the words of a turn travel during others.
 
   Args:
     fn: any function of arrays that is differentiated once, in reverse. Keyword
