@@ -203,7 +203,7 @@ def table(made: Sequence[_rows.Row]) -> rich.table.Table:
         r.experiment.removeprefix("residual_accuracy_"),
         r.case,
         f"{float(r.value):.2f}",
-        "" if gap is None else f"{gap:+.2f}",
+        "" if gap is None else f"{gap:+z.2f}",
         f"{float(error[r.experiment, r.case]):.2g}",
       )
   return shown

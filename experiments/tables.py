@@ -73,7 +73,7 @@ def _training_table(rows: list[Row]) -> str:
     cells = [
       case,
       f"{row.value:.2f} ± {row.noise:.2f}",
-      f"{float(row.value) - row.baseline:+.2f}",
+      f"{float(row.value) - row.baseline:+z.2f}",
       f"{found[case, 'wire_bytes_compiled'].value:,}",
       f"{found[case, 'wire_ratio'].value:.2f}",
       f"{found[case, 'step_ms'].value:.1f}",
@@ -149,7 +149,7 @@ def _residuals_table(rows: list[Row]) -> str:
       row.experiment.removeprefix("residual_accuracy_"),
       row.case,
       f"{row.value:.2f} ± {row.noise:.2f}",
-      f"{float(row.value) - row.baseline:+.2f}",
+      f"{float(row.value) - row.baseline:+z.2f}",
       f"{float(error.value):.2g}",
     ]
     lines.append(f"| {' | '.join(cells)} |")
@@ -185,7 +185,7 @@ def _weights_table(rows: list[Row]) -> str:
     cells = [
       row.case,
       f"{row.value:.2f} ± {row.noise:.2f}",
-      f"{float(row.value) - row.baseline:+.2f}",
+      f"{float(row.value) - row.baseline:+z.2f}",
       f"{found[row.case, 'sent_ratio'].value:.2f}",
       f"{found[row.case, 'returned_ratio'].value:.2f}",
     ]

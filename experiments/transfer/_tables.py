@@ -126,7 +126,7 @@ def _error_cells(cells: Cells, case: str, link: str) -> list[str]:
   noise = "" if score.noise is None else f" ± {score.noise:.2f}"
   gap = "-"
   if score.baseline is not None:
-    gap = f"{float(score.value) - score.baseline:+.2f}"
+    gap = f"{float(score.value) - score.baseline:+z.2f}"
   emulated = f"time_to_error_{link}"
   if (case, "time_to_error") in cells:
     emulated = "time_to_error"  # Measured: nothing is emulated.
