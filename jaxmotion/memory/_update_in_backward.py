@@ -272,11 +272,11 @@ class _Loop(NamedTuple):
     words_of = self._words_of()
 
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
-      ct, params, state, own_there = carry
-      start, own_here, before = kept
+      ct, params, state, far = carry
+      start, near, before = kept
       before = fetch(before)
       own, mine = (self.span.rows(t, start) for t in (params, state))
-      words = words_of.join(own_here, own_there)
+      words = words_of.whole(near, far)
       grads, ct = self.halves.backward(own, words, ct, moves=False)
       grads = jax.tree.map(_apart, grads)
       updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
@@ -284,9 +284,9 @@ class _Loop(NamedTuple):
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
       own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
       params, state = _put(params, own, start), _put(state, mine, start)
-      return (ct, params, state, before), None
+      return (ct, params, state, words_of.unpack(before)), None
 
-    begin = (ct, params, state, last)
+    begin = (ct, params, state, words_of.unpack(last))
     turns = (self.span.starts(), here, there)
     (ct, params, state, _), _ = lax.scan(body, begin, turns, reverse=True)
     return ct, params, state

@@ -46,7 +46,7 @@ def compress_residuals(
   rather than made of rounded values.
 
   Best put around a block of several layers, or around a whole loss. Arguments
-  but `params` are kept: of a loop, wrap what it calls or what holds it, and with
+  but `params` are kept: of a loop, wrap what it calls or what holds it; with
   `offload` the latter, for then the words of a turn travel during others.
 
   Args:

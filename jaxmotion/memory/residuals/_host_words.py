@@ -66,20 +66,24 @@ class HostWords:
     joined = [jnp.concatenate(parts) for parts in there.values()]
     return here, to_varying(joined, _axes(beside))
 
-  def join(self, here: Sequence[Words], there: Sequence[Array]) -> list[Words]:
-    """Inverts `part`."""
-    near, rest = iter(here), dict(zip(self._sizes, there, strict=True))
-    words: list[Words] = []
+  def unpack(self, there: Sequence[Array]) -> list[Words]:
+    """Returns the words of each residual that went to the host."""
+    rest = dict(zip(self._sizes, there, strict=True))
+    far: list[Words] = []
     for likes, host in self._likes:
       if not host:
-        words.append(next(near))
         continue
       own = []
       for like in likes:
         flat, rest[like.dtype] = jnp.split(rest[like.dtype], [like.size])
         own.append(flat.reshape(like.shape))
-      words.append(own)
-    return words
+      far.append(own)
+    return far
+
+  def whole(self, here: Sequence[Words], far: Sequence[Words]) -> list[Words]:
+    """Returns the words of all residuals, in their order."""
+    near, back = iter(here), iter(far)
+    return [next(back if host else near) for _, host in self._likes]
 
 
 def _axes(tree: PyTree) -> tuple[AxisName, ...]:

@@ -71,19 +71,20 @@ def run_loop(
     ct_carry, (ct_ys, _) = cotangents
 
     def turn(state: Any, own: Any) -> Any:
-      ct, sums, own_there = state
-      row, ct_y, own_here, before = own
+      ct, sums, far = state
+      row, ct_y, near, before = own
       before = fetch(before)
-      words = words_of.join(own_here, own_there)
+      words = words_of.whole(near, far)
       inputs = [*fixed, *row, *([None] * many)]
       grads = backward(split, inputs, words, [*ct, *ct_y], moves=False)
       first, second = len(fixed), len(fixed) + len(rows)
       added = zip(sums, _present(grads[:first]), strict=True)
-      state = _present(grads[second:]), [a + b for a, b in added], before
+      sums = [a + b for a, b in added]
+      state = _present(grads[second:]), sums, words_of.unpack(before)
       return state, _present(grads[first:second])
 
     zeros = [_zeros(a) for a in fixed if is_smooth(a)]
-    begin = _smooth(ct_carry), zeros, last
+    begin = _smooth(ct_carry), zeros, words_of.unpack(last)
     turns = rows, _smooth(ct_ys), here, there
     backwards = not options.get("reverse", False)
     (ct, sums, _), of_rows = scan(turn, begin, turns, reverse=backwards)
