@@ -12,13 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  after,
-  check_int,
-  stand_in,
-)
+from jaxmotion.core import Array, PyTree, after, check_int, stand_in
 from jaxmotion.memory._place import fetch, put
 from jaxmotion.memory.residuals import (
   Action,

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, AxisName, PyTree, to_varying, varying_axes
+from jaxmotion.memory.residuals._passes import Words
 from jaxmotion.memory.residuals._residual import Residual
-
-Words = list[Array]
 
 
 class HostWords:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, to_varying, varying_axes
+from jaxmotion.core import Array
 from jaxmotion.memory._place import fetch, put
 from jaxmotion.memory.residuals._host_words import HostWords
 from jaxmotion.memory.residuals._joint import is_smooth
@@ -83,7 +83,7 @@ def run_loop(
       state = _present(grads[second:]), sums, words_of.unpack(before)
       return state, _present(grads[first:second])
 
-    zeros = [_zeros(a) for a in fixed if is_smooth(a)]
+    zeros = [jnp.zeros_like(a) for a in _smooth(fixed)]
     begin = _smooth(ct_carry), zeros, words_of.unpack(last)
     turns = rows, _smooth(ct_ys), here, there
     backwards = not options.get("reverse", False)
@@ -107,8 +107,3 @@ def _spread(gradients: Sequence[Array], of: Sequence[Array]) -> list[Any]:
   """With None for what has no gradient."""
   given = iter(gradients)
   return [next(given) if is_smooth(a) else None for a in of]
-
-
-def _zeros(like: Array) -> Array:
-  axes = tuple(sorted(varying_axes(like), key=str))
-  return to_varying(jnp.zeros(like.shape, like.dtype), axes)
