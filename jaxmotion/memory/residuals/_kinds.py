@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jaxmotion.memory.residuals._program import Operand, Program, Step, Value
 
+_VIEWS = ("reshape", "slice", "split")
 # Zeros stay zeros.
 _KEEP_ZEROS = frozenset(
   """
@@ -71,6 +72,9 @@ def names(
     for i, value in enumerate(step.outs):
       place = f"{number}_{i}" if i else f"{number}"
       label[value] = f"{name}_{place}"
+      for source in step.reads() if step.name in _VIEWS else ():
+        if label.get(source, "").startswith("scan_"):
+          label[value] = label[source]  # Words of a loop, laid out.
     if step.name == "name":
       label[step.outs[0]] = step.eqn.params["name"]
       for value in step.reads():
