@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -11,7 +12,7 @@ from jaxmotion.memory.residuals import Action, Residual, recompute
 from jaxmotion.planner._fit_plan import DoesNotFit, FitPlan
 from jaxmotion.planner._fit_price import Prices
 from jaxmotion.planner._fit_rows import rows_of
-from jaxmotion.planner._fit_search import Draft
+from jaxmotion.planner._fit_search import Draft, Drafts
 
 Check = Callable[..., int]
 # What is compiled is chosen by what the last one needed more than predicted;
@@ -23,7 +24,7 @@ _CLOSE = 0.01
 
 def cheapest(
   prices: Prices,
-  found: tuple[Sequence[Draft], Sequence[Draft]],
+  found: Drafts,
   budget_bytes: float,
   check: Check | None,
   notes: tuple[str, ...],
@@ -32,8 +33,7 @@ def cheapest(
 
   Args:
     prices: of the function.
-    found: drafts, the fastest first, and those that must be tried before
-      saying that none fits.
+    found: drafts.
     budget_bytes: of all memory.
     check: compiles a step; None trusts the prediction.
     notes: of the plan.
@@ -41,27 +41,37 @@ def cheapest(
   Raises:
     DoesNotFit: none fits.
   """
-  ordered, extremes = found
   maker = _Maker(prices, budget_bytes, check, notes)
+  # What is alive at work depends on what is computed again, and decides where
+  # little is kept.
+  by_drops = sorted(found.by_drops, key=lambda own: own[-1].step_s)
+  others = (own for own in by_drops if maker.fits(own[-1]))
+  for ordered in itertools.chain([found.all_of], others):
+    if best := _search(maker, ordered):
+      return best
+  raise DoesNotFit(budget_bytes, maker.least_bytes, check is not None)
+
+
+def _search(maker: _Maker, ordered: Sequence[Draft]) -> FitPlan | None:
+  """Returns the fastest that fits, of drafts with the fastest first."""
   low, high = 0, len(ordered) - 1
   best: FitPlan | None = None
-  more = 0
+  guesses = _GUESSES
   while low <= high:
     if best and best.step_s <= (1 + _CLOSE) * ordered[low].step_s:
       break
-    room = budget_bytes - maker.fixed_bytes - more
     i = (low + high) // 2
-    if maker.made < _GUESSES:
-      fits = (j for j in range(low, high) if ordered[j].nbytes <= room)
-      i = next(fits, high)
+    if guesses > 0:
+      seems = (j for j in range(low, high) if maker.seems_to_fit(ordered[j]))
+      i = next(seems, high)
+    guesses -= 1
     plan = maker.plan(ordered[i])
-    more = _bytes(plan) - maker.fixed_bytes - ordered[i].nbytes
-    if _bytes(plan) <= budget_bytes:
+    if maker.fits(ordered[i]):
       best = plan if best is None or plan.step_s < best.step_s else best
       high = i - 1
     else:
       low = i + 1
-  return best or maker.last(extremes)
+  return best
 
 
 def _bytes(plan: FitPlan) -> int:
@@ -82,35 +92,42 @@ class _Maker:
     self._prices, self._budget_bytes = prices, budget_bytes
     self._check, self._notes = check, notes
     self._plans: dict[Draft, FitPlan] = {}
+    self._compiled: dict[tuple[Residual, ...], int] = {}
     given = prices.argument_bytes + prices.gradient_bytes
-    self.fixed_bytes = given + prices.working_bytes
+    # What the last plan took besides its residuals.
+    self._others = given + prices.working_bytes
 
   @property
-  def made(self) -> int:
-    """Plans so far."""
-    return len(self._plans)
-
-  def last(self, extremes: Iterable[Draft]) -> FitPlan:
-    """Returns the first of these that fits."""
-    for draft in extremes:
-      if _bytes(plan := self.plan(draft)) <= self._budget_bytes:
-        return plan
-    least = min(map(_bytes, self._plans.values()))
-    raise DoesNotFit(self._budget_bytes, least, self._check is not None)
+  def least_bytes(self) -> int:
+    """Of all plans so far."""
+    return min(map(_bytes, self._plans.values()))
 
   def plan(self, draft: Draft) -> FitPlan:
     """Returns a draft's plan."""
     if draft not in self._plans:
       self._plans[draft] = self._make(draft)
+    self._others = _bytes(self._plans[draft]) - draft.nbytes
     return self._plans[draft]
+
+  def fits(self, draft: Draft) -> bool:
+    """Whether a draft's plan fits."""
+    return _bytes(self.plan(draft)) <= self._budget_bytes
+
+  def seems_to_fit(self, draft: Draft) -> bool:
+    """Whether it would, if the rest took what it took in the last plan."""
+    return self._others + draft.nbytes <= self._budget_bytes
 
   def _make(self, draft: Draft) -> FitPlan:
     prices = self._prices
     rules, kept = _settled(prices, draft)
     compiled = None
     if self._check is not None:
-      step = jax.value_and_grad(prices.wrap(rules))
-      compiled = self._check(step, *prices.args)
+      # Patterns that choose the same make the same program.
+      key = tuple(kept)
+      if key not in self._compiled:
+        step = jax.value_and_grad(prices.wrap(rules))
+        self._compiled[key] = self._check(step, *prices.args)
+      compiled = self._compiled[key]
     return FitPlan(
       rules,
       tuple(rows_of(prices, draft, kept)),

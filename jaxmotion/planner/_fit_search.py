@@ -41,30 +41,37 @@ class Draft(NamedTuple):
   picks: tuple[tuple[str, Action], ...]
 
 
-def drafts(prices: Prices, drop: bool) -> tuple[list[Draft], list[Draft]]:
+class Drafts(NamedTuple):
+  """Plans to choose from; of each list none is both faster and smaller.
+
+  Attributes:
+    all_of: the best ones, the fastest first.
+    by_drops: the best ones that compute the same again.
+  """
+
+  all_of: list[Draft]
+  by_drops: list[list[Draft]]
+
+
+def drafts(prices: Prices, drop: bool) -> Drafts:
   """Returns plans to choose from.
 
   Args:
     prices: of the function.
     drop: whether something may be computed again.
-
-  Returns:
-    The best ones, the fastest first; and those that keep least with nothing
-    and with everything computed again.
   """
   sets = [frozenset[str](), *(_drop_sets(prices) if drop else ())]
-  found = {drops: _ways_to_keep(prices, drops) for drops in dict.fromkeys(sets)}
-  extremes = [min(found[drops], key=_size) for drops in (sets[-1], sets[0])]
+  found = [_ways_to_keep(prices, drops) for drops in dict.fromkeys(sets)]
+  every = list(itertools.chain(*found))
+  return Drafts(_undominated(every), list(map(_undominated, found)))
+
+
+def _undominated(every: Sequence[Draft]) -> list[Draft]:
   best: list[Draft] = []
-  every = itertools.chain(*found.values())
   for draft in sorted(every, key=lambda d: (d.step_s, d.nbytes)):
     if not best or draft.nbytes < best[-1].nbytes:
       best.append(draft)
-  return best, extremes
-
-
-def _size(draft: Draft) -> int:
-  return draft.nbytes
+  return best
 
 
 def _drop_sets(prices: Prices) -> Iterator[Drops]:
