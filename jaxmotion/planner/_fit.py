@@ -76,7 +76,8 @@ def fit(
   Plans that none is both faster and smaller than are tried in turn: the step,
   `jax.value_and_grad` of the function, is compiled, and what the compiler
   needs more or less than predicted moves the choice to another plan until the
-  fastest is found that fits. Nothing is run.
+  fastest is found that fits. If none does, the plans that keep least are
+  compiled, one for each set `D`, before the budget is refused. Nothing is run.
 
   Args:
     fn: `fn(params, *batch)`, a scalar: any JAX function.
