@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ def forward(
       _, env[token] = _together(leaving, env[token])
       leaving.clear()
 
-  def encode(due: Iterable[Kept], token: Value | None) -> None:
+  def encode(due: Sequence[Kept], token: Value | None) -> None:
     words = {}
     for value, residual in due:
       words[value], lost = residual.encode(env[value])
@@ -77,16 +77,7 @@ def forward(
         encoded[value] = put(encoded[value])
         leaving.append(encoded[value])
 
-  due = _due(split.kept, steps)
-  encode(due.pop(-1, ()), None)
-  waiting: list[Kept] = []
-  for i, step in enumerate(steps):
-    evaluate([step], env)
-    group = [*waiting, *due.get(i, ())]
-    # What nothing else is made of waits for the next result.
-    waiting = [k for k in group if k.value is step.outs[0]]
-    if len(group) > len(waiting):
-      encode([k for k in group if k not in waiting], step.outs[0])
+  waiting = _evaluate(steps, env, split.kept, encode)
   results = (v for v in split.joint.outputs if isinstance(v, Value))
   end = next(results, None)
   if waiting:
@@ -206,38 +197,85 @@ class _Backward:
     missing = [v for v in values if isinstance(v, Value) and v not in env]
     if not missing:
       return False
-    known = collections.ChainMap(env, self._words)
-    steps = self._joint.order.leading_to(missing, known)
+    steps = self._leading_to(missing)
+    held = [v for s in steps for v in s.outs if v in self._split.held]
+    if held:
+      self._redo(held, token, coming)
+      steps = self._leading_to(missing)
+    packed, local = self._ready(missing, steps, token, coming)
+    evaluate(steps, local)
+    # The rest is made again when it is read: until then it would take what
+    # its residuals were to save.
+    stays = {*missing, *(v for v in packed if self._residual[v].may_overflow)}
+    env.update((v, local[v]) for v in stays)
+    return True
+
+  def _leading_to(self, values: Iterable[Value]) -> list[Step]:
+    known = collections.ChainMap(self._env, self._words)
+    return self._joint.order.leading_to(values, known)
+
+  def _redo(
+    self,
+    held: Sequence[Value],
+    token: Value | None,
+    coming: collections.deque[Value],
+  ) -> None:
+    """Computes values again and keeps them, as `forward` does residuals."""
+    steps = self._leading_to(held)
+    _, local = self._ready(held, steps, token, coming)
+    residual = self._split.held
+
+    def encode(due: Sequence[Kept], after: Value | None) -> None:
+      words = {v: r.encode(local[v])[0] for v, r in due}
+      bound = list(words.values())
+      if after is not None:
+        bound, local[after] = _together(bound, local[after])
+      self._words.update(zip(words, bound, strict=True))
+
+    kept = [Kept(v, residual[v]) for v in held]
+    encode(_evaluate(steps, local, kept, encode), None)
+    self._residual.update(kept)
+    # Others that are held may be made of it.
+    dear = [v for s in steps if costly(s.eqn) for v in s.outs]
+    self._env.update((v, local[v]) for v in dear if v not in self._words)
+
+  def _ready(
+    self,
+    wanted: Sequence[Value],
+    steps: Sequence[Step],
+    token: Value | None,
+    coming: collections.deque[Value],
+  ) -> tuple[list[Value], _Env]:
+    """Decodes what steps to wanted values read, not before the token is there.
+
+    Returns:
+      What was decoded, and all that is known then.
+    """
+    env = self._env
     touched = dict.fromkeys(v for s in steps for v in s.reads())
-    touched.update(dict.fromkeys(missing))
+    touched.update(dict.fromkeys(wanted))
     packed = [v for v in touched if v in self._words and v not in env]
     again = [v for v in touched if v in self._split.free and v in env]
     ahead = self._ahead(packed, coming)
     # Nothing waits for the gradients of weights: XLA would keep what they are
     # made of until the end of all.
     done = [v for v in self._loose if v is not token]
-    held = (
+    bound = (
       [self._words[v] for v in (*packed, *ahead)],
       [env[v] for v in again],
       [env[v] for v in done],
     )
     if token is not None:
-      held, env[token] = _together(held, env[token])
-      env.update(zip(done, held[2], strict=True))
+      bound, env[token] = _together(bound, env[token])
+      env.update(zip(done, bound[2], strict=True))
       self._loose = []
-    self._words.update(zip((*packed, *ahead), held[0], strict=True))
+    self._words.update(zip((*packed, *ahead), bound[0], strict=True))
     for value in (*packed, *ahead):
       self._fetch(value)
-    local = {**env, **dict(zip(again, held[1], strict=True))}
+    local = {**env, **dict(zip(again, bound[1], strict=True))}
     for value in packed:
       local[value] = self._decode(value)
-    evaluate(steps, local)
-    # The rest is made again when it is read: until then it would take what
-    # its residuals were to save.
-    stays = {*missing, *(v for v in packed if self._residual[v].may_overflow)}
-    stays.update(v for s in steps if costly(s.eqn) for v in s.outs)
-    env.update((v, local[v]) for v in stays if v in local)
-    return True
+    return packed, local
 
   def _ahead(
     self, packed: Sequence[Value], coming: collections.deque[Value]
@@ -297,6 +335,30 @@ def _typed_as(x: Array, like: Array) -> Array:
   """The barrier types all as varying where any is."""
   extra = varying_axes(x) - varying_axes(like)
   return same_on_workers(x, tuple(sorted(extra, key=str))) if extra else x
+
+
+def _evaluate(
+  steps: Sequence[Step],
+  env: _Env,
+  kept: Sequence[Kept],
+  encode: Callable[[Sequence[Kept], Value | None], None],
+) -> list[Kept]:
+  """Runs steps, and has each residual encoded after its last use.
+
+  Returns:
+    Those that are still to be encoded, as nothing comes after them.
+  """
+  due = _due(kept, steps)
+  encode(due.pop(-1, []), None)
+  waiting: list[Kept] = []
+  for i, step in enumerate(steps):
+    evaluate([step], env)
+    group = [*waiting, *due.get(i, ())]
+    # What nothing else is made of waits for the next result.
+    waiting = [k for k in group if k.value is step.outs[0]]
+    if len(group) > len(waiting):
+      encode([k for k in group if k not in waiting], step.outs[0])
+  return waiting
 
 
 def _due(kept: Iterable[Kept], steps: Sequence[Step]) -> dict[int, list[Kept]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxmotion.core import Array
 from jaxmotion.memory._place import is_on_host
 from jaxmotion.memory.residuals._actions import Choice
 from jaxmotion.memory.residuals._costly import brittle, costly, steep
-from jaxmotion.memory.residuals._cut import minimum_cut
+from jaxmotion.memory.residuals._cut import minimum_cut, wanted
 from jaxmotion.memory.residuals._joint import Joint
 from jaxmotion.memory.residuals._kinds import kinds, names
 from jaxmotion.memory.residuals._program import Step, Value
@@ -87,6 +87,12 @@ class Split:
     options: how residuals are chosen and kept.
     prefix: of the names of residuals.
     repeats: how often the function runs with residuals of its own.
+
+  Attributes:
+    kept: what is kept.
+    held: what is computed again, and then kept as it is until its last use.
+    free: inputs that are there anyway.
+    again: names of what was to be computed again.
   """
 
   def __init__(
@@ -105,17 +111,16 @@ class Split:
     label = names(joint.program, inputs, kind, prefix)
     self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
 
+    def exact(value: Value) -> Residual:
+      aval = value.aval
+      shape = tuple(aval.shape)
+      name = label[value]
+      return Residual(name, kind[value], shape, aval.dtype, repeats=repeats)
+
     @functools.cache
     def describe(value: Value) -> Residual:
-      aval = value.aval
-      plain = Residual(
-        label[value],
-        kind[value],
-        tuple(aval.shape),
-        aval.dtype,
-        repeats=repeats,
-      )
-      if is_on_host(aval) or plain.is_of_loop:
+      plain = exact(value)
+      if is_on_host(value.aval) or plain.is_of_loop:
         return plain  # It is where the loop wants it.
       residual = given(plain, options.choose)
       if value in arguments and (residual.again or residual.may_overflow):
@@ -130,15 +135,29 @@ class Split:
 
     candidates = [describe(v) for v in label if v not in joint.backward]
     self.again = [r.name for r in candidates if r.again]
-    rounds = any(r.rounds for r in candidates)
+    firm: set[Value] = set()
+
+    def size(value: Value) -> int:
+      return exact(value).encoded_bytes if hasattr(value.aval, "shape") else 1
 
     def once(step: Step) -> bool:
       if any(describe(v).again for v in step.outs):
         return False
       hard = options.recompute == "cheap" and costly(step.eqn)
-      return hard or brittle(step.eqn) or (rounds and steep(step.eqn))
+      return hard or brittle(step.eqn) or not firm.isdisjoint(step.outs)
 
-    kept = minimum_cut(joint, self.free, weigh, once)
+    while True:
+      kept = minimum_cut(joint, self.free, weigh, once)
+      rounded = {v for v in kept if describe(v).rounds}
+      more = set(self._of_rounded(kept, rounded)) - firm
+      if not more:
+        break
+      firm |= more
+    self.held: dict[Value, Residual] = {}
+    if self.again or options.recompute == "all":
+      known = {*self.free, *kept}
+      held = minimum_cut(joint, known, size, lambda step: costly(step.eqn))
+      self.held = {v: exact(v) for v in held}
     self.kept = [Kept(v, describe(v)) for v in kept]
     extra = self._ways_out()
     self.kept += [Kept(v, describe(v)._replace(codec=None)) for v in extra]
@@ -152,6 +171,22 @@ class Split:
     """Returns the inputs that are there anyway, None for others."""
     pairs = zip(self.joint.inputs, inputs, strict=True)
     return [x if v in self.free else None for v, x in pairs]
+
+  def _of_rounded(
+    self, kept: Sequence[Value], rounded: set[Value]
+  ) -> Iterator[Value]:
+    """Results of steep steps that would be done again on what was rounded.
+
+    What is computed again in between, by a convolution say, is seldom zero.
+    """
+    known = {*kept, *self.free, *self.joint.program.constants}
+    again = self.joint.order.leading_to(wanted(self.joint, self.free), known)
+    for step in again:
+      if steep(step.eqn):
+        before = self.joint.order.leading_to(step.reads(), known)
+        used = {v for s in (*before, step) for v in s.reads()}
+        if used & rounded and not any(costly(s.eqn) for s in before):
+          yield from step.outs
 
   def _ways_out(self) -> list[Value]:
     """Inputs from which the residuals that may overflow can be had."""

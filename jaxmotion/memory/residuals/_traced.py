@@ -12,7 +12,6 @@ from jax.extend import core
 
 from jaxmotion.core import Array, PyTree, leaf_path, scan_parts, stand_in
 from jaxmotion.memory.residuals import _pool
-from jaxmotion.memory.residuals._actions import choice
 from jaxmotion.memory.residuals._host_words import HostWords
 from jaxmotion.memory.residuals._joint import is_smooth, join
 from jaxmotion.memory.residuals._loop import run_loop
@@ -57,8 +56,6 @@ class Traced:
     self._prefix, self._repeats = prefix, repeats
     self._inner: list[Traced] = []
     free = _argnums(params, len(args))
-    if options.recompute == "all":
-      fn = functools.partial(_lean, fn, params)
 
     def flat(*leaves: Array) -> list[Array]:
       outs, self.out_tree = jax.tree.flatten(
@@ -207,14 +204,6 @@ def _grouped(
   last = consts + carried
   fixed, start, rows = values[:consts], values[consts:last], values[last:]
   return list(fixed), list(rows), list(start)
-
-
-def _lean(
-  fn: Callable[..., PyTree], params: int | Sequence[int], *args: PyTree
-) -> PyTree:
-  """The function, keeping little while its second computation lasts."""
-  result, _ = Traced(fn, args, params, Options(choice(None), "cheap"))()
-  return result
 
 
 def _argnums(params: int | Sequence[int], count: int) -> set[int]:
