@@ -113,6 +113,24 @@ def test_masks_are_not_made_of_values_that_were_rounded():
   assert "mask" in kinds
 
 
+def test_masks_are_computed_again_with_the_product_they_are_made_of():
+  def block(w, x):
+    return jnp.tanh(jax.nn.relu(x @ w[0]) @ w[1])
+
+  def first(w, x):
+    return jax.nn.relu(x) @ w[0]
+
+  w, x = normal(0, 2, 64, 64), normal(1, 128, 64)
+  for fn, kinds in ((block, ["dense"]), (first, ["mask", "sparse"])):
+    kept = residuals_of(fn, w, x, codec=INT8, recompute="all")
+    assert sorted(r.kind for r in kept) == kinds
+  loss = compress_residuals(first, INT8, recompute="all")
+  exact, found = (
+    jax.grad(lambda x, fn=fn: jnp.sum(fn(w, x)))(x) for fn in (first, loss)
+  )
+  assert same(exact, found)
+
+
 def test_a_mask_is_made_of_what_a_rectifier_returns():
   _, p, x = make("mlp")
 

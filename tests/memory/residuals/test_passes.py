@@ -2,10 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from jaxmotion import codecs
-from jaxmotion.memory import compress_residuals, offload, residuals_of
+from jaxmotion.memory import (
+  compress_residuals,
+  offload,
+  recompute,
+  residuals_of,
+)
 from jaxmotion.memory._place import is_on_host
 
 INT8 = codecs.uniform(bits=8, block=64)
@@ -32,8 +38,14 @@ def pooled(w, x):
   )
 
 
-def loss(block, codec=None):
-  block = compress_residuals(block, codec)
+def attention(w, x):
+  q, k, v = (x @ w[i] for i in range(3))
+  scores = jnp.exp(q @ k.T)
+  return x + jnp.tanh((scores / jnp.sum(scores, 1, keepdims=True)) @ v)
+
+
+def loss(block, codec=None, recompute="cheap"):
+  block = compress_residuals(block, codec, recompute=recompute)
   return lambda w, x: jnp.sum(jnp.square(block(w, x)))
 
 
@@ -104,6 +116,25 @@ def test_whether_floats_are_equal_is_asked_once():
 
   kinds = {r.name.split("_")[0] for r in residuals_of(block, W, X)}
   assert "mask/eq" in kinds
+
+
+@pytest.mark.parametrize(
+  "given", [{"recompute": "all"}, {"codec": [("^(?!.*/1$)", recompute())]}]
+)
+def test_what_is_computed_again_is_held_until_its_last_use(given):
+  def count(name, fn, least=X.shape[0] ** 2):
+    found = [e for e in equations(fn, W, X) if e.primitive.name == name]
+    return sum(e.outvars[0].aval.size >= least for e in found)
+
+  def total(w, x):
+    return jnp.sum(jnp.square(attention(w, x)))
+
+  plain = jax.grad(total, (0, 1))
+  ours = jax.grad(loss(attention, **given), (0, 1))
+  # The scores, which are read three times and made of a product.
+  assert (count("exp", plain), count("exp", ours)) == (1, 2)
+  # All five products of the forward pass.
+  assert count("dot_general", ours, 0) == count("dot_general", plain, 0) + 5
 
 
 def test_nothing_goes_on_before_what_is_sent_to_the_host_is_there():
