@@ -43,7 +43,7 @@ def compress_residuals(
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
   bit but for what XLA adds up in another order when it fuses otherwise. With
   one that rounds, masks and other results of comparisons are kept, as bits,
-  rather than made of rounded values.
+  rather than made of nothing but rounded values.
 
   Best put around a block of several layers, or around a whole loss. Arguments
   but `params` are kept: of a loop, wrap what it calls or what holds it; with
@@ -61,8 +61,8 @@ def compress_residuals(
       `Residual` that returns one of these. None: as they are, booleans as bits.
     params: positions of arguments that are there anyway, such as parameters:
       they are not kept. So is what `fn` closes over.
-    recompute: "cheap", or "all": arguments alone are kept, everything else is
-      computed again, as `jax.checkpoint` does.
+    recompute: "cheap", or "all": what weighs least is kept of what all else can
+      be computed from, mostly the arguments, as `jax.checkpoint` does.
     count_overflows: whether to return `(result, overflows)`, overflows being
       how many residuals in zero-value coding had no room, int32[]; 0 where
       nothing is differentiated.

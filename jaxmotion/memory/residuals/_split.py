@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -104,81 +103,94 @@ class Split:
     prefix: str,
     repeats: int,
   ):
-    self.joint = joint
-    self._measure = options.measure
-    arguments = set(joint.inputs)
-    kind = kinds(joint.program)
-    label = names(joint.program, inputs, kind, prefix)
+    self.joint, self._options, self._repeats = joint, options, repeats
+    self._kind = kinds(joint.program)
+    self._label = names(joint.program, inputs, self._kind, prefix)
+    self._described: dict[Value, Residual] = {}
     self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
-
-    def exact(value: Value) -> Residual:
-      aval = value.aval
-      shape = tuple(aval.shape)
-      name = label[value]
-      return Residual(name, kind[value], shape, aval.dtype, repeats=repeats)
-
-    @functools.cache
-    def describe(value: Value) -> Residual:
-      plain = exact(value)
-      if is_on_host(value.aval) or plain.is_of_loop:
-        return plain  # It is where the loop wants it.
-      residual = given(plain, options.choose)
-      if value in arguments and (residual.again or residual.may_overflow):
-        return plain
-      return residual
-
-    def weigh(value: Value) -> int:
-      if not hasattr(value.aval, "shape"):
-        return 1
-      residual = describe(value)
-      return _NEVER if residual.again else residual.encoded_bytes
-
-    candidates = [describe(v) for v in label if v not in joint.backward]
-    self.again = [r.name for r in candidates if r.again]
-    firm: set[Value] = set()
-
-    def size(value: Value) -> int:
-      return exact(value).encoded_bytes if hasattr(value.aval, "shape") else 1
-
-    def once(step: Step) -> bool:
-      if any(describe(v).again for v in step.outs):
-        return False
-      hard = options.recompute == "cheap" and costly(step.eqn)
-      return hard or brittle(step.eqn) or not firm.isdisjoint(step.outs)
-
-    while True:
-      kept = minimum_cut(joint, self.free, weigh, once)
-      rounded = {v for v in kept if describe(v).rounds}
-      more = set(self._of_rounded(kept, rounded)) - firm
-      if not more:
-        break
-      firm |= more
-    self.held: dict[Value, Residual] = {}
-    if self.again or options.recompute == "all":
-      known = {*self.free, *kept}
-      held = minimum_cut(joint, known, size, lambda step: costly(step.eqn))
-      self.held = {v: exact(v) for v in held}
-    self.kept = [Kept(v, describe(v)) for v in kept]
+    candidates = [v for v in self._label if v not in joint.backward]
+    described = [self._describe(v) for v in candidates]
+    self.again = [r.name for r in described if r.again]
+    kept = self._choose()
+    self.held = self._hold(kept)
+    self.kept = [Kept(v, self._describe(v)) for v in kept]
     extra = self._ways_out()
-    self.kept += [Kept(v, describe(v)._replace(codec=None)) for v in extra]
+    self.kept += [
+      Kept(v, self._describe(v)._replace(codec=None)) for v in extra
+    ]
 
   def measured(self) -> list[Kept]:
     """What it is to be noted of how full it is."""
     sparse = [k for k in self.kept if k.residual.kind == "sparse"]
-    return sparse if self._measure else []
+    return sparse if self._options.measure else []
 
   def only_free(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are there anyway, None for others."""
     pairs = zip(self.joint.inputs, inputs, strict=True)
     return [x if v in self.free else None for v, x in pairs]
 
-  def _of_rounded(
-    self, kept: Sequence[Value], rounded: set[Value]
-  ) -> Iterator[Value]:
+  def _exact(self, value: Value) -> Residual:
+    """A value as a residual that nothing rounds."""
+    aval = value.aval
+    name, kind = self._label[value], self._kind[value]
+    shape = tuple(aval.shape)
+    return Residual(name, kind, shape, aval.dtype, repeats=self._repeats)
+
+  def _describe(self, value: Value) -> Residual:
+    """A value as the residual that it is to be."""
+    if value not in self._described:
+      plain = residual = self._exact(value)
+      # What a loop kept is where the loop wants it.
+      if not (is_on_host(value.aval) or plain.is_of_loop):
+        residual = given(plain, self._options.choose)
+      may_not = residual.again or residual.may_overflow
+      is_argument = value in self.joint.inputs
+      self._described[value] = plain if is_argument and may_not else residual
+    return self._described[value]
+
+  def _choose(self) -> list[Value]:
+    """The values to keep."""
+    firm: set[Value] = set()
+
+    def weigh(value: Value) -> int:
+      if not hasattr(value.aval, "shape"):
+        return 1
+      residual = self._describe(value)
+      return _NEVER if residual.again else residual.encoded_bytes
+
+    def once(step: Step) -> bool:
+      if any(self._describe(v).again for v in step.outs):
+        return False
+      hard = self._options.recompute == "cheap" and costly(step.eqn)
+      return hard or brittle(step.eqn) or not firm.isdisjoint(step.outs)
+
+    while True:
+      kept = minimum_cut(self.joint, self.free, weigh, once)
+      more = set(self._of_rounded(kept)) - firm
+      if not more:
+        return kept
+      firm |= more
+
+  def _hold(self, kept: Sequence[Value]) -> dict[Value, Residual]:
+    """What to hold of that which is computed again: nothing dear is twice."""
+    if not (self.again or self._options.recompute == "all"):
+      return {}
+
+    def weigh(value: Value) -> int:
+      if not hasattr(value.aval, "shape"):
+        return 1
+      return self._exact(value).encoded_bytes
+
+    known = {*self.free, *kept}
+    held = minimum_cut(self.joint, known, weigh, lambda step: costly(step.eqn))
+    return {v: self._exact(v) for v in held}
+
+  def _of_rounded(self, kept: Sequence[Value]) -> Iterator[Value]:
     """Results of steep steps that would be done again on what was rounded.
 
     What is computed again in between, by a convolution say, is seldom zero.
     """
+    rounded = {v for v in kept if self._describe(v).rounds}
     known = {*kept, *self.free, *self.joint.program.constants}
     again = self.joint.order.leading_to(wanted(self.joint, self.free), known)
     for step in again:
