@@ -9,7 +9,8 @@ import jax
 
 from jaxmotion.core import PyTree
 from jaxmotion.memory.residuals._actions import Action, Choice, Rules, choice
-from jaxmotion.memory.residuals._passes import Words, backward, forward
+from jaxmotion.memory.residuals._backward import backward
+from jaxmotion.memory.residuals._forward import Words, forward
 from jaxmotion.memory.residuals._residual import Residual
 from jaxmotion.memory.residuals._split import Options
 from jaxmotion.memory.residuals._traced import Traced

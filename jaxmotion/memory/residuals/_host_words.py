@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, AxisName, PyTree, to_varying, varying_axes
-from jaxmotion.memory.residuals._passes import Words
+from jaxmotion.memory.residuals._forward import Words
 from jaxmotion.memory.residuals._residual import Residual
 
 

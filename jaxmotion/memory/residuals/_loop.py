@@ -12,9 +12,10 @@ from jax import lax
 
 from jaxmotion.core import Array
 from jaxmotion.memory._place import fetch, put
+from jaxmotion.memory.residuals._backward import backward
+from jaxmotion.memory.residuals._forward import forward, plain
 from jaxmotion.memory.residuals._host_words import HostWords
 from jaxmotion.memory.residuals._joint import is_smooth
-from jaxmotion.memory.residuals._passes import backward, forward, plain
 from jaxmotion.memory.residuals._split import Notes, Split
 
 Arrays = list[Array]

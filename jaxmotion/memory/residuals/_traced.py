@@ -12,10 +12,11 @@ from jax.extend import core
 
 from jaxmotion.core import Array, PyTree, leaf_path, scan_parts, stand_in
 from jaxmotion.memory.residuals import _pool
+from jaxmotion.memory.residuals._backward import backward
+from jaxmotion.memory.residuals._forward import forward, plain
 from jaxmotion.memory.residuals._host_words import HostWords
 from jaxmotion.memory.residuals._joint import is_smooth, join
 from jaxmotion.memory.residuals._loop import run_loop
-from jaxmotion.memory.residuals._passes import backward, forward, plain
 from jaxmotion.memory.residuals._program import (
   Step,
   evaluate,

@@ -1,18 +1,24 @@
-"""The two passes of a function whose residuals are kept as a split says."""
+"""The backward pass of a function whose residuals are kept as a split says."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, same_on_workers, varying_axes
-from jaxmotion.memory._place import fetch, put
+from jaxmotion.core import Array
+from jaxmotion.memory._place import fetch
 from jaxmotion.memory.residuals._costly import costly
+from jaxmotion.memory.residuals._forward import (
+  Env,
+  Words,
+  environment,
+  evaluate_keeping,
+  tied,
+  together,
+)
 from jaxmotion.memory.residuals._program import (
   Operand,
   Step,
@@ -20,73 +26,7 @@ from jaxmotion.memory.residuals._program import (
   evaluate,
   read,
 )
-from jaxmotion.memory.residuals._residual import full
-from jaxmotion.memory.residuals._split import Kept, Notes, Split
-
-Words = list[Array]
-_Env = dict[Value, Any]
-
-
-def plain(split: Split, inputs: Sequence[Array]) -> tuple[list[Any], Notes]:
-  """Returns the outputs and notes of nothing."""
-  env = _known(split, zip(split.joint.inputs, inputs, strict=True))
-  ends = _ends(split)
-  evaluate(split.joint.order.leading_to(ends, env), env)
-  zero = jnp.zeros((), jnp.float32)
-  fills = {residual.name: zero for _, residual in split.measured()}
-  return _results(split, env, 0, fills)
-
-
-def forward(
-  split: Split, inputs: Sequence[Array], *, moves: bool = True
-) -> tuple[tuple[list[Any], Notes], list[Words]]:
-  """Returns the outputs, notes on them, and what is kept.
-
-  A residual is encoded after its last use and before what comes next, or XLA
-  would keep it until there is time. What goes to the host has until the next
-  one is encoded to get there, the last until there is a result; without `moves`
-  the caller sends it.
-  """
-  env = _known(split, zip(split.joint.inputs, inputs, strict=True))
-  ends = [*_ends(split), *(k.value for k in split.kept)]
-  steps = split.joint.order.leading_to(ends, env)
-  encoded: dict[Value, Words] = {}
-  dropped: list[Array] = []
-  leaving: list[Words] = []
-
-  def wait(token: Value | None) -> None:
-    """Lets a value wait for what is on its way."""
-    if leaving and token is not None:
-      # Later uses are of the array itself: a loop that stacks it has no place
-      # on the host for what a barrier returns.
-      _, env[token] = _together(leaving, env[token])
-      leaving.clear()
-
-  def encode(due: Sequence[Kept], token: Value | None) -> None:
-    words = {}
-    for value, residual in due:
-      words[value], lost = residual.encode(env[value])
-      dropped.extend([] if lost is None else [lost])
-    wait(token)
-    held = list(words.values())
-    if token is not None:
-      held, env[token] = _together(held, env[token])
-    encoded.update(zip(words, held, strict=True))
-    for value, residual in due:
-      if residual.host and moves:
-        encoded[value] = put(encoded[value])
-        leaving.append(encoded[value])
-
-  waiting = _evaluate(steps, env, split.kept, encode)
-  results = (v for v in split.joint.outputs if isinstance(v, Value))
-  end = next(results, None)
-  if waiting:
-    encode(waiting, end)
-  wait(end)
-  overflows = sum((lost > 0).astype(jnp.int32) for lost in dropped)
-  fills = {r.name: full(env[v]) for v, r in split.measured()}
-  words = [encoded[k.value] for k in split.kept]
-  return _results(split, env, overflows, fills), words
+from jaxmotion.memory.residuals._split import Kept, Split
 
 
 def backward(
@@ -122,7 +62,7 @@ class _Backward:
   ):
     self._split, self._joint = split, split.joint
     pairs = zip(split.joint.inputs, inputs, strict=True)
-    self._env = _known(split, (p for p in pairs if p[0] in split.free))
+    self._env = environment(split, (p for p in pairs if p[0] in split.free))
     self._env.update(zip(split.joint.cotangents, cotangents, strict=True))
     self._residual = {k.value: k.residual for k in split.kept}
     values = [k.value for k in split.kept]
@@ -146,7 +86,7 @@ class _Backward:
       if costly(step.eqn) and step.name != "optimization_barrier":
         self._loose += step.outs
     self._bring([g for g in gradients if g is not None], None, coming)
-    return _tied([None if g is None else read(self._env, g) for g in gradients])
+    return tied([None if g is None else read(self._env, g) for g in gradients])
 
   def _token(self, step: Step) -> tuple[Value, list[Step]]:
     """What a step waits for, and what then makes its operand of it.
@@ -229,11 +169,11 @@ class _Backward:
       words = {v: r.encode(local[v])[0] for v, r in due}
       bound = list(words.values())
       if after is not None:
-        bound, local[after] = _together(bound, local[after])
+        bound, local[after] = together(bound, local[after])
       self._words.update(zip(words, bound, strict=True))
 
     kept = [Kept(v, residual[v]) for v in held]
-    encode(_evaluate(steps, local, kept, encode), None)
+    encode(evaluate_keeping(steps, local, kept, encode), None)
     self._residual.update(kept)
     # Others that are held may be made of it.
     dear = [v for s in steps if costly(s.eqn) for v in s.outs]
@@ -245,7 +185,7 @@ class _Backward:
     steps: Sequence[Step],
     token: Value | None,
     coming: collections.deque[Value],
-  ) -> tuple[list[Value], _Env]:
+  ) -> tuple[list[Value], Env]:
     """Decodes what steps to wanted values read, not before the token is there.
 
     Returns:
@@ -266,7 +206,7 @@ class _Backward:
       [env[v] for v in done],
     )
     if token is not None:
-      bound, env[token] = _together(bound, env[token])
+      bound, env[token] = together(bound, env[token])
       env.update(zip(done, bound[2], strict=True))
       self._loose = []
     self._words.update(zip((*packed, *ahead), bound[0], strict=True))
@@ -319,70 +259,3 @@ class _Backward:
         known[read_value] = exact[read_value].decode(words)
     evaluate(steps, known)
     return known[value]
-
-
-def _together(held: Any, token: Array) -> tuple[Any, Array]:
-  """Returns both, neither before the other."""
-  return _tied((held, token))
-
-
-def _tied(before: Any) -> Any:
-  """Returns all arrays, none before another."""
-  return jax.tree.map(_typed_as, lax.optimization_barrier(before), before)
-
-
-def _typed_as(x: Array, like: Array) -> Array:
-  """The barrier types all as varying where any is."""
-  extra = varying_axes(x) - varying_axes(like)
-  return same_on_workers(x, tuple(sorted(extra, key=str))) if extra else x
-
-
-def _evaluate(
-  steps: Sequence[Step],
-  env: _Env,
-  kept: Sequence[Kept],
-  encode: Callable[[Sequence[Kept], Value | None], None],
-) -> list[Kept]:
-  """Runs steps, and has each residual encoded after its last use.
-
-  Returns:
-    Those that are still to be encoded, as nothing comes after them.
-  """
-  due = _due(kept, steps)
-  encode(due.pop(-1, []), None)
-  waiting: list[Kept] = []
-  for i, step in enumerate(steps):
-    evaluate([step], env)
-    group = [*waiting, *due.get(i, ())]
-    # What nothing else is made of waits for the next result.
-    waiting = [k for k in group if k.value is step.outs[0]]
-    if len(group) > len(waiting):
-      encode([k for k in group if k not in waiting], step.outs[0])
-  return waiting
-
-
-def _due(kept: Iterable[Kept], steps: Sequence[Step]) -> dict[int, list[Kept]]:
-  """By the step after which they are encoded; -1: before all."""
-  last = {
-    v: i for i, step in enumerate(steps) for v in (*step.reads(), *step.outs)
-  }
-  due: dict[int, list[Kept]] = {}
-  for keep in kept:
-    due.setdefault(last.get(keep.value, -1), []).append(keep)
-  return due
-
-
-def _known(split: Split, pairs: Iterable[tuple[Value, Any]]) -> _Env:
-  return {**split.joint.program.constants, **dict(pairs)}
-
-
-def _ends(split: Split) -> list[Operand]:
-  return [*split.joint.outputs, *jax.tree.leaves(split.joint.notes)]
-
-
-def _results(
-  split: Split, env: _Env, overflows: Any, fills: dict[str, Array]
-) -> tuple[list[Any], Notes]:
-  inner = jax.tree.map(lambda v: read(env, v), split.joint.notes)
-  own = Notes(jnp.asarray(overflows, jnp.int32), fills)
-  return [read(env, v) for v in split.joint.outputs], inner.add(own)
