@@ -138,8 +138,7 @@ class _Backward:
     if not missing:
       return False
     steps = self._leading_to(missing)
-    held = [v for s in steps for v in s.outs if v in self._split.held]
-    if held:
+    if held := self._to_hold(steps):
       self._redo(held, token, coming)
       steps = self._leading_to(missing)
     packed, local = self._ready(missing, steps, token, coming)
@@ -153,6 +152,21 @@ class _Backward:
   def _leading_to(self, values: Iterable[Value]) -> list[Step]:
     known = collections.ChainMap(self._env, self._words)
     return self._joint.order.leading_to(values, known)
+
+  def _to_hold(self, steps: Sequence[Step]) -> list[Value]:
+    """What to hold of that which steps do again, and what is cheap from there.
+
+    The latter is not needed yet, but what it is made of would be held for it.
+    """
+    made = {v: None for s in steps for v in s.outs}
+    held = [v for v in made if v in self._split.held]
+    if held:
+      known = collections.ChainMap(made, self._env, self._words)
+      for value in self._split.held:
+        more = self._joint.order.leading_to([value], known)
+        if more and not any(costly(s.eqn) for s in more):
+          held.append(value)
+    return held
 
   def _redo(
     self,

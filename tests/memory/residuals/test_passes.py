@@ -137,6 +137,27 @@ def test_what_is_computed_again_is_held_until_its_last_use(given):
   assert count("dot_general", ours, 0) == count("dot_general", plain, 0) + 5
 
 
+def test_what_a_product_is_read_for_is_all_made_at_once():
+  """A rectifier's mask and the places of maxima: one is needed much later."""
+
+  def block(w, x):
+    y = jax.nn.relu(x @ w[0]).reshape(4, 8, 8, 64)
+    window = (1, 2, 2, 1)
+    return lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID")
+
+  eqns = equations(jax.grad(loss(block, recompute="all"), (0, 1)), W, X)
+  first, again, *_ = [e for e in eqns if e.primitive.name == "dot_general"]
+  assert first.params == again.params
+  uses = [i for i, e in enumerate(eqns) if again.outvars[0] in e.invars]
+  # What of the words says where the maxima are is read after that.
+  shifts = [
+    i
+    for i, e in enumerate(eqns)
+    if e.primitive.name == "shift_right_logical" and i > eqns.index(again)
+  ]
+  assert uses and shifts and max(uses) < min(shifts)
+
+
 def test_nothing_goes_on_before_what_is_sent_to_the_host_is_there():
   codec = offload(INT8)
   eqns = equations(jax.grad(loss(mlp, codec)), W, X)
