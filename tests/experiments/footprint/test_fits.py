@@ -31,6 +31,23 @@ def test_what_is_drawn_too_large_is_drawn_again():
   assert found.size == seen[-1]
 
 
+def test_a_small_program_may_be_off_the_line():
+  def compiled(size):
+    # Half a segment, then whole ones, in pages.
+    pages = -(-(1400 * size + (5e5 if size < 64 else 6e5)) // 4096)
+    return _measure.Memory("none", int(4096 * pages), 0, 0, 0, 0.0)
+
+  found = _fits.largest(compiled, 10_000_000, (40, 120))
+  assert found.memory.device_bytes <= 10_000_000
+  assert found.size > 0.99 * (10_000_000 - 6e5) / 1400
+
+
+def test_the_largest_may_be_one_of_the_first():
+  for limit in (114, 120):
+    compiled, _ = _line(100, 7)
+    assert _fits.largest(compiled, limit, (2, 5)).size == 2
+
+
 def test_nothing_fits_less_than_one_takes():
   compiled, _ = _line(100, 7)
   assert _fits.largest(compiled, 100, (2, 5)) is None
