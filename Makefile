@@ -25,23 +25,23 @@ types: $(VENV)/installed
 	$(RUN) -m mypy
 
 bench: $(VENV)/installed
-	$(RUN) -m experiments.bench_codecs $(ARGS)
+	$(RUN) -m experiments.codecs $(ARGS)
 
 # Every op of jaxmotion.kernels on this device: correct, and how fast.
 bench-kernels: $(VENV)/installed
-	$(RUN) -m experiments.bench_kernels $(ARGS)
+	$(RUN) -m experiments.kernels $(ARGS)
 
 # What XLA makes of them for an H100, on a machine without a GPU. The wheels are
 # in the extra `cuda-compile`; JAX then says at every start that it has no GPU,
 # so they may have an environment of their own: make compile-kernels
 # VENV=.venv-cuda EXTRAS=experiments,test,cuda-compile
 compile-kernels: $(VENV)/installed
-	$(RUN) -m experiments.bench_kernels --compiled $(ARGS)
+	$(RUN) -m experiments.kernels --compiled $(ARGS)
 
 # Two hosts and a slow link: make hosts ARGS="--rate=1gbit". The peers need the
 # extra `peers`.
 hosts: $(VENV)/installed
-	$(RUN) -m experiments.two_hosts $(ARGS)
+	$(RUN) -m experiments.hosts $(ARGS)
 
 # The tests of the library itself on another interpreter, with the newest JAX:
 # make newest PYTHON=python3.12

@@ -1,6 +1,6 @@
 """AlexNet whose weights live on the host, under every way to move them.
 
-  python -m experiments.a2dtwp --config=configs/a2dtwp_alexnet.py
+  python -m experiments.weights --config=configs/a2dtwp_alexnet.py
 
 Ten cases with three seeds: about ten minutes on two cores.
 """

@@ -1,6 +1,6 @@
 """ResNet-34 whose weights live on the host, under every way to move them.
 
-  python -m experiments.a2dtwp --config=configs/a2dtwp_resnet.py
+  python -m experiments.weights --config=configs/a2dtwp_resnet.py
 
 A level for each building block; seven cases. Three seeds take half an hour on
 two cores and more, --config.seeds="(0,)" a third of that.

@@ -1,6 +1,6 @@
 """VGG-A whose weights live on the host, under every way to move them.
 
-  python -m experiments.a2dtwp --config=configs/a2dtwp_vgg.py
+  python -m experiments.weights --config=configs/a2dtwp_vgg.py
 
 Ten cases with three seeds: about ten minutes on two cores, rows in
 docs/results/a2dtwp_vgg.jsonl.

@@ -5,8 +5,8 @@ python -m experiments.tables docs/results/digits.jsonl
 
 import sys
 
-from experiments._rows import Row, read_rows
-from experiments.unequal import _tables as unequal
+from experiments.common.records import Row, read_rows
+from experiments.hetero import tables as unequal
 
 _CDMA = {
   "sparsity": "zeros",

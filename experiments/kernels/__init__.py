@@ -1,1 +1,1 @@
-"""What `experiments.bench_kernels` measures, and how."""
+"""What `experiments.kernels` measures, and how."""

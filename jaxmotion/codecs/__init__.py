@@ -4,22 +4,14 @@ Codecs are frozen dataclasses with the lower-case names they are called by, so
 that `repr(codec)` is the expression that makes it.
 """
 
-from jaxmotion.codecs._base import (
-  Codec as Codec,
-  Part as Part,
-  from_config as from_config,
-)
 from jaxmotion.codecs._buckets import buckets as buckets
 from jaxmotion.codecs._cast import cast as cast
 from jaxmotion.codecs._chain import chain as chain
+from jaxmotion.codecs._codec import Codec as Codec, from_config as from_config
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._microscaling import microscaling as microscaling
 from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
-from jaxmotion.codecs._partition import (
-  Partition as Partition,
-  partition as partition,
-)
 from jaxmotion.codecs._random_k import random_k as random_k
 from jaxmotion.codecs._rotate import rotate as rotate
 from jaxmotion.codecs._rules import rules as rules

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import Array, Key, Like, PyTree, check_choice
 from jaxmotion.kernels.narrow import cast_decode, cast_encode, cast_sum
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxmotion.codecs._base import Codec
-from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.codecs._block_codec import BlockCodec
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
 from jaxmotion.codecs._rotate import rotate

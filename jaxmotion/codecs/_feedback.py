@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs._base import Codec, Part
+from jaxmotion.codecs._codec import Codec, Part
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import (
   Array,

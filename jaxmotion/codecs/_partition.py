@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs._base import Codec, Part
+from jaxmotion.codecs._codec import Codec, Part
 from jaxmotion.core import (
   Array,
   Key,

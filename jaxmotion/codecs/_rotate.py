@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._identity import Values
 from jaxmotion.core import Array, Key, Like, PyTree, check_choice, check_int
 from jaxmotion.kernels import rotate as kernel

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from jaxmotion.codecs._base import Codec, Part
+from jaxmotion.codecs._codec import Codec, Part
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import Like
 

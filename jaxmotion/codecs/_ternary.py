@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmotion.codecs._block import BlockCodec
+from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_choice, check_int
 from jaxmotion.kernels.ternary import Ternary
 

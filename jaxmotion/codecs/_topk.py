@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,

@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs._base import Codec
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,

@@ -23,18 +23,10 @@ from jaxmotion.collectives._byte_planes import (
 from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical as all_reduce_hierarchical,
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,
-  joint_axes as joint_axes,
 )
 from jaxmotion.collectives._ladder import (
-  agree as agree,
   all_reduce_ladder as all_reduce_ladder,
   all_reduce_ladder_init as all_reduce_ladder_init,
-  check_level as check_level,
-)
-from jaxmotion.collectives._nonfinite import (
-  POLICIES as POLICIES,
-  all_finite as all_finite,
-  with_policy as with_policy,
 )
 from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.collectives._carry import gather
 from jaxmotion.collectives._shared import (
   check_state,
   codec_for_array,
   straight_through,
   widen,
 )
+from jaxmotion.collectives._transport import gather
 from jaxmotion.core import (
   Array,
   AxisName,

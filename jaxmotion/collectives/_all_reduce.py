@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity, partition
-from jaxmotion.collectives._carry import exchange_rows, gather
+from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives._layout import choose_methods, row_like
 from jaxmotion.collectives._shared import (
   check_state,
   cut_rows,
@@ -17,6 +18,7 @@ from jaxmotion.collectives._shared import (
   weigh,
   widen,
 )
+from jaxmotion.collectives._transport import exchange_rows, gather
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -27,7 +29,6 @@ from jaxmotion.core import (
   check_choice,
   to_varying,
 )
-from jaxmotion.wire import choose_methods, row_like
 
 
 class TwoPhase(NamedTuple):

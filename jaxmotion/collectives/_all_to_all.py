@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.collectives._carry import exchange_rows
 from jaxmotion.collectives._reduce_scatter import reduce_scatter_init
 from jaxmotion.collectives._shared import (
   check_rows,
@@ -16,6 +15,7 @@ from jaxmotion.collectives._shared import (
   to_rows,
   widen,
 )
+from jaxmotion.collectives._transport import exchange_rows
 from jaxmotion.core import (
   Array,
   AxisName,

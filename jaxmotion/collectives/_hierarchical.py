@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity, partition
+from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives._all_gather import all_gather
 from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._ladder import (
@@ -20,6 +21,7 @@ from jaxmotion.collectives._ladder import (
   all_reduce_ladder_init,
   check_level,
 )
+from jaxmotion.collectives._layout import is_cut, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._shared import (
   cut_rows,
@@ -40,7 +42,6 @@ from jaxmotion.core import (
   to_varying,
   worker_index,
 )
-from jaxmotion.wire import is_cut, shard_like
 
 
 def joint_axes(axis_name: AxisName, within: AxisName) -> tuple[Any, ...]:

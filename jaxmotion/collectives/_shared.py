@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives._carry import halves, in_turns
+from jaxmotion.collectives._layout import row_like
+from jaxmotion.collectives._transport import halves, in_turns
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -22,7 +23,6 @@ from jaxmotion.core import (
   same_structure,
   to_varying,
 )
-from jaxmotion.wire import row_like
 
 # Fewer values are summed together with others.
 _LEAST_ALONE = 1 << 16

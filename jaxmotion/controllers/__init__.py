@@ -33,7 +33,7 @@ from jaxmotion.controllers._groups import (
   group_by as group_by,
   group_norms as group_norms,
 )
-from jaxmotion.controllers._trajectory import (
+from jaxmotion.controllers._history import (
   Switch as Switch,
   Trajectory as Trajectory,
   switches as switches,

@@ -11,7 +11,7 @@ from jaxmotion.controllers._base import (
   check_signal,
   keep,
 )
-from jaxmotion.controllers._trajectory import Trajectory, advance, begin
+from jaxmotion.controllers._history import Trajectory, advance, begin
 from jaxmotion.core import Array, check_fraction, check_int
 
 

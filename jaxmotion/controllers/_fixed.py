@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.controllers._base import Controller
-from jaxmotion.controllers._trajectory import Trajectory, advance, begin
+from jaxmotion.controllers._history import Trajectory, advance, begin
 from jaxmotion.core import PyTree, check_int
 
 

@@ -1,11 +1,11 @@
 """Packing: one op a folder, with a reference and a file for each backend."""
 
-from jaxmotion.kernels._block_op import BlockOp as BlockOp
-from jaxmotion.kernels._blocks import (
+from jaxmotion.kernels._block_layout import (
   block_shape as block_shape,
   nearest_planes as nearest_planes,
 )
-from jaxmotion.kernels._sums import (
+from jaxmotion.kernels._block_op import BlockOp as BlockOp
+from jaxmotion.kernels._error_memory import (
   Memory as Memory,
   add_error as add_error,
   error_of as error_of,

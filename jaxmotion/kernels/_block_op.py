@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Key, Like, PyTree
-from jaxmotion.kernels._blocks import block_shape
+from jaxmotion.kernels._block_layout import block_shape
 
 
 class Cut(NamedTuple):

@@ -6,16 +6,18 @@ memory; both say why. Nothing here is measured or run but what the caller
 measured; nothing else imports it.
 """
 
-from jaxmotion.planner._advise import (
+from jaxmotion.planner._text import brief as brief
+from jaxmotion.planner.exchange import (
   CANDIDATES as CANDIDATES,
+  Choice as Choice,
+  Plan as Plan,
   advise as advise,
+  replan as replan,
 )
-from jaxmotion.planner._fit import fit as fit, program_bytes as program_bytes
-from jaxmotion.planner._fit_plan import (
+from jaxmotion.planner.residuals import (
   DoesNotFit as DoesNotFit,
   FitPlan as FitPlan,
   FitRow as FitRow,
+  fit as fit,
+  program_bytes as program_bytes,
 )
-from jaxmotion.planner._plan import Choice as Choice, Plan as Plan
-from jaxmotion.planner._replan import replan as replan
-from jaxmotion.planner._text import brief as brief

@@ -8,16 +8,14 @@ import optax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.collectives import (
-  POLICIES,
   all_reduce,
   all_reduce_hierarchical,
   all_reduce_hierarchical_init,
   all_reduce_init,
   all_reduce_ladder,
   all_reduce_ladder_init,
-  joint_axes,
-  with_policy,
 )
+from jaxmotion.collectives.extend import POLICIES, joint_axes, with_policy
 from jaxmotion.core import (
   Array,
   AxisName,

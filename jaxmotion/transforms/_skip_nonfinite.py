@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.collectives import all_finite
+from jaxmotion.collectives.extend import all_finite
 from jaxmotion.core import Array, AxisName, PyTree
 
 

@@ -6,12 +6,6 @@ compiler has changed a dtype or added a collective.
 """
 
 from jaxmotion.wire._compiled import compiled_bytes as compiled_bytes
-from jaxmotion.wire._layout import (
-  choose_methods as choose_methods,
-  is_cut as is_cut,
-  row_like as row_like,
-  shard_like as shard_like,
-)
 from jaxmotion.wire._ledger import Ledger as Ledger, Move as Move
 from jaxmotion.wire._payload import payload_bytes as payload_bytes
 from jaxmotion.wire._step import step_bytes as step_bytes

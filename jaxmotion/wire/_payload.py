@@ -4,7 +4,8 @@ import math
 
 import jax
 
-from jaxmotion.codecs import Codec, partition
+from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import partition
 from jaxmotion.core import PyTree
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, wire
+from jaxmotion.codecs.extend import partition
 
 RNG = np.random.default_rng(0)
 TREE = {
@@ -18,7 +19,7 @@ PLAIN, INT8 = codecs.identity(), codecs.uniform(bits=8)
 
 
 def groups(codec, tree=TREE):
-  cut = codecs.partition(codec, tree)
+  cut = partition(codec, tree)
   return ["".join(cut.leaves[i][0] for i in part.leaves) for part in cut.parts]
 
 
@@ -38,7 +39,7 @@ def test_small_leaves_of_two_codecs_are_not_joined():
 @pytest.mark.parametrize("most", [1, 12, 13, 20, 1000])
 def test_no_bucket_holds_more_than_asked(most):
   tree = {f"{i:02d}": jnp.zeros(n) for i, n in enumerate([5, 7, 1, 12, 3, 9])}
-  cut = codecs.partition(codecs.buckets(PLAIN, most=most), tree)
+  cut = partition(codecs.buckets(PLAIN, most=most), tree)
   for part, like in zip(cut.parts, cut.likes(), strict=True):
     assert like.shape[0] <= most or len(part.leaves) == 1
   held = [i for part in cut.parts for i in part.leaves]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, make_key
+from jaxmotion.codecs.extend import partition
 
 TREE = {
   "dense": {"bias": jnp.arange(3.0), "kernel": jnp.arange(12.0).reshape(3, 4)},
@@ -18,7 +19,7 @@ INT8, BF16, PLAIN = (
 
 def chosen(codec, tree=TREE):
   """The codec of every leaf."""
-  cut = codecs.partition(codec, tree)
+  cut = partition(codec, tree)
   return {cut.leaves[i][0]: p.codec for p in cut.parts for i in p.leaves}
 
 
@@ -67,7 +68,7 @@ def test_a_tree_codec_may_be_nested():
 
 def test_buckets_inside_a_rule_join_its_own_leaves_alone():
   codec = codecs.rules([("dense", codecs.buckets(INT8)), (".*", INT8)])
-  cut = codecs.partition(codec, TREE)
+  cut = partition(codec, TREE)
   names = [[cut.leaves[i][0] for i in part.leaves] for part in cut.parts]
   assert names == [["dense/bias", "dense/kernel"], ["norm/scale"]]
 

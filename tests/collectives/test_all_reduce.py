@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, state_specs, wire
+from jaxmotion.collectives import extend
 from jaxmotion.core import pack_worker, to_varying, unpack_worker
 from tests.codecs.table import CODECS
 from tests.collectives.helpers import copies, mesh, run
@@ -103,7 +104,7 @@ def test_two_phases_add_one_quantisation_whatever_the_world(workers):
 def test_a_matrix_whose_rows_workers_do_not_divide_stays_one():
   x = np.random.default_rng(0).normal(size=(3, 128, 64)).astype(np.float32)
   codec = codecs.uniform(bits=8, block=64)
-  assert wire.row_like(x[0], 3).shape == (43, 64)
+  assert extend.row_like(x[0], 3).shape == (43, 64)
   y = run(lambda x: reduce(x, codec, method="two_phase"), x, 3)
   assert y.shape == (128, 64)
   np.testing.assert_allclose(y, x.mean(0), atol=2 * np.abs(x).max() / 127)

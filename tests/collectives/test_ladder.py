@@ -6,6 +6,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, wire
+from jaxmotion.collectives import extend
 from tests.collectives.helpers import mesh, run
 from tests.compilations import compilations
 
@@ -51,9 +52,7 @@ def test_a_level_that_differs_between_workers_is_an_error():
 
 
 def test_workers_can_agree_on_the_highest():
-  agree = lambda level: collectives.agree(
-    level + lax.axis_index("data") - 1, "data"
-  )
+  agree = lambda level: extend.agree(level + lax.axis_index("data") - 1, "data")
   y = program(agree)(X, jnp.int32(0))
   np.testing.assert_array_equal(y, program()(X, jnp.int32(2)))
 

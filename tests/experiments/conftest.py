@@ -1,12 +1,12 @@
 import importlib.util
-import pathlib
 from collections.abc import Callable
 
 import jax
 import pytest
 from ml_collections import ConfigDict
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.paths import ROOT
+
 # What makes a job small: three steps of eight examples on two workers.
 TINY = {
   "workers": 2,
@@ -73,7 +73,7 @@ def tiny() -> Callable[..., ConfigDict]:
 
 @pytest.fixture
 def tiny_hosted() -> Callable[..., ConfigDict]:
-  """Makes a small form of a configuration of `experiments.a2dtwp`."""
+  """Makes a small form of a configuration of `experiments.weights`."""
 
   def make(name: str, **fields: object) -> ConfigDict:
     config = _load_config(name)

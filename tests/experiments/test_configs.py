@@ -1,14 +1,17 @@
 import ast
-import pathlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import _exchanges, _runner, _tasks
-from experiments.transfer import _cases, _train
+from experiments.train import (
+  exchanges as train_exchanges,
+  runner as train_runner,
+  tasks,
+)
+from experiments.weights import cases as weights_cases, trainer
+from tests.paths import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 EVERY = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 HOSTED = [name for name in EVERY if name.startswith("a2dtwp_")]
 CONFIGS = [name for name in EVERY if name not in HOSTED]
@@ -48,8 +51,10 @@ def bytes_lm():
 def test_small_form_runs(tiny, request, name):
   config = tiny(name, **request.getfixturevalue(name))
   config.exchanges = config.exchanges[:2]  # All six: see test_runner.
-  task = _tasks.load_task(config)
-  runs = _runner.run_job(config, task, _runner.make_mesh(config.workers))
+  task = tasks.load_task(config)
+  runs = train_runner.run_job(
+    config, task, train_runner.make_mesh(config.workers)
+  )
   assert len(runs) == 2
   assert all(np.isfinite([run.score, run.loss]).all() for run in runs)
   assert runs[0].wire_bytes > runs[1].wire_bytes > 0
@@ -57,8 +62,8 @@ def test_small_form_runs(tiny, request, name):
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
-  setup = _train.load(tiny_hosted(name, cases=("truncate1",)))
-  (run,) = _train.run_job(setup)
+  setup = trainer.load(tiny_hosted(name, cases=("truncate1",)))
+  (run,) = trainer.run_job(setup)
   assert np.isfinite([run.error, run.loss]).all()
   assert run.returned_bytes > 3 * run.sent_bytes > 0
 
@@ -67,14 +72,14 @@ def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
 def test_cases_exist_and_begin_with_the_baseline(load_config, name):
   cases = load_config(name).cases
   assert cases[0] == "fp32"
-  assert set(cases) <= set(_cases.CASES)
+  assert set(cases) <= set(weights_cases.CASES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
   exchanges = load_config(name).exchanges
   assert exchanges[0] == "fp32"
-  assert set(exchanges) <= set(_exchanges.EXCHANGES)
+  assert set(exchanges) <= set(train_exchanges.EXCHANGES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

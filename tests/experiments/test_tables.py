@@ -1,10 +1,8 @@
-import pathlib
-
 import pytest
 
-from experiments import _rows, tables
-
-ROOT = pathlib.Path(__file__).parents[2]
+from experiments import tables
+from experiments.common import records
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -12,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[2]
   ["digits", "bench_codecs", "hosts2_1gbit", "hosts2_100mbit", "a2dtwp_vgg"],
 )
 def test_the_readmes_tables_are_made_of_the_rows(name):
-  rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
+  rows = records.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
   assert tables.markdown(rows) in (ROOT / "README.md").read_text()
 
 
@@ -25,5 +23,5 @@ def test_the_readmes_tables_are_made_of_the_rows(name):
   ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):
-  rows = _rows.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
+  rows = records.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")
   assert tables.markdown(rows) in (ROOT / "docs" / f"{page}.md").read_text()

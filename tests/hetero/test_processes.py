@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tests.hetero import worker
+from tests.paths import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 WAIT_S = 120
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import like
-from jaxmotion.kernels._blocks import (
+from jaxmotion.kernels._block_layout import (
   absmax,
   block_axes,
   block_counts,

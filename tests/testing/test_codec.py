@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.codecs import Codec, Part
+from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import Part
 from jaxmotion.testing import (
   check_codec,
   check_contraction,

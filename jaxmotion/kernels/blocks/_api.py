@@ -2,8 +2,8 @@
 
 from jaxmotion.core import Array, Key, Like, PyTree
 from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._choose import run
-from jaxmotion.kernels._sums import Memory
+from jaxmotion.kernels._dispatch import run
+from jaxmotion.kernels._error_memory import Memory
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part

@@ -22,7 +22,7 @@ from jaxmotion.kernels._block_op import (
   fill,
   refuse_padding,
 )
-from jaxmotion.kernels._sums import (
+from jaxmotion.kernels._error_memory import (
   UNROLL_IN_KERNEL,
   Memory,
   add_in_order,

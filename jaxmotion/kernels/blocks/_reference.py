@@ -3,9 +3,9 @@
 import jax
 
 from jaxmotion.core import Array, Key, Like, PyTree
-from jaxmotion.kernels import _sums
+from jaxmotion.kernels import _error_memory
 from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._sums import Memory, add_error
+from jaxmotion.kernels._error_memory import Memory, add_error
 
 
 def encode(x: Array, key: Key | None, *, op: BlockOp) -> PyTree:
@@ -23,7 +23,7 @@ def encode_error(
 
 def sum_decoded(payloads: PyTree, *, op: BlockOp, like: Like) -> Array:
   """See `_api`."""
-  return _sums.sum_decoded(op.decode, payloads, like)
+  return _error_memory.sum_decoded(op.decode, payloads, like)
 
 
 def encode_mean(

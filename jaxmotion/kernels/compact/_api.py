@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxmotion.core import Array, PyTree, check_int
-from jaxmotion.kernels._choose import run
+from jaxmotion.kernels._dispatch import run
 from jaxmotion.kernels.compact._tiles import NonZeros
 
 # XLA:GPU searches for every slot what a kernel's threads just count, and

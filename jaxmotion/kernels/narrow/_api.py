@@ -6,7 +6,7 @@ No implementation is preferred on a GPU, for XLA makes one pass of each op.
 from typing import Any
 
 from jaxmotion.core import Array, Like, PyTree
-from jaxmotion.kernels._choose import run
+from jaxmotion.kernels._dispatch import run
 
 
 def cast_encode(

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, Like, PyTree
-from jaxmotion.kernels._sums import UNROLL_IN_KERNEL, add_in_order
+from jaxmotion.kernels._error_memory import UNROLL_IN_KERNEL, add_in_order
 from jaxmotion.kernels._triton import call, load, power_of_two, store
 from jaxmotion.kernels.narrow import _reference
 

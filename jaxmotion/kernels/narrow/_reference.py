@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels._sums import sum_decoded
+from jaxmotion.kernels._error_memory import sum_decoded
 from jaxmotion.kernels.narrow import _float8
 
 _SIGN = 0x80000000

@@ -7,7 +7,7 @@ midst of its own, so that they are one pass.
 from typing import Any
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._choose import run
+from jaxmotion.kernels._dispatch import run
 from jaxmotion.kernels.pack._reference import fields
 
 

@@ -7,7 +7,12 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_words
-from jaxmotion.kernels._blocks import absmax, block_axes, from_blocks, to_blocks
+from jaxmotion.kernels._block_layout import (
+  absmax,
+  block_axes,
+  from_blocks,
+  to_blocks,
+)
 from jaxmotion.kernels.pack._reference import pack, planes, unpack_values
 
 # A scale below this is too near the subnormals, which backends may flush to

@@ -1,7 +1,7 @@
 """Selection of the largest values: the implementation is chosen here."""
 
 from jaxmotion.core import Array, Like, check_int
-from jaxmotion.kernels._choose import run
+from jaxmotion.kernels._dispatch import run
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
 # for each value of the result; scattering is one pass.

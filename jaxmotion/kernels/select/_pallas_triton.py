@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels._sums import add_in_order
+from jaxmotion.kernels._error_memory import add_in_order
 from jaxmotion.kernels._triton import call, load, power_of_two, store
 from jaxmotion.kernels.select._reference import from_keys, to_keys
 

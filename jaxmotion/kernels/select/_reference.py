@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels._sums import sum_decoded
+from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many, one reduction each; beyond, a sort of every lane.
 _REDUCE_MOST = 8

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, Like
-from jaxmotion.kernels._blocks import (
+from jaxmotion.kernels._block_layout import (
   block_axes,
   block_counts,
   from_blocks,

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Key, Like, random_words
-from jaxmotion.kernels._blocks import (
+from jaxmotion.kernels._block_layout import (
   absmax,
   block_axes,
   block_counts,

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 
 from jaxmotion.core import PyTree, check_choice
-from jaxmotion.memory.residuals._actions import (
+from jaxmotion.memory.residuals._traced import Traced
+from jaxmotion.memory.residuals.choose import (
   Action,
   Choice,
+  Options,
+  Residual,
   Rules,
   choice,
 )
-from jaxmotion.memory.residuals._residual import Residual
-from jaxmotion.memory.residuals._split import Options
-from jaxmotion.memory.residuals._traced import Traced
 
 
 def compress_residuals(

@@ -9,9 +9,8 @@ import jax
 
 from jaxmotion.codecs import zero_value
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory.residuals._actions import Action, choice
-from jaxmotion.memory.residuals._split import Options
 from jaxmotion.memory.residuals._traced import Traced
+from jaxmotion.memory.residuals.choose import Action, Options, choice
 
 
 def calibrate(

@@ -11,20 +11,24 @@ from jax import lax
 from jax.extend import core
 
 from jaxmotion.core import Array, PyTree, leaf_path, scan_parts, stand_in
-from jaxmotion.memory.residuals import _pool
-from jaxmotion.memory.residuals._backward import backward
-from jaxmotion.memory.residuals._forward import forward, plain
-from jaxmotion.memory.residuals._host_words import HostWords
-from jaxmotion.memory.residuals._joint import is_smooth, join
-from jaxmotion.memory.residuals._loop import run_loop
-from jaxmotion.memory.residuals._program import (
+from jaxmotion.memory.residuals.choose import Notes, Options, Residual, Split
+from jaxmotion.memory.residuals.run import (
+  HostWords,
+  backward,
+  forward,
+  plain,
+  run_loop,
+)
+from jaxmotion.memory.residuals.trace import (
   Step,
   evaluate,
+  evaluate_max_pool,
   flatten,
+  is_max_pool,
+  is_smooth,
+  join,
   read,
 )
-from jaxmotion.memory.residuals._residual import Residual
-from jaxmotion.memory.residuals._split import Notes, Options, Split
 
 
 class Traced:
@@ -149,8 +153,8 @@ class Traced:
     notes = Notes.none()
     scans = 0
     for step in self._program.steps:
-      if _pool.applies(step):
-        env[step.outs[0]] = _pool.pooled(step, read(env, step.ins[0]))
+      if is_max_pool(step):
+        env[step.outs[0]] = evaluate_max_pool(step, read(env, step.ins[0]))
       elif step.name == "scan":
         operands = [read(env, v) for v in step.ins]
         outs, seen = self._scan(step, operands, f"{self._prefix}scan_{scans}/")

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from experiments.activations import _measure
-from experiments.activations._measure import OURS, PUBLISHED_CODE
-from experiments.activations._train import Look
+from experiments.activations import measure
+from experiments.activations.measure import OURS, PUBLISHED_CODE
+from experiments.activations.sampling import Look
 
 
 def sparse(seed, share=0.3):
@@ -13,8 +13,8 @@ def sparse(seed, share=0.3):
 
 
 def test_a_layer_is_measured_under_every_code():
-  layer = _measure.measure_layer("conv1", sparse(0), sparse(1))
-  assert set(layer.code_bytes) == set(_measure.CODES)
+  layer = measure.measure_layer("conv1", sparse(0), sparse(1))
+  assert set(layer.code_bytes) == set(measure.CODES)
   assert layer.sparsity == pytest.approx(0.7, abs=0.02)
   # A word in three and a bit for each.
   expected = 1 / (1 - layer.sparsity + 1 / 32)
@@ -26,24 +26,24 @@ def test_a_layer_is_measured_under_every_code():
 
 
 def test_what_overflows_travels_plainly_as_well():
-  layer = _measure.measure_layer("conv1", sparse(0, 0.1), sparse(1, 0.3))
+  layer = measure.measure_layer("conv1", sparse(0, 0.1), sparse(1, 0.3))
   assert layer.overflows == layer.tiles
   assert layer.ratio("zero_value") < 1
   assert layer.code_bytes["zero_value"] > 4 * layer.values
 
 
 def test_what_is_dense_is_left_as_it_is():
-  layer = _measure.measure_layer("conv1", sparse(0, 1.0), sparse(1, 1.0))
+  layer = measure.measure_layer("conv1", sparse(0, 1.0), sparse(1, 1.0))
   assert layer.ratio("zero_value") == 1
   assert layer.ratio(OURS) == 2
 
 
 def test_layers_weigh_what_their_values_do():
   layers = [
-    _measure.measure_layer(name, x, x)
+    measure.measure_layer(name, x, x)
     for name, x in {"a": sparse(0, 1.0), "b": sparse(1, 0.1)[:1]}.items()
   ]
-  net = _measure.Measured("net", 0, 0.0, 0.0, layers)
+  net = measure.Measured("net", 0, 0.0, 0.0, layers)
   assert net.sparsity == pytest.approx(0.2 * 0.9, abs=0.01)
   a, b = (layer.ratio(PUBLISHED_CODE) for layer in layers)
   assert net.ratio(PUBLISHED_CODE) == pytest.approx(5 / (4 / a + 1 / b))
@@ -52,7 +52,7 @@ def test_layers_weigh_what_their_values_do():
 def test_the_largest_activation_is_really_encoded():
   small, large = sparse(0)[:1], sparse(1)
   seen = {"small": small, "large": large}
-  name, payload_bytes = _measure.check(Look(0, 0.0, 0.0, seen, seen))
+  name, payload_bytes = measure.check(Look(0, 0.0, 0.0, seen, seen))
   assert name == "large"
-  layer = _measure.measure_layer("large", large, large)
+  layer = measure.measure_layer("large", large, large)
   assert payload_bytes == layer.code_bytes[OURS]

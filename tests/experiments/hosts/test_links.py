@@ -4,16 +4,16 @@ import sys
 
 import pytest
 
-from experiments.hosts import _links
-from experiments.hosts._links import HEADER_BYTES, Host, links, rate_bits
+from experiments.hosts import links as hosts_links
+from experiments.hosts.links import HEADER_BYTES, Host, links, rate_bits
 
-REFUSAL = _links.refusal()
+REFUSAL = hosts_links.refusal()
 PERMITTED = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 # Sends argv[2] bytes to the address argv[1] and says how long that took, or
 # receives them; then says what its interface has counted.
 TALK = """
 import socket, sys, time
-from experiments.hosts._links import counted
+from experiments.hosts.links import counted
 role, address, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 before = counted("link0")
 begin = time.monotonic()
@@ -98,7 +98,7 @@ def test_what_a_killed_run_left_behind_is_removed():
   )
   name = f"jaxmotion-{int(ended.stdout)}-0"
   subprocess.run(["ip", "netns", "add", name], check=True)
-  _links.remove_stale()
+  hosts_links.remove_stale()
   assert name not in namespaces()
 
 
@@ -111,8 +111,8 @@ def test_a_host_is_named_by_its_address():
 
 
 def test_why_links_cannot_be_made_is_said(monkeypatch):
-  monkeypatch.setattr(_links.shutil, "which", lambda tool: None)
-  assert _links.refusal() == "the tool ip is not installed"
+  monkeypatch.setattr(hosts_links.shutil, "which", lambda tool: None)
+  assert hosts_links.refusal() == "the tool ip is not installed"
 
 
 @pytest.mark.parametrize("rate", ["100", "fast", "0mbit", "-1mbit", "1 gbit"])
@@ -134,5 +134,5 @@ def test_bad_arguments_are_named(hosts, delay_ms, name):
 
 def test_the_relay_imports_nothing_of_ours():
   # It runs by its path, where the package may not be importable.
-  text = pathlib.Path(_links.__file__).with_name("_relay.py").read_text()
+  text = pathlib.Path(hosts_links.__file__).with_name("relay.py").read_text()
   assert "experiments" not in text and "jaxmotion" not in text

@@ -1,7 +1,7 @@
 import pytest
 
-from experiments.hosts._measure import Result
-from experiments.hosts._report import (
+from experiments.hosts.measure import Result
+from experiments.hosts.report import (
   ideal_ms,
   make_rows,
   make_table,

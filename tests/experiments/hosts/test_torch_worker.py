@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from experiments.hosts import _torch_worker
-from experiments.hosts._links import loopback
-from experiments.hosts._processes import Group
+from experiments.hosts import torch_worker
+from experiments.hosts.links import loopback
+from experiments.hosts.processes import Group
 
 SMALL = ["--widths=8,16,16,4", "--batch=4"]
-SUPPORTED = [n for n, c in _torch_worker.CASES.items() if c.wrap is not None]
+SUPPORTED = [n for n, c in torch_worker.CASES.items() if c.wrap is not None]
 
 
 def test_cases_are_known_where_torch_is_not_installed():
@@ -19,13 +19,13 @@ def test_cases_are_known_where_torch_is_not_installed():
   done = subprocess.run(
     [sys.executable, "-c", program], capture_output=True, text=True
   )
-  assert done.stdout.split() == [str(len(_torch_worker.CASES))], done.stderr
+  assert done.stdout.split() == [str(len(torch_worker.CASES))], done.stderr
 
 
 def test_every_case_runs_on_all_hosts_in_step():
   pytest.importorskip("torch")
-  with Group(loopback(2), _torch_worker.__name__, SMALL) as group:
-    for case in _torch_worker.CASES:
+  with Group(loopback(2), torch_worker.__name__, SMALL) as group:
+    for case in torch_worker.CASES:
       first, second = group.ask({"do": "prepare", "case": case})
       assert first == second
       assert first["ok"] == (case in SUPPORTED)
@@ -75,6 +75,6 @@ def test_reasons_for_leaving_out_stock_hooks_hold(trained):
   for reply in trained["bf16"]:
     assert reply["failure"].startswith("TypeError: BF16 all reduce")
   message = "IndexError: invalid index of a 0-dim tensor"
-  assert message in _torch_worker.CASES["torch_quantization"].reason
+  assert message in torch_worker.CASES["torch_quantization"].reason
   for reply in trained["quantization"]:
     assert message in reply["failure"]

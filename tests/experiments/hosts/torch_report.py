@@ -1,6 +1,6 @@
 """A worker whose facts are what a case has trained, or how it failed."""
 
-from experiments.hosts import _torch_worker, _worker
+from experiments.hosts import torch_worker, worker
 
 
 def stock_hooks():
@@ -12,15 +12,15 @@ def stock_hooks():
   }
 
 
-class Report(_torch_worker.Torch):
+class Report(torch_worker.Torch):
   warm_up = 0
 
   def prepare(self, case):
     hook = stock_hooks().get(case)
     if hook is None:
-      return int, {"params": self.train(_torch_worker.CASES[case].wrap)}
+      return int, {"params": self.train(torch_worker.CASES[case].wrap)}
     try:
-      self.train(lambda m: _torch_worker._distributed(m, hook))
+      self.train(lambda m: torch_worker._distributed(m, hook))
     except Exception as error:
       return int, {"failure": f"{type(error).__name__}: {error}"}
     return int, {}
@@ -28,8 +28,8 @@ class Report(_torch_worker.Torch):
   def train(self, wrap):
     import torch
 
-    module = wrap(_torch_worker._layers(self._arguments.widths))
-    step = _torch_worker._trainer(module, self._arguments)
+    module = wrap(torch_worker._layers(self._arguments.widths))
+    step = torch_worker._trainer(module, self._arguments)
     for _ in range(2 * super().warm_up):
       step()
     return torch.cat(
@@ -38,5 +38,5 @@ class Report(_torch_worker.Torch):
 
 
 if __name__ == "__main__":
-  arguments = _worker.parse()
-  _worker.serve(Report(arguments), arguments.interface)
+  arguments = worker.parse()
+  worker.serve(Report(arguments), arguments.interface)

@@ -12,7 +12,7 @@ from jaxmotion.memory import (
   recompute,
   residuals_of,
 )
-from jaxmotion.memory._place import is_on_host
+from jaxmotion.memory._memory_kind import is_on_host
 
 INT8 = codecs.uniform(bits=8, block=64)
 W = jax.ShapeDtypeStruct((3, 64, 64), "float32")

@@ -1,0 +1,143 @@
+"""How long a step takes whose activations go to the host and come back.
+
+A layer and the transfer of what it has made go on at once, forward and
+backward, and the next layer waits for both (vDNN, and cDMA's model of it):
+max(compute, bytes / (ratio * link)). Everything here is predicted, from
+datasheets and shapes: nothing is measured or run.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+
+from experiments import models
+from jaxmotion import perfmodel
+from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.perfmodel import Device, Link, Platform, Rate, gbyte_per_s
+
+_TITAN_X = "NVIDIA GeForce GTX TITAN X (Maxwell) specifications, 2015"
+_PCIE3 = "PCI Express Base Specification 3.0: 8 GT/s, 128b/130b, 16 lanes"
+_ASSUMED = "assumed, not measured"
+
+
+def _titan_x() -> Platform:
+  """What cDMA was evaluated for: 3072 cores at 1 GHz."""
+  host = Link(latency_s=1e-5, rate=Rate(bytes_per_s=8e9 * 16 * 128 / 130 / 8))
+  device = Device(
+    name="GTX TITAN X (Maxwell)",
+    matmul_flops_per_s={"float32": 6.144e12},
+    vector_flops_per_s=6.144e12,
+    memory_rate=gbyte_per_s(336.5),
+    memory_bytes=12e9,
+    kernel_s=2e-6,
+  )
+  sources = {
+    "device.matmul_flops_per_s": _TITAN_X,
+    "device.vector_flops_per_s": _TITAN_X,
+    "device.memory_rate": _TITAN_X,
+    "device.memory_bytes": _TITAN_X,
+    "device.kernel_s": _ASSUMED,
+    **{
+      f"{link}.{figure}": source
+      for link in ("to_host", "from_host")
+      for figure, source in (("rate", _PCIE3), ("latency_s", _ASSUMED))
+    },
+  }
+  return Platform(
+    name="titan_x",
+    device=device,
+    to_host=host,
+    from_host=host,
+    axes=(),
+    sources=sources,
+  )
+
+
+PLATFORMS = {
+  "titan_x": _titan_x(),
+  "a100": perfmodel.shipped("a100_node"),
+  "h200": perfmodel.shipped("h200_node"),
+}
+"""A GPU and its link to the host, at the peaks of their datasheets."""
+
+
+class Stage(NamedTuple):
+  """What a stage of a network takes.
+
+  Attributes:
+    name: of the stage.
+    forward_s: seconds.
+    backward_s: seconds.
+    moved_bytes: of its activations, by name, in float32.
+  """
+
+  name: str
+  forward_s: float
+  backward_s: float
+  moved_bytes: dict[str, int]
+
+
+def stages(net: models.Network, batch: int, device: Device) -> list[Stage]:
+  """The stages of a network whose blocks do not repeat, by the roofline.
+
+  Args:
+    net: any size; nothing is computed.
+    batch: images.
+    device: what it would run on.
+  """
+  found = []
+  params, (x, _) = net.params, net.batch(batch)
+  seen = jax.eval_shape(net.activations, params, x)
+  for name, block, _ in net.stages:
+    own = params[name]
+    y = jax.eval_shape(block, own, x)
+    forward_s = _seconds(device, block, own, x)
+    both_s = _seconds(device, functools.partial(_pull, block), own, x, y)
+    moved = {
+      key: 4 * a.size for key, a in seen.items() if key.startswith(f"{name}/")
+    }
+    found.append(Stage(name, forward_s, both_s - forward_s, moved))
+    x = y
+  return found
+
+
+def step_seconds(
+  stages: list[Stage], platform: Platform, ratios: Mapping[str, float] | float
+) -> float:
+  """Predicted seconds of a forward and a backward pass with offloading.
+
+  Args:
+    stages: from `stages`, of the platform's device.
+    platform: whose links are used.
+    ratios: of each activation, or of all.
+  """
+  total = 0.0
+  for stage in stages:
+    sent = sum(
+      size / (ratios if isinstance(ratios, float) else ratios[name])
+      for name, size in stage.moved_bytes.items()
+    )
+    total += max(stage.forward_s, _transfer(platform.to_host, sent))
+    total += max(stage.backward_s, _transfer(platform.from_host, sent))
+  return total
+
+
+def compute_seconds(stages: list[Stage]) -> float:
+  """Predicted seconds of the same without any transfer."""
+  return sum(stage.forward_s + stage.backward_s for stage in stages)
+
+
+def _transfer(link: Link, sent: float) -> float:
+  return link.seconds(sent) if sent else 0.0
+
+
+def _pull(block: models.Block, params: PyTree, x: Array, ct: Array) -> PyTree:
+  """A forward pass and the gradients."""
+  _, pull = jax.vjp(block, params, x)
+  return pull(ct)
+
+
+def _seconds(device: Device, fn: Callable[..., PyTree], *args: Like) -> float:
+  return perfmodel.seconds(perfmodel.cost(fn, *args), device)

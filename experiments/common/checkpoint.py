@@ -1,0 +1,193 @@
+"""A folder that lets a killed job go on where it was, bit for bit."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from experiments.common import records
+
+# What may change between two starts: a longer list only adds runs.
+_FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
+
+
+class Run(NamedTuple):
+  """What one finished run measured.
+
+  Attributes:
+    exchange: case name.
+    seed: of the run.
+    score: on the held-out data, in the task's unit.
+    loss: of the last training step.
+    wire_bytes: what one worker sends in one step, by the traced program; of
+      several processes, what it sends to other processes.
+    compiled_bytes: the same, by the compiled program.
+    compile_s: time to trace and compile the step.
+    step_ms: median time of a step.
+  """
+
+  exchange: str
+  seed: int
+  score: float
+  loss: float
+  wire_bytes: int
+  compiled_bytes: int
+  compile_s: float
+  step_ms: float
+
+
+class Log(NamedTuple):
+  """What a run has measured so far, step by step.
+
+  Attributes:
+    loss: of each step.
+    step_ms: time of each step.
+  """
+
+  loss: list[float]
+  step_ms: list[float]
+
+
+class Store:
+  """Checkpoints of one run: parameters, optimiser state, log.
+
+  The leaves are saved as a flat list, so that no name inside an optimiser
+  state (or inside a codec's error memory) becomes part of the format.
+
+  Args:
+    folder: where the checkpoints of this run go.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True),
+    )
+
+  def save(self, tree: Any, log: Log) -> None:
+    """Writes the state after `len(log.loss)` steps; returns when on disk."""
+    leaves = [_storable(x) for x in jax.tree.leaves(tree)]
+    args = ocp.args.Composite(
+      leaves=ocp.args.StandardSave(leaves),
+      log=ocp.args.JsonSave(log._asdict()),
+    )
+    self._manager.save(len(log.loss), args=args)
+    self._manager.wait_until_finished()
+
+  def restore(self, like: Any) -> tuple[Any, Log]:
+    """Reads the latest checkpoint.
+
+    Args:
+      like: a pytree of arrays with the wanted structure, shapes, dtypes and
+        shardings.
+
+    Returns:
+      The saved tree and log; `like` and an empty log if nothing is saved.
+    """
+    step = self._manager.latest_step()
+    if step is None:
+      return like, Log([], [])
+    leaves, structure = jax.tree.flatten(like)
+    abstract = [_abstract(x) for x in leaves]
+    args = ocp.args.Composite(
+      leaves=ocp.args.StandardRestore(abstract), log=ocp.args.JsonRestore()
+    )
+    saved = self._manager.restore(step, args=args)
+    return jax.tree.unflatten(structure, saved["leaves"]), Log(**saved["log"])
+
+  def close(self) -> None:
+    """Ends the background threads of the checkpointer."""
+    self._manager.close()
+
+
+def _storable(x: Any) -> Any:
+  """A leaf itself, or the NumPy array that a scalar of NumPy's is."""
+  return x if isinstance(x, jax.Array) else np.asarray(x)
+
+
+def _abstract(x: Any) -> Any:
+  """What says how a leaf is restored; one of NumPy's stays one."""
+  if not isinstance(x, jax.Array):
+    return np.asarray(x)
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+class Workdir:
+  """The folder of one job: its configuration, checkpoints and finished runs.
+
+  Several processes share one folder. The first of them alone writes to it, but
+  for checkpoints, of which each writes its own workers' part.
+
+  Args:
+    folder: created if absent.
+    config: of the job.
+    record: what finished runs are: a NamedTuple of values that JSON knows.
+
+  Raises:
+    ValueError: if the folder belongs to another configuration, or the
+      processes do not share it.
+  """
+
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    config: ConfigDict,
+    record: Callable[..., Any] = Run,
+  ):
+    self._record = record
+    self._folder = pathlib.Path(folder)
+    self._runs = self._folder / "runs.jsonl"
+    self._first = jax.process_index() == 0
+    if self._first:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._claim(config)
+    if jax.process_count() > 1:
+      # What the first has claimed, the others find.
+      multihost_utils.sync_global_devices(f"{self._folder} is claimed")
+      self._find(config)
+
+  def _claim(self, config: ConfigDict) -> None:
+    fields = json.loads(config.to_json())
+    ours = {k: v for k, v in fields.items() if k not in _FREE_FIELDS}
+    path = self._folder / "config.json"
+    if not path.exists():
+      records.write_lines(path, [ours])
+      return
+    (theirs,) = records.read_lines(path)
+    changed = sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k))
+    if changed:
+      raise ValueError(
+        "`workdir` must be empty or belong to this configuration, got"
+        f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
+      )
+
+  def _find(self, config: ConfigDict) -> None:
+    if not (self._folder / "config.json").exists():
+      raise ValueError(
+        "`workdir` must be a folder that all processes share, got"
+        f" {str(self._folder)!r}, where process {jax.process_index()} does not"
+        " find what process 0 has written."
+      )
+    self._claim(config)
+
+  def finished(self) -> list[Any]:
+    """The runs that are done, in the order they were."""
+    return [self._record(**line) for line in records.read_lines(self._runs)]
+
+  def finish(self, run: Any) -> None:
+    """Notes that `run` is done, so that it is not repeated."""
+    if not self._first:
+      return
+    runs = [*self.finished(), run]
+    records.write_lines(self._runs, (r._asdict() for r in runs))
+
+  def store(self, case: str, seed: int) -> Store:
+    """The checkpoints of one run."""
+    return Store(self._folder / "checkpoints" / f"{case}-seed{seed}")

@@ -1,0 +1,1 @@
+"""Training on workers of unequal speed; see `experiments.hetero`."""

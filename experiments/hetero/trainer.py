@@ -1,0 +1,191 @@
+"""Trains every case of a run in turns, step by step."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxmotion
+from experiments.hetero.batches import Dealer
+from experiments.hetero.cases import CASES, WORKERS, Settings, slowdowns
+from experiments.hetero.slow import make_loss, take_turns
+from experiments.train import runner, tasks
+from jaxmotion import hetero
+
+_PROBED = (2, 7, 14)  # Microbatches at which a worker's speed is measured.
+_PROBES = 5
+
+
+class Run(NamedTuple):
+  """What one case has shown in one run.
+
+  Attributes:
+    scenario: name of the slowdowns.
+    deal: name of the way the data were dealt.
+    case: name of the case.
+    seed: of the run.
+    score: test accuracy in per cent.
+    loss: mean loss over all training images at the end.
+    counts: int[steps, workers].
+    seconds: float[steps, workers], of each worker's own work.
+    update_s: float[steps], of exchange and optimiser.
+    moves: how often the shares have changed.
+  """
+
+  scenario: str
+  deal: str
+  case: str
+  seed: int
+  score: float
+  loss: float
+  counts: np.ndarray
+  seconds: np.ndarray
+  update_s: np.ndarray
+  moves: int
+
+
+class Bench:
+  """What all runs have in common: compiled once.
+
+  Args:
+    settings: of the experiment.
+  """
+
+  def __init__(self, settings: Settings):
+    self.settings = settings
+    config = settings.config()
+    self.mesh = runner.make_mesh(WORKERS)
+    self.task = tasks.load_task(config)
+    self.loss = make_loss(self.task)
+    tx = optax.chain(jaxmotion.exchange("data"), runner.make_optimizer(config))
+    self.uneven = hetero.uneven_data_parallel(self.loss, tx, self.mesh)
+    self.score = runner.make_score(self.task)
+    self.dealers = {
+      how: Dealer(how, microbatch=settings.microbatch, total=settings.total)
+      for how in settings.deals
+    }
+    graph = nnx.graphdef(self.task.build(0))
+    self.mean_loss = jax.jit(
+      lambda p, b: self.task.loss(nnx.merge(graph, p), b)
+    )
+
+  def params(self, seed: int) -> Any:
+    """The model's parameters before training."""
+    return nnx.to_pure_dict(nnx.state(self.task.build(seed), nnx.Param))
+
+  def measure_speeds(
+    self, dealer: Dealer, slow: Sequence[int]
+  ) -> tuple[list[float], float]:
+    """Every worker's microbatches a second, and the fixed time of all."""
+    state = self.uneven.init(self.params(0))
+    seconds: dict[int, np.ndarray] = {}
+    for n in _PROBED:
+      counts = (n,) * WORKERS
+      total = dealer.deal(self._even(), slow, 0, 0)
+      times = [
+        take_turns(self.uneven, state, total, counts)[1]
+        for _ in range(_PROBES + 1)
+      ]
+      # What disturbs a measurement makes it longer.
+      seconds[n] = np.min(times[1:], axis=0)
+    fits = [
+      hetero.fit_speed(_PROBED, [seconds[n][worker] for n in _PROBED])
+      for worker in range(WORKERS)
+    ]
+    speeds, fixed = zip(*fits, strict=True)
+    return list(speeds), statistics.median(fixed)
+
+  def _even(self) -> tuple[int, ...]:
+    return hetero.whole_shares(self.settings.total, (1.0,) * WORKERS)
+
+
+class _Trainee:
+  """One case on its way."""
+
+  def __init__(self, bench: Bench, name: str, speeds: Any, fixed_s: float):
+    self.case = CASES[name]
+    self.balance = hetero.rebalance(
+      total=bench.settings.total, workers=WORKERS, fixed_s=fixed_s
+    )
+    known = speeds if self.case.split == "measured" else None
+    self.shares = self.balance.init(known)
+    self.state: Any = None
+    self.counts: list[tuple[int, ...]] = []
+    self.seconds: list[np.ndarray] = []
+    self.update_s: list[float] = []
+
+  def step(
+    self,
+    bench: Bench,
+    dealer: Dealer,
+    slow: Sequence[int],
+    seed: int,
+    step: int,
+  ) -> float:
+    """Trains a step; returns the loss."""
+    counts = self.shares.counts
+    batch = dealer.deal(counts, slow, seed, step, weighted=self.case.weighted)
+    work, seconds = take_turns(bench.uneven, self.state, batch, counts)
+    begin = time.perf_counter()
+    self.state, metrics = jax.block_until_ready(
+      bench.uneven.update(self.state, work, seconds)
+    )
+    self.update_s.append(time.perf_counter() - begin)
+    self.counts.append(counts)
+    self.seconds.append(seconds)
+    if self.case.split == "rebalanced":
+      self.shares = self.balance.update(seconds.tolist(), self.shares)
+    return float(metrics.loss)
+
+
+def train(
+  bench: Bench,
+  scenario: str,
+  deal: str,
+  seed: int,
+  on_step: Callable[[int, float], None],
+) -> list[Run]:
+  """Trains all cases, in turns, so that a slow minute falls on all alike.
+
+  Args:
+    bench: what runs have in common.
+    scenario: name of the slowdowns.
+    deal: name of the way to deal the data.
+    seed: of the run.
+    on_step: called with the number of steps done and a loss.
+  """
+  steps, dealer = bench.settings.steps, bench.dealers[deal]
+  speeds, fixed_s = bench.measure_speeds(dealer, slowdowns(scenario, 0, steps))
+  trainees = {name: _Trainee(bench, name, speeds, fixed_s) for name in CASES}
+  for trainee in trainees.values():
+    trainee.state = bench.uneven.init(bench.params(seed))
+  for step in range(steps):
+    slow = slowdowns(scenario, step, steps)
+    for trainee in trainees.values():
+      loss = trainee.step(bench, dealer, slow, seed, step)
+    on_step(step + 1, loss)
+  return [
+    Run(
+      scenario,
+      deal,
+      name,
+      seed,
+      bench.score(t.state.params),
+      float(bench.mean_loss(_local(t.state.params), dealer.images)),
+      np.array(t.counts),
+      np.array(t.seconds),
+      np.array(t.update_s),
+      t.shares.moves,
+    )
+    for name, t in trainees.items()
+  ]
+
+
+def _local(params: Any) -> Any:
+  """One worker's copy."""
+  return jax.tree.map(lambda a: a.addressable_data(0), params)

@@ -1,0 +1,142 @@
+"""Trains an MLP on one of several hosts, with an exchange of jaxmotion."""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+import jaxmotion
+from experiments.common import distributed
+from experiments.hosts import worker
+from experiments.train.exchanges import get_exchange
+from jaxmotion import wire
+
+_LEARNING_RATE = 0.01
+
+
+class Jax:
+  """Hosts that `jax.distributed` connects, one CPU device each.
+
+  Args:
+    arguments: of the command line.
+  """
+
+  warm_up = 3
+
+  def __init__(self, arguments: argparse.Namespace):
+    self._arguments = arguments
+
+  def connect(self) -> None:
+    """Waits for the other hosts."""
+    jax.config.update("jax_platforms", "cpu")
+    # One device, also where the parent has asked for several.
+    jax.config.update("jax_num_cpu_devices", 1)
+    distributed.initialize(
+      coordinator_address=self._arguments.coordinator,
+      num_processes=self._arguments.hosts,
+      process_id=self._arguments.rank,
+    )
+    jax.devices()
+
+  def barrier(self) -> None:
+    """Waits until all hosts are here."""
+    multihost_utils.sync_global_devices("jaxmotion")
+
+  def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
+    """Compiles the step of a case: `none`, or the name of an exchange."""
+    begin = time.perf_counter()
+    made = self._alone() if case == "none" else self._exchanged(case)
+    step, params, state, batch = made
+    compiled = step.lower(params, state, batch).compile()
+    facts = {
+      "compile_s": time.perf_counter() - begin,
+      "predicted_bytes": wire.step_bytes(
+        step, params, state, batch
+      ).total_bytes,
+    }
+    carried = [params, state]
+
+    def run() -> float:
+      *carried[:], loss = compiled(*carried, batch)
+      jax.block_until_ready(carried)
+      return np.asarray(loss.addressable_data(0)).item()
+
+    return run, facts
+
+  def _alone(self) -> tuple[Any, ...]:
+    """The step without any exchange: every host trains a model of its own."""
+    tx = optax.sgd(_LEARNING_RATE)
+
+    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+      loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+      updates, state = tx.update(grads, state, params)
+      return optax.apply_updates(params, updates), state, loss
+
+    params = jax.tree.map(jax.device_put, make_params(self._arguments.widths))
+    batch = jax.tree.map(jax.device_put, self._batch())
+    return jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params), batch
+
+  def _exchanged(self, case: str) -> tuple[Any, ...]:
+    mesh = jax.make_mesh(
+      (self._arguments.hosts,),
+      ("data",),
+      axis_types=(jax.sharding.AxisType.Auto,),
+    )
+    tx = optax.chain(
+      jaxmotion.exchange("data", get_exchange(case)), optax.sgd(_LEARNING_RATE)
+    )
+    # DDP does not average losses either.
+    init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, mean_loss=False)
+    params, state = init(make_params(self._arguments.widths))
+    split = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    batch = jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(split, x), self._batch()
+    )
+    return step, params, state, batch
+
+  def _batch(self) -> dict[str, np.ndarray]:
+    rows, widths = self._arguments.batch, self._arguments.widths
+    rng = np.random.default_rng(self._arguments.rank)
+    return {
+      "x": rng.standard_normal((rows, widths[0]), np.float32),
+      "y": rng.integers(0, widths[-1], rows).astype(np.int32),
+    }
+
+
+def make_params(widths: Sequence[int]) -> dict[str, Any]:
+  """The parameters of the MLP, the same on all hosts."""
+  rng = np.random.default_rng(0)
+  return {
+    f"layer{i}": {
+      "kernel": rng.standard_normal((m, n), np.float32) * (2 / m) ** 0.5,
+      "bias": np.zeros(n, np.float32),
+    }
+    for i, (m, n) in enumerate(itertools.pairwise(widths))
+  }
+
+
+def loss_fn(params: Any, batch: Any) -> Any:
+  """The mean cross-entropy of the MLP."""
+  x = batch["x"]
+  for i in range(len(params)):
+    layer = params[f"layer{i}"]
+    x = x if i == 0 else jax.nn.relu(x)
+    x = x @ layer["kernel"] + layer["bias"][None, :]
+  losses = optax.softmax_cross_entropy_with_integer_labels(x, batch["y"])
+  return losses.mean()
+
+
+def main() -> None:
+  """Serves the parent process until it says quit."""
+  arguments = worker.parse()
+  worker.serve(Jax(arguments), arguments.interface)
+
+
+if __name__ == "__main__":
+  main()

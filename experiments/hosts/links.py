@@ -1,0 +1,246 @@
+"""Several hosts on one machine: network namespaces joined by limited links.
+
+Two hosts are the ends of one veth pair; more meet at a bridge. The rate is
+limited by a token bucket at both ends, for a bucket acts on what leaves. A
+one-way delay (two hosts) is added by a relay in a namespace between them.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+_PREFIX = "jaxmotion"
+_SUBNET = "10.77.0"
+_INTERFACE = "link0"
+_NAMESPACES = pathlib.Path("/run/netns")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)bit")
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+# A larger bucket lets the first bytes of every exchange pass for nothing, a
+# smaller one does not reach the rate: a millisecond's worth.
+_LEAST_BURST_BYTES = 32 * 1024
+_BURST_S = 1e-3
+
+HEADER_BYTES = 66
+"""Ethernet, IPv4 and TCP with timestamps: what every packet adds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+  """One host.
+
+  Attributes:
+    address: its IPv4 address.
+    interface: name of the interface that has it.
+    namespace: where it lives; None is this machine itself.
+  """
+
+  address: str
+  interface: str
+  namespace: str | None = None
+
+  def command(self, argv: list[str]) -> list[str]:
+    """The command line that runs `argv` on this host.
+
+    Its hostname there is its address: that is what gloo resolves to find the
+    interface to use.
+    """
+    if self.namespace is None:
+      return argv
+    rename = f'hostname {self.address}; exec "$@"'
+    inside = ["unshare", "--uts", "sh", "-c", rename, "sh", *argv]
+    return ["ip", "netns", "exec", self.namespace, *inside]
+
+
+def loopback(hosts: int) -> list[Host]:
+  """Hosts that are this machine, which needs no permission."""
+  return [Host("127.0.0.1", "lo")] * hosts
+
+
+def counted(interface: str) -> tuple[int, int]:
+  """Bytes and packets that left an interface of the calling process."""
+  folder = pathlib.Path("/sys/class/net", interface, "statistics")
+  sent = [(folder / name).read_text() for name in ("tx_bytes", "tx_packets")]
+  return int(sent[0]), int(sent[1])
+
+
+def rate_bits(rate: str) -> float:
+  """Bits per second of a rate such as `100mbit`; `none` is unlimited.
+
+  Raises:
+    ValueError: if it is spelt otherwise.
+
+  >>> rate_bits("100mbit")
+  100000000.0
+  """
+  if rate == "none":
+    return float("inf")
+  match = _RATE.fullmatch(rate)
+  if not match or not float(match[1]):
+    raise ValueError(
+      f"`rate` must be none or like 100mbit or 1gbit, got {rate!r}."
+    )
+  return float(match[1]) * _BITS[match[2]]
+
+
+def refusal() -> str | None:
+  """Why limited links cannot be made here, or None if they can.
+
+  It tries, for being root says little: a container's root may not.
+  """
+  for tool in ("ip", "tc", "unshare"):
+    if shutil.which(tool) is None:
+      return f"the tool {tool} is not installed"
+  try:
+    with links(2, "100mbit"):
+      return None
+  except RuntimeError as error:
+    return str(error)
+
+
+def enter_user_namespace(argv: list[str]) -> None:
+  """Starts the program again as root of a namespace of its own.
+
+  Where a user may do so, links can be made without root. Returns if not.
+
+  Args:
+    argv: the command line of the program.
+  """
+  if os.environ.get("JAXMOTION_UNSHARED") or shutil.which("unshare") is None:
+    return
+  inside = 'mount -t tmpfs none /run && exec "$@"'
+  unshare = ["unshare", "-rnm", "sh", "-c"]
+  probe = [*unshare, inside, "sh", "true"]
+  if subprocess.run(probe, capture_output=True).returncode == 0:
+    os.environ["JAXMOTION_UNSHARED"] = "1"
+    os.execvp("unshare", [*unshare, inside, "sh", *argv])
+
+
+@contextlib.contextmanager
+def links(
+  hosts: int, rate: str = "none", delay_ms: float = 0.0
+) -> Iterator[list[Host]]:
+  """Hosts with links between them, for as long as the context lasts.
+
+  Args:
+    hosts: how many, at least 2.
+    rate: of every link, such as `100mbit`; `none` does not limit it.
+    delay_ms: added one way, in milliseconds; only between two hosts.
+
+  Yields:
+    The hosts.
+
+  Raises:
+    ValueError: an argument out of range.
+    RuntimeError: if the system refuses; the message is its own.
+  """
+  if hosts < 2:
+    raise ValueError(f"`hosts` must be at least 2, got {hosts}.")
+  if delay_ms < 0 or (delay_ms and hosts > 2):
+    raise ValueError(
+      "`delay_ms` must be at least 0, and 0 for more than two hosts, got"
+      f" {delay_ms}."
+    )
+  bits = rate_bits(rate)
+  remove_stale()
+  names = [f"{_PREFIX}-{os.getpid()}-{i}" for i in range(hosts)]
+  middle = f"{_PREFIX}-{os.getpid()}-middle"
+  relay = None
+  try:
+    if hosts == 2 and not delay_ms:
+      _add_namespaces(names)
+      _add_link(names[0], _INTERFACE, names[1], _INTERFACE)
+    else:
+      _add_namespaces([*names, middle])
+      for i, name in enumerate(names):
+        _add_link(name, _INTERFACE, middle, f"port{i}")
+        _ip(middle, "link", "set", f"port{i}", "up")
+    made = [
+      Host(f"{_SUBNET}.{i + 1}", _INTERFACE, name)
+      for i, name in enumerate(names)
+    ]
+    for host in made:
+      _set_up(host, bits)
+    if delay_ms:
+      relay = _start_relay(middle, delay_ms)
+    elif hosts > 2:
+      _ip(middle, "link", "add", "bridge0", "type", "bridge")
+      _ip(middle, "link", "set", "bridge0", "up")
+      for i in range(hosts):
+        _ip(middle, "link", "set", f"port{i}", "master", "bridge0")
+    yield made
+  finally:
+    if relay:
+      with relay:  # Which closes its pipes and waits.
+        relay.kill()
+    for name in (*names, middle):
+      _delete(name)
+
+
+def remove_stale() -> None:
+  """Removes what runs that were killed have left behind."""
+  for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
+    owner = path.name.split("-")[1]
+    if owner.isdigit() and not pathlib.Path("/proc", owner).exists():
+      _delete(path.name)
+
+
+def _add_namespaces(names: list[str]) -> None:
+  for name in names:
+    _run("ip", "netns", "add", name)
+    _ip(name, "link", "set", "lo", "up")
+
+
+def _add_link(a: str, interface_a: str, b: str, interface_b: str) -> None:
+  end, peer = ("netns", a), ("peer", "name", interface_b, "netns", b)
+  _run("ip", "link", "add", interface_a, *end, "type", "veth", *peer)
+
+
+def _set_up(host: Host, bits: float) -> None:
+  name = host.namespace
+  assert name is not None
+  _ip(name, "addr", "add", f"{host.address}/24", "dev", host.interface)
+  _ip(name, "link", "set", host.interface, "up")
+  # The kernel's default may be bbr, which paces; cubic is what hosts run.
+  route = (f"{_SUBNET}.0/24", "dev", host.interface, "congctl", "cubic")
+  _ip(name, "route", "change", *route)
+  if bits != float("inf"):
+    burst = max(_LEAST_BURST_BYTES, round(bits / 8 * _BURST_S))
+    bucket = ("rate", f"{bits:.0f}bit", "burst", f"{burst}b")
+    device = ("dev", host.interface, "root", "tbf")
+    _run("tc", "-n", name, "qdisc", "add", *device, *bucket, "latency", "50ms")
+
+
+def _start_relay(namespace: str, delay_ms: float) -> subprocess.Popen:
+  relay = pathlib.Path(__file__).with_name("relay.py")
+  ports = ("port0", "port1", str(delay_ms / 1e3))
+  program = [sys.executable, str(relay), *ports]
+  process = subprocess.Popen(
+    ["ip", "netns", "exec", namespace, *program],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  assert process.stdout is not None
+  if not process.stdout.readline():
+    raise RuntimeError("the relay that delays packets did not start")
+  return process
+
+
+def _ip(namespace: str, *arguments: str) -> None:
+  _run("ip", "-n", namespace, *arguments)
+
+
+def _run(*argv: str) -> None:
+  done = subprocess.run(argv, capture_output=True, text=True)
+  if done.returncode:
+    said = " ".join(done.stderr.split())
+    raise RuntimeError(f"{' '.join(argv[:3])} failed: {said}")
+
+
+def _delete(name: str) -> None:
+  subprocess.run(["ip", "netns", "del", name], capture_output=True)

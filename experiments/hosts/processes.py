@@ -1,0 +1,205 @@
+"""Programs on hosts, asked over their standard input and output.
+
+Both ways one JSON object a line. Every command is sent to all hosts at once,
+for they answer together or not at all.
+"""
+
+import json
+import os
+import pathlib
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from experiments.hosts.links import Host
+
+_ROOT = pathlib.Path(__file__).parents[2]
+# Buffers in huge pages: the kernel maps those of every step anew, and in pieces
+# of 4 KiB that can cost more than the step.
+_ENVIRONMENT = {
+  "PYTHONUNBUFFERED": "1",
+  "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+_TAIL = 800  # Characters of a dead program's complaints that are shown.
+
+
+def free_port() -> int:
+  """A TCP port that nobody listens on."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+class HostError(RuntimeError):
+  """A host failed, died or fell silent; the message says which and how."""
+
+
+class Process:
+  """A program on one host.
+
+  Args:
+    host: where it runs.
+    module: Python module to run.
+    arguments: of its command line.
+    name: what errors call it.
+  """
+
+  def __init__(self, host: Host, module: str, arguments: list[str], name: str):
+    self.name = name
+    self._log = tempfile.TemporaryFile("w+")
+    program = [sys.executable, "-m", module, *arguments]
+    self._process = subprocess.Popen(
+      host.command(program),
+      cwd=_ROOT,
+      env=os.environ | _ENVIRONMENT,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._log,
+      text=True,
+    )
+    self._replies: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=self._listen, daemon=True).start()
+
+  @property
+  def pid(self) -> int:
+    """Of the process; `ip netns exec` and its shell replace themselves."""
+    return self._process.pid
+
+  def send(self, command: dict[str, Any]) -> None:
+    """Sends a command.
+
+    Raises:
+      HostError: the program has ended.
+    """
+    assert self._process.stdin is not None
+    try:
+      self._process.stdin.write(json.dumps(command) + "\n")
+      self._process.stdin.flush()
+    except OSError:
+      raise self._dead() from None
+
+  def receive(self, timeout_s: float) -> dict[str, Any]:
+    """Waits for a reply.
+
+    Raises:
+      HostError: an error was the reply, or none came.
+    """
+    try:
+      line = self._replies.get(timeout=max(0.0, timeout_s))
+    except queue.Empty:
+      raise HostError(
+        f"{self.name} did not answer within {timeout_s:.0f} s"
+      ) from None
+    if line is None:
+      raise self._dead()
+    reply = json.loads(line)
+    if "error" in reply:
+      raise HostError(f"{self.name}: {reply['error']}")
+    return reply
+
+  def kill(self) -> None:
+    """Kills it at once."""
+    self._process.kill()
+
+  def close(self) -> None:
+    """Ends it: the end of its input asks, and after a moment it is killed."""
+    assert self._process.stdin is not None
+    try:
+      self._process.stdin.close()
+    except OSError:
+      pass
+    try:
+      self._process.wait(3)
+    except subprocess.TimeoutExpired:
+      self.kill()
+      self._process.wait()
+    self._log.close()
+
+  def _listen(self) -> None:
+    assert self._process.stdout is not None
+    with self._process.stdout as lines:
+      for line in lines:
+        self._replies.put(line)
+    self._replies.put(None)
+
+  def _dead(self) -> HostError:
+    code = self._process.wait()
+    self._log.seek(0)
+    said = self._log.read()[-_TAIL:].strip()
+    return HostError(f"{self.name} ended with code {code}: {said}")
+
+
+class Group:
+  """The same program on every host.
+
+  Use it as a context; its processes end with it.
+
+  Args:
+    hosts: where; the first one coordinates.
+    module: Python module to run.
+    arguments: of every command line, after `--rank`, `--hosts`,
+      `--coordinator` and `--interface`.
+    start_s: how long the start may take.
+  """
+
+  def __init__(
+    self,
+    hosts: list[Host],
+    module: str,
+    arguments: list[str],
+    *,
+    start_s: float = 120.0,
+  ):
+    # No two groups of a run share a port, nor do two runs on one loopback.
+    port = free_port()
+    self.processes: list[Process] = []
+    try:
+      for rank, host in enumerate(hosts):
+        place = [
+          f"--coordinator={hosts[0].address}:{port}",
+          f"--rank={rank}",
+          f"--hosts={len(hosts)}",
+          f"--interface={host.interface}",
+        ]
+        name = f"host {rank} ({module.rpartition('.')[2].strip('_')})"
+        self.processes.append(Process(host, module, [*place, *arguments], name))
+      self._receive(start_s)
+    except BaseException:
+      self.close()
+      raise
+
+  def ask(
+    self, command: dict[str, Any], timeout_s: float = 600.0
+  ) -> list[dict[str, Any]]:
+    """Sends one command to all and returns their replies, by rank.
+
+    Raises:
+      HostError: one of them failed.
+    """
+    for process in self.processes:
+      process.send(command)
+    return self._receive(timeout_s)
+
+  def close(self) -> None:
+    """Ends all processes."""
+    for process in self.processes:
+      process.kill()
+    for process in self.processes:
+      process.close()
+
+  def __enter__(self) -> "Group":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def _receive(self, timeout_s: float) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + timeout_s
+    return [
+      process.receive(deadline - time.monotonic()) for process in self.processes
+    ]

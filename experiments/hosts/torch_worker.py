@@ -1,0 +1,212 @@
+"""The PyTorch peer of the benchmark: one DDP process a host, on gloo.
+
+`CASES` can be imported where torch is not installed.
+"""
+
+import argparse
+import datetime
+import functools
+import itertools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.hosts import worker
+
+if TYPE_CHECKING:
+  import torch
+
+# Until the hosts have met, and for one collective.
+_TIMEOUT = datetime.timedelta(seconds=60)
+_LEARNING_RATE = 0.01
+_POWERSGD_START = 2
+# MiB, more than any model here: one bucket holds all gradients.
+_ONE_BUCKET = 100_000
+
+
+class Case(NamedTuple):
+  """One way of exchanging gradients.
+
+  Attributes:
+    about: what it is, in a few words.
+    wrap: makes the module that trains out of the plain one; `None` if gloo
+      cannot run the case.
+    reason: why it cannot.
+  """
+
+  about: str
+  wrap: "Callable[[torch.nn.Module], torch.nn.Module] | None"
+  reason: str = ""
+
+
+def _none(module: "torch.nn.Module") -> "torch.nn.Module":
+  return module
+
+
+def _distributed(
+  module: "torch.nn.Module",
+  hook: Callable[..., Any] | None = None,
+  state: Any = None,
+  bucket_cap_mb: int | None = None,
+) -> "torch.nn.Module":
+  """Wraps `module` in DDP, with `hook` in place of its own all-reduce."""
+  from torch.nn.parallel import DistributedDataParallel
+
+  wrapped = DistributedDataParallel(
+    module, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
+  )
+  if hook is not None:
+    wrapped.register_comm_hook(state, hook)
+  return wrapped
+
+
+def _fp16(module: "torch.nn.Module") -> "torch.nn.Module":
+  from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+  return _distributed(module, default_hooks.fp16_compress_hook)
+
+
+def _bf16(module: "torch.nn.Module") -> "torch.nn.Module":
+  """The stock bf16 hook's arithmetic; DDP refuses that hook without NCCL."""
+  import torch
+  import torch.distributed as dist
+
+  # DDP checks the name and the type of `bucket`, and the type returned.
+  def hook(
+    state: None, bucket: dist.GradBucket
+  ) -> torch.futures.Future[torch.Tensor]:
+    del state
+    buffer = bucket.buffer()
+    small = buffer.to(torch.bfloat16).div_(dist.get_world_size())
+    work = dist.all_reduce(small, async_op=True)
+    return work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
+
+  return _distributed(module, hook)
+
+
+def _powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
+  """PowerSGD, which starts collectives in callbacks.
+
+  With two buckets two hosts may run the callbacks in different orders, and
+  gloo pairs collectives by their order: it hangs or fails. Hence one bucket.
+  """
+  from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+  state = powerSGD_hook.PowerSGDState(
+    process_group=None,
+    matrix_approximation_rank=rank,
+    start_powerSGD_iter=_POWERSGD_START,
+  )
+  return _distributed(
+    module, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=_ONE_BUCKET
+  )
+
+
+CASES = {
+  "torch_none": Case("no exchange, no DDP", _none),
+  "torch_fp32": Case("DDP, default buckets", _distributed),
+  "torch_fp16": Case("DDP, fp16_compress_hook", _fp16),
+  "torch_bf16": Case("DDP, an own hook that all-reduces bfloat16", _bf16),
+  **{
+    f"torch_powersgd{rank}": Case(
+      f"DDP, powerSGD_hook of rank {rank}, one bucket",
+      functools.partial(_powersgd, rank=rank),
+    )
+    for rank in (1, 2, 4)
+  },
+  "torch_quantization": Case(
+    "DDP, quantization_pertensor_hook",
+    None,
+    "quantization_pertensor_hook fails on gloo in its callback: IndexError: "
+    "invalid index of a 0-dim tensor (it takes a nested list of tensors out "
+    "of all_gather's future, gloo gives a flat one)",
+  ),
+}
+
+
+def _layers(widths: list[int]) -> "torch.nn.Module":
+  """The model: linear layers with a ReLU between; the same on every host."""
+  import torch
+
+  torch.manual_seed(0)
+  layers: list[torch.nn.Module] = []
+  for fan_in, fan_out in itertools.pairwise(widths):
+    layers += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
+  return torch.nn.Sequential(*layers[:-1])
+
+
+def _trainer(
+  module: "torch.nn.Module", args: argparse.Namespace
+) -> Callable[[], float]:
+  """Returns the training step of `module`, which returns the loss."""
+  import torch
+
+  optimizer = torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE)
+  random = torch.Generator().manual_seed(1 + args.rank)
+  x = torch.randn(args.batch, args.widths[0], generator=random)
+  y = torch.randint(args.widths[-1], (args.batch,), generator=random)
+
+  def step() -> float:
+    optimizer.zero_grad(set_to_none=True)
+    loss = torch.nn.functional.cross_entropy(module(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+  return step
+
+
+class Torch:
+  """Hosts that `torch.distributed` connects, one process each.
+
+  Args:
+    arguments: of the command line.
+  """
+
+  # DDP regroups its buckets after the first step, and PowerSGD compresses
+  # from its third step on.
+  warm_up = 4
+
+  def __init__(self, arguments: argparse.Namespace):
+    self._arguments = arguments
+
+  def connect(self) -> None:
+    """Waits for the other hosts."""
+    try:
+      import torch
+      import torch.distributed as dist
+    except ModuleNotFoundError:
+      raise worker.Unsupported("torch is not installed") from None
+    os.environ["GLOO_SOCKET_IFNAME"] = self._arguments.interface
+    torch.set_num_threads(os.cpu_count() or 1)
+    dist.init_process_group(
+      "gloo",
+      init_method=f"tcp://{self._arguments.coordinator}",
+      rank=self._arguments.rank,
+      world_size=self._arguments.hosts,
+      timeout=_TIMEOUT,
+    )
+
+  def barrier(self) -> None:
+    """Waits until all hosts are here."""
+    import torch.distributed as dist
+
+    dist.barrier()
+
+  def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
+    """Makes the step of one of `CASES`."""
+    chosen = CASES[case]
+    if chosen.wrap is None:
+      raise worker.Unsupported(chosen.reason)
+    module = chosen.wrap(_layers(self._arguments.widths))
+    return _trainer(module, self._arguments), {}
+
+
+def main() -> None:
+  """Serves the parent process until it says quit."""
+  arguments = worker.parse()
+  worker.serve(Torch(arguments), arguments.interface)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,174 @@
+"""One host's side of a benchmark: does what the parent process asks.
+
+Commands come one JSON object a line and are answered likewise, by all hosts
+alike and in the same order:
+
+  {"do": "prepare", "case": NAME}         -> {"case": NAME, "ok": true, ...}
+  {"do": "run", "case": NAME, "steps": N} -> {"case": NAME, "step_ms": [...],
+                                              "bytes": B, "packets": P}
+  {"do": "quit"}                          -> exit code 0
+
+`{"ready": true}` comes first, unasked, once the hosts are connected. A case
+that cannot run is answered `{"case": NAME, "ok": false, "reason": ...}`.
+`{"error": ...}` is a worker's last line, with exit code 1. The end of its
+input ends a worker, even in the middle of a step.
+"""
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from experiments.hosts.links import counted
+
+Reply = Callable[[dict[str, Any]], None]
+
+# What is still in a socket's buffer is not yet counted.
+_DRAIN_S = 0.1
+
+
+class Unsupported(Exception):
+  """A case that cannot run here; the message says why."""
+
+
+class Backend(Protocol):
+  """What a framework has to offer.
+
+  Attributes:
+    warm_up: steps of a case before it is measured.
+  """
+
+  warm_up: int
+
+  def connect(self) -> None:
+    """Waits for the other hosts."""
+
+  def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
+    """Makes a step, which returns the loss once all is done, and facts."""
+
+  def barrier(self) -> None:
+    """Waits until all hosts are here."""
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line of a worker."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
+  parser.add_argument("--rank", type=int, required=True)
+  parser.add_argument("--hosts", type=int, required=True)
+  parser.add_argument("--interface", required=True, help="whose bytes count")
+  parser.add_argument(
+    "--widths",
+    type=lambda text: [int(width) for width in text.split(",")],
+    required=True,
+    help="of the layers of the model, the input's first",
+  )
+  parser.add_argument("--batch", type=int, required=True, help="rows a host")
+  return parser.parse_args(argv)
+
+
+def serve(backend: Backend, interface: str) -> None:
+  """Serves the parent process until it says quit; does not return."""
+
+  def answer(commands: "queue.Queue[str]", reply: Reply) -> None:
+    _answer(backend, interface, commands, reply)
+
+  converse(backend.connect, answer)
+
+
+def converse(
+  connect: Callable[[], None],
+  answer: "Callable[[queue.Queue[str], Reply], None]",
+) -> None:
+  """Connects, then answers the parent process; does not return.
+
+  Args:
+    connect: waits for the other hosts.
+    answer: (lines of the parent process, what to reply with), until quit.
+  """
+  # Only replies go to standard output, whatever libraries print.
+  replies = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)
+
+  def reply(message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=replies, flush=True)
+
+  code = 1
+  try:
+    commands = _listen()
+    connect()
+    reply({"ready": True})
+    answer(commands, reply)
+    code = 0
+  except BaseException as error:
+    traceback.print_exc()
+    said = " ".join(str(error).split())
+    reply({"error": f"{type(error).__name__}: {said}"})
+  finally:
+    # The usual exit waits for other hosts, which may be dead.
+    os._exit(code)
+
+
+def _listen() -> "queue.Queue[str]":
+  """Reads commands in a thread, so that their end ends a stuck step."""
+  commands: queue.Queue[str] = queue.Queue()
+
+  def listen() -> None:
+    for line in sys.stdin:
+      commands.put(line)
+      if json.loads(line).get("do") == "quit":
+        return
+    os._exit(1)
+
+  threading.Thread(target=listen, daemon=True).start()
+  return commands
+
+
+def _answer(
+  backend: Backend,
+  interface: str,
+  commands: "queue.Queue[str]",
+  reply: Reply,
+) -> None:
+  steps: dict[str, Callable[[], float]] = {}
+  while True:
+    match json.loads(commands.get()):
+      case {"do": "prepare", "case": case}:
+        try:
+          steps[case], facts = backend.prepare(case)
+        except Unsupported as why:
+          reply({"case": case, "ok": False, "reason": str(why)})
+          continue
+        for _ in range(backend.warm_up):
+          steps[case]()
+        reply({"case": case, "ok": True, **facts})
+      case {"do": "run", "case": case, "steps": count}:
+        backend.barrier()
+        reply({"case": case, **_measure(steps[case], count, interface)})
+      case {"do": "quit"}:
+        return
+      case other:
+        raise ValueError(f"a command must say what to do, got {other}")
+
+
+def _measure(
+  step: Callable[[], float], count: int, interface: str
+) -> dict[str, Any]:
+  time.sleep(_DRAIN_S)
+  before = counted(interface)
+  step_ms, loss = [], 0.0
+  for _ in range(count):
+    begin = time.perf_counter()
+    loss = step()
+    step_ms.append(1e3 * (time.perf_counter() - begin))
+  time.sleep(_DRAIN_S)
+  sent, packets = (
+    (b - a) / count for a, b in zip(before, counted(interface), strict=True)
+  )
+  return {"step_ms": step_ms, "loss": loss, "bytes": sent, "packets": packets}

@@ -1,0 +1,130 @@
+"""Passes over blocks: encoding, with error memory, sums and means."""
+
+import functools
+
+import jax.numpy as jnp
+
+from experiments.kernels.ops import Op, stacked
+from jaxmotion import make_key
+from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.kernels import BlockOp, Memory, blocks
+from jaxmotion.kernels.blocks._cases import CASES
+from jaxmotion.kernels.microscaling import Microscaling
+from jaxmotion.kernels.quantize import Absmax, Minmax
+from jaxmotion.kernels.rotate import Rotated
+from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.ternary import Ternary
+
+# One of each shape, dtype and kind of values.
+_ARRAYS = {
+  f"{case.shape} {case.dtype}{' special' * case.special}": functools.partial(
+    lambda case: case.array().astype(case.dtype), case
+  )
+  for case in CASES.values()
+}
+_OPS = {
+  **{
+    f"int{bits}": Absmax(bits=bits, block=512)
+    for bits in (1, 2, 3, 4, 5, 6, 7, 8)
+  },
+  "int4_stochastic": Absmax(bits=4, block=512, stochastic=True),
+  "int8_stochastic": Absmax(bits=8, block=512, stochastic=True),
+  "int4_minmax": Minmax(bits=4, block=512),
+  "int8_minmax": Minmax(bits=8, block=512),
+  "mxfp8": Microscaling(format="float8_e4m3fn", block=32),
+  "mxfp6": Microscaling(format="float6_e3m2fn", block=32),
+  "mxfp4": Microscaling(format="float4_e2m1fn", block=32),
+  "int4_rotated": Rotated(op=Absmax(bits=4, block=512), length=128, seed=0),
+  "sign": Sign(block=1024),
+  "ternary": Ternary(block=1024),
+  "ternary_threshold": Ternary(block=1024, stochastic=False),
+}
+# Of these the passes beside encoding are tried too.
+_EVERY_PASS = ("int8", "int4", "mxfp8", "sign")
+# Scales that are sums, in another order, of some thousand values.
+_SUMS, _SUM_TOLERANCE = ("sign", "ternary_threshold"), 1e-5
+
+
+def ops() -> list[Op]:
+  """Returns all of them."""
+  return [
+    *(_encode(name) for name in _OPS),
+    *(_encode_error(name) for name in _EVERY_PASS),
+    *(_sum(name) for name in _EVERY_PASS),
+    *(_mean(name) for name in _EVERY_PASS),
+  ]
+
+
+def _key(op: BlockOp) -> Key | None:
+  return make_key(0) if op.draws else None
+
+
+def _tolerance(name: str) -> float:
+  return _SUM_TOLERANCE if name in _SUMS else 0.0
+
+
+def _encode(name: str) -> Op:
+  op = _OPS[name]
+
+  def run(
+    like: Like, x: Array, key: Key | None, *, implementation: str | None
+  ) -> PyTree:
+    return blocks.encode(op, x, key, implementation=implementation)
+
+  make = lambda x: (x, _key(op))
+  return Op(name, run, make, _ARRAYS, tolerance=_tolerance(name))
+
+
+def _encode_error(name: str) -> Op:
+  op = _OPS[name]
+
+  def run(
+    like: Like, x: Array, memory: Memory, *, implementation: str | None
+  ) -> tuple[PyTree, Array]:
+    return blocks.encode_error(op, x, memory, implementation=implementation)
+
+  def make(x: Array) -> tuple[PyTree, ...]:
+    value = x.astype(jnp.float32)[..., ::-1]
+    sent = blocks.encode(op, value)
+    return x, Memory(value, sent, jnp.int32(1))
+
+  def feed(outputs: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    (sent, value), (x, memory) = outputs, args
+    return x, Memory(value, sent, memory.count)
+
+  return Op(
+    f"{name}_feedback",
+    run,
+    make,
+    _ARRAYS,
+    feed=feed,
+    tolerance=_tolerance(name),
+  )
+
+
+def _sum(name: str) -> Op:
+  op = _OPS[name]
+
+  def run(like: Like, payloads: PyTree, *, implementation: str | None) -> Array:
+    return blocks.sum_decoded(op, payloads, like, implementation=implementation)
+
+  stack = stacked(lambda x: blocks.encode(op, x))
+  return Op(f"{name}_sum", run, lambda x: (stack(x),), _ARRAYS)
+
+
+def _mean(name: str) -> Op:
+  op = _OPS[name]
+
+  def run(
+    like: Like, payloads: PyTree, *, implementation: str | None
+  ) -> PyTree:
+    return blocks.encode_mean(op, payloads, like, implementation=implementation)
+
+  stack = stacked(lambda x: blocks.encode(op, x))
+  return Op(
+    f"{name}_mean",
+    run,
+    lambda x: (stack(x),),
+    _ARRAYS,
+    tolerance=_tolerance(name),
+  )

@@ -1,0 +1,194 @@
+"""What other libraries have for the same purpose, on the same data.
+
+A peer gets the layout that suits it, and the memory of its outputs in advance
+wherever it can write to given memory.
+"""
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.common.timing import Timed
+from jaxmotion.core import Array
+
+# Values under one scale.
+_BLOCK = 512
+
+
+class _Peer(NamedTuple):
+  """A function of another library.
+
+  Attributes:
+    name: of it.
+    package: what has to be installed.
+    backends: where it runs.
+    make: array -> what is timed.
+  """
+
+  name: str
+  package: str
+  backends: tuple[str, ...]
+  make: Callable[[Array], Timed]
+
+
+def build(op: str, x: Array) -> dict[str, Timed]:
+  """Returns the peers of an op that are installed and run here, by name.
+
+  Args:
+    op: name of the op.
+    x: the array that it takes.
+  """
+  return {
+    peer.name: peer.make(x)
+    for peer in _PEERS.get(op, ())
+    if jax.default_backend() in peer.backends
+    and importlib.util.find_spec(peer.package)
+  }
+
+
+def _repeat(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
+  def run(calls: int) -> None:
+    for _ in range(calls):
+      once()
+    wait()
+
+  return run
+
+
+def _slices(library: str, count: int) -> Callable[[Array], Timed]:
+  """Copies the leading bytes of every word, as a strided slice."""
+
+  def make(x: Array) -> Timed:
+    xp = importlib.import_module(library)
+    words = xp.from_dlpack(x).reshape(-1, 1)
+    # Two bytes are half a word.
+    parts = words.view(np.uint16) if count == 2 else words.view(np.uint8)
+    kept = parts[:, 1:] if count == 2 else parts[:, 4 - count :]
+    target = xp.empty(kept.shape, kept.dtype)
+    wait = getattr(xp, "cuda", None)
+    return _repeat(
+      lambda: xp.copyto(target, kept),
+      wait.Device().synchronize if wait else lambda: None,
+    )
+
+  return make
+
+
+def _torch_cast(dtype: str) -> Callable[[Array], Timed]:
+  def make(x: Array) -> Timed:
+    torch, source = _torch(x)
+    target = torch.empty_like(source, dtype=getattr(torch, dtype))
+    return _torch_timed(torch, lambda: target.copy_(source))
+
+  return make
+
+
+def _torch_per_channel(x: Array) -> Timed:
+  """Codes under scales that are there already."""
+  torch, source = _torch(x)
+  rows = source.reshape(-1, _BLOCK)
+  scales = rows.abs().amax(1) / 127
+  zeros = torch.zeros(rows.shape[0], dtype=torch.long)
+  args = (rows, scales, zeros, 0, torch.qint8)
+  with warnings.catch_warnings():
+    # Deprecated, and still what PyTorch has.
+    warnings.simplefilter("ignore", UserWarning)
+    target = torch.quantize_per_channel(*args)
+  write = torch.ops.aten.quantize_per_channel.out
+  return _torch_timed(torch, lambda: write(*args, out=target))
+
+
+def _torch_absmax(x: Array) -> Timed:
+  """Codes and scales of blocks, one compiled function."""
+  torch, source = _torch(x)
+
+  def encode(rows: Any) -> tuple[Any, Any]:
+    scale = rows.abs().amax(1, keepdim=True) / 127
+    return (rows / scale).round().to(torch.int8), scale
+
+  return _torch_compiled(torch, encode, source.reshape(-1, _BLOCK))
+
+
+def _torch_topk(block: int) -> Callable[[Array], Timed]:
+  """The largest magnitude of each block and its place."""
+
+  def make(x: Array) -> Timed:
+    torch, source = _torch(x)
+    rows = source.reshape(-1)[: source.numel() // block * block]
+    select = lambda rows: torch.topk(rows.abs(), 1, dim=1)
+    return _torch_compiled(torch, select, rows.reshape(-1, block))
+
+  return make
+
+
+def _bitsandbytes(name: str) -> Callable[[Array], Timed]:
+  """Codes of a table of levels, under the greatest magnitude of each block."""
+
+  def make(x: Array) -> Timed:
+    torch, source = _torch(x)
+    functional = importlib.import_module("bitsandbytes.functional")
+    encode = getattr(functional, name)
+    return _torch_timed(torch, lambda: encode(source, blocksize=_BLOCK))
+
+  return make
+
+
+def _torchao_mx(x: Array) -> Timed:
+  torch, source = _torch(x)
+  formats = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
+  encode = lambda rows: formats.to_mx(rows, torch.float8_e4m3fn, 32)
+  return _torch_compiled(torch, encode, source)
+
+
+def _torch(x: Array) -> tuple[Any, Any]:
+  torch = importlib.import_module("torch")
+  return torch, torch.from_dlpack(x)
+
+
+def _torch_compiled(torch: Any, fn: Callable, rows: Any) -> Timed:
+  if rows.is_cuda:
+    # Each size is a function of its own.
+    torch.compiler.reset()
+    fn = torch.compile(fn, dynamic=False)
+  return _torch_timed(torch, lambda: fn(rows))
+
+
+def _torch_timed(torch: Any, once: Callable[[], Any]) -> Timed:
+  on_gpu = jax.default_backend() == "gpu"
+  return _repeat(once, torch.cuda.synchronize if on_gpu else lambda: None)
+
+
+_HOST, _GPU, _BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
+_PEERS: dict[str, list[_Peer]] = {
+  **{
+    dtype: [_Peer("torch_copy", "torch", _BOTH, _torch_cast(dtype))]
+    for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+  },
+  **{
+    f"truncate{count}": [
+      _Peer("numpy_slices", "numpy", _HOST, _slices("numpy", count)),
+      _Peer("cupy_slices", "cupy", _GPU, _slices("cupy", count)),
+    ]
+    for count in (1, 2, 3)
+  },
+  "int8": [
+    _Peer("torch_per_channel", "torch", _HOST, _torch_per_channel),
+    _Peer("torch_absmax", "torch", _GPU, _torch_absmax),
+    _Peer(
+      "bitsandbytes",
+      "bitsandbytes",
+      _BOTH,
+      _bitsandbytes("quantize_blockwise"),
+    ),
+  ],
+  "int4": [
+    _Peer("bitsandbytes", "bitsandbytes", _BOTH, _bitsandbytes("quantize_4bit"))
+  ],
+  "mxfp8": [_Peer("torchao", "torchao", _BOTH, _torchao_mx)],
+  "top1of128": [_Peer("torch_topk", "torch", _BOTH, _torch_topk(128))],
+}

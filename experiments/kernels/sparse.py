@@ -1,0 +1,102 @@
+"""Ops that keep some values and their places."""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from experiments.kernels.ops import Op, alone, stacked
+from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.kernels import compact, select
+from jaxmotion.kernels.compact._cases import FLOATS
+from jaxmotion.kernels.select._cases import CASES
+
+_ARRAYS = {name: case.make for name, case in CASES.items()}
+# Values compacted together, half of them zeros, and room for the others.
+_TILE, _ROOM = 1024, 576
+# Of normal values one in 22 is that large; the share that has room.
+_LEAST, _FOUND = 2.0, 0.05
+
+
+def ops() -> list[Op]:
+  """Returns all of them."""
+  return [
+    *_topk(1, 128),
+    *_topk(4, 256),
+    *_zero_value(),
+    *_threshold(),
+  ]
+
+
+def _topk(k: int, planes: int) -> list[Op]:
+  def encode(like: Like, x: Array, *, implementation: str | None) -> PyTree:
+    return select.topk_select(x, k, planes, implementation=implementation)
+
+  def decode(
+    like: Like, values: Array, places: Array, *, implementation: str | None
+  ) -> Array:
+    return select.topk_scatter(
+      values, places, like, planes, implementation=implementation
+    )
+
+  def total(
+    like: Like, values: Array, places: Array, *, implementation: str | None
+  ) -> Array:
+    return select.topk_sum(
+      values, places, like, planes, implementation=implementation
+    )
+
+  one = lambda x: select.topk_select(x, k, planes)
+  return [
+    Op(f"top{k}of{planes}", encode, alone, _ARRAYS),
+    Op(f"top{k}of{planes}_scatter", decode, one, _ARRAYS),
+    Op(f"top{k}of{planes}_sum", total, stacked(one), _ARRAYS),
+  ]
+
+
+def _zero_value() -> list[Op]:
+  def encode(like: Like, words: Array, *, implementation: str | None) -> PyTree:
+    return compact.compact_tiles(
+      words, _TILE, _ROOM, implementation=implementation
+    )
+
+  def decode(like: Like, tiles: PyTree, *, implementation: str | None) -> Array:
+    size = math.prod(like.shape)
+    return compact.expand_tiles(tiles, size, implementation=implementation)
+
+  def words(x: Array) -> Array:
+    rectified = jnp.maximum(x, 0).astype(jnp.float32).reshape(-1)
+    return lax.bitcast_convert_type(rectified, jnp.uint32)
+
+  compacted = lambda x: (compact.compact_tiles(words(x), _TILE, _ROOM),)
+  return [
+    Op("compact", encode, lambda x: (words(x),), FLOATS),
+    Op("expand", decode, compacted, FLOATS),
+  ]
+
+
+def _threshold() -> list[Op]:
+  def mark(like: Like, x: Array, *, implementation: str | None) -> Array:
+    return compact.mark(x, _LEAST, implementation=implementation)
+
+  def find(
+    like: Like, bitmap: Array, start: Array, *, implementation: str | None
+  ) -> Array:
+    capacity = max(1, round(_FOUND * math.prod(like.shape)))
+    return compact.select(
+      bitmap, start, capacity, implementation=implementation
+    )
+
+  def view(like: Like, args: tuple, positions: Array) -> Array:
+    # Those after the last mark are arbitrary.
+    found = jnp.arange(positions.size) < args[1][-1]
+    return jnp.where(found, positions, 0)
+
+  def marked(x: Array) -> tuple[PyTree, ...]:
+    bitmap = compact.mark(x, _LEAST)
+    return bitmap, compact.starts(bitmap)
+
+  return [
+    Op("mark", mark, alone, FLOATS),
+    Op("positions", find, marked, FLOATS, view=view),
+  ]

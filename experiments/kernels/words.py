@@ -1,0 +1,89 @@
+"""Ops that make words of values one by one: casts, truncation, bit fields."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from experiments.kernels.ops import Op, alone, stacked
+from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.kernels import narrow, pack
+from jaxmotion.kernels.narrow._cases import CASES
+
+# bfloat16 values below it are zeros on XLA:CPU.
+_LEAST_NORMAL = 2.0**-126
+
+
+def ops() -> list[Op]:
+  """Returns all of them."""
+  return [
+    *_cast("bfloat16"),
+    *_cast("float8_e4m3fn"),
+    *_cast("float8_e5m2"),
+    *_truncate(1),
+    *_truncate(2),
+    *_truncate(3),
+    *_truncate(2, "nearest"),
+    *(op for bits in (1, 2, 3, 4, 6) for op in _pack(bits)),
+  ]
+
+
+def _cast(dtype: str) -> list[Op]:
+  def encode(like: Like, x: Array, *, implementation: str | None) -> Array:
+    return narrow.cast_encode(x, dtype, implementation=implementation)
+
+  def view(like: Like, args: tuple, words: Array) -> Array:
+    # NaN has several words, and subnormal numbers may have that of zero.
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    values = narrow.cast_decode(words, wide, dtype)
+    return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
+
+  def total(like: Like, words: Array, *, implementation: str | None) -> Array:
+    return narrow.cast_sum(words, like, dtype, implementation=implementation)
+
+  stack = stacked(lambda x: narrow.cast_encode(x, dtype))
+  return [
+    Op(dtype, encode, alone, CASES, view=view),
+    Op(f"{dtype}_sum", total, lambda x: (stack(x),), CASES),
+  ]
+
+
+def _truncate(count: int, rounding: str = "zero") -> list[Op]:
+  def encode(like: Like, x: Array, *, implementation: str | None) -> PyTree:
+    return narrow.truncate_encode(
+      x, count, rounding, implementation=implementation
+    )
+
+  def total(like: Like, planes: PyTree, *, implementation: str | None) -> Array:
+    return narrow.truncate_sum(planes, like, implementation=implementation)
+
+  name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
+  stack = stacked(lambda x: narrow.truncate_encode(x, count, rounding))
+  return [
+    Op(name, encode, alone, CASES),
+    Op(f"{name}_sum", total, lambda x: (stack(x),), CASES),
+  ]
+
+
+def _pack(bits: int) -> list[Op]:
+  def encode(like: Like, codes: Array, *, implementation: str | None) -> Array:
+    return pack.pack_flat(codes, bits, implementation=implementation)
+
+  def decode(like: Like, words: Array, *, implementation: str | None) -> Array:
+    size = math.prod(like.shape)
+    return pack.unpack_flat(words, bits, size, implementation=implementation)
+
+  def codes(x: Array) -> Array:
+    words = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return words >> (32 - bits)
+
+  return [
+    Op(f"pack{bits}", encode, lambda x: (codes(x),), CASES),
+    Op(
+      f"unpack{bits}",
+      decode,
+      lambda x: (pack.pack_flat(codes(x), bits),),
+      CASES,
+    ),
+  ]

@@ -1,0 +1,81 @@
+"""The step of a case, on all devices of a mesh."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import jaxmotion
+from experiments.hosts import jax_worker
+from experiments.perfmodel.cases import Case
+from jaxmotion.transforms import local_value_and_grad
+
+_LEARNING_RATE = 0.01
+
+
+def compile_step(mesh: jax.sharding.Mesh, case: Case) -> Callable[[], None]:
+  """Compiles the step; what is returned runs it once, and waits for it.
+
+  Args:
+    mesh: of one axis, `axis`.
+    case: without exchange every device trains a model of its own.
+  """
+  make = _alone if case.exchange == "none" else _exchanged
+  step, carry = make(mesh, case)
+  batch = _batch(mesh, case)
+  compiled = step.lower(*carry, batch).compile()
+  kept = [carry]
+
+  def run() -> None:
+    *carry, loss = compiled(*kept[0], batch)
+    kept[0] = jax.block_until_ready(carry)
+    jax.block_until_ready(loss)
+
+  return run
+
+
+def _alone(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
+  tx = optax.sgd(_LEARNING_RATE)
+
+  def local(params: Any, batch: Any) -> tuple[Any, Any]:
+    params = jax.tree.map(lambda a: a[0], params)
+    grad = local_value_and_grad(jax_worker.loss_fn, "axis")
+    loss, grads = grad(params, batch)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new = optax.apply_updates(params, updates)
+    return jax.tree.map(lambda a: a[None], new), loss[None]
+
+  step = jax.shard_map(
+    local, mesh=mesh, in_specs=jax.P("axis"), out_specs=jax.P("axis")
+  )
+  params = jax.tree.map(
+    lambda a: _split(mesh, np.stack([a] * mesh.size)),
+    jax_worker.make_params(case.widths),
+  )
+  return jax.jit(step, donate_argnums=0), [params]
+
+
+def _exchanged(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
+  tx = optax.chain(
+    jaxmotion.exchange("axis", case.codec), optax.sgd(_LEARNING_RATE)
+  )
+  init, step = jaxmotion.data_parallel(
+    jax_worker.loss_fn, tx, mesh, axis_name="axis", mean_loss=False
+  )
+  return step, list(init(jax_worker.make_params(case.widths)))
+
+
+def _batch(mesh: jax.sharding.Mesh, case: Case) -> Any:
+  rng = np.random.default_rng(0)
+  rows, widths = mesh.size * case.batch, case.widths
+  return {
+    "x": _split(mesh, rng.standard_normal((rows, widths[0]), np.float32)),
+    "y": _split(mesh, rng.integers(0, widths[-1], rows).astype(np.int32)),
+  }
+
+
+def _split(mesh: jax.sharding.Mesh, x: np.ndarray) -> jax.Array:
+  sharding = jax.sharding.NamedSharding(mesh, jax.P("axis"))
+  return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i].copy())

@@ -1,0 +1,109 @@
+"""Calibrates and runs steps, on one of several hosts or on emulated devices.
+
+Commands come one JSON object a line, to all hosts alike:
+
+  {"do": "calibrate", "options": {...}}    -> {"calibrating": true}
+  {"do": "prepare", "cases": [CASE, ...]}  -> {"prepared": N}
+  {"do": "run", "steps": N}                -> {"seconds": [[...], ...]}
+  {"do": "platform"}                       -> {"platform": {...}}
+  {"do": "quit"}                           -> exit code 0
+
+A run takes N steps of all cases in turn and, if it calibrates, N turns of what
+a platform is made of: a slow minute falls on both alike.
+"""
+
+import argparse
+import json
+import queue
+import time
+from collections.abc import Callable
+
+import jax
+from jax.experimental import multihost_utils
+
+from experiments.common import distributed
+from experiments.hosts import worker
+from experiments.perfmodel import calibrate, probes
+from experiments.perfmodel.cases import Case
+from experiments.perfmodel.steps import compile_step
+from jaxmotion import perfmodel
+
+_WARM_UP = 2
+
+
+def _parse() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
+  parser.add_argument("--rank", type=int, required=True)
+  parser.add_argument("--hosts", type=int, required=True)
+  parser.add_argument("--interface", required=True, help="not used")
+  parser.add_argument("--devices", type=int, required=True, help="of a host")
+  return parser.parse_args()
+
+
+def _connect(arguments: argparse.Namespace) -> None:
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", arguments.devices)
+  if arguments.hosts > 1:
+    distributed.initialize(
+      coordinator_address=arguments.coordinator,
+      num_processes=arguments.hosts,
+      process_id=arguments.rank,
+    )
+  jax.devices()
+
+
+def _barrier() -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices("validation")
+
+
+def _answer(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
+  runs: list[Callable[[], None]] = []
+  turns: probes.Turns | None = None
+  workers = jax.device_count()
+  while True:
+    match json.loads(commands.get()):
+      case {"do": "calibrate", "options": options}:
+        turns = calibrate.prepare(workers, barrier=_barrier, **options)
+        reply({"calibrating": True})
+      case {"do": "platform"}:
+        assert turns is not None
+        found = calibrate.make_platform("data", workers, *turns.curves())
+        reply({"platform": perfmodel.platform_to_dict(found)})
+      case {"do": "prepare", "cases": cases}:
+        mesh = probes.make_mesh(workers)
+        runs = [compile_step(mesh, Case(*case)) for case in cases]
+        for run in runs:
+          for _ in range(_WARM_UP):
+            run()
+        reply({"prepared": len(runs)})
+      case {"do": "run", "steps": steps}:
+        if turns is not None:
+          for _ in range(steps):
+            turns.run()
+        reply({"seconds": [_time(run, steps) for run in runs]})
+      case {"do": "quit"}:
+        return
+      case other:
+        raise ValueError(f"a command must say what to do, got {other}")
+
+
+def _time(run: Callable[[], None], steps: int) -> list[float]:
+  _barrier()
+  seconds = []
+  for _ in range(steps):
+    begin = time.perf_counter()
+    run()
+    seconds.append(time.perf_counter() - begin)
+  return seconds
+
+
+def main() -> None:
+  """Serves the parent process until it says quit."""
+  arguments = _parse()
+  worker.converse(lambda: _connect(arguments), _answer)
+
+
+if __name__ == "__main__":
+  main()

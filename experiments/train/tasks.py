@@ -1,0 +1,182 @@
+"""What a run learns: data, model, loss and score behind one shape."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.data.images import (
+  ImageData,
+  Images,
+  batch_indices,
+  load_images,
+)
+from experiments.data.text import (
+  corpus_sha256,
+  load_text,
+  random_windows,
+  windows,
+  zlib_bits_per_byte,
+)
+from experiments.models import small
+
+Batch = dict[str, np.ndarray]
+
+_TEST_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A model to train and a way to score it.
+
+  Attributes:
+    metric: name of the score, as the rows call it.
+    unit: of the score.
+    build: makes the model of a seed.
+    loss: mean loss of a model on a batch, differentiable.
+    batch: the training batch of `(seed, step)`, a pure function.
+    hits: what a model scores on a test batch, summed over its items; an item
+      with weight 0 does not count.
+    items: what the sum over all test batches is divided by.
+    test: iterates over the test batches, all of one shape.
+    facts: further `(metric, value, unit)` about the data.
+  """
+
+  metric: str
+  unit: str
+  build: Callable[[int], nnx.Module]
+  loss: Callable[[Any, Batch], jax.Array]
+  batch: Callable[[int, int], Batch]
+  hits: Callable[[Any, Batch], jax.Array]
+  items: float
+  test: Callable[[], Iterator[Batch]]
+  facts: tuple[tuple[str, float | str, str], ...] = ()
+
+
+def load_task(config: ConfigDict) -> Task:
+  """Reads the data and chooses the model a configuration names.
+
+  Args:
+    config: with `model` (`cnn` or `transformer`) and the fields of that
+      model and of its data.
+
+  Raises:
+    ValueError: if `config.model` is neither.
+  """
+  match config.model:
+    case "cnn":
+      return _image_task(config)
+    case "transformer":
+      return _text_task(config)
+  raise ValueError(
+    f"`config.model` must be cnn or transformer, got {config.model!r}."
+  )
+
+
+def image_batches(
+  data: ImageData, size: int
+) -> tuple[Callable[[int, int], Batch], Callable[[], Iterator[Batch]]]:
+  """`batch` and `test` of a `Task` about images.
+
+  Args:
+    data: the images.
+    size: examples a training batch.
+  """
+  train = data.train
+
+  def batch(seed: int, step: int) -> Batch:
+    index = batch_indices(len(train.labels), size, seed, step)
+    return _image_batch(train, index)
+
+  def test() -> Iterator[Batch]:
+    return _padded(_image_batch(data.test, slice(None)))
+
+  return batch, test
+
+
+def _image_task(config: ConfigDict) -> Task:
+  data = load_images(config)
+  shape = data.train.pixels.shape[1:]
+  batch, test = image_batches(data, config.batch_size)
+  return Task(
+    metric="test_accuracy",
+    unit="%",
+    build=lambda seed: small.build_cnn(config, shape, data.classes, seed),
+    loss=_image_loss,
+    batch=batch,
+    hits=_image_hits,
+    items=len(data.test.labels) / 100,  # so that the score is in per cent
+    test=test,
+  )
+
+
+def _image_batch(images: Images, index: Any) -> Batch:
+  pixels = images.pixels[index].astype(np.float32) / np.float32(127.5) - 1
+  return {"pixels": pixels, "labels": images.labels[index]}
+
+
+def _image_loss(model: Any, batch: Batch) -> jax.Array:
+  logits = model(batch["pixels"])
+  losses = optax.softmax_cross_entropy_with_integer_labels(
+    logits, batch["labels"]
+  )
+  return losses.mean()
+
+
+def _image_hits(model: Any, batch: Batch) -> jax.Array:
+  right = jnp.argmax(model(batch["pixels"]), axis=-1) == batch["labels"]
+  return jnp.sum(jnp.where(right, batch["weight"], 0.0))
+
+
+def _text_task(config: ConfigDict) -> Task:
+  data = load_text(config)
+  held_out = windows(data.test, config.context)
+
+  def batch(seed: int, step: int) -> Batch:
+    text = random_windows(
+      data.train, config.context, config.batch_size, seed, step
+    )
+    return {"text": text}
+
+  return Task(
+    metric="bits_per_byte",
+    unit="bits/byte",
+    build=lambda seed: small.build_transformer(config, seed),
+    loss=lambda model, batch: _text_losses(model, batch).mean(),
+    batch=batch,
+    hits=_text_bits,
+    items=held_out[:, 1:].size,
+    test=lambda: _padded({"text": held_out}),
+    facts=(
+      ("corpus_sha256", corpus_sha256(data), "hex"),
+      ("zlib9_bits_per_byte", zlib_bits_per_byte(data.test), "bits/byte"),
+    ),
+  )
+
+
+def _text_losses(model: Any, batch: Batch) -> jax.Array:
+  text = batch["text"]
+  return optax.softmax_cross_entropy_with_integer_labels(
+    model(text[:, :-1]), text[:, 1:]
+  )
+
+
+def _text_bits(model: Any, batch: Batch) -> jax.Array:
+  bits = _text_losses(model, batch) / math.log(2)
+  return jnp.sum(bits * batch["weight"][:, None])
+
+
+def _padded(items: Batch) -> Iterator[Batch]:
+  """Batches of one shape, so that scoring compiles once; padding weighs 0."""
+  count = len(next(iter(items.values())))
+  for start in range(0, count, _TEST_BATCH):
+    index = np.arange(start, start + _TEST_BATCH)
+    batch = {k: v[np.minimum(index, count - 1)] for k, v in items.items()}
+    yield batch | {"weight": (index < count).astype(np.float32)}

@@ -1,1 +1,0 @@
-"""Training on workers of unequal speed; see `experiments.hetgrad`."""

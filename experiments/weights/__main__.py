@@ -1,0 +1,46 @@
+"""Trains a network whose weights live on the host, in every way to move them.
+
+  python -m experiments.weights --config=configs/a2dtwp_vgg.py \
+    --json=a2dtwp_vgg.jsonl --plot=a2dtwp_vgg.png --workdir=runs/a2dtwp_vgg
+
+Prints the two tables of A2DTWP (arXiv:2004.02297) with what is found here
+beside them: what a batch spends its time on, and the time to an error relative
+to fp32. A third table predicts the batch of VGG-A on the paper's machines from
+its own times, term by term. Where the host is the device, transfers are
+emulated from the bytes that moved, and every such figure says so; on a GPU they
+are measured. With `--workdir` a job that was killed goes on where its last
+checkpoint is.
+"""
+
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from experiments.common import shared_flags
+from experiments.weights import run
+from experiments.weights.host_link import HOST_LINKS
+
+_CONFIG = shared_flags.config("a2dtwp_vgg")
+_LINK = flags.DEFINE_enum(
+  "link", "pcie3_x8", list(HOST_LINKS), "Whose emulated times tables show."
+)
+_JSON = shared_flags.rows()
+_PLOT = shared_flags.plot()
+_WORKDIR = shared_flags.workdir()
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the job that the flags describe."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+  run.run(
+    _CONFIG.value,
+    link=_LINK.value,
+    json=_JSON.value,
+    plot=_PLOT.value,
+    workdir=_WORKDIR.value,
+  )
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,73 @@
+"""Codecs that are passes over blocks."""
+
+import dataclasses
+
+from jaxmotion.codecs._codec import Codec
+from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.kernels import BlockOp, Memory, blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCodec(Codec):
+  """A codec whose payload a kernel makes in one pass.
+
+  A subclass says which one; encoding, sums and means of payloads and error
+  memory are the same for all.
+  """
+
+  def op(self) -> BlockOp:
+    """Returns the pass over blocks."""
+    raise NotImplementedError
+
+  @property
+  def needs_key(self) -> bool:
+    """Whether rounding is stochastic."""
+    return self.op().draws
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[PyTree, PyTree]:
+    """Returns words and scales, and the state."""
+    self._check(x, key)
+    return blocks.encode(self.op(), x, self._own(key)), state
+
+  def encode_error(
+    self,
+    x: Array,
+    memory: Memory,
+    state: PyTree = (),
+    key: Key | None = None,
+    *,
+    decay: float = 1.0,
+  ) -> tuple[PyTree, Array, PyTree]:
+    """Encodes `x` plus its remembered error, in the same pass."""
+    self._check(x, key)
+    payload, value = blocks.encode_error(
+      self.op(), x, memory, self._own(key), decay=decay
+    )
+    return payload, value, state
+
+  def encode_mean(
+    self,
+    payloads: PyTree,
+    like: Like,
+    state: PyTree = (),
+    key: Key | None = None,
+  ) -> tuple[PyTree, PyTree]:
+    """Encodes the mean of several workers' payloads, in the same pass."""
+    self._check_payloads(payloads, like)
+    payload = blocks.encode_mean(self.op(), payloads, like, self._own(key))
+    return payload, state
+
+  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+    """Decodes and adds payloads of several workers, in the same pass."""
+    self._check_payloads(payloads, like)
+    return blocks.sum_decoded(self.op(), payloads, like)
+
+  def decode(self, payload: PyTree, like: Like) -> Array:
+    """Returns the levels that the codes stand for."""
+    self._check_payload(payload, like)
+    return self.op().decode(payload, like)
+
+  def _own(self, key: Key | None) -> Key | None:
+    return key if self.needs_key else None

@@ -1,0 +1,10 @@
+"""Offers what collectives and combinators need to know about a codec.
+
+Users of codecs, and most authors of codecs, need none of these names.
+"""
+
+from jaxmotion.codecs._codec import Part as Part
+from jaxmotion.codecs._partition import (
+  Partition as Partition,
+  partition as partition,
+)

@@ -1,0 +1,111 @@
+"""The two passes of a function, for those who own the loop they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmotion.core import PyTree
+from jaxmotion.memory.residuals._traced import Traced
+from jaxmotion.memory.residuals.choose import (
+  Action,
+  Choice,
+  Options,
+  Residual,
+  Rules,
+  choice,
+)
+from jaxmotion.memory.residuals.run import Words, backward, forward
+
+
+class Halves:
+  """A function of parameters and an input, split into its two passes.
+
+  Args:
+    traced: the function.
+    likes: its parameters and its input, as shapes.
+  """
+
+  def __init__(self, traced: Traced, likes: Sequence[PyTree]):
+    self._traced = traced
+    self._params, self._x = (jax.tree.structure(like) for like in likes)
+    self._size = len(jax.tree.leaves(likes[0]))
+
+  def kept(self) -> list[Residual]:
+    """Returns what `forward` keeps the words of."""
+    return [k.residual for k in self._traced.split.kept]
+
+  def forward(
+    self, params: PyTree, x: PyTree, *, moves: bool = True
+  ) -> tuple[PyTree, list[Words]]:
+    """Returns the output and the words that are kept for `backward`.
+
+    Args:
+      params: of the function.
+      x: its input.
+      moves: whether what is to be on the host is sent there.
+    """
+    traced = self._traced
+    inputs = self._inputs(params, x)
+    (outs, _), words = forward(traced.split, inputs, moves=moves)
+    return jax.tree.unflatten(traced.out_tree, outs), words
+
+  def backward(
+    self,
+    params: PyTree,
+    words: list[Words],
+    ct: PyTree,
+    *,
+    moves: bool = True,
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the cotangents of the parameters and of the input.
+
+    Args:
+      params: those that `forward` was given.
+      words: what it returned.
+      ct: cotangent of the output.
+      moves: whether some of them are on the host.
+    """
+    cts = self._traced.smooth(jax.tree.leaves(ct))
+    hidden = [None] * len(self._traced.leaves)
+    inputs = [*self._inputs(params, ()), *hidden[self._size :]]
+    split = self._traced.split
+    grads = backward(split, inputs, words, cts, moves=moves)
+    grads = grads[len(self._traced.constants) :]
+    return (
+      jax.tree.unflatten(self._params, grads[: self._size]),
+      jax.tree.unflatten(self._x, grads[self._size :]),
+    )
+
+  def _inputs(self, params: PyTree, x: PyTree) -> list[Any]:
+    return [*self._traced.constants, *jax.tree.leaves((params, x))]
+
+
+def split(
+  fn: Callable[[PyTree, PyTree], PyTree],
+  likes: Sequence[PyTree],
+  codec: Action | Rules | Choice = None,
+  *,
+  recompute: str = "cheap",
+) -> Halves:
+  """Splits a function of parameters and an input into its two passes.
+
+  Args:
+    fn: `fn(params, x) -> y`.
+    likes: shapes of `params` and `x`.
+    codec: as for `compress_residuals`.
+    recompute: as for `compress_residuals`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> w, x = jnp.full((2, 2), 0.5), jnp.ones((1, 2))
+    >>> halves = split(lambda w, x: jnp.sin(x @ w), (w, x))
+    >>> y, words = halves.forward(w, x)
+    >>> ct_w, ct_x = halves.backward(w, words, jnp.ones_like(y))
+    >>> ct_w.shape, ct_x.shape
+    ((2, 2), (1, 2))
+  """
+  options = Options(choice(codec), recompute)
+  return Halves(Traced(fn, likes, 0, options), likes)

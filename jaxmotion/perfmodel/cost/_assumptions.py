@@ -1,0 +1,77 @@
+"""What only a run knows: trips of loops, branches taken, and the backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from jaxmotion.core import check_choice, check_int
+from jaxmotion.perfmodel.cost._flat_program import Node, loop_name
+
+BACKENDS = ("cpu", "cuda", "rocm", "tpu")
+
+
+class Choices:
+  """What the caller says about loops and branches, and what was asked."""
+
+  def __init__(
+    self,
+    while_trips: int | Mapping[str, int] | None,
+    branch_shares: Sequence[float] | None,
+    backend: str | None,
+  ):
+    if isinstance(while_trips, Mapping):
+      for name, trips in while_trips.items():
+        check_int(f"while_trips[{name!r}]", trips, 0)
+    elif while_trips is not None:
+      check_int("while_trips", while_trips, 0)
+    if branch_shares is not None and (
+      min(branch_shares, default=-1) < 0
+      or not math.isclose(math.fsum(branch_shares), 1)
+    ):
+      raise ValueError(
+        "`branch_shares` must be numbers of at least 0 that add up to 1, got "
+        f"{branch_shares!r}."
+      )
+    if backend is not None:
+      check_choice("backend", backend, BACKENDS)
+    self.backend = jax.default_backend() if backend is None else backend
+    self._trips, self._shares = while_trips, branch_shares
+    self._loops: set[str] = set()
+    self._branches: set[int] = set()
+
+  def trips(self, node: Node) -> int:
+    """The trips of a while loop."""
+    name = loop_name(node)
+    self._loops.add(name)
+    trips = self._trips
+    found = trips.get(name) if isinstance(trips, Mapping) else trips
+    if found is None:
+      raise ValueError(
+        "`while_trips` must give the number of trips of every while loop; "
+        f"{node.where} has none, got {trips!r}."
+      )
+    return found
+
+  def shares(self, count: int) -> Sequence[float] | None:
+    """How often each of `count` branches is taken, if the caller says so."""
+    self._branches.add(count)
+    matches = self._shares is not None and len(self._shares) == count
+    return self._shares if matches else None
+
+  def check_used(self) -> None:
+    """Raises if something was said of what the program has not."""
+    if isinstance(self._trips, Mapping):
+      for name in self._trips:
+        if name not in self._loops:
+          raise ValueError(
+            "`while_trips` must name the body of a while loop of the program, "
+            f"one of {sorted(self._loops)}, got {name!r}."
+          )
+    if self._shares is not None and len(self._shares) not in self._branches:
+      raise ValueError(
+        "`branch_shares` must have a share for each branch of a conditional, "
+        f"one of {sorted(self._branches)} branches, got {self._shares!r}."
+      )

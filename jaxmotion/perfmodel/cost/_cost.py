@@ -1,0 +1,93 @@
+"""The cost of a function: kernels, and totals of each class of operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxmotion.perfmodel.cost._fusion import Kernel
+from jaxmotion.perfmodel.cost._ops import KINDS
+
+
+class Total(NamedTuple):
+  """What all operations of one class take together.
+
+  Args:
+    flops: each operation counted once, however often it is fused.
+    unfused_bytes: if every operation were a kernel of its own.
+    bytes: of the kernels that end in an operation of this class.
+    kernels: how many those are.
+  """
+
+  flops: float = 0.0
+  unfused_bytes: float = 0.0
+  bytes: float = 0.0
+  kernels: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What one execution of a function takes.
+
+  Args:
+    kernels: in program order; those of a loop's body have its trips as count.
+    totals: of every class of operations that occurs.
+    written: for each leaf of the result, the number of kernels after which
+      it is in memory.
+    peak_bytes: arguments, results and temporaries that are alive at once.
+    unknown: primitives whose FLOPs nobody knows (counted as none), or that
+      are taken to run the program they hold once; each with its number.
+
+  Example:
+    >>> import jax
+    >>> from jaxmotion.perfmodel import cost
+    >>> a = jax.ShapeDtypeStruct((64, 32), "float32")
+    >>> b = jax.ShapeDtypeStruct((32, 16), "float32")
+    >>> print(cost(lambda a, b: jax.nn.relu(a @ b), a, b))
+    kind         flops  bytes  unfused_bytes  kernels
+    matmul       65536  14336          14336        1
+    elementwise   1024   8192           8192        1
+    total        66560  22528          22528        2
+  """
+
+  kernels: tuple[Kernel, ...]
+  totals: Mapping[str, Total]
+  written: tuple[int, ...]
+  peak_bytes: int
+  unknown: Mapping[str, float]
+
+  @property
+  def flops(self) -> float:
+    """FLOPs of all operations, each counted once."""
+    return math.fsum(total.flops for total in self.totals.values())
+
+  @property
+  def bytes(self) -> float:
+    """Bytes between memory and processor, of the fused program."""
+    return math.fsum(kernel.bytes * kernel.count for kernel in self.kernels)
+
+  @property
+  def unfused_bytes(self) -> float:
+    """The same if every operation read and wrote memory: an upper bound."""
+    return math.fsum(total.unfused_bytes for total in self.totals.values())
+
+  def __str__(self) -> str:
+    rows: list[tuple[str, ...]] = [
+      ("kind", "flops", "bytes", "unfused_bytes", "kernels")
+    ]
+    every = Total(*map(math.fsum, zip(*self.totals.values(), strict=True)))
+    for kind in (*KINDS, "total"):
+      total = every if kind == "total" else self.totals.get(kind)
+      if total is not None:
+        values = (total.flops, total.bytes, total.unfused_bytes, total.kernels)
+        rows.append((kind, *(f"{value:.10g}" for value in values)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+      "  ".join(
+        cell.rjust(width) if i else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+      )
+      for row in rows
+    )

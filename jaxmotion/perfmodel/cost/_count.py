@@ -1,0 +1,221 @@
+"""What any JAX function costs, read from its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxmotion.perfmodel.cost._assumptions import Choices
+from jaxmotion.perfmodel.cost._cost import Cost, Total
+from jaxmotion.perfmodel.cost._flat_program import (
+  LOOPS,
+  VIEWS,
+  Node,
+  Program,
+  Value,
+  flatten,
+  held,
+  trace,
+)
+from jaxmotion.perfmodel.cost._fusion import Kernel, fuse, moved_bytes
+from jaxmotion.perfmodel.cost._liveness import Memory
+from jaxmotion.perfmodel.cost._ops import flops_of, is_known, kind_of
+
+# Reshaping a row-major array moves nothing even in a program of its own.
+_FREE = VIEWS - {"dynamic_slice", "slice", "split", "transpose", "unstack"}
+
+
+def cost(
+  fn: Callable[..., Any],
+  *args: Any,
+  while_trips: int | Mapping[str, int] | None = None,
+  branch_shares: Sequence[float] | None = None,
+  backend: str | None = None,
+) -> Cost:
+  """Counts what one execution of any JAX function takes.
+
+  The function is traced and never run: its arrays and devices need not exist.
+  Calls (`jit`, `remat`, `custom_vjp`, `shard_map`...) are entered; inside a
+  `shard_map` the cost is that of one device. The body of a `scan` counts as
+  often as it runs.
+
+  FLOPs are exact for matrix products (a multiplication and an addition are
+  two) and convolutions (padding, and the zeros that dilation inserts, are not
+  multiplied); other arithmetic counts one an element. Bytes are those of the
+  fused program (see `docs/perfmodel.md` for the rule), and beside them those
+  of a program that fuses nothing.
+
+  Args:
+    fn: the function, jitted or not.
+    *args: its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+    while_trips: trips of while loops whose number the trace does not state:
+      one number for all, or a number for each name of a body's function. A
+      `scan`, and a `fori_loop` with constant bounds, needs none.
+    branch_shares: how often each branch is taken, adding up to 1, for every
+      conditional of so many branches (a `cond` has the false one first). By
+      default, and elsewhere, the branch of the most FLOPs and bytes is taken.
+    backend: whose code `lax.platform_dependent` takes: "cpu", "cuda", "rocm" or
+      "tpu"; None: that of this process.
+
+  Returns:
+    The cost.
+
+  Raises:
+    ValueError: a while loop has no trips (it is named), or an argument
+      names a loop, or has a number of branches, that the program has not.
+
+  Example:
+    >>> import jax
+    >>> def layers(x, ws):
+    ...   return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
+    >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+    >>> ws = jax.ShapeDtypeStruct((10, 16, 16), "float32")
+    >>> cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
+    40960.0
+  """
+  choices = Choices(while_trips, branch_shares, backend)
+  program = trace(fn, *args, backend=choices.backend)
+  result = _cost(program, choices, len(program.outputs))
+  choices.check_used()
+  return result
+
+
+def _cost(program: Program, choices: Choices, carried: int) -> Cost:
+  """The cost of a program.
+
+  Args:
+    program: what runs.
+    choices: of loops and branches.
+    carried: results up to this number take the place of arguments; others
+      are stacked, so that even an argument among them is copied.
+  """
+  total = _Sum()
+  for name in program.guessed:
+    total.strange(name, 1)
+  for node in program.nodes:
+    total.node(node)
+  steps = fuse(program)
+  memory = Memory(program, steps)
+  done: dict[Value, int] = {}
+  for index, step in enumerate(steps):
+    inner = _inner(step.node, choices)
+    memory.run(index, sum(part.own_bytes for part in inner))
+    for part in inner:
+      total.inner(part.cost, part.times)
+    if not inner:
+      total.kernel(step.kernel)
+    done.update(dict.fromkeys(step.node.outs, len(total.kernels)))
+  # What no kernel makes is there from the start.
+  written = [done.get(v.source, 0) if v else 0 for v in program.outputs]
+  for index, kernel in _copies(program, carried):
+    total.kernel(kernel)
+    written[index] = len(total.kernels)
+  return Cost(
+    tuple(total.kernels),
+    total.totals,
+    tuple(written),
+    memory.peak_bytes,
+    total.unknown,
+  )
+
+
+def _copies(program: Program, carried: int) -> Iterator[tuple[int, Kernel]]:
+  """Results that are another view of what is in memory already."""
+  there = set(program.inputs)
+  for i, value in enumerate(program.outputs):
+    if value is None:
+      continue
+    viewed = value.source in program.inputs and value is not value.source
+    if viewed or (i >= carried and value.source in there):
+      yield i, Kernel("data_movement", value.dtype, 0.0, 2.0 * value.nbytes)
+    there.add(value.source)
+
+
+class _Part(NamedTuple):
+  """A program inside an operation.
+
+  Attributes:
+    cost: of one execution.
+    times: executions.
+    own_bytes: that it needs besides its arguments.
+  """
+
+  cost: Cost
+  times: float
+  own_bytes: int
+
+
+def _inner(node: Node, choices: Choices) -> list[_Part]:
+  bodies: Sequence[Any] = held(node.name, node.params)
+  if node.name == "while":
+    bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
+  programs = [flatten(body, choices.backend) for body in bodies]
+  carried = [len(p.outputs) for p in programs]
+  times = [1.0] * len(programs)
+  if node.name == "scan":
+    # What is stacked has one more dimension outside than inside.
+    inside = [() if v is None else v.shape for v in programs[0].outputs]
+    carried = [
+      sum(a == v.shape for a, v in zip(inside, node.outs, strict=True))
+    ]
+    times = [node.params["length"]]
+  elif node.name == "while":
+    trips = choices.trips(node)
+    times = [trips + 1, trips]
+  costs = [
+    _cost(p, choices, count) for p, count in zip(programs, carried, strict=True)
+  ]
+  if node.name == "cond":
+    heaviest = max(costs, key=lambda c: c.flops + c.bytes)
+    shares = choices.shares(len(costs))
+    times = list(shares or [float(c is heaviest) for c in costs])
+  return [
+    _Part(c, t, c.peak_bytes - sum(v.nbytes for v in p.inputs))
+    for c, t, p in zip(costs, times, programs, strict=True)
+  ]
+
+
+class _Sum:
+  """A cost that is being added up."""
+
+  def __init__(self) -> None:
+    self.kernels: list[Kernel] = []
+    self.totals: dict[str, Total] = {}
+    self.unknown: dict[str, float] = {}
+
+  def kernel(self, kernel: Kernel) -> None:
+    self.kernels.append(kernel)
+    moved = Total(0, 0, kernel.bytes * kernel.count, kernel.count)
+    self._add(kernel.kind, moved, 1)
+
+  def node(self, node: Node) -> None:
+    """Adds what an operation takes, whichever kernel it is in."""
+    if held(node.name, node.params):
+      if node.name not in LOOPS:
+        self.strange(node.name, 1)
+      return
+    if node.name in _FREE:
+      return
+    if node.name in VIEWS:
+      moved = 2 * sum(v.nbytes for v in node.outs)
+    else:
+      moved = moved_bytes(node, [v for v in node.ins if v is not None])
+    self._add(kind_of(node), Total(flops_of(node), moved), 1)
+    if not is_known(node):
+      self.strange(node.name, 1)
+
+  def strange(self, name: str, times: float) -> None:
+    self.unknown[name] = self.unknown.get(name, 0) + times
+
+  def inner(self, cost: Cost, times: float) -> None:
+    for kernel in cost.kernels:
+      self.kernels.append(kernel._replace(count=kernel.count * times))
+    for kind, total in cost.totals.items():
+      self._add(kind, total, times)
+    for name, count in cost.unknown.items():
+      self.strange(name, count * times)
+
+  def _add(self, kind: str, total: Total, times: float) -> None:
+    old = self.totals.get(kind, Total())
+    added = (a + times * b for a, b in zip(old, total, strict=True))
+    self.totals[kind] = Total(*added)

@@ -1,0 +1,52 @@
+"""Which arrays of a program are in memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxmotion.perfmodel.cost._flat_program import LOOPS, Program, Value
+from jaxmotion.perfmodel.cost._fusion import Step, writes_in_place
+from jaxmotion.perfmodel.cost._ops import is_fusible
+
+
+class Memory:
+  """The bytes of a program's arrays as its steps run.
+
+  Arguments stay, results stay once they are made, and a temporary goes after
+  the last step that reads it. An elementwise step, one that changes a part of
+  an array, and a loop that carries one may write where a temporary was that
+  goes there.
+
+  Args:
+    program: what runs.
+    steps: its steps in order.
+  """
+
+  def __init__(self, program: Program, steps: Sequence[Step]):
+    self._steps = steps
+    stays = {v.source for v in program.outputs if v is not None}
+    stays.update(program.inputs)
+    self._last: dict[Value, int] = {}
+    for index, step in enumerate(steps):
+      for value in (*step.reads, *step.node.outs):
+        if value not in stays:
+          self._last[value] = index
+    self._alive = sum(v.nbytes for v in program.inputs)
+    self.peak_bytes = self._alive
+
+  def run(self, index: int, own_bytes: int) -> None:
+    """Runs a step, which needs some bytes for itself."""
+    step = self._steps[index]
+    name = step.node.name
+    goes = {v for v in step.reads if self._last.get(v) == index}
+    freed = sum(v.nbytes for v in goes)
+    made = sum(v.nbytes for v in step.node.outs)
+    reuses = (
+      is_fusible(step.node) or writes_in_place(step.node) or name in LOOPS
+    )
+    reused = min(freed, made) if reuses else 0
+    self._alive += made - reused
+    self.peak_bytes = max(self.peak_bytes, self._alive + own_bytes)
+    # Results that nobody reads go at once.
+    lost = sum(v.nbytes for v in step.node.outs if self._last.get(v) == index)
+    self._alive -= freed - reused + lost

@@ -1,0 +1,22 @@
+"""Describes devices, links and their measured or stated speeds."""
+
+from jaxmotion.perfmodel.platform._curve import Curve as Curve
+from jaxmotion.perfmodel.platform._datasheets import shipped as shipped
+from jaxmotion.perfmodel.platform._json import (
+  load_platform as load_platform,
+  platform_from_dict as platform_from_dict,
+  platform_to_dict as platform_to_dict,
+  save_platform as save_platform,
+)
+from jaxmotion.perfmodel.platform._platform import (
+  Axis as Axis,
+  Device as Device,
+  Link as Link,
+  Platform as Platform,
+)
+from jaxmotion.perfmodel.platform._units import (
+  Rate as Rate,
+  check_quantity as check_quantity,
+  gbit_per_s as gbit_per_s,
+  gbyte_per_s as gbyte_per_s,
+)

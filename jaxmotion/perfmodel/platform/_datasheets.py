@@ -1,0 +1,194 @@
+"""Platforms from datasheets, and measured ones. Each figure says which it is.
+
+Datasheets have peaks, not what a program reaches: what is predicted with them
+is a bound.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from jaxmotion.core import check_choice
+from jaxmotion.perfmodel.platform._json import load_platform
+from jaxmotion.perfmodel.platform._platform import Axis, Device, Link, Platform
+from jaxmotion.perfmodel.platform._units import gbit_per_s, gbyte_per_s
+
+_HERE = pathlib.Path(__file__).parent
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet (2023), SXM"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet (2024), SXM"
+_A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021), 80 GB SXM"
+_NCCL = "NCCL, src/graph/tuning.cc, Simple protocol, a hop of the ring"
+_ASSUMED = "assumed, not measured: measure yours"
+_PYDTNN = "Castello et al. 2021, defaults of their library (PyDTNN)"
+
+
+def shipped(name: str) -> Platform:
+  """Returns a platform that comes with jaxmotion.
+
+  Args:
+    name: one of
+      "h200_node", "h100_node", "a100_node": 8 GPUs on NVLink, axis "device";
+      "h100_cluster": 16 such H100 nodes, axes "host" and "device";
+      "ethernet_1gbit", "ethernet_10gbit", "ethernet_100gbit": 8 hosts
+      without GPUs, axis "data";
+      "cpu2": 2 devices that a host of 2 cores emulates, axis "data",
+      measured by `experiments.perfmodel.validate`.
+      `resize` changes the numbers of workers.
+
+  Returns:
+    The platform; its `sources` say where each figure is from.
+
+  Raises:
+    ValueError: another name.
+
+  Example:
+    >>> shipped("h100_node").sources["device.memory_rate"]
+    'NVIDIA H100 Tensor Core GPU datasheet (2023), SXM'
+    >>> shipped("h100_node").sources["device.kernel_s"]
+    'assumed, not measured: measure yours'
+  """
+  makers = {
+    "h200_node": lambda: _node("h200_node", _HOPPER["h200"]),
+    "h100_node": lambda: _node("h100_node", _HOPPER["h100"]),
+    "a100_node": lambda: _node("a100_node", _A100_PARTS),
+    "h100_cluster": _cluster,
+    "ethernet_1gbit": lambda: _ethernet(1),
+    "ethernet_10gbit": lambda: _ethernet(10),
+    "ethernet_100gbit": lambda: _ethernet(100),
+    "cpu2": lambda: load_platform(_HERE / "cpu2.json"),
+  }
+  check_choice("name", name, makers)
+  return makers[name]()
+
+
+def _hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
+  return Device(
+    name=name,
+    # Without sparsity. JAX multiplies float32 in TF32 by default.
+    matmul_flops_per_s={
+      "float32": 494.7e12,
+      "bfloat16": 989.4e12,
+      "float16": 989.4e12,
+      "float8_e4m3fn": 1978.9e12,
+      "float8_e5m2": 1978.9e12,
+      "int8": 1978.9e12,
+      "float64": 66.9e12,
+    },
+    vector_flops_per_s=66.9e12,
+    memory_rate=gbyte_per_s(gbyte),
+    memory_bytes=memory_bytes,
+    kernel_s=2e-6,
+  )
+
+
+# The device, its source, NVLink and PCIe in GB/s each way.
+_Parts = tuple[Device, str, float, float]
+_HOPPER: dict[str, _Parts] = {
+  "h100": (_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
+  "h200": (_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
+}
+_A100_PARTS: _Parts = (
+  Device(
+    name="A100 SXM 80 GB",
+    matmul_flops_per_s={
+      "float32": 156e12,
+      "bfloat16": 312e12,
+      "float16": 312e12,
+      "int8": 624e12,
+      "float64": 19.5e12,
+    },
+    vector_flops_per_s=19.5e12,
+    memory_rate=gbyte_per_s(2039),
+    memory_bytes=80e9,
+    kernel_s=2e-6,
+  ),
+  _A100,
+  300,
+  32,
+)
+
+
+def _node(name: str, parts: _Parts) -> Platform:
+  device, source, nvlink, pcie = parts
+  host = Link(latency_s=1e-5, rate=gbyte_per_s(pcie))
+  link = Link(latency_s=3.4e-6, rate=gbyte_per_s(nvlink))
+  return Platform(
+    name=name,
+    device=device,
+    to_host=host,
+    from_host=host,
+    axes=(Axis(name="device", workers=8, link=link),),
+    sources={
+      **_device_sources(source, _ASSUMED),
+      **_host_sources(_ASSUMED, source),
+      **_link_sources("axes.device", _NCCL, source),
+    },
+  )
+
+
+def _cluster() -> Platform:
+  node = _node("h100_cluster", _HOPPER["h100"])
+  between = Link(latency_s=1.4e-5, rate=gbit_per_s(400))
+  return Platform(
+    name=node.name,
+    device=node.device,
+    to_host=node.to_host,
+    from_host=node.from_host,
+    axes=(Axis(name="host", workers=16, link=between), *node.axes),
+    sources={
+      **node.sources,
+      **_link_sources(
+        "axes.host", _NCCL, "NVIDIA DGX H100 datasheet: ConnectX-7 per GPU"
+      ),
+    },
+  )
+
+
+def _ethernet(gbit: int) -> Platform:
+  memory = Link(latency_s=1e-6, rate=gbyte_per_s(50))
+  link = Link(latency_s=5e-5, rate=gbit_per_s(gbit))
+  device = Device(
+    name="host without GPU",
+    matmul_flops_per_s={"float32": 4e12},
+    vector_flops_per_s=4e12,
+    memory_rate=gbyte_per_s(50),
+    memory_bytes=64e9,
+    kernel_s=1e-6,
+  )
+  return Platform(
+    name=f"ethernet_{gbit}gbit",
+    device=device,
+    to_host=memory,
+    from_host=memory,
+    axes=(Axis(name="data", workers=8, link=link),),
+    sources={
+      **_device_sources(_PYDTNN, _ASSUMED),
+      "device.memory_bytes": _ASSUMED,
+      **_host_sources(_ASSUMED, _PYDTNN),
+      **_link_sources("axes.data", _ASSUMED, "IEEE 802.3, nominal rate"),
+    },
+  )
+
+
+def _device_sources(peaks: str, kernel: str) -> dict[str, str]:
+  figures = (
+    "matmul_flops_per_s",
+    "vector_flops_per_s",
+    "memory_rate",
+    "memory_bytes",
+  )
+  return {
+    **{f"device.{figure}": peaks for figure in figures},
+    "device.kernel_s": kernel,
+  }
+
+
+def _host_sources(latency: str, rate: str) -> dict[str, str]:
+  return {
+    **_link_sources("to_host", latency, rate),
+    **_link_sources("from_host", latency, rate),
+  }
+
+
+def _link_sources(path: str, latency: str, rate: str) -> dict[str, str]:
+  return {f"{path}.latency_s": latency, f"{path}.rate": rate}

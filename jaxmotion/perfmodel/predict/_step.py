@@ -1,0 +1,307 @@
+"""The time and memory of a data-parallel step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from jaxmotion.codecs import Codec
+from jaxmotion.core import PyTree, check_int, tree_bytes
+from jaxmotion.perfmodel.cost import Cost, cost
+from jaxmotion.perfmodel.platform import Platform, check_quantity
+from jaxmotion.perfmodel.predict._exchange import Exchange, predict_plan
+from jaxmotion.perfmodel.predict._layout import Job, Plan, make_plan
+from jaxmotion.perfmodel.predict._overlap import (
+  Message,
+  blocking_seconds,
+  overlapped_seconds,
+)
+from jaxmotion.perfmodel.predict._roofline import ready_seconds, seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A predicted step of one worker; all seconds.
+
+  Args:
+    compute_s: forward and backward pass.
+    encode_s: encoding what is sent.
+    link_s: collectives, with what is recoded between their phases.
+    decode_s: decoding what has arrived.
+    update_s: the optimiser.
+    call_s: calling the compiled program.
+    total_s: from the batch to the new parameters, with the call.
+    wire_bytes: sent by one worker.
+    memory_bytes: that one worker needs at most.
+
+  Example:
+    >>> step = Step(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, 1e6, 1e9)
+    >>> round(step.exposed_s, 3)
+    2.0
+  """
+
+  compute_s: float
+  encode_s: float
+  link_s: float
+  decode_s: float
+  update_s: float
+  call_s: float
+  total_s: float
+  wire_bytes: float
+  memory_bytes: float
+
+  @property
+  def exposed_s(self) -> float:
+    """Seconds that the exchange adds to the step."""
+    return self.total_s - self.compute_s - self.update_s - self.call_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What one worker computes in a step.
+
+  Args:
+    params: shapes of the parameters.
+    gradient: cost of the loss and its gradient.
+    update: cost of the optimiser.
+    written: for each parameter, the number of kernels after which its
+      gradient is in memory.
+    state_bytes: of the optimiser.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> w = jax.ShapeDtypeStruct((64, 64), "float32")
+    >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
+    >>> work(lambda w, x: jnp.sum(x @ w), w, x).written  # x w, sum, 1, x^T 1
+    (4,)
+  """
+
+  params: PyTree
+  gradient: Cost
+  update: Cost
+  written: tuple[int, ...]
+  state_bytes: int
+
+
+def work(
+  loss_fn: Callable[..., Any],
+  params: PyTree,
+  *batch: Any,
+  optimizer: optax.GradientTransformation | None = None,
+  while_trips: int | Mapping[str, int] | None = None,
+  branch_shares: Sequence[float] | None = None,
+) -> Work:
+  """Traces what one worker computes.
+
+  Args:
+    loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function.
+    params: pytree of arrays or ShapeDtypeStructs.
+    *batch: the worker's own part of the batch.
+    optimizer: of the update; None is SGD without momentum.
+    while_trips: as for `cost`.
+    branch_shares: as for `cost`.
+
+  Raises:
+    ValueError: as `cost`.
+
+  Example:
+    >>> from jaxmotion.perfmodel import zoo
+    >>> net = zoo("alexnet")
+    >>> whole = work(net.loss, net.params, *net.batch(4))
+    >>> round(whole.gradient.totals["convolution"].flops / 1e9, 1)
+    13.8
+  """
+  optimizer = optax.sgd(0.1) if optimizer is None else optimizer
+  state = jax.eval_shape(optimizer.init, params)
+  options: dict[str, Any] = dict(
+    while_trips=while_trips, branch_shares=branch_shares
+  )
+  gradient = cost(
+    lambda params, *batch: jax.value_and_grad(loss_fn)(params, *batch),
+    params,
+    *batch,
+    **options,
+  )
+
+  def step(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  return Work(
+    jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params),
+    gradient,
+    cost(step, params, state, params),
+    gradient.written[1:],
+    tree_bytes(state),
+  )
+
+
+def data_parallel(
+  work: Work,
+  platform: Platform,
+  axis: str,
+  codec: Codec | None = None,
+  *,
+  bucket_bytes: int | None = None,
+  overlap: bool = True,
+  method: str | None = None,
+  within: str | None = None,
+  algorithm: str = "ring",
+  alone_s: float | None = None,
+) -> Step:
+  """Predicts a step in which workers exchange their gradients.
+
+  Gradients are put into buckets in the order in which the backward pass makes
+  them. A bucket that is full is encoded and sent while the pass goes on.
+
+  Args:
+    work: of one worker, with its part of the batch.
+    platform: devices and links.
+    axis: of the workers, or of the hosts.
+    codec: encodes what travels; None is full precision.
+    bucket_bytes: of gradients, at least, in all buckets but the last; None is
+      one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
+    overlap: whether links and devices work at once.
+    method: as for `predict_exchange`.
+    within: as for `predict_exchange`.
+    algorithm: as for `predict_exchange`.
+    alone_s: seconds of the whole step without any exchange, if they were
+      measured; computing, updating and calling then take that together, in
+      the proportions of the roofline.
+
+  Returns:
+    The step; parameters and the optimiser's state are updated in place.
+
+  Raises:
+    ValueError: as `predict_exchange` and `seconds`; `alone_s` is not positive.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> from jaxmotion.perfmodel import shipped, zoo
+    >>> net = zoo("alexnet")
+    >>> own = work(net.loss, net.params, *net.batch(32))
+    >>> cluster = shipped("ethernet_10gbit")
+    >>> plain = data_parallel(own, cluster, "data", bucket_bytes=25 << 20)
+    >>> int8 = data_parallel(
+    ...   own, cluster, "data", codecs.uniform(bits=8), bucket_bytes=25 << 20
+    ... )
+    >>> plain.total_s > int8.total_s
+    True
+  """
+  device = platform.device
+  devices = None if within is None else platform.axis(within)
+  plan = make_plan(codec, work.params, platform.axis(axis), method, devices)
+  compute, update = (
+    seconds(part, device) for part in (work.gradient, work.update)
+  )
+  scale = 1.0
+  if alone_s is not None:
+    check_quantity("alone_s", alone_s)
+    scale = alone_s / (compute + update + device.call_s)
+  ready = [scale * s for s in ready_seconds(work.gradient, device)[1:]]
+  messages, exchanges = exchange_messages(
+    plan, ready, scale * compute, platform, bucket_bytes, algorithm
+  )
+  return make_step(
+    messages,
+    exchanges,
+    compute_s=scale * compute,
+    update_s=scale * update,
+    call_s=scale * device.call_s,
+    memory_bytes=work.gradient.peak_bytes + work.state_bytes,
+    overlap=overlap,
+  )
+
+
+def exchange_messages(
+  plan: Plan,
+  ready: Sequence[float],
+  compute_s: float,
+  platform: Platform,
+  bucket_bytes: int | None,
+  algorithm: str,
+) -> tuple[list[Message], list[Exchange]]:
+  """Puts gradients into buckets, the first ready first.
+
+  Args:
+    plan: how they are exchanged.
+    ready: seconds after which each leaf is there.
+    compute_s: seconds after which all is computed.
+    platform: devices and links.
+    bucket_bytes: of all buckets but the last, at least; None for one bucket.
+    algorithm: of the collectives.
+
+  Returns:
+    A message for each bucket and one for what is computed after the last of
+    them, and the exchange of each bucket.
+  """
+  if bucket_bytes is not None:
+    check_int("bucket_bytes", bucket_bytes, 1)
+
+  def there(job: Job) -> float:
+    return max(ready[i] for i in job.leaves)
+
+  messages, exchanges, last = [], [], 0.0
+  for bucket in _buckets(sorted(plan.jobs, key=there), bucket_bytes):
+    only = plan._replace(jobs=tuple(bucket))
+    part = predict_plan(only, platform, algorithm)
+    now = there(bucket[-1])
+    link_s = part.link_s + part.recode_s
+    messages.append(Message(now - last, part.encode_s, link_s, part.decode_s))
+    exchanges.append(part)
+    last = now
+  messages.append(Message(max(compute_s - last, 0.0), 0.0, 0.0, 0.0))
+  return messages, exchanges
+
+
+def _buckets(
+  jobs: Sequence[Job], bucket_bytes: int | None
+) -> Iterator[list[Job]]:
+  full: list[Job] = []
+  for job in jobs:
+    full.append(job)
+    if bucket_bytes and tree_bytes([j.whole for j in full]) >= bucket_bytes:
+      yield full
+      full = []
+  if full:
+    yield full
+
+
+def make_step(
+  messages: Sequence[Message],
+  exchanges: Sequence[Exchange],
+  *,
+  compute_s: float,
+  update_s: float,
+  call_s: float,
+  memory_bytes: int,
+  overlap: bool,
+) -> Step:
+  """Returns the step that computes and exchanges so much.
+
+  Args:
+    messages: in the order in which they are there.
+    exchanges: those of them that are exchanged.
+    compute_s: of the forward and backward pass.
+    update_s: of the optimiser.
+    call_s: of the compiled program's call.
+    memory_bytes: without what is exchanged.
+    overlap: whether links and devices work at once.
+  """
+  end = (overlapped_seconds if overlap else blocking_seconds)(messages)
+  return Step(
+    compute_s,
+    math.fsum(m.encode_s for m in messages),
+    math.fsum(m.link_s for m in messages),
+    math.fsum(m.decode_s for m in messages),
+    update_s,
+    call_s,
+    end + update_s + call_s,
+    math.fsum(e.ledger.total_bytes for e in exchanges),
+    memory_bytes + sum(e.memory_bytes for e in exchanges),
+  )

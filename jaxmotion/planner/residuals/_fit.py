@@ -1,0 +1,190 @@
+"""Chooses what is done with each residual under a budget of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec
+from jaxmotion.core import PyTree, describe
+from jaxmotion.memory.residuals import Action, offload, recompute
+from jaxmotion.perfmodel import Platform
+from jaxmotion.planner.residuals._costs import Prices
+from jaxmotion.planner.residuals._enumerate import drafts
+from jaxmotion.planner.residuals._plan import FitPlan
+from jaxmotion.planner.residuals._select import Check, cheapest
+
+OPTIONS = (offload(), recompute())
+
+
+def program_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
+  """Returns the device memory of a function, compiled for JAX's backend.
+
+  Arguments, results and everything in between. The CPU backend's figure is
+  right for what loops keep, and says nothing of residuals outside loops, nor
+  of what is on the host.
+
+  Args:
+    fn: the function.
+    *args: its arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`s.
+
+  Example:
+    >>> x = jax.ShapeDtypeStruct((256, 256), "float32")
+    >>> program_bytes(lambda x: x + 1, x)
+    524288
+  """
+  memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
+  return int(
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+
+
+def fit(
+  fn: Callable[..., Any],
+  params: PyTree,
+  batch: Any,
+  budget_bytes: float,
+  platform: Platform,
+  *,
+  options: Sequence[Action] = OPTIONS,
+  compiled_bytes: Check | None = program_bytes,
+) -> FitPlan:
+  r"""Chooses what is done with each residual so that a step fits and is short.
+
+  Each residual `r` of a function is kept, encoded, moved to the host or
+  computed again, so that the predicted seconds of a step
+
+  .. math::
+    t(D) + \sum_r n_r (e_r + d_r)
+    + \sum_l \max(0, p_l - f_l) + \max(0, q_l - b_l)
+
+  are least under the budget, where `t(D)` is the roofline of a step that
+  computes the residuals `D` again, `n`, `e` and `d` are how often a residual is
+  kept and the seconds of encoding and decoding it (and of the device's memory,
+  if it goes to the host and comes back), `p` and `q` are the seconds
+  that the link to the host and the one back take for a layer (the body of a
+  loop, or what is in none), and `f` and `b` those of its forward and backward
+  computations.
+
+  Plans that none is both faster and smaller than are tried in turn: the step,
+  `jax.value_and_grad` of the function, is compiled, and what the compiler
+  needs more or less than predicted moves the choice to another plan until the
+  fastest is found that fits. If none does, the plans that keep least are
+  compiled, one for each set `D`, before the budget is refused. Nothing is run.
+
+  Args:
+    fn: `fn(params, *batch)`, a scalar: any JAX function.
+    params: pytree of arrays or of `jax.ShapeDtypeStruct`s.
+    batch: tuple of the other arguments; what is no tuple is the only one.
+    budget_bytes: of all device memory: arguments, gradients, residuals and
+      what is alive besides. The optimiser's state is the caller's.
+    platform: what the step will run on.
+    options: what may be done besides keeping: codecs, `offload(...)`s and
+      `recompute()`. Codecs that round change the gradients.
+    compiled_bytes: `compiled_bytes(step, params, *batch)` compiles a step and
+      returns the bytes of device memory it takes; None trusts the prediction.
+
+  Returns:
+    The plan; `plan.wrap(fn)` keeps its residuals by it.
+
+  Raises:
+    DoesNotFit: no plan meets the budget (a ValueError with `least_bytes`).
+    TypeError: `platform` is no platform, or an option is none.
+    ValueError: the budget is not positive, the function returns no scalar or
+      has side effects, a codec remembers something between arrays, or the
+      device has no rate for a matrix product's dtype.
+
+  Example:
+    >>> from jaxmotion.perfmodel import shipped
+    >>> def loss(params, x):
+    ...   def layer(x, w):
+    ...     return x + jnp.tanh(jnp.tanh(x @ w) @ w.T), None
+    ...   return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+    >>> w = jax.ShapeDtypeStruct((8, 64, 64), "float32")
+    >>> x = jax.ShapeDtypeStruct((256, 64), "float32")
+    >>> plan = fit(loss, w, x, 1.5e6, shipped("h100_node"))
+    >>> plan.compiled_bytes <= 1.5e6, plan.rules[0][1]
+    (True, recompute())
+
+  References:
+    Liu et al., Layup: layer-adaptive and multi-type intermediate-oriented
+    memory optimization for GPU-based CNNs, 2019 (a rule for each type of
+    layer, here a price for each array); Jain et al., Checkmate: breaking the
+    memory wall with optimal tensor rematerialization, 2020.
+  """
+  _check_budget(budget_bytes)
+  if not isinstance(platform, Platform):
+    raise TypeError(f"`platform` must be a Platform, got {platform!r}.")
+  _check_options(options)
+  rest = batch if isinstance(batch, tuple) else (batch,)
+  args = jax.tree.map(_shape, (params, *rest))
+  _check_result(fn, args)
+  refused = _no_host(platform, compiled_bytes)
+  notes: tuple[str, ...] = ()
+  if refused and any(isinstance(o, offload) for o in options):
+    options = [o for o in options if not isinstance(o, offload)]
+    notes = (f"Nothing is offloaded: {refused}.",)
+  ways = [o for o in options if not (o is None or isinstance(o, recompute))]
+  prices = Prices(fn, args, platform, ways)
+  found = drafts(prices, any(isinstance(o, recompute) for o in options))
+  return cheapest(prices, found, budget_bytes, compiled_bytes, notes)
+
+
+def _shape(x: Any) -> Any:
+  aval = jax.typeof(x)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _no_host(platform: Platform, compiled_bytes: Check | None) -> str:
+  """Says why nothing may go to the host, if so."""
+  if platform.to_host is None or platform.from_host is None:
+    return f"`platform` {platform.name!r} has no link to a host"
+  if compiled_bytes is program_bytes and jax.default_backend() == "cpu":
+    return (
+      "the CPU backend, which the step was compiled for, has no other memory "
+      "(`compiled_bytes` may be a compiler for the platform)"
+    )
+  return ""
+
+
+def _check_budget(budget_bytes: float) -> None:
+  if isinstance(budget_bytes, bool) or not isinstance(
+    budget_bytes, int | float
+  ):
+    raise TypeError(
+      f"`budget_bytes` must be a number of bytes, got {budget_bytes!r}."
+    )
+  if not (budget_bytes > 0 and math.isfinite(budget_bytes)):
+    raise ValueError(
+      f"`budget_bytes` must be positive and finite, got {budget_bytes!r}."
+    )
+
+
+def _check_options(options: Sequence[Action]) -> None:
+  for option in options:
+    if not (option is None or isinstance(option, Codec | offload | recompute)):
+      raise TypeError(
+        "`options` must be codecs, `offload(...)`, `recompute()` or None, got "
+        f"{option!r}."
+      )
+
+
+def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:
+  result = jax.eval_shape(fn, *args)
+  leaves = jax.tree.leaves(result)
+  if (
+    len(leaves) != 1
+    or leaves[0].shape
+    or not jnp.issubdtype(leaves[0].dtype, jnp.floating)
+  ):
+    shown = ", ".join(map(describe, leaves))
+    raise ValueError(
+      f"`fn` must return a floating-point scalar, got ({shown})."
+    )

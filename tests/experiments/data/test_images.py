@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from experiments.data import images as data_images
+
+RNG = np.random.default_rng(0)
+
+
+def make_records(count):
+  """CIFAR-10 records: pixels, labels, and the bytes of a binary file."""
+  pixels = RNG.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+  labels = RNG.integers(0, 10, count)
+  planes = pixels.transpose(0, 3, 1, 2).reshape(count, -1)
+  records = np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1)
+  return pixels, labels, records
+
+
+def save_image(path, colour):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.new("RGB", (20, 10), colour).save(path)
+
+
+def test_digits_are_split_two_to_one_without_overlap():
+  data = data_images.load_digits()
+  assert data.train.pixels.shape == (1198, 8, 8, 1)
+  assert data.test.pixels.shape == (599, 8, 8, 1)
+  assert set(data.train.labels) == set(data.test.labels) == set(range(10))
+  # Every digit of the file is on exactly one side.
+  everything = np.concatenate([data.train.pixels, data.test.pixels])
+  pixels = data_images.datasets.load_digits().data.reshape(-1, 8, 8, 1) * 16
+  expected = np.minimum(pixels, 255).astype(np.uint8)
+  assert sorted(map(bytes, everything)) == sorted(map(bytes, expected))
+
+
+def test_digits_split_is_the_same_every_time():
+  first, second = data_images.load_digits(), data_images.load_digits()
+  np.testing.assert_array_equal(first.test.pixels, second.test.pixels)
+
+
+def test_photographs_are_crops_at_four_rotations():
+  data = data_images.load_photographs()
+  assert data.train.pixels.shape == (8000, 32, 32, 3)
+  assert data.test.pixels.shape == (4000, 32, 32, 3)
+  assert data.classes == 8
+  for images in data[:2]:
+    assert (np.bincount(images.labels) == len(images.labels) / 8).all()
+  photographs = data_images.datasets.load_sample_images().images
+  for label, pixels in zip(
+    data.test.labels[::501], data.test.pixels[::501], strict=True
+  ):
+    photograph, turn = divmod(int(label), 4)
+    upright = np.rot90(pixels, -turn)
+    assert _places(photographs[photograph], upright)
+
+
+def test_no_pixel_of_a_photograph_is_on_both_sides():
+  data = data_images.load_photographs()
+  photographs = data_images.datasets.load_sample_images().images
+  seen = []
+  for images in data[:2]:
+    mask = np.zeros((2, *photographs[0].shape[:2]), int)
+    upright = images.labels % 4 == 0
+    found = zip(images.labels[upright], images.pixels[upright], strict=True)
+    for label, pixels in found:
+      photograph = int(label) // 4
+      for i, j in _places(photographs[photograph], pixels):
+        mask[photograph, i : i + 32, j : j + 32] = 1
+    seen.append(mask)
+  assert not (seen[0] & seen[1]).any()
+  assert seen[0].any() and seen[1].any()
+
+
+def _places(photograph, crop):
+  """Where a crop is in a photograph, on the grid that crops are cut on."""
+  corners = (photograph[:-31:8, :-31:8] == crop[0, 0]).all(axis=-1)
+  return [
+    (i, j)
+    for i, j in 8 * np.argwhere(corners)
+    if (photograph[i : i + 32, j : j + 32] == crop).all()
+  ]
+
+
+def test_resizing_keeps_what_there_is():
+  data = data_images.load_digits()
+  bigger = data_images.resized(data, 32)
+  assert bigger.train.pixels.shape == (1198, 32, 32, 1)
+  np.testing.assert_array_equal(bigger.test.labels, data.test.labels)
+  # The mean over each 4 x 4 is near the pixel that it was made of.
+  means = bigger.test.pixels.reshape(-1, 8, 4, 8, 4).mean(axis=(2, 4))
+  correlation = np.corrcoef(
+    means.ravel(), data.test.pixels.astype(float).ravel()
+  )
+  assert correlation[0, 1] > 0.95
+  assert data_images.resized(data, 8).train is data.train
+
+
+def test_cifar10_binary_files_are_read_in_order(tmp_path):
+  parts = [make_records(n) for n in (3, 2, 4)]
+  names = ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin")
+  for name, (_, _, records) in zip(names, parts, strict=True):
+    records.tofile(tmp_path / name)
+  data = data_images.load_cifar10(tmp_path)
+  np.testing.assert_array_equal(
+    data.train.pixels, np.concatenate([parts[0][0], parts[1][0]])
+  )
+  np.testing.assert_array_equal(
+    data.train.labels, np.concatenate([parts[0][1], parts[1][1]])
+  )
+  np.testing.assert_array_equal(data.test.pixels, parts[2][0])
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_cifar10_npz_is_read(tmp_path, named):
+  pixels, labels, _ = make_records(5)
+  np.savez(
+    tmp_path / "cifar.npz",
+    x_train=pixels[:3],
+    y_train=labels[:3, None],  # Keras keeps a second axis.
+    x_test=pixels[3:],
+    y_test=labels[3:],
+  )
+  path = tmp_path / "cifar.npz" if named == "file" else tmp_path
+  data = data_images.load_cifar10(path)
+  np.testing.assert_array_equal(data.train.pixels, pixels[:3])
+  np.testing.assert_array_equal(data.train.labels, labels[:3])
+  np.testing.assert_array_equal(data.test.labels, labels[3:])
+
+
+def test_missing_cifar10_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r"data_batch_\*.bin or an .npz"):
+    data_images.load_cifar10(tmp_path)
+  make_records(1)[2].tofile(tmp_path / "data_batch_1.bin")
+  with pytest.raises(FileNotFoundError, match=r"test_batch.bin"):
+    data_images.load_cifar10(tmp_path)
+
+
+def test_cut_cifar10_file_is_named(tmp_path):
+  make_records(2)[2].reshape(-1)[:-1].tofile(tmp_path / "data_batch_1.bin")
+  with pytest.raises(ValueError, match=r"data_batch_1.bin.*got 6145 bytes"):
+    data_images.load_cifar10(tmp_path)
+
+
+def test_npz_without_labels_is_named(tmp_path):
+  np.savez(tmp_path / "half.npz", x_train=np.zeros(1), x_test=np.zeros(1))
+  with pytest.raises(ValueError, match=r"got no y_train, y_test"):
+    data_images.load_cifar10(tmp_path)
+
+
+@pytest.mark.parametrize("held_out", ["val", "test"])
+def test_image_folder_with_splits_is_read(tmp_path, held_out):
+  save_image(tmp_path / "train" / "cat" / "a.png", (255, 0, 0))
+  save_image(tmp_path / "train" / "dog" / "b.jpg", (0, 255, 0))
+  save_image(tmp_path / held_out / "dog" / "c.png", (0, 0, 255))
+  (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+  data = data_images.load_image_folder(tmp_path, 8)
+  assert data.classes == 2
+  assert data.train.pixels.shape == (2, 8, 8, 3)
+  assert data.train.labels.tolist() == [0, 1]
+  assert data.test.labels.tolist() == [1]
+  assert (data.train.pixels[0] == (255, 0, 0)).all()
+  assert (data.test.pixels[0] == (0, 0, 255)).all()
+
+
+def test_plain_image_folder_holds_out_by_path(tmp_path):
+  for i in range(40):
+    save_image(tmp_path / "ab"[i % 2] / f"{i}.png", (i, 0, 0))
+  data = data_images.load_image_folder(tmp_path, 4)
+  train, test = (set(s.pixels[:, 0, 0, 0]) for s in (data.train, data.test))
+  assert train | test == set(range(40))
+  assert not train & test
+  assert 2 <= len(test) <= 16  # A fifth of 40, give or take.
+  # More files move none of the others to the other side.
+  save_image(tmp_path / "a" / "new.png", (200, 0, 0))
+  again = data_images.load_image_folder(tmp_path, 4)
+  assert set(again.test.pixels[:, 0, 0, 0]) - {200} == test
+
+
+def test_missing_image_folders_are_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r"got '/nowhere/at/all'"):
+    data_images.load_image_folder(
+      data_images.pathlib.Path("/nowhere/at/all"), 8
+    )
+  with pytest.raises(FileNotFoundError, match=r"class folders of images"):
+    data_images.load_image_folder(tmp_path, 8)
+  (tmp_path / "train").mkdir()
+  with pytest.raises(FileNotFoundError, match=r"val/ or test/ beside train/"):
+    data_images.load_image_folder(tmp_path, 8)
+
+
+def test_data_dir_must_be_given():
+  with pytest.raises(FileNotFoundError, match=r"`config.data_dir` must"):
+    data_images.load_images(ConfigDict({"data": "cifar10", "data_dir": ""}))
+
+
+def test_unknown_data_is_named():
+  with pytest.raises(ValueError, match=r"got 'mnist'"):
+    data_images.load_images(ConfigDict({"data": "mnist", "data_dir": ""}))
+
+
+def test_an_epoch_sees_every_example_once():
+  batches = [data_images.batch_indices(10, 5, seed=1, step=s) for s in range(4)]
+  first, second = np.concatenate(batches[:2]), np.concatenate(batches[2:])
+  assert sorted(first) == sorted(second) == list(range(10))
+  assert first.tolist() != second.tolist()
+
+
+def test_batches_depend_on_seed_and_step_alone():
+  late = data_images.batch_indices(1000, 10, seed=3, step=250)
+  for step in range(5):
+    data_images.batch_indices(1000, 10, seed=4, step=step)
+  np.testing.assert_array_equal(
+    late, data_images.batch_indices(1000, 10, seed=3, step=250)
+  )
+  assert late.tolist() != data_images.batch_indices(1000, 10, 4, 250).tolist()
+
+
+def test_batch_cannot_be_larger_than_the_data():
+  with pytest.raises(ValueError, match=r"`size` must be .*got 11"):
+    data_images.batch_indices(10, 11, seed=0, step=0)

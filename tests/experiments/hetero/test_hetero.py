@@ -1,0 +1,173 @@
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import tables
+from experiments.common import records
+from experiments.hetero import gradients, rows as hetero_rows, trainer
+from experiments.hetero.cases import CASES, WORKERS, Settings, slowdowns
+from tests.paths import ROOT
+
+WAIT_S = 240
+TINY = Settings(
+  seeds=(0,), steps=6, settle=1, channels=(4, 4), hidden=8, draws=60
+)
+
+
+@pytest.fixture(scope="module")
+def bench():
+  return trainer.Bench(TINY)
+
+
+def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path):
+  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.hetero", "--scenarios=changing"),
+      *(
+        "--deals=by_class",
+        "--seeds=1",
+        "--steps=6",
+        "--settle=1",
+        "--draws=2",
+      ),
+      *(f"--json={json}", f"--plot={plot}"),
+    ],
+    cwd=ROOT,
+    env=kept | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=WAIT_S,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "emulated" in done.stdout and "\x1b[" not in done.stdout
+  rows = records.read_rows(json)
+  assert {row.experiment for row in rows} == {
+    "hetgrad_changing_by_class",
+    "hetgrad_gradient_by_class",
+  }
+  cells = {(row.experiment, row.case, row.metric) for row in rows}
+  assert len(cells) == len(rows)
+  assert {case for _, case, _ in cells} == {*CASES, "weighted", "plain_mean"}
+  # Nothing here was measured on workers that run at the same time.
+  timed = ("_ms", "_s")
+  for row in rows:
+    assert "emulated" in row.unit or not row.metric.endswith(timed)
+  assert plot.read_bytes().startswith(b"\x89PNG")
+  assert tables.markdown(rows).count("\n") == 1 + len(CASES)
+
+
+def test_a_misspelt_scenario_is_refused_before_any_work():
+  with pytest.raises(ValueError, match=r"`scenarios` must name .*got 'one_3x'"):
+    Settings(scenarios=("one_3x",))
+  with pytest.raises(ValueError, match="`steps` must be more than twice"):
+    Settings(steps=20, settle=10)
+
+
+def test_phases_take_equal_parts():
+  seen = [slowdowns("changing", step, 6) for step in range(6)]
+  assert seen == [(1, 1, 1, 4)] * 3 + [(2, 1, 1, 1)] * 3
+  parts = hetero_rows.phases("changing", TINY)
+  assert parts == [slice(1, 3), slice(4, 6)]
+
+
+@pytest.mark.parametrize("deal", TINY.deals)
+@pytest.mark.parametrize("counts", [(7, 7, 7, 7), (9, 9, 8, 2), (28, 0, 0, 0)])
+def test_a_batch_has_every_microbatch_once(bench, deal, counts):
+  batch = bench.dealers[deal].deal(counts, (1, 1, 2, 4), 0, 3)
+  assert batch["pixels"].shape == (WORKERS, TINY.total, 4, 8, 8, 1)
+  assert batch["repeats"][:, 0].tolist() == [1, 1, 2, 4]
+  filled = np.arange(TINY.total) < np.array(counts)[:, None]
+  pixels = batch["pixels"][filled].reshape(TINY.batch_size, -1)
+  images = bench.dealers[deal].images["pixels"].reshape(-1, 64)
+  assert (pixels[:, None] == images[None]).all(axis=2).any(axis=1).all()
+  assert not batch["pixels"][~filled].any()
+
+
+def test_workers_see_their_own_classes(bench):
+  counts = (9, 9, 8, 2)
+  batch = bench.dealers["by_class"].deal(counts, (1,) * 4, 0, 0)
+  seen = [set(batch["labels"][i, :n].ravel()) for i, n in enumerate(counts)]
+  assert max(seen[0]) <= min(seen[1]) and max(seen[1]) <= min(seen[2])
+  assert seen[3] == {9}
+
+
+def test_weights_of_a_plain_mean_are_the_workers(bench):
+  counts = (9, 9, 8, 2)
+  batch = bench.dealers["shuffled"].deal(counts, (1,) * 4, 0, 0, weighted=False)
+  totals = [batch["weight"][i, :n].sum() for i, n in enumerate(counts)]
+  np.testing.assert_allclose(totals, 1.0, rtol=1e-6)
+
+
+def test_turns_do_the_work_of_all_and_slowness_changes_no_number(bench):
+  state = bench.uneven.init(bench.params(0))
+  counts = (9, 9, 8, 2)
+  dealer = bench.dealers["shuffled"]
+  plain = bench.uneven.work(state, dealer.deal(counts, (1,) * 4, 0, 0), counts)
+  slow = dealer.deal(counts, (1, 2, 1, 4), 0, 0)
+  turns, seconds = trainer.take_turns(bench.uneven, state, slow, counts)
+  assert seconds.shape == (WORKERS,) and (seconds > 0).all()
+  for a, b in zip(turns.value.grads, plain.value.grads, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert turns.value.count.tolist() == [36, 36, 32, 8]
+
+
+def test_the_extra_work_is_in_the_compiled_program(bench):
+  params = bench.params(0)
+  batch = bench.dealers["shuffled"].deal((7,) * 4, (4,) * 4, 0, 0)
+  one = jax.tree.map(lambda a: a[0, 0], batch)
+
+  def compiled(loss):
+    text = jax.jit(jax.grad(loss)).lower(params, one).compile().as_text()
+    return text.count(" while("), text.count(" convolution(")
+
+  loops, convolutions = compiled(lambda p, b: bench.loss(p, b)[0])
+  _, once = compiled(bench.mean_loss)
+  # All of the gradient is in the loop, and once more behind it.
+  assert loops == 1
+  assert convolutions == 2 * once > 0
+
+
+def test_the_plain_mean_is_biased_and_noisier(bench):
+  shuffled = gradients.examine(bench, "shuffled")
+  by_class = gradients.examine(bench, "by_class")
+  # Each worker's own classes: the plain mean is another gradient.
+  assert by_class["plain_mean"].bias > 5 * by_class["plain_mean"].bias_noise
+  assert by_class["weighted"].bias < by_class["plain_mean"].bias / 3
+  for case in ("weighted", "plain_mean"):
+    assert shuffled[case].bias < 3 * shuffled[case].bias_noise
+  # Shuffled, it only has a greater variance: N mean(1 / n) / P times.
+  predicted = gradients.predicted_ratio(gradients.counts_of(bench))
+  ratio = shuffled["plain_mean"].variance / shuffled["weighted"].variance
+  assert ratio == pytest.approx(predicted, rel=0.3) and predicted > 1.4
+
+
+def test_times_are_told_against_the_sum_of_speeds():
+  steps = Settings(steps=8, settle=1, seeds=(0,))
+
+  def run(counts, seconds):
+    return trainer.Run(
+      *("one_2x", "shuffled", "case", 0, 90.0, 0.1),
+      np.tile(counts, (8, 1)),
+      np.tile(seconds, (8, 1)),
+      np.full(8, 0.001),
+      0,
+    )
+
+  equal = run((7, 7, 7, 7), (0.007, 0.007, 0.007, 0.014))
+  even = hetero_rows.times(equal, equal, steps)
+  assert even.ideal_ms == pytest.approx(8) and even.work_ms == 14
+  assert even.ideal_ratio == even.balance_ratio == pytest.approx(14 / 8)
+  ours = hetero_rows.times(run((8, 8, 8, 4), (0.008,) * 4), equal, steps)
+  assert ours.ideal_ratio == pytest.approx(1)
+  assert ours.step_ms == pytest.approx(9)
+
+
+def test_the_docs_table_is_made_of_the_rows():
+  rows = records.read_rows(ROOT / "docs" / "results" / "hetgrad.jsonl")
+  assert tables.markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()

@@ -1,0 +1,164 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.common import records
+from experiments.hosts import links
+from tests.paths import ROOT
+
+REFUSAL = links.refusal()
+SMALL = ["--widths=64,512,512,10", "--batch=4", "--steps=2", "--rounds=2"]
+WAIT_S = 120
+
+
+def command(*flags):
+  return [sys.executable, "-m", "experiments.hosts", *SMALL, *flags]
+
+
+def run(*flags, **environment):
+  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return subprocess.run(
+    command(*flags),
+    cwd=ROOT,
+    env=kept | environment,
+    capture_output=True,
+    text=True,
+    timeout=WAIT_S,
+  )
+
+
+def read(path):
+  rows = records.read_rows(path)
+  return rows[0].experiment, {(r.case, r.metric): r.value for r in rows}
+
+
+def test_hosts_without_a_link_need_no_permission(tmp_path):
+  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+  done = run(
+    "--rate=loopback",
+    "--cases=none,fp32,sign_feedback",
+    "--peers=",
+    f"--json={json}",
+    f"--plot={plot}",
+  )
+  assert done.returncode == 0, done.stderr
+  experiment, values = read(json)
+  assert experiment == "hosts2_loopback"
+  assert values["sign_feedback", "wire_ratio"] > 10
+  assert plot.read_bytes().startswith(b"\x89PNG")
+  assert "what the link allows" in done.stdout
+
+
+@pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+@pytest.mark.parametrize(
+  ("hosts", "cases"), [(2, ["bf16", "int4_feedback"]), (3, ["fp32", "int8"])]
+)
+def test_counted_bytes_are_within_3_percent_of_the_predicted(
+  tmp_path, hosts, cases
+):
+  json = tmp_path / "rows.jsonl"
+  done = run(
+    "--rate=none",
+    f"--hosts={hosts}",
+    f"--cases=none,{','.join(cases)}",
+    "--peers=",
+    f"--json={json}",
+  )
+  assert done.returncode == 0, done.stderr
+  _, values = read(json)
+  for case in cases:
+    counted = values[case, "wire_bytes_counted"]
+    assert counted == pytest.approx(
+      values[case, "wire_bytes_predicted"], rel=0.03, abs=4096
+    )
+  assert values["none", "interface_bytes"] < 1000
+
+
+@pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+def test_a_slow_link_makes_fewer_bytes_faster(tmp_path):
+  json = tmp_path / "rows.jsonl"
+  done = run(
+    "--rate=50mbit",
+    "--rtt_ms=2",
+    "--cases=none,fp32,int8",
+    "--peers=torch_fp32",
+    f"--json={json}",
+  )
+  assert done.returncode == 0, done.stderr
+  experiment, values = read(json)
+  assert experiment == "hosts2_50mbit_rtt2ms"
+  # 4x fewer bytes; the link alone takes 190 ms for those of fp32.
+  assert values["int8", "speedup"] > 1.5
+  assert values["int8", "ideal_ratio"] > 0.8
+
+
+@pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+def test_an_ended_run_leaves_no_namespaces_behind():
+  process = subprocess.Popen(
+    command("--peers=", "--rounds=100000"),
+    cwd=ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  name = f"jaxmotion-{process.pid}-"
+  deadline = time.monotonic() + WAIT_S
+  seen = 0
+  # The first ones are those of the question whether any can be made.
+  while seen < 10 and time.monotonic() < deadline:
+    time.sleep(0.1)
+    seen = seen + 1 if name in listed() else 0
+  assert name in listed()
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(WAIT_S) != 0
+  assert name not in listed()
+
+
+def listed():
+  return subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+def test_where_links_cannot_be_made_it_says_so_and_ends_well(tmp_path):
+  done = run("--cases=fp32", PATH=str(tmp_path))
+  assert done.returncode == 0, done.stderr
+  assert "Not measured" in done.stdout and "not installed" in done.stdout
+
+
+BAD_FLAGS = {
+  "--cases=int7": "got 'int7'",
+  "--peers=torch_int7": "got 'torch_int7'",
+  "--hosts=1": "flag --hosts=1",
+  "--rate=fast": "`rate` must be none or like 100mbit",
+}
+# Says how the runner ends under each flag of the command line.
+TRY_EACH = """
+import sys
+from absl import flags
+from absl.testing import flagsaver
+from experiments import two_hosts
+for flag in sys.argv[1:]:
+  with flagsaver.flagsaver():
+    try:
+      flags.FLAGS(["two_hosts", flag])
+      two_hosts.main(["two_hosts"])
+      print(flag, "ran")
+    except (Exception, SystemExit) as error:
+      print(flag, "ended:", str(error).replace("\\n", " "))
+"""
+
+
+def test_bad_flags_are_named():
+  done = subprocess.run(
+    [sys.executable, "-c", TRY_EACH, *BAD_FLAGS],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=WAIT_S,
+  )
+  ends = [line for line in done.stdout.splitlines() if " ended: " in line]
+  assert len(ends) == len(BAD_FLAGS), done.stdout + done.stderr
+  for end, (flag, message) in zip(ends, BAD_FLAGS.items(), strict=True):
+    assert end.startswith(flag) and message in end

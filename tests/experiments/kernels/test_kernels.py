@@ -1,0 +1,214 @@
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import gpu_compile
+from experiments.common import records, timing
+from experiments.kernels import (
+  __main__ as kernels,
+  check,
+  compiled,
+  op_table,
+  ops as kernels_ops,
+  peers,
+  report,
+  speed as kernels_speed,
+)
+
+OPS = ("bfloat16", "truncate2", "int8", "int8_feedback")
+SIZE = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def speeds():
+  return kernels.time_all(kernels.selected(OPS), SIZE, 2, 60)
+
+
+def test_every_op_is_timed_on_every_size(speeds):
+  found = {(s.op, s.size_bytes, s.case) for s in speeds}
+  assert found >= {(op, SIZE, "reference") for op in OPS}
+  assert ("truncate2", SIZE, "numpy_slices") in found
+  for s in speeds:
+    assert s.rate > 0
+    assert s.copy_rate > 0
+    assert s.fraction.value > 0
+  assert [s.case for s in speeds if s.is_default] == ["reference"] * len(OPS)
+
+
+def test_rows_hold_the_ratio_and_what_it_is_made_of(speeds, tmp_path):
+  path = tmp_path / "rows.jsonl"
+  records.write_rows(path, report.speed_rows(speeds))
+  rows = records.read_rows(path)
+  found = {(row.case, row.metric): row for row in rows}
+  fraction = found["int8/64KiB/reference", "bandwidth_fraction"]
+  assert (fraction.unit, fraction.machine) == ("GB/s", records.machine())
+  (speed,) = (s for s in speeds if (s.op, s.case) == ("int8", "reference"))
+  assert (fraction.value, fraction.baseline) == (speed.rate, speed.copy_rate)
+  assert fraction.ratio == speed.fraction.value
+  assert found["int8/64KiB/reference", "speedup"].ratio == 1.0
+  assert found["int8/64KiB", "default_implementation"].value == "reference"
+
+
+def test_the_table_has_a_line_for_every_row_of_its_size(speeds):
+  table = report.speed_table(speeds, SIZE)
+  assert table.row_count == len(speeds)
+  assert report.speed_table(speeds, 2 * SIZE).row_count == 0
+
+
+def test_what_there_is_no_time_for_is_said():
+  speeds = kernels.time_all(kernels.selected(OPS[:1]), SIZE, 1, 0)
+  assert [s.reason for s in speeds] == ["no time left"]
+  (row,) = report.speed_rows(speeds)
+  assert (row.value, row.ratio) == ("not measured: no time left", None)
+
+
+def test_times_slower_than_twice_their_traffic_are_marked():
+  fast, slow = (
+    kernels_speed.Speed(
+      "op", SIZE, "reference", False, 1.0, 2.0,
+      kernels_speed.Ratio(fraction, 0.0), kernels_speed.Ratio(1.0, 0.0),
+    )
+    for fraction in (0.6, 0.4)
+  )  # fmt: skip
+  cells = list(report.speed_table([fast, slow], SIZE).columns[4].cells)
+  assert cells == ["1.67", "2.50 !"]
+
+
+def test_ops_are_right_in_poisoned_memory():
+  ops = kernels.selected(["int8", "truncate3"])
+  outcomes = kernels.check_all(ops, seed=1, every_case=False)
+  assert {o.op for o in outcomes} == {"int8", "truncate3"}
+  assert all(o.wrong == 0 and o.values > 0 for o in outcomes)
+  assert report.check_table(outcomes, 1).row_count == 2
+  assert {row.value for row in report.check_rows(outcomes)} == {0}
+
+
+def _broken(breakage):
+  def run(like, x, *, implementation):
+    return x + 1 if implementation == "reference" else breakage(x)
+
+  return kernels_ops.Op("broken", run, lambda x: (x,), {})
+
+
+def _unavailable(x):
+  raise NotImplementedError("no such hardware")
+
+
+def test_wrong_values_are_counted():
+  op = _broken(lambda x: (x + 1).at[5].add(1.0))
+  outcomes = list(check.check(op, ["other"], seed=0, every_case=False))
+  assert [o.wrong for o in outcomes] == [1] * len(outcomes)
+
+
+def test_what_an_implementation_does_not_take_has_its_reason():
+  outcomes = list(
+    check.check(_broken(_unavailable), ["other"], seed=0, every_case=False)
+  )
+  assert {(o.wrong, o.reason) for o in outcomes} == {(None, "no such hardware")}
+
+
+def test_floats_differ_by_sign_and_not_by_kind_of_nan():
+  a = np.array([0.0, np.nan, np.inf, 1.0, 1.0], np.float32)
+  b = np.array([-0.0, -np.nan, np.inf, 1.0 + 1e-6, 2.0], np.float32)
+  assert check._differ(a, b, 0.0).tolist() == [True, False, False, True, True]
+  assert not check._differ(a, b, 1e-5)[3]
+
+
+@pytest.mark.parametrize("name", ["bfloat16_sum", "int8_feedback"])
+def test_ideal_bytes_are_those_of_real_buffers(name):
+  op = op_table.table()[name]
+  x = jnp.ones((2, 4096))
+  args = jax.jit(op.make)(x)
+  outputs = jax.jit(lambda *args: op.run(x, *args, implementation=None))(*args)
+  size = sum(a.nbytes for a in jax.tree.leaves((args, outputs)))
+  assert op.ideal_bytes(x) == size
+
+
+@pytest.mark.parametrize("name", op_table.table())
+def test_outputs_can_be_those_of_the_last_call(name):
+  op = op_table.table()[name]
+  x = jax.ShapeDtypeStruct((2, 4096), jnp.float32)
+  args, outputs = op.shapes(x)
+  assert jax.eval_shape(op.step(x, "reference"), outputs, *args) == outputs
+
+
+def test_an_op_that_feeds_on_its_outputs_is_fed_them():
+  op = op_table.table()["int8_feedback"]
+  x = jnp.linspace(-1, 1, 4096).reshape(1, -1)
+  args, (_, outputs) = op.make(x), op.shapes(x)
+  step = jax.jit(op.step(x, "reference"), donate_argnums=0, keep_unused=True)
+  timed = timing.InPlace(step, outputs, args)
+  timed(1)
+  first = np.array(timed._last[1])
+  timed(1)
+  assert not np.array_equal(first, timed._last[1])
+
+
+def test_peers_do_what_their_names_say():
+  x = jnp.linspace(-3, 3, 1 << 16).reshape(-1, 4096)
+  for op in op_table.table():
+    for timed in peers.build(op, x).values():
+      timed(2)
+
+
+def test_names_of_ops_are_checked():
+  with pytest.raises(ValueError, match="`ops` must be some of bfloat16, "):
+    kernels.selected(["nothing"])
+
+
+def test_figures_are_of_the_kernel_that_moves_most():
+  small = gpu_compile.Kernel("small", "fusion", 4, 4, 1, 2)
+  large = gpu_compile.Kernel("large", "fusion", 400, 100, 1, 1)
+  assembly = [
+    gpu_compile.Assembly("a", "small", 32, 0, {4: 1}, {4: 1}, 16, 8),
+    gpu_compile.Assembly("b", "large", 128, 0, {16: 4}, {8: 4}, 32, 0),
+  ]
+  program = gpu_compile.Compiled(
+    "gpu", 80, 0, 0, 0, 0, 0, [small, large], assembly
+  )
+  found = compiled.summarize(program, 500)
+  assert (found.launches, found.spill_bytes) == (3, 8)
+  assert found.traffic_ratio == 516 / 500
+  assert (found.registers, found.loads, found.stores) == (32, {16: 4}, {8: 4})
+
+
+def test_compiled_rows_say_that_nothing_ran():
+  figures = compiled.Figures(1, 1.0, 0, None, None, {16: 4}, {4: 1, 8: 2})
+  found = [("int8", "pallas_triton", figures), ("int8", "reference", "no")]
+  rows = list(report.compiled_rows(found, "H100"))
+  assert {row.machine for row in rows} == {"H100: compiled, not run"}
+  values = {row.metric: row.value for row in rows[:-1]}
+  assert values["traffic_ratio_compiled"] == 1.0
+  assert values["registers_compiled"] == "unknown"
+  assert values["store_bytes_compiled"] == "1x4 2x8"
+  assert rows[-1].value == "none: no"
+  assert report.compiled_table(found, "H100").row_count == 2
+
+
+def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.kernels", "--compiled"),
+      *("--ops=bfloat16,int8", f"--json={path}"),
+    ],
+    env=os.environ,
+    capture_output=True,
+    text=True,
+  )
+  if "Nothing can be compiled for a GPU" in done.stderr:
+    assert done.returncode == 1
+    pytest.skip(done.stderr.strip())
+  assert done.returncode == 0, done.stderr
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  found = {(row["case"], row["metric"]): row["value"] for row in rows}
+  for op in ("bfloat16", "int8"):
+    assert found[f"{op}/pallas_triton", "launches_compiled"] == 1
+    assert found[f"{op}/pallas_triton", "traffic_ratio_compiled"] == 1.0
+  assert found["int8/reference", "traffic_ratio_compiled"] > 1.5

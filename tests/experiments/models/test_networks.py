@@ -1,0 +1,234 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import models
+from experiments.models.layers import MeanPool
+
+# Those of torchvision; of the Caffe models of GoogLeNet and NiN; of the
+# TensorFlow model of Inception-v4.
+PUBLISHED = {
+  "alexnet": 61_100_840,
+  "vgg16": 138_357_544,
+  "squeezenet": 1_248_424,
+  "resnet50": 25_557_032,
+  "resnet101": 44_549_160,
+  "resnet152": 60_192_808,
+  "googlenet": 6_998_552,
+  "nin": 7_595_176,
+  "inception_v4": 42_679_816,
+}
+TINY = {
+  "resnet": {"blocks": (1, 3, 1, 1), "image": 32, "width": 1 / 16},
+  "gpt": {"layers": 2, "length": 8, "heads": 2, "width": 1 / 64},
+}
+# Those whose blocks repeat; experiments.activations trains the others.
+TRAINED = ["gpt", "resnet"]
+
+
+def tiny(name):
+  options = TINY.get(name, {"image": 32, "width": 1 / 4})
+  return models.make(name, classes=5, **options)
+
+
+def run(fn, *args):
+  """What a function returns, compiled in half the time."""
+  options = {"xla_backend_optimization_level": 0}
+  return jax.jit(fn).lower(*args).compile(options)(*args)
+
+
+@functools.cache
+def given(name):
+  """Parameters and a batch of two."""
+  net = tiny(name)
+  inputs, labels = net.batch(2)
+  random = np.random.default_rng(0)
+  if inputs.dtype == "int32":
+    x = random.integers(0, 5, inputs.shape, "int32")
+  else:
+    x = random.standard_normal(inputs.shape, "float32")
+  y = random.integers(0, 5, labels.shape, "int32")
+  return run(net.init, jax.random.key(0)), (jnp.asarray(x), jnp.asarray(y))
+
+
+@functools.cache
+def loss_and_gradient(name):
+  return run(jax.value_and_grad(tiny(name).loss), *given(name))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_full_size_has_the_published_number_of_parameters(name):
+  assert models.make(name).size == PUBLISHED[name]
+
+
+def test_over_its_tokens_the_decoder_is_gpt2_medium():
+  net = models.make("gpt", classes=50257)
+  kernel_of_logits = 50257 * 1024  # GPT-2's is that of its embedding.
+  assert net.size - kernel_of_logits == 354_823_168
+  inputs, labels = net.batch(8)
+  assert inputs.shape == labels.shape == (8, 1024)
+
+
+@pytest.mark.parametrize("layers", models.DEPTHS)
+def test_a_resnet_has_the_depth_it_is_called_after(layers):
+  blocks = models.DEPTHS[layers]
+  assert models.depth(blocks) == layers
+  net = models.make(f"resnet{layers}", width=1 / 64)
+  # Layers with kernels are counted, but not the shortcuts.
+  kernels = sum(
+    leaf.shape[0] if leaf.ndim == 5 else 1
+    for path, leaf in jax.tree.leaves_with_path(net.params)
+    if "kernel" in str(path) and "shortcut" not in str(path)
+  )
+  assert kernels == layers
+  assert net == models.make("resnet", blocks=list(blocks), width=1 / 64)
+
+
+@pytest.mark.parametrize(
+  ("name", "shapes"),
+  [
+    ("alexnet", {"conv1/pool1": (27, 27, 64), "conv5/pool5": (6, 6, 256)}),
+    ("vgg16", {"conv5_3/pool5": (7, 7, 512)}),
+    ("squeezenet", {"conv1/pool1": (54, 54, 96), "fire8/pool8": (13, 13, 512)}),
+    ("googlenet", {"inception4e/pool4e": (7, 7, 832)}),
+    ("nin", {"mix3b/pool3": (6, 6, 384)}),
+    (
+      "resnet50",
+      {"stem/pool": (56, 56, 64), "stage4_rest/1/add": (7, 7, 2048)},
+    ),
+    ("inception_v4", {"reduce_a/pool": (17, 17, 384), "c/2/one": (8, 8, 256)}),
+  ],
+)
+def test_activations_have_the_published_shapes(name, shapes):
+  net = models.make(name)
+  images, _ = net.batch(1)
+  seen = jax.eval_shape(net.activations, net.params, images)
+  assert {k: seen[k].shape[1:] for k in shapes} == shapes
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_are_finite_and_reach_every_parameter(name):
+  loss, grads = loss_and_gradient(name)
+  assert 0 < loss < 20
+  for path, grad in jax.tree.leaves_with_path(grads):
+    assert np.isfinite(grad).all() and np.any(grad), path
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt"])
+def test_what_wraps_a_block_sees_them_all_and_changes_nothing(name):
+  net = tiny(name)
+  wrapped = []
+
+  def wrap(block, stage):
+    wrapped.append(stage)
+    return jax.checkpoint(block)
+
+  _, plain = loss_and_gradient(name)
+  saved = run(jax.grad(lambda p, b: net.loss(p, b, wrap)), *given(name))
+  assert wrapped == [stage.name for stage in net.stages]
+  for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(saved), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_repeated_blocks_are_one_scan_of_stacked_parameters():
+  net = tiny("resnet")
+  params, (images, _) = given("resnet")
+  rest = params["stage2_rest"]
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(rest)} == {2}
+  jaxpr = str(jax.make_jaxpr(net.apply)(params, images))
+  assert jaxpr.count("scan[") == sum(s.repeats > 1 for s in net.stages) == 1
+  block = net.stages[3].block
+  x = jnp.ones((2, 8, 8, 4 * 8))
+  first, second = (jax.tree.map(lambda a, i=i: a[i], rest) for i in (0, 1))
+  one = models.Network("one", net.stages[3:4], net.input, net.label)
+  np.testing.assert_allclose(
+    run(one.apply, params, x),
+    run(lambda a, b, x: block(b, block(a, x)), first, second, x),
+    rtol=1e-3,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "resnet"])
+def test_every_relu_and_pool_is_seen(name):
+  net = tiny(name)
+  images, _ = net.batch(1)
+  seen = jax.eval_shape(net.activations, net.params, images)
+  jaxpr = str(jax.make_jaxpr(net.activations)(net.params, images))
+  pools = jaxpr.count("reduce_window_max")
+  relus = jaxpr.count("custom_jvp_call[")
+  assert len(seen) == pools + relus
+
+
+def test_a_mean_over_neighbours_counts_those_that_are_there():
+  x = jnp.arange(16.0).reshape(1, 4, 4, 1)
+  y = MeanPool("mean")({}, x)[0, :, :, 0]
+  assert y[0, 0] == (0 + 1 + 4 + 5) / 4
+  assert y[1, 1] == np.mean([0, 1, 2, 4, 5, 6, 8, 9, 10])
+
+
+def test_what_is_seen_is_what_relus_have_made_of_a_normalised_batch():
+  net = tiny("resnet")
+  params, (images, _) = given("resnet")
+  shift = {"bias": jnp.full(4, 9.0)}  # So far up that the ReLU does nothing.
+  only = models.Network("stem", net.stages[:1], net.input, net.label)
+  seen = run(only.activations, {"stem": params["stem"] | shift}, images)
+  assert list(seen) == ["stem/conv"]
+  y = seen["stem/conv"] - 9
+  np.testing.assert_allclose(y.mean((0, 1, 2)), 0, atol=1e-5)
+  np.testing.assert_allclose(y.std((0, 1, 2)), 1, atol=1e-3)
+
+
+def test_no_token_sees_those_after_it():
+  net = tiny("gpt")
+  params, (tokens, _) = given("gpt")
+  other = tokens.at[:, 5].add(1) % 5
+  logits = [run(net.apply, params, x) for x in (tokens, other)]
+  same = logits[0] == logits[1]
+  assert same[:, :5].all() and not same[:, 5].all()
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "message"),
+  [
+    ("lenet", {}, "`name` must be one of 'alexnet'"),
+    ("resnet", {"blocks": (3, 4)}, r"`blocks` must be four numbers, got \(3"),
+    ("resnet", {"blocks": (3, 4, 6, 0)}, r"`blocks\[3\]` must be an integer"),
+    ("nin", {"image": 16}, "`image` must be an integer >= 32, got 16"),
+    ("vgg16", {"width": 0.0}, "`width` must be a positive number, got 0.0"),
+    ("gpt", {"heads": 3}, "`heads` must divide 1024 channels, got 3"),
+  ],
+)
+def test_options_are_checked(name, options, message):
+  with pytest.raises(ValueError, match=message):
+    models.make(name, **options)
+
+
+@pytest.mark.parametrize("together", [2, 4])
+def test_repeats_that_are_wrapped_together_are_the_same_network(together):
+  net = models.make(
+    "resnet", blocks=(1, 5, 4, 1), image=32, width=1 / 16, classes=5
+  )
+  params = run(net.init, jax.random.key(0))
+  images, labels = net.batch(2)
+  rng = np.random.default_rng(0)
+  batch = (
+    rng.standard_normal(images.shape, "float32"),
+    rng.integers(0, 5, labels.shape, "int32"),
+  )
+  wrap = lambda block, name: jax.checkpoint(block)
+  loss = lambda p, b: net.loss(p, b, wrap, together)
+  value, grads = run(jax.value_and_grad(loss), params, batch)
+  plain, expected = run(jax.value_and_grad(net.loss), params, batch)
+  np.testing.assert_allclose(value, plain, rtol=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3),
+    grads,
+    expected,
+  )
+  # Four repeats and three: in pairs and one by one, or all at once.
+  scans = str(jax.make_jaxpr(loss)(params, batch)).count("scan[")
+  assert scans == {2: 2, 4: 0}[together]

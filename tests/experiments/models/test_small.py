@@ -1,0 +1,74 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments.models import small
+
+
+def parameters(model):
+  return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def test_cnn_has_the_shapes_it_is_asked_for(tiny):
+  model = small.build_cnn(tiny("digits"), (8, 8, 1), classes=10, seed=0)
+  assert model(jnp.zeros((3, 8, 8, 1))).shape == (3, 10)
+
+
+def test_cnn_refuses_sizes_it_cannot_halve():
+  with pytest.raises(ValueError, match=r"`shape` must be divisible by 4"):
+    small.Cnn(
+      (6, 8, 1), channels=(2, 2, 2), hidden=4, classes=2, rngs=nnx.Rngs(0)
+    )
+
+
+def test_pooling_takes_means_of_squares():
+  x = jnp.arange(16.0).reshape(1, 4, 4, 1)
+  np.testing.assert_array_equal(
+    small._halve(x)[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]]
+  )
+
+
+def test_transformer_looks_at_the_past_only(tiny):
+  model = small.build_transformer(tiny("bytes_lm"), seed=0)
+  text = jnp.arange(8)[None]
+  changed = text.at[0, 5].set(200)
+  same = model(text) == model(changed)
+  assert same[0, :5].all()
+  assert not same[0, 5:].all(axis=-1).any()
+
+
+def test_transformer_heads_must_divide_the_width():
+  with pytest.raises(ValueError, match=r"`width` must be divisible .*got 9"):
+    small.Transformer(layers=1, width=9, heads=2, context=4, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["digits", "bytes_lm"])
+def test_seed_alone_decides_the_parameters(tiny, name):
+  config = tiny(name)
+
+  def build(seed):
+    if name == "digits":
+      return parameters(small.build_cnn(config, (8, 8, 1), 10, seed))
+    return parameters(small.build_transformer(config, seed))
+
+  equal = jax.tree.map(lambda a, b: bool((a == b).all()), build(1), build(1))
+  assert all(jax.tree.leaves(equal))
+  kernels = [
+    (a, b)
+    for a, b in zip(
+      jax.tree.leaves(build(1)), jax.tree.leaves(build(2)), strict=True
+    )
+    if a.ndim > 1
+  ]
+  assert all((a != b).any() for a, b in kernels)
+
+
+def test_full_digits_model_is_nearly_all_kernels(load_config):
+  model = small.build_cnn(load_config("digits"), (8, 8, 1), 10, seed=0)
+  leaves = jax.tree.leaves(parameters(model))
+  large = sum(leaf.size for leaf in leaves if leaf.ndim > 1)
+  total = sum(leaf.size for leaf in leaves)
+  assert total == 151_306  # as the docstring of the configuration says
+  assert large / total > 0.998

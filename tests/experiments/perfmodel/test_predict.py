@@ -1,0 +1,106 @@
+import dataclasses
+
+import pytest
+
+from experiments.perfmodel import cases, predict
+from experiments.perfmodel.cases import Case
+from jaxmotion import perfmodel
+from jaxmotion.perfmodel import Curve
+
+BATCHES = (8, 32, 128)
+GRID = cases.make_grid(
+  (16, 64),
+  BATCHES,
+  [(64, 16), (64, 8), (32, 8)],
+  ["none", "fp32", "sign_feedback"],
+)
+
+
+def lawful(case, fixed=1e-9, rate=1e-10):
+  """Seconds by the law: bytes of parameters, and FLOPs."""
+  flops = cases.work(case).gradient.flops
+  return fixed * predict._param_bytes(case) + rate * flops
+
+
+def test_what_is_held_out_is_told_and_nothing_known_is_predicted():
+  assert [case.exchange for case in GRID.known] == ["none"] * 6
+  assert not set(GRID.known) & set(GRID.held_out)
+  held = {(c.width, c.batch, c.exchange): GRID.held(c) for c in GRID.held_out}
+  assert held == {
+    (64, 16, "none"): "batch",
+    (64, 16, "fp32"): "batch, exchange",
+    (64, 16, "sign_feedback"): "batch, exchange",
+    (64, 8, "fp32"): "exchange",
+    (64, 8, "sign_feedback"): "exchange",
+    (32, 8, "none"): "width",
+    (32, 8, "fp32"): "width, exchange",
+    (32, 8, "sign_feedback"): "width, exchange",
+  }
+
+
+def test_parameters_are_those_of_the_work():
+  case = Case(64, 8, "none")
+  arrays = cases.work(case).params
+  sizes = [a.size for layer in arrays.values() for a in layer.values()]
+  assert 4 * sum(sizes) == predict._param_bytes(case)
+
+
+def test_steps_by_the_law_are_predicted_at_other_batches_and_widths():
+  alone = predict.Alone({case: lawful(case) for case in GRID.known})
+  for case in (Case(64, 16, "none"), Case(16, 512, "none")):
+    assert alone.seconds(case) == pytest.approx(lawful(case), rel=1e-6)
+  between = Case(32, 64, "none")
+  assert alone.seconds(between) == pytest.approx(lawful(between), rel=1e-3)
+
+
+def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
+  platform = perfmodel.shipped("ethernet_1gbit").resize(data=2)
+  alone = predict.Alone({case: lawful(case) for case in GRID.known})
+  plain, coded = (Case(64, 16, n) for n in ("none", "sign_feedback"))
+  exchange = perfmodel.predict_exchange(
+    coded.codec, cases.work(coded).params, platform, "data"
+  )
+  assert predict.predict(platform, alone, plain) == alone.seconds(plain)
+  assert predict.predict(platform, alone, coded) == pytest.approx(
+    alone.seconds(coded) + exchange.total_s
+  )
+
+
+def emulated(workers, seconds):
+  """A platform whose curves all take so many seconds."""
+  plain = perfmodel.shipped("ethernet_1gbit").resize(data=workers)
+
+  def curve(factor):
+    return Curve(sizes=(1e3, 1e6), seconds=(factor, 9 * factor), noise=0.1)
+
+  (axis,) = plain.axes
+  link = dataclasses.replace(
+    axis.link, measured={f"all_reduce {workers}": curve(seconds)}
+  )
+  device = dataclasses.replace(
+    plain.device, measured={"elementwise": curve(seconds)}, call_s=seconds
+  )
+  axis = dataclasses.replace(axis, link=link)
+  return dataclasses.replace(plain, device=device, axes=(axis,))
+
+
+def test_emulated_devices_share_what_all_of_them_take():
+  platforms = {2: emulated(2, 1e-3), 4: emulated(4, 2e-3)}
+  three = predict.emulated_between(platforms, 3)
+  assert three.device.call_s == pytest.approx(1.5e-3)
+  curve = three.device.measured["elementwise"]
+  assert curve.at(1e3) == pytest.approx(1.5e-3)
+  assert curve.at(1e6) == pytest.approx(9 * 1.5e-3)
+  # All wires together: 3 * 2 * 2/3 of the payload instead of 4 * 2 * 3/4.
+  link = three.axis("data").link
+  assert three.axis("data").workers == 3
+  assert link.measured["all_reduce 3"].at(1e3) == pytest.approx(2e-3 * 4 / 6)
+  known = {n: {case: n * lawful(case) for case in GRID.known} for n in (2, 4)}
+  alone = predict.alone_between(known, 3)
+  case = Case(64, 16, "none")
+  assert alone.seconds(case) == pytest.approx(3 * lawful(case), rel=1e-6)
+
+
+def test_a_number_of_workers_without_neighbours_is_refused():
+  with pytest.raises(ValueError, match="`workers` must lie between"):
+    predict.emulated_between({2: emulated(2, 1e-3)}, 3)

@@ -1,0 +1,80 @@
+import math
+
+import pytest
+
+from experiments.perfmodel import report
+from experiments.perfmodel.score import Pair, decisions, errors
+
+
+def pair(exchange, predicted, measured, noise=0.0, shape="width 8"):
+  held = "width, exchange"
+  return Pair("here", shape, exchange, held, predicted, measured, noise)
+
+
+EXACT = [pair("fp32", 3.0, 3.0), pair("int8", 2.0, 2.0), pair("sign", 1.0, 1.0)]
+
+
+def test_exact_predictions_have_no_error_and_no_regret():
+  found = errors(EXACT)
+  assert (found.mape, found.bias, found.worst) == (0, 0, 0)
+  assert found.rank == pytest.approx(1)
+  (choice,) = decisions(EXACT)
+  assert (choice.chosen, choice.best, choice.regret) == ("sign", "sign", 0)
+  assert choice.right and choice.compresses
+
+
+def test_errors_of_both_signs_cancel_in_the_bias_alone():
+  found = errors([pair("fp32", 1.2, 1.0), pair("int8", 1.6, 2.0)])
+  assert found.mape == pytest.approx(0.2)
+  assert found.bias == pytest.approx(0)
+  assert found.worst == pytest.approx(0.2)
+
+
+def test_the_rank_is_that_of_spearman():
+  up = errors([pair("fp32", 1.0, 10.0), pair("int8", 2.0, 1e6)])
+  down = errors([pair("fp32", 2.0, 10.0), pair("int8", 1.0, 1e6)])
+  assert (up.rank, down.rank) == pytest.approx((1, -1))
+  # Of four, two neighbours swapped: 1 - 6 * 2 / (4 * 15).
+  swapped = [(1, 1), (2, 3), (3, 2), (4, 4)]
+  found = errors([pair("fp32", x, y) for x, y in swapped])
+  assert found.rank == pytest.approx(0.8)
+  assert math.isnan(errors(EXACT[:1]).rank)
+
+
+def test_a_wrong_choice_costs_its_regret_and_noise_excuses_it():
+  wrong = [pair("fp32", 1.0, 1.5, 0.1), pair("int8", 2.0, 1.0, 0.2)]
+  (choice,) = decisions(wrong)
+  assert (choice.chosen, choice.best) == ("fp32", "int8")
+  assert choice.regret == pytest.approx(0.5)
+  assert not choice.right and not choice.compresses
+  (excused,) = decisions([p._replace(noise=0.6) for p in wrong])
+  assert excused.right and excused.compresses
+  (other,) = decisions([pair("fp32", 9, 9), *EXACT[1:-1], pair("sign", 3, 1)])
+  assert (other.chosen, other.best) == ("int8", "sign")
+  assert not other.right and other.compresses
+
+
+def test_no_exchange_is_no_choice_and_every_shape_is_one():
+  alone = pair("none", 0.1, 0.1)
+  both = [*EXACT, alone, *(p._replace(shape="width 9") for p in EXACT)]
+  found = decisions(both)
+  assert [d.shape for d in found] == ["width 8", "width 9"]
+  assert {d.chosen for d in found} == {"sign"}
+
+
+def test_rows_and_tables_have_every_pair_and_score(tmp_path):
+  pairs = [*EXACT, pair("none", 0.5, 1.0, 0.1)]
+  found = decisions(pairs)
+  rows = report.make_rows(pairs, found)
+  values = {(r.experiment, r.case, r.metric): r.value for r in rows}
+  here = "validate_here"
+  assert values[here, "none width 8", "predicted_step_ms"] == 500
+  assert values[here, "all", "mape"] == pytest.approx(0.125)
+  assert values[here, "held out: width, exchange", "bias"] == -0.125
+  assert values[here, "all", "decision_accuracy"] == 1
+  assert values["validate_all", "all", "regret"] == 0
+  assert report.make_step_table(pairs).row_count == 4
+  assert report.make_error_table(pairs).row_count == 2
+  assert report.make_decision_table(found).row_count == 1
+  report.save_plot(pairs, tmp_path / "plot.png")
+  assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,70 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from experiments.common import records
+from experiments.planner import run
+from jaxmotion import perfmodel
+from tests.paths import ROOT
+
+WAIT = 120  # Seconds that a slow machine may take.
+
+
+def test_a_configuration_has_its_workers_optimiser_and_gradient(tiny):
+  config = tiny("digits", channels=(4,), hidden=4)
+  plan = run.make_plan(config, perfmodel.shipped("ethernet_1gbit"))
+  assert plan.platform.axis("data").workers == config.workers
+  # Nesterov's momentum and decay: more than plain gradient descent.
+  assert plan.request.work.state_bytes > 0
+  assert [choice.path for choice in plan.choices] == [
+    f"{layer}/{leaf}"
+    for layer in ("convs/0", "hidden", "out")
+    for leaf in ("bias", "kernel")
+  ]
+  assert plan.request.errors.measured
+  assert 0 < plan.error <= 0.1
+
+
+def test_a_plan_is_printed_and_written(tmp_path, tiny):
+  config, json = tiny("digits"), tmp_path / "rows.jsonl"
+  path = tmp_path / "link.json"
+  perfmodel.save_platform(perfmodel.shipped("ethernet_10gbit"), path)
+  fields = ("channels", "hidden", "workers", "batch_size")
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.planner"),
+      "--config=configs/digits.py",
+      *(f"--config.{name}={config[name]}" for name in fields),
+      f"--platform={path}",
+      "--nogradients",
+      "--accuracy_budget=0.01",
+      f"--json={json}",
+    ],
+    cwd=ROOT,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=WAIT,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "digits on ethernet_10gbit, predicted" in done.stdout
+  assert "convs/0/kernel" in done.stdout and "codec: " in done.stdout
+  assert "\x1b[" not in done.stdout
+  rows = records.read_rows(json)
+  steps = {r.case: r for r in rows if r.metric == "step_ms_predicted"}
+  assert {"plan", "identity()", "uniform(bits=8)"} <= set(steps)
+  assert steps["identity()"].ratio == 1 and steps["plan"].ratio <= 1
+  sent = {r.case: r.value for r in rows if r.metric == "wire_bytes_predicted"}
+  assert sent.pop("plan") == pytest.approx(sum(sent.values()))
+  assert all(row.machine == "ethernet_10gbit" for row in rows)
+
+
+def test_what_cannot_be_is_named(tiny):
+  with pytest.raises(ValueError, match="`name` must be one of 'h200_node'"):
+    run.load_platform("token_ring")
+  with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):
+    run.make_plan(tiny("digits", workers=3), perfmodel.shipped("h100_node"))
+  with pytest.raises(ValueError, match="`axis` must be one of 'host'"):
+    run.make_plan(tiny("digits"), perfmodel.shipped("h100_cluster"))

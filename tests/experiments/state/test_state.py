@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import gpu_compile
+from experiments.common import records
+from experiments.state import __main__ as state_main
+
+WIDTH = 16
+
+
+def test_the_order_in_which_state_comes_changes_no_bit():
+  params = {"a": jnp.ones((WIDTH, WIDTH)), "b": jnp.full((WIDTH, 3), 2.0)}
+  grads = jax.tree.map(lambda p: jnp.sin(p * 3), params)
+  found = {}
+  for case, fn, tx, _ in state_main.programs():
+    if "host" in case:
+      found[case] = jax.jit(fn)(params, grads, jax.jit(tx.init)(params))
+  for name in state_main.PACKINGS:
+    ours, naive = (
+      [np.asarray(a).tobytes() for a in jax.tree.leaves(found[case])]
+      for case in (f"{name}_host", f"{name}_host_naive")
+    )
+    assert ours == naive
+  steps = {int(state.steps) for _, state in found.values()}
+  assert steps == {2}
+
+
+def test_rows_say_that_nothing_ran(tmp_path):
+  if why := gpu_compile.refusal():
+    pytest.skip(why)
+  records.write_rows(tmp_path / "rows", state_main.rows(8, 512, "H100"))
+  found = {
+    (row.case.rpartition("/")[2], row.metric): row
+    for row in records.read_rows(tmp_path / "rows")
+  }
+  assert all("not run" in row.machine for row in found.values())
+  leaf = 512 * 512 * 4
+  assert found["plain", "argument_bytes"].value == pytest.approx(
+    8 * 4 * leaf, rel=1e-3
+  )
+  assert found["packed", "argument_bytes"].ratio < 0.65
+  # Of the 16 moments, about four are decoded at a time.
+  assert found["packed", "temp_bytes"].value < 5 * leaf
+  for name in state_main.PACKINGS:
+    assert found[f"{name}_host", "temp_bytes"].ratio < 1
+
+
+def test_without_the_compiler_it_says_why(monkeypatch):
+  monkeypatch.setattr(gpu_compile, "refusal", lambda: "no wheels")
+  monkeypatch.setattr(gpu_compile, "stay_on_the_host", lambda: None)
+  with pytest.raises(SystemExit, match="for a GPU: no wheels"):
+    state_main.main([])

@@ -1,0 +1,155 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.common.checkpoint import Workdir
+from experiments.train import runner, tasks
+
+FEEDBACK = "sign_feedback"
+
+
+def make_trainer(config, exchange):
+  task = tasks.load_task(config)
+  mesh = runner.make_mesh(config.workers)
+  return runner.Trainer(config, task, mesh, exchange)
+
+
+def assert_same_bits(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
+  config = tiny("digits", steps=6, checkpoint_every=2)
+  trainer = make_trainer(config, FEEDBACK)
+  straight = trainer.train(seed=0)
+  # Error memory is part of what has to survive: see that there is some.
+  memory = jax.tree.leaves(straight.state[0].memory)
+  assert any(np.any(np.asarray(leaf)) for leaf in memory)
+
+  workdir = Workdir(tmp_path, config)
+  store = workdir.store(FEEDBACK, 0)
+  trainer.train(seed=0, store=store, stop=3)
+  store.close()
+  store = workdir.store(FEEDBACK, 0)
+  seen = []
+  resumed = trainer.train(
+    seed=0, store=store, on_step=lambda done, loss: seen.append(done)
+  )
+  store.close()
+  assert seen == [3, 4, 5, 6]  # Step 3 came after the checkpoint.
+  assert_same_bits(
+    (straight.params, straight.state), (resumed.params, resumed.state)
+  )
+  assert straight.log.loss == resumed.log.loss
+
+
+def test_every_exchange_trains_and_is_measured(tiny):
+  config = tiny("digits", steps=12, batch_size=32, learning_rate=0.1)
+  task = tasks.load_task(config)
+  runs = runner.run_job(config, task, runner.make_mesh(config.workers))
+  assert [run.exchange for run in runs] == list(config.exchanges)
+  sent = {run.exchange: run.wire_bytes for run in runs}
+  assert sent["fp32"] > sent["bf16"] > sent["int8"] > sent["int4_feedback"]
+  for run in runs:
+    assert run.loss < math.log(10)
+    assert run.wire_bytes == run.compiled_bytes
+    assert 0 <= run.score <= 100
+
+
+def test_full_digits_model_sends_few_bytes(load_config):
+  config = load_config("digits")
+  sent = {}
+  for name in config.exchanges:
+    trainer = make_trainer(config, name)
+    trainer.train(seed=0, stop=0)
+    sent[name] = trainer.program.wire_bytes
+  # Biases, scales and positions are counted.
+  for name, ratio in {
+    "bf16": 1.99,
+    "int8": 3.9,
+    "int4_feedback": 7.7,
+    "topk1_feedback": 60,
+    "sign_feedback": 28,
+  }.items():
+    assert sent["fp32"] / sent[name] >= ratio
+
+
+def test_finished_runs_are_not_repeated(tmp_path, tiny):
+  config = tiny("digits", exchanges=("fp32",), seeds=(0, 1))
+  task = tasks.load_task(config)
+  mesh = runner.make_mesh(config.workers)
+  first = runner.run_job(config, task, mesh, workdir=Workdir(tmp_path, config))
+  steps = []
+
+  class Witness:
+    def begin(self, exchange, seed):
+      return lambda done, loss: steps.append((exchange, seed, done))
+
+    def end(self, case, seed, score, step_ms):
+      pass
+
+  config.seeds = (0, 1, 2)
+  workdir = Workdir(tmp_path, config)
+  again = runner.run_job(config, task, mesh, workdir=workdir, display=Witness())
+  assert again[:2] == first
+  assert steps == [("fp32", 2, done) for done in (1, 2, 3)]
+
+
+def test_one_compilation_serves_every_seed(tiny):
+  trainer = make_trainer(tiny("digits"), "int8")
+  trainer.train(seed=0)
+  program = trainer.program
+  trainer.train(seed=1)
+  assert trainer.program is program
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny):
+  config = tiny("digits", learning_rate=1e30)
+  with pytest.raises(FloatingPointError, match=r"loss must be finite, got "):
+    make_trainer(config, "fp32").train(seed=0)
+
+
+def test_score_is_that_of_the_whole_test_set(tiny):
+  config = tiny("digits")
+  task = tasks.load_task(config)
+  trained = make_trainer(config, "fp32").train(seed=0)
+  score = runner.make_score(task)(trained.params)
+  test = tasks.load_digits().test
+  batch = tasks._image_batch(test, slice(None))
+  graph = runner.nnx.graphdef(task.build(0))
+  logits = runner.nnx.merge(graph, trained.params)(batch["pixels"])
+  right = jnp.argmax(logits, axis=-1) == test.labels
+  assert score == pytest.approx(100 * float(right.mean()), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_learning_rate_ends_at_zero(tiny, name):
+  config = tiny("digits", optimizer=name, steps=4, weight_decay=0.0)
+  tx = runner.make_optimizer(config)
+  params = jnp.ones(3)
+  state = tx.init(params)
+  sizes = []
+  for _ in range(5):
+    updates, state = tx.update(jnp.ones(3), state, params)
+    sizes.append(float(jnp.abs(updates).max()))
+  assert sizes[0] == 0
+  assert max(sizes) == max(sizes[1:3]) > 0
+  assert sizes[4] == pytest.approx(0, abs=1e-7)
+
+
+def test_optimizer_settings_are_checked(tiny):
+  with pytest.raises(ValueError, match=r"`config.optimizer` .*got 'lion'"):
+    runner.make_optimizer(tiny("digits", optimizer="lion"))
+  with pytest.raises(ValueError, match=r"`config.warmup_steps` .*got 3"):
+    runner.make_optimizer(tiny("digits", warmup_steps=3, steps=3))
+
+
+def test_too_many_workers_are_refused():
+  many = jax.device_count() + 1
+  with pytest.raises(RuntimeError, match=rf"got {many} for"):
+    runner.make_mesh(many)

@@ -1,0 +1,134 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.common import records
+from experiments.common.checkpoint import Workdir
+from experiments.train import run as train_run, runner, tasks
+from tests.paths import ROOT
+
+WAIT = 120  # Seconds that a slow machine may take.
+
+
+def command(config, *flags):
+  """The command line that makes `configs/digits.py` equal `config`."""
+  fields = ("channels", "hidden", "exchanges", "seeds", "workers", "steps")
+  fields += ("batch_size", "warmup_steps", "checkpoint_every")
+  set_fields = [f"--config.{name}={config[name]}" for name in fields]
+  program = [sys.executable, "-m", "experiments.train"]
+  return [*program, "--config=configs/digits.py", *set_fields, *flags]
+
+
+def environment():
+  # The emulated devices of this test process are not those of the job.
+  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return kept | {"JAX_PLATFORMS": "cpu"}
+
+
+def run(config, *flags):
+  return subprocess.run(
+    command(config, *flags),
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=WAIT,
+  )
+
+
+def test_job_prints_a_table_and_writes_rows_and_a_plot(tmp_path, tiny):
+  config = tiny("digits", exchanges=("fp32", "int8"))
+  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+  done = run(config, f"--json={json}", f"--plot={plot}")
+  assert done.returncode == 0, done.stderr
+  assert "computed from the bytes" in done.stdout
+  assert "\x1b[" not in done.stdout
+  rows = records.read_rows(json)
+  assert {row.case for row in rows} == {"fp32", "int8"}
+  metrics = {row.metric for row in rows}
+  assert metrics >= {"test_accuracy", "wire_bytes_predicted", "step_ms"}
+  assert all("2 x cpu" in row.machine for row in rows)
+  assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_field_that_does_not_exist_is_named(tiny):
+  done = run(tiny("digits"), "--config.stepz=3")
+  assert done.returncode != 0
+  assert "stepz" in done.stderr
+  assert "steps" in done.stderr  # ml_collections says what was meant.
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_with_a_message(tiny):
+  config = tiny("digits", exchanges=("fp32",), learning_rate=1e30)
+  with pytest.raises(SystemExit, match=r"Stopped: loss must be finite, got"):
+    train_run.run(config)
+
+
+def test_a_misspelt_exchange_is_refused_before_any_work(tiny):
+  with pytest.raises(ValueError, match=r"got 'int7'"):
+    train_run.run(tiny("digits", exchanges=("fp32", "int7")))
+
+
+def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
+  config = tiny("digits", exchanges=("sign_feedback",), steps=16)
+  killed = tmp_path / "killed"
+  kill_after_checkpoint(config, killed, step=3)
+  assert Workdir(killed, config).finished() == []
+  config.checkpoint_every = config.steps  # Saving is slow; nobody kills these.
+
+  again = run(config, f"--workdir={killed}")
+  assert again.returncode == 0, again.stderr
+  task = tasks.load_task(config)
+  mesh = runner.make_mesh(config.workers)
+  trainer = runner.Trainer(config, task, mesh, "sign_feedback")
+  straight = trainer.train(seed=0)
+  workdir = Workdir(killed, config)
+  store = workdir.store("sign_feedback", 0)
+  resumed = trainer.train(seed=0, store=store)  # Reads the last checkpoint.
+  store.close()
+
+  assert resumed.log.loss == straight.log.loss
+  pairs = zip(
+    jax.tree.leaves((resumed.params, resumed.state)),
+    jax.tree.leaves((straight.params, straight.state)),
+    strict=True,
+  )
+  assert all(
+    np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs
+  )
+  (finished,) = workdir.finished()
+  expected = trainer.measure(0, straight, runner.make_score(task))
+  timed = {"step_ms": 0, "compile_s": 0}
+  assert finished._replace(**timed) == expected._replace(**timed)
+
+
+def kill_after_checkpoint(config, folder, step):
+  """Starts a job and kills it once the checkpoint of `step` is there."""
+  process = subprocess.Popen(
+    command(config, f"--workdir={folder}"),
+    cwd=ROOT,
+    env=environment(),
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  deadline = time.monotonic() + WAIT
+  try:
+    while latest_step(folder) < step:
+      assert process.poll() is None, "the job ended before it was killed"
+      assert time.monotonic() < deadline, "no checkpoint in time"
+      time.sleep(0.005)
+  finally:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+  assert process.returncode == -signal.SIGKILL
+
+
+def latest_step(folder):
+  names = [path.name for path in folder.glob("checkpoints/*/*")]
+  return max((int(name) for name in names if name.isdigit()), default=0)

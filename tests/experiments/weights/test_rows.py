@@ -1,0 +1,226 @@
+import io
+
+import numpy as np
+import pytest
+import rich.console
+from PIL import Image
+
+from experiments import tables
+from experiments.weights import (
+  host_link,
+  paper,
+  predict,
+  profile as weights_profile,
+  rows as weights_rows,
+  tables as weights_tables,
+  trainer,
+)
+
+RUN = trainer.Run(
+  case="fp32",
+  seed=0,
+  error=3.0,
+  loss=0.1,
+  steps=20,
+  curve=[(5, 50.0), (10, 9.0), (15, 11.0), (20, 3.0)],
+  plain_bytes=4_000_000,
+  sent_bytes=4_000_000.0,
+  returned_bytes=4_000_000.0,
+  step_ms=20.0,
+  weight_error=0.0,
+  groups=["a", "b"],
+  switches=[[0, 0, 0], [0, 1, 0]],
+)
+RUNS = [
+  RUN,
+  RUN._replace(seed=1, error=4.0, curve=[(5, 50.0), (10, 20.0), (15, 8.0)]),
+  RUN._replace(case="int8", sent_bytes=1e6, returned_bytes=1e6, step_ms=30.0),
+  RUN._replace(
+    case="awp",
+    sent_bytes=1e6,
+    error=60.0,
+    curve=[(5, 70.0), (20, 60.0)],
+    switches=[[0, 0, 0], [0, 1, 0], [7, 1, 1]],
+  ),
+]
+PROFILE = weights_profile.Profile(
+  case="fp32",
+  ms={piece: float(i) for i, piece in enumerate(weights_profile.PIECES, 1)},
+  step_ms=40.0,
+  norm_ratio=0.2,
+  norm_share=1.5,
+  pack_ratio=0.1,
+  plain_bytes=8_000_000,
+  sent_bytes=8_000_000,
+  returned_bytes=8_000_000,
+  sends=10,
+  returns=10,
+  noise_ms=2.0,
+)
+PROFILES = [
+  PROFILE,
+  PROFILE._replace(
+    case="int8", sent_bytes=2_000_000, returned_bytes=2_000_000, pack_ratio=1.6
+  ),
+  PROFILE._replace(case="awp", sent_bytes=2_000_000, pack_ratio=1.0),
+]
+HALVES = [predict.Share(0.5, 0.5)] * 2
+WEIGHTS = 129_589_833
+
+
+def make_rows(on_host=True):
+  found = weights_rows.trained(RUNS, threshold=10.0)
+  for profile in PROFILES:
+    case = found[profile.case]
+    case |= weights_rows.profiled(profile, on_host=on_host)
+    case |= weights_rows.predicted(case, profile, WEIGHTS, HALVES)
+    case |= weights_rows.timed_to_error(case, profile, on_host=on_host)
+  facts = weights_rows.published("vgg_a")
+  return weights_rows.make_rows("a2dtwp_vgg", found, facts)
+
+
+def by_name(rows):
+  return {(row.case, row.metric): row for row in rows}
+
+
+def printed(table):
+  console = rich.console.Console(file=io.StringIO(), width=200)
+  console.print(table)
+  return console.file.getvalue()
+
+
+def line_of(text, case):
+  return next(line for line in text.splitlines() if f"│ {case} " in line)
+
+
+def test_the_first_evaluation_at_the_threshold_counts():
+  assert [weights_rows.steps_to_error(run, 10.0) for run in RUNS] == [
+    10,
+    15,
+    10,
+    None,
+  ]
+
+
+def test_seeds_become_means_and_bytes_become_ratios():
+  cells = by_name(make_rows())
+  fp32 = cells["fp32", "test_accuracy"]
+  assert (fp32.value, fp32.noise) == (96.5, pytest.approx(0.5**0.5))
+  assert cells["int8", "test_accuracy"].baseline == 96.5
+  assert cells["fp32", "steps_to_error"].value == 12.5
+  assert cells["int8", "sent_ratio"].value == 4
+  assert cells["awp", "returned_ratio"].value == 1
+  assert cells["awp", "switches"].value == 1
+
+
+def test_a_case_that_misses_the_threshold_has_no_time():
+  cells = by_name(make_rows())
+  assert not [m for c, m in cells if c == "awp" and "to_error" in m]
+
+
+def test_time_to_error_is_steps_times_step_and_link_by_hand():
+  link = host_link.HOST_LINKS["pcie3_x8"]
+  row = by_name(make_rows())["int8", "time_to_error_pcie3_x8"]
+  # 10 steps of 30 ms and, each way, 10 transfers of 10 us and 1 MB at 7.877.
+  each_ms = 0.1 + 1e6 / link.bandwidth * 1e3
+  assert row.value == pytest.approx(10 * (30 + 2 * each_ms) / 1e3)
+  assert row.unit == "s (emulated pcie3_x8)"
+
+
+def test_on_a_device_nothing_is_emulated():
+  cells = by_name(make_rows(on_host=False))
+  assert not [row for row in cells.values() if "emulated" in row.unit]
+  assert cells["fp32", "host_to_device_ms"].value == PROFILE.ms["send"]
+  assert cells["int8", "time_to_error"].value == pytest.approx(10 * 0.030)
+
+
+def test_predictions_say_so_and_add_up():
+  cells = by_name(make_rows())
+  for case in ("fp32", "int8", "awp"):
+    terms = [
+      cells[case, f"predicted_x86_{term}_ms"] for term in predict.Batch._fields
+    ]
+    assert {row.unit for row in terms} == {"ms (predicted)"}
+    batch = cells[case, "predicted_x86_batch_ms"]
+    assert batch.value == pytest.approx(sum(row.value for row in terms))
+  # By hand, of 439.06: 38.48 down, 17.13 up, 29.43 packed (1.6 times 5 bytes a
+  # weight at 35.23 GB/s), 4.21 + 7.58 on the device, 29.43 unpacked, 162.23
+  # computed, 54.39 updated.
+  int8 = cells["int8", "predicted_x86_batch_ms"]
+  assert int8.ratio == pytest.approx(342.87 / 439.06, abs=1e-3)
+  # A fifth of what Bitpack takes for one byte.
+  awp = cells["awp", "predicted_x86_norm_ms"]
+  assert awp.value == pytest.approx(WEIGHTS / 35.23e6, rel=1e-3)
+  assert cells["int8", "predicted_x86_norm_ms"].value == 0
+
+
+def test_touched_bytes_by_hand():
+  found = weights_rows.trained(RUNS, threshold=10.0)
+  fp32, int8, awp = PROFILES
+  quarter = weights_rows.touched(found["int8"], int8)
+  assert quarter == predict.Touched(
+    down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8
+  )
+  # What the device holds is read, too, and so is error memory.
+  held = weights_rows.touched(found["int8"], int8._replace(case="int4_delta"))
+  assert held == quarter._replace(unpack=9, grad_pack=17)
+  assert weights_rows.touched(found["fp32"], fp32) == predict.Touched()
+  down = weights_rows.touched(found["awp"], awp)
+  assert down == predict.Touched(down=1, pack=5, unpack=5, norm=1)
+
+
+def test_rows_of_the_paper_name_it():
+  cells = by_name(make_rows())
+  row = cells["paper_x86_a2dtwp", "host_to_device_ms"]
+  assert (row.value, row.machine) == (52.27, paper.SOURCE)
+  best = cells["paper_x86_best_static", "time_to_error_batch64"]
+  assert best.value == 0.853
+
+
+def test_profile_table_has_the_paper_and_marks_what_is_emulated():
+  text = printed(weights_tables.profile_table(make_rows(), "pcie3_x8"))
+  assert "153.93" in line_of(text, "paper_x86_fp32")
+  assert "162.23" in line_of(text, "paper_x86_fp32")  # Both kinds of layers.
+  fp32 = line_of(text, "fp32")
+  emulated_ms = 0.1 + 8e6 / host_link.HOST_LINKS["pcie3_x8"].bandwidth * 1e3
+  assert f"{emulated_ms:.2f}*" in fp32
+  assert "9.00" in fp32  # forward 4 and backward 5
+  assert "1.50 %" in fp32
+  device = printed(
+    weights_tables.profile_table(make_rows(on_host=False), "pcie3_x8")
+  )
+  assert "*" not in line_of(device, "fp32")
+
+
+def test_error_table_shows_ours_beside_the_papers():
+  text = printed(weights_tables.error_table(make_rows(), "pcie3_x8"))
+  assert "never" in line_of(text, "awp")
+  assert "+0.50" in line_of(text, "int8")
+  assert "0.927 / 0.949 / 0.871" in line_of(text, "paper_a2dtwp")
+  assert "0.709 / 0.752 / 0.860" in line_of(text, "paper_best_static")
+
+
+def test_prediction_table_gives_terms_and_ratios():
+  text = printed(weights_tables.prediction_table(make_rows(), "x86"))
+  assert "439.1 (1.000)" in line_of(text, "fp32")
+  assert "342.9 (0.781)" in line_of(text, "int8")
+
+
+def test_markdown_has_a_line_for_every_case():
+  # Of several seeds, as all that is published is.
+  rows = [row._replace(noise=row.noise or 0.5) for row in make_rows()]
+  text = tables.markdown(rows)
+  lines = text.splitlines()
+  assert len(lines) == 2 + 3
+  assert "| int8 | 97.00 ± 0.50 | +0.50 | 4.00 | 4.00 | 10 | 0.781 |" in text
+  assert lines[-1].startswith("| awp | 40.00")
+  assert lines[-1].endswith("| never |")
+
+
+def test_plot_has_a_panel_for_every_adaptive_case(tmp_path):
+  path = tmp_path / "new" / "plot.png"
+  weights_tables.save_plot(RUNS, {"awp": (8, 16)}, path)
+  with Image.open(path) as image:
+    assert image.size == (1650, 675)
+    right = np.asarray(image.convert("L"))[:, 900:]
+  assert len(np.unique(right)) > 10

@@ -1,0 +1,48 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxmotion.memory.residuals.choose._max_flow import ENDLESS, Graph
+
+
+def brute(nodes, edges):
+  """The least capacity of any cut."""
+  best = None
+  for sides in itertools.product((0, 1), repeat=nodes - 2):
+    side = (0, 1, *sides)
+    cost = sum(c for a, b, c in edges if side[a] == 0 and side[b] == 1)
+    best = cost if best is None else min(best, cost)
+  return best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_cut_is_cheaper(seed):
+  rng = np.random.default_rng(seed)
+  nodes = int(rng.integers(3, 9))
+  edges = [
+    (int(a), int(b), int(rng.integers(1, 9)))
+    for a, b in rng.integers(0, nodes, (20, 2))
+    if a != b
+  ]
+  graph = Graph(nodes)
+  for edge in edges:
+    graph.edge(*edge)
+  late = graph.cut()
+  assert Graph.SINK in late and Graph.SOURCE not in late
+  cost = sum(c for a, b, c in edges if a not in late and b in late)
+  assert cost == brute(nodes, edges)
+
+
+def test_of_equal_cuts_the_one_nearest_to_the_sink_is_taken():
+  graph = Graph(4)
+  for a, b in ((0, 2), (2, 3), (3, 1)):
+    graph.edge(a, b, 5)
+  assert graph.cut() == {1}
+
+
+def test_what_cannot_be_cut_is_not():
+  graph = Graph(3)
+  graph.edge(0, 2, ENDLESS)
+  graph.edge(2, 1, 7)
+  assert graph.cut() == {1}

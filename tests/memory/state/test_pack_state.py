@@ -1,0 +1,403 @@
+"""Optimisers whose state is encoded train as they do without."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+from sklearn.datasets import load_digits
+
+import jaxmotion
+from jaxmotion import codecs, memory, wire
+from jaxmotion.memory import Packed, _memory_kind, pack_state, unpack_state
+from jaxmotion.testing import check_transform
+from tests.compilations import compilations
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "bias": jnp.zeros(70),
+  "kernel": jnp.asarray(RNG.normal(size=(64, 70)), jnp.float32),
+}
+PLACES = pytest.mark.parametrize("place", [None, "pinned_host"])
+EXACT = dict(first=codecs.identity(), second=codecs.identity(), small=0)
+
+
+def multi_steps(tx):
+  return optax.MultiSteps(tx, 2).gradient_transformation()
+
+
+def packing(**options):
+  return functools.partial(pack_state, **options)
+
+
+def wrapped(pack):
+  """Optimisers with `pack_state` inside, outside and in the middle."""
+  return {
+    "clip_masked": optax.chain(
+      optax.clip_by_global_norm(1.0),
+      optax.masked(pack(optax.adamw(1e-2)), {"bias": False, "kernel": True}),
+    ),
+    "inject": pack(
+      optax.inject_hyperparams(optax.sgd)(
+        learning_rate=0.1, momentum=0.9, nesterov=True
+      )
+    ),
+    "multi_steps": multi_steps(pack(optax.lion(1e-2))),
+    "of_multi_steps": pack(
+      multi_steps(
+        optax.partition(
+          {"x": optax.adam(1e-2), "y": optax.sgd(1e-2)},
+          {"bias": "y", "kernel": "x"},
+        )
+      )
+    ),
+    "if_finite": optax.apply_if_finite(
+      pack(optax.chain(holds_a_key(), optax.rmsprop(1e-2))), 3
+    ),
+  }
+
+
+def holds_a_key():
+  """Has a state that is no number."""
+
+  def update(updates, state, params=None):
+    return updates, state
+
+  return optax.GradientTransformation(lambda _: jax.random.key(3), update)
+
+
+def train(tx, params=PARAMS, steps=4):
+  """Trains on a small quadratic; returns parameters and state."""
+
+  @jax.jit
+  def step(params, state):
+    grads = jax.tree.map(lambda p: p - 0.3, params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = jax.jit(tx.init)(params)
+  for _ in range(steps):
+    params, state = step(params, state)
+  return params, state
+
+
+def bits(tree):
+  def of(a):
+    is_key = jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(a) if is_key else a).tobytes()
+
+  return [of(a) for a in jax.tree.leaves(tree)]
+
+
+def types(tree):
+  return jax.tree.map(jax.typeof, tree)
+
+
+def kinds(state):
+  """The memories of (what is encoded, all else)."""
+  leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Packed))
+  found = [set(), set()]
+  for x in leaves:
+    for a in jax.tree.leaves(x):
+      found[not isinstance(x, Packed)].add(a.sharding.memory_kind)
+  return tuple(found)
+
+
+@functools.cache
+def without(name):
+  return train(wrapped(lambda tx: tx)[name])
+
+
+@PLACES
+@pytest.mark.parametrize("name", wrapped(packing()))
+def test_an_identity_changes_nothing_in_any_chain(name, place):
+  params, state = train(wrapped(packing(**EXACT, place=place))[name])
+  expected, plain = without(name)
+  assert kinds(state) == ({place or "device"}, {"device"})
+  assert bits(params) == bits(expected)
+  assert bits(bare(state)) == bits(plain)
+
+
+def bare(state):
+  """The state as it is without `pack_state`."""
+  one = lambda x: isinstance(x, memory.PackState)
+  return jax.tree.map(
+    lambda x: x.inner if one(x) else x, unpack_state(state), is_leaf=one
+  )
+
+
+@PLACES
+def test_laws_hold_beside_an_exchange(place):
+  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+  int4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
+  tx = optax.chain(
+    jaxmotion.exchange("data", int4), pack_state(optax.adam(1e-2), place=place)
+  )
+  check_transform(tx, mesh, PARAMS)
+
+
+@PLACES
+def test_a_step_compiles_once_and_reuses_the_buffers(place):
+  tx = pack_state(optax.adam(1e-2), place=place)
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def step(grads, state):
+    return tx.update(grads, state)
+
+  first = jax.jit(tx.init)(PARAMS)
+  before = types(first)
+  _, state = step(PARAMS, first)
+  assert all(a.is_deleted() for a in jax.tree.leaves(first))
+  count = compilations()
+  _, state = step(PARAMS, state)
+  assert compilations() == count
+  assert types(state) == before and int(state.steps) == 2
+
+
+def test_the_seed_and_the_step_make_every_random_bit():
+  grads = jax.tree.map(lambda p: p / 3, PARAMS)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def update(seed, steps):
+    tx = pack_state(optax.sgd(1.0, momentum=0.5), seed=seed)
+    state = tx.init(PARAMS)._replace(steps=steps)
+    return tx.update(grads, state)[1].inner
+
+  def run(seed, steps):
+    return bits(update(seed, jnp.int32(steps)))
+
+  assert run(0, 0) == run(0, 0)
+  assert run(0, 0) != run(1, 0) and run(0, 0) != run(0, 1)
+
+
+def test_bytes_are_those_of_the_payloads_and_a_quarter_of_plain():
+  params = {"w": jnp.ones((512, 256)), "b": jnp.ones(256)}
+  state = jax.jit(pack_state(optax.adam(1e-2)).init)(params)
+  packed = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
+  expected = [wire.payload_bytes(x.codec, params["w"]) for x in packed]
+  assert [nbytes(x) for x in packed] == expected
+  assert nbytes(state) == sum(expected) + 2 * 256 * 4 + 4 + 4
+  assert 2 * params["w"].nbytes / sum(expected) > 3.9
+
+
+def nbytes(tree):
+  return sum(a.nbytes for a in jax.tree.leaves(tree))
+
+
+def test_a_field_decides_and_not_the_name_of_a_parameter():
+  params = {"nu": jnp.ones((64, 64)), "mu": jnp.ones((64, 63))}
+  adam = jax.eval_shape(pack_state(optax.adam(1e-2)).init, params).inner[0]
+  first, second = adam.mu["nu"].codec, adam.nu["nu"].codec
+  assert isinstance(first, codecs.uniform)
+  assert isinstance(second, codecs.nonnegative)
+  # Fewer than `small` values.
+  assert adam.mu["mu"].shape == adam.nu["mu"].shape == (64, 63)
+  assert not isinstance(adam.mu["mu"], Packed)
+
+
+def test_the_first_rule_that_matches_wins_over_the_field():
+  half = codecs.cast("bfloat16")
+  tx = pack_state(
+    optax.chain(optax.scale_by_rss(), optax.scale_by_adam()),
+    second=None,
+    rules=[("mu/kernel", None), ("^0/sum_of_squares/kernel", half)],
+    small=0,
+  )
+  rss, adam = jax.eval_shape(tx.init, PARAMS).inner
+  assert rss.sum_of_squares["kernel"].codec == half
+  assert not isinstance(rss.sum_of_squares["bias"], Packed)
+  assert not isinstance(adam.mu["kernel"], Packed)
+  assert isinstance(adam.mu["bias"], Packed)
+  assert not isinstance(adam.nu["kernel"], Packed)
+
+
+def transfers(jaxpr):
+  """Where each transfer of the program goes, in order."""
+  spaces = {"Host": "h", "Device": "d"}
+  return "".join(
+    spaces[space.name]
+    for eqn in jaxpr.eqns
+    if eqn.primitive.name == "device_put"
+    for space in eqn.params["devices"]
+  )
+
+
+def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
+  params = {str(i): jnp.ones((8, 8)) for i in range(4)}
+  tx = pack_state(
+    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+    small=0,
+    place="pinned_host",
+  )
+  state = jax.eval_shape(tx.init, params)
+  traced = jax.make_jaxpr(tx.update)(params, state, params)
+  # Two moments of two arrays each come, and go back, for each parameter.
+  assert transfers(traced.jaxpr) == "ddddhhhh" * 4
+  # The third and the fourth parameter wait, once for each moment.
+  assert str(traced).count("= optimization_barrier") == 2 * 2
+
+
+def test_on_the_device_they_wait_likewise_and_nothing_is_moved():
+  params = {str(i): jnp.ones((8, 8)) for i in range(4)}
+  tx = pack_state(optax.lion(1e-2), small=0)
+  state = jax.eval_shape(tx.init, params)
+  traced = jax.make_jaxpr(tx.update)(params, state, params)
+  assert transfers(traced.jaxpr) == ""
+  assert str(traced).count("= optimization_barrier") == 2
+
+
+def test_a_norm_over_the_state_brings_all_of_it():
+  def init(params):
+    return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
+
+  def update(updates, state, params=None):
+    norm = optax.tree.norm(state.trace)
+    trace = jax.tree.map(lambda g, t: g + t / (1 + norm), updates, state.trace)
+    return trace, optax.TraceState(trace)
+
+  tx = optax.GradientTransformation(init, update)
+  ours = pack_state(tx, **EXACT, place="pinned_host")
+  state = jax.eval_shape(ours.init, PARAMS)
+  traced = jax.make_jaxpr(ours.update)(PARAMS, state)
+  assert transfers(traced.jaxpr) == "ddhh"
+  assert bits(train(ours)[0]) == bits(train(tx)[0])
+
+
+def test_without_such_memory_init_says_so_and_the_state_stays(monkeypatch):
+  monkeypatch.setattr(_memory_kind, "memory_kinds", lambda _: ("device",))
+  tx = pack_state(optax.lion(1e-2), place="pinned_host")
+  with pytest.warns(UserWarning, match="which the cpu backend does not have"):
+    state = jax.jit(tx.init)(PARAMS)
+  _, state = jax.jit(tx.update)(PARAMS, state, PARAMS)
+  assert kinds(state) == ({"device"}, {"device"})
+
+
+def test_a_guarded_step_leaves_the_state_bit_for_bit():
+  tx = optax.apply_if_finite(pack_state(optax.lion(1e-2)), 3)
+  update = jax.jit(tx.update)
+  _, state = update(PARAMS, jax.jit(tx.init)(PARAMS), PARAMS)
+  bad = {**PARAMS, "bias": PARAMS["bias"].at[0].set(jnp.nan)}
+  _, after = update(bad, state, PARAMS)
+  assert bits(after.inner_state) == bits(state.inner_state)
+  assert not after.last_finite
+
+
+@PLACES
+def test_a_checkpoint_brings_it_back(place, tmp_path):
+  ocp = pytest.importorskip("orbax.checkpoint")
+  tx = pack_state(optax.lion(1e-2), place=place)
+  update = jax.jit(tx.update)
+  first = jax.jit(tx.init)(PARAMS)
+  _, state = update(PARAMS, first, PARAMS)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "state", state)
+    checkpointer.wait_until_finished()
+    again = checkpointer.restore(tmp_path / "state", first)
+  assert bits(again) == bits(state)
+  # Wherever it was restored to: an update puts it where it belongs.
+  _, expected = update(PARAMS, state, PARAMS)
+  _, found = update(PARAMS, again, PARAMS)
+  assert bits(found) == bits(expected) and types(found) == types(state)
+
+
+SPLIT = 1200
+
+
+@functools.cache
+def digits():
+  pixels, labels = load_digits(return_X_y=True)
+  order = np.random.default_rng(0).permutation(len(labels))
+  return jnp.asarray(pixels[order] / 16, jnp.float32), jnp.asarray(
+    labels[order]
+  )
+
+
+def perceptron(seed):
+  rngs = nnx.Rngs(seed)
+  sizes = (64, 128, 128, 10)
+  layers = []
+  for i in range(3):
+    layers += [nnx.Linear(sizes[i], sizes[i + 1], rngs=rngs), nnx.relu]
+  return nnx.Sequential(*layers[:-1])
+
+
+def learn(tx, steps=400, batch=128):
+  """Test accuracy and last loss of two seeds."""
+  x, y = digits()
+
+  def loss_fn(params, i):
+    logits = nnx.merge(graph, params)(x[i])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y[i]).mean()
+
+  def step(carry, i):
+    params, state = carry
+    loss, grads = jax.value_and_grad(loss_fn)(params, i)
+    updates, state = tx.update(grads, state, params)
+    return (optax.apply_updates(params, updates), state), loss
+
+  run = jax.jit(lambda carry, i: jax.lax.scan(step, carry, i))
+  found = []
+  for seed in range(2):
+    graph, params = nnx.split(perceptron(seed))
+    rng = np.random.default_rng(seed)
+    order = np.stack([rng.choice(SPLIT, batch, False) for _ in range(steps)])
+    (params, _), losses = run((params, tx.init(params)), order)
+    right = nnx.merge(graph, params)(x[SPLIT:]).argmax(-1) == y[SPLIT:]
+    found.append((float(right.mean()), float(losses[-20:].mean())))
+  return np.array(found).T
+
+
+def test_digits_are_learned_as_well_as_with_plain_state():
+  plain, loss = learn(optax.adam(3e-3))
+  packed, packed_loss = learn(pack_state(optax.adam(3e-3), place="pinned_host"))
+  assert plain.min() > 0.96 and loss.max() < 0.02
+  assert np.abs(packed - plain).max() <= 0.005
+  assert packed_loss.max() < 1.5 * loss.max()
+
+
+def test_second_moments_on_evenly_spaced_levels_diverge():
+  naive = pack_state(optax.adam(3e-3), second=codecs.uniform(bits=8, block=256))
+  accuracy, loss = learn(naive, steps=100)
+  assert accuracy.max() < 0.5 and not loss.min() < 10
+
+
+@pytest.mark.parametrize(
+  ("error", "match", "options"),
+  [
+    (TypeError, "`tx` must be an optax.Grad", {"tx": "adam"}),
+    (TypeError, "`first` must be a codec of arrays", {"first": 8}),
+    (
+      TypeError,
+      "`second` must be a codec",
+      {"second": codecs.buckets(codecs.sign())},
+    ),
+    (
+      ValueError,
+      "`first` must have no state",
+      {"first": codecs.feedback(codecs.sign())},
+    ),
+    (TypeError, "`rules` must be pairs of", {"rules": ["mu"]}),
+    (ValueError, "`rules` must have regular", {"rules": [("(", None)]}),
+    (ValueError, "`small` must be an integer >= 0", {"small": -1}),
+    (ValueError, "`seed` must be an integer in", {"seed": -1}),
+    (ValueError, "`place` must be one of", {"place": "disk"}),
+  ],
+)
+def test_bad_arguments_are_named(error, match, options):
+  with pytest.raises(error, match=match):
+    pack_state(**{"tx": optax.adam(1e-2), **options})
+
+
+def test_what_would_do_nothing_is_an_error():
+  tx = pack_state(optax.adam(1e-2), rules=[("mu/kernle", None)])
+  with pytest.raises(ValueError, match="'mu/kernle', which matches none of"):
+    tx.init(PARAMS)
+  tx = pack_state(optax.adagrad(1e-2))
+  with pytest.raises(ValueError, match="got.*'0/sum_of_squares/bias'"):
+    tx.init(PARAMS)
+  # No state at all is none to encode.
+  pack_state(optax.sgd(1e-2)).init(PARAMS)

@@ -1,0 +1,170 @@
+import dataclasses
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import pytest
+
+from jaxmotion import codecs, perfmodel
+from jaxmotion.perfmodel import Curve, Kernel
+from jaxmotion.perfmodel.extend import (
+  decode_seconds,
+  encode_seconds,
+  kernel_seconds,
+)
+from jaxmotion.wire import Ledger, Move
+
+HOST = perfmodel.shipped("ethernet_1gbit")
+CURVE = Curve(sizes=(1e3, 1e6), seconds=(1e-3, 1e-2), noise=0.1)
+
+
+def measuring(**curves):
+  device = dataclasses.replace(HOST.device, measured=curves)
+  return dataclasses.replace(HOST, device=device)
+
+
+SIZES = st.lists(st.floats(1, 1e9), min_size=1, max_size=9, unique=True)
+
+
+@hypothesis.given(SIZES, st.data())
+def test_a_curve_goes_through_its_points_and_never_falls(sizes, data):
+  sizes = sorted(sizes)
+  seconds = sorted(data.draw(st.floats(1e-6, 10)) for _ in sizes)
+  hypothesis.assume(all(b / a > 1.001 for a, b in itertools.pairwise(sizes)))
+  curve = Curve(sizes=sizes, seconds=seconds, noise=0)
+  for size, second in zip(sizes, seconds, strict=True):
+    assert curve.at(size) == pytest.approx(second)
+  places = sorted(data.draw(st.lists(st.floats(0, 1e10), max_size=9)))
+  found = [curve.at(place) for place in places]
+  assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
+def test_what_is_smaller_than_measured_is_on_the_line(a, b):
+  sizes = (1e5, 1e6, 1e7)
+  seconds = tuple(a + b * x for x in sizes)
+  curve = Curve(sizes=sizes, seconds=seconds, noise=0)
+  for size in (0.0, 10.0, 1e4):
+    assert curve.at(size) == pytest.approx(a + b * size, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
+def test_the_line_of_points_on_a_line_is_that_line(a, b):
+  sizes = tuple(10.0**i for i in range(3, 9))
+  seconds = tuple(a + b * x for x in sizes)
+  found = Curve(sizes=sizes, seconds=seconds, noise=0).line()
+  assert found == pytest.approx((a, b, 0), rel=1e-6, abs=1e-12)
+
+
+def test_the_line_weighs_small_and_large_alike():
+  sizes, seconds = (1e3, 1e9), (1e-4, 1.0)
+  crooked = Curve(sizes=(1e3, 1e6, 1e9), seconds=(1e-4, 2e-3, 1.0), noise=0)
+  straight = Curve(sizes=sizes, seconds=seconds, noise=0).line()
+  a, b, error = crooked.line()
+  assert 0 < error < 0.4
+  assert a == pytest.approx(straight[0], rel=0.4)
+  assert b == pytest.approx(straight[1], rel=0.4)
+
+
+def test_no_line_has_a_negative_part():
+  steep = Curve(sizes=(1, 2, 4), seconds=(1, 8, 64), noise=0).line()
+  assert min(steep) >= 0
+
+
+def test_a_measured_kernel_takes_what_was_measured():
+  device = measuring(**{"matmul float32": CURVE, "elementwise": CURVE}).device
+  product = Kernel("matmul", "float32", 1e6, 1e3, 2)
+  assert kernel_seconds(product, device) == pytest.approx(2e-2)
+  # What it moves is still a bound, and so is what it computes.
+  moving = product._replace(bytes=1e10, count=1)
+  assert kernel_seconds(moving, device) == pytest.approx(1e10 / 50e9)
+  chain = Kernel("elementwise", "float32", 0, 1e3)
+  assert kernel_seconds(chain, device) == pytest.approx(1e-3)
+  assert kernel_seconds(chain._replace(flops=4e12), device) == 1
+  other = Kernel("reduction", "float32", 0, 1e3)
+  assert kernel_seconds(other, device) == kernel_seconds(other, HOST.device)
+
+
+def test_a_measured_codec_takes_what_was_measured():
+  codec = codecs.sign()
+  names = [f"{do} {codec!r}" for do in ("encode", "decode", "add")]
+  device = measuring(**dict.fromkeys(names, CURVE)).device
+  assert encode_seconds(codec, 10**6, device) == CURVE.at(1e6)
+  assert decode_seconds(codec, 10**6, 3, device) == pytest.approx(
+    3 * CURVE.at(1e6)
+  )
+  other = codecs.sign(block=64)
+  assert encode_seconds(other, 10**6, device) == encode_seconds(
+    other, 10**6, HOST.device
+  )
+  assert encode_seconds(codec, 0, device) == 0
+
+
+def test_a_measured_collective_is_for_its_own_number_of_workers():
+  link = dataclasses.replace(
+    HOST.axis("data").link, measured={"all_reduce 4": CURVE}
+  )
+  plain = HOST.axis("data").link
+  seconds = perfmodel.collective_seconds
+  assert seconds("all_reduce", 1e6, 4, link) == CURVE.at(1e6)
+  assert seconds("all_reduce", 1e6, 8, link) == seconds(
+    "all_reduce", 1e6, 8, plain
+  )
+  assert seconds("all_gather", 1e6, 4, link) == seconds(
+    "all_gather", 1e6, 4, plain
+  )
+
+
+def test_what_no_measurement_covers_is_listed():
+  x = jax.ShapeDtypeStruct((64, 64), "float32")
+  work = perfmodel.cost(lambda x: (x @ x + 1).sum(), x)
+  platform = measuring(**{"matmul float32": CURVE})
+  missing = perfmodel.unmeasured(platform, work)
+  assert set(missing) == {"reduction"}  # the sum, with what is fused into it
+  large = jax.ShapeDtypeStruct((1024, 1024), "float32")
+  work = perfmodel.cost(lambda x: x @ x, large)
+  assert perfmodel.unmeasured(platform, work) == {
+    "matmul float32": (2 * 1024**3, 2 * 1024**3)
+  }
+  move = Move("all_reduce", ("data",), 8, "float32", 10**4, 1)
+  ledger = Ledger((move,))
+  assert perfmodel.unmeasured(platform, None, ledger) == {
+    "all_reduce 8": (1e4, 1e4)
+  }
+
+
+def test_measurements_are_kept_in_json(tmp_path):
+  codec = codecs.uniform(bits=8)
+  (axis,) = HOST.axes
+  link = dataclasses.replace(axis.link, measured={"all_reduce 4": CURVE})
+  platform = dataclasses.replace(
+    measuring(**{f"encode {codec!r}": CURVE, "elementwise": CURVE}),
+    axes=(dataclasses.replace(axis, link=link),),
+  )
+  perfmodel.save_platform(platform, tmp_path / "mine.json")
+  assert perfmodel.load_platform(tmp_path / "mine.json") == platform
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"sizes": (1e6, 1e3)}, "`sizes` must increase"),
+    ({"seconds": (1e-2, 1e-3)}, "`seconds` must never decrease"),
+    ({"seconds": (1e-3,)}, "`seconds` must be as many"),
+    ({"seconds": (0.0, 1.0)}, r"`seconds\[0\]` must be positive"),
+    ({"noise": -1.0}, "`noise` must be at least 0"),
+  ],
+)
+def test_a_curve_that_is_none_is_refused(changes, match):
+  with pytest.raises(ValueError, match=match):
+    dataclasses.replace(CURVE, **changes)
+
+
+def test_a_curve_of_a_file_is_named_by_its_path():
+  plain = perfmodel.platform_to_dict(measuring(elementwise=CURVE))
+  plain["device"]["measured"]["elementwise"]["seconds"] = [1.0, -1.0]
+  with pytest.raises(ValueError, match=r"`device.measured\['elementwise'\]`"):
+    perfmodel.platform_from_dict(plain)
+  with pytest.raises(TypeError, match=r"`measured\['elementwise'\]` must be"):
+    measuring(elementwise=1e-3)

@@ -1,0 +1,204 @@
+"""The exchange that is predicted is the one that jaxmotion does."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+
+from jaxmotion import codecs, collectives, make_key, perfmodel, wire
+from jaxmotion.perfmodel import exchange_ledger, predict_exchange
+from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
+from tests.codecs.table import CODECS
+
+TREE = {
+  "matrix": jax.ShapeDtypeStruct((96, 40), "float32"),
+  "odd": jax.ShapeDtypeStruct((37, 29), "float32"),
+  "bias": jax.ShapeDtypeStruct((5,), "float32"),
+  "half": jax.ShapeDtypeStruct((64, 33), "bfloat16"),
+  "scale": jax.ShapeDtypeStruct((), "float32"),
+}
+MIXED = codecs.rules(
+  [
+    ("bias|scale", codecs.identity()),
+    ("half", codecs.cast("float8_e4m3fn")),
+    ("odd", codecs.feedback(codecs.topk(density=0.1))),
+    (".*", codecs.uniform(bits=4)),
+  ]
+)
+LINK = perfmodel.Link(latency_s=1e-5, rate=perfmodel.gbit_per_s(10))
+
+
+def platform(**workers):
+  axes = tuple(
+    perfmodel.Axis(name=name, workers=n, link=LINK)
+    for name, n in workers.items()
+  )
+  base = perfmodel.shipped("ethernet_10gbit")
+  return dataclasses.replace(base, axes=axes, sources={})
+
+
+def counted(body, **workers):
+  mesh = AbstractMesh(
+    tuple(workers.values()),
+    tuple(workers),
+    axis_types=(AxisType.Auto,) * len(workers),
+  )
+  program = jax.shard_map(
+    lambda: body(
+      jax.tree.map(lambda a: jax.numpy.zeros(a.shape, a.dtype), TREE)
+    ),
+    mesh=mesh,
+    in_specs=(),
+    out_specs=P(),
+  )
+  return wire.step_bytes(program)
+
+
+def reduced(codec, method):
+  def body(x):
+    options = dict(method=method)
+    state = collectives.all_reduce_init(codec, x, "data", **options)
+    return collectives.all_reduce(
+      x, "data", codec, state=state, key=make_key(0, 1), **options
+    )[0]
+
+  return body
+
+
+def by_kind(ledger):
+  """Bytes of payload of each collective; a sum of words is a gather."""
+  totals = {}
+  for move in ledger.moves:
+    op = move.op
+    if op == "all_reduce" and move.workers == 2 and "int" in move.dtype:
+      op = "all_gather"
+    if move.wire_bytes:
+      totals[op] = totals.get(op, 0) + move.payload_bytes * move.count
+  return totals
+
+
+@pytest.mark.parametrize(
+  ("workers", "method"),
+  [(1, None), (2, None), (2, "two_phase"), (3, None), (8, None), (8, "gather")],
+)
+@pytest.mark.parametrize(
+  "codec",
+  [
+    codecs.identity(),
+    codecs.sign(),
+    codecs.random_k(density=0.3),
+    codecs.buckets(codecs.uniform(bits=8)),
+    MIXED,
+  ],
+  ids=["identity", "sign", "random_k", "buckets", "mixed"],
+)
+def test_bytes_are_those_of_the_traced_exchange(codec, workers, method):
+  axis = platform(data=workers).axis("data")
+  said = exchange_ledger(codec, TREE, axis, method=method)
+  traced = counted(reduced(codec, method), data=workers)
+  assert said.total_bytes == traced.total_bytes
+  assert by_kind(said) == by_kind(traced)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_are_right_for_every_codec(name, workers):
+  codec, _ = CODECS[name]
+  # More than one block, and not a multiple of any.
+  x = jax.ShapeDtypeStruct((2 * 647,), "float32")
+  axis = platform(data=workers).axis("data")
+  said = exchange_ledger(codec, x, axis)
+  row = jax.ShapeDtypeStruct((-(-x.size // workers),), "float32")
+  payload = wire.payload_bytes(codec, x)
+  if codec.summable:
+    words = 4 if name.startswith("random_k") else 0  # seeds are not summed
+    expected = 2 * (workers - 1) / workers * (payload - words)
+  elif workers == 2:
+    expected = payload
+  else:
+    expected = 2 * (workers - 1) * wire.payload_bytes(codec, row)
+  assert said.total_bytes == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (3, 2), (4, 1), (1, 3)])
+@pytest.mark.parametrize(
+  "codec", [None, codecs.sign(), MIXED], ids=["none", "sign", "mixed"]
+)
+def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(codec, sizes):
+  hosts, devices = sizes
+
+  def body(x):
+    kind = codec or codecs.identity()
+    state = collectives.all_reduce_hierarchical_init(kind, x, "host", "device")
+    return collectives.all_reduce_hierarchical(
+      x, "host", "device", codec, state=state, key=make_key(0, 1)
+    )[0]
+
+  cluster = platform(host=hosts, device=devices)
+  said = predict_exchange(codec, TREE, cluster, "host", within="device").ledger
+  traced = counted(body, host=hosts, device=devices)
+  assert said.per_axis() == {
+    axis: n
+    for axis, n in traced.per_axis().items()
+    if n or axis in said.per_axis()
+  }
+  assert said.total_bytes == traced.total_bytes
+
+
+GRADS = jax.ShapeDtypeStruct((2048, 512), "float32")
+
+
+@pytest.mark.parametrize("codec", [None, codecs.sign()], ids=str)
+def test_one_worker_sends_nothing(codec):
+  alone = predict_exchange(codec, TREE, platform(data=1), "data")
+  assert alone.link_s == alone.ledger.total_bytes == 0
+
+
+def test_full_precision_takes_the_link_alone():
+  plain = predict_exchange(None, GRADS, platform(data=8), "data")
+  assert plain.total_s == plain.link_s
+  said = perfmodel.collective_seconds("all_reduce", 2**22, 8, LINK)
+  assert plain.link_s == said
+
+
+def test_two_phases_encode_twice_and_gathers_decode_for_everyone():
+  int8 = codecs.uniform(bits=8)
+  cluster = platform(data=8)
+  gather = predict_exchange(int8, GRADS, cluster, "data", method="gather")
+  two = predict_exchange(int8, GRADS, cluster, "data", method="two_phase")
+  assert gather.recode_s == 0 < two.recode_s
+  assert gather.encode_s == two.encode_s
+  assert gather.decode_s > two.decode_s
+  assert gather.link_s > 3 * two.link_s
+
+
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+def test_an_exchange_grows_with_its_workers(method):
+  times = [
+    predict_exchange(
+      codecs.uniform(bits=4), GRADS, platform(data=n), "data", method=method
+    ).total_s
+    for n in (1, 2, 4, 16, 256, 4096)
+  ]
+  assert times == sorted(times)
+
+
+def test_a_codec_takes_about_what_its_own_trace_says():
+  device = platform(data=8).device
+  x = jax.ShapeDtypeStruct((4096, 512), "float32")
+  for codec in (codecs.uniform(bits=8), codecs.sign(), codecs.cast("bfloat16")):
+    own = perfmodel.cost(lambda x, c=codec: c.encode(x), x)
+    said = encode_seconds(codec, x.size, device)
+    assert said == pytest.approx(perfmodel.seconds(own, device), rel=0.1)
+    payload = codec.payload_like(x)
+    own = perfmodel.cost(lambda p, c=codec: c.decode(p, x), payload)
+    said = decode_seconds(codec, x.size, 1, device)
+    assert said == pytest.approx(perfmodel.seconds(own, device), rel=0.1)
+
+
+def test_an_axis_that_is_not_there_is_named():
+  with pytest.raises(ValueError, match="`name` must be one of 'data', got 'x'"):
+    predict_exchange(None, GRADS, platform(data=2), "x")
+  with pytest.raises(ValueError, match="`method` must be one of"):
+    predict_exchange(None, GRADS, platform(data=2), "data", method="ring")

@@ -1,0 +1,109 @@
+"""Measurements correct the platform, and the advice follows."""
+
+import numpy as np
+import pytest
+
+from jaxmotion import perfmodel, planner
+from jaxmotion.planner import replan
+from jaxmotion.planner.exchange._replan import _link, _table
+from tests.planner.problems import PARAMS, THREE, WORK, cluster
+
+SLOW, MIDDLE = cluster(8, gbit=0.1), cluster(8, gbit=30)
+
+
+def advise(platform, **options):
+  return planner.advise(WORK, PARAMS, platform, candidates=THREE[1:], **options)
+
+
+def parts(plan, platform=None):
+  """Seconds without an exchange, of coding and of links, as predicted."""
+  request = plan.request if platform is None else plan.request.on(platform)
+  step = request.step(plan.codec, plan.method)
+  table, choice = _table(plan, request)
+  return {
+    "compute_s": step.compute_s + step.update_s + step.call_s,
+    "coding_s": float(table.coding[np.arange(len(choice)), choice].sum()),
+    "link_s": _link(table, choice),
+    "step_s": step.total_s,
+  }
+
+
+@pytest.mark.parametrize("name", ["compute_s", "coding_s", "link_s", "step_s"])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 7.0])
+def test_what_was_measured_is_predicted_afterwards(name, factor):
+  plan = advise(SLOW)
+  before = parts(plan)
+  again = replan(plan, **{name: factor * before[name]})
+  after = parts(plan, again.platform)
+  assert after[name] == pytest.approx(factor * before[name], rel=1e-6)
+  others = {"coding_s": ["compute_s", "link_s"], "link_s": ["coding_s"]}
+  for other in others.get(name, []):
+    assert after[other] == pytest.approx(before[other])
+
+
+def test_all_together():
+  plan = advise(SLOW)
+  before = parts(plan)
+  given = {k: 2 * before[k] for k in ("compute_s", "coding_s")}
+  again = replan(plan, **given, step_s=3 * before["step_s"])
+  after = parts(plan, again.platform)
+  for name in given:
+    assert after[name] == pytest.approx(given[name], rel=1e-6)
+  assert after["step_s"] == pytest.approx(3 * before["step_s"], rel=1e-6)
+
+
+def test_a_link_that_is_faster_than_it_was_said_is_not_compressed():
+  plan = advise(SLOW)
+  assert plan.compresses
+  again = replan(plan, link_s=parts(plan)["link_s"] / 1e5)
+  assert not again.compresses
+  assert again.reason.startswith("Do not compress")
+
+
+def test_codecs_that_are_slower_than_they_were_said_are_not_used():
+  plan = advise(SLOW)
+  again = replan(plan, coding_s=1e4 * parts(plan)["coding_s"])
+  assert not again.compresses
+  assert again.step.total_s == pytest.approx(again.plain.total_s)
+
+
+def test_links_that_are_slower_than_they_were_said_are_relieved():
+  plan = advise(cluster(8, gbit=10_000, latency_s=1e-6))
+  assert not plan.compresses
+  slow = replan(plan, step_s=100 * plan.step.total_s)
+  assert slow.compresses
+  assert slow.plain.total_s == pytest.approx(100 * plan.step.total_s, rel=1e-6)
+
+
+def test_it_can_be_done_again_and_kept(tmp_path):
+  plan = advise(SLOW)
+  first = replan(plan, coding_s=3 * parts(plan)["coding_s"])
+  second = replan(first, coding_s=2 * parts(first)["coding_s"])
+  before, after = parts(plan), parts(plan, second.platform)
+  assert after["coding_s"] == pytest.approx(6 * before["coding_s"], rel=1e-6)
+  perfmodel.save_platform(second.platform, tmp_path / "here.json")
+  again = perfmodel.load_platform(tmp_path / "here.json")
+  assert advise(again).step == second.step
+
+
+@pytest.mark.parametrize(
+  ("given", "error", "message"),
+  [
+    ({}, ValueError, "must be given one of.*'compute_s'"),
+    ({"link_s": 0.0}, ValueError, "`link_s` must be a positive number of"),
+    ({"step_s": float("inf")}, ValueError, "`step_s` must be.*got inf"),
+    ({"step_s": "1 s"}, TypeError, "`step_s` must be.*got '1 s'"),
+    ({"link_s": 1.0, "step_s": 2.0}, ValueError, "`step_s` must be None"),
+    ({"step_s": 1e-9}, ValueError, "more than what computing and coding"),
+  ],
+)
+def test_what_cannot_be_is_named(given, error, message):
+  with pytest.raises(error, match=message):
+    replan(advise(SLOW), **given)
+
+
+def test_what_a_plan_has_not_cannot_be_measured():
+  with pytest.raises(ValueError, match="`coding_s` must be None.*got 1.0"):
+    replan(advise(MIDDLE, accuracy_budget=0), coding_s=1.0)
+  with pytest.raises(ValueError, match="`link_s` must be None"):
+    replan(advise(cluster(1)), link_s=1.0)

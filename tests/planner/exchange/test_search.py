@@ -1,0 +1,118 @@
+"""The search against all choices."""
+
+import numpy as np
+import pytest
+
+from jaxmotion.planner.exchange._buckets import Route, Timeline
+from jaxmotion.planner.exchange._prices import Prices
+from jaxmotion.planner.exchange._search import search
+from jaxmotion.planner.exchange._table import Table, make_table
+from tests.planner.problems import THREE, WORK, cluster, every_choice
+
+TIMES = np.geomspace(1, 1e9, 200)
+
+
+def random_table(rng, tensors, codecs, buckets, overlap):
+  """Tensors of 1e3 to 1e7 values, sums, and two collectives of words."""
+  size = 10 ** rng.uniform(3, 7, tensors)
+  coding = np.zeros((tensors, codecs, 3))
+  rate = 10 ** rng.uniform(-11, -9, (1, codecs - 1, 3))
+  coding[:, 1:] = 1e-5 + size[:, None, None] * rate
+  payload = np.zeros((tensors, codecs, 3))
+  payload[:, 0, 0] = 4 * size
+  payload[:, 1:, 1] = 4 * size[:, None] * rng.uniform(0.02, 0.6, codecs - 1)
+  payload[:, 1:, 2] = payload[:, 1:, 1] / 8
+  rates = 10 ** rng.uniform(8, 9.5, 3)
+  curves = tuple((TIMES, 1e-3 * rng.uniform() + TIMES / r) for r in rates)
+  cuts = np.sort(rng.choice(np.arange(1, tensors), buckets - 1, replace=False))
+  parts = np.split(rng.permutation(tensors), cuts)
+  when = Timeline(
+    tuple(tuple(part.tolist()) for part in parts),
+    tuple(rng.uniform(0, 0.02, buckets + 1)),
+    1e-3,
+  )
+  errors = np.zeros((tensors, codecs))
+  errors[:, 1:] = rng.uniform(0, 1, (tensors, codecs - 1)) ** 3
+  return Table(when, overlap, coding, payload, np.ones(3), curves), errors
+
+
+def shortest(table, errors, budget):
+  """By trying all choices."""
+  every = every_choice(*errors.shape)
+  lost = errors[np.arange(len(errors)), every].sum(1)
+  return table.totals(every[lost <= budget]).min()
+
+
+def cases(count, tensors, seed=0):
+  rng = np.random.default_rng(seed)
+  for _ in range(count):
+    buckets = int(rng.integers(1, 4))
+    table, errors = random_table(
+      rng, tensors, 3, buckets, bool(rng.integers(2))
+    )
+    yield table, errors, float(errors.max(1).sum() * rng.uniform(0, 0.7))
+
+
+def test_of_three_tensors_and_three_codecs_the_shortest_step_is_found():
+  for table, errors, budget in cases(100, 3):
+    found = search(table, errors, budget, np.zeros(3, int))
+    assert errors[np.arange(3), found].sum() <= budget
+    assert table.total(found) == pytest.approx(
+      shortest(table, errors, budget), rel=1e-8
+    )
+
+
+def test_of_many_labels_few_are_enough():
+  regrets = []
+  for table, errors, budget in cases(30, 8):
+    # 3^8 labels, of which at most 3 are kept for each of 64 cells.
+    found = search(table, errors, budget, np.zeros(8, int), few=64, cells=64)
+    assert errors[np.arange(8), found].sum() <= budget
+    best = shortest(table, errors, budget)
+    regrets.append(table.total(found) / best - 1)
+  assert max(regrets) < 0.02
+  assert np.mean(regrets) < 0.001
+
+
+@pytest.mark.parametrize("gbit", [0.1, 10, 1000])
+@pytest.mark.parametrize("bucket_bytes", [None, 1])
+def test_real_figures_are_searched_as_well(gbit, bucket_bytes):
+  route = Route(cluster(8, gbit), "data", bucket_bytes=bucket_bytes)
+  table = make_table(WORK, Prices(route), THREE, "two_phase", mixed=True)
+  errors = np.array([[0, 1e-5, 1e-3]] * 3) * [[1], [300], [200]]
+  for budget in (0.0, 0.01, 0.3, 1.0):
+    found = search(table, errors, budget, np.zeros(3, int))
+    assert errors[np.arange(3), found].sum() <= budget
+    assert table.total(found) == pytest.approx(
+      shortest(table, errors, budget), rel=1e-8
+    )
+
+
+def test_no_budget_leaves_what_has_no_error():
+  table, errors, _ = next(cases(1, 5))
+  assert not search(table, errors, 0.0, np.zeros(5, int)).any()
+
+
+def test_of_equal_steps_the_most_exact_is_chosen():
+  rng = np.random.default_rng(0)
+  table, errors = random_table(rng, 4, 3, 1, True)
+  # The link takes no time and neither do codecs.
+  still = Table(
+    table.when,
+    True,
+    0 * table.coding,
+    table.payload,
+    table.sent,
+    tuple((sizes, 0 * times) for sizes, times in table.curves),
+  )
+  reference = np.full(4, 2)
+  assert not search(still, errors, np.inf, reference).any()
+
+
+def test_the_reference_changes_how_fast_not_what_is_found():
+  for table, errors, budget in cases(20, 3, seed=1):
+    totals = {
+      float(table.total(search(table, errors, budget, np.array(reference))))
+      for reference in ([0, 0, 0], [0, 1, 0])
+    }
+    assert max(totals) == pytest.approx(min(totals), rel=1e-8)
