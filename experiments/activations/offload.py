@@ -14,7 +14,7 @@ import jax
 
 from experiments import models
 from jaxmotion import perfmodel
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.perfmodel import Device, Link, Platform, Rate, gbyte_per_s
 
 _TITAN_X = "NVIDIA GeForce GTX TITAN X (Maxwell) specifications, 2015"
@@ -57,8 +57,8 @@ def _titan_x() -> Platform:
 
 PLATFORMS = {
   "titan_x": _titan_x(),
-  "a100": perfmodel.shipped("a100_node"),
-  "h200": perfmodel.shipped("h200_node"),
+  "a100": perfmodel.builtin_platform("a100_node"),
+  "h200": perfmodel.builtin_platform("h200_node"),
 }
 """A GPU and its link to the host, at the peaks of their datasheets."""
 
@@ -139,5 +139,7 @@ def _pull(block: models.Block, params: PyTree, x: Array, ct: Array) -> PyTree:
   return pull(ct)
 
 
-def _seconds(device: Device, fn: Callable[..., PyTree], *args: Like) -> float:
-  return perfmodel.seconds(perfmodel.cost(fn, *args), device)
+def _seconds(
+  device: Device, fn: Callable[..., PyTree], *args: ShapedLike
+) -> float:
+  return perfmodel.predict_seconds(perfmodel.predict_cost(fn, *args), device)

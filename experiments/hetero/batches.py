@@ -53,7 +53,7 @@ class Dealer:
     """
     index = self._indices(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
-    batch, valid = hetero.deal(
+    batch, valid = hetero.assign_microbatches(
       examples, counts, microbatch=self._microbatch, most=self._total
     )
     shape = valid.shape[:2]

@@ -38,7 +38,7 @@ def predicted_ratio(counts: tuple[int, ...]) -> float:
 def counts_of(bench: Bench) -> tuple[int, ...]:
   """The shares that are examined: those of one worker 4 times as slow."""
   speeds = 1 / np.array(SCENARIOS["one_4x"][0])
-  return hetero.whole_shares(bench.settings.total, speeds.tolist())
+  return hetero.integer_shares(bench.settings.total, speeds.tolist())
 
 
 def examine(bench: Bench, deal: str) -> dict[str, Gradients]:

@@ -51,7 +51,7 @@ def _add(a: Any, b: Any) -> Any:
 
 
 def take_turns(
-  uneven: hetero.Uneven,
+  uneven: hetero.UnevenStep,
   state: hetero.UnevenState,
   batch: Batch,
   counts: Sequence[int],

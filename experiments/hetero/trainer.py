@@ -101,7 +101,7 @@ class Bench:
     return list(speeds), statistics.median(fixed)
 
   def _even(self) -> tuple[int, ...]:
-    return hetero.whole_shares(self.settings.total, (1.0,) * WORKERS)
+    return hetero.integer_shares(self.settings.total, (1.0,) * WORKERS)
 
 
 class _Trainee:

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 
 from experiments.kernels.ops import Op, stacked
 from jaxmotion import make_key
-from jaxmotion.core import Array, Key, Like, PyTree
-from jaxmotion.kernels import BlockOp, Memory, blocks
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 from jaxmotion.kernels.blocks._cases import CASES
 from jaxmotion.kernels.microscaling import Microscaling
-from jaxmotion.kernels.quantize import Absmax, Minmax
+from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.rotate import Rotated
-from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import Ternary
 
 # One of each shape, dtype and kind of values.
@@ -24,18 +24,18 @@ _ARRAYS = {
 }
 _OPS = {
   **{
-    f"int{bits}": Absmax(bits=bits, block=512)
+    f"int{bits}": AbsmaxOp(bits=bits, block=512)
     for bits in (1, 2, 3, 4, 5, 6, 7, 8)
   },
-  "int4_stochastic": Absmax(bits=4, block=512, stochastic=True),
-  "int8_stochastic": Absmax(bits=8, block=512, stochastic=True),
-  "int4_minmax": Minmax(bits=4, block=512),
-  "int8_minmax": Minmax(bits=8, block=512),
+  "int4_stochastic": AbsmaxOp(bits=4, block=512, stochastic=True),
+  "int8_stochastic": AbsmaxOp(bits=8, block=512, stochastic=True),
+  "int4_minmax": MinMaxOp(bits=4, block=512),
+  "int8_minmax": MinMaxOp(bits=8, block=512),
   "mxfp8": Microscaling(format="float8_e4m3fn", block=32),
   "mxfp6": Microscaling(format="float6_e3m2fn", block=32),
   "mxfp4": Microscaling(format="float4_e2m1fn", block=32),
-  "int4_rotated": Rotated(op=Absmax(bits=4, block=512), length=128, seed=0),
-  "sign": Sign(block=1024),
+  "int4_rotated": Rotated(op=AbsmaxOp(bits=4, block=512), length=128, seed=0),
+  "sign": SignOp(block=1024),
   "ternary": Ternary(block=1024),
   "ternary_threshold": Ternary(block=1024, stochastic=False),
 }
@@ -56,7 +56,7 @@ def ops() -> list[Op]:
 
 
 def _key(op: BlockOp) -> Key | None:
-  return make_key(0) if op.draws else None
+  return make_key(0) if op.needs_key else None
 
 
 def _tolerance(name: str) -> float:
@@ -67,7 +67,7 @@ def _encode(name: str) -> Op:
   op = _OPS[name]
 
   def run(
-    like: Like, x: Array, key: Key | None, *, implementation: str | None
+    like: ShapedLike, x: Array, key: Key | None, *, implementation: str | None
   ) -> PyTree:
     return blocks.encode(op, x, key, implementation=implementation)
 
@@ -79,18 +79,22 @@ def _encode_error(name: str) -> Op:
   op = _OPS[name]
 
   def run(
-    like: Like, x: Array, memory: Memory, *, implementation: str | None
+    like: ShapedLike,
+    x: Array,
+    memory: ErrorMemory,
+    *,
+    implementation: str | None,
   ) -> tuple[PyTree, Array]:
     return blocks.encode_error(op, x, memory, implementation=implementation)
 
   def make(x: Array) -> tuple[PyTree, ...]:
     value = x.astype(jnp.float32)[..., ::-1]
     sent = blocks.encode(op, value)
-    return x, Memory(value, sent, jnp.int32(1))
+    return x, ErrorMemory(value, sent, jnp.int32(1))
 
   def feed(outputs: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
     (sent, value), (x, memory) = outputs, args
-    return x, Memory(value, sent, memory.count)
+    return x, ErrorMemory(value, sent, memory.count)
 
   return Op(
     f"{name}_feedback",
@@ -105,7 +109,9 @@ def _encode_error(name: str) -> Op:
 def _sum(name: str) -> Op:
   op = _OPS[name]
 
-  def run(like: Like, payloads: PyTree, *, implementation: str | None) -> Array:
+  def run(
+    like: ShapedLike, payloads: PyTree, *, implementation: str | None
+  ) -> Array:
     return blocks.sum_decoded(op, payloads, like, implementation=implementation)
 
   stack = stacked(lambda x: blocks.encode(op, x))
@@ -116,7 +122,7 @@ def _mean(name: str) -> Op:
   op = _OPS[name]
 
   def run(
-    like: Like, payloads: PyTree, *, implementation: str | None
+    like: ShapedLike, payloads: PyTree, *, implementation: str | None
   ) -> PyTree:
     return blocks.encode_mean(op, payloads, like, implementation=implementation)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.kernels.ops import Op
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 # Values of fresh arrays: numbers that no tile divides.
 _ODD = (997, 100_003)
@@ -92,7 +92,7 @@ def _fresh(seed: int) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _poisoned(
-  op: Op, like: Like, args: tuple[PyTree, ...], implementation: str
+  op: Op, like: ShapedLike, args: tuple[PyTree, ...], implementation: str
 ) -> PyTree:
   """Outputs in memory where something else was."""
   run = lambda _, *args: op.run(like, *args, implementation=implementation)
@@ -100,7 +100,7 @@ def _poisoned(
   return jax.jit(run, donate_argnums=0, keep_unused=True)(poison, *args)
 
 
-def _poison(a: Like) -> Array:
+def _poison(a: ShapedLike) -> Array:
   dtype = np.dtype(a.dtype)
   pattern = np.full(dtype.itemsize, _POISON, np.uint8).view(dtype)
   return jnp.full(a.shape, jnp.asarray(pattern[0]))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
 
@@ -39,11 +39,11 @@ class Op(NamedTuple):
   make: Callable[[Array], tuple[PyTree, ...]]
   cases: Mapping[str, Callable[[], np.ndarray]]
   feed: Callable[[PyTree, tuple], tuple] | None = None
-  view: Callable[[Like, tuple, PyTree], PyTree] = lambda like, args, y: y
+  view: Callable[[ShapedLike, tuple, PyTree], PyTree] = lambda like, args, y: y
   tolerance: float = 0.0
 
   def step(
-    self, like: Like, implementation: str | None
+    self, like: ShapedLike, implementation: str | None
   ) -> Callable[..., PyTree]:
     """Returns (outputs of the last call, *args) -> outputs."""
 
@@ -53,13 +53,13 @@ class Op(NamedTuple):
 
     return call
 
-  def shapes(self, like: Like) -> tuple[tuple[PyTree, ...], PyTree]:
+  def shapes(self, like: ShapedLike) -> tuple[tuple[PyTree, ...], PyTree]:
     """Returns the shapes and dtypes of arguments and outputs."""
     args = jax.eval_shape(self.make, like)
     run = lambda *args: self.run(like, *args, implementation="reference")
     return args, jax.eval_shape(run, *args)
 
-  def default(self, like: Like) -> str:
+  def default(self, like: ShapedLike) -> str:
     """Returns the implementation that it chooses on the default device."""
     if jax.default_backend() != "gpu":
       return "reference"
@@ -67,7 +67,7 @@ class Op(NamedTuple):
     text = jax.jit(run).lower(*self.shapes(like)[0]).as_text()
     return "pallas_triton" if _TRITON in text else "reference"
 
-  def ideal_bytes(self, like: Like) -> int:
+  def ideal_bytes(self, like: ShapedLike) -> int:
     """Returns the bytes of what it takes and makes, each once."""
     leaves = jax.tree.leaves(self.shapes(like))
     return sum(a.size * a.dtype.itemsize for a in leaves)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from experiments.kernels.ops import Op, alone, stacked
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import compact, select
 from jaxmotion.kernels.compact._cases import FLOATS
 from jaxmotion.kernels.select._cases import CASES
@@ -29,18 +29,28 @@ def ops() -> list[Op]:
 
 
 def _topk(k: int, planes: int) -> list[Op]:
-  def encode(like: Like, x: Array, *, implementation: str | None) -> PyTree:
+  def encode(
+    like: ShapedLike, x: Array, *, implementation: str | None
+  ) -> PyTree:
     return select.topk_select(x, k, planes, implementation=implementation)
 
   def decode(
-    like: Like, values: Array, places: Array, *, implementation: str | None
+    like: ShapedLike,
+    values: Array,
+    places: Array,
+    *,
+    implementation: str | None,
   ) -> Array:
     return select.topk_scatter(
       values, places, like, planes, implementation=implementation
     )
 
   def total(
-    like: Like, values: Array, places: Array, *, implementation: str | None
+    like: ShapedLike,
+    values: Array,
+    places: Array,
+    *,
+    implementation: str | None,
   ) -> Array:
     return select.topk_sum(
       values, places, like, planes, implementation=implementation
@@ -55,12 +65,16 @@ def _topk(k: int, planes: int) -> list[Op]:
 
 
 def _zero_value() -> list[Op]:
-  def encode(like: Like, words: Array, *, implementation: str | None) -> PyTree:
+  def encode(
+    like: ShapedLike, words: Array, *, implementation: str | None
+  ) -> PyTree:
     return compact.compact_tiles(
       words, _TILE, _ROOM, implementation=implementation
     )
 
-  def decode(like: Like, tiles: PyTree, *, implementation: str | None) -> Array:
+  def decode(
+    like: ShapedLike, tiles: PyTree, *, implementation: str | None
+  ) -> Array:
     size = math.prod(like.shape)
     return compact.expand_tiles(tiles, size, implementation=implementation)
 
@@ -76,18 +90,18 @@ def _zero_value() -> list[Op]:
 
 
 def _threshold() -> list[Op]:
-  def mark(like: Like, x: Array, *, implementation: str | None) -> Array:
+  def mark(like: ShapedLike, x: Array, *, implementation: str | None) -> Array:
     return compact.mark(x, _LEAST, implementation=implementation)
 
   def find(
-    like: Like, bitmap: Array, start: Array, *, implementation: str | None
+    like: ShapedLike, bitmap: Array, start: Array, *, implementation: str | None
   ) -> Array:
     capacity = max(1, round(_FOUND * math.prod(like.shape)))
     return compact.select(
       bitmap, start, capacity, implementation=implementation
     )
 
-  def view(like: Like, args: tuple, positions: Array) -> Array:
+  def view(like: ShapedLike, args: tuple, positions: Array) -> Array:
     # Those after the last mark are arbitrary.
     found = jnp.arange(positions.size) < args[1][-1]
     return jnp.where(found, positions, 0)

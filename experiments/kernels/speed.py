@@ -8,7 +8,7 @@ import jax
 from experiments.common.timing import InPlace, copy_of, measure
 from experiments.kernels import peers
 from experiments.kernels.ops import IMPLEMENTATIONS, Op
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Ratio(NamedTuple):
@@ -79,7 +79,7 @@ def implementations() -> tuple[str, ...]:
   return IMPLEMENTATIONS if on_gpu else ("reference",)
 
 
-def prepare(op: Op, like: Like) -> Prepared:
+def prepare(op: Op, like: ShapedLike) -> Prepared:
   """Compiles an op for arrays like this one, for the default device."""
   args, outputs = op.shapes(like)
   steps: dict[str, Callable[..., PyTree]] = {}

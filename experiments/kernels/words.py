@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from experiments.kernels.ops import Op, alone, stacked
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import narrow, pack
 from jaxmotion.kernels.narrow._cases import CASES
 
@@ -30,16 +30,20 @@ def ops() -> list[Op]:
 
 
 def _cast(dtype: str) -> list[Op]:
-  def encode(like: Like, x: Array, *, implementation: str | None) -> Array:
+  def encode(
+    like: ShapedLike, x: Array, *, implementation: str | None
+  ) -> Array:
     return narrow.cast_encode(x, dtype, implementation=implementation)
 
-  def view(like: Like, args: tuple, words: Array) -> Array:
+  def view(like: ShapedLike, args: tuple, words: Array) -> Array:
     # NaN has several words, and subnormal numbers may have that of zero.
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     values = narrow.cast_decode(words, wide, dtype)
     return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
 
-  def total(like: Like, words: Array, *, implementation: str | None) -> Array:
+  def total(
+    like: ShapedLike, words: Array, *, implementation: str | None
+  ) -> Array:
     return narrow.cast_sum(words, like, dtype, implementation=implementation)
 
   stack = stacked(lambda x: narrow.cast_encode(x, dtype))
@@ -50,12 +54,16 @@ def _cast(dtype: str) -> list[Op]:
 
 
 def _truncate(count: int, rounding: str = "zero") -> list[Op]:
-  def encode(like: Like, x: Array, *, implementation: str | None) -> PyTree:
+  def encode(
+    like: ShapedLike, x: Array, *, implementation: str | None
+  ) -> PyTree:
     return narrow.truncate_encode(
       x, count, rounding, implementation=implementation
     )
 
-  def total(like: Like, planes: PyTree, *, implementation: str | None) -> Array:
+  def total(
+    like: ShapedLike, planes: PyTree, *, implementation: str | None
+  ) -> Array:
     return narrow.truncate_sum(planes, like, implementation=implementation)
 
   name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
@@ -67,10 +75,14 @@ def _truncate(count: int, rounding: str = "zero") -> list[Op]:
 
 
 def _pack(bits: int) -> list[Op]:
-  def encode(like: Like, codes: Array, *, implementation: str | None) -> Array:
+  def encode(
+    like: ShapedLike, codes: Array, *, implementation: str | None
+  ) -> Array:
     return pack.pack_flat(codes, bits, implementation=implementation)
 
-  def decode(like: Like, words: Array, *, implementation: str | None) -> Array:
+  def decode(
+    like: ShapedLike, words: Array, *, implementation: str | None
+  ) -> Array:
     size = math.prod(like.shape)
     return pack.unpack_flat(words, bits, size, implementation=implementation)
 

@@ -19,7 +19,7 @@ from experiments.models.layers import (
   wide,
 )
 from experiments.models.network import Network, Stage
-from jaxmotion.core import Array, Like, PyTree, check_int
+from jaxmotion.core import Array, PyTree, ShapedLike, check_int
 
 
 def gpt(
@@ -68,7 +68,7 @@ class Embed:
   tokens: int
   features: int
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """`tokens` and `places`."""
     counts = {"tokens": self.tokens, "places": x.shape[1]}
     return {
@@ -87,7 +87,7 @@ class Norm:
 
   name: str
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """`scale` and `bias`."""
     return {"scale": Spec(x.shape[-1:], 1.0), "bias": Spec(x.shape[-1:])}
 
@@ -105,7 +105,7 @@ class Project:
   features: int
   bias: bool = True
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """`kernel` and maybe `bias`."""
     specs = {"kernel": kernel(x.shape[-1], self.features)}
     return specs | {"bias": Spec((self.features,))} if self.bias else specs
@@ -123,7 +123,7 @@ class Attend:
   name: str
   heads: int
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """None."""
     return {}
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, nn
 
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 See = Callable[[str, Array], None]
 """Is told a layer's name and what comes out of its ReLU or pooling."""
@@ -39,7 +39,7 @@ def kernel(*shape: int, relu: bool = False) -> Spec:
   return Spec(shape, deviation=math.sqrt(variance))
 
 
-def after(layer: "Layer", x: Like) -> jax.ShapeDtypeStruct:
+def after(layer: "Layer", x: ShapedLike) -> jax.ShapeDtypeStruct:
   """The shape of a layer's output."""
   likes = jax.tree.map(lambda spec: spec.like, layer.specs(x))
   return jax.eval_shape(layer, likes, x)
@@ -57,7 +57,7 @@ class Layer(Protocol):
     """What its parameters are found by."""
     ...
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """Its parameters for inputs of this shape."""
     ...
 
@@ -90,7 +90,7 @@ class Conv:
   norm: bool = False
   relu: bool = True
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """`kernel`, `bias` and, of batch norm, `scale`."""
     shape = (*_pair(self.size), x.shape[-1], self.features)
     spec = kernel(*shape, relu=self.relu)
@@ -130,7 +130,7 @@ class Dense:
   features: int
   relu: bool = True
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """`kernel` and `bias`."""
     inputs = math.prod(x.shape[1:])
     return {
@@ -162,7 +162,7 @@ class MaxPool:
   padding: int = 0
   ceil: bool = False
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """None."""
     return {}
 
@@ -192,7 +192,7 @@ class MeanPool:
   name: str
   window: int = 3
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """None."""
     return {}
 
@@ -214,7 +214,7 @@ class Call:
   name: str
   fn: Callable[[Array], Array]
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """None."""
     return {}
 
@@ -239,7 +239,7 @@ class Chain:
   name: str
   layers: tuple[Layer, ...]
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """Those of each layer by its name."""
     specs = {}
     for layer in self.layers:
@@ -261,7 +261,7 @@ class Join:
   name: str
   branches: tuple[Layer, ...]
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """Those of each branch by its name."""
     return {b.name: b.specs(x) for b in self.branches}
 
@@ -287,7 +287,7 @@ class Add:
   shortcut: Layer | None = None
   relu: bool = True
 
-  def specs(self, x: Like) -> PyTree:
+  def specs(self, x: ShapedLike) -> PyTree:
     """Those of each branch by its name."""
     return {b.name: b.specs(x) for b in self._branches()}
 

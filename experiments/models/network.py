@@ -13,7 +13,7 @@ import optax
 from jax import lax
 
 from experiments.models.layers import Layer, after
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 Block = Callable[[PyTree, Array], Array]
 Wrap = Callable[[Block, str], Block]
@@ -71,7 +71,7 @@ class Network:
     """Number of parameters."""
     return sum(math.prod(a.shape) for a in jax.tree.leaves(self.params))
 
-  def batch(self, size: int) -> tuple[Like, Like]:
+  def batch(self, size: int) -> tuple[ShapedLike, ShapedLike]:
     """The shapes of so many examples and their labels."""
     one = self.input, self.label
     inputs, labels = (

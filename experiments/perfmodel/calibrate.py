@@ -218,11 +218,11 @@ def _collective_link(
   if not own:
     return None
   rates = {
-    op: perfmodel.traffic(op, 1.0, workers).wire_bytes * _rate(curve)
+    op: perfmodel.collective_traffic(op, 1.0, workers).wire_bytes * _rate(curve)
     for op, curve in own.items()
   }
   best = max(rates.values())
-  hops = perfmodel.traffic("all_reduce", 1.0, workers).hops
+  hops = perfmodel.collective_traffic("all_reduce", 1.0, workers).hops
   return perfmodel.Link(
     latency_s=own["all_reduce"].line()[0] / hops,
     rate=Rate(bytes_per_s=best),

@@ -88,11 +88,11 @@ def make_grid(
 
 
 @functools.cache
-def work(case: Case) -> perfmodel.Work:
+def work(case: Case) -> perfmodel.StepCost:
   """What each worker of a case computes."""
   params = jax.eval_shape(lambda: jax_worker.make_params(case.widths))
   batch = {
     "x": jax.ShapeDtypeStruct((case.batch, case.widths[0]), np.float32),
     "y": jax.ShapeDtypeStruct((case.batch,), np.int32),
   }
-  return perfmodel.work(jax_worker.loss_fn, params, batch)
+  return perfmodel.trace_step(jax_worker.loss_fn, params, batch)

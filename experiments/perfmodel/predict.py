@@ -70,7 +70,7 @@ def predict(platform: Platform, alone: Alone, case: Case) -> float:
   alone_s = alone.seconds(case)
   if case.exchange == "none":
     return alone_s
-  step = perfmodel.data_parallel(
+  step = perfmodel.predict_step(
     work(case), platform, "data", case.codec, overlap=False, alone_s=alone_s
   )
   return step.total_s
@@ -132,7 +132,8 @@ def _mix(below: Curve, above: Curve, share: float) -> Curve:
 
 def _carry(curve: Curve, op: str, known: int, workers: int) -> Curve:
   there, here = (
-    n * perfmodel.traffic(op, 1.0, n).wire_bytes for n in (known, workers)
+    n * perfmodel.collective_traffic(op, 1.0, n).wire_bytes
+    for n in (known, workers)
   )
   seconds = tuple(s * here / there for s in curve.seconds)
   return dataclasses.replace(curve, seconds=seconds)

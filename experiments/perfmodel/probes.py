@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxmotion import codecs, make_key, perfmodel
 from jaxmotion.collectives._transport import gather
 from jaxmotion.perfmodel import Curve
-from jaxmotion.perfmodel.extend import curve_of
+from jaxmotion.perfmodel.extend import kernel_curve
 
 CODECS = {
   "bf16": codecs.cast("bfloat16"),
@@ -97,7 +97,7 @@ def compute(mesh: jax.sharding.Mesh, largest: int, count: int) -> list[Probe]:
     probes.append(Probe("copy", host.nbytes, _copy(mesh, host)))
   for size in _spaced(_SMALLEST, largest / 16, count):
     x = _floats(size) / 4
-    flops = perfmodel.cost(_polynomial, x).flops
+    flops = perfmodel.predict_cost(_polynomial, x).flops
     probes.append(Probe("vector", flops, _everywhere(mesh, _polynomial, x)))
   return probes
 
@@ -301,8 +301,8 @@ def _probe(
   mesh: jax.sharding.Mesh, fn: Callable[..., Any], *args: Any
 ) -> Probe:
   """A function of one kernel, at the size that the model gives it."""
-  (kernel,) = perfmodel.cost(fn, *args).kernels
-  name, size = curve_of(kernel)
+  (kernel,) = perfmodel.predict_cost(fn, *args).kernels
+  name, size = kernel_curve(kernel)
   return Probe(name, size, _everywhere(mesh, fn, *args))
 
 

@@ -73,7 +73,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
   "model bf16": dict(model="data", activation_codec=codecs.cast("bfloat16")),
   "model int8": dict(model="data", activation_codec=codecs.uniform(bits=8)),
 }
-"""What `layered_step` is told; the only axis of the platform is `data`."""
+"""What `predict_split_step` is told; the only axis of the platform is `data`."""
 
 
 class Point(NamedTuple):
@@ -91,7 +91,7 @@ class Point(NamedTuple):
   axis: str
   value: float
   strategy: str
-  step: perfmodel.Step
+  step: perfmodel.StepPrediction
 
 
 def platform_at(axis: str, value: float, workers: int) -> Platform:
@@ -105,7 +105,7 @@ def platform_at(axis: str, value: float, workers: int) -> Platform:
   >>> platform_at("flops", 1e12, 64).device.matmul_flops_per_s["float32"]
   1000000000000.0
   """
-  base = perfmodel.shipped("ethernet_10gbit")
+  base = perfmodel.builtin_platform("ethernet_10gbit")
   device, (link_axis,) = base.device, base.axes
   if axis == "flops":
     device = dataclasses.replace(
@@ -152,7 +152,7 @@ def predict(
     for name, options in STRATEGIES.items():
       if kind not in options:
         continue
-      step = perfmodel.layered_step(
+      step = perfmodel.predict_split_step(
         _network(network),
         batch,
         platform,
@@ -168,7 +168,7 @@ def predict(
 
 @functools.cache
 def _network(name: str) -> perfmodel.Network:
-  return perfmodel.zoo(name)
+  return perfmodel.reference_network(name)
 
 
 def winners(points: Iterable[Point]) -> dict[tuple[str, str, float], Point]:

@@ -16,7 +16,7 @@ def load_platform(name: str) -> perfmodel.Platform:
   """The platform of a name, or of a JSON file."""
   if name.endswith(".json"):
     return perfmodel.load_platform(name)
-  return perfmodel.shipped(name)
+  return perfmodel.builtin_platform(name)
 
 
 def make_plan(
@@ -26,7 +26,7 @@ def make_plan(
   axis: str | None = None,
   accuracy_budget: float = 0.1,
   gradients: bool = True,
-) -> planner.Plan:
+) -> planner.ExchangePlan:
   """Advises on the step of a configuration.
 
   Args:
@@ -70,7 +70,7 @@ def make_plan(
   )
 
 
-def make_tables(plan: planner.Plan) -> list[rich.table.Table]:
+def make_tables(plan: planner.ExchangePlan) -> list[rich.table.Table]:
   """A line for each tensor, and one for each codec by itself."""
   tensors = rich.table.Table(title="Tensors")
   for name in ("tensor", "codec", "method", "bytes/step", "error", "reason"):
@@ -78,7 +78,7 @@ def make_tables(plan: planner.Plan) -> list[rich.table.Table]:
     tensors.add_column(name, justify="right" if right else "left")
   for c in plan.choices:
     sent, error = f"{c.wire_bytes:,.0f}", f"{c.error:.2g}"
-    name = planner.brief(c.codec)
+    name = planner.format_codec(c.codec)
     tensors.add_row(c.path, name, c.method, sent, error, c.reason)
   codecs = rich.table.Table(
     title="The plan, and one codec for all",
@@ -87,14 +87,14 @@ def make_tables(plan: planner.Plan) -> list[rich.table.Table]:
   codecs.add_column("codec")
   for name in ("step ms", "speed-up"):
     codecs.add_column(name, justify="right")
-  alone = {planner.brief(c): s for c, s in plan.uniform.items()}
+  alone = {planner.format_codec(c): s for c, s in plan.uniform.items()}
   for name, seconds in {"the plan": plan.step.total_s, **alone}.items():
     speed_up = plan.plain.total_s / seconds
     codecs.add_row(name, f"{1e3 * seconds:.4g}", f"{speed_up:.2f}")
   return [tensors, codecs]
 
 
-def make_rows(experiment: str, plan: planner.Plan) -> list[records.Row]:
+def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[records.Row]:
   """Rows of the plan, of each codec alone and of each tensor.
 
   Args:
@@ -102,7 +102,7 @@ def make_rows(experiment: str, plan: planner.Plan) -> list[records.Row]:
     plan: made by `run`.
   """
   stamp = plan.platform.name, jax.__version__
-  alone = {planner.brief(c): s for c, s in plan.uniform.items()}
+  alone = {planner.format_codec(c): s for c, s in plan.uniform.items()}
   plain_ms = 1e3 * plan.plain.total_s
   rows = []
   for case, seconds in {"plan": plan.step.total_s, **alone}.items():

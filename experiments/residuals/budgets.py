@@ -1,4 +1,4 @@
-"""What `planner.fit` makes of a network under budgets of memory."""
+"""What `planner.fit_memory` makes of a network under budgets of memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -58,16 +58,16 @@ def rows(
     )
     yield say("budget_bytes", budget, "bytes", whole.device_bytes)
     try:
-      plan = planner.fit(
+      plan = planner.fit_memory(
         lambda p, *b: net.loss(p, b),
         net.params,
         net.batch(spec.batch),
         budget,
-        perfmodel.shipped(measure.TARGETS[target]),
+        perfmodel.builtin_platform(measure.TARGETS[target]),
         options=_OPTIONS,
         compiled_bytes=compiled_bytes,
       )
-    except planner.DoesNotFit as error:
+    except planner.BudgetTooSmallError as error:
       yield say("least_bytes", error.least_bytes, "bytes", whole.device_bytes)
       continue
     compiled = float(plan.compiled_bytes or 0)

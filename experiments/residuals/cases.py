@@ -93,11 +93,11 @@ def _ours(
 
 
 def _updates(codec: Any = None, **options: Any) -> Callable[..., Job]:
-  """Modes of `memory.update_in_backward`, by gradient descent."""
+  """Modes of `memory.OptimizerInBackward`, by gradient descent."""
 
   def make(net: Network, batch: int) -> Job:
     blocks = [(stage.block, stage.repeats) for stage in net.stages]
-    model = memory.update_in_backward(
+    model = memory.OptimizerInBackward(
       blocks, cross_entropy, optax.sgd(0.1), codec=codec, **options
     )
     params = [net.params[stage.name] for stage in net.stages]

@@ -117,10 +117,10 @@ def predict(job: Job, host_bytes: int, target: str) -> Prediction:
     host_bytes: that go to the host and come back.
     target: of `TARGETS`.
   """
-  platform = perfmodel.shipped(TARGETS[target])
+  platform = perfmodel.builtin_platform(TARGETS[target])
   backend = "cpu" if target == "cpu" else "cuda"
-  cost = perfmodel.cost(job.fn, *job.args, backend=backend)
-  compute = perfmodel.seconds(cost, platform.device)
+  cost = perfmodel.predict_cost(job.fn, *job.args, backend=backend)
+  compute = perfmodel.predict_seconds(cost, platform.device)
   waits = (
     max(0.0, link.seconds(host_bytes) - share * compute)
     for link, share in ((platform.to_host, 1 / 3), (platform.from_host, 2 / 3))

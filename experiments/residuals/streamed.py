@@ -1,6 +1,6 @@
 """Networks whose weights live on the host and come packed, some at a time.
 
-Repeats of a block become segments, each a stage of `memory.host_resident`: the
+Repeats of a block become segments, each a stage of `memory.HostResident`: the
 device holds the inputs of segments and the weights of two of them. Inside one,
 `memory.compress_residuals` keeps the inputs of blocks, in 8 bits.
 """
@@ -44,14 +44,14 @@ class _Segment:
 
 def streamed(
   net: Network, segment: int = SEGMENT, codec: Any = INT8, **options: Any
-) -> memory.host_resident:
+) -> memory.HostResident:
   """A network as stages of segments, trained by gradient descent.
 
   Args:
     net: the network.
     segment: repeats of a block in a stage.
     codec: of the inputs of blocks.
-    **options: of `memory.host_resident`.
+    **options: of `memory.HostResident`.
   """
   spans = [
     (stage.block, size)
@@ -65,7 +65,7 @@ def streamed(
       zip(_names(net, segment), spans, strict=True)
     )
   ]
-  return memory.host_resident(
+  return memory.HostResident(
     stages, optax.sgd(0.1), streamed=True, update="per_stage", **options
   )
 
@@ -98,7 +98,7 @@ def compile_step(
     memory_gib: memory that the compiler is told of; None: what the GPU has.
 
   Returns:
-    What the device holds at most, by `host_resident.device_bytes`;
+    What the device holds at most, by `HostResident.device_bytes`;
     `host_temp_bytes` are the parameters, which live there.
   """
   machine = ""

@@ -4,7 +4,7 @@
     --json=docs/results/state_compiled.jsonl
 
 Compiled, not run: no GPU is needed, but the extra `cuda-compile`. Adam over
-equal float32 matrices, its state plain or packed (`memory.pack_state`).
+equal float32 matrices, its state plain or packed (`memory.compress_state`).
 
 On the device, one step with everything donated:
   argument_bytes  of parameters, gradients and state;
@@ -80,12 +80,12 @@ def _move(state: PyTree, space: Any) -> PyTree:
   """Returns the state with what is encoded in another memory."""
 
   def moved(x: Any) -> Any:
-    if not isinstance(x, memory.Packed):
+    if not isinstance(x, memory.EncodedLeaf):
       return x
     payload = jax.tree.map(lambda a: jax.device_put(a, space), x.payload)
     return dataclasses.replace(x, payload=payload)
 
-  one = lambda x: isinstance(x, memory.Packed)
+  one = lambda x: isinstance(x, memory.EncodedLeaf)
   return jax.tree.map(moved, state, is_leaf=one)
 
 
@@ -93,8 +93,8 @@ def programs() -> Iterator[tuple[str, Callable[..., Any], Any, tuple]]:
   """Yields (case, function, optimiser, arguments to donate)."""
   for name, options in PACKINGS.items():
     adam = optax.adam(1e-3)
-    tx = memory.pack_state(adam, small=0, **options)
-    there = memory.pack_state(adam, small=0, place="pinned_host", **options)
+    tx = memory.compress_state(adam, small=0, **options)
+    there = memory.compress_state(adam, small=0, place="pinned_host", **options)
     yield name, functools.partial(step_on_device, tx), tx, (0, 2)
     naive = functools.partial(steps_on_host, tx, True)
     yield f"{name}_host_naive", naive, tx, (0,)

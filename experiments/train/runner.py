@@ -198,7 +198,7 @@ def _exchange_over(mesh: Mesh, codec: Codec) -> optax.GradientTransformation:
   """The exchange over all axes of a mesh: within hosts first, if it can."""
   outer, *inner = mesh.axis_names
   if inner:
-    return jaxmotion.exchange(outer, codec, within=tuple(inner))
+    return jaxmotion.exchange(outer, codec, local_axis=tuple(inner))
   return jaxmotion.exchange(outer, codec)
 
 

@@ -20,7 +20,7 @@ from experiments.train import runner, tasks
 from experiments.weights import cases
 from experiments.weights.model import Model, as_model, hits
 from jaxmotion import codecs, memory
-from jaxmotion.controllers import switches
+from jaxmotion.controllers import level_changes
 
 Tree = Any
 
@@ -127,7 +127,7 @@ def load(config: ConfigDict) -> Setup:
 
 def make_store(
   case: cases.Case, tx: optax.GradientTransformation, model: Model
-) -> memory.host_resident:
+) -> memory.HostResident:
   """The store of a case.
 
   Args:
@@ -135,7 +135,7 @@ def make_store(
     tx: the optimiser; one object for all cases, so that they share programs.
     model: of any seed.
   """
-  return memory.host_resident(
+  return memory.HostResident(
     model.stages,
     tx,
     weights=case.weights,
@@ -149,7 +149,7 @@ def make_store(
 
 def make_signal(
   case: cases.Case,
-  store: memory.host_resident,
+  store: memory.HostResident,
   state: memory.HostState,
   level: np.ndarray | int,
 ) -> jax.Array:
@@ -161,7 +161,7 @@ def make_signal(
 
 def arrived(
   case: cases.Case,
-  store: memory.host_resident,
+  store: memory.HostResident,
   state: memory.HostState,
   level: np.ndarray,
 ) -> Tree:
@@ -291,7 +291,7 @@ class Trainer:
       groups=list(self.store.groups_of(state.params).names),
       switches=[
         [self._every * s.step, s.group, s.level]
-        for s in switches(run.control.trajectory)
+        for s in level_changes(run.control.trajectory)
       ],
     )
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.core import Array, Key, Like, PyTree
-from jaxmotion.kernels import BlockOp, Memory, blocks
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BlockCodec(Codec):
   @property
   def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
-    return self.op().draws
+    return self.op().needs_key
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
@@ -34,7 +34,7 @@ class BlockCodec(Codec):
   def encode_error(
     self,
     x: Array,
-    memory: Memory,
+    memory: ErrorMemory,
     state: PyTree = (),
     key: Key | None = None,
     *,
@@ -50,7 +50,7 @@ class BlockCodec(Codec):
   def encode_mean(
     self,
     payloads: PyTree,
-    like: Like,
+    like: ShapedLike,
     state: PyTree = (),
     key: Key | None = None,
   ) -> tuple[PyTree, PyTree]:
@@ -59,12 +59,12 @@ class BlockCodec(Codec):
     payload = blocks.encode_mean(self.op(), payloads, like, self._own(key))
     return payload, state
 
-  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+  def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in the same pass."""
     self._check_payloads(payloads, like)
     return blocks.sum_decoded(self.op(), payloads, like)
 
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
     return self.op().decode(payload, like)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxmotion.codecs._codec import Codec, Part
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import Like, check_int
+from jaxmotion.core import ShapedLike, check_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +43,14 @@ class buckets(TreeCodec):
     check_int("small", self.small, 1)
     check_int("most", self.most, 1)
 
-  def parts(self, leaves: Sequence[tuple[str, Like]]) -> list[Part]:
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[LeafGroup]:
     """Keeps large arrays and joins small ones."""
     parts = []
     joined: dict[tuple, list[list[int]]] = {}
     sizes: dict[tuple, int] = {}
-    for part in self.codec.parts(leaves):
+    for part in self.codec.leaf_groups(leaves):
       size = sum(math.prod(leaves[i][1].shape) for i in part.leaves)
       if size > self.small:
         parts.append(part)
@@ -60,5 +62,5 @@ class buckets(TreeCodec):
       joined[kind][-1].extend(part.leaves)
       sizes[kind] += size
     for (codec, _), groups in joined.items():
-      parts.extend(Part(tuple(group), codec) for group in groups)
+      parts.extend(LeafGroup(tuple(group), codec) for group in groups)
     return parts

@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.core import Array, Key, Like, PyTree, check_choice
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, check_choice
 from jaxmotion.kernels.narrow import cast_decode, cast_encode, cast_sum
 
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -61,12 +61,12 @@ class cast(Codec):
     self._check(x, key)
     return Words(cast_encode(x, self.dtype)), state
 
-  def decode(self, payload: Words, like: Like) -> Array:
+  def decode(self, payload: Words, like: ShapedLike) -> Array:
     """Returns the values the words spell."""
     self._check_payload(payload, like)
     return cast_decode(payload.words, like, self.dtype)
 
-  def sum_decoded(self, payloads: Words, like: Like) -> Array:
+  def sum_decoded(self, payloads: Words, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in one pass."""
     self._check_payloads(payloads, like)
     return cast_sum(payloads.words, like, self.dtype)

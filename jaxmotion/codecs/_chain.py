@@ -10,8 +10,14 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
 from jaxmotion.codecs._rotate import rotate
-from jaxmotion.core import Array, Key, Like, PyTree, like as like_of
-from jaxmotion.kernels import Memory, blocks
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  shape_dtype as like_of,
+)
+from jaxmotion.kernels import ErrorMemory, blocks
 from jaxmotion.kernels.rotate import Rotated
 
 
@@ -73,7 +79,7 @@ class chain(Codec):
     """Whether the first codec does."""
     return self.codecs[0].keeps_dtype
 
-  def init(self, like: Like) -> tuple:
+  def init(self, like: ShapedLike) -> tuple:
     """Returns the codecs' states; `()` if none has any."""
     states = tuple(
       codec.init(a)
@@ -107,7 +113,7 @@ class chain(Codec):
   def encode_error(
     self,
     x: Array,
-    memory: Memory,
+    memory: ErrorMemory,
     state: PyTree = (),
     key: Key | None = None,
     *,
@@ -124,7 +130,7 @@ class chain(Codec):
     )
     return Values(payload), value, state
 
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes the values from the last codec back to the first."""
     self._check_payload(payload, like)
     likes = self._likes(like)
@@ -150,7 +156,7 @@ class chain(Codec):
     last = len(self.codecs) - 1
     return key.fold(last) if key and self.codecs[-1].needs_key else None
 
-  def _likes(self, like: Like) -> list[jax.ShapeDtypeStruct]:
+  def _likes(self, like: ShapedLike) -> list[jax.ShapeDtypeStruct]:
     """The shape and dtype that each codec encodes."""
     likes = [like_of(like)]
     for codec in self.codecs[:-1]:

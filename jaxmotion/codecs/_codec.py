@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_float,
-  describe,
   make_key,
+  shape_string,
 )
-from jaxmotion.kernels import Memory, add_error, sum_decoded
+from jaxmotion.kernels import ErrorMemory, add_error, sum_decoded
 
 
-class Part(NamedTuple):
+class LeafGroup(NamedTuple):
   """One array that is encoded by itself.
 
   Attributes:
@@ -75,7 +75,7 @@ class Codec:
     """Whether it encodes trees rather than arrays."""
     return False
 
-  def init(self, like: Like) -> PyTree:
+  def init(self, like: ShapedLike) -> PyTree:
     """Returns the state for an array of this shape and dtype.
 
     Args:
@@ -106,7 +106,7 @@ class Codec:
     """
     raise NotImplementedError
 
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload.
 
     Args:
@@ -124,7 +124,7 @@ class Codec:
   def encode_error(
     self,
     x: Array,
-    memory: Memory,
+    memory: ErrorMemory,
     state: PyTree = (),
     key: Key | None = None,
     *,
@@ -146,7 +146,7 @@ class Codec:
     payload, state = self.encode(value, state, key)
     return payload, value, state
 
-  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+  def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes payloads of several workers and adds them, in their order.
 
     Args:
@@ -169,7 +169,7 @@ class Codec:
   def encode_mean(
     self,
     payloads: PyTree,
-    like: Like,
+    like: ShapedLike,
     state: PyTree = (),
     key: Key | None = None,
   ) -> tuple[PyTree, PyTree]:
@@ -188,7 +188,7 @@ class Codec:
     mean = self.sum_decoded(payloads, like) / workers
     return self.encode(mean.astype(like.dtype), state, key)
 
-  def settle(self, state: PyTree, output: Array) -> PyTree:
+  def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Returns the state once the workers' mean is known.
 
     Args:
@@ -198,7 +198,7 @@ class Codec:
     del output
     return state
 
-  def rest(self, state: PyTree) -> PyTree:
+  def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the state in a form that no payload is part of.
 
     `encode` takes either form. Codecs that remember the same thing have this
@@ -209,7 +209,9 @@ class Codec:
     """
     return state
 
-  def parts(self, leaves: Sequence[tuple[str, Like]]) -> "list[Part]":
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> "list[LeafGroup]":
     """Says which arrays a tree is encoded as, and by which codec each.
 
     Args:
@@ -219,7 +221,7 @@ class Codec:
       Parts that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
-    return [Part((i,), self) for i in range(len(leaves))]
+    return [LeafGroup((i,), self) for i in range(len(leaves))]
 
   def config(self) -> dict[str, Any]:
     """Returns the codec's name and fields, nested codecs as dicts too."""
@@ -240,7 +242,7 @@ class Codec:
         "make one with jaxmotion.make_key(seed)."
       )
 
-  def payload_like(self, like: Like) -> PyTree:
+  def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
     Args:
@@ -248,19 +250,19 @@ class Codec:
     """
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
 
-  def _check_payloads(self, payloads: PyTree, like: Like) -> None:
+  def _check_payloads(self, payloads: PyTree, like: ShapedLike) -> None:
     """Checks what `sum_decoded` takes."""
     one = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), payloads
     )
     self._check_payload(one, like)
 
-  def _check_payload(self, payload: PyTree, like: Like) -> None:
-    expected = jax.tree.map(describe, self.payload_like(like))
-    found = jax.tree.map(describe, payload)
+  def _check_payload(self, payload: PyTree, like: ShapedLike) -> None:
+    expected = jax.tree.map(shape_string, self.payload_like(like))
+    found = jax.tree.map(shape_string, payload)
     if found != expected:
       raise ValueError(
-        f"`payload` must be what {self} makes of {describe(like)}, {expected}, "
+        f"`payload` must be what {self} makes of {shape_string(like)}, {expected}, "
         f"got {found}."
       )
 

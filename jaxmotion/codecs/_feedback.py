@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs._codec import Codec, Part
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_choice,
   check_fraction,
 )
-from jaxmotion.kernels import Memory, error_of, forget
+from jaxmotion.kernels import ErrorMemory, clear_error, error_of
 
 
 class Feedback(NamedTuple):
@@ -97,14 +97,16 @@ class feedback(TreeCodec):
     """Whether the wrapped codec needs one."""
     return self.codec.needs_key
 
-  def parts(self, leaves: Sequence[tuple[str, Like]]) -> list[Part]:
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[LeafGroup]:
     """Wraps the codec of every array."""
     return [
-      Part(part.leaves, dataclasses.replace(self, codec=part.codec))
-      for part in self.codec.parts(leaves)
+      LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
+      for part in self.codec.leaf_groups(leaves)
     ]
 
-  def init(self, like: Like) -> PyTree:
+  def init(self, like: ShapedLike) -> PyTree:
     """Returns zero error memory."""
     if self.is_tree:
       return super().init(like)
@@ -118,7 +120,7 @@ class feedback(TreeCodec):
       jnp.zeros((), jnp.int32), zeros, sent, self.codec.init(like)
     )
 
-  def payload_like(self, like: Like) -> PyTree:
+  def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the wrapped codec's payload: error memory is float32."""
     if self.is_tree:
       return super().payload_like(like)
@@ -155,32 +157,35 @@ class feedback(TreeCodec):
     sent = payload if self.form == "local" else ()
     return payload, Feedback(optax.safe_increment(state.count), v, sent, inner)
 
-  def rest(self, state: PyTree) -> PyTree:
+  def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the error itself in place of what it is made of."""
     return Feedback(
-      state.count, self.error(state), (), self.codec.rest(state.inner)
+      state.count,
+      self.error(state),
+      (),
+      self.codec.canonical_state(state.inner),
     )
 
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes with the wrapped codec."""
     if self.is_tree:
       return super().decode(payload, like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.decode(payload, wide).astype(like.dtype)
 
-  def sum_decoded(self, payloads: PyTree, like: Like) -> Array:
+  def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds with the wrapped codec."""
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.sum_decoded(payloads, wide)
 
-  def settle(self, state: PyTree, output: Array) -> PyTree:
+  def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """In global form, subtracts the workers' mean."""
-    state = state._replace(inner=self.codec.settle(state.inner, output))
+    state = state._replace(inner=self.codec.after_reduce(state.inner, output))
     if self.form == "local":
       return state
-    error = forget(state.value - output.astype(jnp.float32))
+    error = clear_error(state.value - output.astype(jnp.float32))
     return state._replace(value=error)
 
 
-def _memory(state: Feedback) -> Memory:
-  return Memory(state.value, state.sent, state.count)
+def _memory(state: Feedback) -> ErrorMemory:
+  return ErrorMemory(state.value, state.sent, state.count)

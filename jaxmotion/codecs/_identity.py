@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 
 
 class Values(NamedTuple):
@@ -49,7 +49,7 @@ class identity(Codec):
     del key
     return Values(x), state
 
-  def decode(self, payload: Values, like: Like) -> Array:
+  def decode(self, payload: Values, like: ShapedLike) -> Array:
     """Returns the payload's values."""
     self._check_payload(payload, like)
     return payload.values.reshape(like.shape).astype(like.dtype)

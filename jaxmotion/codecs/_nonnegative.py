@@ -10,8 +10,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_choice,
   check_int,
   random_words,
@@ -109,7 +109,7 @@ class nonnegative(Codec):
       codes.astype(jnp.uint8), base[:, 0].astype(jnp.uint8)
     ), state
 
-  def decode(self, payload: Unsigned, like: Like) -> Array:
+  def decode(self, payload: Unsigned, like: ShapedLike) -> Array:
     """Returns the codes under their exponents."""
     self._check_payload(payload, like)
     codes = payload.codes.astype(jnp.int32)

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs._codec import Codec, Part
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_float,
-  like as like_of,
   named_leaves,
+  shape_dtype as like_of,
 )
 
 
@@ -28,35 +28,35 @@ class Partition:
   Attributes:
     treedef: structure of the tree.
     leaves: path and shape of every leaf.
-    parts: which leaves make up each array, and its codec.
+    leaf_groups: which leaves make up each array, and its codec.
   """
 
   treedef: Any
   leaves: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
-  parts: tuple[Part, ...]
+  leaf_groups: tuple[LeafGroup, ...]
 
   def likes(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of every array."""
-    return [self._like(part) for part in self.parts]
+    return [self._like(part) for part in self.leaf_groups]
 
   def keys(self, key: Key | None) -> list[Key | None]:
     """Returns each array's own key, from the paths of its leaves."""
     if key is None:
-      return [None] * len(self.parts)
+      return [None] * len(self.leaf_groups)
     return [
       key.fold_path(",".join(self.leaves[i][0] for i in part.leaves))
-      for part in self.parts
+      for part in self.leaf_groups
     ]
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""
     leaves = self.treedef.flatten_up_to(tree)
-    return [self._join([leaves[i] for i in p.leaves]) for p in self.parts]
+    return [self._join([leaves[i] for i in p.leaves]) for p in self.leaf_groups]
 
   def merge(self, arrays: Sequence[Array]) -> PyTree:
     """Inverts `split`."""
     leaves: list[Any] = [None] * len(self.leaves)
-    for part, array in zip(self.parts, arrays, strict=True):
+    for part, array in zip(self.leaf_groups, arrays, strict=True):
       if len(part.leaves) == 1:
         leaves[part.leaves[0]] = array
         continue
@@ -67,7 +67,7 @@ class Partition:
         leaves[i] = piece.reshape(leaf.shape)
     return self.treedef.unflatten(leaves)
 
-  def _like(self, part: Part) -> jax.ShapeDtypeStruct:
+  def _like(self, part: LeafGroup) -> jax.ShapeDtypeStruct:
     likes = [self.leaves[i][1] for i in part.leaves]
     if len(likes) == 1:
       return likes[0]
@@ -101,7 +101,7 @@ def partition(codec: Codec, tree: PyTree) -> Partition:
   for path, x in named_leaves(tree):
     check_float(path, x)
     leaves.append((path, like_of(x)))
-  parts = tuple(codec.parts(leaves))
+  parts = tuple(codec.leaf_groups(leaves))
   return Partition(jax.tree.structure(tree), tuple(leaves), parts)
 
 
@@ -113,7 +113,9 @@ class TreeCodec(Codec):
     """Whether it encodes trees rather than arrays."""
     return True
 
-  def parts(self, leaves: Sequence[tuple[str, Like]]) -> list[Part]:
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[LeafGroup]:
     """Says which arrays the tree is encoded as."""
     raise NotImplementedError
 
@@ -121,7 +123,7 @@ class TreeCodec(Codec):
     """Returns a list with the state of every array."""
     cut = partition(self, like)
     return [
-      p.codec.init(a) for p, a in zip(cut.parts, cut.likes(), strict=True)
+      p.codec.init(a) for p, a in zip(cut.leaf_groups, cut.likes(), strict=True)
     ]
 
   def encode(
@@ -129,11 +131,11 @@ class TreeCodec(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Returns lists with the payload and the state of every array."""
     cut = partition(self, x)
-    states = state if len(state) else [()] * len(cut.parts)
+    states = state if len(state) else [()] * len(cut.leaf_groups)
     coded = [
       part.codec.encode(array, s, k)
       for part, array, s, k in zip(
-        cut.parts, cut.split(x), states, cut.keys(key), strict=True
+        cut.leaf_groups, cut.split(x), states, cut.keys(key), strict=True
       )
     ]
     return [p for p, _ in coded], [s for _, s in coded]
@@ -143,6 +145,6 @@ class TreeCodec(Codec):
     cut = partition(self, like)
     arrays = [
       part.codec.decode(p, a)
-      for part, p, a in zip(cut.parts, payload, cut.likes(), strict=True)
+      for part, p, a in zip(cut.leaf_groups, payload, cut.likes(), strict=True)
     ]
     return cut.merge(arrays)

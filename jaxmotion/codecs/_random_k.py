@@ -10,8 +10,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_choice,
   check_fraction,
 )
@@ -93,7 +93,7 @@ class random_k(Codec):
       values = values * stratum_sizes(x.size, k).astype(jnp.float32)
     return Sampled(values, key.shared), state
 
-  def decode(self, payload: Sampled, like: Like) -> Array:
+  def decode(self, payload: Sampled, like: ShapedLike) -> Array:
     """Returns zeros with the values where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
@@ -107,6 +107,6 @@ class random_k(Codec):
     )
     return flat.reshape(like.shape).astype(like.dtype)
 
-  def _count(self, like: Like) -> int:
+  def _count(self, like: ShapedLike) -> int:
     size = math.prod(like.shape)
     return min(size, max(1, round(self.density * size)))

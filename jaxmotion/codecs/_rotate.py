@@ -5,7 +5,14 @@ from typing import ClassVar
 
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._identity import Values
-from jaxmotion.core import Array, Key, Like, PyTree, check_choice, check_int
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  check_choice,
+  check_int,
+)
 from jaxmotion.kernels import rotate as kernel
 
 _BLOCKS = (32, 64, 128, 256)
@@ -60,7 +67,7 @@ class rotate(Codec):
     self._check(x, key)
     return Values(kernel.rotate(x, self.block, self.seed)), state
 
-  def decode(self, payload: Values, like: Like) -> Array:
+  def decode(self, payload: Values, like: ShapedLike) -> Array:
     """Returns the values rotated back."""
     self._check_payload(payload, like)
     return kernel.rotate_back(payload.values, like, self.seed)

@@ -4,9 +4,9 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from jaxmotion.codecs._codec import Codec, Part
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import Like
+from jaxmotion.core import ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,9 @@ class rules(TreeCodec):
           f"`rules` must have regular expressions, got {pair[0]!r} ({e})."
         ) from e
 
-  def parts(self, leaves: Sequence[tuple[str, Like]]) -> list[Part]:
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[LeafGroup]:
     """Gives every leaf to its codec."""
     claimed: list[list[int]] = [[] for _ in self.rules]
     for i, (path, _) in enumerate(leaves):
@@ -72,11 +74,11 @@ class rules(TreeCodec):
           f"`rules` must match a leaf each, got {pattern!r}, which matches "
           f"none of {names or 'no leaves'}."
         )
-      for leaf_positions, part_codec in codec.parts(
+      for leaf_positions, part_codec in codec.leaf_groups(
         [leaves[i] for i in positions]
       ):
         own = tuple(positions[i] for i in leaf_positions)
-        parts.append(Part(own, part_codec))
+        parts.append(LeafGroup(own, part_codec))
     return parts
 
   def _rule_of(self, path: str) -> int:

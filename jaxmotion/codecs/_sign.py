@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_int
-from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.sign import SignOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,6 @@ class sign(BlockCodec):
   def __post_init__(self) -> None:
     check_int("block", self.block, 1)
 
-  def op(self) -> Sign:
+  def op(self) -> SignOp:
     """Returns the pass."""
-    return Sign(block=self.block)
+    return SignOp(block=self.block)

@@ -10,8 +10,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_fraction,
 )
 from jaxmotion.kernels.compact import mark, select, starts
@@ -91,7 +91,7 @@ class threshold(Codec):
     indices = pack_flat(positions.astype(jnp.uint32), bits)
     return Above(values, indices, count.astype(jnp.uint32)), state
 
-  def decode(self, payload: Above, like: Like) -> Array:
+  def decode(self, payload: Above, like: ShapedLike) -> Array:
     """Returns zeros with the kept values where they stood."""
     self._check_payload(payload, like)
     k, bits = self._shape(like)
@@ -101,7 +101,7 @@ class threshold(Codec):
     flat = flat.at[positions].add(payload.values, mode="promise_in_bounds")
     return flat.reshape(like.shape).astype(like.dtype)
 
-  def _shape(self, like: Like) -> tuple[int, int]:
+  def _shape(self, like: ShapedLike) -> tuple[int, int]:
     """(slots, bits of a position)."""
     size = math.prod(like.shape)
     k = min(size, max(1, round(self.capacity * size)))

@@ -8,8 +8,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_fraction,
   check_int,
 )
@@ -83,7 +83,7 @@ class topk(Codec):
     values, places = topk_select(x, k, block)
     return Sparse(values.reshape(-1), pack_flat(places, bits)), state
 
-  def decode(self, payload: Sparse, like: Like) -> Array:
+  def decode(self, payload: Sparse, like: ShapedLike) -> Array:
     """Returns zeros with the selected values where they stood."""
     self._check_payload(payload, like)
     block, k, bits = self._shape(like)
@@ -93,7 +93,7 @@ class topk(Codec):
       payload.values.reshape(shape), places.reshape(shape), like, block
     )
 
-  def _shape(self, like: Like) -> tuple[int, int, int]:
+  def _shape(self, like: ShapedLike) -> tuple[int, int, int]:
     """(values in a block, values kept of it, bits of a place)."""
     block = self.block or nearest_planes(like.shape, 1 / self.density)
     block = max(1, min(block, math.prod(like.shape)))

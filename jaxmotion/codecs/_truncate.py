@@ -7,8 +7,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_choice,
   check_int,
 )
@@ -78,12 +78,12 @@ class truncate(Codec):
     planes = truncate_encode(x, self.bytes, self.rounding)
     return BytePlanes(planes), state
 
-  def decode(self, payload: BytePlanes, like: Like) -> Array:
+  def decode(self, payload: BytePlanes, like: ShapedLike) -> Array:
     """Returns the planes as the leading bytes of float32 words."""
     self._check_payload(payload, like)
     return truncate_decode(payload.planes, like)
 
-  def sum_decoded(self, payloads: BytePlanes, like: Like) -> Array:
+  def sum_decoded(self, payloads: BytePlanes, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in one pass."""
     self._check_payloads(payloads, like)
     return truncate_sum(payloads.planes, like)

@@ -58,6 +58,6 @@ class uniform(BlockCodec):
 
   def op(self) -> quantize.Uniform:
     """Returns the pass: around zero, or from minimum to maximum."""
-    kind = quantize.Absmax if self.symmetric else quantize.Minmax
+    kind = quantize.AbsmaxOp if self.symmetric else quantize.MinMaxOp
     stochastic = self.rounding == "stochastic"
     return kind(bits=self.bits, block=self.block, stochastic=stochastic)

@@ -10,8 +10,8 @@ from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   check_choice,
   check_fraction,
   check_int,
@@ -79,18 +79,18 @@ class zero_value(Codec):
     words = lax.bitcast_convert_type(x, _word(x)).reshape(-1)
     return compact_tiles(words, *self._shape(x)), state
 
-  def decode(self, payload: NonZeros, like: Like) -> Array:
+  def decode(self, payload: NonZeros, like: ShapedLike) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
     self._check_payload(payload, like)
     words = expand_tiles(payload, math.prod(like.shape))
     return lax.bitcast_convert_type(words.reshape(like.shape), like.dtype)
 
-  def _shape(self, like: Like) -> tuple[int, int]:
+  def _shape(self, like: ShapedLike) -> tuple[int, int]:
     """(values of a tile, those that have room)."""
     size = min(self.tile, math.prod(like.shape))
     whole = max(32, math.ceil(size / 32) * 32)
     return whole, max(1, round(self.capacity * size))
 
 
-def _word(like: Like) -> jnp.dtype:
+def _word(like: ShapedLike) -> jnp.dtype:
   return jnp.dtype(_WORDS[jnp.dtype(like.dtype).itemsize])

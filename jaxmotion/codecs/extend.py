@@ -3,7 +3,7 @@
 Users of codecs, and most authors of codecs, need none of these names.
 """
 
-from jaxmotion.codecs._codec import Part as Part
+from jaxmotion.codecs._codec import LeafGroup as LeafGroup
 from jaxmotion.codecs._partition import (
   Partition as Partition,
   partition as partition,

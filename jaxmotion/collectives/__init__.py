@@ -25,8 +25,8 @@ from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,
 )
 from jaxmotion.collectives._ladder import (
-  all_reduce_ladder as all_reduce_ladder,
-  all_reduce_ladder_init as all_reduce_ladder_init,
+  all_reduce_adaptive as all_reduce_adaptive,
+  all_reduce_adaptive_init as all_reduce_adaptive_init,
 )
 from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,

@@ -16,15 +16,15 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   axis_size,
   check_float,
   to_varying,
 )
 
 
-def all_gather_init(codec: Codec, x: Like, axis_name: AxisName) -> PyTree:
+def all_gather_init(codec: Codec, x: ShapedLike, axis_name: AxisName) -> PyTree:
   """Returns the codec state for `all_gather` of an array like `x`.
 
   Args:

@@ -65,14 +65,14 @@ def all_reduce_init(
   likes = cut.likes()
   fresh = [
     jax.eval_shape(part.codec.init, like)
-    for part, like in zip(cut.parts, likes, strict=True)
+    for part, like in zip(cut.leaf_groups, likes, strict=True)
   ]
   if not jax.tree.leaves(fresh):
     # Nothing to remember, so nothing depends on the number of workers.
     return [TwoPhase((), ()) for _ in likes]
   workers = axis_size(axis_name)
   methods = choose_methods(cut, workers, method)
-  for part, like, chosen in zip(cut.parts, likes, methods, strict=True):
+  for part, like, chosen in zip(cut.leaf_groups, likes, methods, strict=True):
     if chosen != "two_phase":
       states.append(TwoPhase(part.codec.init(like), ()))
       continue
@@ -148,7 +148,7 @@ def all_reduce(
   expected = jax.eval_shape(
     lambda: all_reduce_init(codec, x, axis_name, method=method)
   )
-  at_rest = jax.eval_shape(lambda s: rest(codec, x, s), expected)
+  at_rest = jax.eval_shape(lambda s: canonical_state(codec, x, s), expected)
   states = check_state(expected, state, at_rest)
   stopped = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   if weight is not None:
@@ -156,7 +156,7 @@ def all_reduce(
   jobs = [
     _Job(part.codec, widen(part.codec, a), s, k, m)
     for part, a, s, k, m in zip(
-      cut.parts,
+      cut.leaf_groups,
       cut.split(stopped),
       states,
       cut.keys(key),
@@ -179,7 +179,7 @@ def all_reduce(
   return straight_through(plain, x, y), states
 
 
-def rest(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
+def canonical_state(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
   """Returns the state of `all_reduce` in a form that other codecs share.
 
   Args:
@@ -187,13 +187,13 @@ def rest(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
     x: pytree of arrays or shapes that are reduced.
     state: what `all_reduce` or `all_reduce_init` returned.
   """
-  parts = partition(codec, x).parts
+  parts = partition(codec, x).leaf_groups
   return [
     TwoPhase(
-      part.codec.rest(s.rows)
+      part.codec.canonical_state(s.rows)
       if s.mean == ()
-      else jax.vmap(part.codec.rest)(s.rows),
-      s.mean if s.mean == () else part.codec.rest(s.mean),
+      else jax.vmap(part.codec.canonical_state)(s.rows),
+      s.mean if s.mean == () else part.codec.canonical_state(s.mean),
     )
     for part, s in zip(parts, state, strict=True)
   ]
@@ -264,7 +264,7 @@ def _settle(
   job: _Job, total: Array, state: PyTree, workers: int, op: str
 ) -> tuple[Array, PyTree]:
   mean = total / workers
-  state = TwoPhase(job.codec.settle(state, mean), ())
+  state = TwoPhase(job.codec.after_reduce(state, mean), ())
   return (mean if op == "mean" else total), state
 
 
@@ -290,7 +290,7 @@ def _reduce_rows(
     key = None if job.key is None else job.key.fold(workers)
     payload, second = job.codec.encode_mean(payloads, row, job.state.mean, key)
     own = job.codec.decode(payload, row)
-    phases.append(_Phase(payload, first, job.codec.settle(second, own)))
+    phases.append(_Phase(payload, first, job.codec.after_reduce(second, own)))
   return phases
 
 
@@ -299,7 +299,7 @@ def _join_rows(
 ) -> tuple[Array, PyTree]:
   row = row_like(job.x, workers)
   rows = jax.vmap(lambda p: job.codec.decode(p, row))(payloads)
-  first = jax.vmap(job.codec.settle)(phase.first, rows)
+  first = jax.vmap(job.codec.after_reduce)(phase.first, rows)
   y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
   y = y * workers if op == "sum" else y
   return y, TwoPhase(first, phase.second)

@@ -20,8 +20,8 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   axis_size,
   check_float,
   to_varying,
@@ -29,7 +29,7 @@ from jaxmotion.core import (
 
 
 def all_to_all_init(
-  codec: Codec, x: Like, axis_name: AxisName, *, split_axis: int = 0
+  codec: Codec, x: ShapedLike, axis_name: AxisName, *, split_axis: int = 0
 ) -> PyTree:
   """Returns the codec state for `all_to_all` of an array like `x`.
 

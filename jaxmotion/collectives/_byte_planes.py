@@ -18,8 +18,8 @@ from jaxmotion.core import (
   PyTree,
   axis_size,
   check_int,
-  describe,
   named_leaves,
+  shape_string,
   to_varying,
   worker_index,
 )
@@ -165,7 +165,9 @@ def _move(
   for path, a in named_leaves(x):
     if a.dtype != jnp.float32:
       name = f"x/{path}" if path else "x"
-      raise TypeError(f"`{name}` must be a float32 array, got {describe(a)}.")
+      raise TypeError(
+        f"`{name}` must be a float32 array, got {shape_string(a)}."
+      )
   level = check_level(level, _WORD_BYTES, axis_name)
   leaves, treedef = jax.tree.flatten(x)
   leaves = to_varying(leaves, axis_name)

@@ -17,8 +17,8 @@ from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives._all_gather import all_gather
 from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._ladder import (
-  all_reduce_ladder,
-  all_reduce_ladder_init,
+  all_reduce_adaptive,
+  all_reduce_adaptive_init,
   check_level,
 )
 from jaxmotion.collectives._layout import is_cut, shard_like
@@ -32,24 +32,24 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   axis_is_bound,
   axis_names,
   axis_size,
   check_choice,
-  combine,
+  combine_seeds,
   to_varying,
   worker_index,
 )
 
 
-def joint_axes(axis_name: AxisName, within: AxisName) -> tuple[Any, ...]:
+def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
   """Returns the axes of hosts and of their devices as one tuple.
 
   Args:
     axis_name: the axis of the hosts, or several.
-    within: the axis of the devices of one host, or several.
+    local_axis: the axis of the devices of one host, or several.
 
   Raises:
     ValueError: an axis is in both.
@@ -58,11 +58,11 @@ def joint_axes(axis_name: AxisName, within: AxisName) -> tuple[Any, ...]:
     >>> joint_axes("host", "device")
     ('host', 'device')
   """
-  hosts, devices = axis_names(axis_name), axis_names(within)
+  hosts, devices = axis_names(axis_name), axis_names(local_axis)
   if set(hosts) & set(devices):
     raise ValueError(
-      f"`within` must name axes other than `axis_name` = {axis_name!r}, got "
-      f"{within!r}."
+      f"`local_axis` must name axes other than `axis_name` = {axis_name!r}, got "
+      f"{local_axis!r}."
     )
   return (*hosts, *devices)
 
@@ -71,7 +71,7 @@ def all_reduce_hierarchical_init(
   codec: Codec | Sequence[Codec],
   x: PyTree,
   axis_name: AxisName,
-  within: AxisName,
+  local_axis: AxisName,
   *,
   method: str | None = None,
 ) -> list[PyTree]:
@@ -81,7 +81,7 @@ def all_reduce_hierarchical_init(
     codec: the codec between hosts, or those of a ladder.
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the axis of the hosts.
-    within: the axis of the devices of one host.
+    local_axis: the axis of the devices of one host.
     method: as for `all_reduce`.
 
   Returns:
@@ -91,24 +91,24 @@ def all_reduce_hierarchical_init(
   Raises:
     ValueError: the codec has state and an axis is not bound here.
   """
-  both = joint_axes(axis_name, within)
+  both = joint_axes(axis_name, local_axis)
   # Where the codec remembers nothing, no shape depends on the devices.
-  devices = axis_size(within) if axis_is_bound(within) else 1
+  devices = axis_size(local_axis) if axis_is_bound(local_axis) else 1
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
   if isinstance(codec, Codec):
     states = all_reduce_init(codec, shards, axis_name, method=method)
   else:
-    states = all_reduce_ladder_init(codec, shards, axis_name, method=method)
+    states = all_reduce_adaptive_init(codec, shards, axis_name, method=method)
   if not jax.tree.leaves(states):
     return states
-  axis_size(within)
+  axis_size(local_axis)
   return to_varying(states, both)
 
 
 def all_reduce_hierarchical(
   x: PyTree,
   axis_name: AxisName,
-  within: AxisName,
+  local_axis: AxisName,
   codec: Codec | Sequence[Codec] | None = None,
   *,
   state: PyTree | None = None,
@@ -117,14 +117,14 @@ def all_reduce_hierarchical(
   weight: Array | float | None = None,
   method: str | None = None,
   level: Any = None,
-  within_codec: Codec | None = None,
+  local_codec: Codec | None = None,
 ) -> tuple[PyTree, PyTree]:
   r"""Reduces a tree over hosts and their devices; only hosts compress.
 
   With `H` hosts of `L` devices, device `d` of every host is given its `L`-th
-  of the host's sum (a reduce-scatter over `within`), exchanges it with the
+  of the host's sum (a reduce-scatter over `local_axis`), exchanges it with the
   devices `d` of the other hosts through the codec, and gathers the other
-  parts of the result (an all-gather over `within`):
+  parts of the result (an all-gather over `local_axis`):
 
   .. math::
     y = gather_d \; allreduce_h \; scatter_d \; x
@@ -143,7 +143,7 @@ def all_reduce_hierarchical(
   Args:
     x: pytree of floating-point arrays, this worker's own.
     axis_name: the axis of the hosts, or a tuple of axes.
-    within: the axis of the devices of one host, or a tuple of axes.
+    local_axis: the axis of the devices of one host, or a tuple of axes.
     codec: encodes what travels between hosts; None is `identity()`. A
       sequence is a ladder, of which `level` picks one. Rules see the paths of
       `x` and the shapes of the parts.
@@ -155,7 +155,7 @@ def all_reduce_hierarchical(
       sum(weight x) / sum(weight) over all workers of both axes.
     method: "gather" or "two_phase" between hosts, as for `all_reduce`.
     level: int32[], equal on all workers; for a ladder and nothing else.
-    within_codec: encodes what travels within the host: the shares of the
+    local_codec: encodes what travels within the host: the shares of the
       reduce-scatter and, again, the parts of the result; None is full
       precision. It must be without state; `rules` are for leaves of `x`.
 
@@ -163,8 +163,8 @@ def all_reduce_hierarchical(
     The reduced tree, of the dtypes of `x`, and the new state.
 
   Raises:
-    ValueError: an unbound axis, an axis in both `axis_name` and `within`, a
-      state of other shapes, an unknown `op`, a `within_codec` that has state
+    ValueError: an unbound axis, an axis in both `axis_name` and `local_axis`, a
+      state of other shapes, an unknown `op`, a `local_codec` that has state
       or that joins leaves, a `level` without a ladder or none with one.
     TypeError: a leaf that is not floating-point.
 
@@ -189,17 +189,17 @@ def all_reduce_hierarchical(
       "`level` must be given for a ladder of codecs and for nothing else, "
       f"got {level!r} for codec {codec!r}."
     )
-  both = joint_axes(axis_name, within)
+  both = joint_axes(axis_name, local_axis)
   axis_size(both)
-  devices = axis_size(within)
-  locally = _local_codecs(within_codec, x, key)
+  devices = axis_size(local_axis)
+  locally = _local_codecs(local_codec, x, key)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
   if weight is not None:
     own = weigh(own, weight, both, op)
   leaves = jax.tree.leaves(own)
   treedef: Any = jax.tree.structure(own)
   parts = [
-    _scatter(a, within, devices, local, op)
+    _scatter(a, local_axis, devices, local, op)
     for a, local in zip(leaves, locally, strict=True)
   ]
   # Typed as varying throughout, or the rungs of a ladder would differ.
@@ -209,9 +209,9 @@ def all_reduce_hierarchical(
     tree, state = all_reduce(tree, axis_name, codec, **options)
   else:
     level = check_level(level, len(codec), both)
-    tree, state = all_reduce_ladder(tree, axis_name, codec, level, **options)
+    tree, state = all_reduce_adaptive(tree, axis_name, codec, level, **options)
   reduced = treedef.flatten_up_to(tree)
-  y = _gather_all(reduced, leaves, within, devices, locally)
+  y = _gather_all(reduced, leaves, local_axis, devices, locally)
   stock = lax.pmean if op == "mean" else lax.psum
 
   def plain(x: PyTree) -> PyTree:
@@ -233,15 +233,15 @@ def _local_codecs(
   """The codec of every leaf within the host, and its key there."""
   cut = partition(identity() if codec is None else codec, x)
   chosen: dict[int, _Local] = {}
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
+  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
     if len(part.leaves) > 1:
       raise ValueError(
-        "`within_codec` must encode every leaf by itself, got one that joins "
+        "`local_codec` must encode every leaf by itself, got one that joins "
         f"some: {codec!r}."
       )
     if jax.tree.leaves(jax.eval_shape(part.codec.init, like)):
       raise ValueError(
-        f"`within_codec` must be a codec without state, got {part.codec!r}."
+        f"`local_codec` must be a codec without state, got {part.codec!r}."
       )
     (leaf,) = part.leaves
     # Not the key of the exchange between hosts: roundings are independent.
@@ -253,48 +253,56 @@ def _local_codecs(
 
 
 def _scatter(
-  x: Array, within: AxisName, devices: int, local: _Local, op: str
+  x: Array, local_axis: AxisName, devices: int, local: _Local, op: str
 ) -> Array:
   """This device's part of the host's result, or the whole of a small one."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if not is_cut(x, devices):
     stock = lax.pmean if op == "mean" else lax.psum
-    return stock(wide, within).astype(x.dtype)
+    return stock(wide, local_axis).astype(x.dtype)
   rows = cut_rows(wide, devices)
-  (part,), _ = reduce_scatter(rows, within, local.codec, key=local.key, op=op)
+  (part,), _ = reduce_scatter(
+    rows, local_axis, local.codec, key=local.key, op=op
+  )
   return part.astype(x.dtype)
 
 
 def _gather_all(
   reduced: list[Array],
   leaves: list[Array],
-  within: AxisName,
+  local_axis: AxisName,
   devices: int,
   locally: list[_Local],
 ) -> list[Array]:
   """Whole leaves from the parts that the devices of a host hold."""
   gathered = [
-    _gather(y, a, within, devices, local) if is_cut(a, devices) else y
+    _gather(y, a, local_axis, devices, local) if is_cut(a, devices) else y
     for y, a, local in zip(reduced, leaves, locally, strict=True)
   ]
   whole = [i for i, a in enumerate(leaves) if not is_cut(a, devices)]
   if whole:
     # Devices may have rounded the same mean differently: all take the first's.
-    first = worker_index(within) == 0
-    kept = lax.psum([jnp.where(first, reduced[i], 0) for i in whole], within)
+    first = worker_index(local_axis) == 0
+    kept = lax.psum(
+      [jnp.where(first, reduced[i], 0) for i in whole], local_axis
+    )
     for i, y in zip(whole, kept, strict=True):
       gathered[i] = y
   return gathered
 
 
 def _gather(
-  part: Array, like: Like, within: AxisName, devices: int, local: _Local
+  part: Array,
+  like: ShapedLike,
+  local_axis: AxisName,
+  devices: int,
+  local: _Local,
 ) -> Array:
   key = local.key
   if key is not None:
     # Equal on all hosts: each of them encodes the same part.
-    own = combine(key.shared, worker_index(within))
+    own = combine_seeds(key.shared, worker_index(local_axis))
     key = Key(key.shared, own).fold(devices)
-  rows, _ = all_gather(part, within, local.codec, key=key)
+  rows, _ = all_gather(part, local_axis, local.codec, key=key)
   flat = rows.reshape(-1)[: math.prod(like.shape)]
   return flat.reshape(like.shape)

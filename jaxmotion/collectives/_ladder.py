@@ -8,19 +8,23 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init, rest
+from jaxmotion.collectives._all_reduce import (
+  all_reduce,
+  all_reduce_init,
+  canonical_state,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
   axis_names,
-  describe,
+  is_varying,
+  shape_string,
   tracks_varying,
-  varies,
 )
 
 
-def agree(level: Array, axis_name: AxisName) -> Array:
+def max_over_workers(level: Array, axis_name: AxisName) -> Array:
   """Makes a level equal on all workers: the highest that any of them has.
 
   Args:
@@ -52,27 +56,27 @@ def check_level(level: Any, rungs: int, axis_name: AxisName) -> Array:
   value = jnp.asarray(level)
   if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
     raise TypeError(
-      f"`level` must be an integer scalar, got {describe(value)}."
+      f"`level` must be an integer scalar, got {shape_string(value)}."
     )
-  if varies(value, axis_name):
+  if is_varying(value, axis_name):
     raise ValueError(
       "`level` must be equal on all workers, got a value that varies over "
       f"{axis_names(axis_name)}: make it so with "
-      "jaxmotion.collectives.agree(level, axis_name)."
+      "jaxmotion.collectives.max_over_workers(level, axis_name)."
     )
   if not tracks_varying(axis_name):
-    value = agree(value, axis_name)
+    value = max_over_workers(value, axis_name)
   return value
 
 
-def all_reduce_ladder_init(
+def all_reduce_adaptive_init(
   codecs: Sequence[Codec],
   x: PyTree,
   axis_name: AxisName,
   *,
   method: str | None = None,
 ) -> PyTree:
-  """Returns the state for `all_reduce_ladder`: one that all codecs share.
+  """Returns the state for `all_reduce_adaptive`: one that all codecs share.
 
   Args:
     codecs: one for each level.
@@ -86,13 +90,15 @@ def all_reduce_ladder_init(
   if not codecs:
     raise ValueError("`codecs` must hold at least one codec, got none.")
   states = [
-    rest(codec, x, all_reduce_init(codec, x, axis_name, method=method))
+    canonical_state(
+      codec, x, all_reduce_init(codec, x, axis_name, method=method)
+    )
     for codec in codecs
   ]
 
   def spell(state: PyTree) -> tuple:
     leaves, treedef = jax.tree.flatten(state)
-    return treedef, [describe(a) for a in leaves]
+    return treedef, [shape_string(a) for a in leaves]
 
   for codec, state in zip(codecs, states, strict=True):
     if spell(state) != spell(states[0]):
@@ -103,7 +109,7 @@ def all_reduce_ladder_init(
   return states[0]
 
 
-def all_reduce_ladder(
+def all_reduce_adaptive(
   x: PyTree,
   axis_name: AxisName,
   codecs: Sequence[Codec],
@@ -123,7 +129,7 @@ def all_reduce_ladder(
     codecs: one for each level; their states must have the same shapes.
     level: int32[], equal on all workers. A traced level out of range is
       clamped to the nearest rung.
-    state: what `all_reduce_ladder_init` or the last call returned.
+    state: what `all_reduce_adaptive_init` or the last call returned.
     **options: `key`, `op`, `weight`, `method` of `all_reduce`.
 
   Returns:
@@ -137,7 +143,7 @@ def all_reduce_ladder(
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> rungs = [codecs.uniform(bits=2), codecs.identity()]
     >>> def mean(x, level):
-    ...   return all_reduce_ladder(x, "data", rungs, level)[0]
+    ...   return all_reduce_adaptive(x, "data", rungs, level)[0]
     >>> f = jax.jit(jax.shard_map(
     ...   mean, mesh=mesh, in_specs=(jax.P("data"), jax.P()), out_specs=jax.P()
     ... ))
@@ -147,13 +153,13 @@ def all_reduce_ladder(
   """
   level = check_level(level, len(codecs), axis_name)
   method = options.get("method")
-  fresh = all_reduce_ladder_init(codecs, x, axis_name, method=method)
+  fresh = all_reduce_adaptive_init(codecs, x, axis_name, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
   def branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
       y, state = all_reduce(x, axis_name, codec, state=state, **options)
-      return y, rest(codec, x, state)
+      return y, canonical_state(codec, x, state)
 
     return reduce
 

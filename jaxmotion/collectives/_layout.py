@@ -5,7 +5,7 @@ import math
 import jax
 
 from jaxmotion.codecs.extend import Partition
-from jaxmotion.core import Like, like as like_of
+from jaxmotion.core import ShapedLike, shape_dtype as like_of
 
 # Gathering sends (N - 1) P bytes, two phases 2 (N - 1) / N P: equal for two.
 _GATHER_MOST_WORKERS = 2
@@ -18,7 +18,7 @@ _PADDED = 64
 _MOST_JOINED = 1 << 16
 
 
-def is_cut(like: Like, workers: int) -> bool:
+def is_cut(like: ShapedLike, workers: int) -> bool:
   """Says whether an array is large enough for a shard a worker.
 
   Args:
@@ -33,7 +33,7 @@ def is_cut(like: Like, workers: int) -> bool:
   return math.prod(like.shape) >= _LEAST_SHARD * workers
 
 
-def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
+def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   """The shard of an array that one worker reduces: rows, where hardly any are
   padding.
 
@@ -58,7 +58,7 @@ def row_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
-def shard_like(like: Like, workers: int) -> jax.ShapeDtypeStruct:
+def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   """What a worker has of an array that is cut if it is large enough.
 
   Args:
@@ -99,9 +99,9 @@ def choose_methods(
   if method is None:
     few = workers <= _GATHER_MOST_WORKERS
     method = "gather" if few else "two_phase"
-  all_sum = all(part.codec.summable for part in cut.parts)
+  all_sum = all(part.codec.summable for part in cut.leaf_groups)
   chosen = []
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
+  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
     if part.codec.summable:
       # A small one beside others goes with them, not in a sum of its own:
       # between two workers that is as many bytes.

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxmotion.core import Array, AxisName, PyTree, check_choice, to_varying
 
-POLICIES = ("propagate", "skip", "zero")
+NONFINITE_POLICIES = ("propagate", "skip", "zero")
 
 
 def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
@@ -26,7 +26,7 @@ def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
   return lax.psum(to_varying(count, axis_name), axis_name) == 0
 
 
-def with_policy(
+def apply_nonfinite_policy(
   policy: str,
   axis_name: AxisName,
   reduce: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
@@ -48,7 +48,7 @@ def with_policy(
   Returns:
     The reduced tree, the state, and bool[]: whether it took place.
   """
-  check_choice("nonfinite", policy, POLICIES)
+  check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "zero":
     x = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), x)
   if policy != "skip":

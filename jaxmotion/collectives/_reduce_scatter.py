@@ -20,8 +20,8 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
   axis_size,
   check_choice,
   check_float,
@@ -31,7 +31,7 @@ from jaxmotion.core import (
 
 
 def reduce_scatter_init(
-  codec: Codec, x: Like, axis_name: AxisName, *, axis: int = 0
+  codec: Codec, x: ShapedLike, axis_name: AxisName, *, axis: int = 0
 ) -> PyTree:
   """Returns the codec state for `reduce_scatter` of an array like `x`.
 

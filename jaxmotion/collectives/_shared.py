@@ -15,12 +15,12 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
-  Like,
   PyTree,
+  ShapedLike,
+  assert_replicated,
   axis_size,
-  describe,
-  same_on_workers,
   same_structure,
+  shape_string,
   to_varying,
 )
 
@@ -52,7 +52,7 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   pair = axis_size(axis_name) == 2
   for i, leaf in enumerate(leaves):
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
-      leaves[i] = same_on_workers(leaf, axis_name)
+      leaves[i] = assert_replicated(leaf, axis_name)
     elif pair and leaf.size < _LEAST_ALONE:
       small.setdefault(leaf.dtype, []).append(i)
     else:
@@ -97,7 +97,7 @@ def encode_rows(
   return jax.vmap(codec.encode)(rows, state, fold_rows(key, rows.shape[0]))
 
 
-def init_rows(codec: Codec, rows: int, like: Like) -> PyTree:
+def init_rows(codec: Codec, rows: int, like: ShapedLike) -> PyTree:
   """Returns the state of `encode_rows` for rows of this shape."""
   return jax.tree.map(
     lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
@@ -140,7 +140,7 @@ def _alike(state: PyTree, expected: PyTree) -> bool:
 
 def _shapes(tree: PyTree) -> str:
   leaves = jax.tree.leaves(tree)
-  return ", ".join(map(describe, leaves)) if leaves else "no arrays"
+  return ", ".join(map(shape_string, leaves)) if leaves else "no arrays"
 
 
 def straight_through(
@@ -177,12 +177,12 @@ def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
   workers = axis_size(axis_name)
   if not -x.ndim <= axis < x.ndim:
     raise ValueError(
-      f"`{name}` must be an axis of `x`, got {axis} for {describe(x)}."
+      f"`{name}` must be an axis of `x`, got {axis} for {shape_string(x)}."
     )
   if x.shape[axis] % workers:
     raise ValueError(
       f"`{name}` must be an axis whose length {workers} workers divide, "
-      f"got {axis} of {describe(x)}."
+      f"got {axis} of {shape_string(x)}."
     )
   return axis % x.ndim
 

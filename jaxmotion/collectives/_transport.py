@@ -16,11 +16,11 @@ from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
-  after,
+  assert_replicated,
   axis_size,
-  overwrite,
-  same_on_workers,
+  schedule_after,
   to_varying,
+  update_in_place,
 )
 
 # Less is sent in one piece: a second collective costs its round trips.
@@ -95,10 +95,10 @@ def in_turns(
     The sums of both, and what became of `late` before it was summed.
   """
   first = move(early)
-  late = [after(a, first[-1]) for a in late]
+  late = [schedule_after(a, first[-1]) for a in late]
   # What reads a sum may write where a parameter was, so it must not start
   # before all gradients are there: XLA:CPU would copy the parameter.
-  first = [after(a, late[-1]) for a in first]
+  first = [schedule_after(a, late[-1]) for a in first]
   return move(late), first, late
 
 
@@ -150,8 +150,8 @@ def _swap(
   # Fused into the decode, the choice would be made once a value and without
   # vectors (5x).
   return tuple(
-    same_on_workers(
-      overwrite(place, (own, to_varying(total, axis_name)), (), rank),
+    assert_replicated(
+      update_in_place(place, (own, to_varying(total, axis_name)), (), rank),
       axis_name,
     )
     for own, total in zip(buffers, totals, strict=True)

@@ -5,8 +5,8 @@ Users of the collectives need none of these names.
 
 from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
 from jaxmotion.collectives._ladder import (
-  agree as agree,
   check_level as check_level,
+  max_over_workers as max_over_workers,
 )
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
@@ -15,7 +15,7 @@ from jaxmotion.collectives._layout import (
   shard_like as shard_like,
 )
 from jaxmotion.collectives._nonfinite import (
-  POLICIES as POLICIES,
+  NONFINITE_POLICIES as NONFINITE_POLICIES,
   all_finite as all_finite,
-  with_policy as with_policy,
+  apply_nonfinite_policy as apply_nonfinite_policy,
 )

@@ -34,7 +34,7 @@ from jaxmotion.controllers._groups import (
   group_norms as group_norms,
 )
 from jaxmotion.controllers._history import (
-  Switch as Switch,
-  Trajectory as Trajectory,
-  switches as switches,
+  History as History,
+  LevelChange as LevelChange,
+  level_changes as level_changes,
 )

@@ -11,7 +11,7 @@ from jaxmotion.controllers._base import (
   check_signal,
   keep,
 )
-from jaxmotion.controllers._history import Trajectory, advance, begin
+from jaxmotion.controllers._history import History, advance, begin
 from jaxmotion.core import Array, check_choice, check_int
 
 
@@ -26,7 +26,7 @@ class AwpState(NamedTuple):
     seen: int32[groups], how many of them there are since the last reset.
   """
 
-  trajectory: Trajectory
+  trajectory: History
   counter: Array
   reference: Array
   norms: Array

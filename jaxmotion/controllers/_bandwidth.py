@@ -11,7 +11,7 @@ from jaxmotion.controllers._base import (
   check_signal,
   keep,
 )
-from jaxmotion.controllers._history import Trajectory, advance, begin
+from jaxmotion.controllers._history import History, advance, begin
 from jaxmotion.core import Array, check_fraction, check_int
 
 
@@ -39,7 +39,7 @@ class BandwidthState(NamedTuple):
     calm: int32[groups], updates in a row that had room for a higher level.
   """
 
-  trajectory: Trajectory
+  trajectory: History
   pace: Array
   compute: Array
   seen: Array

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, describe
+from jaxmotion.core import Array, PyTree, shape_string
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
   if signal.ndim != 1 or groups not in (None, signal.shape[0]):
     span = "groups" if groups is None else str(groups)
     raise ValueError(
-      f"`{name}` must be float32[{span}], got {describe(signal)}."
+      f"`{name}` must be float32[{span}], got {shape_string(signal)}."
     )
   return signal.astype(jnp.float32)
 

@@ -11,7 +11,7 @@ from jaxmotion.controllers._base import (
   check_signal,
   keep,
 )
-from jaxmotion.controllers._history import Trajectory, advance, begin
+from jaxmotion.controllers._history import History, advance, begin
 from jaxmotion.core import Array, check_int
 
 # Half a unit in the last place of float32, relative to the value. A lossless
@@ -28,7 +28,7 @@ class ErrorBudgetState(NamedTuple):
       good enough.
   """
 
-  trajectory: Trajectory
+  trajectory: History
   calm: Array
 
 

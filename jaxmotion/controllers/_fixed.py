@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.controllers._base import Controller
-from jaxmotion.controllers._history import Trajectory, advance, begin
+from jaxmotion.controllers._history import History, advance, begin
 from jaxmotion.core import PyTree, check_int
 
 
@@ -18,7 +18,7 @@ class FixedState(NamedTuple):
     trajectory: the one level.
   """
 
-  trajectory: Trajectory
+  trajectory: History
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxmotion.core import Array
 
 
-class Trajectory(NamedTuple):
+class History(NamedTuple):
   """The newest switches of every group; the start counts as the first one.
 
   Attributes:
@@ -38,7 +38,7 @@ class Trajectory(NamedTuple):
     return jnp.maximum(self.total - self.steps.shape[1], 0)
 
 
-class Switch(NamedTuple):
+class LevelChange(NamedTuple):
   """A level and where it begins.
 
   Attributes:
@@ -52,10 +52,10 @@ class Switch(NamedTuple):
   level: int
 
 
-def begin(groups: int, level: int, capacity: int) -> Trajectory:
+def begin(groups: int, level: int, capacity: int) -> History:
   """Returns the trajectory of groups that all start at a level."""
   empty = jnp.full((groups, capacity), -1, jnp.int32)
-  return Trajectory(
+  return History(
     step=jnp.zeros((), jnp.int32),
     skipped=jnp.zeros((groups,), jnp.int32),
     total=jnp.ones((groups,), jnp.int32),
@@ -64,7 +64,7 @@ def begin(groups: int, level: int, capacity: int) -> Trajectory:
   )
 
 
-def advance(trajectory: Trajectory, level: Array, ok: Array) -> Trajectory:
+def advance(trajectory: History, level: Array, ok: Array) -> History:
   """Returns the trajectory after one more update.
 
   Args:
@@ -80,7 +80,7 @@ def advance(trajectory: Trajectory, level: Array, ok: Array) -> Trajectory:
     pushed = jnp.concatenate([newest[:, None], old[:, :-1]], axis=1)
     return jnp.where(moved[:, None], pushed, old)
 
-  return Trajectory(
+  return History(
     step=step,
     skipped=trajectory.skipped + (~ok).astype(jnp.int32),
     total=trajectory.total + moved.astype(jnp.int32),
@@ -89,7 +89,7 @@ def advance(trajectory: Trajectory, level: Array, ok: Array) -> Trajectory:
   )
 
 
-def switches(trajectory: Trajectory) -> list[Switch]:
+def level_changes(trajectory: History) -> list[LevelChange]:
   """Lists the switches that are remembered, oldest first.
 
   A group's level is constant between its switches, so this is all there is to
@@ -107,12 +107,12 @@ def switches(trajectory: Trajectory) -> list[Switch]:
     >>> controller = controllers.awp(threshold=0.0, interval=1, levels=3)
     >>> state = controller.init(jnp.array([1.0, 1.0]))
     >>> state = controller.update(jnp.array([0.9, 1.1]), state)
-    >>> [tuple(switch) for switch in switches(state.trajectory)]
+    >>> [tuple(switch) for switch in level_changes(state.trajectory)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
   steps, levels = np.asarray(trajectory.steps), np.asarray(trajectory.levels)
   found = [
-    Switch(int(steps[g, i]), g, int(levels[g, i]))
+    LevelChange(int(steps[g, i]), g, int(levels[g, i]))
     for g, i in zip(*np.nonzero(steps >= 0), strict=True)
   ]
-  return sorted(Switch(s, int(g), level) for s, g, level in found)
+  return sorted(LevelChange(s, int(g), level) for s, g, level in found)

@@ -1,36 +1,36 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
-from jaxmotion.core._after import after as after
+from jaxmotion.core._after import schedule_after as schedule_after
 from jaxmotion.core._checks import (
   check_choice as check_choice,
   check_float as check_float,
   check_fraction as check_fraction,
   check_int as check_int,
-  describe as describe,
+  shape_string as shape_string,
 )
 from jaxmotion.core._compat import (
+  abstract_like as abstract_like,
+  assert_replicated as assert_replicated,
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,
   axis_size as axis_size,
   closed_jaxpr as closed_jaxpr,
-  same_on_workers as same_on_workers,
+  is_varying as is_varying,
   scan_parts as scan_parts,
-  shaped as shaped,
-  stand_in as stand_in,
+  shape_varying_like as shape_varying_like,
   to_varying as to_varying,
   tracks_varying as tracks_varying,
-  varies as varies,
   varying_axes as varying_axes,
   worker_index as worker_index,
 )
 from jaxmotion.core._key import (
   Key as Key,
-  combine as combine,
+  combine_seeds as combine_seeds,
   make_key as make_key,
   random_words as random_words,
   random_words_at as random_words_at,
 )
-from jaxmotion.core._overwrite import overwrite as overwrite
+from jaxmotion.core._overwrite import update_in_place as update_in_place
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   pack_worker as pack_worker,
@@ -46,7 +46,7 @@ from jaxmotion.core._tree import (
 from jaxmotion.core._types import (
   Array as Array,
   AxisName as AxisName,
-  Like as Like,
   PyTree as PyTree,
-  like as like,
+  ShapedLike as ShapedLike,
+  shape_dtype as shape_dtype,
 )

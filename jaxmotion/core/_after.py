@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core._compat import same_on_workers, varying_axes
+from jaxmotion.core._compat import assert_replicated, varying_axes
 from jaxmotion.core._types import Array
 
 
-def after(x: Array, token: Array) -> Array:
+def schedule_after(x: Array, token: Array) -> Array:
   """Returns `x`; on a host, nothing that reads it starts before `token` is.
 
   XLA:CPU joins all independent sums into one, which then starts when the last
@@ -22,7 +22,7 @@ def after(x: Array, token: Array) -> Array:
     `x`, whose first value has had a zero added that is made of `token`.
 
   Example:
-    >>> after(jnp.arange(3), jnp.ones(2)).tolist()
+    >>> schedule_after(jnp.arange(3), jnp.ones(2)).tolist()
     [0, 1, 2]
   """
 
@@ -31,7 +31,7 @@ def after(x: Array, token: Array) -> Array:
     # Zero, whatever the token: half of an unsigned number is not negative as
     # a signed one. The compiler does not know.
     zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
-    zero = same_on_workers(zero, tuple(sorted(varying_axes(zero), key=str)))
+    zero = assert_replicated(zero, tuple(sorted(varying_axes(zero), key=str)))
     corner = (0,) * x.ndim
     # On the bits, for a sum of floats would lose the sign of a zero.
     bits = _bits(lax.slice(x, corner, (1,) * x.ndim))

@@ -94,10 +94,10 @@ def check_float(name: str, x: Any) -> None:
   """
   if not jnp.issubdtype(x.dtype, jnp.floating):
     raise TypeError(
-      f"`{name}` must be a floating-point array, got {describe(x)}."
+      f"`{name}` must be a floating-point array, got {shape_string(x)}."
     )
 
 
-def describe(x: Any) -> str:
+def shape_string(x: Any) -> str:
   """Names a shape and dtype the way JAX prints them, e.g. `float32[2,3]`."""
   return f"{jnp.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"

@@ -88,12 +88,12 @@ def tracks_varying(axis_name: AxisName) -> bool:
   )
 
 
-def varies(x: Any, axis_name: AxisName) -> bool:
+def is_varying(x: Any, axis_name: AxisName) -> bool:
   """Says whether `x` is typed as varying over any of the axes."""
   return bool(varying_axes(x) & set(axis_names(axis_name)))
 
 
-def shaped(
+def shape_varying_like(
   shape: Sequence[int], dtype: Any, sources: PyTree
 ) -> jax.ShapeDtypeStruct:
   """Returns the type of an array that is made of others.
@@ -109,13 +109,13 @@ def shaped(
   )
 
 
-def stand_in(x: Any) -> Any:
+def abstract_like(x: Any) -> Any:
   """Returns something of the type of `x` that a function can be traced with.
 
   Args:
     x: array, or a value's type as jaxprs have it.
 
-  >>> stand_in(1.0)
+  >>> abstract_like(1.0)
   ShapeDtypeStruct(shape=(), dtype=float32)
   """
   aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
@@ -168,7 +168,7 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
   return jax.tree.map(cast, tree)
 
 
-_same_on_workers = Primitive("same_on_workers")
+_same_on_workers = Primitive("assert_replicated")
 _same_on_workers.def_impl(lambda x, axes: x)
 mlir.register_lowering(_same_on_workers, lambda ctx, x, axes: [x])
 batching.defvectorized(_same_on_workers)
@@ -182,7 +182,7 @@ def _typed_as_same(x: Any, axes: tuple[Any, ...]) -> Any:
   )
 
 
-def same_on_workers(tree: PyTree, axis_name: AxisName) -> PyTree:
+def assert_replicated(tree: PyTree, axis_name: AxisName) -> PyTree:
   """Types every leaf as the same on all workers: the caller vouches for it.
 
   `all_gather` makes such values because it is known to; a gather that is put

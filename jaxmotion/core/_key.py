@@ -17,7 +17,7 @@ from jax import lax
 from jaxmotion.core._types import Array
 
 
-def mix(h: Array) -> Array:
+def mix_bits(h: Array) -> Array:
   """Hashes each uint32 word to another (a bijection on 32 bits)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
   h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
@@ -31,9 +31,11 @@ def _word(value: Array | int) -> Array:
   return jnp.asarray(value).astype(jnp.uint32)
 
 
-def combine(seed: Array, data: Array | int) -> Array:
+def combine_seeds(seed: Array, data: Array | int) -> Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
-  return mix(mix(seed) + _word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+  return mix_bits(
+    mix_bits(seed) + _word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
+  )
 
 
 class Key(NamedTuple):
@@ -49,7 +51,9 @@ class Key(NamedTuple):
 
   def fold(self, data: Array | int) -> "Key":
     """Returns the key for one more coordinate (a step, a leaf, a shard)."""
-    return Key(combine(self.shared, data), combine(self.worker, data))
+    return Key(
+      combine_seeds(self.shared, data), combine_seeds(self.worker, data)
+    )
 
   def fold_path(self, path: str) -> "Key":
     """Returns the key of the leaf with this path, wherever it stands."""
@@ -71,8 +75,8 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
     >>> bool(a.shared == b.shared), bool(a.worker == b.worker)
     (True, False)
   """
-  shared = mix(_word(seed))
-  return Key(shared, combine(shared, worker))
+  shared = mix_bits(_word(seed))
+  return Key(shared, combine_seeds(shared, worker))
 
 
 def random_words(seed: Array, shape: Sequence[int]) -> Array:
@@ -89,4 +93,4 @@ def random_words_at(seed: Array, position: Array) -> Array:
     position: uint32 of any shape.
   """
   # Pre-mixed, or neighbouring seeds would walk the same hash sequence.
-  return mix(position * jnp.uint32(0x9E3779B9) + mix(seed))
+  return mix_bits(position * jnp.uint32(0x9E3779B9) + mix_bits(seed))

@@ -9,7 +9,7 @@ from jax import lax
 from jaxmotion.core._types import Array, PyTree
 
 
-def overwrite(
+def update_in_place(
   fn: Callable[[PyTree, PyTree], PyTree],
   target: PyTree,
   spent: PyTree,
@@ -38,7 +38,7 @@ def overwrite(
 
   Example:
     >>> three = jnp.full((2,), 3.0)
-    >>> overwrite(lambda v, s: v * s, three, jnp.float32(2), jnp.int32(0))
+    >>> update_in_place(lambda v, s: v * s, three, jnp.float32(2), jnp.int32(0))
     Array([6., 6.], dtype=float32)
   """
 

@@ -7,12 +7,12 @@ import jax
 
 Array: TypeAlias = jax.Array
 # An array or a jax.ShapeDtypeStruct: only `.shape` and `.dtype` are read.
-Like: TypeAlias = Any
+ShapedLike: TypeAlias = Any
 PyTree: TypeAlias = Any
 # One mesh (or pmap) axis, or several that are exchanged over together.
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 
 
-def like(x: Any) -> jax.ShapeDtypeStruct:
+def shape_dtype(x: Any) -> jax.ShapeDtypeStruct:
   """Returns the shape and dtype of `x`, without its data."""
   return jax.ShapeDtypeStruct(x.shape, x.dtype)

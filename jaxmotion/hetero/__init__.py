@@ -1,6 +1,6 @@
 """Workers of unequal speed: shares, exactly weighted gradients, rebalancing."""
 
-from jaxmotion.hetero._deal import deal as deal
+from jaxmotion.hetero._deal import assign_microbatches as assign_microbatches
 from jaxmotion.hetero._rebalance import (
   RebalanceState as RebalanceState,
   rebalance as rebalance,
@@ -8,12 +8,12 @@ from jaxmotion.hetero._rebalance import (
 from jaxmotion.hetero._shares import (
   fit_speed as fit_speed,
   ideal_shares as ideal_shares,
-  slowest_s as slowest_s,
-  whole_shares as whole_shares,
+  integer_shares as integer_shares,
+  makespan_s as makespan_s,
 )
 from jaxmotion.hetero._step import (
   Metrics as Metrics,
-  Uneven as Uneven,
   UnevenState as UnevenState,
+  UnevenStep as UnevenStep,
   uneven_data_parallel as uneven_data_parallel,
 )

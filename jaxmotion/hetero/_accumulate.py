@@ -12,8 +12,8 @@ from jaxmotion.core import (
   AxisName,
   PyTree,
   check_float,
-  describe,
   same_structure,
+  shape_string,
   to_varying,
 )
 
@@ -107,7 +107,7 @@ def _checked(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
   for name, a in (("total", total), ("count", count)):
     if a.shape:
       raise ValueError(
-        f"`loss_fn` must return scalars, got {describe(a)} as {name}."
+        f"`loss_fn` must return scalars, got {shape_string(a)} as {name}."
       )
   check_float("total", total)
   if stats is not None:
@@ -115,14 +115,14 @@ def _checked(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
     if not _alike(new, stats):
       raise ValueError(
         "`loss_fn` must return stats of the structure, shapes and dtypes that"
-        f" it was given, {jax.tree.map(describe, stats)}, got"
-        f" {jax.tree.map(describe, new)}."
+        f" it was given, {jax.tree.map(shape_string, stats)}, got"
+        f" {jax.tree.map(shape_string, new)}."
       )
   return total, count.astype(jnp.float32), new
 
 
 def _alike(a: PyTree, b: PyTree) -> bool:
   return same_structure(a, b) and all(
-    describe(x) == describe(y)
+    shape_string(x) == shape_string(y)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )

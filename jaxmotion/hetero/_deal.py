@@ -8,7 +8,7 @@ import numpy as np
 from jaxmotion.core import PyTree, check_int
 
 
-def deal(
+def assign_microbatches(
   batch: PyTree, counts: Sequence[int], *, microbatch: int, most: int
 ) -> tuple[PyTree, np.ndarray]:
   """Deals the examples of a batch to workers, each its count of microbatches.
@@ -32,7 +32,7 @@ def deal(
       to the batch; leaves of different lengths.
 
   Example:
-    >>> x, valid = deal(np.arange(5), (0, 2, 1), microbatch=2, most=2)
+    >>> x, valid = assign_microbatches(np.arange(5), (0, 2, 1), microbatch=2, most=2)
     >>> x.tolist()
     [[[0, 0], [0, 0]], [[0, 1], [2, 3]], [[4, 0], [0, 0]]]
     >>> valid.sum(axis=(1, 2)).tolist()

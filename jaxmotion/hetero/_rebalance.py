@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmotion.core import check_fraction, check_int
-from jaxmotion.hetero._shares import slowest_s, whole_shares
+from jaxmotion.hetero._shares import integer_shares, makespan_s
 
 
 class RebalanceState(NamedTuple):
@@ -34,7 +34,7 @@ class rebalance:
 
   A worker's speed is that of its median time for a unit over the last
   `window` measurements: one slow step moves nothing. With n the counts, n*
-  those of `whole_shares` at these speeds and T the time of the last worker,
+  those of `integer_shares` at these speeds and T the time of the last worker,
 
     n <- n* if T(n*) <= (1 - margin) T(n)
 
@@ -142,7 +142,8 @@ class rebalance:
     caps = tuple(c if v else 0 for c, v in zip(caps, known, strict=True))
     counts = self._split(speeds, caps)
     now, then = (
-      slowest_s(n, speeds, fixed_s=self.fixed_s) for n in (state.counts, counts)
+      makespan_s(n, speeds, fixed_s=self.fixed_s)
+      for n in (state.counts, counts)
     )
     if then > (1 - self.margin) * now:
       return state
@@ -155,7 +156,7 @@ class rebalance:
       raise ValueError(
         f"`speeds` must be {self.workers} numbers, got {tuple(speeds)}."
       )
-    return whole_shares(
+    return integer_shares(
       self.total,
       speeds,
       fixed_s=self.fixed_s,

@@ -67,7 +67,7 @@ def ideal_shares(
   return tuple(units(t).tolist())
 
 
-def whole_shares(
+def integer_shares(
   total: int,
   speeds: Sequence[float],
   *,
@@ -99,9 +99,9 @@ def whole_shares(
       hold the total, or it is less than `least` for every worker.
 
   Example:
-    >>> whole_shares(27, (1.0, 1.0, 1.0, 0.5))
+    >>> integer_shares(27, (1.0, 1.0, 1.0, 0.5))
     (8, 8, 8, 3)
-    >>> whole_shares(8, (1.0, 1.0, 1.0, 0.1), fixed_s=0.5)
+    >>> integer_shares(8, (1.0, 1.0, 1.0, 0.1), fixed_s=0.5)
     (3, 3, 2, 0)
   """
   v, a, most = _check_work(total, speeds, fixed_s, caps)
@@ -127,7 +127,7 @@ def whole_shares(
   return tuple(counts)
 
 
-def slowest_s(
+def makespan_s(
   counts: Sequence[float],
   speeds: Sequence[float],
   *,
@@ -144,7 +144,7 @@ def slowest_s(
     ValueError: an argument is none of these.
 
   Example:
-    >>> slowest_s((7, 7, 7, 7), (1.0, 1.0, 1.0, 0.5))
+    >>> makespan_s((7, 7, 7, 7), (1.0, 1.0, 1.0, 0.5))
     14.0
   """
   v, a = _check_speeds(speeds, fixed_s)

@@ -68,7 +68,7 @@ class Metrics(NamedTuple):
     return jnp.where(timed, self.counts / jnp.where(timed, self.seconds, 1), 0)
 
 
-class Uneven(NamedTuple):
+class UnevenStep(NamedTuple):
   """The functions that `uneven_data_parallel` makes.
 
   Attributes:
@@ -96,7 +96,7 @@ def uneven_data_parallel(
   *,
   axis_name: AxisName = "data",
   stateful: bool = False,
-) -> Uneven:
+) -> UnevenStep:
   r"""Makes a data-parallel step in which each worker has its own count of work.
 
   Worker r loops over its first n_r microbatches. The exchange in `tx` gets the
@@ -130,7 +130,7 @@ def uneven_data_parallel(
     stateful: whether there are statistics, floating-point arrays.
 
   Returns:
-    init, work, update and step; see `Uneven`. `batch` is a pytree of
+    init, work, update and step; see `UnevenStep`. `batch` is a pytree of
     (workers, most, ...) arrays, as `deal` makes it; `counts` is int[workers]
     on the host, at most `most` each. The state given to `update` and `step` is
     donated. Sums are made in float32 at least.
@@ -147,7 +147,7 @@ def uneven_data_parallel(
     ...   return jnp.sum((x - w) ** 2), x.size
     >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
     >>> uneven = hetero.uneven_data_parallel(loss_fn, tx, mesh)
-    >>> x, _ = hetero.deal(np.arange(6.0), (3,), microbatch=2, most=4)
+    >>> x, _ = hetero.assign_microbatches(np.arange(6.0), (3,), microbatch=2, most=4)
     >>> state, metrics = uneven.step(uneven.init(jnp.zeros(())), x, (3,))
     >>> float(state.params), metrics.counts.tolist()
     (2.5, [6.0])
@@ -218,7 +218,7 @@ def uneven_data_parallel(
   ) -> tuple[UnevenState, Metrics]:
     return whole(state, batch, _check(batch, counts, workers), extra_args)
 
-  return Uneven(init, checked_work, checked_update, checked_step)
+  return UnevenStep(init, checked_work, checked_update, checked_step)
 
 
 def _place_stats(stats: PyTree, mesh: Mesh) -> PyTree:

@@ -6,9 +6,9 @@ from jaxmotion.kernels._block_layout import (
 )
 from jaxmotion.kernels._block_op import BlockOp as BlockOp
 from jaxmotion.kernels._error_memory import (
-  Memory as Memory,
+  ErrorMemory as ErrorMemory,
   add_error as add_error,
+  clear_error as clear_error,
   error_of as error_of,
-  forget as forget,
   sum_decoded as sum_decoded,
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 
 # Rows are kept whole while that pads by at most one value in so many.
 _WASTE = 32
@@ -115,7 +115,7 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
   return flat.reshape(shape)
 
 
-def from_blocks(y: Array, like: Like) -> Array:
+def from_blocks(y: Array, like: ShapedLike) -> Array:
   """Inverts `to_blocks`: drops the padding, restores shape and dtype."""
   size = math.prod(like.shape)
   flat = y.reshape(-1)

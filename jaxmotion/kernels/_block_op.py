@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_layout import block_shape
 
 
@@ -74,7 +74,7 @@ class BlockOp(abc.ABC):
     """Planes the array is cut into."""
 
   @property
-  def draws(self) -> bool:
+  def needs_key(self) -> bool:
     """Whether `encode` makes random choices."""
     return False
 
@@ -83,7 +83,7 @@ class BlockOp(abc.ABC):
     """Encodes an array of any shape."""
 
   @abc.abstractmethod
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Inverts `encode` up to rounding."""
 
   @abc.abstractmethod

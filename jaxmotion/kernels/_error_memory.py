@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Like, PyTree, overwrite
+from jaxmotion.core import Array, PyTree, ShapedLike, update_in_place
 
 # Up to this many payloads are decoded by code of their own, which fuses into
 # one pass; beyond, a loop keeps the program short.
@@ -16,7 +16,7 @@ _UNROLL_MOST = 16
 UNROLL_IN_KERNEL = 8
 
 
-class Memory(NamedTuple):
+class ErrorMemory(NamedTuple):
   """What an array's error is the difference of.
 
   Attributes:
@@ -30,12 +30,12 @@ class Memory(NamedTuple):
   count: Array  # type: ignore[assignment]
 
 
-def forget(error: Array) -> Array:
+def clear_error(error: Array) -> Array:
   """Returns the error with 0 in place of what is not finite."""
   return jnp.where(jnp.isfinite(error), error, 0.0)
 
 
-def error_of(decode: Callable[..., Array], memory: Memory) -> Array:
+def error_of(decode: Callable[..., Array], memory: ErrorMemory) -> Array:
   """Returns the remembered error, float32.
 
   Args:
@@ -44,13 +44,13 @@ def error_of(decode: Callable[..., Array], memory: Memory) -> Array:
   """
   if not jax.tree.leaves(memory.sent):
     return memory.value
-  error = forget(memory.value - decode(memory.sent, memory.value))
+  error = clear_error(memory.value - decode(memory.sent, memory.value))
   # Nothing was sent yet, and what a payload of zeros stands for is not said.
   return jnp.where(memory.count > 0, error, 0.0)
 
 
 def add_error(
-  decode: Callable[..., Array], x: Array, memory: Memory, decay: float
+  decode: Callable[..., Array], x: Array, memory: ErrorMemory, decay: float
 ) -> Array:
   """Returns x + decay * error, float32, where `memory.value` was.
 
@@ -62,14 +62,14 @@ def add_error(
   """
 
   def add(value: Array, sent: PyTree) -> Array:
-    error = error_of(decode, Memory(value, sent, memory.count))
+    error = error_of(decode, ErrorMemory(value, sent, memory.count))
     return x.astype(jnp.float32) + error * decay
 
-  return overwrite(add, memory.value, memory.sent, memory.count)
+  return update_in_place(add, memory.value, memory.sent, memory.count)
 
 
 def sum_decoded(
-  decode: Callable[..., Array], payloads: PyTree, like: Like
+  decode: Callable[..., Array], payloads: PyTree, like: ShapedLike
 ) -> Array:
   """Decodes payloads of several workers and adds them, in their order.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxmotion.core import Array, PyTree, shaped
+from jaxmotion.core import Array, PyTree, shape_varying_like
 
 # Indices are int32, and the last tile may go beyond the end.
 _MOST_VALUES = 2**31 - 2**16
@@ -60,7 +60,7 @@ def call(
     grid=(tiles,),
     in_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in inputs],
     out_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in leaves],
-    out_shape=[shaped((a.size,), a.dtype, inputs) for a in leaves],
+    out_shape=[shape_varying_like((a.size,), a.dtype, inputs) for a in leaves],
     input_output_aliases=aliases or {},
     compiler_params=plgpu.CompilerParams(num_warps=_warps(tile_values)),
     interpret=interpret,

@@ -2,23 +2,23 @@
 
 from jaxmotion.memory._memory_kind import (
   memory_kinds as memory_kinds,
-  placed as placed,
+  resolve_memory_kind as resolve_memory_kind,
 )
 from jaxmotion.memory.residuals import (
-  calibrate as calibrate,
+  calibrate_zero_value as calibrate_zero_value,
   compress_residuals as compress_residuals,
   offload as offload,
   recompute as recompute,
   residuals_of as residuals_of,
 )
 from jaxmotion.memory.state import (
-  Packed as Packed,
-  PackState as PackState,
-  pack_state as pack_state,
-  unpack_state as unpack_state,
-  update_in_backward as update_in_backward,
+  CompressedState as CompressedState,
+  EncodedLeaf as EncodedLeaf,
+  OptimizerInBackward as OptimizerInBackward,
+  compress_state as compress_state,
+  decompress_state as decompress_state,
 )
 from jaxmotion.memory.weights import (
+  HostResident as HostResident,
   HostState as HostState,
-  host_resident as host_resident,
 )

@@ -7,7 +7,7 @@ import jax
 
 from jaxmotion.core import PyTree, check_choice
 
-PLACES = (None, "pinned_host")
+MEMORY_KINDS = (None, "pinned_host")
 
 
 def memory_kinds(device: jax.Device | None = None) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def memory_kinds(device: jax.Device | None = None) -> tuple[str, ...]:
   return tuple(memory.kind for memory in device.addressable_memories())
 
 
-def placed(
+def resolve_memory_kind(
   place: str | None, device: jax.Device | None = None, *, warn: bool = True
 ) -> str | None:
   """Returns where arrays really go that are to be kept at `place`.
@@ -42,10 +42,10 @@ def placed(
     ValueError: there is no such place.
 
   Example:
-    >>> placed(None) is None
+    >>> resolve_memory_kind(None) is None
     True
   """
-  check_choice("place", place, PLACES)
+  check_choice("place", place, MEMORY_KINDS)
   kinds = memory_kinds(device)
   if place is None or place in kinds:
     return place
@@ -59,12 +59,12 @@ def placed(
   return None
 
 
-def put(tree: PyTree) -> PyTree:
+def to_host(tree: PyTree) -> PyTree:
   """Returns the arrays in pinned memory of the host; also under `jit`."""
   return _move(tree, jax.memory.Space.Host)
 
 
-def fetch(tree: PyTree) -> PyTree:
+def to_device(tree: PyTree) -> PyTree:
   """Returns the arrays on the device; also under `jit`."""
   return _move(tree, jax.memory.Space.Device)
 

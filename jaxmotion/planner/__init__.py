@@ -1,23 +1,23 @@
 """Which codec, where, and when to compress nothing.
 
 `advise` looks for the codecs that make the predicted step shortest within a
-budget of error, `fit` for what to do with each residual under a budget of
+budget of error, `fit_memory` for what to do with each residual under a budget of
 memory; both say why. Nothing here is measured or run but what the caller
 measured; nothing else imports it.
 """
 
-from jaxmotion.planner._text import brief as brief
+from jaxmotion.planner._text import format_codec as format_codec
 from jaxmotion.planner.exchange import (
   CANDIDATES as CANDIDATES,
-  Choice as Choice,
-  Plan as Plan,
+  ExchangePlan as ExchangePlan,
+  TensorChoice as TensorChoice,
   advise as advise,
   replan as replan,
 )
 from jaxmotion.planner.residuals import (
-  DoesNotFit as DoesNotFit,
-  FitPlan as FitPlan,
-  FitRow as FitRow,
-  fit as fit,
-  program_bytes as program_bytes,
+  BudgetTooSmallError as BudgetTooSmallError,
+  MemoryPlan as MemoryPlan,
+  MemoryPlanRow as MemoryPlanRow,
+  fit_memory as fit_memory,
+  program_memory_bytes as program_memory_bytes,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from jaxmotion.codecs import Codec
 
 
-def brief(codec: Codec) -> str:
+def format_codec(codec: Codec) -> str:
   """Returns the shortest expression that makes a codec.
 
   Args:
@@ -16,7 +16,7 @@ def brief(codec: Codec) -> str:
 
   Example:
     >>> from jaxmotion import codecs
-    >>> brief(codecs.feedback(codecs.uniform(bits=4)))
+    >>> format_codec(codecs.feedback(codecs.uniform(bits=4)))
     'feedback(uniform(bits=4))'
   """
   return _brief(codec)
@@ -38,10 +38,10 @@ def _brief(value: Any) -> str:
   return f"{type(value).__name__}({', '.join(parts)})"
 
 
-def in_seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
   """Seconds in the unit that suits them.
 
-  >>> in_seconds(0.0123), in_seconds(4e-7), in_seconds(0.0)
+  >>> format_seconds(0.0123), format_seconds(4e-7), format_seconds(0.0)
   ('12.3 ms', '0.4 us', '0 us')
   """
   for unit, name in ((1.0, "s"), (1e-3, "ms")):
@@ -50,10 +50,10 @@ def in_seconds(value: float) -> str:
   return f"{value * 1e6:.3g} us"
 
 
-def in_bytes(value: float) -> str:
+def format_bytes(value: float) -> str:
   """Bytes in the unit that suits them.
 
-  >>> in_bytes(1500), in_bytes(2.5e6), in_bytes(12)
+  >>> format_bytes(1500), format_bytes(2.5e6), format_bytes(12)
   ('1.5 kB', '2.5 MB', '12 B')
   """
   for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

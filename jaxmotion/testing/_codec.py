@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxmotion import codecs as codecs_room
 from jaxmotion.codecs import Codec, from_config
-from jaxmotion.core import Array, PyTree, describe, make_key, same_structure
+from jaxmotion.core import Array, PyTree, make_key, same_structure, shape_string
 from jaxmotion.wire import payload_bytes
 
 _PAYLOAD_DTYPES = (
@@ -144,7 +144,7 @@ def _check_decoded(
 ) -> None:
   _require(
     y.shape == x.shape and y.dtype == x.dtype,
-    f"{codec} decodes {describe(x)} to {describe(y)}",
+    f"{codec} decodes {shape_string(x)} to {shape_string(y)}",
   )
   _require(_finite(y), f"{codec} makes a finite array non-finite")
   if bound is not None:
@@ -162,12 +162,14 @@ def _check_bound(
   # The result is rounded to the array's own dtype at the end.
   slack = np.abs(np.asarray(y, np.float64)) * float(jnp.finfo(x.dtype).eps)
   worst = np.max(error - bound(np.abs(exact)) - slack, initial=-np.inf)
-  _require(worst <= 0, f"{codec} misses its bound by {worst} on {describe(x)}")
+  _require(
+    worst <= 0, f"{codec} misses its bound by {worst} on {shape_string(x)}"
+  )
 
 
 def _check_state_shapes(codec: Codec, state: PyTree, new_state: PyTree) -> None:
   _require(
-    jax.tree.map(describe, state) == jax.tree.map(describe, new_state),
+    jax.tree.map(shape_string, state) == jax.tree.map(shape_string, new_state),
     f"{codec} changes the shapes of its state",
   )
 
@@ -184,7 +186,7 @@ def _check_state(
     bad = np.array(x)
     bad.flat[0] = np.nan
     _, poisoned = encode(jnp.asarray(bad), state, make_key(7))
-    kept = codec.rest(poisoned)
+    kept = codec.canonical_state(poisoned)
     _require(_finite(kept), f"{codec} keeps a NaN in its state")
 
 

@@ -9,13 +9,17 @@ import optax
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.collectives import (
   all_reduce,
+  all_reduce_adaptive,
+  all_reduce_adaptive_init,
   all_reduce_hierarchical,
   all_reduce_hierarchical_init,
   all_reduce_init,
-  all_reduce_ladder,
-  all_reduce_ladder_init,
 )
-from jaxmotion.collectives.extend import POLICIES, joint_axes, with_policy
+from jaxmotion.collectives.extend import (
+  NONFINITE_POLICIES,
+  apply_nonfinite_policy,
+  joint_axes,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -51,8 +55,8 @@ def exchange(
   method: str | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
-  within: AxisName | None = None,
-  within_codec: Codec | None = None,
+  local_axis: AxisName | None = None,
+  local_codec: Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -79,13 +83,13 @@ def exchange(
       `skip_nonfinite`) or "zero" (it is replaced by zero).
     seed: of stochastic rounding and sampling; with the step, the leaf's path
       and the worker it determines every random bit.
-    within: the axis of the devices of one host, where `axis_name` is that of
+    local_axis: the axis of the devices of one host, where `axis_name` is that of
       the hosts. Devices of a host exchange first, at full precision, and each
       sends its part of the host's gradient to other hosts through the codec;
       see `collectives.all_reduce_hierarchical`. The workers, whose mean it
       is, are those of both axes: give `data_parallel`, `state_specs` and
       `skip_nonfinite` both, `("host", "device")`.
-    within_codec: encodes what travels within a host; None is full precision.
+    local_codec: encodes what travels within a host; None is full precision.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
@@ -95,7 +99,7 @@ def exchange(
   Raises:
     TypeError: `codec` is no codec.
     ValueError: an unknown `op`, `method` or `nonfinite`; an axis in both
-      `axis_name` and `within`; a `within_codec` without `within`.
+      `axis_name` and `local_axis`; a `local_codec` without `local_axis`.
 
   Example:
     >>> from jaxmotion import codecs
@@ -113,18 +117,20 @@ def exchange(
     raise ValueError("`codec` must hold at least one codec, got none.")
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
-  check_choice("nonfinite", nonfinite, POLICIES)
-  workers = _workers(axis_name, within, within_codec)
+  check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  workers = _workers(axis_name, local_axis, local_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
-    if within is not None:
+    if local_axis is not None:
       memory = all_reduce_hierarchical_init(
-        ladder or single, params, axis_name, within, method=method
+        ladder or single, params, axis_name, local_axis, method=method
       )
     elif ladder is None:
       memory = all_reduce_init(single, params, axis_name, method=method)
     else:
-      memory = all_reduce_ladder_init(ladder, params, axis_name, method=method)
+      memory = all_reduce_adaptive_init(
+        ladder, params, axis_name, method=method
+      )
     zero = jnp.zeros((), jnp.int32)
     return ExchangeState(zero, zero, pack_worker(memory))
 
@@ -142,20 +148,20 @@ def exchange(
 
     def reduce(x: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
       options = dict(key=key, op=op, weight=weight, method=method)
-      if within is not None:
+      if local_axis is not None:
         return all_reduce_hierarchical(
           x,
           axis_name,
-          within,
+          local_axis,
           ladder or single,
           state=memory,
           level=level,
-          within_codec=within_codec,
+          local_codec=local_codec,
           **options,
         )
       if ladder is None:
         return all_reduce(x, axis_name, single, state=memory, **options)
-      return all_reduce_ladder(
+      return all_reduce_adaptive(
         x, axis_name, ladder, level, state=memory, **options
       )
 
@@ -165,7 +171,9 @@ def exchange(
         f"got {level!r} for codec {codec!r}."
       )
     memory = unpack_worker(state.memory)
-    y, memory, ok = with_policy(nonfinite, workers, reduce, updates, memory)
+    y, memory, ok = apply_nonfinite_policy(
+      nonfinite, workers, reduce, updates, memory
+    )
     return y, ExchangeState(
       optax.safe_increment(state.count),
       state.skipped + (1 - ok.astype(jnp.int32)),
@@ -176,14 +184,14 @@ def exchange(
 
 
 def _workers(
-  axis_name: AxisName, within: AxisName | None, within_codec: Codec | None
+  axis_name: AxisName, local_axis: AxisName | None, local_codec: Codec | None
 ) -> AxisName:
   """The axes whose workers take part."""
-  if within is None:
-    if within_codec is not None:
+  if local_axis is None:
+    if local_codec is not None:
       raise ValueError(
-        "`within_codec` must be None unless `within` is given, got "
-        f"{within_codec!r}."
+        "`local_codec` must be None unless `local_axis` is given, got "
+        f"{local_codec!r}."
       )
     return axis_name
-  return joint_axes(axis_name, within)
+  return joint_axes(axis_name, local_axis)

@@ -46,7 +46,7 @@ _QUIET = frozenset(
     "preduced",
     "pvary",
     "reduced_vary_cast",
-    "same_on_workers",
+    "assert_replicated",
     "vary_unreduced_cast",
   )
 )

@@ -20,7 +20,9 @@ PLAIN, INT8 = codecs.identity(), codecs.uniform(bits=8)
 
 def groups(codec, tree=TREE):
   cut = partition(codec, tree)
-  return ["".join(cut.leaves[i][0] for i in part.leaves) for part in cut.parts]
+  return [
+    "".join(cut.leaves[i][0] for i in part.leaves) for part in cut.leaf_groups
+  ]
 
 
 def test_small_leaves_of_one_dtype_are_joined_and_large_ones_are_not():
@@ -40,12 +42,12 @@ def test_small_leaves_of_two_codecs_are_not_joined():
 def test_no_bucket_holds_more_than_asked(most):
   tree = {f"{i:02d}": jnp.zeros(n) for i, n in enumerate([5, 7, 1, 12, 3, 9])}
   cut = partition(codecs.buckets(PLAIN, most=most), tree)
-  for part, like in zip(cut.parts, cut.likes(), strict=True):
+  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
     assert like.shape[0] <= most or len(part.leaves) == 1
-  held = [i for part in cut.parts for i in part.leaves]
+  held = [i for part in cut.leaf_groups for i in part.leaves]
   assert sorted(held) == list(range(6))
   if most == 1000:
-    assert len(cut.parts) == 1
+    assert len(cut.leaf_groups) == 1
 
 
 @pytest.mark.parametrize("most", [10, 1 << 20])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.codecs import cast
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 
 NAMES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 FORMATS = pytest.mark.parametrize("name", NAMES)
@@ -29,7 +29,7 @@ def encode(name, x):
 
 def decode(name, words):
   payload, _ = cast(name).encode(jnp.zeros(words.shape))
-  target = like(jnp.zeros(words.shape))
+  target = shape_dtype(jnp.zeros(words.shape))
   return np.asarray(
     jax.jit(lambda w: cast(name).decode(payload._replace(words=w), target))(
       words
@@ -118,7 +118,7 @@ def test_a_word_has_the_width_of_the_format(name):
 def test_a_sum_adds_what_each_worker_s_words_decode_to(name):
   x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
   payloads = encode(name, x)
-  total = cast(name).sum_decoded(payloads, like(x[0]))
+  total = cast(name).sum_decoded(payloads, shape_dtype(x[0]))
   first, second, third = decode(name, np.asarray(payloads.words))
   np.testing.assert_array_equal(total, (first + second) + third)
 

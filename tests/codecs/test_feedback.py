@@ -79,11 +79,11 @@ def test_the_global_form_remembers_what_the_mean_did_not_say():
   payload, state = codec.encode(XS[0], codec.init(XS[0]))
   np.testing.assert_array_equal(codec.error(state), XS[0])
   mean = codec.decode(payload, XS[0]) / 2
-  settled = codec.settle(state, mean)
+  settled = codec.after_reduce(state, mean)
   np.testing.assert_array_equal(codec.error(settled), XS[0] - mean)
   local = feedback(INT4)
   _, state = local.encode(XS[0], local.init(XS[0]))
-  settled = local.settle(state, mean)
+  settled = local.after_reduce(state, mean)
   np.testing.assert_array_equal(local.error(settled), local.error(state))
 
 
@@ -94,7 +94,7 @@ def test_the_forms_agree_on_one_worker():
   def step(s, t, x):
     p, s = a.encode(x, s)
     q, t = b.encode(x, t)
-    return p, s, q, b.settle(t, b.decode(q, x))
+    return p, s, q, b.after_reduce(t, b.decode(q, x))
 
   s, t = a.init(XS[0]), b.init(XS[0])
   for x in XS[:5]:
@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_forgotten(form, bad):
   codec = feedback(codecs.uniform(bits=4, block=20), form=form)
   x = XS[0].at[3].set(bad)
   payload, state = codec.encode(x, codec.init(x))
-  state = codec.settle(state, codec.decode(payload, x))
+  state = codec.after_reduce(state, codec.decode(payload, x))
   assert np.isfinite(codec.error(state)).all()
   payload, state = codec.encode(XS[1], state)
   assert np.isfinite(codec.decode(payload, x)).all()

@@ -20,7 +20,7 @@ INT8, BF16, PLAIN = (
 def chosen(codec, tree=TREE):
   """The codec of every leaf."""
   cut = partition(codec, tree)
-  return {cut.leaves[i][0]: p.codec for p in cut.parts for i in p.leaves}
+  return {cut.leaves[i][0]: p.codec for p in cut.leaf_groups for i in p.leaves}
 
 
 def test_the_first_rule_that_matches_wins():
@@ -69,7 +69,7 @@ def test_a_tree_codec_may_be_nested():
 def test_buckets_inside_a_rule_join_its_own_leaves_alone():
   codec = codecs.rules([("dense", codecs.buckets(INT8)), (".*", INT8)])
   cut = partition(codec, TREE)
-  names = [[cut.leaves[i][0] for i in part.leaves] for part in cut.parts]
+  names = [[cut.leaves[i][0] for i in part.leaves] for part in cut.leaf_groups]
   assert names == [["dense/bias", "dense/kernel"], ["norm/scale"]]
 
 

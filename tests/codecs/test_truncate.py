@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.codecs import truncate
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 
 BYTES = pytest.mark.parametrize("count", [1, 2, 3, 4])
 SIGN, MAGNITUDE, INFINITY = 0x80000000, 0x7FFFFFFF, 0x7F800000
@@ -36,7 +36,7 @@ INF = (WORDS & MAGNITUDE) == INFINITY
 
 def trip(codec, x=X):
   payload = jax.jit(lambda x: codec.encode(x)[0])(x)
-  y = jax.jit(lambda p: codec.decode(p, like(x)))(payload)
+  y = jax.jit(lambda p: codec.decode(p, shape_dtype(x)))(payload)
   return payload, np.asarray(y)
 
 
@@ -138,7 +138,7 @@ def test_a_sum_adds_what_each_worker_s_planes_decode_to(count):
   x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
   codec = truncate(bytes=count)
   payloads, (first, second, third) = trip(codec, x)
-  total = codec.sum_decoded(payloads, like(x[0]))
+  total = codec.sum_decoded(payloads, shape_dtype(x[0]))
   np.testing.assert_array_equal(total, (first + second) + third)
 
 

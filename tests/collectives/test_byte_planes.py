@@ -296,7 +296,7 @@ def test_sharded_training_adapts_its_precision_without_compiling():
   assert compilations() == before
   for x, y in batches:
     theirs = step_whole(theirs, x, y)
-  told = [controllers.switches(s[2].trajectory) for s in (ours, theirs)]
+  told = [controllers.level_changes(s[2].trajectory) for s in (ours, theirs)]
   assert told[0] == told[1]
   assert {s.level for s in told[0]} == {0, 1, 2, 3}
   jax.tree.map(

@@ -38,16 +38,16 @@ def over_mesh(fn, *in_specs, out_specs=None):
   )
 
 
-def reducer(codec=None, within="device", **options):
+def reducer(codec=None, local_axis="device", **options):
   """A program over the mesh: trees (WORKERS, ...) to their mean."""
 
   def local(x):
     x = jax.tree.map(lambda a: a[0], x)
     init = collectives.all_reduce_hierarchical_init
-    state = init(codec or codecs.identity(), x, "host", within)
+    state = init(codec or codecs.identity(), x, "host", local_axis)
     key = make_key(0, lax.axis_index(BOTH))
     return collectives.all_reduce_hierarchical(
-      x, "host", within, codec, state=state, key=key, **options
+      x, "host", local_axis, codec, state=state, key=key, **options
     )[0]
 
   return over_mesh(local)
@@ -254,7 +254,7 @@ def test_error_memory_is_a_parts_and_sends_everything_in_the_end():
 
 
 def test_the_local_codec_is_used_within_the_host_only():
-  ours = reducer(within_codec=codecs.cast("bfloat16"))
+  ours = reducer(local_codec=codecs.cast("bfloat16"))
   y = ours(X)
   assert_close(y, exact(), 2 * 2.0**-8 * 4)
   ledger = wire.step_bytes(ours, X)
@@ -265,7 +265,7 @@ def test_the_local_codec_is_used_within_the_host_only():
 
 def test_a_local_codec_may_round_at_random_and_differ_by_leaf():
   local = codecs.rules([("kernel", STOCHASTIC), (".*", codecs.identity())])
-  ours = reducer(INT8, within_codec=local)
+  ours = reducer(INT8, local_codec=local)
   assert_close(ours(X), exact(), 5 * step(X))
 
 
@@ -318,17 +318,23 @@ def test_the_gradient_is_the_stock_collectives():
   ("options", "message"),
   [
     (dict(op="max"), "`op` must be one of 'mean', 'sum', got 'max'"),
-    (dict(within="host"), "`within` must name axes other than `axis_name`"),
-    (dict(within="local"), "`axis_name` must name an axis of the enclosing"),
+    (
+      dict(local_axis="host"),
+      "`local_axis` must name axes other than `axis_name`",
+    ),
+    (
+      dict(local_axis="local"),
+      "`axis_name` must name an axis of the enclosing",
+    ),
     (dict(level=1), "`level` must be given for a ladder .* got 1"),
     (dict(weight=jnp.ones(3)), "`weight` must be a scalar"),
     (
-      dict(within_codec=codecs.feedback(INT8)),
-      "`within_codec` must be a codec without state, got feedback",
+      dict(local_codec=codecs.feedback(INT8)),
+      "`local_codec` must be a codec without state, got feedback",
     ),
     (
-      dict(within_codec=codecs.buckets(INT8)),
-      "`within_codec` must encode every leaf by itself",
+      dict(local_codec=codecs.buckets(INT8)),
+      "`local_codec` must encode every leaf by itself",
     ),
   ],
 )

@@ -16,7 +16,7 @@ RUNGS = [codecs.uniform(bits=b) for b in (2, 4, 8)]
 
 def program(level_of=lambda level: level):
   def local(x, level):
-    y, _ = collectives.all_reduce_ladder(
+    y, _ = collectives.all_reduce_adaptive(
       x[0], "data", RUNGS, level_of(level), method="gather"
     )
     return y
@@ -52,7 +52,9 @@ def test_a_level_that_differs_between_workers_is_an_error():
 
 
 def test_workers_can_agree_on_the_highest():
-  agree = lambda level: extend.agree(level + lax.axis_index("data") - 1, "data")
+  agree = lambda level: extend.max_over_workers(
+    level + lax.axis_index("data") - 1, "data"
+  )
   y = program(agree)(X, jnp.int32(0))
   np.testing.assert_array_equal(y, program()(X, jnp.int32(2)))
 
@@ -67,7 +69,7 @@ def test_workers_can_agree_on_the_highest():
 )
 def test_bad_levels_are_named(level, error, message):
   def local(x):
-    return collectives.all_reduce_ladder(x, "data", RUNGS, level)[0]
+    return collectives.all_reduce_adaptive(x, "data", RUNGS, level)[0]
 
   with pytest.raises(error, match=message):
     run(local, X, 4)
@@ -76,12 +78,12 @@ def test_bad_levels_are_named(level, error, message):
 def test_codecs_that_do_not_share_a_state_are_named():
   mixed = [codecs.uniform(bits=2), codecs.feedback(codecs.uniform(bits=4))]
   with pytest.raises(ValueError, match="`codecs` must have states of the same"):
-    run(lambda x: collectives.all_reduce_ladder(x, "data", mixed, 0)[0], X, 4)
+    run(lambda x: collectives.all_reduce_adaptive(x, "data", mixed, 0)[0], X, 4)
 
 
 def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
   f = jax.pmap(
-    lambda x, level: collectives.all_reduce_ladder(
+    lambda x, level: collectives.all_reduce_adaptive(
       x, "data", RUNGS, level, method="gather"
     )[0],
     axis_name="data",

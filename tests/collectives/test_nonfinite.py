@@ -3,7 +3,10 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, collectives
-from jaxmotion.collectives.extend import agree, with_policy
+from jaxmotion.collectives.extend import (
+  apply_nonfinite_policy,
+  max_over_workers,
+)
 from tests.collectives.helpers import run
 
 X = np.random.default_rng(3).normal(size=(4, 96)).astype(np.float32)
@@ -19,15 +22,15 @@ def exchange(x, policy):
   def reduce(x, state):
     return collectives.all_reduce(x, "data", CODEC, state=state)
 
-  y, new, ok = with_policy(policy, "data", reduce, x, state)
+  y, new, ok = apply_nonfinite_policy(policy, "data", reduce, x, state)
   error = CODEC.error(new[0].rows)
   changed = jnp.any(error != CODEC.error(state[0].rows))
   finite = jnp.isfinite(error).all()
   return (
     y,
     ok,
-    agree(changed.astype(jnp.int32), "data"),
-    -(agree(-finite.astype(jnp.int32), "data")),
+    max_over_workers(changed.astype(jnp.int32), "data"),
+    -(max_over_workers(-finite.astype(jnp.int32), "data")),
   )
 
 

@@ -47,7 +47,7 @@ def test_the_papers_rule_as_worked_by_hand():
   np.testing.assert_allclose(deltas, [row[1] for row in BY_HAND])
   seen, state = follow(awp(threshold=-0.1, interval=2), norms)
   assert seen == [row[2:] for row in BY_HAND]
-  assert [tuple(s) for s in controllers.switches(state.trajectory)] == [
+  assert [tuple(s) for s in controllers.level_changes(state.trajectory)] == [
     (0, 0, 0),
     (4, 0, 1),
     (6, 0, 2),
@@ -166,7 +166,7 @@ def test_a_slow_fall_triggers_alexnets_threshold_only_as_a_drift():
   # with the 71st; the 72nd is the new reference, so again after 72 + 52 + 19.
   drift = dataclasses.replace(preset, reference="last_reset")
   _, state = follow(drift, norms)
-  told = [s.step for s in controllers.switches(state.trajectory)]
+  told = [s.step for s in controllers.level_changes(state.trajectory)]
   assert told == [0, 71, 143]
 
 

@@ -162,7 +162,7 @@ def test_the_trajectory_is_what_the_levels_were(name):
   assert seen.dtype == np.int32
   assert state.trajectory.dropped.tolist() == [0] * GROUPS
   told = np.zeros_like(seen)
-  for switch in controllers.switches(state.trajectory):
+  for switch in controllers.level_changes(state.trajectory):
     told[switch.step :, switch.group] = switch.level
   same(told, seen)
 

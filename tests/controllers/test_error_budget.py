@@ -57,7 +57,7 @@ def test_the_oldest_switches_are_dropped_and_counted():
   )
   levels, state = levels_of(controller, [0.0, 2.0] * 5)
   assert levels == [0, 1] * 5
-  assert [tuple(s) for s in controllers.switches(state.trajectory)] == [
+  assert [tuple(s) for s in controllers.level_changes(state.trajectory)] == [
     (8, 0, 1),
     (9, 0, 0),
     (10, 0, 1),

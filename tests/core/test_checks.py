@@ -8,7 +8,7 @@ from jaxmotion.core import (
   check_float,
   check_fraction,
   check_int,
-  describe,
+  shape_string,
 )
 
 
@@ -71,5 +71,7 @@ def test_other_arrays_are_named_with_their_shape(dtype):
 
 
 def test_shapes_are_spelled_as_jax_does():
-  assert describe(jnp.float32(0)) == "float32[]"
-  assert describe(jax.ShapeDtypeStruct((0, 5), jnp.bfloat16)) == "bfloat16[0,5]"
+  assert shape_string(jnp.float32(0)) == "float32[]"
+  assert (
+    shape_string(jax.ShapeDtypeStruct((0, 5), jnp.bfloat16)) == "bfloat16[0,5]"
+  )

@@ -5,13 +5,13 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.core import (
+  assert_replicated,
   axis_is_bound,
   axis_names,
   axis_size,
-  same_on_workers,
+  is_varying,
   to_varying,
   tracks_varying,
-  varies,
   varying_axes,
   worker_index,
 )
@@ -87,7 +87,7 @@ def test_values_become_varying_and_do_not_change(axis, start):
     before = varying_axes(x)
     for leaf in jax.tree.leaves(tree):
       assert varying_axes(leaf) == before | set(axis_names(axis))
-    assert varies(tree["a"], axis)
+    assert is_varying(tree["a"], axis)
     return to_varying(tree["a"], BOTH)
 
   y = spread(cast, X, in_specs=start, out_specs=P(BOTH))
@@ -108,7 +108,7 @@ def test_typing_twice_is_typing_once():
 
 def test_a_value_varies_over_the_axes_of_its_spec_alone():
   def types(x):
-    return varies(x, "host"), varies(x, "device"), varies(x, BOTH)
+    return is_varying(x, "host"), is_varying(x, "device"), is_varying(x, BOTH)
 
   assert seen(types, X, in_specs=P()) == (False, False, False)
   assert seen(types, X, in_specs=P("host")) == (True, False, True)
@@ -119,12 +119,12 @@ def test_what_is_vouched_for_is_typed_as_the_same_on_all_workers():
   def total(x):
     # Each worker adds up both rows; nobody but the program knows it.
     other = jax.lax.ppermute(x, "host", [(0, 1), (1, 0)])
-    return same_on_workers(x + other, "host")
+    return assert_replicated(x + other, "host")
 
   def types(x):
     both = to_varying(x, BOTH)
-    return varying_axes(same_on_workers(both, "host")), varying_axes(
-      same_on_workers((both,), BOTH)[0]
+    return varying_axes(assert_replicated(both, "host")), varying_axes(
+      assert_replicated((both,), BOTH)[0]
     )
 
   assert seen(types, X) == (frozenset({"device"}), frozenset())
@@ -135,9 +135,9 @@ def test_what_is_vouched_for_is_typed_as_the_same_on_all_workers():
 
 def test_vouching_maps_and_runs_without_jit():
   x = jnp.arange(3.0)
-  y = jax.vmap(lambda a: same_on_workers(a, ()))(x)
+  y = jax.vmap(lambda a: assert_replicated(a, ()))(x)
   np.testing.assert_array_equal(y, x)
-  np.testing.assert_array_equal(same_on_workers(x, ()), x)
+  np.testing.assert_array_equal(assert_replicated(x, ()), x)
 
 
 def test_gradients_of_varying_parameters_stay_with_their_worker():
@@ -167,8 +167,8 @@ def test_types_are_tracked_where_check_vma_is_on(axis):
 def test_nothing_is_tracked_without_check_vma():
   def types(x):
     cast = to_varying(x, BOTH)
-    same = same_on_workers(cast, BOTH)
-    return varies(cast, BOTH), varies(same, BOTH), axis_size(BOTH)
+    same = assert_replicated(cast, BOTH)
+    return is_varying(cast, BOTH), is_varying(same, BOTH), axis_size(BOTH)
 
   got = seen(types, X, in_specs=P("host"), check_vma=False)
   assert got == (False, False, 8)
@@ -178,7 +178,7 @@ def test_nothing_is_tracked_under_pmap():
   found = []
 
   def body(x):
-    found.append((tracks_varying("d"), varies(x, "d"), axis_size("d")))
+    found.append((tracks_varying("d"), is_varying(x, "d"), axis_size("d")))
     return to_varying(x, "d") + worker_index("d")
 
   y = jax.pmap(body, axis_name="d")(X.reshape(8, 2))

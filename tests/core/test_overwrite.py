@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.core import overwrite
+from jaxmotion.core import update_in_place
 
 X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
 
 
 def add(x, target, spent, count):
-  return overwrite(lambda v, s: x + v * s["scale"], target, spent, count)
+  return update_in_place(lambda v, s: x + v * s["scale"], target, spent, count)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2**31 - 1])
@@ -29,7 +29,7 @@ def test_it_maps_over_rows():
 
 
 def test_trees_are_overwritten_too():
-  a, b = overwrite(
+  a, b = update_in_place(
     lambda t, _: (t[0] + t[1], t[0] - t[1]),
     (jnp.float32(3), jnp.float32(1)),
     (),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmotion.core import leaf_path, like, named_leaves
+from jaxmotion.core import leaf_path, named_leaves, shape_dtype
 
 
 class Layer(NamedTuple):
@@ -38,4 +38,8 @@ def test_a_leafs_path_is_the_same_inside_a_map():
 
 def test_like_keeps_shape_and_dtype_and_no_data():
   x = jnp.zeros((2, 0, 3), jnp.bfloat16)
-  assert like(x) == like(like(x)) == jax.ShapeDtypeStruct((2, 0, 3), "bfloat16")
+  assert (
+    shape_dtype(x)
+    == shape_dtype(shape_dtype(x))
+    == jax.ShapeDtypeStruct((2, 0, 3), "bfloat16")
+  )

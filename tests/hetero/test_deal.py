@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from jaxmotion.hetero import deal
+from jaxmotion.hetero import assign_microbatches
 
 X = {"x": np.arange(22, dtype=np.float32).reshape(11, 2), "y": np.arange(11)}
 
 
 @pytest.mark.parametrize("counts", [(2, 2, 2), (6, 0, 0), (0, 1, 5)])
 def test_every_example_is_dealt_once_and_in_order(counts):
-  dealt, valid = deal(X, counts, microbatch=2, most=6)
+  dealt, valid = assign_microbatches(X, counts, microbatch=2, most=6)
   assert dealt["x"].shape == (3, 6, 2, 2) and dealt["x"].dtype == np.float32
   np.testing.assert_array_equal(dealt["x"][valid], X["x"])
   np.testing.assert_array_equal(dealt["y"][valid], X["y"])
@@ -19,7 +19,10 @@ def test_every_example_is_dealt_once_and_in_order(counts):
 
 
 def test_shapes_do_not_depend_on_counts():
-  a, b = (deal(X, n, microbatch=2, most=6)[0] for n in ((2, 2, 2), (6, 0, 0)))
+  a, b = (
+    assign_microbatches(X, n, microbatch=2, most=6)[0]
+    for n in ((2, 2, 2), (6, 0, 0))
+  )
   assert {k: v.shape for k, v in a.items()} == {
     k: v.shape for k, v in b.items()
   }
@@ -45,11 +48,11 @@ def test_shapes_do_not_depend_on_counts():
 )
 def test_bad_arguments_are_named(counts, options, message):
   with pytest.raises(ValueError, match=message):
-    deal(X, counts, **{"microbatch": 2, "most": 6, **options})
+    assign_microbatches(X, counts, **{"microbatch": 2, "most": 6, **options})
 
 
 def test_leaves_of_different_lengths_are_refused():
   with pytest.raises(
     ValueError, match=r"`batch` must have leaves .*\[\(2,\), \(3,\)"
   ):
-    deal((np.ones(2), np.ones(3)), (2,), microbatch=2, most=2)
+    assign_microbatches((np.ones(2), np.ones(3)), (2,), microbatch=2, most=2)

@@ -6,9 +6,9 @@ import pytest
 from jaxmotion.hetero import (
   RebalanceState,
   ideal_shares,
+  integer_shares,
+  makespan_s,
   rebalance,
-  slowest_s,
-  whole_shares,
 )
 
 RNG = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def test_it_settles_on_the_optimum_and_stays():
   balance = rebalance(total=28, workers=4)
   speeds = (10.0, 10.0, 10.0, 5.0)
   states = drive(balance, lambda _: speeds, 20)
-  assert states[-1].counts == whole_shares(28, speeds) == (8, 8, 8, 4)
+  assert states[-1].counts == integer_shares(28, speeds) == (8, 8, 8, 4)
   assert states[-1].moves == 1
   assert balance.speeds(states[-1]) == pytest.approx(speeds)
 
@@ -39,8 +39,8 @@ def test_it_settles_on_the_optimum_and_stays():
 def test_a_slowed_worker_costs_what_the_sum_of_speeds_says(slow):
   speeds = (10.0, 10.0, 10.0, 10.0 * slow)
   last = drive(rebalance(total=28, workers=4), lambda _: speeds, 5, 0.02)[-1]
-  ideal = slowest_s(ideal_shares(28, speeds), speeds)
-  assert slowest_s(last.counts, speeds) <= 1.1 * ideal
+  ideal = makespan_s(ideal_shares(28, speeds), speeds)
+  assert makespan_s(last.counts, speeds) <= 1.1 * ideal
 
 
 def test_a_change_of_speed_is_acted_on_after_most_of_a_window():
@@ -48,7 +48,7 @@ def test_a_change_of_speed_is_acted_on_after_most_of_a_window():
   slow = lambda step: (1.0, 1.0, 1.0, 1.0 if step < 10 else 0.25)
   states = drive(balance, slow, 40)
   assert {s.counts for s in states[:12]} == {(7, 7, 7, 7)}
-  assert states[12].counts == whole_shares(28, slow(12))
+  assert states[12].counts == integer_shares(28, slow(12))
   recovered = drive(balance, lambda _: (1.0,) * 4, 3, state=states[-1])
   assert recovered[1].counts == states[-1].counts
   assert recovered[2].counts == (7, 7, 7, 7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from jaxmotion.hetero import fit_speed, ideal_shares, slowest_s, whole_shares
+from jaxmotion.hetero import fit_speed, ideal_shares, integer_shares, makespan_s
 
 
 @st.composite
@@ -30,11 +30,13 @@ def splits(total, caps):
 @given(workers())
 def test_no_split_into_whole_units_is_faster(case):
   total, speeds, fixed_s, caps = case
-  ours = whole_shares(total, speeds, fixed_s=fixed_s, caps=caps)
+  ours = integer_shares(total, speeds, fixed_s=fixed_s, caps=caps)
   assert sum(ours) == total
   assert all(n <= c for n, c in zip(ours, caps, strict=True))
-  best = min(slowest_s(n, speeds, fixed_s=fixed_s) for n in splits(total, caps))
-  assert slowest_s(ours, speeds, fixed_s=fixed_s) == best
+  best = min(
+    makespan_s(n, speeds, fixed_s=fixed_s) for n in splits(total, caps)
+  )
+  assert makespan_s(ours, speeds, fixed_s=fixed_s) == best
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,16 +49,16 @@ def test_ideal_shares_sum_to_the_total_and_bound_the_whole_ones(case):
   assert all(-1e-9 <= n <= c + 1e-9 for n, c in zip(ideal, caps, strict=True))
   # Shares of rounding's size are none: they would count as fixed time.
   kept = [n if n > 1e-9 else 0.0 for n in ideal]
-  bound = slowest_s(kept, speeds, fixed_s=fixed_s)
-  whole = whole_shares(total, speeds, fixed_s=fixed_s, caps=caps)
-  assert bound <= slowest_s(whole, speeds, fixed_s=fixed_s) * (1 + 1e-6)
+  bound = makespan_s(kept, speeds, fixed_s=fixed_s)
+  whole = integer_shares(total, speeds, fixed_s=fixed_s, caps=caps)
+  assert bound <= makespan_s(whole, speeds, fixed_s=fixed_s) * (1 + 1e-6)
 
 
 def test_without_fixed_times_and_caps_shares_are_those_of_the_speeds():
   speeds = (3.0, 1.0, 0.5, 7.5)
   shares = ideal_shares(480, speeds)
   np.testing.assert_allclose(shares, 480 * np.array(speeds) / sum(speeds))
-  assert whole_shares(480, speeds) == (120, 40, 20, 300)
+  assert integer_shares(480, speeds) == (120, 40, 20, 300)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,8 @@ def test_without_fixed_times_and_caps_shares_are_those_of_the_speeds():
   [((1.0, 1.0, 0.5, 0.5), 1.5), ((1.0, 1.0, 1.0, 0.5), 1.75)],
 )
 def test_gain_over_an_even_split_is_the_closed_form(speeds, gain):
-  even = slowest_s((7,) * 4, speeds)
-  ideal = slowest_s(ideal_shares(28, speeds), speeds)
+  even = makespan_s((7,) * 4, speeds)
+  ideal = makespan_s(ideal_shares(28, speeds), speeds)
   assert even / ideal == pytest.approx(gain)
   closed = max(1 / v for v in speeds) * sum(speeds) / len(speeds)
   assert gain == pytest.approx(closed)
@@ -73,13 +75,13 @@ def test_gain_over_an_even_split_is_the_closed_form(speeds, gain):
 
 def test_a_worker_whose_fixed_time_is_too_long_gets_nothing():
   assert ideal_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4.0, 0.0)
-  assert whole_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4, 0)
-  assert whole_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0), least=1) == (3, 1)
+  assert integer_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4, 0)
+  assert integer_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0), least=1) == (3, 1)
 
 
 def test_many_units_are_dealt_quickly_and_exactly():
   speeds = np.random.default_rng(0).uniform(1, 4, 256)
-  counts = np.array(whole_shares(65_536, speeds))
+  counts = np.array(integer_shares(65_536, speeds))
   assert counts.sum() == 65_536
   assert np.abs(counts - ideal_shares(65_536, speeds)).max() < 1
 
@@ -102,7 +104,7 @@ def test_a_fit_has_no_negative_fixed_time():
   ("call", "error", "message"),
   [
     (
-      lambda: whole_shares(4, (1.0, -2.0)),
+      lambda: integer_shares(4, (1.0, -2.0)),
       ValueError,
       r"`speeds` must be positive, .*got \(1.0, -2.0\)",
     ),
@@ -110,18 +112,18 @@ def test_a_fit_has_no_negative_fixed_time():
     (lambda: ideal_shares(4, (1.0, 0.0)), ValueError, "`speeds` must be"),
     (lambda: ideal_shares(4, ()), ValueError, "`speeds` must be"),
     (lambda: ideal_shares(4, ("fast",)), ValueError, "`speeds` .* got .'fast'"),
-    (lambda: whole_shares(4.0, (1.0,)), TypeError, "`total` must be an int"),
+    (lambda: integer_shares(4.0, (1.0,)), TypeError, "`total` must be an int"),
     (
-      lambda: whole_shares(4, (1.0, 1.0), caps=(1, 2)),
+      lambda: integer_shares(4, (1.0, 1.0), caps=(1, 2)),
       ValueError,
       r"`caps` must hold the 4 units of a step, got \(1, 2\), which hold 3",
     ),
     (
-      lambda: whole_shares(4, (1.0, 1.0), caps=(4,)),
+      lambda: integer_shares(4, (1.0, 1.0), caps=(4,)),
       ValueError,
       r"`caps` must be 2 integers of at least 0, got \(4,\)",
     ),
-    (lambda: whole_shares(1, (1.0,), caps=(1.5,)), ValueError, "`caps` must"),
+    (lambda: integer_shares(1, (1.0,), caps=(1.5,)), ValueError, "`caps` must"),
     (
       lambda: ideal_shares(4, (1.0, 1.0), fixed_s=-1.0),
       ValueError,
@@ -133,12 +135,12 @@ def test_a_fit_has_no_negative_fixed_time():
       "`fixed_s` must be",
     ),
     (
-      lambda: whole_shares(1, (1.0, 1.0), least=1),
+      lambda: integer_shares(1, (1.0, 1.0), least=1),
       ValueError,
       "`least` must be at most what 1 units allow 2 workers, got 1",
     ),
     (
-      lambda: slowest_s((1, 2), (1.0,)),
+      lambda: makespan_s((1, 2), (1.0,)),
       ValueError,
       r"`counts` must be 1 numbers of at least 0, got \(1, 2\)",
     ),

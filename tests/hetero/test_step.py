@@ -39,7 +39,7 @@ EXCHANGES = {
   "hierarchical": (
     HOSTS,
     ("host", "device"),
-    jaxmotion.exchange("host", within="device"),
+    jaxmotion.exchange("host", local_axis="device"),
   ),
 }
 
@@ -56,7 +56,7 @@ def loss_fn(params, microbatch):
 
 
 def dealt(counts, batch=None):
-  x, valid = hetero.deal(
+  x, valid = hetero.assign_microbatches(
     batch or BATCH, counts, microbatch=MICROBATCH, most=MOST
   )
   return x | {"valid": valid}
@@ -247,7 +247,7 @@ def test_tokens_may_be_what_counts():
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.5))
   uneven = hetero.uneven_data_parallel(loss_fn, tx, MESH)
   counts = (1, 3, 0, 2)
-  batch, _ = hetero.deal(
+  batch, _ = hetero.assign_microbatches(
     {"text": text, "mask": mask}, counts, microbatch=1, most=MOST
   )
   state, metrics = uneven.step(uneven.init(jnp.zeros(())), batch, counts)
@@ -264,7 +264,7 @@ def test_sums_of_narrow_gradients_are_wide():
   uneven = hetero.uneven_data_parallel(loss_fn, tx, MESH)
   # In bfloat16 256 + 1 is 256.
   counts = (300, 0, 0, 0)
-  batch, _ = hetero.deal(
+  batch, _ = hetero.assign_microbatches(
     np.ones(300, np.float32), counts, microbatch=1, most=300
   )
   params = jnp.ones((), jnp.bfloat16)
@@ -348,7 +348,9 @@ def test_a_worker_with_a_shard_of_its_own_weighs_its_examples():
     (np.repeat(4 / counts, counts), shards.mean()),
   ):
     batch = {"x": x, "weight": weight.astype(np.float32)}
-    batch, _ = hetero.deal(batch, counts, microbatch=1, most=MOST)
+    batch, _ = hetero.assign_microbatches(
+      batch, counts, microbatch=1, most=MOST
+    )
     state, _ = uneven.step(uneven.init(jnp.zeros(())), batch, counts)
     assert float(state.params) == pytest.approx(mean)
 

@@ -30,7 +30,9 @@ def run(mesh, seconds_of, feed):
   state, shares = uneven.init(np.zeros(130, np.float32)), balance.init()
   counts, losses = [], []
   for _ in range(4):
-    x, valid = hetero.deal({"x": X}, shares.counts, microbatch=2, most=8)
+    x, valid = hetero.assign_microbatches(
+      {"x": X}, shares.counts, microbatch=2, most=8
+    )
     batch = jax.tree.map(feed, x | {"valid": valid})
     work = uneven.work(state, batch, shares.counts)
     seconds = np.float32(seconds_of(np.array(shares.counts)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 from jaxmotion.kernels._block_layout import (
   absmax,
   block_axes,
@@ -56,7 +56,7 @@ def test_every_value_is_in_one_block_once(shape):
   @jax.jit
   def trips(x):
     cut = [to_blocks(x, *sizes) for sizes in CUTS]
-    return [(b, from_blocks(b, like(x))) for b in cut]
+    return [(b, from_blocks(b, shape_dtype(x))) for b in cut]
 
   for (planes, block), (b, y) in zip(CUTS, trips(x), strict=True):
     assert b.shape == block_shape(shape, planes, block)
@@ -126,7 +126,7 @@ def test_counts_are_of_values_and_not_of_padding(shape):
 def test_blocks_are_float32_and_the_dtype_comes_back(dtype):
   x = jnp.linspace(-1, 1, 11, dtype=dtype)
   b = to_blocks(x, 4, 3)
-  y = from_blocks(b, like(x))
+  y = from_blocks(b, shape_dtype(x))
   assert b.dtype == jnp.float32 and y.dtype == dtype
   np.testing.assert_array_equal(y, x)
 

@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmotion.kernels import _dispatch, blocks
-from jaxmotion.kernels.quantize import Absmax
+from jaxmotion.kernels.quantize import AbsmaxOp
 from tests.kernels.triton import kernel_calls
 
-OP = Absmax(bits=8, block=32)
+OP = AbsmaxOp(bits=8, block=32)
 X = jnp.ones((16, 64))
 
 

@@ -26,30 +26,35 @@ def test_memories_are_those_that_the_device_names():
 
 def test_a_place_that_there_is_is_the_answer():
   device = device_with("device", "pinned_host")
-  assert memory.placed("pinned_host", device) == "pinned_host"
-  assert memory.placed(None, device_with()) is None
+  assert memory.resolve_memory_kind("pinned_host", device) == "pinned_host"
+  assert memory.resolve_memory_kind(None, device_with()) is None
 
 
 def test_a_place_that_there_is_not_is_said_once_by_name():
   with pytest.warns(UserWarning) as seen:
-    assert memory.placed("pinned_host", device_with("device", "tape")) is None
+    assert (
+      memory.resolve_memory_kind("pinned_host", device_with("device", "tape"))
+      is None
+    )
   (warning,) = seen
   assert "'pinned_host'" in str(warning.message)
   assert "abacus backend" in str(warning.message)
   assert "device, tape" in str(warning.message)
-  assert memory.placed("pinned_host", device_with(), warn=False) is None
+  assert (
+    memory.resolve_memory_kind("pinned_host", device_with(), warn=False) is None
+  )
 
 
 def test_an_unknown_place_is_named():
   with pytest.raises(ValueError, match="`place` must be one of None, 'pinn"):
-    memory.placed("disk")
+    memory.resolve_memory_kind("disk")
 
 
 @pytest.mark.parametrize("run", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_arrays_go_and_come_back_bit_for_bit(run):
   tree = {"a": jnp.arange(5.0), "b": jnp.arange(3, dtype=jnp.uint8)}
-  there = run(_memory_kind.put)(tree)
-  back = run(_memory_kind.fetch)(there)
+  there = run(_memory_kind.to_host)(tree)
+  back = run(_memory_kind.to_device)(there)
   kinds = {a.sharding.memory_kind for a in jax.tree.leaves(there)}
   assert kinds == {"pinned_host"}
   assert {a.sharding.memory_kind for a in jax.tree.leaves(back)} == {"device"}

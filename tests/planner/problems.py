@@ -24,12 +24,12 @@ def loss(params, x):
   return jnp.mean(jnp.square(x @ params["last"]))
 
 
-WORK = perfmodel.work(loss, PARAMS, BATCH)
+WORK = perfmodel.trace_step(loss, PARAMS, BATCH)
 
 
 def cluster(workers=8, gbit=1.0, latency_s=5e-5):
   """Hosts on Ethernet."""
-  platform = perfmodel.shipped("ethernet_1gbit").resize(data=workers)
+  platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=workers)
   (axis,) = platform.axes
   link = Link(latency_s=latency_s, rate=gbit_per_s(gbit))
   return dataclasses.replace(

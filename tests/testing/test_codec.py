@@ -43,7 +43,7 @@ class words_of_int32(plain_for_test):
 
 
 class more_than_said(plain_for_test):
-  def parts(self, leaves):
+  def leaf_groups(self, leaves):
     return [Part((i,), codecs.cast("bfloat16")) for i in range(len(leaves))]
 
 

@@ -1,9 +1,9 @@
 """Passes over blocks: the implementation is chosen here."""
 
-from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._dispatch import run
-from jaxmotion.kernels._error_memory import Memory
+from jaxmotion.kernels._error_memory import ErrorMemory
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part
@@ -33,8 +33,8 @@ def encode(
 
   Example:
     >>> import jax.numpy as jnp
-    >>> from jaxmotion.kernels.quantize import Absmax
-    >>> op = Absmax(bits=8, block=2)
+    >>> from jaxmotion.kernels.quantize import AbsmaxOp
+    >>> op = AbsmaxOp(bits=8, block=2)
     >>> encode(op, jnp.array([1.0, 2.0, 3.0, 4.0])).words.shape
     (1, 1, 1)
   """
@@ -52,7 +52,7 @@ def encode(
 def encode_error(
   op: BlockOp,
   x: Array,
-  memory: Memory,
+  memory: ErrorMemory,
   key: Key | None = None,
   *,
   decay: float = 1.0,
@@ -88,7 +88,7 @@ def encode_error(
 def sum_decoded(
   op: BlockOp,
   payloads: PyTree,
-  like: Like,
+  like: ShapedLike,
   *,
   implementation: str | None = None,
 ) -> Array:
@@ -117,7 +117,7 @@ def sum_decoded(
 def encode_mean(
   op: BlockOp,
   payloads: PyTree,
-  like: Like,
+  like: ShapedLike,
   key: Key | None = None,
   *,
   implementation: str | None = None,

@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels.microscaling import FORMATS, Microscaling
-from jaxmotion.kernels.quantize import Absmax, Minmax
+from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.rotate import Rotated
-from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import Ternary
 
 
@@ -41,28 +41,28 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "absmax1": Case(Absmax(bits=1, block=32), (16, 64)),
-  "absmax3": Case(Absmax(bits=3, block=32), (16, 64)),
-  "absmax4": Case(Absmax(bits=4, block=32), (16, 64)),
-  "absmax8": Case(Absmax(bits=8, block=32), (16, 64)),
-  "minmax2": Case(Minmax(bits=2, block=32), (16, 64)),
-  "minmax7": Case(Minmax(bits=7, block=32), (16, 64)),
+  "absmax1": Case(AbsmaxOp(bits=1, block=32), (16, 64)),
+  "absmax3": Case(AbsmaxOp(bits=3, block=32), (16, 64)),
+  "absmax4": Case(AbsmaxOp(bits=4, block=32), (16, 64)),
+  "absmax8": Case(AbsmaxOp(bits=8, block=32), (16, 64)),
+  "minmax2": Case(MinMaxOp(bits=2, block=32), (16, 64)),
+  "minmax7": Case(MinMaxOp(bits=7, block=32), (16, 64)),
   "absmax8_stochastic": Case(
-    Absmax(bits=8, block=32, stochastic=True), (16, 64)
+    AbsmaxOp(bits=8, block=32, stochastic=True), (16, 64)
   ),
   "minmax3_stochastic": Case(
-    Minmax(bits=3, block=32, stochastic=True), (16, 64)
+    MinMaxOp(bits=3, block=32, stochastic=True), (16, 64)
   ),
-  "absmax8_special": Case(Absmax(bits=8, block=32), (16, 64), special=True),
-  "minmax8_special": Case(Minmax(bits=8, block=32), (16, 64), special=True),
-  "absmax4_bfloat16": Case(Absmax(bits=4, block=32), (16, 64), "bfloat16"),
+  "absmax8_special": Case(AbsmaxOp(bits=8, block=32), (16, 64), special=True),
+  "minmax8_special": Case(MinMaxOp(bits=8, block=32), (16, 64), special=True),
+  "absmax4_bfloat16": Case(AbsmaxOp(bits=4, block=32), (16, 64), "bfloat16"),
   # Blocks of 58 values, padding at the end, tiles beyond both.
-  "absmax8_odd": Case(Absmax(bits=8, block=64), (37, 29)),
-  "minmax6_odd": Case(Minmax(bits=6, block=64), (37, 29)),
-  "absmax8_vector": Case(Absmax(bits=8, block=32), (1000,)),
-  "absmax8_groups": Case(Absmax(bits=8, block=16), (96, 64)),
-  "sign": Case(Sign(block=32), (32, 64)),
-  "sign_groups": Case(Sign(block=8), (96, 64)),
+  "absmax8_odd": Case(AbsmaxOp(bits=8, block=64), (37, 29)),
+  "minmax6_odd": Case(MinMaxOp(bits=6, block=64), (37, 29)),
+  "absmax8_vector": Case(AbsmaxOp(bits=8, block=32), (1000,)),
+  "absmax8_groups": Case(AbsmaxOp(bits=8, block=16), (96, 64)),
+  "sign": Case(SignOp(block=32), (32, 64)),
+  "sign_groups": Case(SignOp(block=8), (96, 64)),
   "ternary": Case(Ternary(block=32), (20, 64)),
   "ternary_odd": Case(Ternary(block=32), (37, 29)),
   "ternary_threshold": Case(Ternary(block=32, stochastic=False), (20, 64)),
@@ -74,7 +74,7 @@ CASES = {
     Microscaling(format="float4_e2m1fn", block=32), (16, 64), special=True
   ),
   "rotated_absmax4": Case(
-    Rotated(op=Absmax(bits=4, block=128), length=32, seed=3), (16, 64)
+    Rotated(op=AbsmaxOp(bits=4, block=128), length=32, seed=3), (16, 64)
   ),
   "rotated_mx4": Case(
     Rotated(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxmotion.core import Array, Key, Like, PyTree
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import (
   BlockOp,
   Cut,
@@ -24,9 +24,9 @@ from jaxmotion.kernels._block_op import (
 )
 from jaxmotion.kernels._error_memory import (
   UNROLL_IN_KERNEL,
-  Memory,
+  ErrorMemory,
   add_in_order,
-  forget,
+  clear_error,
 )
 from jaxmotion.kernels._triton import call, load, power_of_two, scalar, store
 
@@ -64,7 +64,7 @@ def encode(
   grid = _grid(op, x)
 
   def kernel(*refs: Any) -> None:
-    (x_ref, *seed), outputs = _split(refs, 1 + op.draws)
+    (x_ref, *seed), outputs = _split(refs, 1 + op.needs_key)
     here = grid.here
     tile = _tile(here)
     values = _load_values(x_ref, here, tile)
@@ -85,7 +85,7 @@ def encode(
 
 def encode_error(
   x: Array,
-  memory: Memory,
+  memory: ErrorMemory,
   key: Key | None,
   *,
   op: BlockOp,
@@ -101,14 +101,14 @@ def encode_error(
     raise NotImplementedError("the memory must hold a payload")
 
   def kernel(*refs: Any) -> None:
-    inputs, (*outputs, v_ref) = _split(refs, 3 + len(sent) + op.draws)
+    inputs, (*outputs, v_ref) = _split(refs, 3 + len(sent) + op.needs_key)
     x_ref, value_ref, count_ref, *others = inputs
     here = grid.here
     tile = _tile(here)
     decoded = op.decode_tile(
       _load_payload(others[: len(sent)], op, here, 0), tile
     )
-    error = forget(_load_values(value_ref, here, tile) - decoded)
+    error = clear_error(_load_values(value_ref, here, tile) - decoded)
     error = jnp.where(scalar(count_ref) > 0, error, 0.0)
     v = fill(_load_values(x_ref, here, tile) + error * decay, tile, 0.0)
     store(v_ref, tile.position, v, tile.inside)
@@ -132,7 +132,7 @@ def encode_error(
 
 
 def sum_decoded(
-  payloads: PyTree, *, op: BlockOp, like: Like, interpret: bool = False
+  payloads: PyTree, *, op: BlockOp, like: ShapedLike, interpret: bool = False
 ) -> Array:
   """See `_api`."""
   grid = _grid(op, like)
@@ -164,7 +164,7 @@ def encode_mean(
   key: Key | None,
   *,
   op: BlockOp,
-  like: Like,
+  like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
   """See `_api`."""
@@ -179,7 +179,7 @@ def encode_mean(
     )
 
   def kernel(*refs: Any) -> None:
-    inputs, outputs = _split(refs, len(leaves) + op.draws)
+    inputs, outputs = _split(refs, len(leaves) + op.needs_key)
     here = grid.here
     tile = _tile(here)
     coded, seed = inputs[: len(leaves)], inputs[len(leaves) :]
@@ -209,7 +209,7 @@ def _call(
   return call(kernel, name, grid.tiles, tile_values, inputs, outputs, **options)
 
 
-def _grid(op: BlockOp, like: Like) -> _Grid:
+def _grid(op: BlockOp, like: ShapedLike) -> _Grid:
   if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
     raise NotImplementedError(
       f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
@@ -325,7 +325,7 @@ def _split(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:
 
 
 def _seed(op: BlockOp, key: Key | None) -> list[Array]:
-  if not op.draws:
+  if not op.needs_key:
     return []
   assert key is not None
   return [key.worker.reshape(1)]

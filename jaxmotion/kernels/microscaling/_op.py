@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like
+from jaxmotion.core import Array, Key, ShapedLike
 from jaxmotion.kernels._block_op import (
   BlockOp,
   Cut,
@@ -54,7 +54,7 @@ class Microscaling(BlockOp):
     """Returns codes and an exponent a block."""
     return mx_encode(x, self.form, self.block)
 
-  def decode(self, payload: Scaled, like: Like) -> Array:
+  def decode(self, payload: Scaled, like: ShapedLike) -> Array:
     """Returns the codes under their exponents."""
     return mx_decode(payload, like, self.form, self.block)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels.pack._reference import pack, planes, unpack_flat
 
 _MAGNITUDE = 0x7FFFFFFF
@@ -104,7 +104,9 @@ def mx_values(codes: Array, scale: Array, form: Format) -> Array:
   return _halves(codes, form) * double
 
 
-def mx_decode(payload: Scaled, like: Like, form: Format, block: int) -> Array:
+def mx_decode(
+  payload: Scaled, like: ShapedLike, form: Format, block: int
+) -> Array:
   """Inverts `mx_encode` up to rounding."""
   size = math.prod(like.shape)
   blocks = payload.scale.shape[0]

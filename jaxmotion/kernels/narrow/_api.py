@@ -5,7 +5,7 @@ No implementation is preferred on a GPU, for XLA makes one pass of each op.
 
 from typing import Any
 
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels._dispatch import run
 
 
@@ -37,7 +37,11 @@ def cast_encode(
 
 
 def cast_decode(
-  words: Array, like: Like, dtype: str, *, implementation: str | None = None
+  words: Array,
+  like: ShapedLike,
+  dtype: str,
+  *,
+  implementation: str | None = None,
 ) -> Array:
   """Returns the values that `cast_encode`'s words spell, exactly.
 
@@ -51,7 +55,11 @@ def cast_decode(
 
 
 def cast_sum(
-  words: Array, like: Like, dtype: str, *, implementation: str | None = None
+  words: Array,
+  like: ShapedLike,
+  dtype: str,
+  *,
+  implementation: str | None = None,
 ) -> Array:
   """Decodes the words of several workers and adds them, in one pass.
 
@@ -101,7 +109,10 @@ def truncate_encode(
 
 
 def truncate_decode(
-  planes: tuple[Array, ...], like: Like, *, implementation: str | None = None
+  planes: tuple[Array, ...],
+  like: ShapedLike,
+  *,
+  implementation: str | None = None,
 ) -> Array:
   """Returns the planes as the leading bytes of float32 words, the rest zeros.
 
@@ -114,7 +125,10 @@ def truncate_decode(
 
 
 def truncate_sum(
-  planes: tuple[Array, ...], like: Like, *, implementation: str | None = None
+  planes: tuple[Array, ...],
+  like: ShapedLike,
+  *,
+  implementation: str | None = None,
 ) -> Array:
   """Decodes the planes of several workers and adds them, in one pass.
 

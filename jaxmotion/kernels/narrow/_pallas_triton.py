@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels._error_memory import UNROLL_IN_KERNEL, add_in_order
 from jaxmotion.kernels._triton import call, load, power_of_two, store
 from jaxmotion.kernels.narrow import _reference
@@ -28,7 +28,7 @@ def cast_encode(x: Array, *, dtype: str, interpret: bool = False) -> Array:
 
 
 def cast_decode(
-  words: Array, *, like: Like, dtype: str, interpret: bool = False
+  words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
 ) -> Array:
   """See `_api`."""
   decode = _of_tile(_reference.cast_decode, like, dtype=dtype)
@@ -36,7 +36,7 @@ def cast_decode(
 
 
 def cast_sum(
-  words: Array, *, like: Like, dtype: str, interpret: bool = False
+  words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
 ) -> Array:
   """See `_api`."""
   decode = _of_tile(_reference.cast_decode, like, dtype=dtype)
@@ -56,7 +56,7 @@ def truncate_encode(
 
 
 def truncate_decode(
-  planes: tuple[Array, ...], *, like: Like, interpret: bool = False
+  planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
 ) -> Array:
   """See `_api`."""
   decode = _of_tile(_reference.truncate_decode, like)
@@ -64,7 +64,7 @@ def truncate_decode(
 
 
 def truncate_sum(
-  planes: tuple[Array, ...], *, like: Like, interpret: bool = False
+  planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
 ) -> Array:
   """See `_api`."""
   decode = _of_tile(_reference.truncate_decode, like)
@@ -78,7 +78,7 @@ def truncate_sum(
 
 
 def _of_tile(
-  decode: Callable[..., Array], like: Like, **static: Any
+  decode: Callable[..., Array], like: ShapedLike, **static: Any
 ) -> Callable[[PyTree], Array]:
   """`decode`, into the shape of the words instead of that of `like`."""
 

@@ -9,7 +9,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._error_memory import sum_decoded
 from jaxmotion.kernels.narrow import _float8
 
@@ -30,7 +30,7 @@ def cast_encode(x: Array, *, dtype: str) -> Array:
   return lax.bitcast_convert_type(y.astype(dtype), jnp.uint16)
 
 
-def cast_decode(words: Array, like: Like, *, dtype: str) -> Array:
+def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
   """See `_api`."""
   if jnp.dtype(dtype).itemsize == 1:
     y = _float8.decode(words, dtype)
@@ -39,7 +39,7 @@ def cast_decode(words: Array, like: Like, *, dtype: str) -> Array:
   return y.reshape(like.shape).astype(like.dtype)
 
 
-def cast_sum(words: Array, *, like: Like, dtype: str) -> Array:
+def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
   """See `_api`."""
   decode = functools.partial(cast_decode, dtype=dtype)
   return sum_decoded(decode, words, like)
@@ -73,7 +73,7 @@ def _shorten(u: Array, bytes: int, rounding: str) -> Array:
   return jnp.where(nan, u | _QUIET, u) if bytes > 1 else u
 
 
-def truncate_decode(planes: tuple[Array, ...], like: Like) -> Array:
+def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   """See `_api`."""
   u = jnp.zeros((), jnp.uint32)
   for i, plane in enumerate(planes):
@@ -82,6 +82,6 @@ def truncate_decode(planes: tuple[Array, ...], like: Like) -> Array:
   return y.reshape(like.shape).astype(like.dtype)
 
 
-def truncate_sum(planes: tuple[Array, ...], *, like: Like) -> Array:
+def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:
   """See `_api`."""
   return sum_decoded(truncate_decode, planes, like)

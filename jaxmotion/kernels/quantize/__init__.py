@@ -1,8 +1,8 @@
 """Uniform quantisation of blocks, packed."""
 
 from jaxmotion.kernels.quantize._op import (
-  Absmax as Absmax,
-  Minmax as Minmax,
+  AbsmaxOp as AbsmaxOp,
+  MinMaxOp as MinMaxOp,
   Uniform as Uniform,
 )
 from jaxmotion.kernels.quantize._reference import (

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, random_words_at
+from jaxmotion.core import Array, Key, ShapedLike, random_words_at
 from jaxmotion.kernels._block_op import (
   BlockOp,
   Cut,
@@ -53,7 +53,7 @@ class Uniform(BlockOp):
     return planes(self.bits)
 
   @property
-  def draws(self) -> bool:
+  def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
     return self.stochastic
 
@@ -72,14 +72,14 @@ class Uniform(BlockOp):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Absmax(Uniform):
+class AbsmaxOp(Uniform):
   """Levels around zero."""
 
   def encode(self, x: Array, key: Key | None) -> Symmetric:
     """Returns codes and a scale a block."""
     return absmax_encode(x, self.bits, self.block, key)
 
-  def decode(self, payload: Symmetric, like: Like) -> Array:
+  def decode(self, payload: Symmetric, like: ShapedLike) -> Array:
     """Returns the levels."""
     return absmax_decode(payload, like, self.bits)
 
@@ -103,14 +103,14 @@ class Absmax(Uniform):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Minmax(Uniform):
+class MinMaxOp(Uniform):
   """Levels from the least to the greatest value."""
 
   def encode(self, x: Array, key: Key | None) -> MinMax:
     """Returns codes, and a scale and a least value a block."""
     return minmax_encode(x, self.bits, self.block, key)
 
-  def decode(self, payload: MinMax, like: Like) -> Array:
+  def decode(self, payload: MinMax, like: ShapedLike) -> Array:
     """Returns the levels."""
     return minmax_decode(payload, like, self.bits)
 

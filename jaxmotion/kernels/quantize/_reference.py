@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, random_words
+from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
   absmax,
   block_axes,
@@ -98,7 +98,7 @@ def absmax_values(codes: Array, bits: int) -> Array:
   return unit * codes - unit * middle
 
 
-def absmax_decode(payload: Symmetric, like: Like, bits: int) -> Array:
+def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
   y = absmax_values(unpack_values(payload.words, bits), bits)
   return from_blocks(y * payload.scale[..., None], like)
@@ -128,7 +128,7 @@ def minmax_scale(
   """Returns half the value of code 0 and half the step."""
   # One NaN: backends choose its sign and bits differently.
   least = jnp.where(jnp.isnan(least), jnp.nan, least)
-  # Halves: the range of finite floats is not a finite float.
+  # Passes: the range of finite floats is not a finite float.
   low, high = 0.5 * least, 0.5 * greatest
   share = jnp.float32(1 / (2**bits - 1))
   most = (0.5 * _MOST - low) * share * (1 - 2.0**-16)
@@ -140,7 +140,7 @@ def minmax_codes(y: Array, bits: int, words: Array | None) -> Array:
   return _round(y, 1.0, 0.0, 2**bits - 1, words)
 
 
-def minmax_decode(payload: MinMax, like: Like, bits: int) -> Array:
+def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
   codes = unpack_values(payload.words, bits)
   y = minmax_values(codes, payload.scale[..., None], payload.low[..., None])

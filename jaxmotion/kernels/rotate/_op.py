@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, PyTree, random_words_at
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, random_words_at
 from jaxmotion.kernels._block_op import BlockOp, Cut, Leaf, Tile
 from jaxmotion.kernels.rotate._reference import (
   flip,
@@ -38,15 +38,15 @@ class Rotated(BlockOp):
     return self.op.planes
 
   @property
-  def draws(self) -> bool:
+  def needs_key(self) -> bool:
     """Whether the op does."""
-    return self.op.draws
+    return self.op.needs_key
 
   def encode(self, x: Array, key: Key | None) -> PyTree:
     """Encodes the rotated rows."""
     return self.op.encode(rotate(x, self.length, self.seed), key)
 
-  def decode(self, payload: PyTree, like: Like) -> Array:
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes and rotates back."""
     rows = self.op.decode(payload, self._rows(math.prod(like.shape)))
     return rotate_back(rows, like, self.seed)

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Like, random_words
+from jaxmotion.core import Array, ShapedLike, random_words
 
 
 def hadamard(rows: Array) -> Array:
@@ -84,7 +84,7 @@ def row_shape(size: int, block: int) -> tuple[int, int]:
   return -(-size // width), width
 
 
-def from_rows(rows: Array, like: Like) -> Array:
+def from_rows(rows: Array, like: ShapedLike) -> Array:
   """Inverts `to_rows`, to the shape and dtype of `like`."""
   flat = rows.reshape(-1)[: math.prod(like.shape)]
   return flat.reshape(like.shape).astype(like.dtype)
@@ -95,6 +95,6 @@ def rotate(x: Array, block: int, seed: int) -> Array:
   return hadamard(flip_signs(to_rows(x, block), seed))
 
 
-def rotate_back(rows: Array, like: Like, seed: int) -> Array:
+def rotate_back(rows: Array, like: ShapedLike, seed: int) -> Array:
   """Inverts `rotate`."""
   return from_rows(flip_signs(hadamard(rows), seed), like)

@@ -1,6 +1,6 @@
 """Selection of the largest values: the implementation is chosen here."""
 
-from jaxmotion.core import Array, Like, check_int
+from jaxmotion.core import Array, ShapedLike, check_int
 from jaxmotion.kernels._dispatch import run
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
@@ -54,7 +54,7 @@ def topk_select(
 def topk_scatter(
   values: Array,
   places: Array,
-  like: Like,
+  like: ShapedLike,
   planes: int,
   *,
   implementation: str | None = None,
@@ -88,7 +88,7 @@ def topk_scatter(
 def topk_sum(
   values: Array,
   places: Array,
-  like: Like,
+  like: ShapedLike,
   planes: int,
   *,
   implementation: str | None = None,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._error_memory import add_in_order
 from jaxmotion.kernels._triton import call, load, power_of_two, store
 from jaxmotion.kernels.select._reference import from_keys, to_keys
@@ -95,7 +95,7 @@ def topk_scatter(
   values: Array,
   places: Array,
   *,
-  like: Like,
+  like: ShapedLike,
   planes: int,
   interpret: bool = False,
 ) -> Array:
@@ -115,7 +115,7 @@ def topk_sum(
   values: Array,
   places: Array,
   *,
-  like: Like,
+  like: ShapedLike,
   planes: int,
   interpret: bool = False,
 ) -> Array:
@@ -129,7 +129,7 @@ def _scatter(
   name: str,
   values: Array,
   places: Array,
-  like: Like,
+  like: ShapedLike,
   dtype: Any,
   planes: int,
   interpret: bool,
@@ -237,7 +237,7 @@ def _held(
   return held if inside is None else held & inside
 
 
-def _check(x: Like, padded: int) -> None:
+def _check(x: ShapedLike, padded: int) -> None:
   if jnp.dtype(x.dtype).itemsize > 4:
     raise NotImplementedError(
       f"values must have 32 bits, got {jnp.dtype(x.dtype).name}"

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many, one reduction each; beyond, a sort of every lane.
@@ -30,7 +30,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
 
 
 def topk_scatter(
-  values: Array, places: Array, *, like: Like, planes: int
+  values: Array, places: Array, *, like: ShapedLike, planes: int
 ) -> Array:
   """See `_api`."""
   k, lanes = values.shape
@@ -50,10 +50,12 @@ def topk_scatter(
   return flat.reshape(like.shape).astype(like.dtype)
 
 
-def topk_sum(values: Array, places: Array, *, like: Like, planes: int) -> Array:
+def topk_sum(
+  values: Array, places: Array, *, like: ShapedLike, planes: int
+) -> Array:
   """See `_api`."""
 
-  def decode(payload: tuple[Array, Array], like: Like) -> Array:
+  def decode(payload: tuple[Array, Array], like: ShapedLike) -> Array:
     return topk_scatter(*payload, like=like, planes=planes)
 
   return sum_decoded(decode, (values, places), like)

@@ -1,6 +1,6 @@
 """Signs of blocks, packed."""
 
-from jaxmotion.kernels.sign._op import Sign as Sign
+from jaxmotion.kernels.sign._op import SignOp as SignOp
 from jaxmotion.kernels.sign._reference import (
   Signs as Signs,
   sign_decode as sign_decode,

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, Key, Like
+from jaxmotion.core import Array, Key, ShapedLike
 from jaxmotion.kernels._block_op import (
   BlockOp,
   Cut,
@@ -25,7 +25,7 @@ _PLANES = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sign(BlockOp):
+class SignOp(BlockOp):
   """A bit a value, the mean magnitude of a block.
 
   Attributes:
@@ -43,7 +43,7 @@ class Sign(BlockOp):
     """Returns signs and a scale a block."""
     return sign_encode(x, self.block)
 
-  def decode(self, payload: Signs, like: Like) -> Array:
+  def decode(self, payload: Signs, like: ShapedLike) -> Array:
     """Returns plus or minus the scale."""
     return sign_decode(payload, like)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, Like
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._block_layout import (
   block_axes,
   block_counts,
@@ -53,7 +53,7 @@ def _mean_magnitude(b: Array, shape: tuple[int, ...], block: int) -> Array:
   return jnp.maximum(total, 0.0) / counts.clip(1)
 
 
-def sign_decode(payload: Signs, like: Like) -> Array:
+def sign_decode(payload: Signs, like: ShapedLike) -> Array:
   """Returns plus or minus the block's mean magnitude."""
   bits = unpack_values(payload.words, 1)
   return from_blocks(sign_values(bits, payload.scale[..., None]), like)

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, random_words_at
+from jaxmotion.core import Array, Key, ShapedLike, random_words_at
 from jaxmotion.kernels._block_op import (
   BlockOp,
   Cut,
@@ -48,7 +48,7 @@ class Ternary(BlockOp):
     return _PLANES
 
   @property
-  def draws(self) -> bool:
+  def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
     return self.stochastic
 
@@ -56,7 +56,7 @@ class Ternary(BlockOp):
     """Returns trits and a scale a block."""
     return ternary_encode(x, self.block, key if self.stochastic else None)
 
-  def decode(self, payload: Trits, like: Like) -> Array:
+  def decode(self, payload: Trits, like: ShapedLike) -> Array:
     """Returns minus, zero or plus the scale."""
     return ternary_decode(payload, like)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Key, Like, random_words
+from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
   absmax,
   block_axes,
@@ -106,7 +106,7 @@ def ternary_signs(codes: Array) -> Array:
   return codes.astype(jnp.int32).astype(jnp.float32) - 1.0
 
 
-def ternary_decode(payload: Trits, like: Like) -> Array:
+def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
   """Returns -s, 0 or s."""
   codes = unpack_trits(payload.words)
   return from_blocks(ternary_signs(codes) * payload.scale[..., None], like)

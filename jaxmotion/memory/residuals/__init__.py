@@ -4,14 +4,19 @@ from jaxmotion.memory.residuals._api import (
   compress_residuals as compress_residuals,
   residuals_of as residuals_of,
 )
-from jaxmotion.memory.residuals._calibrate import calibrate as calibrate
-from jaxmotion.memory.residuals._passes import Halves as Halves, split as split
+from jaxmotion.memory.residuals._calibrate import (
+  calibrate_zero_value as calibrate_zero_value,
+)
+from jaxmotion.memory.residuals._passes import (
+  Passes as Passes,
+  split_passes as split_passes,
+)
 from jaxmotion.memory.residuals.choose import (
   Action as Action,
-  Choice as Choice,
   Residual as Residual,
-  Rules as Rules,
+  ResidualChoice as ResidualChoice,
+  ResidualRules as ResidualRules,
   offload as offload,
   recompute as recompute,
 )
-from jaxmotion.memory.residuals.run import HostWords as HostWords
+from jaxmotion.memory.residuals.run import HostBuffers as HostBuffers

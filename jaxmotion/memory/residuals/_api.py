@@ -10,20 +10,20 @@ from typing import Any
 import jax
 
 from jaxmotion.core import PyTree, check_choice
-from jaxmotion.memory.residuals._traced import Traced
+from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import (
   Action,
-  Choice,
   Options,
   Residual,
-  Rules,
-  choice,
+  ResidualChoice,
+  ResidualRules,
+  make_choice,
 )
 
 
 def compress_residuals(
   fn: Callable[..., PyTree],
-  codec: Action | Rules | Choice = None,
+  codec: Action | ResidualRules | ResidualChoice = None,
   *,
   params: int | Sequence[int] = 0,
   recompute: str = "cheap",
@@ -93,13 +93,13 @@ def compress_residuals(
     Engine*, 2018. Jain et al., *Gist: efficient data encoding for deep neural
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
-  choose = choice(codec)
+  choose = make_choice(codec)
   check_choice("recompute", recompute, ("cheap", "all"))
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
-    traced = Traced(bound, args, params, Options(choose, recompute))
+    traced = TracedFunction(bound, args, params, Options(choose, recompute))
     _check_rules(codec, traced)
     result, notes = traced()
     return (result, notes.overflows) if count_overflows else result
@@ -110,7 +110,7 @@ def compress_residuals(
 def residuals_of(
   fn: Callable[..., PyTree],
   *args: PyTree,
-  codec: Action | Rules | Choice = None,
+  codec: Action | ResidualRules | ResidualChoice = None,
   params: int | Sequence[int] = 0,
   recompute: str = "cheap",
 ) -> list[Residual]:
@@ -144,14 +144,16 @@ def residuals_of(
   found: list[Residual] = []
 
   def trace(*args: PyTree) -> None:
-    traced = Traced(fn, args, params, Options(choice(codec), recompute))
+    traced = TracedFunction(
+      fn, args, params, Options(make_choice(codec), recompute)
+    )
     found.extend(traced.residuals())
 
   jax.eval_shape(trace, *args)
   return found
 
 
-def _check_rules(codec: Any, traced: Traced) -> None:
+def _check_rules(codec: Any, traced: TracedFunction) -> None:
   if not isinstance(codec, list | tuple):
     return
   kept = [r.name for r in traced.residuals()]

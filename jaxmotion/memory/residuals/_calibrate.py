@@ -9,11 +9,11 @@ import jax
 
 from jaxmotion.codecs import zero_value
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory.residuals._traced import Traced
-from jaxmotion.memory.residuals.choose import Action, Options, choice
+from jaxmotion.memory.residuals._traced import TracedFunction
+from jaxmotion.memory.residuals.choose import Action, Options, make_choice
 
 
-def calibrate(
+def calibrate_zero_value(
   fn: Callable[..., PyTree],
   batches: Iterable[Sequence[PyTree]],
   *,
@@ -45,7 +45,7 @@ def calibrate(
     ...   y = jax.nn.relu(x @ w[0])
     ...   return jnp.sum((y @ w[1]) ** 2)
     >>> w = jnp.stack([-jnp.eye(64), jnp.ones((64, 64))])
-    >>> rules = calibrate(loss, [(w, jnp.arange(-64.0, 4032).reshape(64, 64))])
+    >>> rules = calibrate_zero_value(loss, [(w, jnp.arange(-64.0, 4032).reshape(64, 64))])
     >>> [codec.capacity for _, codec in rules]
     [0.065625]
 
@@ -55,11 +55,11 @@ def calibrate(
   """
   if not slack >= 0:
     raise ValueError(f"`slack` must be >= 0, got {slack!r}.")
-  options = Options(choice(None), "cheap", measure=True)
+  options = Options(make_choice(None), "cheap", measure=True)
 
   @jax.jit
   def measure(*args: PyTree) -> dict[str, Array]:
-    traced = Traced(fn, args, params, options)
+    traced = TracedFunction(fn, args, params, options)
     (_, notes), _ = traced.forward()
     return notes.fills
 

@@ -8,19 +8,19 @@ from typing import Any
 import jax
 
 from jaxmotion.core import PyTree
-from jaxmotion.memory.residuals._traced import Traced
+from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import (
   Action,
-  Choice,
   Options,
   Residual,
-  Rules,
-  choice,
+  ResidualChoice,
+  ResidualRules,
+  make_choice,
 )
 from jaxmotion.memory.residuals.run import Words, backward, forward
 
 
-class Halves:
+class Passes:
   """A function of parameters and an input, split into its two passes.
 
   Args:
@@ -28,7 +28,7 @@ class Halves:
     likes: its parameters and its input, as shapes.
   """
 
-  def __init__(self, traced: Traced, likes: Sequence[PyTree]):
+  def __init__(self, traced: TracedFunction, likes: Sequence[PyTree]):
     self._traced = traced
     self._params, self._x = (jax.tree.structure(like) for like in likes)
     self._size = len(jax.tree.leaves(likes[0]))
@@ -83,13 +83,13 @@ class Halves:
     return [*self._traced.constants, *jax.tree.leaves((params, x))]
 
 
-def split(
+def split_passes(
   fn: Callable[[PyTree, PyTree], PyTree],
   likes: Sequence[PyTree],
-  codec: Action | Rules | Choice = None,
+  codec: Action | ResidualRules | ResidualChoice = None,
   *,
   recompute: str = "cheap",
-) -> Halves:
+) -> Passes:
   """Splits a function of parameters and an input into its two passes.
 
   Args:
@@ -101,11 +101,11 @@ def split(
   Example:
     >>> import jax.numpy as jnp
     >>> w, x = jnp.full((2, 2), 0.5), jnp.ones((1, 2))
-    >>> halves = split(lambda w, x: jnp.sin(x @ w), (w, x))
+    >>> halves = split_passes(lambda w, x: jnp.sin(x @ w), (w, x))
     >>> y, words = halves.forward(w, x)
     >>> ct_w, ct_x = halves.backward(w, words, jnp.ones_like(y))
     >>> ct_w.shape, ct_x.shape
     ((2, 2), (1, 2))
   """
-  options = Options(choice(codec), recompute)
-  return Halves(Traced(fn, likes, 0, options), likes)
+  options = Options(make_choice(codec), recompute)
+  return Passes(TracedFunction(fn, likes, 0, options), likes)

@@ -10,10 +10,15 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jaxmotion.core import Array, PyTree, leaf_path, scan_parts, stand_in
-from jaxmotion.memory.residuals.choose import Notes, Options, Residual, Split
+from jaxmotion.core import Array, PyTree, abstract_like, leaf_path, scan_parts
+from jaxmotion.memory.residuals.choose import (
+  Diagnostics,
+  Options,
+  Residual,
+  Selection,
+)
 from jaxmotion.memory.residuals.run import (
-  HostWords,
+  HostBuffers,
   backward,
   forward,
   plain,
@@ -26,12 +31,12 @@ from jaxmotion.memory.residuals.trace import (
   flatten,
   is_max_pool,
   is_smooth,
-  join,
   read,
+  trace_joint,
 )
 
 
-class Traced:
+class TracedFunction:
   """A function at some arguments, split.
 
   Args:
@@ -59,7 +64,7 @@ class Traced:
     self.leaves = [leaf for _, leaf in paths]
     self._options = options
     self._prefix, self._repeats = prefix, repeats
-    self._inner: list[Traced] = []
+    self._inner: list[TracedFunction] = []
     free = _argnums(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
@@ -80,10 +85,12 @@ class Traced:
     self.constants = list(outer.values())
     self._inputs = [*outer, *self._program.inputs]
     self._smooth = [is_smooth(a) for a in closed.out_avals]
-    joint = join(self._call, [*self.constants, *self.leaves], closed.out_avals)
+    joint = trace_joint(
+      self._call, [*self.constants, *self.leaves], closed.out_avals
+    )
     labels = [f"closed_over_{i}" for i in range(len(outer))]
     labels += [leaf_path(path) for path, _ in paths]
-    self.split = Split(
+    self.split = Selection(
       joint,
       labels,
       [*(True for _ in outer), *(path[0].idx in free for path, _ in paths)],
@@ -107,7 +114,7 @@ class Traced:
 
   def __call__(
     self, leaves: Sequence[Array] | None = None
-  ) -> tuple[PyTree, Notes]:
+  ) -> tuple[PyTree, Diagnostics]:
     """Returns the result, and what there is to say of it.
 
     Args:
@@ -140,17 +147,19 @@ class Traced:
     pairs = zip(cotangents, self._smooth, strict=True)
     return [ct for ct, smooth in pairs if smooth]
 
-  def forward(self) -> tuple[tuple[list[Array], Notes], list[list[Array]]]:
+  def forward(
+    self,
+  ) -> tuple[tuple[list[Array], Diagnostics], list[list[Array]]]:
     """Returns the results, notes on them, and what is kept."""
     return forward(self.split, [*self.constants, *self.leaves])
 
-  def _call(self, *values: Array) -> tuple[list[Any], Notes]:
+  def _call(self, *values: Array) -> tuple[list[Any], Diagnostics]:
     """The function, with loops and maxima over windows of our own."""
     env = {
       **self._program.constants,
       **dict(zip(self._inputs, values, strict=True)),
     }
-    notes = Notes.none()
+    notes = Diagnostics.none()
     scans = 0
     for step in self._program.steps:
       if is_max_pool(step):
@@ -166,7 +175,7 @@ class Traced:
 
   def _scan(
     self, step: Step, operands: Sequence[Array], prefix: str
-  ) -> tuple[list[Array], Notes]:
+  ) -> tuple[list[Array], Diagnostics]:
     """Runs a loop whose steps keep little."""
     params = step.eqn.params
     body, consts, carried = scan_parts(params)
@@ -176,9 +185,9 @@ class Traced:
       outs = core.jaxpr_as_fun(body)(*fixed, *carry, *xs)
       return outs[:carried], outs[carried:]
 
-    inner = Traced(
+    inner = TracedFunction(
       once,
-      _grouped([stand_in(a) for a in body.in_avals], consts, carried),
+      _grouped([abstract_like(a) for a in body.in_avals], consts, carried),
       (0, 1),
       self._options,
       prefix,
@@ -186,7 +195,7 @@ class Traced:
     )
     self._inner.append(inner)
     options = {k: params[k] for k in ("length", "reverse", "unroll")}
-    words_of = HostWords([k.residual for k in inner.split.kept])
+    words_of = HostBuffers([k.residual for k in inner.split.kept])
     if words_of:
       fixed = [*inner.constants, *fixed]
       (carry, ys), notes = run_loop(

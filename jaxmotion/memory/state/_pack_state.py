@@ -18,28 +18,32 @@ from jaxmotion.core import (
   leaf_path,
   make_key,
 )
-from jaxmotion.memory._memory_kind import PLACES, placed, put
+from jaxmotion.memory._memory_kind import (
+  MEMORY_KINDS,
+  resolve_memory_kind,
+  to_host,
+)
 from jaxmotion.memory.state._moments import Moments
-from jaxmotion.memory.state._packed import Packed, flatten, is_packed, pack
+from jaxmotion.memory.state._packed import EncodedLeaf, flatten, is_packed, pack
 from jaxmotion.memory.state._stream import stream
 
 _FIRST = uniform(bits=8, block=256, rounding="stochastic")
 _SECOND = nonnegative(rounding="stochastic")
 
 
-class PackState(NamedTuple):
-  """State of `pack_state`.
+class CompressedState(NamedTuple):
+  """State of `compress_state`.
 
   Attributes:
     steps: int32[], updates so far.
-    inner: the wrapped transformation's state, some of its leaves `Packed`.
+    inner: the wrapped transformation's state, some of its leaves `EncodedLeaf`.
   """
 
   steps: Array
   inner: PyTree
 
 
-def pack_state(
+def compress_state(
   tx: optax.GradientTransformation,
   *,
   first: Codec | None = _FIRST,
@@ -84,7 +88,7 @@ def pack_state(
       path it determines every random bit.
 
   Returns:
-    A transformation whose state is a `PackState`.
+    A transformation whose state is a `CompressedState`.
 
   Raises:
     TypeError: `tx` is no transformation, a codec is not one of arrays, or a
@@ -97,7 +101,7 @@ def pack_state(
     >>> def nbytes(tree):
     ...   return sum(a.nbytes for a in jax.tree.leaves(tree))
     >>> params = {"w": jnp.ones((256, 256)), "b": jnp.ones(256)}
-    >>> plain, tx = optax.adam(1e-3), pack_state(optax.adam(1e-3))
+    >>> plain, tx = optax.adam(1e-3), compress_state(optax.adam(1e-3))
     >>> state = tx.init(params)
     >>> updates, state = tx.update(params, state, params)
     >>> nbytes(plain.init(params)), nbytes(state)
@@ -113,11 +117,11 @@ def pack_state(
       f"`tx` must be an optax.GradientTransformation, got {tx!r}."
     )
   moments = Moments(first, second, tuple(rules), small)
-  check_choice("place", place, PLACES)
+  check_choice("place", place, MEMORY_KINDS)
   check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update
 
-  def init_fn(params: PyTree) -> PackState:
+  def init_fn(params: PyTree) -> CompressedState:
     entries, treedef = flatten(tx.init(params))
     codecs = moments.codecs(entries)
     steps = jnp.zeros((), jnp.int32)
@@ -126,16 +130,16 @@ def pack_state(
       x if codec is None else pack(x, codec, key)
       for (_, x), codec, key in zip(entries, codecs, keys, strict=True)
     ]
-    if placed(place):
-      leaves = [put(x) if is_packed(x) else x for x in leaves]
-    return PackState(steps, treedef.unflatten(leaves))
+    if resolve_memory_kind(place):
+      leaves = [to_host(x) if is_packed(x) else x for x in leaves]
+    return CompressedState(steps, treedef.unflatten(leaves))
 
   def update_fn(
     updates: PyTree,
-    state: PackState,
+    state: CompressedState,
     params: PyTree | None = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, PackState]:
+  ) -> tuple[PyTree, CompressedState]:
     steps = optax.safe_increment(state.steps)
     entries, treedef = flatten(state.inner)
     leaves = [x for _, x in entries]
@@ -146,12 +150,12 @@ def pack_state(
       u, new = inner_update(updates, old, params, **extra_args)
       return u, treedef.flatten_up_to(new)
 
-    def encode(i: int, x: Array) -> Packed:
+    def encode(i: int, x: Array) -> EncodedLeaf:
       return pack(x, leaves[i].codec, keys[i])
 
-    on_host = placed(place, warn=False) is not None
+    on_host = resolve_memory_kind(place, warn=False) is not None
     u, new = stream(inner, leaves, encode, on_host)
-    return u, PackState(steps, treedef.unflatten(new))
+    return u, CompressedState(steps, treedef.unflatten(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, Key, PyTree, shaped
-from jaxmotion.memory._memory_kind import fetch
+from jaxmotion.core import Array, Key, PyTree, shape_varying_like
+from jaxmotion.memory._memory_kind import to_device
 
 
 @functools.partial(
@@ -18,7 +18,7 @@ from jaxmotion.memory._memory_kind import fetch
   meta_fields=("codec", "shape", "dtype"),
 )
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class EncodedLeaf:
   """An encoded array.
 
   Attributes:
@@ -36,33 +36,33 @@ class Packed:
   @property
   def like(self) -> jax.ShapeDtypeStruct:
     """The array's type."""
-    return shaped(self.shape, self.dtype, self.payload)
+    return shape_varying_like(self.shape, self.dtype, self.payload)
 
   def decode(self) -> Array:
     """Returns the array; the payload is on the device."""
     return self.codec.decode(self.payload, self.like)
 
 
-def pack(x: Array, codec: Codec, key: Key) -> Packed:
+def pack(x: Array, codec: Codec, key: Key) -> EncodedLeaf:
   """Encodes an array."""
   payload, _ = codec.encode(x, (), key)
-  return Packed(payload, codec, tuple(x.shape), jnp.dtype(x.dtype).name)
+  return EncodedLeaf(payload, codec, tuple(x.shape), jnp.dtype(x.dtype).name)
 
 
-def unpack_state(state: PyTree) -> PyTree:
+def decompress_state(state: PyTree) -> PyTree:
   """Decodes every leaf of a state that is packed.
 
   Args:
-    state: a `PackState`, or a tree with some in it.
+    state: a `CompressedState`, or a tree with some in it.
 
   Returns:
-    The tree, with arrays on the device for its `Packed` leaves.
+    The tree, with arrays on the device for its `EncodedLeaf` leaves.
 
   Example:
     >>> import optax
-    >>> from jaxmotion.memory import pack_state
-    >>> state = pack_state(optax.adam(1e-3)).init(jnp.zeros((64, 64)))
-    >>> unpack_state(state).inner[0].mu.shape
+    >>> from jaxmotion.memory import compress_state
+    >>> state = compress_state(optax.adam(1e-3)).init(jnp.zeros((64, 64)))
+    >>> decompress_state(state).inner[0].mu.shape
     (64, 64)
   """
 
@@ -72,14 +72,14 @@ def unpack_state(state: PyTree) -> PyTree:
   return jax.tree.map(decoded, state, is_leaf=is_packed)
 
 
-def on_device(packed: Packed) -> Packed:
+def on_device(packed: EncodedLeaf) -> EncodedLeaf:
   """Returns it with its payload on the device."""
-  return dataclasses.replace(packed, payload=fetch(packed.payload))
+  return dataclasses.replace(packed, payload=to_device(packed.payload))
 
 
 def is_packed(x: Any) -> bool:
-  """Says whether a node is `Packed`."""
-  return isinstance(x, Packed)
+  """Says whether a node is `EncodedLeaf`."""
+  return isinstance(x, EncodedLeaf)
 
 
 def flatten(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:

@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend import core
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory._memory_kind import put
+from jaxmotion.memory._memory_kind import to_host
 from jaxmotion.memory.residuals.trace import (
   Order,
   Value,
@@ -17,7 +17,7 @@ from jaxmotion.memory.residuals.trace import (
   flatten,
   read,
 )
-from jaxmotion.memory.state._packed import Packed, is_packed, on_device
+from jaxmotion.memory.state._packed import EncodedLeaf, is_packed, on_device
 
 # Turns that may begin before the present one has ended: one parameter's state
 # is on its way from the host while another's is computed.
@@ -27,7 +27,7 @@ _AHEAD = 1
 def stream(
   update: Callable[[list[Any]], tuple[PyTree, list[Any]]],
   leaves: Sequence[Any],
-  encode: Callable[[int, Array], Packed],
+  encode: Callable[[int, Array], EncodedLeaf],
   on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
   """Computes an update in turns, one for each array of `updates`.
@@ -39,7 +39,7 @@ def stream(
 
   Args:
     update: from the leaves of a state to `updates` and the new leaves.
-    leaves: of the state, some of them `Packed`.
+    leaves: of the state, some of them `EncodedLeaf`.
     encode: packs a new leaf, given its position.
     on_host: whether what is packed is on the host and goes back there.
 
@@ -83,7 +83,9 @@ def stream(
   def put_back(i: int) -> None:
     x = encode(i, parts.output(count + i))
     ends[-1].append(_first_word(x.payload))
-    new[i] = dataclasses.replace(x, payload=put(x.payload)) if on_host else x
+    new[i] = (
+      dataclasses.replace(x, payload=to_host(x.payload)) if on_host else x
+    )
 
   done = [turn(i) for i in range(count)]
   for i in range(len(leaves)):

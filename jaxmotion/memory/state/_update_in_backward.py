@@ -12,22 +12,28 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, after, check_int, stand_in
-from jaxmotion.memory._memory_kind import fetch, put
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  abstract_like,
+  check_int,
+  schedule_after,
+)
+from jaxmotion.memory._memory_kind import to_device, to_host
 from jaxmotion.memory.residuals import (
   Action,
-  Choice,
-  Halves,
-  HostWords,
-  Rules,
-  split,
+  HostBuffers,
+  Passes,
+  ResidualChoice,
+  ResidualRules,
+  split_passes,
 )
 
 Block = Callable[[PyTree, PyTree], PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
-class update_in_backward:
+class OptimizerInBackward:
   """Trains a chain of blocks and never holds the gradients of all of them.
 
   The gradients of a block are there for as long as its own update takes, which
@@ -60,7 +66,7 @@ class update_in_backward:
     ...   return jnp.tanh(x @ w)
     >>> def loss(x, y):
     ...   return jnp.mean((x - y) ** 2)
-    >>> model = update_in_backward([(layer, 3)], loss, optax.sgd(0.1))
+    >>> model = OptimizerInBackward([(layer, 3)], loss, optax.sgd(0.1))
     >>> params = [jnp.stack([jnp.eye(2)] * 3)]
     >>> state = model.init(params)
     >>> step = jax.jit(model.step, donate_argnums=(0, 1))
@@ -80,7 +86,7 @@ class update_in_backward:
   loss: Callable[..., Array]
   tx: optax.GradientTransformation
   _: dataclasses.KW_ONLY
-  codec: Action | Rules | Choice = None
+  codec: Action | ResidualRules | ResidualChoice = None
   segment: int | None = None
 
   def __post_init__(self) -> None:
@@ -174,10 +180,10 @@ class update_in_backward:
       for s in spans
     ]
 
-  def _split(self, block: Block, params: PyTree, x: PyTree) -> Halves:
-    return split(
+  def _split(self, block: Block, params: PyTree, x: PyTree) -> Passes:
+    return split_passes(
       block,
-      jax.tree.map(stand_in, (params, x)),
+      jax.tree.map(abstract_like, (params, x)),
       self.codec,
       recompute="cheap" if self.segment is None else "all",
     )
@@ -213,7 +219,7 @@ class _Span(NamedTuple):
 class _Once(NamedTuple):
   """A block that is not repeated."""
 
-  halves: Halves
+  halves: Passes
   tx: optax.GradientTransformation
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
@@ -239,7 +245,7 @@ class _Loop(NamedTuple):
   those of the last never leave the device.
   """
 
-  halves: Halves
+  halves: Passes
   tx: optax.GradientTransformation
   span: _Span
 
@@ -252,7 +258,7 @@ class _Loop(NamedTuple):
       own = self.span.rows(params, start)
       x, words = self.halves.forward(own, x, moves=False)
       here, there = words_of.part(words, beside)
-      return (x, there), (here, put(before))
+      return (x, there), (here, to_host(before))
 
     start = (x, words_of.nothing(beside))
     (x, last), kept = lax.scan(body, start, self.span.starts())
@@ -268,7 +274,7 @@ class _Loop(NamedTuple):
     def body(carry: Any, kept: Any) -> tuple[Any, None]:
       ct, params, state, far = carry
       start, near, before = kept
-      before = fetch(before)
+      before = to_device(before)
       own, mine = (self.span.rows(t, start) for t in (params, state))
       words = words_of.whole(near, far)
       grads, ct = self.halves.backward(own, words, ct, moves=False)
@@ -276,7 +282,9 @@ class _Loop(NamedTuple):
       updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
       # Whoever reads the old parameters has done so, or XLA:CPU copies them.
-      own = jax.tree.map(lambda a: after(a, jax.tree.leaves(ct)[0]), own)
+      own = jax.tree.map(
+        lambda a: schedule_after(a, jax.tree.leaves(ct)[0]), own
+      )
       params, state = _put(params, own, start), _put(state, mine, start)
       return (ct, params, state, words_of.unpack(before)), None
 
@@ -285,8 +293,8 @@ class _Loop(NamedTuple):
     (ct, params, state, _), _ = lax.scan(body, begin, turns, reverse=True)
     return ct, params, state
 
-  def _words_of(self) -> HostWords:
-    return HostWords(self.halves.kept())
+  def _words_of(self) -> HostBuffers:
+    return HostBuffers(self.halves.kept())
 
 
 def _chain(block: Block, size: int) -> Block:

@@ -1,6 +1,6 @@
 """Keeps parameters on the host and streams them to the device encoded."""
 
 from jaxmotion.memory.weights._host_resident import (
-  host_resident as host_resident,
+  HostResident as HostResident,
 )
 from jaxmotion.memory.weights._state import HostState as HostState

@@ -47,7 +47,7 @@ class Request(NamedTuple):
   """A step of which only shapes are known.
 
   Attributes:
-    model: a `host_resident`.
+    model: a `HostResident`.
     layout: of its parameters.
     codecs: of the gradients of each leaf.
     levels: of each group.

@@ -12,7 +12,7 @@ import optax
 
 from jaxmotion.codecs import Codec, identity, uniform
 from jaxmotion.controllers import Groups, group_norms
-from jaxmotion.core import Array, PyTree, check_choice, check_int, stand_in
+from jaxmotion.core import Array, PyTree, abstract_like, check_choice, check_int
 from jaxmotion.memory.weights import _state as states
 from jaxmotion.memory.weights._device_bytes import (
   Request,
@@ -29,7 +29,7 @@ _INT8 = uniform(bits=8)
 
 
 @dataclasses.dataclass(frozen=True)
-class host_resident:
+class HostResident:
   """Trains a model whose weights and optimiser live on the host.
 
   In every step the weights go to the device packed by a codec, at the level
@@ -84,7 +84,7 @@ class host_resident:
     >>> def loss_fn(params, batch):
     ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
     >>> ladder = [uniform(bits=4), uniform(bits=8)]
-    >>> model = host_resident(loss_fn, optax.sgd(0.1), weights=ladder, small=0)
+    >>> model = HostResident(loss_fn, optax.sgd(0.1), weights=ladder, small=0)
     >>> state = model.init({"w": jnp.zeros((2, 1))})
     >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
     >>> state, loss = model.step(state, batch, level=1)
@@ -313,7 +313,7 @@ class host_resident:
       ...   return jnp.mean((batch @ params) ** 2)
       >>> w = jax.ShapeDtypeStruct((256, 256), "float32")
       >>> batch = jax.ShapeDtypeStruct((64, 256), "float32")
-      >>> model = host_resident(loss_fn, optax.sgd(0.1))
+      >>> model = HostResident(loss_fn, optax.sgd(0.1))
       >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
       True
     """
@@ -321,7 +321,7 @@ class host_resident:
     codecs = layout.leaf_codecs(self.grads)
     grad_state = jax.eval_shape(lambda: states.init_grads(layout, codecs))
     levels = check_level(level, layout.groups, len(self.ladder))
-    shapes = jax.tree.map(stand_in, (self._stats(stats), batch))
+    shapes = jax.tree.map(abstract_like, (self._stats(stats), batch))
     request = Request(self, layout, codecs, levels, grad_state, *shapes)
     return device_bytes(request, temp_bytes)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.controllers import Groups, group_by
-from jaxmotion.core import PyTree, describe, named_leaves
+from jaxmotion.core import PyTree, named_leaves, shape_string
 
 Rules = Sequence[tuple[str, str | None]]
 
@@ -112,7 +112,7 @@ def _layout(
   for path, x in named_leaves(params):
     if x.dtype != jnp.float32:
       raise TypeError(
-        f"`params` must be float32 arrays, got {describe(x)} at {path!r}: "
+        f"`params` must be float32 arrays, got {shape_string(x)} at {path!r}: "
         "what is not trained belongs to `stats`."
       )
   positions = treedef.unflatten(range(len(likes)))
@@ -176,12 +176,12 @@ def check_level(level: Any, groups: Groups, rungs: int) -> tuple[int, ...]:
   """
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):
-    raise TypeError(f"`level` must be integers, got {describe(array)}.")
+    raise TypeError(f"`level` must be integers, got {shape_string(array)}.")
   count = len(groups.names)
   if array.shape not in ((), (count,)):
     raise ValueError(
       f"`level` must be one integer, or one for each of the {count} groups, "
-      f"got {describe(array)}."
+      f"got {shape_string(array)}."
     )
   levels = tuple(np.broadcast_to(array, (count,)).tolist())
   for name, value in zip(groups.names, levels, strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import Array, Key, Like, PyTree, like, make_key
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, make_key, shape_dtype
 
 _LEAST = float(np.finfo(np.float32).tiny)
 
@@ -67,7 +67,7 @@ def _encode(
 
 
 def decode(
-  codec: Codec, likes: tuple[Like, ...], payloads: PyTree, held: PyTree
+  codec: Codec, likes: tuple[ShapedLike, ...], payloads: PyTree, held: PyTree
 ) -> list[Array]:
   """Returns the leaves of the payloads, or `held` with these added to it.
 
@@ -80,7 +80,7 @@ def decode(
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode(
-  codec: Codec, likes: tuple[Like, ...], payloads: PyTree, held: PyTree
+  codec: Codec, likes: tuple[ShapedLike, ...], payloads: PyTree, held: PyTree
 ) -> list[Array]:
   pairs = zip(payloads, likes, strict=True)
   leaves = [codec.decode(p, a) for p, a in pairs]
@@ -212,7 +212,9 @@ def _pull(
   for i, g in enumerate(jax.tree.leaves(grads)):
     payload, state = codecs[i].encode(g, states[i], key.fold(i))
     payloads.append(payload)
-    new.append(codecs[i].settle(state, codecs[i].decode(payload, like(g))))
+    new.append(
+      codecs[i].after_reduce(state, codecs[i].decode(payload, shape_dtype(g)))
+    )
   return payloads, x_ct, tuple(new)
 
 
@@ -227,7 +229,7 @@ def update(
   """Returns the parameters and the optimiser's state after one step."""
   leaves = jax.tree.leaves(params)
   grads = [
-    codec.decode(payload, like(x))
+    codec.decode(payload, shape_dtype(x))
     for codec, payload, x in zip(codecs, payloads, leaves, strict=True)
   ]
   tree = jax.tree.unflatten(jax.tree.structure(params), grads)
@@ -238,7 +240,7 @@ def update(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def squared_error(
   codec: Codec,
-  likes: tuple[Like, ...],
+  likes: tuple[ShapedLike, ...],
   leaves: Sequence[Array],
   held: PyTree,
   where: Any,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, PyTree, check_float, describe, tree_bytes
+from jaxmotion.core import Array, PyTree, check_float, shape_string, tree_bytes
 from jaxmotion.memory.weights import _programs as programs
 from jaxmotion.memory.weights._layout import Layout
 from jaxmotion.memory.weights._state import HostState
@@ -264,7 +264,7 @@ def _check_output(name: str, x: PyTree, *, last: bool) -> None:
   for a in jax.tree.leaves(x):
     check_float(f"output of stage {name}", a)
   if last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
-    found = jax.tree.map(describe, x)
+    found = jax.tree.map(shape_string, x)
     raise ValueError(
       f"`stages` must end in a scalar loss, got {found} from {name!r}."
     )

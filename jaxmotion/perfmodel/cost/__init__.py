@@ -1,5 +1,5 @@
 """Predicts what a function costs: kernels, FLOPs, bytes moved, memory held."""
 
 from jaxmotion.perfmodel.cost._cost import Cost as Cost, Total as Total
-from jaxmotion.perfmodel.cost._count import cost as cost
+from jaxmotion.perfmodel.cost._count import predict_cost as predict_cost
 from jaxmotion.perfmodel.cost._fusion import Kernel as Kernel

@@ -42,10 +42,10 @@ class Cost:
 
   Example:
     >>> import jax
-    >>> from jaxmotion.perfmodel import cost
+    >>> from jaxmotion.perfmodel import predict_cost
     >>> a = jax.ShapeDtypeStruct((64, 32), "float32")
     >>> b = jax.ShapeDtypeStruct((32, 16), "float32")
-    >>> print(cost(lambda a, b: jax.nn.relu(a @ b), a, b))
+    >>> print(predict_cost(lambda a, b: jax.nn.relu(a @ b), a, b))
     kind         flops  bytes  unfused_bytes  kernels
     matmul       65536  14336          14336        1
     elementwise   1024   8192           8192        1

@@ -18,14 +18,14 @@ from jaxmotion.perfmodel.cost._flat_program import (
   trace,
 )
 from jaxmotion.perfmodel.cost._fusion import Kernel, fuse, moved_bytes
-from jaxmotion.perfmodel.cost._liveness import Memory
+from jaxmotion.perfmodel.cost._liveness import Liveness
 from jaxmotion.perfmodel.cost._ops import flops_of, is_known, kind_of
 
 # Reshaping a row-major array moves nothing even in a program of its own.
 _FREE = VIEWS - {"dynamic_slice", "slice", "split", "transpose", "unstack"}
 
 
-def cost(
+def predict_cost(
   fn: Callable[..., Any],
   *args: Any,
   while_trips: int | Mapping[str, int] | None = None,
@@ -70,7 +70,7 @@ def cost(
     ...   return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
     >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
     >>> ws = jax.ShapeDtypeStruct((10, 16, 16), "float32")
-    >>> cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
+    >>> predict_cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
   choices = Choices(while_trips, branch_shares, backend)
@@ -95,7 +95,7 @@ def _cost(program: Program, choices: Choices, carried: int) -> Cost:
   for node in program.nodes:
     total.node(node)
   steps = fuse(program)
-  memory = Memory(program, steps)
+  memory = Liveness(program, steps)
   done: dict[Value, int] = {}
   for index, step in enumerate(steps):
     inner = _inner(step.node, choices)

@@ -25,7 +25,7 @@ _FOLDING = ("reduce", "scatter", "select_and", "sort", "argmax", "argmin")
 VIEWS = frozenset(
   """
   copy copy_p dynamic_slice expand_dims optimization_barrier pcast pvary
-  random_unwrap random_wrap reshape same_on_workers sharding_constraint slice
+  random_unwrap random_wrap reshape assert_replicated sharding_constraint slice
   split squeeze stop_gradient transpose unstack
   """.split()
 )

@@ -9,7 +9,7 @@ from jaxmotion.perfmodel.cost._fusion import Step, writes_in_place
 from jaxmotion.perfmodel.cost._ops import is_fusible
 
 
-class Memory:
+class Liveness:
   """The bytes of a program's arrays as its steps run.
 
   Arguments stay, results stay once they are made, and a temporary goes after

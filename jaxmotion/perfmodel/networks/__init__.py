@@ -6,4 +6,6 @@ from jaxmotion.perfmodel.networks._network import (
   Layer as Layer,
   Network as Network,
 )
-from jaxmotion.perfmodel.networks._zoo import zoo as zoo
+from jaxmotion.perfmodel.networks._zoo import (
+  reference_network as reference_network,
+)

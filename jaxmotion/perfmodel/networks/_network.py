@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Like, PyTree
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMAGES, LABELS = -1, -2
 """What a layer reads that reads no other layer."""
@@ -37,7 +37,7 @@ class Layer:
 
   name: str
   fn: Callable[..., Array]
-  params: Mapping[str, Like]
+  params: Mapping[str, ShapedLike]
   inputs: tuple[int, ...]
   mixes: bool = False
 
@@ -52,10 +52,10 @@ class Network:
     image: shape of one image, channels last.
 
   Example:
-    >>> from jaxmotion.perfmodel import cost, zoo
-    >>> net = zoo("resnet18")
+    >>> from jaxmotion.perfmodel import predict_cost, reference_network
+    >>> net = reference_network("resnet18")
     >>> images, labels = net.batch(1)
-    >>> step = cost(jax.grad(net.loss), net.params, images, labels)
+    >>> step = predict_cost(jax.grad(net.loss), net.params, images, labels)
     >>> round(step.flops / 1e9, 1)
     9.9
   """
@@ -65,7 +65,7 @@ class Network:
   image: tuple[int, ...]
 
   @property
-  def params(self) -> dict[str, Mapping[str, Like]]:
+  def params(self) -> dict[str, Mapping[str, ShapedLike]]:
     """The parameters of every layer that has some, as ShapeDtypeStructs."""
     return {layer.name: layer.params for layer in self.layers if layer.params}
 
@@ -74,7 +74,7 @@ class Network:
     """Number of parameters."""
     return sum(math.prod(a.shape) for a in jax.tree.leaves(self.params))
 
-  def batch(self, images: int) -> tuple[Like, Like]:
+  def batch(self, images: int) -> tuple[ShapedLike, ShapedLike]:
     """The shapes of so many images and their labels."""
     return (
       jax.ShapeDtypeStruct((images, *self.image), "float32"),
@@ -85,7 +85,7 @@ class Network:
     """The mean cross-entropy of a batch."""
     return self._run(params, images, labels)[-1]
 
-  def shapes(self, images: int) -> list[Like]:
+  def shapes(self, images: int) -> list[ShapedLike]:
     """The shapes of all layers' outputs for so many images."""
     return list(jax.eval_shape(self._run, self.params, *self.batch(images)))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import Like, check_choice
+from jaxmotion.core import ShapedLike, check_choice
 from jaxmotion.perfmodel.networks._network import (
   IMAGES,
   LABELS,
@@ -30,7 +30,7 @@ from jaxmotion.perfmodel.networks._network import (
 )
 
 
-def zoo(name: str) -> Network:
+def reference_network(name: str) -> Network:
   """Returns a network for 224 x 224 images of 1000 classes.
 
   Args:
@@ -41,7 +41,7 @@ def zoo(name: str) -> Network:
     ValueError: another name.
 
   Example:
-    >>> zoo("resnet50").size
+    >>> reference_network("resnet50").size
     25557032
 
   References:
@@ -73,7 +73,7 @@ class _Builder:
   def __init__(self, image: tuple[int, ...]):
     self.image = image
     self.layers: list[Layer] = []
-    self._shapes: dict[int, Like] = {
+    self._shapes: dict[int, ShapedLike] = {
       IMAGES: _array(1, *image),
       LABELS: jax.ShapeDtypeStruct((1,), "int32"),
     }
@@ -82,7 +82,7 @@ class _Builder:
     self,
     name: str,
     fn: Callable[..., Any],
-    params: dict[str, Like],
+    params: dict[str, ShapedLike],
     inputs: Sequence[int],
     *,
     mixes: bool = False,

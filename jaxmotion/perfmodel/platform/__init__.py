@@ -1,7 +1,9 @@
 """Describes devices, links and their measured or stated speeds."""
 
 from jaxmotion.perfmodel.platform._curve import Curve as Curve
-from jaxmotion.perfmodel.platform._datasheets import shipped as shipped
+from jaxmotion.perfmodel.platform._datasheets import (
+  builtin_platform as builtin_platform,
+)
 from jaxmotion.perfmodel.platform._json import (
   load_platform as load_platform,
   platform_from_dict as platform_from_dict,

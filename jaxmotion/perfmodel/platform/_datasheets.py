@@ -22,7 +22,7 @@ _ASSUMED = "assumed, not measured: measure yours"
 _PYDTNN = "Castello et al. 2021, defaults of their library (PyDTNN)"
 
 
-def shipped(name: str) -> Platform:
+def builtin_platform(name: str) -> Platform:
   """Returns a platform that comes with jaxmotion.
 
   Args:
@@ -42,9 +42,9 @@ def shipped(name: str) -> Platform:
     ValueError: another name.
 
   Example:
-    >>> shipped("h100_node").sources["device.memory_rate"]
+    >>> builtin_platform("h100_node").sources["device.memory_rate"]
     'NVIDIA H100 Tensor Core GPU datasheet (2023), SXM'
-    >>> shipped("h100_node").sources["device.kernel_s"]
+    >>> builtin_platform("h100_node").sources["device.kernel_s"]
     'assumed, not measured: measure yours'
   """
   makers = {

@@ -23,11 +23,11 @@ def platform_to_dict(platform: Platform) -> dict[str, Any]:
     platform: any platform.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped
-    >>> plain = platform_to_dict(shipped("ethernet_10gbit"))
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> plain = platform_to_dict(builtin_platform("ethernet_10gbit"))
     >>> plain["axes"][0]["link"]["rate"]
     {'bytes_per_s': 1250000000.0}
-    >>> platform_from_dict(plain) == shipped("ethernet_10gbit")
+    >>> platform_from_dict(plain) == builtin_platform("ethernet_10gbit")
     True
   """
   plain: dict[str, Any] = _plain(platform)
@@ -69,9 +69,9 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
 
   Example:
     >>> import tempfile
-    >>> from jaxmotion.perfmodel import shipped
+    >>> from jaxmotion.perfmodel import builtin_platform
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_platform(shipped("h100_node"), f"{folder}/h100.json")
+    ...   save_platform(builtin_platform("h100_node"), f"{folder}/h100.json")
     ...   load_platform(f"{folder}/h100.json").device.name
     'H100 SXM 80 GB'
   """

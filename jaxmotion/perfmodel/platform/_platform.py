@@ -180,8 +180,8 @@ class Platform:
       there.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped
-    >>> cluster = shipped("ethernet_10gbit").resize(data=64)
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> cluster = builtin_platform("ethernet_10gbit").resize(data=64)
     >>> cluster.axis("data").workers
     64
     >>> print(cluster.axis("data").link.rate)

@@ -5,15 +5,15 @@ from jaxmotion.perfmodel.predict._codecs import (
   encode_seconds as encode_seconds,
 )
 from jaxmotion.perfmodel.predict._collectives import (
-  Traffic as Traffic,
+  CollectiveTraffic as CollectiveTraffic,
   collective_seconds as collective_seconds,
-  hierarchical as hierarchical,
+  collective_traffic as collective_traffic,
+  hierarchical_all_reduce_ledger as hierarchical_all_reduce_ledger,
   ledger_seconds as ledger_seconds,
-  traffic as traffic,
 )
-from jaxmotion.perfmodel.predict._coverage import unmeasured as unmeasured
+from jaxmotion.perfmodel.predict._coverage import uncalibrated as uncalibrated
 from jaxmotion.perfmodel.predict._exchange import (
-  Exchange as Exchange,
+  ExchangePrediction as ExchangePrediction,
   exchange_ledger as exchange_ledger,
   predict_exchange as predict_exchange,
 )
@@ -23,15 +23,17 @@ from jaxmotion.perfmodel.predict._overlap import (
   overlapped_seconds as overlapped_seconds,
 )
 from jaxmotion.perfmodel.predict._roofline import (
-  curve_of as curve_of,
+  kernel_curve as kernel_curve,
   kernel_seconds as kernel_seconds,
-  ready_seconds as ready_seconds,
-  seconds as seconds,
+  predict_ready_seconds as predict_ready_seconds,
+  predict_seconds as predict_seconds,
 )
-from jaxmotion.perfmodel.predict._split_step import layered_step as layered_step
+from jaxmotion.perfmodel.predict._split_step import (
+  predict_split_step as predict_split_step,
+)
 from jaxmotion.perfmodel.predict._step import (
-  Step as Step,
-  Work as Work,
-  data_parallel as data_parallel,
-  work as work,
+  StepCost as StepCost,
+  StepPrediction as StepPrediction,
+  predict_step as predict_step,
+  trace_step as trace_step,
 )

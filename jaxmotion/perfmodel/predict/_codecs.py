@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import PyTree, make_key
-from jaxmotion.perfmodel.cost import Cost, cost
+from jaxmotion.perfmodel.cost import Cost, predict_cost
 from jaxmotion.perfmodel.platform import Device
 from jaxmotion.perfmodel.predict._roofline import kernel_seconds
 
@@ -31,8 +31,8 @@ def encode_seconds(codec: Codec, values: int, device: Device) -> float:
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import shipped
-    >>> host = shipped("ethernet_1gbit").device
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> host = builtin_platform("ethernet_1gbit").device
     >>> int8 = codecs.uniform(bits=8)
     >>> encode_seconds(int8, 10**7, host) > encode_seconds(int8, 10**6, host)
     True
@@ -58,8 +58,8 @@ def decode_seconds(
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import shipped
-    >>> host = shipped("ethernet_1gbit").device
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> host = builtin_platform("ethernet_1gbit").device
     >>> one, two, three = (
     ...   decode_seconds(codecs.sign(), 10**6, n, host) for n in (1, 2, 3)
     ... )
@@ -95,7 +95,7 @@ def _encoding(codec: Codec) -> Cost:
     return codec.encode(x, state, make_key(0))
 
   state = jax.eval_shape(codec.init, _SAMPLE)
-  return cost(encode, _SAMPLE, state, while_trips=1)
+  return predict_cost(encode, _SAMPLE, state, while_trips=1)
 
 
 @functools.lru_cache(maxsize=512)
@@ -107,4 +107,4 @@ def _decoding(codec: Codec, payloads: int) -> Cost:
     lambda a: jax.ShapeDtypeStruct((payloads, *a.shape), a.dtype),
     codec.payload_like(_SAMPLE),
   )
-  return cost(decode, stacked, while_trips=1)
+  return predict_cost(decode, stacked, while_trips=1)

@@ -14,7 +14,7 @@ from jaxmotion.wire import Ledger, Move
 ALGORITHMS = ("ring", "halving_doubling", "tree")
 
 
-class Traffic(NamedTuple):
+class CollectiveTraffic(NamedTuple):
   """What the busiest worker does in one collective.
 
   Args:
@@ -23,8 +23,8 @@ class Traffic(NamedTuple):
     both_ways: whether it sends and receives at the same time.
 
   Example:
-    >>> traffic("all_reduce", 1e6, 4)
-    Traffic(hops=6, wire_bytes=1500000.0, both_ways=True)
+    >>> collective_traffic("all_reduce", 1e6, 4)
+    CollectiveTraffic(hops=6, wire_bytes=1500000.0, both_ways=True)
   """
 
   hops: int
@@ -32,9 +32,9 @@ class Traffic(NamedTuple):
   both_ways: bool
 
 
-def traffic(
+def collective_traffic(
   op: str, payload_bytes: float, workers: int, *, algorithm: str = "ring"
-) -> Traffic:
+) -> CollectiveTraffic:
   r"""Returns the messages and bytes of a collective.
 
   With `N` workers, `P` payload bytes on each, and `b = ceil(log2 N)`:
@@ -73,7 +73,7 @@ def traffic(
       of workers that the algorithm cannot do.
 
   Example:
-    >>> traffic("all_reduce", 1e6, 8, algorithm="halving_doubling").hops
+    >>> collective_traffic("all_reduce", 1e6, 8, algorithm="halving_doubling").hops
     6
 
   References:
@@ -91,9 +91,9 @@ def traffic(
       f"`workers` must be a power of two for 'halving_doubling', got {workers}."
     )
   if workers == 1:
-    return Traffic(0, 0.0, False)
+    return CollectiveTraffic(0, 0.0, False)
   hops, share = _SHAPES[op, algorithm](workers, doublings)
-  return Traffic(hops, share * payload_bytes, algorithm != "tree")
+  return CollectiveTraffic(hops, share * payload_bytes, algorithm != "tree")
 
 
 # Hops, and bytes for each byte of payload, of N workers with b = ceil(log2 N).
@@ -122,7 +122,7 @@ def collective_seconds(
 ) -> float:
   r"""Returns the seconds of one collective between workers on equal links.
 
-  With the hops `h` and bytes `B` of `traffic`, latency `a`, rate `R`:
+  With the hops `h` and bytes `B` of `collective_traffic`, latency `a`, rate `R`:
 
   .. math::
     t = h a + B / R'
@@ -138,10 +138,10 @@ def collective_seconds(
     payload_bytes: of the operand on one worker.
     workers: how many take part.
     link: between neighbours.
-    algorithm: as for `traffic`.
+    algorithm: as for `collective_traffic`.
 
   Raises:
-    ValueError: as `traffic`.
+    ValueError: as `collective_traffic`.
 
   Example:
     >>> from jaxmotion.perfmodel import Link, gbit_per_s
@@ -149,7 +149,7 @@ def collective_seconds(
     >>> collective_seconds("all_reduce", 1e6, 4, link)
     0.0126
   """
-  moved = traffic(op, payload_bytes, workers, algorithm=algorithm)
+  moved = collective_traffic(op, payload_bytes, workers, algorithm=algorithm)
   curve = link.measured.get(f"{op} {workers}")
   if curve is not None and workers > 1:
     return curve.at(payload_bytes)
@@ -176,9 +176,9 @@ def ledger_seconds(
     ValueError: the platform has no such axis, or one of another size.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped
+    >>> from jaxmotion.perfmodel import builtin_platform
     >>> move = Move("all_reduce", ("data",), 8, "float32", 10**6, 1)
-    >>> cluster = shipped("ethernet_1gbit")
+    >>> cluster = builtin_platform("ethernet_1gbit")
     >>> round(ledger_seconds(Ledger((move,)), cluster), 6)
     0.0147
   """
@@ -212,7 +212,7 @@ def _move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
   )
 
 
-def hierarchical(
+def hierarchical_all_reduce_ledger(
   payload_bytes: int, axes: Sequence[Axis], *, dtype: str = "float32"
 ) -> Ledger:
   """Returns the collectives of an all-reduce, one axis after the other.
@@ -229,13 +229,13 @@ def hierarchical(
     The ledger; `ledger_seconds` says how long it takes.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped
-    >>> cluster = shipped("h100_cluster")
-    >>> ledger = hierarchical(8000, cluster.axes)
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> cluster = builtin_platform("h100_cluster")
+    >>> ledger = hierarchical_all_reduce_ledger(8000, cluster.axes)
     >>> ledger.per_axis()
     {('device',): 14000.0, ('host',): 1875.0}
     >>> flat = Move("all_reduce", ("host", "device"), 128, "", 10**9, 1)
-    >>> part = ledger_seconds(hierarchical(10**9, cluster.axes), cluster)
+    >>> part = ledger_seconds(hierarchical_all_reduce_ledger(10**9, cluster.axes), cluster)
     >>> part < ledger_seconds(Ledger((flat,)), cluster)
     True
   """
@@ -247,7 +247,7 @@ def hierarchical(
   if not outer:
     return Ledger((move("all_reduce", payload_bytes),))
   part = -(-payload_bytes // inner.workers)
-  between = hierarchical(part, outer, dtype=dtype).moves
+  between = hierarchical_all_reduce_ledger(part, outer, dtype=dtype).moves
   scatter, gather = (
     move("reduce_scatter", payload_bytes),
     move("all_gather", part),

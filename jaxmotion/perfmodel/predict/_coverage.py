@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from jaxmotion.perfmodel.cost import Cost
 from jaxmotion.perfmodel.platform import Platform
-from jaxmotion.perfmodel.predict._roofline import curve_of
+from jaxmotion.perfmodel.predict._roofline import kernel_curve
 from jaxmotion.wire import Ledger
 
 
-def unmeasured(
+def uncalibrated(
   platform: Platform, cost: Cost | None = None, ledger: Ledger | None = None
 ) -> dict[str, tuple[float, float]]:
   """Lists the kernels and collectives that no measurement covers.
@@ -28,9 +28,9 @@ def unmeasured(
 
   Example:
     >>> import jax
-    >>> from jaxmotion.perfmodel import cost, shipped
+    >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((64, 64), "float32")
-    >>> unmeasured(shipped("h100_node"), cost(lambda x: x @ x + 1, x))
+    >>> uncalibrated(builtin_platform("h100_node"), predict_cost(lambda x: x @ x + 1, x))
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
   found: dict[str, tuple[float, float]] = {}
@@ -45,7 +45,7 @@ def _uses(
   platform: Platform, cost: Cost | None, ledger: Ledger | None
 ) -> Iterable[tuple[str, float, bool]]:
   for kernel in cost.kernels if cost else ():
-    name, size = curve_of(kernel)
+    name, size = kernel_curve(kernel)
     curve = platform.device.measured.get(name)
     yield name, size, curve is not None and curve.covers(size)
   for move in ledger.moves if ledger else ():

@@ -9,19 +9,19 @@ import jax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import row_like
-from jaxmotion.core import Like, PyTree, tree_bytes
+from jaxmotion.core import PyTree, ShapedLike, tree_bytes
 from jaxmotion.perfmodel.platform import Axis, Device, Platform
 from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
 from jaxmotion.perfmodel.predict._collectives import ledger_seconds
 from jaxmotion.perfmodel.predict._layout import (
+  ExchangeLayout,
   Job,
-  Plan,
-  make_plan,
+  make_layout,
 )
 from jaxmotion.wire import Ledger
 
 
-class Exchange(NamedTuple):
+class ExchangePrediction(NamedTuple):
   """The time of one exchange, phase by phase.
 
   Args:
@@ -33,7 +33,7 @@ class Exchange(NamedTuple):
     memory_bytes: of payloads, sent and received, and of the codec's memory.
 
   Example:
-    >>> Exchange(Ledger(), 1e-3, 2e-3, 0.0, 5e-4, 1000).total_s
+    >>> ExchangePrediction(Ledger(), 1e-3, 2e-3, 0.0, 5e-4, 1000).total_s
     0.0035
   """
 
@@ -56,7 +56,7 @@ def exchange_ledger(
   axis: Axis,
   *,
   method: str | None = None,
-  within: Axis | None = None,
+  local_axis: Axis | None = None,
 ) -> Ledger:
   """Counts what an exchange sends, for any number of workers.
 
@@ -68,7 +68,7 @@ def exchange_ledger(
     axis: the workers, or the hosts.
     method: "gather" or "two_phase"; None chooses as the exchange does. Codecs
       whose payloads can be added are summed; small arrays are gathered.
-    within: the devices of one host, which first reduce among themselves at
+    local_axis: the devices of one host, which first reduce among themselves at
       full precision.
 
   Returns:
@@ -80,15 +80,15 @@ def exchange_ledger(
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import shipped
-    >>> data = shipped("ethernet_1gbit").resize(data=65536).axis("data")
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> data = builtin_platform("ethernet_1gbit").resize(data=65536).axis("data")
     >>> grads = jax.ShapeDtypeStruct((8192, 8192), "float32")
     >>> plain = exchange_ledger(None, grads, data)
     >>> small = exchange_ledger(codecs.sign(), grads, data)
     >>> round(plain.total_bytes / small.total_bytes)
     31
   """
-  return make_plan(codec, tree, axis, method, within).ledger
+  return make_layout(codec, tree, axis, method, local_axis).ledger
 
 
 def predict_exchange(
@@ -98,9 +98,9 @@ def predict_exchange(
   axis: str,
   *,
   method: str | None = None,
-  within: str | None = None,
+  local_axis: str | None = None,
   algorithm: str = "ring",
-) -> Exchange:
+) -> ExchangePrediction:
   """Predicts the mean of a tree over workers, as `jaxmotion.exchange` does it.
 
   With `N` workers, an array of `n` values and its payload of `P(n)` bytes, a
@@ -120,7 +120,7 @@ def predict_exchange(
     platform: devices and links.
     axis: the axis of the workers, or that of the hosts.
     method: as for `exchange_ledger`.
-    within: the axis of the devices of one host, if they reduce first.
+    local_axis: the axis of the devices of one host, if they reduce first.
     algorithm: of the collectives, as for `traffic`.
 
   Returns:
@@ -132,8 +132,8 @@ def predict_exchange(
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import shipped
-    >>> cluster = shipped("ethernet_1gbit")
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> cluster = builtin_platform("ethernet_1gbit")
     >>> grads = jax.ShapeDtypeStruct((2048, 2048), "float32")
     >>> plain = predict_exchange(None, grads, cluster, "data")
     >>> small = predict_exchange(codecs.sign(), grads, cluster, "data")
@@ -141,19 +141,21 @@ def predict_exchange(
     True
   """
   workers = platform.axis(axis)
-  devices = None if within is None else platform.axis(within)
-  plan = make_plan(codec, tree, workers, method, devices)
+  devices = None if local_axis is None else platform.axis(local_axis)
+  plan = make_layout(codec, tree, workers, method, devices)
   return predict_plan(plan, platform, algorithm)
 
 
-def predict_plan(plan: Plan, platform: Platform, algorithm: str) -> Exchange:
+def predict_plan(
+  plan: ExchangeLayout, platform: Platform, algorithm: str
+) -> ExchangePrediction:
   """Predicts the exchange of all arrays of a plan at once."""
   workers, device = plan.axis.workers, platform.device
   phases = [_codec_seconds(job, workers, device) for job in plan.jobs]
   encode, recode, decode = (math.fsum(p[i] for p in phases) for i in range(3))
   link = ledger_seconds(plan.ledger, platform, algorithm=algorithm)
   memory = sum(_memory_bytes(job, workers) for job in plan.jobs)
-  return Exchange(plan.ledger, encode, link, recode, decode, memory)
+  return ExchangePrediction(plan.ledger, encode, link, recode, decode, memory)
 
 
 def _codec_seconds(
@@ -184,5 +186,5 @@ def _memory_bytes(job: Job, workers: int) -> int:
   return (workers + 1) * _state_bytes(codec, row) + rows
 
 
-def _state_bytes(codec: Codec, like: Like) -> int:
+def _state_bytes(codec: Codec, like: ShapedLike) -> int:
   return tree_bytes(jax.eval_shape(codec.init, like))

@@ -17,7 +17,7 @@ from jaxmotion.collectives.extend import (
   row_like,
   shard_like,
 )
-from jaxmotion.core import Like, PyTree, check_choice, tree_bytes
+from jaxmotion.core import PyTree, ShapedLike, check_choice, tree_bytes
 from jaxmotion.perfmodel.platform import Axis
 from jaxmotion.wire import Ledger, Move
 
@@ -37,56 +37,58 @@ class Job(NamedTuple):
   like: jax.ShapeDtypeStruct
   method: str
   leaves: tuple[int, ...]
-  whole: tuple[Like, ...]
+  whole: tuple[ShapedLike, ...]
 
 
-class Plan(NamedTuple):
+class ExchangeLayout(NamedTuple):
   """How a tree is exchanged.
 
   Attributes:
     jobs: its arrays, in the order of the tree.
     axis: the workers, or the hosts.
-    within: the devices of one host, if they reduce first.
+    local_axis: the devices of one host, if they reduce first.
   """
 
   jobs: tuple[Job, ...]
   axis: Axis
-  within: Axis | None
+  local_axis: Axis | None
 
   @property
   def ledger(self) -> Ledger:
     """What each worker sends."""
     moves = _moves(self.jobs, self.axis)
-    if self.within is None:
+    if self.local_axis is None:
       return Ledger(tuple(moves))
     leaves = [leaf for job in self.jobs for leaf in job.whole]
-    before, after = _moves_within(leaves, self.within)
+    before, after = _moves_within(leaves, self.local_axis)
     return Ledger((*before, *moves, *after))
 
 
-def make_plan(
+def make_layout(
   codec: Codec | None,
   tree: PyTree,
   axis: Axis,
   method: str | None,
-  within: Axis | None,
-) -> Plan:
+  local_axis: Axis | None,
+) -> ExchangeLayout:
   """Returns the arrays that are exchanged, each with its codec and method."""
   check_choice("method", method, (None, "gather", "two_phase"))
   leaves = jax.tree.leaves(tree)
-  if within is not None:
-    devices = within.workers
+  if local_axis is not None:
+    devices = local_axis.workers
     tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
   cut = partition(identity() if codec is None else codec, tree)
   methods = choose_methods(cut, axis.workers, method)
   jobs = []
-  for part, like, chosen in zip(cut.parts, cut.likes(), methods, strict=True):
+  for part, like, chosen in zip(
+    cut.leaf_groups, cut.likes(), methods, strict=True
+  ):
     if not part.codec.keeps_dtype:
       wide = jnp.promote_types(like.dtype, jnp.float32)
       like = jax.ShapeDtypeStruct(like.shape, wide)
     whole = tuple(leaves[i] for i in part.leaves)
     jobs.append(Job(part.codec, like, chosen, part.leaves, whole))
-  return Plan(tuple(jobs), axis, within)
+  return ExchangeLayout(tuple(jobs), axis, local_axis)
 
 
 def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
@@ -119,14 +121,14 @@ def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
 
 
 def _moves_within(
-  likes: list[Like], axis: Axis
+  likes: list[ShapedLike], axis: Axis
 ) -> tuple[list[Move], list[Move]]:
   """What the devices of a host send each other, before and after."""
 
   def move(op: str, nbytes: int) -> Move:
     return Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
 
-  def wide_bytes(like: Like) -> int:
+  def wide_bytes(like: ShapedLike) -> int:
     dtype = jnp.promote_types(like.dtype, jnp.float32)
     return math.prod(like.shape) * dtype.itemsize
 

@@ -11,7 +11,7 @@ from jaxmotion.perfmodel.platform import Device
 _MATMUL = ("matmul", "convolution")
 
 
-def seconds(cost: Cost, device: Device) -> float:
+def predict_seconds(cost: Cost, device: Device) -> float:
   r"""Returns the seconds that a device takes, by the roofline of each kernel.
 
   With the FLOPs `F` and bytes `B` of each of its executions:
@@ -31,11 +31,11 @@ def seconds(cost: Cost, device: Device) -> float:
 
   Example:
     >>> import jax
-    >>> from jaxmotion.perfmodel import cost, shipped
+    >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
-    >>> square = cost(lambda x: x @ x, x)
-    >>> device = shipped("h100_node").device
-    >>> round(1e6 * seconds(square, device), 1)  # 2 * 4096^3 at 989.4 TFLOP/s
+    >>> square = predict_cost(lambda x: x @ x, x)
+    >>> device = builtin_platform("h100_node").device
+    >>> round(1e6 * predict_seconds(square, device), 1)  # 2 * 4096^3 at 989.4 TFLOP/s
     140.9
 
   References:
@@ -56,15 +56,15 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
     device: what it runs on.
 
   Raises:
-    ValueError: as `seconds`.
+    ValueError: as `predict_seconds`.
 
   Example:
-    >>> from jaxmotion.perfmodel import Kernel, shipped
+    >>> from jaxmotion.perfmodel import Kernel, builtin_platform
     >>> copy = Kernel("elementwise", "float32", 0.0, 3.35e9, 2)
-    >>> kernel_seconds(copy, shipped("h100_node").device)
+    >>> kernel_seconds(copy, builtin_platform("h100_node").device)
     0.002004
   """
-  curve = device.measured.get(curve_of(kernel)[0])
+  curve = device.measured.get(kernel_curve(kernel)[0])
   moved_s = kernel.bytes / device.memory_rate.bytes_per_s
   if kernel.kind in _MATMUL and curve is not None:
     return kernel.count * max(curve.at(kernel.flops), moved_s)
@@ -81,7 +81,7 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
   return kernel.count * (device.kernel_s + max(kernel.flops / rate, moved_s))
 
 
-def curve_of(kernel: Kernel) -> tuple[str, float]:
+def kernel_curve(kernel: Kernel) -> tuple[str, float]:
   """The curve that a kernel is on, and its size there.
 
   Args:
@@ -89,7 +89,7 @@ def curve_of(kernel: Kernel) -> tuple[str, float]:
 
   Example:
     >>> from jaxmotion.perfmodel import Kernel
-    >>> curve_of(Kernel("matmul", "float32", 2e6, 1.2e5))
+    >>> kernel_curve(Kernel("matmul", "float32", 2e6, 1.2e5))
     ('matmul float32', 2000000.0)
   """
   if kernel.kind in _MATMUL:
@@ -97,7 +97,7 @@ def curve_of(kernel: Kernel) -> tuple[str, float]:
   return kernel.kind, kernel.bytes
 
 
-def ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
+def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
   """Returns when each leaf of the result is in memory, from the start.
 
   Kernels run in program order. What a loop makes is ready when it ends.
@@ -107,15 +107,15 @@ def ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
     device: what it runs on.
 
   Raises:
-    ValueError: as `seconds`.
+    ValueError: as `predict_seconds`.
 
   Example:
     >>> import jax
-    >>> from jaxmotion.perfmodel import cost, shipped
+    >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((2**20,), "float32")
-    >>> both = cost(lambda x: (x.sum(), 2 * x), x)
-    >>> first, last = ready_seconds(both, shipped("h100_node").device)
-    >>> first < last == seconds(both, shipped("h100_node").device)
+    >>> both = predict_cost(lambda x: (x.sum(), 2 * x), x)
+    >>> first, last = predict_ready_seconds(both, builtin_platform("h100_node").device)
+    >>> first < last == predict_seconds(both, builtin_platform("h100_node").device)
     True
   """
   each = (kernel_seconds(kernel, device) for kernel in cost.kernels)

@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import Like, tree_bytes
-from jaxmotion.perfmodel.cost import Cost, cost
+from jaxmotion.core import ShapedLike, tree_bytes
+from jaxmotion.perfmodel.cost import Cost, predict_cost
 from jaxmotion.perfmodel.networks import IMAGES, LABELS, Network
 from jaxmotion.perfmodel.platform import Axis, Device
 from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
-from jaxmotion.perfmodel.predict._collectives import collective_seconds, traffic
+from jaxmotion.perfmodel.predict._collectives import (
+  collective_seconds,
+  collective_traffic,
+)
 from jaxmotion.wire import payload_bytes
 
 
-class Split:
+class LayerSplit:
   """A network of which each worker computes a part of all channels.
 
   Args:
@@ -29,7 +32,7 @@ class Split:
 
   def __init__(self, network: Network, images: int, parts: int):
     self.layers = network.layers
-    outputs: dict[int, Like] = dict(enumerate(network.shapes(images)))
+    outputs: dict[int, ShapedLike] = dict(enumerate(network.shapes(images)))
     outputs[IMAGES], outputs[LABELS] = network.batch(images)
     self._parts = parts
     self.params = [
@@ -50,7 +53,7 @@ class Split:
     self.gathered = {} if alone else {i: outputs[i] for i in sorted(read)}
     self.summed = {i: v for i, v in self.gathered.items() if i in summed}
 
-  def _seen(self, like: Like, place: int, whole: bool) -> Like:
+  def _seen(self, like: ShapedLike, place: int, whole: bool) -> ShapedLike:
     return like if whole or place == LABELS else _part(like, self._parts)
 
   def costs(self, place: int) -> tuple[Cost, Cost]:
@@ -74,8 +77,8 @@ class Split:
 @functools.lru_cache(maxsize=4096)
 def _costs(
   fn: Callable[..., Any],
-  params: tuple[tuple[str, Like], ...],
-  inputs: tuple[Like, ...],
+  params: tuple[tuple[str, ShapedLike], ...],
+  inputs: tuple[ShapedLike, ...],
   wanted: tuple[bool, ...],
 ) -> tuple[Cost, Cost]:
   def both(params: Any, inputs: Any, ct: Any) -> Any:
@@ -84,11 +87,11 @@ def _costs(
     return y, grads, [g for g, use in zip(rest, wanted, strict=True) if use]
 
   ct = jax.eval_shape(fn, dict(params), *inputs)
-  forward = cost(fn, dict(params), *inputs)
-  return forward, cost(both, dict(params), inputs, ct)
+  forward = predict_cost(fn, dict(params), *inputs)
+  return forward, predict_cost(both, dict(params), inputs, ct)
 
 
-def _part(like: Like, parts: int) -> jax.ShapeDtypeStruct:
+def _part(like: ShapedLike, parts: int) -> jax.ShapeDtypeStruct:
   *outer, channels = like.shape
   return jax.ShapeDtypeStruct((*outer, -(-channels // parts)), like.dtype)
 
@@ -108,7 +111,7 @@ class Moved(NamedTuple):
 
 
 def gather_parts(
-  like: Like, axis: Axis, codec: Codec, device: Device, algorithm: str
+  like: ShapedLike, axis: Axis, codec: Codec, device: Device, algorithm: str
 ) -> Moved:
   """All parts of an array to all workers, as `collectives.all_gather`."""
   part = _part(like, axis.workers)
@@ -117,7 +120,7 @@ def gather_parts(
 
 
 def scatter_sum(
-  like: Like, axis: Axis, codec: Codec, device: Device, algorithm: str
+  like: ShapedLike, axis: Axis, codec: Codec, device: Device, algorithm: str
 ) -> Moved:
   """To each worker its part of a sum, as `collectives.reduce_scatter`."""
   part = _part(like, axis.workers)
@@ -133,7 +136,7 @@ def scatter_sum(
 def _moved(
   op: str,
   codec: Codec,
-  part: Like,
+  part: ShapedLike,
   rows: int,
   axis: Axis,
   device: Device,
@@ -147,5 +150,5 @@ def _moved(
     encode_seconds(codec, rows * part.size, device),
     collective_seconds(op, nbytes, axis.workers, axis.link, **how),
     decode_s,
-    traffic(op, nbytes, axis.workers, **how).wire_bytes,
+    collective_traffic(op, nbytes, axis.workers, **how).wire_bytes,
   )

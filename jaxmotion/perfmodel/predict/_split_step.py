@@ -12,24 +12,27 @@ from jaxmotion.core import check_int, tree_bytes
 from jaxmotion.perfmodel.cost import Kernel
 from jaxmotion.perfmodel.networks import Network
 from jaxmotion.perfmodel.platform import Device, Platform
-from jaxmotion.perfmodel.predict._exchange import Exchange
-from jaxmotion.perfmodel.predict._layout import make_plan
+from jaxmotion.perfmodel.predict._exchange import ExchangePrediction
+from jaxmotion.perfmodel.predict._layout import make_layout
 from jaxmotion.perfmodel.predict._overlap import Message
-from jaxmotion.perfmodel.predict._roofline import kernel_seconds, seconds
+from jaxmotion.perfmodel.predict._roofline import (
+  kernel_seconds,
+  predict_seconds,
+)
 from jaxmotion.perfmodel.predict._split_layers import (
+  LayerSplit,
   Moved,
-  Split,
   gather_parts,
   scatter_sum,
 )
 from jaxmotion.perfmodel.predict._step import (
-  Step,
+  StepPrediction,
   exchange_messages,
   make_step,
 )
 
 
-def layered_step(
+def predict_split_step(
   network: Network,
   batch: int,
   platform: Platform,
@@ -42,7 +45,7 @@ def layered_step(
   overlap: bool = True,
   state_copies: int = 0,
   algorithm: str = "ring",
-) -> Step:
+) -> StepPrediction:
   """Predicts a step in which layers are split, the batch, or both.
 
   Over the axis `model`, worker `r` of `M` computes its `1 / M` of the output
@@ -80,11 +83,11 @@ def layered_step(
       an axis that the platform has not.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped, zoo
-    >>> cluster = shipped("ethernet_1gbit")
-    >>> net = zoo("alexnet")
-    >>> by_batch = layered_step(net, 64, cluster, data="data")
-    >>> by_channel = layered_step(net, 64, cluster, model="data")
+    >>> from jaxmotion.perfmodel import builtin_platform, reference_network
+    >>> cluster = builtin_platform("ethernet_1gbit")
+    >>> net = reference_network("alexnet")
+    >>> by_batch = predict_split_step(net, 64, cluster, data="data")
+    >>> by_channel = predict_split_step(net, 64, cluster, model="data")
     >>> by_batch.wire_bytes > by_channel.wire_bytes
     True
     >>> by_batch.memory_bytes > by_channel.memory_bytes
@@ -104,7 +107,7 @@ def layered_step(
     )
   axis = None if model is None else platform.axis(model)
   images = batch // (groups.workers if groups else 1)
-  split = Split(network, images, axis.workers if axis else 1)
+  split = LayerSplit(network, images, axis.workers if axis else 1)
   gathers: dict[int, Moved] = {}
   scatters: dict[int, Moved] = {}
   if axis is not None:
@@ -122,13 +125,13 @@ def layered_step(
     clock += backward[i] + scatters.get(i, Moved()).total_s
     there[network.layers[i].name] = dict.fromkeys(split.params[i], clock)
   messages = [Message(clock, 0.0, 0.0, 0.0)]
-  exchanges: list[Exchange] = []
+  exchanges: list[ExchangePrediction] = []
   if groups is not None:
     grads = {
       layer.name: params
       for layer, params in zip(network.layers, split.params, strict=True)
     }
-    plan = make_plan(codec, grads, groups, None, None)
+    plan = make_layout(codec, grads, groups, None, None)
     messages, exchanges = exchange_messages(
       plan, jax.tree.leaves(there), clock, platform, bucket_bytes, algorithm
     )
@@ -152,12 +155,12 @@ def layered_step(
 
 
 def _pass_seconds(
-  split: Split, device: Device
+  split: LayerSplit, device: Device
 ) -> tuple[list[float], list[float]]:
   """Seconds of each layer forward, and backward."""
   forward, backward = [], []
   for i in range(len(split.layers)):
-    there, both = (seconds(cost, device) for cost in split.costs(i))
+    there, both = (predict_seconds(cost, device) for cost in split.costs(i))
     forward.append(there)
     backward.append(max(both - there, 0.0))
   return forward, backward

@@ -12,20 +12,26 @@ import optax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree, check_int, tree_bytes
-from jaxmotion.perfmodel.cost import Cost, cost
+from jaxmotion.perfmodel.cost import Cost, predict_cost
 from jaxmotion.perfmodel.platform import Platform, check_quantity
-from jaxmotion.perfmodel.predict._exchange import Exchange, predict_plan
-from jaxmotion.perfmodel.predict._layout import Job, Plan, make_plan
+from jaxmotion.perfmodel.predict._exchange import (
+  ExchangePrediction,
+  predict_plan,
+)
+from jaxmotion.perfmodel.predict._layout import ExchangeLayout, Job, make_layout
 from jaxmotion.perfmodel.predict._overlap import (
   Message,
   blocking_seconds,
   overlapped_seconds,
 )
-from jaxmotion.perfmodel.predict._roofline import ready_seconds, seconds
+from jaxmotion.perfmodel.predict._roofline import (
+  predict_ready_seconds,
+  predict_seconds,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepPrediction:
   """A predicted step of one worker; all seconds.
 
   Args:
@@ -40,7 +46,7 @@ class Step:
     memory_bytes: that one worker needs at most.
 
   Example:
-    >>> step = Step(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, 1e6, 1e9)
+    >>> step = StepPrediction(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, 1e6, 1e9)
     >>> round(step.exposed_s, 3)
     2.0
   """
@@ -62,7 +68,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepCost:
   """What one worker computes in a step.
 
   Args:
@@ -77,7 +83,7 @@ class Work:
     >>> import jax.numpy as jnp
     >>> w = jax.ShapeDtypeStruct((64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
-    >>> work(lambda w, x: jnp.sum(x @ w), w, x).written  # x w, sum, 1, x^T 1
+    >>> trace_step(lambda w, x: jnp.sum(x @ w), w, x).written  # x w, sum, 1, x^T 1
     (4,)
   """
 
@@ -88,14 +94,14 @@ class Work:
   state_bytes: int
 
 
-def work(
+def trace_step(
   loss_fn: Callable[..., Any],
   params: PyTree,
   *batch: Any,
   optimizer: optax.GradientTransformation | None = None,
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
-) -> Work:
+) -> StepCost:
   """Traces what one worker computes.
 
   Args:
@@ -103,16 +109,16 @@ def work(
     params: pytree of arrays or ShapeDtypeStructs.
     *batch: the worker's own part of the batch.
     optimizer: of the update; None is SGD without momentum.
-    while_trips: as for `cost`.
-    branch_shares: as for `cost`.
+    while_trips: as for `predict_cost`.
+    branch_shares: as for `predict_cost`.
 
   Raises:
-    ValueError: as `cost`.
+    ValueError: as `predict_cost`.
 
   Example:
-    >>> from jaxmotion.perfmodel import zoo
-    >>> net = zoo("alexnet")
-    >>> whole = work(net.loss, net.params, *net.batch(4))
+    >>> from jaxmotion.perfmodel import reference_network
+    >>> net = reference_network("alexnet")
+    >>> whole = trace_step(net.loss, net.params, *net.batch(4))
     >>> round(whole.gradient.totals["convolution"].flops / 1e9, 1)
     13.8
   """
@@ -121,7 +127,7 @@ def work(
   options: dict[str, Any] = dict(
     while_trips=while_trips, branch_shares=branch_shares
   )
-  gradient = cost(
+  gradient = predict_cost(
     lambda params, *batch: jax.value_and_grad(loss_fn)(params, *batch),
     params,
     *batch,
@@ -132,17 +138,17 @@ def work(
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
-  return Work(
+  return StepCost(
     jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params),
     gradient,
-    cost(step, params, state, params),
+    predict_cost(step, params, state, params),
     gradient.written[1:],
     tree_bytes(state),
   )
 
 
-def data_parallel(
-  work: Work,
+def predict_step(
+  work: StepCost,
   platform: Platform,
   axis: str,
   codec: Codec | None = None,
@@ -150,10 +156,10 @@ def data_parallel(
   bucket_bytes: int | None = None,
   overlap: bool = True,
   method: str | None = None,
-  within: str | None = None,
+  local_axis: str | None = None,
   algorithm: str = "ring",
   alone_s: float | None = None,
-) -> Step:
+) -> StepPrediction:
   """Predicts a step in which workers exchange their gradients.
 
   Gradients are put into buckets in the order in which the backward pass makes
@@ -168,7 +174,7 @@ def data_parallel(
       one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
     overlap: whether links and devices work at once.
     method: as for `predict_exchange`.
-    within: as for `predict_exchange`.
+    local_axis: as for `predict_exchange`.
     algorithm: as for `predict_exchange`.
     alone_s: seconds of the whole step without any exchange, if they were
       measured; computing, updating and calling then take that together, in
@@ -178,32 +184,32 @@ def data_parallel(
     The step; parameters and the optimiser's state are updated in place.
 
   Raises:
-    ValueError: as `predict_exchange` and `seconds`; `alone_s` is not positive.
+    ValueError: as `predict_exchange` and `predict_seconds`; `alone_s` is not positive.
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import shipped, zoo
-    >>> net = zoo("alexnet")
-    >>> own = work(net.loss, net.params, *net.batch(32))
-    >>> cluster = shipped("ethernet_10gbit")
-    >>> plain = data_parallel(own, cluster, "data", bucket_bytes=25 << 20)
-    >>> int8 = data_parallel(
+    >>> from jaxmotion.perfmodel import builtin_platform, reference_network
+    >>> net = reference_network("alexnet")
+    >>> own = trace_step(net.loss, net.params, *net.batch(32))
+    >>> cluster = builtin_platform("ethernet_10gbit")
+    >>> plain = predict_step(own, cluster, "data", bucket_bytes=25 << 20)
+    >>> int8 = predict_step(
     ...   own, cluster, "data", codecs.uniform(bits=8), bucket_bytes=25 << 20
     ... )
     >>> plain.total_s > int8.total_s
     True
   """
   device = platform.device
-  devices = None if within is None else platform.axis(within)
-  plan = make_plan(codec, work.params, platform.axis(axis), method, devices)
+  devices = None if local_axis is None else platform.axis(local_axis)
+  plan = make_layout(codec, work.params, platform.axis(axis), method, devices)
   compute, update = (
-    seconds(part, device) for part in (work.gradient, work.update)
+    predict_seconds(part, device) for part in (work.gradient, work.update)
   )
   scale = 1.0
   if alone_s is not None:
     check_quantity("alone_s", alone_s)
     scale = alone_s / (compute + update + device.call_s)
-  ready = [scale * s for s in ready_seconds(work.gradient, device)[1:]]
+  ready = [scale * s for s in predict_ready_seconds(work.gradient, device)[1:]]
   messages, exchanges = exchange_messages(
     plan, ready, scale * compute, platform, bucket_bytes, algorithm
   )
@@ -219,13 +225,13 @@ def data_parallel(
 
 
 def exchange_messages(
-  plan: Plan,
+  plan: ExchangeLayout,
   ready: Sequence[float],
   compute_s: float,
   platform: Platform,
   bucket_bytes: int | None,
   algorithm: str,
-) -> tuple[list[Message], list[Exchange]]:
+) -> tuple[list[Message], list[ExchangePrediction]]:
   """Puts gradients into buckets, the first ready first.
 
   Args:
@@ -274,14 +280,14 @@ def _buckets(
 
 def make_step(
   messages: Sequence[Message],
-  exchanges: Sequence[Exchange],
+  exchanges: Sequence[ExchangePrediction],
   *,
   compute_s: float,
   update_s: float,
   call_s: float,
   memory_bytes: int,
   overlap: bool,
-) -> Step:
+) -> StepPrediction:
   """Returns the step that computes and exchanges so much.
 
   Args:
@@ -294,7 +300,7 @@ def make_step(
     overlap: whether links and devices work at once.
   """
   end = (overlapped_seconds if overlap else blocking_seconds)(messages)
-  return Step(
+  return StepPrediction(
     compute_s,
     math.fsum(m.encode_s for m in messages),
     math.fsum(m.link_s for m in messages),

@@ -4,5 +4,8 @@ from jaxmotion.planner.exchange._advise import (
   CANDIDATES as CANDIDATES,
   advise as advise,
 )
-from jaxmotion.planner.exchange._plan import Choice as Choice, Plan as Plan
+from jaxmotion.planner.exchange._plan import (
+  ExchangePlan as ExchangePlan,
+  TensorChoice as TensorChoice,
+)
 from jaxmotion.planner.exchange._replan import replan as replan

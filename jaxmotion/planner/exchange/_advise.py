@@ -21,14 +21,19 @@ from jaxmotion.core import (
   PyTree,
   check_choice,
   check_int,
-  describe,
   named_leaves,
+  shape_string,
 )
-from jaxmotion.perfmodel import Platform, Work, traffic, work
+from jaxmotion.perfmodel import (
+  Platform,
+  StepCost,
+  collective_traffic,
+  trace_step,
+)
 from jaxmotion.planner.exchange._buckets import Route
 from jaxmotion.planner.exchange._errors import measured, stated
-from jaxmotion.planner.exchange._plan import Plan
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.planner.exchange._plan import ExchangePlan
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.planner.exchange._solve import solve
 
 CANDIDATES: tuple[Codec, ...] = (
@@ -43,7 +48,7 @@ CANDIDATES: tuple[Codec, ...] = (
 
 
 def advise(
-  loss_fn: Callable[..., Any] | Work,
+  loss_fn: Callable[..., Any] | StepCost,
   params: PyTree,
   platform: Platform,
   *batch: Any,
@@ -52,17 +57,17 @@ def advise(
   candidates: Sequence[Codec] = CANDIDATES,
   optimizer: optax.GradientTransformation | None = None,
   axis: str | None = None,
-  within: str | None = None,
+  local_axis: str | None = None,
   bucket_bytes: int | None = None,
   overlap: bool = True,
   algorithm: str = "ring",
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
-) -> Plan:
+) -> ExchangePlan:
   r"""Says which codec each tensor's gradient should travel by, if any.
 
   Of all choices of a codec `c_i` for each tensor with gradient `g_i`, that of
-  the shortest step that `perfmodel.data_parallel` predicts, such that
+  the shortest step that `perfmodel.predict_step` predicts, such that
 
   .. math::
     \sum_i \|decode(encode(g_i)) - g_i\|^2 \le
@@ -74,22 +79,22 @@ def advise(
 
   Args:
     loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function. Or the
-      `perfmodel.Work` that was traced of one.
+      `perfmodel.StepCost` that was traced of one.
     params: pytree of arrays or ShapeDtypeStructs.
     platform: devices and links.
-    *batch: one worker's part of the batch; none with a `Work`.
+    *batch: one worker's part of the batch; none with a `StepCost`.
     accuracy_budget: greatest relative error of the gradient, from 0 to 1.
     gradients: of one step of one worker; errors are measured on them.
     candidates: codecs of arrays to choose from. Full precision always is one.
     optimizer: of the update; None is SGD without momentum.
     axis: of the workers, or of the hosts; None is the only one there is.
-    within: the axis of the devices of one host, if they reduce first.
-    bucket_bytes: as for `perfmodel.data_parallel`; None is what
+    local_axis: the axis of the devices of one host, if they reduce first.
+    bucket_bytes: as for `perfmodel.predict_step`; None is what
       `jaxmotion.exchange` does.
     overlap: whether links and devices work at once.
-    algorithm: of the collectives, as for `perfmodel.traffic`.
-    while_trips: as for `perfmodel.cost`.
-    branch_shares: as for `perfmodel.cost`.
+    algorithm: of the collectives, as for `perfmodel.collective_traffic`.
+    while_trips: as for `perfmodel.predict_cost`.
+    branch_shares: as for `perfmodel.predict_cost`.
 
   Returns:
     The plan: `jaxmotion.exchange(axis, plan.codec, method=plan.method)`.
@@ -111,10 +116,10 @@ def advise(
     ...   return jnp.mean(x)
     >>> layers = 3 * [jax.ShapeDtypeStruct((1024, 1024), "float32")]
     >>> x = jax.ShapeDtypeStruct((64, 1024), "float32")
-    >>> plan = advise(loss, layers, perfmodel.shipped("ethernet_1gbit"), x)
+    >>> plan = advise(loss, layers, perfmodel.builtin_platform("ethernet_1gbit"), x)
     >>> plan.codec
     uniform(bits=8, block=512, symmetric=True, rounding='nearest')
-    >>> plan = advise(loss, layers, perfmodel.shipped("h100_node"), x)
+    >>> plan = advise(loss, layers, perfmodel.builtin_platform("h100_node"), x)
     >>> plan.codec, plan.reason[:15]
     (identity(), 'Do not compress')
 
@@ -125,22 +130,24 @@ def advise(
   """
   if not isinstance(platform, Platform):
     raise TypeError(
-      "`platform` must be a perfmodel.Platform, see perfmodel.shipped and "
+      "`platform` must be a perfmodel.Platform, see perfmodel.builtin_platform and "
       f"perfmodel.load_platform, got {platform!r}."
     )
   _check_budget(accuracy_budget)
-  axis = _check_axes(platform, axis, within)
-  traffic("all_reduce", 0.0, 1, algorithm=algorithm)  # Raises if unknown.
+  axis = _check_axes(platform, axis, local_axis)
+  collective_traffic(
+    "all_reduce", 0.0, 1, algorithm=algorithm
+  )  # Raises if unknown.
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
   if bucket_bytes is not None:
     check_int("bucket_bytes", bucket_bytes, 1)
-  if isinstance(loss_fn, Work):
+  if isinstance(loss_fn, StepCost):
     _check_same(loss_fn, params, batch)
     own = loss_fn
   else:
-    own = work(
+    own = trace_step(
       loss_fn,
       params,
       *batch,
@@ -153,8 +160,8 @@ def advise(
     if gradients is None
     else measured(own.params, codecs, gradients)
   )
-  route = Route(platform, axis, within, bucket_bytes, overlap, algorithm)
-  return solve(Request(own, route, codecs, accuracy_budget, errors))
+  route = Route(platform, axis, local_axis, bucket_bytes, overlap, algorithm)
+  return solve(ExchangeProblem(own, route, codecs, accuracy_budget, errors))
 
 
 def _check_budget(value: Any) -> None:
@@ -166,13 +173,15 @@ def _check_budget(value: Any) -> None:
 
 
 def _check_axes(
-  platform: Platform, axis: str | None, within: str | None
+  platform: Platform, axis: str | None, local_axis: str | None
 ) -> str:
   names = [a.name for a in platform.axes]
   if axis is None and len(names) == 1:
     axis = names[0]
   check_choice("axis", axis, names)
-  check_choice("within", within, [None, *(n for n in names if n != axis)])
+  check_choice(
+    "local_axis", local_axis, [None, *(n for n in names if n != axis)]
+  )
   assert axis is not None
   return axis
 
@@ -184,13 +193,13 @@ def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
   return tuple(dict.fromkeys((identity(), *candidates)))
 
 
-def _check_same(own: Work, params: PyTree, batch: Sequence[Any]) -> None:
+def _check_same(own: StepCost, params: PyTree, batch: Sequence[Any]) -> None:
   if batch:
     raise ValueError(
       f"`batch` must be empty where the step is traced, got {len(batch)}."
     )
   theirs, given = (
-    {path: describe(leaf) for path, leaf in named_leaves(tree)}
+    {path: shape_string(leaf) for path, leaf in named_leaves(tree)}
     for tree in (own.params, params)
   )
   if theirs != given:

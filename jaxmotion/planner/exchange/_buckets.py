@@ -9,7 +9,12 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion.core import tree_bytes
-from jaxmotion.perfmodel import Platform, Work, ready_seconds, seconds
+from jaxmotion.perfmodel import (
+  Platform,
+  StepCost,
+  predict_ready_seconds,
+  predict_seconds,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +24,7 @@ class Route:
   Attributes:
     platform: devices and links.
     axis: of the workers, or of the hosts.
-    within: the axis of the devices of one host, if they reduce first.
+    local_axis: the axis of the devices of one host, if they reduce first.
     bucket_bytes: of gradients that travel together, at least; None for all.
     overlap: whether links and devices work at once.
     algorithm: of the collectives.
@@ -27,7 +32,7 @@ class Route:
 
   platform: Platform
   axis: str
-  within: str | None = None
+  local_axis: str | None = None
   bucket_bytes: int | None = None
   overlap: bool = True
   algorithm: str = "ring"
@@ -47,10 +52,10 @@ class Timeline(NamedTuple):
   tail_s: float
 
 
-def timeline(work: Work, route: Route) -> Timeline:
-  """Puts tensors into buckets, as `perfmodel.data_parallel` does."""
+def timeline(work: StepCost, route: Route) -> Timeline:
+  """Puts tensors into buckets, as `perfmodel.predict_step` does."""
   device = route.platform.device
-  ready = ready_seconds(work.gradient, device)[1:]
+  ready = predict_ready_seconds(work.gradient, device)[1:]
   leaves = jax.tree.leaves(work.params)
   order = sorted(range(len(leaves)), key=lambda i: ready[i])
   most = math.inf if route.bucket_bytes is None else route.bucket_bytes
@@ -66,8 +71,8 @@ def timeline(work: Work, route: Route) -> Timeline:
   if full:
     buckets.append(tuple(full))
   ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
-  compute = seconds(work.gradient, device)
+  compute = predict_seconds(work.gradient, device)
   gaps = [b - a for a, b in zip(ends, [*ends[1:], compute], strict=True)]
   gaps[-1] = max(gaps[-1], 0.0)
-  tail = seconds(work.update, device) + device.call_s
+  tail = predict_seconds(work.update, device) + device.call_s
   return Timeline(tuple(buckets), tuple(gaps), tail)

@@ -16,10 +16,10 @@ from jaxmotion.codecs import Codec
 from jaxmotion.core import (
   Array,
   PyTree,
-  describe,
   make_key,
   named_leaves,
   same_structure,
+  shape_string,
 )
 from jaxmotion.planner.exchange._error_bounds import stated_error
 
@@ -120,8 +120,8 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
   for (path, leaf), (_, gradient) in pairs:
     if tuple(leaf.shape) != tuple(gradient.shape):
       raise ValueError(
-        f"`gradients` must have the shapes of `params`, {describe(leaf)} at "
-        f"{path!r}, got {describe(gradient)}."
+        f"`gradients` must have the shapes of `params`, {shape_string(leaf)} at "
+        f"{path!r}, got {shape_string(gradient)}."
       )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Parts(NamedTuple):
+class StageTimes(NamedTuple):
   """Seconds of a message: of the device, of the link, of decoding."""
 
   device_s: np.ndarray
@@ -20,7 +20,7 @@ class Parts(NamedTuple):
   decode_s: np.ndarray
 
 
-class Clock(NamedTuple):
+class PipelineState(NamedTuple):
   """Where steps stand after some of their messages; arrays of one shape.
 
   Attributes:
@@ -36,7 +36,7 @@ class Clock(NamedTuple):
   decode: np.ndarray
 
 
-class Rest(NamedTuple):
+class PipelineSuffix(NamedTuple):
   """Messages that follow: from each clock, the seconds to the end.
 
   Attributes:
@@ -52,28 +52,28 @@ class Rest(NamedTuple):
   both: float
 
 
-NOTHING = Rest(-np.inf, -np.inf, 0.0, 0.0)
+NOTHING = PipelineSuffix(-np.inf, -np.inf, 0.0, 0.0)
 """No messages."""
 
 
-def start(many: int) -> Clock:
+def init_pipeline(many: int) -> PipelineState:
   """The clocks at the start of so many steps."""
-  return Clock(*np.zeros((4, many)))
+  return PipelineState(*np.zeros((4, many)))
 
 
-def tick(clock: Clock, parts: Parts) -> Clock:
+def advance_pipeline(clock: PipelineState, parts: StageTimes) -> PipelineState:
   """The clocks after one more message."""
   device = clock.device + parts.device_s
   link = np.maximum(device, clock.link) + parts.link_s
   done = np.maximum(clock.done, link) + parts.decode_s
-  return Clock(device, link, done, clock.decode + parts.decode_s)
+  return PipelineState(device, link, done, clock.decode + parts.decode_s)
 
 
-def before(parts: Parts, rest: Rest) -> Rest:
+def prepend_stage(parts: StageTimes, rest: PipelineSuffix) -> PipelineSuffix:
   """What follows if a message comes before it; parts of one step."""
   device, link, decode = map(float, parts)
   arrival = max(decode + rest.done, rest.link)
-  return Rest(
+  return PipelineSuffix(
     device + max(link + arrival, rest.device),
     link + arrival,
     decode + rest.done,
@@ -81,7 +81,7 @@ def before(parts: Parts, rest: Rest) -> Rest:
   )
 
 
-def end(clock: Clock, rest: Rest) -> np.ndarray:
+def finish_time(clock: PipelineState, rest: PipelineSuffix) -> np.ndarray:
   """When steps end."""
   return np.max(
     [

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.perfmodel import Platform, Step
-from jaxmotion.planner._text import brief, in_bytes
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.perfmodel import Platform, StepPrediction
+from jaxmotion.planner._text import format_bytes, format_codec
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 
 
-class Choice(NamedTuple):
+class TensorChoice(NamedTuple):
   """What a plan says of one tensor.
 
   Args:
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     reason: one sentence.
 
   Example:
-    >>> Choice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.").compresses
+    >>> TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.").compresses
     False
   """
 
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class ExchangePlan:
   """Which codec and collective each tensor gets, and why.
 
   `jaxmotion.exchange("data", plan.codec, method=plan.method)` does it. All
@@ -67,8 +67,8 @@ class Plan:
     >>> import jax
     >>> from jaxmotion import codecs, perfmodel, planner
     >>> w = jax.ShapeDtypeStruct((1024, 1024), "float32")
-    >>> own = perfmodel.work(lambda w, x: (x @ w).sum(), w, w)
-    >>> cluster = perfmodel.shipped("ethernet_1gbit")
+    >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, w)
+    >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
     >>> plan = planner.advise(own, w, cluster, candidates=half)
     >>> plan.compresses, plan.step.total_s < 0.6 * plan.plain.total_s
@@ -76,14 +76,14 @@ class Plan:
   """
 
   reason: str
-  choices: tuple[Choice, ...]
+  choices: tuple[TensorChoice, ...]
   codec: Codec
   method: str | None
-  step: Step
-  plain: Step
+  step: StepPrediction
+  plain: StepPrediction
   uniform: Mapping[Codec, float]
   error: float
-  request: Request = dataclasses.field(repr=False)
+  request: ExchangeProblem = dataclasses.field(repr=False)
 
   @property
   def compresses(self) -> bool:
@@ -100,9 +100,9 @@ class Plan:
     rows += [
       (
         choice.path,
-        brief(choice.codec),
+        format_codec(choice.codec),
         choice.method,
-        in_bytes(choice.wire_bytes),
+        format_bytes(choice.wire_bytes),
         f"{choice.error:.2g}",
         choice.reason,
       )

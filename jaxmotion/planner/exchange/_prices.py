@@ -5,13 +5,17 @@ from __future__ import annotations
 import jax
 
 from jaxmotion.codecs import Codec, cast, rules
-from jaxmotion.core import Like, PyTree
-from jaxmotion.perfmodel import Exchange, ledger_seconds, predict_exchange
+from jaxmotion.core import PyTree, ShapedLike
+from jaxmotion.perfmodel import (
+  ExchangePrediction,
+  ledger_seconds,
+  predict_exchange,
+)
 from jaxmotion.planner.exchange._buckets import Route
 from jaxmotion.wire import Ledger, Move
 
 
-class Prices:
+class TensorCosts:
   """The exchange of one tensor at a time, each predicted once.
 
   Args:
@@ -21,7 +25,7 @@ class Prices:
   def __init__(self, route: Route):
     self.route = route
     self._axis = route.platform.axis(route.axis)
-    self._known: dict[tuple, Exchange] = {}
+    self._known: dict[tuple, ExchangePrediction] = {}
 
   def price(
     self,
@@ -29,7 +33,7 @@ class Prices:
     like: jax.ShapeDtypeStruct,
     method: str | None,
     mixed: bool,
-  ) -> Exchange:
+  ) -> ExchangePrediction:
     """Predicts the exchange of a tensor.
 
     Args:
@@ -54,7 +58,9 @@ class Prices:
     route = self.route
     return ledger_seconds(ledger, route.platform, algorithm=route.algorithm)
 
-  def _alone(self, codec: Codec, tree: PyTree, method: str | None) -> Exchange:
+  def _alone(
+    self, codec: Codec, tree: PyTree, method: str | None
+  ) -> ExchangePrediction:
     route = self.route
     return predict_exchange(
       codec,
@@ -62,11 +68,13 @@ class Prices:
       route.platform,
       route.axis,
       method=method,
-      within=route.within,
+      local_axis=route.local_axis,
       algorithm=route.algorithm,
     )
 
-  def _beside(self, codec: Codec, like: Like, method: str | None) -> Exchange:
+  def _beside(
+    self, codec: Codec, like: ShapedLike, method: str | None
+  ) -> ExchangePrediction:
     """What a tensor adds to an exchange that is not a sum."""
     words, one = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
     codecs = rules((("0", codec), ("1", words)))

@@ -10,13 +10,13 @@ import numpy as np
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import shard_like
 from jaxmotion.core import PyTree
-from jaxmotion.perfmodel import Platform, Step, Work, data_parallel
+from jaxmotion.perfmodel import Platform, StepCost, StepPrediction, predict_step
 from jaxmotion.planner.exchange._buckets import Route
 from jaxmotion.planner.exchange._errors import Errors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Request:
+class ExchangeProblem:
   """A step and what may be done to its exchange.
 
   Attributes:
@@ -27,7 +27,7 @@ class Request:
     errors: of every codec on every tensor.
   """
 
-  work: Work
+  work: StepCost
   route: Route
   candidates: tuple[Codec, ...]
   accuracy_budget: float
@@ -50,15 +50,15 @@ class Request:
   def exchanged(self) -> PyTree:
     """What each worker, or each device of a host, encodes."""
     route = self.route
-    if route.within is None:
+    if route.local_axis is None:
       return self.work.params
-    devices = route.platform.axis(route.within).workers
+    devices = route.platform.axis(route.local_axis).workers
     return jax.tree.map(lambda a: shard_like(a, devices), self.work.params)
 
-  def step(self, codec: Codec | None, method: str | None) -> Step:
+  def step(self, codec: Codec | None, method: str | None) -> StepPrediction:
     """Predicts the step with a codec."""
     route = self.route
-    return data_parallel(
+    return predict_step(
       self.work,
       route.platform,
       route.axis,
@@ -66,11 +66,11 @@ class Request:
       bucket_bytes=route.bucket_bytes,
       overlap=route.overlap,
       method=method,
-      within=route.within,
+      local_axis=route.local_axis,
       algorithm=route.algorithm,
     )
 
-  def on(self, platform: Platform) -> Request:
+  def on(self, platform: Platform) -> ExchangeProblem:
     """The same on another platform."""
     route = dataclasses.replace(self.route, platform=platform)
     return dataclasses.replace(self, route=route)

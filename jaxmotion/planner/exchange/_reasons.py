@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxmotion.perfmodel import Step
-from jaxmotion.planner._text import brief, in_bytes, in_seconds
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.perfmodel import StepPrediction
+from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.planner.exchange._table import Table
 
 _EQUAL = 1e-9  # Of the step.
 
 
 def tensor_reason(
-  request: Request,
+  request: ExchangeProblem,
   table: Table,
   changed: np.ndarray,
   tensor: int,
@@ -40,18 +40,18 @@ def tensor_reason(
 def _compressed(table: Table, tensor: int, codec: int, saved: float) -> str:
   sent, whole = (table.wire_bytes(tensor, c) for c in (codec, 0))
   coding = (
-    f"for {in_seconds(float(table.coding[tensor, codec].sum()))} of coding"
+    f"for {format_seconds(float(table.coding[tensor, codec].sum()))} of coding"
   )
   if sent >= whole:
-    return f"Saves {in_seconds(saved)} by fewer messages, {coding}."
+    return f"Saves {format_seconds(saved)} by fewer messages, {coding}."
   return (
-    f"Saves {in_seconds(saved)}: {in_bytes(sent)} instead of "
-    f"{in_bytes(whole)}, {coding}."
+    f"Saves {format_seconds(saved)}: {format_bytes(sent)} instead of "
+    f"{format_bytes(whole)}, {coding}."
   )
 
 
 def _plain(
-  request: Request,
+  request: ExchangeProblem,
   tensor: int,
   longer: np.ndarray,
   affordable: np.ndarray,
@@ -61,27 +61,27 @@ def _plain(
   if not len(others):
     return "There is no other codec."
   best = others[np.argmin(longer[others])]
-  name = brief(request.candidates[best])
+  name = format_codec(request.candidates[best])
   if longer[best] < -equal and not affordable[best]:
     error = request.errors.relative(tensor, int(best))
     return (
-      f"{name} would save {in_seconds(-longer[best])}, but its error of "
+      f"{name} would save {format_seconds(-longer[best])}, but its error of "
       f"{error:.2g} does not fit in the budget."
     )
   fits = others[affordable[others]]
   if len(fits):
     best = fits[np.argmin(longer[fits])]
-    name = brief(request.candidates[best])
+    name = format_codec(request.candidates[best])
   if longer[best] <= equal:
     return f"No codec makes the step shorter; {name} is as long."
-  return f"{name} would make the step {in_seconds(longer[best])} longer."
+  return f"{name} would make the step {format_seconds(longer[best])} longer."
 
 
 def plan_reason(
-  request: Request,
+  request: ExchangeProblem,
   choice: np.ndarray,
-  step: Step,
-  plain: Step,
+  step: StepPrediction,
+  plain: StepPrediction,
   uniform: np.ndarray,
 ) -> str:
   """Says what a plan does to the step.
@@ -93,20 +93,20 @@ def plan_reason(
     plain: predicted without compression.
     uniform: float64[codecs], seconds with one codec for all tensors.
   """
-  if request.workers == 1 and request.route.within is None:
+  if request.workers == 1 and request.route.local_axis is None:
     return "Do not compress: one worker has nobody to exchange with."
   if choice.any():
     return (
       f"Compress {np.count_nonzero(choice)} of {len(choice)} tensors: "
-      f"{in_seconds(step.total_s)} a step instead of "
-      f"{in_seconds(plain.total_s)}, {in_bytes(step.wire_bytes)} on the wire "
-      f"instead of {in_bytes(plain.wire_bytes)}, with an error of "
+      f"{format_seconds(step.total_s)} a step instead of "
+      f"{format_seconds(plain.total_s)}, {format_bytes(step.wire_bytes)} on the wire "
+      f"instead of {format_bytes(plain.wire_bytes)}, with an error of "
       f"{request.errors.total(choice):.2g} "
       f"({'measured' if request.errors.measured else 'at most'})."
     )
   said = (
-    f"Do not compress: the step takes {in_seconds(plain.total_s)}, of which "
-    f"the exchange adds {in_seconds(plain.exposed_s)}"
+    f"Do not compress: the step takes {format_seconds(plain.total_s)}, of which "
+    f"the exchange adds {format_seconds(plain.exposed_s)}"
   )
   rest = [
     c
@@ -116,5 +116,5 @@ def plan_reason(
   if not rest:
     return f"{said}, and no codec's error fits in the budget."
   best = min(rest, key=lambda c: uniform[c])
-  name = brief(request.candidates[best])
-  return f"{said}; with {name} it would take {in_seconds(uniform[best])}."
+  name = format_codec(request.candidates[best])
+  return f"{said}; with {name} it would take {format_seconds(uniform[best])}."

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxmotion.planner.exchange._plan import Plan
-from jaxmotion.planner.exchange._prices import Prices
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.planner.exchange._plan import ExchangePlan
+from jaxmotion.planner.exchange._prices import TensorCosts
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.planner.exchange._scale_platform import (
   slower_codecs,
   slower_device,
@@ -21,13 +21,13 @@ from jaxmotion.planner.exchange._table import Table, make_table
 
 
 def replan(
-  plan: Plan,
+  plan: ExchangePlan,
   *,
   compute_s: float | None = None,
   coding_s: float | None = None,
   link_s: float | None = None,
   step_s: float | None = None,
-) -> Plan:
+) -> ExchangePlan:
   """Advises again, on a platform corrected by what a plan took when it ran.
 
   Each measurement divided by its prediction is a factor: on all rates and
@@ -55,8 +55,8 @@ def replan(
     >>> import jax
     >>> from jaxmotion import codecs, perfmodel, planner
     >>> w = jax.ShapeDtypeStruct((1024, 1024), "float32")
-    >>> own = perfmodel.work(lambda w, x: (x @ w).sum(), w, w)
-    >>> cluster = perfmodel.shipped("ethernet_1gbit")
+    >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, w)
+    >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
     >>> plan = planner.advise(own, w, cluster, candidates=half)
     >>> again = replan(plan, step_s=plan.step.total_s / 2)
@@ -113,12 +113,14 @@ def _factor(name: str, measured: float, predicted: float) -> float:
   return measured / predicted
 
 
-def _table(plan: Plan, request: Request) -> tuple[Table, np.ndarray]:
+def _table(
+  plan: ExchangePlan, request: ExchangeProblem
+) -> tuple[Table, np.ndarray]:
   """The figures of the codecs that a plan has chosen, and which they are."""
   used = list(dict.fromkeys(choice.codec for choice in plan.choices))
   mixed = not all(codec.summable for codec in used)
   table = make_table(
-    request.work, Prices(request.route), used, plan.method, mixed=mixed
+    request.work, TensorCosts(request.route), used, plan.method, mixed=mixed
   )
   return table, np.array([used.index(c.codec) for c in plan.choices])
 

@@ -10,7 +10,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import row_like
 from jaxmotion.perfmodel import Curve, Device, Link, Platform, Rate
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 
 _CODING = ("encode", "decode", "add")
 _LEAST_S = 1e-12  # Curves have no zeros.
@@ -46,7 +46,7 @@ def _slower(curve: Curve, factor: float) -> Curve:
   )
 
 
-def slower_links(request: Request, factor: float) -> Platform:
+def slower_links(request: ExchangeProblem, factor: float) -> Platform:
   """All collectives of an exchange take so many times as long."""
   route = request.route
 
@@ -60,14 +60,14 @@ def slower_links(request: Request, factor: float) -> Platform:
 
   axes = tuple(
     dataclasses.replace(axis, link=slower(axis.link))
-    if axis.name in (route.axis, route.within)
+    if axis.name in (route.axis, route.local_axis)
     else axis
     for axis in route.platform.axes
   )
   return dataclasses.replace(route.platform, axes=axes)
 
 
-def slower_codecs(request: Request, factor: float) -> Platform:
+def slower_codecs(request: ExchangeProblem, factor: float) -> Platform:
   """All candidates take so many times as long, by curves of their own.
 
   The curves are exact at the sizes of the tensors.

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmotion.planner.exchange._pipeline import (
-  Clock,
-  Rest,
-  before,
-  end,
-  start,
-  tick,
+  PipelineState,
+  PipelineSuffix,
+  advance_pipeline,
+  finish_time,
+  init_pipeline,
+  prepend_stage,
 )
 from jaxmotion.planner.exchange._table import Table
 
@@ -42,7 +42,7 @@ class _Labels(NamedTuple):
   error: np.ndarray
   coding: np.ndarray
   payload: np.ndarray
-  clock: Clock
+  clock: PipelineState
 
 
 def search(
@@ -72,7 +72,7 @@ def search(
     np.zeros(1),
     np.zeros((1, 3)),
     np.zeros((1, table.payload.shape[-1])),
-    start(1),
+    init_pipeline(1),
   )
   unit = _EQUAL * table.total(reference)
   rests = _rests(table, reference)
@@ -87,15 +87,19 @@ def search(
         labels.coding + table.coding[follow, reference[follow]].sum(0),
         labels.payload + table.payload[follow, reference[follow]].sum(0),
       )
-      total = end(tick(labels.clock, parts), rest)
+      total = finish_time(advance_pipeline(labels.clock, parts), rest)
       kept = _thin(labels, total, unit, budget, few, cells)
       steps.append((tensor, parents[kept], options[kept]))
       labels = _take(labels, kept)
-    clock = tick(labels.clock, table.parts(gap, labels.coding, labels.payload))
+    clock = advance_pipeline(
+      labels.clock, table.parts(gap, labels.coding, labels.payload)
+    )
     labels = labels._replace(
       coding=0 * labels.coding, payload=0 * labels.payload, clock=clock
     )
-  best = int(_order(end(labels.clock, rests[-1]), labels.error, unit)[0])
+  best = int(
+    _order(finish_time(labels.clock, rests[-1]), labels.error, unit)[0]
+  )
   found = np.zeros_like(reference)
   for tensor, parents, options in reversed(steps):
     found[tensor] = options[best]
@@ -103,7 +107,7 @@ def search(
   return _improve(table, errors, budget, found, unit)
 
 
-def _rests(table: Table, reference: np.ndarray) -> list[Rest]:
+def _rests(table: Table, reference: np.ndarray) -> list[PipelineSuffix]:
   """What follows each bucket, with the codecs of a reference."""
   rests = [table.after_all()]
   for number in reversed(range(1, len(table.when.buckets))):
@@ -113,7 +117,7 @@ def _rests(table: Table, reference: np.ndarray) -> list[Rest]:
       table.coding[of, reference[of]].sum(0),
       table.payload[of, reference[of]].sum(0),
     )
-    rests.append(before(parts, rests[-1]))
+    rests.append(prepend_stage(parts, rests[-1]))
   return rests[::-1]
 
 
@@ -134,7 +138,7 @@ def _extend(
 
 
 def _take(labels: _Labels, which: np.ndarray) -> _Labels:
-  clock = Clock(*(a[which] for a in labels.clock))
+  clock = PipelineState(*(a[which] for a in labels.clock))
   error, coding, payload = (a[which] for a in labels[:3])
   return _Labels(error, coding, payload, clock)
 

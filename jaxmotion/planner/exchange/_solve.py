@@ -12,10 +12,10 @@ from jaxmotion.codecs import Codec, rules
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import choose_methods
 from jaxmotion.core import named_leaves
-from jaxmotion.perfmodel import Step
-from jaxmotion.planner.exchange._plan import Choice, Plan
-from jaxmotion.planner.exchange._prices import Prices
-from jaxmotion.planner.exchange._problem import Request
+from jaxmotion.perfmodel import StepPrediction
+from jaxmotion.planner.exchange._plan import ExchangePlan, TensorChoice
+from jaxmotion.planner.exchange._prices import TensorCosts
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.planner.exchange._reasons import plan_reason, tensor_reason
 from jaxmotion.planner.exchange._search import search
 from jaxmotion.planner.exchange._table import Table, make_table
@@ -38,13 +38,13 @@ class _Run(NamedTuple):
 class _Final(NamedTuple):
   """A choice of codecs that a step was predicted for."""
 
-  step: Step
+  step: StepPrediction
   choice: np.ndarray
   method: str | None
   run: _Run
 
 
-def solve(request: Request) -> Plan:
+def solve(request: ExchangeProblem) -> ExchangePlan:
   """Returns the plan of the shortest step within the budget."""
   runs = _runs(request)
   uniform = _uniform(request, runs)
@@ -53,7 +53,7 @@ def solve(request: Request) -> Plan:
     key=lambda f: (f.step.total_s, request.errors.total(f.choice)),
   )
   plain = request.step(None, None)
-  return Plan(
+  return ExchangePlan(
     plan_reason(request, final.choice, final.step, plain, uniform),
     tuple(_choices(request, runs, final, plain)),
     _codec(request, final.choice),
@@ -66,9 +66,9 @@ def solve(request: Request) -> Plan:
   )
 
 
-def _runs(request: Request) -> list[_Run]:
+def _runs(request: ExchangeProblem) -> list[_Run]:
   """Sums alone, and sums beside what takes one phase or two."""
-  prices = Prices(request.route)
+  prices = TensorCosts(request.route)
 
   def table(method: str, mixed: bool) -> Table:
     return make_table(
@@ -84,7 +84,7 @@ def _runs(request: Request) -> list[_Run]:
   return runs
 
 
-def _uniform(request: Request, runs: list[_Run]) -> np.ndarray:
+def _uniform(request: ExchangeProblem, runs: list[_Run]) -> np.ndarray:
   """Seconds of the step with one codec for all tensors."""
   total = np.full(len(request.candidates), np.inf)
   for run in runs[1:]:
@@ -96,13 +96,13 @@ def _uniform(request: Request, runs: list[_Run]) -> np.ndarray:
   return total
 
 
-def _same(request: Request, codecs: np.ndarray) -> np.ndarray:
+def _same(request: ExchangeProblem, codecs: np.ndarray) -> np.ndarray:
   """One choice for each codec: that one everywhere."""
   return np.repeat(codecs[:, None], len(request.errors.norms), 1)
 
 
 def _finals(
-  request: Request, runs: list[_Run], uniform: np.ndarray
+  request: ExchangeProblem, runs: list[_Run], uniform: np.ndarray
 ) -> Iterator[_Final]:
   """The shortest step of each run, and the shortest with one codec."""
   for run in runs:
@@ -121,7 +121,9 @@ def _finals(
       yield _Final(request.step(codec, method), choice, method, run)
 
 
-def _with_words(request: Request, run: _Run, choice: np.ndarray) -> np.ndarray:
+def _with_words(
+  request: ExchangeProblem, run: _Run, choice: np.ndarray
+) -> np.ndarray:
   """The choice, or the next one that does not sum everything.
 
   Between two workers small sums are cheaper beside what is not summed, so
@@ -137,7 +139,7 @@ def _with_words(request: Request, run: _Run, choice: np.ndarray) -> np.ndarray:
   return changed[np.argmin(run.table.totals(changed))]
 
 
-def _codec(request: Request, choice: np.ndarray) -> Codec:
+def _codec(request: ExchangeProblem, choice: np.ndarray) -> Codec:
   """The codec of an exchange: rules by path, the most frequent one last."""
   names = [path for path, _ in named_leaves(request.work.params)]
   used = sorted(set(choice.tolist()), key=lambda c: (choice == c).sum())
@@ -151,25 +153,30 @@ def _codec(request: Request, choice: np.ndarray) -> Codec:
   return rules((*pairs, (".*", rest)))
 
 
-def _methods(request: Request, codec: Codec, method: str | None) -> list[str]:
+def _methods(
+  request: ExchangeProblem, codec: Codec, method: str | None
+) -> list[str]:
   """How each tensor travels."""
   cut = partition(codec, request.exchanged())
   methods = choose_methods(cut, request.workers, method)
   found = {}
-  for part, chosen in zip(cut.parts, methods, strict=True):
+  for part, chosen in zip(cut.leaf_groups, methods, strict=True):
     found.update(dict.fromkeys(part.leaves, chosen))
   return [found[i] for i in range(len(found))]
 
 
-def _method(request: Request, codec: Codec, method: str) -> str | None:
+def _method(request: ExchangeProblem, codec: Codec, method: str) -> str | None:
   """None where the exchange chooses the same by itself."""
   own = _methods(request, codec, None)
   return None if own == _methods(request, codec, method) else method
 
 
 def _choices(
-  request: Request, runs: list[_Run], final: _Final, plain: Step
-) -> Iterator[Choice]:
+  request: ExchangeProblem,
+  runs: list[_Run],
+  final: _Final,
+  plain: StepPrediction,
+) -> Iterator[TensorChoice]:
   choice, table = final.choice, final.run.table
   methods = _methods(request, _codec(request, choice), final.method)
   # From sums alone there are several ways to go.
@@ -181,7 +188,7 @@ def _choices(
     total = np.min([run.table.totals(changed) for run in others], 0)
     total[(changed == choice).all(1)] = final.step.total_s
     total[~changed.any(1)] = plain.total_s
-    yield Choice(
+    yield TensorChoice(
       path,
       leaf.shape,
       request.candidates[codec],

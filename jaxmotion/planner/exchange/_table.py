@@ -9,18 +9,18 @@ import jax
 import numpy as np
 
 from jaxmotion.codecs import Codec
-from jaxmotion.perfmodel import Work
+from jaxmotion.perfmodel import StepCost
 from jaxmotion.planner.exchange._buckets import Timeline, timeline
 from jaxmotion.planner.exchange._pipeline import (
   NOTHING,
-  Parts,
-  Rest,
-  before,
-  end,
-  start,
-  tick,
+  PipelineSuffix,
+  StageTimes,
+  advance_pipeline,
+  finish_time,
+  init_pipeline,
+  prepend_stage,
 )
-from jaxmotion.planner.exchange._prices import Prices, kind_of
+from jaxmotion.planner.exchange._prices import TensorCosts, kind_of
 from jaxmotion.wire import Move
 
 # Between these sizes the seconds of a collective are a straight line.
@@ -56,29 +56,33 @@ class Table:
       total += np.where(nbytes > 0, np.interp(nbytes, sizes, times), 0.0)
     return total
 
-  def parts(self, gap: float, coding: np.ndarray, payload: np.ndarray) -> Parts:
+  def parts(
+    self, gap: float, coding: np.ndarray, payload: np.ndarray
+  ) -> StageTimes:
     """What a bucket of these sums does to the clocks."""
     encode, recode, decode = np.moveaxis(coding, -1, 0)
     link = self.link_seconds(payload) + recode
     if self.overlap:
-      return Parts(gap + encode, link, decode)
+      return StageTimes(gap + encode, link, decode)
     zero = np.zeros_like(link)
-    return Parts(gap + encode + link + decode, zero, zero)
+    return StageTimes(gap + encode + link + decode, zero, zero)
 
   def totals(self, choices: np.ndarray) -> np.ndarray:
     """Seconds of the step for int[many, tensors] choices of codecs."""
-    clock = start(len(choices))
+    clock = init_pipeline(len(choices))
     for gap, bucket in zip(self.when.gaps, self.when.buckets, strict=False):
       of = np.array(bucket)
       coding = self.coding[of, choices[:, of]].sum(1)
       payload = self.payload[of, choices[:, of]].sum(1)
-      clock = tick(clock, self.parts(gap, coding, payload))
-    return end(clock, self.after_all()) + self.when.tail_s
+      clock = advance_pipeline(clock, self.parts(gap, coding, payload))
+    return finish_time(clock, self.after_all()) + self.when.tail_s
 
-  def after_all(self) -> Rest:
+  def after_all(self) -> PipelineSuffix:
     """What is computed when all gradients are there."""
     zero = np.zeros(())
-    return before(Parts(zero + self.when.gaps[-1], zero, zero), NOTHING)
+    return prepend_stage(
+      StageTimes(zero + self.when.gaps[-1], zero, zero), NOTHING
+    )
 
   def wire_bytes(self, tensor: int, codec: int) -> float:
     """What a worker sends of a tensor."""
@@ -90,8 +94,8 @@ class Table:
 
 
 def make_table(
-  work: Work,
-  prices: Prices,
+  work: StepCost,
+  prices: TensorCosts,
   candidates: Sequence[Codec],
   method: str | None,
   *,
@@ -135,7 +139,7 @@ def make_table(
 
 
 def _curve(
-  prices: Prices, kind: Move, most: int
+  prices: TensorCosts, kind: Move, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
   sizes = np.unique(np.rint(np.geomspace(1, 1 + most, _KNOTS)))
   return sizes, np.array([prices.link_seconds(kind, int(n)) for n in sizes])

@@ -1,11 +1,11 @@
 """Chooses what to do with every residual under a memory budget."""
 
 from jaxmotion.planner.residuals._fit import (
-  fit as fit,
-  program_bytes as program_bytes,
+  fit_memory as fit_memory,
+  program_memory_bytes as program_memory_bytes,
 )
 from jaxmotion.planner.residuals._plan import (
-  DoesNotFit as DoesNotFit,
-  FitPlan as FitPlan,
-  FitRow as FitRow,
+  BudgetTooSmallError as BudgetTooSmallError,
+  MemoryPlan as MemoryPlan,
+  MemoryPlanRow as MemoryPlanRow,
 )

@@ -13,15 +13,15 @@ from jaxmotion.codecs import Codec, zero_value
 from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.memory.residuals import (
   Action,
-  Choice,
   Residual,
-  Rules,
+  ResidualChoice,
+  ResidualRules,
   compress_residuals,
   offload,
   recompute,
   residuals_of,
 )
-from jaxmotion.perfmodel import Platform, cost, seconds
+from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.residuals._layers import layers_of, prefix_of
 
@@ -29,7 +29,7 @@ from jaxmotion.planner.residuals._layers import layers_of, prefix_of
 Drops = frozenset[str]
 
 
-class Trial(NamedTuple):
+class TracedVariant(NamedTuple):
   """The function with something computed again, and nothing encoded.
 
   Attributes:
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     return sum(r.encoded_bytes * r.repeats for r in self.rows)
 
 
-class Offer(NamedTuple):
+class KeepOption(NamedTuple):
   """One way to keep the residuals of a name.
 
   Attributes:
@@ -69,7 +69,7 @@ class Offer(NamedTuple):
   fetch_s: float
 
 
-class Prices:
+class ResidualCosts:
   """What a function's residuals take, on a platform.
 
   Args:
@@ -89,12 +89,14 @@ class Prices:
     self._fn, self.args, self._platform = fn, args, platform
     self._options = options
     self.params = tuple(range(len(args)))
-    self._trials: dict[Drops, Trial] = {}
-    self._offers: dict[tuple[Residual, ...], list[Offer]] = {}
+    self._trials: dict[Drops, TracedVariant] = {}
+    self._offers: dict[tuple[Residual, ...], list[KeepOption]] = {}
     self.argument_bytes = tree_bytes(args)
     step = jax.value_and_grad(fn)
     self.gradient_bytes = tree_bytes(jax.eval_shape(step, *args))
-    self.plain_s = seconds(cost(step, *args, while_trips=1), platform.device)
+    self.plain_s = predict_seconds(
+      predict_cost(step, *args, while_trips=1), platform.device
+    )
     self._layers = layers_of(fn, args, platform.device)
     forward_s = sum(layer.forward_s for layer in self._layers)
     self._backward = max(self.plain_s / forward_s - 1, 0) if forward_s else 0
@@ -112,14 +114,14 @@ class Prices:
     """Trials so far."""
     return len(self._trials)
 
-  def trial(self, drops: Iterable[str] = ()) -> Trial:
+  def trial(self, drops: Iterable[str] = ()) -> TracedVariant:
     """Returns the function with what matches one of the patterns dropped."""
     drops = frozenset(drops)
     if drops not in self._trials:
       self._trials[drops] = self._try(drops)
     return self._trials[drops]
 
-  def _try(self, drops: Drops) -> Trial:
+  def _try(self, drops: Drops) -> TracedVariant:
     movable: set[str] = set()
 
     def choose(residual: Residual) -> Action:
@@ -127,20 +129,22 @@ class Prices:
       return recompute() if dropped(residual.name, drops) else None
 
     rows, wrapped = self.kept(choose), self.wrap(choose)
-    whole = cost(jax.value_and_grad(wrapped), *self.args, while_trips=1)
-    step_s = seconds(whole, self._platform.device)
+    whole = predict_cost(jax.value_and_grad(wrapped), *self.args, while_trips=1)
+    step_s = predict_seconds(whole, self._platform.device)
     movable &= {r.name for r in rows}
-    return Trial(tuple(rows), frozenset(movable), step_s, whole.peak_bytes)
+    return TracedVariant(
+      tuple(rows), frozenset(movable), step_s, whole.peak_bytes
+    )
 
-  def kept(self, rules: Rules | Choice) -> list[Residual]:
+  def kept(self, rules: ResidualRules | ResidualChoice) -> list[Residual]:
     """Returns what is kept by such rules."""
     return residuals_of(self._fn, *self.args, codec=rules, params=self.params)
 
-  def wrap(self, rules: Rules | Choice) -> Callable[..., Any]:
+  def wrap(self, rules: ResidualRules | ResidualChoice) -> Callable[..., Any]:
     """Returns the function by such rules."""
     return compress_residuals(self._fn, rules, params=self.params)
 
-  def offers(self, rows: Sequence[Residual]) -> list[Offer]:
+  def offers(self, rows: Sequence[Residual]) -> list[KeepOption]:
     """Returns the ways to keep residuals of one name; the first is as is."""
     key = tuple(rows)
     if key not in self._offers:
@@ -148,19 +152,19 @@ class Prices:
       self._offers[key] = [self._offer(rows, action) for action in ways]
     return self._offers[key]
 
-  def _offer(self, rows: Sequence[Residual], action: Action) -> Offer:
+  def _offer(self, rows: Sequence[Residual], action: Action) -> KeepOption:
     host = isinstance(action, offload)
     codec: Any = action.codec if isinstance(action, offload) else action
     kept = [r._replace(codec=codec, host=host) for r in rows]
     return self.offered(kept)._replace(action=action)
 
-  def offered(self, rows: Sequence[Residual]) -> Offer:
+  def offered(self, rows: Sequence[Residual]) -> KeepOption:
     """Returns what residuals take as they are kept."""
     to_host, from_host = self._platform.to_host, self._platform.from_host
     moved = [r for r in rows if r.host]
     passes = 2 * sum(r.encoded_bytes * r.repeats for r in moved)
     memory_s = passes / self._platform.device.memory_rate.bytes_per_s
-    return Offer(
+    return KeepOption(
       None,
       sum(r.encoded_bytes * r.repeats for r in rows if not r.host),
       sum(map(self._coding_s, rows)) + memory_s,

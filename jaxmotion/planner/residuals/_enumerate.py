@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from jaxmotion.memory.residuals import Action, Residual
 from jaxmotion.planner.residuals._costs import (
   Drops,
-  Offer,
-  Prices,
-  Trial,
+  KeepOption,
+  ResidualCosts,
+  TracedVariant,
   dropped,
 )
 from jaxmotion.planner.residuals._layers import prefix_of, within
-from jaxmotion.planner.residuals._pareto import Ways
+from jaxmotion.planner.residuals._pareto import ParetoFront
 
 # Functions that are traced at most; each takes about a second if it is large.
 _TRACES = 32
 
 
-class Draft(NamedTuple):
+class PlanCandidate(NamedTuple):
   """A plan, priced part by part.
 
   Attributes:
@@ -41,7 +41,7 @@ class Draft(NamedTuple):
   picks: tuple[tuple[str, Action], ...]
 
 
-class Drafts(NamedTuple):
+class PlanCandidates(NamedTuple):
   """Plans to choose from; of each list none is both faster and smaller.
 
   Attributes:
@@ -49,11 +49,11 @@ class Drafts(NamedTuple):
     by_drops: the best ones that compute the same again.
   """
 
-  all_of: list[Draft]
-  by_drops: list[list[Draft]]
+  all_of: list[PlanCandidate]
+  by_drops: list[list[PlanCandidate]]
 
 
-def drafts(prices: Prices, drop: bool) -> Drafts:
+def list_candidates(prices: ResidualCosts, drop: bool) -> PlanCandidates:
   """Returns plans to choose from.
 
   Args:
@@ -63,18 +63,18 @@ def drafts(prices: Prices, drop: bool) -> Drafts:
   sets = [frozenset[str](), *(_drop_sets(prices) if drop else ())]
   found = [_ways_to_keep(prices, drops) for drops in dict.fromkeys(sets)]
   every = list(itertools.chain(*found))
-  return Drafts(_undominated(every), list(map(_undominated, found)))
+  return PlanCandidates(_undominated(every), list(map(_undominated, found)))
 
 
-def _undominated(every: Sequence[Draft]) -> list[Draft]:
-  best: list[Draft] = []
+def _undominated(every: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+  best: list[PlanCandidate] = []
   for draft in sorted(every, key=lambda d: (d.step_s, d.nbytes)):
     if not best or draft.nbytes < best[-1].nbytes:
       best.append(draft)
   return best
 
 
-def _drop_sets(prices: Prices) -> Iterator[Drops]:
+def _drop_sets(prices: ResidualCosts) -> Iterator[Drops]:
   """Sets of what to compute again that are worth a look; at last, all."""
   base = prices.trial()
   all_of = frozenset(within(p) for p in _prefixes(base.rows))
@@ -120,7 +120,9 @@ def _units(rows: Sequence[Residual]) -> dict[Drops, list[str]]:
   return dict(itertools.islice(units.items(), _TRACES // 2))
 
 
-def _greedy(prices: Prices, units: dict[Drops, list[str]]) -> Iterator[Drops]:
+def _greedy(
+  prices: ResidualCosts, units: dict[Drops, list[str]]
+) -> Iterator[Drops]:
   """Drops what costs the fewest seconds a byte, again and again.
 
   A unit's price is looked up again only when it is the best (its place in the
@@ -142,23 +144,23 @@ def _greedy(prices: Prices, units: dict[Drops, list[str]]) -> Iterator[Drops]:
       chosen = tried
 
 
-def _price(old: Trial, new: Trial) -> float | None:
+def _price(old: TracedVariant, new: TracedVariant) -> float | None:
   """Seconds for each byte less; None if there is none."""
   saved = old.nbytes - new.nbytes
   return max(new.step_s - old.step_s, 0.0) / saved if saved > 0 else None
 
 
-def _ways_to_keep(prices: Prices, drops: Drops) -> list[Draft]:
+def _ways_to_keep(prices: ResidualCosts, drops: Drops) -> list[PlanCandidate]:
   """The best plans that compute just these again."""
   trial = prices.trial(drops)
   fixed = [r for r in trial.rows if r.name not in trial.movable]
-  whole = Ways()
+  whole = ParetoFront()
   whole.nbytes += prices.offered(fixed).device_bytes
   whole.seconds += trial.step_s
   names: list[str] = []
-  offers: list[list[Offer]] = []
+  offers: list[list[KeepOption]] = []
   for prefix in _prefixes(trial.rows):
-    layer = Ways()
+    layer = ParetoFront()
     own = [r for r in trial.rows if prefix_of(r.name) == prefix]
     for name in dict.fromkeys(r.name for r in own if r.name in trial.movable):
       offers.append(prices.offers([r for r in own if r.name == name]))
@@ -168,13 +170,15 @@ def _ways_to_keep(prices: Prices, drops: Drops) -> list[Draft]:
     layer.put_s, layer.fetch_s = layer.put_s * 0, layer.fetch_s * 0
     whole = whole.and_one_of(layer.undominated())
   return [
-    Draft(float(s), int(n), drops, _picked(names, offers, row))
+    PlanCandidate(float(s), int(n), drops, _picked(names, offers, row))
     for s, n, row in zip(whole.seconds, whole.nbytes, whole.picks, strict=True)
   ]
 
 
 def _picked(
-  names: Sequence[str], offers: Sequence[Sequence[Offer]], row: NDArray[Any]
+  names: Sequence[str],
+  offers: Sequence[Sequence[KeepOption]],
+  row: NDArray[Any],
 ) -> tuple[tuple[str, Action], ...]:
   pairs = zip(names, offers, row, strict=True)
   return tuple((name, own[i].action) for name, own, i in pairs if i)

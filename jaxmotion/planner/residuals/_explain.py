@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jaxmotion.memory.residuals import Residual
-from jaxmotion.planner._text import in_bytes, in_seconds
-from jaxmotion.planner.residuals._costs import Offer, Prices, dropped
-from jaxmotion.planner.residuals._enumerate import Draft
+from jaxmotion.planner._text import format_bytes, format_seconds
+from jaxmotion.planner.residuals._costs import (
+  KeepOption,
+  ResidualCosts,
+  dropped,
+)
+from jaxmotion.planner.residuals._enumerate import PlanCandidate
 from jaxmotion.planner.residuals._layers import prefix_of
-from jaxmotion.planner.residuals._plan import FitRow
+from jaxmotion.planner.residuals._plan import MemoryPlanRow
 
 
 def rows_of(
-  prices: Prices, draft: Draft, kept: Sequence[Residual]
-) -> Iterator[FitRow]:
+  prices: ResidualCosts, draft: PlanCandidate, kept: Sequence[Residual]
+) -> Iterator[MemoryPlanRow]:
   """Returns a row for each residual that is kept or computed again."""
   movable = prices.trial(draft.drops).movable
   before = {r.name for r in prices.trial().rows}
@@ -28,8 +32,8 @@ def rows_of(
 
 
 def _computed_again(
-  prices: Prices, draft: Draft, there: set[str]
-) -> Iterator[FitRow]:
+  prices: ResidualCosts, draft: PlanCandidate, there: set[str]
+) -> Iterator[MemoryPlanRow]:
   """What all of them take together is shared out by their bytes."""
   before = prices.trial()
   gone = [
@@ -41,17 +45,17 @@ def _computed_again(
   extra_s = prices.trial(draft.drops).step_s - before.step_s
   for r in gone:
     plain = r.nbytes * r.repeats
-    reason = f"Saves {in_bytes(r.encoded_bytes * r.repeats)}."
+    reason = f"Saves {format_bytes(r.encoded_bytes * r.repeats)}."
     took = extra_s * plain / total
-    yield FitRow(r.name, "recompute", None, plain, 0, 0, took, reason)
+    yield MemoryPlanRow(r.name, "recompute", None, plain, 0, 0, took, reason)
 
 
 def _kept(
-  prices: Prices,
+  prices: ResidualCosts,
   rows: Sequence[Residual],
   every: Sequence[Residual],
   reason: str,
-) -> FitRow:
+) -> MemoryPlanRow:
   first = rows[0]
   offer = prices.offered(rows)
   encoded = sum(r.encoded_bytes * r.repeats for r in rows)
@@ -60,15 +64,18 @@ def _kept(
   action = "keep" if first.codec is None else "compress"
   if first.host:
     action = "offload"
-    link = in_seconds(offer.put_s + offer.fetch_s)
+    link = format_seconds(offer.put_s + offer.fetch_s)
     reason = (
-      f"Saves {in_bytes(plain)}; of {link} of the link, "
-      f"{in_seconds(exposed_s)} show."
+      f"Saves {format_bytes(plain)}; of {link} of the link, "
+      f"{format_seconds(exposed_s)} show."
     )
   elif first.codec is not None:
-    saved, coding = in_bytes(plain - encoded), in_seconds(offer.device_s)
+    saved, coding = (
+      format_bytes(plain - encoded),
+      format_seconds(offer.device_s),
+    )
     reason = f"Saves {saved} for {coding} of coding."
-  return FitRow(
+  return MemoryPlanRow(
     first.name,
     action,
     first.codec,
@@ -81,7 +88,10 @@ def _kept(
 
 
 def _exposed_s(
-  prices: Prices, offer: Offer, prefix: str, every: Sequence[Residual]
+  prices: ResidualCosts,
+  offer: KeepOption,
+  prefix: str,
+  every: Sequence[Residual],
 ) -> float:
   """A residual's share of what its layer's link adds."""
   own = offer.put_s + offer.fetch_s

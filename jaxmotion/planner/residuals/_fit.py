@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import PyTree, describe
+from jaxmotion.core import PyTree, shape_string
 from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
-from jaxmotion.planner.residuals._costs import Prices
-from jaxmotion.planner.residuals._enumerate import drafts
-from jaxmotion.planner.residuals._plan import FitPlan
-from jaxmotion.planner.residuals._select import Check, cheapest
+from jaxmotion.planner.residuals._costs import ResidualCosts
+from jaxmotion.planner.residuals._enumerate import list_candidates
+from jaxmotion.planner.residuals._plan import MemoryPlan
+from jaxmotion.planner.residuals._select import Check, select_fastest
 
 OPTIONS = (offload(), recompute())
 
 
-def program_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
+def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   """Returns the device memory of a function, compiled for JAX's backend.
 
   Arguments, results and everything in between. The CPU backend's figure is
@@ -34,7 +34,7 @@ def program_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
 
   Example:
     >>> x = jax.ShapeDtypeStruct((256, 256), "float32")
-    >>> program_bytes(lambda x: x + 1, x)
+    >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
   memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
@@ -46,7 +46,7 @@ def program_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   )
 
 
-def fit(
+def fit_memory(
   fn: Callable[..., Any],
   params: PyTree,
   batch: Any,
@@ -54,8 +54,8 @@ def fit(
   platform: Platform,
   *,
   options: Sequence[Action] = OPTIONS,
-  compiled_bytes: Check | None = program_bytes,
-) -> FitPlan:
+  compiled_bytes: Check | None = program_memory_bytes,
+) -> MemoryPlan:
   r"""Chooses what is done with each residual so that a step fits and is short.
 
   Each residual `r` of a function is kept, encoded, moved to the host or
@@ -95,21 +95,21 @@ def fit(
     The plan; `plan.wrap(fn)` keeps its residuals by it.
 
   Raises:
-    DoesNotFit: no plan meets the budget (a ValueError with `least_bytes`).
+    BudgetTooSmallError: no plan meets the budget (a ValueError with `least_bytes`).
     TypeError: `platform` is no platform, or an option is none.
     ValueError: the budget is not positive, the function returns no scalar or
       has side effects, a codec remembers something between arrays, or the
       device has no rate for a matrix product's dtype.
 
   Example:
-    >>> from jaxmotion.perfmodel import shipped
+    >>> from jaxmotion.perfmodel import builtin_platform
     >>> def loss(params, x):
     ...   def layer(x, w):
     ...     return x + jnp.tanh(jnp.tanh(x @ w) @ w.T), None
     ...   return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
     >>> w = jax.ShapeDtypeStruct((8, 64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((256, 64), "float32")
-    >>> plan = fit(loss, w, x, 1.5e6, shipped("h100_node"))
+    >>> plan = fit_memory(loss, w, x, 1.5e6, builtin_platform("h100_node"))
     >>> plan.compiled_bytes <= 1.5e6, plan.rules[0][1]
     (True, recompute())
 
@@ -132,9 +132,11 @@ def fit(
     options = [o for o in options if not isinstance(o, offload)]
     notes = (f"Nothing is offloaded: {refused}.",)
   ways = [o for o in options if not (o is None or isinstance(o, recompute))]
-  prices = Prices(fn, args, platform, ways)
-  found = drafts(prices, any(isinstance(o, recompute) for o in options))
-  return cheapest(prices, found, budget_bytes, compiled_bytes, notes)
+  prices = ResidualCosts(fn, args, platform, ways)
+  found = list_candidates(
+    prices, any(isinstance(o, recompute) for o in options)
+  )
+  return select_fastest(prices, found, budget_bytes, compiled_bytes, notes)
 
 
 def _shape(x: Any) -> Any:
@@ -146,7 +148,7 @@ def _no_host(platform: Platform, compiled_bytes: Check | None) -> str:
   """Says why nothing may go to the host, if so."""
   if platform.to_host is None or platform.from_host is None:
     return f"`platform` {platform.name!r} has no link to a host"
-  if compiled_bytes is program_bytes and jax.default_backend() == "cpu":
+  if compiled_bytes is program_memory_bytes and jax.default_backend() == "cpu":
     return (
       "the CPU backend, which the step was compiled for, has no other memory "
       "(`compiled_bytes` may be a compiler for the platform)"
@@ -184,7 +186,7 @@ def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:
     or leaves[0].shape
     or not jnp.issubdtype(leaves[0].dtype, jnp.floating)
   ):
-    shown = ", ".join(map(describe, leaves))
+    shown = ", ".join(map(shape_string, leaves))
     raise ValueError(
       f"`fn` must return a floating-point scalar, got ({shown})."
     )

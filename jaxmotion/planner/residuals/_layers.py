@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxmotion.core import Array, tree_bytes
-from jaxmotion.perfmodel import Device, cost, seconds
+from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
@@ -81,7 +81,9 @@ def _scans(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
 
 def _seconds(closed: core.ClosedJaxpr, device: Device) -> float:
   run = core.jaxpr_as_fun(closed)
-  return seconds(cost(run, *_likes(closed.in_avals), while_trips=1), device)
+  return predict_seconds(
+    predict_cost(run, *_likes(closed.in_avals), while_trips=1), device
+  )
 
 
 def _likes(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
@@ -105,7 +107,7 @@ def _working_bytes(closed: core.ClosedJaxpr) -> int:
     )
     return pull(list(map(_cotangent, outs)))
 
-  whole = cost(both, *likes, while_trips=1)
+  whole = predict_cost(both, *likes, while_trips=1)
   outs = jax.eval_shape(both, *likes)
   return max(0, whole.peak_bytes - tree_bytes(likes) - tree_bytes(outs))
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxmotion.planner.residuals._costs import Offer
+from jaxmotion.planner.residuals._costs import KeepOption
 
 # More are thinned out.
 _MOST = 128
 _COSTS = ("nbytes", "seconds", "put_s", "fetch_s")
 
 
-class Ways:
+class ParetoFront:
   """Ways to keep some residuals, none better than another in everything.
 
   Args:
@@ -29,7 +29,7 @@ class Ways:
     picks: for each way the offer that is taken for each name.
   """
 
-  def __init__(self, *offers: Offer):
+  def __init__(self, *offers: KeepOption):
     count = max(1, len(offers))
     columns = [o[1:] for o in offers] or [(0, 0.0, 0.0, 0.0)]
     nbytes, seconds, put_s, fetch_s = zip(*columns, strict=True)
@@ -39,13 +39,13 @@ class Ways:
     own = min(1, len(offers))
     self.picks = np.arange(count, dtype=np.int8).reshape(count, 1)[:, :own]
 
-  def with_one_of(self, offers: Sequence[Offer]) -> Ways:
+  def with_one_of(self, offers: Sequence[KeepOption]) -> ParetoFront:
     """One more residual."""
-    return self.and_one_of(Ways(*offers))
+    return self.and_one_of(ParetoFront(*offers))
 
-  def and_one_of(self, other: Ways) -> Ways:
+  def and_one_of(self, other: ParetoFront) -> ParetoFront:
     """All pairs, without those that are worse than another."""
-    pairs = Ways()
+    pairs = ParetoFront()
     for name in _COSTS:
       both = getattr(self, name)[:, None] + getattr(other, name)
       setattr(pairs, name, both.reshape(-1))
@@ -55,7 +55,7 @@ class Ways:
     pairs.picks = np.concatenate([first, second], axis=1)
     return pairs.undominated()
 
-  def undominated(self) -> Ways:
+  def undominated(self) -> ParetoFront:
     """Those that none is better than; of too many, some."""
     order = np.lexsort((self.fetch_s, self.put_s, self.seconds, self.nbytes))
     kept = self._take(order)
@@ -76,8 +76,8 @@ class Ways:
         found.append(i)
     return np.array(found)
 
-  def _take(self, places: NDArray[Any]) -> Ways:
-    taken = Ways()
+  def _take(self, places: NDArray[Any]) -> ParetoFront:
+    taken = ParetoFront()
     for name in (*_COSTS, "picks"):
       setattr(taken, name, getattr(self, name)[places])
     return taken

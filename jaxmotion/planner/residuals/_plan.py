@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from jaxmotion.codecs import Codec
 from jaxmotion.memory.residuals import Action, compress_residuals
-from jaxmotion.planner._text import brief, in_bytes, in_seconds
+from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
 
 
-class DoesNotFit(ValueError):
+class BudgetTooSmallError(ValueError):
   """No plan meets the budget.
 
   Args:
@@ -20,11 +20,11 @@ class DoesNotFit(ValueError):
     compiled: whether that is the compiler's figure or predicted.
 
   Example:
-    >>> raise DoesNotFit(10**6, 2 * 10**6, True)
+    >>> raise BudgetTooSmallError(10**6, 2 * 10**6, True)
     Traceback (most recent call last):
     ...
-    jaxmotion.planner.residuals._plan.DoesNotFit: `budget_bytes` is 1000000: \
-does not fit; the least this can reach is 2000000 bytes (compiled).
+    jaxmotion.planner.residuals._plan.BudgetTooSmallError: `budget_bytes` \
+is 1000000: does not fit; the least this can reach is 2000000 bytes (compiled).
   """
 
   def __init__(self, budget_bytes: float, least_bytes: int, compiled: bool):
@@ -36,7 +36,7 @@ does not fit; the least this can reach is 2000000 bytes (compiled).
     self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
 
 
-class FitRow(NamedTuple):
+class MemoryPlanRow(NamedTuple):
   """What a plan does with one residual.
 
   Args:
@@ -50,7 +50,7 @@ class FitRow(NamedTuple):
     reason: one sentence.
 
   Example:
-    >>> FitRow("dense/a", "keep", None, 8192, 8192, 0, 0.0, "It fits.").action
+    >>> MemoryPlanRow("dense/a", "keep", None, 8192, 8192, 0, 0.0, "It fits.").action
     'keep'
   """
 
@@ -65,7 +65,7 @@ class FitRow(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FitPlan:
+class MemoryPlan:
   """What is done with each residual; `wrap` does it.
 
   All seconds are predicted, and so are all bytes but `compiled_bytes`.
@@ -84,7 +84,7 @@ class FitPlan:
     notes: what there is to know about how it was made.
 
   Example:
-    >>> plan = FitPlan((), (), (0,), 1e6, None, 500, 400, 100, 2e-3, 2.5e-3)
+    >>> plan = MemoryPlan((), (), (0,), 1e6, None, 500, 400, 100, 2e-3, 2.5e-3)
     >>> print(plan)
     Predicted 1 kB of 1 MB, not compiled: 500 B of arguments, 400 B of \
 gradients, 0 B of residuals, 100 B at work; 2.5 ms a step, 500 us more than \
@@ -94,7 +94,7 @@ without.
   """
 
   rules: tuple[tuple[str, Action], ...]
-  rows: tuple[FitRow, ...]
+  rows: tuple[MemoryPlanRow, ...]
   params: tuple[int, ...]
   budget_bytes: float
   compiled_bytes: int | None
@@ -140,17 +140,17 @@ without.
 
   def _summary(self) -> str:
     compiled = self.compiled_bytes
-    checked = "not compiled" if compiled is None else in_bytes(compiled)
+    checked = "not compiled" if compiled is None else format_bytes(compiled)
     checked += "" if compiled is None else " compiled"
     word = "more" if self.added_s >= 0 else "less"
     return (
-      f"Predicted {in_bytes(self.predicted_bytes)} of "
-      f"{in_bytes(self.budget_bytes)}, {checked}: "
-      f"{in_bytes(self.argument_bytes)} of arguments, "
-      f"{in_bytes(self.gradient_bytes)} of gradients, "
-      f"{in_bytes(self.residual_bytes)} of residuals, "
-      f"{in_bytes(self.working_bytes)} at work; "
-      f"{in_seconds(self.step_s)} a step, {in_seconds(abs(self.added_s))} "
+      f"Predicted {format_bytes(self.predicted_bytes)} of "
+      f"{format_bytes(self.budget_bytes)}, {checked}: "
+      f"{format_bytes(self.argument_bytes)} of arguments, "
+      f"{format_bytes(self.gradient_bytes)} of gradients, "
+      f"{format_bytes(self.residual_bytes)} of residuals, "
+      f"{format_bytes(self.working_bytes)} at work; "
+      f"{format_seconds(self.step_s)} a step, {format_seconds(abs(self.added_s))} "
       f"{word} than without."
     )
 
@@ -166,8 +166,12 @@ without.
     ]
 
 
-def _cells(row: FitRow) -> tuple[str, ...]:
-  does = row.action if row.codec is None else f"{row.action} {brief(row.codec)}"
+def _cells(row: MemoryPlanRow) -> tuple[str, ...]:
+  does = (
+    row.action
+    if row.codec is None
+    else f"{row.action} {format_codec(row.codec)}"
+  )
   sizes = (row.plain_bytes, row.kept_bytes, row.host_bytes)
-  took = in_seconds(row.seconds)
-  return (row.name, does, *map(in_bytes, sizes), took, row.reason)
+  took = format_seconds(row.seconds)
+  return (row.name, does, *map(format_bytes, sizes), took, row.reason)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import jax
 
 from jaxmotion.memory.residuals import Action, Residual, recompute
-from jaxmotion.planner.residuals._costs import Prices
-from jaxmotion.planner.residuals._enumerate import Draft, Drafts
+from jaxmotion.planner.residuals._costs import ResidualCosts
+from jaxmotion.planner.residuals._enumerate import PlanCandidate, PlanCandidates
 from jaxmotion.planner.residuals._explain import rows_of
-from jaxmotion.planner.residuals._plan import DoesNotFit, FitPlan
+from jaxmotion.planner.residuals._plan import BudgetTooSmallError, MemoryPlan
 
 Check = Callable[..., int]
 # What is compiled is chosen by what the last one needed more than predicted;
@@ -22,13 +22,13 @@ _GUESSES = 3
 _CLOSE = 0.01
 
 
-def cheapest(
-  prices: Prices,
-  found: Drafts,
+def select_fastest(
+  prices: ResidualCosts,
+  found: PlanCandidates,
   budget_bytes: float,
   check: Check | None,
   notes: tuple[str, ...],
-) -> FitPlan:
+) -> MemoryPlan:
   """Returns the fastest plan that fits.
 
   Args:
@@ -39,9 +39,9 @@ def cheapest(
     notes: of the plan.
 
   Raises:
-    DoesNotFit: none fits.
+    BudgetTooSmallError: none fits.
   """
-  maker = _Maker(prices, budget_bytes, check, notes)
+  maker = _PlanCompiler(prices, budget_bytes, check, notes)
   # What is alive at work depends on what is computed again, and decides where
   # little is kept.
   by_drops = sorted(found.by_drops, key=lambda own: own[-1].step_s)
@@ -49,13 +49,15 @@ def cheapest(
   for ordered in itertools.chain([found.all_of], others):
     if best := _search(maker, ordered):
       return best
-  raise DoesNotFit(budget_bytes, maker.least_bytes, check is not None)
+  raise BudgetTooSmallError(budget_bytes, maker.least_bytes, check is not None)
 
 
-def _search(maker: _Maker, ordered: Sequence[Draft]) -> FitPlan | None:
+def _search(
+  maker: _PlanCompiler, ordered: Sequence[PlanCandidate]
+) -> MemoryPlan | None:
   """Returns the fastest that fits, of drafts with the fastest first."""
   low, high = 0, len(ordered) - 1
-  best: FitPlan | None = None
+  best: MemoryPlan | None = None
   guesses = _GUESSES
   while low <= high:
     if best and best.step_s <= (1 + _CLOSE) * ordered[low].step_s:
@@ -74,24 +76,24 @@ def _search(maker: _Maker, ordered: Sequence[Draft]) -> FitPlan | None:
   return best
 
 
-def _bytes(plan: FitPlan) -> int:
+def _bytes(plan: MemoryPlan) -> int:
   compiled = plan.compiled_bytes
   return plan.predicted_bytes if compiled is None else compiled
 
 
-class _Maker:
+class _PlanCompiler:
   """Makes plans of drafts."""
 
   def __init__(
     self,
-    prices: Prices,
+    prices: ResidualCosts,
     budget_bytes: float,
     check: Check | None,
     notes: tuple[str, ...],
   ):
     self._prices, self._budget_bytes = prices, budget_bytes
     self._check, self._notes = check, notes
-    self._plans: dict[Draft, FitPlan] = {}
+    self._plans: dict[PlanCandidate, MemoryPlan] = {}
     self._compiled: dict[tuple[Residual, ...], int] = {}
     given = prices.argument_bytes + prices.gradient_bytes
     # What the last plan took besides its residuals.
@@ -102,22 +104,22 @@ class _Maker:
     """Of all plans so far."""
     return min(map(_bytes, self._plans.values()))
 
-  def plan(self, draft: Draft) -> FitPlan:
+  def plan(self, draft: PlanCandidate) -> MemoryPlan:
     """Returns a draft's plan."""
     if draft not in self._plans:
       self._plans[draft] = self._make(draft)
     self._others = _bytes(self._plans[draft]) - draft.nbytes
     return self._plans[draft]
 
-  def fits(self, draft: Draft) -> bool:
+  def fits(self, draft: PlanCandidate) -> bool:
     """Whether a draft's plan fits."""
     return _bytes(self.plan(draft)) <= self._budget_bytes
 
-  def seems_to_fit(self, draft: Draft) -> bool:
+  def seems_to_fit(self, draft: PlanCandidate) -> bool:
     """Whether it would, if the rest took what it took in the last plan."""
     return self._others + draft.nbytes <= self._budget_bytes
 
-  def _make(self, draft: Draft) -> FitPlan:
+  def _make(self, draft: PlanCandidate) -> MemoryPlan:
     prices = self._prices
     rules, kept = _settled(prices, draft)
     compiled = None
@@ -128,7 +130,7 @@ class _Maker:
         step = jax.value_and_grad(prices.wrap(rules))
         self._compiled[key] = self._check(step, *prices.args)
       compiled = self._compiled[key]
-    return FitPlan(
+    return MemoryPlan(
       rules,
       tuple(rows_of(prices, draft, kept)),
       prices.params,
@@ -144,7 +146,7 @@ class _Maker:
 
 
 def _settled(
-  prices: Prices, draft: Draft
+  prices: ResidualCosts, draft: PlanCandidate
 ) -> tuple[tuple[tuple[str, Action], ...], list[Residual]]:
   """Returns rules of which each is for something, and what they keep.
 

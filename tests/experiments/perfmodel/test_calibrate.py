@@ -79,11 +79,13 @@ def test_a_step_can_be_predicted_and_says_what_was_not_measured(
     return jnp.sum(jnp.tanh(x @ w))
 
   w = jax.ShapeDtypeStruct((64, 64), "float32")
-  own = perfmodel.work(loss, w, jax.ShapeDtypeStruct((64, 64), "float32"))
-  step = perfmodel.data_parallel(own, again, "data", codecs.sign())
+  own = perfmodel.trace_step(loss, w, jax.ShapeDtypeStruct((64, 64), "float32"))
+  step = perfmodel.predict_step(own, again, "data", codecs.sign())
   assert math.isfinite(step.total_s) and step.total_s > 0
   half = jax.ShapeDtypeStruct((64, 64), "bfloat16")
-  missing = perfmodel.unmeasured(again, perfmodel.cost(lambda x: x @ x, half))
+  missing = perfmodel.uncalibrated(
+    again, perfmodel.predict_cost(lambda x: x @ x, half)
+  )
   assert set(missing) == {"matmul bfloat16"}
 
 

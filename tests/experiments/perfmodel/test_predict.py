@@ -54,7 +54,7 @@ def test_steps_by_the_law_are_predicted_at_other_batches_and_widths():
 
 
 def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
-  platform = perfmodel.shipped("ethernet_1gbit").resize(data=2)
+  platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
   alone = predict.Alone({case: lawful(case) for case in GRID.known})
   plain, coded = (Case(64, 16, n) for n in ("none", "sign_feedback"))
   exchange = perfmodel.predict_exchange(
@@ -68,7 +68,7 @@ def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
 
 def emulated(workers, seconds):
   """A platform whose curves all take so many seconds."""
-  plain = perfmodel.shipped("ethernet_1gbit").resize(data=workers)
+  plain = perfmodel.builtin_platform("ethernet_1gbit").resize(data=workers)
 
   def curve(factor):
     return Curve(sizes=(1e3, 1e6), seconds=(factor, 9 * factor), noise=0.1)

@@ -14,7 +14,7 @@ WAIT = 120  # Seconds that a slow machine may take.
 
 def test_a_configuration_has_its_workers_optimiser_and_gradient(tiny):
   config = tiny("digits", channels=(4,), hidden=4)
-  plan = run.make_plan(config, perfmodel.shipped("ethernet_1gbit"))
+  plan = run.make_plan(config, perfmodel.builtin_platform("ethernet_1gbit"))
   assert plan.platform.axis("data").workers == config.workers
   # Nesterov's momentum and decay: more than plain gradient descent.
   assert plan.request.work.state_bytes > 0
@@ -30,7 +30,7 @@ def test_a_configuration_has_its_workers_optimiser_and_gradient(tiny):
 def test_a_plan_is_printed_and_written(tmp_path, tiny):
   config, json = tiny("digits"), tmp_path / "rows.jsonl"
   path = tmp_path / "link.json"
-  perfmodel.save_platform(perfmodel.shipped("ethernet_10gbit"), path)
+  perfmodel.save_platform(perfmodel.builtin_platform("ethernet_10gbit"), path)
   fields = ("channels", "hidden", "workers", "batch_size")
   done = subprocess.run(
     [
@@ -65,6 +65,8 @@ def test_what_cannot_be_is_named(tiny):
   with pytest.raises(ValueError, match="`name` must be one of 'h200_node'"):
     run.load_platform("token_ring")
   with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):
-    run.make_plan(tiny("digits", workers=3), perfmodel.shipped("h100_node"))
+    run.make_plan(
+      tiny("digits", workers=3), perfmodel.builtin_platform("h100_node")
+    )
   with pytest.raises(ValueError, match="`axis` must be one of 'host'"):
-    run.make_plan(tiny("digits"), perfmodel.shipped("h100_cluster"))
+    run.make_plan(tiny("digits"), perfmodel.builtin_platform("h100_cluster"))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_an_update_in_the_backward_pass_holds_no_copy_of_the_kernels():
-  model = memory.update_in_backward(
+  model = memory.OptimizerInBackward(
     [(_block, REPEATS)], _loss, optax.sgd(0.1), segment=1
   )
   kernels = jax.ShapeDtypeStruct((REPEATS, 3, 3, WIDTH, WIDTH), "float32")

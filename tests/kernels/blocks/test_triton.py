@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import make_key
-from jaxmotion.kernels import Memory, blocks
+from jaxmotion.kernels import ErrorMemory, blocks
 from jaxmotion.kernels.blocks import _pallas_triton as triton, _reference
 from jaxmotion.kernels.blocks._cases import CASES
-from jaxmotion.kernels.quantize import Absmax
-from jaxmotion.kernels.sign import Sign
+from jaxmotion.kernels.quantize import AbsmaxOp
+from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import Ternary
 from tests.kernels.triton import GPUS, kernel_calls
 
@@ -39,7 +39,9 @@ def arguments(name):
 
 def adds_up(op):
   """Whether scales are sums, whose order is each implementation's own."""
-  return isinstance(op, Sign) or (isinstance(op, Ternary) and not op.stochastic)
+  return isinstance(op, SignOp) or (
+    isinstance(op, Ternary) and not op.stochastic
+  )
 
 
 def check(op, got, expected):
@@ -60,7 +62,7 @@ def encoded(op, x, key):
 
 def memory_of(op, x, key):
   value = 0.5 * x.astype(jnp.float32)[::-1]
-  return Memory(value, encoded(op, value, key), jnp.int32(1))
+  return ErrorMemory(value, encoded(op, value, key), jnp.int32(1))
 
 
 def payloads_of(op, x, key, workers):
@@ -133,7 +135,7 @@ def test_padding_is_not_summed_or_overwritten():
   total = triton.sum_decoded(one, op=case.op, like=x, interpret=True)
   np.testing.assert_array_equal(total, case.op.decode(payload, x))
   with pytest.raises(NotImplementedError, match="not 4 planes of whole"):
-    memory = Memory(x, payload, jnp.int32(1))
+    memory = ErrorMemory(x, payload, jnp.int32(1))
     triton.encode_error(x, memory, None, op=case.op, decay=1.0)
 
 
@@ -162,7 +164,7 @@ def test_every_case_lowers(name):
 
 
 def test_kernels_run_under_vmap_and_shard_map():
-  op = Absmax(bits=4, block=32)
+  op = AbsmaxOp(bits=4, block=32)
   x = jnp.asarray(
     np.random.default_rng(0).normal(size=(3, 16, 64)), jnp.float32
   )
@@ -188,12 +190,12 @@ def test_kernels_run_under_vmap_and_shard_map():
   ],
 )
 def test_what_kernels_cannot_take_says_so(shape, why):
-  op = Absmax(bits=8, block=32)
+  op = AbsmaxOp(bits=8, block=32)
   with pytest.raises(NotImplementedError, match=why):
     blocks.encode(op, jnp.zeros(shape), implementation="pallas_triton")
 
 
 def test_blocks_beyond_registers_are_refused():
   with pytest.raises(NotImplementedError, match="at most 32768"):
-    op = Absmax(bits=1, block=2048)
+    op = AbsmaxOp(bits=1, block=2048)
     blocks.encode(op, jnp.zeros((64, 2048)), implementation="pallas_triton")

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 from jaxmotion.kernels import narrow
 from tests.kernels.triton import kernel_calls
 
@@ -13,11 +13,11 @@ PLANES = (jnp.zeros((2, 4096), jnp.uint8),) * 3
 FIRST = tuple(p[0] for p in PLANES)
 OPS = {
   "cast_encode": (X, "bfloat16"),
-  "cast_decode": (WORDS[0], like(X), "bfloat16"),
-  "cast_sum": (WORDS, like(X), "bfloat16"),
+  "cast_decode": (WORDS[0], shape_dtype(X), "bfloat16"),
+  "cast_sum": (WORDS, shape_dtype(X), "bfloat16"),
   "truncate_encode": (X, 3),
-  "truncate_decode": (FIRST, like(X)),
-  "truncate_sum": (PLANES, like(X)),
+  "truncate_decode": (FIRST, shape_dtype(X)),
+  "truncate_sum": (PLANES, shape_dtype(X)),
 }
 
 

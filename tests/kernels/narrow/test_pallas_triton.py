@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 from jaxmotion.kernels.narrow import (
   _pallas_triton as triton,
   _reference as reference,
@@ -67,14 +67,14 @@ def test_every_word_has_the_value_of_the_reference(dtype):
 def test_every_pattern_has_the_bytes_of_the_reference(count, rounding):
   x = jnp.asarray(CASES["patterns"]())
   planes = check("truncate_encode", x, bytes=count, rounding=rounding)
-  check("truncate_decode", planes, like=like(x))
+  check("truncate_decode", planes, like=shape_dtype(x))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c != "patterns"])
 def test_arrays_of_any_shape_and_dtype_are_encoded_and_decoded(case):
   x = jnp.asarray(CASES[case]())
   words = check("cast_encode", x, dtype="float8_e4m3fn")
-  check("cast_decode", words, like=like(x), dtype="float8_e4m3fn")
+  check("cast_decode", words, like=shape_dtype(x), dtype="float8_e4m3fn")
   check("truncate_encode", x, bytes=2, rounding="zero")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 from jaxmotion.kernels import select
 from jaxmotion.kernels.select import (
   _pallas_triton as triton,
@@ -61,7 +61,7 @@ def test_ties_are_broken_as_by_the_reference(values):
 
 def both(op, values, places, x, planes):
   """What the kernel and the reference make of payloads."""
-  of = {"like": like(x), "planes": planes}
+  of = {"like": shape_dtype(x), "planes": planes}
   kernel = functools.partial(getattr(triton, op), **of, interpret=True)
   wanted = jax.jit(functools.partial(getattr(reference, op), **of))
   return kernel(values, places), wanted(values, places)

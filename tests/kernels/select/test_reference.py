@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.core import like
+from jaxmotion.core import shape_dtype
 from jaxmotion.kernels.select import (
   _reference,
   topk_scatter,
@@ -50,7 +50,7 @@ def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
   values, places = oracle(x, k, BLOCK)
   kept = np.zeros((BLOCK, values.shape[1]), np.float32)
   np.put_along_axis(kept, places, values, 0)
-  y = jax.jit(lambda v, p: topk_scatter(v, p, like(x), BLOCK))(
+  y = jax.jit(lambda v, p: topk_scatter(v, p, shape_dtype(x), BLOCK))(
     values, places.astype(np.uint32)
   )
   np.testing.assert_array_equal(y, kept.reshape(-1)[: x.size])
@@ -60,7 +60,9 @@ def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
 def test_keeping_everything_loses_nothing(block):
   x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 7)), jnp.float32)
   values, places = topk_select(x, block, block)
-  np.testing.assert_array_equal(topk_scatter(values, places, like(x), block), x)
+  np.testing.assert_array_equal(
+    topk_scatter(values, places, shape_dtype(x), block), x
+  )
 
 
 def test_places_of_a_lane_are_all_different():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.memory import calibrate, compress_residuals
+from jaxmotion.memory import calibrate_zero_value, compress_residuals
 from tests.memory.residuals.nets import looped, make, same, stacked
 
 
@@ -15,7 +15,7 @@ def loss(p, x):
 
 def test_measured_batches_do_not_overflow_and_others_are_exact():
   _, p, x = make("mlp")
-  rules = calibrate(loss, [(p, x), (p, x[::-1])], params=(0, 1))
+  rules = calibrate_zero_value(loss, [(p, x), (p, x[::-1])], params=(0, 1))
   ((_, codec),) = rules
   y = np.asarray(jax.nn.relu(x @ p["in"] - 1.0)).reshape(-1, 1024)
   fullest = float((y != 0).mean(axis=1).max())
@@ -34,7 +34,7 @@ def test_a_loop_has_room_for_its_fullest_step():
     return jax.nn.relu(x @ p["in"] - 0.2) @ p["out"]
 
   _, p, x = make("mlp")
-  rules = calibrate(looped(block), [(stacked(p, 3), x)])
+  rules = calibrate_zero_value(looped(block), [(stacked(p, 3), x)])
   assert [p for p, _ in rules] == ["^sparse/scan_0/custom_jvp_call_0$"]
   fn = compress_residuals(looped(block), rules, count_overflows=True)
   grad = jax.jit(jax.grad(fn, has_aux=True))
@@ -44,6 +44,6 @@ def test_a_loop_has_room_for_its_fullest_step():
 def test_bad_arguments_are_named():
   _, p, x = make("mlp")
   with pytest.raises(ValueError, match="`slack` must be >= 0, got -1"):
-    calibrate(loss, [(p, x)], slack=-1)
+    calibrate_zero_value(loss, [(p, x)], slack=-1)
   with pytest.raises(ValueError, match="`batches` must hold"):
-    calibrate(loss, [])
+    calibrate_zero_value(loss, [])

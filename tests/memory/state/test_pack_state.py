@@ -13,7 +13,12 @@ from sklearn.datasets import load_digits
 
 import jaxmotion
 from jaxmotion import codecs, memory, wire
-from jaxmotion.memory import Packed, _memory_kind, pack_state, unpack_state
+from jaxmotion.memory import (
+  EncodedLeaf,
+  _memory_kind,
+  compress_state,
+  decompress_state,
+)
 from jaxmotion.testing import check_transform
 from tests.compilations import compilations
 
@@ -31,11 +36,11 @@ def multi_steps(tx):
 
 
 def packing(**options):
-  return functools.partial(pack_state, **options)
+  return functools.partial(compress_state, **options)
 
 
 def wrapped(pack):
-  """Optimisers with `pack_state` inside, outside and in the middle."""
+  """Optimisers with `compress_state` inside, outside and in the middle."""
   return {
     "clip_masked": optax.chain(
       optax.clip_by_global_norm(1.0),
@@ -99,11 +104,11 @@ def types(tree):
 
 def kinds(state):
   """The memories of (what is encoded, all else)."""
-  leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Packed))
+  leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, EncodedLeaf))
   found = [set(), set()]
   for x in leaves:
     for a in jax.tree.leaves(x):
-      found[not isinstance(x, Packed)].add(a.sharding.memory_kind)
+      found[not isinstance(x, EncodedLeaf)].add(a.sharding.memory_kind)
   return tuple(found)
 
 
@@ -123,10 +128,10 @@ def test_an_identity_changes_nothing_in_any_chain(name, place):
 
 
 def bare(state):
-  """The state as it is without `pack_state`."""
-  one = lambda x: isinstance(x, memory.PackState)
+  """The state as it is without `compress_state`."""
+  one = lambda x: isinstance(x, memory.CompressedState)
   return jax.tree.map(
-    lambda x: x.inner if one(x) else x, unpack_state(state), is_leaf=one
+    lambda x: x.inner if one(x) else x, decompress_state(state), is_leaf=one
   )
 
 
@@ -135,14 +140,15 @@ def test_laws_hold_beside_an_exchange(place):
   mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
   int4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
   tx = optax.chain(
-    jaxmotion.exchange("data", int4), pack_state(optax.adam(1e-2), place=place)
+    jaxmotion.exchange("data", int4),
+    compress_state(optax.adam(1e-2), place=place),
   )
   check_transform(tx, mesh, PARAMS)
 
 
 @PLACES
 def test_a_step_compiles_once_and_reuses_the_buffers(place):
-  tx = pack_state(optax.adam(1e-2), place=place)
+  tx = compress_state(optax.adam(1e-2), place=place)
 
   @functools.partial(jax.jit, donate_argnums=1)
   def step(grads, state):
@@ -163,7 +169,7 @@ def test_the_seed_and_the_step_make_every_random_bit():
 
   @functools.partial(jax.jit, static_argnums=0)
   def update(seed, steps):
-    tx = pack_state(optax.sgd(1.0, momentum=0.5), seed=seed)
+    tx = compress_state(optax.sgd(1.0, momentum=0.5), seed=seed)
     state = tx.init(PARAMS)._replace(steps=steps)
     return tx.update(grads, state)[1].inner
 
@@ -176,7 +182,7 @@ def test_the_seed_and_the_step_make_every_random_bit():
 
 def test_bytes_are_those_of_the_payloads_and_a_quarter_of_plain():
   params = {"w": jnp.ones((512, 256)), "b": jnp.ones(256)}
-  state = jax.jit(pack_state(optax.adam(1e-2)).init)(params)
+  state = jax.jit(compress_state(optax.adam(1e-2)).init)(params)
   packed = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
   expected = [wire.payload_bytes(x.codec, params["w"]) for x in packed]
   assert [nbytes(x) for x in packed] == expected
@@ -190,18 +196,18 @@ def nbytes(tree):
 
 def test_a_field_decides_and_not_the_name_of_a_parameter():
   params = {"nu": jnp.ones((64, 64)), "mu": jnp.ones((64, 63))}
-  adam = jax.eval_shape(pack_state(optax.adam(1e-2)).init, params).inner[0]
+  adam = jax.eval_shape(compress_state(optax.adam(1e-2)).init, params).inner[0]
   first, second = adam.mu["nu"].codec, adam.nu["nu"].codec
   assert isinstance(first, codecs.uniform)
   assert isinstance(second, codecs.nonnegative)
   # Fewer than `small` values.
   assert adam.mu["mu"].shape == adam.nu["mu"].shape == (64, 63)
-  assert not isinstance(adam.mu["mu"], Packed)
+  assert not isinstance(adam.mu["mu"], EncodedLeaf)
 
 
 def test_the_first_rule_that_matches_wins_over_the_field():
   half = codecs.cast("bfloat16")
-  tx = pack_state(
+  tx = compress_state(
     optax.chain(optax.scale_by_rss(), optax.scale_by_adam()),
     second=None,
     rules=[("mu/kernel", None), ("^0/sum_of_squares/kernel", half)],
@@ -209,10 +215,10 @@ def test_the_first_rule_that_matches_wins_over_the_field():
   )
   rss, adam = jax.eval_shape(tx.init, PARAMS).inner
   assert rss.sum_of_squares["kernel"].codec == half
-  assert not isinstance(rss.sum_of_squares["bias"], Packed)
-  assert not isinstance(adam.mu["kernel"], Packed)
-  assert isinstance(adam.mu["bias"], Packed)
-  assert not isinstance(adam.nu["kernel"], Packed)
+  assert not isinstance(rss.sum_of_squares["bias"], EncodedLeaf)
+  assert not isinstance(adam.mu["kernel"], EncodedLeaf)
+  assert isinstance(adam.mu["bias"], EncodedLeaf)
+  assert not isinstance(adam.nu["kernel"], EncodedLeaf)
 
 
 def transfers(jaxpr):
@@ -228,7 +234,7 @@ def transfers(jaxpr):
 
 def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
-  tx = pack_state(
+  tx = compress_state(
     optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
     small=0,
     place="pinned_host",
@@ -243,7 +249,7 @@ def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
 
 def test_on_the_device_they_wait_likewise_and_nothing_is_moved():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
-  tx = pack_state(optax.lion(1e-2), small=0)
+  tx = compress_state(optax.lion(1e-2), small=0)
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
   assert transfers(traced.jaxpr) == ""
@@ -260,7 +266,7 @@ def test_a_norm_over_the_state_brings_all_of_it():
     return trace, optax.TraceState(trace)
 
   tx = optax.GradientTransformation(init, update)
-  ours = pack_state(tx, **EXACT, place="pinned_host")
+  ours = compress_state(tx, **EXACT, place="pinned_host")
   state = jax.eval_shape(ours.init, PARAMS)
   traced = jax.make_jaxpr(ours.update)(PARAMS, state)
   assert transfers(traced.jaxpr) == "ddhh"
@@ -269,7 +275,7 @@ def test_a_norm_over_the_state_brings_all_of_it():
 
 def test_without_such_memory_init_says_so_and_the_state_stays(monkeypatch):
   monkeypatch.setattr(_memory_kind, "memory_kinds", lambda _: ("device",))
-  tx = pack_state(optax.lion(1e-2), place="pinned_host")
+  tx = compress_state(optax.lion(1e-2), place="pinned_host")
   with pytest.warns(UserWarning, match="which the cpu backend does not have"):
     state = jax.jit(tx.init)(PARAMS)
   _, state = jax.jit(tx.update)(PARAMS, state, PARAMS)
@@ -277,7 +283,7 @@ def test_without_such_memory_init_says_so_and_the_state_stays(monkeypatch):
 
 
 def test_a_guarded_step_leaves_the_state_bit_for_bit():
-  tx = optax.apply_if_finite(pack_state(optax.lion(1e-2)), 3)
+  tx = optax.apply_if_finite(compress_state(optax.lion(1e-2)), 3)
   update = jax.jit(tx.update)
   _, state = update(PARAMS, jax.jit(tx.init)(PARAMS), PARAMS)
   bad = {**PARAMS, "bias": PARAMS["bias"].at[0].set(jnp.nan)}
@@ -289,7 +295,7 @@ def test_a_guarded_step_leaves_the_state_bit_for_bit():
 @PLACES
 def test_a_checkpoint_brings_it_back(place, tmp_path):
   ocp = pytest.importorskip("orbax.checkpoint")
-  tx = pack_state(optax.lion(1e-2), place=place)
+  tx = compress_state(optax.lion(1e-2), place=place)
   update = jax.jit(tx.update)
   first = jax.jit(tx.init)(PARAMS)
   _, state = update(PARAMS, first, PARAMS)
@@ -353,14 +359,18 @@ def learn(tx, steps=400, batch=128):
 
 def test_digits_are_learned_as_well_as_with_plain_state():
   plain, loss = learn(optax.adam(3e-3))
-  packed, packed_loss = learn(pack_state(optax.adam(3e-3), place="pinned_host"))
+  packed, packed_loss = learn(
+    compress_state(optax.adam(3e-3), place="pinned_host")
+  )
   assert plain.min() > 0.96 and loss.max() < 0.02
   assert np.abs(packed - plain).max() <= 0.005
   assert packed_loss.max() < 1.5 * loss.max()
 
 
 def test_second_moments_on_evenly_spaced_levels_diverge():
-  naive = pack_state(optax.adam(3e-3), second=codecs.uniform(bits=8, block=256))
+  naive = compress_state(
+    optax.adam(3e-3), second=codecs.uniform(bits=8, block=256)
+  )
   accuracy, loss = learn(naive, steps=100)
   assert accuracy.max() < 0.5 and not loss.min() < 10
 
@@ -389,15 +399,15 @@ def test_second_moments_on_evenly_spaced_levels_diverge():
 )
 def test_bad_arguments_are_named(error, match, options):
   with pytest.raises(error, match=match):
-    pack_state(**{"tx": optax.adam(1e-2), **options})
+    compress_state(**{"tx": optax.adam(1e-2), **options})
 
 
 def test_what_would_do_nothing_is_an_error():
-  tx = pack_state(optax.adam(1e-2), rules=[("mu/kernle", None)])
+  tx = compress_state(optax.adam(1e-2), rules=[("mu/kernle", None)])
   with pytest.raises(ValueError, match="'mu/kernle', which matches none of"):
     tx.init(PARAMS)
-  tx = pack_state(optax.adagrad(1e-2))
+  tx = compress_state(optax.adagrad(1e-2))
   with pytest.raises(ValueError, match="got.*'0/sum_of_squares/bias'"):
     tx.init(PARAMS)
   # No state at all is none to encode.
-  pack_state(optax.sgd(1e-2)).init(PARAMS)
+  compress_state(optax.sgd(1e-2)).init(PARAMS)

@@ -4,7 +4,7 @@ import optax
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.memory import offload, update_in_backward
+from jaxmotion.memory import OptimizerInBackward, offload
 from tests.memory.residuals.nets import distance, make, normal, stacked
 
 BLOCK, OWN, X = make("mlp")
@@ -56,7 +56,7 @@ def train(model, params, steps):
 def test_it_is_training(repeats, segment):
   tx = optax.adam(1e-2)
   blocks, params = parts(repeats)
-  model = update_in_backward(blocks, loss, tx, segment=segment)
+  model = OptimizerInBackward(blocks, loss, tx, segment=segment)
   found, value = train(model, params, 3)
   expected, last = reference(tx, params, 3)
   assert distance(expected, found) < 1e-4
@@ -67,7 +67,7 @@ def test_it_is_training(repeats, segment):
 def test_residuals_may_be_rounded_and_on_the_host(segment):
   blocks, params = parts(4)
   int8 = offload(codecs.uniform(bits=8, block=128))
-  model = update_in_backward(
+  model = OptimizerInBackward(
     blocks, loss, optax.sgd(0.1), codec=int8, segment=segment
   )
   found, value = train(model, params, 3)
@@ -85,7 +85,7 @@ def test_the_gradients_of_a_loop_are_never_there_together():
     return compiled.memory_analysis().temp_size_in_bytes
 
   tx = optax.sgd(0.1)
-  model = update_in_backward(blocks, loss, tx)
+  model = OptimizerInBackward(blocks, loss, tx)
   held = temp_bytes(model.step, params, model.init(params), x, y)
 
   def plain(params, state, x, y):
@@ -106,16 +106,16 @@ def test_the_gradients_of_a_loop_are_never_there_together():
 def test_bad_arguments_are_named():
   tx = optax.sgd(0.1)
   with pytest.raises(ValueError, match="`blocks` must hold at least one"):
-    update_in_backward([], loss, tx)
+    OptimizerInBackward([], loss, tx)
   with pytest.raises(TypeError, match=r"`blocks\[0\]` must start with a func"):
-    update_in_backward([(3, 1)], loss, tx)
+    OptimizerInBackward([(3, 1)], loss, tx)
   with pytest.raises(
     ValueError, match=r"`blocks\[0\]\[1\]` must be an integer"
   ):
-    update_in_backward([(head, 0)], loss, tx)
+    OptimizerInBackward([(head, 0)], loss, tx)
   with pytest.raises(ValueError, match="`segment` must be an integer >= 1"):
-    update_in_backward([(head, 1)], loss, tx, segment=0)
+    OptimizerInBackward([(head, 1)], loss, tx, segment=0)
   with pytest.raises(TypeError, match="`tx` must be an optax"):
-    update_in_backward([(head, 1)], loss, None)
+    OptimizerInBackward([(head, 1)], loss, None)
   with pytest.raises(ValueError, match="`params` must be 1 trees"):
-    update_in_backward([(head, 1)], loss, tx).init([])
+    OptimizerInBackward([(head, 1)], loss, tx).init([])

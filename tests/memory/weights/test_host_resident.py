@@ -64,7 +64,7 @@ def test_without_compression_it_is_plain_training_bit_for_bit():
 
 
 def test_a_single_function_is_one_stage():
-  model = memory.host_resident(whole_loss, CLIPPED, **PLAIN)
+  model = memory.HostResident(whole_loss, CLIPPED, **PLAIN)
   state, loss = train(model)
   params, _, theirs = plain_training(CLIPPED)
   assert bits(state.params) == bits(params) and bits(loss) == bits(theirs)
@@ -188,7 +188,7 @@ def test_stages_with_one_function_share_programs():
   def compiled(blocks):
     (begin, *_, end), names = stages_of(), [f"block{i}" for i in range(blocks)]
     stages = [begin, *((name, middle) for name in names), end]
-    model = memory.host_resident(stages, SGD, update="per_stage", small=64)
+    model = memory.HostResident(stages, SGD, update="per_stage", small=64)
     state = model.init(params_of(blocks))
     before = compilations()
     model.step(state, batch_of())
@@ -321,7 +321,7 @@ def test_options_that_make_no_sense_are_refused(change, error, message):
 )
 def test_stages_that_are_none_are_refused(stages, error, message):
   with pytest.raises(error, match=message):
-    memory.host_resident(stages, optax.sgd(0.1))
+    memory.HostResident(stages, optax.sgd(0.1))
 
 
 def test_parameters_that_do_not_fit_are_refused():
@@ -377,7 +377,7 @@ def test_outputs_that_are_none_are_refused():
 
   def step(a, b):
     stages = [("a", a), ("b", b)]
-    model = memory.host_resident(stages, optax.sgd(0.1), small=0)
+    model = memory.HostResident(stages, optax.sgd(0.1), small=0)
     model.step(model.init(params), np.ones(2, np.float32))
 
   with pytest.raises(TypeError, match=r"output of stage a.*int32\[2\]"):

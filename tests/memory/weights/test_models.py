@@ -59,7 +59,7 @@ def trained(options):
   def loss_fn(params, batch):
     return cross_entropy(nnx.merge(graph, params)(batch["x"]), batch)
 
-  model = memory.host_resident(loss_fn, optax.adam(1e-3), **dict(options))
+  model = memory.HostResident(loss_fn, optax.adam(1e-3), **dict(options))
   state = model.init(params)
   for batch in batches(STEPS):
     state, _ = model.step(state, batch)
@@ -119,7 +119,7 @@ def net():
 def test_batch_statistics_and_dropout_are_those_of_plain_training():
   loss_fn, params, stats = net()
   tx = optax.sgd(0.1, momentum=0.9)
-  model = memory.host_resident(loss_fn, tx, stateful=True, **PLAIN)
+  model = memory.HostResident(loss_fn, tx, stateful=True, **PLAIN)
   state = model.init(params, stats)
 
   @jax.jit
@@ -166,7 +166,7 @@ def test_stats_belong_to_stages_and_survive_streaming():
   }
   stats = {"a": {"calls": np.int32(0)}, "b": {"calls": np.int32(5)}}
   for streamed in (False, True):
-    model = memory.host_resident(
+    model = memory.HostResident(
       stages, optax.sgd(0.1), stateful=True, streamed=streamed
     )
     state = model.init(params, stats)

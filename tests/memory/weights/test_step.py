@@ -105,7 +105,7 @@ def test_no_stage_is_sent_while_the_last_but_one_still_computes():
       computed.append(out[0])
     return out
 
-  model = memory.host_resident(
+  model = memory.HostResident(
     stages, optax.sgd(0.1), streamed=True, device=DEVICE
   )
   state = model.init(params)

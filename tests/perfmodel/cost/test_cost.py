@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from jaxmotion.perfmodel import cost
+from jaxmotion.perfmodel import predict_cost
 
 F32 = 4
 
@@ -78,7 +78,7 @@ PROGRAMS = {
 def test_flops_and_bytes_are_near_the_compilers(name):
   # XLA rewrites programs, so that a few operations come or go.
   fn, *args = PROGRAMS[name]
-  ours = cost(fn, *args)
+  ours = predict_cost(fn, *args)
   flops, nbytes = compiled(fn, *args)
   assert ours.flops == pytest.approx(flops, rel=0.2)
   assert ours.bytes == pytest.approx(nbytes, rel=0.25)
@@ -101,9 +101,10 @@ def test_convolutions_and_their_gradients_are_the_compilers(stride, dilation):
 
   x, w = array(2, 14, 11, 8), array(3, 3, 8, 16)
   y = jax.eval_shape(fn, x, w)
-  assert cost(fn, x, w).flops == compiled(fn, x, w)[0]
+  assert predict_cost(fn, x, w).flops == compiled(fn, x, w)[0]
   assert (
-    cost(gradients(fn), x, w, y).flops == compiled(gradients(fn), x, w, y)[0]
+    predict_cost(gradients(fn), x, w, y).flops
+    == compiled(gradients(fn), x, w, y)[0]
   )
 
 
@@ -114,8 +115,8 @@ def test_both_gradients_of_a_convolution_take_what_it_takes(groups, size):
     return convolve(x, w, (2, 2), feature_group_count=groups)
 
   x, w = array(3, size, size, 8), array(5, 5, 8 // groups, 16)
-  forward = cost(fn, x, w)
-  backward = cost(gradients(fn), x, w, jax.eval_shape(fn, x, w))
+  forward = predict_cost(fn, x, w)
+  backward = predict_cost(gradients(fn), x, w, jax.eval_shape(fn, x, w))
   products = backward.totals["convolution"]
   assert products.flops == 2 * forward.flops
   # By hand: every place of the input that a tap meets, in each dimension.
@@ -130,10 +131,10 @@ def test_both_gradients_of_a_convolution_take_what_it_takes(groups, size):
 def test_matrix_products_are_exact_forward_and_backward():
   x, w = array(4, 10, 20), array(20, 30)
   fn = lambda x, w: jnp.einsum("bik,kj->bij", x, w)
-  forward = cost(fn, x, w)
+  forward = predict_cost(fn, x, w)
   assert forward.flops == 2 * 4 * 10 * 20 * 30
   assert forward.bytes == F32 * (4 * 10 * 20 + 20 * 30 + 4 * 10 * 30)
-  backward = cost(gradients(fn), x, w, array(4, 10, 30))
+  backward = predict_cost(gradients(fn), x, w, array(4, 10, 30))
   assert backward.flops == 2 * forward.flops
   (kernel,) = forward.kernels
   assert (kernel.kind, kernel.dtype) == ("matmul", "float32")
@@ -141,7 +142,7 @@ def test_matrix_products_are_exact_forward_and_backward():
 
 def test_a_batched_product_in_bfloat16_weighs_half():
   x = array(3, 8, 8, dtype="bfloat16")
-  total = cost(lambda x: x @ x, x)
+  total = predict_cost(lambda x: x @ x, x)
   assert total.flops == 2 * 3 * 8**3
   assert total.bytes == 2 * 3 * 3 * 64 - 2 * 3 * 64  # x is read once
   assert total.kernels[0].dtype == "bfloat16"
@@ -149,8 +150,11 @@ def test_a_batched_product_in_bfloat16_weighs_half():
 
 def test_a_chain_is_read_and_written_once():
   x = array(100)
-  assert cost(lambda x: jnp.sqrt(x * 3 + 1), x).bytes == 2 * F32 * 100
-  assert cost(lambda x: jnp.sqrt(x * 3 + 1), x).unfused_bytes == 6 * F32 * 100
+  assert predict_cost(lambda x: jnp.sqrt(x * 3 + 1), x).bytes == 2 * F32 * 100
+  assert (
+    predict_cost(lambda x: jnp.sqrt(x * 3 + 1), x).unfused_bytes
+    == 6 * F32 * 100
+  )
 
 
 def test_a_costly_value_with_several_readers_is_written():
@@ -160,9 +164,11 @@ def test_a_costly_value_with_several_readers_is_written():
     return y.sum(-1), y.max(-1), y.min(-1)
 
   results = 3 * F32 * 8
-  assert cost(lambda x: three(2 * x), x).bytes == 3 * F32 * 8000 + results
+  assert (
+    predict_cost(lambda x: three(2 * x), x).bytes == 3 * F32 * 8000 + results
+  )
   # Written once and read three times; else it were computed three times.
-  costly = cost(lambda x: three(jnp.exp(x)), x)
+  costly = predict_cost(lambda x: three(jnp.exp(x)), x)
   assert costly.bytes == 5 * F32 * 8000 + results
 
 
@@ -171,14 +177,14 @@ def test_scan_counts_its_body_as_often_as_it_runs():
     return jnp.tanh(x @ w), None
 
   x, ws = array(8, 16), array(10, 16, 16)
-  scanned = cost(lambda x, ws: lax.scan(layer, x, ws)[0], x, ws)
+  scanned = predict_cost(lambda x, ws: lax.scan(layer, x, ws)[0], x, ws)
 
   def unrolled(x, ws):
     for w in ws:
       x, _ = layer(x, w)
     return x
 
-  whole = cost(unrolled, x, [array(16, 16)] * 10)
+  whole = predict_cost(unrolled, x, [array(16, 16)] * 10)
   assert scanned.flops == whole.flops == 10 * (2 * 8 * 16 * 16 + 8 * 16)
   assert scanned.bytes == whole.bytes
   assert scanned.unfused_bytes == whole.unfused_bytes
@@ -186,7 +192,7 @@ def test_scan_counts_its_body_as_often_as_it_runs():
 
 def test_fori_loops_of_known_length_need_no_number():
   x = array(8, 8)
-  looped = cost(lambda x: lax.fori_loop(0, 7, lambda _, x: x @ x, x), x)
+  looped = predict_cost(lambda x: lax.fori_loop(0, 7, lambda _, x: x @ x, x), x)
   assert looped.totals["matmul"].flops == 7 * 2 * 8**3
 
 
@@ -200,8 +206,8 @@ def halved(x):
 def test_a_while_loop_without_a_number_is_named():
   x = array(100)
   with pytest.raises(ValueError, match=r"`while_trips`.*\(halve at .*got None"):
-    cost(halved, x)
-  none, five = (cost(halved, x, while_trips=n) for n in (0, 5))
+    predict_cost(halved, x)
+  none, five = (predict_cost(halved, x, while_trips=n) for n in (0, 5))
   assert none.flops == 100 - 1 + 1  # the condition alone
   assert five.flops == 5 * 100 + 6 * none.flops
 
@@ -214,14 +220,14 @@ def test_while_loops_are_given_numbers_by_name():
     return lax.while_loop(lambda x: x.sum() < 9, grow, halved(x))
 
   x = array(100)
-  both = cost(two, x, while_trips={"halve": 2, "grow": 4})
+  both = predict_cost(two, x, while_trips={"halve": 2, "grow": 4})
   assert both.flops == 6 * 100 + (3 + 5) * 100
   with pytest.raises(ValueError, match=r"while \(grow at"):
-    cost(two, x, while_trips={"halve": 2})
+    predict_cost(two, x, while_trips={"halve": 2})
   with pytest.raises(ValueError, match=r"one of \['grow', 'halve'\], got 'x'"):
-    cost(two, x, while_trips={"halve": 2, "grow": 4, "x": 1})
+    predict_cost(two, x, while_trips={"halve": 2, "grow": 4, "x": 1})
   with pytest.raises(ValueError, match=r"`while_trips\['halve'\]` must be"):
-    cost(two, x, while_trips={"halve": -1, "grow": 4})
+    predict_cost(two, x, while_trips={"halve": -1, "grow": 4})
 
 
 def test_the_heavier_branch_counts_unless_shares_are_given():
@@ -230,14 +236,14 @@ def test_the_heavier_branch_counts_unless_shares_are_given():
 
   x = array(16, 16)
   product = 2 * 16**3
-  assert cost(fn, x).totals["matmul"].flops == product
-  shared = cost(fn, x, branch_shares=(0.75, 0.25))
+  assert predict_cost(fn, x).totals["matmul"].flops == product
+  shared = predict_cost(fn, x, branch_shares=(0.75, 0.25))
   assert shared.totals["matmul"].flops == product / 4
-  assert cost(fn, x, branch_shares=(1, 0)).totals["matmul"].flops == 0
+  assert predict_cost(fn, x, branch_shares=(1, 0)).totals["matmul"].flops == 0
   with pytest.raises(ValueError, match="add up to 1"):
-    cost(fn, x, branch_shares=(0.5, 0.1))
+    predict_cost(fn, x, branch_shares=(0.5, 0.1))
   with pytest.raises(ValueError, match=r"one of \[2\] branches"):
-    cost(fn, x, branch_shares=(0.5, 0.25, 0.25))
+    predict_cost(fn, x, branch_shares=(0.5, 0.25, 0.25))
 
 
 def test_of_platforms_the_backends_branch_alone_counts():
@@ -251,17 +257,19 @@ def test_of_platforms_the_backends_branch_alone_counts():
 
   def products(backend):
     return getattr(
-      cost(fn, x, backend=backend).totals.get("matmul"), "flops", 0
+      predict_cost(fn, x, backend=backend).totals.get("matmul"), "flops", 0
     )
 
   found = {name: products(name) for name in ("cpu", "cuda", "tpu")}
   assert found == {"cpu": product, "cuda": 2 * product, "tpu": 0}
   here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
   assert products(None) == products(here)
-  looped = cost(lambda x: lax.map(fn, x), array(3, 16, 16), backend="cuda")
+  looped = predict_cost(
+    lambda x: lax.map(fn, x), array(3, 16, 16), backend="cuda"
+  )
   assert looped.totals["matmul"].flops == 3 * 2 * product
   with pytest.raises(ValueError, match="`backend` must be one of"):
-    cost(fn, x, backend="h100")
+    predict_cost(fn, x, backend="h100")
 
 
 def test_calls_are_entered():
@@ -282,7 +290,7 @@ def test_calls_are_entered():
     x = jax.checkpoint(lambda x: x @ x)(x)
     return tangent(custom(x))
 
-  total = cost(fn, array(8, 8))
+  total = predict_cost(fn, array(8, 8))
   assert total.flops == 4 * 2 * 8**3
   assert total.unknown == {}
 
@@ -294,7 +302,7 @@ def test_a_checkpoint_is_computed_again_in_the_backward_pass():
 
   def products(wrap):
     step = jax.grad(lambda w, x: loss(w, x, wrap))
-    total = cost(step, array(16, 16), array(8, 16))
+    total = predict_cost(step, array(16, 16), array(8, 16))
     return total.totals["matmul"].flops / (2 * 8 * 16 * 16)
 
   assert products(lambda f: f) == 4 + 7
@@ -309,7 +317,7 @@ def test_in_a_shard_map_the_cost_is_that_of_one_device():
     in_specs=(P("data"), P()),
     out_specs=P(),
   )
-  total = cost(fn, array(32, 16), array(16, 8))
+  total = predict_cost(fn, array(32, 16), array(16, 8))
   assert total.totals["matmul"].flops == 2 * 8 * 16 * 8
   assert total.totals["collective"].bytes == 2 * F32 * 8 * 8
 
@@ -319,8 +327,8 @@ def test_what_nobody_needs_is_not_counted():
     return jnp.sum(x @ x), 2 * x
 
   x = array(16, 16)
-  assert "matmul" not in cost(lambda x: fn(x)[1], x).totals
-  carried = cost(
+  assert "matmul" not in predict_cost(lambda x: fn(x)[1], x).totals
+  carried = predict_cost(
     lambda x: lax.scan(
       lambda c, _: ((c[0] + 1, c[1] @ c[1]), None), (x, x), None, length=3
     )[0][0],
@@ -330,10 +338,10 @@ def test_what_nobody_needs_is_not_counted():
 
 
 def test_an_unknown_primitive_is_listed_and_its_bytes_counted():
-  total = cost(jnp.linalg.cholesky, array(8, 8))
+  total = predict_cost(jnp.linalg.cholesky, array(8, 8))
   assert total.unknown == {"cholesky": 1}
   assert total.totals["other"].bytes == 2 * F32 * 64
-  looped = cost(
+  looped = predict_cost(
     lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.linalg.cholesky(x), x),
     array(8, 8),
   )
@@ -346,16 +354,18 @@ def test_a_primitive_that_holds_a_program_is_entered_and_listed():
       lambda x: 2 * x, b, lambda _, b: jnp.diag(b) @ b, symmetric=True
     )
 
-  total = cost(solve, array(8))
+  total = predict_cost(solve, array(8))
   assert total.unknown["custom_linear_solve"] == 1
   assert total.totals["matmul"].flops >= 2 * 8 * 8
 
 
 def test_gathers_read_what_they_take_and_scatters_write_where_they_do():
   table, places = array(10_000, 64), array(10, dtype="int32")
-  taken = cost(lambda t, i: t.at[i].get(mode="clip"), table, places)
+  taken = predict_cost(lambda t, i: t.at[i].get(mode="clip"), table, places)
   assert taken.totals["gather_scatter"].bytes <= 2 * F32 * 640 + 100
-  added = cost(lambda t, i, x: t.at[i].add(x), table, places, array(10, 64))
+  added = predict_cost(
+    lambda t, i, x: t.at[i].add(x), table, places, array(10, 64)
+  )
   assert added.totals["gather_scatter"].bytes <= 3 * F32 * 640 + 100
   assert added.totals["gather_scatter"].flops == 640
 
@@ -367,7 +377,9 @@ def test_what_changes_a_slice_in_place_is_computed_there():
     return lax.dynamic_update_index_in_dim(stack, new, i, 0)
 
   place = array(dtype="int32")
-  (kernel,) = cost(update, array(100, 640), array(1, 640), place).kernels
+  (kernel,) = predict_cost(
+    update, array(100, 640), array(1, 640), place
+  ).kernels
   # The rows and their gradients are read, the rows written.
   assert kernel.bytes == pytest.approx(3 * F32 * 640, abs=100)
   assert kernel.flops >= 2 * 640
@@ -375,8 +387,8 @@ def test_what_changes_a_slice_in_place_is_computed_there():
 
 def test_random_words_are_counted_by_the_word():
   key = jax.eval_shape(lambda: jax.random.key(0))
-  one = cost(lambda k: jax.random.bits(k, (1000,)), key)
-  two = cost(lambda k: jax.random.bits(k, (2000,)), key)
+  one = predict_cost(lambda k: jax.random.bits(k, (1000,)), key)
+  two = predict_cost(lambda k: jax.random.bits(k, (2000,)), key)
   assert one.totals["random"].flops == 1000 * 58.5
   assert two.totals["random"].flops == 2000 * 58.5
 
@@ -386,7 +398,7 @@ def test_results_are_ready_in_program_order():
     y = x @ x
     return y @ y, y, x
 
-  total = cost(fn, array(8, 8))
+  total = predict_cost(fn, array(8, 8))
   assert total.written == (2, 1, 0)
 
 
@@ -398,23 +410,23 @@ def test_the_peak_is_what_lives_at_once():
 
   x, w = array(100, 10), array(10, 10)
   # Arguments, and of the chain two arrays at a time.
-  assert cost(deep, x, w).peak_bytes == F32 * (1000 + 100 + 2000)
+  assert predict_cost(deep, x, w).peak_bytes == F32 * (1000 + 100 + 2000)
   # The backward pass keeps what each product has read.
-  kept = cost(jax.grad(lambda w, x: deep(x, w).sum()), w, x)
+  kept = predict_cost(jax.grad(lambda w, x: deep(x, w).sum()), w, x)
   assert kept.peak_bytes >= F32 * (1000 + 100 + 4000)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_fusion_never_moves_more(name):
   fn, *args = PROGRAMS[name]
-  total = cost(fn, *args)
+  total = predict_cost(fn, *args)
   assert 0 < total.bytes <= total.unfused_bytes
   inputs = sum(np.prod(a.shape) for a in jax.tree.leaves(args))
   assert total.peak_bytes >= inputs
 
 
 def test_totals_add_up():
-  total = cost(jax.value_and_grad(mlp), *MLP)
+  total = predict_cost(jax.value_and_grad(mlp), *MLP)
   assert sum(t.bytes for t in total.totals.values()) == total.bytes
   assert sum(k.count for k in total.kernels) == len(total.kernels)
   assert str(total).splitlines()[-1].split()[1] == f"{total.flops:.0f}"

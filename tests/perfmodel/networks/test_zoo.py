@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmotion.perfmodel import cost, zoo
+from jaxmotion.perfmodel import predict_cost, reference_network
 
 # Parameters, and 1e9 multiplications of convolutions and matrix products, as
 # https://docs.pytorch.org/vision/stable/models.html has them.
@@ -21,7 +21,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_and_multiplications_are_the_published_ones(name):
-  net = zoo(name)
+  net = reference_network(name)
   params, billions = PUBLISHED[name]
   assert net.size == params
   # The literature multiplies padding too.
@@ -31,16 +31,16 @@ def test_parameters_and_multiplications_are_the_published_ones(name):
     if layer.params
   )
   assert padded / 1e9 == pytest.approx(billions, abs=5e-4 + 5e-5 * billions)
-  forward = cost(net.loss, net.params, *net.batch(1)).totals
+  forward = predict_cost(net.loss, net.params, *net.batch(1)).totals
   ours = forward["convolution"].flops + forward["matmul"].flops
   assert 0.9 * 2 * padded < ours < 2 * padded
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18"])
 def test_flops_grow_with_the_batch(name):
-  net = zoo(name)
+  net = reference_network(name)
   one, two, four = (
-    cost(net.loss, net.params, *net.batch(n)).totals for n in (1, 2, 4)
+    predict_cost(net.loss, net.params, *net.batch(n)).totals for n in (1, 2, 4)
   )
   for kind in ("convolution", "matmul"):
     assert four[kind].flops == 2 * two[kind].flops == 4 * one[kind].flops
@@ -48,14 +48,14 @@ def test_flops_grow_with_the_batch(name):
 
 @pytest.mark.parametrize("name", ["vgg11", "resnet18", "googlenet"])
 def test_layers_add_up_to_the_network(name):
-  net = zoo(name)
+  net = reference_network(name)
   images, labels = net.batch(2)
   values = net.shapes(2)
   parts = []
   for layer in net.layers:
     inputs = [[*values, labels, images][i] for i in layer.inputs]
-    parts.append(cost(layer.fn, layer.params, *inputs))
-  whole = cost(net.loss, net.params, images, labels)
+    parts.append(predict_cost(layer.fn, layer.params, *inputs))
+  whole = predict_cost(net.loss, net.params, images, labels)
   assert sum(p.flops for p in parts) == whole.flops
   assert sum(p.unfused_bytes for p in parts) == whole.unfused_bytes
   # A branch's last layer fuses with the sum or join after it.
@@ -65,10 +65,10 @@ def test_layers_add_up_to_the_network(name):
 
 
 def test_both_passes_take_three_times_the_forward_one():
-  net = zoo("vgg11")
-  forward = cost(net.loss, net.params, *net.batch(2)).totals
-  both = cost(jax.grad(net.loss), net.params, *net.batch(2)).totals
-  first = cost(net.layers[0].fn, net.layers[0].params, net.batch(2)[0])
+  net = reference_network("vgg11")
+  forward = predict_cost(net.loss, net.params, *net.batch(2)).totals
+  both = predict_cost(jax.grad(net.loss), net.params, *net.batch(2)).totals
+  first = predict_cost(net.layers[0].fn, net.layers[0].params, net.batch(2)[0])
   image = first.totals["convolution"].flops  # nobody wants its gradient
   expected = 3 * forward["convolution"].flops - image
   assert both["convolution"].flops == expected
@@ -76,7 +76,7 @@ def test_both_passes_take_three_times_the_forward_one():
 
 
 def test_layers_compute_what_they_are_called():
-  net = zoo("alexnet")
+  net = reference_network("alexnet")
   layer = net.layers[0]
   params = {k: jnp.ones(a.shape) for k, a in layer.params.items()}
   y = layer.fn(params, jnp.ones((1, 31, 31, 3)))
@@ -88,4 +88,4 @@ def test_layers_compute_what_they_are_called():
 
 def test_an_unknown_network_is_refused():
   with pytest.raises(ValueError, match="`name` must be one of 'alexnet'"):
-    zoo("lenet")
+    reference_network("lenet")

@@ -15,7 +15,7 @@ from jaxmotion.perfmodel.extend import (
 )
 from jaxmotion.wire import Ledger, Move
 
-HOST = perfmodel.shipped("ethernet_1gbit")
+HOST = perfmodel.builtin_platform("ethernet_1gbit")
 CURVE = Curve(sizes=(1e3, 1e6), seconds=(1e-3, 1e-2), noise=0.1)
 
 
@@ -118,18 +118,18 @@ def test_a_measured_collective_is_for_its_own_number_of_workers():
 
 def test_what_no_measurement_covers_is_listed():
   x = jax.ShapeDtypeStruct((64, 64), "float32")
-  work = perfmodel.cost(lambda x: (x @ x + 1).sum(), x)
+  work = perfmodel.predict_cost(lambda x: (x @ x + 1).sum(), x)
   platform = measuring(**{"matmul float32": CURVE})
-  missing = perfmodel.unmeasured(platform, work)
+  missing = perfmodel.uncalibrated(platform, work)
   assert set(missing) == {"reduction"}  # the sum, with what is fused into it
   large = jax.ShapeDtypeStruct((1024, 1024), "float32")
-  work = perfmodel.cost(lambda x: x @ x, large)
-  assert perfmodel.unmeasured(platform, work) == {
+  work = perfmodel.predict_cost(lambda x: x @ x, large)
+  assert perfmodel.uncalibrated(platform, work) == {
     "matmul float32": (2 * 1024**3, 2 * 1024**3)
   }
   move = Move("all_reduce", ("data",), 8, "float32", 10**4, 1)
   ledger = Ledger((move,))
-  assert perfmodel.unmeasured(platform, None, ledger) == {
+  assert perfmodel.uncalibrated(platform, None, ledger) == {
     "all_reduce 8": (1e4, 1e4)
   }
 

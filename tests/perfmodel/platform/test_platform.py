@@ -21,12 +21,12 @@ NAMES = (
   "ethernet_100gbit",
 )
 LINK = perfmodel.Link(latency_s=1e-5, rate=gbit_per_s(10))
-DEVICE = perfmodel.shipped("ethernet_1gbit").device
+DEVICE = perfmodel.builtin_platform("ethernet_1gbit").device
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_platform_comes_back_from_json(name, tmp_path):
-  platform = perfmodel.shipped(name)
+  platform = perfmodel.builtin_platform(name)
   assert platform.name == name
   path = tmp_path / "platform.json"
   perfmodel.save_platform(platform, path)
@@ -35,7 +35,7 @@ def test_a_platform_comes_back_from_json(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
-  platform = perfmodel.shipped(name)
+  platform = perfmodel.builtin_platform(name)
   # What follows from the others, or is a choice, is no figure.
   choices = (
     ".call_s",
@@ -50,7 +50,7 @@ def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
 
 
 def test_the_host_of_two_cores_was_measured():
-  platform = perfmodel.shipped("cpu2")
+  platform = perfmodel.builtin_platform("cpu2")
   assert platform.name == "cpu2"
   for path, source in platform.sources.items():
     assert source.startswith("measured 2"), path
@@ -58,7 +58,7 @@ def test_the_host_of_two_cores_was_measured():
   device, link = platform.device, platform.axis("data").link
   tree = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
   for exchange in EXCHANGES.values():
-    for part in partition(exchange, tree).parts:
+    for part in partition(exchange, tree).leaf_groups:
       if part.codec != identity():
         assert f"encode {part.codec!r}" in device.measured
   assert {"all_reduce 2", "all_gather 2"} <= set(link.measured)
@@ -66,7 +66,7 @@ def test_the_host_of_two_cores_was_measured():
 
 def test_an_unknown_platform_is_refused_with_the_names_there_are():
   with pytest.raises(ValueError, match=r"`name` must be one of 'h200_node'"):
-    perfmodel.shipped("tpu")
+    perfmodel.builtin_platform("tpu")
 
 
 def test_bits_and_bytes_are_eight_apart():
@@ -132,7 +132,7 @@ def test_a_link_has_figures_that_links_have(field, value):
 
 
 def plain():
-  return perfmodel.platform_to_dict(perfmodel.shipped("h100_cluster"))
+  return perfmodel.platform_to_dict(perfmodel.builtin_platform("h100_cluster"))
 
 
 def paths(tree, path=()):
@@ -185,9 +185,9 @@ def test_what_a_file_gets_wrong_is_named_by_its_path(tmp_path):
 
 
 def test_axes_are_resized_by_name():
-  cluster = perfmodel.shipped("h100_cluster").resize(host=4)
+  cluster = perfmodel.builtin_platform("h100_cluster").resize(host=4)
   assert [axis.workers for axis in cluster.axes] == [4, 8]
-  assert cluster.resize(host=16) == perfmodel.shipped("h100_cluster")
+  assert cluster.resize(host=16) == perfmodel.builtin_platform("h100_cluster")
   with pytest.raises(
     ValueError, match="`name` must be one of 'host', 'device'"
   ):
@@ -199,5 +199,5 @@ def test_axes_are_resized_by_name():
 def test_a_source_is_of_a_figure_that_is_there():
   with pytest.raises(ValueError, match=r"sources\['axes.data.rate'\]"):
     dataclasses.replace(
-      perfmodel.shipped("h100_node"), sources={"axes.data.rate": "me"}
+      perfmodel.builtin_platform("h100_node"), sources={"axes.data.rate": "me"}
     )

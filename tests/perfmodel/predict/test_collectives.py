@@ -6,7 +6,11 @@ import hypothesis.strategies as st
 import pytest
 
 from jaxmotion import perfmodel
-from jaxmotion.perfmodel import collective_seconds, gbyte_per_s, traffic
+from jaxmotion.perfmodel import (
+  collective_seconds,
+  collective_traffic,
+  gbyte_per_s,
+)
 from jaxmotion.wire import Ledger, Move
 
 LINK = perfmodel.Link(latency_s=1e-5, rate=gbyte_per_s(1))
@@ -34,7 +38,7 @@ def test_one_worker_has_no_communication(op, algorithm):
 @pytest.mark.parametrize("workers", [1, 2, 8, 1024])
 @pytest.mark.parametrize(("op", "algorithm"), ON_THE_WIRE)
 def test_bytes_are_those_of_the_ledger(op, algorithm, workers):
-  said = traffic(op, 12_345, workers, algorithm=algorithm)
+  said = collective_traffic(op, 12_345, workers, algorithm=algorithm)
   move = Move(op, ("data",), workers, "uint8", 12_345, 1)
   assert said.wire_bytes == move.wire_bytes
 
@@ -153,20 +157,20 @@ def test_a_half_duplex_link_halves_what_goes_both_ways_and_no_tree():
 
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match=r"power of two .*, got 6"):
-    traffic("all_reduce", 1, 6, algorithm="halving_doubling")
+    collective_traffic("all_reduce", 1, 6, algorithm="halving_doubling")
   with pytest.raises(
     ValueError, match="`algorithm` must be one of 'ring', got"
   ):
-    traffic("all_to_all", 1, 6, algorithm="tree")
+    collective_traffic("all_to_all", 1, 6, algorithm="tree")
   with pytest.raises(ValueError, match="`op` must be one of 'all_reduce'"):
-    traffic("gossip", 1, 6)
+    collective_traffic("gossip", 1, 6)
   with pytest.raises(ValueError, match="`workers` must be"):
-    traffic("all_reduce", 1, 0)
+    collective_traffic("all_reduce", 1, 0)
   with pytest.raises(ValueError, match="`payload_bytes` must be at least 0"):
-    traffic("all_reduce", -1, 2)
+    collective_traffic("all_reduce", -1, 2)
 
 
-CLUSTER = perfmodel.shipped("h100_cluster").resize(host=4, device=8)
+CLUSTER = perfmodel.builtin_platform("h100_cluster").resize(host=4, device=8)
 
 
 def test_a_ledger_takes_what_its_moves_take():
@@ -215,11 +219,11 @@ def test_a_ledger_of_another_mesh_is_refused():
 def test_one_axis_after_the_other_sends_a_part_over_the_outer_one(sizes):
   host, device = sizes
   axes = CLUSTER.resize(host=host, device=device).axes
-  ledger = perfmodel.hierarchical(8 * 10**6, axes)
+  ledger = perfmodel.hierarchical_all_reduce_ledger(8 * 10**6, axes)
   per_axis = ledger.per_axis()
-  within = 2 * (device - 1) / device * 8e6 if device > 1 else 0
+  local = 2 * (device - 1) / device * 8e6 if device > 1 else 0
   # The gather is of parts: (L - 1) P / L.
-  assert per_axis[("device",)] == pytest.approx(within)
+  assert per_axis[("device",)] == pytest.approx(local)
   between = 2 * (host - 1) / host * 8e6 / device
   assert per_axis[("host",)] == pytest.approx(between)
-  assert math.isclose(ledger.total_bytes, within + between)
+  assert math.isclose(ledger.total_bytes, local + between)

@@ -34,7 +34,7 @@ def platform(**workers):
     perfmodel.Axis(name=name, workers=n, link=LINK)
     for name, n in workers.items()
   )
-  base = perfmodel.shipped("ethernet_10gbit")
+  base = perfmodel.builtin_platform("ethernet_10gbit")
   return dataclasses.replace(base, axes=axes, sources={})
 
 
@@ -136,7 +136,9 @@ def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(codec, sizes):
     )[0]
 
   cluster = platform(host=hosts, device=devices)
-  said = predict_exchange(codec, TREE, cluster, "host", within="device").ledger
+  said = predict_exchange(
+    codec, TREE, cluster, "host", local_axis="device"
+  ).ledger
   traced = counted(body, host=hosts, device=devices)
   assert said.per_axis() == {
     axis: n
@@ -188,13 +190,17 @@ def test_a_codec_takes_about_what_its_own_trace_says():
   device = platform(data=8).device
   x = jax.ShapeDtypeStruct((4096, 512), "float32")
   for codec in (codecs.uniform(bits=8), codecs.sign(), codecs.cast("bfloat16")):
-    own = perfmodel.cost(lambda x, c=codec: c.encode(x), x)
+    own = perfmodel.predict_cost(lambda x, c=codec: c.encode(x), x)
     said = encode_seconds(codec, x.size, device)
-    assert said == pytest.approx(perfmodel.seconds(own, device), rel=0.1)
+    assert said == pytest.approx(
+      perfmodel.predict_seconds(own, device), rel=0.1
+    )
     payload = codec.payload_like(x)
-    own = perfmodel.cost(lambda p, c=codec: c.decode(p, x), payload)
+    own = perfmodel.predict_cost(lambda p, c=codec: c.decode(p, x), payload)
     said = decode_seconds(codec, x.size, 1, device)
-    assert said == pytest.approx(perfmodel.seconds(own, device), rel=0.1)
+    assert said == pytest.approx(
+      perfmodel.predict_seconds(own, device), rel=0.1
+    )
 
 
 def test_an_axis_that_is_not_there_is_named():

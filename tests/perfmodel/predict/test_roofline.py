@@ -9,10 +9,10 @@ import pytest
 from jaxmotion import perfmodel
 from jaxmotion.perfmodel import (
   Kernel,
-  cost,
   gbyte_per_s,
-  ready_seconds,
-  seconds,
+  predict_cost,
+  predict_ready_seconds,
+  predict_seconds,
 )
 from jaxmotion.perfmodel.extend import kernel_seconds
 
@@ -31,7 +31,7 @@ def loss(w, x):
   return jnp.sum(jax.nn.relu(x @ w) ** 2)
 
 
-STEP = cost(jax.value_and_grad(loss), X, X)
+STEP = predict_cost(jax.value_and_grad(loss), X, X)
 
 
 def test_a_kernel_takes_the_slower_of_arithmetic_and_memory():
@@ -47,16 +47,16 @@ def test_a_kernel_takes_the_slower_of_arithmetic_and_memory():
 
 
 def test_a_dtype_without_a_rate_is_named():
-  half = cost(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "float16"))
+  half = predict_cost(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "float16"))
   with pytest.raises(ValueError, match=r"a rate for 'float16', got only"):
-    seconds(half, DEVICE)
+    predict_seconds(half, DEVICE)
 
 
 def test_a_cost_takes_what_its_kernels_take():
   each = [kernel_seconds(k, DEVICE) for k in STEP.kernels]
-  assert seconds(STEP, DEVICE) == pytest.approx(sum(each))
-  ready = ready_seconds(STEP, DEVICE)
-  assert ready[1] == pytest.approx(seconds(STEP, DEVICE))
+  assert predict_seconds(STEP, DEVICE) == pytest.approx(sum(each))
+  ready = predict_ready_seconds(STEP, DEVICE)
+  assert ready[1] == pytest.approx(predict_seconds(STEP, DEVICE))
   assert 0 < ready[0] < ready[1]
 
 
@@ -74,4 +74,6 @@ def test_no_device_gets_faster_by_being_worse(field, worse):
     "kernel_s": 1e-6 * worse,
   }[field]
   slower = dataclasses.replace(DEVICE, **{field: value})
-  assert seconds(STEP, slower) >= seconds(STEP, DEVICE) * (1 - 1e-12)
+  assert predict_seconds(STEP, slower) >= predict_seconds(STEP, DEVICE) * (
+    1 - 1e-12
+  )

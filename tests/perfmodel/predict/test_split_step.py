@@ -15,10 +15,10 @@ from jaxmotion.perfmodel import (
   LABELS,
   Layer,
   Network,
-  data_parallel,
-  layered_step,
-  work,
-  zoo,
+  predict_split_step,
+  predict_step,
+  reference_network,
+  trace_step,
 )
 
 BATCH, WIDTHS = 8, (24, 32, 64, 16)
@@ -58,7 +58,7 @@ def platform(data=4, model=2):
     perfmodel.Axis(name="data", workers=data, link=LINK),
     perfmodel.Axis(name="model", workers=model, link=LINK),
   )
-  base = perfmodel.shipped("ethernet_10gbit")
+  base = perfmodel.builtin_platform("ethernet_10gbit")
   return dataclasses.replace(base, axes=axes, sources={})
 
 
@@ -86,7 +86,7 @@ def traced_bytes(workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_split_channels_send_what_the_traced_program_sends(workers):
-  step = layered_step(NET, BATCH, platform(model=workers), model="model")
+  step = predict_split_step(NET, BATCH, platform(model=workers), model="model")
   traced = traced_bytes(workers)
   assert step.wire_bytes == traced.total_bytes
   values = sum(WIDTHS[1:3]) * BATCH * 4
@@ -96,8 +96,8 @@ def test_split_channels_send_what_the_traced_program_sends(workers):
 
 
 def test_split_channels_divide_products_and_parameters():
-  one = layered_step(NET, BATCH, platform())
-  two = layered_step(NET, BATCH, platform(model=2), model="model")
+  one = predict_split_step(NET, BATCH, platform())
+  two = predict_split_step(NET, BATCH, platform(model=2), model="model")
   assert one.wire_bytes == one.link_s == 0
   assert one.total_s == pytest.approx(one.compute_s + one.update_s)
   assert two.memory_bytes < one.memory_bytes
@@ -107,7 +107,7 @@ def test_split_channels_divide_products_and_parameters():
     memory_rate=perfmodel.gbyte_per_s(1e5),
   )
   products = [
-    layered_step(
+    predict_split_step(
       NET,
       BATCH,
       dataclasses.replace(platform(model=n), device=fast),
@@ -121,7 +121,9 @@ def test_split_channels_divide_products_and_parameters():
 
 def test_more_workers_than_channels_leave_some_idle():
   def compute(workers):
-    step = layered_step(NET, BATCH, platform(model=workers), model="model")
+    step = predict_split_step(
+      NET, BATCH, platform(model=workers), model="model"
+    )
     return step.compute_s
 
   assert compute(64) == compute(4096)
@@ -132,32 +134,34 @@ def test_more_workers_than_channels_leave_some_idle():
 def test_an_axis_of_one_worker_changes_nothing(codec):
   how = {"codec": codec, "bucket_bytes": 1}
   both = platform(data=4, model=1)
-  alone = layered_step(NET, BATCH, both, data="data", **how)
-  assert layered_step(NET, BATCH, both, data="data", model="model", **how) == (
-    alone
-  )
+  alone = predict_split_step(NET, BATCH, both, data="data", **how)
+  assert predict_split_step(
+    NET, BATCH, both, data="data", model="model", **how
+  ) == (alone)
   both = platform(data=1, model=4)
-  alone = layered_step(NET, BATCH, both, model="model")
-  hybrid = layered_step(NET, BATCH, both, data="data", model="model")
+  alone = predict_split_step(NET, BATCH, both, model="model")
+  hybrid = predict_split_step(NET, BATCH, both, data="data", model="model")
   assert hybrid.total_s == pytest.approx(alone.total_s)
   assert hybrid.wire_bytes == alone.wire_bytes
 
 
 def test_hybrid_exchanges_the_gradients_of_split_parameters():
   cluster = platform(data=4, model=2)
-  step = layered_step(NET, BATCH, cluster, data="data", model="model")
-  split = layered_step(NET, BATCH // 4, cluster, model="model")
+  step = predict_split_step(NET, BATCH, cluster, data="data", model="model")
+  split = predict_split_step(NET, BATCH // 4, cluster, model="model")
   grads = 2 * 3 / 4 * 4 * NET.size / 2
   assert step.wire_bytes == split.wire_bytes + grads
   assert step.compute_s == split.compute_s
 
 
 def test_data_parallel_layers_are_near_the_whole_network():
-  net = zoo("resnet18")
-  cluster = perfmodel.shipped("ethernet_10gbit").resize(data=4)
-  layers = layered_step(net, 32, cluster, data="data", bucket_bytes=1 << 22)
-  whole = data_parallel(
-    work(net.loss, net.params, *net.batch(8)),
+  net = reference_network("resnet18")
+  cluster = perfmodel.builtin_platform("ethernet_10gbit").resize(data=4)
+  layers = predict_split_step(
+    net, 32, cluster, data="data", bucket_bytes=1 << 22
+  )
+  whole = predict_step(
+    trace_step(net.loss, net.params, *net.batch(8)),
     cluster,
     "data",
     bucket_bytes=1 << 22,
@@ -170,7 +174,7 @@ def test_data_parallel_layers_are_near_the_whole_network():
 @pytest.mark.parametrize("codec", [None, codecs.uniform(bits=8)], ids=str)
 def test_overlapping_is_never_slower(codec):
   def total(overlap):
-    return layered_step(
+    return predict_split_step(
       NET,
       BATCH,
       platform(),
@@ -187,7 +191,7 @@ def test_overlapping_is_never_slower(codec):
 def test_compressed_activations_send_words():
   int8 = codecs.uniform(bits=8, block=64)
   plain, coded = (
-    layered_step(
+    predict_split_step(
       NET, BATCH, platform(model=4), model="model", activation_codec=codec
     )
     for codec in (None, int8)
@@ -200,19 +204,19 @@ def test_compressed_activations_send_words():
 
 def test_optimiser_state_takes_time_and_memory():
   none, adam = (
-    layered_step(NET, BATCH, platform(), state_copies=n) for n in (0, 2)
+    predict_split_step(NET, BATCH, platform(), state_copies=n) for n in (0, 2)
   )
   assert adam.memory_bytes - none.memory_bytes == 2 * 4 * NET.size
   assert adam.update_s > none.update_s
 
 
 def test_channels_win_where_parameters_weigh_more_than_activations():
-  slow = perfmodel.shipped("ethernet_1gbit")
+  slow = perfmodel.builtin_platform("ethernet_1gbit")
 
   def ratio(name, batch):
-    net = zoo(name)
-    data = layered_step(net, batch, slow, data="data")
-    model = layered_step(net, batch, slow, model="data")
+    net = reference_network(name)
+    data = predict_split_step(net, batch, slow, data="data")
+    model = predict_split_step(net, batch, slow, model="data")
     return data.total_s / model.total_s
 
   assert ratio("alexnet", 64) > 1
@@ -221,11 +225,11 @@ def test_channels_win_where_parameters_weigh_more_than_activations():
 
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match="`model` must be another axis"):
-    layered_step(NET, BATCH, platform(), data="data", model="data")
+    predict_split_step(NET, BATCH, platform(), data="data", model="data")
   with pytest.raises(ValueError, match="`batch` must be a multiple of the 4"):
-    layered_step(NET, 7, platform(), data="data")
+    predict_split_step(NET, 7, platform(), data="data")
   with pytest.raises(ValueError, match="`name` must be one of 'data', 'model'"):
-    layered_step(NET, 8, platform(), data="host")
+    predict_split_step(NET, 8, platform(), data="host")
   with pytest.raises(TypeError, match="`batch` must be an integer"):
-    layered_step(NET, 8.0, platform())
-  assert jnp.isfinite(layered_step(NET, 8, platform()).total_s)
+    predict_split_step(NET, 8.0, platform())
+  assert jnp.isfinite(predict_split_step(NET, 8, platform()).total_s)

@@ -9,7 +9,12 @@ import optax
 import pytest
 
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import data_parallel, gbit_per_s, gbyte_per_s, work
+from jaxmotion.perfmodel import (
+  gbit_per_s,
+  gbyte_per_s,
+  predict_step,
+  trace_step,
+)
 
 WIDTHS = (784, 512, 256, 10)
 PARAMS = [
@@ -31,8 +36,8 @@ def loss(params, x, y):
   return jnp.mean((x - y) ** 2)
 
 
-OWN = work(loss, PARAMS, *BATCH, optimizer=optax.adam(1e-3))
-CLUSTER = perfmodel.shipped("ethernet_1gbit").resize(data=4)
+OWN = trace_step(loss, PARAMS, *BATCH, optimizer=optax.adam(1e-3))
+CLUSTER = perfmodel.builtin_platform("ethernet_1gbit").resize(data=4)
 CODECS = {
   "fp32": None,
   "int8": codecs.uniform(bits=8),
@@ -61,7 +66,7 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first():
 @pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
 def test_one_worker_has_no_communication(name, bucket_bytes):
   alone = CLUSTER.resize(data=1)
-  step = data_parallel(
+  step = predict_step(
     OWN, alone, "data", CODECS[name], bucket_bytes=bucket_bytes
   )
   assert step.wire_bytes == 0
@@ -74,7 +79,7 @@ def test_one_worker_has_no_communication(name, bucket_bytes):
 @pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
 def test_a_step_is_between_its_bounds(name, bucket_bytes):
   def step(overlap):
-    return data_parallel(
+    return predict_step(
       OWN,
       CLUSTER,
       "data",
@@ -109,7 +114,7 @@ def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
     ),
   )
   one, many = (
-    data_parallel(OWN, slow, "data", bucket_bytes=n) for n in (None, 1 << 18)
+    predict_step(OWN, slow, "data", bucket_bytes=n) for n in (None, 1 << 18)
   )
   assert many.wire_bytes == one.wire_bytes
   assert many.total_s < one.total_s
@@ -119,7 +124,7 @@ def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
 
 def test_rules_see_the_paths_of_every_bucket():
   whole, cut = (
-    data_parallel(OWN, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
+    predict_step(OWN, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
     for n in (None, 1)
   )
   assert cut.wire_bytes == whole.wire_bytes
@@ -128,11 +133,11 @@ def test_rules_see_the_paths_of_every_bucket():
 def test_memory_counts_the_optimiser_and_the_codecs_memory():
   values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
   assert OWN.state_bytes == 2 * 4 * values + 4
-  plain = data_parallel(OWN, CLUSTER, "data").memory_bytes
-  kept = data_parallel(
+  plain = predict_step(OWN, CLUSTER, "data").memory_bytes
+  kept = predict_step(
     OWN, CLUSTER, "data", codecs.feedback(codecs.uniform(bits=8))
   ).memory_bytes
-  lossy = data_parallel(
+  lossy = predict_step(
     OWN, CLUSTER, "data", codecs.uniform(bits=8)
   ).memory_bytes
   # Parameters, gradients, two moments and what the exchange sums.
@@ -142,7 +147,7 @@ def test_memory_counts_the_optimiser_and_the_codecs_memory():
 
 
 def test_an_optimiser_costs_what_its_arrays_weigh():
-  sgd = work(loss, PARAMS, *BATCH)
+  sgd = trace_step(loss, PARAMS, *BATCH)
   assert sgd.state_bytes == 0
   values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
   assert sgd.update.bytes == 3 * 4 * values
@@ -188,7 +193,7 @@ def on_device(platform, **changes):
 def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
   def total(platform):
     # One method for all numbers of workers: choosing may well pay.
-    return data_parallel(
+    return predict_step(
       OWN,
       platform,
       "data",
@@ -203,7 +208,7 @@ def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
 
 def test_a_call_is_paid_once_a_step():
   called = on_device(CLUSTER, call_s=1e-3)
-  before, after = (data_parallel(OWN, p, "data") for p in (CLUSTER, called))
+  before, after = (predict_step(OWN, p, "data") for p in (CLUSTER, called))
   assert after.total_s == pytest.approx(before.total_s + 1e-3)
   assert after.exposed_s == pytest.approx(before.exposed_s)
 
@@ -212,12 +217,12 @@ def test_a_call_is_paid_once_a_step():
 def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
   called = on_device(CLUSTER, call_s=1e-3)
   one = called.resize(data=1)
-  assert data_parallel(OWN, one, "data", alone_s=0.5).total_s == pytest.approx(
+  assert predict_step(OWN, one, "data", alone_s=0.5).total_s == pytest.approx(
     0.5
   )
   codec = CODECS[name]
-  plain = data_parallel(OWN, called, "data", codec, overlap=False)
-  found = data_parallel(OWN, called, "data", codec, overlap=False, alone_s=0.5)
+  plain = predict_step(OWN, called, "data", codec, overlap=False)
+  found = predict_step(OWN, called, "data", codec, overlap=False, alone_s=0.5)
   alone_s = plain.compute_s + plain.update_s + plain.call_s
   assert found.total_s == pytest.approx(plain.total_s - alone_s + 0.5)
   parts = ("compute_s", "update_s", "call_s")
@@ -225,9 +230,9 @@ def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
     assert getattr(found, part) == pytest.approx(
       getattr(plain, part) * 0.5 / alone_s
     )
-  same = data_parallel(OWN, called, "data", codec, alone_s=alone_s)
+  same = predict_step(OWN, called, "data", codec, alone_s=alone_s)
   assert same.total_s == pytest.approx(
-    data_parallel(OWN, called, "data", codec).total_s
+    predict_step(OWN, called, "data", codec).total_s
   )
 
 
@@ -236,30 +241,37 @@ def test_more_examples_take_longer():
     batch = [
       jax.ShapeDtypeStruct((images, *a.shape[1:]), a.dtype) for a in BATCH
     ]
-    return data_parallel(work(loss, PARAMS, *batch), CLUSTER, "data").total_s
+    return predict_step(
+      trace_step(loss, PARAMS, *batch), CLUSTER, "data"
+    ).total_s
 
   times = [total(n) for n in (1, 8, 64, 512)]
   assert times == sorted(times)
 
 
 def test_hosts_of_several_devices_send_a_part_between_them():
-  cluster = perfmodel.shipped("h100_cluster").resize(host=4, device=8)
-  flat = data_parallel(OWN, cluster, "host", codecs.sign())
-  within = data_parallel(OWN, cluster, "host", codecs.sign(), within="device")
-  ledger = perfmodel.exchange_ledger(
-    codecs.sign(), PARAMS, cluster.axis("host"), within=cluster.axis("device")
+  cluster = perfmodel.builtin_platform("h100_cluster").resize(host=4, device=8)
+  flat = predict_step(OWN, cluster, "host", codecs.sign())
+  hierarchical = predict_step(
+    OWN, cluster, "host", codecs.sign(), local_axis="device"
   )
-  assert within.wire_bytes == ledger.total_bytes
+  ledger = perfmodel.exchange_ledger(
+    codecs.sign(),
+    PARAMS,
+    cluster.axis("host"),
+    local_axis=cluster.axis("device"),
+  )
+  assert hierarchical.wire_bytes == ledger.total_bytes
   assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
 
 
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match="`bucket_bytes` must be"):
-    data_parallel(OWN, CLUSTER, "data", bucket_bytes=0)
+    predict_step(OWN, CLUSTER, "data", bucket_bytes=0)
   with pytest.raises(ValueError, match="`alone_s` must be positive"):
-    data_parallel(OWN, CLUSTER, "data", alone_s=-1.0)
+    predict_step(OWN, CLUSTER, "data", alone_s=-1.0)
   with pytest.raises(ValueError, match="`while_trips` must give"):
-    work(
+    trace_step(
       lambda w, x: (
         jax.lax.while_loop(
           lambda c: c.sum() < 9, lambda c: c + 1, jax.lax.stop_gradient(x)

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, perfmodel, planner, wire
-from jaxmotion.perfmodel import data_parallel
+from jaxmotion.perfmodel import predict_step
 from jaxmotion.planner.exchange._errors import measured, stated
 from tests.planner.problems import (
   BATCH,
@@ -39,7 +39,7 @@ def shortest(platform, errors, limit, **options):
   every = every_choice(3, 3)
   lost = errors[np.arange(3), every].sum(1)
   return min(
-    data_parallel(
+    predict_step(
       WORK, platform, "data", rules_of(choice), method=method, **options
     ).total_s
     for choice in every[lost <= limit]
@@ -78,7 +78,7 @@ def test_no_single_codec_that_fits_is_faster(platform):
   bounds = stated(PARAMS, plan.request.candidates)
   assert list(plan.uniform) == [codecs.identity(), *planner.CANDIDATES]
   for i, (codec, total_s) in enumerate(plan.uniform.items()):
-    step = data_parallel(WORK, platform, "data", codec)
+    step = predict_step(WORK, platform, "data", codec)
     assert total_s <= step.total_s * (1 + 1e-9)
     if bounds.total(np.full(3, i)) <= 0.1:
       assert plan.step.total_s <= total_s * (1 + 1e-9)
@@ -184,10 +184,10 @@ def test_a_plan_trains():
 
 
 def test_hosts_of_several_devices_exchange_their_parts():
-  platform = perfmodel.shipped("h100_cluster").resize(host=4)
-  plan = advise(platform, axis="host", within="device")
-  step = data_parallel(
-    WORK, platform, "host", plan.codec, method=plan.method, within="device"
+  platform = perfmodel.builtin_platform("h100_cluster").resize(host=4)
+  plan = advise(platform, axis="host", local_axis="device")
+  step = predict_step(
+    WORK, platform, "host", plan.codec, method=plan.method, local_axis="device"
   )
   assert plan.step == step
   assert sum(c.wire_bytes for c in plan.choices) == pytest.approx(
@@ -229,7 +229,11 @@ def test_a_loop_without_trips_is_named():
   ("options", "error", "message"),
   [
     ({"axis": "model"}, ValueError, "`axis` must be one of 'data', got 'mod"),
-    ({"within": "data"}, ValueError, "`within` must be one of None, got 'dat"),
+    (
+      {"local_axis": "data"},
+      ValueError,
+      "`local_axis` must be one of None, got 'dat",
+    ),
     ({"accuracy_budget": 1.5}, ValueError, r"must be a number in \[0, 1\]"),
     ({"accuracy_budget": -0.1}, ValueError, r"\[0, 1\], got -0.1"),
     ({"accuracy_budget": float("nan")}, ValueError, "got nan"),
@@ -258,7 +262,7 @@ def test_parts_that_are_missing_are_named():
   with pytest.raises(ValueError, match="`axis` must be one of , got None"):
     advise(dataclasses.replace(SLOW, axes=(), sources={}))
   with pytest.raises(ValueError, match="`axis` must be one of 'host', 'dev"):
-    advise(perfmodel.shipped("h100_cluster"))
+    advise(perfmodel.builtin_platform("h100_cluster"))
   half = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, "bfloat16"), (PARAMS, BATCH)
   )

@@ -6,11 +6,11 @@ import pytest
 from jaxmotion.perfmodel import Message, overlapped_seconds
 from jaxmotion.planner.exchange._pipeline import (
   NOTHING,
-  Parts,
-  before,
-  end,
-  start,
-  tick,
+  StageTimes,
+  advance_pipeline,
+  finish_time,
+  init_pipeline,
+  prepend_stage,
 )
 
 
@@ -23,13 +23,13 @@ def steps(seed, many=20, messages=5):
 
 def parts(message):
   compute, encode, link, decode = np.moveaxis(message, -1, 0)
-  return Parts(compute + encode, link, decode)
+  return StageTimes(compute + encode, link, decode)
 
 
 def run(messages):
-  clock = start(messages.shape[1])
+  clock = init_pipeline(messages.shape[1])
   for message in messages:
-    clock = tick(clock, parts(message))
+    clock = advance_pipeline(clock, parts(message))
   return clock
 
 
@@ -40,7 +40,7 @@ def test_steps_end_when_the_model_says(seed):
     overlapped_seconds(Message(*m) for m in step.tolist())
     for step in np.moveaxis(messages, 1, 0)
   ]
-  assert end(run(messages), NOTHING).tolist() == pytest.approx(expected)
+  assert finish_time(run(messages), NOTHING).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,8 +49,10 @@ def test_what_is_left_is_the_same_wherever_the_clocks_stand(seed, cut):
   rest = NOTHING
   follow = steps(seed)[:, :1]
   for message in follow[:cut:-1]:
-    rest = before(Parts(*(p[0] for p in parts(message))), rest)
+    rest = prepend_stage(StageTimes(*(p[0] for p in parts(message))), rest)
   others = steps(seed + 100)[: cut + 1]
   many = others.shape[1]
   whole = np.concatenate([others, np.repeat(follow[cut + 1 :], many, 1)])
-  assert end(run(others), rest) == pytest.approx(end(run(whole), NOTHING))
+  assert finish_time(run(others), rest) == pytest.approx(
+    finish_time(run(whole), NOTHING)
+  )

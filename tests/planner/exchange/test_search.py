@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.planner.exchange._buckets import Route, Timeline
-from jaxmotion.planner.exchange._prices import Prices
+from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._search import search
 from jaxmotion.planner.exchange._table import Table, make_table
 from tests.planner.problems import THREE, WORK, cluster, every_choice
@@ -78,7 +78,7 @@ def test_of_many_labels_few_are_enough():
 @pytest.mark.parametrize("bucket_bytes", [None, 1])
 def test_real_figures_are_searched_as_well(gbit, bucket_bytes):
   route = Route(cluster(8, gbit), "data", bucket_bytes=bucket_bytes)
-  table = make_table(WORK, Prices(route), THREE, "two_phase", mixed=True)
+  table = make_table(WORK, TensorCosts(route), THREE, "two_phase", mixed=True)
   errors = np.array([[0, 1e-5, 1e-3]] * 3) * [[1], [300], [200]]
   for budget in (0.0, 0.01, 0.3, 1.0):
     found = search(table, errors, budget, np.zeros(3, int))

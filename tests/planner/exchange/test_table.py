@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import Curve, data_parallel
+from jaxmotion.perfmodel import Curve, predict_step
 from jaxmotion.planner.exchange._buckets import Route
-from jaxmotion.planner.exchange._prices import Prices
+from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._table import make_table
 from tests.planner.problems import (
   PARAMS,
@@ -24,11 +24,11 @@ BESIDE = (CHOICES == 2).any(1)  # Something that is not summed.
 
 
 def table(route, method, *, mixed=True, candidates=THREE):
-  return make_table(WORK, Prices(route), candidates, method, mixed=mixed)
+  return make_table(WORK, TensorCosts(route), candidates, method, mixed=mixed)
 
 
 def predicted(route, choice, method, candidates=THREE):
-  return data_parallel(
+  return predict_step(
     WORK,
     route.platform,
     route.axis,
@@ -36,7 +36,7 @@ def predicted(route, choice, method, candidates=THREE):
     bucket_bytes=route.bucket_bytes,
     overlap=route.overlap,
     method=method,
-    within=route.within,
+    local_axis=route.local_axis,
     algorithm=route.algorithm,
   )
 
@@ -50,7 +50,7 @@ ROUTES = {
   "buckets": Route(cluster(8, gbit=100), "data", bucket_bytes=1),
   "tree": Route(cluster(8), "data", algorithm="tree"),
   "hosts": Route(
-    perfmodel.shipped("h100_cluster").resize(host=4), "host", "device"
+    perfmodel.builtin_platform("h100_cluster").resize(host=4), "host", "device"
   ),
 }
 
@@ -107,7 +107,7 @@ def test_measured_collectives_are_followed_within_a_thousandth():
 
 
 def test_a_tensor_is_priced_once():
-  prices = Prices(ROUTES["eight"])
+  prices = TensorCosts(ROUTES["eight"])
   like = PARAMS["first"]
   one = prices.price(THREE[0], like, "gather", True)
   assert prices.price(THREE[0], like, "two_phase", False) is one

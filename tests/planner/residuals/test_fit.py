@@ -11,13 +11,13 @@ from jax import lax
 
 from jaxmotion import codecs, planner
 from jaxmotion.memory import offload, recompute, residuals_of
-from jaxmotion.perfmodel import gbyte_per_s, shipped
-from jaxmotion.planner.residuals._costs import Prices
-from jaxmotion.planner.residuals._enumerate import drafts
-from jaxmotion.planner.residuals._select import cheapest
+from jaxmotion.perfmodel import builtin_platform, gbyte_per_s
+from jaxmotion.planner.residuals._costs import ResidualCosts
+from jaxmotion.planner.residuals._enumerate import list_candidates
+from jaxmotion.planner.residuals._select import select_fastest
 
 INT8 = codecs.uniform(bits=8)
-H100 = shipped("h100_node")
+H100 = builtin_platform("h100_node")
 # Tiny arrays take time by their size, as large ones do.
 PLATFORM = dataclasses.replace(
   H100, device=dataclasses.replace(H100.device, kernel_s=0.0)
@@ -79,8 +79,8 @@ MODELS = {
 @functools.cache
 def searched(model, *codecs):
   fn, *args = MODELS[model]
-  prices = Prices(fn, args, PLATFORM, codecs)
-  return prices, drafts(prices, drop=True)
+  prices = ResidualCosts(fn, args, PLATFORM, codecs)
+  return prices, list_candidates(prices, drop=True)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,18 @@ def test_every_budget_that_can_be_reached_is_met(model, codec):
     key = str(jax.make_jaxpr(step)(*args))
     looked.append(key)
     if key not in figures:
-      figures[key] = planner.program_bytes(step, *args)
+      figures[key] = planner.program_memory_bytes(step, *args)
     return figures[key]
 
   found = searched(model, *([codec] if codec else []))
-  with pytest.raises(planner.DoesNotFit) as refused:
-    cheapest(*found, 1.0, check, ())
+  with pytest.raises(planner.BudgetTooSmallError) as refused:
+    select_fastest(*found, 1.0, check, ())
   least = refused.value.least_bytes
-  most = cheapest(*found, 1e12, check, ())
+  most = select_fastest(*found, 1e12, check, ())
   plans = [most]
   for budget in (0.5 * (least + most.compiled_bytes), least):
     looked.clear()
-    plans.append(cheapest(*found, budget, check, ()))
+    plans.append(select_fastest(*found, budget, check, ()))
     assert plans[-1].compiled_bytes <= budget
     assert len(looked) < 10
   assert least < 0.9 * most.compiled_bytes
@@ -126,14 +126,14 @@ def test_a_budget_is_met_by_the_only_plan_that_can(seed):
     figures[text] = zlib.crc32(f"{seed} {text}".encode())
     return figures[text]
 
-  with pytest.raises(planner.DoesNotFit) as refused:
-    cheapest(prices, found, 1.0, check, ())
+  with pytest.raises(planner.BudgetTooSmallError) as refused:
+    select_fastest(prices, found, 1.0, check, ())
   least = refused.value.least_bytes
   assert least == min(figures.values())
   # One for each set that is computed again, but for those that keep the same.
   assert len(figures) > 10
   tried = len(figures)
-  plan = cheapest(prices, found, least, check, ())
+  plan = select_fastest(prices, found, least, check, ())
   assert plan.compiled_bytes == least
   assert len(figures) == tried
 
@@ -150,8 +150,8 @@ def test_the_choice_is_as_good_as_the_best_of_all():
   near = dataclasses.replace(PLATFORM, to_host=slow, from_host=slow, sources={})
   # Of three sizes: one action for all is not the best.
   args = [[like(64, 32), like(32, 128), like(128, 64)], like(256, 64)]
-  prices = Prices(chain, args, near, [INT8, offload()])
-  found = drafts(prices, drop=True)
+  prices = ResidualCosts(chain, args, near, [INT8, offload()])
+  found = list_candidates(prices, drop=True)
   every = []
   names = [r.name for r in prices.trial().rows]
   assert len(names) == 3
@@ -168,7 +168,7 @@ def test_the_choice_is_as_good_as_the_best_of_all():
   assert len(sizes) > 10
   for own in sizes[:: len(sizes) // 6]:
     best = min(s for n, s in every if n <= own)
-    plan = cheapest(prices, found, fixed + own, None, ())
+    plan = select_fastest(prices, found, fixed + own, None, ())
     assert plan.predicted_bytes <= fixed + own
     assert plan.step_s <= 1.1 * best
 
@@ -185,12 +185,12 @@ def test_stages_get_actions_of_their_own():
     PLATFORM.device, matmul_flops_per_s={"float32": 1e12}
   )
   slow = dataclasses.replace(PLATFORM, device=device)
-  prices = Prices(
+  prices = ResidualCosts(
     fn, [[like(4, 16, 64), like(2, 16, 64)], like(64, 16)], slow, []
   )
-  found = drafts(prices, drop=True)
-  most = cheapest(prices, found, 1e12, None, ())
-  less = cheapest(prices, found, most.predicted_bytes - 1, None, ())
+  found = list_candidates(prices, drop=True)
+  most = select_fastest(prices, found, 1e12, None, ())
+  less = select_fastest(prices, found, most.predicted_bytes - 1, None, ())
   wide = [r for r in less.rows if r.name.endswith("tanh_0")]
   # The shorter stage saves enough, and takes less to compute again.
   assert {r.name: r.action for r in wide} == {
@@ -204,7 +204,7 @@ def test_stages_get_actions_of_their_own():
 
 def test_lossless_plans_change_no_gradient():
   fn, params, x = MODELS["mlp"]
-  plan = cheapest(*searched("mlp", INT8), 5e5, None, ())
+  plan = select_fastest(*searched("mlp", INT8), 5e5, None, ())
   lossless = [r for r in plan.rules if not isinstance(r[1], codecs.Codec)]
   assert lossless and len(lossless) == len(plan.rules)
   rng = np.random.default_rng(0)
@@ -228,7 +228,7 @@ W, X = like(64, 64), like(64, 64)
 @pytest.mark.parametrize("budget", [0, -1.0, float("inf"), float("nan")])
 def test_a_budget_is_positive(budget):
   with pytest.raises(ValueError, match="`budget_bytes` must be positive"):
-    planner.fit(square, W, X, budget, PLATFORM)
+    planner.fit_memory(square, W, X, budget, PLATFORM)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +242,12 @@ def test_a_budget_is_positive(budget):
 def test_what_is_of_another_type_is_refused(given, error):
   given = {"budget_bytes": 1e9, "platform": PLATFORM, **given}
   with pytest.raises(TypeError, match=error):
-    planner.fit(square, W, X, **given)
+    planner.fit_memory(square, W, X, **given)
 
 
 def test_a_function_returns_a_scalar():
   with pytest.raises(ValueError, match="`fn` must return a floating-point"):
-    planner.fit(lambda w, x: x @ w, W, X, 1e9, PLATFORM)
+    planner.fit_memory(lambda w, x: x @ w, W, X, 1e9, PLATFORM)
 
 
 def test_a_function_has_no_side_effects():
@@ -256,12 +256,12 @@ def test_a_function_has_no_side_effects():
     return square(w, x)
 
   with pytest.raises(ValueError, match="must have no side effects"):
-    planner.fit(printed, W, X, 1e9, PLATFORM)
+    planner.fit_memory(printed, W, X, 1e9, PLATFORM)
 
 
 def test_a_codec_remembers_nothing():
   with pytest.raises(ValueError, match="remember nothing between arrays"):
-    planner.fit(
+    planner.fit_memory(
       square, W, X, 1e9, PLATFORM, options=[codecs.feedback(INT8)]
     )  # fmt: skip
 
@@ -270,7 +270,7 @@ def test_without_a_link_to_a_host_nothing_goes_there():
   alone = dataclasses.replace(
     PLATFORM, to_host=None, from_host=None, sources={}
   )
-  plan = planner.fit(square, W, X, 1e9, alone, compiled_bytes=None)
+  plan = planner.fit_memory(square, W, X, 1e9, alone, compiled_bytes=None)
   assert plan.host_bytes == 0
   assert "has no link to a host" in plan.notes[0]
   assert plan.notes[0] in str(plan)

@@ -2,9 +2,9 @@
 
 from jaxmotion.memory.residuals.choose._actions import (
   Action as Action,
-  Choice as Choice,
-  Rules as Rules,
-  choice as choice,
+  ResidualChoice as ResidualChoice,
+  ResidualRules as ResidualRules,
+  make_choice as make_choice,
   offload as offload,
   recompute as recompute,
 )
@@ -13,8 +13,8 @@ from jaxmotion.memory.residuals.choose._residual import (
   full as full,
 )
 from jaxmotion.memory.residuals.choose._selection import (
-  Kept as Kept,
-  Notes as Notes,
+  Diagnostics as Diagnostics,
   Options as Options,
-  Split as Split,
+  SavedResidual as SavedResidual,
+  Selection as Selection,
 )

@@ -46,11 +46,13 @@ class recompute:
 
 
 Action = Codec | offload | recompute | None
-Rules = Sequence[tuple[str, Action]]
-Choice = Callable[[Any], Action]
+ResidualRules = Sequence[tuple[str, Action]]
+ResidualChoice = Callable[[Any], Action]
 
 
-def choice(asked: Action | Rules | Choice) -> Choice:
+def make_choice(
+  asked: Action | ResidualRules | ResidualChoice,
+) -> ResidualChoice:
   """Turns what a user asks for into a function of a residual.
 
   Raises:
@@ -62,7 +64,7 @@ def choice(asked: Action | Rules | Choice) -> Choice:
   if isinstance(asked, Codec):
     return lambda residual: asked if residual.is_float else None
   if isinstance(asked, offload):
-    inner = choice(asked.codec)
+    inner = make_choice(asked.codec)
     return lambda residual: offload(inner(residual))  # type: ignore[arg-type]
   if asked is None or isinstance(asked, recompute):
     return lambda residual: asked
@@ -76,7 +78,7 @@ def choice(asked: Action | Rules | Choice) -> Choice:
   )
 
 
-def _by_rules(rules: Rules) -> Choice:
+def _by_rules(rules: ResidualRules) -> ResidualChoice:
   for rule in rules:
     if not (isinstance(rule, tuple | list) and len(rule) == 2):
       raise ValueError(
@@ -88,7 +90,7 @@ def _by_rules(rules: Rules) -> Choice:
       raise ValueError(
         f"`codec` must have regular expressions, got {rule[0]!r} ({e})."
       ) from e
-  chosen = [(pattern, choice(action)) for pattern, action in rules]
+  chosen = [(pattern, make_choice(action)) for pattern, action in rules]
 
   def choose(residual: Any) -> Action:
     for pattern, choose in chosen:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from jaxmotion.memory.residuals.choose._max_flow import ENDLESS, Graph
-from jaxmotion.memory.residuals.trace import Joint, Step, Value
+from jaxmotion.memory.residuals.trace import JointProgram, Step, Value
 
 
-def wanted(joint: Joint, free: Iterable[Value]) -> list[Value]:
+def wanted(joint: JointProgram, free: Iterable[Value]) -> list[Value]:
   """Returns the values of the function that its backward pass reads."""
   given = {*free, *joint.program.constants, *joint.backward}
   found: dict[Value, None] = {}
@@ -21,7 +21,7 @@ def wanted(joint: Joint, free: Iterable[Value]) -> list[Value]:
 
 
 def minimum_cut(
-  joint: Joint,
+  joint: JointProgram,
   free: Iterable[Value],
   weigh: Callable[[Value], int],
   once: Callable[[Step], bool],

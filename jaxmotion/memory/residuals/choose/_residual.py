@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity, zero_value
-from jaxmotion.core import Array, Key, PyTree, describe, make_key
+from jaxmotion.core import Array, Key, PyTree, make_key, shape_string
 from jaxmotion.memory.residuals.choose._actions import (
-  Choice,
+  ResidualChoice,
   offload,
   recompute,
 )
@@ -143,7 +143,7 @@ class Residual(NamedTuple):
     return x
 
 
-def given(residual: Residual, choose: Choice) -> Residual:
+def given(residual: Residual, choose: ResidualChoice) -> Residual:
   """Returns the residual with what was chosen for it.
 
   Raises:
@@ -171,7 +171,7 @@ def _encoded(residual: Residual, codec: Codec) -> Residual:
   if not residual.is_float:
     raise TypeError(
       f"`codec` must be None for {residual.name}, which is "
-      f"{describe(residual.like)}, got {codec!r}."
+      f"{shape_string(residual.like)}, got {codec!r}."
     )
   if jax.tree.leaves(jax.eval_shape(codec.init, residual.like)):
     raise ValueError(
@@ -184,7 +184,7 @@ def _encoded(residual: Residual, codec: Codec) -> Residual:
   except TypeError as e:
     raise TypeError(
       f"`codec` must take {residual.name}, which is "
-      f"{describe(residual.like)}, got {codec!r}: {e}"
+      f"{shape_string(residual.like)}, got {codec!r}: {e}"
     ) from e
   return encoded if pays else residual
 

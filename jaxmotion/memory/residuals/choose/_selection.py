@@ -9,18 +9,18 @@ import jax.numpy as jnp
 
 from jaxmotion.core import Array
 from jaxmotion.memory._memory_kind import is_on_host
-from jaxmotion.memory.residuals.choose._actions import Choice
+from jaxmotion.memory.residuals.choose._actions import ResidualChoice
 from jaxmotion.memory.residuals.choose._min_cut import minimum_cut, wanted
 from jaxmotion.memory.residuals.choose._residual import Residual, given
 from jaxmotion.memory.residuals.trace import (
-  Joint,
+  JointProgram,
   Step,
   Value,
-  brittle,
-  costly,
+  is_discontinuous,
+  is_exact_equality,
+  is_expensive,
   kinds,
   names,
-  steep,
 )
 
 # More than any residual weighs, less than what cannot be cut.
@@ -36,12 +36,12 @@ class Options(NamedTuple):
     measure: whether to note how full sparse residuals are.
   """
 
-  choose: Choice
+  choose: ResidualChoice
   recompute: str
   measure: bool = False
 
 
-class Kept(NamedTuple):
+class SavedResidual(NamedTuple):
   """A value that is kept.
 
   Attributes:
@@ -53,7 +53,7 @@ class Kept(NamedTuple):
   residual: Residual
 
 
-class Notes(NamedTuple):
+class Diagnostics(NamedTuple):
   """What there is to say of a forward pass whose residuals are kept.
 
   Attributes:
@@ -66,23 +66,23 @@ class Notes(NamedTuple):
   fills: dict[str, Array]
 
   @classmethod
-  def none(cls) -> Notes:
+  def none(cls) -> Diagnostics:
     """Nothing."""
     return cls(jnp.zeros((), jnp.int32), {})
 
-  def add(self, other: Notes) -> Notes:
+  def add(self, other: Diagnostics) -> Diagnostics:
     """Both."""
-    return Notes(
+    return Diagnostics(
       self.overflows + other.overflows, {**self.fills, **other.fills}
     )
 
-  def over_steps(self) -> Notes:
+  def over_steps(self) -> Diagnostics:
     """Of a whole loop, from those of its steps."""
     fills = {name: jnp.max(fill) for name, fill in self.fills.items()}
-    return Notes(jnp.sum(self.overflows, dtype=jnp.int32), fills)
+    return Diagnostics(jnp.sum(self.overflows, dtype=jnp.int32), fills)
 
 
-class Split:
+class Selection:
   """A function and its backward pass, and what is kept in between.
 
   Args:
@@ -102,7 +102,7 @@ class Split:
 
   def __init__(
     self,
-    joint: Joint,
+    joint: JointProgram,
     inputs: Sequence[str],
     free: Sequence[bool],
     options: Options,
@@ -119,13 +119,13 @@ class Split:
     self.again = [r.name for r in described if r.again]
     kept = self._choose()
     self.held = self._hold(kept)
-    self.kept = [Kept(v, self._describe(v)) for v in kept]
+    self.kept = [SavedResidual(v, self._describe(v)) for v in kept]
     extra = self._ways_out()
     self.kept += [
-      Kept(v, self._describe(v)._replace(codec=None)) for v in extra
+      SavedResidual(v, self._describe(v)._replace(codec=None)) for v in extra
     ]
 
-  def measured(self) -> list[Kept]:
+  def measured(self) -> list[SavedResidual]:
     """What it is to be noted of how full it is."""
     sparse = [k for k in self.kept if k.residual.kind == "sparse"]
     return sparse if self._options.measure else []
@@ -167,8 +167,10 @@ class Split:
     def once(step: Step) -> bool:
       if any(self._describe(v).again for v in step.outs):
         return False
-      hard = self._options.recompute == "cheap" and costly(step.eqn)
-      return hard or brittle(step.eqn) or not firm.isdisjoint(step.outs)
+      hard = self._options.recompute == "cheap" and is_expensive(step.eqn)
+      return (
+        hard or is_exact_equality(step.eqn) or not firm.isdisjoint(step.outs)
+      )
 
     while True:
       kept = minimum_cut(self.joint, self.free, weigh, once)
@@ -188,7 +190,9 @@ class Split:
       return self._exact(value).encoded_bytes
 
     known = {*self.free, *kept}
-    held = minimum_cut(self.joint, known, weigh, lambda step: costly(step.eqn))
+    held = minimum_cut(
+      self.joint, known, weigh, lambda step: is_expensive(step.eqn)
+    )
     return {v: self._exact(v) for v in held}
 
   def _of_rounded(self, kept: Sequence[Value]) -> Iterator[Value]:
@@ -200,10 +204,10 @@ class Split:
     known = {*kept, *self.free, *self.joint.program.constants}
     again = self.joint.order.leading_to(wanted(self.joint, self.free), known)
     for step in again:
-      if steep(step.eqn):
+      if is_discontinuous(step.eqn):
         before = self.joint.order.leading_to(step.reads(), known)
         used = {v for s in (*before, step) for v in s.reads()}
-        if used & rounded and not any(costly(s.eqn) for s in before):
+        if used & rounded and not any(is_expensive(s.eqn) for s in before):
           yield from step.outs
 
   def _ways_out(self) -> list[Value]:

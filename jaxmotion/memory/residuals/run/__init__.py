@@ -6,5 +6,7 @@ from jaxmotion.memory.residuals.run._forward import (
   forward as forward,
   plain as plain,
 )
-from jaxmotion.memory.residuals.run._host_buffers import HostWords as HostWords
+from jaxmotion.memory.residuals.run._host_buffers import (
+  HostBuffers as HostBuffers,
+)
 from jaxmotion.memory.residuals.run._scan import run_loop as run_loop

@@ -9,8 +9,8 @@ from typing import Any
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.memory._memory_kind import fetch
-from jaxmotion.memory.residuals.choose import Kept, Split
+from jaxmotion.memory._memory_kind import to_device
+from jaxmotion.memory.residuals.choose import SavedResidual, Selection
 from jaxmotion.memory.residuals.run._forward import (
   Env,
   Words,
@@ -23,14 +23,14 @@ from jaxmotion.memory.residuals.trace import (
   Operand,
   Step,
   Value,
-  costly,
   evaluate,
+  is_expensive,
   read,
 )
 
 
 def backward(
-  split: Split,
+  split: Selection,
   inputs: Sequence[Array | None],
   words: Sequence[Words],
   cotangents: Sequence[Array],
@@ -54,7 +54,7 @@ class _Backward:
 
   def __init__(
     self,
-    split: Split,
+    split: Selection,
     inputs: Sequence[Array | None],
     words: Sequence[Words],
     cotangents: Sequence[Array],
@@ -83,7 +83,7 @@ class _Backward:
           del self._env[v]
         evaluate(again, self._env)
       evaluate([step], self._env)
-      if costly(step.eqn) and step.name != "optimization_barrier":
+      if is_expensive(step.eqn) and step.name != "optimization_barrier":
         self._loose += step.outs
     self._bring([g for g in gradients if g is not None], None, coming)
     return tied([None if g is None else read(self._env, g) for g in gradients])
@@ -100,7 +100,7 @@ class _Backward:
     again: list[Step] = []
     while (maker := self._joint.order.maker(token)) is not None:
       reads = list(maker.reads())
-      if len(reads) != 1 or reads[0] not in backward or costly(maker.eqn):
+      if len(reads) != 1 or reads[0] not in backward or is_expensive(maker.eqn):
         break
       if reads[0].aval.size >= token.aval.size:
         break
@@ -164,7 +164,7 @@ class _Backward:
       known = collections.ChainMap(made, self._env, self._words)
       for value in self._split.held:
         more = self._joint.order.leading_to([value], known)
-        if more and not any(costly(s.eqn) for s in more):
+        if more and not any(is_expensive(s.eqn) for s in more):
           held.append(value)
     return held
 
@@ -179,18 +179,18 @@ class _Backward:
     _, local = self._ready(held, steps, token, coming)
     residual = self._split.held
 
-    def encode(due: Sequence[Kept], after: Value | None) -> None:
+    def encode(due: Sequence[SavedResidual], after: Value | None) -> None:
       words = {v: r.encode(local[v])[0] for v, r in due}
       bound = list(words.values())
       if after is not None:
         bound, local[after] = together(bound, local[after])
       self._words.update(zip(words, bound, strict=True))
 
-    kept = [Kept(v, residual[v]) for v in held]
+    kept = [SavedResidual(v, residual[v]) for v in held]
     encode(evaluate_keeping(steps, local, kept, encode), None)
     self._residual.update(kept)
     # Others that are held may be made of it.
-    dear = [v for s in steps if costly(s.eqn) for v in s.outs]
+    dear = [v for s in steps if is_expensive(s.eqn) for v in s.outs]
     self._env.update((v, local[v]) for v in dear if v not in self._words)
 
   def _ready(
@@ -244,7 +244,7 @@ class _Backward:
   def _fetch(self, value: Value) -> None:
     if value in self._far:
       self._far.remove(value)
-      self._words[value] = fetch(self._words[value])
+      self._words[value] = to_device(self._words[value])
 
   def _decode(self, value: Value) -> Array:
     residual, words = self._residual[value], self._words[value]
@@ -269,7 +269,7 @@ class _Backward:
       if read_value in exact and read_value not in known:
         words = self._words[read_value]
         if read_value in self._far:
-          words = fetch(words)
+          words = to_device(words)
         known[read_value] = exact[read_value].decode(words)
     evaluate(steps, known)
     return known[value]

@@ -9,9 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, same_on_workers, varying_axes
-from jaxmotion.memory._memory_kind import put
-from jaxmotion.memory.residuals.choose import Kept, Notes, Split, full
+from jaxmotion.core import Array, assert_replicated, varying_axes
+from jaxmotion.memory._memory_kind import to_host
+from jaxmotion.memory.residuals.choose import (
+  Diagnostics,
+  SavedResidual,
+  Selection,
+  full,
+)
 from jaxmotion.memory.residuals.trace import (
   Operand,
   Step,
@@ -24,7 +29,9 @@ Words = list[Array]
 Env = dict[Value, Any]
 
 
-def plain(split: Split, inputs: Sequence[Array]) -> tuple[list[Any], Notes]:
+def plain(
+  split: Selection, inputs: Sequence[Array]
+) -> tuple[list[Any], Diagnostics]:
   """Returns the outputs and notes of nothing."""
   env = environment(split, zip(split.joint.inputs, inputs, strict=True))
   ends = _ends(split)
@@ -35,8 +42,8 @@ def plain(split: Split, inputs: Sequence[Array]) -> tuple[list[Any], Notes]:
 
 
 def forward(
-  split: Split, inputs: Sequence[Array], *, moves: bool = True
-) -> tuple[tuple[list[Any], Notes], list[Words]]:
+  split: Selection, inputs: Sequence[Array], *, moves: bool = True
+) -> tuple[tuple[list[Any], Diagnostics], list[Words]]:
   """Returns the outputs, notes on them, and what is kept.
 
   A residual is encoded after its last use and before what comes next, or XLA
@@ -59,7 +66,7 @@ def forward(
       _, env[token] = together(leaving, env[token])
       leaving.clear()
 
-  def encode(due: Sequence[Kept], token: Value | None) -> None:
+  def encode(due: Sequence[SavedResidual], token: Value | None) -> None:
     words = {}
     for value, residual in due:
       words[value], lost = residual.encode(env[value])
@@ -71,7 +78,7 @@ def forward(
     encoded.update(zip(words, held, strict=True))
     for value, residual in due:
       if residual.host and moves:
-        encoded[value] = put(encoded[value])
+        encoded[value] = to_host(encoded[value])
         leaving.append(encoded[value])
 
   waiting = evaluate_keeping(steps, env, split.kept, encode)
@@ -99,15 +106,15 @@ def tied(before: Any) -> Any:
 def _typed_as(x: Array, like: Array) -> Array:
   """The barrier types all as varying where any is."""
   extra = varying_axes(x) - varying_axes(like)
-  return same_on_workers(x, tuple(sorted(extra, key=str))) if extra else x
+  return assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
 
 
 def evaluate_keeping(
   steps: Sequence[Step],
   env: Env,
-  kept: Sequence[Kept],
-  encode: Callable[[Sequence[Kept], Value | None], None],
-) -> list[Kept]:
+  kept: Sequence[SavedResidual],
+  encode: Callable[[Sequence[SavedResidual], Value | None], None],
+) -> list[SavedResidual]:
   """Runs steps, and has each residual encoded after its last use.
 
   Returns:
@@ -115,7 +122,7 @@ def evaluate_keeping(
   """
   due = _due(kept, steps)
   encode(due.pop(-1, []), None)
-  waiting: list[Kept] = []
+  waiting: list[SavedResidual] = []
   for i, step in enumerate(steps):
     evaluate([step], env)
     group = [*waiting, *due.get(i, ())]
@@ -126,29 +133,31 @@ def evaluate_keeping(
   return waiting
 
 
-def _due(kept: Iterable[Kept], steps: Sequence[Step]) -> dict[int, list[Kept]]:
+def _due(
+  kept: Iterable[SavedResidual], steps: Sequence[Step]
+) -> dict[int, list[SavedResidual]]:
   """By the step after which they are encoded; -1: before all."""
   last = {
     v: i for i, step in enumerate(steps) for v in (*step.reads(), *step.outs)
   }
-  due: dict[int, list[Kept]] = {}
+  due: dict[int, list[SavedResidual]] = {}
   for keep in kept:
     due.setdefault(last.get(keep.value, -1), []).append(keep)
   return due
 
 
-def environment(split: Split, pairs: Iterable[tuple[Value, Any]]) -> Env:
+def environment(split: Selection, pairs: Iterable[tuple[Value, Any]]) -> Env:
   """Returns what is there when a pass begins."""
   return {**split.joint.program.constants, **dict(pairs)}
 
 
-def _ends(split: Split) -> list[Operand]:
+def _ends(split: Selection) -> list[Operand]:
   return [*split.joint.outputs, *jax.tree.leaves(split.joint.notes)]
 
 
 def _results(
-  split: Split, env: Env, overflows: Any, fills: dict[str, Array]
-) -> tuple[list[Any], Notes]:
+  split: Selection, env: Env, overflows: Any, fills: dict[str, Array]
+) -> tuple[list[Any], Diagnostics]:
   inner = jax.tree.map(lambda v: read(env, v), split.joint.notes)
-  own = Notes(jnp.asarray(overflows, jnp.int32), fills)
+  own = Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
   return [read(env, v) for v in split.joint.outputs], inner.add(own)

@@ -13,7 +13,7 @@ from jaxmotion.memory.residuals.choose import Residual
 from jaxmotion.memory.residuals.run._forward import Words
 
 
-class HostWords:
+class HostBuffers:
   """Lays out the words of a turn.
 
   Those that go to the host are put end to end, an array for each dtype: XLA:GPU

@@ -11,24 +11,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.memory._memory_kind import fetch, put
-from jaxmotion.memory.residuals.choose import Notes, Split
+from jaxmotion.memory._memory_kind import to_device, to_host
+from jaxmotion.memory.residuals.choose import Diagnostics, Selection
 from jaxmotion.memory.residuals.run._backward import backward
 from jaxmotion.memory.residuals.run._forward import forward, plain
-from jaxmotion.memory.residuals.run._host_buffers import HostWords
+from jaxmotion.memory.residuals.run._host_buffers import HostBuffers
 from jaxmotion.memory.residuals.trace import is_smooth
 
 Arrays = list[Array]
 
 
 def run_loop(
-  split: Split,
-  words_of: HostWords,
+  split: Selection,
+  words_of: HostBuffers,
   fixed: Sequence[Array],
   start: Sequence[Array],
   rows: Sequence[Array],
   **options: Any,
-) -> tuple[tuple[Arrays, Arrays], Notes]:
+) -> tuple[tuple[Arrays, Arrays], Diagnostics]:
   """Runs a loop whose turns send what they keep while the next one computes.
 
   Args:
@@ -61,7 +61,7 @@ def run_loop(
       inputs = [*fixed, *row, *carry]
       (outs, notes), words = forward(split, inputs, moves=False)
       here, there = words_of.part(words, beside)
-      return (outs[:many], there), (outs[many:], notes, here, put(before))
+      return (outs[:many], there), (outs[many:], notes, here, to_host(before))
 
     begin = start, words_of.nothing(beside)
     (carry, last), (ys, notes, here, there) = scan(turn, begin, rows)
@@ -74,7 +74,7 @@ def run_loop(
     def turn(state: Any, own: Any) -> Any:
       ct, sums, far = state
       row, ct_y, near, before = own
-      before = fetch(before)
+      before = to_device(before)
       words = words_of.whole(near, far)
       inputs = [*fixed, *row, *([None] * many)]
       grads = backward(split, inputs, words, [*ct, *ct_y], moves=False)

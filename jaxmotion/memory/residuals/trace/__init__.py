@@ -5,9 +5,9 @@ from jaxmotion.memory.residuals.trace._bits import (
   unpack as unpack,
 )
 from jaxmotion.memory.residuals.trace._joint import (
-  Joint as Joint,
+  JointProgram as JointProgram,
   is_smooth as is_smooth,
-  join as join,
+  trace_joint as trace_joint,
 )
 from jaxmotion.memory.residuals.trace._kinds import (
   kinds as kinds,
@@ -27,7 +27,7 @@ from jaxmotion.memory.residuals.trace._program import (
   read as read,
 )
 from jaxmotion.memory.residuals.trace._recompute_cost import (
-  brittle as brittle,
-  costly as costly,
-  steep as steep,
+  is_discontinuous as is_discontinuous,
+  is_exact_equality as is_exact_equality,
+  is_expensive as is_expensive,
 )

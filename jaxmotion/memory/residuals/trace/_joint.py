@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array, PyTree, stand_in
+from jaxmotion.core import Array, PyTree, abstract_like
 from jaxmotion.memory.residuals.trace._kinds import rectified
 from jaxmotion.memory.residuals.trace._program import (
   Operand,
@@ -21,7 +21,7 @@ from jaxmotion.memory.residuals.trace._program import (
 )
 
 
-class Joint(NamedTuple):
+class JointProgram(NamedTuple):
   """A function and its backward pass.
 
   Attributes:
@@ -54,11 +54,11 @@ class Joint(NamedTuple):
     ]
 
 
-def join(
+def trace_joint(
   fn: Callable[..., tuple[Sequence[Array], PyTree]],
   args: Sequence[Any],
   outs: Sequence[Any],
-) -> Joint:
+) -> JointProgram:
   """Traces a function together with its backward pass.
 
   Args:
@@ -67,7 +67,7 @@ def join(
     outs: types of the arrays it returns.
   """
   smooth = [is_smooth(a) for a in args]
-  typed = [stand_in(o) for o in outs if is_smooth(o)]
+  typed = [abstract_like(o) for o in outs if is_smooth(o)]
   size = len(args)
 
   def both(*values: Array) -> list[Array]:
@@ -92,7 +92,7 @@ def join(
   inputs, cotangents = program.inputs[:size], program.inputs[size:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])
-  return Joint(
+  return JointProgram(
     program,
     Order(program.steps),
     inputs,

@@ -16,7 +16,7 @@ _CHEAP = frozenset(
   expand_dims expm1 floor ge gt imag integer_pow iota is_finite le le_to
   lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter
   not one_minus_square or pad pcast polynomial population_count pow pvary real
-  reduce_precision rem reshape rev round rsqrt same_on_workers select_n
+  reduce_precision rem reshape rev round rsqrt assert_replicated select_n
   sharding_constraint shift_left shift_right_arithmetic shift_right_logical
   sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh
   transpose unstack xor
@@ -26,7 +26,7 @@ _CHEAP = frozenset(
 _CALLS = frozenset(("custom_jvp_call", "jit", "pjit", "closed_call"))
 
 
-def costly(eqn: core.JaxprEqn) -> bool:
+def is_expensive(eqn: core.JaxprEqn) -> bool:
   """Says whether a backward pass should not do this again.
 
   What is not known to be cheap is costly: products, convolutions, loops,
@@ -35,7 +35,7 @@ def costly(eqn: core.JaxprEqn) -> bool:
   name = eqn.primitive.name
   if name in _CALLS:
     inner = core.jaxprs_in_params(eqn.params)
-    return any(costly(e) for jaxpr in inner for e in jaxpr.eqns)
+    return any(is_expensive(e) for jaxpr in inner for e in jaxpr.eqns)
   return name not in _CHEAP
 
 
@@ -48,7 +48,7 @@ _STEEP = frozenset(
 )
 
 
-def steep(eqn: core.JaxprEqn) -> bool:
+def is_discontinuous(eqn: core.JaxprEqn) -> bool:
   """Says whether this must not be done again on values that were rounded.
 
   A rectifier's mask, for one: of the values that are rounded to zero, which
@@ -60,7 +60,7 @@ def steep(eqn: core.JaxprEqn) -> bool:
 _EQUALITY = frozenset(("eq", "eq_to", "ne"))
 
 
-def brittle(eqn: core.JaxprEqn) -> bool:
+def is_exact_equality(eqn: core.JaxprEqn) -> bool:
   """Says whether this must not be done again at all.
 
   Whether two floats are equal, as the gradient of a maximum asks: a value that

@@ -9,7 +9,7 @@ from jax.extend.core import Var
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs
-from jaxmotion.memory import compress_residuals, offload, update_in_backward
+from jaxmotion.memory import OptimizerInBackward, compress_residuals, offload
 from jaxmotion.memory.residuals import residuals_of
 from tests.memory.residuals.nets import (
   NAMES,
@@ -147,7 +147,7 @@ def steps():
     return jnp.sum(x**2)
 
   for segment in (None, 1):
-    model = update_in_backward(
+    model = OptimizerInBackward(
       [(block, 3)], loss, optax.sgd(0.1), codec=offload(INT8), segment=segment
     )
     yield model.step, [stack], model.init([stack]), x

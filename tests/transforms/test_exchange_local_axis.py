@@ -43,7 +43,7 @@ def train(tx, steps=4, batch=BATCH, **extra):
 
 
 def exchange(codec=None, **options):
-  return jaxmotion.exchange("host", codec, within="device", **options)
+  return jaxmotion.exchange("host", codec, local_axis="device", **options)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def exchange(codec=None, **options):
     optax.chain(exchange(INT4), optax.sgd(0.1)),
     optax.chain(exchange(INT4, nonfinite="skip"), optax.adam(1e-2)),
     optax.chain(
-      exchange(codecs.sign(), within_codec=codecs.cast("bfloat16")),
+      exchange(codecs.sign(), local_codec=codecs.cast("bfloat16")),
       optax.sgd(0.1),
     ),
     optax.chain(
@@ -66,7 +66,7 @@ def exchange(codec=None, **options):
       optax.chain(exchange(INT4), optax.adam(1e-2)), BOTH
     ),
   ],
-  ids=["sgd", "skip", "within_codec", "rules_two_phase", "skip_nonfinite"],
+  ids=["sgd", "skip", "local_codec", "rules_two_phase", "skip_nonfinite"],
 )
 def test_laws_hold_over_both_axes(tx):
   check_transform(tx, MESH, PARAMS, axis_name=BOTH)
@@ -174,12 +174,12 @@ def test_a_ladder_takes_its_level_at_run_time():
   ("make", "message"),
   [
     (
-      lambda: jaxmotion.exchange("host", within="host"),
-      "`within` must name axes other than `axis_name` = 'host', got 'host'",
+      lambda: jaxmotion.exchange("host", local_axis="host"),
+      "`local_axis` must name axes other than `axis_name` = 'host', got 'host'",
     ),
     (
-      lambda: jaxmotion.exchange("host", within_codec=INT4),
-      "`within_codec` must be None unless `within` is given, got feedback",
+      lambda: jaxmotion.exchange("host", local_codec=INT4),
+      "`local_codec` must be None unless `local_axis` is given, got feedback",
     ),
     (
       lambda: exchange(INT4).init(PARAMS),
