@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 import rich.console
-from absl import app, flags
+from absl import flags
 
 from experiments import models
 from experiments.activations import measure, sampling, tables
@@ -40,8 +40,8 @@ _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images of a step.", 1, allow_override=True
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of a run.", allow_override=True)
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 
 def run(
@@ -100,10 +100,8 @@ def run(
   return measured
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Does what the flags say."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   console = make_console()
   measured = run(
     _NETS.value,
@@ -124,4 +122,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import rich.progress
 import rich.table
-from absl import app, flags
+from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
@@ -34,7 +34,7 @@ _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
 _COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
 _LEAVES = flags.DEFINE_multi_integer("leaves", [64, 256], "Leaves of a tree.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Interleaved repeats.")
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 
 CASES = {
@@ -205,10 +205,8 @@ def write(results: list[Result], path: str | os.PathLike[str]) -> None:
   )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures, prints the table and writes rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   results = run(_ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value)
   make_console().print(make_table(results))
   if _JSON.value:
@@ -216,4 +214,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -1,16 +1,43 @@
-"""Flags that several runners have: a process may import more than one."""
+"""Flags that several runners define, and the start of a runner.
+
+A process may import more than one runner.
+"""
 
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 
 flags.disclaim_key_flags()  # They are those of the runner that asks for them.
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
-def config(name: str, text: str = "What to run.") -> flags.FlagHolder[Any]:
+def run_main(main: Callable[[], None]) -> None:
+  """Parses the flags of the command line, then calls a runner's `main`.
+
+  Does not return: the process exits with the runner's exit code.
+
+  Args:
+    main: function without arguments that reads the parsed flags.
+
+  Raises:
+    SystemExit: always; a flag that does not exist or a positional argument
+      prints the usage and gives exit code 1.
+  """
+
+  def call(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
+    main()
+
+  app.run(call)
+
+
+def define_config(
+  name: str, text: str = "What to run."
+) -> flags.FlagHolder[Any]:
   """Defines `--config`.
 
   Args:
@@ -25,21 +52,21 @@ def config(name: str, text: str = "What to run.") -> flags.FlagHolder[Any]:
   )
 
 
-def rows() -> flags.FlagHolder[str | None]:
+def define_rows() -> flags.FlagHolder[str | None]:
   """Defines `--json`."""
   return flags.DEFINE_string(
     "json", None, "Where to write rows (JSON Lines).", allow_override=True
   )
 
 
-def plot() -> flags.FlagHolder[str | None]:
+def define_plot() -> flags.FlagHolder[str | None]:
   """Defines `--plot`."""
   return flags.DEFINE_string(
     "plot", None, "Where to write the plot (PNG).", allow_override=True
   )
 
 
-def workdir() -> flags.FlagHolder[str | None]:
+def define_workdir() -> flags.FlagHolder[str | None]:
   """Defines `--workdir`."""
   return flags.DEFINE_string(
     "workdir",

@@ -16,7 +16,6 @@ of a step is that of the slowest worker and of the exchange of all. Takes about
 """
 
 import os
-from collections.abc import Sequence
 
 from absl import app, flags
 
@@ -34,14 +33,12 @@ _SETTLE = flags.DEFINE_integer(
 _DRAWS = flags.DEFINE_integer(
   "draws", Settings.draws, "Batches for the moments of gradients.", 2
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs what the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   try:
     settings = Settings(
       scenarios=tuple(_SCENARIOS.value),
@@ -60,4 +57,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

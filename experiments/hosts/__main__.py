@@ -16,7 +16,6 @@ import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Sequence
 
 import rich.console
 from absl import app, flags
@@ -46,10 +45,12 @@ _WIDTHS = flags.DEFINE_string(
   "widths", "784,2048,2048,2048,10", "Of the layers of the MLP."
 )
 _BATCH = flags.DEFINE_integer("batch", 32, "Examples a host.", 1)
-_STEPS = flags.DEFINE_integer("steps", 5, "Of a case in a round.", 1)
+_STEPS = flags.DEFINE_integer(
+  "steps", 5, "Steps of a case in one round.", 1, allow_override=True
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns every case gets.", 1)
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 _JAX = "experiments.hosts.jax_worker"
 _TORCH = "experiments.hosts.torch_worker"
@@ -81,10 +82,8 @@ def _measure_all(console: rich.console.Console) -> list[measure.Result]:
     return measure.measure(groups, _STEPS.value, _ROUNDS.value, console)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures what the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   for case in _CASES.value:
     if case != "none":
       exchanges.get_exchange(case)  # A misspelt name fails before any work.
@@ -117,4 +116,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import jax
 import rich.progress
-from absl import app, flags
+from absl import flags
 
 from experiments import gpu_compile
 from experiments.common import records, shared_flags
@@ -64,7 +64,7 @@ _COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
 _GPU = flags.DEFINE_enum(
   "gpu", "H100", list(gpu_compile.GPUS), "Of --compiled."
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 
 def selected(names: Sequence[str]) -> list[Op]:
@@ -154,10 +154,8 @@ def _track(jobs: Iterable, description: str, total: int) -> Iterable:
   return rich.progress.track(jobs, description, total, auto_refresh=False)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Checks and times, or compiles; prints tables and writes rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   # Peers need memory too.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   rows, wrong = _compile() if _COMPILED.value else _check_and_time()
@@ -205,4 +203,4 @@ def _check_and_time() -> tuple[list[records.Row], list[str]]:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import jax
 import rich.progress
 import rich.table
-from absl import app, flags
+from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
@@ -42,7 +42,7 @@ from jaxmotion.perfmodel import Curve, Rate
 _PLATFORM = flags.DEFINE_string(
   "platform", None, "Where to write it (JSON).", allow_override=True
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 _AXIS = flags.DEFINE_string(
   "axis", "data", "Name of the axis of devices.", allow_override=True
 )
@@ -293,10 +293,8 @@ def make_rows(platform: perfmodel.Platform) -> list[records.Row]:
   ]
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures, prints the table, and writes the platform and the rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   platform = run(
     _AXIS.value,
     _WORKERS.value or jax.device_count(),
@@ -313,4 +311,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -41,8 +41,8 @@ _STUDY_WORKERS = flags.DEFINE_integer(
 _STUDY_BATCH = flags.DEFINE_integer(
   "study_batch", 1024, "Images a batch where they are not swept.", 1
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 AXES = {
   "batch": tuple(4**i for i in range(3, 10)),
@@ -282,10 +282,8 @@ def save_plot(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
   figure.savefig(path, dpi=110)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Predicts, and prints where which strategy is the fastest."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   for axis in _AXES.value:
     if axis not in AXES:
       raise app.UsageError(
@@ -308,4 +306,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

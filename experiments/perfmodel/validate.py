@@ -16,7 +16,7 @@ is measured takes turns.
 import pathlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import rich.console
 import rich.progress
@@ -76,8 +76,8 @@ _LARGEST = flags.DEFINE_integer(
 _PLATFORMS = flags.DEFINE_string(
   "platforms", None, "Folder of calibrated platforms: read, or else written."
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 
 def measure(
@@ -185,10 +185,8 @@ def _testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
   return found | {Testbed(2, rate): True for rate in rates}
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Measures, predicts, and prints how well."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   console = make_console()
   grid = cases.make_grid(
     [int(width) for width in _KNOWN_WIDTHS.value],
@@ -227,4 +225,4 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -10,15 +10,13 @@ one backward pass, on whose gradient the codecs' errors are measured; with
 `--nogradients` not even that, and errors are what the codecs state of any.
 """
 
-from collections.abc import Sequence
-
-from absl import app, flags
+from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.planner import run
 
-_CONFIG = shared_flags.config("digits", "What is trained.")
+_CONFIG = shared_flags.define_config("digits", "What is trained.")
 _PLATFORM = flags.DEFINE_string(
   "platform",
   "ethernet_1gbit",
@@ -34,13 +32,11 @@ _BUDGET = flags.DEFINE_float(
 _GRADIENTS = flags.DEFINE_bool(
   "gradients", True, "Measure errors on a gradient."
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Prints the plan that the flags ask for, and writes its rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   plan = run.make_plan(
     _CONFIG.value,
     run.load_platform(_PLATFORM.value),
@@ -63,4 +59,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

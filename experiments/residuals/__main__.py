@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import jax
-from absl import app, flags
+from absl import flags
 from rich.table import Table
 
 from experiments.common import records, shared_flags
@@ -76,8 +76,8 @@ _TARGET = flags.DEFINE_enum(
   "To compile for.",
   allow_override=True,
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 
 def published() -> Iterator[records.Row]:
@@ -201,10 +201,8 @@ def _row(
   )
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Compiles, predicts, measures; prints tables and writes rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   target, console = _TARGET.value, make_console()
   if why := measure.refusal(target):
     console.print(f"Nothing can be compiled for {target}: {why}.")
@@ -236,4 +234,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import rich.table
-from absl import app, flags
+from absl import flags
 
 from experiments import models
 from experiments.activations.sampling import (
@@ -58,7 +58,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs.", 1, allow_override=True)
 _IMAGE = flags.DEFINE_integer(
   "image", 32, "Pixels of a side.", 32, allow_override=True
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 
 class Result(NamedTuple):
@@ -211,9 +211,8 @@ def table(made: Sequence[records.Row]) -> rich.table.Table:
   return shown
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs what the flags say."""
-  del argv
   console = make_console()
   results = []
   runs = len(_NETS.value) * len(CODECS) * _SEEDS.value
@@ -238,4 +237,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -56,7 +56,7 @@ _MODES = flags.DEFINE_list(
   "Of training.",
   allow_override=True,
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 
 def compare(spec: points.Spec, modes: Sequence[str]) -> Iterator[records.Row]:
@@ -166,10 +166,8 @@ def table(rows: Sequence[records.Row]) -> rich.table.Table:
   return made
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs all networks; prints a table and writes rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   if _MODES.value[:1] != ["plain"]:
     raise app.UsageError(
       f"`--modes` must begin with plain, got {_MODES.value}."
@@ -184,4 +182,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

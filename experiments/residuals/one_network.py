@@ -18,9 +18,7 @@ step_ms_predicted. Measured where this machine has a GPU, in a process of its
 own for each: peak_bytes_in_use and step_ms.
 """
 
-from collections.abc import Sequence
-
-from absl import app, flags
+from absl import flags
 
 from experiments.common import shared_flags
 from experiments.common.console import make_console
@@ -48,14 +46,12 @@ _MEMORY = flags.DEFINE_float(
   "Memory that the compiler is told of; by default what the GPU comes with.",
   allow_override=True,
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Compiles, predicts, measures; prints a table and writes rows."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   target, console = _TARGET.value, make_console()
   wanted = points.parse(_NETWORKS.value)
   if why := measure.refusal(target):
@@ -75,4 +71,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from absl import app, flags
+from absl import flags
 from rich.table import Table
 
 from experiments import gpu_compile
@@ -40,7 +40,7 @@ _WIDTH = flags.DEFINE_integer("matrix_width", 2048, "Rows and columns of each.")
 _GPU = flags.DEFINE_enum(
   "gpu", "H100", list(gpu_compile.GPUS), "To compile for.", allow_override=True
 )
-_JSON = shared_flags.rows()
+_JSON = shared_flags.define_rows()
 
 PACKINGS: dict[str, dict[str, Any]] = {
   "plain": {"first": codecs.identity(), "second": codecs.identity()},
@@ -150,9 +150,8 @@ def rows(leaves: int, width: int, gpu: str) -> Iterator[records.Row]:
       )
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Compiles, prints and writes."""
-  del argv
   gpu_compile.stay_on_the_host()
   if why := gpu_compile.refusal():
     sys.exit(f"Nothing can be compiled for a GPU: {why}.")
@@ -168,4 +167,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

@@ -11,23 +11,17 @@ workers are shared out equally; see `_distributed` for the flags. `--workdir` is
 then a folder that all hosts see.
 """
 
-from collections.abc import Sequence
-
-from absl import app
-
 from experiments.common import distributed, shared_flags
 from experiments.train import run
 
-_CONFIG = shared_flags.config("digits")
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
-_WORKDIR = shared_flags.workdir()
+_CONFIG = shared_flags.define_config("digits")
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
+_WORKDIR = shared_flags.define_workdir()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs the job that the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   with distributed.join() as processes:
     run.run(
       _CONFIG.value,
@@ -39,4 +33,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

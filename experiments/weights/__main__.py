@@ -12,27 +12,23 @@ are measured. With `--workdir` a job that was killed goes on where its last
 checkpoint is.
 """
 
-from collections.abc import Sequence
-
-from absl import app, flags
+from absl import flags
 
 from experiments.common import shared_flags
 from experiments.weights import run
 from experiments.weights.host_link import HOST_LINKS
 
-_CONFIG = shared_flags.config("a2dtwp_vgg")
+_CONFIG = shared_flags.define_config("a2dtwp_vgg")
 _LINK = flags.DEFINE_enum(
   "link", "pcie3_x8", list(HOST_LINKS), "Whose emulated times tables show."
 )
-_JSON = shared_flags.rows()
-_PLOT = shared_flags.plot()
-_WORKDIR = shared_flags.workdir()
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
+_WORKDIR = shared_flags.define_workdir()
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
   """Runs the job that the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
   run.run(
     _CONFIG.value,
     link=_LINK.value,
@@ -43,4 +39,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  shared_flags.run_main(main)

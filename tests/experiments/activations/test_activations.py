@@ -20,7 +20,7 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
     json=str(json),
     plot=str(plot),
   ):
-    activations.main(["cdma"])
+    activations.main()
   printed = capsys.readouterr().out
   assert "not measured" in printed and "really takes" in printed
   assert plot.stat().st_size > 0

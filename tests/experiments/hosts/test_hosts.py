@@ -143,7 +143,7 @@ for flag in sys.argv[1:]:
   with flagsaver.flagsaver():
     try:
       flags.FLAGS(["two_hosts", flag])
-      two_hosts.main(["two_hosts"])
+      two_hosts.main()
       print(flag, "ran")
     except (Exception, SystemExit) as error:
       print(flag, "ended:", str(error).replace("\\n", " "))

@@ -94,7 +94,7 @@ def test_the_runner_writes_what_it_predicts(tmp_path, monkeypatch):
     if not flags.is_parsed():
       flags(["scaling_study"])
     with flagsaver.flagsaver(json=str(json)):
-      scaling.main(["scaling_study"])
+      scaling.main()
   rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {"scaling_alexnet"}
   assert len(rows) == len(STRATEGIES)

@@ -30,7 +30,7 @@ def rows(tmp_path_factory):
     patch.setattr(limits, "deepest", lambda *_, **__: found)
     patch.setattr(limits, "largest_batch", lambda *_, **__: None)
     with flagsaver.flagsaver(**options):
-      residuals.main(["layrub"])
+      residuals.main()
   return {(r.case, r.metric): r for r in records.read_rows(path)}
 
 

@@ -51,4 +51,4 @@ def test_without_the_compiler_it_says_why(monkeypatch):
   monkeypatch.setattr(gpu_compile, "refusal", lambda: "no wheels")
   monkeypatch.setattr(gpu_compile, "stay_on_the_host", lambda: None)
   with pytest.raises(SystemExit, match="for a GPU: no wheels"):
-    state_main.main([])
+    state_main.main()
