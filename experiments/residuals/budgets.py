@@ -37,7 +37,7 @@ def rows(
   whole = measure.compile_step(plain, target)
   usual = measure.predict(plain, 0, target).step_s
 
-  def compiled_bytes(step: Any, *args: Any) -> int:
+  def measure_memory(step: Any, *args: Any) -> int:
     job = cases.Job(step, args)
     return measure.compile_step(job, target).device_bytes
 
@@ -65,7 +65,7 @@ def rows(
         budget,
         perfmodel.builtin_platform(measure.TARGETS[target]),
         options=_OPTIONS,
-        compiled_bytes=compiled_bytes,
+        measure_memory=measure_memory,
       )
     except planner.BudgetTooSmallError as error:
       yield say("least_bytes", error.least_bytes, "bytes", whole.device_bytes)

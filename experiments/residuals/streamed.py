@@ -66,7 +66,7 @@ def streamed(
     )
   ]
   return memory.HostResident(
-    stages, optax.sgd(0.1), streamed=True, update="per_stage", **options
+    stages, optax.sgd(0.1), stream_weights=True, update="per_stage", **options
   )
 
 
@@ -104,7 +104,7 @@ def compile_step(
   machine = ""
   begin = time.monotonic()
 
-  def temp_bytes(fn: Any, *args: PyTree) -> int:
+  def measure_memory(fn: Any, *args: PyTree) -> int:
     nonlocal machine
     found = measure.compile_step(Job(fn, args), target, memory_gib)
     machine = found.machine
@@ -112,7 +112,7 @@ def compile_step(
 
   model, params = streamed(net), split(net, net.params)
   data = net.batch(batch)
-  whole = model.device_bytes(params, data, temp_bytes=temp_bytes)
+  whole = model.device_bytes(params, data, measure_memory=measure_memory)
   given = tree_bytes(data)
   return measure.Memory(
     machine,

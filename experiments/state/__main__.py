@@ -93,8 +93,10 @@ def programs() -> Iterator[tuple[str, Callable[..., Any], Any, tuple]]:
   """Yields (case, function, optimiser, arguments to donate)."""
   for name, options in PACKINGS.items():
     adam = optax.adam(1e-3)
-    tx = memory.compress_state(adam, small=0, **options)
-    there = memory.compress_state(adam, small=0, place="pinned_host", **options)
+    tx = memory.compress_state(adam, min_leaf_size=0, **options)
+    there = memory.compress_state(
+      adam, min_leaf_size=0, memory_kind="pinned_host", **options
+    )
     yield name, functools.partial(step_on_device, tx), tx, (0, 2)
     naive = functools.partial(steps_on_host, tx, True)
     yield f"{name}_host_naive", naive, tx, (0,)

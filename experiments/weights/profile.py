@@ -114,7 +114,7 @@ class _Bench:
     found["norm"] = self._timed(self._norm) / self._every
     timer = _Timer()
     before = self.state.sent_bytes, self.state.returned_bytes
-    self._step(call=timer)
+    self._step(run_op=timer)
     self.sent = int(self.state.sent_bytes - before[0])
     self.returned = int(self.state.returned_bytes - before[1])
     self.arrays = timer.arrays

@@ -140,9 +140,9 @@ def make_store(
     tx,
     weights=case.weights,
     grads=case.grads,
-    delta=case.delta,
+    send_difference=case.delta,
     groups=GROUPS,
-    small=0,
+    min_leaf_size=0,
     stateful=True,
   )
 
@@ -179,7 +179,7 @@ def arrived(
   parts = groups.split(state.params)
   if case.delta:
     # A group is a stage, and both are in the order of their names.
-    held = iter(jax.tree.leaves(state.device_held))
+    held = iter(jax.tree.leaves(state.device_reference))
     there = [[next(held) for _ in part] for part in parts]
   else:
     there = [
@@ -260,7 +260,7 @@ class Trainer:
   def error(self, run: Trained) -> float:
     """The share of held-out images that are classified wrong, in per cent."""
     params = arrived(self._case, self.store, run.state, self.level(run))
-    params = jax.device_put(params, self.store.target)
+    params = jax.device_put(params, jax.local_devices()[0])
     right = sum(
       float(hits(self._stages, params, run.state.stats, batch))
       for batch in self._setup.test()

@@ -25,18 +25,21 @@ def memory_kinds(device: jax.Device | None = None) -> tuple[str, ...]:
 
 
 def resolve_memory_kind(
-  place: str | None, device: jax.Device | None = None, *, warn: bool = True
+  memory_kind: str | None,
+  device: jax.Device | None = None,
+  *,
+  warn: bool = True,
 ) -> str | None:
-  """Returns where arrays really go that are to be kept at `place`.
+  """Returns where arrays really go that are to be kept at `memory_kind`.
 
   Args:
-    place: None, the device's own memory, or "pinned_host", memory of the host
-      that the device copies to and from by itself.
+    memory_kind: None, the device's own memory, or "pinned_host", memory of the
+      host that the device copies to and from by itself.
     device: JAX's first device if None.
     warn: whether to say so where the device has no such memory.
 
   Returns:
-    `place`, or None where the device has no such memory.
+    `memory_kind`, or None where the device has no such memory.
 
   Raises:
     ValueError: there is no such place.
@@ -45,14 +48,14 @@ def resolve_memory_kind(
     >>> resolve_memory_kind(None) is None
     True
   """
-  check_choice("place", place, MEMORY_KINDS)
+  check_choice("memory_kind", memory_kind, MEMORY_KINDS)
   kinds = memory_kinds(device)
-  if place is None or place in kinds:
-    return place
+  if memory_kind is None or memory_kind in kinds:
+    return memory_kind
   if warn:
     warnings.warn(
-      f"`place` is {place!r}, which the {_device(device).platform} backend "
-      f"does not have (it has: {', '.join(kinds) or 'none by name'}): what "
+      f"`memory_kind` is {memory_kind!r}, which the "
+      f"{_device(device).platform} backend does not have (it has: {', '.join(kinds) or 'none by name'}): what "
       "was to go there stays on the device.",
       stacklevel=3,
     )

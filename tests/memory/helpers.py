@@ -49,7 +49,7 @@ def batch_of(seed=1):
 
 
 def model_of(blocks=1, tx=None, **options):
-  options = {"small": WIDTH + 1, "device": DEVICE, **options}
+  options = {"min_leaf_size": WIDTH + 1, "device": DEVICE, **options}
   tx = optax.adam(1e-2) if tx is None else tx
   return memory.HostResident(stages_of(blocks), tx, **options)
 

@@ -46,7 +46,9 @@ def test_a_place_that_there_is_not_is_said_once_by_name():
 
 
 def test_an_unknown_place_is_named():
-  with pytest.raises(ValueError, match="`place` must be one of None, 'pinn"):
+  with pytest.raises(
+    ValueError, match="`memory_kind` must be one of None, 'pinn"
+  ):
     memory.resolve_memory_kind("disk")
 
 

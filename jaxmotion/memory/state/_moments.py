@@ -24,18 +24,18 @@ class Moments:
     first: codec of first moments.
     second: codec of second moments.
     rules: pairs of a pattern and a codec, which go before.
-    small: leaves of fewer values get none.
+    min_leaf_size: leaves of fewer values get none.
   """
 
   first: Codec | None
   second: Codec | None
   rules: tuple[tuple[str, Codec | None], ...]
-  small: int
+  min_leaf_size: int
 
   def __post_init__(self) -> None:
     _check_codec("first", self.first)
     _check_codec("second", self.second)
-    check_int("small", self.small, 0)
+    check_int("min_leaf_size", self.min_leaf_size, 0)
     for rule in self.rules:
       if not isinstance(rule, tuple | list) or len(rule) != 2:
         raise TypeError(
@@ -67,7 +67,7 @@ class Moments:
         f"`tx` must keep state in a field named {', '.join(FIRST + SECOND)}, "
         f"or `rules` must match some, got {names}."
       )
-    least = max(self.small, 1)
+    least = max(self.min_leaf_size, 1)
     return [
       self._codec(path) if _can(x) and x.size >= least else None
       for path, x in leaves

@@ -17,7 +17,11 @@ from jaxmotion.memory.residuals.trace import (
   flatten,
   read,
 )
-from jaxmotion.memory.state._packed import EncodedLeaf, is_packed, on_device
+from jaxmotion.memory.state._encoded_leaf import (
+  EncodedLeaf,
+  is_packed,
+  on_device,
+)
 
 # Turns that may begin before the present one has ended: one parameter's state
 # is on its way from the host while another's is computed.

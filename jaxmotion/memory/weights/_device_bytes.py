@@ -74,7 +74,7 @@ def device_bytes(request: Request, compiled: TempBytes) -> int:
   model, layout = request.model, request.layout
   stages = _stages(request, compiled)
   base = tree_bytes((request.batch, request.stats, request.grad_state))
-  if model.delta:
+  if model.send_difference:
     base += sum(_held_bytes(stage) for stage in layout.stages)
   count = len(stages)
   most = 0
@@ -83,7 +83,9 @@ def device_bytes(request: Request, compiled: TempBytes) -> int:
     inputs = sum(s.x for s in stages[: k + 1])
     following = stages[k + 1].forward if k + 1 < count else stage.backward
     most = max(most, before + inputs + stage.forward + following)
-    returning = 0 if model.streamed else sum(s.grads for s in stages[k + 1 :])
+    returning = (
+      0 if model.stream_weights else sum(s.grads for s in stages[k + 1 :])
+    )
     own = stage.kept + stage.ct + stage.backward
     following = stages[k - 1].backward if k else 0
     most = max(most, before + inputs + returning + own + following)
@@ -118,7 +120,7 @@ def _stage(
   static: tuple[Any, ...] = (tuple(request.codecs[i] for i in layout.leaves),)
   arrive, own = _arriving(request, layout, temp)
   state = (request.grad_state[k], np.zeros(3, np.uint32))
-  if model.streamed:
+  if model.stream_weights:
     forward, backward = programs.forward_only, programs.recompute_backward
     y, _ = jax.eval_shape(functools.partial(forward, body), *given)
     kept, again = 0, arrive + own
@@ -153,7 +155,11 @@ def _arriving(
   for packet in stage.packets:
     codec, likes = stage.packed(packet, model.ladder, request.levels)
     payloads = [codec.payload_like(a) for a in likes]
-    held = list(likes) if model.delta and packet.group is not None else None
+    held = (
+      list(likes)
+      if model.send_difference and packet.group is not None
+      else None
+    )
     if held or codec != identity():  # Else they are the weights.
       arrive += tree_bytes(payloads)
       arrive += temp(programs.decode, (codec, likes), payloads, held)

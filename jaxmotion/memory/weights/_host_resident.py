@@ -34,15 +34,15 @@ class HostResident:
 
   In every step the weights go to the device packed by a codec, at the level
   of their group; gradients come back packed; the update is computed where the
-  float32 weights are. With `delta`, what goes is encode(w - held), and host
-  and device both add decode(encode(w - held)) to `held`, zero at the start:
+  float32 weights are. With `send_difference`, what goes is encode(w - reference), and host
+  and device both add decode(encode(w - reference)) to `reference`, zero at the start:
   what a step leaves out, the next one sends.
 
   Stages overlap: while the device computes one, the host packs and sends the
   next; gradients of a stage return while those before it are computed.
 
-  Non-finite values: without `delta` they travel as their codec says. With it
-  a difference that is not finite counts as zero, so that `held` stays finite.
+  Non-finite values: without `send_difference` they travel as their codec says. With it
+  a difference that is not finite counts as zero, so that `reference` stays finite.
   A gradient that is not finite reaches `tx`: guard it with
   `optax.apply_if_finite`.
 
@@ -56,16 +56,16 @@ class HostResident:
     weights: codecs of arrays, fewest bytes first; a level is a position among
       them. Or one codec.
     grads: codec of the gradients; it may be `feedback`.
-    delta: whether differences to what the device holds travel.
+    send_difference: whether differences to what the device holds travel.
     groups: which weights share a level, as rules of `controllers.group_by` for
       the paths "name of stage/..."; what is of no group travels as float32
       both ways. None: each stage is a group.
-    small: leaves of fewer values (biases) are of no group.
-    update: "whole" calls `tx` once, for all parameters, after the backward
+    min_leaf_size: leaves of fewer values (biases) are of no group.
+    update: "once" calls `tx` once, for all parameters, after the backward
       pass. "per_stage" calls it for each stage as soon as its gradients are
       on the host, while others are still computed: only for optimisers that
       look at each value alone (sgd, adam, ..., no norm over all gradients).
-    streamed: whether a stage's weights leave the device after its forward pass
+    stream_weights: whether a stage's weights leave the device after its forward pass
       and are sent again for its backward pass, which then recomputes it: the
       device holds two stages' weights at a time, and the inputs of all.
     stateful: whether functions take (params, stats, x, batch) and return
@@ -76,15 +76,15 @@ class HostResident:
   Raises:
     TypeError: a codec, function or transformation is none.
     ValueError: an option is not among its choices; a codec of weights has
-      state (`delta` remembers instead), or makes fewer bytes than the one
-      before; two stages have one name; `streamed` with `delta`, which keeps
+      state (`send_difference` remembers instead), or makes fewer bytes than the one
+      before; two stages have one name; `stream_weights` with `send_difference`, which keeps
       the weights on the device.
 
   Example:
     >>> def loss_fn(params, batch):
     ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
     >>> ladder = [uniform(bits=4), uniform(bits=8)]
-    >>> model = HostResident(loss_fn, optax.sgd(0.1), weights=ladder, small=0)
+    >>> model = HostResident(loss_fn, optax.sgd(0.1), weights=ladder, min_leaf_size=0)
     >>> state = model.init({"w": jnp.zeros((2, 1))})
     >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
     >>> state, loss = model.step(state, batch, level=1)
@@ -102,24 +102,24 @@ class HostResident:
   _: dataclasses.KW_ONLY
   weights: Codec | Sequence[Codec] = _INT8
   grads: Codec = _INT8
-  delta: bool = False
+  send_difference: bool = False
   groups: Sequence[tuple[str, str | None]] | None = None
-  small: int = 1024
-  update: str = "whole"
-  streamed: bool = False
+  min_leaf_size: int = 1024
+  update: str = "once"
+  stream_weights: bool = False
   stateful: bool = False
   seed: int = 0
   device: jax.Device | None = None
 
   def __post_init__(self) -> None:
-    check_choice("update", self.update, ("whole", "per_stage"))
-    for flag in ("delta", "streamed", "stateful"):
+    check_choice("update", self.update, ("once", "per_stage"))
+    for flag in ("send_difference", "stream_weights", "stateful"):
       check_choice(flag, getattr(self, flag), (True, False))
-    check_int("small", self.small, 0)
+    check_int("min_leaf_size", self.min_leaf_size, 0)
     check_int("seed", self.seed, 0, 2**32 - 1)
-    if self.streamed and self.delta:
+    if self.stream_weights and self.send_difference:
       raise ValueError(
-        "`streamed` must be False with `delta`, which keeps the weights on "
+        "`stream_weights` must be False with `send_difference`, which keeps the weights on "
         "the device, got True."
       )
     if not isinstance(self.tx, optax.GradientTransformation):
@@ -179,23 +179,23 @@ class HostResident:
     """
     layout = self._layout(params)
     params = jax.tree.map(np.array, params)
-    held = states.init_held(layout) if self.delta else ()
+    held = states.init_held(layout) if self.send_difference else ()
     codecs = layout.leaf_codecs(self.grads)
     with jax.default_device(self.host):
       state = HostState(
         step=np.int32(0),
         params=params,
         opt_state=states.init_tx(self.tx, layout, params, self.update),
-        held=held,
-        device_held=held,
+        reference=held,
+        device_reference=held,
         grad_state=states.init_grads(layout, codecs),
         stats=self._stats(stats),
         sent_bytes=np.int64(0),
         returned_bytes=np.int64(0),
       )
-    return self.place(state)
+    return self.place_state(state)
 
-  def place(self, state: HostState) -> HostState:
+  def place_state(self, state: HostState) -> HostState:
     """Returns a state, one from a checkpoint say, with all of it in its place.
 
     Args:
@@ -205,8 +205,8 @@ class HostResident:
     return state._replace(
       params=jax.device_put(state.params, host),
       opt_state=jax.device_put(state.opt_state, host),
-      held=jax.device_put(state.held, host),
-      device_held=jax.device_put(state.device_held, target),
+      reference=jax.device_put(state.reference, host),
+      device_reference=jax.device_put(state.device_reference, target),
       grad_state=jax.device_put(state.grad_state, target),
       stats=jax.device_put(state.stats, target),
     )
@@ -217,7 +217,7 @@ class HostResident:
     batch: PyTree,
     level: Any = 0,
     *,
-    call: Callable[..., Any] = plain,
+    run_op: Callable[..., Any] = plain,
   ) -> tuple[HostState, Array]:
     """Trains on one batch.
 
@@ -226,7 +226,7 @@ class HostResident:
       batch: pytree of arrays; goes to the device as it is.
       level: position in `weights` for every group, int[groups], or one int
         for all.
-      call: is given (name, piece, *args) and returns piece(*args). All work
+      run_op: is given (name, piece, *args) and returns piece(*args). All work
         passes through it, under the names "pack", "send", "unpack",
         "forward", "backward", "return" and "update", several times each: the
         way to time them (wait for what a piece returns, and nothing
@@ -241,7 +241,7 @@ class HostResident:
       ValueError: a level out of range, not one for each group, or a loss that
         is no scalar.
     """
-    step = self._step(state, level, call)
+    step = self._step(state, level, run_op)
     loss = step.run(batch)
     return step.state(), loss
 
@@ -286,7 +286,7 @@ class HostResident:
     stats: PyTree = None,
     level: Any = 0,
     *,
-    temp_bytes: Callable[..., int] = temp_bytes,
+    measure_memory: Callable[..., int] = temp_bytes,
   ) -> int:
     """Returns the most bytes that the device holds in a step, before any.
 
@@ -300,7 +300,7 @@ class HostResident:
       batch: as for `step`, or its shapes.
       stats: as for `init`, or their shapes.
       level: as for `step`.
-      temp_bytes: `temp_bytes(fn, *args)` compiles a function for such
+      measure_memory: `measure_memory(fn, *args)` compiles a function for such
         arguments and returns the bytes it takes besides arguments and results;
         by default it is asked of JAX's backend. It may be a compiler for
         another device than is there.
@@ -323,7 +323,7 @@ class HostResident:
     levels = check_level(level, layout.groups, len(self.ladder))
     shapes = jax.tree.map(abstract_like, (self._stats(stats), batch))
     request = Request(self, layout, codecs, levels, grad_state, *shapes)
-    return device_bytes(request, temp_bytes)
+    return device_bytes(request, measure_memory)
 
   def plain_bytes(self, params: PyTree) -> int:
     """Returns the bytes of the parameters: what float32 moves each way.
@@ -333,13 +333,13 @@ class HostResident:
     """
     return payload_bytes(identity(), params)
 
-  def _step(self, state: HostState, level: Any, *call: Any) -> Step:
+  def _step(self, state: HostState, level: Any, *run_op: Any) -> Step:
     layout = self._layout(state.params)
     levels = check_level(level, layout.groups, len(self.ladder))
-    return Step(self, layout, state, levels, *call)
+    return Step(self, layout, state, levels, *run_op)
 
   def _layout(self, params: PyTree) -> Layout:
-    return layout_of(params, self.names, self.groups, self.small)
+    return layout_of(params, self.names, self.groups, self.min_leaf_size)
 
   def _stats(self, stats: PyTree) -> tuple[PyTree, ...]:
     if stats is not None and not self.stateful:
@@ -379,7 +379,7 @@ def _ladder(weights: Any) -> tuple[Codec, ...]:
     _check_codec("weights", codec)
     if jax.tree.leaves(jax.eval_shape(codec.init, sample)):
       raise ValueError(
-        f"`weights` must be codecs without state, got {codec!r}: `delta` "
+        f"`weights` must be codecs without state, got {codec!r}: `send_difference` "
         "remembers what was not sent."
       )
   sizes = [payload_bytes(codec, sample) for codec in ladder]

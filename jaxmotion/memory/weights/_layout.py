@@ -71,7 +71,10 @@ class Layout(NamedTuple):
 
 
 def layout_of(
-  params: PyTree, names: tuple[str, ...] | None, rules: Rules | None, small: int
+  params: PyTree,
+  names: tuple[str, ...] | None,
+  rules: Rules | None,
+  min_leaf_size: int,
 ) -> Layout:
   """Returns the layout of a model's parameters.
 
@@ -79,7 +82,7 @@ def layout_of(
     params: {name of stage: pytree}, or one stage's pytree.
     names: of the stages; None if there is one, without a name.
     rules: as for `controllers.group_by`; None for a group a stage.
-    small: leaves of fewer values are of no group.
+    min_leaf_size: leaves of fewer values are of no group.
 
   Raises:
     TypeError: a leaf is not float32.
@@ -97,7 +100,7 @@ def layout_of(
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
     for x in jax.tree.leaves(params)
   )
-  return _layout(jax.tree.structure(params), likes, names, rules, small)
+  return _layout(jax.tree.structure(params), likes, names, rules, min_leaf_size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -106,7 +109,7 @@ def _layout(
   likes: tuple[jax.ShapeDtypeStruct, ...],
   names: tuple[str, ...] | None,
   rules: Rules | None,
-  small: int,
+  min_leaf_size: int,
 ) -> Layout:
   params = treedef.unflatten(likes)
   for path, x in named_leaves(params):
@@ -118,7 +121,7 @@ def _layout(
   positions = treedef.unflatten(range(len(likes)))
   trees = [positions] if names is None else [positions[n] for n in names]
   flat = [jax.tree.flatten(tree) for tree in trees]
-  big = [math.prod(a.shape) >= small for a in likes]
+  big = [math.prod(a.shape) >= min_leaf_size for a in likes]
   if rules is None:
     groups = _group_by_stage(names or ("loss",), [f for f, _ in flat], big)
   else:
@@ -156,7 +159,7 @@ def _without_small(groups: Groups, big: Sequence[bool]) -> Groups:
   for i, name in enumerate(groups.names):
     if i not in of_leaf:
       raise ValueError(
-        f"`groups` must have a leaf of at least `small` values each, got "
+        f"`groups` must have a leaf of at least `min_leaf_size` values each, got "
         f"{name!r}, which has none."
       )
   return Groups(groups.names, of_leaf)

@@ -49,7 +49,7 @@ class Body:
 def encode(
   codec: Codec, leaves: Sequence[Array], held: PyTree, where: Any
 ) -> list[PyTree]:
-  """Returns a payload for each leaf, or for its difference to `held`."""
+  """Returns a payload for each leaf, or for its difference to `reference`."""
   if codec == identity() and held is None:
     # A copy would cost the plain transfer a pass over memory.
     return [codec.encode(x)[0] for x in leaves]
@@ -69,9 +69,9 @@ def _encode(
 def decode(
   codec: Codec, likes: tuple[ShapedLike, ...], payloads: PyTree, held: PyTree
 ) -> list[Array]:
-  """Returns the leaves of the payloads, or `held` with these added to it.
+  """Returns the leaves of the payloads, or `reference` with these added to it.
 
-  The buffers of `held` are donated.
+  The buffers of `reference` are donated.
   """
   if codec == identity() and held is None:
     return [payload.values for payload in payloads]

@@ -19,9 +19,9 @@ class HostState(NamedTuple):
     params: float32 master weights, on the host.
     opt_state: the optimiser's states, on the host: one for each stage with
       `update="per_stage"`, or one.
-    held: with `delta`, the host's copy of the weights that the device holds;
+    reference: with `send_difference`, the host's copy of the weights that the device holds;
       otherwise `()`.
-    device_held: with `delta`, those weights, on the device, equal to `held`
+    device_reference: with `send_difference`, those weights, on the device, equal to `reference`
       bit for bit; otherwise `()`.
     grad_state: of the gradients' codec, for every leaf, on the device.
     stats: what stages update without gradients, on the device; a tuple of one
@@ -33,8 +33,8 @@ class HostState(NamedTuple):
   step: Any
   params: PyTree
   opt_state: PyTree
-  held: PyTree
-  device_held: PyTree
+  reference: PyTree
+  device_reference: PyTree
   grad_state: PyTree
   stats: PyTree
   sent_bytes: Any
@@ -46,7 +46,7 @@ def init_tx(
 ) -> tuple[PyTree, ...]:
   """Returns the optimiser's states, one for each stage if so updated."""
   init = jax.jit(tx.init)
-  if update == "whole":
+  if update == "once":
     return (init(params),)
   leaves = jax.tree.leaves(params)
   return tuple(

@@ -41,17 +41,17 @@ class Step:
     layout: Layout,
     state: HostState,
     levels: tuple[int, ...],
-    call: Callable[..., Any] = plain,
+    run_op: Callable[..., Any] = plain,
   ) -> None:
     self.model, self.layout, self.levels = model, layout, levels
-    self.call, self.before = call, state
+    self.run_op, self.before = run_op, state
     self.names = model.names or ("loss",)
     self.leaf_codecs = layout.leaf_codecs(model.grads)
     self.params = jax.tree.leaves(state.params)
     self.treedef: Any = jax.tree.structure(state.params)
     self.opt_state = list(state.opt_state)
-    self.held = [list(h) for h in state.held]
-    self.device_held = [list(h) for h in state.device_held]
+    self.reference = [list(h) for h in state.reference]
+    self.device_reference = [list(h) for h in state.device_reference]
     self.grad_state = list(state.grad_state)
     self.stats = list(state.stats)
     self.sent_bytes = self.returned_bytes = 0
@@ -85,8 +85,8 @@ class Step:
       step=np.int32(before.step + 1),
       params=self.treedef.unflatten(self.params),
       opt_state=tuple(self.opt_state),
-      held=tuple(map(tuple, self.held)),
-      device_held=tuple(map(tuple, self.device_held)),
+      reference=tuple(map(tuple, self.reference)),
+      device_reference=tuple(map(tuple, self.device_reference)),
       grad_state=tuple(self.grad_state),
       stats=tuple(self.stats),
       sent_bytes=np.int64(before.sent_bytes + self.sent_bytes),
@@ -99,7 +99,7 @@ class Step:
     for k, stage in enumerate(self.layout.stages):
       for j, packet in enumerate(stage.packets):
         if packet.group is not None:
-          codec, likes, held = self._packet(k, j, self.held)
+          codec, likes, held = self._packet(k, j, self.reference)
           totals[packet.group] += programs.squared_error(
             codec, likes, self._leaves(k, j), held, self._where(k)
           )
@@ -113,7 +113,7 @@ class Step:
       y, backward = self._forward(k, body, x, batch)
       _check_output(self.names[k], y, last=k + 1 == len(bodies))
       passes.append(backward)
-      if self.model.streamed:
+      if self.model.stream_weights:
         # Or all stages would be sent before the first is computed.
         jax.block_until_ready(x)
       x = y
@@ -127,14 +127,14 @@ class Step:
     given = (self._unpack(k, payloads), *rest)
     codecs = self._codecs(self.layout.stages[k].leaves)
     pull: Callable[..., Any]
-    if self.model.streamed:
-      y, self.stats[k] = self.call(
+    if self.model.stream_weights:
+      y, self.stats[k] = self.run_op(
         "forward", programs.forward_only, body, *given
       )
       piece = functools.partial(programs.recompute_backward, body, codecs)
       pull = lambda: (self._unpack(k, payloads), *rest)
     else:
-      y, self.stats[k], saved = self.call(
+      y, self.stats[k], saved = self.run_op(
         "forward", programs.forward, body, *given
       )
       pullback = saved.pullback(*given)
@@ -143,7 +143,7 @@ class Step:
 
     def backward(ct: PyTree) -> tuple[list[PyTree], PyTree, PyTree]:
       state, where = self.grad_state[k], self._where(k)
-      return self.call("backward", piece, pull(), ct, state, where)
+      return self.run_op("backward", piece, pull(), ct, state, where)
 
     return y, backward
 
@@ -152,7 +152,7 @@ class Step:
   ) -> Iterator[tuple[int, list[PyTree]]]:
     """Yields stages, the last first, and their gradients on the host."""
     waiting: collections.deque = collections.deque()
-    behind = 1 if self.model.streamed else len(passes)
+    behind = 1 if self.model.stream_weights else len(passes)
     ct: PyTree = np.ones((), loss.dtype)
     for k in reversed(range(len(passes))):
       # Taken off the list: with it go the stage's weights and residuals.
@@ -167,7 +167,7 @@ class Step:
 
   def _bring(self, stage: tuple[int, list[PyTree]]) -> tuple[int, list[PyTree]]:
     k, payloads = stage
-    payloads = self.call("return", _move, payloads, self.model.host)
+    payloads = self.run_op("return", _move, payloads, self.model.host)
     self.returned_bytes += tree_bytes(payloads)
     return k, payloads
 
@@ -175,11 +175,13 @@ class Step:
     """Returns a stage's payloads on the host, in a list for each packet."""
     packed = []
     for j in range(len(self.layout.stages[k].packets)):
-      codec, likes, held = self._packet(k, j, self.held)
+      codec, likes, held = self._packet(k, j, self.reference)
       leaves, where = self._leaves(k, j), self._where(k)
-      payloads = self.call("pack", programs.encode, codec, leaves, held, where)
+      payloads = self.run_op(
+        "pack", programs.encode, codec, leaves, held, where
+      )
       if held is not None:
-        self.held[k][j] = self.call(
+        self.reference[k][j] = self.run_op(
           "pack", programs.decode, codec, likes, payloads, held
         )
       packed.append(payloads)
@@ -187,17 +189,17 @@ class Step:
 
   def _unpack(self, k: int, packed: list[PyTree]) -> PyTree:
     """Sends a stage's payloads; returns its weights on the device."""
-    packed = self.call("send", _move, packed, self.model.target)
+    packed = self.run_op("send", _move, packed, self.model.target)
     self.sent_bytes += tree_bytes(packed)
     stage = self.layout.stages[k]
     weights: list[Any] = [None] * len(stage.leaves)
     for j, payloads in enumerate(packed):
-      codec, likes, held = self._packet(k, j, self.device_held)
-      leaves = self.call(
+      codec, likes, held = self._packet(k, j, self.device_reference)
+      leaves = self.run_op(
         "unpack", programs.decode, codec, likes, payloads, held
       )
       if held is not None:
-        self.device_held[k][j] = leaves
+        self.device_reference[k][j] = leaves
       for i, leaf in zip(stage.packets[j].leaves, leaves, strict=True):
         weights[i] = leaf
     return stage.treedef.unflatten(weights)
@@ -225,7 +227,7 @@ class Step:
   ) -> PyTree:
     """Updates these parameters in place; returns the optimiser's state."""
     params = treedef.unflatten([self.params[i] for i in own])
-    params, opt_state = self.call(
+    params, opt_state = self.run_op(
       "update",
       programs.update,
       self.model.tx,

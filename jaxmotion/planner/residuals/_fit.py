@@ -54,7 +54,7 @@ def fit_memory(
   platform: Platform,
   *,
   options: Sequence[Action] = OPTIONS,
-  compiled_bytes: Check | None = program_memory_bytes,
+  measure_memory: Check | None = program_memory_bytes,
 ) -> MemoryPlan:
   r"""Chooses what is done with each residual so that a step fits and is short.
 
@@ -88,7 +88,7 @@ def fit_memory(
     platform: what the step will run on.
     options: what may be done besides keeping: codecs, `offload(...)`s and
       `recompute()`. Codecs that round change the gradients.
-    compiled_bytes: `compiled_bytes(step, params, *batch)` compiles a step and
+    measure_memory: `measure_memory(step, params, *batch)` compiles a step and
       returns the bytes of device memory it takes; None trusts the prediction.
 
   Returns:
@@ -126,7 +126,7 @@ def fit_memory(
   rest = batch if isinstance(batch, tuple) else (batch,)
   args = jax.tree.map(_shape, (params, *rest))
   _check_result(fn, args)
-  refused = _no_host(platform, compiled_bytes)
+  refused = _no_host(platform, measure_memory)
   notes: tuple[str, ...] = ()
   if refused and any(isinstance(o, offload) for o in options):
     options = [o for o in options if not isinstance(o, offload)]
@@ -136,7 +136,7 @@ def fit_memory(
   found = list_candidates(
     prices, any(isinstance(o, recompute) for o in options)
   )
-  return select_fastest(prices, found, budget_bytes, compiled_bytes, notes)
+  return select_fastest(prices, found, budget_bytes, measure_memory, notes)
 
 
 def _shape(x: Any) -> Any:
@@ -144,14 +144,14 @@ def _shape(x: Any) -> Any:
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _no_host(platform: Platform, compiled_bytes: Check | None) -> str:
+def _no_host(platform: Platform, measure_memory: Check | None) -> str:
   """Says why nothing may go to the host, if so."""
   if platform.to_host is None or platform.from_host is None:
     return f"`platform` {platform.name!r} has no link to a host"
-  if compiled_bytes is program_memory_bytes and jax.default_backend() == "cpu":
+  if measure_memory is program_memory_bytes and jax.default_backend() == "cpu":
     return (
       "the CPU backend, which the step was compiled for, has no other memory "
-      "(`compiled_bytes` may be a compiler for the platform)"
+      "(`measure_memory` may be a compiler for the platform)"
     )
   return ""
 

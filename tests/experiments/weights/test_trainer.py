@@ -38,7 +38,7 @@ def test_stopped_and_resumed_equals_straight(tmp_path, setup):
   assert_same_bits(straight[:3], resumed[:3])
   assert straight.log.loss == resumed.log.loss
   # What the device holds is part of it: see that there is something.
-  assert any(np.any(x) for x in jax.tree.leaves(resumed.state.device_held))
+  assert any(np.any(x) for x in jax.tree.leaves(resumed.state.device_reference))
 
 
 def test_finished_runs_are_not_repeated(tmp_path, setup):

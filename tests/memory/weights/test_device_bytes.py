@@ -30,7 +30,7 @@ def watched(model, params):
 
   state = model.init(params)
   before = live_bytes()
-  model.step(state, batch_of(), call=call)
+  model.step(state, batch_of(), run_op=call)
   return most - before
 
 
@@ -46,10 +46,10 @@ def live_bytes():
   "options",
   [
     # A CPU's host shares the buffers of gradients that it is sent, so that
-    # those of the "whole" update would be on the device until the end.
-    {"streamed": True, "update": "per_stage"},
+    # those of the "once" update would be on the device until the end.
+    {"stream_weights": True, "update": "per_stage"},
     {
-      "streamed": True,
+      "stream_weights": True,
       "update": "per_stage",
       "weights": codecs.identity(),
     },
@@ -60,25 +60,25 @@ def live_bytes():
 def test_arrays_on_the_device_are_as_many_bytes_as_it_says(options):
   model = model_of(BLOCKS, **options)
   params = params_of(BLOCKS)
-  said = model.device_bytes(params, BATCH, temp_bytes=no_temp)
+  said = model.device_bytes(params, BATCH, measure_memory=no_temp)
   there = watched(model, params)
   assert there <= said <= 1.5 * there
 
 
 def test_differences_hold_all_weights_on_the_device():
   params = params_of(BLOCKS)
-  model = model_of(BLOCKS, delta=True)
+  model = model_of(BLOCKS, send_difference=True)
   plain = model_of(BLOCKS)
   there = watched(model, params)
-  said = model.device_bytes(params, BATCH, temp_bytes=no_temp)
+  said = model.device_bytes(params, BATCH, measure_memory=no_temp)
   # They are there before the step too.
   assert there <= said
-  assert said <= 1.1 * plain.device_bytes(params, BATCH, temp_bytes=no_temp)
+  assert said <= 1.1 * plain.device_bytes(params, BATCH, measure_memory=no_temp)
 
 
 def test_streaming_holds_two_stages_however_many_there_are():
   few, many = (
-    model_of(n, streamed=True).device_bytes(params_of(n), BATCH)
+    model_of(n, stream_weights=True).device_bytes(params_of(n), BATCH)
     for n in (BLOCKS, 2 * BLOCKS)
   )
   inputs = 4 * batch_of()["x"].size
@@ -94,8 +94,8 @@ def test_each_distinct_program_is_compiled_once():
 
   for n in (BLOCKS, 2 * BLOCKS):
     seen.clear()
-    model_of(n, streamed=True).device_bytes(
-      params_of(n), BATCH, temp_bytes=temp_bytes
+    model_of(n, stream_weights=True).device_bytes(
+      params_of(n), BATCH, measure_memory=temp_bytes
     )
     # Two passes of first, block and last; weights are unpacked alike.
     assert len(seen) == 6 + 1
@@ -103,9 +103,13 @@ def test_each_distinct_program_is_compiled_once():
 
 def test_a_level_of_more_bytes_takes_more():
   ladder = (codecs.uniform(bits=4), codecs.uniform(bits=8))
-  model = model_of(BLOCKS, tx=optax.sgd(0.1), weights=ladder, streamed=True)
+  model = model_of(
+    BLOCKS, tx=optax.sgd(0.1), weights=ladder, stream_weights=True
+  )
   low, high = (
-    model.device_bytes(params_of(BLOCKS), BATCH, level=i, temp_bytes=no_temp)
+    model.device_bytes(
+      params_of(BLOCKS), BATCH, level=i, measure_memory=no_temp
+    )
     for i in (0, 1)
   )
   assert low < high

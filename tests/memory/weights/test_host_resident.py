@@ -86,7 +86,7 @@ def test_updating_each_stage_alone_changes_nothing():
 
 def test_streaming_sends_twice_and_changes_nothing():
   kept, loss = train(model_of(**PLAIN))
-  streamed, again = train(model_of(streamed=True, **PLAIN))
+  streamed, again = train(model_of(stream_weights=True, **PLAIN))
   close(again, loss, 1e-6)
   close(streamed.params, kept.params, 1e-5)
   assert streamed.sent_bytes == 2 * kept.sent_bytes
@@ -95,14 +95,14 @@ def test_streaming_sends_twice_and_changes_nothing():
 
 def test_everything_is_where_it_belongs():
   grads = codecs.feedback(codecs.uniform(bits=4))
-  state, loss = train(model_of(delta=True, grads=grads), steps=1)
+  state, loss = train(model_of(send_difference=True, grads=grads), steps=1)
 
   def devices(tree):
     return {d for a in jax.tree.leaves(tree) for d in a.devices()}
 
-  for tree in (state.params, state.opt_state, state.held):
+  for tree in (state.params, state.opt_state, state.reference):
     assert devices(tree) == {HOST}
-  for tree in (state.device_held, state.grad_state, loss):
+  for tree in (state.device_reference, state.grad_state, loss):
     assert devices(tree) == {DEVICE}
 
 
@@ -113,12 +113,15 @@ def test_parameters_given_are_not_touched():
   assert bits(params) == bits(before)
 
 
-@pytest.mark.parametrize("delta", [False, True])
-def test_bytes_are_those_of_the_buffers_that_moved(delta):
-  model, params = model_of(weights=LADDER, delta=delta), params_of()
+@pytest.mark.parametrize("send_difference", [False, True])
+def test_bytes_are_those_of_the_buffers_that_moved(send_difference):
+  model, params = (
+    model_of(weights=LADDER, send_difference=send_difference),
+    params_of(),
+  )
   state = model.init(params)
   seen, call = recorder()
-  state, _ = model.step(state, batch_of(), [0, 1, 2], call=call)
+  state, _ = model.step(state, batch_of(), [0, 1, 2], run_op=call)
 
   def moved(name):
     return sum(
@@ -147,7 +150,7 @@ def test_what_travels_is_what_the_codec_made():
   """The paper's transfer: the leading bytes, biases as they are."""
   model = model_of(weights=codecs.truncate(bytes=1))
   seen, call = recorder()
-  model.step(model.init(params_of()), batch_of(), call=call)
+  model.step(model.init(params_of()), batch_of(), run_op=call)
   there = [args[1] for name, args, _ in seen if name == "forward"]
   # `forward` is given (function, params, ...), stage by stage.
   for weights, tree in zip(there, params_of().values(), strict=True):
@@ -188,7 +191,9 @@ def test_stages_with_one_function_share_programs():
   def compiled(blocks):
     (begin, *_, end), names = stages_of(), [f"block{i}" for i in range(blocks)]
     stages = [begin, *((name, middle) for name in names), end]
-    model = memory.HostResident(stages, SGD, update="per_stage", small=64)
+    model = memory.HostResident(
+      stages, SGD, update="per_stage", min_leaf_size=64
+    )
     state = model.init(params_of(blocks))
     before = compilations()
     model.step(state, batch_of())
@@ -235,7 +240,7 @@ def test_a_controller_sets_the_levels():
 
 def test_rules_make_groups_and_leave_leaves_out():
   rules = [("last", None), ("first|block", "body")]
-  model = model_of(groups=rules, small=0)
+  model = model_of(groups=rules, min_leaf_size=0)
   params = params_of()
   groups = model.groups_of(params)
   assert groups.names == ("body",)
@@ -250,12 +255,12 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened():
   model = model_of(
     weights=codecs.uniform(bits=4, rounding="stochastic"),
     grads=codecs.feedback(codecs.uniform(bits=4)),
-    delta=True,
+    send_difference=True,
   )
   state, _ = train(model, steps=3)
   saved = copies(state)
   straight, _ = model.step(state, batch_of(3))
-  restored = model.place(saved)
+  restored = model.place_state(saved)
   assert bits(restored) == bits(saved)
   again, _ = model.step(restored, batch_of(3))
   assert bits(again) == bits(straight)
@@ -272,7 +277,7 @@ def test_rounding_depends_on_seed_step_and_stage():
     seen, call = recorder()
     state = model.init(params)
     for _ in range(2):
-      state, _ = model.step(state, batch_of(), call=call)
+      state, _ = model.step(state, batch_of(), run_op=call)
     outs = [out for name, _, out in seen if name == "pack"]
     large = [o for o in outs if type(o[0]).__name__ == "Symmetric"]
     first, _, last, again, _, _ = ["".join(map(str, bits(o))) for o in large]
@@ -286,10 +291,22 @@ def test_rounding_depends_on_seed_step_and_stage():
 @pytest.mark.parametrize(
   ("change", "error", "message"),
   [
-    ({"update": "stage"}, ValueError, "`update` must be one of 'whole'"),
-    ({"delta": 1}, ValueError, "`delta` must be one of True, False"),
-    ({"small": -1}, ValueError, "`small` must be an integer >= 0"),
-    ({"delta": True, "streamed": True}, ValueError, "`streamed` must be"),
+    ({"update": "stage"}, ValueError, "`update` must be one of 'once'"),
+    (
+      {"send_difference": 1},
+      ValueError,
+      "`send_difference` must be one of True, False",
+    ),
+    (
+      {"min_leaf_size": -1},
+      ValueError,
+      "`min_leaf_size` must be an integer >= 0",
+    ),
+    (
+      {"send_difference": True, "stream_weights": True},
+      ValueError,
+      "`stream_weights` must be",
+    ),
     ({"grads": "int8"}, TypeError, "`grads` must be a codec of arrays"),
     ({"weights": ()}, ValueError, "`weights` must hold at least one"),
     ({"weights": LADDER[::-1]}, ValueError, "from fewest to most bytes"),
@@ -377,7 +394,7 @@ def test_outputs_that_are_none_are_refused():
 
   def step(a, b):
     stages = [("a", a), ("b", b)]
-    model = memory.HostResident(stages, optax.sgd(0.1), small=0)
+    model = memory.HostResident(stages, optax.sgd(0.1), min_leaf_size=0)
     model.step(model.init(params), np.ones(2, np.float32))
 
   with pytest.raises(TypeError, match=r"output of stage a.*int32\[2\]"):

@@ -77,8 +77,15 @@ INT4 = codecs.uniform(bits=4)
   ("options", "ratio"),
   [
     ({}, 3.9),
-    ({"delta": True}, 3.9),
-    ({"delta": True, "weights": INT4, "grads": codecs.feedback(INT4)}, 7.5),
+    ({"send_difference": True}, 3.9),
+    (
+      {
+        "send_difference": True,
+        "weights": INT4,
+        "grads": codecs.feedback(INT4),
+      },
+      7.5,
+    ),
   ],
   ids=["int8", "int8_delta", "int4_delta"],
 )
@@ -167,7 +174,7 @@ def test_stats_belong_to_stages_and_survive_streaming():
   stats = {"a": {"calls": np.int32(0)}, "b": {"calls": np.int32(5)}}
   for streamed in (False, True):
     model = memory.HostResident(
-      stages, optax.sgd(0.1), stateful=True, streamed=streamed
+      stages, optax.sgd(0.1), stateful=True, stream_weights=streamed
     )
     state = model.init(params, stats)
     for _ in range(3):

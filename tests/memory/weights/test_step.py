@@ -26,7 +26,7 @@ STAGES = BLOCKS + 2
 def names_of_a_step(**options):
   model = model_of(BLOCKS, tx=optax.sgd(0.1), **options)
   seen, call = recorder()
-  model.step(model.init(params_of(BLOCKS)), batch_of(), call=call)
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
   return [name for name, *_ in seen]
 
 
@@ -50,7 +50,7 @@ def test_stages_are_updated_as_their_gradients_arrive():
 
 
 def test_streamed_stages_come_back_one_behind():
-  names = names_of_a_step(streamed=True, update="per_stage")
+  names = names_of_a_step(stream_weights=True, update="per_stage")
   coming = collapsed(names)[collapsed(names).index("backward") :]
   again = ["send", "unpack", "backward", "return", "update"]
   expected = ["backward", *again * (STAGES - 1), "return", "update"]
@@ -69,7 +69,7 @@ def watch(**options):
     return out
 
   model = model_of(BLOCKS, tx=optax.sgd(0.1), **options)
-  model.step(model.init(params_of(BLOCKS)), batch_of(), call=call)
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
   return refs, alive
 
 
@@ -82,7 +82,7 @@ def test_no_weights_stay_on_the_device(options):
 
 
 def test_a_streamed_stage_leaves_before_the_next_arrives():
-  refs, alive = watch(streamed=True, update="per_stage")
+  refs, alive = watch(stream_weights=True, update="per_stage")
   assert len(refs) == 2 * STAGES and max(alive) == 1
 
 
@@ -106,11 +106,11 @@ def test_no_stage_is_sent_while_the_last_but_one_still_computes():
     return out
 
   model = memory.HostResident(
-    stages, optax.sgd(0.1), streamed=True, device=DEVICE
+    stages, optax.sgd(0.1), stream_weights=True, device=DEVICE
   )
   state = model.init(params)
   batch = np.ones((128, 128), np.float32)
-  model.step(state, batch, call=call)
+  model.step(state, batch, run_op=call)
   assert ready and all(ready)
 
 
@@ -118,7 +118,7 @@ def test_weights_are_no_residuals():
   """As outputs of a program they would be copied on the device."""
   seen, call = recorder()
   model = model_of(BLOCKS)
-  model.step(model.init(params_of(BLOCKS)), batch_of(), call=call)
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
   saved = [out[2] for name, _, out in seen if name == "forward"]
   for residuals in saved:
     shapes = [a.shape for a in residuals.residuals]
@@ -141,11 +141,11 @@ def test_master_weights_are_updated_in_place():
 
 
 def test_held_weights_are_updated_in_place():
-  model = model_of(delta=True)
+  model = model_of(send_difference=True)
   state, _ = model.step(model.init(params_of()), batch_of())
 
   def places(state):
-    leaves = jax.tree.leaves((state.held, state.device_held))
+    leaves = jax.tree.leaves((state.reference, state.device_reference))
     return [a.unsafe_buffer_pointer() for a in leaves]
 
   before = places(state)

@@ -270,7 +270,7 @@ def test_without_a_link_to_a_host_nothing_goes_there():
   alone = dataclasses.replace(
     PLATFORM, to_host=None, from_host=None, sources={}
   )
-  plan = planner.fit_memory(square, W, X, 1e9, alone, compiled_bytes=None)
+  plan = planner.fit_memory(square, W, X, 1e9, alone, measure_memory=None)
   assert plan.host_bytes == 0
   assert "has no link to a host" in plan.notes[0]
   assert plan.notes[0] in str(plan)

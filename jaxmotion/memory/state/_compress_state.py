@@ -23,8 +23,13 @@ from jaxmotion.memory._memory_kind import (
   resolve_memory_kind,
   to_host,
 )
+from jaxmotion.memory.state._encoded_leaf import (
+  EncodedLeaf,
+  flatten,
+  is_packed,
+  pack,
+)
 from jaxmotion.memory.state._moments import Moments
-from jaxmotion.memory.state._packed import EncodedLeaf, flatten, is_packed, pack
 from jaxmotion.memory.state._stream import stream
 
 _FIRST = uniform(bits=8, block=256, rounding="stochastic")
@@ -49,8 +54,8 @@ def compress_state(
   first: Codec | None = _FIRST,
   second: Codec | None = _SECOND,
   rules: Sequence[tuple[str, Codec | None]] = (),
-  small: int = 4096,
-  place: str | None = None,
+  min_leaf_size: int = 4096,
+  memory_kind: str | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Keeps an optimiser's state encoded between its updates.
@@ -71,7 +76,7 @@ def compress_state(
   decoded at a time. An update that needs all state at once (a norm over it, a
   condition around all of it) decodes it at once.
 
-  With `place="pinned_host"` the encoded leaves stay in the host's memory and
+  With `memory_kind="pinned_host"` the encoded leaves stay in the host's memory and
   come and go in that order. Where the device has no such memory, `init` warns
   and they stay on the device.
 
@@ -82,8 +87,8 @@ def compress_state(
     rules: pairs of a regular expression, searched for in the path of a
       floating-point leaf of the state ("0/mu/dense/kernel"), and a codec, or
       None to keep it as it is. The first that matches wins over the names.
-    small: leaves of fewer values are kept as they are, whatever the rules.
-    place: None or "pinned_host".
+    min_leaf_size: leaves of fewer values are kept as they are, whatever the rules.
+    memory_kind: None or "pinned_host".
     seed: of stochastic rounding; with the number of updates and the leaf's
       path it determines every random bit.
 
@@ -116,8 +121,8 @@ def compress_state(
     raise TypeError(
       f"`tx` must be an optax.GradientTransformation, got {tx!r}."
     )
-  moments = Moments(first, second, tuple(rules), small)
-  check_choice("place", place, MEMORY_KINDS)
+  moments = Moments(first, second, tuple(rules), min_leaf_size)
+  check_choice("memory_kind", memory_kind, MEMORY_KINDS)
   check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update
 
@@ -130,7 +135,7 @@ def compress_state(
       x if codec is None else pack(x, codec, key)
       for (_, x), codec, key in zip(entries, codecs, keys, strict=True)
     ]
-    if resolve_memory_kind(place):
+    if resolve_memory_kind(memory_kind):
       leaves = [to_host(x) if is_packed(x) else x for x in leaves]
     return CompressedState(steps, treedef.unflatten(leaves))
 
@@ -153,7 +158,7 @@ def compress_state(
     def encode(i: int, x: Array) -> EncodedLeaf:
       return pack(x, leaves[i].codec, keys[i])
 
-    on_host = resolve_memory_kind(place, warn=False) is not None
+    on_host = resolve_memory_kind(memory_kind, warn=False) is not None
     u, new = stream(inner, leaves, encode, on_host)
     return u, CompressedState(steps, treedef.unflatten(new))
 

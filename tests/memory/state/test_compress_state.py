@@ -27,8 +27,8 @@ PARAMS = {
   "bias": jnp.zeros(70),
   "kernel": jnp.asarray(RNG.normal(size=(64, 70)), jnp.float32),
 }
-PLACES = pytest.mark.parametrize("place", [None, "pinned_host"])
-EXACT = dict(first=codecs.identity(), second=codecs.identity(), small=0)
+MEMORY_KINDS = pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
+EXACT = dict(first=codecs.identity(), second=codecs.identity(), min_leaf_size=0)
 
 
 def multi_steps(tx):
@@ -117,12 +117,14 @@ def without(name):
   return train(wrapped(lambda tx: tx)[name])
 
 
-@PLACES
+@MEMORY_KINDS
 @pytest.mark.parametrize("name", wrapped(packing()))
-def test_an_identity_changes_nothing_in_any_chain(name, place):
-  params, state = train(wrapped(packing(**EXACT, place=place))[name])
+def test_an_identity_changes_nothing_in_any_chain(name, memory_kind):
+  params, state = train(
+    wrapped(packing(**EXACT, memory_kind=memory_kind))[name]
+  )
   expected, plain = without(name)
-  assert kinds(state) == ({place or "device"}, {"device"})
+  assert kinds(state) == ({memory_kind or "device"}, {"device"})
   assert bits(params) == bits(expected)
   assert bits(bare(state)) == bits(plain)
 
@@ -135,20 +137,20 @@ def bare(state):
   )
 
 
-@PLACES
-def test_laws_hold_beside_an_exchange(place):
+@MEMORY_KINDS
+def test_laws_hold_beside_an_exchange(memory_kind):
   mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
   int4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
   tx = optax.chain(
     jaxmotion.exchange("data", int4),
-    compress_state(optax.adam(1e-2), place=place),
+    compress_state(optax.adam(1e-2), memory_kind=memory_kind),
   )
   check_transform(tx, mesh, PARAMS)
 
 
-@PLACES
-def test_a_step_compiles_once_and_reuses_the_buffers(place):
-  tx = compress_state(optax.adam(1e-2), place=place)
+@MEMORY_KINDS
+def test_a_step_compiles_once_and_reuses_the_buffers(memory_kind):
+  tx = compress_state(optax.adam(1e-2), memory_kind=memory_kind)
 
   @functools.partial(jax.jit, donate_argnums=1)
   def step(grads, state):
@@ -200,7 +202,7 @@ def test_a_field_decides_and_not_the_name_of_a_parameter():
   first, second = adam.mu["nu"].codec, adam.nu["nu"].codec
   assert isinstance(first, codecs.uniform)
   assert isinstance(second, codecs.nonnegative)
-  # Fewer than `small` values.
+  # Fewer than `min_leaf_size` values.
   assert adam.mu["mu"].shape == adam.nu["mu"].shape == (64, 63)
   assert not isinstance(adam.mu["mu"], EncodedLeaf)
 
@@ -211,7 +213,7 @@ def test_the_first_rule_that_matches_wins_over_the_field():
     optax.chain(optax.scale_by_rss(), optax.scale_by_adam()),
     second=None,
     rules=[("mu/kernel", None), ("^0/sum_of_squares/kernel", half)],
-    small=0,
+    min_leaf_size=0,
   )
   rss, adam = jax.eval_shape(tx.init, PARAMS).inner
   assert rss.sum_of_squares["kernel"].codec == half
@@ -236,8 +238,8 @@ def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
   tx = compress_state(
     optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
-    small=0,
-    place="pinned_host",
+    min_leaf_size=0,
+    memory_kind="pinned_host",
   )
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
@@ -249,7 +251,7 @@ def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
 
 def test_on_the_device_they_wait_likewise_and_nothing_is_moved():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
-  tx = compress_state(optax.lion(1e-2), small=0)
+  tx = compress_state(optax.lion(1e-2), min_leaf_size=0)
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
   assert transfers(traced.jaxpr) == ""
@@ -266,7 +268,7 @@ def test_a_norm_over_the_state_brings_all_of_it():
     return trace, optax.TraceState(trace)
 
   tx = optax.GradientTransformation(init, update)
-  ours = compress_state(tx, **EXACT, place="pinned_host")
+  ours = compress_state(tx, **EXACT, memory_kind="pinned_host")
   state = jax.eval_shape(ours.init, PARAMS)
   traced = jax.make_jaxpr(ours.update)(PARAMS, state)
   assert transfers(traced.jaxpr) == "ddhh"
@@ -275,7 +277,7 @@ def test_a_norm_over_the_state_brings_all_of_it():
 
 def test_without_such_memory_init_says_so_and_the_state_stays(monkeypatch):
   monkeypatch.setattr(_memory_kind, "memory_kinds", lambda _: ("device",))
-  tx = compress_state(optax.lion(1e-2), place="pinned_host")
+  tx = compress_state(optax.lion(1e-2), memory_kind="pinned_host")
   with pytest.warns(UserWarning, match="which the cpu backend does not have"):
     state = jax.jit(tx.init)(PARAMS)
   _, state = jax.jit(tx.update)(PARAMS, state, PARAMS)
@@ -292,10 +294,10 @@ def test_a_guarded_step_leaves_the_state_bit_for_bit():
   assert not after.last_finite
 
 
-@PLACES
-def test_a_checkpoint_brings_it_back(place, tmp_path):
+@MEMORY_KINDS
+def test_a_checkpoint_brings_it_back(memory_kind, tmp_path):
   ocp = pytest.importorskip("orbax.checkpoint")
-  tx = compress_state(optax.lion(1e-2), place=place)
+  tx = compress_state(optax.lion(1e-2), memory_kind=memory_kind)
   update = jax.jit(tx.update)
   first = jax.jit(tx.init)(PARAMS)
   _, state = update(PARAMS, first, PARAMS)
@@ -360,7 +362,7 @@ def learn(tx, steps=400, batch=128):
 def test_digits_are_learned_as_well_as_with_plain_state():
   plain, loss = learn(optax.adam(3e-3))
   packed, packed_loss = learn(
-    compress_state(optax.adam(3e-3), place="pinned_host")
+    compress_state(optax.adam(3e-3), memory_kind="pinned_host")
   )
   assert plain.min() > 0.96 and loss.max() < 0.02
   assert np.abs(packed - plain).max() <= 0.005
@@ -392,9 +394,13 @@ def test_second_moments_on_evenly_spaced_levels_diverge():
     ),
     (TypeError, "`rules` must be pairs of", {"rules": ["mu"]}),
     (ValueError, "`rules` must have regular", {"rules": [("(", None)]}),
-    (ValueError, "`small` must be an integer >= 0", {"small": -1}),
+    (
+      ValueError,
+      "`min_leaf_size` must be an integer >= 0",
+      {"min_leaf_size": -1},
+    ),
     (ValueError, "`seed` must be an integer in", {"seed": -1}),
-    (ValueError, "`place` must be one of", {"place": "disk"}),
+    (ValueError, "`memory_kind` must be one of", {"memory_kind": "disk"}),
   ],
 )
 def test_bad_arguments_are_named(error, match, options):

@@ -40,28 +40,28 @@ def held_matrices(held):
 
 
 def test_host_and_device_hold_the_same_bits_whatever_the_levels():
-  model = model_of(weights=LADDER, delta=True)
+  model = model_of(weights=LADDER, send_difference=True)
   state = model.init(params_of())
   rng = np.random.default_rng(0)
   for i in range(25):
     level = rng.integers(0, len(LADDER), 3)
     state, _ = model.step(state, batch_of(i), level)
-    assert bits(state.held) == bits(state.device_held)
-  assert all(np.any(h) for h in held_matrices(state.held))
+    assert bits(state.reference) == bits(state.device_reference)
+  assert all(np.any(h) for h in held_matrices(state.reference))
 
 
 def test_what_was_not_sent_is_no_more_than_the_last_codec_left_out():
   codec = codecs.uniform(bits=8, block=BLOCK)
-  model = model_of(weights=codec, delta=True)
+  model = model_of(weights=codec, send_difference=True)
   state = model.init(params_of())
   errors = []
   for i in range(40):
-    before, held = copies(state.params), copies(state.held)
+    before, held = copies(state.params), copies(state.reference)
     state, _ = model.step(state, batch_of(i))
     pairs = zip(
       matrices(before),
       held_matrices(held),
-      held_matrices(copies(state.held)),
+      held_matrices(copies(state.reference)),
       strict=True,
     )
     errors.append(0.0)
@@ -80,7 +80,7 @@ def test_what_was_not_sent_is_no_more_than_the_last_codec_left_out():
 
 def test_the_device_computes_with_what_it_holds():
   weights = codecs.uniform(bits=4)
-  model = model_of(weights=weights, delta=True, tx=optax.sgd(0.0))
+  model = model_of(weights=weights, send_difference=True, tx=optax.sgd(0.0))
   state = model.init(params_of())
   errors = [np.asarray(model.errors(state))]
   for _ in range(4):
@@ -89,7 +89,7 @@ def test_the_device_computes_with_what_it_holds():
   # Weights that stand still arrive: 4 bits leave at most a 14th of the error.
   errors = np.stack(errors)
   assert (errors[1:] < errors[:-1] / 8).all()
-  held = held_matrices(state.device_held)
+  held = held_matrices(state.device_reference)
   for w, h in zip(matrices(params_of()), held, strict=True):
     np.testing.assert_allclose(h, w, atol=1e-4)
 
@@ -120,7 +120,7 @@ def test_without_delta_a_weight_that_is_not_finite_is_seen_at_once():
 
 def test_a_guarded_optimiser_keeps_bad_gradients_out():
   tx = optax.apply_if_finite(optax.adam(1e-2), max_consecutive_errors=9)
-  model = model_of(tx=tx, delta=True)
+  model = model_of(tx=tx, send_difference=True)
   state, _ = model.step(model.init(params_of()), batch_of())
   before = copies(state.params)
   bad = batch_of(1)
@@ -154,7 +154,7 @@ def test_a_difference_that_overshoots_the_greatest_number_is_not_added():
 
 
 def test_small_leaves_travel_whole():
-  model = model_of(delta=True)
+  model = model_of(send_difference=True)
   state, _ = model.step(model.init(params_of()), batch_of())
-  shapes = {a.shape for a in jax.tree.leaves(state.held)}
+  shapes = {a.shape for a in jax.tree.leaves(state.reference)}
   assert shapes == {(WIDTH, WIDTH)}
