@@ -54,7 +54,10 @@ class Dealer:
     index = self._indices(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
     batch, valid = hetero.assign_microbatches(
-      examples, counts, microbatch=self._microbatch, most=self._total
+      examples,
+      counts,
+      microbatch=self._microbatch,
+      max_microbatches=self._total,
     )
     shape = valid.shape[:2]
     share = np.maximum(counts, 1)[:, None]

@@ -180,7 +180,7 @@ def train(
       np.array(t.counts),
       np.array(t.seconds),
       np.array(t.update_s),
-      t.shares.moves,
+      t.shares.changes,
     )
     for name, t in trainees.items()
   ]

@@ -55,9 +55,9 @@ CASES = {
 """Case by name; fp32 is what the others are compared with."""
 
 _AWP = {
-  "alexnet": controllers.AWP_ALEXNET,
-  "vgg_a": controllers.AWP_VGG,
-  "resnet34": controllers.AWP_RESNET,
+  "alexnet": controllers.awp_preset("alexnet"),
+  "vgg_a": controllers.awp_preset("vgg"),
+  "resnet34": controllers.awp_preset("resnet"),
 }
 # Of the error from 8 bits to 4: the steps of 127 levels to those of 7.
 _GROWTH = 127 / 7

@@ -149,7 +149,7 @@ class _Bench:
   def _norm(self) -> None:
     signal = trainer.make_signal(self._case, self.store, self.state, self.level)
     self.control = self._update(signal, self.control)
-    np.asarray(self.control.trajectory.level)
+    np.asarray(self.control.history.level)
 
   def _timed(self, work: Callable[[], None]) -> float:
     begin = time.perf_counter()

@@ -291,7 +291,7 @@ class Trainer:
       groups=list(self.store.groups_of(state.params).names),
       switches=[
         [self._every * s.step, s.group, s.level]
-        for s in level_changes(run.control.trajectory)
+        for s in level_changes(run.control.history)
       ],
     )
 

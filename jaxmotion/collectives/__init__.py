@@ -4,6 +4,10 @@ Each takes an axis name and a codec, inside `shard_map` or `pmap`, and returns
 its result and the codec's new state.
 """
 
+from jaxmotion.collectives._adaptive import (
+  all_reduce_adaptive as all_reduce_adaptive,
+  all_reduce_adaptive_init as all_reduce_adaptive_init,
+)
 from jaxmotion.collectives._all_gather import (
   all_gather as all_gather,
   all_gather_init as all_gather_init,
@@ -23,10 +27,6 @@ from jaxmotion.collectives._byte_planes import (
 from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical as all_reduce_hierarchical,
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,
-)
-from jaxmotion.collectives._ladder import (
-  all_reduce_adaptive as all_reduce_adaptive,
-  all_reduce_adaptive_init as all_reduce_adaptive_init,
 )
 from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,

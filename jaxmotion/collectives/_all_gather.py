@@ -24,13 +24,13 @@ from jaxmotion.core import (
 )
 
 
-def all_gather_init(codec: Codec, x: ShapedLike, axis_name: AxisName) -> PyTree:
+def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
   """Returns the codec state for `all_gather` of an array like `x`.
 
   Args:
-    codec: encodes it.
     x: array or ShapeDtypeStruct of what is exchanged.
     axis_name: the workers' axis, bound here.
+    codec: encodes it.
 
   Returns:
     This worker's state, typed as varying.
@@ -80,7 +80,7 @@ def all_gather(
   """
   codec = codec_for_array(identity() if codec is None else codec)
   check_float("x", x)
-  expected = jax.eval_shape(lambda: all_gather_init(codec, x, axis_name))
+  expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = check_state(expected, state)
   own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
   payload, state = codec.encode(own, state, key)

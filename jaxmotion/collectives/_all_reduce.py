@@ -31,7 +31,7 @@ from jaxmotion.core import (
 )
 
 
-class TwoPhase(NamedTuple):
+class ReduceState(NamedTuple):
   """State of a two-phase exchange of one array.
 
   Attributes:
@@ -39,19 +39,19 @@ class TwoPhase(NamedTuple):
     mean: the codec's state for the shard of the mean it sends on.
   """
 
-  rows: PyTree
-  mean: PyTree
+  first: PyTree
+  second: PyTree
 
 
 def all_reduce_init(
-  codec: Codec, x: PyTree, axis_name: AxisName, *, method: str | None = None
+  x: PyTree, axis_name: AxisName, codec: Codec, *, method: str | None = None
 ) -> list[PyTree]:
   """Returns the codec state for `all_reduce`.
 
   Args:
-    codec: the codec of the exchange.
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the workers' axis.
+    codec: the codec of the exchange.
     method: as for `all_reduce`.
 
   Returns:
@@ -69,16 +69,16 @@ def all_reduce_init(
   ]
   if not jax.tree.leaves(fresh):
     # Nothing to remember, so nothing depends on the number of workers.
-    return [TwoPhase((), ()) for _ in likes]
+    return [ReduceState((), ()) for _ in likes]
   workers = axis_size(axis_name)
   methods = choose_methods(cut, workers, method)
   for part, like, chosen in zip(cut.leaf_groups, likes, methods, strict=True):
     if chosen != "two_phase":
-      states.append(TwoPhase(part.codec.init(like), ()))
+      states.append(ReduceState(part.codec.init(like), ()))
       continue
     row = row_like(like, workers)
     states.append(
-      TwoPhase(init_rows(part.codec, workers, row), part.codec.init(row))
+      ReduceState(init_rows(part.codec, workers, row), part.codec.init(row))
     )
   return to_varying(states, axis_name) if axis_is_bound(axis_name) else states
 
@@ -146,7 +146,7 @@ def all_reduce(
   workers = axis_size(axis_name)
   cut = partition(codec, x)
   expected = jax.eval_shape(
-    lambda: all_reduce_init(codec, x, axis_name, method=method)
+    lambda: all_reduce_init(x, axis_name, codec, method=method)
   )
   at_rest = jax.eval_shape(lambda s: canonical_state(codec, x, s), expected)
   states = check_state(expected, state, at_rest)
@@ -189,11 +189,11 @@ def canonical_state(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
   """
   parts = partition(codec, x).leaf_groups
   return [
-    TwoPhase(
-      part.codec.canonical_state(s.rows)
-      if s.mean == ()
-      else jax.vmap(part.codec.canonical_state)(s.rows),
-      s.mean if s.mean == () else part.codec.canonical_state(s.mean),
+    ReduceState(
+      part.codec.canonical_state(s.first)
+      if s.second == ()
+      else jax.vmap(part.codec.canonical_state)(s.first),
+      s.second if s.second == () else part.codec.canonical_state(s.second),
     )
     for part, s in zip(parts, state, strict=True)
   ]
@@ -204,7 +204,7 @@ class _Job(NamedTuple):
 
   codec: Codec
   x: Array
-  state: TwoPhase
+  state: ReduceState
   key: Key | None
   method: str
 
@@ -224,7 +224,7 @@ def _run(
     by_method[job.method].append(job)
   phases = _reduce_rows(by_method["two_phase"], axis_name, workers)
   coded = [
-    j.codec.encode(j.x, j.state.rows, j.key) for j in by_method["gather"]
+    j.codec.encode(j.x, j.state.first, j.key) for j in by_method["gather"]
   ]
   received = gather(
     [payload for payload, _ in coded] + [p.payload for p in phases], axis_name
@@ -252,7 +252,7 @@ def _run(
 def _sum_all(
   jobs: list[_Job], axis_name: AxisName, workers: int, op: str
 ) -> list[tuple[Array, PyTree]]:
-  coded = [j.codec.encode(j.x, j.state.rows, j.key) for j in jobs]
+  coded = [j.codec.encode(j.x, j.state.first, j.key) for j in jobs]
   totals = sum_payloads([p for p, _ in coded], axis_name)
   return [
     _settle(job, job.codec.decode(total, job.x), state, workers, op)
@@ -264,7 +264,7 @@ def _settle(
   job: _Job, total: Array, state: PyTree, workers: int, op: str
 ) -> tuple[Array, PyTree]:
   mean = total / workers
-  state = TwoPhase(job.codec.after_reduce(state, mean), ())
+  state = ReduceState(job.codec.after_reduce(state, mean), ())
   return (mean if op == "mean" else total), state
 
 
@@ -280,7 +280,7 @@ def _reduce_rows(
   jobs: list[_Job], axis_name: AxisName, workers: int
 ) -> list[_Phase]:
   coded = [
-    encode_rows(j.codec, cut_rows(j.x, workers), j.state.rows, j.key)
+    encode_rows(j.codec, cut_rows(j.x, workers), j.state.first, j.key)
     for j in jobs
   ]
   received = exchange_rows([p for p, _ in coded], axis_name)
@@ -288,7 +288,9 @@ def _reduce_rows(
   for job, payloads, (_, first) in zip(jobs, received, coded, strict=True):
     row = row_like(job.x, workers)
     key = None if job.key is None else job.key.fold(workers)
-    payload, second = job.codec.encode_mean(payloads, row, job.state.mean, key)
+    payload, second = job.codec.encode_mean(
+      payloads, row, job.state.second, key
+    )
     own = job.codec.decode(payload, row)
     phases.append(_Phase(payload, first, job.codec.after_reduce(second, own)))
   return phases
@@ -302,4 +304,4 @@ def _join_rows(
   first = jax.vmap(job.codec.after_reduce)(phase.first, rows)
   y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
   y = y * workers if op == "sum" else y
-  return y, TwoPhase(first, phase.second)
+  return y, ReduceState(first, phase.second)

@@ -29,20 +29,20 @@ from jaxmotion.core import (
 
 
 def all_to_all_init(
-  codec: Codec, x: ShapedLike, axis_name: AxisName, *, split_axis: int = 0
+  x: ShapedLike, axis_name: AxisName, codec: Codec, *, split_axis: int = 0
 ) -> PyTree:
   """Returns the codec state for `all_to_all` of an array like `x`.
 
   Args:
-    codec: encodes each slice.
     x: array or ShapeDtypeStruct of what is exchanged.
     axis_name: the workers' axis, bound here.
+    codec: encodes each slice.
     split_axis: the axis that is cut.
 
   Returns:
     This worker's state, typed as varying.
   """
-  return reduce_scatter_init(codec, x, axis_name, axis=split_axis)
+  return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
 
 
 def all_to_all(
@@ -89,7 +89,7 @@ def all_to_all(
   workers = axis_size(axis_name)
   split_axis = check_rows("split_axis", x, split_axis, axis_name)
   expected = jax.eval_shape(
-    lambda: all_to_all_init(codec, x, axis_name, split_axis=split_axis)
+    lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
   )
   state = check_state(expected, state)
   own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))

@@ -9,7 +9,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxmotion.codecs import Codec, truncate
-from jaxmotion.collectives._ladder import check_level
+from jaxmotion.collectives._adaptive import check_level
 from jaxmotion.collectives._shared import straight_through
 from jaxmotion.collectives._transport import gather
 from jaxmotion.core import (

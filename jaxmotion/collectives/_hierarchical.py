@@ -14,13 +14,13 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import partition
-from jaxmotion.collectives._all_gather import all_gather
-from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
-from jaxmotion.collectives._ladder import (
+from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive,
   all_reduce_adaptive_init,
   check_level,
 )
+from jaxmotion.collectives._all_gather import all_gather
+from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._layout import is_cut, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._shared import (
@@ -68,20 +68,20 @@ def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
 
 
 def all_reduce_hierarchical_init(
-  codec: Codec | Sequence[Codec],
   x: PyTree,
   axis_name: AxisName,
   local_axis: AxisName,
+  codec: Codec | Sequence[Codec],
   *,
   method: str | None = None,
 ) -> list[PyTree]:
   """Returns the codec state for `all_reduce_hierarchical`.
 
   Args:
-    codec: the codec between hosts, or those of a ladder.
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the axis of the hosts.
     local_axis: the axis of the devices of one host.
+    codec: the codec between hosts, or those of a ladder.
     method: as for `all_reduce`.
 
   Returns:
@@ -96,9 +96,9 @@ def all_reduce_hierarchical_init(
   devices = axis_size(local_axis) if axis_is_bound(local_axis) else 1
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
   if isinstance(codec, Codec):
-    states = all_reduce_init(codec, shards, axis_name, method=method)
+    states = all_reduce_init(shards, axis_name, codec, method=method)
   else:
-    states = all_reduce_adaptive_init(codec, shards, axis_name, method=method)
+    states = all_reduce_adaptive_init(shards, axis_name, codec, method=method)
   if not jax.tree.leaves(states):
     return states
   axis_size(local_axis)

@@ -31,14 +31,14 @@ from jaxmotion.core import (
 
 
 def reduce_scatter_init(
-  codec: Codec, x: ShapedLike, axis_name: AxisName, *, axis: int = 0
+  x: ShapedLike, axis_name: AxisName, codec: Codec, *, axis: int = 0
 ) -> PyTree:
   """Returns the codec state for `reduce_scatter` of an array like `x`.
 
   Args:
-    codec: encodes each share.
     x: array or ShapeDtypeStruct of what is exchanged.
     axis_name: the workers' axis, bound here.
+    codec: encodes each share.
     axis: the axis that is cut.
 
   Returns:
@@ -98,7 +98,7 @@ def reduce_scatter(
   workers = axis_size(axis_name)
   axis = check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
-    lambda: reduce_scatter_init(codec, x, axis_name, axis=axis)
+    lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
   )
   state = check_state(expected, state)
   own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))

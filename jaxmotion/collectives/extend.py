@@ -3,11 +3,11 @@
 Users of the collectives need none of these names.
 """
 
-from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
-from jaxmotion.collectives._ladder import (
+from jaxmotion.collectives._adaptive import (
   check_level as check_level,
   max_over_workers as max_over_workers,
 )
+from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
   is_cut as is_cut,

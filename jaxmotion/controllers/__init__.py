@@ -8,11 +8,9 @@ the caller's: controllers know no codec and no collective.
 """
 
 from jaxmotion.controllers._awp import (
-  AWP_ALEXNET as AWP_ALEXNET,
-  AWP_RESNET as AWP_RESNET,
-  AWP_VGG as AWP_VGG,
   AwpState as AwpState,
   awp as awp,
+  awp_preset as awp_preset,
 )
 from jaxmotion.controllers._bandwidth import (
   BandwidthState as BandwidthState,

@@ -9,9 +9,13 @@ from jaxmotion.controllers._base import (
   Controller,
   check_number,
   check_signal,
-  keep,
+  select_groups,
 )
-from jaxmotion.controllers._history import History, advance, begin
+from jaxmotion.controllers._history import (
+  History,
+  advance_history,
+  start_history,
+)
 from jaxmotion.core import Array, check_choice, check_int
 
 
@@ -19,14 +23,14 @@ class AwpState(NamedTuple):
   """State of `awp`.
 
   Attributes:
-    trajectory: the levels so far.
+    history: the levels so far.
     counter: int32[groups], updates below the threshold.
     reference: float32[groups], the norm that the next one is compared with.
     norms: float32[groups, window], the last norms, newest first.
     seen: int32[groups], how many of them there are since the last reset.
   """
 
-  trajectory: History
+  history: History
   counter: Array
   reference: Array
   norms: Array
@@ -101,7 +105,7 @@ class awp(Controller):
     zeros = jnp.zeros((groups,), jnp.int32)
     return AwpState(
       # No level is left twice, so this holds them all.
-      trajectory=begin(groups, 0, self.levels),
+      history=start_history(groups, 0, self.levels),
       counter=zeros,
       reference=norms,
       norms=jnp.zeros((groups, self.window), jnp.float32).at[:, 0].set(norms),
@@ -125,7 +129,7 @@ class awp(Controller):
       kept = jnp.where(falls, kept, 0)
     counter = kept + falls.astype(jnp.int32)
     full = counter == self.interval
-    now = state.trajectory.level
+    now = state.history.level
     level = jnp.minimum(now + full.astype(jnp.int32), self.levels - 1)
 
     reference = mean
@@ -138,9 +142,9 @@ class awp(Controller):
       norms=norms,
       seen=seen,
     )
-    trajectory = advance(state.trajectory, level, ok)
-    rest = keep(ok, new[1:], state[1:])
-    return AwpState(trajectory, *rest)
+    history = advance_history(state.history, level, ok)
+    rest = select_groups(ok, new[1:], state[1:])
+    return AwpState(history, *rest)
 
   def _mean(self, norms: Array, seen: Array) -> Array:
     there = jnp.arange(self.window)[None, :] < seen[:, None]
@@ -148,9 +152,26 @@ class awp(Controller):
     return total / seen.astype(jnp.float32)
 
 
-AWP_ALEXNET = awp(threshold=-5e-2, interval=4000)
-"""The paper's constants for AlexNet, a group a layer."""
-AWP_VGG = awp(threshold=-2e-3, interval=4000)
-"""The paper's constants for VGG, a group a layer."""
-AWP_RESNET = awp(threshold=-2e-5, interval=2000)
-"""The paper's constants for ResNet, a group a building block."""
+_PRESETS = {
+  "alexnet": awp(threshold=-5e-2, interval=4000),
+  "resnet": awp(threshold=-2e-5, interval=2000),
+  "vgg": awp(threshold=-2e-3, interval=4000),
+}
+
+
+def awp_preset(network: str) -> awp:
+  """Returns `awp` with the paper's constants for a kind of network.
+
+  Args:
+    network: "alexnet" or "vgg", of which each layer is a group, or "resnet",
+      of which each building block is a group.
+
+  Raises:
+    ValueError: the paper has no constants for this network.
+
+  Example:
+    >>> awp_preset("vgg").threshold
+    -0.002
+  """
+  check_choice("network", network, tuple(_PRESETS))
+  return _PRESETS[network]

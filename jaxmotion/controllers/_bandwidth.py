@@ -9,9 +9,13 @@ from jaxmotion.controllers._base import (
   Controller,
   check_number,
   check_signal,
-  keep,
+  select_groups,
 )
-from jaxmotion.controllers._history import History, advance, begin
+from jaxmotion.controllers._history import (
+  History,
+  advance_history,
+  start_history,
+)
 from jaxmotion.core import Array, check_fraction, check_int
 
 
@@ -32,14 +36,14 @@ class BandwidthState(NamedTuple):
   """State of `bandwidth`.
 
   Attributes:
-    trajectory: the levels so far.
+    history: the levels so far.
     pace: float32[groups], smoothed seconds of transfer a byte.
     compute: float32[groups], smoothed seconds of computation.
     seen: int32[groups], steps that were measured.
     calm: int32[groups], updates in a row that had room for a higher level.
   """
 
-  trajectory: History
+  history: History
   pace: Array
   compute: Array
   seen: Array
@@ -70,7 +74,7 @@ class bandwidth(Controller):
     decay: weight of the past in the smoothed times, in [0, 1).
     margin: share of the computation that a higher level may fill, in (0, 1].
     patience: updates in a row before it goes up.
-    history: how many switches are remembered, the start included.
+    history_size: how many switches are remembered, the start included.
 
   Raises:
     TypeError, ValueError: an argument that is none of these.
@@ -91,7 +95,7 @@ class bandwidth(Controller):
   decay: float = 0.9
   margin: float = 0.9
   patience: int = 10
-  history: int = 64
+  history_size: int = 64
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "level_bytes", tuple(self.level_bytes))
@@ -106,7 +110,7 @@ class bandwidth(Controller):
     check_number("decay", self.decay, 0.0, 1.0)
     check_fraction("margin", self.margin)
     check_int("patience", self.patience, 1)
-    check_int("history", self.history, 1)
+    check_int("history_size", self.history_size, 1)
 
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state for as many groups as the times have."""
@@ -115,7 +119,7 @@ class bandwidth(Controller):
       jnp.zeros((groups,), dtype) for dtype in (jnp.float32, jnp.int32)
     )
     return BandwidthState(
-      trajectory=begin(groups, 0, self.history),
+      history=start_history(groups, 0, self.history_size),
       pace=times,
       compute=times,
       seen=counts,
@@ -129,7 +133,7 @@ class bandwidth(Controller):
     compute = check_signal("signal.compute", signal.compute, groups)
     least, most = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
     ok = (least >= 0) & jnp.isfinite(most)
-    now = state.trajectory.level
+    now = state.history.level
     level_bytes = jnp.asarray(self.level_bytes, jnp.float32)
 
     def smooth(old: Array, new: Array) -> Array:
@@ -148,10 +152,10 @@ class bandwidth(Controller):
     up = calm == self.patience
     level = jnp.where(up, roomy, jnp.minimum(hidden, now))
     new = BandwidthState(
-      trajectory=advance(state.trajectory, level, ok),
+      history=advance_history(state.history, level, ok),
       pace=pace,
       compute=compute,
       seen=state.seen + 1,
       calm=jnp.where(up, 0, calm),
     )
-    return BandwidthState(new.trajectory, *keep(ok, new[1:], state[1:]))
+    return BandwidthState(new.history, *select_groups(ok, new[1:], state[1:]))

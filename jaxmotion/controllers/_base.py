@@ -14,7 +14,7 @@ class Controller:
   """Turns one number a group and update into a level for each group.
 
   A controller is its configuration: a frozen dataclass of plain Python values.
-  What it remembers is its state, a NamedTuple of arrays whose `trajectory`
+  What it remembers is its state, a NamedTuple of arrays whose `history`
   tells which levels it has been at. Groups do not affect one another. A signal
   that is not finite changes nothing of its group but the count of skipped
   updates.
@@ -46,7 +46,7 @@ class Controller:
     Args:
       state: what `init` or `update` returned.
     """
-    level: Array = state.trajectory.level
+    level: Array = state.history.level
     return level
 
 
@@ -78,7 +78,7 @@ def check_number(
     raise ValueError(message)
 
 
-def keep(ok: Array, new: PyTree, old: PyTree) -> PyTree:
+def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:
   """Returns `new` for the groups that are ok and `old` for the others."""
 
   def choose(new: Array, old: Array) -> Array:

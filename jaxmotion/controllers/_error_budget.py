@@ -9,9 +9,13 @@ from jaxmotion.controllers._base import (
   Controller,
   check_number,
   check_signal,
-  keep,
+  select_groups,
 )
-from jaxmotion.controllers._history import History, advance, begin
+from jaxmotion.controllers._history import (
+  History,
+  advance_history,
+  start_history,
+)
 from jaxmotion.core import Array, check_int
 
 # Half a unit in the last place of float32, relative to the value. A lossless
@@ -23,12 +27,12 @@ class ErrorBudgetState(NamedTuple):
   """State of `error_budget`.
 
   Attributes:
-    trajectory: the levels so far.
+    history: the levels so far.
     calm: int32[groups], updates in a row after which the level below looked
       good enough.
   """
 
-  trajectory: History
+  history: History
   calm: Array
 
 
@@ -54,7 +58,7 @@ class error_budget(Controller):
       where a level is 8 bits. If it is too small, the level below is tried
       in vain after every `patience` updates.
     patience: updates in a row before it goes down.
-    history: how many switches are remembered, the start included.
+    history_size: how many switches are remembered, the start included.
 
   Raises:
     TypeError, ValueError: an argument that is none of these.
@@ -74,20 +78,20 @@ class error_budget(Controller):
   levels: int = 4
   growth: float = 256.0
   patience: int = 100
-  history: int = 64
+  history_size: int = 64
 
   def __post_init__(self) -> None:
     check_number("budget", self.budget, 0.0)
     check_int("levels", self.levels, 1)
     check_number("growth", self.growth, 1.0)
     check_int("patience", self.patience, 1)
-    check_int("history", self.history, 1)
+    check_int("history_size", self.history_size, 1)
 
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state for as many groups as the signal has."""
     groups = check_signal("signal", signal).shape[0]
     return ErrorBudgetState(
-      begin(groups, self.levels - 1, self.history),
+      start_history(groups, self.levels - 1, self.history_size),
       jnp.zeros((groups,), jnp.int32),
     )
 
@@ -95,12 +99,12 @@ class error_budget(Controller):
     """Returns the state after a step with these errors."""
     error = check_signal("signal", signal, state.calm.shape[0])
     ok = jnp.isfinite(error)
-    now = state.trajectory.level
+    now = state.history.level
     over = error > self.budget
     below = jnp.maximum(error, _LEAST_ERROR) * self.growth
     calm = jnp.where(over | (below > self.budget), 0, state.calm + 1)
     down = calm == self.patience
     level = now + over.astype(jnp.int32) - down.astype(jnp.int32)
     level = jnp.clip(level, 0, self.levels - 1)
-    calm = keep(ok, jnp.where(down, 0, calm), state.calm)
-    return ErrorBudgetState(advance(state.trajectory, level, ok), calm)
+    calm = select_groups(ok, jnp.where(down, 0, calm), state.calm)
+    return ErrorBudgetState(advance_history(state.history, level, ok), calm)

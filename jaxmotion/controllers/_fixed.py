@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.controllers._base import Controller
-from jaxmotion.controllers._history import History, advance, begin
+from jaxmotion.controllers._history import (
+  History,
+  advance_history,
+  start_history,
+)
 from jaxmotion.core import PyTree, check_int
 
 
@@ -15,10 +19,10 @@ class FixedState(NamedTuple):
   """State of `fixed`.
 
   Attributes:
-    trajectory: the one level.
+    history: the one level.
   """
 
-  trajectory: History
+  history: History
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +51,14 @@ class fixed(Controller):
 
   def init(self, signal: PyTree) -> FixedState:
     """Returns the state for as many groups as the signal has."""
-    return FixedState(begin(jax.tree.leaves(signal)[0].shape[0], self.at, 1))
+    return FixedState(
+      start_history(jax.tree.leaves(signal)[0].shape[0], self.at, 1)
+    )
 
   def update(self, signal: PyTree, state: FixedState) -> FixedState:
     """Returns the state after a step."""
     del signal
-    level = state.trajectory.level
+    level = state.history.level
     return FixedState(
-      advance(state.trajectory, level, jnp.full_like(level, True, bool))
+      advance_history(state.history, level, jnp.full_like(level, True, bool))
     )

@@ -52,8 +52,8 @@ class LevelChange(NamedTuple):
   level: int
 
 
-def begin(groups: int, level: int, capacity: int) -> History:
-  """Returns the trajectory of groups that all start at a level."""
+def start_history(groups: int, level: int, capacity: int) -> History:
+  """Returns the history of groups that all start at a level."""
   empty = jnp.full((groups, capacity), -1, jnp.int32)
   return History(
     step=jnp.zeros((), jnp.int32),
@@ -64,17 +64,17 @@ def begin(groups: int, level: int, capacity: int) -> History:
   )
 
 
-def advance(trajectory: History, level: Array, ok: Array) -> History:
-  """Returns the trajectory after one more update.
+def advance_history(history: History, level: Array, ok: Array) -> History:
+  """Returns the history after one more update.
 
   Args:
-    trajectory: up to now.
+    history: up to now.
     level: int32[groups], the levels from now on.
     ok: bool[groups], whether the group's signal was finite; where it was not,
       the level stays.
   """
-  step = trajectory.step + 1
-  moved = ok & (level != trajectory.level)
+  step = history.step + 1
+  moved = ok & (level != history.level)
 
   def push(newest: Array, old: Array) -> Array:
     pushed = jnp.concatenate([newest[:, None], old[:, :-1]], axis=1)
@@ -82,22 +82,22 @@ def advance(trajectory: History, level: Array, ok: Array) -> History:
 
   return History(
     step=step,
-    skipped=trajectory.skipped + (~ok).astype(jnp.int32),
-    total=trajectory.total + moved.astype(jnp.int32),
-    steps=push(jnp.broadcast_to(step, level.shape), trajectory.steps),
-    levels=push(level.astype(jnp.int32), trajectory.levels),
+    skipped=history.skipped + (~ok).astype(jnp.int32),
+    total=history.total + moved.astype(jnp.int32),
+    steps=push(jnp.broadcast_to(step, level.shape), history.steps),
+    levels=push(level.astype(jnp.int32), history.levels),
   )
 
 
-def level_changes(trajectory: History) -> list[LevelChange]:
+def level_changes(history: History) -> list[LevelChange]:
   """Lists the switches that are remembered, oldest first.
 
   A group's level is constant between its switches, so this is all there is to
   plot, from a group's first switch here on; that is its start unless
-  `trajectory.dropped` says otherwise.
+  `history.dropped` says otherwise.
 
   Args:
-    trajectory: of a controller's state, on the host (not traced).
+    history: of a controller's state, on the host (not traced).
 
   Returns:
     Switches in the order of their steps, then of their groups.
@@ -107,10 +107,10 @@ def level_changes(trajectory: History) -> list[LevelChange]:
     >>> controller = controllers.awp(threshold=0.0, interval=1, levels=3)
     >>> state = controller.init(jnp.array([1.0, 1.0]))
     >>> state = controller.update(jnp.array([0.9, 1.1]), state)
-    >>> [tuple(switch) for switch in level_changes(state.trajectory)]
+    >>> [tuple(switch) for switch in level_changes(state.history)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
-  steps, levels = np.asarray(trajectory.steps), np.asarray(trajectory.levels)
+  steps, levels = np.asarray(history.steps), np.asarray(history.levels)
   found = [
     LevelChange(int(steps[g, i]), g, int(levels[g, i]))
     for g, i in zip(*np.nonzero(steps >= 0), strict=True)

@@ -1,6 +1,9 @@
-"""Workers of unequal speed: shares, exactly weighted gradients, rebalancing."""
+"""Data-parallel training of workers with unequal speeds.
 
-from jaxmotion.hetero._deal import assign_microbatches as assign_microbatches
+It splits the work by speed, weights gradients exactly, and rebalances.
+"""
+
+from jaxmotion.hetero._assign import assign_microbatches as assign_microbatches
 from jaxmotion.hetero._rebalance import (
   RebalanceState as RebalanceState,
   rebalance as rebalance,

@@ -1,4 +1,4 @@
-"""A worker's own part of a step: as many microbatches as it was given."""
+"""Gradient accumulation over a worker's own microbatches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from jaxmotion.core import (
 )
 
 
-class Sums(NamedTuple):
-  """What a worker has added up over its microbatches.
+class MicrobatchSums(NamedTuple):
+  """Sums over the microbatches of one worker.
 
   Attributes:
-    grads: gradients of the losses' sum, float32 at least.
+    grads: gradients of the sum of the losses, float32 at least.
     total: float32[], sum of the losses.
-    count: float32[], of what they are the losses: examples or tokens.
+    count: float32[], number of examples (or tokens) in that sum.
     stats: sum of count times statistics, float32 at least.
   """
 
@@ -34,76 +34,84 @@ class Sums(NamedTuple):
   stats: PyTree
 
 
-def accumulate(
+def accumulate_microbatches(
   loss_fn: Callable[..., Any],
   axis_name: AxisName,
   params: PyTree,
   stats: PyTree,
   batch: PyTree,
   trips: Array,
-) -> Sums:
-  """Adds up the first `trips` microbatches. Sends nothing.
+) -> MicrobatchSums:
+  """Sums losses and gradients over microbatches, without a collective.
 
   Args:
-    loss_fn: (params, stats, microbatch) -> (total, count, stats), or without
-      both stats if these are None.
+    loss_fn: (params, stats, microbatch) -> (total, count, stats), or
+      (params, microbatch) -> (total, count) if `stats` is None.
     axis_name: the workers' axis.
-    params: of the model.
-    stats: that every microbatch starts from.
-    batch: microbatches along the leading axis.
-    trips: int32[], how many of them.
+    params: parameters of the model.
+    stats: statistics that every microbatch starts from, or None.
+    batch: pytree of arrays with the microbatches along the leading axis.
+    trips: int32[], number of microbatches to run, the first ones.
   """
-  # Varying parameters: their gradients would be summed over workers in the
-  # loop's body otherwise, and workers of fewer trips would never join.
+  # The parameters must vary over the axis. Otherwise JAX would sum their
+  # gradients over workers in the loop's body, and workers with fewer
+  # microbatches would never join that sum.
   params, stats = to_varying((params, stats), axis_name)
 
   def loss(
     params: PyTree, microbatch: PyTree
   ) -> tuple[Array, tuple[Array, PyTree]]:
-    # Made anew: the variables of a Flax model may be written only by the trace
-    # that has made them.
+    # A copy: only the trace that made the variables of a Flax model may write
+    # to them.
     given = () if stats is None else (jax.tree.map(lambda a: a, stats),)
-    total, count, new = _checked(loss_fn(params, *given, microbatch), stats)
+    total, count, new = _check_result(
+      loss_fn(params, *given, microbatch), stats
+    )
     return total, (count, new)
 
-  def body(i: Array, sums: Sums) -> Sums:
+  def body(i: Array, sums: MicrobatchSums) -> MicrobatchSums:
     microbatch = jax.tree.map(
       lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batch
     )
     (total, (count, new)), grads = jax.value_and_grad(loss, has_aux=True)(
       params, microbatch
     )
-    weighed = jax.tree.map(lambda a: a * count.astype(_wide(a)), new)
-    # What counts for nothing adds nothing, be it not finite.
+    weighted = jax.tree.map(lambda a: a * count.astype(_sum_dtype(a)), new)
+    # A microbatch of count 0 adds nothing, even if its loss is not finite.
     return jax.tree.map(
       lambda a, b: jnp.where(count > 0, a + b.astype(a.dtype), a),
       sums,
-      Sums(grads, total, count, weighed),
+      MicrobatchSums(grads, total, count, weighted),
     )
 
   def zeros(a: Array) -> Array:
-    return jnp.zeros(a.shape, _wide(a))
+    return jnp.zeros(a.shape, _sum_dtype(a))
 
   scalar = jnp.zeros((), jnp.float32)
-  start = Sums(
+  start = MicrobatchSums(
     jax.tree.map(zeros, params), scalar, scalar, jax.tree.map(zeros, stats)
   )
   return lax.fori_loop(0, trips, body, to_varying(start, axis_name))
 
 
-def _wide(a: Any) -> Any:
+def _sum_dtype(a: Any) -> Any:
   return jnp.promote_types(a.dtype, jnp.float32)
 
 
-def _checked(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
-  """Returns (total, count, stats); raises unless a loss function may."""
+def _check_result(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
+  """Returns (total, count, stats); raises unless `loss_fn` returned them.
+
+  Args:
+    result: what `loss_fn` returned.
+    stats: the statistics it was given, or None.
+  """
   names = ("total", "count") if stats is None else ("total", "count", "stats")
-  parts = result if isinstance(result, tuple) else (result,)
-  if len(parts) != len(names):
+  values = result if isinstance(result, tuple) else (result,)
+  if len(values) != len(names):
     raise ValueError(
-      f"`loss_fn` must return ({', '.join(names)}), got {len(parts)} values."
+      f"`loss_fn` must return ({', '.join(names)}), got {len(values)} values."
     )
-  total, count, new = jnp.asarray(parts[0]), jnp.asarray(parts[1]), None
+  total, count, new = jnp.asarray(values[0]), jnp.asarray(values[1]), None
   for name, a in (("total", total), ("count", count)):
     if a.shape:
       raise ValueError(
@@ -111,8 +119,8 @@ def _checked(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
       )
   check_float("total", total)
   if stats is not None:
-    new = parts[2]
-    if not _alike(new, stats):
+    new = values[2]
+    if not _same_shapes(new, stats):
       raise ValueError(
         "`loss_fn` must return stats of the structure, shapes and dtypes that"
         f" it was given, {jax.tree.map(shape_string, stats)}, got"
@@ -121,7 +129,7 @@ def _checked(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
   return total, count.astype(jnp.float32), new
 
 
-def _alike(a: PyTree, b: PyTree) -> bool:
+def _same_shapes(a: PyTree, b: PyTree) -> bool:
   return same_structure(a, b) and all(
     shape_string(x) == shape_string(y)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

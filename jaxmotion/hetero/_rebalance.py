@@ -1,4 +1,4 @@
-"""Shares that follow the speeds while training runs."""
+"""Controller that moves microbatches to faster workers during training."""
 
 import dataclasses
 import math
@@ -16,47 +16,51 @@ class RebalanceState(NamedTuple):
   """State of `rebalance`: plain Python numbers, the same on every process.
 
   Attributes:
-    counts: units of each worker from now on.
-    unit_s: the last times that each worker took for a unit, the newest last.
-    moves: times that the counts have changed.
-    skipped: measurements that were no times.
+    counts: microbatches of each worker in the next step.
+    microbatch_s: last measured seconds of a microbatch for each worker, the
+      newest last.
+    changes: number of times that the counts have changed.
+    skipped: number of measurements that were not valid times.
   """
 
   counts: tuple[int, ...]
-  unit_s: tuple[tuple[float, ...], ...]
-  moves: int
+  microbatch_s: tuple[tuple[float, ...], ...]
+  changes: int
   skipped: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class rebalance:
-  """Moves work from slow workers to fast ones when that makes steps shorter.
+  """Moves work from slow workers to fast ones when that shortens the step.
 
-  A worker's speed is that of its median time for a unit over the last
-  `window` measurements: one slow step moves nothing. With n the counts, n*
-  those of `integer_shares` at these speeds and T the time of the last worker,
+  A worker's speed is that of its median time for a microbatch over the last
+  `window` measurements: one slow step changes nothing. Let n be the counts, n*
+  those of `integer_shares` at these speeds, and T the time of the last worker:
 
-    n <- n* if T(n*) <= (1 - margin) T(n)
+    n <- n* if T(n*) <= (1 - min_gain) T(n)
 
-  so that noise does not move work to and fro: a move has to pay. It waits until
-  every worker with work was measured, and a change of speed is acted on after
-  `window // 2 + 1` measurements.
+  Noise therefore does not move work to and fro: a change has to pay. The first
+  change waits until every worker with work was measured. A change of speed is
+  acted on after `window // 2 + 1` measurements.
 
-  It runs on the host. Of several processes each has to be told the same times,
-  of all workers: the metrics of a step carry them to everyone.
+  It runs on the host. Every process must be given the same times, of all
+  workers: the metrics of a step carry them to everyone.
 
   Args:
-    total: units in a step; every split has this sum.
-    workers: how many there are.
-    caps: most units that each worker has memory for; None is no limit.
-    fixed_s: seconds that a worker takes besides its units, of each or of all.
-    least: units that every worker keeps, if its cap allows. A worker without
-      work is not measured, so it would not be seen to recover.
-    margin: least gain, a share of the step's time, that is worth a move.
-    window: measurements of each worker that count.
+    total: microbatches in a step; every split has this sum.
+    workers: number of workers.
+    caps: largest number of microbatches that each worker has memory for; None
+      is no limit.
+    fixed_s: seconds that a worker takes besides its microbatches, one number
+      or one for each worker.
+    min_microbatches: microbatches that every worker keeps, if its cap allows.
+      A worker without work is not measured, so its recovery would go
+      unnoticed.
+    min_gain: smallest gain worth a change, as a fraction of the step's time.
+    window: number of last measurements of each worker that count.
 
   Raises:
-    TypeError, ValueError: an argument that is none of these.
+    TypeError, ValueError: an argument outside its range.
 
   Example:
     >>> balance = rebalance(total=28, workers=4, window=1)
@@ -79,26 +83,27 @@ class rebalance:
   workers: int
   caps: tuple[int, ...] | None = None
   fixed_s: float | tuple[float, ...] = 0.0
-  least: int = 1
-  margin: float = 0.05
+  min_microbatches: int = 1
+  min_gain: float = 0.05
   window: int = 5
 
   def __post_init__(self) -> None:
     check_int("workers", self.workers, 1)
     check_int("total", self.total, 1)
-    check_fraction("margin", self.margin)
+    check_fraction("min_gain", self.min_gain)
     check_int("window", self.window, 1)
-    self._split((1.0,) * self.workers)  # Caps, fixed times, least.
+    # Raises if caps, fixed times or the minimum do not allow any split.
+    self._split_work((1.0,) * self.workers)
 
   def init(self, speeds: Sequence[float] | None = None) -> RebalanceState:
     """Returns the state before the first measurement.
 
     Args:
-      speeds: units a second of each worker, if they are known; equal shares
-        are where it starts otherwise.
+      speeds: microbatches per second of each worker, if known; otherwise all
+        workers start with equal shares.
     """
     known = (1.0,) * self.workers if speeds is None else speeds
-    return RebalanceState(self._split(known), ((),) * self.workers, 0, 0)
+    return RebalanceState(self._split_work(known), ((),) * self.workers, 0, 0)
 
   def update(
     self, seconds: Sequence[float], state: RebalanceState
@@ -106,50 +111,59 @@ class rebalance:
     """Returns the state after a step that took these times.
 
     Args:
-      seconds: of each worker for its own work in the step, without what it
-        waited for others; of one that had no work it is ignored. A time that
-        is not finite, or not more than `fixed_s`, is skipped.
-      state: what `init` or the last `update` returned, which gave the counts.
+      seconds: seconds of each worker for its own work in the step, without
+        waiting for others. The time of a worker without work is ignored; a
+        time that is not finite, or not above `fixed_s`, is skipped.
+      state: what `init` or the last `update` returned; it had the counts.
 
     Raises:
-      ValueError: not as many times as workers.
+      ValueError: `seconds` has another length than `workers`.
     """
     if len(seconds) != self.workers:
       raise ValueError(
         f"`seconds` must be {self.workers} times, got {tuple(seconds)}."
       )
-    unit_s, skipped = list(state.unit_s), state.skipped
+    microbatch_s, skipped = list(state.microbatch_s), state.skipped
     fixed_s = np.broadcast_to(self.fixed_s, self.workers).tolist()
     for i, (n, s) in enumerate(zip(state.counts, seconds, strict=True)):
-      took = float(s) - fixed_s[i]
-      if n and math.isfinite(took) and took > 0:
-        unit_s[i] = (*unit_s[i], took / n)[-self.window :]
+      elapsed = float(s) - fixed_s[i]
+      if n and math.isfinite(elapsed) and elapsed > 0:
+        microbatch_s[i] = (*microbatch_s[i], elapsed / n)[-self.window :]
       elif n:
         skipped += 1
-    return self._move(state._replace(unit_s=tuple(unit_s), skipped=skipped))
+    return self._change_counts(
+      state._replace(microbatch_s=tuple(microbatch_s), skipped=skipped)
+    )
 
   def speeds(self, state: RebalanceState) -> tuple[float, ...]:
-    """Returns the units a second of each worker; 0 before it is measured."""
-    return tuple(1 / statistics.median(t) if t else 0.0 for t in state.unit_s)
+    """Returns each worker's microbatches per second; 0 before it is measured.
 
-  def _move(self, state: RebalanceState) -> RebalanceState:
+    Args:
+      state: what `init` or `update` returned.
+    """
+    return tuple(
+      1 / statistics.median(t) if t else 0.0 for t in state.microbatch_s
+    )
+
+  def _change_counts(self, state: RebalanceState) -> RebalanceState:
+    """Returns the state with the best counts, if they gain enough."""
     known = self.speeds(state)
     if any(n and not v for n, v in zip(state.counts, known, strict=True)):
       return state
-    # Nobody knows what a worker without work can do: it stays without.
+    # The speed of a worker without work is unknown: its cap becomes 0.
     speeds = tuple(v or 1.0 for v in known)
     caps = self.caps or (self.total,) * self.workers
     caps = tuple(c if v else 0 for c, v in zip(caps, known, strict=True))
-    counts = self._split(speeds, caps)
-    now, then = (
+    counts = self._split_work(speeds, caps)
+    old_s, new_s = (
       makespan_s(n, speeds, fixed_s=self.fixed_s)
       for n in (state.counts, counts)
     )
-    if then > (1 - self.margin) * now:
+    if new_s > (1 - self.min_gain) * old_s:
       return state
-    return state._replace(counts=counts, moves=state.moves + 1)
+    return state._replace(counts=counts, changes=state.changes + 1)
 
-  def _split(
+  def _split_work(
     self, speeds: Sequence[float], caps: tuple[int, ...] | None = None
   ) -> tuple[int, ...]:
     if len(speeds) != self.workers:
@@ -161,5 +175,5 @@ class rebalance:
       speeds,
       fixed_s=self.fixed_s,
       caps=self.caps if caps is None else caps,
-      least=self.least,
+      min_microbatches=self.min_microbatches,
     )

@@ -1,7 +1,7 @@
-"""How many units of work each worker gets.
+"""Shares of work for workers of unequal speed.
 
-A unit is whatever all workers can do one of: a microbatch, an example. Worker
-i takes fixed_s_i + n_i / speed_i seconds for n_i units, and none for no units.
+Work is counted in microbatches; any other equal pieces of work will do. Worker
+i takes fixed_s_i + n_i / speed_i seconds for n_i of them, and none for n_i = 0.
 """
 
 import heapq
@@ -23,26 +23,28 @@ def ideal_shares(
   fixed_s: PerWorkerSeconds = 0.0,
   caps: Sequence[int] | None = None,
 ) -> tuple[float, ...]:
-  r"""Splits work so that all who get some are done at the same time T.
+  r"""Splits work into fractional shares that all end at the same time T.
 
   .. math::
     n_i = \min(\max(v_i (T - a_i), 0), cap_i), \quad \sum_i n_i = total
 
-  With neither fixed times nor caps these are the shares of the speeds,
-  n_i = total v_i / sum(v). No split into whole units takes less than T.
+  With neither fixed times nor caps the shares are proportional to the speeds,
+  n_i = total v_i / sum(v). No split into whole microbatches ends before T.
 
   Args:
-    total: units in all.
-    speeds: v, units a second of each worker.
-    fixed_s: a, seconds that a worker takes besides, of each or of all.
-    caps: most units that each worker has memory for; None is no limit.
+    total: microbatches in all.
+    speeds: v, microbatches per second of each worker.
+    fixed_s: a, seconds that a worker takes besides its microbatches, one
+      number or one for each worker.
+    caps: largest number of microbatches that each worker has memory for; None
+      is no limit.
 
   Returns:
-    Units of each worker; they sum to `total`.
+    Microbatches of each worker, fractions; they sum to `total`.
 
   Raises:
-    TypeError, ValueError: an argument is none of these, or the caps cannot
-      hold the total.
+    TypeError, ValueError: an argument outside its range, or caps whose sum is
+      less than the total.
 
   Example:
     >>> ideal_shares(28, (1.0, 1.0, 1.0, 0.5))
@@ -50,21 +52,24 @@ def ideal_shares(
     >>> ideal_shares(28, (1.0, 1.0, 1.0, 0.5), caps=(6, 28, 28, 28))
     (6.0, 8.8, 8.8, 4.4)
   """
-  v, a, most = _check_work(total, speeds, fixed_s, caps)
+  v, a, cap = _check_work(total, speeds, fixed_s, caps)
 
-  def units(t: np.ndarray) -> np.ndarray:
-    return np.clip(v * (t[..., None] - a), 0, most)
+  def shares_by(t: np.ndarray) -> np.ndarray:
+    return np.clip(v * (t[..., None] - a), 0, cap)
 
-  # Units done by t rise in straight lines between these times.
-  bends = np.unique(np.concatenate([a, a + most / v]))
-  done = units(bends).sum(axis=-1)
-  # Rounding may leave the last a little short of what caps just hold.
+  # The work done by time t is piecewise linear: it bends where a worker starts
+  # or reaches its cap. So find the segment that holds the total, and
+  # interpolate.
+  bends = np.unique(np.concatenate([a, a + cap / v]))
+  done = shares_by(bends).sum(axis=-1)
+  # Rounding may leave the last sum slightly below caps that just hold the
+  # total.
   last = min(int(np.searchsorted(done, total)), len(bends) - 1)
-  if last == 0:  # Nothing to do.
+  if last == 0:  # The total is zero.
     return (0.0,) * len(v)
-  part = (total - done[last - 1]) / (done[last] - done[last - 1])
-  t = bends[last - 1] + part * (bends[last] - bends[last - 1])
-  return tuple(units(t).tolist())
+  fraction = (total - done[last - 1]) / (done[last] - done[last - 1])
+  t = bends[last - 1] + fraction * (bends[last] - bends[last - 1])
+  return tuple(shares_by(t).tolist())
 
 
 def integer_shares(
@@ -73,30 +78,33 @@ def integer_shares(
   *,
   fixed_s: PerWorkerSeconds = 0.0,
   caps: Sequence[int] | None = None,
-  least: int = 0,
+  min_microbatches: int = 0,
 ) -> tuple[int, ...]:
-  """Splits work into whole units so that the last worker is done soonest.
+  """Splits work into whole microbatches with the smallest makespan.
 
-  One unit after the other goes to the worker that would be done with it first.
-  The last of them is then the `total`-th of all times at which any worker can
-  be done with a unit, and no split can do with earlier ones: this is the
-  optimum, max_i fixed_s_i + n_i / speed_i over those with n_i > 0. Of workers
-  that would be done at the same time the first gets the unit.
+  Each microbatch in turn goes to the worker that would finish it first. The
+  last one then ends at the `total`-th of all times at which any worker can
+  finish a microbatch, and no split ends earlier. So the result is the optimum
+  of max_i fixed_s_i + n_i / speed_i over the workers with n_i > 0. Ties go to
+  the first worker.
 
   Args:
-    total: units in all.
-    speeds: units a second of each worker.
-    fixed_s: seconds that a worker takes besides, of each or of all.
-    caps: most units that each worker has memory for; None is no limit.
-    least: units that every worker gets, if its cap allows: the optimum is of
-      those splits.
+    total: microbatches in all.
+    speeds: microbatches per second of each worker.
+    fixed_s: seconds that a worker takes besides its microbatches, one number
+      or one for each worker.
+    caps: largest number of microbatches that each worker has memory for; None
+      is no limit.
+    min_microbatches: microbatches that every worker gets, if its cap allows;
+      the result is the optimum of such splits.
 
   Returns:
-    Units of each worker; they sum to `total`.
+    Microbatches of each worker; they sum to `total`.
 
   Raises:
-    TypeError, ValueError: an argument is none of these, or the caps cannot
-      hold the total, or it is less than `least` for every worker.
+    TypeError, ValueError: an argument outside its range, caps whose sum is
+      less than the total, or a total of less than `min_microbatches` for every
+      worker.
 
   Example:
     >>> integer_shares(27, (1.0, 1.0, 1.0, 0.5))
@@ -104,26 +112,26 @@ def integer_shares(
     >>> integer_shares(8, (1.0, 1.0, 1.0, 0.1), fixed_s=0.5)
     (3, 3, 2, 0)
   """
-  v, a, most = _check_work(total, speeds, fixed_s, caps)
-  check_int("least", least, 0)
-  counts = [min(least, int(m)) for m in most]
+  v, a, cap = _check_work(total, speeds, fixed_s, caps)
+  check_int("min_microbatches", min_microbatches, 0)
+  counts = [min(min_microbatches, int(c)) for c in cap]
   if sum(counts) > total:
     raise ValueError(
-      f"`least` must be at most what {total} units allow {len(v)} workers, got"
-      f" {least}."
+      f"`min_microbatches` must be at most what {total} microbatches allow"
+      f" {len(v)} workers, got {min_microbatches}."
     )
 
-  def done_s(i: int) -> tuple[float, int]:
-    """When a worker would be done with one more unit."""
+  def finish_s(i: int) -> tuple[float, int]:
+    """Returns when worker i would finish one more microbatch, and i."""
     return float(a[i] + (counts[i] + 1) / v[i]), i
 
-  queue = [done_s(i) for i in range(len(v)) if counts[i] < most[i]]
+  queue = [finish_s(i) for i in range(len(v)) if counts[i] < cap[i]]
   heapq.heapify(queue)
   for _ in range(total - sum(counts)):
     _, i = heapq.heappop(queue)
     counts[i] += 1
-    if counts[i] < most[i]:
-      heapq.heappush(queue, done_s(i))
+    if counts[i] < cap[i]:
+      heapq.heappush(queue, finish_s(i))
   return tuple(counts)
 
 
@@ -133,15 +141,16 @@ def makespan_s(
   *,
   fixed_s: PerWorkerSeconds = 0.0,
 ) -> float:
-  """Returns when the last worker is done, in seconds.
+  """Returns the seconds until the last worker has finished its share.
 
   Args:
-    counts: units of each worker.
-    speeds: units a second of each worker.
-    fixed_s: seconds that a worker with work takes besides, of each or of all.
+    counts: microbatches of each worker.
+    speeds: microbatches per second of each worker.
+    fixed_s: seconds that a worker with work takes besides its microbatches,
+      one number or one for each worker.
 
   Raises:
-    ValueError: an argument is none of these.
+    ValueError: an argument outside its range.
 
   Example:
     >>> makespan_s((7, 7, 7, 7), (1.0, 1.0, 1.0, 0.5))
@@ -159,17 +168,17 @@ def makespan_s(
 def fit_speed(
   counts: Sequence[float], seconds: Sequence[float]
 ) -> tuple[float, float]:
-  """Finds a worker's speed and fixed time from times it was measured at.
+  """Fits a worker's speed and fixed time to measured times.
 
-  Least squares of the relative errors of seconds = fixed_s + counts / speed,
-  with fixed_s >= 0.
+  It minimizes the squares of the relative errors of
+  seconds = fixed_s + counts / speed, with fixed_s >= 0.
 
   Args:
-    counts: units of each measurement; at least two that differ.
-    seconds: what it took.
+    counts: microbatches of each measurement; at least two that differ.
+    seconds: measured seconds of each measurement.
 
   Returns:
-    speed (units a second) and fixed_s.
+    speed (microbatches per second) and fixed_s (seconds).
 
   Raises:
     ValueError: too few measurements, one that is not positive, or times that
@@ -191,14 +200,15 @@ def fit_speed(
     if not (np.isfinite(values) & (values > 0)).all():
       raise ValueError(f"`{name}` must be positive, got {values.tolist()}.")
   ones = np.ones_like(t)
-  (fixed_s, unit_s), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], 1), ones)
+  coefficients, *_ = np.linalg.lstsq(np.stack([1 / t, n / t], 1), ones)
+  fixed_s, microbatch_s = coefficients
   if fixed_s < 0:
-    fixed_s, unit_s = 0.0, (n / t).sum() / (n / t * n / t).sum()
-  if unit_s <= 0:
+    fixed_s, microbatch_s = 0.0, (n / t).sum() / (n / t * n / t).sum()
+  if microbatch_s <= 0:
     raise ValueError(
       f"`seconds` must rise with `counts`, got {seconds} for {counts}."
     )
-  return float(1 / unit_s), float(fixed_s)
+  return float(1 / microbatch_s), float(fixed_s)
 
 
 def _check_work(
@@ -207,35 +217,36 @@ def _check_work(
   fixed_s: PerWorkerSeconds,
   caps: Sequence[int] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns speeds, fixed times and caps; raises unless they can do it."""
+  """Returns speeds, fixed times and caps as float64[workers], checked."""
   check_int("total", total, 0)
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))
-  most = np.asarray(caps)
-  whole = np.issubdtype(most.dtype, np.integer)
-  if most.shape != v.shape or not whole or (most < 0).any():
+  cap = np.asarray(caps)
+  is_integer = np.issubdtype(cap.dtype, np.integer)
+  if cap.shape != v.shape or not is_integer or (cap < 0).any():
     raise ValueError(
       f"`caps` must be {len(v)} integers of at least 0, got {caps}."
     )
-  if most.sum() < total:
+  if cap.sum() < total:
     raise ValueError(
-      f"`caps` must hold the {total} units of a step, got {caps}, which hold"
-      f" {most.sum()}."
+      f"`caps` must hold the {total} microbatches of a step, got {caps}, which"
+      f" hold {cap.sum()}."
     )
-  return v, a, most.astype(np.float64)
+  return v, a, cap.astype(np.float64)
 
 
 def _check_speeds(
   speeds: Sequence[float], fixed_s: PerWorkerSeconds
 ) -> tuple[np.ndarray, np.ndarray]:
-  v = _numbers(speeds)
+  """Returns speeds and fixed times as float64[workers], checked."""
+  v = _as_float64(speeds)
   if v.ndim != 1 or not v.size or not (np.isfinite(v) & (v > 0)).all():
     raise ValueError(
-      "`speeds` must be positive, one for each worker (a worker that shall have"
-      f" no work has a cap of 0), got {speeds}."
+      "`speeds` must be positive, one for each worker (give a worker without"
+      f" work a cap of 0), got {speeds}."
     )
-  a = _numbers(fixed_s)
+  a = _as_float64(fixed_s)
   if a.shape not in ((), v.shape) or not (np.isfinite(a) & (a >= 0)).all():
     raise ValueError(
       f"`fixed_s` must be seconds of at least 0, one or {len(v)} of them, got"
@@ -244,7 +255,8 @@ def _check_speeds(
   return v, np.broadcast_to(a, v.shape)
 
 
-def _numbers(values: Any) -> np.ndarray:
+def _as_float64(values: Any) -> np.ndarray:
+  """Returns float64 numbers, or NaN (which no check passes) for no numbers."""
   try:
     return np.asarray(values, np.float64)
   except (TypeError, ValueError):

@@ -26,8 +26,8 @@ from jaxmotion.core import (
   unpack_worker,
   worker_index,
 )
-from jaxmotion.hetero._accumulate import Sums, accumulate
-from jaxmotion.hetero._deal import check_counts
+from jaxmotion.hetero._accumulate import MicrobatchSums, accumulate_microbatches
+from jaxmotion.hetero._assign import check_counts
 from jaxmotion.transforms import data_parallel
 
 
@@ -133,7 +133,7 @@ def uneven_data_parallel(
     init, work, update and step; see `UnevenStep`. `batch` is a pytree of
     (workers, most, ...) arrays, as `deal` makes it; `counts` is int[workers]
     on the host, at most `most` each. The state given to `update` and `step` is
-    donated. Sums are made in float32 at least.
+    donated. MicrobatchSums are made in float32 at least.
 
   Raises:
     ValueError: the mesh has no such axis. Later: counts or a batch that do not
@@ -147,7 +147,7 @@ def uneven_data_parallel(
     ...   return jnp.sum((x - w) ** 2), x.size
     >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
     >>> uneven = hetero.uneven_data_parallel(loss_fn, tx, mesh)
-    >>> x, _ = hetero.assign_microbatches(np.arange(6.0), (3,), microbatch=2, most=4)
+    >>> x, _ = hetero.assign_microbatches(np.arange(6.0), (3,), microbatch=2, max_microbatches=4)
     >>> state, metrics = uneven.step(uneven.init(jnp.zeros(())), x, (3,))
     >>> float(state.params), metrics.counts.tolist()
     (2.5, [6.0])
@@ -249,7 +249,9 @@ def _local_work(
   counts: Array,
 ) -> PerWorker:
   batch = jax.tree.map(lambda a: a[0], batch)
-  return pack_worker(accumulate(loss_fn, axis_name, *model, batch, counts[0]))
+  return pack_worker(
+    accumulate_microbatches(loss_fn, axis_name, *model, batch, counts[0])
+  )
 
 
 def _local_update(
@@ -260,7 +262,7 @@ def _local_update(
   seconds: Array,
   extra_args: PyTree,
 ) -> tuple[UnevenState, Metrics]:
-  sums: Sums = unpack_worker(work)
+  sums: MicrobatchSums = unpack_worker(work)
   params, opt_state, stats = state
   # A worker without work has sums of zero, whatever they are divided by.
   share = 1 / jnp.where(sums.count > 0, sums.count, 1)
@@ -278,7 +280,9 @@ def _local_update(
   return UnevenState(params, opt_state, stats), metrics
 
 
-def _measure(sums: Sums, seconds: Array, axis_name: AxisName) -> Metrics:
+def _measure(
+  sums: MicrobatchSums, seconds: Array, axis_name: AxisName
+) -> Metrics:
   """Tells every worker what each has done, in one collective."""
   mine = jnp.stack([sums.total, sums.count, seconds])
   rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]

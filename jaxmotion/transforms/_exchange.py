@@ -39,12 +39,12 @@ class ExchangeState(NamedTuple):
   Attributes:
     count: int32[], updates so far.
     skipped: int32[], updates that were skipped for a non-finite value.
-    memory: what the codec remembers, each worker its own.
+    codec_state: what the codec remembers, each worker its own.
   """
 
   count: Array  # type: ignore[assignment]
   skipped: Array
-  memory: PerWorker
+  codec_state: PerWorker
 
 
 def exchange(
@@ -123,13 +123,13 @@ def exchange(
   def init_fn(params: PyTree) -> ExchangeState:
     if local_axis is not None:
       memory = all_reduce_hierarchical_init(
-        ladder or single, params, axis_name, local_axis, method=method
+        params, axis_name, local_axis, ladder or single, method=method
       )
     elif ladder is None:
-      memory = all_reduce_init(single, params, axis_name, method=method)
+      memory = all_reduce_init(params, axis_name, single, method=method)
     else:
       memory = all_reduce_adaptive_init(
-        ladder, params, axis_name, method=method
+        params, axis_name, ladder, method=method
       )
     zero = jnp.zeros((), jnp.int32)
     return ExchangeState(zero, zero, pack_worker(memory))
@@ -170,7 +170,7 @@ def exchange(
         "`level` must be given for a ladder of codecs and for nothing else, "
         f"got {level!r} for codec {codec!r}."
       )
-    memory = unpack_worker(state.memory)
+    memory = unpack_worker(state.codec_state)
     y, memory, ok = apply_nonfinite_policy(
       nonfinite, workers, reduce, updates, memory
     )

@@ -27,7 +27,7 @@ def reduce(x, codec=None, **options):
   """all_reduce with fresh state, as one worker calls it."""
   codec = codecs.identity() if codec is None else codec
   method = options.get("method")
-  state = collectives.all_reduce_init(codec, x, "data", method=method)
+  state = collectives.all_reduce_init(x, "data", codec, method=method)
   key = make_key(0, lax.axis_index("data"))
   y, _ = collectives.all_reduce(
     x, "data", codec, state=state, key=key, **options
@@ -228,7 +228,7 @@ def test_local_feedback_sends_everything_in_the_end():
     y, state = step(x, state)
     sent += np.asarray(y, np.float64)
   exact = 60 * np.asarray(x, np.float64).mean(0)
-  error = jax.vmap(codec.error)(state.value[0].rows)
+  error = jax.vmap(codec.error)(state.value[0].first)
   left = np.asarray(error, np.float64).mean(0)
   np.testing.assert_allclose(sent + left, exact, rtol=1e-4, atol=1e-4)
   assert np.abs(left).max() < 30
@@ -239,7 +239,7 @@ def stepper(codec, x, method="gather"):
   shapes = []
 
   def init(x):
-    state = collectives.all_reduce_init(codec, x[0], "data", method=method)
+    state = collectives.all_reduce_init(x[0], "data", codec, method=method)
     shapes.append(jax.tree.map(jax.typeof, pack_worker(state)))
     return jnp.zeros(())
 
@@ -251,7 +251,7 @@ def stepper(codec, x, method="gather"):
 
   def fresh(x):
     return pack_worker(
-      collectives.all_reduce_init(codec, x[0], "data", method=method)
+      collectives.all_reduce_init(x[0], "data", codec, method=method)
     )
 
   first = jax.jit(
@@ -275,7 +275,7 @@ def test_global_feedback_gives_the_same_sum_with_its_own_memory():
   codec = codecs.feedback(codecs.topk(density=0.1), form="global")
   step = stepper(codec, x)
   y, state = step(x, None)
-  error = jax.vmap(codec.error)(state.value[0].rows)
+  error = jax.vmap(codec.error)(state.value[0].first)
   np.testing.assert_allclose(error, np.asarray(x) - np.asarray(y), atol=1e-6)
   y, _ = local(x, None)
   np.testing.assert_allclose(y, np.asarray(x).mean(0), atol=1e-6)
@@ -297,7 +297,7 @@ def test_bad_arguments_are_named(kwargs, message):
   def local(x):
     kw = dict(kwargs)
     if "state" not in kw:
-      kw["state"] = collectives.all_reduce_init(codec, x, "data")
+      kw["state"] = collectives.all_reduce_init(x, "data", codec)
     return collectives.all_reduce(x, "data", codec, **kw)[0]
 
   with pytest.raises(ValueError, match=message):

@@ -114,7 +114,7 @@ def test_lossy_codecs_come_as_close_as_they_say(codec, steps, method):
       "host",
       "device",
       codec,
-      state=init(codec, x, "host", "device", method=method),
+      state=init(x, "host", "device", codec, method=method),
       key=make_key(0, lax.axis_index(BOTH)),
       method=method,
     )[0]
@@ -214,7 +214,7 @@ def test_error_memory_is_a_parts_and_sends_everything_in_the_end():
 
   def fresh(x):
     x = jax.tree.map(lambda a: a[0], x)
-    return pack_worker(init(codec, x, "host", "device"))
+    return pack_worker(init(x, "host", "device", codec))
 
   def probe(x):
     shapes.append(jax.tree.map(jax.typeof, fresh(x)))
@@ -239,7 +239,7 @@ def test_error_memory_is_a_parts_and_sends_everything_in_the_end():
   for _ in range(40):
     y, state = program(X, state)
     sent = jax.tree.map(lambda s, a: s + np.asarray(a, np.float64), sent, y)
-  memory = [jax.vmap(codec.error)(s.rows) for s in state.value]
+  memory = [jax.vmap(codec.error)(s.first) for s in state.value]
   bias, kernel, odd = map(np.asarray, memory)
   assert bias.shape == (WORKERS, 5)
   assert kernel.shape == (WORKERS, 64 // DEVICES, 33)
@@ -353,6 +353,6 @@ def test_integer_leaves_are_named_by_their_path():
 def test_state_needs_both_axes_only_if_there_is_some():
   x = {"w": jnp.ones(1024)}
   init = collectives.all_reduce_hierarchical_init
-  assert not jax.tree.leaves(init(INT8, x, "host", "device"))
+  assert not jax.tree.leaves(init(x, "host", "device", INT8))
   with pytest.raises(ValueError, match="`axis_name` must name an axis"):
-    init(codecs.feedback(INT8), x, "host", "device")
+    init(x, "host", "device", codecs.feedback(INT8))

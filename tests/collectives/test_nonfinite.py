@@ -16,15 +16,15 @@ CODEC = codecs.feedback(codecs.uniform(bits=4, block=32))
 
 
 def exchange(x, policy):
-  state = collectives.all_reduce_init(CODEC, x, "data")
+  state = collectives.all_reduce_init(x, "data", CODEC)
   _, state = collectives.all_reduce(x * 0 + 0.3, "data", CODEC, state=state)
 
   def reduce(x, state):
     return collectives.all_reduce(x, "data", CODEC, state=state)
 
   y, new, ok = apply_nonfinite_policy(policy, "data", reduce, x, state)
-  error = CODEC.error(new[0].rows)
-  changed = jnp.any(error != CODEC.error(state[0].rows))
+  error = CODEC.error(new[0].first)
+  changed = jnp.any(error != CODEC.error(state[0].first))
   finite = jnp.isfinite(error).all()
   return (
     y,

@@ -35,7 +35,7 @@ PAIRS = pytest.mark.parametrize(
 
 def ours(op, codec):
   def call(x):
-    state = getattr(collectives, f"{op}_init")(codec, x, "data")
+    state = getattr(collectives, f"{op}_init")(x, "data", codec)
     key = make_key(0, lax.axis_index("data"))
     collective = getattr(collectives, op)
     return collective(x, "data", codec, state=state, key=key)[0]
@@ -133,7 +133,7 @@ def test_error_memory_works_in_every_collective():
   for op in STOCK:
 
     def twice(x, op=op):
-      state = getattr(collectives, f"{op}_init")(codec, x, "data")
+      state = getattr(collectives, f"{op}_init")(x, "data", codec)
       collective = getattr(collectives, op)
       a, state = collective(x, "data", codec, state=state)
       b, _ = collective(x, "data", codec, state=state)

@@ -28,7 +28,7 @@ def test_empty_and_scalar_leaves_are_reduced_too(method):
   codec = codecs.feedback(codecs.uniform(bits=8))
 
   def reduce(x):
-    state = collectives.all_reduce_init(codec, x, "data", method=method)
+    state = collectives.all_reduce_init(x, "data", codec, method=method)
     y, _ = collectives.all_reduce(x, "data", codec, state=state, method=method)
     return y
 

@@ -47,7 +47,7 @@ def test_the_papers_rule_as_worked_by_hand():
   np.testing.assert_allclose(deltas, [row[1] for row in BY_HAND])
   seen, state = follow(awp(threshold=-0.1, interval=2), norms)
   assert seen == [row[2:] for row in BY_HAND]
-  assert [tuple(s) for s in controllers.level_changes(state.trajectory)] == [
+  assert [tuple(s) for s in controllers.level_changes(state.history)] == [
     (0, 0, 0),
     (4, 0, 1),
     (6, 0, 2),
@@ -159,14 +159,14 @@ def test_alternating_norms_trigger_the_cumulative_counter_alone():
 
 def test_a_slow_fall_triggers_alexnets_threshold_only_as_a_drift():
   norms = 100 * 0.999 ** np.arange(200)
-  preset = dataclasses.replace(controllers.AWP_ALEXNET, interval=20)
+  preset = dataclasses.replace(controllers.awp_preset("alexnet"), interval=20)
   seen, _ = follow(preset, norms)
   assert seen[-1] == (0, 0)
   # 0.999^51 = 0.9502 and 0.999^52 = 0.9493: counted from the 52nd on, full
   # with the 71st; the 72nd is the new reference, so again after 72 + 52 + 19.
   drift = dataclasses.replace(preset, reference="last_reset")
   _, state = follow(drift, norms)
-  told = [s.step for s in controllers.level_changes(state.trajectory)]
+  told = [s.step for s in controllers.level_changes(state.history)]
   assert told == [0, 71, 143]
 
 
@@ -196,7 +196,7 @@ def test_a_bad_first_norm_is_replaced():
 
 def test_the_presets_have_the_papers_constants():
   presets = [
-    getattr(controllers, f"AWP_{n}") for n in ("ALEXNET", "VGG", "RESNET")
+    controllers.awp_preset(name) for name in ("alexnet", "vgg", "resnet")
   ]
   assert [(p.threshold, p.interval) for p in presets] == [
     (-5e-2, 4000),
@@ -205,6 +205,8 @@ def test_the_presets_have_the_papers_constants():
   ]
   for p in presets:
     assert p == awp(threshold=p.threshold, interval=p.interval, levels=4)
+  with pytest.raises(ValueError, match="`network` must be one of 'alexnet', "):
+    controllers.awp_preset("lenet")
 
 
 @pytest.mark.parametrize(

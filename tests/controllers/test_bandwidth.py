@@ -54,7 +54,7 @@ def test_negative_times_are_skipped():
   one = jnp.ones(1)
   state = controller.init(Times(one, one))
   new = controller.update(Times(-one, one), state)
-  assert new.trajectory.skipped.tolist() == [1]
+  assert new.history.skipped.tolist() == [1]
   assert new.seen.tolist() == [0]
 
 

@@ -71,7 +71,7 @@ def whole(name):
 @ADAPTIVE
 def test_the_signals_make_it_switch(name):
   state, _ = whole(name)
-  assert int(state.trajectory.total.max()) > 2
+  assert int(state.history.total.max()) > 2
 
 
 @ALL
@@ -147,8 +147,8 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(name):
   kept = np.delete(np.asarray(seen), places, 0)
   same(kept[:, 1], levels[:, 1])
   same(seen[places, 1], seen[places - 1, 1])
-  assert spoiled.trajectory.skipped.tolist() == [0, 3, 0]
-  assert int(spoiled.trajectory.step) == STEPS + 2
+  assert spoiled.history.skipped.tolist() == [0, 3, 0]
+  assert int(spoiled.history.step) == STEPS + 2
   own = lambda tree: jax.tree.map(lambda a: a[1], tree[1:])
   same(own(spoiled), own(state))
 
@@ -160,9 +160,9 @@ def test_the_trajectory_is_what_the_levels_were(name):
   start = np.asarray(controller.level(controller.init(first)))
   seen = np.concatenate([start[None], levels])
   assert seen.dtype == np.int32
-  assert state.trajectory.dropped.tolist() == [0] * GROUPS
+  assert state.history.dropped.tolist() == [0] * GROUPS
   told = np.zeros_like(seen)
-  for switch in controllers.level_changes(state.trajectory):
+  for switch in controllers.level_changes(state.history):
     told[switch.step :, switch.group] = switch.level
   same(told, seen)
 

@@ -53,17 +53,17 @@ def test_it_settles_on_the_fewest_bytes_of_a_real_codec(budget, growth, level):
 
 def test_the_oldest_switches_are_dropped_and_counted():
   controller = error_budget(
-    budget=1.0, levels=2, growth=10.0, patience=1, history=3
+    budget=1.0, levels=2, growth=10.0, patience=1, history_size=3
   )
   levels, state = levels_of(controller, [0.0, 2.0] * 5)
   assert levels == [0, 1] * 5
-  assert [tuple(s) for s in controllers.level_changes(state.trajectory)] == [
+  assert [tuple(s) for s in controllers.level_changes(state.history)] == [
     (8, 0, 1),
     (9, 0, 0),
     (10, 0, 1),
   ]
   # The start and ten switches, of which three are kept.
-  assert state.trajectory.dropped.tolist() == [8]
+  assert state.history.dropped.tolist() == [8]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_oldest_switches_are_dropped_and_counted():
     ({"budget": -1.0}, r"`budget` must be a number in \[0.0, inf\), got -1.0"),
     ({"growth": 0.5}, r"`growth` must be a number in \[1.0, inf\)"),
     ({"patience": 0}, r"`patience` must be an integer >= 1"),
-    ({"history": 0}, r"`history` must be an integer >= 1"),
+    ({"history_size": 0}, r"`history_size` must be an integer >= 1"),
   ],
 )
 def test_bad_options_are_named(options, message):

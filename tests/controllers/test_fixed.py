@@ -9,7 +9,7 @@ def test_it_takes_any_signal_and_stays():
   for signal in (jnp.full(2, jnp.nan), Times(jnp.ones(2), jnp.ones(2))):
     state = controller.update(signal, controller.init(signal))
     assert controller.level(state).tolist() == [1, 1]
-    assert int(state.trajectory.step) == 1
+    assert int(state.history.step) == 1
 
 
 def test_a_level_that_is_none_is_named():

@@ -64,7 +64,7 @@ def test_specs_split_only_what_differs_between_workers(axis):
   _, state = init(params)
   specs = state_specs(state, axis)
   assert jax.tree.structure(specs) == jax.tree.structure(state)
-  own = {id(a) for a in jax.tree.leaves(state[1].memory)}
+  own = {id(a) for a in jax.tree.leaves(state[1].codec_state)}
   assert len(own) == 8  # Of both arrays: count, value, words and scale.
   for leaf, spec in zip(
     jax.tree.leaves(state), jax.tree.leaves(specs), strict=True

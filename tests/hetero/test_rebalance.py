@@ -31,7 +31,7 @@ def test_it_settles_on_the_optimum_and_stays():
   speeds = (10.0, 10.0, 10.0, 5.0)
   states = drive(balance, lambda _: speeds, 20)
   assert states[-1].counts == integer_shares(28, speeds) == (8, 8, 8, 4)
-  assert states[-1].moves == 1
+  assert states[-1].changes == 1
   assert balance.speeds(states[-1]) == pytest.approx(speeds)
 
 
@@ -57,15 +57,15 @@ def test_a_change_of_speed_is_acted_on_after_most_of_a_window():
 def test_noise_moves_nothing_to_and_fro():
   # Equal workers whose times scatter by 3 %.
   calm = drive(rebalance(total=64, workers=4), lambda _: (1.0,) * 4, 300, 0.03)
-  assert calm[-1].moves <= 1
-  eager = rebalance(total=64, workers=4, margin=1e-9, window=1)
-  assert drive(eager, lambda _: (1.0,) * 4, 300, 0.03)[-1].moves > 30
+  assert calm[-1].changes <= 1
+  eager = rebalance(total=64, workers=4, min_gain=1e-9, window=1)
+  assert drive(eager, lambda _: (1.0,) * 4, 300, 0.03)[-1].changes > 30
 
 
 def test_one_slow_step_moves_nothing():
   balance = rebalance(total=28, workers=4)
   speeds = lambda step: (1.0, 1.0, 1.0, 0.1 if step == 10 else 1.0)
-  assert drive(balance, speeds, 30)[-1].moves == 0
+  assert drive(balance, speeds, 30)[-1].changes == 0
 
 
 def test_fixed_times_are_no_part_of_the_speed():
@@ -123,14 +123,18 @@ def test_state_is_a_value():
     (
       lambda: rebalance(total=8, workers=2, caps=(3, 4)),
       ValueError,
-      r"`caps` must hold the 8 units of a step, got \(3, 4\), which hold 7",
+      r"`caps` must hold the 8 microbatches .*, got \(3, 4\), which hold 7",
     ),
     (lambda: rebalance(total=8, workers=0), ValueError, "`workers` must be"),
-    (lambda: rebalance(total=1, workers=2), ValueError, "`least` must be"),
     (
-      lambda: rebalance(total=8, workers=2, margin=0.0),
+      lambda: rebalance(total=1, workers=2),
       ValueError,
-      r"`margin` must be a number in \(0, 1\], got 0.0",
+      "`min_microbatches` must be",
+    ),
+    (
+      lambda: rebalance(total=8, workers=2, min_gain=0.0),
+      ValueError,
+      r"`min_gain` must be a number in \(0, 1\], got 0.0",
     ),
     (
       lambda: rebalance(total=8, workers=2, window=0),

@@ -76,7 +76,9 @@ def test_gain_over_an_even_split_is_the_closed_form(speeds, gain):
 def test_a_worker_whose_fixed_time_is_too_long_gets_nothing():
   assert ideal_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4.0, 0.0)
   assert integer_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4, 0)
-  assert integer_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0), least=1) == (3, 1)
+  assert integer_shares(
+    4, (1.0, 1.0), fixed_s=(0.0, 9.0), min_microbatches=1
+  ) == (3, 1)
 
 
 def test_many_units_are_dealt_quickly_and_exactly():
@@ -116,7 +118,7 @@ def test_a_fit_has_no_negative_fixed_time():
     (
       lambda: integer_shares(4, (1.0, 1.0), caps=(1, 2)),
       ValueError,
-      r"`caps` must hold the 4 units of a step, got \(1, 2\), which hold 3",
+      r"`caps` must hold the 4 microbatches .*, got \(1, 2\), which hold 3",
     ),
     (
       lambda: integer_shares(4, (1.0, 1.0), caps=(4,)),
@@ -135,9 +137,9 @@ def test_a_fit_has_no_negative_fixed_time():
       "`fixed_s` must be",
     ),
     (
-      lambda: integer_shares(1, (1.0, 1.0), least=1),
+      lambda: integer_shares(1, (1.0, 1.0), min_microbatches=1),
       ValueError,
-      "`least` must be at most what 1 units allow 2 workers, got 1",
+      "`min_microbatches` must be at most what 1 microbatches allow 2 .* got 1",
     ),
     (
       lambda: makespan_s((1, 2), (1.0,)),

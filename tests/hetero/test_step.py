@@ -57,7 +57,7 @@ def loss_fn(params, microbatch):
 
 def dealt(counts, batch=None):
   x, valid = hetero.assign_microbatches(
-    batch or BATCH, counts, microbatch=MICROBATCH, most=MOST
+    batch or BATCH, counts, microbatch=MICROBATCH, max_microbatches=MOST
   )
   return x | {"valid": valid}
 
@@ -214,8 +214,8 @@ def test_what_is_sent_sums_to_what_came_in_while_counts_change():
   # Parameters did not move, so every step's gradient was the same.
   came = jax.tree.map(lambda g: steps * g, full_gradient()[1])
   kept = [
-    jax.vmap(codec.error)(memory.rows).mean(axis=0)
-    for memory in state.opt_state[0].memory.value
+    jax.vmap(codec.error)(memory.first).mean(axis=0)
+    for memory in state.opt_state[0].codec_state.value
   ]
   total = jax.tree.map(jnp.add, sent, dict(zip("ab", kept, strict=True)))
   assert distance(total, came) < 1e-5
@@ -248,7 +248,7 @@ def test_tokens_may_be_what_counts():
   uneven = hetero.uneven_data_parallel(loss_fn, tx, MESH)
   counts = (1, 3, 0, 2)
   batch, _ = hetero.assign_microbatches(
-    {"text": text, "mask": mask}, counts, microbatch=1, most=MOST
+    {"text": text, "mask": mask}, counts, microbatch=1, max_microbatches=MOST
   )
   state, metrics = uneven.step(uneven.init(jnp.zeros(())), batch, counts)
   # One step of Newton's method: the mean over tokens, not over sequences.
@@ -265,7 +265,7 @@ def test_sums_of_narrow_gradients_are_wide():
   # In bfloat16 256 + 1 is 256.
   counts = (300, 0, 0, 0)
   batch, _ = hetero.assign_microbatches(
-    np.ones(300, np.float32), counts, microbatch=1, most=300
+    np.ones(300, np.float32), counts, microbatch=1, max_microbatches=300
   )
   params = jnp.ones((), jnp.bfloat16)
   state, _ = uneven.step(uneven.init(params), batch, counts)
@@ -349,7 +349,7 @@ def test_a_worker_with_a_shard_of_its_own_weighs_its_examples():
   ):
     batch = {"x": x, "weight": weight.astype(np.float32)}
     batch, _ = hetero.assign_microbatches(
-      batch, counts, microbatch=1, most=MOST
+      batch, counts, microbatch=1, max_microbatches=MOST
     )
     state, _ = uneven.step(uneven.init(jnp.zeros(())), batch, counts)
     assert float(state.params) == pytest.approx(mean)

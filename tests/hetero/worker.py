@@ -31,7 +31,7 @@ def run(mesh, seconds_of, feed):
   counts, losses = [], []
   for _ in range(4):
     x, valid = hetero.assign_microbatches(
-      {"x": X}, shares.counts, microbatch=2, most=8
+      {"x": X}, shares.counts, microbatch=2, max_microbatches=8
     )
     batch = jax.tree.map(feed, x | {"valid": valid})
     work = uneven.work(state, batch, shares.counts)

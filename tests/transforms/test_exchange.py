@@ -164,18 +164,18 @@ def test_narrow_gradients_keep_their_dtype_and_wide_error_memory(dtype):
   tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
   out, state, _ = train(tx, params=params)
   assert {a.dtype.name for a in jax.tree.leaves(out)} == {dtype}
-  memory = state[0].memory
-  assert {s.rows.value.dtype.name for s in memory.value} == {"float32"}
+  memory = state[0].codec_state
+  assert {s.first.value.dtype.name for s in memory.value} == {"float32"}
   assert {a.shape[0] for a in jax.tree.leaves(memory)} == {WORKERS}
 
 
 def test_error_memory_differs_between_workers_and_is_marked_so():
   tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
   _, state, _ = train(tx)
-  for leaf in jax.tree.leaves(state[0].memory):
+  for leaf in jax.tree.leaves(state[0].codec_state):
     assert leaf.sharding.spec == P("data")
-  for array in state[0].memory.value:
-    value = np.asarray(array.rows.value)
+  for array in state[0].codec_state.value:
+    value = np.asarray(array.first.value)
     assert len({bits(row)[0] for row in value}) == WORKERS
 
 
@@ -258,8 +258,8 @@ def test_a_ladder_takes_its_level_at_run_time():
     before = compilations()
     _, state, _ = step(params, state, BATCH, level=level)
     compiled.append(compilations() - before)
-    memory = state[0].memory.value
-    errors.append(max(float(jnp.abs(s.rows.value).max()) for s in memory))
+    memory = state[0].codec_state.value
+    errors.append(max(float(jnp.abs(s.first.value).max()) for s in memory))
   assert errors[0] > 10 * errors[1]
   assert compiled == [1, 0]
 

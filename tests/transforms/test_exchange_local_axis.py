@@ -91,7 +91,7 @@ def test_a_compressed_run_learns():
 
 def test_error_memory_is_each_workers_own_part():
   _, state, _ = train(optax.chain(exchange(INT4), optax.sgd(0.1)))
-  bias, kernel = (s.rows.value for s in state[0].memory.value)
+  bias, kernel = (s.first.value for s in state[0].codec_state.value)
   assert kernel.shape == (WORKERS, 16 // DEVICES, 32)
   assert bias.shape == (WORKERS, 32)
   assert kernel.sharding.spec == P(BOTH)
@@ -156,7 +156,7 @@ def test_a_bad_value_on_any_worker_is_known_to_all(worker, policy):
     assert skipped == 1
     assert bits(params) == bits(PARAMS)
     fresh = train(tx, steps=0)[1]
-    assert bits(state[0].memory) == bits(fresh[0].memory)
+    assert bits(state[0].codec_state) == bits(fresh[0].codec_state)
   else:
     assert skipped == 0
     assert finite == (policy == "zero")

@@ -54,7 +54,7 @@ def test_no_policy_lets_a_bad_value_stay_in_the_error_memory(policy):
     jaxmotion.exchange("data", CODEC, nonfinite=policy), optax.sgd(1e-2)
   )
   params, state = steps(tx, [GOOD, bad, GOOD])
-  for error in jax.tree.leaves(state[0].memory):
+  for error in jax.tree.leaves(state[0].codec_state):
     assert np.isfinite(np.asarray(error)).all()
   assert bool(jnp.isfinite(params["w"]).all()) == (policy != "propagate")
   assert int(state[0].skipped) == (policy == "skip")

@@ -28,7 +28,7 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
   trainer = make_trainer(config, FEEDBACK)
   straight = trainer.train(seed=0)
   # Error memory is part of what has to survive: see that there is some.
-  memory = jax.tree.leaves(straight.state[0].memory)
+  memory = jax.tree.leaves(straight.state[0].codec_state)
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
 
   workdir = Workdir(tmp_path, config)

@@ -58,7 +58,7 @@ def counted(body, **workers):
 def reduced(codec, method):
   def body(x):
     options = dict(method=method)
-    state = collectives.all_reduce_init(codec, x, "data", **options)
+    state = collectives.all_reduce_init(x, "data", codec, **options)
     return collectives.all_reduce(
       x, "data", codec, state=state, key=make_key(0, 1), **options
     )[0]
@@ -130,7 +130,7 @@ def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(codec, sizes):
 
   def body(x):
     kind = codec or codecs.identity()
-    state = collectives.all_reduce_hierarchical_init(kind, x, "host", "device")
+    state = collectives.all_reduce_hierarchical_init(x, "host", "device", kind)
     return collectives.all_reduce_hierarchical(
       x, "host", "device", codec, state=state, key=make_key(0, 1)
     )[0]

@@ -70,18 +70,18 @@ def check_level(level: Any, rungs: int, axis_name: AxisName) -> Array:
 
 
 def all_reduce_adaptive_init(
-  codecs: Sequence[Codec],
   x: PyTree,
   axis_name: AxisName,
+  codecs: Sequence[Codec],
   *,
   method: str | None = None,
 ) -> PyTree:
   """Returns the state for `all_reduce_adaptive`: one that all codecs share.
 
   Args:
-    codecs: one for each level.
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the workers' axis.
+    codecs: one for each level.
     method: as for `all_reduce`.
 
   Raises:
@@ -91,7 +91,7 @@ def all_reduce_adaptive_init(
     raise ValueError("`codecs` must hold at least one codec, got none.")
   states = [
     canonical_state(
-      codec, x, all_reduce_init(codec, x, axis_name, method=method)
+      codec, x, all_reduce_init(x, axis_name, codec, method=method)
     )
     for codec in codecs
   ]
@@ -153,7 +153,7 @@ def all_reduce_adaptive(
   """
   level = check_level(level, len(codecs), axis_name)
   method = options.get("method")
-  fresh = all_reduce_adaptive_init(codecs, x, axis_name, method=method)
+  fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
   def branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:

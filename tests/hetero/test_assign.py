@@ -8,7 +8,9 @@ X = {"x": np.arange(22, dtype=np.float32).reshape(11, 2), "y": np.arange(11)}
 
 @pytest.mark.parametrize("counts", [(2, 2, 2), (6, 0, 0), (0, 1, 5)])
 def test_every_example_is_dealt_once_and_in_order(counts):
-  dealt, valid = assign_microbatches(X, counts, microbatch=2, most=6)
+  dealt, valid = assign_microbatches(
+    X, counts, microbatch=2, max_microbatches=6
+  )
   assert dealt["x"].shape == (3, 6, 2, 2) and dealt["x"].dtype == np.float32
   np.testing.assert_array_equal(dealt["x"][valid], X["x"])
   np.testing.assert_array_equal(dealt["y"][valid], X["y"])
@@ -20,7 +22,7 @@ def test_every_example_is_dealt_once_and_in_order(counts):
 
 def test_shapes_do_not_depend_on_counts():
   a, b = (
-    assign_microbatches(X, n, microbatch=2, most=6)[0]
+    assign_microbatches(X, n, microbatch=2, max_microbatches=6)[0]
     for n in ((2, 2, 2), (6, 0, 0))
   )
   assert {k: v.shape for k, v in a.items()} == {
@@ -38,21 +40,37 @@ def test_shapes_do_not_depend_on_counts():
       r" \[2, 2, 1\], which sum to 5",
     ),
     ((3, 3, 1), {}, "which sum to 7"),
-    ((7, -1, 0), {"most": 9}, r"`counts` must be integers in \[0, 9\], got"),
-    ((4, 1, 1), {"most": 3}, r"`counts` must be integers in \[0, 3\]"),
+    (
+      (7, -1, 0),
+      {"max_microbatches": 9},
+      r"`counts` must be integers in \[0, 9\], got",
+    ),
+    (
+      (4, 1, 1),
+      {"max_microbatches": 3},
+      r"`counts` must be integers in \[0, 3\]",
+    ),
     ((2.0, 2.0, 2.0), {}, "`counts` must be integers"),
     (((2, 2, 2),), {}, "`counts` must be integers"),
     ((2, 2, 2), {"microbatch": 0}, "`microbatch` must be an integer >= 1"),
-    ((2, 2, 2), {"most": 0}, "`most` must be an integer >= 1"),
+    (
+      (2, 2, 2),
+      {"max_microbatches": 0},
+      "`max_microbatches` must be an integer >= 1",
+    ),
   ],
 )
 def test_bad_arguments_are_named(counts, options, message):
   with pytest.raises(ValueError, match=message):
-    assign_microbatches(X, counts, **{"microbatch": 2, "most": 6, **options})
+    assign_microbatches(
+      X, counts, **{"microbatch": 2, "max_microbatches": 6, **options}
+    )
 
 
 def test_leaves_of_different_lengths_are_refused():
   with pytest.raises(
     ValueError, match=r"`batch` must have leaves .*\[\(2,\), \(3,\)"
   ):
-    assign_microbatches((np.ones(2), np.ones(3)), (2,), microbatch=2, most=2)
+    assign_microbatches(
+      (np.ones(2), np.ones(3)), (2,), microbatch=2, max_microbatches=2
+    )

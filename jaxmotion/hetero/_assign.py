@@ -1,0 +1,103 @@
+"""Assignment of the examples of a batch to the microbatches of workers."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxmotion.core import PyTree, check_int
+
+
+def assign_microbatches(
+  batch: PyTree,
+  counts: Sequence[int],
+  *,
+  microbatch: int,
+  max_microbatches: int,
+) -> tuple[PyTree, np.ndarray]:
+  """Assigns the examples of a batch to workers, in whole microbatches.
+
+  The order is kept: worker 0 gets the first counts[0] microbatches. Every
+  worker's buffer has room for `max_microbatches`, so no shape depends on the
+  counts.
+
+  Args:
+    batch: pytree of host arrays of shape (examples, ...).
+    counts: int[workers], microbatches of each worker. They sum to the number
+      of microbatches that the examples fill; the last one may be partly full.
+    microbatch: number of examples in a microbatch.
+    max_microbatches: largest count that any worker will ever have.
+
+  Returns:
+    The batch as (workers, max_microbatches, microbatch, ...), padded with
+    zeros, and the mask of its examples,
+    bool[workers, max_microbatches, microbatch].
+
+  Raises:
+    TypeError, ValueError: counts that are no integers, exceed
+      `max_microbatches`, or do not sum to the batch; leaves of different
+      lengths.
+
+  Example:
+    >>> x, valid = assign_microbatches(
+    ...   np.arange(5), (0, 2, 1), microbatch=2, max_microbatches=2
+    ... )
+    >>> x.tolist()
+    [[[0, 0], [0, 0]], [[0, 1], [2, 3]], [[4, 0], [0, 0]]]
+    >>> valid.sum(axis=(1, 2)).tolist()
+    [0, 4, 1]
+  """
+  check_int("microbatch", microbatch, 1)
+  lengths = {np.shape(a)[:1] for a in jax.tree.leaves(batch)}
+  if len(lengths) != 1 or () in lengths:
+    raise ValueError(
+      "`batch` must have leaves of one length along their leading axis, got"
+      f" {sorted(lengths)}."
+    )
+  ((examples,),) = lengths
+  count = check_counts(counts, max_microbatches)
+  needed = -(-examples // microbatch)
+  if count.sum() != needed:
+    raise ValueError(
+      f"`counts` must sum to the {needed} microbatches of {examples} examples,"
+      f" got {list(counts)}, which sum to {count.sum()}."
+    )
+  is_assigned = np.arange(max_microbatches) < count[:, None]
+
+  def assign_leaf(a: np.ndarray) -> np.ndarray:
+    a = np.asarray(a)
+    padded = np.zeros((needed * microbatch, *a.shape[1:]), a.dtype)
+    padded[:examples] = a
+    shape = (len(count), max_microbatches, microbatch, *a.shape[1:])
+    assigned = np.zeros(shape, a.dtype)
+    assigned[is_assigned] = padded.reshape(needed, microbatch, *a.shape[1:])
+    return assigned
+
+  return jax.tree.map(assign_leaf, batch), assign_leaf(np.ones(examples, bool))
+
+
+def check_counts(
+  counts: Sequence[int], max_microbatches: int, workers: int | None = None
+) -> np.ndarray:
+  """Returns counts as int32; raises unless all are in [0, max_microbatches].
+
+  Args:
+    counts: int[workers] on the host, microbatches of each worker.
+    max_microbatches: number of microbatches that a worker's buffer holds.
+    workers: number of workers, or None if any number will do.
+  """
+  check_int("max_microbatches", max_microbatches, 1)
+  count = np.asarray(counts)
+  if (
+    count.ndim != 1
+    or workers not in (None, len(count))
+    or not np.issubdtype(count.dtype, np.integer)
+    or (count < 0).any()
+    or (count > max_microbatches).any()
+  ):
+    number = "" if workers is None else f"{workers} "
+    raise ValueError(
+      f"`counts` must be {number}integers in [0, {max_microbatches}], got"
+      f" {counts}."
+    )
+  return count.astype(np.int32)
