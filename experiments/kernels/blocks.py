@@ -9,11 +9,11 @@ from jaxmotion import make_key
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 from jaxmotion.kernels.blocks._cases import CASES
-from jaxmotion.kernels.microscaling import Microscaling
+from jaxmotion.kernels.microscaling import MicroscalingOp
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
-from jaxmotion.kernels.rotate import Rotated
+from jaxmotion.kernels.rotate import RotateOp
 from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import Ternary
+from jaxmotion.kernels.ternary import TernaryOp
 
 # One of each shape, dtype and kind of values.
 _ARRAYS = {
@@ -31,13 +31,13 @@ _OPS = {
   "int8_stochastic": AbsmaxOp(bits=8, block=512, stochastic=True),
   "int4_minmax": MinMaxOp(bits=4, block=512),
   "int8_minmax": MinMaxOp(bits=8, block=512),
-  "mxfp8": Microscaling(format="float8_e4m3fn", block=32),
-  "mxfp6": Microscaling(format="float6_e3m2fn", block=32),
-  "mxfp4": Microscaling(format="float4_e2m1fn", block=32),
-  "int4_rotated": Rotated(op=AbsmaxOp(bits=4, block=512), length=128, seed=0),
+  "mxfp8": MicroscalingOp(format="float8_e4m3fn", block=32),
+  "mxfp6": MicroscalingOp(format="float6_e3m2fn", block=32),
+  "mxfp4": MicroscalingOp(format="float4_e2m1fn", block=32),
+  "int4_rotated": RotateOp(op=AbsmaxOp(bits=4, block=512), length=128, seed=0),
   "sign": SignOp(block=1024),
-  "ternary": Ternary(block=1024),
-  "ternary_threshold": Ternary(block=1024, stochastic=False),
+  "ternary": TernaryOp(block=1024),
+  "ternary_threshold": TernaryOp(block=1024, stochastic=False),
 }
 # Of these the passes beside encoding are tried too.
 _EVERY_PASS = ("int8", "int4", "mxfp8", "sign")

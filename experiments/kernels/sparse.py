@@ -91,13 +91,13 @@ def _zero_value() -> list[Op]:
 
 def _threshold() -> list[Op]:
   def mark(like: ShapedLike, x: Array, *, implementation: str | None) -> Array:
-    return compact.mark(x, _LEAST, implementation=implementation)
+    return compact.threshold_bitmap(x, _LEAST, implementation=implementation)
 
   def find(
     like: ShapedLike, bitmap: Array, start: Array, *, implementation: str | None
   ) -> Array:
     capacity = max(1, round(_FOUND * math.prod(like.shape)))
-    return compact.select(
+    return compact.bitmap_positions(
       bitmap, start, capacity, implementation=implementation
     )
 
@@ -107,8 +107,8 @@ def _threshold() -> list[Op]:
     return jnp.where(found, positions, 0)
 
   def marked(x: Array) -> tuple[PyTree, ...]:
-    bitmap = compact.mark(x, _LEAST)
-    return bitmap, compact.starts(bitmap)
+    bitmap = compact.threshold_bitmap(x, _LEAST)
+    return bitmap, compact.prefix_counts(bitmap)
 
   return [
     Op("mark", mark, alone, FLOATS),

@@ -1,6 +1,7 @@
 """Codecs that are passes over blocks."""
 
 import dataclasses
+import functools
 
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
@@ -15,21 +16,27 @@ class BlockCodec(Codec):
   memory are the same for all.
   """
 
+  @functools.cached_property
   def op(self) -> BlockOp:
-    """Returns the pass over blocks."""
+    """The kernel op of this codec, built once per codec.
+
+    `functools.cached_property` writes to the instance's `__dict__`, which a
+    frozen dataclass permits. The op is no field: `repr`, equality, hash and
+    `config` do not see it.
+    """
     raise NotImplementedError
 
   @property
   def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
-    return self.op().needs_key
+    return self.op.needs_key
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns words and scales, and the state."""
     self._check(x, key)
-    return blocks.encode(self.op(), x, self._own(key)), state
+    return blocks.encode(self.op, x, self._own(key)), state
 
   def encode_error(
     self,
@@ -43,7 +50,7 @@ class BlockCodec(Codec):
     """Encodes `x` plus its remembered error, in the same pass."""
     self._check(x, key)
     payload, value = blocks.encode_error(
-      self.op(), x, memory, self._own(key), decay=decay
+      self.op, x, memory, self._own(key), decay=decay
     )
     return payload, value, state
 
@@ -56,18 +63,18 @@ class BlockCodec(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' payloads, in the same pass."""
     self._check_payloads(payloads, like)
-    payload = blocks.encode_mean(self.op(), payloads, like, self._own(key))
+    payload = blocks.encode_mean(self.op, payloads, like, self._own(key))
     return payload, state
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in the same pass."""
     self._check_payloads(payloads, like)
-    return blocks.sum_decoded(self.op(), payloads, like)
+    return blocks.sum_decoded(self.op, payloads, like)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
-    return self.op().decode(payload, like)
+    return self.op.decode(payload, like)
 
   def _own(self, key: Key | None) -> Key | None:
     return key if self.needs_key else None

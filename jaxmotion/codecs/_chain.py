@@ -1,6 +1,7 @@
 """One codec's values through another."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxmotion.core import (
   shape_dtype as like_of,
 )
 from jaxmotion.kernels import ErrorMemory, blocks
-from jaxmotion.kernels.rotate import Rotated
+from jaxmotion.kernels.rotate import RotateOp
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -92,7 +93,7 @@ class chain(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Returns the nested payload and the states."""
     self._check(x, key)
-    fused = self._fused()
+    fused = self._fused_op
     if fused is not None:
       payload = blocks.encode(fused, x, self._last_key(key))
       return Values(payload), state
@@ -120,7 +121,7 @@ class chain(Codec):
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error."""
-    fused = self._fused()
+    fused = self._fused_op
     if fused is None or not jax.tree.leaves(memory.sent):
       return super().encode_error(x, memory, state, key, decay=decay)
     self._check(x, key)
@@ -143,14 +144,15 @@ class chain(Codec):
       x = codec.decode(outer.pop()._replace(values=x), a)
     return x
 
-  def _fused(self) -> Rotated | None:
-    """A rotation and the pass that follows, as one pass."""
+  @functools.cached_property
+  def _fused_op(self) -> RotateOp | None:
+    """One kernel op for a rotation and the block pass that follows it."""
     first, last = self.codecs[0], self.codecs[-1]
     if len(self.codecs) > 2 or not isinstance(last, BlockCodec):
       return None
     if not isinstance(first, rotate):
       return None
-    return Rotated(op=last.op(), length=first.block, seed=first.seed)
+    return RotateOp(op=last.op, length=first.block, seed=first.seed)
 
   def _last_key(self, key: Key | None) -> Key | None:
     last = len(self.codecs) - 1

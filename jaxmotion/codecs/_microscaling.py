@@ -1,10 +1,11 @@
 """Narrow floats under a shared power of two (OCP MX)."""
 
 import dataclasses
+import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_choice, check_int
-from jaxmotion.kernels.microscaling import FORMATS, Microscaling
+from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class microscaling(BlockCodec):
     check_choice("format", self.format, FORMATS)
     check_int("block", self.block, 1)
 
-  def op(self) -> Microscaling:
-    """Returns the pass."""
-    return Microscaling(format=self.format, block=self.block)
+  @functools.cached_property
+  def op(self) -> MicroscalingOp:
+    """The kernel op: narrow floats under a power of two."""
+    return MicroscalingOp(format=self.format, block=self.block)

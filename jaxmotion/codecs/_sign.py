@@ -1,6 +1,7 @@
 """One bit a value."""
 
 import dataclasses
+import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_int
@@ -39,6 +40,7 @@ class sign(BlockCodec):
   def __post_init__(self) -> None:
     check_int("block", self.block, 1)
 
+  @functools.cached_property
   def op(self) -> SignOp:
-    """Returns the pass."""
+    """The kernel op: signs and mean magnitudes."""
     return SignOp(block=self.block)

@@ -1,10 +1,11 @@
 """Three levels a value."""
 
 import dataclasses
+import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_choice, check_int
-from jaxmotion.kernels.ternary import Ternary
+from jaxmotion.kernels.ternary import TernaryOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class ternary(BlockCodec):
     check_int("block", self.block, 1)
     check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
-  def op(self) -> Ternary:
-    """Returns the pass."""
-    return Ternary(block=self.block, stochastic=self.rounding == "stochastic")
+  @functools.cached_property
+  def op(self) -> TernaryOp:
+    """The kernel op: three levels per block."""
+    return TernaryOp(block=self.block, stochastic=self.rounding == "stochastic")

@@ -14,7 +14,11 @@ from jaxmotion.core import (
   ShapedLike,
   check_fraction,
 )
-from jaxmotion.kernels.compact import mark, select, starts
+from jaxmotion.kernels.compact import (
+  bitmap_positions,
+  prefix_counts,
+  threshold_bitmap,
+)
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 
 
@@ -81,11 +85,11 @@ class threshold(Codec):
     self._check(x, key)
     k, bits = self._shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    bitmap = mark(x, self.value)
-    start = starts(bitmap)
+    bitmap = threshold_bitmap(x, self.value)
+    start = prefix_counts(bitmap)
     count = start[-1]
     filled = jnp.arange(k, dtype=jnp.int32) < count
-    positions = jnp.where(filled, select(bitmap, start, k), 0)
+    positions = jnp.where(filled, bitmap_positions(bitmap, start, k), 0)
     values = flat.at[positions].get(mode="promise_in_bounds")
     values = jnp.where(filled, values, 0.0)
     indices = pack_flat(positions.astype(jnp.uint32), bits)

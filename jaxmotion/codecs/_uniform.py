@@ -1,6 +1,7 @@
 """Evenly spaced levels under a scale for each block."""
 
 import dataclasses
+import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.core import check_choice, check_int
@@ -56,8 +57,9 @@ class uniform(BlockCodec):
     check_choice("symmetric", self.symmetric, (True, False))
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
-  def op(self) -> quantize.Uniform:
-    """Returns the pass: around zero, or from minimum to maximum."""
+  @functools.cached_property
+  def op(self) -> quantize.UniformOp:
+    """The kernel op: levels around zero, or from minimum to maximum."""
     kind = quantize.AbsmaxOp if self.symmetric else quantize.MinMaxOp
     stochastic = self.rounding == "stochastic"
     return kind(bits=self.bits, block=self.block, stochastic=stochastic)

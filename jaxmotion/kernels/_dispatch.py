@@ -1,14 +1,13 @@
-"""Which implementation of an op runs.
+"""Chooses the implementation of an op.
 
-Each op has a room; there the reference and every other implementation are a
-file of their own, with a function of the op's name. The reference is plain
-`jax.numpy` and runs everywhere.
+Each op has a folder. In it the reference and every other implementation have a
+file of their own, and `_api.py` lists them by name for `dispatch`. The
+reference is plain `jax.numpy` and runs everywhere.
 """
 
 import functools
-import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +19,8 @@ IMPLEMENTATIONS = ("reference", "pallas_triton")
 VARIABLE = "JAXMOTION_KERNELS"
 
 
-def run(
-  room: str,
-  op: str,
-  /,
+def dispatch(
+  implementations: Mapping[str, Callable[..., PyTree]],
   *args: PyTree,
   gpu: Sequence[str] = (),
   implementation: str | None = None,
@@ -31,77 +28,78 @@ def run(
 ) -> PyTree:
   """Runs an op by one of its implementations.
 
-  An implementation that cannot take these arguments raises NotImplementedError
-  and the next one is tried: first what JAXMOTION_KERNELS names, read when the
-  op is traced; then, where arrays are on an NVIDIA GPU, those of `gpu`; then
-  the reference.
+  An implementation that cannot take the arguments raises NotImplementedError,
+  and the next one is tried. The order is: the implementation that
+  JAXMOTION_KERNELS names, read when the op is traced; then, where arrays are
+  on an NVIDIA GPU, those of `gpu`; then the reference.
 
   Args:
-    room: the op's folder.
-    op: name of the function.
+    implementations: functions of `args` and `static`, by a name of
+      `IMPLEMENTATIONS`; "reference" is among them, and its function has the
+      name of the op.
     *args: pytrees of arrays.
-    gpu: implementations that are preferred on a GPU.
-    implementation: the only one to try, whatever else says.
+    gpu: names of the implementations that are preferred on a GPU, best first.
+    implementation: name of the only implementation to try; it overrides the
+      variable and `gpu`.
     **static: configuration, not arrays.
 
   Raises:
     ValueError: no implementation has that name.
-    NotImplementedError: none can take the arguments; the message has the
-      reasons of all.
+    NotImplementedError: no implementation can take the arguments; the message
+      has the reason of each.
   """
+  first = functools.partial(_try_in_order, implementations, static=static)
   if implementation is not None:
     check_choice("implementation", implementation, IMPLEMENTATIONS)
-    return _first(room, op, [implementation], static)(*args)
+    return first([implementation])(*args)
   forced = os.environ.get(VARIABLE)
   if forced:
     check_choice(VARIABLE, forced, IMPLEMENTATIONS)
-    return _first(room, op, [forced, "reference"], static)(*args)
-  reference = _first(room, op, ["reference"], static)
-  if not gpu or not (_gpu_is_here() or _gpu_is_meant()):
+    return first([forced, "reference"])(*args)
+  reference = first(["reference"])
+  if not gpu or not (_has_gpu() or _targets_gpu()):
     return reference(*args)
-  preferred = _first(room, op, [*gpu, "reference"], static)
+  preferred = first([*gpu, "reference"])
   return lax.platform_dependent(*args, cuda=preferred, default=reference)
 
 
-def _first(
-  room: str, op: str, names: Sequence[str], static: dict[str, Any]
+def _try_in_order(
+  implementations: Mapping[str, Callable[..., PyTree]],
+  names: Sequence[str],
+  static: dict[str, Any],
 ) -> Callable[..., PyTree]:
-  """A function that tries implementations in turn."""
+  """Returns a function that runs the first implementation to take its args."""
 
-  def call(*args: PyTree) -> PyTree:
+  def call_first(*args: PyTree) -> PyTree:
     failures = []
     for name in names:
+      if name not in implementations:
+        failures.append(f"{name}: there is none of this op")
+        continue
       try:
-        return _load(room, op, name)(*args, **static)
+        return implementations[name](*args, **static)
       except NotImplementedError as failure:
         failures.append(f"{name}: {failure}")
     raise NotImplementedError(
-      f"{op} has no implementation for these arguments: {'; '.join(failures)}"
+      f"{implementations['reference'].__name__} has no implementation for "
+      f"these arguments: {'; '.join(failures)}"
     )
 
-  return call
+  return call_first
 
 
-def _load(room: str, op: str, name: str) -> Callable[..., PyTree]:
-  # Here and not on top: Pallas need not be imported where it cannot run.
-  module = importlib.import_module(f"jaxmotion.kernels.{room}._{name}")
-  if not hasattr(module, op):
-    raise NotImplementedError("there is none of this op")
-  return getattr(module, op)
-
-
-def _gpu_is_meant() -> bool:
-  """Says whether the program is compiled for a GPU that is not there."""
+def _targets_gpu() -> bool:
+  """Says whether the program is compiled for a GPU that is absent here."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device is not None and device.platform == "gpu"
 
 
 @functools.cache
-def _gpu_is_here() -> bool:
+def _has_gpu() -> bool:
   """Says whether any array of this process can be on a GPU.
 
-  If none can, there is nothing to choose, and the programs of hosts stay as
-  small as they are.
+  If none can, there is nothing to choose: `dispatch` then skips
+  `lax.platform_dependent`, which keeps the programs of hosts small.
   """
   try:
     return bool(jax.devices("cuda"))

@@ -1,8 +1,12 @@
-"""What the Pallas kernels for NVIDIA GPUs (Triton) have in common.
+"""Shared parts of the Pallas kernels for NVIDIA GPUs (Triton).
 
-References are whole arrays in the GPU's memory; a kernel computes the indices
-of what it loads and stores, so that a tile may be made of runs that are far
+A kernel's references are whole arrays in the GPU's memory. The kernel computes
+the indices of its loads and stores, so a tile may consist of runs that are far
 apart.
+
+Pallas is imported here alone, and only inside functions: hosts never run it,
+and importing it would lengthen `import jaxmotion`. The files of kernels import
+this one and stay cheap to import.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,50 +14,52 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from jaxmotion.core import Array, PyTree, shape_varying_like
 
-# Indices are int32, and the last tile may go beyond the end.
-_MOST_VALUES = 2**31 - 2**16
-# Values a thread holds, about: enough loads in flight, and registers for all.
+# Indices are int32, and the last tile may reach beyond the end.
+_MAX_ELEMENTS = 2**31 - 2**16
+# Elements per thread, about: enough loads in flight, and registers for all.
 _PER_THREAD = 16
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 
 
-def call(
+def call_kernel(
   kernel: Callable[..., None],
   name: str,
   tiles: int,
-  tile_values: int,
+  tile_elements: int,
   inputs: Sequence[Array],
   outputs: PyTree,
   *,
   aliases: dict[int, int] | None = None,
   interpret: bool = False,
 ) -> PyTree:
-  """Runs a kernel on every tile.
+  """Runs a kernel once for every tile.
 
   Args:
     kernel: called with a reference to each input and output, all whole and
-      flat; `pl.program_id(0)` says which tile it is.
-    name: of the kernel, in profiles.
-    tiles: how many there are.
-    tile_values: values in a tile, which sets how many threads work on it.
+      flat; `tile_index()` is the number of its tile.
+    name: name of the kernel, shown in profiles.
+    tiles: number of tiles.
+    tile_elements: elements per tile, which sets the number of threads.
     inputs: arrays.
     outputs: pytree of ShapeDtypeStructs.
-    aliases: inputs whose memory outputs take, by position.
+    aliases: positions of inputs whose memory an output reuses, mapped to the
+      position of that output.
     interpret: runs the kernel's body as `jax.numpy`, on any backend.
 
   Raises:
-    NotImplementedError: an array is too large for 32-bit indices, or empty.
+    NotImplementedError: an array is empty, or too large for 32-bit indices.
   """
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as plgpu
+
   leaves, treedef = jax.tree.flatten(outputs)
   for a in (*inputs, *leaves):
-    if not 0 < a.size <= _MOST_VALUES:
+    if not 0 < a.size <= _MAX_ELEMENTS:
       raise NotImplementedError(
-        f"arrays must have 1 to {_MOST_VALUES} values, got {a.size}"
+        f"arrays must have 1 to {_MAX_ELEMENTS} values, got {a.size}"
       )
   flat = pl.pallas_call(
     kernel,
@@ -62,42 +68,58 @@ def call(
     out_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in leaves],
     out_shape=[shape_varying_like((a.size,), a.dtype, inputs) for a in leaves],
     input_output_aliases=aliases or {},
-    compiler_params=plgpu.CompilerParams(num_warps=_warps(tile_values)),
+    compiler_params=plgpu.CompilerParams(num_warps=_count_warps(tile_elements)),
     interpret=interpret,
     name=name,
   )(*(a.reshape(-1) for a in inputs))
-  shaped_as_asked = [
-    y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)
-  ]
-  return jax.tree.unflatten(treedef, shaped_as_asked)
+  shaped = [y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)]
+  return jax.tree.unflatten(treedef, shaped)
 
 
-def _warps(values: int) -> int:
-  return max(1, min(_MOST_WARPS, values // (32 * _PER_THREAD)))
+def _count_warps(elements: int) -> int:
+  return max(1, min(_MAX_WARPS, elements // (32 * _PER_THREAD)))
+
+
+def tile_index() -> Array:
+  """Returns the number of the tile that the running kernel computes."""
+  from jax.experimental import pallas as pl
+
+  return pl.program_id(0)
+
+
+def run_if(condition: Array, body: Callable[[], None]) -> None:
+  """Runs part of a kernel in the programs where a condition holds."""
+  from jax.experimental import pallas as pl
+
+  pl.when(condition)(body)
 
 
 def load(ref: Any, index: Array, mask: Array | None = None) -> Array:
-  """Loads values at any indices; zeros where the mask is False."""
+  """Loads elements at any indices; zeros where the mask is False."""
+  from jax.experimental.pallas import triton as plgpu
+
   if mask is None:
     return plgpu.load(ref.at[index])
   return plgpu.load(ref.at[index], mask=mask, other=jnp.zeros((), ref.dtype))
 
 
-def scalar(ref: Any) -> Array:
-  """Loads the only value of an array."""
-  return plgpu.load(ref.at[jnp.int32(0)])
+def load_scalar(ref: Any) -> Array:
+  """Loads the only element of an array."""
+  return load(ref, jnp.int32(0))
 
 
 def store(
   ref: Any, index: Array, value: Array, mask: Array | None = None
 ) -> None:
-  """Stores values at any indices, where the mask is not False."""
+  """Stores elements at any indices, except where the mask is False."""
+  from jax.experimental.pallas import triton as plgpu
+
   value = jnp.broadcast_to(value, index.shape).astype(ref.dtype)
   plgpu.store(ref.at[index], value, mask=mask)
 
 
 def power_of_two(n: int) -> int:
-  """Returns the least power of two that is not below n: Triton's tile sizes.
+  """Returns the least power of two that is not below n, as Triton's tiles need.
 
   >>> power_of_two(500), power_of_two(512), power_of_two(1)
   (512, 512, 1)

@@ -92,3 +92,20 @@ def test_a_bad_value_is_named_as_in_the_constructor():
 def test_fields_are_plain_values(make, value):
   with pytest.raises((TypeError, ValueError), match="must be"):
     make(value)
+
+
+@pytest.mark.parametrize(
+  "codec",
+  [
+    codecs.uniform(bits=4),
+    codecs.chain(codecs.rotate(block=32), codecs.sign()),
+  ],
+  ids=repr,
+)
+def test_the_kernel_op_is_built_once_and_is_no_field(codec):
+  fresh = codecs.from_config(codec.config())
+  name = "_fused_op" if isinstance(codec, codecs.chain) else "op"
+  assert getattr(codec, name) is getattr(codec, name)
+  # `fresh` has built no op yet.
+  assert codec == fresh and hash(codec) == hash(fresh)
+  assert repr(codec) == repr(fresh) and codec.config() == fresh.config()

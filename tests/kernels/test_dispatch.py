@@ -1,10 +1,15 @@
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxmotion.kernels import _dispatch, blocks
+from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.quantize import AbsmaxOp
 from tests.kernels.triton import kernel_calls
+from tests.paths import ROOT
 
 OP = AbsmaxOp(bits=8, block=32)
 X = jnp.ones((16, 64))
@@ -16,7 +21,7 @@ def encode(x, **options):
 
 @pytest.fixture
 def with_gpu(monkeypatch):
-  monkeypatch.setattr(_dispatch, "_gpu_is_here", lambda: True)
+  monkeypatch.setattr(_dispatch, "_has_gpu", lambda: True)
 
 
 def test_hosts_run_the_reference():
@@ -27,7 +32,7 @@ def test_gpus_run_the_preferred_kernel(with_gpu):
   assert kernel_calls(encode, X) == 1
 
 
-def test_so_do_programs_for_a_gpu_that_is_not_there():
+def test_programs_for_an_absent_gpu_run_the_preferred_kernel():
   assert kernel_calls(encode, X) == 1
 
 
@@ -36,7 +41,7 @@ def test_arrays_on_the_host_of_a_gpu_are_encoded_by_the_reference(with_gpu):
   assert "triton" not in text
 
 
-def test_what_a_kernel_cannot_take_goes_to_the_reference(with_gpu):
+def test_the_reference_takes_arrays_that_a_kernel_refuses(with_gpu):
   assert kernel_calls(encode, jnp.ones(20)) == 0
 
 
@@ -68,3 +73,56 @@ def test_misspelt_names_are_refused(monkeypatch):
   monkeypatch.setenv(_dispatch.VARIABLE, "triton")
   with pytest.raises(ValueError, match=r"`JAXMOTION_KERNELS` must be one of"):
     encode(X)
+
+
+def double(x, *, times):
+  """A reference that says which of its arguments arrived."""
+  return "reference", x, times
+
+
+def refuse(x, *, times):
+  raise NotImplementedError(f"no {x} times {times}")
+
+
+def test_arrays_and_configuration_reach_the_implementation():
+  found = dispatch({"reference": double}, 3, times=2)
+  assert found == ("reference", 3, 2)
+  other = lambda x, *, times: ("other", x, times)
+  table = {"reference": double, "pallas_triton": other}
+  found = dispatch(table, 3, implementation="pallas_triton", times=2)
+  assert found == ("other", 3, 2)
+
+
+def test_an_op_without_the_forced_kernel_runs_its_reference(monkeypatch):
+  monkeypatch.setenv(_dispatch.VARIABLE, "pallas_triton")
+  assert dispatch({"reference": double}, 3, times=2)[0] == "reference"
+  with pytest.raises(NotImplementedError, match="double .*: there is none of"):
+    dispatch({"reference": double}, 3, implementation="pallas_triton", times=2)
+
+
+def test_the_error_has_the_reason_of_every_implementation(monkeypatch):
+  monkeypatch.setenv(_dispatch.VARIABLE, "pallas_triton")
+  table = {"reference": refuse, "pallas_triton": refuse}
+  with pytest.raises(
+    NotImplementedError,
+    match=r"^refuse has .*: pallas_triton: no 3 times 2; reference: no 3",
+  ):
+    dispatch(table, 3, times=2)
+
+
+def test_hosts_never_import_pallas():
+  code = (
+    "import sys, jax.numpy as jnp;"
+    "from jaxmotion import codecs;"
+    "codecs.uniform(bits=8).encode(jnp.ones(8));"
+    "print('jax.experimental.pallas' in sys.modules)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    env={"PATH": "", "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout.split() == ["False"]

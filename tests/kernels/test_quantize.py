@@ -5,7 +5,7 @@ import pytest
 
 from jaxmotion.core import make_key
 from jaxmotion.kernels._block_layout import block_shape
-from jaxmotion.kernels.pack import planes, unpack
+from jaxmotion.kernels.pack import num_planes, unpack
 from jaxmotion.kernels.quantize import (
   absmax_decode,
   absmax_encode,
@@ -27,7 +27,7 @@ def normal(shape):
 
 
 def in_blocks(x, bits, block):
-  shape = block_shape(x.shape, planes(bits), block)
+  shape = block_shape(x.shape, num_planes(bits), block)
   flat = x.reshape(-1).astype(np.float64)
   pad = int(np.prod(shape)) - x.size
   b = np.pad(flat, (0, pad), mode="edge").reshape(shape)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.codecs.extend import Part
+from jaxmotion.codecs.extend import LeafGroup
 from jaxmotion.testing import (
   check_codec,
   check_contraction,
@@ -44,7 +44,9 @@ class words_of_int32(plain_for_test):
 
 class more_than_said(plain_for_test):
   def leaf_groups(self, leaves):
-    return [Part((i,), codecs.cast("bfloat16")) for i in range(len(leaves))]
+    return [
+      LeafGroup((i,), codecs.cast("bfloat16")) for i in range(len(leaves))
+    ]
 
 
 class other_dtype(plain_for_test):

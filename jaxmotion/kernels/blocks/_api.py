@@ -1,9 +1,10 @@
-"""Passes over blocks: the implementation is chosen here."""
+"""Public functions of the block passes, which choose an implementation."""
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._dispatch import run
+from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels._error_memory import ErrorMemory
+from jaxmotion.kernels.blocks import _pallas_triton, _reference
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part
@@ -18,18 +19,18 @@ def encode(
   *,
   implementation: str | None = None,
 ) -> PyTree:
-  """Encodes an array: one pass that reads it and writes its payload.
+  """Encodes an array in one pass that reads it and writes its payload.
 
   Args:
-    op: the quantiser.
+    op: the quantizer.
     x: floating array of any shape.
-    key: randomness, for an op that draws.
-    implementation: name of the only one to try; None chooses.
+    key: randomness, for an op with `needs_key`.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    The op's payload: the same bits from every implementation, but for scales
-    that are sums (of `Sign` and the threshold of `Ternary`), which are added
-    up in another order.
+    The op's payload. Every implementation returns the same bits, except for
+    scales that are sums (of `SignOp` and the threshold of `TernaryOp`), which
+    are added up in another order.
 
   Example:
     >>> import jax.numpy as jnp
@@ -38,9 +39,8 @@ def encode(
     >>> encode(op, jnp.array([1.0, 2.0, 3.0, 4.0])).words.shape
     (1, 1, 1)
   """
-  return run(
-    "blocks",
-    "encode",
+  return dispatch(
+    {"reference": _reference.encode, "pallas_triton": _pallas_triton.encode},
     x,
     key,
     gpu=_GPU,
@@ -61,20 +61,22 @@ def encode_error(
   """Encodes an array plus its remembered error, in one pass.
 
   Args:
-    op: the quantiser.
+    op: the quantizer.
     x: floating array of any shape.
-    memory: of that array; `sent` is a payload of this op.
-    key: randomness, for an op that draws.
+    memory: error memory of that array; `sent` is a payload of this op.
+    key: randomness, for an op with `needs_key`.
     decay: factor on the error.
-    implementation: name of the only one to try; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    The payload and the value it encodes, float32; they take the memory of
-    `memory` if that is donated.
+    The payload and the value that it encodes, float32. Both reuse the buffers
+    of `memory` if that is donated.
   """
-  return run(
-    "blocks",
-    "encode_error",
+  return dispatch(
+    {
+      "reference": _reference.encode_error,
+      "pallas_triton": _pallas_triton.encode_error,
+    },
     x,
     memory,
     key,
@@ -92,20 +94,22 @@ def sum_decoded(
   *,
   implementation: str | None = None,
 ) -> Array:
-  """Decodes payloads of several workers and adds them, in one pass.
+  """Decodes the payloads of several workers and adds them, in one pass.
 
   Args:
-    op: the quantiser.
+    op: the quantizer.
     payloads: a payload whose leaves have a leading axis of workers.
-    like: shape and dtype of the array that each of them encoded.
-    implementation: name of the only one to try; None chooses.
+    like: shape and dtype of the array that each worker encoded.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
-  return run(
-    "blocks",
-    "sum_decoded",
+  return dispatch(
+    {
+      "reference": _reference.sum_decoded,
+      "pallas_triton": _pallas_triton.sum_decoded,
+    },
     payloads,
     gpu=_GPU,
     implementation=implementation,
@@ -122,21 +126,23 @@ def encode_mean(
   *,
   implementation: str | None = None,
 ) -> PyTree:
-  """Encodes the mean of what several workers' payloads decode to.
+  """Encodes the mean of several workers' decoded payloads, in one pass.
 
   Args:
-    op: the quantiser.
+    op: the quantizer.
     payloads: a payload whose leaves have a leading axis of workers.
-    like: shape and dtype of the array that each of them encoded.
-    key: randomness, for an op that draws.
-    implementation: name of the only one to try; None chooses.
+    like: shape and dtype of the array that each worker encoded.
+    key: randomness, for an op with `needs_key`.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    One payload.
+    The payload of the mean.
   """
-  return run(
-    "blocks",
-    "encode_mean",
+  return dispatch(
+    {
+      "reference": _reference.encode_mean,
+      "pallas_triton": _pallas_triton.encode_mean,
+    },
     payloads,
     key,
     gpu=_GPU,

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels.microscaling import FORMATS, Microscaling
+from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
-from jaxmotion.kernels.rotate import Rotated
+from jaxmotion.kernels.rotate import RotateOp
 from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import Ternary
+from jaxmotion.kernels.ternary import TernaryOp
 
 
 class Case(NamedTuple):
@@ -63,22 +63,22 @@ CASES = {
   "absmax8_groups": Case(AbsmaxOp(bits=8, block=16), (96, 64)),
   "sign": Case(SignOp(block=32), (32, 64)),
   "sign_groups": Case(SignOp(block=8), (96, 64)),
-  "ternary": Case(Ternary(block=32), (20, 64)),
-  "ternary_odd": Case(Ternary(block=32), (37, 29)),
-  "ternary_threshold": Case(Ternary(block=32, stochastic=False), (20, 64)),
+  "ternary": Case(TernaryOp(block=32), (20, 64)),
+  "ternary_odd": Case(TernaryOp(block=32), (37, 29)),
+  "ternary_threshold": Case(TernaryOp(block=32, stochastic=False), (20, 64)),
   **{
-    f"mx_{name}": Case(Microscaling(format=name, block=32), (16, 64))
+    f"mx_{name}": Case(MicroscalingOp(format=name, block=32), (16, 64))
     for name in FORMATS
   },
   "mx_special": Case(
-    Microscaling(format="float4_e2m1fn", block=32), (16, 64), special=True
+    MicroscalingOp(format="float4_e2m1fn", block=32), (16, 64), special=True
   ),
   "rotated_absmax4": Case(
-    Rotated(op=AbsmaxOp(bits=4, block=128), length=32, seed=3), (16, 64)
+    RotateOp(op=AbsmaxOp(bits=4, block=128), length=32, seed=3), (16, 64)
   ),
   "rotated_mx4": Case(
-    Rotated(
-      op=Microscaling(format="float4_e2m1fn", block=32), length=32, seed=3
+    RotateOp(
+      op=MicroscalingOp(format="float4_e2m1fn", block=32), length=32, seed=3
     ),
     (16, 64),
   ),

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import (
@@ -28,7 +27,14 @@ from jaxmotion.kernels._error_memory import (
   add_in_order,
   clear_error,
 )
-from jaxmotion.kernels._triton import call, load, power_of_two, scalar, store
+from jaxmotion.kernels._triton import (
+  call_kernel,
+  load,
+  load_scalar,
+  power_of_two,
+  store,
+  tile_index,
+)
 
 # Values of a tile: enough to hide latencies, few enough for registers.
 _FEWEST, _MOST = 1 << 11, 1 << 15
@@ -54,7 +60,7 @@ class _Grid(NamedTuple):
   @property
   def here(self) -> "_Grid":
     """The tile of the kernel that asks."""
-    return self._replace(at=pl.program_id(0))
+    return self._replace(at=tile_index())
 
 
 def encode(
@@ -109,7 +115,7 @@ def encode_error(
       _load_payload(others[: len(sent)], op, here, 0), tile
     )
     error = clear_error(_load_values(value_ref, here, tile) - decoded)
-    error = jnp.where(scalar(count_ref) > 0, error, 0.0)
+    error = jnp.where(load_scalar(count_ref) > 0, error, 0.0)
     v = fill(_load_values(x_ref, here, tile) + error * decay, tile, 0.0)
     store(v_ref, tile.position, v, tile.inside)
     seed = _first(others[len(sent) :])
@@ -206,7 +212,9 @@ def _call(
   **options: Any,
 ) -> PyTree:
   tile_values = math.prod(grid.shape)
-  return call(kernel, name, grid.tiles, tile_values, inputs, outputs, **options)
+  return call_kernel(
+    kernel, name, grid.tiles, tile_values, inputs, outputs, **options
+  )
 
 
 def _grid(op: BlockOp, like: ShapedLike) -> _Grid:
@@ -332,8 +340,8 @@ def _seed(op: BlockOp, key: Key | None) -> list[Array]:
 
 
 def _first(refs: Sequence[Any]) -> Array | None:
-  return scalar(refs[0]) if refs else None
+  return load_scalar(refs[0]) if refs else None
 
 
 def _name(op: BlockOp) -> str:
-  return type(op).__name__.lower()
+  return type(op).__name__.removesuffix("Op").lower()

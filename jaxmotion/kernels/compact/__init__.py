@@ -1,10 +1,10 @@
-"""Compaction: the marked entries of an array, packed in order."""
+"""Compaction: packs the marked elements of an array in their order."""
 
 from jaxmotion.kernels.compact._api import (
+  bitmap_positions as bitmap_positions,
   compact_tiles as compact_tiles,
   expand_tiles as expand_tiles,
-  mark as mark,
-  select as select,
+  threshold_bitmap as threshold_bitmap,
 )
-from jaxmotion.kernels.compact._reference import starts as starts
+from jaxmotion.kernels.compact._reference import prefix_counts as prefix_counts
 from jaxmotion.kernels.compact._tiles import NonZeros as NonZeros

@@ -1,39 +1,50 @@
-"""Compaction: the implementation is chosen here."""
+"""Public functions of compaction, which choose an implementation."""
 
-from typing import Any
-
-from jaxmotion.core import Array, PyTree, check_int
-from jaxmotion.kernels._dispatch import run
+from jaxmotion.core import Array, check_int
+from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion.kernels.compact import _pallas_triton, _reference
 from jaxmotion.kernels.compact._tiles import NonZeros
 
 # XLA:GPU searches for every slot what a kernel's threads just count, and
 # scatters all that is dropped to one place.
 _GPU = ("pallas_triton",)
-_MOST_TILE = 1024
+_MAX_TILE = 1024
 
 
-def mark(x: Array, least: float, *, implementation: str | None = None) -> Array:
-  """Marks the values of magnitude at or above `least`, and NaN.
+def threshold_bitmap(
+  x: Array, threshold: float, *, implementation: str | None = None
+) -> Array:
+  """Marks the elements whose magnitude reaches a threshold, and NaN.
 
   Args:
     x: floating array of any shape.
-    least: positive.
-    implementation: the only one to try, by name; None chooses.
+    threshold: least magnitude that is marked, positive.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    A bitmap uint32[ceil(x.size / 32)], bit i of word g for value 32 g + i.
+    A bitmap uint32[ceil(x.size / 32)]: bit i of word g stands for element
+    32 g + i.
 
   Example:
     >>> import jax.numpy as jnp
-    >>> mark(jnp.array([1.0, 0.5, -3.0]), 1.0).tolist()
+    >>> threshold_bitmap(jnp.array([1.0, 0.5, -3.0]), 1.0).tolist()
     [5]
   """
-  return _run("mark", implementation, x, least=least)
+  return dispatch(
+    {
+      "reference": _reference.threshold_bitmap,
+      "pallas_triton": _pallas_triton.threshold_bitmap,
+    },
+    x,
+    gpu=_GPU,
+    implementation=implementation,
+    threshold=threshold,
+  )
 
 
-def select(
+def bitmap_positions(
   bitmap: Array,
-  start: Array,
+  before: Array,
   capacity: int,
   *,
   implementation: str | None = None,
@@ -41,37 +52,47 @@ def select(
   """Returns the positions of the first `capacity` marks, int32[capacity].
 
   Args:
-    bitmap: uint32[words] from `mark`.
-    start: int32[words + 1] from `starts`.
+    bitmap: uint32[words] from `threshold_bitmap`.
+    before: int32[words + 1] from `prefix_counts`.
     capacity: static length of the result.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    Positions, arbitrary ones after the last mark.
+    Positions in ascending order, arbitrary after the last mark.
 
   Example:
     >>> import jax.numpy as jnp
-    >>> from jaxmotion.kernels.compact import starts
-    >>> bitmap = mark(jnp.array([0.0, 1.0, 0.0, 1.0]), 1.0)
-    >>> select(bitmap, starts(bitmap), 2).tolist()
+    >>> from jaxmotion.kernels.compact import prefix_counts
+    >>> bitmap = threshold_bitmap(jnp.array([0.0, 1.0, 0.0, 1.0]), 1.0)
+    >>> bitmap_positions(bitmap, prefix_counts(bitmap), 2).tolist()
     [1, 3]
   """
-  return _run("select", implementation, bitmap, start, capacity=capacity)
+  return dispatch(
+    {
+      "reference": _reference.bitmap_positions,
+      "pallas_triton": _pallas_triton.bitmap_positions,
+    },
+    bitmap,
+    before,
+    gpu=_GPU,
+    implementation=implementation,
+    capacity=capacity,
+  )
 
 
 def compact_tiles(
   words: Array, tile: int, capacity: int, *, implementation: str | None = None
 ) -> NonZeros:
-  """Packs the words of every tile that are not zero, in their order.
+  """Packs the non-zero words of every tile, in their order.
 
-  Tiles are compacted by themselves. Of one that has more than `capacity` such
-  words the last are dropped, and its count says how many there were.
+  Tiles are independent. If a tile has more than `capacity` non-zero words, the
+  last ones are dropped, and its count says how many there were.
 
   Args:
     words: uint8, uint16 or uint32[n], padded with zeros to whole tiles.
-    tile: words in a tile, a multiple of 32 up to 1024.
-    capacity: words of a tile that have room, up to `tile`.
-    implementation: the only one to try, by name; None chooses.
+    tile: words per tile, a multiple of 32 up to 1024.
+    capacity: maximum number of words kept of a tile, up to `tile`.
+    implementation: name of the only implementation to try; None chooses one.
 
   Raises:
     ValueError: `tile` or `capacity` is out of range.
@@ -82,12 +103,20 @@ def compact_tiles(
     >>> tiles.mask.tolist(), tiles.words.tolist(), int(tiles.overflow)
     ([[26]], [[7, 8]], 1)
   """
-  check_int("tile", tile, 32, _MOST_TILE)
+  check_int("tile", tile, 32, _MAX_TILE)
   if tile % 32:
     raise ValueError(f"`tile` must be a multiple of 32, got {tile}.")
   check_int("capacity", capacity, 1, tile)
-  return _run(
-    "compact_tiles", implementation, words, tile=tile, capacity=capacity
+  return dispatch(
+    {
+      "reference": _reference.compact_tiles,
+      "pallas_triton": _pallas_triton.compact_tiles,
+    },
+    words,
+    gpu=_GPU,
+    implementation=implementation,
+    tile=tile,
+    capacity=capacity,
   )
 
 
@@ -97,9 +126,9 @@ def expand_tiles(
   """Inverts `compact_tiles`; words that were dropped are zero.
 
   Args:
-    tiles: from `compact_tiles`.
+    tiles: result of `compact_tiles`.
     size: length of the result.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Example:
     >>> import jax.numpy as jnp
@@ -107,12 +136,13 @@ def expand_tiles(
     >>> expand_tiles(tiles, 5).tolist()
     [0, 7, 0, 8, 0]
   """
-  return _run("expand_tiles", implementation, tiles, size=size)
-
-
-def _run(
-  op: str, implementation: str | None, *args: PyTree, **static: Any
-) -> PyTree:
-  return run(
-    "compact", op, *args, gpu=_GPU, implementation=implementation, **static
+  return dispatch(
+    {
+      "reference": _reference.expand_tiles,
+      "pallas_triton": _pallas_triton.expand_tiles,
+    },
+    tiles,
+    gpu=_GPU,
+    implementation=implementation,
+    size=size,
   )

@@ -5,11 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._triton import call, load, power_of_two, store
-from jaxmotion.kernels.compact._reference import reaches
+from jaxmotion.kernels._triton import (
+  call_kernel,
+  load,
+  power_of_two,
+  store,
+  tile_index,
+)
+from jaxmotion.kernels.compact._reference import reaches_threshold
 from jaxmotion.kernels.compact._tiles import NonZeros
 
 _FAN = 32
@@ -18,25 +23,27 @@ _MARKED = 64
 _SEARCHED = 128
 
 
-def mark(x: Array, *, least: float, interpret: bool = False) -> Array:
+def threshold_bitmap(
+  x: Array, *, threshold: float, interpret: bool = False
+) -> Array:
   """See `_api`."""
   words = -(-x.size // _FAN)
   rows = min(_MARKED, power_of_two(words))
 
   def kernel(x_ref: Any, bitmap_ref: Any) -> None:
-    start = pl.program_id(0) * rows
+    start = tile_index() * rows
     row, lane = _places(rows)
     index = (start + row) * _FAN + lane
     inside = index < x.size if x.size % (rows * _FAN) else None
-    kept = reaches(load(x_ref, index, inside), least)
+    kept = reaches_threshold(load(x_ref, index, inside), threshold)
     if inside is not None:
       kept = kept & inside
     word = start + lax.iota(jnp.int32, rows)
     store(bitmap_ref, word, _pack(kept), word < words if words % rows else None)
 
-  return call(
+  return call_kernel(
     kernel,
-    "mark",
+    "threshold_bitmap",
     -(-words // rows),
     rows * _FAN,
     [x],
@@ -45,7 +52,7 @@ def mark(x: Array, *, least: float, interpret: bool = False) -> Array:
   )
 
 
-def select(
+def bitmap_positions(
   bitmap: Array, start: Array, *, capacity: int, interpret: bool = False
 ) -> Array:
   """See `_api`."""
@@ -53,7 +60,7 @@ def select(
   tile = min(_SEARCHED, power_of_two(size))
 
   def kernel(bitmap_ref: Any, start_ref: Any, position_ref: Any) -> None:
-    index = pl.program_id(0) * tile + lax.iota(jnp.int32, tile)
+    index = tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = index < size if size % tile else None
     words = load(bitmap_ref, index, inside)
     first = load(start_ref, index, inside)
@@ -71,9 +78,9 @@ def select(
 
     lax.fori_loop(0, jnp.max(count), step, words)
 
-  return call(
+  return call_kernel(
     kernel,
-    "select",
+    "bitmap_positions",
     -(-size // tile),
     tile * 16,  # a word a thread
     [bitmap, start],
@@ -90,7 +97,7 @@ def compact_tiles(
   rows = power_of_two(per_tile)
 
   def kernel(x_ref: Any, mask_ref: Any, words_ref: Any, count_ref: Any) -> None:
-    number = pl.program_id(0)
+    number = tile_index()
     row, lane = _places(rows)
     index = number * tile + row * _FAN + lane
     inside = _inside(row, per_tile, index, words.size, tile)
@@ -119,7 +126,7 @@ def compact_tiles(
     jax.ShapeDtypeStruct((tiles, capacity), words.dtype),
     jax.ShapeDtypeStruct((tiles,), jnp.uint32),
   )
-  found = call(
+  found = call_kernel(
     kernel,
     "compact_tiles",
     tiles,
@@ -140,7 +147,7 @@ def expand_tiles(
   rows = power_of_two(per_tile)
 
   def kernel(mask_ref: Any, words_ref: Any, y_ref: Any) -> None:
-    number = pl.program_id(0)
+    number = tile_index()
     row, lane = _places(rows)
     word = lax.iota(jnp.int32, rows)
     mask = load(
@@ -155,7 +162,7 @@ def expand_tiles(
     index = number * tile + row * _FAN + lane
     store(y_ref, index, y, _inside(row, per_tile, index, size, tile))
 
-  return call(
+  return call_kernel(
     kernel,
     "expand_tiles",
     count,

@@ -23,30 +23,30 @@ _PLACES = np.argsort(
 ).astype(np.uint8)
 
 
-def mark(x: Array, *, least: float) -> Array:
+def threshold_bitmap(x: Array, *, threshold: float) -> Array:
   """See `_api`."""
-  return _pack_bits(reaches(x.reshape(-1), least))
+  return _pack_bits(reaches_threshold(x.reshape(-1), threshold))
 
 
-def reaches(x: Array, least: float) -> Array:
-  """Says which magnitudes are at or above `least`; NaN is.
+def reaches_threshold(x: Array, threshold: float) -> Array:
+  """Says which magnitudes are at or above `threshold`; NaN is.
 
   As integers: magnitudes below 2^-126 are zeros to the host's floats.
   """
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-  return bits & 0x7FFFFFFF >= int(np.float32(least).view(np.uint32))
+  return bits & 0x7FFFFFFF >= int(np.float32(threshold).view(np.uint32))
 
 
-def starts(bitmap: Array) -> Array:
+def prefix_counts(bitmap: Array) -> Array:
   """Returns the marks before each word and, last, all marks.
 
   Args:
-    bitmap: uint32[words] from `mark`.
+    bitmap: uint32[words] from `threshold_bitmap`.
 
   Returns:
     int32[words + 1].
 
-  >>> starts(jnp.array([5, 0, 1], jnp.uint32)).tolist()
+  >>> prefix_counts(jnp.array([5, 0, 1], jnp.uint32)).tolist()
   [0, 2, 2, 3]
   """
   if not bitmap.size:
@@ -56,7 +56,7 @@ def starts(bitmap: Array) -> Array:
   return jnp.concatenate([before, total])
 
 
-def select(bitmap: Array, start: Array, *, capacity: int) -> Array:
+def bitmap_positions(bitmap: Array, start: Array, *, capacity: int) -> Array:
   """See `_api`."""
   words = bitmap.size
   if capacity * _SPARSE > words * _FAN:

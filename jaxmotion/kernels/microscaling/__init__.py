@@ -1,6 +1,6 @@
 """Blocks of narrow floats under a shared power of two."""
 
-from jaxmotion.kernels.microscaling._op import Microscaling as Microscaling
+from jaxmotion.kernels.microscaling._op import MicroscalingOp as MicroscalingOp
 from jaxmotion.kernels.microscaling._reference import (
   FORMATS as FORMATS,
   Format as Format,

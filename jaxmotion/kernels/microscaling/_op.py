@@ -25,11 +25,16 @@ from jaxmotion.kernels.microscaling._reference import (
   mx_scale,
   mx_values,
 )
-from jaxmotion.kernels.pack import pack_tile, piece_rows, planes, unpack_tile
+from jaxmotion.kernels.pack import (
+  num_planes,
+  pack_tile,
+  piece_rows,
+  unpack_tile,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Microscaling(BlockOp):
+class MicroscalingOp(BlockOp):
   """Narrow floats under a shared power of two.
 
   Attributes:
@@ -48,7 +53,7 @@ class Microscaling(BlockOp):
   @property
   def planes(self) -> int:
     """Codes of one word."""
-    return planes(self.form.bits)
+    return num_planes(self.form.bits)
 
   def encode(self, x: Array, key: Key | None) -> Scaled:
     """Returns codes and an exponent a block."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels.pack._reference import pack, planes, unpack_flat
+from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_flat
 
 _MAGNITUDE = 0x7FFFFFFF
 _NAN_SCALE = 255
@@ -70,7 +70,7 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   scale = mx_scale(peak, form)
   codes = mx_codes(rows, scale[:, None], form)
   # Not `pack_flat`, which computes the codes anew for each field (6x, 6 bits).
-  count = planes(form.bits)
+  count = num_planes(form.bits)
   padding = -codes.size % count
   flat = codes.reshape(-1)
   flat = jnp.pad(flat, (0, padding)) if padding else flat

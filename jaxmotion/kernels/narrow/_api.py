@@ -1,29 +1,28 @@
-"""Narrower floats and leading bytes: the implementation is chosen here.
+"""Public functions of narrow floats, which choose an implementation.
 
-No implementation is preferred on a GPU, for XLA makes one pass of each op.
+No implementation is preferred on a GPU, since XLA makes one pass of each op.
 """
 
-from typing import Any
-
-from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels._dispatch import run
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion.kernels.narrow import _pallas_triton, _reference
 
 
 def cast_encode(
   x: Array, dtype: str, *, implementation: str | None = None
 ) -> Array:
-  """Rounds to a narrower float: words of its bits.
+  """Rounds to a narrower float and returns words of its bits.
 
-  bits(round_to_nearest_even(clip(x, -M, M))), M the greatest finite value;
-  infinity is not clipped, but is NaN in float8_e4m3fn. Every implementation
-  makes the same words, but for NaN in 16 bits (0x7fff on a GPU, where the
-  conversion keeps neither sign nor payload) and values below 2^-126 as
-  bfloat16 (zeros on XLA:CPU).
+  bits(round_to_nearest_even(clip(x, -M, M))), M the greatest finite value.
+  Infinity is not clipped, but is NaN in float8_e4m3fn. Every implementation
+  returns the same words, with two exceptions: NaN in 16 bits (0x7fff on a GPU,
+  where the conversion keeps neither sign nor payload) and values below 2^-126
+  as bfloat16 (zeros on XLA:CPU).
 
   Args:
     x: floating array of any shape.
     dtype: "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     uint16 or uint8 of the shape of `x`.
@@ -33,7 +32,15 @@ def cast_encode(
     >>> cast_encode(jnp.array([1.0, 500.0]), "float8_e4m3fn").tolist()
     [56, 126]
   """
-  return _run("cast_encode", implementation, x, dtype=dtype)
+  return dispatch(
+    {
+      "reference": _reference.cast_encode,
+      "pallas_triton": _pallas_triton.cast_encode,
+    },
+    x,
+    implementation=implementation,
+    dtype=dtype,
+  )
 
 
 def cast_decode(
@@ -43,15 +50,24 @@ def cast_decode(
   *,
   implementation: str | None = None,
 ) -> Array:
-  """Returns the values that `cast_encode`'s words spell, exactly.
+  """Returns the floats whose bits the words of `cast_encode` are, exactly.
 
   Args:
     words: uint16 or uint8.
     like: shape and dtype of the result.
     dtype: format of the words.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
   """
-  return _run("cast_decode", implementation, words, like=like, dtype=dtype)
+  return dispatch(
+    {
+      "reference": _reference.cast_decode,
+      "pallas_triton": _pallas_triton.cast_decode,
+    },
+    words,
+    implementation=implementation,
+    like=like,
+    dtype=dtype,
+  )
 
 
 def cast_sum(
@@ -65,14 +81,23 @@ def cast_sum(
 
   Args:
     words: uint16 or uint8 [workers, ...].
-    like: shape and dtype of the array that each of them encoded.
+    like: shape and dtype of the array that each worker encoded.
     dtype: format of the words.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
-  return _run("cast_sum", implementation, words, like=like, dtype=dtype)
+  return dispatch(
+    {
+      "reference": _reference.cast_sum,
+      "pallas_triton": _pallas_triton.cast_sum,
+    },
+    words,
+    implementation=implementation,
+    like=like,
+    dtype=dtype,
+  )
 
 
 def truncate_encode(
@@ -85,15 +110,15 @@ def truncate_encode(
   """Keeps the most significant bytes of each float32 word.
 
   From 2 bytes on a NaN keeps a bit of its mantissa, and no finite value rounds
-  to infinity. With one byte magnitudes end at 2^127, where infinity and NaN
-  are too. Every implementation makes the same bytes, but for those of a
-  float16 NaN, whose payload a GPU does not keep.
+  to infinity. With one byte magnitudes end at 2^127, which also stands for
+  infinity and NaN. Every implementation returns the same bytes, except for
+  those of a float16 NaN, whose payload a GPU does not keep.
 
   Args:
     x: floating array of any shape.
-    bytes: 1 to 4.
+    bytes: number of bytes kept, 1 to 4.
     rounding: "zero" (truncation) or "nearest" (ties to even).
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     A uint8 array of the shape of `x` for each byte, most significant first.
@@ -103,8 +128,15 @@ def truncate_encode(
     >>> [p.tolist() for p in truncate_encode(jnp.array([1.0, -2.0]), 2)]
     [[63, 192], [128, 0]]
   """
-  return _run(
-    "truncate_encode", implementation, x, bytes=bytes, rounding=rounding
+  return dispatch(
+    {
+      "reference": _reference.truncate_encode,
+      "pallas_triton": _pallas_triton.truncate_encode,
+    },
+    x,
+    implementation=implementation,
+    bytes=bytes,
+    rounding=rounding,
   )
 
 
@@ -114,14 +146,22 @@ def truncate_decode(
   *,
   implementation: str | None = None,
 ) -> Array:
-  """Returns the planes as the leading bytes of float32 words, the rest zeros.
+  """Returns float32 words whose leading bytes are the planes, the rest zeros.
 
   Args:
     planes: uint8 arrays, most significant byte first.
     like: shape and dtype of the result.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
   """
-  return _run("truncate_decode", implementation, planes, like=like)
+  return dispatch(
+    {
+      "reference": _reference.truncate_decode,
+      "pallas_triton": _pallas_triton.truncate_decode,
+    },
+    planes,
+    implementation=implementation,
+    like=like,
+  )
 
 
 def truncate_sum(
@@ -134,16 +174,18 @@ def truncate_sum(
 
   Args:
     planes: uint8 [workers, ...] arrays, most significant byte first.
-    like: shape and dtype of the array that each of them encoded.
-    implementation: the only one to try, by name; None chooses.
+    like: shape and dtype of the array that each worker encoded.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
-  return _run("truncate_sum", implementation, planes, like=like)
-
-
-def _run(
-  op: str, implementation: str | None, *args: PyTree, **static: Any
-) -> PyTree:
-  return run("narrow", op, *args, implementation=implementation, **static)
+  return dispatch(
+    {
+      "reference": _reference.truncate_sum,
+      "pallas_triton": _pallas_triton.truncate_sum,
+    },
+    planes,
+    implementation=implementation,
+    like=like,
+  )

@@ -10,11 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels._error_memory import UNROLL_IN_KERNEL, add_in_order
-from jaxmotion.kernels._triton import call, load, power_of_two, store
+from jaxmotion.kernels._triton import (
+  call_kernel,
+  load,
+  power_of_two,
+  run_if,
+  store,
+  tile_index,
+)
 from jaxmotion.kernels.narrow import _reference
 
 # 16 values a thread: a vector of bytes, several of floats in flight.
@@ -130,7 +136,7 @@ def _map(
   tiles = -(-size // tile)
 
   def kernel(*refs: Any) -> None:
-    index = pl.program_id(0) * tile + lax.iota(jnp.int32, tile)
+    index = tile_index() * tile + lax.iota(jnp.int32, tile)
 
     def make(inside: Array | None) -> None:
       def of(worker: Any) -> Any:
@@ -147,11 +153,13 @@ def _map(
       make(None)
     else:
       # Masks of any size would narrow the accesses of every tile.
-      last = pl.program_id(0) == tiles - 1
-      pl.when(last)(lambda: make(index < size))
-      pl.when(~last)(lambda: make(None))
+      last = tile_index() == tiles - 1
+      run_if(last, lambda: make(index < size))
+      run_if(~last, lambda: make(None))
 
-  return call(kernel, name, tiles, tile, leaves, outputs, interpret=interpret)
+  return call_kernel(
+    kernel, name, tiles, tile, leaves, outputs, interpret=interpret
+  )
 
 
 def _add(of: Callable[[Any], Array], workers: int) -> Array:

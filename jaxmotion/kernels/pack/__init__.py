@@ -7,9 +7,9 @@ from jaxmotion.kernels.pack._api import (
   unpack_flat as unpack_flat,
 )
 from jaxmotion.kernels.pack._reference import (
-  fields as fields,
-  planes as planes,
-  unpack_values as unpack_values,
+  field_widths as field_widths,
+  num_planes as num_planes,
+  unpack_to_float as unpack_to_float,
 )
 from jaxmotion.kernels.pack._tile import (
   pack_tile as pack_tile,

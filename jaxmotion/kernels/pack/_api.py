@@ -1,14 +1,13 @@
-"""Bit fields into 32-bit words: the implementation is chosen here.
+"""Public functions of bit packing, which choose an implementation.
 
-An op that computes codes or reads them calls the reference's functions in the
-midst of its own, so that they are one pass.
+An op that computes codes, or reads them, calls the functions of the reference
+inside its own expression, so that both are one pass.
 """
 
-from typing import Any
-
 from jaxmotion.core import Array
-from jaxmotion.kernels._dispatch import run
-from jaxmotion.kernels.pack._reference import fields
+from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion.kernels.pack import _pallas_triton, _reference
+from jaxmotion.kernels.pack._reference import field_widths
 
 
 def pack(
@@ -17,9 +16,9 @@ def pack(
   """Packs codes of a fixed width into words.
 
   Args:
-    codes: uint32[P, ...] with P = `planes(bits)`, each below 2**bits.
+    codes: uint32[P, ...] with P = `num_planes(bits)`, each below 2**bits.
     bits: width of a code, 1 to 32.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     uint32[P * bits / 32, ...].
@@ -30,56 +29,76 @@ def pack(
     >>> hex(int(pack(codes, 4)[0, 0]))
     '0x76543210'
   """
-  return _pack("pack", codes, bits, implementation)
+  return dispatch(
+    {"reference": _reference.pack, "pallas_triton": _pallas_triton.pack},
+    codes,
+    gpu=_preferred_for_packing(bits),
+    implementation=implementation,
+    bits=bits,
+  )
 
 
 def unpack(
   words: Array, bits: int, *, implementation: str | None = None
 ) -> Array:
-  """Inverts `pack`.
+  """Returns the codes that `pack` packed into words.
 
   Args:
     words: uint32[P * bits / 32, ...].
     bits: width of a code, 1 to 32.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     uint32[P, ...].
   """
-  return _run("unpack", words, implementation=implementation, bits=bits)
+  return dispatch(
+    {"reference": _reference.unpack, "pallas_triton": _pallas_triton.unpack},
+    words,
+    implementation=implementation,
+    bits=bits,
+  )
 
 
 def pack_flat(
   codes: Array, bits: int, *, implementation: str | None = None
 ) -> Array:
-  """Packs codes of any shape and number, zeros filling the last column.
+  """Packs codes of any shape and number; zeros fill the last column.
 
   Args:
     codes: uint32 of any shape, each below 2**bits.
     bits: width of a code, 1 to 32.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    uint32[rows, columns], columns = ceil(codes.size / planes(bits)).
+    uint32[rows, columns], columns = ceil(codes.size / num_planes(bits)).
 
   Example:
     >>> import jax.numpy as jnp
     >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
     [[197121]]
   """
-  return _pack("pack_flat", codes, bits, implementation)
+  return dispatch(
+    {
+      "reference": _reference.pack_flat,
+      "pallas_triton": _pallas_triton.pack_flat,
+    },
+    codes,
+    gpu=_preferred_for_packing(bits),
+    implementation=implementation,
+    bits=bits,
+  )
 
 
 def unpack_flat(
   words: Array, bits: int, size: int, *, implementation: str | None = None
 ) -> Array:
-  """Inverts `pack_flat`, to uint32[size].
+  """Returns the codes that `pack_flat` packed, as uint32[size].
 
   Args:
     words: uint32[rows, columns].
     bits: width of a code, 1 to 32.
     size: number of codes.
-    implementation: the only one to try, by name; None chooses.
+    implementation: name of the only implementation to try; None chooses one.
 
   Example:
     >>> import jax.numpy as jnp
@@ -87,18 +106,18 @@ def unpack_flat(
     >>> unpack_flat(words, 5, 3).tolist()
     [0, 1, 2]
   """
-  return _run(
-    "unpack_flat", words, implementation=implementation, bits=bits, size=size
+  return dispatch(
+    {
+      "reference": _reference.unpack_flat,
+      "pallas_triton": _pallas_triton.unpack_flat,
+    },
+    words,
+    implementation=implementation,
+    bits=bits,
+    size=size,
   )
 
 
-def _pack(
-  op: str, codes: Array, bits: int, implementation: str | None
-) -> Array:
+def _preferred_for_packing(bits: int) -> tuple[str, ...]:
   # XLA:GPU reads the codes once for each field, the kernel once in all.
-  gpu = ("pallas_triton",) if len(fields(bits)) > 1 else ()
-  return _run(op, codes, implementation=implementation, gpu=gpu, bits=bits)
-
-
-def _run(op: str, x: Array, **static: Any) -> Array:
-  return run("pack", op, x, **static)
+  return ("pallas_triton",) if len(field_widths(bits)) > 1 else ()

@@ -9,11 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._triton import call, load, power_of_two, store
-from jaxmotion.kernels.pack._reference import planes
+from jaxmotion.kernels._triton import (
+  call_kernel,
+  load,
+  power_of_two,
+  store,
+  tile_index,
+)
+from jaxmotion.kernels.pack._reference import num_planes
 from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
 
 # Columns of a tile.
@@ -36,11 +41,11 @@ def unpack(words: Array, *, bits: int, interpret: bool = False) -> Array:
 def pack_flat(codes: Array, *, bits: int, interpret: bool = False) -> Array:
   """See `_api`."""
   size = codes.size
-  columns = math.ceil(size / planes(bits))
+  columns = math.ceil(size / num_planes(bits))
   width = _width(columns)
 
   def kernel(codes_ref: Any, words_ref: Any) -> None:
-    index, inside = _spot(0, planes(bits), columns, width, size)
+    index, inside = _spot(0, num_planes(bits), columns, width, size)
     codes = load(codes_ref, index, inside)
     for first, piece in pack_tile(codes, bits):
       index, inside = _spot(first, piece.shape[0], columns, width)
@@ -62,7 +67,7 @@ def unpack_flat(
       load(words_ref, *_spot(first, rows, columns, width))
       for first, rows in piece_rows(bits)
     ]
-    index, inside = _spot(0, planes(bits), columns, width, size)
+    index, inside = _spot(0, num_planes(bits), columns, width, size)
     store(codes_ref, index, unpack_tile(pieces, bits), inside)
 
   codes = jax.ShapeDtypeStruct((size,), jnp.uint32)
@@ -84,7 +89,9 @@ def _call(
   width = _width(columns)
   # As many threads as for 4 planes, of which each has 4 columns: `pack_tile`.
   tiles, tile_values = -(-columns // width), 4 * width
-  return call(kernel, name, tiles, tile_values, [x], out, interpret=interpret)
+  return call_kernel(
+    kernel, name, tiles, tile_values, [x], out, interpret=interpret
+  )
 
 
 def _spot(
@@ -94,7 +101,7 @@ def _spot(
   shape = rows, 1, width
   row = lax.broadcasted_iota(jnp.int32, shape, 0) + first
   column = lax.broadcasted_iota(jnp.int32, shape, 2)
-  column = column + pl.program_id(0) * width
+  column = column + tile_index() * width
   index = row * columns + column
   inside = column < columns if columns % width else None
   if size is not None and size < rows * columns:

@@ -19,28 +19,28 @@ from jaxmotion.core import Array, check_int
 _SUM_MOST = 8
 
 
-def fields(bits: int) -> tuple[int, ...]:
+def field_widths(bits: int) -> tuple[int, ...]:
   """Splits a width into powers of two, widest first.
 
-  >>> fields(7), fields(8)
+  >>> field_widths(7), field_widths(8)
   ((4, 2, 1), (8,))
   """
   check_int("bits", bits, 1, 32)
   return tuple(f for f in (32, 16, 8, 4, 2, 1) if bits & f)
 
 
-def planes(bits: int) -> int:
+def num_planes(bits: int) -> int:
   """Returns how many planes codes of this width are cut into.
 
-  >>> planes(8), planes(4), planes(3)
+  >>> num_planes(8), num_planes(4), num_planes(3)
   (4, 8, 32)
   """
-  return 32 // min(fields(bits))
+  return 32 // min(field_widths(bits))
 
 
 def pack(codes: Array, bits: int) -> Array:
   """See `_api`."""
-  if bits == min(fields(bits)):
+  if bits == min(field_widths(bits)):
     return _pack_word(codes, bits)[None]
   return _pack_mixed(codes, bits) if bits < 16 else _pack_fields(codes, bits)
 
@@ -48,7 +48,7 @@ def pack(codes: Array, bits: int) -> Array:
 def _pack_fields(codes: Array, bits: int) -> Array:
   """Packs codes that are in memory already: one sum a field."""
   rows, low = [], 0
-  for f in reversed(fields(bits)):
+  for f in reversed(field_widths(bits)):
     field = (codes >> low) & jnp.uint32(2**f - 1)
     field = field.reshape(codes.shape[0] * f // 32, 32 // f, *codes.shape[1:])
     shifts = _shifts(field[0], f)[None]
@@ -82,7 +82,7 @@ def _pack_mixed(codes: Array, bits: int) -> Array:
     groups << _shifts(groups[0], bits)[None], axis=1, dtype=jnp.uint32
   )
   rows, low = [], 0
-  for f in reversed(fields(bits)):
+  for f in reversed(field_widths(bits)):
     for start in range(0, count, 32 // f):
       parts = []
       for i in range(32 // f):
@@ -98,8 +98,8 @@ def unpack(words: Array, bits: int) -> Array:
   """See `_api`."""
   codes: Array | None = None
   row, low = 0, 0
-  for f in reversed(fields(bits)):
-    count = planes(bits) * f // 32
+  for f in reversed(field_widths(bits)):
+    count = num_planes(bits) * f // 32
     field = _unpack_field(words[row : row + count], f)
     row += count
     codes = field << low if codes is None else codes | (field << low)
@@ -124,7 +124,7 @@ def _shifts(field: Array, f: int) -> Array:
   return (lax.iota(jnp.uint32, field.shape[0]) * jnp.uint32(f)).reshape(shape)
 
 
-def unpack_values(words: Array, bits: int) -> Array:
+def unpack_to_float(words: Array, bits: int) -> Array:
   """Inverts `pack`, to float32: f32[P, ...]."""
   # By way of int32: XLA:CPU converts uint32 to float without vectors.
   return unpack(words, bits).astype(jnp.int32).astype(jnp.float32)
@@ -132,7 +132,7 @@ def unpack_values(words: Array, bits: int) -> Array:
 
 def pack_flat(codes: Array, bits: int) -> Array:
   """See `_api`."""
-  count = planes(bits)
+  count = num_planes(bits)
   flat = codes.reshape(-1)
   padding = -codes.size % count
   flat = jnp.pad(flat, (0, padding)) if padding else flat

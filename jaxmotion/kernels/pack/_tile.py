@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.pack._reference import fields, planes
+from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
 
 def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
@@ -22,7 +22,7 @@ def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
   G * W / 4 of them.
 
   Args:
-    codes: uint32[P, G, W] with P = `planes(bits)`, each below 2**bits.
+    codes: uint32[P, G, W] with P = `num_planes(bits)`, each below 2**bits.
     bits: width of a code, 1 to 32.
 
   Returns:
@@ -47,7 +47,7 @@ def piece_rows(bits: int) -> list[tuple[int, int]]:
   >>> piece_rows(6), piece_rows(8)
   ([(0, 1), (1, 1), (2, 1)], [(0, 1)])
   """
-  return [(row, 1) for row in range(planes(bits) * bits // 32)]
+  return [(row, 1) for row in range(num_planes(bits) * bits // 32)]
 
 
 def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
@@ -81,9 +81,9 @@ def _rows(bits: int) -> Iterator[tuple[int, int, int, Array, Array | None]]:
     place of each plane's field in a word and whether the plane is of this row
     (None if all are), both [P, 1, 1].
   """
-  count, row, low = planes(bits), 0, 0
+  count, row, low = num_planes(bits), 0, 0
   plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)
-  for f in reversed(fields(bits)):
+  for f in reversed(field_widths(bits)):
     per = 32 // f
     for group in range(count // per):
       mine = plane // per == group if per < count else None

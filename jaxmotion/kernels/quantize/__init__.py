@@ -3,7 +3,7 @@
 from jaxmotion.kernels.quantize._op import (
   AbsmaxOp as AbsmaxOp,
   MinMaxOp as MinMaxOp,
-  Uniform as Uniform,
+  UniformOp as UniformOp,
 )
 from jaxmotion.kernels.quantize._reference import (
   MinMax as MinMax,

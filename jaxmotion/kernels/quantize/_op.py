@@ -15,7 +15,12 @@ from jaxmotion.kernels._block_op import (
   fill,
   peak_tile,
 )
-from jaxmotion.kernels.pack import pack_tile, piece_rows, planes, unpack_tile
+from jaxmotion.kernels.pack import (
+  num_planes,
+  pack_tile,
+  piece_rows,
+  unpack_tile,
+)
 from jaxmotion.kernels.quantize._reference import (
   MinMax,
   Symmetric,
@@ -34,7 +39,7 @@ from jaxmotion.kernels.quantize._reference import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform(BlockOp):
+class UniformOp(BlockOp):
   """Evenly spaced levels.
 
   Attributes:
@@ -50,7 +55,7 @@ class Uniform(BlockOp):
   @property
   def planes(self) -> int:
     """Codes of one word."""
-    return planes(self.bits)
+    return num_planes(self.bits)
 
   @property
   def needs_key(self) -> bool:
@@ -72,7 +77,7 @@ class Uniform(BlockOp):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AbsmaxOp(Uniform):
+class AbsmaxOp(UniformOp):
   """Levels around zero."""
 
   def encode(self, x: Array, key: Key | None) -> Symmetric:
@@ -103,7 +108,7 @@ class AbsmaxOp(Uniform):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinMaxOp(Uniform):
+class MinMaxOp(UniformOp):
   """Levels from the least to the greatest value."""
 
   def encode(self, x: Array, key: Key | None) -> MinMax:

@@ -13,7 +13,7 @@ from jaxmotion.kernels._block_layout import (
   from_blocks,
   to_blocks,
 )
-from jaxmotion.kernels.pack._reference import pack, planes, unpack_values
+from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_to_float
 
 # A scale below this is too near the subnormals, which backends may flush to
 # zero: its block decodes to a constant.
@@ -64,7 +64,7 @@ def absmax_encode(
     block: the most values under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  b = to_blocks(x, planes(bits), block)
+  b = to_blocks(x, num_planes(bits), block)
   scale = absmax_scale(absmax(b, block_axes(x.size, block)), bits)
   codes = absmax_codes(_divide(b, scale), bits, _words(key, b))
   return Symmetric(pack(codes, bits), scale[..., 0])
@@ -100,7 +100,7 @@ def absmax_values(codes: Array, bits: int) -> Array:
 
 def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
-  y = absmax_values(unpack_values(payload.words, bits), bits)
+  y = absmax_values(unpack_to_float(payload.words, bits), bits)
   return from_blocks(y * payload.scale[..., None], like)
 
 
@@ -113,7 +113,7 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     block: the most values under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  b = to_blocks(x, planes(bits), block)
+  b = to_blocks(x, num_planes(bits), block)
   axes = block_axes(x.size, block)
   least = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
   greatest = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
@@ -142,7 +142,7 @@ def minmax_codes(y: Array, bits: int, words: Array | None) -> Array:
 
 def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
-  codes = unpack_values(payload.words, bits)
+  codes = unpack_to_float(payload.words, bits)
   y = minmax_values(codes, payload.scale[..., None], payload.low[..., None])
   return from_blocks(y, like)
 

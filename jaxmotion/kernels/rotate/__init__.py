@@ -1,6 +1,6 @@
 """Hadamard rotations of blocks."""
 
-from jaxmotion.kernels.rotate._op import Rotated as Rotated
+from jaxmotion.kernels.rotate._op import RotateOp as RotateOp
 from jaxmotion.kernels.rotate._reference import (
   flip_signs as flip_signs,
   hadamard as hadamard,

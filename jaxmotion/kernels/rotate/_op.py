@@ -19,7 +19,7 @@ from jaxmotion.kernels.rotate._reference import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rotated(BlockOp):
+class RotateOp(BlockOp):
   """Rotates rows, then encodes them.
 
   Attributes:

@@ -1,29 +1,30 @@
-"""Selection of the largest values: the implementation is chosen here."""
+"""Public functions of top-k selection, which choose an implementation."""
 
 from jaxmotion.core import Array, ShapedLike, check_int
-from jaxmotion.kernels._dispatch import run
+from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
-# for each value of the result; scattering is one pass.
+# for each element of the result. Scattering is one pass and needs no kernel.
 _GPU = ("pallas_triton",)
 
 
 def topk_select(
   x: Array, k: int, planes: int, *, implementation: str | None = None
 ) -> tuple[Array, Array]:
-  """Selects the k values of largest magnitude in every lane.
+  """Selects the k elements of largest magnitude in every lane.
 
   The flat array is cut into planes, contiguous runs of one length. A lane
-  holds one value of each plane, all at the same place in it. NaN counts as
+  holds one element of each plane, all at the same offset in it. NaN counts as
   larger than infinity. Of equal magnitudes negative ones come first, then the
-  one that stands first. Every implementation makes the same bits, but for
-  those of a float16 NaN, which a GPU does not keep.
+  one that stands first. Every implementation returns the same bits, except
+  for those of a float16 NaN, which a GPU does not keep.
 
   Args:
     x: floating array of any shape, padded with zeros to whole planes.
-    k: values kept of each lane, at most `planes`.
-    planes: values in a lane.
-    implementation: the only one to try, by name; None chooses.
+    k: number of elements kept of each lane, at most `planes`.
+    planes: number of planes, the length of a lane.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     values f32[k, lanes] and their planes uint32[k, lanes], lanes =
@@ -40,9 +41,11 @@ def topk_select(
   """
   check_int("planes", planes, 1)
   check_int("k", k, 1, planes)
-  return run(
-    "select",
-    "topk_select",
+  return dispatch(
+    {
+      "reference": _reference.topk_select,
+      "pallas_triton": _pallas_triton.topk_select,
+    },
     x,
     gpu=_GPU,
     implementation=implementation,
@@ -59,14 +62,14 @@ def topk_scatter(
   *,
   implementation: str | None = None,
 ) -> Array:
-  """Puts selected values back where they stood, zeros elsewhere.
+  """Puts selected values back where they stood, with zeros elsewhere.
 
   Args:
     values: f32[k, lanes].
-    places: uint32[k, lanes], all different in a lane.
+    places: uint32[k, lanes], all different within a lane.
     like: shape and dtype of the result.
-    planes: values in a lane.
-    implementation: the only one to try, by name; None chooses.
+    planes: number of planes, the length of a lane.
+    implementation: name of the only implementation to try; None chooses one.
 
   Example:
     >>> import jax.numpy as jnp
@@ -74,9 +77,11 @@ def topk_scatter(
     >>> topk_scatter(values, places.astype("uint32"), jnp.zeros(4), 2).tolist()
     [0.0, -3.0, 2.0, 0.0]
   """
-  return run(
-    "select",
-    "topk_scatter",
+  return dispatch(
+    {
+      "reference": _reference.topk_scatter,
+      "pallas_triton": _pallas_triton.topk_scatter,
+    },
     values,
     places,
     implementation=implementation,
@@ -97,10 +102,10 @@ def topk_sum(
 
   Args:
     values: f32[workers, k, lanes].
-    places: uint32[workers, k, lanes], all different in a lane of a worker.
-    like: shape and dtype of the array that each of them encoded.
-    planes: values in a lane.
-    implementation: the only one to try, by name; None chooses.
+    places: uint32[workers, k, lanes], all different within a worker's lane.
+    like: shape and dtype of the array that each worker encoded.
+    planes: number of planes, the length of a lane.
+    implementation: name of the only implementation to try; None chooses one.
 
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
@@ -112,9 +117,11 @@ def topk_sum(
     >>> topk_sum(values, places, jnp.zeros(4), 2).tolist()
     [1.0, -2.0, 2.0, 0.0]
   """
-  return run(
-    "select",
-    "topk_sum",
+  return dispatch(
+    {
+      "reference": _reference.topk_sum,
+      "pallas_triton": _pallas_triton.topk_sum,
+    },
     values,
     places,
     gpu=_GPU,

@@ -7,11 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._error_memory import add_in_order
-from jaxmotion.kernels._triton import call, load, power_of_two, store
+from jaxmotion.kernels._triton import (
+  call_kernel,
+  load,
+  power_of_two,
+  store,
+  tile_index,
+)
 from jaxmotion.kernels.select._reference import from_keys, to_keys
 
 # Values of a tile, four a thread: 16 bytes a load or store.
@@ -44,7 +49,7 @@ def topk_select(
   _check(x, padded)
 
   def kernel(x_ref: Any, values_ref: Any, places_ref: Any) -> None:
-    start = pl.program_id(0) * tile
+    start = tile_index() * tile
     group, lane = (
       lax.broadcasted_iota(jnp.int32, (groups, tile), axis) for axis in (0, 1)
     )
@@ -77,7 +82,7 @@ def topk_select(
       store(values_ref, i * lanes + lane, from_keys(key), inside)
       store(places_ref, i * lanes + lane, place, inside)
 
-  return call(
+  return call_kernel(
     kernel,
     f"topk_select_{k}",
     -(-lanes // tile),
@@ -147,7 +152,7 @@ def _scatter(
   size = math.prod(like.shape)
 
   def kernel(values_ref: Any, places_ref: Any, y_ref: Any) -> None:
-    lane = pl.program_id(0) * tile + lax.iota(jnp.int32, tile)
+    lane = tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = _inside(lane, lanes, tile)
     entries = []
     for row in range(workers * k):
@@ -168,7 +173,7 @@ def _scatter(
 
     lax.fori_loop(0, planes, step, None)
 
-  return call(
+  return call_kernel(
     kernel,
     name,
     -(-lanes // tile),

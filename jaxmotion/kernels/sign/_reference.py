@@ -13,7 +13,7 @@ from jaxmotion.kernels._block_layout import (
   sum_magnitudes,
   to_blocks,
 )
-from jaxmotion.kernels.pack._reference import pack, unpack_values
+from jaxmotion.kernels.pack._reference import pack, unpack_to_float
 
 
 class Signs(NamedTuple):
@@ -55,7 +55,7 @@ def _mean_magnitude(b: Array, shape: tuple[int, ...], block: int) -> Array:
 
 def sign_decode(payload: Signs, like: ShapedLike) -> Array:
   """Returns plus or minus the block's mean magnitude."""
-  bits = unpack_values(payload.words, 1)
+  bits = unpack_to_float(payload.words, 1)
   return from_blocks(sign_values(bits, payload.scale[..., None]), like)
 
 

@@ -1,6 +1,6 @@
 """Three levels a value, packed base 3."""
 
-from jaxmotion.kernels.ternary._op import Ternary as Ternary
+from jaxmotion.kernels.ternary._op import TernaryOp as TernaryOp
 from jaxmotion.kernels.ternary._reference import (
   Trits as Trits,
   pack_trits as pack_trits,

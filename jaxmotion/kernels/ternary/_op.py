@@ -31,7 +31,7 @@ _PLANES = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ternary(BlockOp):
+class TernaryOp(BlockOp):
   """Minus, zero or plus each block's magnitude.
 
   Attributes:

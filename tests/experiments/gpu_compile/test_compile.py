@@ -26,12 +26,12 @@ index = jax.ShapeDtypeStruct((256,), jnp.int32)
 
 
 def double(x_ref, y_ref):
-  at = _triton.pl.program_id(0) * 1024 + jnp.arange(1024)
+  at = _triton.tile_index() * 1024 + jnp.arange(1024)
   _triton.store(y_ref, at, 2 * _triton.load(x_ref, at))
 
 
 def kernel(x):
-  return _triton.call(double, "double", SIZE // 1024, 1024, [x], x)
+  return _triton.call_kernel(double, "double", SIZE // 1024, 1024, [x], x)
 
 
 def turns(x):

@@ -14,7 +14,7 @@ from jaxmotion.kernels.blocks import _pallas_triton as triton, _reference
 from jaxmotion.kernels.blocks._cases import CASES
 from jaxmotion.kernels.quantize import AbsmaxOp
 from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import Ternary
+from jaxmotion.kernels.ternary import TernaryOp
 from tests.kernels.triton import GPUS, kernel_calls
 
 ALL = pytest.mark.parametrize("name", CASES)
@@ -33,14 +33,14 @@ SOME = pytest.mark.parametrize("name", PASSES)
 def arguments(name):
   case = CASES[name]
   x = jnp.asarray(case.array(), case.dtype)
-  key = make_key(3) if case.op.draws else None
+  key = make_key(3) if case.op.needs_key else None
   return case.op, x, key
 
 
 def adds_up(op):
   """Whether scales are sums, whose order is each implementation's own."""
   return isinstance(op, SignOp) or (
-    isinstance(op, Ternary) and not op.stochastic
+    isinstance(op, TernaryOp) and not op.stochastic
   )
 
 

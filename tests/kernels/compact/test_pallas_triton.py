@@ -41,7 +41,7 @@ def same(got, wanted):
 @pytest.mark.parametrize("least", [1.0, 1e-42])
 @pytest.mark.parametrize("case", FLOATS)
 def test_marks_are_those_of_the_reference(case, least):
-  same(*both("mark", FLOATS[case](), least=least))
+  same(*both("threshold_bitmap", FLOATS[case](), threshold=least))
 
 
 # One word, words of two programs; few marks in a word and many.
@@ -55,9 +55,11 @@ def test_marks_are_those_of_the_reference(case, least):
 )
 def test_positions_are_those_of_the_reference(size, density, share):
   keep = np.random.default_rng(size).random(size) < density
-  bitmap = jax.jit(lambda x: reference.mark(x, least=1.0))(1.0 * keep)
-  start, capacity = reference.starts(bitmap), max(1, int(share * size))
-  got, wanted = both("select", bitmap, start, capacity=capacity)
+  bitmap = jax.jit(lambda x: reference.threshold_bitmap(x, threshold=1.0))(
+    1.0 * keep
+  )
+  start, capacity = reference.prefix_counts(bitmap), max(1, int(share * size))
+  got, wanted = both("bitmap_positions", bitmap, start, capacity=capacity)
   assert got.shape == wanted.shape and got.dtype == wanted.dtype
   found = min(capacity, int(keep.sum()))
   np.testing.assert_array_equal(got[:found], wanted[:found])
@@ -97,11 +99,11 @@ TILED = NonZeros(
 )
 OPS = {
   "mark": (
-    lambda x: compact.mark(x, 1.0),
+    lambda x: compact.threshold_bitmap(x, 1.0),
     [jax.ShapeDtypeStruct((3000,), jnp.float32)],
   ),
   "select": (
-    lambda b, s: compact.select(b, s, 100),
+    lambda b, s: compact.bitmap_positions(b, s, 100),
     [
       jax.ShapeDtypeStruct((300,), U32),
       jax.ShapeDtypeStruct((301,), jnp.int32),

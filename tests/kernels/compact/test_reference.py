@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from jaxmotion.kernels.compact import (
+  bitmap_positions,
   compact_tiles,
   expand_tiles,
-  mark,
-  select,
-  starts,
+  prefix_counts,
+  threshold_bitmap,
 )
 from jaxmotion.kernels.compact._cases import FLOATS, TILES
 
@@ -33,7 +33,7 @@ def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
   x = FLOATS[case]()
   wide = x.astype(np.float32)
   keep = ~(np.abs(wide) < np.float32(least))
-  got = jax.jit(lambda x: mark(x, least))(x)
+  got = jax.jit(lambda x: threshold_bitmap(x, least))(x)
   np.testing.assert_array_equal(got, packed(keep))
 
 
@@ -41,7 +41,7 @@ def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
 @DENSITIES
 def test_starts_count_the_marks_before_each_word(size, density):
   keep = keep_of(size, density)
-  got = jax.jit(starts)(packed(keep))
+  got = jax.jit(prefix_counts)(packed(keep))
   padded = np.pad(keep, (0, -size % 32)).reshape(-1, 32).sum(1)
   np.testing.assert_array_equal(got, np.concatenate([[0], padded.cumsum()]))
 
@@ -52,7 +52,9 @@ def test_starts_count_the_marks_before_each_word(size, density):
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_selection_finds_the_first_marks(size, density, share):
   keep, capacity = keep_of(size, density), int(share * size)
-  got = jax.jit(lambda b: select(b, starts(b), capacity))(packed(keep))
+  got = jax.jit(lambda b: bitmap_positions(b, prefix_counts(b), capacity))(
+    packed(keep)
+  )
   assert got.shape == (capacity,)
   found = np.flatnonzero(keep)[:capacity]
   np.testing.assert_array_equal(got[: found.size], found)

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 from jaxmotion.kernels.pack import (
-  fields,
+  field_widths,
+  num_planes,
   pack,
   pack_flat,
-  planes,
   unpack_flat,
 )
 
@@ -21,7 +21,7 @@ def codes_of(bits: int, size: int) -> np.ndarray:
 def pack_by_definition(codes: np.ndarray, bits: int) -> np.ndarray:
   """Fields from the narrowest up, plane i of a word in bits [i f, i f + f)."""
   rows, low = [], 0
-  for f in reversed(fields(bits)):
+  for f in reversed(field_widths(bits)):
     field = (codes.astype(np.uint64) >> np.uint64(low)) & np.uint64(2**f - 1)
     for start in range(0, codes.shape[0], 32 // f):
       word = np.zeros(codes.shape[1:], np.uint64)
@@ -35,7 +35,7 @@ def pack_by_definition(codes: np.ndarray, bits: int) -> np.ndarray:
 @BITS
 @pytest.mark.parametrize("trailing", [(1,), (5,), (2, 3)])
 def test_words_are_the_fields_in_order(bits, trailing):
-  shape = (planes(bits), *trailing)
+  shape = (num_planes(bits), *trailing)
   codes = codes_of(bits, int(np.prod(shape))).reshape(shape)
   words = pack(jnp.asarray(codes), bits)
   np.testing.assert_array_equal(words, pack_by_definition(codes, bits))
@@ -53,5 +53,5 @@ def test_any_number_of_codes_comes_back(bits, size):
 def test_padding_is_less_than_one_column(bits):
   codes = codes_of(bits, 70)
   words = pack_flat(jnp.asarray(codes), bits)
-  columns = -(-70 // planes(bits))
-  assert words.shape == (planes(bits) * bits // 32, columns)
+  columns = -(-70 // num_planes(bits))
+  assert words.shape == (num_planes(bits) * bits // 32, columns)

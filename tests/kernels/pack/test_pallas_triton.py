@@ -9,7 +9,7 @@ from jaxmotion.kernels import pack as room
 from jaxmotion.kernels.pack import (
   _pallas_triton as triton,
   _reference as reference,
-  planes,
+  num_planes,
 )
 from jaxmotion.kernels.pack._cases import CASES
 from tests.kernels.triton import GPUS, kernel_calls
@@ -34,8 +34,10 @@ def test_words_and_codes_are_those_of_the_reference(case):
 
 @pytest.mark.parametrize("shape", [(2, 3), ()])
 def test_trailing_axes_are_kept(shape):
-  codes = jnp.arange(planes(6), dtype=jnp.uint32).reshape(-1, *[1] * len(shape))
-  codes = jnp.broadcast_to(codes, (planes(6), *shape))
+  codes = jnp.arange(num_planes(6), dtype=jnp.uint32).reshape(
+    -1, *[1] * len(shape)
+  )
+  codes = jnp.broadcast_to(codes, (num_planes(6), *shape))
   words = reference.pack(codes, 6)
   np.testing.assert_array_equal(
     triton.pack(codes, bits=6, interpret=True), words
@@ -49,7 +51,7 @@ def test_trailing_axes_are_kept(shape):
 @pytest.mark.parametrize("bits", [1, 3, 8, 11, 22])
 @pytest.mark.parametrize("columns", [1024, 33])
 def test_packing_and_unpacking_are_one_kernel_each(bits, columns, gpu):
-  codes = jnp.zeros((planes(bits), columns), jnp.uint32)
+  codes = jnp.zeros((num_planes(bits), columns), jnp.uint32)
 
   def both(codes):
     words = triton.pack(codes, bits=bits)

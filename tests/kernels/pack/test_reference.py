@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxmotion.kernels.pack import (
-  fields,
+  field_widths,
+  num_planes,
   pack,
-  planes,
   unpack,
-  unpack_values,
+  unpack_to_float,
 )
 
 WIDTHS = [*range(1, 17), 24, 32]
@@ -23,16 +23,18 @@ UNPACK = functools.partial(jax.jit, static_argnums=1)(unpack)
 
 def codes_of(bits, shape):
   rng = np.random.default_rng(bits)
-  return rng.integers(0, 2**bits, (planes(bits), *shape), dtype=np.uint32)
+  return rng.integers(0, 2**bits, (num_planes(bits), *shape), dtype=np.uint32)
 
 
 @BITS
 def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
-  assert sum(fields(bits)) == bits
-  assert list(fields(bits)) == sorted(set(fields(bits)), reverse=True)
-  for f in fields(bits):
+  assert sum(field_widths(bits)) == bits
+  assert list(field_widths(bits)) == sorted(
+    set(field_widths(bits)), reverse=True
+  )
+  for f in field_widths(bits):
     assert f & (f - 1) == 0
-    assert planes(bits) * f % 32 == 0
+    assert num_planes(bits) * f % 32 == 0
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
 def test_unpacking_inverts_packing(bits, shape):
   codes = codes_of(bits, shape)
   words = PACK(codes, bits)
-  assert words.shape == (planes(bits) * bits // 32, *shape)
+  assert words.shape == (num_planes(bits) * bits // 32, *shape)
   assert words.dtype == jnp.uint32
   np.testing.assert_array_equal(UNPACK(words, bits), codes)
 
@@ -51,7 +53,7 @@ def test_unpacking_inverts_packing(bits, shape):
 @BITS
 def test_a_code_sets_only_its_own_bits(bits):
   # Column i holds nothing but code i, of all ones.
-  count = planes(bits)
+  count = num_planes(bits)
   ones = np.uint32(2**bits - 1)
   codes = np.eye(count, COLUMNS, dtype=np.uint32) * ones
   words = np.asarray(PACK(codes, bits))
@@ -76,7 +78,7 @@ def test_a_column_does_not_depend_on_its_neighbours(bits):
 def test_word_j_holds_code_j_of_every_plane_from_the_lowest_bit_up(bits):
   codes = codes_of(bits, (COLUMNS,))
   words = np.asarray(PACK(codes, bits))
-  for plane in range(planes(bits)):
+  for plane in range(num_planes(bits)):
     got = (words[0].astype(np.uint64) >> np.uint64(plane * bits)) % 2**bits
     np.testing.assert_array_equal(got, codes[plane])
 
@@ -85,10 +87,10 @@ def test_word_j_holds_code_j_of_every_plane_from_the_lowest_bit_up(bits):
 def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
   codes = codes_of(bits, (COLUMNS,))
   rows, low = [], 0
-  for f in reversed(fields(bits)):
+  for f in reversed(field_widths(bits)):
     field = (codes >> low) % 2**f
     per_word = 32 // f
-    for start in range(0, planes(bits), per_word):
+    for start in range(0, num_planes(bits), per_word):
       rows.append(PACK(field[start : start + per_word], f)[0])
     low += f
   np.testing.assert_array_equal(PACK(codes, bits), rows)
@@ -97,7 +99,7 @@ def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
 @pytest.mark.parametrize("bits", [1, 7, 8, 16, 24])
 def test_values_are_the_codes_as_floats(bits):
   codes = codes_of(bits, (COLUMNS,))
-  values = unpack_values(PACK(codes, bits), bits)
+  values = unpack_to_float(PACK(codes, bits), bits)
   assert values.dtype == jnp.float32
   np.testing.assert_array_equal(values, codes.astype(np.float32))
 
@@ -105,4 +107,4 @@ def test_values_are_the_codes_as_floats(bits):
 @pytest.mark.parametrize("bits", [0, 33])
 def test_other_widths_are_refused(bits):
   with pytest.raises(ValueError, match=r"`bits` must be .* in \[1, 32\]"):
-    fields(bits)
+    field_widths(bits)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxmotion.kernels._triton import call, load, store
-from jaxmotion.kernels.pack import pack, planes
+from jaxmotion.kernels._triton import call_kernel, load, store
+from jaxmotion.kernels.pack import num_planes, pack
 from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
 from tests.kernels.triton import GPUS, kernel_calls
 
@@ -18,7 +18,7 @@ TILE = 2, 16
 
 def codes_of(bits):
   rng = np.random.default_rng(bits)
-  return rng.integers(0, 2**bits, (planes(bits), *TILE), dtype=np.uint32)
+  return rng.integers(0, 2**bits, (num_planes(bits), *TILE), dtype=np.uint32)
 
 
 def spot(row, rows):
@@ -29,19 +29,19 @@ def spot(row, rows):
 
 
 def pack_kernel(codes, words, bits):
-  for row, piece in pack_tile(load(codes, spot(0, planes(bits))), bits):
+  for row, piece in pack_tile(load(codes, spot(0, num_planes(bits))), bits):
     store(words, spot(row, piece.shape[0]), piece)
 
 
 def unpack_kernel(words, codes, bits):
   pieces = [load(words, spot(row, rows)) for row, rows in piece_rows(bits)]
-  store(codes, spot(0, planes(bits)), unpack_tile(pieces, bits))
+  store(codes, spot(0, num_planes(bits)), unpack_tile(pieces, bits))
 
 
 def run(kernel, x, bits, rows, interpret=False):
   out = jax.ShapeDtypeStruct((rows, *TILE), jnp.uint32)
   body = functools.partial(kernel, bits=bits)
-  return call(body, "tile", 1, x.size, [x], out, interpret=interpret)
+  return call_kernel(body, "tile", 1, x.size, [x], out, interpret=interpret)
 
 
 @BITS
@@ -56,7 +56,7 @@ def test_a_tile_packs_to_the_words_of_the_reference(bits):
 def test_a_tile_unpacks_to_its_codes(bits):
   codes = codes_of(bits)
   words = pack(codes, bits)
-  got = run(unpack_kernel, words, bits, planes(bits), interpret=True)
+  got = run(unpack_kernel, words, bits, num_planes(bits), interpret=True)
   np.testing.assert_array_equal(got, codes)
 
 
@@ -68,7 +68,7 @@ def test_pieces_are_powers_of_two_of_rows_that_follow_each_other(bits):
   for first, rows in piece_rows(bits):
     assert first == row and rows & (rows - 1) == 0
     row += rows
-  assert row == planes(bits) * bits // 32
+  assert row == num_planes(bits) * bits // 32
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -78,7 +78,7 @@ def test_both_lower_for_gpus(bits, gpu):
   words = pack(codes, bits)
   packing = functools.partial(run, pack_kernel, bits=bits, rows=words.shape[0])
   unpacking = functools.partial(
-    run, unpack_kernel, bits=bits, rows=planes(bits)
+    run, unpack_kernel, bits=bits, rows=num_planes(bits)
   )
   assert kernel_calls(packing, codes, gpu=gpu) == 1
   assert kernel_calls(unpacking, words, gpu=gpu) == 1
