@@ -23,8 +23,8 @@ _PLATFORM = flags.DEFINE_string(
   "Name of a platform, or its JSON file.",
   allow_override=True,
 )
-_AXIS = flags.DEFINE_string(
-  "axis", None, "Of the workers; the only one.", allow_override=True
+_MESH_AXIS = flags.DEFINE_string(
+  "mesh_axis", None, "Of the workers; the only one.", allow_override=True
 )
 _BUDGET = flags.DEFINE_float(
   "accuracy_budget", 0.1, "Greatest relative error of the gradient."
@@ -40,7 +40,7 @@ def main() -> None:
   plan = run.make_plan(
     _CONFIG.value,
     run.load_platform(_PLATFORM.value),
-    axis=_AXIS.value,
+    mesh_axis=_MESH_AXIS.value,
     accuracy_budget=_BUDGET.value,
     gradients=_GRADIENTS.value,
   )

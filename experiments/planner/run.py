@@ -23,7 +23,7 @@ def make_plan(
   config: ConfigDict,
   platform: perfmodel.Platform,
   *,
-  axis: str | None = None,
+  mesh_axis: str | None = None,
   accuracy_budget: float = 0.1,
   gradients: bool = True,
 ) -> planner.ExchangePlan:
@@ -32,7 +32,7 @@ def make_plan(
   Args:
     config: made by a `get_config()`, for `experiments.train`.
     platform: gets as many workers as the configuration has.
-    axis: of the workers; None is the only one that the platform has.
+    mesh_axis: of the workers; None is the only one that the platform has.
     accuracy_budget: greatest relative error of the gradient.
     gradients: whether errors are measured on a gradient.
 
@@ -44,10 +44,10 @@ def make_plan(
       f"`config.batch_size` must be a multiple of the {config.workers} workers,"
       f" got {config.batch_size}."
     )
-  if axis is None and len(platform.axes) == 1:
-    axis = platform.axes[0].name
-  if axis is not None:
-    platform = platform.resize(**{axis: config.workers})
+  if mesh_axis is None and len(platform.axes) == 1:
+    mesh_axis = platform.axes[0].name
+  if mesh_axis is not None:
+    platform = platform.resize(**{mesh_axis: config.workers})
   task = tasks.load_task(config)
   model = task.build(config.seeds[0])
   graph = nnx.graphdef(model)
@@ -61,12 +61,12 @@ def make_plan(
   return planner.advise(
     loss,
     params,
+    (batch,),
     platform,
-    batch,
     accuracy_budget=accuracy_budget,
     gradients=jax.jit(jax.grad(loss))(params, batch) if gradients else None,
     optimizer=runner.make_optimizer(config),
-    axis=axis,
+    mesh_axis=mesh_axis,
   )
 
 

@@ -62,8 +62,8 @@ def rows(
         lambda p, *b: net.loss(p, b),
         net.params,
         net.batch(spec.batch),
-        budget,
         perfmodel.builtin_platform(measure.TARGETS[target]),
+        budget,
         options=_OPTIONS,
         measure_memory=measure_memory,
       )

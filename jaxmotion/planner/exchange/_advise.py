@@ -30,6 +30,7 @@ from jaxmotion.perfmodel import (
   collective_traffic,
   trace_step,
 )
+from jaxmotion.planner._checks import check_batch, check_platform
 from jaxmotion.planner.exchange._buckets import Route
 from jaxmotion.planner.exchange._errors import measured, stated
 from jaxmotion.planner.exchange._plan import ExchangePlan
@@ -50,13 +51,14 @@ CANDIDATES: tuple[Codec, ...] = (
 def advise(
   loss_fn: Callable[..., Any] | StepCost,
   params: PyTree,
+  batch: tuple[Any, ...],
   platform: Platform,
-  *batch: Any,
+  *,
   accuracy_budget: float = 0.1,
   gradients: PyTree | None = None,
   candidates: Sequence[Codec] = CANDIDATES,
   optimizer: optax.GradientTransformation | None = None,
-  axis: str | None = None,
+  mesh_axis: str | None = None,
   local_axis: str | None = None,
   bucket_bytes: int | None = None,
   overlap: bool = True,
@@ -81,13 +83,14 @@ def advise(
     loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function. Or the
       `perfmodel.StepCost` that was traced of one.
     params: pytree of arrays or ShapeDtypeStructs.
+    batch: tuple of the arguments after `params`, one worker's part: pytrees
+      of arrays or ShapeDtypeStructs. Empty with a `StepCost`.
     platform: devices and links.
-    *batch: one worker's part of the batch; none with a `StepCost`.
     accuracy_budget: greatest relative error of the gradient, from 0 to 1.
     gradients: of one step of one worker; errors are measured on them.
     candidates: codecs of arrays to choose from. Full precision always is one.
     optimizer: of the update; None is SGD without momentum.
-    axis: of the workers, or of the hosts; None is the only one there is.
+    mesh_axis: of the workers, or of the hosts; None is the only one there is.
     local_axis: the axis of the devices of one host, if they reduce first.
     bucket_bytes: as for `perfmodel.predict_step`; None is what
       `jaxmotion.exchange` does.
@@ -97,11 +100,11 @@ def advise(
     branch_shares: as for `perfmodel.predict_cost`.
 
   Returns:
-    The plan: `jaxmotion.exchange(axis, plan.codec, method=plan.method)`.
+    The plan: `jaxmotion.exchange(mesh_axis, plan.codec, method=plan.method)`.
 
   Raises:
-    TypeError: a platform or a candidate that is none, a tensor that is not
-      floating-point.
+    TypeError: a platform or a candidate that is none, a batch that is no
+      tuple, a tensor that is not floating-point.
     ValueError: no parameters, an axis that the platform has not, a budget
       out of range, a while loop without trips (it is named), a dtype that
       the platform has no rate for, a codec without a bound and no gradients,
@@ -116,10 +119,14 @@ def advise(
     ...   return jnp.mean(x)
     >>> layers = 3 * [jax.ShapeDtypeStruct((1024, 1024), "float32")]
     >>> x = jax.ShapeDtypeStruct((64, 1024), "float32")
-    >>> plan = advise(loss, layers, perfmodel.builtin_platform("ethernet_1gbit"), x)
+    >>> plan = advise(
+    ...   loss, layers, (x,), perfmodel.builtin_platform("ethernet_1gbit")
+    ... )
     >>> plan.codec
     uniform(bits=8, block=512, symmetric=True, rounding='nearest')
-    >>> plan = advise(loss, layers, perfmodel.builtin_platform("h100_node"), x)
+    >>> plan = advise(
+    ...   loss, layers, (x,), perfmodel.builtin_platform("h100_node")
+    ... )
     >>> plan.codec, plan.reason[:15]
     (identity(), 'Do not compress')
 
@@ -128,13 +135,10 @@ def advise(
     (dynamic programming under a budget of error, for the fewest bytes);
     Wang et al., Espresso, 2023 (encoding delays the gradients that follow).
   """
-  if not isinstance(platform, Platform):
-    raise TypeError(
-      "`platform` must be a perfmodel.Platform, see perfmodel.builtin_platform and "
-      f"perfmodel.load_platform, got {platform!r}."
-    )
+  check_platform(platform)
+  check_batch(batch)
   _check_budget(accuracy_budget)
-  axis = _check_axes(platform, axis, local_axis)
+  mesh_axis = _check_axes(platform, mesh_axis, local_axis)
   collective_traffic(
     "all_reduce", 0.0, 1, algorithm=algorithm
   )  # Raises if unknown.
@@ -160,7 +164,9 @@ def advise(
     if gradients is None
     else measured(own.params, codecs, gradients)
   )
-  route = Route(platform, axis, local_axis, bucket_bytes, overlap, algorithm)
+  route = Route(
+    platform, mesh_axis, local_axis, bucket_bytes, overlap, algorithm
+  )
   return solve(ExchangeProblem(own, route, codecs, accuracy_budget, errors))
 
 
@@ -173,17 +179,17 @@ def _check_budget(value: Any) -> None:
 
 
 def _check_axes(
-  platform: Platform, axis: str | None, local_axis: str | None
+  platform: Platform, mesh_axis: str | None, local_axis: str | None
 ) -> str:
-  names = [a.name for a in platform.axes]
-  if axis is None and len(names) == 1:
-    axis = names[0]
-  check_choice("axis", axis, names)
+  names = [axis.name for axis in platform.axes]
+  if mesh_axis is None and len(names) == 1:
+    mesh_axis = names[0]
+  check_choice("mesh_axis", mesh_axis, names)
   check_choice(
-    "local_axis", local_axis, [None, *(n for n in names if n != axis)]
+    "local_axis", local_axis, [None, *(n for n in names if n != mesh_axis)]
   )
-  assert axis is not None
-  return axis
+  assert mesh_axis is not None
+  return mesh_axis
 
 
 def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:

@@ -70,7 +70,7 @@ class ExchangePlan:
     >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, w)
     >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
-    >>> plan = planner.advise(own, w, cluster, candidates=half)
+    >>> plan = planner.advise(own, w, (), cluster, candidates=half)
     >>> plan.compresses, plan.step.total_s < 0.6 * plan.plain.total_s
     (True, True)
   """

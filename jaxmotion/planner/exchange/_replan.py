@@ -58,7 +58,7 @@ def replan(
     >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, w)
     >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
-    >>> plan = planner.advise(own, w, cluster, candidates=half)
+    >>> plan = planner.advise(own, w, (), cluster, candidates=half)
     >>> again = replan(plan, step_s=plan.step.total_s / 2)
     >>> old, new = (p.platform.axis("data").link for p in (plan, again))
     >>> new.rate > old.rate

@@ -13,6 +13,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree, shape_string
 from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
+from jaxmotion.planner._checks import check_batch, check_platform
 from jaxmotion.planner.residuals._costs import ResidualCosts
 from jaxmotion.planner.residuals._enumerate import list_candidates
 from jaxmotion.planner.residuals._plan import MemoryPlan
@@ -49,9 +50,9 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
 def fit_memory(
   fn: Callable[..., Any],
   params: PyTree,
-  batch: Any,
-  budget_bytes: float,
+  batch: tuple[Any, ...],
   platform: Platform,
+  budget_bytes: float,
   *,
   options: Sequence[Action] = OPTIONS,
   measure_memory: Check | None = program_memory_bytes,
@@ -82,10 +83,11 @@ def fit_memory(
   Args:
     fn: `fn(params, *batch)`, a scalar: any JAX function.
     params: pytree of arrays or of `jax.ShapeDtypeStruct`s.
-    batch: tuple of the other arguments; what is no tuple is the only one.
-    budget_bytes: of all device memory: arguments, gradients, residuals and
-      what is alive besides. The optimiser's state is the caller's.
+    batch: tuple of the arguments after `params`: pytrees of arrays or of
+      `jax.ShapeDtypeStruct`s.
     platform: what the step will run on.
+    budget_bytes: of all device memory: arguments, gradients, residuals and
+      what is alive besides. The optimizer's state is the caller's.
     options: what may be done besides keeping: codecs, `offload(...)`s and
       `recompute()`. Codecs that round change the gradients.
     measure_memory: `measure_memory(step, params, *batch)` compiles a step and
@@ -96,7 +98,8 @@ def fit_memory(
 
   Raises:
     BudgetTooSmallError: no plan meets the budget (a ValueError with `least_bytes`).
-    TypeError: `platform` is no platform, or an option is none.
+    TypeError: `platform` is no platform, `batch` is no tuple, or an option is
+      none.
     ValueError: the budget is not positive, the function returns no scalar or
       has side effects, a codec remembers something between arrays, or the
       device has no rate for a matrix product's dtype.
@@ -109,7 +112,7 @@ def fit_memory(
     ...   return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
     >>> w = jax.ShapeDtypeStruct((8, 64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((256, 64), "float32")
-    >>> plan = fit_memory(loss, w, x, 1.5e6, builtin_platform("h100_node"))
+    >>> plan = fit_memory(loss, w, (x,), builtin_platform("h100_node"), 1.5e6)
     >>> plan.compiled_bytes <= 1.5e6, plan.rules[0][1]
     (True, recompute())
 
@@ -120,11 +123,10 @@ def fit_memory(
     memory wall with optimal tensor rematerialization, 2020.
   """
   _check_budget(budget_bytes)
-  if not isinstance(platform, Platform):
-    raise TypeError(f"`platform` must be a Platform, got {platform!r}.")
+  check_platform(platform)
+  check_batch(batch)
   _check_options(options)
-  rest = batch if isinstance(batch, tuple) else (batch,)
-  args = jax.tree.map(_shape, (params, *rest))
+  args = jax.tree.map(_shape, (params, *batch))
   _check_result(fn, args)
   refused = _no_host(platform, measure_memory)
   notes: tuple[str, ...] = ()

@@ -68,5 +68,5 @@ def test_what_cannot_be_is_named(tiny):
     run.make_plan(
       tiny("digits", workers=3), perfmodel.builtin_platform("h100_node")
     )
-  with pytest.raises(ValueError, match="`axis` must be one of 'host'"):
+  with pytest.raises(ValueError, match="`mesh_axis` must be one of 'host'"):
     run.make_plan(tiny("digits"), perfmodel.builtin_platform("h100_cluster"))

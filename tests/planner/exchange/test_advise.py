@@ -31,7 +31,7 @@ INT4 = codecs.feedback(codecs.uniform(bits=4))
 
 def advise(platform, **options):
   options = {"candidates": THREE[1:], **options}
-  return planner.advise(WORK, PARAMS, platform, **options)
+  return planner.advise(WORK, PARAMS, (), platform, **options)
 
 
 def shortest(platform, errors, limit, **options):
@@ -74,7 +74,7 @@ def test_the_step_may_overlap_or_not(options):
 
 @pytest.mark.parametrize("platform", [SLOW, FAST], ids=["slow", "fast"])
 def test_no_single_codec_that_fits_is_faster(platform):
-  plan = planner.advise(WORK, PARAMS, platform)
+  plan = planner.advise(WORK, PARAMS, (), platform)
   bounds = stated(PARAMS, plan.request.candidates)
   assert list(plan.uniform) == [codecs.identity(), *planner.CANDIDATES]
   for i, (codec, total_s) in enumerate(plan.uniform.items()):
@@ -185,7 +185,7 @@ def test_a_plan_trains():
 
 def test_hosts_of_several_devices_exchange_their_parts():
   platform = perfmodel.builtin_platform("h100_cluster").resize(host=4)
-  plan = advise(platform, axis="host", local_axis="device")
+  plan = advise(platform, mesh_axis="host", local_axis="device")
   step = predict_step(
     WORK, platform, "host", plan.codec, method=plan.method, local_axis="device"
   )
@@ -198,14 +198,14 @@ def test_hosts_of_several_devices_exchange_their_parts():
 def test_a_function_is_traced_as_a_step_is():
   traced = advise(SLOW)
   plan = planner.advise(
-    loss, PARAMS, SLOW, BATCH, candidates=THREE[1:], optimizer=None
+    loss, PARAMS, (BATCH,), SLOW, candidates=THREE[1:], optimizer=None
   )
   assert plan.step == traced.step and plan.choices == traced.choices
 
 
 def test_an_optimizer_takes_its_time():
   slow = planner.advise(
-    loss, PARAMS, SLOW, BATCH, candidates=(), optimizer=optax.adam(1e-3)
+    loss, PARAMS, (BATCH,), SLOW, candidates=(), optimizer=optax.adam(1e-3)
   )
   assert slow.step.update_s > advise(SLOW).step.update_s
 
@@ -220,15 +220,19 @@ W = jax.ShapeDtypeStruct((4, 4), "float32")
 
 def test_a_loop_without_trips_is_named():
   with pytest.raises(ValueError, match="`while_trips` must give.*lambda"):
-    planner.advise(spin, W, SLOW, BATCH)
-  plan = planner.advise(spin, W, SLOW, BATCH, candidates=(), while_trips=3)
+    planner.advise(spin, W, (BATCH,), SLOW)
+  plan = planner.advise(spin, W, (BATCH,), SLOW, candidates=(), while_trips=3)
   assert plan.step.total_s > 0
 
 
 @pytest.mark.parametrize(
   ("options", "error", "message"),
   [
-    ({"axis": "model"}, ValueError, "`axis` must be one of 'data', got 'mod"),
+    (
+      {"mesh_axis": "model"},
+      ValueError,
+      "`mesh_axis` must be one of 'data', got 'mod",
+    ),
     (
       {"local_axis": "data"},
       ValueError,
@@ -256,19 +260,23 @@ def test_what_cannot_be_is_named(options, error, message):
 
 def test_parts_that_are_missing_are_named():
   with pytest.raises(ValueError, match="`params` must hold at least one"):
-    planner.advise(loss, {}, SLOW, BATCH)
+    planner.advise(loss, {}, (BATCH,), SLOW)
   with pytest.raises(TypeError, match="`platform` must be.*'ethernet'"):
-    planner.advise(WORK, PARAMS, "ethernet")
-  with pytest.raises(ValueError, match="`axis` must be one of , got None"):
+    planner.advise(WORK, PARAMS, (), "ethernet")
+  with pytest.raises(TypeError, match="`batch` must be a tuple.*got a Shape"):
+    planner.advise(loss, PARAMS, BATCH, SLOW)
+  with pytest.raises(ValueError, match="`mesh_axis` must be one of , got None"):
     advise(dataclasses.replace(SLOW, axes=(), sources={}))
-  with pytest.raises(ValueError, match="`axis` must be one of 'host', 'dev"):
+  with pytest.raises(
+    ValueError, match="`mesh_axis` must be one of 'host', 'dev"
+  ):
     advise(perfmodel.builtin_platform("h100_cluster"))
   half = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, "bfloat16"), (PARAMS, BATCH)
   )
   with pytest.raises(ValueError, match="must have a rate for 'bfloat16'"):
-    planner.advise(loss, half[0], SLOW, half[1])
+    planner.advise(loss, half[0], (half[1],), SLOW)
   with pytest.raises(ValueError, match="`batch` must be empty"):
-    planner.advise(WORK, PARAMS, SLOW, BATCH)
+    planner.advise(WORK, PARAMS, (BATCH,), SLOW)
   with pytest.raises(ValueError, match="`params` must be those of the traced"):
-    planner.advise(WORK, W, SLOW)
+    planner.advise(WORK, W, (), SLOW)

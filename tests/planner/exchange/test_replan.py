@@ -12,7 +12,9 @@ SLOW, MIDDLE = cluster(8, gbit=0.1), cluster(8, gbit=30)
 
 
 def advise(platform, **options):
-  return planner.advise(WORK, PARAMS, platform, candidates=THREE[1:], **options)
+  return planner.advise(
+    WORK, PARAMS, (), platform, candidates=THREE[1:], **options
+  )
 
 
 def parts(plan, platform=None):

@@ -228,26 +228,27 @@ W, X = like(64, 64), like(64, 64)
 @pytest.mark.parametrize("budget", [0, -1.0, float("inf"), float("nan")])
 def test_a_budget_is_positive(budget):
   with pytest.raises(ValueError, match="`budget_bytes` must be positive"):
-    planner.fit_memory(square, W, X, budget, PLATFORM)
+    planner.fit_memory(square, W, (X,), PLATFORM, budget)
 
 
 @pytest.mark.parametrize(
   "given, error",
   [
     ({"budget_bytes": "1GB"}, "`budget_bytes` must be a number of bytes"),
-    ({"platform": "h100"}, "`platform` must be a Platform"),
+    ({"platform": "h100"}, "`platform` must be a perfmodel.Platform"),
     ({"options": ["int8"]}, "`options` must be codecs"),
+    ({"batch": X}, "`batch` must be a tuple of .*, got a ShapeDtypeStruct"),
   ],
 )
 def test_what_is_of_another_type_is_refused(given, error):
-  given = {"budget_bytes": 1e9, "platform": PLATFORM, **given}
+  given = {"batch": (X,), "budget_bytes": 1e9, "platform": PLATFORM, **given}
   with pytest.raises(TypeError, match=error):
-    planner.fit_memory(square, W, X, **given)
+    planner.fit_memory(square, W, **given)
 
 
 def test_a_function_returns_a_scalar():
   with pytest.raises(ValueError, match="`fn` must return a floating-point"):
-    planner.fit_memory(lambda w, x: x @ w, W, X, 1e9, PLATFORM)
+    planner.fit_memory(lambda w, x: x @ w, W, (X,), PLATFORM, 1e9)
 
 
 def test_a_function_has_no_side_effects():
@@ -256,13 +257,13 @@ def test_a_function_has_no_side_effects():
     return square(w, x)
 
   with pytest.raises(ValueError, match="must have no side effects"):
-    planner.fit_memory(printed, W, X, 1e9, PLATFORM)
+    planner.fit_memory(printed, W, (X,), PLATFORM, 1e9)
 
 
 def test_a_codec_remembers_nothing():
   with pytest.raises(ValueError, match="remember nothing between arrays"):
     planner.fit_memory(
-      square, W, X, 1e9, PLATFORM, options=[codecs.feedback(INT8)]
+      square, W, (X,), PLATFORM, 1e9, options=[codecs.feedback(INT8)]
     )  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def test_without_a_link_to_a_host_nothing_goes_there():
   alone = dataclasses.replace(
     PLATFORM, to_host=None, from_host=None, sources={}
   )
-  plan = planner.fit_memory(square, W, X, 1e9, alone, measure_memory=None)
+  plan = planner.fit_memory(square, W, (X,), alone, 1e9, measure_memory=None)
   assert plan.host_bytes == 0
   assert "has no link to a host" in plan.notes[0]
   assert plan.notes[0] in str(plan)
