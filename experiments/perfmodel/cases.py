@@ -95,4 +95,4 @@ def work(case: Case) -> perfmodel.StepCost:
     "x": jax.ShapeDtypeStruct((case.batch, case.widths[0]), np.float32),
     "y": jax.ShapeDtypeStruct((case.batch,), np.int32),
   }
-  return perfmodel.trace_step(jax_worker.loss_fn, params, batch)
+  return perfmodel.trace_step(jax_worker.loss_fn, params, (batch,))

@@ -65,15 +65,19 @@ _PLAIN = (_BASELINE, "model")
 _BUCKET_BYTES = 25 << 20
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-  "data": dict(data="data"),
-  "data bf16": dict(data="data", codec=codecs.cast("bfloat16")),
-  "data int8": dict(data="data", codec=codecs.uniform(bits=8)),
-  "data sign": dict(data="data", codec=codecs.sign()),
-  "model": dict(model="data"),
-  "model bf16": dict(model="data", activation_codec=codecs.cast("bfloat16")),
-  "model int8": dict(model="data", activation_codec=codecs.uniform(bits=8)),
+  "data": dict(data_axis="data"),
+  "data bf16": dict(data_axis="data", codec=codecs.cast("bfloat16")),
+  "data int8": dict(data_axis="data", codec=codecs.uniform(bits=8)),
+  "data sign": dict(data_axis="data", codec=codecs.sign()),
+  "model": dict(model_axis="data"),
+  "model bf16": dict(
+    model_axis="data", activation_codec=codecs.cast("bfloat16")
+  ),
+  "model int8": dict(
+    model_axis="data", activation_codec=codecs.uniform(bits=8)
+  ),
 }
-"""What `predict_split_step` is told; the only axis of the platform is `data`."""
+"""Arguments of `predict_split_step`; the only axis of the platform is `data`."""
 
 
 class Point(NamedTuple):
@@ -150,7 +154,7 @@ def predict(
     if kind == "data" and batch % nodes:
       continue
     for name, options in STRATEGIES.items():
-      if kind not in options:
+      if f"{kind}_axis" not in options:
         continue
       step = perfmodel.predict_split_step(
         _network(network),

@@ -24,7 +24,7 @@ def loss(params, x):
   return jnp.mean(jnp.square(x @ params["last"]))
 
 
-WORK = perfmodel.trace_step(loss, PARAMS, BATCH)
+WORK = perfmodel.trace_step(loss, PARAMS, (BATCH,))
 
 
 def cluster(workers=8, gbit=1.0, latency_s=5e-5):

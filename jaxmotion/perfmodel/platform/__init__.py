@@ -15,6 +15,7 @@ from jaxmotion.perfmodel.platform._platform import (
   Device as Device,
   Link as Link,
   Platform as Platform,
+  find_axis as find_axis,
 )
 from jaxmotion.perfmodel.platform._units import (
   Rate as Rate,

@@ -226,8 +226,7 @@ class Platform:
     Raises:
       ValueError: there is none.
     """
-    check_choice("name", name, [axis.name for axis in self.axes])
-    return next(axis for axis in self.axes if axis.name == name)
+    return find_axis(self, "name", name)
 
   def resize(self, **workers: int) -> Platform:
     """The same platform with other numbers of workers.
@@ -242,6 +241,15 @@ class Platform:
       for axis in self.axes
     )
     return dataclasses.replace(self, axes=axes)
+
+
+def find_axis(platform: Platform, argument: str, name: str) -> Axis:
+  """Returns the axis called `name`, or raises an error about `argument`."""
+  found = next((axis for axis in platform.axes if axis.name == name), None)
+  if found is None:
+    names = ", ".join(repr(axis.name) for axis in platform.axes)
+    raise ValueError(f"`{argument}` must be one of {names}, got {name!r}.")
+  return found
 
 
 def _keep_curves(part: Device | Link) -> None:

@@ -213,7 +213,7 @@ def _move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
 
 
 def hierarchical_all_reduce_ledger(
-  payload_bytes: int, axes: Sequence[Axis], *, dtype: str = "float32"
+  payload_bytes: int, mesh_axes: Sequence[Axis], *, dtype: str = "float32"
 ) -> Ledger:
   """Returns the collectives of an all-reduce, one axis after the other.
 
@@ -222,7 +222,7 @@ def hierarchical_all_reduce_ledger(
 
   Args:
     payload_bytes: of the operand on one worker.
-    axes: outermost first.
+    mesh_axes: outermost first.
     dtype: what to call the element type.
 
   Returns:
@@ -239,7 +239,7 @@ def hierarchical_all_reduce_ledger(
     >>> part < ledger_seconds(Ledger((flat,)), cluster)
     True
   """
-  *outer, inner = axes
+  *outer, inner = mesh_axes
 
   def move(op: str, nbytes: int) -> Move:
     return Move(op, (inner.name,), inner.workers, dtype, nbytes, 1)

@@ -10,7 +10,7 @@ import jax
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import row_like
 from jaxmotion.core import PyTree, ShapedLike, tree_bytes
-from jaxmotion.perfmodel.platform import Axis, Device, Platform
+from jaxmotion.perfmodel.platform import Axis, Device, Platform, find_axis
 from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
 from jaxmotion.perfmodel.predict._collectives import ledger_seconds
 from jaxmotion.perfmodel.predict._layout import (
@@ -51,9 +51,9 @@ class ExchangePrediction(NamedTuple):
 
 
 def exchange_ledger(
-  codec: Codec | None,
   tree: PyTree,
-  axis: Axis,
+  mesh_axis: Axis,
+  codec: Codec | None = None,
   *,
   method: str | None = None,
   local_axis: Axis | None = None,
@@ -63,9 +63,9 @@ def exchange_ledger(
   Exactly what `jaxmotion.wire.step_bytes` counts in the traced exchange.
 
   Args:
-    codec: encodes what travels; None is full precision.
     tree: gradients: pytree of arrays or ShapeDtypeStructs.
-    axis: the workers, or the hosts.
+    mesh_axis: the workers, or the hosts.
+    codec: encodes what travels; None is full precision.
     method: "gather" or "two_phase"; None chooses as the exchange does. Codecs
       whose payloads can be added are summed; small arrays are gathered.
     local_axis: the devices of one host, which first reduce among themselves at
@@ -83,19 +83,19 @@ def exchange_ledger(
     >>> from jaxmotion.perfmodel import builtin_platform
     >>> data = builtin_platform("ethernet_1gbit").resize(data=65536).axis("data")
     >>> grads = jax.ShapeDtypeStruct((8192, 8192), "float32")
-    >>> plain = exchange_ledger(None, grads, data)
-    >>> small = exchange_ledger(codecs.sign(), grads, data)
+    >>> plain = exchange_ledger(grads, data)
+    >>> small = exchange_ledger(grads, data, codecs.sign())
     >>> round(plain.total_bytes / small.total_bytes)
     31
   """
-  return make_layout(codec, tree, axis, method, local_axis).ledger
+  return make_layout(tree, mesh_axis, codec, method, local_axis).ledger
 
 
 def predict_exchange(
-  codec: Codec | None,
   tree: PyTree,
   platform: Platform,
-  axis: str,
+  mesh_axis: str,
+  codec: Codec | None = None,
   *,
   method: str | None = None,
   local_axis: str | None = None,
@@ -115,10 +115,10 @@ def predict_exchange(
   =========  ==========================  ==================================
 
   Args:
-    codec: encodes what travels; None is full precision.
     tree: gradients: pytree of arrays or ShapeDtypeStructs.
     platform: devices and links.
-    axis: the axis of the workers, or that of the hosts.
+    mesh_axis: name of the axis of the workers, or that of the hosts.
+    codec: encodes what travels; None is full precision.
     method: as for `exchange_ledger`.
     local_axis: the axis of the devices of one host, if they reduce first.
     algorithm: of the collectives, as for `traffic`.
@@ -135,14 +135,16 @@ def predict_exchange(
     >>> from jaxmotion.perfmodel import builtin_platform
     >>> cluster = builtin_platform("ethernet_1gbit")
     >>> grads = jax.ShapeDtypeStruct((2048, 2048), "float32")
-    >>> plain = predict_exchange(None, grads, cluster, "data")
-    >>> small = predict_exchange(codecs.sign(), grads, cluster, "data")
+    >>> plain = predict_exchange(grads, cluster, "data")
+    >>> small = predict_exchange(grads, cluster, "data", codecs.sign())
     >>> small.total_s < plain.total_s / 10
     True
   """
-  workers = platform.axis(axis)
-  devices = None if local_axis is None else platform.axis(local_axis)
-  plan = make_layout(codec, tree, workers, method, devices)
+  workers = find_axis(platform, "mesh_axis", mesh_axis)
+  devices = None
+  if local_axis is not None:
+    devices = find_axis(platform, "local_axis", local_axis)
+  plan = make_layout(tree, workers, codec, method, devices)
   return predict_plan(plan, platform, algorithm)
 
 
@@ -150,7 +152,7 @@ def predict_plan(
   plan: ExchangeLayout, platform: Platform, algorithm: str
 ) -> ExchangePrediction:
   """Predicts the exchange of all arrays of a plan at once."""
-  workers, device = plan.axis.workers, platform.device
+  workers, device = plan.mesh_axis.workers, platform.device
   phases = [_codec_seconds(job, workers, device) for job in plan.jobs]
   encode, recode, decode = (math.fsum(p[i] for p in phases) for i in range(3))
   link = ledger_seconds(plan.ledger, platform, algorithm=algorithm)

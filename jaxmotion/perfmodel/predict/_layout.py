@@ -45,18 +45,18 @@ class ExchangeLayout(NamedTuple):
 
   Attributes:
     jobs: its arrays, in the order of the tree.
-    axis: the workers, or the hosts.
+    mesh_axis: the workers, or the hosts.
     local_axis: the devices of one host, if they reduce first.
   """
 
   jobs: tuple[Job, ...]
-  axis: Axis
+  mesh_axis: Axis
   local_axis: Axis | None
 
   @property
   def ledger(self) -> Ledger:
     """What each worker sends."""
-    moves = _moves(self.jobs, self.axis)
+    moves = _moves(self.jobs, self.mesh_axis)
     if self.local_axis is None:
       return Ledger(tuple(moves))
     leaves = [leaf for job in self.jobs for leaf in job.whole]
@@ -65,9 +65,9 @@ class ExchangeLayout(NamedTuple):
 
 
 def make_layout(
-  codec: Codec | None,
   tree: PyTree,
-  axis: Axis,
+  mesh_axis: Axis,
+  codec: Codec | None,
   method: str | None,
   local_axis: Axis | None,
 ) -> ExchangeLayout:
@@ -78,7 +78,7 @@ def make_layout(
     devices = local_axis.workers
     tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
   cut = partition(identity() if codec is None else codec, tree)
-  methods = choose_methods(cut, axis.workers, method)
+  methods = choose_methods(cut, mesh_axis.workers, method)
   jobs = []
   for part, like, chosen in zip(
     cut.leaf_groups, cut.likes(), methods, strict=True
@@ -88,7 +88,7 @@ def make_layout(
       like = jax.ShapeDtypeStruct(like.shape, wide)
     whole = tuple(leaves[i] for i in part.leaves)
     jobs.append(Job(part.codec, like, chosen, part.leaves, whole))
-  return ExchangeLayout(tuple(jobs), axis, local_axis)
+  return ExchangeLayout(tuple(jobs), mesh_axis, local_axis)
 
 
 def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:

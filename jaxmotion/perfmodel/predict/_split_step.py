@@ -11,7 +11,7 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import check_int, tree_bytes
 from jaxmotion.perfmodel.cost import Kernel
 from jaxmotion.perfmodel.networks import Network
-from jaxmotion.perfmodel.platform import Device, Platform
+from jaxmotion.perfmodel.platform import Device, Platform, find_axis
 from jaxmotion.perfmodel.predict._exchange import ExchangePrediction
 from jaxmotion.perfmodel.predict._layout import make_layout
 from jaxmotion.perfmodel.predict._overlap import Message
@@ -37,8 +37,8 @@ def predict_split_step(
   batch: int,
   platform: Platform,
   *,
-  data: str | None = None,
-  model: str | None = None,
+  data_axis: str | None = None,
+  model_axis: str | None = None,
   codec: Codec | None = None,
   activation_codec: Codec | None = None,
   bucket_bytes: int | None = None,
@@ -48,12 +48,12 @@ def predict_split_step(
 ) -> StepPrediction:
   """Predicts a step in which layers are split, the batch, or both.
 
-  Over the axis `model`, worker `r` of `M` computes its `1 / M` of the output
+  Over `model_axis`, worker `r` of `M` computes its `1 / M` of the output
   channels of every layer. Before a layer that reads all channels of what
   others computed, they are gathered; its gradient with respect to them is a
   sum over workers, each of which keeps its own part (a reduce-scatter). The
   loss, which has no parameters, is computed by all of them. Over
-  the axis `data` each group of `M` has its part of the batch, and gradients of
+  `data_axis` each group of `M` has its part of the batch, and gradients of
   the split parameters are exchanged while the backward pass goes on. Either
   axis alone is channel-split model parallelism or data parallelism.
 
@@ -65,8 +65,8 @@ def predict_split_step(
     network: what is trained.
     batch: images of all workers together; the data axis divides it.
     platform: devices and links.
-    data: the axis over which the batch is split, if it is.
-    model: the axis over which channels are split, if they are.
+    data_axis: the axis over which the batch is split, if it is.
+    model_axis: the axis over which channels are split, if they are.
     codec: of gradients over the data axis; None is full precision.
     activation_codec: of activations and their gradients over the model axis.
     bucket_bytes: as for `data_parallel`; 1 is a bucket for each layer.
@@ -86,26 +86,29 @@ def predict_split_step(
     >>> from jaxmotion.perfmodel import builtin_platform, reference_network
     >>> cluster = builtin_platform("ethernet_1gbit")
     >>> net = reference_network("alexnet")
-    >>> by_batch = predict_split_step(net, 64, cluster, data="data")
-    >>> by_channel = predict_split_step(net, 64, cluster, model="data")
+    >>> by_batch = predict_split_step(net, 64, cluster, data_axis="data")
+    >>> by_channel = predict_split_step(net, 64, cluster, model_axis="data")
     >>> by_batch.wire_bytes > by_channel.wire_bytes
     True
     >>> by_batch.memory_bytes > by_channel.memory_bytes
     True
   """
-  if data is not None and data == model:
+  if data_axis is not None and data_axis == model_axis:
     raise ValueError(
-      f"`model` must be another axis than `data`, got {model!r}."
+      f"`model_axis` must be another axis than `data_axis`, got {model_axis!r}."
     )
   check_int("batch", batch, 1)
   check_int("state_copies", state_copies, 0)
-  groups = None if data is None else platform.axis(data)
+  groups = axis = None
+  if data_axis is not None:
+    groups = find_axis(platform, "data_axis", data_axis)
+  if model_axis is not None:
+    axis = find_axis(platform, "model_axis", model_axis)
   if groups and batch % groups.workers:
     raise ValueError(
       f"`batch` must be a multiple of the {groups.workers} workers on "
-      f"{data!r}, got {batch}."
+      f"{data_axis!r}, got {batch}."
     )
-  axis = None if model is None else platform.axis(model)
   images = batch // (groups.workers if groups else 1)
   split = LayerSplit(network, images, axis.workers if axis else 1)
   gathers: dict[int, Moved] = {}
@@ -131,7 +134,7 @@ def predict_split_step(
       layer.name: params
       for layer, params in zip(network.layers, split.params, strict=True)
     }
-    plan = make_layout(codec, grads, groups, None, None)
+    plan = make_layout(grads, groups, codec, None, None)
     messages, exchanges = exchange_messages(
       plan, jax.tree.leaves(there), clock, platform, bucket_bytes, algorithm
     )

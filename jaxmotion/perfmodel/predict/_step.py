@@ -13,7 +13,7 @@ import optax
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree, check_int, tree_bytes
 from jaxmotion.perfmodel.cost import Cost, predict_cost
-from jaxmotion.perfmodel.platform import Platform, check_quantity
+from jaxmotion.perfmodel.platform import Platform, check_quantity, find_axis
 from jaxmotion.perfmodel.predict._exchange import (
   ExchangePrediction,
   predict_plan,
@@ -83,7 +83,7 @@ class StepCost:
     >>> import jax.numpy as jnp
     >>> w = jax.ShapeDtypeStruct((64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
-    >>> trace_step(lambda w, x: jnp.sum(x @ w), w, x).written  # x w, sum, 1, x^T 1
+    >>> trace_step(lambda w, x: jnp.sum(x @ w), w, (x,)).written  # x w, sum, 1, x^T 1
     (4,)
   """
 
@@ -97,7 +97,8 @@ class StepCost:
 def trace_step(
   loss_fn: Callable[..., Any],
   params: PyTree,
-  *batch: Any,
+  batch: tuple[PyTree, ...],
+  *,
   optimizer: optax.GradientTransformation | None = None,
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
@@ -107,21 +108,28 @@ def trace_step(
   Args:
     loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function.
     params: pytree of arrays or ShapeDtypeStructs.
-    *batch: the worker's own part of the batch.
+    batch: the worker's own part of the batch, as the tuple of all arguments
+      after `params`: `(x,)` for one.
     optimizer: of the update; None is SGD without momentum.
     while_trips: as for `predict_cost`.
     branch_shares: as for `predict_cost`.
 
   Raises:
+    TypeError: `batch` is not a tuple.
     ValueError: as `predict_cost`.
 
   Example:
     >>> from jaxmotion.perfmodel import reference_network
     >>> net = reference_network("alexnet")
-    >>> whole = trace_step(net.loss, net.params, *net.batch(4))
+    >>> whole = trace_step(net.loss, net.params, net.batch(4))
     >>> round(whole.gradient.totals["convolution"].flops / 1e9, 1)
     13.8
   """
+  if not isinstance(batch, tuple):
+    raise TypeError(
+      "`batch` must be a tuple of the arguments of `loss_fn` after `params`, "
+      f"got {type(batch).__name__}: write (batch,) for one."
+    )
   optimizer = optax.sgd(0.1) if optimizer is None else optimizer
   state = jax.eval_shape(optimizer.init, params)
   options: dict[str, Any] = dict(
@@ -148,9 +156,9 @@ def trace_step(
 
 
 def predict_step(
-  work: StepCost,
+  step_cost: StepCost,
   platform: Platform,
-  axis: str,
+  mesh_axis: str,
   codec: Codec | None = None,
   *,
   bucket_bytes: int | None = None,
@@ -166,9 +174,9 @@ def predict_step(
   them. A bucket that is full is encoded and sent while the pass goes on.
 
   Args:
-    work: of one worker, with its part of the batch.
+    step_cost: of one worker, with its part of the batch.
     platform: devices and links.
-    axis: of the workers, or of the hosts.
+    mesh_axis: name of the axis of the workers, or of the hosts.
     codec: encodes what travels; None is full precision.
     bucket_bytes: of gradients, at least, in all buckets but the last; None is
       one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
@@ -190,7 +198,7 @@ def predict_step(
     >>> from jaxmotion import codecs
     >>> from jaxmotion.perfmodel import builtin_platform, reference_network
     >>> net = reference_network("alexnet")
-    >>> own = trace_step(net.loss, net.params, *net.batch(32))
+    >>> own = trace_step(net.loss, net.params, net.batch(32))
     >>> cluster = builtin_platform("ethernet_10gbit")
     >>> plain = predict_step(own, cluster, "data", bucket_bytes=25 << 20)
     >>> int8 = predict_step(
@@ -200,16 +208,22 @@ def predict_step(
     True
   """
   device = platform.device
-  devices = None if local_axis is None else platform.axis(local_axis)
-  plan = make_layout(codec, work.params, platform.axis(axis), method, devices)
+  workers = find_axis(platform, "mesh_axis", mesh_axis)
+  devices = None
+  if local_axis is not None:
+    devices = find_axis(platform, "local_axis", local_axis)
+  plan = make_layout(step_cost.params, workers, codec, method, devices)
   compute, update = (
-    predict_seconds(part, device) for part in (work.gradient, work.update)
+    predict_seconds(part, device)
+    for part in (step_cost.gradient, step_cost.update)
   )
   scale = 1.0
   if alone_s is not None:
     check_quantity("alone_s", alone_s)
     scale = alone_s / (compute + update + device.call_s)
-  ready = [scale * s for s in predict_ready_seconds(work.gradient, device)[1:]]
+  ready = [
+    scale * s for s in predict_ready_seconds(step_cost.gradient, device)[1:]
+  ]
   messages, exchanges = exchange_messages(
     plan, ready, scale * compute, platform, bucket_bytes, algorithm
   )
@@ -219,7 +233,7 @@ def predict_step(
     compute_s=scale * compute,
     update_s=scale * update,
     call_s=scale * device.call_s,
-    memory_bytes=work.gradient.peak_bytes + work.state_bytes,
+    memory_bytes=step_cost.gradient.peak_bytes + step_cost.state_bytes,
     overlap=overlap,
   )
 

@@ -154,7 +154,7 @@ def advise(
     own = trace_step(
       loss_fn,
       params,
-      *batch,
+      batch,
       optimizer=optimizer,
       while_trips=while_trips,
       branch_shares=branch_shares,

@@ -63,10 +63,10 @@ class TensorCosts:
   ) -> ExchangePrediction:
     route = self.route
     return predict_exchange(
-      codec,
       tree,
       route.platform,
       route.axis,
+      codec,
       method=method,
       local_axis=route.local_axis,
       algorithm=route.algorithm,

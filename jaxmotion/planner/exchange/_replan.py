@@ -55,7 +55,7 @@ def replan(
     >>> import jax
     >>> from jaxmotion import codecs, perfmodel, planner
     >>> w = jax.ShapeDtypeStruct((1024, 1024), "float32")
-    >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, w)
+    >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, (w,))
     >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
     >>> plan = planner.advise(own, w, (), cluster, candidates=half)

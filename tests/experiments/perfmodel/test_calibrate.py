@@ -79,7 +79,7 @@ def test_a_step_can_be_predicted_and_says_what_was_not_measured(
     return jnp.sum(jnp.tanh(x @ w))
 
   w = jax.ShapeDtypeStruct((64, 64), "float32")
-  own = perfmodel.trace_step(loss, w, jax.ShapeDtypeStruct((64, 64), "float32"))
+  own = perfmodel.trace_step(loss, w, (w,))
   step = perfmodel.predict_step(own, again, "data", codecs.sign())
   assert math.isfinite(step.total_s) and step.total_s > 0
   half = jax.ShapeDtypeStruct((64, 64), "bfloat16")

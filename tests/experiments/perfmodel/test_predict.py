@@ -58,7 +58,7 @@ def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
   alone = predict.Alone({case: lawful(case) for case in GRID.known})
   plain, coded = (Case(64, 16, n) for n in ("none", "sign_feedback"))
   exchange = perfmodel.predict_exchange(
-    coded.codec, cases.work(coded).params, platform, "data"
+    cases.work(coded).params, platform, "data", coded.codec
   )
   assert predict.predict(platform, alone, plain) == alone.seconds(plain)
   assert predict.predict(platform, alone, coded) == pytest.approx(

@@ -95,7 +95,7 @@ def by_kind(ledger):
 )
 def test_bytes_are_those_of_the_traced_exchange(codec, workers, method):
   axis = platform(data=workers).axis("data")
-  said = exchange_ledger(codec, TREE, axis, method=method)
+  said = exchange_ledger(TREE, axis, codec, method=method)
   traced = counted(reduced(codec, method), data=workers)
   assert said.total_bytes == traced.total_bytes
   assert by_kind(said) == by_kind(traced)
@@ -108,7 +108,7 @@ def test_bytes_are_right_for_every_codec(name, workers):
   # More than one block, and not a multiple of any.
   x = jax.ShapeDtypeStruct((2 * 647,), "float32")
   axis = platform(data=workers).axis("data")
-  said = exchange_ledger(codec, x, axis)
+  said = exchange_ledger(x, axis, codec)
   row = jax.ShapeDtypeStruct((-(-x.size // workers),), "float32")
   payload = wire.payload_bytes(codec, x)
   if codec.summable:
@@ -137,7 +137,7 @@ def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(codec, sizes):
 
   cluster = platform(host=hosts, device=devices)
   said = predict_exchange(
-    codec, TREE, cluster, "host", local_axis="device"
+    TREE, cluster, "host", codec, local_axis="device"
   ).ledger
   traced = counted(body, host=hosts, device=devices)
   assert said.per_axis() == {
@@ -153,12 +153,12 @@ GRADS = jax.ShapeDtypeStruct((2048, 512), "float32")
 
 @pytest.mark.parametrize("codec", [None, codecs.sign()], ids=str)
 def test_one_worker_sends_nothing(codec):
-  alone = predict_exchange(codec, TREE, platform(data=1), "data")
+  alone = predict_exchange(TREE, platform(data=1), "data", codec)
   assert alone.link_s == alone.ledger.total_bytes == 0
 
 
 def test_full_precision_takes_the_link_alone():
-  plain = predict_exchange(None, GRADS, platform(data=8), "data")
+  plain = predict_exchange(GRADS, platform(data=8), "data")
   assert plain.total_s == plain.link_s
   said = perfmodel.collective_seconds("all_reduce", 2**22, 8, LINK)
   assert plain.link_s == said
@@ -167,8 +167,8 @@ def test_full_precision_takes_the_link_alone():
 def test_two_phases_encode_twice_and_gathers_decode_for_everyone():
   int8 = codecs.uniform(bits=8)
   cluster = platform(data=8)
-  gather = predict_exchange(int8, GRADS, cluster, "data", method="gather")
-  two = predict_exchange(int8, GRADS, cluster, "data", method="two_phase")
+  gather = predict_exchange(GRADS, cluster, "data", int8, method="gather")
+  two = predict_exchange(GRADS, cluster, "data", int8, method="two_phase")
   assert gather.recode_s == 0 < two.recode_s
   assert gather.encode_s == two.encode_s
   assert gather.decode_s > two.decode_s
@@ -179,7 +179,7 @@ def test_two_phases_encode_twice_and_gathers_decode_for_everyone():
 def test_an_exchange_grows_with_its_workers(method):
   times = [
     predict_exchange(
-      codecs.uniform(bits=4), GRADS, platform(data=n), "data", method=method
+      GRADS, platform(data=n), "data", codecs.uniform(bits=4), method=method
     ).total_s
     for n in (1, 2, 4, 16, 256, 4096)
   ]
@@ -204,7 +204,12 @@ def test_a_codec_takes_about_what_its_own_trace_says():
 
 
 def test_an_axis_that_is_not_there_is_named():
-  with pytest.raises(ValueError, match="`name` must be one of 'data', got 'x'"):
-    predict_exchange(None, GRADS, platform(data=2), "x")
+  one_of = "must be one of 'data', got 'x'"
+  with pytest.raises(ValueError, match=f"`mesh_axis` {one_of}"):
+    predict_exchange(GRADS, platform(data=2), "x")
+  with pytest.raises(ValueError, match=f"`local_axis` {one_of}"):
+    predict_exchange(GRADS, platform(data=2), "data", local_axis="x")
+  with pytest.raises(ValueError, match=f"`name` {one_of}"):
+    platform(data=2).axis("x")
   with pytest.raises(ValueError, match="`method` must be one of"):
-    predict_exchange(None, GRADS, platform(data=2), "data", method="ring")
+    predict_exchange(GRADS, platform(data=2), "data", method="ring")

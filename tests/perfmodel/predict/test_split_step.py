@@ -86,7 +86,9 @@ def traced_bytes(workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_split_channels_send_what_the_traced_program_sends(workers):
-  step = predict_split_step(NET, BATCH, platform(model=workers), model="model")
+  step = predict_split_step(
+    NET, BATCH, platform(model=workers), model_axis="model"
+  )
   traced = traced_bytes(workers)
   assert step.wire_bytes == traced.total_bytes
   values = sum(WIDTHS[1:3]) * BATCH * 4
@@ -97,7 +99,7 @@ def test_split_channels_send_what_the_traced_program_sends(workers):
 
 def test_split_channels_divide_products_and_parameters():
   one = predict_split_step(NET, BATCH, platform())
-  two = predict_split_step(NET, BATCH, platform(model=2), model="model")
+  two = predict_split_step(NET, BATCH, platform(model=2), model_axis="model")
   assert one.wire_bytes == one.link_s == 0
   assert one.total_s == pytest.approx(one.compute_s + one.update_s)
   assert two.memory_bytes < one.memory_bytes
@@ -111,7 +113,7 @@ def test_split_channels_divide_products_and_parameters():
       NET,
       BATCH,
       dataclasses.replace(platform(model=n), device=fast),
-      model="model",
+      model_axis="model",
     ).compute_s
     for n in (1, 2, 4, 8)
   ]
@@ -122,7 +124,7 @@ def test_split_channels_divide_products_and_parameters():
 def test_more_workers_than_channels_leave_some_idle():
   def compute(workers):
     step = predict_split_step(
-      NET, BATCH, platform(model=workers), model="model"
+      NET, BATCH, platform(model=workers), model_axis="model"
     )
     return step.compute_s
 
@@ -134,21 +136,25 @@ def test_more_workers_than_channels_leave_some_idle():
 def test_an_axis_of_one_worker_changes_nothing(codec):
   how = {"codec": codec, "bucket_bytes": 1}
   both = platform(data=4, model=1)
-  alone = predict_split_step(NET, BATCH, both, data="data", **how)
+  alone = predict_split_step(NET, BATCH, both, data_axis="data", **how)
   assert predict_split_step(
-    NET, BATCH, both, data="data", model="model", **how
+    NET, BATCH, both, data_axis="data", model_axis="model", **how
   ) == (alone)
   both = platform(data=1, model=4)
-  alone = predict_split_step(NET, BATCH, both, model="model")
-  hybrid = predict_split_step(NET, BATCH, both, data="data", model="model")
+  alone = predict_split_step(NET, BATCH, both, model_axis="model")
+  hybrid = predict_split_step(
+    NET, BATCH, both, data_axis="data", model_axis="model"
+  )
   assert hybrid.total_s == pytest.approx(alone.total_s)
   assert hybrid.wire_bytes == alone.wire_bytes
 
 
 def test_hybrid_exchanges_the_gradients_of_split_parameters():
   cluster = platform(data=4, model=2)
-  step = predict_split_step(NET, BATCH, cluster, data="data", model="model")
-  split = predict_split_step(NET, BATCH // 4, cluster, model="model")
+  step = predict_split_step(
+    NET, BATCH, cluster, data_axis="data", model_axis="model"
+  )
+  split = predict_split_step(NET, BATCH // 4, cluster, model_axis="model")
   grads = 2 * 3 / 4 * 4 * NET.size / 2
   assert step.wire_bytes == split.wire_bytes + grads
   assert step.compute_s == split.compute_s
@@ -158,10 +164,10 @@ def test_data_parallel_layers_are_near_the_whole_network():
   net = reference_network("resnet18")
   cluster = perfmodel.builtin_platform("ethernet_10gbit").resize(data=4)
   layers = predict_split_step(
-    net, 32, cluster, data="data", bucket_bytes=1 << 22
+    net, 32, cluster, data_axis="data", bucket_bytes=1 << 22
   )
   whole = predict_step(
-    trace_step(net.loss, net.params, *net.batch(8)),
+    trace_step(net.loss, net.params, net.batch(8)),
     cluster,
     "data",
     bucket_bytes=1 << 22,
@@ -178,8 +184,8 @@ def test_overlapping_is_never_slower(codec):
       NET,
       BATCH,
       platform(),
-      data="data",
-      model="model",
+      data_axis="data",
+      model_axis="model",
       codec=codec,
       bucket_bytes=1,
       overlap=overlap,
@@ -192,7 +198,7 @@ def test_compressed_activations_send_words():
   int8 = codecs.uniform(bits=8, block=64)
   plain, coded = (
     predict_split_step(
-      NET, BATCH, platform(model=4), model="model", activation_codec=codec
+      NET, BATCH, platform(model=4), model_axis="model", activation_codec=codec
     )
     for codec in (None, int8)
   )
@@ -215,8 +221,8 @@ def test_channels_win_where_parameters_weigh_more_than_activations():
 
   def ratio(name, batch):
     net = reference_network(name)
-    data = predict_split_step(net, batch, slow, data="data")
-    model = predict_split_step(net, batch, slow, model="data")
+    data = predict_split_step(net, batch, slow, data_axis="data")
+    model = predict_split_step(net, batch, slow, model_axis="data")
     return data.total_s / model.total_s
 
   assert ratio("alexnet", 64) > 1
@@ -224,12 +230,16 @@ def test_channels_win_where_parameters_weigh_more_than_activations():
 
 
 def test_what_cannot_be_is_refused():
-  with pytest.raises(ValueError, match="`model` must be another axis"):
-    predict_split_step(NET, BATCH, platform(), data="data", model="data")
+  with pytest.raises(ValueError, match="`model_axis` must be another"):
+    predict_split_step(
+      NET, BATCH, platform(), data_axis="data", model_axis="data"
+    )
   with pytest.raises(ValueError, match="`batch` must be a multiple of the 4"):
-    predict_split_step(NET, 7, platform(), data="data")
-  with pytest.raises(ValueError, match="`name` must be one of 'data', 'model'"):
-    predict_split_step(NET, 8, platform(), data="host")
+    predict_split_step(NET, 7, platform(), data_axis="data")
+  with pytest.raises(
+    ValueError, match="`data_axis` must be one of 'data', 'model'"
+  ):
+    predict_split_step(NET, 8, platform(), data_axis="host")
   with pytest.raises(TypeError, match="`batch` must be an integer"):
     predict_split_step(NET, 8.0, platform())
   assert jnp.isfinite(predict_split_step(NET, 8, platform()).total_s)

@@ -36,7 +36,7 @@ def loss(params, x, y):
   return jnp.mean((x - y) ** 2)
 
 
-OWN = trace_step(loss, PARAMS, *BATCH, optimizer=optax.adam(1e-3))
+OWN = trace_step(loss, PARAMS, BATCH, optimizer=optax.adam(1e-3))
 CLUSTER = perfmodel.builtin_platform("ethernet_1gbit").resize(data=4)
 CODECS = {
   "fp32": None,
@@ -147,7 +147,7 @@ def test_memory_counts_the_optimiser_and_the_codecs_memory():
 
 
 def test_an_optimiser_costs_what_its_arrays_weigh():
-  sgd = trace_step(loss, PARAMS, *BATCH)
+  sgd = trace_step(loss, PARAMS, BATCH)
   assert sgd.state_bytes == 0
   values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
   assert sgd.update.bytes == 3 * 4 * values
@@ -242,7 +242,7 @@ def test_more_examples_take_longer():
       jax.ShapeDtypeStruct((images, *a.shape[1:]), a.dtype) for a in BATCH
     ]
     return predict_step(
-      trace_step(loss, PARAMS, *batch), CLUSTER, "data"
+      trace_step(loss, PARAMS, tuple(batch)), CLUSTER, "data"
     ).total_s
 
   times = [total(n) for n in (1, 8, 64, 512)]
@@ -256,9 +256,9 @@ def test_hosts_of_several_devices_send_a_part_between_them():
     OWN, cluster, "host", codecs.sign(), local_axis="device"
   )
   ledger = perfmodel.exchange_ledger(
-    codecs.sign(),
     PARAMS,
     cluster.axis("host"),
+    codecs.sign(),
     local_axis=cluster.axis("device"),
   )
   assert hierarchical.wire_bytes == ledger.total_bytes
@@ -270,6 +270,8 @@ def test_what_cannot_be_is_refused():
     predict_step(OWN, CLUSTER, "data", bucket_bytes=0)
   with pytest.raises(ValueError, match="`alone_s` must be positive"):
     predict_step(OWN, CLUSTER, "data", alone_s=-1.0)
+  with pytest.raises(TypeError, match="`batch` must be a tuple .* got list"):
+    trace_step(loss, PARAMS, list(BATCH))
   with pytest.raises(ValueError, match="`while_trips` must give"):
     trace_step(
       lambda w, x: (
@@ -279,5 +281,5 @@ def test_what_cannot_be_is_refused():
         + w.sum()
       ),
       PARAMS[0]["w"],
-      BATCH[0],
+      (BATCH[0],),
     )
