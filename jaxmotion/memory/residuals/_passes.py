@@ -33,23 +33,23 @@ class Passes:
     self._params, self._x = (jax.tree.structure(like) for like in likes)
     self._size = len(jax.tree.leaves(likes[0]))
 
-  def kept(self) -> list[Residual]:
+  def saved_residuals(self) -> list[Residual]:
     """Returns what `forward` keeps the words of."""
     return [k.residual for k in self._traced.split.kept]
 
   def forward(
-    self, params: PyTree, x: PyTree, *, moves: bool = True
+    self, params: PyTree, x: PyTree, *, transfer: bool = True
   ) -> tuple[PyTree, list[Words]]:
     """Returns the output and the words that are kept for `backward`.
 
     Args:
       params: of the function.
       x: its input.
-      moves: whether what is to be on the host is sent there.
+      transfer: whether what is to be on the host is sent there.
     """
     traced = self._traced
     inputs = self._inputs(params, x)
-    (outs, _), words = forward(traced.split, inputs, moves=moves)
+    (outs, _), words = forward(traced.split, inputs, transfer=transfer)
     return jax.tree.unflatten(traced.out_tree, outs), words
 
   def backward(
@@ -58,7 +58,7 @@ class Passes:
     words: list[Words],
     ct: PyTree,
     *,
-    moves: bool = True,
+    transfer: bool = True,
   ) -> tuple[PyTree, PyTree]:
     """Returns the cotangents of the parameters and of the input.
 
@@ -66,13 +66,13 @@ class Passes:
       params: those that `forward` was given.
       words: what it returned.
       ct: cotangent of the output.
-      moves: whether some of them are on the host.
+      transfer: whether some of them are on the host.
     """
     cts = self._traced.smooth(jax.tree.leaves(ct))
     hidden = [None] * len(self._traced.leaves)
     inputs = [*self._inputs(params, ()), *hidden[self._size :]]
     split = self._traced.split
-    grads = backward(split, inputs, words, cts, moves=moves)
+    grads = backward(split, inputs, words, cts, transfer=transfer)
     grads = grads[len(self._traced.constants) :]
     return (
       jax.tree.unflatten(self._params, grads[: self._size]),

@@ -256,11 +256,11 @@ class _Loop(NamedTuple):
     def body(carry: Any, start: Array) -> tuple[Any, Any]:
       x, before = carry
       own = self.span.rows(params, start)
-      x, words = self.halves.forward(own, x, moves=False)
-      here, there = words_of.part(words, beside)
+      x, words = self.halves.forward(own, x, transfer=False)
+      here, there = words_of.pack(words, beside)
       return (x, there), (here, to_host(before))
 
-    start = (x, words_of.nothing(beside))
+    start = (x, words_of.zeros(beside))
     (x, last), kept = lax.scan(body, start, self.span.starts())
     return x, (last, *kept)
 
@@ -276,8 +276,8 @@ class _Loop(NamedTuple):
       start, near, before = kept
       before = to_device(before)
       own, mine = (self.span.rows(t, start) for t in (params, state))
-      words = words_of.whole(near, far)
-      grads, ct = self.halves.backward(own, words, ct, moves=False)
+      words = words_of.merge(near, far)
+      grads, ct = self.halves.backward(own, words, ct, transfer=False)
       grads = jax.tree.map(_apart, grads)
       updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
       own = optax.apply_updates(own, updates)
@@ -294,7 +294,7 @@ class _Loop(NamedTuple):
     return ct, params, state
 
   def _words_of(self) -> HostBuffers:
-    return HostBuffers(self.halves.kept())
+    return HostBuffers(self.halves.saved_residuals())
 
 
 def _chain(block: Block, size: int) -> Block:

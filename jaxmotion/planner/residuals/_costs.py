@@ -155,18 +155,18 @@ class ResidualCosts:
   def _offer(self, rows: Sequence[Residual], action: Action) -> KeepOption:
     host = isinstance(action, offload)
     codec: Any = action.codec if isinstance(action, offload) else action
-    kept = [r._replace(codec=codec, host=host) for r in rows]
+    kept = [r._replace(codec=codec, on_host=host) for r in rows]
     return self.offered(kept)._replace(action=action)
 
   def offered(self, rows: Sequence[Residual]) -> KeepOption:
     """Returns what residuals take as they are kept."""
     to_host, from_host = self._platform.to_host, self._platform.from_host
-    moved = [r for r in rows if r.host]
+    moved = [r for r in rows if r.on_host]
     passes = 2 * sum(r.encoded_bytes * r.repeats for r in moved)
     memory_s = passes / self._platform.device.memory_rate.bytes_per_s
     return KeepOption(
       None,
-      sum(r.encoded_bytes * r.repeats for r in rows if not r.host),
+      sum(r.encoded_bytes * r.repeats for r in rows if not r.on_host),
       sum(map(self._coding_s, rows)) + memory_s,
       sum(r.repeats * to_host.seconds(r.encoded_bytes) for r in moved),
       sum(r.repeats * from_host.seconds(r.encoded_bytes) for r in moved),

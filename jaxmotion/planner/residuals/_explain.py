@@ -62,7 +62,7 @@ def _kept(
   plain = sum(r.nbytes * r.repeats for r in rows)
   exposed_s = _exposed_s(prices, offer, prefix_of(first.name), every)
   action = "keep" if first.codec is None else "compress"
-  if first.host:
+  if first.on_host:
     action = "offload"
     link = format_seconds(offer.put_s + offer.fetch_s)
     reason = (

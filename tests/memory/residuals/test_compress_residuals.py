@@ -172,8 +172,8 @@ def test_rules_say_what_becomes_of_each():
   assert "dense/dot_general_0" not in kept
   (narrow,) = [r for r in kept.values() if r.codec == codecs.cast("bfloat16")]
   del kept[narrow.name]
-  assert narrow.shape == x.shape and not narrow.host
-  assert kept and all(r.host and r.codec == INT8 for r in kept.values())
+  assert narrow.shape == x.shape and not narrow.on_host
+  assert kept and all(r.on_host and r.codec == INT8 for r in kept.values())
   value, grads = gradients(squared(compress_residuals(block, rules)), p, x)
   expected, exact = gradients(squared(block), p, x)
   assert value == expected and distance(exact, grads) < 0.02

@@ -167,7 +167,7 @@ def test_nothing_goes_on_before_what_is_sent_to_the_host_is_there():
     for e in eqns
     if e.primitive.name == "device_put" and is_on_host(e.outvars[0].aval)
   }
-  assert len(sent) == sum(len(r.words_like()) for r in kept) > 0
+  assert len(sent) == sum(len(r.buffers_like()) for r in kept) > 0
   held = {
     v
     for e in eqns

@@ -161,7 +161,7 @@ def test_the_choice_is_as_good_as_the_best_of_all():
     rules = [(f"{n}$", a) for n, a in zip(names, actions, strict=True)]
     drops = frozenset(n for n, a in rules if isinstance(a, recompute))
     kept = prices.kept(rules)
-    own = sum(r.encoded_bytes * r.repeats for r in kept if not r.host)
+    own = sum(r.encoded_bytes * r.repeats for r in kept if not r.on_host)
     every.append((own, prices.step_s(drops, kept)))
   fixed = prices.argument_bytes + prices.gradient_bytes + prices.working_bytes
   sizes = sorted({own for own, _ in every})

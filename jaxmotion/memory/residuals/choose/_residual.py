@@ -34,8 +34,8 @@ class Residual(NamedTuple):
     shape: of the array.
     dtype: of the array.
     codec: what it is encoded by; None keeps it as it is, a mask as bits.
-    host: whether it is kept on the host.
-    again: whether it is computed again instead.
+    on_host: whether it is kept on the host.
+    recomputed: whether it is recomputed instead of saved.
     repeats: how many there are, one for each step of a loop.
   """
 
@@ -44,8 +44,8 @@ class Residual(NamedTuple):
   shape: tuple[int, ...]
   dtype: Any
   codec: Codec | None = None
-  host: bool = False
-  again: bool = False
+  on_host: bool = False
+  recomputed: bool = False
   repeats: int = 1
 
   @property
@@ -101,7 +101,7 @@ class Residual(NamedTuple):
     dropped = payload.overflow if self.may_overflow else None
     return [_bits(a) for a in jax.tree.leaves(payload)], dropped
 
-  def words_like(self) -> list[jax.ShapeDtypeStruct]:
+  def buffers_like(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of what is kept."""
     return jax.eval_shape(lambda x: self.encode(x)[0], self.like)
 
@@ -154,9 +154,9 @@ def given(residual: Residual, choose: ResidualChoice) -> Residual:
     return residual
   action = choose(residual)
   if isinstance(action, recompute):
-    return residual._replace(again=True)
+    return residual._replace(recomputed=True)
   if isinstance(action, offload):
-    residual, action = residual._replace(host=True), action.codec
+    residual, action = residual._replace(on_host=True), action.codec
   if action is None:
     return residual
   return _encoded(residual, action)

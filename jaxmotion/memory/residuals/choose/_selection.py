@@ -116,7 +116,7 @@ class Selection:
     self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
     candidates = [v for v in self._label if v not in joint.backward]
     described = [self._describe(v) for v in candidates]
-    self.again = [r.name for r in described if r.again]
+    self.again = [r.name for r in described if r.recomputed]
     kept = self._choose()
     self.held = self._hold(kept)
     self.kept = [SavedResidual(v, self._describe(v)) for v in kept]
@@ -149,7 +149,7 @@ class Selection:
       # What a loop kept is where the loop wants it.
       if not (is_on_host(value.aval) or plain.is_of_loop):
         residual = given(plain, self._options.choose)
-      may_not = residual.again or residual.may_overflow
+      may_not = residual.recomputed or residual.may_overflow
       is_argument = value in self.joint.inputs
       self._described[value] = plain if is_argument and may_not else residual
     return self._described[value]
@@ -162,10 +162,10 @@ class Selection:
       if not hasattr(value.aval, "shape"):
         return 1
       residual = self._describe(value)
-      return _NEVER if residual.again else residual.encoded_bytes
+      return _NEVER if residual.recomputed else residual.encoded_bytes
 
     def once(step: Step) -> bool:
-      if any(self._describe(v).again for v in step.outs):
+      if any(self._describe(v).recomputed for v in step.outs):
         return False
       hard = self._options.recompute == "cheap" and is_expensive(step.eqn)
       return (

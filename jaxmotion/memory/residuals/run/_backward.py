@@ -35,7 +35,7 @@ def backward(
   words: Sequence[Words],
   cotangents: Sequence[Array],
   *,
-  moves: bool = True,
+  transfer: bool = True,
 ) -> list[Any]:
   """Returns the gradients.
 
@@ -44,9 +44,9 @@ def backward(
     inputs: of the function; those that are not there anyway are not read.
     words: what `forward` kept.
     cotangents: of the outputs that have some.
-    moves: whether words on the host are still there; else all are here.
+    transfer: whether words on the host are still there; else all are here.
   """
-  return _Backward(split, inputs, words, cotangents, moves).run()
+  return _Backward(split, inputs, words, cotangents, transfer).run()
 
 
 class _Backward:
@@ -58,7 +58,7 @@ class _Backward:
     inputs: Sequence[Array | None],
     words: Sequence[Words],
     cotangents: Sequence[Array],
-    moves: bool,
+    transfer: bool,
   ):
     self._split, self._joint = split, split.joint
     pairs = zip(split.joint.inputs, inputs, strict=True)
@@ -68,7 +68,7 @@ class _Backward:
     values = [k.value for k in split.kept]
     self._words = dict(zip(values, words, strict=True))
     # On the host, until they are fetched.
-    self._far = {k.value for k in split.kept if k.residual.host and moves}
+    self._far = {k.value for k in split.kept if k.residual.on_host and transfer}
     # What has been computed since the last barrier, and was not cheap.
     self._loose: list[Value] = []
 
@@ -265,7 +265,7 @@ class _Backward:
     steps = self._joint.order.leading_to(
       [value], collections.ChainMap(known, exact)
     )
-    for read_value in {v for s in steps for v in s.reads()}:
+    for read_value in dict.fromkeys(v for s in steps for v in s.reads()):
       if read_value in exact and read_value not in known:
         words = self._words[read_value]
         if read_value in self._far:

@@ -42,13 +42,14 @@ def plain(
 
 
 def forward(
-  split: Selection, inputs: Sequence[Array], *, moves: bool = True
+  split: Selection, inputs: Sequence[Array], *, transfer: bool = True
 ) -> tuple[tuple[list[Any], Diagnostics], list[Words]]:
   """Returns the outputs, notes on them, and what is kept.
 
   A residual is encoded after its last use and before what comes next, or XLA
   would keep it until there is time. What goes to the host has until the next
-  one is encoded to get there, the last until there is a result; without `moves`
+  one is encoded to get there, the last until there is a result; without
+  `transfer`
   the caller sends it.
   """
   env = environment(split, zip(split.joint.inputs, inputs, strict=True))
@@ -77,7 +78,7 @@ def forward(
       held, env[token] = together(held, env[token])
     encoded.update(zip(words, held, strict=True))
     for value, residual in due:
-      if residual.host and moves:
+      if residual.on_host and transfer:
         encoded[value] = to_host(encoded[value])
         leaving.append(encoded[value])
 

@@ -26,7 +26,7 @@ class HostBuffers:
   """
 
   def __init__(self, kept: Sequence[Residual]):
-    self._likes = [(r.words_like(), r.host) for r in kept]
+    self._likes = [(r.buffers_like(), r.on_host) for r in kept]
     self._sizes: dict[Any, int] = {}
     for likes, host in self._likes:
       for like in likes if host else ():
@@ -36,7 +36,7 @@ class HostBuffers:
     """Whether there are any on the host."""
     return bool(self._sizes)
 
-  def nothing(self, beside: PyTree) -> list[Array]:
+  def zeros(self, beside: PyTree) -> list[Array]:
     """Returns what goes to the host before there is anything.
 
     Args:
@@ -45,14 +45,14 @@ class HostBuffers:
     zeros = [jnp.zeros(n, dtype) for dtype, n in self._sizes.items()]
     return to_varying(zeros, _axes(beside))
 
-  def part(
+  def pack(
     self, words: Sequence[Words], beside: PyTree
   ) -> tuple[list[Words], list[Array]]:
     """Returns the words that stay, and what goes to the host.
 
     Args:
       words: of each residual.
-      beside: as for `nothing`.
+      beside: as for `zeros`.
     """
     here: list[Words] = []
     there: dict[Any, list[Array]] = {dtype: [] for dtype in self._sizes}
@@ -79,7 +79,7 @@ class HostBuffers:
       far.append(own)
     return far
 
-  def whole(self, here: Sequence[Words], far: Sequence[Words]) -> list[Words]:
+  def merge(self, here: Sequence[Words], far: Sequence[Words]) -> list[Words]:
     """Returns the words of all residuals, in their order."""
     near, back = iter(here), iter(far)
     return [next(back if host else near) for _, host in self._likes]

@@ -59,11 +59,11 @@ def run_loop(
     def turn(state: Any, row: Arrays) -> Any:
       carry, before = state
       inputs = [*fixed, *row, *carry]
-      (outs, notes), words = forward(split, inputs, moves=False)
-      here, there = words_of.part(words, beside)
+      (outs, notes), words = forward(split, inputs, transfer=False)
+      here, there = words_of.pack(words, beside)
       return (outs[:many], there), (outs[many:], notes, here, to_host(before))
 
-    begin = start, words_of.nothing(beside)
+    begin = start, words_of.zeros(beside)
     (carry, last), (ys, notes, here, there) = scan(turn, begin, rows)
     return (carry, (ys, notes)), (fixed, rows, last, here, there)
 
@@ -75,9 +75,9 @@ def run_loop(
       ct, sums, far = state
       row, ct_y, near, before = own
       before = to_device(before)
-      words = words_of.whole(near, far)
+      words = words_of.merge(near, far)
       inputs = [*fixed, *row, *([None] * many)]
-      grads = backward(split, inputs, words, [*ct, *ct_y], moves=False)
+      grads = backward(split, inputs, words, [*ct, *ct_y], transfer=False)
       first, second = len(fixed), len(fixed) + len(rows)
       added = zip(sums, _present(grads[:first]), strict=True)
       sums = [a + b for a, b in added]
