@@ -24,6 +24,7 @@ from jaxmotion.core import (
   Key as Key,
   PerWorker as PerWorker,
   make_key as make_key,
+  set_public_module as _set_public_module,
   state_specs as state_specs,
 )
 from jaxmotion.transforms import (
@@ -32,5 +33,7 @@ from jaxmotion.transforms import (
   local_value_and_grad as local_value_and_grad,
   skip_nonfinite as skip_nonfinite,
 )
+
+_set_public_module(__name__, globals())
 
 __version__ = "0.1.0.dev0"

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import ShapedLike, check_int
@@ -38,10 +39,14 @@ class buckets(TreeCodec):
   most: int = dataclasses.field(default=1 << 20, kw_only=True)
 
   def __post_init__(self) -> None:
-    if not isinstance(self.codec, Codec):
-      raise TypeError(f"`codec` must be a codec, got {self.codec!r}.")
+    check_codec("codec", self.codec, trees=True)
     check_int("small", self.small, 1)
     check_int("most", self.most, 1)
+
+  @property
+  def has_state(self) -> bool:
+    """Whether the codec of the arrays remembers anything between calls."""
+    return self.codec.has_state
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]

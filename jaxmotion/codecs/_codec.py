@@ -75,6 +75,12 @@ class Codec:
     """Whether it encodes trees rather than arrays."""
     return False
 
+  @property
+  def has_state(self) -> bool:
+    """Whether it remembers anything between calls, such as error memory."""
+    sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    return bool(jax.tree.leaves(jax.eval_shape(self.init, sample)))
+
   def init(self, like: ShapedLike) -> PyTree:
     """Returns the state for an array of this shape and dtype.
 
@@ -262,8 +268,8 @@ class Codec:
     found = jax.tree.map(shape_string, payload)
     if found != expected:
       raise ValueError(
-        f"`payload` must be what {self} makes of {shape_string(like)}, {expected}, "
-        f"got {found}."
+        f"`payload` must be what {self} makes of {shape_string(like)}, "
+        f"{expected}, got {found}."
       )
 
 

@@ -16,7 +16,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_choice,
-  check_fraction,
+  check_number,
 )
 from jaxmotion.kernels import ErrorMemory, clear_error, error_of
 
@@ -84,7 +84,7 @@ class feedback(TreeCodec):
   def __post_init__(self) -> None:
     if not isinstance(self.codec, Codec):
       raise TypeError(f"`codec` must be a codec, got {self.codec!r}.")
-    check_fraction("decay", self.decay)
+    check_number("decay", self.decay, 0, 1, open_low=True)
     check_choice("form", self.form, ("local", "global"))
 
   @property

@@ -13,7 +13,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_choice,
-  check_fraction,
+  check_number,
 )
 from jaxmotion.kernels.sample import stratified, stratum_sizes
 
@@ -71,7 +71,7 @@ class random_k(Codec):
   scaled: bool = True
 
   def __post_init__(self) -> None:
-    check_fraction("density", self.density)
+    check_number("density", self.density, 0, 1, open_low=True)
     check_choice("scaled", self.scaled, (True, False))
 
   @property

@@ -1,12 +1,11 @@
 """A codec for each leaf by its path."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import ShapedLike
+from jaxmotion.core import PathRules, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,50 +42,34 @@ class rules(TreeCodec):
     object.__setattr__(self, "rules", pairs)
     if not pairs:
       raise ValueError("`rules` must hold at least one rule, got none.")
-    for pair in pairs:
-      if (
-        len(pair) != 2
-        or not isinstance(pair[0], str)
-        or not isinstance(pair[1], Codec)
-      ):
+    for pattern, codec in self._path_rules():
+      if not isinstance(codec, Codec):
         raise TypeError(
-          f"`rules` must be pairs of a pattern and a codec, got {pair!r}."
+          "`rules` must be pairs of a pattern and a codec, got "
+          f"{(pattern, codec)!r}."
         )
-      try:
-        re.compile(pair[0])
-      except re.error as e:
-        raise ValueError(
-          f"`rules` must have regular expressions, got {pair[0]!r} ({e})."
-        ) from e
+
+  @property
+  def has_state(self) -> bool:
+    """Whether a codec of the rules remembers anything between calls."""
+    return any(codec.has_state for _, codec in self.rules)
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
     """Gives every leaf to its codec."""
-    claimed: list[list[int]] = [[] for _ in self.rules]
-    for i, (path, _) in enumerate(leaves):
-      claimed[self._rule_of(path)].append(i)
-    parts = []
-    for (pattern, codec), positions in zip(self.rules, claimed, strict=True):
-      if not any(re.search(pattern, path) for path, _ in leaves):
-        names = ", ".join(repr(path) for path, _ in leaves)
-        raise ValueError(
-          f"`rules` must match a leaf each, got {pattern!r}, which matches "
-          f"none of {names or 'no leaves'}."
-        )
-      for leaf_positions, part_codec in codec.leaf_groups(
-        [leaves[i] for i in positions]
-      ):
-        own = tuple(positions[i] for i in leaf_positions)
-        parts.append(LeafGroup(own, part_codec))
-    return parts
+    rules = self._path_rules()
+    paths = [path for path, _ in leaves]
+    claimed: dict[int, list[int]] = {i: [] for i in range(len(self.rules))}
+    for leaf, path in enumerate(paths):
+      claimed[rules.require_match(path, "('.*', codec)").rule].append(leaf)
+    rules.require_use(paths)
+    groups = []
+    for positions, (_, codec) in zip(claimed.values(), self.rules, strict=True):
+      for inner, own_codec in codec.leaf_groups([leaves[i] for i in positions]):
+        own = tuple(positions[i] for i in inner)
+        groups.append(LeafGroup(own, own_codec))
+    return groups
 
-  def _rule_of(self, path: str) -> int:
-    for i, (pattern, _) in enumerate(self.rules):
-      if re.search(pattern, path):
-        return i
-    patterns = ", ".join(repr(p) for p, _ in self.rules)
-    raise ValueError(
-      f"`rules` must cover every leaf, got {path!r}, which matches none of "
-      f"{patterns}: end with ('.*', codec)."
-    )
+  def _path_rules(self) -> PathRules[Codec]:
+    return PathRules(self.rules, value="codec")

@@ -12,7 +12,7 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  check_fraction,
+  check_number,
 )
 from jaxmotion.kernels.compact import (
   bitmap_positions,
@@ -75,8 +75,8 @@ class threshold(Codec):
   capacity: float
 
   def __post_init__(self) -> None:
-    _check_positive("value", self.value)
-    check_fraction("capacity", self.capacity)
+    check_number("value", self.value, 0, open_low=True)
+    check_number("capacity", self.capacity, 0, 1, open_low=True)
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
@@ -110,11 +110,3 @@ class threshold(Codec):
     size = math.prod(like.shape)
     k = min(size, max(1, round(self.capacity * size)))
     return k, max(1, (size - 1).bit_length())
-
-
-def _check_positive(name: str, value: float) -> None:
-  message = f"`{name}` must be a positive finite number, got {value!r}."
-  if isinstance(value, bool) or not isinstance(value, int | float):
-    raise TypeError(message)
-  if not 0 < value < math.inf:
-    raise ValueError(message)

@@ -10,8 +10,8 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  check_fraction,
   check_int,
+  check_number,
 )
 from jaxmotion.kernels import nearest_planes
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
@@ -70,7 +70,7 @@ class topk(Codec):
   block: int | None = None
 
   def __post_init__(self) -> None:
-    check_fraction("density", self.density)
+    check_number("density", self.density, 0, 1, open_low=True)
     if self.block is not None:
       check_int("block", self.block, 1)
 

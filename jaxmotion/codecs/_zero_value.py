@@ -3,9 +3,6 @@
 import dataclasses
 import math
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import (
   Array,
@@ -13,12 +10,13 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_choice,
-  check_fraction,
   check_int,
+  check_number,
+  from_bits,
+  to_bits,
 )
 from jaxmotion.kernels.compact import NonZeros, compact_tiles, expand_tiles
 
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _TILES = (32, 64, 128, 256, 512, 1024)
 
 
@@ -62,7 +60,7 @@ class zero_value(Codec):
   tile: int = 1024
 
   def __post_init__(self) -> None:
-    check_fraction("capacity", self.capacity)
+    check_number("capacity", self.capacity, 0, 1, open_low=True)
     check_int("tile", self.tile, _TILES[0])
     check_choice("tile", self.tile, _TILES)
 
@@ -76,21 +74,17 @@ class zero_value(Codec):
   ) -> tuple[NonZeros, PyTree]:
     """Returns mask, words and count of every tile, and the state."""
     self._check(x, key)
-    words = lax.bitcast_convert_type(x, _word(x)).reshape(-1)
+    words = to_bits(x).reshape(-1)
     return compact_tiles(words, *self._shape(x)), state
 
   def decode(self, payload: NonZeros, like: ShapedLike) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
     self._check_payload(payload, like)
     words = expand_tiles(payload, math.prod(like.shape))
-    return lax.bitcast_convert_type(words.reshape(like.shape), like.dtype)
+    return from_bits(words.reshape(like.shape), like.dtype)
 
   def _shape(self, like: ShapedLike) -> tuple[int, int]:
     """(values of a tile, those that have room)."""
     size = min(self.tile, math.prod(like.shape))
     whole = max(32, math.ceil(size / 32) * 32)
     return whole, max(1, round(self.capacity * size))
-
-
-def _word(like: ShapedLike) -> jnp.dtype:
-  return jnp.dtype(_WORDS[jnp.dtype(like.dtype).itemsize])

@@ -32,3 +32,6 @@ from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,
 )
+from jaxmotion.core import set_public_module as _set_public_module
+
+_set_public_module(__name__, globals())

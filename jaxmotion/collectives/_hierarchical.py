@@ -61,8 +61,8 @@ def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
   hosts, devices = axis_names(axis_name), axis_names(local_axis)
   if set(hosts) & set(devices):
     raise ValueError(
-      f"`local_axis` must name axes other than `axis_name` = {axis_name!r}, got "
-      f"{local_axis!r}."
+      "`local_axis` must name axes other than `axis_name` = "
+      f"{axis_name!r}, got {local_axis!r}."
     )
   return (*hosts, *devices)
 

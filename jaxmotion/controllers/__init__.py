@@ -36,3 +36,6 @@ from jaxmotion.controllers._history import (
   LevelChange as LevelChange,
   level_changes as level_changes,
 )
+from jaxmotion.core import set_public_module as _set_public_module
+
+_set_public_module(__name__, globals())

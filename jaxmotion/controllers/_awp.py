@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxmotion.controllers._base import (
   Controller,
-  check_number,
   check_signal,
   select_groups,
 )
@@ -16,7 +15,7 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_choice, check_int
+from jaxmotion.core import Array, check_choice, check_int, check_number
 
 
 class AwpState(NamedTuple):
@@ -89,7 +88,7 @@ class awp(Controller):
   reference: str = "previous"
 
   def __post_init__(self) -> None:
-    check_number("threshold", self.threshold, -1.0)
+    check_number("threshold", self.threshold, -1)
     check_int("interval", self.interval, 1)
     check_int("levels", self.levels, 1)
     check_int("window", self.window, 1)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxmotion.controllers._base import (
   Controller,
-  check_number,
   check_signal,
   select_groups,
 )
@@ -16,7 +15,7 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_fraction, check_int
+from jaxmotion.core import Array, check_int, check_number
 
 
 class Times(NamedTuple):
@@ -107,8 +106,8 @@ class bandwidth(Controller):
       raise ValueError(
         f"`level_bytes` must rise from level to level, got {self.level_bytes}."
       )
-    check_number("decay", self.decay, 0.0, 1.0)
-    check_fraction("margin", self.margin)
+    check_number("decay", self.decay, 0, 1, open_high=True)
+    check_number("margin", self.margin, 0, 1, open_low=True)
     check_int("patience", self.patience, 1)
     check_int("history_size", self.history_size, 1)
 

@@ -67,17 +67,6 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
   return signal.astype(jnp.float32)
 
 
-def check_number(
-  name: str, value: Any, low: float, high: float = float("inf")
-) -> None:
-  """Raises unless `value` is a Python number in [low, high)."""
-  message = f"`{name}` must be a number in [{low}, {high}), got {value!r}."
-  if type(value) not in (int, float):
-    raise TypeError(message)
-  if not low <= value < high:
-    raise ValueError(message)
-
-
 def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:
   """Returns `new` for the groups that are ok and `old` for the others."""
 

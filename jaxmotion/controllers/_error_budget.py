@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxmotion.controllers._base import (
   Controller,
-  check_number,
   check_signal,
   select_groups,
 )
@@ -16,7 +15,7 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_int
+from jaxmotion.core import Array, check_int, check_number
 
 # Half a unit in the last place of float32, relative to the value. A lossless
 # level measures zero, which would predict zero for the level below.
@@ -81,9 +80,9 @@ class error_budget(Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    check_number("budget", self.budget, 0.0)
+    check_number("budget", self.budget, 0)
     check_int("levels", self.levels, 1)
-    check_number("growth", self.growth, 1.0)
+    check_number("growth", self.growth, 1)
     check_int("patience", self.patience, 1)
     check_int("history_size", self.history_size, 1)
 

@@ -1,14 +1,13 @@
 """Groups of parameters that share a level, and their norms."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, named_leaves
+from jaxmotion.core import Array, PathRules, PyTree, named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,43 +88,18 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
     >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
     Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
   """
-  compiled = [(_compile(pattern), name) for pattern, name in rules]
+  path_rules = PathRules(rules, value="name")
   paths = [path for path, _ in named_leaves(params)]
-  for pattern, _ in compiled:
-    if not any(pattern.search(path) for path in paths):
-      raise ValueError(
-        f"`rules` must match a leaf each, got {pattern.pattern!r}, which "
-        f"matches none of {', '.join(map(repr, paths)) or 'no leaves'}."
-      )
+  path_rules.require_use(paths)
   names: dict[str, int] = {}
   of_leaf: list[int | None] = []
   for path in paths:
-    name = _name_of(path, compiled)
+    match = path_rules.require_match(path, "('', None)")
+    name = None if match.value is None else match.found.expand(match.value)
     of_leaf.append(None if name is None else names.setdefault(name, len(names)))
   if not names:
     raise ValueError(f"`rules` must put a leaf in a group, got {rules!r}.")
   return Groups(tuple(names), tuple(of_leaf))
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-  try:
-    return re.compile(pattern)
-  except re.error as e:
-    raise ValueError(
-      f"`rules` must have regular expressions, got {pattern!r} ({e})."
-    ) from e
-
-
-def _name_of(
-  path: str, rules: Sequence[tuple[re.Pattern[str], str | None]]
-) -> str | None:
-  for pattern, template in rules:
-    if match := pattern.search(path):
-      return None if template is None else match.expand(template)
-  raise ValueError(
-    f"`rules` must cover every leaf, got {path!r}, which matches none of "
-    f"{', '.join(repr(p.pattern) for p, _ in rules)}: end with ('', None)."
-  )
 
 
 def group_norms(params: PyTree, groups: Groups) -> Array:

@@ -1,11 +1,16 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
 from jaxmotion.core._after import schedule_after as schedule_after
+from jaxmotion.core._bits import (
+  from_bits as from_bits,
+  to_bits as to_bits,
+  word_dtype as word_dtype,
+)
 from jaxmotion.core._checks import (
   check_choice as check_choice,
   check_float as check_float,
-  check_fraction as check_fraction,
   check_int as check_int,
+  check_number as check_number,
   shape_string as shape_string,
 )
 from jaxmotion.core._compat import (
@@ -31,12 +36,15 @@ from jaxmotion.core._key import (
   random_words_at as random_words_at,
 )
 from jaxmotion.core._overwrite import update_in_place as update_in_place
+from jaxmotion.core._path_rules import Match as Match, PathRules as PathRules
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   pack_worker as pack_worker,
   state_specs as state_specs,
   unpack_worker as unpack_worker,
 )
+from jaxmotion.core._public import set_public_module as set_public_module
+from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   leaf_path as leaf_path,
   named_leaves as named_leaves,
@@ -50,3 +58,9 @@ from jaxmotion.core._types import (
   ShapedLike as ShapedLike,
   shape_dtype as shape_dtype,
 )
+from jaxmotion.core._vjp import (
+  is_inexact as is_inexact,
+  vjp_inexact as vjp_inexact,
+)
+
+set_public_module(__name__, globals())

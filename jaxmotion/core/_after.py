@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion.core._bits import from_bits, to_bits
 from jaxmotion.core._compat import assert_replicated, varying_axes
 from jaxmotion.core._types import Array
 
@@ -27,22 +28,17 @@ def schedule_after(x: Array, token: Array) -> Array:
   """
 
   def ordered(x: Array, token: Array) -> Array:
-    word = _bits(token.reshape(-1)[0]).astype(jnp.uint32)
+    word = to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
     # Zero, whatever the token: half of an unsigned number is not negative as
     # a signed one. The compiler does not know.
     zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
     zero = assert_replicated(zero, tuple(sorted(varying_axes(zero), key=str)))
     corner = (0,) * x.ndim
     # On the bits, for a sum of floats would lose the sign of a zero.
-    bits = _bits(lax.slice(x, corner, (1,) * x.ndim))
-    value = lax.bitcast_convert_type(bits + zero.astype(bits.dtype), x.dtype)
+    bits = to_bits(lax.slice(x, corner, (1,) * x.ndim))
+    value = from_bits(bits + zero.astype(bits.dtype), x.dtype)
     return lax.dynamic_update_slice(x, value, corner)
 
   return lax.platform_dependent(
     x, token, cpu=ordered, default=lambda x, token: x
   )
-
-
-def _bits(x: Array) -> Array:
-  words = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-  return lax.bitcast_convert_type(x, words)

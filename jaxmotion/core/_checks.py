@@ -1,5 +1,6 @@
 """Argument checks that name the argument, what it must be and what it was."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -33,26 +34,47 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
     raise ValueError(message)
 
 
-def check_fraction(name: str, value: Any) -> None:
-  """Raises unless `value` is a number in (0, 1].
+def check_number(
+  name: str,
+  value: Any,
+  low: float = -math.inf,
+  high: float = math.inf,
+  *,
+  open_low: bool = False,
+  open_high: bool = False,
+) -> None:
+  """Raises unless `value` is a finite number of an interval.
 
   Args:
     name: the argument's name, for the message.
     value: what the caller gave.
+    low: least number allowed.
+    high: greatest number allowed.
+    open_low: whether `low` itself is refused; an infinite one always is.
+    open_high: whether `high` itself is refused; an infinite one always is.
 
   Raises:
-    TypeError: not a number.
-    ValueError: outside the range.
+    TypeError: not an int or a float.
+    ValueError: outside the interval, or NaN.
 
-  >>> check_fraction("density", 0)
+  >>> check_number("density", 0, 0, 1, open_low=True)
   Traceback (most recent call last):
   ...
   ValueError: `density` must be a number in (0, 1], got 0.
   """
-  message = f"`{name}` must be a number in (0, 1], got {value!r}."
+  open_low = open_low or math.isinf(low)
+  open_high = open_high or math.isinf(high)
+  left, right = "(" if open_low else "[", ")" if open_high else "]"
+  message = (
+    f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
+    f"{value!r}."
+  )
+  # Plain Python values only: they are what a codec's repr and config spell.
   if type(value) not in (int, float):
     raise TypeError(message)
-  if not 0 < value <= 1:
+  above = low < value or (value == low and not open_low)
+  below = value < high or (value == high and not open_high)
+  if not (above and below):
     raise ValueError(message)
 
 

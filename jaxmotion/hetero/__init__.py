@@ -3,6 +3,7 @@
 It splits the work by speed, weights gradients exactly, and rebalances.
 """
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.hetero._assign import assign_microbatches as assign_microbatches
 from jaxmotion.hetero._rebalance import (
   RebalanceState as RebalanceState,
@@ -20,3 +21,5 @@ from jaxmotion.hetero._step import (
   UnevenStep as UnevenStep,
   uneven_data_parallel as uneven_data_parallel,
 )
+
+_set_public_module(__name__, globals())

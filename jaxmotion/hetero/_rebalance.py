@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.core import check_fraction, check_int
+from jaxmotion.core import check_int, check_number
 from jaxmotion.hetero._shares import integer_shares, makespan_s
 
 
@@ -90,7 +90,7 @@ class rebalance:
   def __post_init__(self) -> None:
     check_int("workers", self.workers, 1)
     check_int("total", self.total, 1)
-    check_fraction("min_gain", self.min_gain)
+    check_number("min_gain", self.min_gain, 0, 1, open_low=True)
     check_int("window", self.window, 1)
     # Raises if caps, fixed times or the minimum do not allow any split.
     self._split_work((1.0,) * self.workers)

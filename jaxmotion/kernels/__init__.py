@@ -1,5 +1,6 @@
 """Packing: one op a folder, with a reference and a file for each backend."""
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.kernels._block_layout import (
   block_shape as block_shape,
   nearest_planes as nearest_planes,
@@ -12,3 +13,5 @@ from jaxmotion.kernels._error_memory import (
   error_of as error_of,
   sum_decoded as sum_decoded,
 )
+
+_set_public_module(__name__, globals())

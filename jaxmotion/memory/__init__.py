@@ -1,5 +1,6 @@
 """Arrays that live or travel encoded: residuals, weights on the host."""
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.memory._memory_kind import (
   memory_kinds as memory_kinds,
   resolve_memory_kind as resolve_memory_kind,
@@ -22,3 +23,5 @@ from jaxmotion.memory.weights import (
   HostResident as HostResident,
   HostState as HostState,
 )
+
+_set_public_module(__name__, globals())

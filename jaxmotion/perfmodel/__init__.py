@@ -2,10 +2,11 @@
 
 A `Platform` says what the devices and links can do, `predict_cost` what any JAX
 function takes, `predict_exchange` what moving its gradients takes with any
-codec, and `predict_step` and `predict_split_step` put them together. Everything is
-predicted, from shapes: nothing is measured or run.
+codec, and `predict_step` and `predict_split_step` put them together. Everything
+is predicted, from shapes: nothing is measured or run.
 """
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.perfmodel.cost import (
   Cost as Cost,
   Kernel as Kernel,
@@ -55,3 +56,5 @@ from jaxmotion.perfmodel.predict import (
   trace_step as trace_step,
   uncalibrated as uncalibrated,
 )
+
+_set_public_module(__name__, globals())

@@ -1,5 +1,6 @@
 """The laws, as functions to call on codecs and transforms of your own."""
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.testing._codec import (
   check_codec as check_codec,
   check_contraction as check_contraction,
@@ -8,3 +9,5 @@ from jaxmotion.testing._codec import (
   check_unbiased as check_unbiased,
 )
 from jaxmotion.testing._transform import check_transform as check_transform
+
+_set_public_module(__name__, globals())

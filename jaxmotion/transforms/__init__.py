@@ -1,5 +1,6 @@
 """Optax transformations, and the step they live in."""
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._data_parallel import (
   data_parallel as data_parallel,
   local_value_and_grad as local_value_and_grad,
@@ -12,3 +13,5 @@ from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,
   skip_nonfinite as skip_nonfinite,
 )
+
+_set_public_module(__name__, globals())

@@ -83,10 +83,10 @@ def exchange(
       `skip_nonfinite`) or "zero" (it is replaced by zero).
     seed: of stochastic rounding and sampling; with the step, the leaf's path
       and the worker it determines every random bit.
-    local_axis: the axis of the devices of one host, where `axis_name` is that of
-      the hosts. Devices of a host exchange first, at full precision, and each
-      sends its part of the host's gradient to other hosts through the codec;
-      see `collectives.all_reduce_hierarchical`. The workers, whose mean it
+    local_axis: the axis of the devices of one host, where `axis_name` is that
+      of the hosts. Devices of a host exchange first, at full precision, and
+      each sends its part of the host's gradient to other hosts through the
+      codec; see `collectives.all_reduce_hierarchical`. The workers, whose mean it
       is, are those of both axes: give `data_parallel`, `state_specs` and
       `skip_nonfinite` both, `("host", "device")`.
     local_codec: encodes what travels within a host; None is full precision.

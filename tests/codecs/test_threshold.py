@@ -71,5 +71,7 @@ def test_positions_take_the_bits_their_size_needs():
 
 @pytest.mark.parametrize("value", [0, -1.0, np.inf, np.nan])
 def test_values_that_are_no_threshold_are_refused(value):
-  with pytest.raises(ValueError, match="`value` must be a positive finite"):
+  with pytest.raises(
+    ValueError, match=r"`value` must be a number in \(0, inf\)"
+  ):
     threshold(value=value, capacity=0.1)

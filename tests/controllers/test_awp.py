@@ -212,7 +212,7 @@ def test_the_presets_have_the_papers_constants():
 @pytest.mark.parametrize(
   ("options", "error", "message"),
   [
-    ({"threshold": "-1"}, TypeError, r"`threshold` must be a number in \[-1.0"),
+    ({"threshold": "-1"}, TypeError, r"`threshold` must be a number in \[-1,"),
     ({"threshold": -2.0}, ValueError, r"`threshold` .* got -2.0"),
     ({"interval": 0}, ValueError, r"`interval` must be an integer >= 1"),
     ({"levels": 0}, ValueError, r"`levels` must be an integer >= 1"),

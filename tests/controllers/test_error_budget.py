@@ -69,8 +69,8 @@ def test_the_oldest_switches_are_dropped_and_counted():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"budget": -1.0}, r"`budget` must be a number in \[0.0, inf\), got -1.0"),
-    ({"growth": 0.5}, r"`growth` must be a number in \[1.0, inf\)"),
+    ({"budget": -1.0}, r"`budget` must be a number in \[0, inf\), got -1.0"),
+    ({"growth": 0.5}, r"`growth` must be a number in \[1, inf\)"),
     ({"patience": 0}, r"`patience` must be an integer >= 1"),
     ({"history_size": 0}, r"`history_size` must be an integer >= 1"),
   ],

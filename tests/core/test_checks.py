@@ -6,8 +6,8 @@ import pytest
 from jaxmotion.core import (
   check_choice,
   check_float,
-  check_fraction,
   check_int,
+  check_number,
   shape_string,
 )
 
@@ -36,20 +36,26 @@ def test_what_is_no_integer_is_a_type_error(value):
 
 
 @pytest.mark.parametrize("value", [1, 1.0, 1e-30])
-def test_fractions_pass(value):
-  check_fraction("density", value)
+def test_numbers_in_the_interval_pass(value):
+  check_number("density", value, 0, 1, open_low=True)
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.0001, np.nan, np.inf])
-def test_what_is_no_fraction_is_named(value):
+def test_numbers_outside_the_interval_are_named(value):
   with pytest.raises(ValueError, match=r"`density` must be .* \(0, 1\], got"):
-    check_fraction("density", value)
+    check_number("density", value, 0, 1, open_low=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_must_be_finite(value):
+  with pytest.raises(ValueError, match=r"must be a number in \(-inf, inf\), "):
+    check_number("x", value)
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [0.5]])
 def test_what_is_no_number_is_a_type_error(value):
   with pytest.raises(TypeError, match="`density` must be a number"):
-    check_fraction("density", value)
+    check_number("density", value, 0, 1)
 
 
 def test_a_choice_is_one_of_the_choices():

@@ -1,5 +1,6 @@
 """What a function keeps for its backward pass: chosen, encoded, placed."""
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.memory.residuals._api import (
   compress_residuals as compress_residuals,
   residuals_of as residuals_of,
@@ -20,3 +21,5 @@ from jaxmotion.memory.residuals.choose import (
   recompute as recompute,
 )
 from jaxmotion.memory.residuals.run import HostBuffers as HostBuffers
+
+_set_public_module(__name__, globals())

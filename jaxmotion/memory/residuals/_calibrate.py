@@ -45,7 +45,8 @@ def calibrate_zero_value(
     ...   y = jax.nn.relu(x @ w[0])
     ...   return jnp.sum((y @ w[1]) ** 2)
     >>> w = jnp.stack([-jnp.eye(64), jnp.ones((64, 64))])
-    >>> rules = calibrate_zero_value(loss, [(w, jnp.arange(-64.0, 4032).reshape(64, 64))])
+    >>> x = jnp.arange(-64.0, 4032).reshape(64, 64)
+    >>> rules = calibrate_zero_value(loss, [(w, x)])
     >>> [codec.capacity for _, codec in rules]
     [0.065625]
 

@@ -62,6 +62,7 @@ class OptimizerInBackward:
     ValueError: there are no blocks, or a number is less than 1.
 
   Example:
+    >>> import optax
     >>> def layer(w, x):
     ...   return jnp.tanh(x @ w)
     >>> def loss(x, y):

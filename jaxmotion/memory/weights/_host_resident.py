@@ -81,6 +81,8 @@ class HostResident:
       the weights on the device.
 
   Example:
+    >>> import optax
+    >>> from jaxmotion.codecs import uniform
     >>> def loss_fn(params, batch):
     ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
     >>> ladder = [uniform(bits=4), uniform(bits=8)]

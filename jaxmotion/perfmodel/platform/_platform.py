@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxmotion.core import check_choice, check_fraction, check_int
+from jaxmotion.core import check_choice, check_int, check_number
 from jaxmotion.perfmodel.platform._curve import Curve
 from jaxmotion.perfmodel.platform._units import Rate, check_quantity, check_rate
 
@@ -37,6 +37,7 @@ class Device:
 
   Example:
     >>> from jaxmotion.perfmodel import gbyte_per_s
+    >>> import dataclasses
     >>> device = Device(
     ...   name="example",
     ...   matmul_flops_per_s={"float32": 1e12},
@@ -127,7 +128,7 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
     check_choice("full_duplex", self.full_duplex, (True, False))
     check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
-      check_fraction(f"efficiency[{op!r}]", share)
+      check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
 
   def seconds(self, nbytes: float) -> float:
     """Seconds until the last of `nbytes` has arrived.

@@ -73,7 +73,8 @@ def collective_traffic(
       of workers that the algorithm cannot do.
 
   Example:
-    >>> collective_traffic("all_reduce", 1e6, 8, algorithm="halving_doubling").hops
+    >>> doubling = "halving_doubling"
+    >>> collective_traffic("all_reduce", 1e6, 8, algorithm=doubling).hops
     6
 
   References:
@@ -122,7 +123,8 @@ def collective_seconds(
 ) -> float:
   r"""Returns the seconds of one collective between workers on equal links.
 
-  With the hops `h` and bytes `B` of `collective_traffic`, latency `a`, rate `R`:
+  With the hops `h` and bytes `B` of `collective_traffic`, latency `a` and
+  rate `R`:
 
   .. math::
     t = h a + B / R'
@@ -235,7 +237,8 @@ def hierarchical_all_reduce_ledger(
     >>> ledger.per_axis()
     {('device',): 14000.0, ('host',): 1875.0}
     >>> flat = Move("all_reduce", ("host", "device"), 128, "", 10**9, 1)
-    >>> part = ledger_seconds(hierarchical_all_reduce_ledger(10**9, cluster.axes), cluster)
+    >>> parts = hierarchical_all_reduce_ledger(10**9, cluster.axes)
+    >>> part = ledger_seconds(parts, cluster)
     >>> part < ledger_seconds(Ledger((flat,)), cluster)
     True
   """

@@ -30,7 +30,8 @@ def uncalibrated(
     >>> import jax
     >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((64, 64), "float32")
-    >>> uncalibrated(builtin_platform("h100_node"), predict_cost(lambda x: x @ x + 1, x))
+    >>> node = builtin_platform("h100_node")
+    >>> uncalibrated(node, predict_cost(lambda x: x @ x + 1, x))
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
   found: dict[str, tuple[float, float]] = {}

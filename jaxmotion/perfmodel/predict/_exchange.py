@@ -33,6 +33,7 @@ class ExchangePrediction(NamedTuple):
     memory_bytes: of payloads, sent and received, and of the codec's memory.
 
   Example:
+    >>> from jaxmotion.wire import Ledger
     >>> ExchangePrediction(Ledger(), 1e-3, 2e-3, 0.0, 5e-4, 1000).total_s
     0.0035
   """
@@ -81,7 +82,8 @@ def exchange_ledger(
   Example:
     >>> from jaxmotion import codecs
     >>> from jaxmotion.perfmodel import builtin_platform
-    >>> data = builtin_platform("ethernet_1gbit").resize(data=65536).axis("data")
+    >>> cluster = builtin_platform("ethernet_1gbit").resize(data=65536)
+    >>> data = cluster.axis("data")
     >>> grads = jax.ShapeDtypeStruct((8192, 8192), "float32")
     >>> plain = exchange_ledger(grads, data)
     >>> small = exchange_ledger(grads, data, codecs.sign())

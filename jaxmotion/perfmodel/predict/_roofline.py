@@ -35,7 +35,8 @@ def predict_seconds(cost: Cost, device: Device) -> float:
     >>> x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
     >>> square = predict_cost(lambda x: x @ x, x)
     >>> device = builtin_platform("h100_node").device
-    >>> round(1e6 * predict_seconds(square, device), 1)  # 2 * 4096^3 at 989.4 TFLOP/s
+    >>> # 2 * 4096^3 FLOPs at 989.4 TFLOP/s:
+    >>> round(1e6 * predict_seconds(square, device), 1)
     140.9
 
   References:
@@ -114,8 +115,9 @@ def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
     >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((2**20,), "float32")
     >>> both = predict_cost(lambda x: (x.sum(), 2 * x), x)
-    >>> first, last = predict_ready_seconds(both, builtin_platform("h100_node").device)
-    >>> first < last == predict_seconds(both, builtin_platform("h100_node").device)
+    >>> device = builtin_platform("h100_node").device
+    >>> first, last = predict_ready_seconds(both, device)
+    >>> first < last == predict_seconds(both, device)
     True
   """
   each = (kernel_seconds(kernel, device) for kernel in cost.kernels)

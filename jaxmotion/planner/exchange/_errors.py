@@ -120,8 +120,8 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
   for (path, leaf), (_, gradient) in pairs:
     if tuple(leaf.shape) != tuple(gradient.shape):
       raise ValueError(
-        f"`gradients` must have the shapes of `params`, {shape_string(leaf)} at "
-        f"{path!r}, got {shape_string(gradient)}."
+        "`gradients` must have the shapes of `params`, "
+        f"{shape_string(leaf)} at {path!r}, got {shape_string(gradient)}."
       )
 
 

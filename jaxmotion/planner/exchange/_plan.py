@@ -25,7 +25,9 @@ class TensorChoice(NamedTuple):
     reason: one sentence.
 
   Example:
-    >>> TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.").compresses
+    >>> from jaxmotion.codecs import identity
+    >>> plain = TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.")
+    >>> plain.compresses
     False
   """
 

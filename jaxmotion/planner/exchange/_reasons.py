@@ -99,14 +99,15 @@ def plan_reason(
     return (
       f"Compress {np.count_nonzero(choice)} of {len(choice)} tensors: "
       f"{format_seconds(step.total_s)} a step instead of "
-      f"{format_seconds(plain.total_s)}, {format_bytes(step.wire_bytes)} on the wire "
+      f"{format_seconds(plain.total_s)}, "
+      f"{format_bytes(step.wire_bytes)} on the wire "
       f"instead of {format_bytes(plain.wire_bytes)}, with an error of "
       f"{request.errors.total(choice):.2g} "
       f"({'measured' if request.errors.measured else 'at most'})."
     )
   said = (
-    f"Do not compress: the step takes {format_seconds(plain.total_s)}, of which "
-    f"the exchange adds {format_seconds(plain.exposed_s)}"
+    f"Do not compress: the step takes {format_seconds(plain.total_s)}, of "
+    f"which the exchange adds {format_seconds(plain.exposed_s)}"
   )
   rest = [
     c

@@ -23,8 +23,8 @@ class BudgetTooSmallError(ValueError):
     >>> raise BudgetTooSmallError(10**6, 2 * 10**6, True)
     Traceback (most recent call last):
     ...
-    jaxmotion.planner.residuals._plan.BudgetTooSmallError: `budget_bytes` \
-is 1000000: does not fit; the least this can reach is 2000000 bytes (compiled).
+    jaxmotion.planner.BudgetTooSmallError: `budget_bytes` is 1000000: does \
+not fit; the least this can reach is 2000000 bytes (compiled).
   """
 
   def __init__(self, budget_bytes: float, least_bytes: int, compiled: bool):
@@ -50,7 +50,8 @@ class MemoryPlanRow(NamedTuple):
     reason: one sentence.
 
   Example:
-    >>> MemoryPlanRow("dense/a", "keep", None, 8192, 8192, 0, 0.0, "It fits.").action
+    >>> row = MemoryPlanRow("a", "keep", None, 8192, 8192, 0, 0.0, "It fits.")
+    >>> row.action
     'keep'
   """
 
@@ -150,8 +151,8 @@ without.
       f"{format_bytes(self.gradient_bytes)} of gradients, "
       f"{format_bytes(self.residual_bytes)} of residuals, "
       f"{format_bytes(self.working_bytes)} at work; "
-      f"{format_seconds(self.step_s)} a step, {format_seconds(abs(self.added_s))} "
-      f"{word} than without."
+      f"{format_seconds(self.step_s)} a step, "
+      f"{format_seconds(abs(self.added_s))} {word} than without."
     )
 
   def _table(self) -> list[str]:
