@@ -1,4 +1,4 @@
-"""Arrays that live or travel encoded: residuals, weights on the host."""
+"""Memory savings: residuals, host-resident weights, optimizer state."""
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.memory._memory_kind import (

@@ -1,4 +1,4 @@
-"""Where arrays are kept between two uses: on the device or on its host."""
+"""Memory kinds: whether arrays stay on the device or in its host's memory."""
 
 import warnings
 from typing import Any
@@ -11,16 +11,16 @@ MEMORY_KINDS = (None, "pinned_host")
 
 
 def memory_kinds(device: jax.Device | None = None) -> tuple[str, ...]:
-  """Returns the names of the memories that a device says it can address.
+  """Returns the names of the memories that a device can address.
 
   Args:
-    device: JAX's first device if None.
+    device: JAX device; the first local one if None.
 
   Example:
     >>> "device" in memory_kinds()
     True
   """
-  device = _device(device)
+  device = _resolve_device(device)
   return tuple(memory.kind for memory in device.addressable_memories())
 
 
@@ -30,19 +30,19 @@ def resolve_memory_kind(
   *,
   warn: bool = True,
 ) -> str | None:
-  """Returns where arrays really go that are to be kept at `memory_kind`.
+  """Returns the memory kind that arrays requested at `memory_kind` really get.
 
   Args:
-    memory_kind: None, the device's own memory, or "pinned_host", memory of the
-      host that the device copies to and from by itself.
-    device: JAX's first device if None.
-    warn: whether to say so where the device has no such memory.
+    memory_kind: None for the device's own memory, or "pinned_host" for host
+      memory that the device reads and writes by itself.
+    device: JAX device; the first local one if None.
+    warn: whether to warn if the device has no such memory.
 
   Returns:
-    `memory_kind`, or None where the device has no such memory.
+    `memory_kind`, or None if the device has no such memory.
 
   Raises:
-    ValueError: there is no such place.
+    ValueError: `memory_kind` is not one of the choices.
 
   Example:
     >>> resolve_memory_kind(None) is None
@@ -55,31 +55,32 @@ def resolve_memory_kind(
   if warn:
     warnings.warn(
       f"`memory_kind` is {memory_kind!r}, which the "
-      f"{_device(device).platform} backend does not have (it has: {', '.join(kinds) or 'none by name'}): what "
-      "was to go there stays on the device.",
+      f"{_resolve_device(device).platform} backend does not have (it has: "
+      f"{', '.join(kinds) or 'none by name'}): these arrays stay on the "
+      "device.",
       stacklevel=3,
     )
   return None
 
 
 def to_host(tree: PyTree) -> PyTree:
-  """Returns the arrays in pinned memory of the host; also under `jit`."""
-  return _move(tree, jax.memory.Space.Host)
+  """Moves the arrays of a tree to pinned host memory; also under `jit`."""
+  return _move_arrays(tree, jax.memory.Space.Host)
 
 
 def to_device(tree: PyTree) -> PyTree:
-  """Returns the arrays on the device; also under `jit`."""
-  return _move(tree, jax.memory.Space.Device)
+  """Moves the arrays of a tree to device memory; also under `jit`."""
+  return _move_arrays(tree, jax.memory.Space.Device)
 
 
 def is_on_host(aval: Any) -> bool:
-  """Says whether arrays of a type that was traced are on the host."""
+  """Says whether arrays of a traced type are in host memory."""
   return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
-def _move(tree: PyTree, space: Any) -> PyTree:
+def _move_arrays(tree: PyTree, space: Any) -> PyTree:
   return jax.tree.map(lambda a: jax.device_put(a, space), tree)
 
 
-def _device(device: jax.Device | None) -> jax.Device:
+def _resolve_device(device: jax.Device | None) -> jax.Device:
   return jax.local_devices()[0] if device is None else device

@@ -1,4 +1,4 @@
-"""Keeps parameters on the host and streams them to the device encoded."""
+"""Keeps parameters on the host and sends them to the device encoded."""
 
 from jaxmotion.memory.weights._host_resident import (
   HostResident as HostResident,

@@ -1,4 +1,4 @@
-"""What the device holds at most while a host-resident model trains."""
+"""Peak device memory of a host-resident model's step, from shapes."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -11,162 +11,210 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.memory.weights import _programs as programs
 from jaxmotion.memory.weights._layout import Layout, StageLayout
-from jaxmotion.memory.weights._programs import Body
+from jaxmotion.memory.weights._model_spec import ModelSpec
+from jaxmotion.memory.weights._programs import StageFunction
 
-TempBytes = Callable[..., int]
+MeasureMemory = Callable[..., int]
 
 
-def temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
-  """What a program takes besides arguments and results, compiled for JAX's
-  backend."""
+def measure_temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
+  """Returns the temporary bytes of a program, compiled for JAX's backend.
+
+  Args:
+    fn: function to compile.
+    *args: arrays or their shapes.
+
+  Returns:
+    The bytes that the program needs besides its arguments and results.
+  """
   memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
   return int(memory.temp_size_in_bytes)
 
 
-class _Stage(NamedTuple):
-  """Bytes of one stage.
+class StepShapes(NamedTuple):
+  """Shapes of everything that a step reads.
 
   Attributes:
-    x: of its input; 0 of the first.
-    kept: what it holds from its forward pass to its backward pass, but x.
-    forward: what its forward pass makes, weights and all.
-    backward: what its backward pass makes.
-    grads: of the gradients' payloads, which are part of `backward`.
-    ct: of its output's cotangent.
+    spec: options of the model.
+    layout: layout of the parameters.
+    grad_codecs: codec of the gradient of each leaf.
+    levels: level of each group.
+    grad_state: state of the gradients' codec, by stage.
+    stats: stats of each stage.
+    batch: what the stage functions take as batch.
   """
 
-  x: int
-  kept: int
-  forward: int
-  backward: int
-  grads: int
-  ct: int
-
-
-class Request(NamedTuple):
-  """A step of which only shapes are known.
-
-  Attributes:
-    model: a `HostResident`.
-    layout: of its parameters.
-    codecs: of the gradients of each leaf.
-    levels: of each group.
-    grad_state: of the gradients' codec, by stage.
-    stats: by stage.
-    batch: what functions take.
-  """
-
-  model: Any
+  spec: ModelSpec
   layout: Layout
-  codecs: tuple[Codec, ...]
+  grad_codecs: tuple[Codec, ...]
   levels: tuple[int, ...]
   grad_state: tuple[PyTree, ...]
   stats: tuple[PyTree, ...]
   batch: PyTree
 
 
-def device_bytes(request: Request, compiled: TempBytes) -> int:
-  """Returns the most bytes on the device, as by the order of `_step.Step`.
+class _StageBytes(NamedTuple):
+  """Bytes of one stage on the device.
 
-  Two programs may be under way at a time: the next is dispatched while the one
-  before it runs. What they take is added up.
+  Attributes:
+    input: the stage's input x; 0 for the first stage.
+    saved: arrays held from the forward to the backward pass, without x.
+    forward: arrays that the forward pass creates, decoded weights included.
+    backward: arrays that the backward pass creates.
+    gradients: payloads of the gradients, part of `backward`.
+    cotangent: cotangent of the stage's output.
   """
-  model, layout = request.model, request.layout
-  stages = _stages(request, compiled)
-  base = tree_bytes((request.batch, request.stats, request.grad_state))
-  if model.send_difference:
-    base += sum(_held_bytes(stage) for stage in layout.stages)
+
+  input: int
+  saved: int
+  forward: int
+  backward: int
+  gradients: int
+  cotangent: int
+
+
+def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
+  """Returns the most bytes on the device at any time of a step.
+
+  The model of the step's order: `Step` dispatches a program while the one
+  before it still runs, so the bytes of every two programs that follow each
+  other are added up. While stage `s` computes, the device holds
+
+  - forward: the inputs and saved arrays of all stages before it;
+  - backward: those too, and, unless `stream_weights` waits for gradients one
+    stage behind, the gradients of all later stages, which may still be on
+    their way to the host.
+
+  This is an upper bound: the tests hold it above the live arrays of a step, and
+  within 1.5 times of them.
+
+  Args:
+    shapes: shapes of everything that the step reads.
+    measure_memory: `measure_memory(fn, *args)` returns the temporary bytes of a
+      program.
+  """
+  spec, layout = shapes.spec, shapes.layout
+  stages = _measure_stages(shapes, measure_memory)
+  always_live = tree_bytes((shapes.batch, shapes.stats, shapes.grad_state))
+  if spec.send_difference:
+    always_live += sum(_reference_bytes(stage) for stage in layout.stages)
   count = len(stages)
-  most = 0
-  for k, stage in enumerate(stages):
-    before = sum(s.kept for s in stages[:k])
-    inputs = sum(s.x for s in stages[: k + 1])
-    following = stages[k + 1].forward if k + 1 < count else stage.backward
-    most = max(most, before + inputs + stage.forward + following)
-    returning = (
-      0 if model.stream_weights else sum(s.grads for s in stages[k + 1 :])
-    )
-    own = stage.kept + stage.ct + stage.backward
-    following = stages[k - 1].backward if k else 0
-    most = max(most, before + inputs + returning + own + following)
-  return base + most
+  peak = 0
+  for s, stage in enumerate(stages):
+    saved = sum(earlier.saved for earlier in stages[:s])
+    inputs = sum(earlier.input for earlier in stages[: s + 1])
+    next_program = stages[s + 1].forward if s + 1 < count else stage.backward
+    peak = max(peak, saved + inputs + stage.forward + next_program)
+    returning = 0
+    if not spec.stream_weights:
+      returning = sum(later.gradients for later in stages[s + 1 :])
+    own = stage.saved + stage.cotangent + stage.backward
+    next_program = stages[s - 1].backward if s else 0
+    peak = max(peak, saved + inputs + returning + own + next_program)
+  return always_live + peak
 
 
-def _stages(request: Request, compiled: TempBytes) -> list[_Stage]:
-  """Walks through the stages, each distinct program compiled once."""
+def _measure_stages(
+  shapes: StepShapes, measure_memory: MeasureMemory
+) -> list[_StageBytes]:
+  """Returns the bytes of every stage; compiles each distinct program once."""
   known: dict[Hashable, int] = {}
 
-  def temp(fn: Callable[..., Any], static: tuple, *args: PyTree) -> int:
+  def program_bytes(
+    fn: Callable[..., Any], static: tuple, *args: PyTree
+  ) -> int:
     leaves, treedef = jax.tree.flatten(args)
-    shapes = tuple((a.shape, str(a.dtype)) for a in leaves)
-    key = (fn, static, treedef, shapes)
+    avals = tuple((a.shape, str(a.dtype)) for a in leaves)
+    key = (fn, static, treedef, avals)
     if key not in known:
-      known[key] = compiled(functools.partial(fn, *static), *args)
+      known[key] = measure_memory(functools.partial(fn, *static), *args)
     return known[key]
 
-  found, x = [], None
-  for k, body in enumerate(request.model.bodies):
-    stage, x = _stage(request, k, body, x, temp)
-    found.append(stage)
-  return found
+  stages, x = [], None
+  for stage_index, function in enumerate(shapes.spec.functions):
+    stage, x = _measure_stage(shapes, stage_index, function, x, program_bytes)
+    stages.append(stage)
+  return stages
 
 
-def _stage(
-  request: Request, k: int, body: Body, x: PyTree, temp: TempBytes
-) -> tuple[_Stage, PyTree]:
-  model, layout = request.model, request.layout.stages[k]
+def _measure_stage(
+  shapes: StepShapes,
+  stage_index: int,
+  function: StageFunction,
+  x: PyTree,
+  program_bytes: MeasureMemory,
+) -> tuple[_StageBytes, PyTree]:
+  """Returns the bytes of a stage and the shape of its output.
+
+  Weights decoded for the forward pass stay as inputs of the backward pass, or
+  are received again if weights are streamed: `saved` and `received_again` hold
+  either.
+  """
+  spec, layout = shapes.spec, shapes.layout.stages[stage_index]
   weights = layout.treedef.unflatten(layout.likes)
-  given = (weights, request.stats[k], x, request.batch)
-  static: tuple[Any, ...] = (tuple(request.codecs[i] for i in layout.leaves),)
-  arrive, own = _arriving(request, layout, temp)
-  state = (request.grad_state[k], np.zeros(3, np.uint32))
-  if model.stream_weights:
+  inputs = (weights, shapes.stats[stage_index], x, shapes.batch)
+  codecs = tuple(shapes.grad_codecs[i] for i in layout.model_indices)
+  received, weight_bytes = _received_bytes(shapes, layout, program_bytes)
+  state = (shapes.grad_state[stage_index], np.zeros(3, np.uint32))
+  if spec.stream_weights:
     forward, backward = programs.forward_only, programs.recompute_backward
-    y, _ = jax.eval_shape(functools.partial(forward, body), *given)
-    kept, again = 0, arrive + own
-    made, static, needed = own, (body, *static), given
+    y, _ = jax.eval_shape(functools.partial(forward, function), *inputs)
+    created, saved = weight_bytes, 0
+    received_again = received + weight_bytes
+    static: tuple[Any, ...] = (function, codecs)
+    first_argument: Any = inputs
   else:
     forward, backward = programs.forward, programs.backward
-    y, _, saved = jax.eval_shape(functools.partial(forward, body), *given)
-    made = kept = own + tree_bytes(saved)
-    again, needed = 0, saved.pullback(*given)
+    y, _, residuals = jax.eval_shape(
+      functools.partial(forward, function), *inputs
+    )
+    created = saved = weight_bytes + tree_bytes(residuals)
+    received_again = 0
+    static = (codecs,)
+    first_argument = residuals.pullback(*inputs)
   grads, x_ct, _ = jax.eval_shape(
-    functools.partial(backward, *static), needed, y, *state
+    functools.partial(backward, *static), first_argument, y, *state
   )
-  return _Stage(
-    x=tree_bytes(x),
-    kept=kept,
-    forward=arrive + made + tree_bytes(y) + temp(forward, (body,), *given),
-    backward=again
+  return _StageBytes(
+    input=tree_bytes(x),
+    saved=saved,
+    forward=received
+    + created
+    + tree_bytes(y)
+    + program_bytes(forward, (function,), *inputs),
+    backward=received_again
     + tree_bytes((grads, x_ct))
-    + temp(backward, static, needed, y, *state),
-    grads=tree_bytes(grads),
-    ct=tree_bytes(y),
+    + program_bytes(backward, static, first_argument, y, *state),
+    gradients=tree_bytes(grads),
+    cotangent=tree_bytes(y),
   ), y
 
 
-def _arriving(
-  request: Request, stage: StageLayout, temp: TempBytes
+def _received_bytes(
+  shapes: StepShapes, stage: StageLayout, program_bytes: MeasureMemory
 ) -> tuple[int, int]:
-  """Returns the bytes of a stage's payloads and of unpacking them, and those
-  of the weights that they become."""
-  model = request.model
-  arrive = own = 0
+  """Returns the bytes of receiving a stage's weights, and those of the weights.
+
+  Receiving takes the payloads and the temporary bytes of decoding them. With a
+  reference, decoding updates it in place and creates no weights.
+  """
+  spec = shapes.spec
+  received = weight_bytes = 0
   for packet in stage.packets:
-    codec, likes = stage.packed(packet, model.ladder, request.levels)
+    codec, likes = stage.packet_codec(packet, spec.level_codecs, shapes.levels)
     payloads = [codec.payload_like(a) for a in likes]
-    held = (
-      list(likes)
-      if model.send_difference and packet.group is not None
-      else None
-    )
-    if held or codec != identity():  # Else they are the weights.
-      arrive += tree_bytes(payloads)
-      arrive += temp(programs.decode, (codec, likes), payloads, held)
-    own += 0 if held else tree_bytes(likes)
-  return arrive, own
+    has_reference = spec.send_difference and packet.group is not None
+    reference = list(likes) if has_reference else None
+    if reference or codec != identity():
+      received += tree_bytes(payloads)
+      received += program_bytes(
+        programs.decode, (codec, likes), payloads, reference
+      )
+    # Payloads of `identity` without a reference are the weights themselves.
+    weight_bytes += 0 if reference else tree_bytes(likes)
+  return received, weight_bytes
 
 
-def _held_bytes(stage: StageLayout) -> int:
-  packed = [p.leaves for p in stage.packets if p.group is not None]
-  return tree_bytes([stage.likes[i] for leaves in packed for i in leaves])
+def _reference_bytes(stage: StageLayout) -> int:
+  encoded = [p.stage_indices for p in stage.packets if p.group is not None]
+  return tree_bytes([stage.likes[i] for indices in encoded for i in indices])

@@ -1,4 +1,4 @@
-"""Parameters that live on the host and travel packed."""
+"""`HostResident`: training with weights and optimizer state on the host."""
 
 import dataclasses
 import functools
@@ -15,14 +15,19 @@ from jaxmotion.controllers import Groups, group_norms
 from jaxmotion.core import Array, PyTree, abstract_like, check_choice, check_int
 from jaxmotion.memory.weights import _state as states
 from jaxmotion.memory.weights._device_bytes import (
-  Request,
-  device_bytes,
-  temp_bytes,
+  StepShapes,
+  measure_temp_bytes,
+  peak_device_bytes,
 )
-from jaxmotion.memory.weights._layout import Layout, check_level, layout_of
-from jaxmotion.memory.weights._programs import Body
+from jaxmotion.memory.weights._layout import (
+  Layout,
+  make_layout,
+  resolve_levels,
+)
+from jaxmotion.memory.weights._model_spec import ModelSpec
+from jaxmotion.memory.weights._programs import StageFunction
 from jaxmotion.memory.weights._state import HostState
-from jaxmotion.memory.weights._step import Step, plain
+from jaxmotion.memory.weights._step import Step, call_directly
 from jaxmotion.wire import payload_bytes
 
 _INT8 = uniform(bits=8)
@@ -30,63 +35,71 @@ _INT8 = uniform(bits=8)
 
 @dataclasses.dataclass(frozen=True)
 class HostResident:
-  """Trains a model whose weights and optimiser live on the host.
+  """Trains a model whose float32 weights and optimizer state are on the host.
 
-  In every step the weights go to the device packed by a codec, at the level
-  of their group; gradients come back packed; the update is computed where the
-  float32 weights are. With `send_difference`, what goes is encode(w - reference), and host
-  and device both add decode(encode(w - reference)) to `reference`, zero at the start:
-  what a step leaves out, the next one sends.
+  In every step the host encodes the weights, each group of them at its level,
+  and sends them to the device. The device returns encoded gradients, and the
+  host computes the update.
 
-  Stages overlap: while the device computes one, the host packs and sends the
-  next; gradients of a stage return while those before it are computed.
+  With `send_difference`, the host sends encode(w - reference). Host and device
+  both add decode(encode(w - reference)) to their reference, which starts at
+  zero and which the device computes with. A later step therefore sends what
+  the codec left out of this one.
 
-  Non-finite values: without `send_difference` they travel as their codec says. With it
-  a difference that is not finite counts as zero, so that `reference` stays finite.
-  A gradient that is not finite reaches `tx`: guard it with
+  Stages overlap. While the device computes one stage, the host encodes and
+  sends the next. Gradients of a stage return while the device computes those
+  of the stage before it.
+
+  Non-finite values: without `send_difference` the codec decides what becomes of
+  a non-finite weight. With it, a non-finite difference counts as zero, so that
+  the reference stays finite. A non-finite gradient reaches `tx`: guard it with
   `optax.apply_if_finite`.
 
   Args:
     stages: (name, function) of every stage, in order. A function takes
       (params, x, batch) and returns the next stage's x, a pytree of
-      floating-point arrays; the first is given None, the last returns the
+      floating-point arrays. The first x is None; the last stage returns the
       loss, a scalar. Stages with one function and equal shapes share one
       compiled program. Or a single function (params, batch) -> loss.
-    tx: optax transformation; it runs on the host.
-    weights: codecs of arrays, fewest bytes first; a level is a position among
-      them. Or one codec.
+    tx: optax transformation, which runs on the host.
+    weights: codec of the weights, a codec of arrays without state. Or a
+      sequence of them, fewest bytes first: a level is a position in it.
     grads: codec of the gradients; it may be `feedback`.
-    send_difference: whether differences to what the device holds travel.
-    groups: which weights share a level, as rules of `controllers.group_by` for
-      the paths "name of stage/..."; what is of no group travels as float32
-      both ways. None: each stage is a group.
-    min_leaf_size: leaves of fewer values (biases) are of no group.
-    update: "once" calls `tx` once, for all parameters, after the backward
-      pass. "per_stage" calls it for each stage as soon as its gradients are
-      on the host, while others are still computed: only for optimisers that
-      look at each value alone (sgd, adam, ..., no norm over all gradients).
-    stream_weights: whether a stage's weights leave the device after its forward pass
-      and are sent again for its backward pass, which then recomputes it: the
-      device holds two stages' weights at a time, and the inputs of all.
+    send_difference: whether the host sends differences to the weights that the
+      device already holds, instead of the weights.
+    groups: rules of `controllers.group_by` for the paths "name of stage/...":
+      which weights share a level. Leaves of no group travel as float32 both
+      ways. None makes each stage a group.
+    min_leaf_size: number of elements. Leaves of fewer (biases) are in no group.
+    update: "once" calls `tx` once for all parameters, after the backward pass.
+      "per_stage" calls it for each stage as soon as its gradients are on the
+      host, while the device computes others: only for elementwise optimizers
+      (sgd, adam, ...), not for those with a norm over all gradients.
+    stream_weights: whether a stage's weights leave the device after its forward
+      pass and are sent again for its backward pass, which then recomputes the
+      stage. The device holds the weights of two stages at a time, and the
+      inputs of all.
     stateful: whether functions take (params, stats, x, batch) and return
       (x, stats): batch statistics, counters, keys. `stats` stay on the device.
-    seed: of stochastic rounding.
-    device: where the model computes; JAX's first device if None.
+    seed: seed of stochastic rounding, in [0, 2**32).
+    device: JAX device that computes; the first local one if None.
 
   Raises:
-    TypeError: a codec, function or transformation is none.
+    TypeError: a codec, function or transformation is of the wrong type.
     ValueError: an option is not among its choices; a codec of weights has
-      state (`send_difference` remembers instead), or makes fewer bytes than the one
-      before; two stages have one name; `stream_weights` with `send_difference`, which keeps
-      the weights on the device.
+      state (use `send_difference` instead), or takes fewer bytes than the one
+      before it; two stages have one name; `stream_weights` is combined with
+      `send_difference`, which keeps the weights on the device.
 
   Example:
     >>> import optax
     >>> from jaxmotion.codecs import uniform
     >>> def loss_fn(params, batch):
     ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
-    >>> ladder = [uniform(bits=4), uniform(bits=8)]
-    >>> model = HostResident(loss_fn, optax.sgd(0.1), weights=ladder, min_leaf_size=0)
+    >>> levels = [uniform(bits=4), uniform(bits=8)]
+    >>> model = HostResident(
+    ...   loss_fn, optax.sgd(0.1), weights=levels, min_leaf_size=0
+    ... )
     >>> state = model.init({"w": jnp.zeros((2, 1))})
     >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
     >>> state, loss = model.step(state, batch, level=1)
@@ -95,8 +108,8 @@ class HostResident:
 
   References:
     Zhuang, Malossi and Casas, *Reducing Data Motion to Accelerate the Training
-    of Deep Neural Networks*, 2020 (weights packed on the host; the gradients
-    return as float32 there, and nothing is remembered).
+    of Deep Neural Networks*, 2020 (A2DTWP: the host encodes the weights, the
+    gradients return as float32, and there is no reference).
   """
 
   stages: Callable[..., Any] | Sequence[tuple[str, Callable[..., Any]]]
@@ -121,96 +134,69 @@ class HostResident:
     check_int("seed", self.seed, 0, 2**32 - 1)
     if self.stream_weights and self.send_difference:
       raise ValueError(
-        "`stream_weights` must be False with `send_difference`, which keeps the weights on "
-        "the device, got True."
+        "`stream_weights` must be False with `send_difference`, which keeps "
+        "the weights on the device, got True."
       )
     if not isinstance(self.tx, optax.GradientTransformation):
       raise TypeError(
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
       )
     _check_codec("grads", self.grads)
-    # Tuples: what is compiled is looked up by what it was made of.
-    object.__setattr__(self, "weights", _ladder(self.weights))
+    # Tuples, because options are part of the keys of compiled programs.
+    object.__setattr__(self, "weights", _level_codecs(self.weights))
     if self.groups is not None:
       object.__setattr__(self, "groups", tuple(map(tuple, self.groups)))
     if not callable(self.stages):
-      object.__setattr__(self, "stages", _pairs(self.stages))
-
-  @property
-  def host(self) -> jax.Device:
-    """The device of JAX's CPU backend: weights and optimiser are there."""
-    return jax.local_devices(backend="cpu")[0]
-
-  @property
-  def target(self) -> jax.Device:
-    """The device that computes."""
-    return self.device or jax.local_devices()[0]
-
-  @property
-  def bodies(self) -> tuple[Body, ...]:
-    """The stages' functions, all of one signature."""
-    if callable(self.stages):
-      return (Body(self.stages, False, self.stateful),)
-    return tuple(Body(fn, True, self.stateful) for _, fn in self.stages)
-
-  @property
-  def ladder(self) -> tuple[Codec, ...]:
-    """The weights' codecs, one for each level."""
-    return cast(tuple[Codec, ...], self.weights)
-
-  @property
-  def names(self) -> tuple[str, ...] | None:
-    """The stages' names; None for a single function."""
-    if callable(self.stages):
-      return None
-    return tuple(name for name, _ in self.stages)
+      object.__setattr__(self, "stages", _check_stages(self.stages))
 
   def init(self, params: PyTree, stats: PyTree = None) -> HostState:
     """Returns the state before the first step.
 
     Args:
-      params: {name of stage: pytree} of float32 arrays; of a single function,
+      params: {name of stage: pytree} of float32 arrays; for a single function,
         its own pytree. They are copied.
-      stats: likewise, of a `stateful` model; stages that have none may be
-        left out.
+      stats: {name of stage: pytree} of a `stateful` model, stages without stats
+        left out; for a single function, its own pytree.
 
     Raises:
       TypeError: a leaf is not float32.
       ValueError: names are not those of the stages, or a rule of `groups` is
         wrong.
     """
-    layout = self._layout(params)
+    layout, spec = self._layout(params), self._spec()
     params = jax.tree.map(np.array, params)
-    held = states.init_held(layout) if self.send_difference else ()
+    reference = states.init_reference(layout) if self.send_difference else ()
     codecs = layout.leaf_codecs(self.grads)
-    with jax.default_device(self.host):
+    with jax.default_device(spec.host):
       state = HostState(
         step=np.int32(0),
         params=params,
-        opt_state=states.init_tx(self.tx, layout, params, self.update),
-        reference=held,
-        device_reference=held,
-        grad_state=states.init_grads(layout, codecs),
-        stats=self._stats(stats),
+        opt_state=states.init_optimizer(
+          self.tx, layout, params, spec.is_per_stage
+        ),
+        reference=reference,
+        device_reference=reference,
+        grad_state=states.init_grad_state(layout, codecs),
+        stats=self._stage_stats(stats),
         sent_bytes=np.int64(0),
         returned_bytes=np.int64(0),
       )
     return self.place_state(state)
 
   def place_state(self, state: HostState) -> HostState:
-    """Returns a state, one from a checkpoint say, with all of it in its place.
+    """Moves a state, one from a checkpoint say, to the host and the device.
 
     Args:
-      state: of JAX or NumPy arrays, wherever they are.
+      state: state of JAX or NumPy arrays, wherever they are.
     """
-    host, target = self.host, self.target
+    spec = self._spec()
     return state._replace(
-      params=jax.device_put(state.params, host),
-      opt_state=jax.device_put(state.opt_state, host),
-      reference=jax.device_put(state.reference, host),
-      device_reference=jax.device_put(state.device_reference, target),
-      grad_state=jax.device_put(state.grad_state, target),
-      stats=jax.device_put(state.stats, target),
+      params=jax.device_put(state.params, spec.host),
+      opt_state=jax.device_put(state.opt_state, spec.host),
+      reference=jax.device_put(state.reference, spec.host),
+      device_reference=jax.device_put(state.device_reference, spec.device),
+      grad_state=jax.device_put(state.grad_state, spec.device),
+      stats=jax.device_put(state.stats, spec.device),
     )
 
   def step(
@@ -219,39 +205,38 @@ class HostResident:
     batch: PyTree,
     level: Any = 0,
     *,
-    run_op: Callable[..., Any] = plain,
+    run_op: Callable[..., Any] = call_directly,
   ) -> tuple[HostState, Array]:
     """Trains on one batch.
 
     Args:
-      state: what `init` or the last `step` returned; its buffers are donated.
-      batch: pytree of arrays; goes to the device as it is.
+      state: state from `init` or the last `step`; its buffers are donated.
+      batch: pytree of arrays, sent to the device as it is.
       level: position in `weights` for every group, int[groups], or one int
         for all.
-      run_op: is given (name, piece, *args) and returns piece(*args). All work
-        passes through it, under the names "pack", "send", "unpack",
-        "forward", "backward", "return" and "update", several times each: the
-        way to time them (wait for what a piece returns, and nothing
-        overlaps).
+      run_op: hook (name, op, *args) -> op(*args) that all work passes through,
+        several times per step, under the names "pack", "send", "unpack",
+        "forward", "backward", "return" and "update". Use it to time the ops: a
+        hook that waits for what an op returns lets nothing overlap.
 
     Returns:
       The new state and the loss, a scalar on the device.
 
     Raises:
-      TypeError: `level` is not of integers, or a stage returns others than
-        floating-point arrays.
-      ValueError: a level out of range, not one for each group, or a loss that
-        is no scalar.
+      TypeError: `level` is not of integers, or a stage returns arrays that are
+        not floating-point.
+      ValueError: a level is out of range, there is not one for each group, or
+        the loss is not a scalar.
     """
-    step = self._step(state, level, run_op)
+    step = self._start_step(state, level, run_op)
     loss = step.run(batch)
-    return step.state(), loss
+    return step.new_state(), loss
 
   def groups_of(self, params: PyTree) -> Groups:
     """Returns the groups, in the order of levels, norms and errors.
 
     Args:
-      params: as for `init`.
+      params: parameters as for `init`.
     """
     return self._layout(params).groups
 
@@ -259,27 +244,27 @@ class HostResident:
     """Returns the L2 norm of every group's master weights, float32[groups].
 
     Args:
-      state: as for `step`.
+      state: state as for `step`; nothing is donated.
     """
-    return _norms(state.params, self.groups_of(state.params))
+    return _group_norms(state.params, self.groups_of(state.params))
 
   def errors(self, state: HostState, level: Any = 0) -> Array:
-    """Returns the relative L2 error of every group's weights as they travel.
+    """Returns the relative L2 error of every group's weights on the device.
 
-    With w the master weights and y what the device would compute with if the
-    next step were at this level: ||y - w|| / ||w||, 0 where w is 0. Computed
-    on the host, at about the cost of packing and unpacking.
+    With w the master weights and y the weights that the device would compute
+    with if the next step were at this level: ||y - w|| / ||w||, 0 where w is 0.
+    Computed on the host, at about the cost of encoding and decoding.
 
     Args:
-      state: as for `step`; nothing is donated.
-      level: as for `step`.
+      state: state as for `step`; nothing is donated.
+      level: position in `weights` for every group, int[groups], or one int
+        for all.
 
     Returns:
       float32[groups].
     """
-    return _relative(
-      self._step(state, level).squared_errors(), self.norms(state)
-    )
+    squares = self._start_step(state, level).squared_errors()
+    return _relative_errors(squares, self.norms(state))
 
   def device_bytes(
     self,
@@ -288,24 +273,26 @@ class HostResident:
     stats: PyTree = None,
     level: Any = 0,
     *,
-    measure_memory: Callable[..., int] = temp_bytes,
+    measure_memory: Callable[..., int] = measure_temp_bytes,
   ) -> int:
-    """Returns the most bytes that the device holds in a step, before any.
+    """Returns the most bytes that the device holds in a step, before any runs.
 
-    Of weights, payloads, inputs of stages, residuals, gradients on their way,
-    and of what the programs take in between, each compiled once: two that
-    follow each other count as if they ran at once, as they may where the first
-    is not yet done. On the host are `params` and the optimiser's state.
+    Counts weights, payloads, inputs of stages, residuals, gradients on their
+    way to the host, and temporary buffers of the programs, each compiled once.
+    Two programs that follow each other count as if they ran at once, because
+    the second is dispatched before the first is done. The host holds `params`
+    and the optimizer state.
 
     Args:
-      params: as for `init`, or their shapes.
-      batch: as for `step`, or its shapes.
-      stats: as for `init`, or their shapes.
-      level: as for `step`.
+      params: parameters as for `init`, or their shapes.
+      batch: batch as for `step`, or its shapes.
+      stats: stats as for `init`, or their shapes.
+      level: position in `weights` for every group, int[groups], or one int
+        for all.
       measure_memory: `measure_memory(fn, *args)` compiles a function for such
-        arguments and returns the bytes it takes besides arguments and results;
-        by default it is asked of JAX's backend. It may be a compiler for
-        another device than is there.
+        arguments and returns the bytes that it needs besides arguments and
+        results. The default compiles for JAX's backend; pass a compiler for
+        another device to plan without that device.
 
     Raises:
       TypeError, ValueError: as by `init` and `step`.
@@ -319,50 +306,81 @@ class HostResident:
       >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
       True
     """
-    layout = self._layout(params)
+    layout, spec = self._layout(params), self._spec()
     codecs = layout.leaf_codecs(self.grads)
-    grad_state = jax.eval_shape(lambda: states.init_grads(layout, codecs))
-    levels = check_level(level, layout.groups, len(self.ladder))
-    shapes = jax.tree.map(abstract_like, (self._stats(stats), batch))
-    request = Request(self, layout, codecs, levels, grad_state, *shapes)
-    return device_bytes(request, measure_memory)
+    grad_state = jax.eval_shape(lambda: states.init_grad_state(layout, codecs))
+    levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
+    data = jax.tree.map(abstract_like, (self._stage_stats(stats), batch))
+    shapes = StepShapes(spec, layout, codecs, levels, grad_state, *data)
+    return peak_device_bytes(shapes, measure_memory)
 
   def plain_bytes(self, params: PyTree) -> int:
-    """Returns the bytes of the parameters: what float32 moves each way.
+    """Returns the bytes of the parameters, which float32 moves each way.
 
     Args:
-      params: as for `init`.
+      params: parameters as for `init`.
     """
     return payload_bytes(identity(), params)
 
-  def _step(self, state: HostState, level: Any, *run_op: Any) -> Step:
-    layout = self._layout(state.params)
-    levels = check_level(level, layout.groups, len(self.ladder))
-    return Step(self, layout, state, levels, *run_op)
+  def _spec(self) -> ModelSpec:
+    functions: tuple[StageFunction, ...]
+    if callable(self.stages):
+      functions = (StageFunction(self.stages, False, self.stateful),)
+    else:
+      functions = tuple(
+        StageFunction(fn, True, self.stateful) for _, fn in self.stages
+      )
+    return ModelSpec(
+      functions=functions,
+      names=self._stage_names() or ("loss",),
+      tx=self.tx,
+      level_codecs=cast(tuple[Codec, ...], self.weights),
+      grad_codec=self.grads,
+      send_difference=self.send_difference,
+      stream_weights=self.stream_weights,
+      is_per_stage=self.update == "per_stage",
+      seed=self.seed,
+      host=jax.local_devices(backend="cpu")[0],
+      device=self.device or jax.local_devices()[0],
+    )
+
+  def _stage_names(self) -> tuple[str, ...] | None:
+    """Returns the stages' names; None for a single function."""
+    if callable(self.stages):
+      return None
+    return tuple(name for name, _ in self.stages)
+
+  def _start_step(self, state: HostState, level: Any, *run_op: Any) -> Step:
+    layout, spec = self._layout(state.params), self._spec()
+    levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
+    return Step(spec, layout, state, levels, *run_op)
 
   def _layout(self, params: PyTree) -> Layout:
-    return layout_of(params, self.names, self.groups, self.min_leaf_size)
+    names = self._stage_names()
+    return make_layout(params, names, self.groups, self.min_leaf_size)
 
-  def _stats(self, stats: PyTree) -> tuple[PyTree, ...]:
+  def _stage_stats(self, stats: PyTree) -> tuple[PyTree, ...]:
+    """Returns the stats of every stage, `()` for stages without."""
     if stats is not None and not self.stateful:
       raise ValueError("`stats` must be None unless `stateful`, got some.")
-    if self.names is None:
+    names = self._stage_names()
+    if names is None:
       return (() if stats is None else stats,)
-    given = {} if stats is None else stats
-    if not isinstance(given, Mapping) or not set(given) <= set(self.names):
-      found = sorted(given) if isinstance(given, Mapping) else type(given)
+    by_name = {} if stats is None else stats
+    if not isinstance(by_name, Mapping) or not set(by_name) <= set(names):
+      found = sorted(by_name) if isinstance(by_name, Mapping) else type(by_name)
       raise ValueError(
-        f"`stats` must be a mapping of stages among {sorted(self.names)}, "
+        f"`stats` must be a mapping of stages among {sorted(names)}, "
         f"got {found!r}."
       )
-    return tuple(given.get(name, ()) for name in self.names)
+    return tuple(by_name.get(name, ()) for name in names)
 
 
-_norms = functools.partial(jax.jit, static_argnums=1)(group_norms)
+_group_norms = functools.partial(jax.jit, static_argnums=1)(group_norms)
 
 
 @jax.jit
-def _relative(squares: Sequence[Array], norms: Array) -> Array:
+def _relative_errors(squares: Sequence[Array], norms: Array) -> Array:
   ratio = jnp.sqrt(jnp.stack(squares)) / norms
   return jnp.where(norms > 0, ratio, 0.0)
 
@@ -372,27 +390,39 @@ def _check_codec(name: str, codec: Any) -> None:
     raise TypeError(f"`{name}` must be a codec of arrays, got {codec!r}.")
 
 
-def _ladder(weights: Any) -> tuple[Codec, ...]:
-  ladder = (weights,) if isinstance(weights, Codec) else tuple(weights)
-  if not ladder:
+def _level_codecs(weights: Any) -> tuple[Codec, ...]:
+  """Returns the codec of each level, checked.
+
+  Raises:
+    TypeError: a codec is not one of arrays.
+    ValueError: there is none, one has state, or they are in the wrong order.
+  """
+  codecs = (weights,) if isinstance(weights, Codec) else tuple(weights)
+  if not codecs:
     raise ValueError("`weights` must hold at least one codec, got none.")
   sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
-  for codec in ladder:
+  for codec in codecs:
     _check_codec("weights", codec)
     if jax.tree.leaves(jax.eval_shape(codec.init, sample)):
       raise ValueError(
-        f"`weights` must be codecs without state, got {codec!r}: `send_difference` "
-        "remembers what was not sent."
+        f"`weights` must be codecs without state, got {codec!r}: use "
+        "`send_difference`, which sends later what was left out."
       )
-  sizes = [payload_bytes(codec, sample) for codec in ladder]
+  sizes = [payload_bytes(codec, sample) for codec in codecs]
   if sizes != sorted(sizes):
     raise ValueError(
-      f"`weights` must be ordered from fewest to most bytes, got {ladder!r}."
+      f"`weights` must be ordered from fewest to most bytes, got {codecs!r}."
     )
-  return ladder
+  return codecs
 
 
-def _pairs(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
+def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
+  """Returns the stages as a tuple of pairs, checked.
+
+  Raises:
+    TypeError: an item is not a pair of a name and a function.
+    ValueError: there is no stage, or two have one name.
+  """
   pairs = tuple(map(tuple, stages))
   if not pairs:
     raise ValueError("`stages` must hold at least one stage, got none.")

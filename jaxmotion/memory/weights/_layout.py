@@ -1,4 +1,11 @@
-"""Which parameters travel together, at whose level."""
+"""Layout of a model's parameters: stages, packets, groups and levels.
+
+Three indices name a leaf: `stage_index` (position of a stage in the model),
+`packet_index` (position of a packet in its stage) and the position of the
+leaf, either in its stage (`Packet.stage_indices`) or in the whole model
+(`StageLayout.model_indices`). Model position of leaf `i` of a packet:
+`stage.model_indices[i] for i in packet.stage_indices`.
+"""
 
 import functools
 import math
@@ -20,44 +27,50 @@ class Packet(NamedTuple):
   """Leaves of one stage that travel under one codec.
 
   Attributes:
-    group: whose level picks the codec; None for float32.
-    leaves: positions among the stage's leaves.
+    group: index of the group whose level picks the codec; None for float32.
+    stage_indices: positions of the leaves among the stage's leaves.
   """
 
   group: int | None
-  leaves: tuple[int, ...]
+  stage_indices: tuple[int, ...]
 
 
 class StageLayout(NamedTuple):
-  """One stage's parameters.
+  """Layout of the parameters of one stage.
 
   Attributes:
-    treedef: structure that the stage's function takes.
-    leaves: positions among the model's leaves.
-    likes: shape and dtype of every leaf.
-    packets: together they hold every leaf once.
+    treedef: structure of the parameters that the stage's function takes.
+    model_indices: positions of the stage's leaves among the model's leaves.
+    likes: shape and dtype of every leaf of the stage.
+    packets: packets that together hold every leaf of the stage once.
   """
 
   treedef: Any
-  leaves: tuple[int, ...]
+  model_indices: tuple[int, ...]
   likes: tuple[jax.ShapeDtypeStruct, ...]
   packets: tuple[Packet, ...]
 
-  def packed(
-    self, packet: Packet, ladder: Sequence[Codec], levels: Sequence[int]
+  def packet_codec(
+    self, packet: Packet, level_codecs: Sequence[Codec], levels: Sequence[int]
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns a packet's codec, at these levels of the ladder, and shapes."""
-    group, leaves = packet
-    codec = identity() if group is None else ladder[levels[group]]
-    return codec, tuple(self.likes[i] for i in leaves)
+    """Returns the codec and the leaf shapes of a packet.
+
+    Args:
+      packet: one of `packets`.
+      level_codecs: codec of each level.
+      levels: level of each group.
+    """
+    group, stage_indices = packet
+    codec = identity() if group is None else level_codecs[levels[group]]
+    return codec, tuple(self.likes[i] for i in stage_indices)
 
 
 class Layout(NamedTuple):
-  """A model's parameters.
+  """Layout of a model's parameters.
 
   Attributes:
-    groups: of the leaves that are packed.
-    stages: in the order they compute in.
+    groups: groups of the leaves that are encoded.
+    stages: layouts of the stages, in the order of the forward pass.
   """
 
   groups: Groups
@@ -70,7 +83,7 @@ class Layout(NamedTuple):
     )
 
 
-def layout_of(
+def make_layout(
   params: PyTree,
   names: tuple[str, ...] | None,
   rules: Rules | None,
@@ -80,9 +93,9 @@ def layout_of(
 
   Args:
     params: {name of stage: pytree}, or one stage's pytree.
-    names: of the stages; None if there is one, without a name.
-    rules: as for `controllers.group_by`; None for a group a stage.
-    min_leaf_size: leaves of fewer values are of no group.
+    names: names of the stages; None for one stage without a name.
+    rules: rules of `controllers.group_by`; None makes each stage a group.
+    min_leaf_size: smallest number of elements of a leaf in a group.
 
   Raises:
     TypeError: a leaf is not float32.
@@ -100,11 +113,12 @@ def layout_of(
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
     for x in jax.tree.leaves(params)
   )
-  return _layout(jax.tree.structure(params), likes, names, rules, min_leaf_size)
+  structure = jax.tree.structure(params)
+  return _make_layout(structure, likes, names, rules, min_leaf_size)
 
 
 @functools.lru_cache(maxsize=64)
-def _layout(
+def _make_layout(
   treedef: Any,
   likes: tuple[jax.ShapeDtypeStruct, ...],
   names: tuple[str, ...] | None,
@@ -120,62 +134,71 @@ def _layout(
       )
   positions = treedef.unflatten(range(len(likes)))
   trees = [positions] if names is None else [positions[n] for n in names]
-  flat = [jax.tree.flatten(tree) for tree in trees]
-  big = [math.prod(a.shape) >= min_leaf_size for a in likes]
+  flat_stages = [jax.tree.flatten(tree) for tree in trees]
+  is_large = [math.prod(a.shape) >= min_leaf_size for a in likes]
   if rules is None:
-    groups = _group_by_stage(names or ("loss",), [f for f, _ in flat], big)
+    groups = _group_by_stage(
+      names or ("loss",), [indices for indices, _ in flat_stages], is_large
+    )
   else:
-    groups = _without_small(group_by(params, rules), big)
+    groups = _drop_small_leaves(group_by(params, rules), is_large)
   stages = []
-  for own, structure in flat:
-    stage_groups = [groups.of_leaf[i] for i in own]
+  for model_indices, structure in flat_stages:
+    stage_groups = [groups.of_leaf[i] for i in model_indices]
     packets = tuple(
       Packet(g, tuple(i for i, h in enumerate(stage_groups) if h == g))
       for g in dict.fromkeys(stage_groups)
     )
-    stage_likes = tuple(likes[i] for i in own)
-    stages.append(StageLayout(structure, tuple(own), stage_likes, packets))
+    stage_likes = tuple(likes[i] for i in model_indices)
+    stages.append(
+      StageLayout(structure, tuple(model_indices), stage_likes, packets)
+    )
   return Layout(groups, tuple(stages))
 
 
 def _group_by_stage(
-  names: Sequence[str], leaves: Sequence[Sequence[int]], big: Sequence[bool]
+  names: Sequence[str],
+  stage_leaves: Sequence[Sequence[int]],
+  is_large: Sequence[bool],
 ) -> Groups:
-  of_leaf: list[int | None] = [None] * len(big)
-  found: list[str] = []
-  for name, own in zip(names, leaves, strict=True):
-    packed = [i for i in own if big[i]]
-    if packed:
-      found.append(name)
-    for i in packed:
-      of_leaf[i] = len(found) - 1
-  return Groups(tuple(found), tuple(of_leaf))
+  of_leaf: list[int | None] = [None] * len(is_large)
+  group_names: list[str] = []
+  for name, model_indices in zip(names, stage_leaves, strict=True):
+    large = [i for i in model_indices if is_large[i]]
+    if large:
+      group_names.append(name)
+    for i in large:
+      of_leaf[i] = len(group_names) - 1
+  return Groups(tuple(group_names), tuple(of_leaf))
 
 
-def _without_small(groups: Groups, big: Sequence[bool]) -> Groups:
+def _drop_small_leaves(groups: Groups, is_large: Sequence[bool]) -> Groups:
   of_leaf = tuple(
-    g if ok else None for g, ok in zip(groups.of_leaf, big, strict=True)
+    g if large else None
+    for g, large in zip(groups.of_leaf, is_large, strict=True)
   )
   for i, name in enumerate(groups.names):
     if i not in of_leaf:
       raise ValueError(
-        f"`groups` must have a leaf of at least `min_leaf_size` values each, got "
-        f"{name!r}, which has none."
+        "`groups` must have a leaf of at least `min_leaf_size` elements each, "
+        f"got {name!r}, which has none."
       )
   return Groups(groups.names, of_leaf)
 
 
-def check_level(level: Any, groups: Groups, rungs: int) -> tuple[int, ...]:
+def resolve_levels(
+  level: Any, groups: Groups, level_count: int
+) -> tuple[int, ...]:
   """Returns the level of every group as Python ints.
 
   Args:
     level: int, or an integer array with one for each group.
-    groups: of the model.
-    rungs: number of levels.
+    groups: groups of the model.
+    level_count: number of levels.
 
   Raises:
-    TypeError: not integers.
-    ValueError: a level out of range, or not one for each group.
+    TypeError: `level` is not of integers.
+    ValueError: a level is out of range, or there is not one for each group.
   """
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):
@@ -188,8 +211,8 @@ def check_level(level: Any, groups: Groups, rungs: int) -> tuple[int, ...]:
     )
   levels = tuple(np.broadcast_to(array, (count,)).tolist())
   for name, value in zip(groups.names, levels, strict=True):
-    if not 0 <= value < rungs:
+    if not 0 <= value < level_count:
       raise ValueError(
-        f"`level` must be in [0, {rungs - 1}], got {value} for {name!r}."
+        f"`level` must be in [0, {level_count - 1}], got {value} for {name!r}."
       )
   return levels

@@ -1,8 +1,13 @@
-"""The compiled programs of a host-resident model.
+"""Compiled programs of a host-resident model.
 
-They are shared by all stages (and models) with equal functions, codecs and
-shapes, and none of them knows a level: packing is one small program for each
-codec, apart from the forward and backward passes.
+All stages (and models) with equal functions, codecs and shapes share one
+compiled program. No program knows a level: encoding is one small program for
+each codec, apart from the forward and backward passes. A change of level
+therefore compiles nothing but encoding and decoding.
+
+Random bits are addressed by `key_coordinates`, uint32[3]: seed, step and index
+of the stage. Forward encoding folds 0 and gradient encoding folds 1 into that
+key, then the position of the leaf, so that no two roundings share bits.
 """
 
 import dataclasses
@@ -18,148 +23,205 @@ import optax
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import Array, Key, PyTree, ShapedLike, make_key, shape_dtype
 
-_LEAST = float(np.finfo(np.float32).tiny)
+_MIN_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
-class Body:
-  """A stage's function under one signature; equal if the functions are.
+class StageFunction:
+  """A user's stage function under one signature; equal if the functions are.
 
   Attributes:
-    fn: the user's.
-    staged: whether it takes x.
-    stateful: whether it takes and returns stats.
+    fn: the user's function.
+    takes_input: whether `fn` takes the output of the stage before, x.
+    is_stateful: whether `fn` takes and returns stats.
   """
 
   fn: Callable[..., Any]
-  staged: bool
-  stateful: bool
+  takes_input: bool
+  is_stateful: bool
 
   def __call__(
     self, params: PyTree, stats: PyTree, x: PyTree, batch: PyTree
   ) -> tuple[PyTree, PyTree]:
-    """Returns the stage's x and stats."""
+    """Returns the stage's output and its new stats."""
     args = (params,)
-    args += (stats,) if self.stateful else ()
-    args += (x,) if self.staged else ()
+    args += (stats,) if self.is_stateful else ()
+    args += (x,) if self.takes_input else ()
     out = self.fn(*args, batch)
-    return out if self.stateful else (out, stats)
+    return out if self.is_stateful else (out, stats)
 
 
 def encode(
-  codec: Codec, leaves: Sequence[Array], held: PyTree, where: Any
+  codec: Codec, leaves: Sequence[Array], reference: PyTree, key_coordinates: Any
 ) -> list[PyTree]:
-  """Returns a payload for each leaf, or for its difference to `reference`."""
-  if codec == identity() and held is None:
-    # A copy would cost the plain transfer a pass over memory.
+  """Encodes each leaf, or its difference to the reference.
+
+  Args:
+    codec: codec of the packet.
+    leaves: float32 arrays, on the host.
+    reference: arrays like `leaves`, or None to encode the leaves themselves.
+    key_coordinates: uint32[3], seed, step and index of the stage.
+
+  Returns:
+    A payload for each leaf.
+  """
+  if codec == identity() and reference is None:
+    # A jitted identity would copy: a pass over memory for the plain transfer.
     return [codec.encode(x)[0] for x in leaves]
-  return _encode(codec, leaves, held, where)
+  return _encode_leaves(codec, leaves, reference, key_coordinates)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _encode(
-  codec: Codec, leaves: Sequence[Array], held: PyTree, where: Any
+def _encode_leaves(
+  codec: Codec, leaves: Sequence[Array], reference: PyTree, key_coordinates: Any
 ) -> list[PyTree]:
-  if held is not None:
-    leaves = [_finite(x - h) for x, h in zip(leaves, held, strict=True)]
-  key = _key(where).fold(0)
+  if reference is not None:
+    leaves = [
+      _zero_nonfinite(x - r) for x, r in zip(leaves, reference, strict=True)
+    ]
+  key = _stage_key(key_coordinates).fold(0)
   return [codec.encode(x, (), key.fold(i))[0] for i, x in enumerate(leaves)]
 
 
 def decode(
-  codec: Codec, likes: tuple[ShapedLike, ...], payloads: PyTree, held: PyTree
+  codec: Codec,
+  likes: tuple[ShapedLike, ...],
+  payloads: PyTree,
+  reference: PyTree,
 ) -> list[Array]:
-  """Returns the leaves of the payloads, or `reference` with these added to it.
+  """Decodes the payloads, and adds them to the reference if there is one.
 
-  The buffers of `reference` are donated.
+  Args:
+    codec: codec of the packet.
+    likes: shape and dtype of each leaf.
+    payloads: a payload for each leaf.
+    reference: arrays like `likes`, whose buffers are donated, or None.
+
+  Returns:
+    The leaves that the stage computes with, or the new reference.
   """
-  if codec == identity() and held is None:
+  if codec == identity() and reference is None:
     return [payload.values for payload in payloads]
-  return _decode(codec, likes, payloads, held)
+  return _decode_leaves(codec, likes, payloads, reference)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _decode(
-  codec: Codec, likes: tuple[ShapedLike, ...], payloads: PyTree, held: PyTree
+def _decode_leaves(
+  codec: Codec,
+  likes: tuple[ShapedLike, ...],
+  payloads: PyTree,
+  reference: PyTree,
 ) -> list[Array]:
   pairs = zip(payloads, likes, strict=True)
-  leaves = [codec.decode(p, a) for p, a in pairs]
-  if held is None:
+  leaves = [codec.decode(payload, like) for payload, like in pairs]
+  if reference is None:
     return leaves
-  return [_add(h, d) for h, d in zip(held, leaves, strict=True)]
+  return [_add_difference(r, d) for r, d in zip(reference, leaves, strict=True)]
 
 
-def _finite(x: Array) -> Array:
+def _zero_nonfinite(x: Array) -> Array:
   return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
-def _add(held: Array, delta: Array) -> Array:
-  # Host and device must agree, and not every backend has subnormal numbers.
-  total = _flush(held + _flush(delta))
-  return jnp.where(jnp.isfinite(total), total, held)
+def _add_difference(reference: Array, difference: Array) -> Array:
+  # Host and device must hold the same bits, and some backends flush subnormal
+  # results to zero: both sides flush them explicitly.
+  total = _flush_subnormals(reference + _flush_subnormals(difference))
+  # A sum that overflows would stay infinite forever: keep the reference.
+  return jnp.where(jnp.isfinite(total), total, reference)
 
 
-def _flush(x: Array) -> Array:
-  return jnp.where(jnp.abs(x) < _LEAST, 0.0, x)
+def _flush_subnormals(x: Array) -> Array:
+  return jnp.where(jnp.abs(x) < _MIN_NORMAL, 0.0, x)
 
 
-def _key(where: Any) -> Key:
-  seed, step, stage = where
-  return make_key(seed).fold(step).fold(stage)
+def _stage_key(key_coordinates: Any) -> Key:
+  seed, step, stage_index = key_coordinates
+  return make_key(seed).fold(step).fold(stage_index)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recipe:
-  """How a stage's pullback is put together from residuals and inputs."""
+class _PullbackSpec:
+  """Recipe that rebuilds a stage's pullback from residuals and inputs.
+
+  Attributes:
+    treedef: structure of the pullback, a pytree.
+    input_indices: for each array of the pullback its position among the
+      stage's inputs, or None if it is a residual.
+  """
 
   treedef: Any
-  # For each of its arrays the position among the inputs, or None.
-  source: tuple[int | None, ...]
+  input_indices: tuple[int | None, ...]
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["residuals"],
-  meta_fields=["recipe"],
+  meta_fields=["spec"],
 )
 @dataclasses.dataclass(frozen=True)
-class Saved:
-  """What a stage's backward pass needs besides the stage's inputs.
+class StageResiduals:
+  """Residuals of a stage's backward pass besides the stage's inputs.
 
-  Weights are among the inputs: as residuals they would be copied.
+  The pullback of `jax.vjp` is a pytree that holds weights and inputs among its
+  residuals. As results of a program they would be copied on the device. Inputs
+  are therefore left out (found by the identity of their tracers), and
+  `pullback` puts them back.
+
+  Attributes:
+    residuals: arrays that the forward pass computed.
+    spec: recipe that rebuilds the pullback.
   """
 
   residuals: list[Array]
-  recipe: _Recipe
+  spec: _PullbackSpec
 
   def pullback(self, *inputs: PyTree) -> Callable[[PyTree], PyTree]:
-    """Returns the pullback; `inputs` are what `forward` was given."""
-    given = jax.tree.leaves(inputs)
-    rest = iter(self.residuals)
-    leaves = [next(rest) if i is None else given[i] for i in self.recipe.source]
-    return jax.tree.unflatten(self.recipe.treedef, leaves)
+    """Returns the pullback.
+
+    Args:
+      *inputs: the arguments that `forward` was called with, but the function.
+    """
+    input_leaves = jax.tree.leaves(inputs)
+    residuals = iter(self.residuals)
+    leaves = [
+      next(residuals) if i is None else input_leaves[i]
+      for i in self.spec.input_indices
+    ]
+    return jax.tree.unflatten(self.spec.treedef, leaves)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(
-  body: Body, params: PyTree, stats: PyTree, x: PyTree, batch: PyTree
-) -> tuple[PyTree, PyTree, Saved]:
-  """Returns a stage's x and stats, and what its backward pass needs."""
-  y, vjp, new = _vjp(body, params, stats, x, batch)
+  function: StageFunction,
+  params: PyTree,
+  stats: PyTree,
+  x: PyTree,
+  batch: PyTree,
+) -> tuple[PyTree, PyTree, StageResiduals]:
+  """Returns a stage's output, its new stats and its residuals."""
+  y, vjp, new_stats = _stage_vjp(function, params, stats, x, batch)
   leaves, treedef = jax.tree.flatten(vjp)
   inputs = jax.tree.leaves((params, stats, x, batch))
   position = {id(a): i for i, a in enumerate(inputs)}
-  source = tuple(position.get(id(a)) for a in leaves)
-  own = [a for a, i in zip(leaves, source, strict=True) if i is None]
-  return y, new, Saved(own, _Recipe(treedef, source))
+  input_indices = tuple(position.get(id(a)) for a in leaves)
+  residuals = [
+    a for a, i in zip(leaves, input_indices, strict=True) if i is None
+  ]
+  spec = _PullbackSpec(treedef, input_indices)
+  return y, new_stats, StageResiduals(residuals, spec)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward_only(
-  body: Body, params: PyTree, stats: PyTree, x: PyTree, batch: PyTree
+  function: StageFunction,
+  params: PyTree,
+  stats: PyTree,
+  x: PyTree,
+  batch: PyTree,
 ) -> tuple[PyTree, PyTree]:
-  """Returns a stage's x and stats."""
-  return body(params, stats, x, batch)
+  """Returns a stage's output and its new stats, without residuals."""
+  return function(params, stats, x, batch)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
@@ -168,54 +230,70 @@ def backward(
   pullback: Callable[[PyTree], PyTree],
   ct: PyTree,
   states: PyTree,
-  where: Any,
+  key_coordinates: Any,
 ) -> tuple[list[PyTree], PyTree, PyTree]:
-  """Returns the gradients' payloads, x's cotangent and the codecs' states."""
-  return _pull(codecs, pullback, ct, states, where)
+  """Runs a stage's backward pass and encodes its gradients.
+
+  Args:
+    codecs: codec of the gradient of each leaf.
+    pullback: pullback of the stage.
+    ct: cotangent of the stage's output.
+    states: state of each codec; donated.
+    key_coordinates: uint32[3], seed, step and index of the stage.
+
+  Returns:
+    The gradients' payloads, the cotangent of the stage's input and the new
+    codec states.
+  """
+  return _encode_gradients(codecs, pullback, ct, states, key_coordinates)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
 def recompute_backward(
-  body: Body,
+  function: StageFunction,
   codecs: tuple[Codec, ...],
   inputs: tuple[PyTree, ...],
   ct: PyTree,
   states: PyTree,
-  where: Any,
+  key_coordinates: Any,
 ) -> tuple[list[PyTree], PyTree, PyTree]:
-  """`backward` from the stage's inputs alone."""
-  _, vjp, _ = _vjp(body, *inputs)
-  return _pull(codecs, vjp, ct, states, where)
+  """Runs `backward` from the stage's inputs: recomputes the forward pass."""
+  _, vjp, _ = _stage_vjp(function, *inputs)
+  return _encode_gradients(codecs, vjp, ct, states, key_coordinates)
 
 
-def _vjp(
-  body: Body, params: PyTree, stats: PyTree, x: PyTree, batch: PyTree
+def _stage_vjp(
+  function: StageFunction,
+  params: PyTree,
+  stats: PyTree,
+  x: PyTree,
+  batch: PyTree,
 ) -> tuple[PyTree, Any, PyTree]:
-  def run(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    # Made anew: Flax refuses to change variables that were made outside.
-    own = jax.tree.map(lambda a: a, stats)
-    return body(params, own, x, batch)
+  def run_stage(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+    # Flax refuses to change variables that were created outside of the function
+    # that is differentiated: give it a tree of its own.
+    own_stats = jax.tree.map(lambda a: a, stats)
+    return function(params, own_stats, x, batch)
 
-  return jax.vjp(run, params, x, has_aux=True)
+  return jax.vjp(run_stage, params, x, has_aux=True)
 
 
-def _pull(
+def _encode_gradients(
   codecs: tuple[Codec, ...],
   pullback: Callable[[PyTree], PyTree],
   ct: PyTree,
   states: PyTree,
-  where: Any,
+  key_coordinates: Any,
 ) -> tuple[list[PyTree], PyTree, PyTree]:
   grads, x_ct = pullback(ct)
-  key = _key(where).fold(1)
-  payloads, new = [], []
+  key = _stage_key(key_coordinates).fold(1)
+  payloads, new_states = [], []
   for i, g in enumerate(jax.tree.leaves(grads)):
     payload, state = codecs[i].encode(g, states[i], key.fold(i))
     payloads.append(payload)
-    new.append(
-      codecs[i].after_reduce(state, codecs[i].decode(payload, shape_dtype(g)))
-    )
-  return payloads, x_ct, tuple(new)
+    decoded = codecs[i].decode(payload, shape_dtype(g))
+    new_states.append(codecs[i].after_reduce(state, decoded))
+  return payloads, x_ct, tuple(new_states)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
@@ -226,7 +304,15 @@ def update(
   opt_state: PyTree,
   payloads: Sequence[PyTree],
 ) -> tuple[PyTree, PyTree]:
-  """Returns the parameters and the optimiser's state after one step."""
+  """Decodes gradients and returns the updated parameters and optimizer state.
+
+  Args:
+    tx: optax transformation.
+    codecs: codec of the gradient of each leaf.
+    params: parameters of one stage or of all; donated.
+    opt_state: optimizer state; donated.
+    payloads: payload of the gradient of each leaf.
+  """
   leaves = jax.tree.leaves(params)
   grads = [
     codec.decode(payload, shape_dtype(x))
@@ -242,11 +328,19 @@ def squared_error(
   codec: Codec,
   likes: tuple[ShapedLike, ...],
   leaves: Sequence[Array],
-  held: PyTree,
-  where: Any,
+  reference: PyTree,
+  key_coordinates: Any,
 ) -> Array:
-  """Returns the squared error of what the device would compute with."""
-  payloads = _encode(codec, leaves, held, where)
-  there = _decode(codec, likes, payloads, held)
-  pairs = zip(leaves, there, strict=True)
+  """Returns the squared error of the weights that the device would get.
+
+  Args:
+    codec: codec of the packet.
+    likes: shape and dtype of each leaf.
+    leaves: master weights.
+    reference: arrays like `leaves`, or None; not donated.
+    key_coordinates: uint32[3], seed, step and index of the stage.
+  """
+  payloads = _encode_leaves(codec, leaves, reference, key_coordinates)
+  received = _decode_leaves(codec, likes, payloads, reference)
+  pairs = zip(leaves, received, strict=True)
   return sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.float32(0))

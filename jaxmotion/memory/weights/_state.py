@@ -1,4 +1,4 @@
-"""What a host-resident model remembers between two steps."""
+"""State of a host-resident model between two steps."""
 
 from typing import Any, NamedTuple
 
@@ -12,22 +12,22 @@ from jaxmotion.memory.weights._layout import Layout, Packet, StageLayout
 
 
 class HostState(NamedTuple):
-  """A host-resident model between two steps: a pytree to checkpoint.
+  """State of a host-resident model between two steps; a pytree to checkpoint.
 
   Attributes:
-    step: int32[], steps taken.
+    step: int32[], number of steps taken.
     params: float32 master weights, on the host.
-    opt_state: the optimiser's states, on the host: one for each stage with
-      `update="per_stage"`, or one.
-    reference: with `send_difference`, the host's copy of the weights that the device holds;
-      otherwise `()`.
-    device_reference: with `send_difference`, those weights, on the device, equal to `reference`
-      bit for bit; otherwise `()`.
-    grad_state: of the gradients' codec, for every leaf, on the device.
-    stats: what stages update without gradients, on the device; a tuple of one
-      for each stage.
-    sent_bytes: int64[], of all payloads that went to the device so far.
-    returned_bytes: int64[], of all that came back.
+    opt_state: tuple of optimizer states, on the host: one for each stage with
+      `update="per_stage"`, otherwise one for all.
+    reference: with `send_difference`, the host's copy of the weights on the
+      device; otherwise `()`.
+    device_reference: with `send_difference`, the weights on the device, equal
+      to `reference` bit for bit; otherwise `()`.
+    grad_state: state of the gradients' codec for every leaf, on the device.
+    stats: tuple of one tree per stage, on the device: what stages update
+      without gradients.
+    sent_bytes: int64[], bytes of all payloads sent to the device so far.
+    returned_bytes: int64[], bytes of all payloads sent back so far.
   """
 
   step: Any
@@ -41,40 +41,57 @@ class HostState(NamedTuple):
   returned_bytes: Any
 
 
-def init_tx(
-  tx: optax.GradientTransformation, layout: Layout, params: PyTree, update: str
+def init_optimizer(
+  tx: optax.GradientTransformation,
+  layout: Layout,
+  params: PyTree,
+  is_per_stage: bool,
 ) -> tuple[PyTree, ...]:
-  """Returns the optimiser's states, one for each stage if so updated."""
+  """Returns the optimizer states, one for each stage or one for all.
+
+  Args:
+    tx: optax transformation.
+    layout: layout of the parameters.
+    params: parameters of the whole model.
+    is_per_stage: whether each stage is updated by itself.
+  """
   init = jax.jit(tx.init)
-  if update == "once":
+  if not is_per_stage:
     return (init(params),)
   leaves = jax.tree.leaves(params)
   return tuple(
-    init(stage.treedef.unflatten([leaves[i] for i in stage.leaves]))
+    init(stage.treedef.unflatten([leaves[i] for i in stage.model_indices]))
     for stage in layout.stages
   )
 
 
-def init_held(layout: Layout) -> PyTree:
+def init_reference(layout: Layout) -> PyTree:
   """Returns zeros for every leaf that travels as a difference."""
 
-  def of_packet(stage: StageLayout, packet: Packet) -> PyTree:
+  def packet_zeros(stage: StageLayout, packet: Packet) -> PyTree:
     if packet.group is None:
       return None
-    return [np.zeros(stage.likes[i].shape, np.float32) for i in packet.leaves]
+    return [
+      np.zeros(stage.likes[i].shape, np.float32) for i in packet.stage_indices
+    ]
 
   return tuple(
-    tuple(of_packet(stage, packet) for packet in stage.packets)
+    tuple(packet_zeros(stage, packet) for packet in stage.packets)
     for stage in layout.stages
   )
 
 
-def init_grads(layout: Layout, codecs: tuple[Codec, ...]) -> PyTree:
-  """Returns each stage's codec states, one for every leaf."""
+def init_grad_state(layout: Layout, codecs: tuple[Codec, ...]) -> PyTree:
+  """Returns the gradient codec's state of each stage, one for every leaf.
+
+  Args:
+    layout: layout of the parameters.
+    codecs: codec of the gradient of each leaf of the model.
+  """
   return tuple(
     tuple(
       codecs[i].init(like)
-      for i, like in zip(stage.leaves, stage.likes, strict=True)
+      for i, like in zip(stage.model_indices, stage.likes, strict=True)
     )
     for stage in layout.stages
   )

@@ -1,4 +1,4 @@
-"""One training step: what goes, is computed and comes back, in which order."""
+"""One training step of a host-resident model: encode, send, compute, return."""
 
 import collections
 import functools
@@ -13,259 +13,317 @@ from jaxmotion.codecs import Codec
 from jaxmotion.core import Array, PyTree, check_float, shape_string, tree_bytes
 from jaxmotion.memory.weights import _programs as programs
 from jaxmotion.memory.weights._layout import Layout
+from jaxmotion.memory.weights._model_spec import ModelSpec
 from jaxmotion.memory.weights._state import HostState
 
-# From x's cotangent to the gradients' payloads, the cotangent of the x before
-# and the state of the gradients' codec.
+# From a cotangent of a stage's output to the gradients' payloads, the cotangent
+# of the stage's input and the new state of the gradients' codec.
 Backward = Callable[[PyTree], tuple[list[PyTree], PyTree, PyTree]]
 
 
-def plain(name: str, piece: Callable[..., Any], *args: Any) -> Any:
-  """Calls a piece of the step."""
+def call_directly(name: str, op: Callable[..., Any], *args: Any) -> Any:
+  """Calls an op of the step: the `run_op` hook that measures nothing."""
   del name
-  return piece(*args)
+  return op(*args)
 
 
 class Step:
-  """A step under way: a state in lists, which change stage by stage.
+  """A step in progress: the state in lists that change stage by stage.
 
-  Calls return before their work is done, on the device as on the host, so the
-  order of calls is the pipeline; only `_move` waits, for what it moves. A
-  stage's forward pass is therefore dispatched before the next stage's payload
-  is waited for, and all backward passes before the first gradient is.
+  Order of calls: JAX returns from a call before its work is done, on the device
+  as on the host, so the order of calls is the pipeline. Only `_move_arrays`
+  waits, for the arrays that it moves. A stage's forward pass is therefore
+  dispatched before the next stage's payload is waited for, and all backward
+  passes before the first gradient is waited for.
+
+  Memory: every reference that Python holds keeps a buffer on the device. The
+  backward passes are popped off their list as they run, so that the weights and
+  residuals of a stage are freed with them; no local name outlives its stage.
+  `tests/memory/weights/test_step.py` counts the live arrays.
+
+  Indices: `stage_index` and `packet_index` are explained in `_layout`.
   """
 
   def __init__(
     self,
-    model: Any,
+    spec: ModelSpec,
     layout: Layout,
     state: HostState,
     levels: tuple[int, ...],
-    run_op: Callable[..., Any] = plain,
+    run_op: Callable[..., Any] = call_directly,
   ) -> None:
-    self.model, self.layout, self.levels = model, layout, levels
-    self.run_op, self.before = run_op, state
-    self.names = model.names or ("loss",)
-    self.leaf_codecs = layout.leaf_codecs(model.grads)
+    self.spec, self.layout, self.levels = spec, layout, levels
+    self.run_op, self.old_state = run_op, state
+    self.leaf_codecs = layout.leaf_codecs(spec.grad_codec)
     self.params = jax.tree.leaves(state.params)
     self.treedef: Any = jax.tree.structure(state.params)
     self.opt_state = list(state.opt_state)
-    self.reference = [list(h) for h in state.reference]
-    self.device_reference = [list(h) for h in state.device_reference]
+    self.reference = [list(packets) for packets in state.reference]
+    self.device_reference = [list(p) for p in state.device_reference]
     self.grad_state = list(state.grad_state)
     self.stats = list(state.stats)
     self.sent_bytes = self.returned_bytes = 0
 
   def run(self, batch: PyTree) -> Array:
     """Trains on a batch; returns the loss."""
-    batch = jax.device_put(batch, self.model.target)
-    loss, passes = self._forward_all(batch)
-    per_stage = self.model.update == "per_stage"
+    batch = jax.device_put(batch, self.spec.device)
+    loss, passes = self._forward_stages(batch)
     grads: list[PyTree] = [None] * len(self.params)
-    for k, payloads in self._backward_all(passes, loss):
-      stage = self.layout.stages[k]
-      if per_stage:
-        self.opt_state[k] = self._update(
-          stage.leaves, stage.treedef, self.opt_state[k], payloads
+    for stage_index, payloads in self._backward_stages(passes, loss):
+      stage = self.layout.stages[stage_index]
+      if self.spec.is_per_stage:
+        self.opt_state[stage_index] = self._update_leaves(
+          stage.model_indices,
+          stage.treedef,
+          self.opt_state[stage_index],
+          payloads,
         )
       else:
-        for i, payload in zip(stage.leaves, payloads, strict=True):
+        for i, payload in zip(stage.model_indices, payloads, strict=True):
           grads[i] = payload
-    if not per_stage:
-      everything = range(len(grads))
-      self.opt_state[0] = self._update(
-        everything, self.treedef, self.opt_state[0], grads
+    if not self.spec.is_per_stage:
+      self.opt_state[0] = self._update_leaves(
+        range(len(grads)), self.treedef, self.opt_state[0], grads
       )
     return loss
 
-  def state(self) -> HostState:
+  def new_state(self) -> HostState:
     """Returns the state after `run`."""
-    before = self.before
+    old = self.old_state
     return HostState(
-      step=np.int32(before.step + 1),
+      step=np.int32(old.step + 1),
       params=self.treedef.unflatten(self.params),
       opt_state=tuple(self.opt_state),
       reference=tuple(map(tuple, self.reference)),
       device_reference=tuple(map(tuple, self.device_reference)),
       grad_state=tuple(self.grad_state),
       stats=tuple(self.stats),
-      sent_bytes=np.int64(before.sent_bytes + self.sent_bytes),
-      returned_bytes=np.int64(before.returned_bytes + self.returned_bytes),
+      sent_bytes=np.int64(old.sent_bytes + self.sent_bytes),
+      returned_bytes=np.int64(old.returned_bytes + self.returned_bytes),
     )
 
   def squared_errors(self) -> list[Array]:
     """Returns each group's squared error if it were sent now."""
     totals: list[Any] = [np.float32(0)] * len(self.layout.groups.names)
-    for k, stage in enumerate(self.layout.stages):
-      for j, packet in enumerate(stage.packets):
+    for stage_index, stage in enumerate(self.layout.stages):
+      for packet_index, packet in enumerate(stage.packets):
         if packet.group is not None:
-          codec, likes, held = self._packet(k, j, self.reference)
+          codec, likes, reference = self._packet_codec(
+            stage_index, packet_index, self.reference
+          )
           totals[packet.group] += programs.squared_error(
-            codec, likes, self._leaves(k, j), held, self._where(k)
+            codec,
+            likes,
+            self._packet_leaves(stage_index, packet_index),
+            reference,
+            self._key_coordinates(stage_index),
           )
     return totals
 
-  def _forward_all(self, batch: PyTree) -> tuple[Array, list[Backward]]:
+  def _forward_stages(self, batch: PyTree) -> tuple[Array, list[Backward]]:
     x: Any = None
     passes: list[Backward] = []
-    bodies = self.model.bodies
-    for k, body in enumerate(bodies):
-      y, backward = self._forward(k, body, x, batch)
-      _check_output(self.names[k], y, last=k + 1 == len(bodies))
+    functions = self.spec.functions
+    for stage_index, function in enumerate(functions):
+      y, backward = self._forward_stage(stage_index, function, x, batch)
+      is_last = stage_index + 1 == len(functions)
+      _check_output(self.spec.names[stage_index], y, is_last=is_last)
       passes.append(backward)
-      if self.model.stream_weights:
-        # Or all stages would be sent before the first is computed.
+      if self.spec.stream_weights:
+        # Dispatch does not wait: without this, all stages' weights would be
+        # sent before the first stage is computed and its weights are freed.
         jax.block_until_ready(x)
       x = y
     return x, passes
 
-  def _forward(
-    self, k: int, body: programs.Body, x: PyTree, batch: PyTree
+  def _forward_stage(
+    self,
+    stage_index: int,
+    function: programs.StageFunction,
+    x: PyTree,
+    batch: PyTree,
   ) -> tuple[PyTree, Backward]:
-    payloads = self._pack(k)
-    rest = (self.stats[k], x, batch)
-    given = (self._unpack(k, payloads), *rest)
-    codecs = self._codecs(self.layout.stages[k].leaves)
-    pull: Callable[..., Any]
-    if self.model.stream_weights:
-      y, self.stats[k] = self.run_op(
-        "forward", programs.forward_only, body, *given
+    """Returns a stage's output and its backward pass.
+
+    With `stream_weights`, the backward pass holds the payloads on the host and
+    decodes the weights again; it must not close over `inputs`, or the decoded
+    weights would stay on the device. Otherwise it holds the pullback.
+    """
+    payloads = self._encode_stage(stage_index)
+    other_inputs = (self.stats[stage_index], x, batch)
+    inputs = (self._decode_stage(stage_index, payloads), *other_inputs)
+    codecs = self._grad_codecs(self.layout.stages[stage_index].model_indices)
+    first_argument: Callable[[], Any]
+    if self.spec.stream_weights:
+      y, self.stats[stage_index] = self.run_op(
+        "forward", programs.forward_only, function, *inputs
       )
-      piece = functools.partial(programs.recompute_backward, body, codecs)
-      pull = lambda: (self._unpack(k, payloads), *rest)
+      op = functools.partial(programs.recompute_backward, function, codecs)
+      first_argument = lambda: (
+        self._decode_stage(stage_index, payloads),
+        *other_inputs,
+      )
     else:
-      y, self.stats[k], saved = self.run_op(
-        "forward", programs.forward, body, *given
+      y, self.stats[stage_index], residuals = self.run_op(
+        "forward", programs.forward, function, *inputs
       )
-      pullback = saved.pullback(*given)
-      piece = functools.partial(programs.backward, codecs)
-      pull = lambda: pullback
+      pullback = residuals.pullback(*inputs)
+      op = functools.partial(programs.backward, codecs)
+      first_argument = lambda: pullback
 
     def backward(ct: PyTree) -> tuple[list[PyTree], PyTree, PyTree]:
-      state, where = self.grad_state[k], self._where(k)
-      return self.run_op("backward", piece, pull(), ct, state, where)
+      return self.run_op(
+        "backward",
+        op,
+        first_argument(),
+        ct,
+        self.grad_state[stage_index],
+        self._key_coordinates(stage_index),
+      )
 
     return y, backward
 
-  def _backward_all(
+  def _backward_stages(
     self, passes: list[Backward], loss: Array
   ) -> Iterator[tuple[int, list[PyTree]]]:
-    """Yields stages, the last first, and their gradients on the host."""
-    waiting: collections.deque = collections.deque()
-    behind = 1 if self.model.stream_weights else len(passes)
+    """Yields (stage index, gradients on the host), the last stage first.
+
+    Without `stream_weights` all backward passes are dispatched before the first
+    gradients are waited for. With it, gradients are taken one stage behind:
+    waiting for them keeps the weights of further stages off the device.
+    """
+    in_flight: collections.deque = collections.deque()
+    max_in_flight = 1 if self.spec.stream_weights else len(passes)
     ct: PyTree = np.ones((), loss.dtype)
-    for k in reversed(range(len(passes))):
-      # Taken off the list: with it go the stage's weights and residuals.
-      payloads, ct, self.grad_state[k] = passes.pop()(ct)
+    for stage_index in reversed(range(len(passes))):
+      # Popping the pass frees the stage's weights and residuals.
+      payloads, ct, self.grad_state[stage_index] = passes.pop()(ct)
       for a in jax.tree.leaves(payloads):
         a.copy_to_host_async()
-      waiting.append((k, payloads))
-      if len(waiting) > behind:
-        yield self._bring(waiting.popleft())
-    while waiting:
-      yield self._bring(waiting.popleft())
+      in_flight.append((stage_index, payloads))
+      if len(in_flight) > max_in_flight:
+        yield self._return_gradients(*in_flight.popleft())
+    while in_flight:
+      yield self._return_gradients(*in_flight.popleft())
 
-  def _bring(self, stage: tuple[int, list[PyTree]]) -> tuple[int, list[PyTree]]:
-    k, payloads = stage
-    payloads = self.run_op("return", _move, payloads, self.model.host)
+  def _return_gradients(
+    self, stage_index: int, payloads: list[PyTree]
+  ) -> tuple[int, list[PyTree]]:
+    payloads = self.run_op("return", _move_arrays, payloads, self.spec.host)
     self.returned_bytes += tree_bytes(payloads)
-    return k, payloads
+    return stage_index, payloads
 
-  def _pack(self, k: int) -> list[PyTree]:
-    """Returns a stage's payloads on the host, in a list for each packet."""
-    packed = []
-    for j in range(len(self.layout.stages[k].packets)):
-      codec, likes, held = self._packet(k, j, self.reference)
-      leaves, where = self._leaves(k, j), self._where(k)
+  def _encode_stage(self, stage_index: int) -> list[PyTree]:
+    """Returns a stage's payloads on the host, a list for each packet."""
+    packets = []
+    for packet_index in range(len(self.layout.stages[stage_index].packets)):
+      codec, likes, reference = self._packet_codec(
+        stage_index, packet_index, self.reference
+      )
       payloads = self.run_op(
-        "pack", programs.encode, codec, leaves, held, where
+        "pack",
+        programs.encode,
+        codec,
+        self._packet_leaves(stage_index, packet_index),
+        reference,
+        self._key_coordinates(stage_index),
       )
-      if held is not None:
-        self.reference[k][j] = self.run_op(
-          "pack", programs.decode, codec, likes, payloads, held
+      if reference is not None:
+        self.reference[stage_index][packet_index] = self.run_op(
+          "pack", programs.decode, codec, likes, payloads, reference
         )
-      packed.append(payloads)
-    return packed
+      packets.append(payloads)
+    return packets
 
-  def _unpack(self, k: int, packed: list[PyTree]) -> PyTree:
+  def _decode_stage(self, stage_index: int, packets: list[PyTree]) -> PyTree:
     """Sends a stage's payloads; returns its weights on the device."""
-    packed = self.run_op("send", _move, packed, self.model.target)
-    self.sent_bytes += tree_bytes(packed)
-    stage = self.layout.stages[k]
-    weights: list[Any] = [None] * len(stage.leaves)
-    for j, payloads in enumerate(packed):
-      codec, likes, held = self._packet(k, j, self.device_reference)
-      leaves = self.run_op(
-        "unpack", programs.decode, codec, likes, payloads, held
+    packets = self.run_op("send", _move_arrays, packets, self.spec.device)
+    self.sent_bytes += tree_bytes(packets)
+    stage = self.layout.stages[stage_index]
+    weights: list[Any] = [None] * len(stage.model_indices)
+    for packet_index, payloads in enumerate(packets):
+      codec, likes, reference = self._packet_codec(
+        stage_index, packet_index, self.device_reference
       )
-      if held is not None:
-        self.device_reference[k][j] = leaves
-      for i, leaf in zip(stage.packets[j].leaves, leaves, strict=True):
+      leaves = self.run_op(
+        "unpack", programs.decode, codec, likes, payloads, reference
+      )
+      if reference is not None:
+        self.device_reference[stage_index][packet_index] = leaves
+      stage_indices = stage.packets[packet_index].stage_indices
+      for i, leaf in zip(stage_indices, leaves, strict=True):
         weights[i] = leaf
     return stage.treedef.unflatten(weights)
 
-  def _packet(
-    self, k: int, j: int, held: list[list[PyTree]]
+  def _packet_codec(
+    self, stage_index: int, packet_index: int, references: list[list[PyTree]]
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...], PyTree]:
-    """Returns a packet's codec, its shapes and what is held of it."""
-    stage = self.layout.stages[k]
-    codec, likes = stage.packed(
-      stage.packets[j], self.model.ladder, self.levels
+    """Returns a packet's codec, leaf shapes and reference (or None)."""
+    stage = self.layout.stages[stage_index]
+    codec, likes = stage.packet_codec(
+      stage.packets[packet_index], self.spec.level_codecs, self.levels
     )
-    return codec, likes, held[k][j] if held else None
+    reference = references[stage_index][packet_index] if references else None
+    return codec, likes, reference
 
-  def _leaves(self, k: int, j: int) -> list[Array]:
-    stage = self.layout.stages[k]
-    return [self.params[stage.leaves[i]] for i in stage.packets[j].leaves]
+  def _packet_leaves(self, stage_index: int, packet_index: int) -> list[Array]:
+    """Returns the master weights of a packet."""
+    stage = self.layout.stages[stage_index]
+    stage_indices = stage.packets[packet_index].stage_indices
+    return [self.params[stage.model_indices[i]] for i in stage_indices]
 
-  def _update(
+  def _update_leaves(
     self,
-    own: Sequence[int],
+    model_indices: Sequence[int],
     treedef: Any,
     opt_state: PyTree,
     payloads: list[PyTree],
   ) -> PyTree:
-    """Updates these parameters in place; returns the optimiser's state."""
-    params = treedef.unflatten([self.params[i] for i in own])
+    """Updates these parameters in place; returns the new optimizer state."""
+    params = treedef.unflatten([self.params[i] for i in model_indices])
     params, opt_state = self.run_op(
       "update",
       programs.update,
-      self.model.tx,
-      self._codecs(own),
+      self.spec.tx,
+      self._grad_codecs(model_indices),
       params,
       opt_state,
       payloads,
     )
-    for i, leaf in zip(own, jax.tree.leaves(params), strict=True):
+    for i, leaf in zip(model_indices, jax.tree.leaves(params), strict=True):
       self.params[i] = leaf
     return opt_state
 
-  def _codecs(self, own: Iterable[int]) -> tuple[Codec, ...]:
-    return tuple(self.leaf_codecs[i] for i in own)
+  def _grad_codecs(self, model_indices: Iterable[int]) -> tuple[Codec, ...]:
+    return tuple(self.leaf_codecs[i] for i in model_indices)
 
-  def _where(self, k: int) -> np.ndarray:
-    return np.array([self.model.seed, self.before.step, k], np.uint32)
+  def _key_coordinates(self, stage_index: int) -> np.ndarray:
+    """Returns where this stage's random bits are: (seed, step, stage)."""
+    return np.array(
+      [self.spec.seed, self.old_state.step, stage_index], np.uint32
+    )
 
 
-def _move(tree: PyTree, device: jax.Device) -> PyTree:
+def _move_arrays(tree: PyTree, device: jax.Device) -> PyTree:
   """Returns the arrays on a device of another backend.
 
-  By way of NumPy: what is on the host is handed over as it lies there, and
-  what is on the device is read where `copy_to_host_async` has put it.
+  The way leads through NumPy: an array on the host is handed over without a
+  copy, and an array on the device is read where `copy_to_host_async` has put
+  it.
   """
   return jax.device_put(jax.tree.map(np.asarray, tree), device)
 
 
-def _check_output(name: str, x: PyTree, *, last: bool) -> None:
-  """Raises unless a stage's output is one.
+def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
+  """Checks the output of a stage.
 
   Raises:
-    TypeError: not floating-point.
-    ValueError: of the last stage, not a scalar.
+    TypeError: the output is not floating-point.
+    ValueError: the output of the last stage is not a scalar.
   """
   for a in jax.tree.leaves(x):
     check_float(f"output of stage {name}", a)
-  if last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
+  if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
     found = jax.tree.map(shape_string, x)
     raise ValueError(
       f"`stages` must end in a scalar loss, got {found} from {name!r}."
