@@ -12,6 +12,19 @@ from experiments.activations import offload, paper
 from experiments.activations.measure import CODES, OURS, PUBLISHED_CODE
 from experiments.activations.rows import MEAN, PUBLISHED
 from experiments.common.records import Row
+from experiments.common.tables import Table, index_rows
+
+# Metrics that the docs show, and the headings of their columns.
+_SUMMARY = {
+  "sparsity": "zeros",
+  "rle_nhwc_ratio": "run lengths",
+  "rle_nchw_ratio": "channels first",
+  "zvc32_ratio": "ZVC, 32-bit words",
+  "zero_value_ratio": "`zero_value`",
+  "zvc16_ratio": "ZVC, bf16 words",
+  "zero_value_bf16_ratio": "`zero_value` of bf16",
+  "planes_zlib_ratio": "byte planes and zlib",
+}
 
 
 def ratio_table(rows: Sequence[Row]) -> rich.table.Table:
@@ -118,3 +131,21 @@ def _curve(
     if row.case.startswith(start) and row.metric == metric
   ]
   return [step for step, _ in points], [value for _, value in points]
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns the ratio of each code, a line for each network.
+
+  Args:
+    rows: made by `rows.make_rows`.
+  """
+  found = index_rows(rows)
+  lines = [
+    (
+      case,
+      *(f"{float(found[case, metric].value):.2f}" for metric in _SUMMARY),
+    )
+    for case, metric in found
+    if metric == "planes_zlib_ratio" and "_step" not in case
+  ]
+  return Table(("network", *_SUMMARY.values()), lines)

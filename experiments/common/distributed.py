@@ -60,7 +60,7 @@ _DETECT = flags.DEFINE_bool(
 
 
 @contextlib.contextmanager
-def join() -> Iterator[int]:
+def join_job() -> Iterator[int]:
   """Makes this process one of a job's, as the flags and the environment say.
 
   Enter it before JAX starts. In a job of several processes, an exception in

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.common.records import Row
+from experiments.common.tables import Table
 from experiments.hetero.cases import CASES, DEALS, WORKERS
 
 HEADERS = (
@@ -177,3 +178,16 @@ def _bars(axes: Axes, rows: Sequence[Row], metric: str, label: str) -> None:
   axes.set_xticks(range(len(names)), short, fontsize=8)
   axes.set_ylabel(label)
   axes.grid(axis="y", alpha=0.3)
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns time and accuracy, a line for each scenario, deal and case.
+
+  Args:
+    rows: made by `rows.make_rows`.
+  """
+  found = cells(rows)
+  lines = [
+    line(found, name, case) for name in experiments_of(rows) for case in CASES
+  ]
+  return Table(HEADERS, lines, text_columns=(0, 1))

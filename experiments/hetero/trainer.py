@@ -14,7 +14,10 @@ import jaxmotion
 from experiments.hetero.batches import Dealer
 from experiments.hetero.cases import CASES, WORKERS, Settings, slowdowns
 from experiments.hetero.slow import make_loss, take_turns
-from experiments.train import runner, tasks
+from experiments.train import tasks
+from experiments.train.mesh import make_mesh
+from experiments.train.optimizer import make_optimizer
+from experiments.train.trainer import make_score
 from jaxmotion import hetero
 
 _PROBED = (2, 7, 14)  # Microbatches at which a worker's speed is measured.
@@ -59,12 +62,12 @@ class Bench:
   def __init__(self, settings: Settings):
     self.settings = settings
     config = settings.config()
-    self.mesh = runner.make_mesh(WORKERS)
+    self.mesh = make_mesh(WORKERS)
     self.task = tasks.load_task(config)
     self.loss = make_loss(self.task)
-    tx = optax.chain(jaxmotion.exchange("data"), runner.make_optimizer(config))
+    tx = optax.chain(jaxmotion.exchange("data"), make_optimizer(config))
     self.uneven = hetero.uneven_data_parallel(self.loss, tx, self.mesh)
-    self.score = runner.make_score(self.task)
+    self.score = make_score(self.task)
     self.dealers = {
       how: Dealer(how, microbatch=settings.microbatch, total=settings.total)
       for how in settings.deals

@@ -1,1 +1,1 @@
-"""Hosts on one machine: namespaces, limited links, a process in each."""
+"""Training steps timed on several hosts with a limited link between them."""

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 import jaxmotion
 from experiments.common import distributed
 from experiments.hosts import worker
-from experiments.train.exchanges import get_exchange
+from experiments.train.cases import get_exchange
 from jaxmotion import wire
 
 _LEARNING_RATE = 0.01

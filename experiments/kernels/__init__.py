@@ -1,1 +1,1 @@
-"""What `experiments.kernels` measures, and how."""
+"""Checks, timings and compilations of the ops of jaxmotion's kernels."""

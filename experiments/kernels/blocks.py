@@ -1,10 +1,10 @@
-"""Passes over blocks: encoding, with error memory, sums and means."""
+"""Ops of passes over blocks: encoding, with error memory, sums and means."""
 
 import functools
 
 import jax.numpy as jnp
 
-from experiments.kernels.ops import Op, stacked
+from experiments.kernels.ops import Op, stack_payloads
 from jaxmotion import make_key
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
@@ -15,7 +15,7 @@ from jaxmotion.kernels.rotate import RotateOp
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp
 
-# One of each shape, dtype and kind of values.
+# One array for each shape, dtype and kind of elements.
 _ARRAYS = {
   f"{case.shape} {case.dtype}{' special' * case.special}": functools.partial(
     lambda case: case.array().astype(case.dtype), case
@@ -39,31 +39,32 @@ _OPS = {
   "ternary": TernaryOp(block=1024),
   "ternary_threshold": TernaryOp(block=1024, stochastic=False),
 }
-# Of these the passes beside encoding are tried too.
+# Block ops whose sums, means and encoding with error memory are timed too.
 _EVERY_PASS = ("int8", "int4", "mxfp8", "sign")
-# Scales that are sums, in another order, of some thousand values.
+# Their scales are sums of some thousand elements, in an order that depends on
+# the implementation.
 _SUMS, _SUM_TOLERANCE = ("sign", "ternary_threshold"), 1e-5
 
 
-def ops() -> list[Op]:
-  """Returns all of them."""
+def list_ops() -> list[Op]:
+  """Returns the ops of passes over blocks."""
   return [
-    *(_encode(name) for name in _OPS),
-    *(_encode_error(name) for name in _EVERY_PASS),
-    *(_sum(name) for name in _EVERY_PASS),
-    *(_mean(name) for name in _EVERY_PASS),
+    *(_make_encode(name) for name in _OPS),
+    *(_make_encode_error(name) for name in _EVERY_PASS),
+    *(_make_sum(name) for name in _EVERY_PASS),
+    *(_make_mean(name) for name in _EVERY_PASS),
   ]
 
 
-def _key(op: BlockOp) -> Key | None:
+def _make_key(op: BlockOp) -> Key | None:
   return make_key(0) if op.needs_key else None
 
 
-def _tolerance(name: str) -> float:
+def _find_tolerance(name: str) -> float:
   return _SUM_TOLERANCE if name in _SUMS else 0.0
 
 
-def _encode(name: str) -> Op:
+def _make_encode(name: str) -> Op:
   op = _OPS[name]
 
   def run(
@@ -71,11 +72,11 @@ def _encode(name: str) -> Op:
   ) -> PyTree:
     return blocks.encode(op, x, key, implementation=implementation)
 
-  make = lambda x: (x, _key(op))
-  return Op(name, run, make, _ARRAYS, tolerance=_tolerance(name))
+  make = lambda x: (x, _make_key(op))
+  return Op(name, run, make, _ARRAYS, tolerance=_find_tolerance(name))
 
 
-def _encode_error(name: str) -> Op:
+def _make_encode_error(name: str) -> Op:
   op = _OPS[name]
 
   def run(
@@ -102,11 +103,11 @@ def _encode_error(name: str) -> Op:
     make,
     _ARRAYS,
     feed=feed,
-    tolerance=_tolerance(name),
+    tolerance=_find_tolerance(name),
   )
 
 
-def _sum(name: str) -> Op:
+def _make_sum(name: str) -> Op:
   op = _OPS[name]
 
   def run(
@@ -114,11 +115,11 @@ def _sum(name: str) -> Op:
   ) -> Array:
     return blocks.sum_decoded(op, payloads, like, implementation=implementation)
 
-  stack = stacked(lambda x: blocks.encode(op, x))
+  stack = stack_payloads(lambda x: blocks.encode(op, x))
   return Op(f"{name}_sum", run, lambda x: (stack(x),), _ARRAYS)
 
 
-def _mean(name: str) -> Op:
+def _make_mean(name: str) -> Op:
   op = _OPS[name]
 
   def run(
@@ -126,11 +127,11 @@ def _mean(name: str) -> Op:
   ) -> PyTree:
     return blocks.encode_mean(op, payloads, like, implementation=implementation)
 
-  stack = stacked(lambda x: blocks.encode(op, x))
+  stack = stack_payloads(lambda x: blocks.encode(op, x))
   return Op(
     f"{name}_mean",
     run,
     lambda x: (stack(x),),
     _ARRAYS,
-    tolerance=_tolerance(name),
+    tolerance=_find_tolerance(name),
   )

@@ -1,4 +1,4 @@
-"""Every implementation of an op against its reference, bit for bit."""
+"""Checks of each implementation of an op against its reference, bit for bit."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,23 +11,23 @@ import numpy as np
 from experiments.kernels.ops import Op
 from jaxmotion.core import Array, PyTree, ShapedLike
 
-# Values of fresh arrays: numbers that no tile divides.
+# Numbers of elements of fresh arrays: no tile divides them.
 _ODD = (997, 100_003)
 _SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, 3e38)
 _POISON = 0xA5
 
 
 class Outcome(NamedTuple):
-  """How an implementation did on one array.
+  """Outputs of one implementation, compared on one array.
 
   Attributes:
     op: name of the op.
-    implementation: of it.
+    implementation: name of the implementation.
     case: name of the array.
-    values: outputs that were compared.
-    wrong: how many of them differ; None if the implementation does not take
+    values: number of output elements that were compared.
+    wrong: number of them that differ; None if the implementation does not take
       such arguments.
-    reason: why it does not.
+    reason: why it does not take them.
   """
 
   op: str
@@ -38,37 +38,38 @@ class Outcome(NamedTuple):
   reason: str
 
 
-def check(
+def check_op(
   op: Op, implementations: Sequence[str], seed: int, every_case: bool
 ) -> Iterator[Outcome]:
-  """Compares what implementations make with what the reference does.
+  """Compares the outputs of implementations with those of the reference.
 
-  They run on the default device, jitted, their outputs in memory that held
-  something else. The reference runs on the host, and where that is the default
-  device an operation at a time, so that it is not the same program.
+  Implementations run on the default device, jitted, and write to memory that
+  held something else. The reference runs on the host. If the host is the
+  default device, the reference runs op by op, so that it is not the same
+  program.
 
   Args:
-    op: the op.
-    implementations: their names.
-    seed: of fresh arrays.
+    op: the op to check.
+    implementations: names of the implementations.
+    seed: seed of the fresh arrays.
     every_case: whether to check the op's own arrays too.
   """
   host = jax.devices("cpu")[0]
-  alone = host in jax.devices()
+  is_default = host in jax.devices()
   for case, make in {
     **(op.cases if every_case else {}),
-    **_fresh(seed),
+    **_make_fresh(seed),
   }.items():
     x = make()
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     run = functools.partial(op.run, like, implementation="reference")
     with jax.default_device(host):
-      args = (op.make if alone else jax.jit(op.make))(jnp.asarray(x))
-      expected = (run if alone else jax.jit(run))(*args)
+      args = (op.make if is_default else jax.jit(op.make))(jnp.asarray(x))
+      expected = (run if is_default else jax.jit(run))(*args)
     args = jax.device_put(args, jax.devices()[0])
     for name in implementations:
       try:
-        got = _poisoned(op, like, args, name)
+        got = _run_poisoned(op, like, args, name)
       except NotImplementedError as reason:
         yield Outcome(op.name, name, case, 0, None, str(reason))
         continue
@@ -77,11 +78,11 @@ def check(
           jax.tree.leaves(op.view(like, *jax.device_put((args, a), host)))
           for a in (expected, got)
         ]
-      values, wrong = _differing(op, *views)
+      values, wrong = _count_wrong(op, *views)
       yield Outcome(op.name, name, case, values, wrong, "")
 
 
-def _fresh(seed: int) -> dict[str, Callable[[], np.ndarray]]:
+def _make_fresh(seed: int) -> dict[str, Callable[[], np.ndarray]]:
   rng = np.random.default_rng(seed)
   fresh: dict[str, Callable[[], np.ndarray]] = {}
   for size in _ODD:
@@ -91,25 +92,25 @@ def _fresh(seed: int) -> dict[str, Callable[[], np.ndarray]]:
   return fresh
 
 
-def _poisoned(
+def _run_poisoned(
   op: Op, like: ShapedLike, args: tuple[PyTree, ...], implementation: str
 ) -> PyTree:
-  """Outputs in memory where something else was."""
+  """Returns outputs written to memory that held something else."""
   run = lambda _, *args: op.run(like, *args, implementation=implementation)
-  poison = jax.tree.map(_poison, op.shapes(like)[1])
+  poison = jax.tree.map(_make_poison, op.shapes(like)[1])
   return jax.jit(run, donate_argnums=0, keep_unused=True)(poison, *args)
 
 
-def _poison(a: ShapedLike) -> Array:
+def _make_poison(a: ShapedLike) -> Array:
   dtype = np.dtype(a.dtype)
   pattern = np.full(dtype.itemsize, _POISON, np.uint8).view(dtype)
   return jnp.full(a.shape, jnp.asarray(pattern[0]))
 
 
-def _differing(
+def _count_wrong(
   op: Op, expected: Sequence[Array], got: Sequence[Array]
 ) -> tuple[int, int]:
-  """Values compared, and how many differ."""
+  """Returns the numbers of compared and of different elements."""
   values = wrong = 0
   for a, b in zip(map(np.asarray, expected), map(np.asarray, got), strict=True):
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -117,12 +118,14 @@ def _differing(
         f"{op.name} makes {b.dtype}{b.shape}, its reference {a.dtype}{a.shape}."
       )
     values += a.size
-    wrong += int(np.count_nonzero(_differ(a, b, op.tolerance)))
+    wrong += int(np.count_nonzero(_find_different(a, b, op.tolerance)))
   return values, wrong
 
 
-def _differ(a: np.ndarray, b: np.ndarray, tolerance: float) -> np.ndarray:
-  # All NaN are one: which of them comes out depends on the device.
+def _find_different(
+  a: np.ndarray, b: np.ndarray, tolerance: float
+) -> np.ndarray:
+  # The bits of a NaN depend on the device: all NaN are equal here.
   if not jnp.issubdtype(a.dtype, jnp.floating):
     return a != b
   a, b = a.astype(np.float64), b.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the compiler makes of every op for a GPU that is not there."""
+"""Figures of ops compiled for a GPU on a host without one."""
 
 from typing import NamedTuple
 
@@ -6,21 +6,22 @@ import jax
 import jax.numpy as jnp
 
 from experiments import gpu_compile
-from experiments.kernels.ops import Op, shape_of
+from experiments.kernels.ops import Op, make_shape
 
 
 class Figures(NamedTuple):
-  """One implementation of an op, compiled, not run.
+  """Figures of one implementation of an op, compiled and not run.
 
   Attributes:
-    launches: kernels that a call launches.
-    traffic_ratio: bytes that they read and write, to those of the op's
-      arguments and outputs.
-    spill_bytes: of all kernels.
-    registers: of a thread; here and below, of the kernel that moves most.
-    occupancy: the part of a multiprocessor's threads that can be resident.
-    loads: instructions by the bytes that they load for a thread.
-    stores: likewise.
+    launches: number of kernels that a call launches.
+    traffic_ratio: bytes that the kernels read and write, over the bytes of the
+      op's arguments and outputs.
+    spill_bytes: bytes that all kernels spill.
+    registers: registers of a thread; like the fields below, of the kernel that
+      moves most bytes.
+    occupancy: share of a multiprocessor's threads that can be resident.
+    loads: number of load instructions by their bytes for a thread.
+    stores: number of store instructions by their bytes for a thread.
   """
 
   launches: int | None
@@ -32,13 +33,21 @@ class Figures(NamedTuple):
   stores: dict[int, int]
 
 
-def figures(op: Op, implementation: str, gpu: str, size_bytes: int) -> Figures:
-  """Compiles an op for arrays of that many bytes of float32.
+def compile_op(
+  op: Op, implementation: str, gpu: str, size_bytes: int
+) -> Figures:
+  """Compiles an op for a GPU and returns its figures.
+
+  Args:
+    op: the op to compile.
+    implementation: name of the implementation.
+    gpu: name of the GPU, one of `gpu_compile.GPUS`.
+    size_bytes: bytes of the float32 array.
 
   Raises:
-    NotImplementedError: the implementation does not take them.
+    NotImplementedError: the implementation does not take such arrays.
   """
-  like = jax.ShapeDtypeStruct(shape_of(size_bytes), jnp.float32)
+  like = jax.ShapeDtypeStruct(make_shape(size_bytes), jnp.float32)
   args, outputs = op.shapes(like)
   compiled = gpu_compile.compile_for(
     op.step(like, implementation),
@@ -52,11 +61,11 @@ def figures(op: Op, implementation: str, gpu: str, size_bytes: int) -> Figures:
 
 
 def summarize(compiled: gpu_compile.Compiled, ideal_bytes: int) -> Figures:
-  """Sums up a compiled program.
+  """Returns the figures of a compiled program.
 
   Args:
     compiled: the program.
-    ideal_bytes: the fewest that it could read and write.
+    ideal_bytes: fewest bytes that the program could read and write.
   """
   traffic = compiled.traffic_bytes
   main = max(

@@ -1,4 +1,4 @@
-"""An op of jaxmotion's kernels, as checks and benches call it."""
+"""One op of jaxmotion's kernels, as checks and timings call it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -11,27 +11,27 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
 
-# Workers whose payloads are added.
+# Number of workers whose payloads are added.
 _WORKERS = 8
 _COLUMNS = 4096
-# How a program calls a Triton kernel.
+# Target of the custom call of a Triton kernel.
 _TRITON = "__gpu$xla.gpu.triton"
 
 
 class Op(NamedTuple):
-  """An op that starts from one floating array.
+  """One op that starts from a floating array.
 
   Attributes:
-    name: of the op and its configuration.
-    run: (like, *args, implementation=...) -> outputs; `like` is that array's
-      shape and dtype.
-    make: array -> the arguments of `run` after `like`.
-    cases: arrays that it has to be right for.
-    feed: (outputs, arguments) -> the arguments of the next call, for an op
-      that continues from its outputs.
-    view: (like, arguments, outputs) -> what of the outputs must be the same
-      from every implementation.
-    tolerance: largest relative difference of floats in it.
+    name: name of the op and its configuration.
+    run: function (like, *args, implementation=...) -> outputs; `like` is the
+      shape and dtype of the array.
+    make: function from the array to the arguments of `run` after `like`.
+    cases: functions that make the arrays to check.
+    feed: function (outputs, arguments) -> arguments of the next call, for an
+      op that continues from its outputs.
+    view: function (like, arguments, outputs) -> the part of the outputs that
+      must be equal for every implementation.
+    tolerance: largest relative difference of floats in that part.
   """
 
   name: str
@@ -45,7 +45,7 @@ class Op(NamedTuple):
   def step(
     self, like: ShapedLike, implementation: str | None
   ) -> Callable[..., PyTree]:
-    """Returns (outputs of the last call, *args) -> outputs."""
+    """Returns the function (outputs of the last call, *args) -> outputs."""
 
     def call(last: PyTree, *args: PyTree) -> PyTree:
       args = args if self.feed is None else self.feed(last, args)
@@ -54,13 +54,13 @@ class Op(NamedTuple):
     return call
 
   def shapes(self, like: ShapedLike) -> tuple[tuple[PyTree, ...], PyTree]:
-    """Returns the shapes and dtypes of arguments and outputs."""
+    """Returns shapes and dtypes of the arguments and of the outputs."""
     args = jax.eval_shape(self.make, like)
     run = lambda *args: self.run(like, *args, implementation="reference")
     return args, jax.eval_shape(run, *args)
 
   def default(self, like: ShapedLike) -> str:
-    """Returns the implementation that it chooses on the default device."""
+    """Returns the implementation that the op chooses on the default device."""
     if jax.default_backend() != "gpu":
       return "reference"
     run = lambda *args: self.run(like, *args, implementation=None)
@@ -68,23 +68,25 @@ class Op(NamedTuple):
     return "pallas_triton" if _TRITON in text else "reference"
 
   def ideal_bytes(self, like: ShapedLike) -> int:
-    """Returns the bytes of what it takes and makes, each once."""
+    """Returns the bytes of arguments and outputs, each counted once."""
     leaves = jax.tree.leaves(self.shapes(like))
     return sum(a.size * a.dtype.itemsize for a in leaves)
 
 
-def shape_of(size_bytes: int) -> tuple[int, int]:
-  """The matrix of that many bytes of float32; it has rows of 4096 values."""
+def make_shape(size_bytes: int) -> tuple[int, int]:
+  """Returns the shape of a float32 matrix with rows of 4096 elements."""
   return size_bytes // 4 // _COLUMNS, _COLUMNS
 
 
-def alone(x: Array) -> tuple[PyTree, ...]:
-  """The arguments of an op that takes the array as it is."""
+def take_array(x: Array) -> tuple[PyTree, ...]:
+  """Returns the arguments of an op that takes only the array."""
   return (x,)
 
 
-def stacked(encode: Callable[[Array], PyTree]) -> Callable[[Array], PyTree]:
-  """Makes the payloads of several workers, each of other values."""
+def stack_payloads(
+  encode: Callable[[Array], PyTree],
+) -> Callable[[Array], PyTree]:
+  """Returns a function that makes payloads of workers with different arrays."""
 
   def make(x: Array) -> PyTree:
     payloads = [

@@ -1,4 +1,4 @@
-"""What other libraries have for the same purpose, on the same data.
+"""Ops of other libraries for the same purpose, on the same data.
 
 A peer gets the layout that suits it, and the memory of its outputs in advance
 wherever it can write to given memory.
@@ -16,18 +16,18 @@ import numpy as np
 from experiments.common.timing import Timed
 from jaxmotion.core import Array
 
-# Values under one scale.
+# Elements under one scale.
 _BLOCK = 512
 
 
 class _Peer(NamedTuple):
-  """A function of another library.
+  """One function of another library.
 
   Attributes:
-    name: of it.
-    package: what has to be installed.
-    backends: where it runs.
-    make: array -> what is timed.
+    name: name of the function in the rows.
+    package: package that has to be installed.
+    backends: JAX backends that it runs beside.
+    make: function from the array to the call that is timed.
   """
 
   name: str
@@ -36,7 +36,7 @@ class _Peer(NamedTuple):
   make: Callable[[Array], Timed]
 
 
-def build(op: str, x: Array) -> dict[str, Timed]:
+def build_peers(op: str, x: Array) -> dict[str, Timed]:
   """Returns the peers of an op that are installed and run here, by name.
 
   Args:
@@ -51,7 +51,7 @@ def build(op: str, x: Array) -> dict[str, Timed]:
   }
 
 
-def _repeat(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
+def _repeat_calls(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
   def run(calls: int) -> None:
     for _ in range(calls):
       once()
@@ -60,7 +60,7 @@ def _repeat(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
   return run
 
 
-def _slices(library: str, count: int) -> Callable[[Array], Timed]:
+def _copy_slices(library: str, count: int) -> Callable[[Array], Timed]:
   """Copies the leading bytes of every word, as a strided slice."""
 
   def make(x: Array) -> Timed:
@@ -71,7 +71,7 @@ def _slices(library: str, count: int) -> Callable[[Array], Timed]:
     kept = parts[:, 1:] if count == 2 else parts[:, 4 - count :]
     target = xp.empty(kept.shape, kept.dtype)
     wait = getattr(xp, "cuda", None)
-    return _repeat(
+    return _repeat_calls(
       lambda: xp.copyto(target, kept),
       wait.Device().synchronize if wait else lambda: None,
     )
@@ -83,57 +83,57 @@ def _torch_cast(dtype: str) -> Callable[[Array], Timed]:
   def make(x: Array) -> Timed:
     torch, source = _torch(x)
     target = torch.empty_like(source, dtype=getattr(torch, dtype))
-    return _torch_timed(torch, lambda: target.copy_(source))
+    return _time_torch(torch, lambda: target.copy_(source))
 
   return make
 
 
 def _torch_per_channel(x: Array) -> Timed:
-  """Codes under scales that are there already."""
+  """Times PyTorch's codes under scales that are computed in advance."""
   torch, source = _torch(x)
   rows = source.reshape(-1, _BLOCK)
   scales = rows.abs().amax(1) / 127
   zeros = torch.zeros(rows.shape[0], dtype=torch.long)
   args = (rows, scales, zeros, 0, torch.qint8)
   with warnings.catch_warnings():
-    # Deprecated, and still what PyTorch has.
+    # Deprecated, but PyTorch has no other.
     warnings.simplefilter("ignore", UserWarning)
     target = torch.quantize_per_channel(*args)
   write = torch.ops.aten.quantize_per_channel.out
-  return _torch_timed(torch, lambda: write(*args, out=target))
+  return _time_torch(torch, lambda: write(*args, out=target))
 
 
 def _torch_absmax(x: Array) -> Timed:
-  """Codes and scales of blocks, one compiled function."""
+  """Times codes and scales of blocks, one compiled function of PyTorch."""
   torch, source = _torch(x)
 
   def encode(rows: Any) -> tuple[Any, Any]:
     scale = rows.abs().amax(1, keepdim=True) / 127
     return (rows / scale).round().to(torch.int8), scale
 
-  return _torch_compiled(torch, encode, source.reshape(-1, _BLOCK))
+  return _time_compiled_torch(torch, encode, source.reshape(-1, _BLOCK))
 
 
 def _torch_topk(block: int) -> Callable[[Array], Timed]:
-  """The largest magnitude of each block and its place."""
+  """Times PyTorch's largest magnitude of each block and its position."""
 
   def make(x: Array) -> Timed:
     torch, source = _torch(x)
     rows = source.reshape(-1)[: source.numel() // block * block]
     select = lambda rows: torch.topk(rows.abs(), 1, dim=1)
-    return _torch_compiled(torch, select, rows.reshape(-1, block))
+    return _time_compiled_torch(torch, select, rows.reshape(-1, block))
 
   return make
 
 
 def _bitsandbytes(name: str) -> Callable[[Array], Timed]:
-  """Codes of a table of levels, under the greatest magnitude of each block."""
+  """Times bitsandbytes' codes of a table of levels, scaled to each block."""
 
   def make(x: Array) -> Timed:
     torch, source = _torch(x)
     functional = importlib.import_module("bitsandbytes.functional")
     encode = getattr(functional, name)
-    return _torch_timed(torch, lambda: encode(source, blocksize=_BLOCK))
+    return _time_torch(torch, lambda: encode(source, blocksize=_BLOCK))
 
   return make
 
@@ -142,7 +142,7 @@ def _torchao_mx(x: Array) -> Timed:
   torch, source = _torch(x)
   formats = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
   encode = lambda rows: formats.to_mx(rows, torch.float8_e4m3fn, 32)
-  return _torch_compiled(torch, encode, source)
+  return _time_compiled_torch(torch, encode, source)
 
 
 def _torch(x: Array) -> tuple[Any, Any]:
@@ -150,17 +150,17 @@ def _torch(x: Array) -> tuple[Any, Any]:
   return torch, torch.from_dlpack(x)
 
 
-def _torch_compiled(torch: Any, fn: Callable, rows: Any) -> Timed:
+def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> Timed:
   if rows.is_cuda:
-    # Each size is a function of its own.
+    # Each size is compiled as a function of its own.
     torch.compiler.reset()
     fn = torch.compile(fn, dynamic=False)
-  return _torch_timed(torch, lambda: fn(rows))
+  return _time_torch(torch, lambda: fn(rows))
 
 
-def _torch_timed(torch: Any, once: Callable[[], Any]) -> Timed:
+def _time_torch(torch: Any, once: Callable[[], Any]) -> Timed:
   on_gpu = jax.default_backend() == "gpu"
-  return _repeat(once, torch.cuda.synchronize if on_gpu else lambda: None)
+  return _repeat_calls(once, torch.cuda.synchronize if on_gpu else lambda: None)
 
 
 _HOST, _GPU, _BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
@@ -171,8 +171,8 @@ _PEERS: dict[str, list[_Peer]] = {
   },
   **{
     f"truncate{count}": [
-      _Peer("numpy_slices", "numpy", _HOST, _slices("numpy", count)),
-      _Peer("cupy_slices", "cupy", _GPU, _slices("cupy", count)),
+      _Peer("numpy_slices", "numpy", _HOST, _copy_slices("numpy", count)),
+      _Peer("cupy_slices", "cupy", _GPU, _copy_slices("cupy", count)),
     ]
     for count in (1, 2, 3)
   },

@@ -1,34 +1,34 @@
-"""Ops that keep some values and their places."""
+"""Ops that keep some elements and their positions."""
 
 import math
 
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.kernels.ops import Op, alone, stacked
+from experiments.kernels.ops import Op, stack_payloads, take_array
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import compact, select
 from jaxmotion.kernels.compact._cases import FLOATS
 from jaxmotion.kernels.select._cases import CASES
 
 _ARRAYS = {name: case.make for name, case in CASES.items()}
-# Values compacted together, half of them zeros, and room for the others.
-_TILE, _ROOM = 1024, 576
-# Of normal values one in 22 is that large; the share that has room.
-_LEAST, _FOUND = 2.0, 0.05
+# Elements compacted together, half of them zeros, and capacity for the others.
+_TILE, _CAPACITY = 1024, 576
+# One normal element in 22 reaches the threshold: 4.6 %, less than the capacity.
+_THRESHOLD, _CAPACITY_SHARE = 2.0, 0.05
 
 
-def ops() -> list[Op]:
-  """Returns all of them."""
+def list_ops() -> list[Op]:
+  """Returns the ops of top-k, zero-value and threshold codecs."""
   return [
-    *_topk(1, 128),
-    *_topk(4, 256),
-    *_zero_value(),
-    *_threshold(),
+    *_topk_ops(1, 128),
+    *_topk_ops(4, 256),
+    *_zero_value_ops(),
+    *_threshold_ops(),
   ]
 
 
-def _topk(k: int, planes: int) -> list[Op]:
+def _topk_ops(k: int, planes: int) -> list[Op]:
   def encode(
     like: ShapedLike, x: Array, *, implementation: str | None
   ) -> PyTree:
@@ -58,18 +58,18 @@ def _topk(k: int, planes: int) -> list[Op]:
 
   one = lambda x: select.topk_select(x, k, planes)
   return [
-    Op(f"top{k}of{planes}", encode, alone, _ARRAYS),
+    Op(f"top{k}of{planes}", encode, take_array, _ARRAYS),
     Op(f"top{k}of{planes}_scatter", decode, one, _ARRAYS),
-    Op(f"top{k}of{planes}_sum", total, stacked(one), _ARRAYS),
+    Op(f"top{k}of{planes}_sum", total, stack_payloads(one), _ARRAYS),
   ]
 
 
-def _zero_value() -> list[Op]:
+def _zero_value_ops() -> list[Op]:
   def encode(
     like: ShapedLike, words: Array, *, implementation: str | None
   ) -> PyTree:
     return compact.compact_tiles(
-      words, _TILE, _ROOM, implementation=implementation
+      words, _TILE, _CAPACITY, implementation=implementation
     )
 
   def decode(
@@ -82,35 +82,37 @@ def _zero_value() -> list[Op]:
     rectified = jnp.maximum(x, 0).astype(jnp.float32).reshape(-1)
     return lax.bitcast_convert_type(rectified, jnp.uint32)
 
-  compacted = lambda x: (compact.compact_tiles(words(x), _TILE, _ROOM),)
+  compacted = lambda x: (compact.compact_tiles(words(x), _TILE, _CAPACITY),)
   return [
     Op("compact", encode, lambda x: (words(x),), FLOATS),
     Op("expand", decode, compacted, FLOATS),
   ]
 
 
-def _threshold() -> list[Op]:
+def _threshold_ops() -> list[Op]:
   def mark(like: ShapedLike, x: Array, *, implementation: str | None) -> Array:
-    return compact.threshold_bitmap(x, _LEAST, implementation=implementation)
+    return compact.threshold_bitmap(
+      x, _THRESHOLD, implementation=implementation
+    )
 
   def find(
     like: ShapedLike, bitmap: Array, start: Array, *, implementation: str | None
   ) -> Array:
-    capacity = max(1, round(_FOUND * math.prod(like.shape)))
+    capacity = max(1, round(_CAPACITY_SHARE * math.prod(like.shape)))
     return compact.bitmap_positions(
       bitmap, start, capacity, implementation=implementation
     )
 
   def view(like: ShapedLike, args: tuple, positions: Array) -> Array:
-    # Those after the last mark are arbitrary.
+    # Positions after the last mark are arbitrary.
     found = jnp.arange(positions.size) < args[1][-1]
     return jnp.where(found, positions, 0)
 
   def marked(x: Array) -> tuple[PyTree, ...]:
-    bitmap = compact.threshold_bitmap(x, _LEAST)
+    bitmap = compact.threshold_bitmap(x, _THRESHOLD)
     return bitmap, compact.prefix_counts(bitmap)
 
   return [
-    Op("mark", mark, alone, FLOATS),
+    Op("mark", mark, take_array, FLOATS),
     Op("positions", find, marked, FLOATS, view=view),
   ]

@@ -1,4 +1,4 @@
-"""How fast an op is on this device."""
+"""Times of ops and peers on this device, over those of a copy."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Ratio(NamedTuple):
-  """A ratio of times within a repeat.
+  """One ratio of times within a repeat.
 
   Attributes:
-    value: median.
-    noise: sample standard deviation.
+    value: median over the repeats.
+    noise: sample standard deviation over the repeats.
   """
 
   value: float
@@ -24,18 +24,18 @@ class Ratio(NamedTuple):
 
 
 class Speed(NamedTuple):
-  """How fast an implementation of an op, or a peer, was on an array.
+  """Speed of one implementation of an op, or of a peer, on one array.
 
   Attributes:
     op: name of the op.
-    size_bytes: of the array that it starts from.
-    case: the implementation or the peer.
-    is_default: whether it is what the op chooses here.
+    size_bytes: bytes of the array that the op starts from.
+    case: name of the implementation or of the peer.
+    is_default: whether the op chooses this implementation here.
     rate: bytes of the op's arguments and outputs over its time, GB/s; None if
       it was not measured.
     copy_rate: bytes that a copy read and wrote over its time, GB/s.
-    fraction: of the copy's rate.
-    speedup: over the reference.
+    fraction: `rate` over `copy_rate`, within a repeat.
+    speedup: time of the reference over the time, within a repeat.
     reason: why it was not measured.
   """
 
@@ -51,17 +51,17 @@ class Speed(NamedTuple):
 
 
 class Prepared(NamedTuple):
-  """An op compiled for arrays of one shape.
+  """One op compiled for arrays of one shape.
 
   Attributes:
-    op: the op.
-    size_bytes: of its arguments and outputs.
-    default: implementation that it chooses.
-    make: array -> arguments.
-    outputs: their shapes and dtypes.
-    steps: (outputs of the last call, *arguments) -> outputs, a function for
-      each implementation.
-    missing: why there is none.
+    op: the op that was compiled.
+    size_bytes: bytes of its arguments and outputs.
+    default: name of the implementation that it chooses.
+    make: function from the array to the arguments.
+    outputs: shapes and dtypes of the outputs.
+    steps: function (outputs of the last call, *arguments) -> outputs of each
+      implementation.
+    missing: reason why an implementation does not take such arrays.
   """
 
   op: Op
@@ -73,18 +73,18 @@ class Prepared(NamedTuple):
   missing: dict[str, str]
 
 
-def implementations() -> tuple[str, ...]:
-  """Names of the implementations that the default device can run."""
+def list_implementations() -> tuple[str, ...]:
+  """Returns the names of the implementations that the default device runs."""
   on_gpu = jax.default_backend() == "gpu"
   return IMPLEMENTATIONS if on_gpu else ("reference",)
 
 
-def prepare(op: Op, like: ShapedLike) -> Prepared:
-  """Compiles an op for arrays like this one, for the default device."""
+def compile_op(op: Op, like: ShapedLike) -> Prepared:
+  """Compiles an op for arrays of one shape, on the default device."""
   args, outputs = op.shapes(like)
   steps: dict[str, Callable[..., PyTree]] = {}
   missing = {}
-  for name in implementations():
+  for name in list_implementations():
     step = jax.jit(op.step(like, name), donate_argnums=0, keep_unused=True)
     try:
       steps[name] = step.lower(outputs, *args).compile()
@@ -106,7 +106,7 @@ def time_op(prepared: Prepared, x: Array, repeats: int) -> list[Speed]:
   op, size = prepared.op, prepared.size_bytes
   args = prepared.make(x)
   cases = {
-    **peers.build(op.name, x),
+    **peers.build_peers(op.name, x),
     **{
       name: InPlace(step, prepared.outputs, args)
       for name, step in prepared.steps.items()

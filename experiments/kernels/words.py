@@ -1,4 +1,4 @@
-"""Ops that make words of values one by one: casts, truncation, bit fields."""
+"""Ops that turn single elements into words: casts, truncation, bit fields."""
 
 import math
 
@@ -6,30 +6,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.kernels.ops import Op, alone, stacked
+from experiments.kernels.ops import Op, stack_payloads, take_array
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import narrow, pack
 from jaxmotion.kernels.narrow._cases import CASES
 
-# bfloat16 values below it are zeros on XLA:CPU.
+# XLA:CPU flushes smaller bfloat16 numbers to zero.
 _LEAST_NORMAL = 2.0**-126
 
 
-def ops() -> list[Op]:
-  """Returns all of them."""
+def list_ops() -> list[Op]:
+  """Returns the ops of casts, truncations and bit fields."""
   return [
-    *_cast("bfloat16"),
-    *_cast("float8_e4m3fn"),
-    *_cast("float8_e5m2"),
-    *_truncate(1),
-    *_truncate(2),
-    *_truncate(3),
-    *_truncate(2, "nearest"),
-    *(op for bits in (1, 2, 3, 4, 6) for op in _pack(bits)),
+    *_cast_ops("bfloat16"),
+    *_cast_ops("float8_e4m3fn"),
+    *_cast_ops("float8_e5m2"),
+    *_truncate_ops(1),
+    *_truncate_ops(2),
+    *_truncate_ops(3),
+    *_truncate_ops(2, "nearest"),
+    *(op for bits in (1, 2, 3, 4, 6) for op in _pack_ops(bits)),
   ]
 
 
-def _cast(dtype: str) -> list[Op]:
+def _cast_ops(dtype: str) -> list[Op]:
   def encode(
     like: ShapedLike, x: Array, *, implementation: str | None
   ) -> Array:
@@ -46,14 +46,14 @@ def _cast(dtype: str) -> list[Op]:
   ) -> Array:
     return narrow.cast_sum(words, like, dtype, implementation=implementation)
 
-  stack = stacked(lambda x: narrow.cast_encode(x, dtype))
+  stack = stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
-    Op(dtype, encode, alone, CASES, view=view),
+    Op(dtype, encode, take_array, CASES, view=view),
     Op(f"{dtype}_sum", total, lambda x: (stack(x),), CASES),
   ]
 
 
-def _truncate(count: int, rounding: str = "zero") -> list[Op]:
+def _truncate_ops(count: int, rounding: str = "zero") -> list[Op]:
   def encode(
     like: ShapedLike, x: Array, *, implementation: str | None
   ) -> PyTree:
@@ -67,14 +67,14 @@ def _truncate(count: int, rounding: str = "zero") -> list[Op]:
     return narrow.truncate_sum(planes, like, implementation=implementation)
 
   name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
-  stack = stacked(lambda x: narrow.truncate_encode(x, count, rounding))
+  stack = stack_payloads(lambda x: narrow.truncate_encode(x, count, rounding))
   return [
-    Op(name, encode, alone, CASES),
+    Op(name, encode, take_array, CASES),
     Op(f"{name}_sum", total, lambda x: (stack(x),), CASES),
   ]
 
 
-def _pack(bits: int) -> list[Op]:
+def _pack_ops(bits: int) -> list[Op]:
   def encode(
     like: ShapedLike, codes: Array, *, implementation: str | None
   ) -> Array:

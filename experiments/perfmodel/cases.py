@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.hosts import jax_worker
-from experiments.train.exchanges import get_exchange
+from experiments.train.cases import get_exchange
 from jaxmotion import codecs, perfmodel
 
 _LAYERS = 3  # Hidden ones.

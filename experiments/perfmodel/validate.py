@@ -35,7 +35,7 @@ from experiments.perfmodel import (
 from experiments.perfmodel.cases import Grid
 from experiments.perfmodel.score import Pair, decisions
 from experiments.perfmodel.testbed import Effort, Measured, Testbed
-from experiments.train import exchanges
+from experiments.train.cases import EXCHANGES
 from jaxmotion import perfmodel
 
 _EMULATED = flags.DEFINE_list("emulated", ["2", "4"], "Emulated devices.")
@@ -46,7 +46,7 @@ _RATES = flags.DEFINE_list(
   "rates", ["100mbit", "1gbit"], "Of the link between two hosts; or loopback."
 )
 _EXCHANGES = flags.DEFINE_list(
-  "exchanges", ["none", *exchanges.EXCHANGES], "Exchanges to predict."
+  "exchanges", ["none", *EXCHANGES], "Exchanges to predict."
 )
 _KNOWN_WIDTHS = flags.DEFINE_list(
   "known_widths", ["512", "1280"], "Of the MLPs that calibrate."

@@ -8,7 +8,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.train import runner, tasks
+from experiments.train import tasks
+from experiments.train.optimizer import make_optimizer
 from jaxmotion import perfmodel, planner
 
 
@@ -65,7 +66,7 @@ def make_plan(
     platform,
     accuracy_budget=accuracy_budget,
     gradients=jax.jit(jax.grad(loss))(params, batch) if gradients else None,
-    optimizer=runner.make_optimizer(config),
+    optimizer=make_optimizer(config),
     mesh_axis=mesh_axis,
   )
 

@@ -1,18 +1,18 @@
-"""Trains one configuration under every exchange it names, and compares them.
+r"""Trains a configuration with every exchange it names, and compares them.
 
   python -m experiments.train --config=configs/digits.py \
     --json=digits.jsonl --plot=digits.png --workdir=runs/digits
 
-A field of the configuration is set by `--config.field=value`. With
-`--workdir` a job that was killed goes on where its last checkpoint is.
+`--config.field=value` sets a field of the configuration. With `--workdir` a
+killed job continues from its last checkpoint.
 
-Started once on each of several hosts it is one job over all of them, whose
-workers are shared out equally; see `_distributed` for the flags. `--workdir` is
-then a folder that all hosts see.
+Started once on each of several hosts, it is one job over all of them, with
+equal shares of the workers. `experiments.common.distributed` documents the
+flags. `--workdir` must then be a folder that all hosts see.
 """
 
 from experiments.common import distributed, shared_flags
-from experiments.train import run
+from experiments.train.run import run_experiment
 
 _CONFIG = shared_flags.define_config("digits")
 _JSON = shared_flags.define_rows()
@@ -22,8 +22,8 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the job that the flags describe."""
-  with distributed.join() as processes:
-    run.run(
+  with distributed.join_job() as processes:
+    run_experiment(
       _CONFIG.value,
       json=_JSON.value,
       plot=_PLOT.value,

@@ -1,16 +1,20 @@
-"""One job, from a configuration to a table, rows and a plot."""
+"""A training job: from a configuration to a table, rows and a plot."""
 
 import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import Workdir
+from experiments.common.checkpoint import Run, Workdir
 from experiments.common.console import make_console
 from experiments.common.progress import Display
-from experiments.train import exchanges, report, runner, tasks
+from experiments.train import plot as train_plot, tables, tasks
+from experiments.train.cases import get_exchange
+from experiments.train.mesh import Mesh, make_mesh
+from experiments.train.rows import make_rows
+from experiments.train.trainer import Trainer, ignore_step, make_score
 
 
-def run(
+def run_experiment(
   config: ConfigDict,
   *,
   json: str | None = None,
@@ -18,44 +22,89 @@ def run(
   workdir: str | None = None,
   processes: int = 1,
 ) -> None:
-  """Runs a job, prints its table and writes what is asked for.
+  """Trains all exchanges and seeds, prints the table, writes rows and plot.
 
-  Of several processes only the first prints and writes; checkpoints are the
+  Of several processes, only the first prints and writes; checkpoints are the
   exception.
 
   Args:
     config: made by a `get_config()`.
-    json: where to write rows, if anywhere.
-    plot: where to write the plot, if anywhere.
-    workdir: where to keep checkpoints, if anywhere.
-    processes: how many run this job together.
+    json: file of the rows, if any.
+    plot: file of the plot, if any.
+    workdir: folder of the checkpoints, if any.
+    processes: number of processes that run this job together.
 
   Raises:
-    SystemExit: if a loss is not finite; its message says which.
+    SystemExit: a loss is not finite; the message says which.
   """
   for exchange in config.exchanges:
-    exchanges.get_exchange(exchange)  # A misspelt name fails before any work.
-  mesh = runner.make_mesh(config.workers, processes)
-  first = jax.process_index() == 0
+    get_exchange(exchange)  # A misspelt name fails before any work.
+  mesh = make_mesh(config.workers, processes)
+  is_first = jax.process_index() == 0
   console = make_console()
-  console.quiet = not first
-  kept = Workdir(workdir, config) if workdir else None
+  console.quiet = not is_first
+  folder = Workdir(workdir, config) if workdir else None
   task = tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
   with Display(console, steps=config.steps, runs=runs) as display:
     try:
-      finished = runner.run_job(
-        config, task, mesh, workdir=kept, display=display
-      )
+      finished = train_all(config, task, mesh, workdir=folder, display=display)
     except FloatingPointError as error:
       raise SystemExit(f"Stopped: {error}") from error
-  if not first:
+  if not is_first:
     return
-  rows = report.summarise(config, task, finished)
-  console.print(report.make_table(rows, task.metric))
+  rows = make_rows(config, task, finished)
+  console.print(tables.summary_table(rows).to_console())
   for metric, value, unit in task.facts:
     console.print(f"{metric}: {value} {unit}")
   if json:
     records.write_rows(json, rows)
   if plot:
-    report.save_plot(rows, task.metric, plot)
+    train_plot.save_plot(rows, plot)
+
+
+def train_all(
+  config: ConfigDict,
+  task: tasks.Task,
+  mesh: Mesh,
+  *,
+  workdir: Workdir | None = None,
+  display: Display | None = None,
+) -> list[Run]:
+  """Trains every exchange with every seed, except runs `workdir` already has.
+
+  Seeds are the outer loop, so that a slow minute of the machine falls on all
+  exchanges alike.
+
+  Args:
+    config: configuration of the job.
+    task: model, data and loss.
+    mesh: made by `make_mesh`.
+    workdir: folder of checkpoints and finished runs, if any.
+    display: shows the progress, if given.
+
+  Returns:
+    One `Run` for each exchange and seed that `config` names.
+  """
+  finished = workdir.finished() if workdir else []
+  done = {(run.exchange, run.seed): run for run in finished}
+  wanted = [(e, s) for s in config.seeds for e in config.exchanges]
+  score = make_score(task)
+  trainers = {
+    name: Trainer(config, task, mesh, name) for name in config.exchanges
+  }
+  for exchange, seed in wanted:
+    if (exchange, seed) not in done:
+      trainer = trainers[exchange]
+      on_step = display.begin(exchange, seed) if display else ignore_step
+      store = workdir.store(exchange, seed) if workdir else None
+      trained = trainer.train_seed(seed, store=store, on_step=on_step)
+      run = trainer.summarize_run(seed, trained, score)
+      done[exchange, seed] = run
+      if store:
+        store.close()
+      if workdir:
+        workdir.finish(run)
+      if display:
+        display.end(exchange, seed, run.score, run.step_ms)
+  return [done[key] for key in wanted]

@@ -1,4 +1,4 @@
-"""What a run learns: data, model, loss and score behind one shape."""
+"""Tasks to train on: data, model, loss and score."""
 
 import dataclasses
 import math
@@ -37,15 +37,15 @@ class Task:
   """A model to train and a way to score it.
 
   Attributes:
-    metric: name of the score, as the rows call it.
-    unit: of the score.
-    build: makes the model of a seed.
-    loss: mean loss of a model on a batch, differentiable.
-    batch: the training batch of `(seed, step)`, a pure function.
-    hits: what a model scores on a test batch, summed over its items; an item
-      with weight 0 does not count.
-    items: what the sum over all test batches is divided by.
-    test: iterates over the test batches, all of one shape.
+    metric: name of the score in the rows.
+    unit: unit of the score.
+    build: function from a seed to the model.
+    loss: differentiable function (model, batch) -> mean loss.
+    batch: pure function (seed, step) -> training batch.
+    score_sum: function (model, test batch) -> sum of the examples' scores;
+      examples with weight 0 do not count.
+    score_divisor: number that divides the sum over all test batches.
+    test: function that iterates over the test batches, all of one shape.
     facts: further `(metric, value, unit)` about the data.
   """
 
@@ -54,21 +54,21 @@ class Task:
   build: Callable[[int], nnx.Module]
   loss: Callable[[Any, Batch], jax.Array]
   batch: Callable[[int, int], Batch]
-  hits: Callable[[Any, Batch], jax.Array]
-  items: float
+  score_sum: Callable[[Any, Batch], jax.Array]
+  score_divisor: float
   test: Callable[[], Iterator[Batch]]
   facts: tuple[tuple[str, float | str, str], ...] = ()
 
 
 def load_task(config: ConfigDict) -> Task:
-  """Reads the data and chooses the model a configuration names.
+  """Reads the data and builds the model that a configuration names.
 
   Args:
     config: with `model` (`cnn` or `transformer`) and the fields of that
       model and of its data.
 
   Raises:
-    ValueError: if `config.model` is neither.
+    ValueError: `config.model` is neither.
   """
   match config.model:
     case "cnn":
@@ -83,11 +83,11 @@ def load_task(config: ConfigDict) -> Task:
 def image_batches(
   data: ImageData, size: int
 ) -> tuple[Callable[[int, int], Batch], Callable[[], Iterator[Batch]]]:
-  """`batch` and `test` of a `Task` about images.
+  """Returns the functions `batch` and `test` of a task about images.
 
   Args:
-    data: the images.
-    size: examples a training batch.
+    data: images to train and test on.
+    size: number of examples in a training batch.
   """
   train = data.train
 
@@ -96,7 +96,7 @@ def image_batches(
     return _image_batch(train, index)
 
   def test() -> Iterator[Batch]:
-    return _padded(_image_batch(data.test, slice(None)))
+    return _pad_batches(_image_batch(data.test, slice(None)))
 
   return batch, test
 
@@ -111,8 +111,8 @@ def _image_task(config: ConfigDict) -> Task:
     build=lambda seed: small.build_cnn(config, shape, data.classes, seed),
     loss=_image_loss,
     batch=batch,
-    hits=_image_hits,
-    items=len(data.test.labels) / 100,  # so that the score is in per cent
+    score_sum=_count_correct,
+    score_divisor=len(data.test.labels) / 100,  # The score is in per cent.
     test=test,
   )
 
@@ -130,9 +130,9 @@ def _image_loss(model: Any, batch: Batch) -> jax.Array:
   return losses.mean()
 
 
-def _image_hits(model: Any, batch: Batch) -> jax.Array:
-  right = jnp.argmax(model(batch["pixels"]), axis=-1) == batch["labels"]
-  return jnp.sum(jnp.where(right, batch["weight"], 0.0))
+def _count_correct(model: Any, batch: Batch) -> jax.Array:
+  is_right = jnp.argmax(model(batch["pixels"]), axis=-1) == batch["labels"]
+  return jnp.sum(jnp.where(is_right, batch["weight"], 0.0))
 
 
 def _text_task(config: ConfigDict) -> Task:
@@ -151,9 +151,9 @@ def _text_task(config: ConfigDict) -> Task:
     build=lambda seed: small.build_transformer(config, seed),
     loss=lambda model, batch: _text_losses(model, batch).mean(),
     batch=batch,
-    hits=_text_bits,
-    items=held_out[:, 1:].size,
-    test=lambda: _padded({"text": held_out}),
+    score_sum=_sum_bits,
+    score_divisor=held_out[:, 1:].size,
+    test=lambda: _pad_batches({"text": held_out}),
     facts=(
       ("corpus_sha256", corpus_sha256(data), "hex"),
       ("zlib9_bits_per_byte", zlib_bits_per_byte(data.test), "bits/byte"),
@@ -168,15 +168,18 @@ def _text_losses(model: Any, batch: Batch) -> jax.Array:
   )
 
 
-def _text_bits(model: Any, batch: Batch) -> jax.Array:
+def _sum_bits(model: Any, batch: Batch) -> jax.Array:
   bits = _text_losses(model, batch) / math.log(2)
   return jnp.sum(bits * batch["weight"][:, None])
 
 
-def _padded(items: Batch) -> Iterator[Batch]:
-  """Batches of one shape, so that scoring compiles once; padding weighs 0."""
-  count = len(next(iter(items.values())))
+def _pad_batches(examples: Batch) -> Iterator[Batch]:
+  """Yields batches of one shape, padded with examples of weight 0.
+
+  One shape makes scoring compile once.
+  """
+  count = len(next(iter(examples.values())))
   for start in range(0, count, _TEST_BATCH):
     index = np.arange(start, start + _TEST_BATCH)
-    batch = {k: v[np.minimum(index, count - 1)] for k, v in items.items()}
+    batch = {k: v[np.minimum(index, count - 1)] for k, v in examples.items()}
     yield batch | {"weight": (index < count).astype(np.float32)}

@@ -10,6 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.common.records import Row
+from experiments.common.tables import (
+  Table,
+  format_gap,
+  format_noise,
+  index_rows,
+)
 from experiments.weights import paper
 from experiments.weights.host_link import HOST_LINKS
 from experiments.weights.rows import BASELINE
@@ -254,3 +260,38 @@ def _draw_trajectory(axes: Axes, run: Run, ladder: Sequence[int]) -> None:
   axes.set_title(f"{run.case}, seed {run.seed}")
   axes.grid(alpha=0.3)
   axes.legend(fontsize="x-small", ncols=2)
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns accuracy, bytes and predicted times, a line for each case.
+
+  Args:
+    rows: made by `rows.make_rows`.
+  """
+  found = index_rows(rows)
+  lines = []
+  for row in [row for row in rows if row.metric == "test_accuracy"]:
+    steps = found.get((row.case, "steps_to_error"))
+    line = [
+      row.case,
+      format_noise(row),
+      format_gap(row),
+      f"{found[row.case, 'sent_ratio'].value:.2f}",
+      f"{found[row.case, 'returned_ratio'].value:.2f}",
+      "never" if steps is None else f"{steps.value:.0f}",
+    ]
+    for metric in ("batch_ms", "time_to_error"):
+      cell = found.get((row.case, f"predicted_x86_{metric}"))
+      line.append("never" if cell is None else f"{cell.ratio:.3f}")
+    lines.append(line)
+  header = (
+    "weights and gradients",
+    "test accuracy, %",
+    "to fp32, points",
+    "fewer bytes to the device",
+    "and back",
+    "steps to error",
+    "batch of VGG-A, predicted",
+    "time to error, predicted",
+  )
+  return Table(header, lines)

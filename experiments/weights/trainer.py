@@ -16,7 +16,8 @@ from experiments.common.checkpoint import Log, Store, Workdir
 from experiments.common.progress import Display
 from experiments.data import images
 from experiments.models import staged
-from experiments.train import runner, tasks
+from experiments.train import tasks
+from experiments.train.optimizer import make_optimizer
 from experiments.weights import cases
 from experiments.weights.model import Model, as_model, hits
 from jaxmotion import codecs, memory
@@ -122,7 +123,7 @@ def load(config: ConfigDict) -> Setup:
   """Reads the data a configuration names."""
   data = images.resized(images.load_images(config), config.image_size)
   batch, test = tasks.image_batches(data, config.batch_size)
-  return Setup(config, runner.make_optimizer(config), data, batch, test)
+  return Setup(config, make_optimizer(config), data, batch, test)
 
 
 def make_store(

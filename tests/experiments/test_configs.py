@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.train import (
-  exchanges as train_exchanges,
-  runner as train_runner,
-  tasks,
-)
+from experiments.train import cases as train_cases, tasks
+from experiments.train.mesh import make_mesh
+from experiments.train.run import train_all
 from experiments.weights import cases as weights_cases, trainer
 from tests.paths import ROOT
 
@@ -50,11 +48,9 @@ def bytes_lm():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_small_form_runs(tiny, request, name):
   config = tiny(name, **request.getfixturevalue(name))
-  config.exchanges = config.exchanges[:2]  # All six: see test_runner.
+  config.exchanges = config.exchanges[:2]  # All six: see test_trainer.
   task = tasks.load_task(config)
-  runs = train_runner.run_job(
-    config, task, train_runner.make_mesh(config.workers)
-  )
+  runs = train_all(config, task, make_mesh(config.workers))
   assert len(runs) == 2
   assert all(np.isfinite([run.score, run.loss]).all() for run in runs)
   assert runs[0].wire_bytes > runs[1].wire_bytes > 0
@@ -79,7 +75,7 @@ def test_cases_exist_and_begin_with_the_baseline(load_config, name):
 def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
   exchanges = load_config(name).exchanges
   assert exchanges[0] == "fp32"
-  assert set(exchanges) <= set(train_exchanges.EXCHANGES)
+  assert set(exchanges) <= set(train_cases.EXCHANGES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -92,6 +88,6 @@ def test_batch_is_divisible_by_the_workers(load_config, name):
 def test_docstring_gives_the_command(name):
   path = ROOT / "configs" / f"{name}.py"
   docstring = ast.get_docstring(ast.parse(path.read_text()))
-  runner = "a2dtwp" if name in HOSTED else "train"
+  runner = "weights" if name in HOSTED else "train"
   command = f"python -m experiments.{runner} --config=configs/{name}.py"
   assert docstring and command in docstring

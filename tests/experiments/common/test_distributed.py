@@ -15,7 +15,9 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments.common import distributed, records
-from experiments.train import runner, tasks
+from experiments.train import tasks
+from experiments.train.mesh import make_mesh
+from experiments.train.trainer import Trainer
 from tests.experiments.train.test_train import (
   ROOT,
   WAIT,
@@ -103,8 +105,8 @@ def log_of(folder, exchange, step):
 
 def straight(config, mesh, exchange):
   """The losses of one process that is not interrupted."""
-  trainer = runner.Trainer(config, tasks.load_task(config), mesh, exchange)
-  return trainer.train(seed=0).log.loss
+  trainer = Trainer(config, tasks.load_task(config), mesh, exchange)
+  return trainer.train_seed(seed=0).log.loss
 
 
 def hosts_and_devices():
@@ -143,7 +145,7 @@ def test_a_killed_process_ends_the_job_which_then_goes_on_bit_for_bit(
   with job(config, tmp_path, f"--json={rows}") as processes:
     codes = [process.wait(timeout=WAIT) for process in processes]
   assert codes == [0, 0], (tmp_path / "err0").read_text()[-2000:]
-  mesh = runner.make_mesh(2) if workers == 2 else hosts_and_devices()
+  mesh = make_mesh(2) if workers == 2 else hosts_and_devices()
   expected = straight(config, mesh, exchange)
   seen, all_times = log_of(tmp_path, exchange, 120)
   if workers == 2:
@@ -176,7 +178,7 @@ def test_a_stalled_process_ends_the_job_in_the_time_it_is_given(tmp_path, tiny):
 def test_two_processes_of_two_devices_train_as_four_workers_do(tiny):
   config = tiny("digits", workers=4, steps=6, hidden=64)
   ours = straight(config, hosts_and_devices(), "fp32")
-  flat = straight(config, runner.make_mesh(4), "fp32")
+  flat = straight(config, make_mesh(4), "fp32")
   # The same sums in another order.
   np.testing.assert_allclose(ours, flat, rtol=1e-5)
 
@@ -186,8 +188,8 @@ def test_bytes_within_a_host_are_not_those_between_hosts(tiny):
   task = tasks.load_task(config)
   sent = {}
   for name in ("fp32", "int8"):
-    trainer = runner.Trainer(config, task, hosts_and_devices(), name)
-    trainer.train(seed=0, stop=0)
+    trainer = Trainer(config, task, hosts_and_devices(), name)
+    trainer.train_seed(seed=0, stop=0)
     program = trainer.program
     assert program.wire_bytes == program.compiled_bytes
     sent[name] = program.wire_bytes
@@ -222,11 +224,11 @@ def started(monkeypatch):
 
 
 def test_a_process_alone_is_left_alone(flags, started):
-  with distributed.join() as count:
+  with distributed.join_job() as count:
     assert count == 1
   assert started == []
   assert os.environ["XLA_FLAGS"] == "--some_flag=1"
-  with pytest.raises(KeyError), distributed.join():
+  with pytest.raises(KeyError), distributed.join_job():
     raise KeyError
 
 
@@ -240,7 +242,7 @@ def test_arguments_come_from_flags_or_the_environment(
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "a:1")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
-  with distributed.join() as count:
+  with distributed.join_job() as count:
     assert count == 2
   (given,) = started
   assert given["coordinator_address"] == "a:1"
@@ -254,13 +256,13 @@ def test_a_limit_of_the_users_own_is_kept(flags, started, monkeypatch):
   own = f"{distributed._COLLECTIVE_FLAG}=7"
   monkeypatch.setenv("XLA_FLAGS", own)
   flags(coordinator_address="a:1", num_processes=2, process_id=1)
-  with distributed.join():
+  with distributed.join_job():
     assert os.environ["XLA_FLAGS"] == own
 
 
 def test_the_cluster_is_asked_for_what_is_not_given(flags, started):
   flags(distributed=True, coordinator_address="a:1")
-  with distributed.join() as count:
+  with distributed.join_job() as count:
     assert count == 2
   (given,) = started
   assert given["coordinator_address"] == "a:1"
@@ -280,14 +282,14 @@ def test_the_cluster_is_asked_for_what_is_not_given(flags, started):
 )
 def test_arguments_that_do_not_fit_are_named(flags, started, given, message):
   flags(**given)
-  with pytest.raises(ValueError, match=message), distributed.join():
+  with pytest.raises(ValueError, match=message), distributed.join_job():
     pass
 
 
 def test_a_number_in_the_environment_is_checked(flags, started, monkeypatch):
   monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
   with pytest.raises(ValueError, match="`JAX_NUM_PROCESSES` .* got 'two'"):
-    with distributed.join():
+    with distributed.join_job():
       pass
 
 
@@ -317,7 +319,7 @@ def test_an_error_ends_the_process_with_one_line(
 
   monkeypatch.setattr(os, "_exit", end)
   flags(coordinator_address="a:1", num_processes=2, process_id=1)
-  with pytest.raises(Ended), distributed.join():
+  with pytest.raises(Ended), distributed.join_job():
     raise error
   said = capsys.readouterr().err.splitlines()
   assert said[-1] == f"Process 1 of 2 ended: {line}"
@@ -326,9 +328,9 @@ def test_an_error_ends_the_process_with_one_line(
 
 def test_processes_must_divide_the_workers():
   with pytest.raises(ValueError, match="multiple of the 2 processes, got 3"):
-    runner.make_mesh(3, processes=2)
+    make_mesh(3, processes=2)
 
 
 def test_too_few_devices_in_a_process_are_named():
   with pytest.raises(RuntimeError, match="got 1 a process for 0"):
-    runner.make_mesh(2, processes=2)
+    make_mesh(2, processes=2)

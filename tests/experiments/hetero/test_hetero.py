@@ -59,7 +59,7 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path):
   for row in rows:
     assert "emulated" in row.unit or not row.metric.endswith(timed)
   assert plot.read_bytes().startswith(b"\x89PNG")
-  assert tables.markdown(rows).count("\n") == 1 + len(CASES)
+  assert tables.render_markdown(rows).count("\n") == 1 + len(CASES)
 
 
 def test_a_misspelt_scenario_is_refused_before_any_work():
@@ -170,4 +170,6 @@ def test_times_are_told_against_the_sum_of_speeds():
 
 def test_the_docs_table_is_made_of_the_rows():
   rows = records.read_rows(ROOT / "docs" / "results" / "hetgrad.jsonl")
-  assert tables.markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
+  assert (
+    tables.render_markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
+  )

@@ -47,7 +47,7 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   experiment, values = read(json)
-  assert experiment == "hosts2_loopback"
+  assert experiment == "hosts_2_loopback"
   assert values["sign_feedback", "wire_ratio"] > 10
   assert plot.read_bytes().startswith(b"\x89PNG")
   assert "what the link allows" in done.stdout
@@ -90,7 +90,7 @@ def test_a_slow_link_makes_fewer_bytes_faster(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   experiment, values = read(json)
-  assert experiment == "hosts2_50mbit_rtt2ms"
+  assert experiment == "hosts_2_50mbit_rtt2ms"
   # 4x fewer bytes; the link alone takes 190 ms for those of fp32.
   assert values["int8", "speedup"] > 1.5
   assert values["int8", "ideal_ratio"] > 0.8
@@ -138,12 +138,12 @@ TRY_EACH = """
 import sys
 from absl import flags
 from absl.testing import flagsaver
-from experiments import two_hosts
+from experiments.hosts import __main__ as hosts
 for flag in sys.argv[1:]:
   with flagsaver.flagsaver():
     try:
-      flags.FLAGS(["two_hosts", flag])
-      two_hosts.main()
+      flags.FLAGS(["hosts", flag])
+      hosts.main()
       print(flag, "ran")
     except (Exception, SystemExit) as error:
       print(flag, "ended:", str(error).replace("\\n", " "))

@@ -14,7 +14,7 @@ SUPPORTED = [n for n, c in torch_worker.CASES.items() if c.wrap is not None]
 def test_cases_are_known_where_torch_is_not_installed():
   program = (
     "import sys; sys.modules['torch'] = None;"
-    "from experiments.hosts import _torch_worker as w; print(len(w.CASES))"
+    "from experiments.hosts import torch_worker as w; print(len(w.CASES))"
   )
   done = subprocess.run(
     [sys.executable, "-c", program], capture_output=True, text=True

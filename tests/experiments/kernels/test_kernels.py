@@ -11,14 +11,15 @@ import pytest
 from experiments import gpu_compile
 from experiments.common import records, timing
 from experiments.kernels import (
-  __main__ as kernels,
+  cases,
   check,
   compiled,
-  op_table,
   ops as kernels_ops,
   peers,
-  report,
+  rows as kernels_rows,
+  run,
   speed as kernels_speed,
+  tables,
 )
 
 OPS = ("bfloat16", "truncate2", "int8", "int8_feedback")
@@ -27,7 +28,7 @@ SIZE = 1 << 16
 
 @pytest.fixture(scope="module")
 def speeds():
-  return kernels.time_all(kernels.selected(OPS), SIZE, 2, 60)
+  return run.time_all(cases.select_ops(OPS), SIZE, 2, 60)
 
 
 def test_every_op_is_timed_on_every_size(speeds):
@@ -43,50 +44,57 @@ def test_every_op_is_timed_on_every_size(speeds):
 
 def test_rows_hold_the_ratio_and_what_it_is_made_of(speeds, tmp_path):
   path = tmp_path / "rows.jsonl"
-  records.write_rows(path, report.speed_rows(speeds))
+  records.write_rows(path, kernels_rows.make_speed_rows(speeds))
   rows = records.read_rows(path)
   found = {(row.case, row.metric): row for row in rows}
-  fraction = found["int8/64KiB/reference", "bandwidth_fraction"]
-  assert (fraction.unit, fraction.machine) == ("GB/s", records.machine())
+  bandwidth = found["int8/64KiB/reference", "bandwidth"]
+  assert (bandwidth.unit, bandwidth.machine) == ("GB/s", records.machine())
   (speed,) = (s for s in speeds if (s.op, s.case) == ("int8", "reference"))
-  assert (fraction.value, fraction.baseline) == (speed.rate, speed.copy_rate)
-  assert fraction.ratio == speed.fraction.value
-  assert found["int8/64KiB/reference", "speedup"].ratio == 1.0
+  assert (bandwidth.value, bandwidth.baseline) == (speed.rate, speed.copy_rate)
+  fraction = found["int8/64KiB/reference", "bandwidth_fraction"]
+  assert (fraction.value, fraction.noise) == speed.fraction
+  assert found["int8/64KiB/reference", "speedup"].value == 1.0
   assert found["int8/64KiB", "default_implementation"].value == "reference"
 
 
 def test_the_table_has_a_line_for_every_row_of_its_size(speeds):
-  table = report.speed_table(speeds, SIZE)
-  assert table.row_count == len(speeds)
-  assert report.speed_table(speeds, 2 * SIZE).row_count == 0
+  rows = list(kernels_rows.make_speed_rows(speeds))
+  assert len(tables.speed_table(rows, "64KiB").lines) == len(speeds)
+  assert len(tables.summary_table(rows).lines) == len(speeds)
+  assert not tables.speed_table(rows, "128KiB").lines
 
 
 def test_what_there_is_no_time_for_is_said():
-  speeds = kernels.time_all(kernels.selected(OPS[:1]), SIZE, 1, 0)
+  speeds = run.time_all(cases.select_ops(OPS[:1]), SIZE, 1, 0)
   assert [s.reason for s in speeds] == ["no time left"]
-  (row,) = report.speed_rows(speeds)
+  (row,) = kernels_rows.make_speed_rows(speeds)
   assert (row.value, row.ratio) == ("not measured: no time left", None)
+  (line,) = tables.speed_table([row], "64KiB").lines
+  assert line[2:4] == ("not measured", "no time left")
 
 
 def test_times_slower_than_twice_their_traffic_are_marked():
   fast, slow = (
     kernels_speed.Speed(
-      "op", SIZE, "reference", False, 1.0, 2.0,
+      "op", SIZE, name, False, 1.0, 2.0,
       kernels_speed.Ratio(fraction, 0.0), kernels_speed.Ratio(1.0, 0.0),
     )
-    for fraction in (0.6, 0.4)
+    for name, fraction in (("reference", 0.6), ("peer", 0.4))
   )  # fmt: skip
-  cells = list(report.speed_table([fast, slow], SIZE).columns[4].cells)
-  assert cells == ["1.67", "2.50 !"]
+  rows = list(kernels_rows.make_speed_rows([fast, slow]))
+  floors = [line[4] for line in tables.speed_table(rows, "64KiB").lines]
+  assert floors == ["1.67", "2.50 !"]
 
 
 def test_ops_are_right_in_poisoned_memory():
-  ops = kernels.selected(["int8", "truncate3"])
-  outcomes = kernels.check_all(ops, seed=1, every_case=False)
+  ops = cases.select_ops(["int8", "truncate3"])
+  outcomes = run.check_all(ops, seed=1, every_case=False)
   assert {o.op for o in outcomes} == {"int8", "truncate3"}
   assert all(o.wrong == 0 and o.values > 0 for o in outcomes)
-  assert report.check_table(outcomes, 1).row_count == 2
-  assert {row.value for row in report.check_rows(outcomes)} == {0}
+  assert len(tables.check_table(outcomes, 1).lines) == 2
+  rows = list(kernels_rows.make_check_rows(outcomes))
+  assert {r.value for r in rows if r.metric == "wrong_values"} == {0}
+  assert all(r.value > 0 for r in rows if r.metric == "checked_values")
 
 
 def _broken(breakage):
@@ -102,13 +110,13 @@ def _unavailable(x):
 
 def test_wrong_values_are_counted():
   op = _broken(lambda x: (x + 1).at[5].add(1.0))
-  outcomes = list(check.check(op, ["other"], seed=0, every_case=False))
+  outcomes = list(check.check_op(op, ["other"], seed=0, every_case=False))
   assert [o.wrong for o in outcomes] == [1] * len(outcomes)
 
 
 def test_what_an_implementation_does_not_take_has_its_reason():
   outcomes = list(
-    check.check(_broken(_unavailable), ["other"], seed=0, every_case=False)
+    check.check_op(_broken(_unavailable), ["other"], seed=0, every_case=False)
   )
   assert {(o.wrong, o.reason) for o in outcomes} == {(None, "no such hardware")}
 
@@ -116,13 +124,19 @@ def test_what_an_implementation_does_not_take_has_its_reason():
 def test_floats_differ_by_sign_and_not_by_kind_of_nan():
   a = np.array([0.0, np.nan, np.inf, 1.0, 1.0], np.float32)
   b = np.array([-0.0, -np.nan, np.inf, 1.0 + 1e-6, 2.0], np.float32)
-  assert check._differ(a, b, 0.0).tolist() == [True, False, False, True, True]
-  assert not check._differ(a, b, 1e-5)[3]
+  assert check._find_different(a, b, 0.0).tolist() == [
+    True,
+    False,
+    False,
+    True,
+    True,
+  ]
+  assert not check._find_different(a, b, 1e-5)[3]
 
 
 @pytest.mark.parametrize("name", ["bfloat16_sum", "int8_feedback"])
 def test_ideal_bytes_are_those_of_real_buffers(name):
-  op = op_table.table()[name]
+  op = cases.list_ops()[name]
   x = jnp.ones((2, 4096))
   args = jax.jit(op.make)(x)
   outputs = jax.jit(lambda *args: op.run(x, *args, implementation=None))(*args)
@@ -130,16 +144,16 @@ def test_ideal_bytes_are_those_of_real_buffers(name):
   assert op.ideal_bytes(x) == size
 
 
-@pytest.mark.parametrize("name", op_table.table())
+@pytest.mark.parametrize("name", cases.list_ops())
 def test_outputs_can_be_those_of_the_last_call(name):
-  op = op_table.table()[name]
+  op = cases.list_ops()[name]
   x = jax.ShapeDtypeStruct((2, 4096), jnp.float32)
   args, outputs = op.shapes(x)
   assert jax.eval_shape(op.step(x, "reference"), outputs, *args) == outputs
 
 
 def test_an_op_that_feeds_on_its_outputs_is_fed_them():
-  op = op_table.table()["int8_feedback"]
+  op = cases.list_ops()["int8_feedback"]
   x = jnp.linspace(-1, 1, 4096).reshape(1, -1)
   args, (_, outputs) = op.make(x), op.shapes(x)
   step = jax.jit(op.step(x, "reference"), donate_argnums=0, keep_unused=True)
@@ -152,14 +166,14 @@ def test_an_op_that_feeds_on_its_outputs_is_fed_them():
 
 def test_peers_do_what_their_names_say():
   x = jnp.linspace(-3, 3, 1 << 16).reshape(-1, 4096)
-  for op in op_table.table():
-    for timed in peers.build(op, x).values():
+  for op in cases.list_ops():
+    for timed in peers.build_peers(op, x).values():
       timed(2)
 
 
 def test_names_of_ops_are_checked():
   with pytest.raises(ValueError, match="`ops` must be some of bfloat16, "):
-    kernels.selected(["nothing"])
+    cases.select_ops(["nothing"])
 
 
 def test_figures_are_of_the_kernel_that_moves_most():
@@ -181,14 +195,16 @@ def test_figures_are_of_the_kernel_that_moves_most():
 def test_compiled_rows_say_that_nothing_ran():
   figures = compiled.Figures(1, 1.0, 0, None, None, {16: 4}, {4: 1, 8: 2})
   found = [("int8", "pallas_triton", figures), ("int8", "reference", "no")]
-  rows = list(report.compiled_rows(found, "H100"))
+  rows = list(kernels_rows.make_compiled_rows(found, "H100"))
   assert {row.machine for row in rows} == {"H100: compiled, not run"}
   values = {row.metric: row.value for row in rows[:-1]}
   assert values["traffic_ratio_compiled"] == 1.0
   assert values["registers_compiled"] == "unknown"
-  assert values["store_bytes_compiled"] == "1x4 2x8"
+  assert values["stores_compiled"] == "1x4 2x8"
   assert rows[-1].value == "none: no"
-  assert report.compiled_table(found, "H100").row_count == 2
+  first, last = tables.compiled_table(rows).lines
+  assert first[2:] == ("1", "1.00", "0", "?", "?", "4x16", "1x4 2x8")
+  assert last[2] == "none" and last[7] == "no"
 
 
 def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):

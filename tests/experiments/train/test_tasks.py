@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.data import images
 from experiments.train import tasks
 
 
@@ -19,12 +20,13 @@ class Constant:
 
 
 def score(task, model):
-  return sum(float(task.hits(model, b)) for b in task.test()) / task.items
+  total = sum(float(task.score_sum(model, b)) for b in task.test())
+  return total / task.score_divisor
 
 
 def test_accuracy_of_a_constant_answer_is_the_share_of_its_label(tiny):
   task = tasks.load_task(tiny("digits"))
-  labels = tasks.load_digits().test.labels
+  labels = images.load_digits().test.labels
   for label in range(10):
     logits = jnp.zeros(10).at[label].set(1.0)
     share = 100 * np.mean(labels == label)
@@ -40,7 +42,7 @@ def test_uniform_bytes_cost_eight_bits(tiny):
 
 def test_padding_of_the_last_batch_weighs_nothing():
   items = {"x": np.arange(300)}
-  first, last = tasks._padded(items)
+  first, last = tasks._pad_batches(items)
   assert first["x"].shape == last["x"].shape
   weights = np.concatenate([first["weight"], last["weight"]])
   assert weights.sum() == 300

@@ -10,7 +10,10 @@ import pytest
 
 from experiments.common import records
 from experiments.common.checkpoint import Workdir
-from experiments.train import run as train_run, runner, tasks
+from experiments.train import tasks
+from experiments.train.mesh import make_mesh
+from experiments.train.run import run_experiment
+from experiments.train.trainer import Trainer, make_score
 from tests.paths import ROOT
 
 WAIT = 120  # Seconds that a slow machine may take.
@@ -67,12 +70,12 @@ def test_a_field_that_does_not_exist_is_named(tiny):
 def test_a_loss_that_is_not_finite_ends_the_job_with_a_message(tiny):
   config = tiny("digits", exchanges=("fp32",), learning_rate=1e30)
   with pytest.raises(SystemExit, match=r"Stopped: loss must be finite, got"):
-    train_run.run(config)
+    run_experiment(config)
 
 
 def test_a_misspelt_exchange_is_refused_before_any_work(tiny):
   with pytest.raises(ValueError, match=r"got 'int7'"):
-    train_run.run(tiny("digits", exchanges=("fp32", "int7")))
+    run_experiment(tiny("digits", exchanges=("fp32", "int7")))
 
 
 def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
@@ -85,12 +88,14 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   again = run(config, f"--workdir={killed}")
   assert again.returncode == 0, again.stderr
   task = tasks.load_task(config)
-  mesh = runner.make_mesh(config.workers)
-  trainer = runner.Trainer(config, task, mesh, "sign_feedback")
-  straight = trainer.train(seed=0)
+  mesh = make_mesh(config.workers)
+  trainer = Trainer(config, task, mesh, "sign_feedback")
+  straight = trainer.train_seed(seed=0)
   workdir = Workdir(killed, config)
   store = workdir.store("sign_feedback", 0)
-  resumed = trainer.train(seed=0, store=store)  # Reads the last checkpoint.
+  resumed = trainer.train_seed(
+    seed=0, store=store
+  )  # Reads the last checkpoint.
   store.close()
 
   assert resumed.log.loss == straight.log.loss
@@ -103,7 +108,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
     np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs
   )
   (finished,) = workdir.finished()
-  expected = trainer.measure(0, straight, runner.make_score(task))
+  expected = trainer.summarize_run(0, straight, make_score(task))
   timed = {"step_ms": 0, "compile_s": 0}
   assert finished._replace(**timed) == expected._replace(**timed)
 

@@ -209,7 +209,7 @@ def test_prediction_table_gives_terms_and_ratios():
 def test_markdown_has_a_line_for_every_case():
   # Of several seeds, as all that is published is.
   rows = [row._replace(noise=row.noise or 0.5) for row in make_rows()]
-  text = tables.markdown(rows)
+  text = tables.render_markdown(rows)
   lines = text.splitlines()
   assert len(lines) == 2 + 3
   assert "| int8 | 97.00 ± 0.50 | +0.50 | 4.00 | 4.00 | 10 | 0.781 |" in text

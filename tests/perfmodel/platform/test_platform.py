@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from experiments.train.exchanges import EXCHANGES
+from experiments.train.cases import EXCHANGES
 from jaxmotion import perfmodel
 from jaxmotion.codecs import identity
 from jaxmotion.codecs.extend import partition

@@ -1,12 +1,9 @@
 import pytest
 
-from experiments.hosts.measure import Result
-from experiments.hosts.report import (
-  ideal_ms,
-  make_rows,
-  make_table,
-  save_plot,
-)
+from experiments.hosts.plot import save_plot
+from experiments.hosts.rows import ideal_ms, make_rows
+from experiments.hosts.run import Result
+from experiments.hosts.tables import byte_table
 
 
 def result(case, step_ms, sent, predicted=None):
@@ -26,7 +23,7 @@ def test_the_ideal_shortens_the_exchange_and_nothing_else():
 
 def test_rows_hold_what_was_measured_and_what_follows():
   peer = result("torch_fp16", 220.0, 2e7)
-  rows = make_rows([NONE, FP32, INT8, peer], "hosts2_1gbit", 0.0)
+  rows = make_rows([NONE, FP32, INT8, peer], "hosts_2_1gbit", 0.0)
   found = {(r.case, r.metric): r for r in rows}
   assert found["int8", "speedup"].value == pytest.approx(440 / 150)
   assert found["int8", "wire_ratio"].value == 4
@@ -35,7 +32,7 @@ def test_rows_hold_what_was_measured_and_what_follows():
   assert found["torch_fp16", "ideal_ratio"].value == pytest.approx(220 / 240)
   assert ("torch_fp16", "wire_bytes_predicted") not in found
   assert ("none", "speedup") not in found
-  assert {r.experiment for r in rows} == {"hosts2_1gbit"}
+  assert {r.experiment for r in rows} == {"hosts_2_1gbit"}
   units = {r.metric: r.unit for r in rows}
   assert units["step_ms"] == "ms" and units["interface_bytes"] == "bytes"
 
@@ -50,8 +47,7 @@ def test_what_follows_is_left_out_without_its_baseline():
 def test_a_case_that_slows_the_step_is_marked(tmp_path):
   slow = result("sign", 500.0, 1e6, 1e6)
   rows = make_rows([NONE, FP32, INT8, slow], "x", 0.0)
-  table = make_table(rows)
-  marks = list(table.columns[-1].cells)
+  marks = [line[-1] for line in byte_table(rows).lines]
   assert [bool(mark) for mark in marks] == [False, False, False, True]
   save_plot(rows, tmp_path / "plots" / "x.png")
   assert (tmp_path / "plots" / "x.png").stat().st_size > 1000

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import pytest
 
-from experiments.train import exchanges
+from experiments.train import cases
 from jaxmotion import codecs, wire
 
 GRADIENTS = {
@@ -14,7 +14,7 @@ GRADIENTS = {
   "name", ["int8", "int4_feedback", "topk1_feedback", "sign_feedback"]
 )
 def test_small_leaves_travel_as_they_are(name):
-  codec = exchanges.get_exchange(name)
+  codec = cases.get_exchange(name)
   alone = {"kernel": GRADIENTS["conv"]["kernel"]}
   kernel_codec = codec.rules[-1][1]
   kernel_bytes = wire.payload_bytes(kernel_codec, alone)
@@ -23,9 +23,9 @@ def test_small_leaves_travel_as_they_are(name):
 
 
 def test_baseline_changes_nothing():
-  assert exchanges.get_exchange("fp32") == codecs.identity()
+  assert cases.get_exchange("fp32") == codecs.identity()
 
 
 def test_unknown_exchange_is_named():
   with pytest.raises(ValueError, match=r"some of fp32, .*got 'int7'"):
-    exchanges.get_exchange("int7")
+    cases.get_exchange("int7")

@@ -4,17 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.common.checkpoint import Workdir
-from experiments.train import runner, tasks
+from experiments.data import images
+from experiments.train import tasks, trainer as trainers
+from experiments.train.mesh import make_mesh
+from experiments.train.optimizer import make_optimizer
+from experiments.train.run import train_all
 
 FEEDBACK = "sign_feedback"
 
 
 def make_trainer(config, exchange):
   task = tasks.load_task(config)
-  mesh = runner.make_mesh(config.workers)
-  return runner.Trainer(config, task, mesh, exchange)
+  mesh = make_mesh(config.workers)
+  return trainers.Trainer(config, task, mesh, exchange)
 
 
 def assert_same_bits(a, b):
@@ -26,18 +31,18 @@ def assert_same_bits(a, b):
 def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
   config = tiny("digits", steps=6, checkpoint_every=2)
   trainer = make_trainer(config, FEEDBACK)
-  straight = trainer.train(seed=0)
+  straight = trainer.train_seed(seed=0)
   # Error memory is part of what has to survive: see that there is some.
   memory = jax.tree.leaves(straight.state[0].codec_state)
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
 
   workdir = Workdir(tmp_path, config)
   store = workdir.store(FEEDBACK, 0)
-  trainer.train(seed=0, store=store, stop=3)
+  trainer.train_seed(seed=0, store=store, stop=3)
   store.close()
   store = workdir.store(FEEDBACK, 0)
   seen = []
-  resumed = trainer.train(
+  resumed = trainer.train_seed(
     seed=0, store=store, on_step=lambda done, loss: seen.append(done)
   )
   store.close()
@@ -51,7 +56,7 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
 def test_every_exchange_trains_and_is_measured(tiny):
   config = tiny("digits", steps=12, batch_size=32, learning_rate=0.1)
   task = tasks.load_task(config)
-  runs = runner.run_job(config, task, runner.make_mesh(config.workers))
+  runs = train_all(config, task, make_mesh(config.workers))
   assert [run.exchange for run in runs] == list(config.exchanges)
   sent = {run.exchange: run.wire_bytes for run in runs}
   assert sent["fp32"] > sent["bf16"] > sent["int8"] > sent["int4_feedback"]
@@ -66,7 +71,7 @@ def test_full_digits_model_sends_few_bytes(load_config):
   sent = {}
   for name in config.exchanges:
     trainer = make_trainer(config, name)
-    trainer.train(seed=0, stop=0)
+    trainer.train_seed(seed=0, stop=0)
     sent[name] = trainer.program.wire_bytes
   # Biases, scales and positions are counted.
   for name, ratio in {
@@ -82,8 +87,8 @@ def test_full_digits_model_sends_few_bytes(load_config):
 def test_finished_runs_are_not_repeated(tmp_path, tiny):
   config = tiny("digits", exchanges=("fp32",), seeds=(0, 1))
   task = tasks.load_task(config)
-  mesh = runner.make_mesh(config.workers)
-  first = runner.run_job(config, task, mesh, workdir=Workdir(tmp_path, config))
+  mesh = make_mesh(config.workers)
+  first = train_all(config, task, mesh, workdir=Workdir(tmp_path, config))
   steps = []
 
   class Witness:
@@ -95,34 +100,34 @@ def test_finished_runs_are_not_repeated(tmp_path, tiny):
 
   config.seeds = (0, 1, 2)
   workdir = Workdir(tmp_path, config)
-  again = runner.run_job(config, task, mesh, workdir=workdir, display=Witness())
+  again = train_all(config, task, mesh, workdir=workdir, display=Witness())
   assert again[:2] == first
   assert steps == [("fp32", 2, done) for done in (1, 2, 3)]
 
 
 def test_one_compilation_serves_every_seed(tiny):
   trainer = make_trainer(tiny("digits"), "int8")
-  trainer.train(seed=0)
+  trainer.train_seed(seed=0)
   program = trainer.program
-  trainer.train(seed=1)
+  trainer.train_seed(seed=1)
   assert trainer.program is program
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tiny):
   config = tiny("digits", learning_rate=1e30)
   with pytest.raises(FloatingPointError, match=r"loss must be finite, got "):
-    make_trainer(config, "fp32").train(seed=0)
+    make_trainer(config, "fp32").train_seed(seed=0)
 
 
 def test_score_is_that_of_the_whole_test_set(tiny):
   config = tiny("digits")
   task = tasks.load_task(config)
-  trained = make_trainer(config, "fp32").train(seed=0)
-  score = runner.make_score(task)(trained.params)
-  test = tasks.load_digits().test
+  trained = make_trainer(config, "fp32").train_seed(seed=0)
+  score = trainers.make_score(task)(trained.params)
+  test = images.load_digits().test
   batch = tasks._image_batch(test, slice(None))
-  graph = runner.nnx.graphdef(task.build(0))
-  logits = runner.nnx.merge(graph, trained.params)(batch["pixels"])
+  graph = nnx.graphdef(task.build(0))
+  logits = nnx.merge(graph, trained.params)(batch["pixels"])
   right = jnp.argmax(logits, axis=-1) == test.labels
   assert score == pytest.approx(100 * float(right.mean()), abs=1e-3)
 
@@ -130,7 +135,7 @@ def test_score_is_that_of_the_whole_test_set(tiny):
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_learning_rate_ends_at_zero(tiny, name):
   config = tiny("digits", optimizer=name, steps=4, weight_decay=0.0)
-  tx = runner.make_optimizer(config)
+  tx = make_optimizer(config)
   params = jnp.ones(3)
   state = tx.init(params)
   sizes = []
@@ -144,12 +149,12 @@ def test_learning_rate_ends_at_zero(tiny, name):
 
 def test_optimizer_settings_are_checked(tiny):
   with pytest.raises(ValueError, match=r"`config.optimizer` .*got 'lion'"):
-    runner.make_optimizer(tiny("digits", optimizer="lion"))
+    make_optimizer(tiny("digits", optimizer="lion"))
   with pytest.raises(ValueError, match=r"`config.warmup_steps` .*got 3"):
-    runner.make_optimizer(tiny("digits", warmup_steps=3, steps=3))
+    make_optimizer(tiny("digits", warmup_steps=3, steps=3))
 
 
 def test_too_many_workers_are_refused():
   many = jax.device_count() + 1
   with pytest.raises(RuntimeError, match=rf"got {many} for"):
-    runner.make_mesh(many)
+    make_mesh(many)

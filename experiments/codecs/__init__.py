@@ -1,0 +1,1 @@
+"""Times of codecs against one copy of the same array."""

@@ -1,0 +1,48 @@
+"""Rows of codec timings: a ratio and the milliseconds behind it."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from experiments.codecs.run import Result
+from experiments.common import records
+from experiments.common.records import Row
+
+
+def make_rows(results: Sequence[Result]) -> list[Row]:
+  """Returns two rows for each result: the ratio, and its times in ms.
+
+  Args:
+    results: made by `measure_codecs`.
+  """
+  return [row for result in results for row in _make_pair(result)]
+
+
+def _make_pair(result: Result) -> Iterator[Row]:
+  stamp = (records.machine(), jax.__version__)
+  stem, _, kind = result.metric.rpartition("_")
+  unit = "copies" if kind == "copies" else "x"
+  yield Row(
+    "codecs",
+    result.case,
+    result.metric,
+    result.value,
+    unit,
+    None,
+    None,
+    result.noise,
+    *stamp,
+  )
+  # Ratios are medians within repeats: the time that follows from the median
+  # ratio is less noisy than the median time.
+  yield Row(
+    "codecs",
+    result.case,
+    f"{stem}_ms",
+    result.value * result.baseline,
+    "ms",
+    result.baseline,
+    result.value,
+    None,
+    *stamp,
+  )

@@ -1,0 +1,1 @@
+"""Pieces that all runners share: flags, rows, tables, checkpoints, timing."""

@@ -1,0 +1,1 @@
+"""Data that experiments train on: labeled images and bytes of text."""

@@ -1,0 +1,92 @@
+"""Rows of cases timed on hosts, with what the link allows."""
+
+from collections.abc import Sequence
+
+import jax
+
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.hosts.run import Result
+
+# Cases without any exchange.
+_ALONE = ("none", "torch_none")
+
+
+def ideal_ms(
+  result: Result, none: Result, fp32: Result, rtt_ms: float
+) -> float:
+  """Returns the step time that the link allows, in milliseconds.
+
+  T* = N + D + (F - N - D) / r: the step without exchange, the round trip that
+  any exchange waits for, and the remaining fp32 exchange divided by the ratio
+  of the bytes that the interfaces counted.
+
+  Args:
+    result: measurement of the case.
+    none: measurement N of the step without exchange.
+    fp32: measurement F of the uncompressed exchange.
+    rtt_ms: round trip D, milliseconds.
+  """
+  ratio = fp32.interface_bytes / max(result.interface_bytes, 1.0)
+  remaining = max(fp32.step_ms - none.step_ms - rtt_ms, 0.0)
+  return none.step_ms + rtt_ms + remaining / ratio
+
+
+def make_rows(
+  results: Sequence[Result], experiment: str, rtt_ms: float
+) -> list[Row]:
+  """Returns the rows of all results, in the order of the cases.
+
+  Args:
+    results: one a case; speedups need `fp32`, ideal ratios `none` too.
+    experiment: name of the measurement in the rows.
+    rtt_ms: round trip that was added to the link, milliseconds.
+  """
+  by_case = {result.case: result for result in results}
+  none, fp32 = by_case.get("none"), by_case.get("fp32")
+  stamp = records.machine(), jax.__version__
+  rows = []
+  for result in results:
+    for metric, value in _derive_metrics(result, none, fp32, rtt_ms).items():
+      is_time = metric == "step_ms"
+      base = fp32.step_ms if fp32 and is_time else None
+      rows.append(
+        Row(
+          experiment=experiment,
+          case=result.case,
+          metric=metric,
+          value=value,
+          unit=_find_unit(metric),
+          baseline=base,
+          ratio=value / base if base else None,
+          noise=result.noise_ms if is_time else None,
+          machine=stamp[0],
+          jax=stamp[1],
+        )
+      )
+  return rows
+
+
+def _derive_metrics(
+  result: Result, none: Result | None, fp32: Result | None, rtt_ms: float
+) -> dict[str, float]:
+  found = {
+    "step_ms": result.step_ms,
+    "interface_bytes": result.interface_bytes,
+    "wire_bytes_counted": result.wire_bytes,
+  }
+  if result.predicted_bytes is not None:
+    found["wire_bytes_predicted"] = result.predicted_bytes
+  if fp32 and result.case not in _ALONE:
+    found["speedup"] = fp32.step_ms / result.step_ms
+    found["wire_ratio"] = fp32.interface_bytes / result.interface_bytes
+    if none:
+      ideal = ideal_ms(result, none, fp32, rtt_ms)
+      found["ideal_ratio"] = result.step_ms / ideal
+  return found
+
+
+def _find_unit(metric: str) -> str:
+  if metric.endswith("_ms"):
+    return "ms"
+  return "bytes" if "bytes" in metric else "x"

@@ -1,0 +1,161 @@
+"""Timing of cases that take turns on the same hosts."""
+
+import contextlib
+import importlib.util
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import rich.console
+import rich.progress
+
+from experiments.hosts import links
+from experiments.hosts.cases import EXCHANGE_WORKER, PEER_WORKER
+from experiments.hosts.links import HEADER_BYTES
+from experiments.hosts.processes import Group
+
+
+class Setting(NamedTuple):
+  """Hosts, link and model of one measurement.
+
+  Attributes:
+    hosts: number of hosts.
+    rate: rate of the link, such as `1gbit`; `none` does not limit it,
+      `loopback` has no link.
+    rtt_ms: round trip added between two hosts, milliseconds.
+    widths: widths of the MLP's layers, separated by commas.
+    batch: number of examples on each host.
+    steps: number of steps of a case in a round.
+    rounds: number of turns of every case.
+  """
+
+  hosts: int = 2
+  rate: str = "100mbit"
+  rtt_ms: float = 0.0
+  widths: str = "784,2048,2048,2048,10"
+  batch: int = 32
+  steps: int = 5
+  rounds: int = 5
+
+  @property
+  def experiment(self) -> str:
+    """Name of the measurement in the rows."""
+    name = f"hosts_{self.hosts}_{self.rate}"
+    return name + (f"_rtt{self.rtt_ms:g}ms" if self.rtt_ms else "")
+
+
+class Result(NamedTuple):
+  """Step time and bytes of one case.
+
+  Attributes:
+    case: name of the case.
+    step_ms: median time of a step, milliseconds.
+    noise_ms: sample standard deviation of the medians of the rounds.
+    interface_bytes: bytes that left a host's interface, each step.
+    wire_bytes: the same without the headers of the packets.
+    predicted_bytes: bytes that the traced program sends; None for a peer.
+  """
+
+  case: str
+  step_ms: float
+  noise_ms: float
+  interface_bytes: float
+  wire_bytes: float
+  predicted_bytes: float | None
+
+
+def measure_cases(
+  setting: Setting,
+  exchanges: Sequence[str],
+  peers: Sequence[str],
+  console: rich.console.Console,
+) -> list[Result]:
+  """Starts the hosts and times the cases on them in turns.
+
+  Args:
+    setting: hosts, link and model.
+    exchanges: names of cases of jaxmotion.
+    peers: names of cases of PyTorch; not measured without PyTorch.
+    console: shows the progress and the cases that cannot run.
+
+  Raises:
+    HostError: a host failed.
+    ValueError: the setting is out of range.
+  """
+  arguments = [f"--widths={setting.widths}", f"--batch={setting.batch}"]
+  chosen = [(EXCHANGE_WORKER, exchanges), (PEER_WORKER, peers)]
+  if peers and importlib.util.find_spec("torch") is None:
+    console.print("PyTorch is not installed (extra `peers`): not measured.")
+    chosen.pop()
+  with _make_hosts(setting) as hosts, contextlib.ExitStack() as stack:
+    groups = [
+      (stack.enter_context(Group(hosts, module, arguments)), cases)
+      for module, cases in chosen
+      if cases
+    ]
+    return _take_turns(groups, setting.steps, setting.rounds, console)
+
+
+def _make_hosts(
+  setting: Setting,
+) -> contextlib.AbstractContextManager[list[links.Host]]:
+  if setting.rate == "loopback":
+    return contextlib.nullcontext(links.loopback(setting.hosts))
+  return links.links(setting.hosts, setting.rate, setting.rtt_ms / 2)
+
+
+def _take_turns(
+  groups: Sequence[tuple[Group, Sequence[str]]],
+  steps: int,
+  rounds: int,
+  console: rich.console.Console,
+) -> list[Result]:
+  """Times the cases of all groups, each once in every round."""
+  ready: list[tuple[Group, str]] = []
+  predicted: dict[str, float | None] = {}
+  with rich.progress.Progress(console=console, transient=True) as progress:
+    total = sum(len(cases) for _, cases in groups)
+    task = progress.add_task("compiling", total=total)
+    for group, cases in groups:
+      for case in cases:
+        progress.update(task, advance=1, description=f"compiling {case}")
+        reply = group.ask({"do": "prepare", "case": case})[0]
+        if reply["ok"]:
+          predicted[case] = reply.get("predicted_bytes")
+          ready.append((group, case))
+        else:
+          console.print(f"{case}: not measured, {reply['reason']}")
+    task = progress.add_task("running", total=rounds * len(ready))
+    turns: dict[str, list[list[dict[str, Any]]]] = {
+      case: [] for _, case in ready
+    }
+    for _ in range(rounds):
+      for group, case in ready:
+        progress.update(task, advance=1, description=f"running {case}")
+        turns[case].append(
+          group.ask({"do": "run", "case": case, "steps": steps})
+        )
+  return [_summarize(case, turns[case], predicted[case]) for _, case in ready]
+
+
+def _summarize(
+  case: str, turns: list[list[dict[str, Any]]], predicted: float | None
+) -> Result:
+  """Returns medians of one case over its turns and hosts."""
+  medians = [
+    statistics.median([ms for reply in turn for ms in reply["step_ms"]])
+    for turn in turns
+  ]
+  replies = [reply for turn in turns for reply in turn]
+  sent = statistics.median([reply["bytes"] for reply in replies])
+  packets = statistics.median([reply["packets"] for reply in replies])
+  return Result(
+    case=case,
+    step_ms=statistics.median(
+      [ms for reply in replies for ms in reply["step_ms"]]
+    ),
+    noise_ms=statistics.stdev(medians) if len(medians) > 1 else 0.0,
+    interface_bytes=sent,
+    wire_bytes=sent - HEADER_BYTES * packets,
+    predicted_bytes=predicted,
+  )

@@ -1,0 +1,1 @@
+"""Training of one model under every exchange a configuration names."""

@@ -1,0 +1,40 @@
+"""Optimizers that a configuration can name."""
+
+import optax
+from ml_collections import ConfigDict
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+  """Returns the optimizer, with a learning rate that ends at zero.
+
+  Args:
+    config: with `optimizer` (`adamw`, `sgd` or `momentum`, which is sgd
+      without Nesterov's step), `learning_rate`, `warmup_steps`, `steps`,
+      `momentum` and `weight_decay`.
+
+  Raises:
+    ValueError: `config.optimizer` is unknown, or the warm-up is too long.
+  """
+  if not 0 <= config.warmup_steps < config.steps:
+    raise ValueError(
+      "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
+      f" {config.steps}, got {config.warmup_steps}."
+    )
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0, config.learning_rate, config.warmup_steps, config.steps
+  )
+  match config.optimizer:
+    case "adamw":
+      return optax.adamw(
+        schedule, b1=config.momentum, weight_decay=config.weight_decay
+      )
+    case "sgd" | "momentum":
+      nesterov = config.optimizer == "sgd"
+      return optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(schedule, momentum=config.momentum, nesterov=nesterov),
+      )
+  raise ValueError(
+    "`config.optimizer` must be adamw, sgd or momentum, got"
+    f" {config.optimizer!r}."
+  )

@@ -1,0 +1,232 @@
+"""Training of one exchange: compiled once, trained with every seed."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+import jaxmotion
+from experiments.common.checkpoint import Log, Run, Store
+from experiments.train.cases import get_exchange
+from experiments.train.mesh import DEVICE_AXIS, Mesh
+from experiments.train.optimizer import make_optimizer
+from experiments.train.tasks import Batch, Task
+from jaxmotion import wire
+from jaxmotion.codecs import Codec
+
+Params = Any
+OptState = Any
+
+
+def make_score(task: Task) -> Callable[[Params], float]:
+  """Returns a function that scores parameters on the held-out data."""
+  graph = nnx.graphdef(task.build(0))
+
+  @jax.jit
+  def score_sum(params: Params, batch: Batch) -> jax.Array:
+    return task.score_sum(nnx.merge(graph, params), batch)
+
+  def score(params: Params) -> float:
+    # One worker's copy: scoring on all of them would repeat the same work.
+    local = jax.tree.map(lambda x: x.addressable_data(0), params)
+    total = sum(float(score_sum(local, batch)) for batch in task.test())
+    return total / task.score_divisor
+
+  return score
+
+
+def ignore_step(done: int, loss: float) -> None:
+  """Does nothing after a step: the default `on_step` of a trainer."""
+
+
+class Trained(NamedTuple):
+  """State of a run after its last step.
+
+  Attributes:
+    params: parameters of the model, on the mesh.
+    state: optimizer state, with the codec's error memory of every worker.
+    log: loss and time of the steps so far.
+  """
+
+  params: Params
+  state: OptState
+  log: Log
+
+
+class Program(NamedTuple):
+  """A compiled training step and the bytes it sends.
+
+  Attributes:
+    step: maps (params, state, batch) to (params, state, loss).
+    wire_bytes: bytes that one worker sends in one step, by the traced program,
+      without what stays within a host.
+    compiled_bytes: the same bytes, by the compiled program.
+    compile_s: seconds to trace and compile the step.
+  """
+
+  step: Callable[[Params, OptState, Batch], tuple[Params, OptState, jax.Array]]
+  wire_bytes: int
+  compiled_bytes: int
+  compile_s: float
+
+
+def compile_step(step: Any, *args: Any) -> Program:
+  """Compiles a jitted step for these arguments and counts the bytes it sends.
+
+  Args:
+    step: jitted function.
+    *args: arguments of the step.
+  """
+  begin = time.perf_counter()
+  compiled = step.lower(*args).compile()
+  compile_s = time.perf_counter() - begin
+  traced = wire.step_bytes(step, *args)
+  # Compiled programs name no mesh axes, so bytes within a host are counted in
+  # the traced program.
+  local = traced.select(axes=(DEVICE_AXIS,)).total_bytes
+  return Program(
+    compiled,
+    round(traced.total_bytes - local),
+    round(wire.compiled_bytes(compiled).total_bytes - local),
+    compile_s,
+  )
+
+
+def _exchange_over(mesh: Mesh, codec: Codec) -> optax.GradientTransformation:
+  """Returns the exchange over a mesh; with two axes, within hosts first."""
+  outer, *inner = mesh.axis_names
+  if inner:
+    return jaxmotion.exchange(outer, codec, local_axis=tuple(inner))
+  return jaxmotion.exchange(outer, codec)
+
+
+class Trainer:
+  """Training of one exchange, compiled at the first step for all seeds.
+
+  Args:
+    config: configuration of the job.
+    task: model, data and loss.
+    mesh: made by `make_mesh`.
+    exchange: name of the exchange.
+  """
+
+  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh, exchange: str):
+    self._config = config
+    self._task = task
+    self._exchange = exchange
+    graph = nnx.graphdef(task.build(0))
+
+    def loss(params: Params, batch: Batch) -> jax.Array:
+      return task.loss(nnx.merge(graph, params), batch)
+
+    tx = optax.chain(
+      _exchange_over(mesh, get_exchange(exchange)), make_optimizer(config)
+    )
+    outer, *inner = mesh.axis_names
+    workers = mesh.axis_names if inner else outer
+    self._init, self._step = jaxmotion.data_parallel(
+      loss, tx, mesh, axis_name=workers
+    )
+    self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
+    self.program: Program | None = None
+
+  def train_seed(
+    self,
+    seed: int,
+    *,
+    store: Store | None = None,
+    stop: int | None = None,
+    on_step: Callable[[int, float], None] = ignore_step,
+  ) -> Trained:
+    """Trains one seed, from its latest checkpoint if there is one.
+
+    Args:
+      seed: seed of the initial parameters and of the batches.
+      store: checkpoints to read and write, if any.
+      stop: number of steps to end after, instead of `config.steps`.
+      on_step: called with the number of steps done and the loss.
+
+    Raises:
+      FloatingPointError: the loss is not finite.
+    """
+    initial = nnx.state(self._task.build(seed), nnx.Param)
+    # On the host: arrays of one device are not those of all processes.
+    params, state = self._init(
+      jax.tree.map(np.asarray, nnx.to_pure_dict(initial))
+    )
+    if self.program is None:
+      first = self._load_batch(seed, 0)
+      self.program = compile_step(self._step, params, state, first)
+    log = Log([], [])
+    if store:
+      (params, state), log = store.restore((params, state))
+    end = self._config.steps if stop is None else stop
+    for step in range(len(log.loss), end):
+      batch = self._load_batch(seed, step)
+      begin = time.perf_counter()
+      params, state, device_loss = self.program.step(params, state, batch)
+      loss = float(device_loss)
+      log.step_ms.append(1e3 * (time.perf_counter() - begin))
+      log.loss.append(loss)
+      self._check_finite(loss, seed, step)
+      if store and self._is_checkpoint(step + 1):
+        store.save((params, state), log)
+      on_step(step + 1, loss)
+    return Trained(params, state, log)
+
+  def summarize_run(
+    self, seed: int, trained: Trained, score: Callable[[Params], float]
+  ) -> Run:
+    """Returns score, loss, bytes and times of a run that is done.
+
+    Args:
+      seed: seed of the run.
+      trained: state after the last step.
+      score: function made by `make_score`.
+    """
+    assert self.program is not None
+    return Run(
+      exchange=self._exchange,
+      seed=seed,
+      score=score(trained.params),
+      loss=trained.log.loss[-1],
+      wire_bytes=self.program.wire_bytes,
+      compiled_bytes=self.program.compiled_bytes,
+      compile_s=self.program.compile_s,
+      step_ms=statistics.median(trained.log.step_ms),
+    )
+
+  def _load_batch(self, seed: int, step: int) -> Any:
+    """Returns the batch of all workers; a process of several feeds its rows."""
+    batch = self._task.batch(seed, step)
+    count = jax.process_count()
+    if count == 1:
+      return batch
+
+    def feed(rows: np.ndarray) -> jax.Array:
+      share = len(rows) // count
+      begin = jax.process_index() * share
+      return jax.make_array_from_process_local_data(
+        self._rows, rows[begin : begin + share], rows.shape
+      )
+
+    return jax.tree.map(feed, batch)
+
+  def _check_finite(self, loss: float, seed: int, step: int) -> None:
+    if not math.isfinite(loss):
+      raise FloatingPointError(
+        f"loss must be finite, got {loss} at step {step} of"
+        f" {self._exchange}, seed {seed}; a lower `config.learning_rate` or"
+        " more `config.warmup_steps` may help."
+      )
+
+  def _is_checkpoint(self, done: int) -> bool:
+    every = self._config.checkpoint_every
+    return done % every == 0 or done == self._config.steps
