@@ -79,7 +79,7 @@ def run(
   measured = []
   with Display(console, steps=steps[-1], runs=len(nets)) as display:
     for name in nets:
-      net = models.make(
+      net = models.make_network(
         name, image=image, classes=images.classes, width=sampling.WIDTHS[name]
       )
       began = time.perf_counter()

@@ -96,7 +96,7 @@ def _ratios(case: str, looks: list[Measured]) -> Iterator[_Found]:
 
 def _gains(look: Measured) -> Iterator[_Found]:
   """Of the network at full size, whose layers compress as the small one's."""
-  net = models.make(look.net)
+  net = models.make_network(look.net)
   for name, platform in offload.PLATFORMS.items():
     stages = offload.stages(net, _BATCH, platform.device)
     plain = offload.step_seconds(stages, platform, 1.0)

@@ -1,24 +1,23 @@
-"""A decoder: embeddings, one block that repeats, logits."""
+"""GPT decoder: embeddings, one block that repeats, logits."""
 
 import dataclasses
 
 import jax
 from jax import nn
 
-from experiments.models.classic import scaled
 from experiments.models.layers import (
   Add,
   Call,
   Chain,
   Layer,
+  ParamSpec,
   See,
-  Spec,
-  ignore,
-  kernel,
-  normalised,
-  wide,
+  ignore_output,
+  kernel_spec,
+  normalize,
+  per_channel,
 )
-from experiments.models.network import Network, Stage
+from experiments.models.network import Network, Stage, scale_widths
 from jaxmotion.core import Array, PyTree, ShapedLike, check_int
 
 
@@ -30,30 +29,30 @@ def gpt(
   classes: int = 256,
   width: float = 1.0,
 ) -> Network:
-  """A decoder with normalisation before each part, as GPT-2 has.
+  """Returns a decoder with layer norm before each part, as in GPT-2.
 
-  At the defaults it is GPT-2 medium over bytes. Unlike GPT-2's, the logits have
-  a kernel of their own.
+  At the defaults it is GPT-2 medium over bytes. Unlike in GPT-2, the kernel of
+  the logits is not that of the embedding.
 
   Args:
-    layers: blocks.
+    layers: number of blocks.
     length: tokens of an example.
-    heads: of attention.
-    classes: how many tokens there are; GPT-2 has 50257.
-    width: what the 1024 channels are multiplied by.
+    heads: number of attention heads.
+    classes: size of the vocabulary; GPT-2 has 50257.
+    width: factor of the 1024 channels.
 
   Raises:
     ValueError: the heads do not divide the channels.
   """
   check_int("layers", layers, 1)
   check_int("heads", heads, 1)
-  (channels,) = scaled((1024,), width)
+  (channels,) = scale_widths((1024,), width)
   if channels % heads:
     raise ValueError(f"`heads` must divide {channels} channels, got {heads}.")
   logits = Chain("logits", (Norm("norm"), Project("out", classes, bias=False)))
   stages = (
     Stage("embed", Embed("embed", classes, channels)),
-    Stage("blocks", _block(channels, heads), layers),
+    Stage("blocks", _make_block(channels, heads), layers),
     Stage("logits", logits),
   )
   tokens = jax.ShapeDtypeStruct((length,), "int32")
@@ -62,72 +61,83 @@ def gpt(
 
 @dataclasses.dataclass(frozen=True)
 class Embed:
-  """A vector for each token and one for its place."""
+  """The sum of a token embedding and a position embedding."""
 
   name: str
   tokens: int
   features: int
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """`tokens` and `places`."""
+    """Returns `tokens` and `places`."""
     counts = {"tokens": self.tokens, "places": x.shape[1]}
     return {
-      name: Spec((count, self.features), deviation=0.02)
+      name: ParamSpec((count, self.features), deviation=0.02)
       for name, count in counts.items()
     }
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps int32 `(batch, length)` to `(batch, length, features)`."""
     return params["tokens"][x] + params["places"][None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-  """Layer norm over channels."""
+  """Layer norm over the channels."""
 
   name: str
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """`scale` and `bias`."""
-    return {"scale": Spec(x.shape[-1:], 1.0), "bias": Spec(x.shape[-1:])}
+    """Returns `scale` and `bias`."""
+    return {
+      "scale": ParamSpec(x.shape[-1:], 1.0),
+      "bias": ParamSpec(x.shape[-1:]),
+    }
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps `(..., channels)` to the same shape."""
-    y = normalised(x, (-1,)) * wide(params["scale"], x)
-    return y + wide(params["bias"], x)
+    y = normalize(x, (-1,)) * per_channel(params["scale"], x)
+    return y + per_channel(params["bias"], x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-  """A matrix product over channels, and maybe a bias."""
+  """A matmul over the channels, and optionally a bias."""
 
   name: str
   features: int
   bias: bool = True
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """`kernel` and maybe `bias`."""
-    specs = {"kernel": kernel(x.shape[-1], self.features)}
-    return specs | {"bias": Spec((self.features,))} if self.bias else specs
+    """Returns `kernel` and, if asked for, `bias`."""
+    specs = {"kernel": kernel_spec(x.shape[-1], self.features)}
+    return specs | {"bias": ParamSpec((self.features,))} if self.bias else specs
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps `(..., channels)` to `(..., features)`."""
     y = x @ params["kernel"]
-    return y + wide(params["bias"], y) if self.bias else y
+    return y + per_channel(params["bias"], y) if self.bias else y
 
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-  """Causal attention of queries, keys and values that lie side by side."""
+  """Causal attention; queries, keys and values are joined along channels."""
 
   name: str
   heads: int
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """None."""
+    """Returns no parameters."""
     return {}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps `(batch, length, 3 channels)` to `(batch, length, channels)`."""
     batch, length, channels = x.shape
     parts = x.reshape(batch, length, 3, self.heads, -1)
@@ -136,7 +146,7 @@ class Attend:
     return y.reshape(batch, length, channels // 3)
 
 
-def _block(channels: int, heads: int) -> Chain:
+def _make_block(channels: int, heads: int) -> Chain:
   attention: tuple[Layer, ...] = (
     Norm("norm"),
     Project("qkv", 3 * channels),

@@ -1,6 +1,6 @@
-"""Inception-v4, whose 4, 7 and 3 equal blocks repeat."""
+"""Inception-v4, in whose three stages 4, 7 and 3 equal blocks repeat."""
 
-from experiments.models.classic import LARGE, classifier, scaled
+from experiments.models.classic import LARGE
 from experiments.models.layers import (
   MEAN,
   Chain,
@@ -11,32 +11,44 @@ from experiments.models.layers import (
   MaxPool,
   MeanPool,
 )
-from experiments.models.network import Network, Stage
+from experiments.models.network import (
+  Network,
+  Stage,
+  make_classifier,
+  scale_widths,
+)
 
 
 def inception_v4(
   *, image: int = 299, classes: int = 1000, width: float = 1.0
 ) -> Network:
-  """Inception-v4 (arXiv:1602.07261), without dropout.
+  """Returns Inception-v4 (arXiv:1602.07261), without dropout.
 
-  Images of fewer than `LARGE` pixels are padded where the paper's are not, and
-  the first convolution has no stride.
+  For images of fewer than `LARGE` pixels, layers pad the image where the
+  paper's do not, and the first convolution has no stride.
+
+  Args:
+    image: height and width of the images.
+    classes: number of labels.
+    width: factor of all channels.
   """
-  make = _Maker(width, small=image < LARGE)
+  make = _BlockMaker(width, small=image < LARGE)
   stages = [
     Stage("stem", make.stem()),
-    Stage("a", make.a(), 4),
+    Stage("a", make.block_a(), 4),
     Stage("reduce_a", make.reduce_a()),
-    Stage("b", make.b(), 7),
+    Stage("b", make.block_b(), 7),
     Stage("reduce_b", make.reduce_b()),
-    Stage("c", make.c(), 3),
+    Stage("c", make.block_c(), 3),
   ]
   head = Chain("logits", (MEAN, Dense("dense", classes, relu=False)))
-  return classifier("inception_v4", [*stages, Stage("logits", head)], image)
+  return make_classifier(
+    "inception_v4", [*stages, Stage("logits", head)], image
+  )
 
 
-class _Maker:
-  """Blocks at a width; what halves the image pads it if it is small."""
+class _BlockMaker:
+  """Makes blocks at a width; layers that halve a small image pad it first."""
 
   def __init__(self, width: float, small: bool):
     self._width = width
@@ -46,89 +58,91 @@ class _Maker:
     cut = None if self._small else 0
     first = 1 if self._small else 2
     branches = (
-      self._chain("few", (64, 1), (96, 3)),
-      self._chain("tall", (64, 1), (64, (1, 7)), (64, (7, 1)), (96, 3)),
+      self._make_chain("few", (64, 1), (96, 3)),
+      self._make_chain("tall", (64, 1), (64, (1, 7)), (64, (7, 1)), (96, 3)),
     )
     layers = (
-      self._conv("conv1", 32, 3, first, cut),
-      self._conv("conv2", 32, 3, 1, cut),
-      self._conv("conv3", 64, 3),
-      Join("half1", (self._pool(), self._half("conv4", 96))),
+      self._make_conv("conv1", 32, 3, first, cut),
+      self._make_conv("conv2", 32, 3, 1, cut),
+      self._make_conv("conv3", 64, 3),
+      Join("half1", (self._half_pool(), self._half_conv("conv4", 96))),
       Join("mixed", branches),
-      Join("half2", (self._half("conv5", 192), self._pool())),
+      Join("half2", (self._half_conv("conv5", 192), self._half_pool())),
     )
     return Chain("stem", layers)
 
-  def a(self) -> Join:
-    return self._block(
+  def block_a(self) -> Join:
+    return self._mean_block(
       ((96, 1),), ((96, 1),), ((64, 1), (96, 3)), ((64, 1), (96, 3), (96, 3))
     )
 
-  def b(self) -> Join:
-    return self._block(
+  def block_b(self) -> Join:
+    return self._mean_block(
       ((128, 1),),
       ((384, 1),),
       ((192, 1), (224, (1, 7)), (256, (7, 1))),
       ((192, 1), (192, (7, 1)), (224, (1, 7)), (224, (7, 1)), (256, (1, 7))),
     )
 
-  def c(self) -> Join:
-    few = (self._conv("few_0", 384, 1), self._fork("few"))
-    many = self._chain("many_in", (384, 1), (448, (3, 1)), (512, (1, 3)))
+  def block_c(self) -> Join:
+    few = (self._make_conv("few_0", 384, 1), self._fork_convs("few"))
+    many = self._make_chain("many_in", (384, 1), (448, (3, 1)), (512, (1, 3)))
     branches = (
-      Chain("pooled", (MeanPool("pool"), self._conv("pool_1", 256, 1))),
-      self._conv("one", 256, 1),
+      Chain("pooled", (MeanPool("pool"), self._make_conv("pool_1", 256, 1))),
+      self._make_conv("one", 256, 1),
       Chain("few", few),
-      Chain("many", (many, self._fork("many"))),
+      Chain("many", (many, self._fork_convs("many"))),
     )
     return Join("block", branches)
 
   def reduce_a(self) -> Join:
-    few = self._chain("few", (192, 1), (224, 3))
+    few = self._make_chain("few", (192, 1), (224, 3))
     branches = (
-      self._pool(),
-      self._half("conv", 384),
-      Chain("deep", (few, self._half("deep", 256))),
+      self._half_pool(),
+      self._half_conv("conv", 384),
+      Chain("deep", (few, self._half_conv("deep", 256))),
     )
     return Join("block", branches)
 
   def reduce_b(self) -> Join:
-    few = self._chain("few", (192, 1))
-    many = self._chain("many", (256, 1), (256, (1, 7)), (320, (7, 1)))
+    few = self._make_chain("few", (192, 1))
+    many = self._make_chain("many", (256, 1), (256, (1, 7)), (320, (7, 1)))
     branches = (
-      self._pool(),
-      Chain("narrow", (few, self._half("narrow", 192))),
-      Chain("wide", (many, self._half("wide", 320))),
+      self._half_pool(),
+      Chain("narrow", (few, self._half_conv("narrow", 192))),
+      Chain("wide", (many, self._half_conv("wide", 320))),
     )
     return Join("block", branches)
 
-  def _block(self, pooled: "_Convs", *others: "_Convs") -> Join:
-    mean = Chain("pooled", (MeanPool("pool"), self._chain("pool", *pooled)))
-    chains = [self._chain(f"way{i}", *c) for i, c in enumerate(others)]
+  def _mean_block(self, pooled: "_Convs", *others: "_Convs") -> Join:
+    mean = Chain(
+      "pooled", (MeanPool("pool"), self._make_chain("pool", *pooled))
+    )
+    chains = [self._make_chain(f"way{i}", *c) for i, c in enumerate(others)]
     return Join("block", (mean, *chains))
 
-  def _fork(self, name: str) -> Join:
-    wide = self._conv(f"{name}_wide", 256, (1, 3))
-    tall = self._conv(f"{name}_tall", 256, (3, 1))
+  def _fork_convs(self, name: str) -> Join:
+    wide = self._make_conv(f"{name}_wide", 256, (1, 3))
+    tall = self._make_conv(f"{name}_tall", 256, (3, 1))
     return Join(f"{name}_fork", (wide, tall))
 
-  def _chain(self, name: str, *convs: tuple[int, "_Size"]) -> Chain:
+  def _make_chain(self, name: str, *convs: tuple[int, "_Size"]) -> Chain:
     layers: list[Layer] = []
     for i, (features, size) in enumerate(convs):
-      layers.append(self._conv(f"{name}_{i}", features, size))
+      layers.append(self._make_conv(f"{name}_{i}", features, size))
     return Chain(name, tuple(layers))
 
-  def _half(self, name: str, features: int) -> Conv:
-    return self._conv(f"{name}_half", features, 3, 2, self._edge)
+  def _half_conv(self, name: str, features: int) -> Conv:
+    return self._make_conv(f"{name}_half", features, 3, 2, self._padding)
 
-  def _pool(self) -> MaxPool:
-    return MaxPool("pool", 3, padding=self._edge)
+  def _half_pool(self) -> MaxPool:
+    return MaxPool("pool", 3, padding=self._padding)
 
   @property
-  def _edge(self) -> int:
+  def _padding(self) -> int:
     return int(self._small)
 
-  def _conv(
+  def _make_conv(
     self,
     name: str,
     features: int,
@@ -136,7 +150,7 @@ class _Maker:
     stride: int = 1,
     padding: int | None = None,
   ) -> Conv:
-    (features,) = scaled((features,), self._width)
+    (features,) = scale_widths((features,), self._width)
     return Conv(name, features, size, stride, padding, norm=True)
 
 

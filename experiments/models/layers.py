@@ -1,4 +1,9 @@
-"""Layers: frozen values that say what parameters they need and run them."""
+"""Layers of the networks: frozen values with parameter shapes and a function.
+
+Written here rather than taken from Flax or Equinox: a layer has to be hashable
+and a pure function of its parameters and its input, so that a block that
+repeats can be one body of `lax.scan` and be wrapped by `jax.checkpoint`.
+"""
 
 import dataclasses
 import math
@@ -12,72 +17,78 @@ from jax import lax, nn
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 See = Callable[[str, Array], None]
-"""Is told a layer's name and what comes out of its ReLU or pooling."""
+"""Receives a layer's name and the output of its ReLU or pooling."""
 
 
-def ignore(name: str, y: Array) -> None:
-  """Sees nothing."""
+def ignore_output(name: str, y: Array) -> None:
+  """Ignores the output of a ReLU or pooling."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
-  """An array of parameters before it is drawn, from a normal distribution."""
+class ParamSpec:
+  """One parameter array and the normal distribution of its initial values."""
 
   shape: tuple[int, ...]
   mean: float = 0.0
   deviation: float = 0.0
 
   @property
-  def like(self) -> jax.ShapeDtypeStruct:
-    """Its shape, of float32."""
+  def shape_dtype(self) -> jax.ShapeDtypeStruct:
+    """The array's shape, as float32."""
     return jax.ShapeDtypeStruct(self.shape, "float32")
 
 
-def kernel(*shape: int, relu: bool = False) -> Spec:
-  """Of variance 2 / inputs before a ReLU and 1 / inputs elsewhere."""
+def kernel_spec(*shape: int, relu: bool = False) -> ParamSpec:
+  """Returns a kernel of variance 2 / inputs before a ReLU, else 1 / inputs."""
   variance = (2.0 if relu else 1.0) / math.prod(shape[:-1])
-  return Spec(shape, deviation=math.sqrt(variance))
+  return ParamSpec(shape, deviation=math.sqrt(variance))
 
 
-def after(layer: "Layer", x: ShapedLike) -> jax.ShapeDtypeStruct:
-  """The shape of a layer's output."""
-  likes = jax.tree.map(lambda spec: spec.like, layer.specs(x))
-  return jax.eval_shape(layer, likes, x)
+def param_shapes(layer: "Layer", x: ShapedLike) -> PyTree:
+  """Returns the shapes of a layer's parameters for an input's shape."""
+  return jax.tree.map(lambda spec: spec.shape_dtype, layer.specs(x))
+
+
+def output_shape(layer: "Layer", x: ShapedLike) -> jax.ShapeDtypeStruct:
+  """Returns the shape of a layer's output for an input's shape."""
+  return jax.eval_shape(layer, param_shapes(layer, x), x)
 
 
 class Layer(Protocol):
-  """A function of its parameters and its input alone.
+  """A pure function of its parameters and its input.
 
   Attributes:
-    name: of its own within a block.
+    name: unique within a block.
   """
 
   @property
   def name(self) -> str:
-    """What its parameters are found by."""
+    """The key of the layer's parameters in its block."""
     ...
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Its parameters for inputs of this shape."""
+    """Returns a `ParamSpec` for each parameter, given the input's shape."""
     ...
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """The output."""
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Returns the layer's output."""
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Conv:
-  """A convolution; batch norm or a bias; a ReLU unless there is to be none.
+  """A convolution with batch norm or a bias, then optionally a ReLU.
 
   Batch norm is that of training: with the mean and variance of the batch.
 
   Args:
-    name: of the layer.
+    name: key of the parameters.
     features: channels of the output.
-    size: height and width of the kernel, or both.
-    stride: in both directions.
-    padding: before and after; None is half the kernel.
+    size: height and width of the kernel, or a pair of both.
+    stride: step of the window in both directions.
+    padding: rows and columns added on each side; None is half the kernel.
     norm: whether batch norm follows.
     relu: whether a ReLU follows.
   """
@@ -91,69 +102,77 @@ class Conv:
   relu: bool = True
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """`kernel`, `bias` and, of batch norm, `scale`."""
-    shape = (*_pair(self.size), x.shape[-1], self.features)
-    spec = kernel(*shape, relu=self.relu)
-    # In the order that cuDNN has them in: XLA:GPU would keep a copy of all
-    # kernels of a loop in that order otherwise.
+    """Returns `kernel`, `bias` and, with batch norm, `scale`."""
+    shape = (*as_pair(self.size), x.shape[-1], self.features)
+    spec = kernel_spec(*shape, relu=self.relu)
+    # Output channels first, the order of cuDNN: with any other order XLA:GPU
+    # keeps a transposed copy of all kernels of a scan.
     specs = {
       "kernel": dataclasses.replace(spec, shape=(self.features, *shape[:-1])),
-      "bias": Spec((self.features,)),
+      "bias": ParamSpec((self.features,)),
     }
-    return (
-      specs | {"scale": Spec((self.features,), 1.0)} if self.norm else specs
-    )
+    if self.norm:
+      specs["scale"] = ParamSpec((self.features,), 1.0)
+    return specs
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """Maps `(batch, height, width, inputs)` to `(batch, ..., features)`."""
-    pads = [
+  @property
+  def pads(self) -> list[tuple[int, int]]:
+    """The padding before and after, of height and of width."""
+    return [
       (n // 2,) * 2 if self.padding is None else (self.padding,) * 2
-      for n in _pair(self.size)
+      for n in as_pair(self.size)
     ]
+
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Maps `(batch, height, width, inputs)` to `(batch, ..., features)`."""
     y = lax.conv_general_dilated(
       x,
       params["kernel"],
       (self.stride,) * 2,
-      pads,
+      self.pads,
       dimension_numbers=("NHWC", "OHWI", "NHWC"),
     )
     if self.norm:
-      y = normalised(y, (0, 1, 2)) * wide(params["scale"], y)
-    return _rectified(self, y + wide(params["bias"], y), see)
+      y = normalize(y, (0, 1, 2)) * per_channel(params["scale"], y)
+    return _apply_relu(self, y + per_channel(params["bias"], y), see)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-  """A matrix product of all that an example has, a bias, and maybe a ReLU."""
+  """A matmul of each flattened example, a bias, and optionally a ReLU."""
 
   name: str
   features: int
   relu: bool = True
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """`kernel` and `bias`."""
+    """Returns `kernel` and `bias`."""
     inputs = math.prod(x.shape[1:])
     return {
-      "kernel": kernel(inputs, self.features, relu=self.relu),
-      "bias": Spec((self.features,)),
+      "kernel": kernel_spec(inputs, self.features, relu=self.relu),
+      "bias": ParamSpec((self.features,)),
     }
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps `(batch, ...)` to `(batch, features)`."""
     y = x.reshape(x.shape[0], -1) @ params["kernel"]
-    return _rectified(self, y + wide(params["bias"], y), see)
+    return _apply_relu(self, y + per_channel(params["bias"], y), see)
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxPool:
-  """The maximum over windows.
+  """Max pooling over square windows.
 
   Args:
-    name: of the layer.
-    window: height and width.
-    stride: in both directions.
-    padding: before and after.
-    ceil: whether there is a last window that is not full.
+    name: key of the layer in its block.
+    window: height and width of a window.
+    stride: step of the window in both directions.
+    padding: rows and columns added on each side.
+    ceil: whether a last, partial window is kept.
   """
 
   name: str
@@ -163,92 +182,101 @@ class MaxPool:
   ceil: bool = False
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """None."""
+    """Returns no parameters."""
     return {}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """Maps `(batch, height, width, channels)` to fewer places."""
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Maps `(batch, height, width, channels)` to a smaller image."""
     y = lax.reduce_window(
       x,
       -jnp.inf,
       lax.max,
       (1, self.window, self.window, 1),
       (1, self.stride, self.stride, 1),
-      ((0, 0), *map(self._pads, x.shape[1:3]), (0, 0)),
+      ((0, 0), *map(self._pad_length, x.shape[1:3]), (0, 0)),
     )
     see(self.name, y)
     return y
 
-  def _pads(self, length: int) -> tuple[int, int]:
-    left = (length + 2 * self.padding - self.window) % self.stride
-    more = self.stride - left if self.ceil and left else 0
+  def _pad_length(self, length: int) -> tuple[int, int]:
+    left_over = (length + 2 * self.padding - self.window) % self.stride
+    more = self.stride - left_over if self.ceil and left_over else 0
     return self.padding, self.padding + more
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanPool:
-  """The mean over a place and its neighbours that are in the image."""
+  """Mean pooling with stride 1, over the pixels that lie inside the image."""
 
   name: str
   window: int = 3
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """None."""
+    """Returns no parameters."""
     return {}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
     """Maps `(batch, height, width, channels)` to the same shape."""
-    y = self._sum(x) / self._sum(jnp.ones((1, *x.shape[1:3], 1)))
+    pixels = jnp.ones((1, *x.shape[1:3], 1))
+    y = self._sum_windows(x) / self._sum_windows(pixels)
     see(self.name, y)
     return y
 
-  def _sum(self, x: Array) -> Array:
+  def _sum_windows(self, x: Array) -> Array:
     window = (1, self.window, self.window, 1)
     return lax.reduce_window(x, 0.0, lax.add, window, (1,) * 4, "SAME")
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A function without parameters."""
+  """A function without parameters, as a layer."""
 
   name: str
   fn: Callable[[Array], Array]
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """None."""
+    """Returns no parameters."""
     return {}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """The function's value."""
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Returns the function's value."""
     return self.fn(x)
 
 
-def mean(x: Array) -> Array:
-  """The mean over all places."""
+def spatial_mean(x: Array) -> Array:
+  """Returns the mean over height and width."""
   return x.mean((1, 2))
 
 
-MEAN = Call("mean", mean)
+MEAN = Call("mean", spatial_mean)
 """Maps `(batch, height, width, channels)` to `(batch, channels)`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Layers one after the other."""
+  """Layers in sequence."""
 
   name: str
   layers: tuple[Layer, ...]
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Those of each layer by its name."""
+    """Returns the parameters of each layer by its name."""
     specs = {}
     for layer in self.layers:
       specs[layer.name] = layer.specs(x)
-      x = after(layer, x)
+      x = output_shape(layer, x)
     return specs
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """The last layer's output."""
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Returns the last layer's output."""
     for layer in self.layers:
       x = layer(params[layer.name], x, see)
     return x
@@ -256,29 +284,30 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-  """Layers side by side, their channels one after the other."""
+  """Parallel branches whose output channels are concatenated."""
 
   name: str
   branches: tuple[Layer, ...]
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Those of each branch by its name."""
+    """Returns the parameters of each branch by its name."""
     return {b.name: b.specs(x) for b in self.branches}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """All channels of all branches."""
-    outputs = [b(params[b.name], x, see) for b in self.branches]
-    return jnp.concatenate(outputs, axis=-1)
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Returns the channels of all branches."""
+    return join_channels(*(b(params[b.name], x, see) for b in self.branches))
 
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-  """The sum of a body and what goes around it.
+  """A residual connection: the sum of a body and its shortcut.
 
   Args:
-    name: of the layer.
-    body: makes the input's shape, or the shortcut's.
-    shortcut: around it; None is the input itself.
+    name: key of the layer in its block.
+    body: maps the input to the shape of the shortcut's output.
+    shortcut: the other branch; None is the input itself.
     relu: whether a ReLU follows.
   """
 
@@ -288,37 +317,45 @@ class Add:
   relu: bool = True
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Those of each branch by its name."""
+    """Returns the parameters of each branch by its name."""
     return {b.name: b.specs(x) for b in self._branches()}
 
-  def __call__(self, params: PyTree, x: Array, see: See = ignore) -> Array:
-    """The sum."""
-    y, *around = (b(params[b.name], x, see) for b in self._branches())
-    return _rectified(self, y + (around[0] if around else x), see)
+  def __call__(
+    self, params: PyTree, x: Array, see: See = ignore_output
+  ) -> Array:
+    """Returns the sum."""
+    y, *rest = (b(params[b.name], x, see) for b in self._branches())
+    return _apply_relu(self, y + (rest[0] if rest else x), see)
 
   def _branches(self) -> tuple[Layer, ...]:
     return (self.body, self.shortcut) if self.shortcut else (self.body,)
 
 
-def _rectified(layer: Conv | Dense | Add, y: Array, see: See) -> Array:
+def join_channels(*branches: Array) -> Array:
+  """Concatenates arrays along their last axis."""
+  return jnp.concatenate(branches, axis=-1)
+
+
+def normalize(x: Array, axes: tuple[int, ...]) -> Array:
+  """Shifts and scales `x` to mean 0 and variance 1 over `axes`."""
+  centered = x - x.mean(axes, keepdims=True)
+  variance = jnp.square(centered).mean(axes, keepdims=True)
+  return centered * lax.rsqrt(variance + 1e-5)
+
+
+def per_channel(vector: Array, y: Array) -> Array:
+  """Reshapes `vector`, one element per channel, to broadcast over `y`."""
+  return vector.reshape((1,) * (y.ndim - 1) + vector.shape)
+
+
+def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
+  """Returns height and width of a window given as one number or as both."""
+  return (size, size) if isinstance(size, int) else size
+
+
+def _apply_relu(layer: Conv | Dense | Add, y: Array, see: See) -> Array:
   if not layer.relu:
     return y
   y = nn.relu(y)
   see(layer.name, y)
   return y
-
-
-def normalised(x: Array, axes: tuple[int, ...]) -> Array:
-  """Mean 0 and variance 1 over `axes`."""
-  centred = x - x.mean(axes, keepdims=True)
-  variance = jnp.square(centred).mean(axes, keepdims=True)
-  return centred * lax.rsqrt(variance + 1e-5)
-
-
-def wide(vector: Array, y: Array) -> Array:
-  """A value for each channel of `y`."""
-  return vector.reshape((1,) * (y.ndim - 1) + vector.shape)
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-  return (size, size) if isinstance(size, int) else size

@@ -12,22 +12,22 @@ import numpy as np
 import optax
 from jax import lax
 
-from experiments.models.layers import Layer, after
-from jaxmotion.core import Array, PyTree, ShapedLike
+from experiments.models.layers import Layer, output_shape
+from jaxmotion.core import Array, PyTree, ShapedLike, check_int
 
 Block = Callable[[PyTree, Array], Array]
 Wrap = Callable[[Block, str], Block]
 
 
 class Stage(NamedTuple):
-  """A block, run once or several times.
+  """One block of a network, run once or several times.
 
   Attributes:
-    name: what its parameters are found by.
+    name: key of the stage's parameters.
     block: `block(params, x) -> x`, hashable.
-    repeats: how often it runs, each time with parameters of its own. Where
-      that is more than once, they are stacked along a leading axis, and the
-      output has the shape of the input.
+    repeats: number of times the block runs, each with its own parameters. The
+      parameters of more than one repeat are stacked along a leading axis, and
+      the output has the shape of the input.
   """
 
   name: str
@@ -37,10 +37,10 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network without state: each stage reads what the one before has made.
+  """A network without state: each stage reads the output of the one before.
 
   Args:
-    name: what it is called.
+    name: the network's name.
     stages: from inputs to logits.
     input: shape and dtype of one example.
     label: shape and dtype of one example's labels.
@@ -52,12 +52,12 @@ class Network:
   label: jax.ShapeDtypeStruct
 
   def init(self, key: Array) -> PyTree:
-    """Float32 parameters, a tree for each stage by its name."""
+    """Returns initial float32 parameters: one tree per stage, by its name."""
     keys = jax.random.split(key, len(self.stages))
     return {
-      stage.name: _draw(stage.repeats, specs, own)
-      for stage, specs, own in zip(
-        self.stages, self._specs(), keys, strict=True
+      stage.name: _draw_params(stage.repeats, specs, own_key)
+      for stage, specs, own_key in zip(
+        self.stages, self._block_specs(), keys, strict=True
       )
     }
 
@@ -68,11 +68,11 @@ class Network:
 
   @property
   def size(self) -> int:
-    """Number of parameters."""
+    """The number of parameters."""
     return sum(math.prod(a.shape) for a in jax.tree.leaves(self.params))
 
   def batch(self, size: int) -> tuple[ShapedLike, ShapedLike]:
-    """The shapes of so many examples and their labels."""
+    """Returns the shapes of `size` examples and of their labels."""
     one = self.input, self.label
     inputs, labels = (
       jax.ShapeDtypeStruct((size, *a.shape), a.dtype) for a in one
@@ -86,24 +86,24 @@ class Network:
     wrap: Wrap | None = None,
     together: int = 1,
   ) -> Array:
-    """Logits.
+    """Returns the logits.
 
     Args:
-      params: from `init`.
+      params: parameters made by `init`.
       x: a batch of inputs.
-      wrap: `wrap(block, stage name)` makes what runs in a block's place. A
-        stage that repeats its block is one `lax.scan` of it.
-      together: repeats that are one block to `wrap`, at most: as many as
-        divide a stage's.
+      wrap: `wrap(block, stage name)` returns the function that runs in place
+        of a block. A stage that repeats its block is one `lax.scan` of it.
+      together: the largest number of repeats that `wrap` gets as one block.
+        The number used divides the stage's repeats.
     """
     for name, block, repeats in self.stages:
       size = max(n for n in range(1, together + 1) if repeats % n == 0)
-      run: Block = block if size == 1 else functools.partial(_chain, block)
+      run: Block = block if size == 1 else functools.partial(_run_all, block)
       run = wrap(run, name) if wrap else run
       own = params[name]
       if size > 1:
-        own = jax.tree.map(lambda a, n=size: _cut(a, n), own)
-      x = repeat(run, own, x) if repeats > size else run(own, x)
+        own = jax.tree.map(lambda a, n=size: _group_repeats(a, n), own)
+      x = scan_block(run, own, x) if repeats > size else run(own, x)
     return x
 
   def loss(
@@ -113,32 +113,32 @@ class Network:
     wrap: Wrap | None = None,
     together: int = 1,
   ) -> Array:
-    """The mean cross-entropy.
+    """Returns the mean cross-entropy of a batch.
 
     Args:
-      params: from `init`.
-      batch: inputs and labels, as `batch` says.
-      wrap: as for `apply`.
-      together: as for `apply`.
+      params: parameters made by `init`.
+      batch: inputs and labels, with the shapes of `batch`.
+      wrap: `wrap(block, stage name)` returns what runs in place of a block.
+      together: the largest number of repeats that `wrap` gets as one block.
     """
     inputs, labels = batch
     logits = self.apply(params, inputs, wrap, together)
     return cross_entropy(logits, labels)
 
   def activations(self, params: PyTree, x: Array) -> dict[str, Array]:
-    """What comes out of every ReLU and every pooling over windows.
+    """Returns the outputs of every ReLU and every pooling over windows.
 
     Args:
-      params: from `init`.
+      params: parameters made by `init`.
       x: a batch of inputs.
 
     Returns:
-      By "stage/layer", or "stage/i/layer" of the i-th repeat, in the order of
-      the forward pass.
+      Arrays by "stage/layer", or "stage/i/layer" for the i-th repeat, in the
+      order of the forward pass.
     """
     seen: dict[str, Array] = {}
 
-    def see(place: str, layer: str, y: Array) -> None:
+    def record(place: str, layer: str, y: Array) -> None:
       seen[f"{place}/{layer}"] = y
 
     for name, block, repeats in self.stages:
@@ -147,26 +147,59 @@ class Network:
         if repeats > 1:
           own = jax.tree.map(lambda a, i=i: a[i], own)
           place = f"{name}/{i}"
-        x = block(own, x, functools.partial(see, place))
+        x = block(own, x, functools.partial(record, place))
     return seen
 
-  def _specs(self) -> list[PyTree]:
-    """What one block of each stage needs."""
+  def _block_specs(self) -> list[PyTree]:
+    """Returns the parameters that one block of each stage needs."""
     specs = []
     x, _ = self.batch(1)
     for stage in self.stages:
       specs.append(stage.block.specs(x))
-      x = after(stage.block, x)
+      x = output_shape(stage.block, x)
     return specs
 
 
+def make_classifier(name: str, stages: list[Stage], image: int) -> Network:
+  """Returns a network of square color images.
+
+  Raises:
+    ValueError: fewer than 32 pixels, which not all networks can halve.
+  """
+  check_int("image", image, 32)
+  pixels = jax.ShapeDtypeStruct((image, image, 3), "float32")
+  label = jax.ShapeDtypeStruct((), "int32")
+  return Network(name, tuple(stages), pixels, label)
+
+
+def scale_widths(sizes: tuple[int, ...], width: float) -> tuple[int, ...]:
+  """Returns sizes multiplied by `width`, rounded, at least 1.
+
+  Raises:
+    ValueError: the width is not positive.
+  """
+  if not 0 < width < math.inf:
+    raise ValueError(f"`width` must be a positive number, got {width!r}.")
+  return tuple(max(1, round(n * width)) for n in sizes)
+
+
 def cross_entropy(logits: Array, labels: Array) -> Array:
-  """Its mean over the examples."""
+  """Returns the mean cross-entropy over the examples."""
   losses = optax.losses.softmax_cross_entropy_with_integer_labels
   return losses(logits, labels).mean()
 
 
-def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
+def scan_block(block: Block, params: PyTree, x: Array) -> Array:
+  """Runs a block once for each row of its stacked parameters, in a scan."""
+
+  def step(x: Array, own: PyTree) -> tuple[Array, None]:
+    return block(own, x), None
+
+  x, _ = lax.scan(step, x, params)
+  return x
+
+
+def _draw_params(repeats: int, specs: PyTree, key: Array) -> PyTree:
   """Draws all parameters of a stage at once: few draws compile fast."""
   leaves, treedef = jax.tree.flatten(specs)
   lead = (repeats,) if repeats > 1 else ()
@@ -183,23 +216,13 @@ def _draw(repeats: int, specs: PyTree, key: Array) -> PyTree:
   return jax.tree.unflatten(treedef, arrays)
 
 
-def _chain(block: Block, params: PyTree, x: Array) -> Array:
-  """Several repeats, one after the other."""
+def _run_all(block: Block, params: PyTree, x: Array) -> Array:
+  """Runs a block once for each row of its stacked parameters, unrolled."""
   for i in range(len(jax.tree.leaves(params)[0])):
     x = block(jax.tree.map(lambda a, i=i: a[i], params), x)
   return x
 
 
-def _cut(a: Array, size: int) -> Array:
-  """Repeats, so many at a time; all at once as they are."""
+def _group_repeats(a: Array, size: int) -> Array:
+  """Stacks rows in groups of `size`; one group needs no new axis."""
   return a if len(a) == size else a.reshape(-1, size, *a.shape[1:])
-
-
-def repeat(block: Block, params: PyTree, x: Array) -> Array:
-  """Runs a block with one row of its parameters after the other."""
-
-  def step(x: Array, own: PyTree) -> tuple[Array, None]:
-    return block(own, x), None
-
-  x, _ = lax.scan(step, x, params)
-  return x

@@ -1,13 +1,20 @@
-"""Bottleneck ResNets of any depth: in a stage all but the first repeat."""
+"""ResNets of any depth: in each stage all blocks but the first repeat."""
 
 from collections.abc import Sequence
 
-from experiments.models.classic import LARGE, classifier, scaled
+from experiments.models.classic import LARGE
 from experiments.models.layers import MEAN, Add, Chain, Conv, Dense, MaxPool
-from experiments.models.network import Network, Stage
-from jaxmotion.core import check_int
+from experiments.models.network import (
+  Network,
+  Stage,
+  make_classifier,
+  scale_widths,
+)
+from jaxmotion.core import check_choice, check_int
 
 DEPTHS = {
+  18: (2, 2, 2, 2),
+  34: (3, 4, 6, 3),
   50: (3, 4, 6, 3),
   101: (3, 4, 23, 3),
   152: (3, 8, 36, 3),
@@ -15,16 +22,24 @@ DEPTHS = {
   1517: (3, 83, 416, 3),
   2504: (3, 138, 690, 3),
 }
-"""Blocks of each stage, by the number of layers."""
+"""Blocks of each stage, by the number of layers: bottlenecks from 50 on."""
+
+# Layers with kernels in a block, and its output channels per inner channel.
+_BLOCKS = {"basic": (2, 1), "bottleneck": (3, 4)}
 
 
-def depth(blocks: Sequence[int]) -> int:
-  """Layers with kernels on the longest way: three a block and two more.
+def block_kind(layers: int) -> str:
+  """Returns the kind of block of a depth of `DEPTHS`."""
+  return "basic" if layers < 50 else "bottleneck"
 
-  >>> depth((3, 138, 690, 3))
-  2504
+
+def count_layers(blocks: Sequence[int], block: str = "bottleneck") -> int:
+  """Returns the number of layers with kernels, without those of shortcuts.
+
+  >>> count_layers((3, 138, 690, 3)), count_layers((3, 4, 6, 3), "basic")
+  (2504, 34)
   """
-  return 3 * sum(blocks) + 2
+  return _BLOCKS[block][0] * sum(blocks) + 2
 
 
 def resnet(
@@ -33,36 +48,44 @@ def resnet(
   image: int = 224,
   classes: int = 1000,
   width: float = 1.0,
+  block: str = "bottleneck",
 ) -> Network:
-  """A bottleneck ResNet, the stride in the convolution of 3 x 3.
+  """Returns a ResNet whose strides are in convolutions of 3 x 3.
 
   Args:
-    blocks: of each of the four stages.
+    blocks: number of blocks of each of the four stages.
     image: height and width of the images.
-    classes: how many labels there are.
-    width: what all channels are multiplied by.
+    classes: number of labels.
+    width: factor of all channels.
+    block: "bottleneck", or "basic" (two convolutions of 3 x 3).
 
   Raises:
-    ValueError: not four positive numbers of blocks.
+    ValueError: not four positive numbers of blocks, or another `block`.
   """
   blocks = tuple(blocks)
   if len(blocks) != 4:
     raise ValueError(f"`blocks` must be four numbers, got {blocks!r}.")
   for i, count in enumerate(blocks):
     check_int(f"blocks[{i}]", count, 1)
-  widths = scaled((64, 128, 256, 512), width)
-  stages = [Stage("stem", _stem(widths[0], image))]
+  check_choice("block", block, _BLOCKS)
+  widths = scale_widths((64, 128, 256, 512), width)
+  inputs = widths[0]
+  stages = [Stage("stem", _stem(inputs, image))]
   for i, (few, count) in enumerate(zip(widths, blocks, strict=True)):
-    stride = 2 if i else 1
-    around = Conv("shortcut", 4 * few, 1, stride, norm=True, relu=False)
-    first = Add("add", _bottleneck(few, stride), around)
+    stride, outputs = 2 if i else 1, _BLOCKS[block][1] * few
+    shortcut = None
+    if stride > 1 or inputs != outputs:
+      shortcut = Conv("shortcut", outputs, 1, stride, norm=True, relu=False)
+    first = Add("add", _block_body(block, few, stride), shortcut)
     stages.append(Stage(f"stage{i + 1}_first", first))
     if count > 1:
-      block = Add("add", _bottleneck(few, 1))
-      stages.append(Stage(f"stage{i + 1}_rest", block, count - 1))
+      other = Add("add", _block_body(block, few, 1))
+      stages.append(Stage(f"stage{i + 1}_rest", other, count - 1))
+    inputs = outputs
   head = Chain("logits", (MEAN, Dense("dense", classes, relu=False)))
   stages.append(Stage("logits", head))
-  return classifier(f"resnet{depth(blocks)}", stages, image)
+  name = f"resnet{count_layers(blocks, block)}"
+  return make_classifier(name, stages, image)
 
 
 def _stem(features: int, image: int) -> Conv | Chain:
@@ -72,10 +95,17 @@ def _stem(features: int, image: int) -> Conv | Chain:
   return Chain("stem", (conv, MaxPool("pool", 3, padding=1)))
 
 
-def _bottleneck(few: int, stride: int) -> Chain:
-  layers = (
-    Conv("a", few, 1, norm=True),
-    Conv("b", few, 3, stride, norm=True),
-    Conv("c", 4 * few, 1, norm=True, relu=False),
-  )
+def _block_body(block: str, few: int, stride: int) -> Chain:
+  layers: tuple[Conv, ...]
+  if block == "basic":
+    layers = (
+      Conv("a", few, 3, stride, norm=True),
+      Conv("b", few, 3, norm=True, relu=False),
+    )
+  else:
+    layers = (
+      Conv("a", few, 1, norm=True),
+      Conv("b", few, 3, stride, norm=True),
+      Conv("c", 4 * few, 1, norm=True, relu=False),
+    )
   return Chain("body", layers)

@@ -1,34 +1,43 @@
-"""AlexNet, VGG-A and ResNet-34 as lists of stages, at any input size and width.
+"""AlexNet, VGG-A and ResNet-34 as lists of Flax modules, one per stage.
 
-At 224 pixels and width 1 they have the shapes of their papers: 63.8, 129.6 and
-21.4 million weights for 201 classes. Below 128 pixels the first layers shrink
-the image less. A stage is what has one precision: a layer, or a building block
-of ResNet. There is no dropout, so that a stage is a function of its parameters
-and its input alone.
+The layers are those that `make_network` describes. Unlike there, batch norm
+keeps running statistics, convolutions before it have no bias, and padding is
+"SAME". At 224 pixels and width 1 the networks have the shapes of their papers:
+63.8, 129.6 and 21.4 million weights for 201 classes. Below 128 pixels the first
+layers shrink the image less. The weights of a stage share one precision; a
+stage is a layer, or a block of ResNet. There is no dropout, so that a stage
+depends on its parameters and its input alone.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-_LARGE = 128  # Pixels from which on the first layers are those of the papers.
+from experiments.models import layers
+from experiments.models.catalog import make_network
+from experiments.models.classic import LARGE
+from experiments.models.network import Network
+from jaxmotion.core import ShapedLike
+
 _HE = nnx.initializers.he_normal()
 
 
 class Conv(nnx.Module):
-  """A convolution, ReLU and, if asked for, a maximum over windows.
+  """A convolution, a ReLU and, if asked for, max pooling.
 
   Args:
-    inputs: channels.
-    outputs: channels.
-    kernel: height and width.
-    stride: of the convolution.
+    inputs: channels of the input.
+    outputs: channels of the output.
+    kernel: height and width of the kernel.
+    stride: step of the kernel in both directions.
     padding: "SAME" or "VALID".
-    pool: height and width of the windows, two apart; 0 for none.
-    rngs: for the initial parameters.
+    pool: height and width of the pooling windows, whose stride is 2; 0 is no
+      pooling.
+    rngs: random numbers for the initial parameters.
   """
 
   def __init__(
@@ -60,13 +69,13 @@ class Conv(nnx.Module):
 
 
 class Dense(nnx.Module):
-  """A fully connected layer over all that an example has.
+  """A fully connected layer of each flattened example.
 
   Args:
-    inputs: values an example has.
-    outputs: width.
+    inputs: elements of an example.
+    outputs: width of the layer.
     relu: whether a ReLU follows.
-    rngs: for the initial parameters.
+    rngs: random numbers for the initial parameters.
   """
 
   def __init__(
@@ -82,7 +91,7 @@ class Dense(nnx.Module):
 
 
 class Normed(nnx.Module):
-  """A convolution without bias, and batch norm."""
+  """A convolution without bias, then batch norm."""
 
   def __init__(
     self,
@@ -110,7 +119,7 @@ class Normed(nnx.Module):
 
 
 class Stem(nnx.Module):
-  """What ResNet does first: a quarter of a large image's size, or none."""
+  """The first layers of ResNet, which shrink a large image to a quarter."""
 
   def __init__(self, inputs: int, outputs: int, large: bool, *, rngs: nnx.Rngs):
     self.large = large
@@ -123,11 +132,12 @@ class Stem(nnx.Module):
     if not self.large:
       return y
     edge = ((0, 0), (1, 1), (1, 1), (0, 0))
-    return max_pool(jnp.pad(y, edge), 3)  # A ReLU's zeros do not win.
+    # Zeros are no larger than what a ReLU returns: they win no maximum.
+    return max_pool(jnp.pad(y, edge), 3)
 
 
 class Block(nnx.Module):
-  """Two convolutions and a shortcut around them."""
+  """A basic ResNet block: two convolutions and a shortcut."""
 
   def __init__(self, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs):
     self.first = Normed(inputs, outputs, 3, stride=stride, rngs=rngs)
@@ -139,12 +149,12 @@ class Block(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps `(batch, height, width, inputs)` to `(batch, ..., outputs)`."""
-    around = self.shortcut(x) if self.shortcut else x
-    return nnx.relu(self.second(nnx.relu(self.first(x))) + around)
+    shortcut = self.shortcut(x) if self.shortcut else x
+    return nnx.relu(self.second(nnx.relu(self.first(x))) + shortcut)
 
 
 class Head(nnx.Module):
-  """The mean over all places, and a classifier."""
+  """The mean over height and width, then a linear classifier."""
 
   def __init__(self, inputs: int, classes: int, *, rngs: nnx.Rngs):
     self.dense = Dense(inputs, classes, relu=False, rngs=rngs)
@@ -155,14 +165,14 @@ class Head(nnx.Module):
 
 
 def max_pool(x: jax.Array, window: int) -> jax.Array:
-  """The greatest value of every window, windows two apart, without padding.
+  """Returns max pooling with stride 2 and without padding.
 
-  A maximum over shifted images: its gradient is made of pads, which every
-  backend runs in parallel.
+  The maximum is taken over shifted images: its gradient consists of pads, which
+  every backend runs in parallel.
 
   Args:
-    x: `(batch, height, width, channels)`.
-    window: height and width.
+    x: array of shape `(batch, height, width, channels)`.
+    window: height and width of a window.
   """
   height, width = ((n - window) // 2 + 1 for n in x.shape[1:3])
   shifts = itertools.product(range(window), repeat=2)
@@ -176,74 +186,38 @@ def max_pool(x: jax.Array, window: int) -> jax.Array:
   return y
 
 
-def _alexnet(
-  size: int, channels: int, classes: int, width: float, rngs: nnx.Rngs
-) -> Iterator[nnx.Module]:
-  """AlexNet with the fourth fully connected layer that A2DTWP's has."""
-  sizes = _scaled((64, 192, 384, 384, 256, 4096), width)
-  a, b, c, d, e, wide = sizes
-  if size >= _LARGE:
-    side = (size - 11) // 4 + 1
-    yield Conv(channels, a, 11, stride=4, padding="VALID", pool=3, rngs=rngs)
-  else:
-    side = 32
-    yield Conv(channels, a, 5, stride=size // side, pool=3, rngs=rngs)
-  for _ in range(3):
-    side = (side - 3) // 2 + 1
-  yield Conv(a, b, 5, pool=3, rngs=rngs)
-  yield Conv(b, c, rngs=rngs)
-  yield Conv(c, d, rngs=rngs)
-  yield Conv(d, e, pool=3, rngs=rngs)
-  yield Dense(side * side * e, wide, rngs=rngs)
-  yield Dense(wide, wide, rngs=rngs)
-  yield Dense(wide, wide, rngs=rngs)
-  yield Dense(wide, classes, relu=False, rngs=rngs)
+def _alexnet(size: int, classes: int, width: float) -> Network:
+  """Returns AlexNet as A2DTWP has it: with four fully connected layers."""
+  # Valid padding for large images; a small one becomes 32 pixels.
+  stem = (11, 4, 0) if size >= LARGE else (5, size // 32, 2)
+  return make_network(
+    "alexnet",
+    image=size,
+    classes=classes,
+    width=width,
+    channels=(64, 192, 384, 384, 256),
+    hidden=3,
+    stem=stem,
+  )
 
 
-def _vgg_a(
-  size: int, channels: int, classes: int, width: float, rngs: nnx.Rngs
-) -> Iterator[nnx.Module]:
-  """VGG-A: eight convolutions of 3 x 3, of which five halve the image."""
-  outputs = _scaled((64, 128, 256, 256, 512, 512, 512, 512), width)
-  halves = (2, 2, 0, 2, 0, 2, 0, 2)
-  inputs = channels
-  for output, pool in zip(outputs, halves, strict=True):
-    yield Conv(inputs, output, pool=pool, rngs=rngs)
-    inputs = output
-  (wide,) = _scaled((4096,), width)
-  yield Dense((size // 32) ** 2 * inputs, wide, rngs=rngs)
-  yield Dense(wide, wide, rngs=rngs)
-  yield Dense(wide, classes, relu=False, rngs=rngs)
+def _vgg_a(size: int, classes: int, width: float) -> Network:
+  return make_network("vgg11", image=size, classes=classes, width=width)
 
 
-def _resnet34(
-  size: int, channels: int, classes: int, width: float, rngs: nnx.Rngs
-) -> Iterator[nnx.Module]:
-  """ResNet-34: 16 building blocks of two convolutions."""
-  sizes = _scaled((64, 128, 256, 512), width)
-  inputs = sizes[0]
-  yield Stem(channels, inputs, size >= _LARGE, rngs=rngs)
-  for i, (output, blocks) in enumerate(zip(sizes, (3, 4, 6, 3), strict=True)):
-    for j in range(blocks):
-      stride = 2 if i and not j else 1
-      yield Block(inputs, output, stride, rngs)
-      inputs = output
-  yield Head(inputs, classes, rngs=rngs)
+def _resnet34(size: int, classes: int, width: float) -> Network:
+  return make_network("resnet34", image=size, classes=classes, width=width)
 
 
-def _scaled(sizes: tuple[int, ...], width: float) -> tuple[int, ...]:
-  return tuple(max(1, round(n * width)) for n in sizes)
-
-
-NETWORKS: dict[str, Callable[..., Iterator[nnx.Module]]] = {
+NETWORKS: dict[str, Callable[[int, int, float], Network]] = {
   "alexnet": _alexnet,
   "vgg_a": _vgg_a,
   "resnet34": _resnet34,
 }
-"""What makes the stages of a network, by its name in a configuration."""
+"""Function that describes a network, by its name in a configuration."""
 
 
-def build(
+def build_stages(
   network: str,
   *,
   size: int,
@@ -252,18 +226,18 @@ def build(
   width: float,
   seed: int,
 ) -> list[nnx.Module]:
-  """The stages of a network, from images to logits.
+  """Returns the stages of a network, from images to logits.
 
   Args:
     network: `alexnet`, `vgg_a` or `resnet34`.
     size: height and width of the images: a multiple of 32.
-    channels: of the images.
-    classes: how many labels there are.
-    width: what all channels and widths are multiplied by.
-    seed: of the initial parameters.
+    channels: channels of the images.
+    classes: number of labels.
+    width: factor of all channels.
+    seed: seed of the initial parameters.
 
   Raises:
-    ValueError: if an argument is not as said.
+    ValueError: an argument is not as described.
   """
   if network not in NETWORKS:
     raise ValueError(
@@ -275,5 +249,54 @@ def build(
     )
   if not width > 0:
     raise ValueError(f"`config.width` must be greater than 0, got {width}.")
-  make = NETWORKS[network]
-  return list(make(size, channels, classes, width, nnx.Rngs(seed)))
+  rngs = nnx.Rngs(seed)
+  x: ShapedLike = jax.ShapeDtypeStruct((1, size, size, channels), "float32")
+  modules = []
+  for stage in NETWORKS[network](size, classes, width).stages:
+    for _ in range(stage.repeats):
+      modules.append(_build_module(stage.block, x, rngs))
+      x = layers.output_shape(stage.block, x)
+  return modules
+
+
+def _build_module(
+  block: layers.Layer, x: ShapedLike, rngs: nnx.Rngs
+) -> nnx.Module:
+  """Returns the Flax module of a stage's block, for an input's shape."""
+  inputs = x.shape[-1]
+  match block:
+    case layers.Chain(layers=(layers.Conv() as conv, *pools)):
+      return _build_conv(conv, inputs, pools, rngs)
+    case layers.Conv():
+      return _build_conv(block, inputs, (), rngs)
+    case layers.Dense():
+      size = math.prod(x.shape[1:])
+      return Dense(size, block.features, relu=block.relu, rngs=rngs)
+    case layers.Add(body=layers.Chain(layers=(layers.Conv() as first, _))):
+      return Block(inputs, first.features, first.stride, rngs)
+    case layers.Chain(layers=(layers.Call(), layers.Dense() as dense)):
+      return Head(inputs, dense.features, rngs=rngs)
+  raise TypeError(f"`block` must be one of the staged networks', got {block}.")
+
+
+def _build_conv(
+  conv: layers.Conv,
+  inputs: int,
+  pools: Sequence[layers.Layer],
+  rngs: nnx.Rngs,
+) -> Conv | Stem:
+  if conv.norm:
+    return Stem(inputs, conv.features, bool(pools), rngs=rngs)
+  (size, _) = layers.as_pair(conv.size)
+  window = sum(
+    pool.window for pool in pools if isinstance(pool, layers.MaxPool)
+  )
+  return Conv(
+    inputs,
+    conv.features,
+    size,
+    stride=conv.stride,
+    padding="VALID" if conv.padding == 0 else "SAME",
+    pool=window,
+    rngs=rngs,
+  )

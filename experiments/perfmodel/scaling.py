@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
+from experiments.models import reference_network
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Platform, gbit_per_s, gbyte_per_s
 
@@ -172,7 +173,7 @@ def predict(
 
 @functools.cache
 def _network(name: str) -> perfmodel.Network:
-  return perfmodel.reference_network(name)
+  return reference_network(name)
 
 
 def winners(points: Iterable[Point]) -> dict[tuple[str, str, float], Point]:

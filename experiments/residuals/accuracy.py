@@ -105,7 +105,9 @@ def run(
     raise ValueError(
       f"`nets` must be some of {', '.join(_OPTIONS)}, got {net_name!r}."
     )
-  net = models.make(net_name, image=image, classes=10, **_OPTIONS[net_name])
+  net = models.make_network(
+    net_name, image=image, classes=10, **_OPTIONS[net_name]
+  )
   images = load("digits", image)
   plain = jax.jit(jax.value_and_grad(net.loss))
   grad = plain if case == "fp32" else _compressed(net, CODECS[case])

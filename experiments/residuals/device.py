@@ -71,7 +71,7 @@ def measure(
 def _run(
   name: str, options: dict[str, Any], batch: int, mode: str, steps: int
 ) -> Measured:
-  net = models.make(name, **options)
+  net = models.make_network(name, **options)
   job = cases.job(mode, net, batch)
   args = jax.tree.map(_some, job.args)
   step = jax.jit(job.fn, donate_argnums=job.donated)

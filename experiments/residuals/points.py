@@ -47,7 +47,7 @@ class Spec(NamedTuple):
 
   def make(self) -> models.Network:
     """The network."""
-    return models.make(self.name, **self.options)
+    return models.make_network(self.name, **self.options)
 
 
 def parse(names: Sequence[str]) -> list[Spec]:

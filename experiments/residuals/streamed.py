@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import optax
 
-from experiments.models import Block, Network, cross_entropy, repeat
+from experiments.models import Block, Network, cross_entropy, scan_block
 from experiments.residuals import measure
 from experiments.residuals.cases import INT8, Job
 from jaxmotion import memory
@@ -38,7 +38,7 @@ class _Segment:
       self.block, self.codec, params=0, recompute="all"
     )
     x = inputs if self.first else x
-    x = run(params, x) if self.repeats == 1 else repeat(run, params, x)
+    x = run(params, x) if self.repeats == 1 else scan_block(run, params, x)
     return cross_entropy(x, labels) if self.last else x
 
 

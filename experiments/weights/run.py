@@ -113,7 +113,7 @@ def make_rows(
 def vgg_a_costs() -> list[model.Cost]:
   """The stages of the paper's VGG-A, by their shapes."""
   make = functools.partial(
-    staged.build,
+    staged.build_stages,
     "vgg_a",
     size=224,
     channels=3,

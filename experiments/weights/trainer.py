@@ -92,7 +92,7 @@ class Setup(NamedTuple):
       size: of its images; that of the configuration if None.
       width: likewise.
     """
-    stages = staged.build(
+    stages = staged.build_stages(
       self.config.model,
       size=size or self.config.image_size,
       channels=self.data.train.pixels.shape[-1],

@@ -18,7 +18,6 @@ from jaxmotion.perfmodel.networks import (
   LABELS as LABELS,
   Layer as Layer,
   Network as Network,
-  reference_network as reference_network,
 )
 from jaxmotion.perfmodel.platform import (
   Axis as Axis,

@@ -83,9 +83,18 @@ def predict_split_step(
       an axis that the platform has not.
 
   Example:
-    >>> from jaxmotion.perfmodel import builtin_platform, reference_network
+    >>> from jaxmotion.perfmodel import IMAGES, LABELS, Layer, builtin_platform
     >>> cluster = builtin_platform("ethernet_1gbit")
-    >>> net = reference_network("alexnet")
+    >>> def dense(params, x):
+    ...   return x @ params["kernel"]
+    >>> def loss(params, y, labels):
+    ...   return ((y[:, 0] - labels) ** 2).mean()
+    >>> kernel = {"kernel": jax.ShapeDtypeStruct((4096, 4096), "float32")}
+    >>> layers = (
+    ...   Layer("dense", dense, kernel, (IMAGES,), mixes=True),
+    ...   Layer("loss", loss, {}, (0, LABELS), mixes=True),
+    ... )
+    >>> net = Network("dense", layers, image=(4096,))
     >>> by_batch = predict_split_step(net, 64, cluster, data_axis="data")
     >>> by_channel = predict_split_step(net, 64, cluster, model_axis="data")
     >>> by_batch.wire_bytes > by_channel.wire_bytes

@@ -119,11 +119,13 @@ def trace_step(
     ValueError: as `predict_cost`.
 
   Example:
-    >>> from jaxmotion.perfmodel import reference_network
-    >>> net = reference_network("alexnet")
-    >>> whole = trace_step(net.loss, net.params, net.batch(4))
-    >>> round(whole.gradient.totals["convolution"].flops / 1e9, 1)
-    13.8
+    >>> def loss_fn(kernel, x):
+    ...   return ((x @ kernel) ** 2).mean()
+    >>> kernel = jax.ShapeDtypeStruct((64, 10), "float32")
+    >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
+    >>> own = trace_step(loss_fn, kernel, (x,))
+    >>> int(own.gradient.totals["matmul"].flops)  # two products of 8 x 64 x 10
+    20480
   """
   if not isinstance(batch, tuple):
     raise TypeError(
@@ -196,9 +198,12 @@ def predict_step(
 
   Example:
     >>> from jaxmotion import codecs
-    >>> from jaxmotion.perfmodel import builtin_platform, reference_network
-    >>> net = reference_network("alexnet")
-    >>> own = trace_step(net.loss, net.params, net.batch(32))
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> def loss_fn(kernel, x):
+    ...   return ((x @ kernel) ** 2).mean()
+    >>> kernel = jax.ShapeDtypeStruct((4096, 4096), "float32")
+    >>> x = jax.ShapeDtypeStruct((32, 4096), "float32")
+    >>> own = trace_step(loss_fn, kernel, (x,))
     >>> cluster = builtin_platform("ethernet_10gbit")
     >>> plain = predict_step(own, cluster, "data", bucket_bytes=25 << 20)
     >>> int8 = predict_step(

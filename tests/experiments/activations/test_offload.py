@@ -4,7 +4,7 @@ import pytest
 from experiments import models
 from experiments.activations import offload
 
-NET = models.make("alexnet", image=64, width=0.25)
+NET = models.make_network("alexnet", image=64, width=0.25)
 
 
 @pytest.fixture(scope="module")

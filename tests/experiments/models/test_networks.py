@@ -31,7 +31,7 @@ TRAINED = ["gpt", "resnet"]
 
 def tiny(name):
   options = TINY.get(name, {"image": 32, "width": 1 / 4})
-  return models.make(name, classes=5, **options)
+  return models.make_network(name, classes=5, **options)
 
 
 def run(fn, *args):
@@ -61,11 +61,11 @@ def loss_and_gradient(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_full_size_has_the_published_number_of_parameters(name):
-  assert models.make(name).size == PUBLISHED[name]
+  assert models.make_network(name).size == PUBLISHED[name]
 
 
 def test_over_its_tokens_the_decoder_is_gpt2_medium():
-  net = models.make("gpt", classes=50257)
+  net = models.make_network("gpt", classes=50257)
   kernel_of_logits = 50257 * 1024  # GPT-2's is that of its embedding.
   assert net.size - kernel_of_logits == 354_823_168
   inputs, labels = net.batch(8)
@@ -74,9 +74,9 @@ def test_over_its_tokens_the_decoder_is_gpt2_medium():
 
 @pytest.mark.parametrize("layers", models.DEPTHS)
 def test_a_resnet_has_the_depth_it_is_called_after(layers):
-  blocks = models.DEPTHS[layers]
-  assert models.depth(blocks) == layers
-  net = models.make(f"resnet{layers}", width=1 / 64)
+  blocks, block = models.DEPTHS[layers], models.block_kind(layers)
+  assert models.count_layers(blocks, block) == layers
+  net = models.make_network(f"resnet{layers}", width=1 / 64)
   # Layers with kernels are counted, but not the shortcuts.
   kernels = sum(
     leaf.shape[0] if leaf.ndim == 5 else 1
@@ -84,7 +84,9 @@ def test_a_resnet_has_the_depth_it_is_called_after(layers):
     if "kernel" in str(path) and "shortcut" not in str(path)
   )
   assert kernels == layers
-  assert net == models.make("resnet", blocks=list(blocks), width=1 / 64)
+  assert net == models.make_network(
+    "resnet", blocks=list(blocks), block=block, width=1 / 64
+  )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_a_resnet_has_the_depth_it_is_called_after(layers):
   ],
 )
 def test_activations_have_the_published_shapes(name, shapes):
-  net = models.make(name)
+  net = models.make_network(name)
   images, _ = net.batch(1)
   seen = jax.eval_shape(net.activations, net.params, images)
   assert {k: seen[k].shape[1:] for k in shapes} == shapes
@@ -198,18 +200,24 @@ def test_no_token_sees_those_after_it():
     ("resnet", {"blocks": (3, 4)}, r"`blocks` must be four numbers, got \(3"),
     ("resnet", {"blocks": (3, 4, 6, 0)}, r"`blocks\[3\]` must be an integer"),
     ("nin", {"image": 16}, "`image` must be an integer >= 32, got 16"),
+    (
+      "resnet",
+      {"blocks": (1, 1, 1, 1), "block": "wide"},
+      "`block` must be one",
+    ),
+    ("googlenet", {"variant": "v2"}, "`variant` must be one of 'paper'"),
     ("vgg16", {"width": 0.0}, "`width` must be a positive number, got 0.0"),
     ("gpt", {"heads": 3}, "`heads` must divide 1024 channels, got 3"),
   ],
 )
 def test_options_are_checked(name, options, message):
   with pytest.raises(ValueError, match=message):
-    models.make(name, **options)
+    models.make_network(name, **options)
 
 
 @pytest.mark.parametrize("together", [2, 4])
 def test_repeats_that_are_wrapped_together_are_the_same_network(together):
-  net = models.make(
+  net = models.make_network(
     "resnet", blocks=(1, 5, 4, 1), image=32, width=1 / 16, classes=5
   )
   params = run(net.init, jax.random.key(0))

@@ -26,7 +26,7 @@ def make(network, **changes):
     "width": 1 / 64,
     "seed": 0,
   }
-  return staged.build(network, **options | changes)
+  return staged.build_stages(network, **options | changes)
 
 
 @pytest.mark.parametrize("network", PARAMETERS)

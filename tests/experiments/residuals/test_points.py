@@ -84,7 +84,7 @@ def test_every_mode_is_a_step_of_training(mode):
 
 def test_a_mode_or_a_network_that_is_none_is_an_error():
   with pytest.raises(ValueError, match="`mode` must be one of"):
-    cases.job("fast", models.make("resnet50"), 1)
+    cases.job("fast", models.make_network("resnet50"), 1)
   for text in ("gpt", "gpt:x", "gpt:8:layers", "gpt:8:layers=a"):
     with pytest.raises(ValueError, match="`networks` must be NAME:BATCH or"):
       residuals_points.parse([text])

@@ -12,7 +12,7 @@ PLAIN = {"weights": codecs.identity(), "grads": codecs.identity()}
 
 
 def tiny(blocks=(1, 3, 6, 1)):
-  return models.make(
+  return models.make_network(
     "resnet", blocks=blocks, image=32, classes=10, width=1 / 16
   )
 

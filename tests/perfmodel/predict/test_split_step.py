@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
+from experiments.models import reference_network
 from jaxmotion import codecs, perfmodel, wire
 from jaxmotion.perfmodel import (
   IMAGES,
@@ -17,7 +18,6 @@ from jaxmotion.perfmodel import (
   Network,
   predict_split_step,
   predict_step,
-  reference_network,
   trace_step,
 )
 

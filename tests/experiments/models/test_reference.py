@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmotion.perfmodel import predict_cost, reference_network
+from experiments.models import reference_network
+from jaxmotion.perfmodel import predict_cost
 
 # Parameters, and 1e9 multiplications of convolutions and matrix products, as
 # https://docs.pytorch.org/vision/stable/models.html has them.

@@ -1,0 +1,63 @@
+"""All networks that `make_network` knows by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from experiments.models.classic import alexnet, nin, squeezenet, vgg
+from experiments.models.googlenet import googlenet
+from experiments.models.gpt import gpt
+from experiments.models.inception import inception_v4
+from experiments.models.network import Network
+from experiments.models.resnet import DEPTHS, block_kind, resnet
+from jaxmotion.core import check_choice
+
+NETWORKS: dict[str, Callable[..., Network]] = {
+  "alexnet": alexnet,
+  "vgg": vgg,
+  "googlenet": googlenet,
+  "squeezenet": squeezenet,
+  "nin": nin,
+  "inception_v4": inception_v4,
+  "resnet": resnet,
+  "gpt": gpt,
+}
+"""Function that makes a network, by its name; it documents its options."""
+
+_NAMED: dict[str, dict[str, Any]] = {
+  "vgg11": {"depth": 11},
+  "vgg16": {"depth": 16},
+} | {
+  f"resnet{n}": {"blocks": blocks, "block": block_kind(n)}
+  for n, blocks in DEPTHS.items()
+}
+
+
+def make_network(name: str, **options: Any) -> Network:
+  """Makes a network by its name.
+
+  Args:
+    name: a key of `NETWORKS`, "vgg11", "vgg16", or "resnetN" for an N of
+      `DEPTHS`.
+    **options: arguments of the network's function. All have `classes` and
+      `width`, a factor of all channels; those of images have `image`, their
+      height and width from 32 up; "resnet" has the `blocks` of each stage;
+      "gpt" has `layers`, `heads` and `length`.
+
+  Raises:
+    ValueError: another name, or an option that is out of range.
+
+  Example:
+    >>> net = make_network("resnet50")
+    >>> net.size
+    25557032
+    >>> [(name, repeats) for name, _, repeats in net.stages][1:5]
+    [('stage1_first', 1), ('stage1_rest', 2), ('stage2_first', 1), \
+('stage2_rest', 3)]
+    >>> make_network("resnet", blocks=(3, 138, 690, 3)).name
+    'resnet2504'
+  """
+  check_choice("name", name, (*NETWORKS, *_NAMED))
+  if name in _NAMED:
+    options = _NAMED[name] | options
+    name = name.rstrip("0123456789")
+  return NETWORKS[name](**options)

@@ -1,0 +1,192 @@
+"""Reference networks as lists of layers, for `jaxmotion.perfmodel`.
+
+The layers are those of `make_network`, with every block's branches listed one
+by one and every repeat on its own. They are the variants of torchvision, so
+that their parameters and operations can be compared with published ones:
+AlexNet of one column, VGG without batch norm, GoogLeNet with batch norm, 3x3 in
+place of 5x5 and without auxiliary heads. Dropout is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, nn
+
+from experiments.models.catalog import make_network
+from experiments.models.layers import (
+  Add,
+  Call,
+  Chain,
+  Conv,
+  Dense,
+  Join,
+  Layer,
+  MaxPool,
+  join_channels,
+  param_shapes,
+  per_channel,
+)
+from jaxmotion import perfmodel
+from jaxmotion.core import Array, ShapedLike, check_choice
+from jaxmotion.perfmodel import IMAGES, LABELS
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+  "alexnet": {},
+  "vgg11": {},
+  "vgg16": {},
+  "resnet18": {},
+  "resnet34": {},
+  "resnet50": {},
+  "googlenet": {"variant": "torchvision"},
+}
+
+
+def reference_network(name: str) -> perfmodel.Network:
+  """Returns a network for 224 x 224 images of 1000 classes.
+
+  Args:
+    name: "alexnet", "vgg11", "vgg16", "resnet18", "resnet34", "resnet50" or
+      "googlenet".
+
+  Raises:
+    ValueError: another name.
+
+  Example:
+    >>> reference_network("resnet50").size
+    25557032
+
+  References:
+    Krizhevsky, One weird trick for parallelizing convolutional neural
+    networks, 2014. Simonyan and Zisserman, Very deep convolutional networks
+    for large-scale image recognition, 2015. He et al., Deep residual learning
+    for image recognition, 2016. Szegedy et al., Going deeper with
+    convolutions, 2015. Numbers: https://docs.pytorch.org/vision/stable/models
+  """
+  check_choice("name", name, _OPTIONS)
+  network = make_network(name, **_OPTIONS[name])
+  image = tuple(network.input.shape)
+  builder = _LayerList(image)
+  x = IMAGES
+  for stage in network.stages:
+    for i in range(stage.repeats):
+      repeat = f"{stage.name}_{i}" if stage.repeats > 1 else stage.name
+      x = builder.add_layer(repeat, stage.block, x)
+  builder.append("loss", mean_cross_entropy, {}, (x, LABELS), mixes=True)
+  return perfmodel.Network(name, tuple(builder.layers), image)
+
+
+class _LayerList:
+  """Appends layers and tracks the shapes of their outputs."""
+
+  def __init__(self, image: tuple[int, ...]):
+    self.layers: list[perfmodel.Layer] = []
+    self._shapes: dict[int, ShapedLike] = {
+      IMAGES: jax.ShapeDtypeStruct((1, *image), "float32"),
+      LABELS: jax.ShapeDtypeStruct((1,), "int32"),
+    }
+
+  def add_layer(self, path: str, layer: Layer, x: int) -> int:
+    """Appends a layer, or those it contains; returns its output's position.
+
+    Args:
+      path: prefix of the names.
+      layer: a layer or a tree of layers.
+      x: position of its input.
+    """
+    params = param_shapes(layer, self._shapes[x])
+    match layer:
+      case Chain():
+        for own in layer.layers:
+          x = self.add_layer(f"{path}/{own.name}", own, x)
+        return x
+      case Join():
+        branches = [
+          self.add_layer(f"{path}/{own.name}", own, x) for own in layer.branches
+        ]
+        return self.append(path, _WithoutParams(join_channels), {}, branches)
+      case Add():
+        y = self.add_layer(f"{path}/{layer.body.name}", layer.body, x)
+        if layer.shortcut:
+          name = f"{path}/{layer.shortcut.name}"
+          x = self.add_layer(name, layer.shortcut, x)
+        return self.append(path, _WithoutParams(_add_relu), {}, (x, y))
+      case Conv():
+        outputs, *inner = params["kernel"].shape
+        params["kernel"] = jax.ShapeDtypeStruct((*inner, outputs), "float32")
+        return self.append(path, _ConvLastAxis(layer), params, (x,), mixes=True)
+      case Dense():
+        return self.append(path, layer, params, (x,), mixes=True)
+      case MaxPool() | Call():
+        return self.append(path, layer, params, (x,))
+    raise TypeError(f"`layer` must be one of a list's layers, got {layer}.")
+
+  def append(
+    self,
+    name: str,
+    fn: Callable[..., Any],
+    params: Mapping[str, ShapedLike],
+    inputs: tuple[int, ...] | list[int],
+    *,
+    mixes: bool = False,
+  ) -> int:
+    """Appends one layer; returns the position of its output."""
+    shapes = [self._shapes[i] for i in inputs]
+    position = len(self.layers)
+    self._shapes[position] = jax.eval_shape(fn, params, *shapes)
+    layer = perfmodel.Layer(name, fn, params, tuple(inputs), mixes)
+    self.layers.append(layer)
+    return position
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConvLastAxis:
+  """A convolution whose kernel has its output channels last.
+
+  `perfmodel.predict_split_step` splits the last axis of every parameter. Batch
+  norm is written with as few operations per element as there can be.
+  """
+
+  conv: Conv
+
+  def __call__(self, params: Mapping[str, Array], x: Array) -> Array:
+    y = lax.conv_general_dilated(
+      x,
+      params["kernel"],
+      (self.conv.stride,) * 2,
+      self.conv.pads,
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    if self.conv.norm:
+      mean = y.mean((0, 1, 2), keepdims=True)
+      variance = jnp.square(y).mean((0, 1, 2), keepdims=True) - mean**2
+      scale = params["scale"]
+      y = (y - mean) * (lax.rsqrt(variance + 1e-5) * per_channel(scale, y))
+    y = y + per_channel(params["bias"], y)
+    return nn.relu(y) if self.conv.relu else y
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutParams:
+  """A function of inputs alone, as a layer's function."""
+
+  fn: Callable[..., Array]
+
+  def __call__(self, params: Mapping[str, Array], *inputs: Array) -> Array:
+    return self.fn(*inputs)
+
+
+def _add_relu(x: Array, y: Array) -> Array:
+  return nn.relu(x + y)
+
+
+def mean_cross_entropy(
+  params: Mapping[str, Array], logits: Array, labels: Array
+) -> Array:
+  """Returns the mean cross-entropy, without a gather of the logits."""
+  chosen = nn.one_hot(labels, logits.shape[-1])
+  return -(nn.log_softmax(logits) * chosen).sum(-1).mean()
