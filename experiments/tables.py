@@ -21,7 +21,6 @@ from experiments.train import tables as train
 from experiments.weights import tables as weights
 
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
-  "a2dtwp": weights.summary_table,
   "activations": activations.summary_table,
   "cdma": activations.summary_table,
   "codecs": codecs.summary_table,

@@ -277,7 +277,7 @@ def make_rows(platform: perfmodel.Platform) -> list[records.Row]:
   """A row for each size of each curve."""
   return [
     records.Row(
-      "calibrate",
+      "perfmodel_calibrate",
       f"{name} at {size:.6g}",
       "seconds",
       seconds,

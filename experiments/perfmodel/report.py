@@ -36,7 +36,7 @@ def make_rows(
   for pair in pairs:
     rows.append(
       Row(
-        f"validate_{pair.testbed}",
+        f"perfmodel_validate_{pair.testbed}",
         f"{pair.exchange} {pair.shape}",
         "predicted_step_ms",
         1e3 * pair.predicted_s,
@@ -58,7 +58,7 @@ def make_rows(
     }
     rows += [
       Row(
-        f"validate_{testbed}",
+        f"perfmodel_validate_{testbed}",
         case,
         metric,
         value,
@@ -72,7 +72,17 @@ def make_rows(
     ]
   for testbed, choices in _by_testbed(decisions).items():
     rows += [
-      Row(f"validate_{testbed}", _ALL, m, v, "1", None, None, None, *stamp)
+      Row(
+        f"perfmodel_validate_{testbed}",
+        _ALL,
+        m,
+        v,
+        "1",
+        None,
+        None,
+        None,
+        *stamp,
+      )
       for m, v in decision_scores(choices).items()
     ]
   return rows

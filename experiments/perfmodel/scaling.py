@@ -1,7 +1,7 @@
 """Predicts where splitting the batch, the channels, or compressing wins.
 
-  python -m experiments.perfmodel.scaling --json=scaling.jsonl \
-    --plot=scaling.png
+  python -m experiments.perfmodel.scaling --json=perfmodel_scaling.jsonl \
+    --plot=perfmodel_scaling.png
 
 The study of Castello et al. (2021), with compression: data parallelism against
 model parallelism (channels of every layer split) on five axes, one at a time
@@ -232,7 +232,7 @@ def make_rows(points: Sequence[Point]) -> list[records.Row]:
     step_ms, plain = 1e3 * point.step.total_s, base.get(point[:3])
     rows.append(
       records.Row(
-        f"scaling_{point.network}",
+        f"perfmodel_scaling_{point.network}",
         f"{point.strategy} {point.axis}={point.value:g}",
         "predicted_step_ms",
         step_ms,

@@ -1,6 +1,6 @@
 """Compares predicted steps with measured ones that no calibration has seen.
 
-  python -m experiments.perfmodel.validate --json=validate.jsonl
+  python -m experiments.perfmodel.validate --json=perfmodel_validate.jsonl
 
 On each testbed codecs, collectives and kernels are measured by themselves, and
 steps without exchange at a few batches and widths. All steps with an exchange,

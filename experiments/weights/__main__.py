@@ -1,7 +1,7 @@
 """Trains a network whose weights live on the host, in every way to move them.
 
-  python -m experiments.weights --config=configs/a2dtwp_vgg.py \
-    --json=a2dtwp_vgg.jsonl --plot=a2dtwp_vgg.png --workdir=runs/a2dtwp_vgg
+  python -m experiments.weights --config=configs/weights_vgg.py \
+    --json=weights_vgg.jsonl --plot=weights_vgg.png --workdir=runs/weights_vgg
 
 Prints the two tables of A2DTWP (arXiv:2004.02297) with what is found here
 beside them: what a batch spends its time on, and the time to an error relative
@@ -18,7 +18,7 @@ from experiments.common import shared_flags
 from experiments.weights import run
 from experiments.weights.host_link import HOST_LINKS
 
-_CONFIG = shared_flags.define_config("a2dtwp_vgg")
+_CONFIG = shared_flags.define_config("weights_vgg")
 _LINK = flags.DEFINE_enum(
   "link", "pcie3_x8", list(HOST_LINKS), "Whose emulated times tables show."
 )

@@ -11,7 +11,7 @@ from experiments.weights import cases as weights_cases, trainer
 from tests.paths import ROOT
 
 EVERY = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-HOSTED = [name for name in EVERY if name.startswith("a2dtwp_")]
+HOSTED = [name for name in EVERY if name.startswith("weights_")]
 CONFIGS = [name for name in EVERY if name not in HOSTED]
 RNG = np.random.default_rng(0)
 

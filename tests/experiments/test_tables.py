@@ -7,7 +7,7 @@ from tests.paths import ROOT
 
 @pytest.mark.parametrize(
   "name",
-  ["train_digits", "codecs", "hosts_2_1gbit", "hosts_2_100mbit", "a2dtwp_vgg"],
+  ["train_digits", "codecs", "hosts_2_1gbit", "hosts_2_100mbit", "weights_vgg"],
 )
 def test_the_readmes_tables_are_made_of_the_rows(name):
   rows = records.read_rows(ROOT / "docs" / "results" / f"{name}.jsonl")

@@ -92,9 +92,9 @@ def test_the_runner_writes_what_it_predicts(tmp_path, monkeypatch):
   ):
     flags = scaling.flags.FLAGS
     if not flags.is_parsed():
-      flags(["scaling_study"])
+      flags(["perfmodel_scaling"])
     with flagsaver.flagsaver(json=str(json)):
       scaling.main()
   rows = records.read_rows(json)
-  assert {row.experiment for row in rows} == {"scaling_alexnet"}
+  assert {row.experiment for row in rows} == {"perfmodel_scaling_alexnet"}
   assert len(rows) == len(STRATEGIES)

@@ -67,12 +67,12 @@ def test_rows_and_tables_have_every_pair_and_score(tmp_path):
   found = decisions(pairs)
   rows = report.make_rows(pairs, found)
   values = {(r.experiment, r.case, r.metric): r.value for r in rows}
-  here = "validate_here"
+  here = "perfmodel_validate_here"
   assert values[here, "none width 8", "predicted_step_ms"] == 500
   assert values[here, "all", "mape"] == pytest.approx(0.125)
   assert values[here, "held out: width, exchange", "bias"] == -0.125
   assert values[here, "all", "decision_accuracy"] == 1
-  assert values["validate_all", "all", "regret"] == 0
+  assert values["perfmodel_validate_all", "all", "regret"] == 0
   assert report.make_step_table(pairs).row_count == 4
   assert report.make_error_table(pairs).row_count == 2
   assert report.make_decision_table(found).row_count == 1

@@ -45,9 +45,9 @@ def test_a_small_run_calibrates_measures_and_scores(tmp_path):
   assert done.returncode == 0, done.stderr
   rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {
-    "validate_emulated2",
-    "validate_hosts2_loopback",
-    "validate_all",
+    "perfmodel_validate_emulated2",
+    "perfmodel_validate_hosts2_loopback",
+    "perfmodel_validate_all",
   }
   steps = [row for row in rows if row.metric == "predicted_step_ms"]
   assert len(steps) == 2 * 3

@@ -22,7 +22,11 @@ def test_a_misspelt_case_is_named():
 
 @pytest.mark.parametrize(
   ("config", "threshold"),
-  [("a2dtwp_alexnet", -5e-2), ("a2dtwp_vgg", -2e-3), ("a2dtwp_resnet", -2e-5)],
+  [
+    ("weights_alexnet", -5e-2),
+    ("weights_vgg", -2e-3),
+    ("weights_resnet", -2e-5),
+  ],
 )
 def test_awp_has_the_papers_threshold_and_the_runs_interval(
   load_config, config, threshold
@@ -34,6 +38,6 @@ def test_awp_has_the_papers_threshold_and_the_runs_interval(
 
 
 def test_static_cases_stay_where_they_are(load_config):
-  config = load_config("a2dtwp_vgg")
+  config = load_config("weights_vgg")
   controller = cases.make_controller(cases.get_case("int8"), config)
   assert controller == controllers.fixed(0)

@@ -4,7 +4,7 @@ from experiments.weights import profile as weights_profile, trainer
 
 
 def test_a_step_is_taken_apart(tiny_hosted):
-  config = tiny_hosted("a2dtwp_alexnet", cases=("awp", "int8"))
+  config = tiny_hosted("weights_alexnet", cases=("awp", "int8"))
   turns = []
   awp, int8 = weights_profile.measure(
     trainer.load(config), {"awp": 1}, on_round=lambda: turns.append(1)

@@ -76,7 +76,7 @@ def make_rows(on_host=True):
     case |= weights_rows.predicted(case, profile, WEIGHTS, HALVES)
     case |= weights_rows.timed_to_error(case, profile, on_host=on_host)
   facts = weights_rows.published("vgg_a")
-  return weights_rows.make_rows("a2dtwp_vgg", found, facts)
+  return weights_rows.make_rows("weights_vgg", found, facts)
 
 
 def by_name(rows):

@@ -16,7 +16,7 @@ def assert_same_bits(a, b):
 
 @pytest.fixture
 def setup(tiny_hosted):
-  return weights_trainer.load(tiny_hosted("a2dtwp_alexnet"))
+  return weights_trainer.load(tiny_hosted("weights_alexnet"))
 
 
 def test_stopped_and_resumed_equals_straight(tmp_path, setup):
@@ -123,7 +123,7 @@ def test_the_error_is_that_of_the_whole_test_set(setup):
 
 
 def test_a_run_that_diverges_ends_there_and_is_measured(tiny_hosted):
-  config = tiny_hosted("a2dtwp_alexnet", learning_rate=1e30)
+  config = tiny_hosted("weights_alexnet", learning_rate=1e30)
   trainer = weights_trainer.Trainer(weights_trainer.load(config), "fp32")
   run = trainer.measure(0, trainer.train(seed=0))
   assert run.steps < config.steps

@@ -19,13 +19,13 @@ def flags_of(config):
 
 
 def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path, tiny_hosted):
-  config = tiny_hosted("a2dtwp_vgg", cases=("fp32", "awp"))
+  config = tiny_hosted("weights_vgg", cases=("fp32", "awp"))
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   done = subprocess.run(
     [
       *(sys.executable, "-m", "experiments.weights"),
-      "--config=configs/a2dtwp_vgg.py",
+      "--config=configs/weights_vgg.py",
       *flags_of(config),
       *(f"--json={json}", f"--plot={plot}", "--link=pcie5_x16"),
       f"--workdir={tmp_path / 'job'}",
@@ -59,4 +59,4 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path, tiny_hosted):
 
 def test_a_misspelt_case_is_refused_before_any_work(tiny_hosted):
   with pytest.raises(ValueError, match=r"`config.cases` must .*got 'int7'"):
-    run.run(tiny_hosted("a2dtwp_vgg", cases=("fp32", "int7")))
+    run.run(tiny_hosted("weights_vgg", cases=("fp32", "int7")))
