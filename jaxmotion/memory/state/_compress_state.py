@@ -1,4 +1,4 @@
-"""An optimiser whose state is encoded between its updates."""
+"""`compress_state`: optimizer state that is encoded between updates."""
 
 import zlib
 from collections.abc import Sequence
@@ -25,23 +25,24 @@ from jaxmotion.memory._memory_kind import (
 )
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
-  flatten,
-  is_packed,
-  pack,
+  encode_leaf,
+  flatten_encoded,
+  is_encoded,
 )
-from jaxmotion.memory.state._moments import Moments
-from jaxmotion.memory.state._stream import stream
+from jaxmotion.memory.state._moments import MomentCodecs
+from jaxmotion.memory.state._stream import stream_update
 
-_FIRST = uniform(bits=8, block=256, rounding="stochastic")
-_SECOND = nonnegative(rounding="stochastic")
+_FIRST_MOMENT = uniform(bits=8, block=256, rounding="stochastic")
+_SECOND_MOMENT = nonnegative(rounding="stochastic")
 
 
 class CompressedState(NamedTuple):
   """State of `compress_state`.
 
   Attributes:
-    steps: int32[], updates so far.
-    inner: the wrapped transformation's state, some of its leaves `EncodedLeaf`.
+    steps: int32[], number of updates so far.
+    inner: state of the wrapped transformation, some of its leaves
+      `EncodedLeaf`.
   """
 
   steps: Array
@@ -51,55 +52,60 @@ class CompressedState(NamedTuple):
 def compress_state(
   tx: optax.GradientTransformation,
   *,
-  first: Codec | None = _FIRST,
-  second: Codec | None = _SECOND,
+  first: Codec | None = _FIRST_MOMENT,
+  second: Codec | None = _SECOND_MOMENT,
   rules: Sequence[tuple[str, Codec | None]] = (),
   min_leaf_size: int = 4096,
   memory_kind: str | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Keeps an optimiser's state encoded between its updates.
+  r"""Wraps an optimizer so that its state is encoded between updates.
 
   .. math::
     u, s' = tx.update(g, decode(p)), \quad p \leftarrow encode(s')
 
-  with s the moments among the leaves of the state: `mu`, `trace` and `ema` are
-  first moments, `nu` second ones, by the names of optax's fields. All else is
-  kept as it is: other fields, integers, keys, leaves of few values.
+  with s the moments in the optimizer's state. Optax's field names identify
+  them: `mu`, `trace` and `ema` are first moments, `nu` is a second moment.
+  Other fields, integers, keys and small leaves stay as they are.
 
-  Rounding is stochastic by default: an average that moves by less than half a
-  level in a step would otherwise not move at all. Second moments are in a
-  format where nothing above zero becomes zero: updates divide by their roots.
+  Rounding is stochastic by default. Rounding to nearest would never change an
+  average that moves by less than half a level per step. The default format of
+  second moments rounds no positive element to zero, because updates divide by
+  their square root.
 
-  An update decodes, computes and encodes parameter by parameter, each when the
-  state of the last but one is encoded again, so that no more than a few are
-  decoded at a time. An update that needs all state at once (a norm over it, a
-  condition around all of it) decodes it at once.
+  An update decodes, computes and encodes one parameter after another. Each
+  parameter waits until the state of the last but one is encoded again, so that
+  only a few are decoded at a time. An update that needs all state at once (a
+  norm over it, a condition around all of it) decodes it at once.
 
-  With `memory_kind="pinned_host"` the encoded leaves stay in the host's memory and
-  come and go in that order. Where the device has no such memory, `init` warns
+  With `memory_kind="pinned_host"` the encoded leaves stay in host memory and
+  are transferred in that order. If the device has no such memory, `init` warns
   and they stay on the device.
 
   Args:
     tx: any optax transformation.
-    first: codec of first moments, or None.
-    second: codec of second moments, or None.
-    rules: pairs of a regular expression, searched for in the path of a
-      floating-point leaf of the state ("0/mu/dense/kernel"), and a codec, or
-      None to keep it as it is. The first that matches wins over the names.
-    min_leaf_size: leaves of fewer values are kept as they are, whatever the rules.
+    first: codec of first moments, a codec of arrays without state; None leaves
+      them as they are.
+    second: codec of second moments, likewise.
+    rules: pairs of a regular expression and a codec, or None to leave a leaf as
+      it is. The expression is searched for in the path of each floating-point
+      leaf of the state ("0/mu/dense/kernel"). The first rule that matches a
+      path wins, also over `first` and `second`.
+    min_leaf_size: number of elements. Leaves of fewer stay as they are,
+      whatever the rules.
     memory_kind: None or "pinned_host".
-    seed: of stochastic rounding; with the number of updates and the leaf's
-      path it determines every random bit.
+    seed: seed of stochastic rounding, in [0, 2**32). With the number of updates
+      and the leaf's path it determines every random bit.
 
   Returns:
     A transformation whose state is a `CompressedState`.
 
   Raises:
-    TypeError: `tx` is no transformation, a codec is not one of arrays, or a
-      rule no pair of a pattern and a codec.
-    ValueError: a codec has state, or a pattern is no regular expression; in
-      `init`, a rule matches no leaf, or no leaf is known by name or rule.
+    TypeError: `tx` is not a transformation, a codec is not one of arrays, or a
+      rule is not a pair of a pattern and a codec.
+    ValueError: a codec has state, or a pattern is not a regular expression; in
+      `init`, a rule matches no leaf, or neither field names nor rules select a
+      leaf.
 
   Example:
     >>> import jax
@@ -121,22 +127,22 @@ def compress_state(
     raise TypeError(
       f"`tx` must be an optax.GradientTransformation, got {tx!r}."
     )
-  moments = Moments(first, second, tuple(rules), min_leaf_size)
+  moments = MomentCodecs(first, second, rules, min_leaf_size)
   check_choice("memory_kind", memory_kind, MEMORY_KINDS)
   check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update
 
   def init_fn(params: PyTree) -> CompressedState:
-    entries, treedef = flatten(tx.init(params))
-    codecs = moments.codecs(entries)
+    entries, treedef = flatten_encoded(tx.init(params))
+    codecs = moments.choose_codecs(entries)
     steps = jnp.zeros((), jnp.int32)
-    keys = _keys(seed, steps, entries)
+    keys = _leaf_keys(seed, steps, entries)
     leaves = [
-      x if codec is None else pack(x, codec, key)
+      x if codec is None else encode_leaf(x, codec, key)
       for (_, x), codec, key in zip(entries, codecs, keys, strict=True)
     ]
     if resolve_memory_kind(memory_kind):
-      leaves = [to_host(x) if is_packed(x) else x for x in leaves]
+      leaves = [to_host(x) if is_encoded(x) else x for x in leaves]
     return CompressedState(steps, treedef.unflatten(leaves))
 
   def update_fn(
@@ -146,31 +152,34 @@ def compress_state(
     **extra_args: Any,
   ) -> tuple[PyTree, CompressedState]:
     steps = optax.safe_increment(state.steps)
-    entries, treedef = flatten(state.inner)
+    entries, treedef = flatten_encoded(state.inner)
     leaves = [x for _, x in entries]
-    keys = _keys(seed, steps, entries)
+    keys = _leaf_keys(seed, steps, entries)
 
-    def inner(leaves: list[Any]) -> tuple[PyTree, list[Any]]:
-      old = treedef.unflatten(leaves)
-      u, new = inner_update(updates, old, params, **extra_args)
-      return u, treedef.flatten_up_to(new)
+    def update_leaves(arrays: list[Any]) -> tuple[PyTree, list[Any]]:
+      old = treedef.unflatten(arrays)
+      new_updates, new = inner_update(updates, old, params, **extra_args)
+      return new_updates, treedef.flatten_up_to(new)
 
-    def encode(i: int, x: Array) -> EncodedLeaf:
-      return pack(x, leaves[i].codec, keys[i])
+    def encode_again(i: int, x: Array) -> EncodedLeaf:
+      return encode_leaf(x, leaves[i].codec, keys[i])
 
     on_host = resolve_memory_kind(memory_kind, warn=False) is not None
-    u, new = stream(inner, leaves, encode, on_host)
-    return u, CompressedState(steps, treedef.unflatten(new))
+    new_updates, new = stream_update(
+      update_leaves, leaves, encode_again, on_host
+    )
+    return new_updates, CompressedState(steps, treedef.unflatten(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _keys(
+def _leaf_keys(
   seed: int, steps: Array, entries: Sequence[tuple[Any, Any]]
 ) -> list[Key]:
-  """Returns each leaf's own key.
+  """Returns a key for each leaf.
 
-  All are made at once: on a GPU each by itself would be kernels of its own.
+  All keys are computed in one array operation: on a GPU, computing each by
+  itself would launch kernels of its own.
   """
   paths = [zlib.crc32(leaf_path(path).encode()) for path, _ in entries]
   keys = make_key(seed).fold(steps).fold(jnp.array(np.array(paths, np.uint32)))

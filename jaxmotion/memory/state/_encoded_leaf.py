@@ -1,4 +1,4 @@
-"""Leaves of a tree that are encoded and say how to decode them."""
+"""`EncodedLeaf`: a pytree node of a payload and what its decoding needs."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ from jaxmotion.memory._memory_kind import to_device
 )
 @dataclasses.dataclass(frozen=True)
 class EncodedLeaf:
-  """An encoded array.
+  """An encoded array that takes the place of a leaf in a tree.
 
   Attributes:
-    payload: what the codec made of it.
-    codec: made it.
-    shape: of the array.
-    dtype: of the array, its name.
+    payload: pytree of arrays that the codec returned.
+    codec: codec that encoded the array.
+    shape: shape of the array.
+    dtype: name of the array's dtype.
   """
 
   payload: PyTree
@@ -35,28 +35,28 @@ class EncodedLeaf:
 
   @property
   def like(self) -> jax.ShapeDtypeStruct:
-    """The array's type."""
+    """Shape and dtype of the decoded array."""
     return shape_varying_like(self.shape, self.dtype, self.payload)
 
   def decode(self) -> Array:
-    """Returns the array; the payload is on the device."""
+    """Returns the decoded array; the payload must be on the device."""
     return self.codec.decode(self.payload, self.like)
 
 
-def pack(x: Array, codec: Codec, key: Key) -> EncodedLeaf:
-  """Encodes an array."""
+def encode_leaf(x: Array, codec: Codec, key: Key) -> EncodedLeaf:
+  """Encodes an array with a codec that has no state."""
   payload, _ = codec.encode(x, (), key)
   return EncodedLeaf(payload, codec, tuple(x.shape), jnp.dtype(x.dtype).name)
 
 
 def decompress_state(state: PyTree) -> PyTree:
-  """Decodes every leaf of a state that is packed.
+  """Decodes every encoded leaf of an optimizer state.
 
   Args:
-    state: a `CompressedState`, or a tree with some in it.
+    state: a `CompressedState`, or a tree that contains some.
 
   Returns:
-    The tree, with arrays on the device for its `EncodedLeaf` leaves.
+    The tree, with arrays on the device in place of its `EncodedLeaf` leaves.
 
   Example:
     >>> import optax
@@ -66,22 +66,26 @@ def decompress_state(state: PyTree) -> PyTree:
     (64, 64)
   """
 
-  def decoded(x: Any) -> Any:
-    return on_device(x).decode() if is_packed(x) else x
+  def decode_leaf(x: Any) -> Any:
+    return move_to_device(x).decode() if is_encoded(x) else x
 
-  return jax.tree.map(decoded, state, is_leaf=is_packed)
-
-
-def on_device(packed: EncodedLeaf) -> EncodedLeaf:
-  """Returns it with its payload on the device."""
-  return dataclasses.replace(packed, payload=to_device(packed.payload))
+  return jax.tree.map(decode_leaf, state, is_leaf=is_encoded)
 
 
-def is_packed(x: Any) -> bool:
-  """Says whether a node is `EncodedLeaf`."""
+def move_to_device(leaf: EncodedLeaf) -> EncodedLeaf:
+  """Returns an encoded leaf with its payload in device memory."""
+  return dataclasses.replace(leaf, payload=to_device(leaf.payload))
+
+
+def is_encoded(x: Any) -> bool:
+  """Says whether a node of a tree is an `EncodedLeaf`."""
   return isinstance(x, EncodedLeaf)
 
 
-def flatten(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
-  """Returns (key path, leaf) of every leaf, packed ones whole, and the rest."""
-  return jax.tree.flatten_with_path(tree, is_leaf=is_packed)
+def flatten_encoded(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+  """Flattens a tree into (key path, leaf) pairs, with encoded leaves whole.
+
+  Returns:
+    The pairs and the tree's structure.
+  """
+  return jax.tree.flatten_with_path(tree, is_leaf=is_encoded)

@@ -1,4 +1,4 @@
-"""A backward pass that updates each layer's parameters as it goes."""
+"""`OptimizerInBackward`: parameters are updated within the backward pass."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ Block = Callable[[PyTree, PyTree], PyTree]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerInBackward:
-  """Trains a chain of blocks and never holds the gradients of all of them.
+  """Trains a chain of blocks without holding the gradients of all of them.
 
-  The gradients of a block are there for as long as its own update takes, which
-  overwrites its parameters: beside parameters and optimiser state, a step needs
-  what is kept for the backward pass and the gradients of one block (of one
-  segment).
+  The gradients of a block exist only during the block's own update, which
+  overwrites its parameters. Besides parameters and optimizer state, a step
+  needs the residuals of the backward pass and the gradients of one block (of
+  one segment).
 
-  Where nothing is computed again, that is what `compress_residuals` keeps of
-  each block; with `segment`, it is the input of so many blocks, from which the
-  rest is computed again.
+  Without `segment`, the residuals are those that `compress_residuals` saves for
+  each block. With it, only the input of each segment is saved, and the backward
+  pass recomputes the rest from there.
 
   Args:
-    blocks: pairs of a function (params, x) -> x and how often it is repeated.
-      Repeated blocks have parameters stacked along a leading axis, outputs of
-      the shapes of their inputs, and run in one loop.
+    blocks: pairs of a function (params, x) -> x and its number of repeats.
+      Repeated blocks have parameters stacked along a leading axis and outputs
+      of the shapes of their inputs, and run in one loop.
     loss: function (x, *batch) -> scalar of the last block's output.
-    tx: optax transformation. It is called for each block by itself, with
-      states of its own for repeats: nothing is computed over all gradients.
-    codec: as for `compress_residuals`; what it offloads travels while the turn
-      after it, or before it, computes.
-    segment: repeats whose inside is computed again together; None computes
-      nothing again but what is cheap.
+    tx: optax transformation. It is called for each block by itself, with states
+      of its own for repeats: it cannot use a norm over all gradients.
+    codec: codec, rules or choice as for `compress_residuals`. Offloaded
+      residuals are transferred while the neighboring iteration computes.
+    segment: number of repeats that are recomputed together in the backward
+      pass; None recomputes nothing but cheap operations.
 
   Raises:
-    TypeError: `tx` or a block is none.
+    TypeError: `tx` is not a transformation, or a block is not a function.
     ValueError: there are no blocks, or a number is less than 1.
 
   Example:
@@ -107,15 +107,15 @@ class OptimizerInBackward:
       )
 
   def init(self, params: Sequence[PyTree]) -> list[PyTree]:
-    """Returns the optimiser's state for each block, stacked like its params.
+    """Returns the optimizer state of each block, stacked like its parameters.
 
     Args:
-      params: of each block.
+      params: parameters of each block.
 
     Raises:
-      ValueError: not one for each block.
+      ValueError: there is not one tree for each block.
     """
-    self._check(params)
+    self._check_params(params)
     return [
       self.tx.init(own) if repeats == 1 else jax.vmap(self.tx.init)(own)
       for own, (_, repeats) in zip(params, self.blocks, strict=True)
@@ -128,60 +128,69 @@ class OptimizerInBackward:
     x: PyTree,
     *batch: Any,
   ) -> tuple[list[PyTree], list[PyTree], Array]:
-    """Updates all parameters once. Jit it, and donate the first two.
+    """Updates all parameters once. Jit it, and donate the first two arguments.
 
     Args:
-      params: of each block.
-      state: from `init` or the last step.
+      params: parameters of each block.
+      state: state from `init` or the last step.
       x: input of the first block.
-      *batch: what else `loss` takes.
+      *batch: further arguments of `loss`.
 
     Returns:
       New parameters, new state, and the loss before the update.
 
     Raises:
-      ValueError: not one of `params` or `state` for each block.
+      ValueError: there is not one tree of `params` for each block.
     """
-    self._check(params)
-    pieces: list[tuple[int, _Once | _Loop, PyTree]] = []
+    self._check_params(params)
+    loops: list[tuple[int, _SingleBlock | _BlockLoop, PyTree]] = []
     for i, (block, repeats) in enumerate(self.blocks):
-      for piece in self._pieces(block, repeats, params[i], x):
-        x, words = piece.forward(params[i], x)
-        pieces.append((i, piece, words))
-    value, pull = jax.vjp(lambda x: self.loss(x, *batch), x)
-    (ct,) = pull(jnp.ones_like(value))
+      for loop in self._block_loops(block, repeats, params[i], x):
+        x, residuals = loop.forward(params[i], x)
+        loops.append((i, loop, residuals))
+    value, pullback = jax.vjp(lambda x: self.loss(x, *batch), x)
+    (ct,) = pullback(jnp.ones_like(value))
     params, state = list(params), list(state)
-    for i, piece, words in reversed(pieces):
-      ct, params[i], state[i] = piece.backward(params[i], state[i], words, ct)
+    for i, loop, residuals in reversed(loops):
+      ct, params[i], state[i] = loop.backward(
+        params[i], state[i], residuals, ct
+      )
     return params, state, value
 
-  def _check(self, params: Sequence[PyTree]) -> None:
+  def _check_params(self, params: Sequence[PyTree]) -> None:
     if len(params) != len(self.blocks):
       raise ValueError(
         f"`params` must be {len(self.blocks)} trees, one for each block, got "
         f"{len(params)}."
       )
 
-  def _pieces(
+  def _block_loops(
     self, block: Block, repeats: int, params: PyTree, x: PyTree
-  ) -> list[_Once | _Loop]:
+  ) -> list[_SingleBlock | _BlockLoop]:
+    """Returns the loops that together run all repeats of a block.
+
+    A number of repeats that the segment does not divide leaves a shorter last
+    segment, which is a loop of its own.
+    """
     if repeats == 1:
-      return [_Once(self._split(block, params, x), self.tx)]
+      return [_SingleBlock(self._split_block(block, params, x), self.tx)]
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
-    spans = [_Span(0, size, whole)]
+    ranges = [_SegmentRange(0, size, whole)]
     if rest:
-      spans.append(_Span(whole * size, rest, 1))
+      ranges.append(_SegmentRange(whole * size, rest, 1))
     return [
-      _Loop(
-        self._split(_chain(block, s.size), s.rows(params, s.start), x),
+      _BlockLoop(
+        self._split_block(
+          _chain_repeats(block, r.size), r.slice_segment(params, r.start), x
+        ),
         self.tx,
-        s,
+        r,
       )
-      for s in spans
+      for r in ranges
     ]
 
-  def _split(self, block: Block, params: PyTree, x: PyTree) -> Passes:
+  def _split_block(self, block: Block, params: PyTree, x: PyTree) -> Passes:
     return split_passes(
       block,
       jax.tree.map(abstract_like, (params, x)),
@@ -190,144 +199,167 @@ class OptimizerInBackward:
     )
 
 
-class _Span(NamedTuple):
-  """Which repeats run in a loop, and how many at a time.
+class _SegmentRange(NamedTuple):
+  """Range of repeats that one loop runs, segment by segment.
 
   Attributes:
-    start: the first.
-    size: repeats at a time.
-    loops: how often.
+    start: first repeat.
+    size: number of repeats in a segment, one iteration of the loop.
+    segments: number of iterations.
   """
 
   start: int
   size: int
-  loops: int
+  segments: int
 
-  def starts(self) -> Array:
-    """The first repeat of each turn."""
-    return self.start + self.size * jnp.arange(self.loops)
+  def segment_starts(self) -> Array:
+    """Returns the first repeat of each segment, int32[segments]."""
+    return self.start + self.size * jnp.arange(self.segments)
 
-  def rows(self, tree: PyTree, start: Any) -> PyTree:
-    """The parameters or the state of one turn."""
+  def slice_segment(self, tree: PyTree, start: Any) -> PyTree:
+    """Returns the parameters or the state of the segment that begins there."""
 
-    def part(a: Array) -> Array:
-      rows = lax.dynamic_slice_in_dim(_rows(a), start, self.size)
+    def slice_leaf(a: Array) -> Array:
+      rows = lax.dynamic_slice_in_dim(_as_matrix(a), start, self.size)
       return rows.reshape(self.size, *a.shape[1:])
 
-    return jax.tree.map(lambda a: _apart(part(a)), tree)
+    return jax.tree.map(lambda a: _materialize_kernels(slice_leaf(a)), tree)
 
 
-class _Once(NamedTuple):
-  """A block that is not repeated."""
+class _SingleBlock(NamedTuple):
+  """A block that is not repeated: its two passes and the update."""
 
-  halves: Passes
+  passes: Passes
   tx: optax.GradientTransformation
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the output and what is kept."""
-    return self.halves.forward(params, x)
+    """Returns the output and the residuals."""
+    return self.passes.forward(params, x)
 
   def backward(
-    self, params: PyTree, state: PyTree, words: PyTree, ct: PyTree
+    self, params: PyTree, state: PyTree, residuals: PyTree, ct: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the input's cotangent, new parameters and new state."""
-    grads, ct = self.halves.backward(params, words, ct)
+    grads, ct = self.passes.backward(params, residuals, ct)
     updates, state = self.tx.update(grads, state, params)
     params = optax.apply_updates(params, updates)
-    # Or gradients would be kept until all blocks have theirs.
+    # Without the barrier XLA may postpone the updates, and would hold the
+    # gradients until all blocks have theirs.
     return lax.optimization_barrier((ct, params, state))
 
 
-class _Loop(NamedTuple):
-  """A loop over segments of a repeated block; see `_Once`.
+class _BlockLoop(NamedTuple):
+  """Loops over segments of a repeated block, forward and backward.
 
-  What goes to the host does so while the next turn computes, and comes back
-  while the one before does: the words of a turn are carried to the next, and
-  those of the last never leave the device.
+  Both loops are `lax.scan`s with a software pipeline of depth one for residuals
+  on the host. An iteration carries its host buffers to the next, which sends
+  them (forward) or has fetched them (backward) while it computes. The buffers
+  of the last forward iteration are the first that the backward loop reads: they
+  stay on the device.
+
+  The backward loop carries parameters and state, and writes each segment's
+  slice in place. XLA would copy the whole stack for two reasons: if anything
+  may read the old slice after the write (`schedule_after` prevents it), and if
+  a convolution wants another layout (`_materialize_kernels` prevents it).
   """
 
-  halves: Passes
+  passes: Passes
   tx: optax.GradientTransformation
-  span: _Span
+  segments: _SegmentRange
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the output and what is kept."""
-    words_of, beside = self._words_of(), (params, x)
+    """Returns the output and the residuals.
+
+    The residuals are the last iteration's host buffers on the device, and,
+    stacked over iterations, the device's residuals and the host buffers of the
+    iteration before.
+    """
+    buffers, beside = self._host_buffers(), (params, x)
 
     def body(carry: Any, start: Array) -> tuple[Any, Any]:
-      x, before = carry
-      own = self.span.rows(params, start)
-      x, words = self.halves.forward(own, x, transfer=False)
-      here, there = words_of.pack(words, beside)
-      return (x, there), (here, to_host(before))
+      x, previous = carry
+      own_params = self.segments.slice_segment(params, start)
+      x, residuals = self.passes.forward(own_params, x, transfer=False)
+      on_device, for_host = buffers.pack(residuals, beside)
+      return (x, for_host), (on_device, to_host(previous))
 
-    start = (x, words_of.zeros(beside))
-    (x, last), kept = lax.scan(body, start, self.span.starts())
-    return x, (last, *kept)
+    first = (x, buffers.zeros(beside))
+    (x, last), stacked = lax.scan(body, first, self.segments.segment_starts())
+    return x, (last, *stacked)
 
   def backward(
-    self, params: PyTree, state: PyTree, words: PyTree, ct: PyTree
+    self, params: PyTree, state: PyTree, residuals: PyTree, ct: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the input's cotangent, new parameters and new state."""
-    last, here, there = words
-    words_of = self._words_of()
+    last, on_device, on_host = residuals
+    buffers = self._host_buffers()
 
-    def body(carry: Any, kept: Any) -> tuple[Any, None]:
-      ct, params, state, far = carry
-      start, near, before = kept
-      before = to_device(before)
-      own, mine = (self.span.rows(t, start) for t in (params, state))
-      words = words_of.merge(near, far)
-      grads, ct = self.halves.backward(own, words, ct, transfer=False)
-      grads = jax.tree.map(_apart, grads)
-      updates, mine = jax.vmap(self.tx.update)(grads, mine, own)
-      own = optax.apply_updates(own, updates)
-      # Whoever reads the old parameters has done so, or XLA:CPU copies them.
-      own = jax.tree.map(
-        lambda a: schedule_after(a, jax.tree.leaves(ct)[0]), own
+    def body(carry: Any, iteration: Any) -> tuple[Any, None]:
+      ct, params, state, fetched = carry
+      start, own_on_device, previous = iteration
+      # For the next iteration, the segment before this one.
+      previous = to_device(previous)
+      own_params = self.segments.slice_segment(params, start)
+      own_state = self.segments.slice_segment(state, start)
+      own_residuals = buffers.merge(own_on_device, fetched)
+      grads, ct = self.passes.backward(
+        own_params, own_residuals, ct, transfer=False
       )
-      params, state = _put(params, own, start), _put(state, mine, start)
-      return (ct, params, state, words_of.unpack(before)), None
+      grads = jax.tree.map(_materialize_kernels, grads)
+      updates, own_state = jax.vmap(self.tx.update)(
+        grads, own_state, own_params
+      )
+      own_params = optax.apply_updates(own_params, updates)
+      # Write the parameters after everything has read the old ones (`ct` is
+      # the last result that does), or XLA:CPU copies them.
+      own_params = jax.tree.map(
+        lambda a: schedule_after(a, jax.tree.leaves(ct)[0]), own_params
+      )
+      params = _write_segment(params, own_params, start)
+      state = _write_segment(state, own_state, start)
+      return (ct, params, state, buffers.unpack(previous)), None
 
-    begin = (ct, params, state, words_of.unpack(last))
-    turns = (self.span.starts(), here, there)
-    (ct, params, state, _), _ = lax.scan(body, begin, turns, reverse=True)
+    first = (ct, params, state, buffers.unpack(last))
+    iterations = (self.segments.segment_starts(), on_device, on_host)
+    (ct, params, state, _), _ = lax.scan(body, first, iterations, reverse=True)
     return ct, params, state
 
-  def _words_of(self) -> HostBuffers:
-    return HostBuffers(self.halves.saved_residuals())
+  def _host_buffers(self) -> HostBuffers:
+    return HostBuffers(self.passes.saved_residuals())
 
 
-def _chain(block: Block, size: int) -> Block:
-  """Several repeats as one block."""
+def _chain_repeats(block: Block, size: int) -> Block:
+  """Returns a block that runs several repeats, their parameters stacked."""
   if size == 1:
     return lambda params, x: block(jax.tree.map(lambda a: a[0], params), x)
 
-  def run(params: PyTree, x: PyTree) -> PyTree:
+  def run_repeats(params: PyTree, x: PyTree) -> PyTree:
     return lax.scan(lambda x, own: (block(own, x), None), x, params)[0]
 
-  return run
+  return run_repeats
 
 
-def _put(tree: PyTree, part: PyTree, start: Array) -> PyTree:
-  def whole(a: Array, b: Array) -> Array:
-    rows = lax.dynamic_update_slice_in_dim(_rows(a), _rows(b), start, 0)
+def _write_segment(tree: PyTree, segment: PyTree, start: Array) -> PyTree:
+  def write_leaf(a: Array, b: Array) -> Array:
+    rows = lax.dynamic_update_slice_in_dim(
+      _as_matrix(a), _as_matrix(b), start, 0
+    )
     return rows.reshape(a.shape)
 
-  return jax.tree.map(whole, tree, part)
+  return jax.tree.map(write_leaf, tree, segment)
 
 
-def _rows(a: Array) -> Array:
-  """A stack of kernels of convolutions as a matrix."""
+def _as_matrix(a: Array) -> Array:
+  """Returns a stack of convolution kernels as a matrix; other arrays as is."""
   return a.reshape(len(a), math.prod(a.shape[1:])) if a.ndim > 4 else a
 
 
-def _apart(a: Array) -> Array:
-  """Some kernels of a stack, as a matrix in memory first.
+def _materialize_kernels(a: Array) -> Array:
+  """Writes a slice of a stack of convolution kernels to memory, as a matrix.
 
-  XLA would give the whole stack the layout that its convolution wants, in a
-  copy as large as all parameters.
+  Otherwise XLA gives the whole stack the layout that its convolution wants, in
+  a copy as large as all parameters. Other arrays stay as they are.
   """
   if a.ndim <= 4:
     return a
-  return lax.optimization_barrier(_rows(a)).reshape(a.shape)
+  return lax.optimization_barrier(_as_matrix(a)).reshape(a.shape)

@@ -1,4 +1,4 @@
-"""An update that decodes and encodes its state leaf by leaf."""
+"""Optimizer updates that decode and encode their state leaf by leaf."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,118 +19,136 @@ from jaxmotion.memory.residuals.trace import (
 )
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
-  is_packed,
-  on_device,
+  is_encoded,
+  move_to_device,
 )
 
-# Turns that may begin before the present one has ended: one parameter's state
-# is on its way from the host while another's is computed.
-_AHEAD = 1
+# Parameters that may begin before the present one is done: the state of one is
+# transferred from the host while another's update is computed.
+_MAX_AHEAD = 1
 
 
-def stream(
+def stream_update(
   update: Callable[[list[Any]], tuple[PyTree, list[Any]]],
   leaves: Sequence[Any],
   encode: Callable[[int, Array], EncodedLeaf],
   on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
-  """Computes an update in turns, one for each array of `updates`.
+  """Computes an update parameter by parameter: one array of `updates` a time.
 
-  A turn decodes the state that its array is made of, computes the array, and
-  encodes what has become of that state. It is bound to the end of the last
-  turn but one: a compiler that is free to copies from the host, or decodes,
-  everything first.
+  Traces `update` once on decoded leaves, then evaluates its outputs one by one.
+  For each array of `updates` it decodes the state leaves that the array depends
+  on, computes the array, computes the new values of those leaves and encodes
+  them.
+
+  Invariant: a leaf is decoded only after the new state of the last parameter
+  but one is encoded. An `optimization_barrier` ties the leaf's payload to the
+  first elements of those payloads. Without the barrier XLA may transfer from
+  the host, or decode, everything first, and the decoded state would be in
+  memory at once. The tie is not to the last parameter itself, so that a
+  transfer overlaps with one computation.
 
   Args:
-    update: from the leaves of a state to `updates` and the new leaves.
-    leaves: of the state, some of them `EncodedLeaf`.
-    encode: packs a new leaf, given its position.
-    on_host: whether what is packed is on the host and goes back there.
+    update: function from the leaves of a state to `updates` and the new leaves.
+    leaves: leaves of the state, some of them `EncodedLeaf`.
+    encode: function (position, new leaf) -> `EncodedLeaf`.
+    on_host: whether encoded leaves are in host memory and return to it.
 
   Returns:
     `updates` and the new leaves.
   """
-  packed = [i for i, x in enumerate(leaves) if is_packed(x)]
+  encoded = [i for i, x in enumerate(leaves) if is_encoded(x)]
 
-  def of_arrays(arrays: list[Array]) -> tuple[PyTree, list[Any]]:
-    own = list(leaves)
-    for i, a in zip(packed, arrays, strict=True):
-      own[i] = a
-    return update(own)
+  def update_decoded(arrays: list[Array]) -> tuple[PyTree, list[Any]]:
+    decoded = list(leaves)
+    for i, a in zip(encoded, arrays, strict=True):
+      decoded[i] = a
+    return update(decoded)
 
-  traced, (updates, _) = jax.make_jaxpr(of_arrays, return_shape=True)(
-    [leaves[i].like for i in packed]
+  traced, (updates, _) = jax.make_jaxpr(update_decoded, return_shape=True)(
+    [leaves[i].like for i in encoded]
   )
-  count = len(jax.tree.leaves(updates))
-  new: dict[int, Any] = {}
-  brought: list[int] = []
-  ends: list[list[Array]] = []
+  update_count = len(jax.tree.leaves(updates))
+  new_leaves: dict[int, Any] = {}
+  decoded_leaves: list[int] = []  # Decoded, and not encoded again yet.
+  # For each parameter that decoded any state: the first element of each payload
+  # that it has encoded.
+  markers: list[list[Array]] = []
 
-  def bring(k: int) -> Array:
-    brought.append(packed[k])
-    x = leaves[packed[k]]
-    if len(ends) > _AHEAD:
-      bound = lax.optimization_barrier((x.payload, ends[-1 - _AHEAD]))
-      x = dataclasses.replace(x, payload=bound[0])
-    return (on_device(x) if on_host else x).decode()
+  def load_leaf(input_index: int) -> Array:
+    i = encoded[input_index]
+    decoded_leaves.append(i)
+    x = leaves[i]
+    if len(markers) > _MAX_AHEAD:
+      payload, _ = lax.optimization_barrier(
+        (x.payload, markers[-1 - _MAX_AHEAD])
+      )
+      x = dataclasses.replace(x, payload=payload)
+    return (move_to_device(x) if on_host else x).decode()
 
-  parts = _Parts(traced, bring)
+  outputs = _LazyOutputs(traced, load_leaf)
 
-  def turn(i: int) -> Array:
-    y = parts.output(i)
-    if brought:
-      ends.append([])
-    while brought:
-      put_back(brought.pop())
+  def compute_output(output_index: int) -> Array:
+    y = outputs.output(output_index)
+    if decoded_leaves:
+      markers.append([])
+    while decoded_leaves:
+      store_leaf(decoded_leaves.pop())
     return y
 
-  def put_back(i: int) -> None:
-    x = encode(i, parts.output(count + i))
-    ends[-1].append(_first_word(x.payload))
-    new[i] = (
-      dataclasses.replace(x, payload=to_host(x.payload)) if on_host else x
-    )
+  def store_leaf(i: int) -> None:
+    # Computing the new leaf may decode further leaves, which the loop in
+    # `compute_output` then stores as well.
+    x = encode(i, outputs.output(update_count + i))
+    markers[-1].append(_first_element(x.payload))
+    if on_host:
+      x = dataclasses.replace(x, payload=to_host(x.payload))
+    new_leaves[i] = x
 
-  done = [turn(i) for i in range(count)]
+  new_updates = [compute_output(i) for i in range(update_count)]
   for i in range(len(leaves)):
-    y = turn(count + i)
-    if i not in packed:
-      new[i] = y
-    elif i not in new:
-      put_back(i)
-  return jax.tree.unflatten(jax.tree.structure(updates), done), [
-    new[i] for i in range(len(leaves))
+    y = compute_output(update_count + i)
+    if i not in encoded:
+      new_leaves[i] = y
+    elif i not in new_leaves:
+      store_leaf(i)
+  return jax.tree.unflatten(jax.tree.structure(updates), new_updates), [
+    new_leaves[i] for i in range(len(leaves))
   ]
 
 
-def _first_word(payload: PyTree) -> Array:
+def _first_element(payload: PyTree) -> Array:
   return jax.tree.leaves(payload)[0].reshape(-1)[0]
 
 
-class _Parts:
-  """A traced function whose outputs are computed one by one.
+class _LazyOutputs:
+  """A traced function whose outputs are computed one by one, on demand.
 
-  Each computes what no other before it has needed; an input is asked for when
-  it is first read.
+  Each output runs the steps of the program that no output before it has run. An
+  input is loaded when a step first reads it.
+
+  Args:
+    traced: the traced function.
+    load_input: function from the position of an input to its array.
   """
 
   def __init__(
-    self, traced: core.ClosedJaxpr, load: Callable[[int], Array]
+    self, traced: core.ClosedJaxpr, load_input: Callable[[int], Array]
   ) -> None:
     program = flatten(traced)
-    self._outputs, self._load = program.outputs, load
+    self._outputs, self._load_input = program.outputs, load_input
     self._order = Order(program.steps)
-    self._place = {value: i for i, value in enumerate(program.inputs)}
+    self._input_index = {value: i for i, value in enumerate(program.inputs)}
     self._known = dict(program.constants)
 
   def output(self, i: int) -> Array:
-    """Returns one output."""
-    end = self._outputs[i]
-    steps = self._order.leading_to([end], self._known)
-    used = [end, *(v for step in steps for v in step.reads())]
+    """Returns output `i`."""
+    wanted = self._outputs[i]
+    steps = self._order.leading_to([wanted], self._known)
+    used = [wanted, *(v for step in steps for v in step.reads())]
     for value in used:
-      if isinstance(value, Value) and value in self._place:
+      if isinstance(value, Value) and value in self._input_index:
         if value not in self._known:
-          self._known[value] = self._load(self._place[value])
+          self._known[value] = self._load_input(self._input_index[value])
     evaluate(steps, self._known)
-    return read(self._known, end)
+    return read(self._known, wanted)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from jaxmotion.codecs import Codec, identity, uniform
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.controllers import Groups, group_norms
 from jaxmotion.core import Array, PyTree, abstract_like, check_choice, check_int
 from jaxmotion.memory.weights import _state as states
@@ -141,7 +142,7 @@ class HostResident:
       raise TypeError(
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
       )
-    _check_codec("grads", self.grads)
+    check_codec("grads", self.grads)
     # Tuples, because options are part of the keys of compiled programs.
     object.__setattr__(self, "weights", _level_codecs(self.weights))
     if self.groups is not None:
@@ -385,11 +386,6 @@ def _relative_errors(squares: Sequence[Array], norms: Array) -> Array:
   return jnp.where(norms > 0, ratio, 0.0)
 
 
-def _check_codec(name: str, codec: Any) -> None:
-  if not isinstance(codec, Codec) or codec.is_tree:
-    raise TypeError(f"`{name}` must be a codec of arrays, got {codec!r}.")
-
-
 def _level_codecs(weights: Any) -> tuple[Codec, ...]:
   """Returns the codec of each level, checked.
 
@@ -402,8 +398,8 @@ def _level_codecs(weights: Any) -> tuple[Codec, ...]:
     raise ValueError("`weights` must hold at least one codec, got none.")
   sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
   for codec in codecs:
-    _check_codec("weights", codec)
-    if jax.tree.leaves(jax.eval_shape(codec.init, sample)):
+    check_codec("weights", codec)
+    if codec.has_state:
       raise ValueError(
         f"`weights` must be codecs without state, got {codec!r}: use "
         "`send_difference`, which sends later what was left out."

@@ -389,7 +389,7 @@ def test_second_moments_on_evenly_spaced_levels_diverge():
     ),
     (
       ValueError,
-      "`first` must have no state",
+      "`first` must be a codec without state",
       {"first": codecs.feedback(codecs.sign())},
     ),
     (TypeError, "`rules` must be pairs of", {"rules": ["mu"]}),
