@@ -88,9 +88,9 @@ def make_tables(plan: planner.ExchangePlan) -> list[rich.table.Table]:
   codecs.add_column("codec")
   for name in ("step ms", "speed-up"):
     codecs.add_column(name, justify="right")
-  alone = {planner.format_codec(c): s for c, s in plan.uniform.items()}
+  alone = {planner.format_codec(c): s for c, s in plan.uniform_s.items()}
   for name, seconds in {"the plan": plan.step.total_s, **alone}.items():
-    speed_up = plan.plain.total_s / seconds
+    speed_up = plan.uncompressed.total_s / seconds
     codecs.add_row(name, f"{1e3 * seconds:.4g}", f"{speed_up:.2f}")
   return [tensors, codecs]
 
@@ -103,8 +103,8 @@ def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[records.Row]:
     plan: made by `run`.
   """
   stamp = plan.platform.name, jax.__version__
-  alone = {planner.format_codec(c): s for c, s in plan.uniform.items()}
-  plain_ms = 1e3 * plan.plain.total_s
+  alone = {planner.format_codec(c): s for c, s in plan.uniform_s.items()}
+  plain_ms = 1e3 * plan.uncompressed.total_s
   rows = []
   for case, seconds in {"plan": plan.step.total_s, **alone}.items():
     named, ms = (experiment, case, "step_ms_predicted"), 1e3 * seconds

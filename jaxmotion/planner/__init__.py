@@ -1,9 +1,9 @@
-"""Which codec, where, and when to compress nothing.
+"""Chooses codecs for exchanges, and actions for residuals, by predicted time.
 
-`advise` looks for the codecs that make the predicted step shortest within a
-budget of error, `fit_memory` for what to do with each residual under a budget
-of memory; both say why. Nothing here is measured or run but what the caller
-measured; nothing else imports it.
+`advise` finds the codecs of the shortest predicted step within an error budget.
+`fit_memory` finds an action for each residual, so that a step fits into a
+memory budget. Both explain every choice. Nothing is run; only `fit_memory`
+compiles. No other room imports this one.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module

@@ -1,4 +1,4 @@
-"""Figures and codecs in sentences."""
+"""Formats codecs, seconds and bytes for the sentences of plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxmotion.codecs import Codec
 
 
 def format_codec(codec: Codec) -> str:
-  """Returns the shortest expression that makes a codec.
+  """Returns the shortest expression that constructs a codec.
 
   Args:
     codec: any codec.
@@ -19,10 +19,10 @@ def format_codec(codec: Codec) -> str:
     >>> format_codec(codecs.feedback(codecs.uniform(bits=4)))
     'feedback(uniform(bits=4))'
   """
-  return _brief(codec)
+  return _format_value(codec)
 
 
-def _brief(value: Any) -> str:
+def _format_value(value: Any) -> str:
   if not isinstance(value, Codec):
     return repr(value)
   parts: list[str] = []
@@ -31,15 +31,15 @@ def _brief(value: Any) -> str:
     if own == field.default:
       continue
     if isinstance(own, tuple) and all(isinstance(c, Codec) for c in own):
-      parts += map(_brief, own)
+      parts += map(_format_value, own)
     else:
       name = f"{field.name}=" if field.kw_only is True else ""
-      parts.append(name + _brief(own))
+      parts.append(name + _format_value(own))
   return f"{type(value).__name__}({', '.join(parts)})"
 
 
 def format_seconds(value: float) -> str:
-  """Seconds in the unit that suits them.
+  """Returns seconds as text, in s, ms or us.
 
   >>> format_seconds(0.0123), format_seconds(4e-7), format_seconds(0.0)
   ('12.3 ms', '0.4 us', '0 us')
@@ -51,7 +51,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-  """Bytes in the unit that suits them.
+  """Returns bytes as text, in GB, MB, kB or B.
 
   >>> format_bytes(1500), format_bytes(2.5e6), format_bytes(12)
   ('1.5 kB', '2.5 MB', '12 B')

@@ -1,4 +1,4 @@
-"""A small step, and codecs to choose from."""
+"""A small step and codecs to choose from, for tests of the planner."""
 
 import dataclasses
 import itertools
@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxmotion import codecs, make_key, perfmodel
 from jaxmotion.perfmodel import Link, gbit_per_s
+from jaxmotion.planner.exchange._errors import bound_errors
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 
 PARAMS = {
   "first": jax.ShapeDtypeStruct((96, 320), "float32"),
@@ -28,7 +30,7 @@ WORK = perfmodel.trace_step(loss, PARAMS, (BATCH,))
 
 
 def cluster(workers=8, gbit=1.0, latency_s=5e-5):
-  """Hosts on Ethernet."""
+  """A platform of hosts on Ethernet."""
   platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=workers)
   (axis,) = platform.axes
   link = Link(latency_s=latency_s, rate=gbit_per_s(gbit))
@@ -37,8 +39,16 @@ def cluster(workers=8, gbit=1.0, latency_s=5e-5):
   )
 
 
+def problem_on(platform, mesh_axis="data", **options):
+  """The exchange of the small step, with errors as the codecs bound them."""
+  errors = bound_errors(PARAMS, THREE)
+  return ExchangeProblem(
+    WORK, platform, mesh_axis, THREE, errors, 0.1, **options
+  )
+
+
 def gradients():
-  """Of one step, not equally large."""
+  """Gradients of one step, of different sizes."""
   rng = np.random.default_rng(0)
   scales = {"first": 1e-3, "bias": 1e-2, "last": 3e-3}
   return {
@@ -48,7 +58,7 @@ def gradients():
 
 
 def every_choice(tensors, codecs):
-  """int[choices, tensors]: all of them."""
+  """All choices of codecs: int[choices, tensors]."""
   return np.array(list(itertools.product(range(codecs), repeat=tensors)))
 
 
@@ -63,8 +73,8 @@ def rules_of(choice, candidates=THREE):
   )
 
 
-def relative(codec, x):
-  """Relative errors of encoding the arrays that are stacked in x."""
+def relative_errors(codec, x):
+  """Relative errors of encoding each of the arrays stacked in `x`."""
 
   @jax.jit
   def round_trip(x):

@@ -1,4 +1,4 @@
-"""Which codec, where, and when to compress nothing."""
+"""Public API: `advise`, which chooses a codec for each tensor's gradient."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ from jaxmotion.perfmodel import (
   trace_step,
 )
 from jaxmotion.planner._checks import check_batch, check_platform
-from jaxmotion.planner.exchange._buckets import Route
-from jaxmotion.planner.exchange._errors import measured, stated
+from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._solve import solve
+from jaxmotion.planner.exchange._solve import solve_exchange
 
 CANDIDATES: tuple[Codec, ...] = (
   cast("bfloat16"),
@@ -45,7 +44,7 @@ CANDIDATES: tuple[Codec, ...] = (
   feedback(sign()),
   feedback(topk(density=0.01)),
 )
-"""What `advise` chooses from, besides full precision."""
+"""Codecs that `advise` chooses from by default, besides full precision."""
 
 
 def advise(
@@ -66,49 +65,55 @@ def advise(
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
 ) -> ExchangePlan:
-  r"""Says which codec each tensor's gradient should travel by, if any.
+  r"""Chooses the codec of each tensor's gradient, or full precision.
 
-  Of all choices of a codec `c_i` for each tensor with gradient `g_i`, that of
-  the shortest step that `perfmodel.predict_step` predicts, such that
+  The plan assigns a codec `c_i` to each tensor with gradient `g_i`. Its step is
+  the shortest that `perfmodel.predict_step` predicts, such that
 
   .. math::
     \sum_i \|decode(encode(g_i)) - g_i\|^2 \le
     \text{budget}^2 \sum_i \|g_i\|^2
 
-  Errors are those of one encoding with empty error memory, of one worker.
-  Without gradients each tensor has to fit by what its codec states of any
-  array.
+  Errors are those of one encoding by one worker with empty error memory.
+  Without `gradients`, each tensor must fit the budget by the bound that its
+  codec guarantees for any array.
 
   Args:
-    loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function. Or the
-      `perfmodel.StepCost` that was traced of one.
+    loss_fn: function `loss_fn(params, *batch)` that returns a scalar: any JAX
+      function. Or the `perfmodel.StepCost` traced from one.
     params: pytree of arrays or ShapeDtypeStructs.
     batch: tuple of the arguments after `params`, one worker's part: pytrees
       of arrays or ShapeDtypeStructs. Empty with a `StepCost`.
     platform: devices and links.
     accuracy_budget: greatest relative error of the gradient, from 0 to 1.
-    gradients: of one step of one worker; errors are measured on them.
-    candidates: codecs of arrays to choose from. Full precision always is one.
-    optimizer: of the update; None is SGD without momentum.
-    mesh_axis: of the workers, or of the hosts; None is the only one there is.
-    local_axis: the axis of the devices of one host, if they reduce first.
-    bucket_bytes: as for `perfmodel.predict_step`; None is what
-      `jaxmotion.exchange` does.
-    overlap: whether links and devices work at once.
-    algorithm: of the collectives, as for `perfmodel.collective_traffic`.
-    while_trips: as for `perfmodel.predict_cost`.
-    branch_shares: as for `perfmodel.predict_cost`.
+    gradients: pytree of one worker's gradients in one step, shaped as
+      `params`; errors are measured on them.
+    candidates: codecs of arrays to choose from. Full precision is always one.
+    optimizer: optimizer of the update; None is SGD without momentum.
+    mesh_axis: name of the platform's axis of the workers, or of the hosts;
+      None is its only axis.
+    local_axis: name of the axis of one host's devices, if they reduce first.
+    bucket_bytes: least bytes of gradients that are exchanged together, as in
+      `perfmodel.predict_step`; None is one bucket, as in
+      `jaxmotion.exchange`.
+    overlap: whether links and devices work at the same time.
+    algorithm: algorithm of the collectives, as in
+      `perfmodel.collective_traffic`.
+    while_trips: iterations of while loops, as in `perfmodel.predict_cost`.
+    branch_shares: shares of branches, as in `perfmodel.predict_cost`.
 
   Returns:
-    The plan: `jaxmotion.exchange(mesh_axis, plan.codec, method=plan.method)`.
+    The plan, for `jaxmotion.exchange(mesh_axis, plan.codec,
+    method=plan.method)`.
 
   Raises:
-    TypeError: a platform or a candidate that is none, a batch that is no
-      tuple, a tensor that is not floating-point.
-    ValueError: no parameters, an axis that the platform has not, a budget
-      out of range, a while loop without trips (it is named), a dtype that
-      the platform has no rate for, a codec without a bound and no gradients,
-      gradients that are not those of the parameters, or not finite.
+    TypeError: `platform` is no platform, `batch` is no tuple, a candidate is
+      no codec of arrays, or a tensor is not floating-point.
+    ValueError: `params` is empty, the platform does not have the axis, the
+      budget is out of range, a while loop has no trips (the loop is named),
+      the platform has no rate for a dtype, a codec has no error bound and
+      there are no gradients, or the gradients do not match the parameters or
+      are not finite.
 
   Example:
     >>> import jax.numpy as jnp
@@ -119,39 +124,37 @@ def advise(
     ...   return jnp.mean(x)
     >>> layers = 3 * [jax.ShapeDtypeStruct((1024, 1024), "float32")]
     >>> x = jax.ShapeDtypeStruct((64, 1024), "float32")
-    >>> plan = advise(
-    ...   loss, layers, (x,), perfmodel.builtin_platform("ethernet_1gbit")
-    ... )
+    >>> ethernet = perfmodel.builtin_platform("ethernet_1gbit")
+    >>> plan = advise(loss, layers, (x,), ethernet)
     >>> plan.codec
     uniform(bits=8, block=512, symmetric=True, rounding='nearest')
-    >>> plan = advise(
-    ...   loss, layers, (x,), perfmodel.builtin_platform("h100_node")
-    ... )
+    >>> nvlink = perfmodel.builtin_platform("h100_node")
+    >>> plan = advise(loss, layers, (x,), nvlink)
     >>> plan.codec, plan.reason[:15]
     (identity(), 'Do not compress')
 
   References:
     Markov et al., L-GreCo: layerwise-adaptive gradient compression, 2022
-    (dynamic programming under a budget of error, for the fewest bytes);
-    Wang et al., Espresso, 2023 (encoding delays the gradients that follow).
+    (dynamic programming under an error budget, for the fewest bytes); Wang et
+    al., Espresso, 2023 (encoding delays the gradients that follow).
   """
   check_platform(platform)
   check_batch(batch)
   _check_budget(accuracy_budget)
   mesh_axis = _check_axes(platform, mesh_axis, local_axis)
-  collective_traffic(
+  collective_traffic(  # Raises if the algorithm is unknown.
     "all_reduce", 0.0, 1, algorithm=algorithm
-  )  # Raises if unknown.
+  )
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
   if bucket_bytes is not None:
     check_int("bucket_bytes", bucket_bytes, 1)
   if isinstance(loss_fn, StepCost):
-    _check_same(loss_fn, params, batch)
-    own = loss_fn
+    _check_traced_step(loss_fn, params, batch)
+    step_cost = loss_fn
   else:
-    own = trace_step(
+    step_cost = trace_step(
       loss_fn,
       params,
       batch,
@@ -160,14 +163,24 @@ def advise(
       branch_shares=branch_shares,
     )
   errors = (
-    stated(own.params, codecs)
+    bound_errors(step_cost.params, codecs)
     if gradients is None
-    else measured(own.params, codecs, gradients)
+    else measure_errors(step_cost.params, codecs, gradients)
   )
-  route = Route(
-    platform, mesh_axis, local_axis, bucket_bytes, overlap, algorithm
+  return solve_exchange(
+    ExchangeProblem(
+      step_cost,
+      platform,
+      mesh_axis,
+      codecs,
+      errors,
+      accuracy_budget,
+      local_axis=local_axis,
+      bucket_bytes=bucket_bytes,
+      overlap=overlap,
+      algorithm=algorithm,
+    )
   )
-  return solve(ExchangeProblem(own, route, codecs, accuracy_budget, errors))
 
 
 def _check_budget(value: Any) -> None:
@@ -181,6 +194,7 @@ def _check_budget(value: Any) -> None:
 def _check_axes(
   platform: Platform, mesh_axis: str | None, local_axis: str | None
 ) -> str:
+  """Returns the name of the axis of the workers."""
   names = [axis.name for axis in platform.axes]
   if mesh_axis is None and len(names) == 1:
     mesh_axis = names[0]
@@ -193,22 +207,27 @@ def _check_axes(
 
 
 def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
+  """Returns the candidates without duplicates, full precision first."""
   for codec in candidates:
     if not isinstance(codec, Codec) or codec.is_tree:
       raise TypeError(f"`candidates` must be codecs of arrays, got {codec!r}.")
   return tuple(dict.fromkeys((identity(), *candidates)))
 
 
-def _check_same(own: StepCost, params: PyTree, batch: Sequence[Any]) -> None:
+def _check_traced_step(
+  step_cost: StepCost, params: PyTree, batch: tuple[Any, ...]
+) -> None:
+  """Raises unless a traced step has these parameters and no other batch."""
   if batch:
     raise ValueError(
-      f"`batch` must be empty where the step is traced, got {len(batch)}."
+      "`batch` must be empty where `loss_fn` is a traced step, got "
+      f"{len(batch)} arguments."
     )
-  theirs, given = (
+  expected, given = (
     {path: shape_string(leaf) for path, leaf in named_leaves(tree)}
-    for tree in (own.params, params)
+    for tree in (step_cost.params, params)
   )
-  if theirs != given:
+  if expected != given:
     raise ValueError(
-      f"`params` must be those of the traced step, {theirs}, got {given}."
+      f"`params` must be those of the traced step, {expected}, got {given}."
     )

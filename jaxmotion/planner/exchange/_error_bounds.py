@@ -1,4 +1,4 @@
-"""What codecs state about their error, whatever the array."""
+"""Error bounds that codecs guarantee for any array."""
 
 from __future__ import annotations
 
@@ -15,65 +15,75 @@ from jaxmotion.codecs import (
   uniform,
 )
 
-# Steps are rounded up to 16 significant bits.
+# Codecs round scales up to 16 significant bits.
 _ROUNDED_UP = 1 + 2.0**-15
-# Blocks that follow an array's rows are up to so much longer than asked for.
+# Blocks follow the rows of an array: they may be this much longer than
+# `codec.block` asks for.
 _LONGER = 1.5
 
 
-def stated_error(codec: Codec, values: int) -> float | None:
-  r"""Returns the greatest relative error of one encoding that a codec states.
+def relative_error_bound(codec: Codec, elements: int) -> float | None:
+  r"""Returns the greatest relative error of one encoding.
 
   .. math::
     \|decode(encode(x)) - x\| \le \epsilon \|x\|
 
-  for every array of normal values. For `uniform` that is half a step for each
-  value of a block, one of which is as large as all levels; for a contraction
-  what it may drop. Error memory is taken to be empty.
+  for every array of normal floating-point elements. `uniform` may lose half a
+  step on each element of a block whose largest element defines the levels. A
+  contraction (`sign`, `topk`) may lose what it is allowed to drop. The error
+  memory is taken to be empty.
 
   Args:
-    codec: of arrays.
-    values: of the array.
+    codec: codec of arrays.
+    elements: number of elements of the array.
 
   Returns:
-    The bound; None if the codec states none, or one that only holds in the
-    range of a narrow format.
+    The bound `epsilon`. None if the codec guarantees none, or one that only
+    holds within the range of a narrow format.
   """
   match codec:
     case identity():
       return 0.0
     case feedback():
-      return stated_error(codec.codec, values)
+      return relative_error_bound(codec.codec, elements)
     case cast(dtype="bfloat16"):
       return 2.0**-8
     case truncate():
       error = (0.75, 2.0**-7, 2.0**-15, 0.0)[codec.bytes - 1]
-      halved = codec.rounding == "nearest" and codec.bytes > 1
-      return error / 2 if halved else error
+      is_halved = codec.rounding == "nearest" and codec.bytes > 1
+      return error / 2 if is_halved else error
     case uniform():
-      return _of_steps(codec, min(codec.block, values))
+      return _bound_levels(codec, min(codec.block, elements))
     case sign():
-      return _of_contraction(1 / min(codec.block, values))
+      return _bound_contraction(1 / min(codec.block, elements))
     case topk(block=None):
-      return _of_contraction(max(codec.density / _LONGER, 1 / values))
+      return _bound_contraction(max(codec.density / _LONGER, 1 / elements))
     case topk():
-      block = min(codec.block or values, values)
-      return _of_contraction(max(1, round(codec.density * block)) / block)
+      block = min(codec.block or elements, elements)
+      count = max(1, round(codec.density * block))
+      return _bound_contraction(count / block)
   return None
 
 
-def _of_steps(codec: uniform, block: int) -> float:
-  """Of levels that are evenly spaced up to the block's greatest value."""
+def _bound_levels(codec: uniform, block: int) -> float:
+  """Bounds the error of levels evenly spaced up to a block's largest element.
+
+  Each of `block` elements is off by at most half a step of the largest one
+  (by a step, if rounding is stochastic), and the norm of the block is at
+  least its largest element.
+  """
   if codec.symmetric:
     step = 1 / (2 ** (codec.bits - 1) - 1) if codec.bits > 1 else 2.0
   else:
     step = 2 / (2**codec.bits - 1)
-  nearest = codec.rounding == "nearest"
-  bound = math.sqrt(block) * step * _ROUNDED_UP * (0.5 if nearest else 1.0)
-  # With a level at zero, to the nearest, no value loses more than itself.
-  from_zero = codec.symmetric and codec.bits > 1 and nearest
-  return min(bound, 1.0) if from_zero else bound
+  is_nearest = codec.rounding == "nearest"
+  bound = math.sqrt(block) * step * _ROUNDED_UP * (0.5 if is_nearest else 1.0)
+  # With a level at zero and rounding to the nearest level, no element loses
+  # more than itself.
+  has_zero_level = codec.symmetric and codec.bits > 1 and is_nearest
+  return min(bound, 1.0) if has_zero_level else bound
 
 
-def _of_contraction(kept: float) -> float:
-  return math.sqrt(max(0.0, 1 - kept))
+def _bound_contraction(kept_share: float) -> float:
+  """Bounds the error of a codec that keeps this share of the squared norm."""
+  return math.sqrt(max(0.0, 1 - kept_share))

@@ -1,4 +1,4 @@
-"""The error of every codec on every tensor, measured or stated."""
+"""Encoding errors of every candidate codec on every tensor's gradient."""
 
 from __future__ import annotations
 
@@ -21,93 +21,109 @@ from jaxmotion.core import (
   same_structure,
   shape_string,
 )
-from jaxmotion.planner.exchange._error_bounds import stated_error
+from jaxmotion.planner.exchange._error_bounds import relative_error_bound
 
 
-class Errors(NamedTuple):
-  """Squared errors of one encoding.
+class EncodingErrors(NamedTuple):
+  """Squared errors of encoding each tensor's gradient once.
 
   Attributes:
     squares: float64[tensors, codecs], `||decode(encode(g)) - g||^2`.
     norms: float64[tensors], `||g||^2`.
-    measured: whether they are those of a gradient. Else they are bounds for
-      gradients whose values are all of one size.
+    is_measured: whether the errors were measured on a gradient. Otherwise
+      they are bounds, for gradients whose elements all have magnitude 1.
   """
 
   squares: np.ndarray
   norms: np.ndarray
-  measured: bool
+  is_measured: bool
 
-  def relative(self, tensor: int, codec: int) -> float:
-    """Relative error of a tensor."""
+  def relative_error(self, tensor: int, codec: int) -> float:
+    """Returns the relative error of one tensor with one codec."""
     norm = float(self.norms[tensor])
     return math.sqrt(float(self.squares[tensor, codec]) / norm) if norm else 0.0
 
-  def total(self, choice: np.ndarray) -> float:
-    """Relative error of the whole gradient, or a bound on it."""
-    if not self.measured:
-      # However large each tensor is beside the others.
-      return max(self.relative(i, int(c)) for i, c in enumerate(choice))
+  def total_error(self, choice: np.ndarray) -> float:
+    """Returns the relative error of the whole gradient, or a bound on it.
+
+    Args:
+      choice: int[tensors], a codec for each tensor.
+    """
+    if not self.is_measured:
+      # The relative sizes of the tensors' gradients are unknown: the worst
+      # tensor may be the only one that is not zero.
+      return max(self.relative_error(i, int(c)) for i, c in enumerate(choice))
     lost = self.squares[np.arange(len(choice)), choice].sum()
     return math.sqrt(float(lost / self.norms.sum()))
 
-  def limits(self, budget: float) -> tuple[np.ndarray, float]:
-    """Squared errors, and what their sum may be.
+  def squared_limits(self, budget: float) -> tuple[np.ndarray, float]:
+    """Returns squared errors and the limit of their sum over tensors.
 
     Args:
-      budget: greatest relative error. A bound has to fit for each tensor by
-        itself: it then does whatever the gradient.
+      budget: greatest relative error. A bound must fit for each tensor by
+        itself: it then fits for any gradient.
 
     Returns:
-      Errors, infinite where a codec may not be used, and their limit.
+      float64[tensors, codecs], infinite where a codec must not be used, and
+      the limit.
     """
-    budget *= 1 + 1e-9  # Rounding.
-    if self.measured:
+    # Allows for rounding in the sum of squares.
+    budget *= 1 + 1e-9
+    if self.is_measured:
       return self.squares, budget**2 * float(self.norms.sum())
     fits = self.squares <= budget**2 * self.norms[:, None]
     return np.where(fits, self.squares, np.inf), sys.float_info.max
 
 
-def stated(params: PyTree, candidates: Sequence[Codec]) -> Errors:
-  """Returns what the codecs state of any gradient.
+def bound_errors(params: PyTree, candidates: Sequence[Codec]) -> EncodingErrors:
+  """Returns the errors that the codecs guarantee for any gradient.
+
+  Args:
+    params: pytree of arrays or ShapeDtypeStructs.
+    candidates: codecs of arrays.
 
   Raises:
-    ValueError: a codec states no bound.
+    ValueError: a codec guarantees no bound.
   """
   sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
   squares = np.zeros((len(sizes), len(candidates)))
   for j, codec in enumerate(candidates):
     for i, size in enumerate(sizes):
-      bound = stated_error(codec, size) if size else 0.0
+      bound = relative_error_bound(codec, size) if size else 0.0
       if bound is None:
         raise ValueError(
           "`gradients` must be given for a codec that states no bound on its "
           f"relative error, got None for {codec!r}."
         )
       squares[i, j] = size * bound**2
-  return Errors(squares, np.array(sizes, float), measured=False)
+  return EncodingErrors(squares, np.array(sizes, float), is_measured=False)
 
 
-def measured(
+def measure_errors(
   params: PyTree, candidates: Sequence[Codec], gradients: PyTree
-) -> Errors:
+) -> EncodingErrors:
   """Returns the errors of encoding real gradients once.
 
+  Args:
+    params: pytree of arrays or ShapeDtypeStructs.
+    candidates: codecs of arrays.
+    gradients: pytree of arrays with the shapes of `params`.
+
   Raises:
-    ValueError: gradients that are not those of the parameters, or not finite,
-      or all zero.
+    ValueError: the gradients do not have the structure and shapes of the
+      parameters, are not finite, or are all zero.
   """
   _check_gradients(params, gradients)
   squares, norms = [], []
-  for path, leaf in named_leaves(gradients):
-    exact = np.asarray(leaf, np.float64)
+  for path, gradient in named_leaves(gradients):
+    exact = np.asarray(gradient, np.float64)
     if not np.isfinite(exact).all():
       raise ValueError(f"`gradients` must be finite, got others at {path!r}.")
-    norms.append(_square(exact))
-    squares.append([_lost(codec, leaf, exact) for codec in candidates])
+    norms.append(_squared_norm(exact))
+    squares.append([_squared_error(c, gradient, exact) for c in candidates])
   if not sum(norms):
     raise ValueError("`gradients` must not be all zero, got zeros alone.")
-  return Errors(np.array(squares), np.array(norms), measured=True)
+  return EncodingErrors(np.array(squares), np.array(norms), is_measured=True)
 
 
 def _check_gradients(params: PyTree, gradients: PyTree) -> None:
@@ -125,20 +141,23 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
       )
 
 
-def _lost(codec: Codec, x: Array, exact: np.ndarray) -> float:
-  # An exchange hands codecs float32, but those that keep the dtype.
+def _squared_error(codec: Codec, x: Array, exact: np.ndarray) -> float:
+  # An exchange hands float32 to all codecs except those that keep the dtype.
   x = x if codec.keeps_dtype else jnp.asarray(x, jnp.float32)
-  lost = _square(np.asarray(_round_trip(codec)(x), np.float64) - exact)
-  # What decodes to no number has lost more than any budget allows.
+  decoded = np.asarray(_round_trip_of(codec)(x), np.float64)
+  lost = _squared_norm(decoded - exact)
+  # A non-finite result has lost more than any budget allows.
   return lost if math.isfinite(lost) else math.inf
 
 
-def _square(x: np.ndarray) -> float:
+def _squared_norm(x: np.ndarray) -> float:
   return float(np.sum(np.square(x)))
 
 
 @functools.lru_cache(maxsize=256)
-def _round_trip(codec: Codec) -> Any:
+def _round_trip_of(codec: Codec) -> Any:
+  """Returns the jitted function that encodes and decodes an array."""
+
   @jax.jit
   def round_trip(x: Array) -> Array:
     payload, _ = codec.encode(x, codec.init(x), make_key(0))

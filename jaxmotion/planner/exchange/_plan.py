@@ -1,4 +1,4 @@
-"""The advice: a codec and a collective for each tensor, with reasons."""
+"""Plan of an exchange: a codec and a collective for each tensor."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from jaxmotion.planner.exchange._problem import ExchangeProblem
 
 
 class TensorChoice(NamedTuple):
-  """What a plan says of one tensor.
+  """The codec and the collective of one tensor.
 
   Args:
-    path: of the tensor ("dense/kernel").
-    shape: of the tensor.
-    codec: encodes it; `identity()` if it is not compressed.
+    path: path of the tensor ("dense/kernel").
+    shape: shape of the tensor.
+    codec: codec of its gradient; `identity()` if it is not compressed.
     method: "sum", "gather" or "two_phase".
-    wire_bytes: that a worker sends of it.
-    error: relative, of encoding it once.
+    wire_bytes: bytes that a worker sends of the tensor.
+    error: relative error of encoding the tensor once.
     reason: one sentence.
 
   Example:
     >>> from jaxmotion.codecs import identity
-    >>> plain = TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.")
-    >>> plain.compresses
+    >>> choice = TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.")
+    >>> choice.is_compressed
     False
   """
 
@@ -40,40 +40,40 @@ class TensorChoice(NamedTuple):
   reason: str
 
   @property
-  def compresses(self) -> bool:
-    """Whether it does not travel as it is."""
+  def is_compressed(self) -> bool:
+    """Whether the tensor does not travel at full precision."""
     return self.codec != identity()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExchangePlan:
-  """Which codec and collective each tensor gets, and why.
+  """A codec and a collective for each tensor of an exchange, with reasons.
 
-  `jaxmotion.exchange("data", plan.codec, method=plan.method)` does it. All
-  seconds are predicted.
+  `jaxmotion.exchange(mesh_axis, plan.codec, method=plan.method)` carries the
+  plan out. All seconds are predicted.
 
   Args:
     reason: one sentence; it starts with "Do not compress" if nothing pays.
-    choices: one for each tensor, in the order of the tree.
-    codec: of the exchange: `identity()`, one codec, or `rules` by path.
-    method: of the exchange; None is its own choice.
-    step: predicted.
-    plain: predicted without compression.
-    uniform: seconds of the step with one codec for all tensors, whether or
+    choices: one choice for each tensor, in the order of the tree.
+    codec: codec of the exchange: `identity()`, one codec, or `rules` by path.
+    method: method of the exchange; None is its own choice.
+    step: predicted step.
+    uncompressed: predicted step without compression.
+    uniform_s: seconds of the step with one codec for all tensors, whether or
       not its error fits in the budget.
-    error: relative, of encoding the whole gradient once; a bound on it where
-      no gradients were given.
-    request: what was asked.
+    error: relative error of encoding the whole gradient once; a bound on it
+      if no gradients were given.
+    problem: problem that the plan solves, for `replan`.
 
   Example:
     >>> import jax
     >>> from jaxmotion import codecs, perfmodel, planner
     >>> w = jax.ShapeDtypeStruct((1024, 1024), "float32")
-    >>> own = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, (w,))
+    >>> traced = perfmodel.trace_step(lambda w, x: (x @ w).sum(), w, (w,))
     >>> cluster = perfmodel.builtin_platform("ethernet_1gbit")
     >>> half = [codecs.cast("bfloat16")]
-    >>> plan = planner.advise(own, w, (), cluster, candidates=half)
-    >>> plan.compresses, plan.step.total_s < 0.6 * plan.plain.total_s
+    >>> plan = planner.advise(traced, w, (), cluster, candidates=half)
+    >>> plan.is_compressed, plan.step.total_s < 0.6 * plan.uncompressed.total_s
     (True, True)
   """
 
@@ -82,20 +82,20 @@ class ExchangePlan:
   codec: Codec
   method: str | None
   step: StepPrediction
-  plain: StepPrediction
-  uniform: Mapping[Codec, float]
+  uncompressed: StepPrediction
+  uniform_s: Mapping[Codec, float]
   error: float
-  request: ExchangeProblem = dataclasses.field(repr=False)
+  problem: ExchangeProblem = dataclasses.field(repr=False)
 
   @property
-  def compresses(self) -> bool:
+  def is_compressed(self) -> bool:
     """Whether any tensor is compressed."""
-    return any(choice.compresses for choice in self.choices)
+    return any(choice.is_compressed for choice in self.choices)
 
   @property
   def platform(self) -> Platform:
-    """What it was predicted for; after `replan`, corrected."""
-    return self.request.route.platform
+    """Platform of the predictions; after `replan`, the corrected one."""
+    return self.problem.platform
 
   def __str__(self) -> str:
     rows = [("tensor", "codec", "method", "wire", "error", "reason")]

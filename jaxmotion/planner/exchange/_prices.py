@@ -1,4 +1,4 @@
-"""The exchange of one tensor at a time."""
+"""Predicted costs of exchanging one tensor at a time."""
 
 from __future__ import annotations
 
@@ -11,79 +11,82 @@ from jaxmotion.perfmodel import (
   ledger_seconds,
   predict_exchange,
 )
-from jaxmotion.planner.exchange._buckets import Route
+from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.wire import Ledger, Move
 
 
 class TensorCosts:
-  """The exchange of one tensor at a time, each predicted once.
+  """Exchange predictions of single tensors, each computed once.
 
   Args:
-    route: how gradients travel.
+    problem: platform, axes and algorithm of the exchange.
   """
 
-  def __init__(self, route: Route):
-    self.route = route
-    self._axis = route.platform.axis(route.axis)
+  def __init__(self, problem: ExchangeProblem):
+    self.problem = problem
     self._known: dict[tuple, ExchangePrediction] = {}
 
-  def price(
+  def predict_tensor(
     self,
     codec: Codec,
     like: jax.ShapeDtypeStruct,
     method: str | None,
     mixed: bool,
   ) -> ExchangePrediction:
-    """Predicts the exchange of a tensor.
+    """Predicts the exchange of one tensor.
 
     Args:
-      codec: of the tensor.
+      codec: codec of the tensor.
       like: shape and dtype of the tensor.
-      method: "gather", "two_phase" or the exchange's own choice, if it is not
-        summed.
-      mixed: whether others are not summed. Between two workers, small sums
-        then go with them.
+      method: "gather", "two_phase" or None (the exchange's own choice), for a
+        payload that is not summed.
+      mixed: whether other tensors are not summed. Between two workers, small
+        sums then join the other tensors' collective.
     """
-    beside = codec.summable and mixed and self._axis.workers == 2
+    joins_others = codec.summable and mixed and self.problem.workers == 2
     method = "gather" if codec.summable else method
-    key = codec, like.shape, str(like.dtype), method, beside
+    key = codec, like.shape, str(like.dtype), method, joins_others
     if key not in self._known:
-      predict = self._beside if beside else self._alone
+      predict = self._predict_joined if joins_others else self._predict_alone
       self._known[key] = predict(codec, like, method)
     return self._known[key]
 
-  def link_seconds(self, kind: Move, nbytes: int) -> float:
-    """Seconds of one collective of so many bytes."""
+  def collective_seconds(self, kind: Move, nbytes: int) -> float:
+    """Returns the seconds of one collective of `nbytes` payload bytes."""
     ledger = Ledger((kind._replace(payload_bytes=nbytes),))
-    route = self.route
-    return ledger_seconds(ledger, route.platform, algorithm=route.algorithm)
-
-  def _alone(
-    self, codec: Codec, tree: PyTree, method: str | None
-  ) -> ExchangePrediction:
-    route = self.route
-    return predict_exchange(
-      tree,
-      route.platform,
-      route.axis,
-      codec,
-      method=method,
-      local_axis=route.local_axis,
-      algorithm=route.algorithm,
+    return ledger_seconds(
+      ledger, self.problem.platform, algorithm=self.problem.algorithm
     )
 
-  def _beside(
+  def _predict_alone(
+    self, codec: Codec, tree: PyTree, method: str | None
+  ) -> ExchangePrediction:
+    return predict_exchange(
+      tree,
+      self.problem.platform,
+      self.problem.mesh_axis,
+      codec,
+      method=method,
+      local_axis=self.problem.local_axis,
+      algorithm=self.problem.algorithm,
+    )
+
+  def _predict_joined(
     self, codec: Codec, like: ShapedLike, method: str | None
   ) -> ExchangePrediction:
-    """What a tensor adds to an exchange that is not a sum."""
-    words, one = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
-    codecs = rules((("0", codec), ("1", words)))
-    both = self._alone(codecs, (like, one), method)
-    other = self._alone(words, one, method)
-    left = {kind_of(m): m.payload_bytes for m in both.ledger.moves}
+    """Predicts what a summed tensor adds to an exchange that gathers.
+
+    The cost of one more tensor is a difference: the exchange of the tensor
+    beside one bfloat16 element, which is not summed, minus that element's own.
+    """
+    unsummed, element = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
+    codecs = rules((("0", codec), ("1", unsummed)))
+    both = self._predict_alone(codecs, (like, element), method)
+    other = self._predict_alone(unsummed, element, method)
+    payload = {collective_kind(m): m.payload_bytes for m in both.ledger.moves}
     for move in other.ledger.moves:
-      left[kind_of(move)] -= move.payload_bytes
-    moves = [k._replace(payload_bytes=n) for k, n in left.items() if n]
+      payload[collective_kind(move)] -= move.payload_bytes
+    moves = [k._replace(payload_bytes=n) for k, n in payload.items() if n]
     return both._replace(
       ledger=Ledger(tuple(moves)),
       encode_s=both.encode_s - other.encode_s,
@@ -92,6 +95,6 @@ class TensorCosts:
     )
 
 
-def kind_of(move: Move) -> Move:
-  """The collective that a move is a part of."""
+def collective_kind(move: Move) -> Move:
+  """Returns the collective that a move is a part of, without its bytes."""
   return move._replace(payload_bytes=0)

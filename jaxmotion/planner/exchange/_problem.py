@@ -1,8 +1,9 @@
-"""What is asked of the planner."""
+"""The optimization problem that `advise` solves."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -11,66 +12,89 @@ from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import shard_like
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel import Platform, StepCost, StepPrediction, predict_step
-from jaxmotion.planner.exchange._buckets import Route
-from jaxmotion.planner.exchange._errors import Errors
+from jaxmotion.planner.exchange._buckets import (
+  BucketSchedule,
+  schedule_buckets,
+)
+from jaxmotion.planner.exchange._errors import EncodingErrors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExchangeProblem:
-  """A step and what may be done to its exchange.
+  """The step, the candidates and the error budget of an exchange.
+
+  `advise` has checked all of this; nothing here or below checks again.
 
   Attributes:
-    work: what one worker computes.
-    route: how gradients travel.
+    step_cost: computation of one worker in one step.
+    platform: devices and links.
+    mesh_axis: name of the axis of the workers, or of the hosts.
     candidates: codecs to choose from; the first is full precision.
+    errors: errors of every candidate on every tensor.
     accuracy_budget: greatest relative error of the gradient.
-    errors: of every codec on every tensor.
+    local_axis: name of the axis of one host's devices, if they reduce first.
+    bucket_bytes: least bytes of gradients that are exchanged together; None
+      is one bucket.
+    overlap: whether links and devices work at the same time.
+    algorithm: algorithm of the collectives.
   """
 
-  work: StepCost
-  route: Route
+  step_cost: StepCost
+  platform: Platform
+  mesh_axis: str
   candidates: tuple[Codec, ...]
+  errors: EncodingErrors
   accuracy_budget: float
-  errors: Errors
+  local_axis: str | None = None
+  bucket_bytes: int | None = None
+  overlap: bool = True
+  algorithm: str = "ring"
 
-  @property
+  @functools.cached_property
   def workers(self) -> int:
-    """How many exchange."""
-    return self.route.platform.axis(self.route.axis).workers
+    """Number of workers, or hosts, in the exchange."""
+    return self.platform.axis(self.mesh_axis).workers
 
-  def limits(self) -> tuple[np.ndarray, float]:
-    """Squared errors of every codec on every tensor, and of their sum."""
-    return self.errors.limits(self.accuracy_budget)
-
-  def affords(self, choice: np.ndarray) -> bool:
-    """Whether the errors of a choice fit in the budget."""
-    errors, limit = self.limits()
-    return bool(errors[np.arange(len(choice)), choice].sum() <= limit)
-
-  def exchanged(self) -> PyTree:
-    """What each worker, or each device of a host, encodes."""
-    route = self.route
-    if route.local_axis is None:
-      return self.work.params
-    devices = route.platform.axis(route.local_axis).workers
-    return jax.tree.map(lambda a: shard_like(a, devices), self.work.params)
-
-  def step(self, codec: Codec | None, method: str | None) -> StepPrediction:
-    """Predicts the step with a codec."""
-    route = self.route
-    return predict_step(
-      self.work,
-      route.platform,
-      route.axis,
-      codec,
-      bucket_bytes=route.bucket_bytes,
-      overlap=route.overlap,
-      method=method,
-      local_axis=route.local_axis,
-      algorithm=route.algorithm,
+  @functools.cached_property
+  def schedule(self) -> BucketSchedule:
+    """Buckets of gradients in the order of the backward pass."""
+    return schedule_buckets(
+      self.step_cost, self.platform.device, self.bucket_bytes
     )
 
-  def on(self, platform: Platform) -> ExchangeProblem:
-    """The same on another platform."""
-    route = dataclasses.replace(self.route, platform=platform)
-    return dataclasses.replace(self, route=route)
+  @functools.cached_property
+  def squared_limits(self) -> tuple[np.ndarray, float]:
+    """Squared errors of every codec on every tensor, and their limit."""
+    return self.errors.squared_limits(self.accuracy_budget)
+
+  def is_affordable(self, choice: np.ndarray) -> bool:
+    """Returns whether the errors of int[tensors] codecs fit in the budget."""
+    errors, limit = self.squared_limits
+    return bool(errors[np.arange(len(choice)), choice].sum() <= limit)
+
+  def exchanged_tree(self) -> PyTree:
+    """Returns shapes of what each worker, or each device of a host, encodes."""
+    if self.local_axis is None:
+      return self.step_cost.params
+    devices = self.platform.axis(self.local_axis).workers
+    return jax.tree.map(lambda a: shard_like(a, devices), self.step_cost.params)
+
+  def predict_step(
+    self, codec: Codec | None, method: str | None
+  ) -> StepPrediction:
+    """Predicts the step whose gradients travel by one codec."""
+    return predict_step(
+      self.step_cost,
+      self.platform,
+      self.mesh_axis,
+      codec,
+      bucket_bytes=self.bucket_bytes,
+      overlap=self.overlap,
+      method=method,
+      local_axis=self.local_axis,
+      algorithm=self.algorithm,
+    )
+
+  def on_platform(self, platform: Platform) -> ExchangeProblem:
+    """Returns the same problem on another platform."""
+    return dataclasses.replace(self, platform=platform)

@@ -1,4 +1,4 @@
-"""One sentence for each tensor, and one for the plan."""
+"""Sentences that explain a plan and each tensor's codec."""
 
 from __future__ import annotations
 
@@ -7,115 +7,120 @@ import numpy as np
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._table import Table
+from jaxmotion.planner.exchange._table import StepTable
 
-_EQUAL = 1e-9  # Of the step.
+# Steps are equally long if they differ by less than this share.
+_EQUAL = 1e-9
 
 
-def tensor_reason(
-  request: ExchangeProblem,
-  table: Table,
+def explain_tensor(
+  problem: ExchangeProblem,
+  table: StepTable,
   changed: np.ndarray,
   tensor: int,
   codec: int,
-  total: np.ndarray,
+  total_s: np.ndarray,
 ) -> str:
-  """Says why a tensor has its codec, by what another would do to the step.
+  """Says why a tensor has its codec: what another would do to the step.
 
   Args:
-    request: what was asked.
-    table: of every codec on every tensor.
-    changed: int[codecs, tensors], the choice with each codec in this place.
-    tensor: which one.
-    codec: that was chosen for it.
-    total: float64[codecs], seconds of the step.
+    problem: the problem that was solved.
+    table: costs of every codec on every tensor.
+    changed: int[codecs, tensors], the choice with each codec for this tensor.
+    tensor: position of the tensor.
+    codec: position of the codec that was chosen for it.
+    total_s: float64[codecs], seconds of the step.
   """
-  longer = total - total[codec]
+  added_s = total_s - total_s[codec]
   if codec:
-    return _compressed(table, tensor, codec, longer[0])
-  affordable = np.array([request.affords(choice) for choice in changed])
-  return _plain(request, tensor, longer, affordable, _EQUAL * total[codec])
+    return _explain_compressed(table, tensor, codec, added_s[0])
+  affordable = np.array([problem.is_affordable(choice) for choice in changed])
+  equal_s = _EQUAL * total_s[codec]
+  return _explain_uncompressed(problem, tensor, added_s, affordable, equal_s)
 
 
-def _compressed(table: Table, tensor: int, codec: int, saved: float) -> str:
-  sent, whole = (table.wire_bytes(tensor, c) for c in (codec, 0))
-  coding = (
-    f"for {format_seconds(float(table.coding[tensor, codec].sum()))} of coding"
-  )
-  if sent >= whole:
-    return f"Saves {format_seconds(saved)} by fewer messages, {coding}."
-  return (
-    f"Saves {format_seconds(saved)}: {format_bytes(sent)} instead of "
-    f"{format_bytes(whole)}, {coding}."
-  )
-
-
-def _plain(
-  request: ExchangeProblem,
-  tensor: int,
-  longer: np.ndarray,
-  affordable: np.ndarray,
-  equal: float,
+def _explain_compressed(
+  table: StepTable, tensor: int, codec: int, saved_s: float
 ) -> str:
-  others = np.arange(1, len(longer))
+  sent, full = (table.wire_bytes(tensor, c) for c in (codec, 0))
+  coding_s = float(table.coding_s[tensor, codec].sum())
+  coding = f"for {format_seconds(coding_s)} of coding"
+  if sent >= full:
+    return f"Saves {format_seconds(saved_s)} by fewer messages, {coding}."
+  return (
+    f"Saves {format_seconds(saved_s)}: {format_bytes(sent)} instead of "
+    f"{format_bytes(full)}, {coding}."
+  )
+
+
+def _explain_uncompressed(
+  problem: ExchangeProblem,
+  tensor: int,
+  added_s: np.ndarray,
+  affordable: np.ndarray,
+  equal_s: float,
+) -> str:
+  others = np.arange(1, len(added_s))
   if not len(others):
     return "There is no other codec."
-  best = others[np.argmin(longer[others])]
-  name = format_codec(request.candidates[best])
-  if longer[best] < -equal and not affordable[best]:
-    error = request.errors.relative(tensor, int(best))
+  best = others[np.argmin(added_s[others])]
+  name = format_codec(problem.candidates[best])
+  if added_s[best] < -equal_s and not affordable[best]:
+    error = problem.errors.relative_error(tensor, int(best))
     return (
-      f"{name} would save {format_seconds(-longer[best])}, but its error of "
+      f"{name} would save {format_seconds(-added_s[best])}, but its error of "
       f"{error:.2g} does not fit in the budget."
     )
-  fits = others[affordable[others]]
-  if len(fits):
-    best = fits[np.argmin(longer[fits])]
-    name = format_codec(request.candidates[best])
-  if longer[best] <= equal:
+  within_budget = others[affordable[others]]
+  if len(within_budget):
+    best = within_budget[np.argmin(added_s[within_budget])]
+    name = format_codec(problem.candidates[best])
+  if added_s[best] <= equal_s:
     return f"No codec makes the step shorter; {name} is as long."
-  return f"{name} would make the step {format_seconds(longer[best])} longer."
+  return f"{name} would make the step {format_seconds(added_s[best])} longer."
 
 
-def plan_reason(
-  request: ExchangeProblem,
+def explain_plan(
+  problem: ExchangeProblem,
   choice: np.ndarray,
   step: StepPrediction,
-  plain: StepPrediction,
-  uniform: np.ndarray,
+  uncompressed: StepPrediction,
+  uniform_s: np.ndarray,
 ) -> str:
   """Says what a plan does to the step.
 
   Args:
-    request: what was asked.
-    choice: a codec for each tensor.
-    step: predicted.
-    plain: predicted without compression.
-    uniform: float64[codecs], seconds with one codec for all tensors.
+    problem: the problem that was solved.
+    choice: int[tensors], a codec for each tensor.
+    step: predicted step of the plan.
+    uncompressed: predicted step without compression.
+    uniform_s: float64[codecs], seconds with one codec for all tensors.
   """
-  if request.workers == 1 and request.route.local_axis is None:
+  if problem.workers == 1 and problem.local_axis is None:
     return "Do not compress: one worker has nobody to exchange with."
   if choice.any():
+    source = "measured" if problem.errors.is_measured else "at most"
     return (
       f"Compress {np.count_nonzero(choice)} of {len(choice)} tensors: "
       f"{format_seconds(step.total_s)} a step instead of "
-      f"{format_seconds(plain.total_s)}, "
+      f"{format_seconds(uncompressed.total_s)}, "
       f"{format_bytes(step.wire_bytes)} on the wire "
-      f"instead of {format_bytes(plain.wire_bytes)}, with an error of "
-      f"{request.errors.total(choice):.2g} "
-      f"({'measured' if request.errors.measured else 'at most'})."
+      f"instead of {format_bytes(uncompressed.wire_bytes)}, with an error of "
+      f"{problem.errors.total_error(choice):.2g} ({source})."
     )
-  said = (
-    f"Do not compress: the step takes {format_seconds(plain.total_s)}, of "
-    f"which the exchange adds {format_seconds(plain.exposed_s)}"
+  start = (
+    f"Do not compress: the step takes {format_seconds(uncompressed.total_s)}, "
+    f"of which the exchange adds {format_seconds(uncompressed.exposed_s)}"
   )
-  rest = [
+  affordable = [
     c
-    for c in range(1, len(uniform))
-    if request.affords(np.full_like(choice, c))
+    for c in range(1, len(uniform_s))
+    if problem.is_affordable(np.full_like(choice, c))
   ]
-  if not rest:
-    return f"{said}, and no codec's error fits in the budget."
-  best = min(rest, key=lambda c: uniform[c])
-  name = format_codec(request.candidates[best])
-  return f"{said}; with {name} it would take {format_seconds(uniform[best])}."
+  if not affordable:
+    return f"{start}, and no codec's error fits in the budget."
+  best = min(affordable, key=lambda c: uniform_s[c])
+  name = format_codec(problem.candidates[best])
+  return (
+    f"{start}; with {name} it would take {format_seconds(uniform_s[best])}."
+  )

@@ -1,4 +1,4 @@
-"""Platforms that take so many times as long as was thought."""
+"""Scales a platform's device, link or codec times by a measured factor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
 
 _CODING = ("encode", "decode", "add")
-_LEAST_S = 1e-12  # Curves have no zeros.
+# Curves must be positive.
+_MIN_SECONDS = 1e-12
 
 
-def slower_device(platform: Platform, factor: float) -> Platform:
-  """All that a device computes takes so many times as long."""
+def scale_device(platform: Platform, factor: float) -> Platform:
+  """Returns a platform whose device computes `factor` times as long."""
   device = platform.device
   return dataclasses.replace(
     platform,
@@ -31,77 +32,86 @@ def slower_device(platform: Platform, factor: float) -> Platform:
       memory_rate=Rate(bytes_per_s=device.memory_rate.bytes_per_s / factor),
       kernel_s=device.kernel_s * factor,
       call_s=device.call_s * factor,
-      # Measured codecs are as fast as they were measured to be.
+      # Curves of codecs were measured: the step's factor says nothing of them.
       measured={
-        name: curve if name.split()[0] in _CODING else _slower(curve, factor)
+        name: curve
+        if name.split()[0] in _CODING
+        else _scale_curve(curve, factor)
         for name, curve in device.measured.items()
       },
     ),
   )
 
 
-def _slower(curve: Curve, factor: float) -> Curve:
+def _scale_curve(curve: Curve, factor: float) -> Curve:
   return dataclasses.replace(
     curve, seconds=tuple(factor * s for s in curve.seconds)
   )
 
 
-def slower_links(request: ExchangeProblem, factor: float) -> Platform:
-  """All collectives of an exchange take so many times as long."""
-  route = request.route
-
-  def slower(link: Link) -> Link:
-    return dataclasses.replace(
-      link,
-      latency_s=link.latency_s * factor,
-      rate=Rate(bytes_per_s=link.rate.bytes_per_s / factor),
-      measured={k: _slower(c, factor) for k, c in link.measured.items()},
-    )
-
+def scale_links(problem: ExchangeProblem, factor: float) -> Platform:
+  """Returns a platform whose collectives take `factor` times as long."""
+  platform = problem.platform
+  scaled_axes = (problem.mesh_axis, problem.local_axis)
   axes = tuple(
-    dataclasses.replace(axis, link=slower(axis.link))
-    if axis.name in (route.axis, route.local_axis)
+    dataclasses.replace(axis, link=_scale_link(axis.link, factor))
+    if axis.name in scaled_axes
     else axis
-    for axis in route.platform.axes
+    for axis in platform.axes
   )
-  return dataclasses.replace(route.platform, axes=axes)
+  return dataclasses.replace(platform, axes=axes)
 
 
-def slower_codecs(request: ExchangeProblem, factor: float) -> Platform:
-  """All candidates take so many times as long, by curves of their own.
+def _scale_link(link: Link, factor: float) -> Link:
+  return dataclasses.replace(
+    link,
+    latency_s=link.latency_s * factor,
+    rate=Rate(bytes_per_s=link.rate.bytes_per_s / factor),
+    measured={
+      name: _scale_curve(curve, factor) for name, curve in link.measured.items()
+    },
+  )
 
-  The curves are exact at the sizes of the tensors.
+
+def scale_codecs(problem: ExchangeProblem, factor: float) -> Platform:
+  """Returns a platform on which all candidates take `factor` times as long.
+
+  Each codec gets curves of its own, which are exact at the sizes of the
+  problem's tensors and of their rows.
   """
-  platform, likes = request.route.platform, jax.tree.leaves(request.exchanged())
-  sizes = {like.size for like in likes}
-  sizes |= {row_like(like, request.workers).size for like in likes}
+  platform = problem.platform
+  leaves = jax.tree.leaves(problem.exchanged_tree())
+  sizes = {leaf.size for leaf in leaves}
+  sizes |= {row_like(leaf, problem.workers).size for leaf in leaves}
   curves = dict(platform.device.measured)
-  for codec in request.candidates:
-    curves |= _curves(codec, sizes - {0}, platform.device, factor)
+  for codec in problem.candidates:
+    curves |= _codec_curves(codec, sizes - {0}, platform.device, factor)
   device = dataclasses.replace(platform.device, measured=curves)
   return dataclasses.replace(platform, device=device)
 
 
-def _curves(
+def _codec_curves(
   codec: Codec, sizes: set[int], device: Device, factor: float
 ) -> dict[str, Curve]:
-  def add(n: int) -> float:
+  """Returns curves of encoding, decoding and adding one more payload."""
+
+  def add_seconds(n: int) -> float:
     one, two = (decode_seconds(codec, n, k, device) for k in (1, 2))
     return two - one
 
-  times = (
+  timers = (
     lambda n: encode_seconds(codec, n, device),
     lambda n: decode_seconds(codec, n, 1, device),
-    add,
+    add_seconds,
   )
   curves = {}
-  for do, time in zip(_CODING, times, strict=True):
-    name = f"{do} {codec!r}"
+  for action, seconds in zip(_CODING, timers, strict=True):
+    name = f"{action} {codec!r}"
     old = device.measured.get(name)
-    every = sorted({*sizes, *(map(int, old.sizes) if old else ())})
+    knots = sorted({*sizes, *(map(int, old.sizes) if old else ())})
     curves[name] = Curve(
-      sizes=tuple(every),
-      seconds=tuple(max(factor * time(n), _LEAST_S) for n in every),
+      sizes=tuple(knots),
+      seconds=tuple(max(factor * seconds(n), _MIN_SECONDS) for n in knots),
       noise=old.noise if old else 0.0,
     )
   return curves

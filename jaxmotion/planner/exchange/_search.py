@@ -1,11 +1,21 @@
-"""The codecs that make the step shortest within a budget of error.
+"""Searches the codecs of the shortest step within an error budget.
 
 Dynamic programming over the tensors in the order in which their gradients
 appear. A label is a choice of codecs for the tensors so far: its error, its
-sums in the bucket that is still open, and its clocks. While there are few, all
-are kept and the search is exhaustive; of many, the fastest of each cell of the
-error and set of collectives is, as in a knapsack whose weights are rounded.
-How fast a label is, is seen by following it with what a reference does.
+sums in the bucket that is still open, and the state of its pipeline.
+
+Invariant: every label is a choice within the budget, which codecs without
+error can complete. While labels are few, they are all such choices: the search
+is exhaustive. Of many, one is kept for each pair of (cell of the error, set of
+collectives in the open bucket): the fastest, as in a knapsack whose weights
+are rounded. The set of collectives belongs to the pair because the first
+payload of a kind pays the latency of that collective for all that follow. A
+label that has paid looks slower than one that has yet to pay.
+
+A label is as fast as the step that it becomes when a reference choice codes
+all later tensors. The state of the pipeline alone would not rank labels: which
+transfers are hidden depends on what follows. A `PipelineSuffix` makes the
+estimate four additions for each label.
 """
 
 from __future__ import annotations
@@ -22,48 +32,52 @@ from jaxmotion.planner.exchange._pipeline import (
   init_pipeline,
   prepend_stage,
 )
-from jaxmotion.planner.exchange._table import Table
+from jaxmotion.planner.exchange._table import StepTable
 
-_FEW = 4096  # Labels that are all kept.
-_CELLS = 256  # Of the budget, if there are more.
-_EQUAL = 1e-9  # Of the reference's step: differences that are none.
+# Up to this many labels are all kept.
+_EXHAUSTIVE_LABELS = 4096
+# Cells of the error budget once there are more labels.
+_ERROR_CELLS = 256
+# Steps are equally long if they differ by less than this share of the
+# reference's step.
+_EQUAL = 1e-9
 
 
 class _Labels(NamedTuple):
-  """Choices so far; the first axis of every array is the label.
+  """Choices for the tensors so far; the first axis of each array is the label.
 
   Attributes:
-    error: squared.
-    coding: float64[labels, 3], of the open bucket.
-    payload: float64[labels, kinds], of the open bucket.
-    clock: before it.
+    error: float64[labels], squared error.
+    coding_s: float64[labels, 3], sums over the open bucket.
+    payload: float64[labels, kinds], sums over the open bucket.
+    state: pipeline before the open bucket.
   """
 
   error: np.ndarray
-  coding: np.ndarray
+  coding_s: np.ndarray
   payload: np.ndarray
-  clock: PipelineState
+  state: PipelineState
 
 
-def search(
-  table: Table,
+def search_choice(
+  table: StepTable,
   errors: np.ndarray,
   budget: float,
   reference: np.ndarray,
   *,
-  few: int = _FEW,
-  cells: int = _CELLS,
+  exhaustive_labels: int = _EXHAUSTIVE_LABELS,
+  error_cells: int = _ERROR_CELLS,
 ) -> np.ndarray:
-  """Returns the choice of the shortest step, of equal ones the most exact.
+  """Returns the choice of the shortest step, of equal steps the most exact.
 
   Args:
-    table: of every codec on every tensor.
-    errors: float64[tensors, codecs], squared; infinite where a codec may not
-      be used. One codec of every tensor has none.
-    budget: of their sum.
-    reference: int[tensors], a choice to compare with.
-    few: labels that are all kept.
-    cells: of the budget, if there are more.
+    table: costs of every codec on every tensor.
+    errors: float64[tensors, codecs], squared; infinite where a codec must not
+      be used. Every tensor has a codec without error.
+    budget: limit of the sum of squared errors.
+    reference: int[tensors], choice that completes the labels.
+    exhaustive_labels: number of labels up to which all are kept.
+    error_cells: cells of the budget once there are more.
 
   Returns:
     int[tensors], a codec for each tensor.
@@ -74,108 +88,138 @@ def search(
     np.zeros((1, table.payload.shape[-1])),
     init_pipeline(1),
   )
-  unit = _EQUAL * table.total(reference)
-  rests = _rests(table, reference)
-  steps: list[tuple[int, np.ndarray, np.ndarray]] = []
-  for number, bucket in enumerate(table.when.buckets):
-    gap, rest = table.when.gaps[number], rests[number]
-    for place, tensor in enumerate(bucket):
-      labels, parents, options = _extend(table, errors, budget, labels, tensor)
-      follow = np.array(bucket[place + 1 :], int)
-      parts = table.parts(
-        gap,
-        labels.coding + table.coding[follow, reference[follow]].sum(0),
-        labels.payload + table.payload[follow, reference[follow]].sum(0),
+  resolution = _EQUAL * table.total_seconds(reference)
+  suffixes = _reference_suffixes(table, reference)
+  # For each tensor, the parent label and the codec of each label kept.
+  history: list[tuple[int, np.ndarray, np.ndarray]] = []
+  for number, bucket in enumerate(table.schedule.buckets):
+    gap_s, suffix = table.schedule.gaps_s[number], suffixes[number]
+    for position, tensor in enumerate(bucket):
+      labels, parents, options = _extend_labels(
+        table, errors, budget, labels, tensor
       )
-      total = finish_time(advance_pipeline(labels.clock, parts), rest)
-      kept = _thin(labels, total, unit, budget, few, cells)
-      steps.append((tensor, parents[kept], options[kept]))
-      labels = _take(labels, kept)
-    clock = advance_pipeline(
-      labels.clock, table.parts(gap, labels.coding, labels.payload)
+      later = np.array(bucket[position + 1 :], int)
+      stage = table.stage_times(
+        gap_s,
+        labels.coding_s + table.coding_s[later, reference[later]].sum(0),
+        labels.payload + table.payload[later, reference[later]].sum(0),
+      )
+      total = finish_time(advance_pipeline(labels.state, stage), suffix)
+      kept = _prune_labels(
+        labels, total, resolution, budget, exhaustive_labels, error_cells
+      )
+      history.append((tensor, parents[kept], options[kept]))
+      labels = _select_labels(labels, kept)
+    state = advance_pipeline(
+      labels.state, table.stage_times(gap_s, labels.coding_s, labels.payload)
     )
     labels = labels._replace(
-      coding=0 * labels.coding, payload=0 * labels.payload, clock=clock
+      coding_s=0 * labels.coding_s, payload=0 * labels.payload, state=state
     )
-  best = int(
-    _order(finish_time(labels.clock, rests[-1]), labels.error, unit)[0]
-  )
-  found = np.zeros_like(reference)
-  for tensor, parents, options in reversed(steps):
-    found[tensor] = options[best]
+  total = finish_time(labels.state, suffixes[-1])
+  best = int(_rank_labels(total, labels.error, resolution)[0])
+  choice = np.zeros_like(reference)
+  for tensor, parents, options in reversed(history):
+    choice[tensor] = options[best]
     best = parents[best]
-  return _improve(table, errors, budget, found, unit)
+  return _improve_choice(table, errors, budget, choice, resolution)
 
 
-def _rests(table: Table, reference: np.ndarray) -> list[PipelineSuffix]:
-  """What follows each bucket, with the codecs of a reference."""
-  rests = [table.after_all()]
-  for number in reversed(range(1, len(table.when.buckets))):
-    of = np.array(table.when.buckets[number])
-    parts = table.parts(
-      table.when.gaps[number],
-      table.coding[of, reference[of]].sum(0),
-      table.payload[of, reference[of]].sum(0),
+def _reference_suffixes(
+  table: StepTable, reference: np.ndarray
+) -> list[PipelineSuffix]:
+  """Returns what follows each bucket if a reference codes later buckets."""
+  schedule = table.schedule
+  suffixes = [table.last_suffix()]
+  for number in reversed(range(1, len(schedule.buckets))):
+    tensors = np.array(schedule.buckets[number])
+    stage = table.stage_times(
+      schedule.gaps_s[number],
+      table.coding_s[tensors, reference[tensors]].sum(0),
+      table.payload[tensors, reference[tensors]].sum(0),
     )
-    rests.append(prepend_stage(parts, rests[-1]))
-  return rests[::-1]
+    suffixes.append(prepend_stage(stage, suffixes[-1]))
+  return suffixes[::-1]
 
 
-def _extend(
-  table: Table, errors: np.ndarray, budget: float, labels: _Labels, tensor: int
+def _extend_labels(
+  table: StepTable,
+  errors: np.ndarray,
+  budget: float,
+  labels: _Labels,
+  tensor: int,
 ) -> tuple[_Labels, np.ndarray, np.ndarray]:
-  """Every label with every codec of one more tensor, within the budget."""
+  """Returns every label with every affordable codec of one more tensor.
+
+  Returns:
+    The labels, int[labels] positions of their parents, and int[labels] codecs
+    of the tensor.
+  """
   error = labels.error[:, None] + errors[tensor]
   parents, options = np.nonzero(error <= budget)
-  old = _take(labels, parents)
+  old = _select_labels(labels, parents)
   extended = _Labels(
     error[parents, options],
-    old.coding + table.coding[tensor, options],
+    old.coding_s + table.coding_s[tensor, options],
     old.payload + table.payload[tensor, options],
-    old.clock,
+    old.state,
   )
   return extended, parents, options
 
 
-def _take(labels: _Labels, which: np.ndarray) -> _Labels:
-  clock = PipelineState(*(a[which] for a in labels.clock))
-  error, coding, payload = (a[which] for a in labels[:3])
-  return _Labels(error, coding, payload, clock)
+def _select_labels(labels: _Labels, positions: np.ndarray) -> _Labels:
+  state = PipelineState(*(a[positions] for a in labels.state))
+  error, coding_s, payload = (a[positions] for a in labels[:3])
+  return _Labels(error, coding_s, payload, state)
 
 
-def _thin(
+def _prune_labels(
   labels: _Labels,
   total: np.ndarray,
-  unit: float,
+  resolution: float,
   budget: float,
-  few: int,
-  cells: int,
+  exhaustive_labels: int,
+  error_cells: int,
 ) -> np.ndarray:
-  """The labels to keep."""
-  if len(total) <= few:
+  """Returns the positions of the labels to keep.
+
+  Args:
+    labels: the labels.
+    total: float64[labels], seconds of the step completed by the reference.
+    resolution: seconds below which steps are equally long.
+    budget: limit of the sum of squared errors.
+    exhaustive_labels: number of labels up to which all are kept.
+    error_cells: cells of the budget.
+  """
+  if len(total) <= exhaustive_labels:
     return np.arange(len(total))
-  cell = (labels.error * (cells / budget if budget else 0.0)).astype(int)
-  kinds = 1 << np.arange(labels.payload.shape[-1])
-  group = cell * (2 * kinds[-1]) + (labels.payload > 0) @ kinds
-  order = _order(total, labels.error, unit)
+  cell = (labels.error * (error_cells / budget if budget else 0.0)).astype(int)
+  # Each group is a cell of the error and a bit mask of collectives in use.
+  bits = 1 << np.arange(labels.payload.shape[-1])
+  group = cell * (2 * bits[-1]) + (labels.payload > 0) @ bits
+  order = _rank_labels(total, labels.error, resolution)
   return order[np.unique(group[order], return_index=True)[1]]
 
 
-def _order(total: np.ndarray, error: np.ndarray, unit: float) -> np.ndarray:
-  """Fastest first; of those that are equally fast the most exact."""
-  return np.lexsort((error, np.floor(total / unit)))
+def _rank_labels(
+  total: np.ndarray, error: np.ndarray, resolution: float
+) -> np.ndarray:
+  """Returns positions, fastest first; of equally fast ones the most exact."""
+  return np.lexsort((error, np.floor(total / resolution)))
 
 
-def _improve(
-  table: Table,
+def _improve_choice(
+  table: StepTable,
   errors: np.ndarray,
   budget: float,
   choice: np.ndarray,
-  unit: float,
+  resolution: float,
 ) -> np.ndarray:
-  """Changes one tensor at a time until none makes the step shorter.
+  """Changes one tensor at a time until no change makes the step shorter.
 
-  What does not make it longer goes back to the most exact.
+  A codec that does not shorten the step is replaced by the most exact one.
+  Pruning may lose such local improvements, because labels were ranked by the
+  reference's later codecs and not by those that were chosen.
   """
   while True:
     old = choice.copy()
@@ -183,11 +227,13 @@ def _improve(
       others = errors[np.arange(len(choice)), choice].sum()
       others -= errors[tensor, choice[tensor]]
       options = np.flatnonzero(others + errors[tensor] <= budget)
-      if len(options) == 0:  # Rounding: what is chosen just fits.
+      # Rounding of the sums can exclude even the codec chosen, which just fits.
+      if len(options) == 0:
         continue
       changed = np.tile(choice, (len(options), 1))
       changed[:, tensor] = options
-      order = _order(table.totals(changed), errors[tensor, options], unit)
+      total = table.step_seconds(changed)
+      order = _rank_labels(total, errors[tensor, options], resolution)
       choice[tensor] = options[order[0]]
     if (choice == old).all():
       return choice

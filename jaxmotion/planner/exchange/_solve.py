@@ -1,4 +1,12 @@
-"""From a request to a plan."""
+"""Solves an `ExchangeProblem` and assembles its plan.
+
+Whether a tensor is summed changes what others cost: between two workers small
+sums join the collective of what is not summed. The search needs costs that
+add up, so each regime has a table of its own: sums alone, sums beside
+gathered payloads, and sums beside payloads exchanged in two phases. The best
+choice of each table and the best single codec are then predicted by
+`perfmodel.predict_step` itself; the shortest of these steps is the plan.
+"""
 
 from __future__ import annotations
 
@@ -16,184 +24,185 @@ from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner.exchange._plan import ExchangePlan, TensorChoice
 from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._reasons import plan_reason, tensor_reason
-from jaxmotion.planner.exchange._search import search
-from jaxmotion.planner.exchange._table import Table, make_table
+from jaxmotion.planner.exchange._reasons import explain_plan, explain_tensor
+from jaxmotion.planner.exchange._search import search_choice
+from jaxmotion.planner.exchange._table import StepTable, make_table
 
 
-class _Run(NamedTuple):
-  """One way to carry what is encoded.
+class _Solution(NamedTuple):
+  """A choice of codecs and its predicted step.
 
   Attributes:
-    method: for what is not summed.
-    table: of every codec on every tensor.
-    codecs: those that may be used, as positions.
+    step: prediction by `perfmodel.predict_step`.
+    choice: int[tensors], a codec for each tensor.
+    method: method of the exchange; None is its own choice.
+    table: table in which the choice was found.
   """
-
-  method: str
-  table: Table
-  codecs: np.ndarray
-
-
-class _Final(NamedTuple):
-  """A choice of codecs that a step was predicted for."""
 
   step: StepPrediction
   choice: np.ndarray
   method: str | None
-  run: _Run
+  table: StepTable
 
 
-def solve(request: ExchangeProblem) -> ExchangePlan:
-  """Returns the plan of the shortest step within the budget."""
-  runs = _runs(request)
-  uniform = _uniform(request, runs)
-  final = min(
-    _finals(request, runs, uniform),
-    key=lambda f: (f.step.total_s, request.errors.total(f.choice)),
+def solve_exchange(problem: ExchangeProblem) -> ExchangePlan:
+  """Returns the plan of the shortest step within the error budget."""
+  tables = _make_tables(problem)
+  uniform_s = _predict_uniform(problem, tables)
+  best = min(
+    _list_solutions(problem, tables, uniform_s),
+    key=lambda s: (s.step.total_s, problem.errors.total_error(s.choice)),
   )
-  plain = request.step(None, None)
+  uncompressed = problem.predict_step(None, None)
   return ExchangePlan(
-    plan_reason(request, final.choice, final.step, plain, uniform),
-    tuple(_choices(request, runs, final, plain)),
-    _codec(request, final.choice),
-    final.method,
-    final.step,
-    plain,
-    dict(zip(request.candidates, uniform.tolist(), strict=True)),
-    request.errors.total(final.choice),
-    request,
+    explain_plan(problem, best.choice, best.step, uncompressed, uniform_s),
+    tuple(_list_tensor_choices(problem, tables, best, uncompressed)),
+    _combine_codecs(problem, best.choice),
+    best.method,
+    best.step,
+    uncompressed,
+    dict(zip(problem.candidates, uniform_s.tolist(), strict=True)),
+    problem.errors.total_error(best.choice),
+    problem,
   )
 
 
-def _runs(request: ExchangeProblem) -> list[_Run]:
-  """Sums alone, and sums beside what takes one phase or two."""
-  prices = TensorCosts(request.route)
-
-  def table(method: str, mixed: bool) -> Table:
-    return make_table(
-      request.work, prices, request.candidates, method, mixed=mixed
-    )
-
-  summed = np.array([c.summable for c in request.candidates])
-  runs = [_Run("gather", table("gather", False), np.flatnonzero(summed))]
-  if not summed.all():
-    every = np.arange(len(summed))
+def _make_tables(problem: ExchangeProblem) -> list[StepTable]:
+  """Returns the table of sums alone, then those of sums beside others."""
+  costs, candidates = TensorCosts(problem), problem.candidates
+  tables = [make_table(costs, candidates, "gather", mixed=False)]
+  if not all(codec.summable for codec in candidates):
     for method in ("two_phase", "gather"):
-      runs.append(_Run(method, table(method, True), every))
-  return runs
+      tables.append(make_table(costs, candidates, method, mixed=True))
+  return tables
 
 
-def _uniform(request: ExchangeProblem, runs: list[_Run]) -> np.ndarray:
-  """Seconds of the step with one codec for all tensors."""
-  total = np.full(len(request.candidates), np.inf)
-  for run in runs[1:]:
-    own = run.table.totals(_same(request, run.codecs))
-    total[run.codecs] = np.minimum(total[run.codecs], own)
-  # Where all is summed, nothing is beside it.
-  alone = runs[0]
-  total[alone.codecs] = alone.table.totals(_same(request, alone.codecs))
-  return total
-
-
-def _same(request: ExchangeProblem, codecs: np.ndarray) -> np.ndarray:
-  """One choice for each codec: that one everywhere."""
-  return np.repeat(codecs[:, None], len(request.errors.norms), 1)
-
-
-def _finals(
-  request: ExchangeProblem, runs: list[_Run], uniform: np.ndarray
-) -> Iterator[_Final]:
-  """The shortest step of each run, and the shortest with one codec."""
-  for run in runs:
-    choices = _same(request, run.codecs)
-    affordable = [c for c in choices if request.affords(c)]
-    reference = min(affordable, key=lambda c: uniform[c[0]])
-    errors, limit = request.limits()
-    allowed = np.isin(np.arange(len(uniform)), run.codecs)
-    errors = np.where(allowed, errors, np.inf)
-    found = search(run.table, errors, limit, reference)
-    if run is not runs[0] and request.workers == 2:
-      found = _with_words(request, run, found)
-    for choice in np.unique([found, reference], axis=0):
-      codec = _codec(request, choice)
-      method = _method(request, codec, run.method)
-      yield _Final(request.step(codec, method), choice, method, run)
-
-
-def _with_words(
-  request: ExchangeProblem, run: _Run, choice: np.ndarray
+def _predict_uniform(
+  problem: ExchangeProblem, tables: list[StepTable]
 ) -> np.ndarray:
-  """The choice, or the next one that does not sum everything.
+  """Returns float64[codecs], seconds of the step with one codec for all."""
+  seconds = np.full(len(problem.candidates), np.inf)
+  for table in tables[1:]:
+    found = table.step_seconds(_uniform_choices(problem, table.usable))
+    seconds[table.usable] = np.minimum(seconds[table.usable], found)
+  # If one summed codec is used for all tensors, no sum joins anything else:
+  # the table of sums alone is right and replaces the other figures.
+  alone = tables[0]
+  choices = _uniform_choices(problem, alone.usable)
+  seconds[alone.usable] = alone.step_seconds(choices)
+  return seconds
 
-  Between two workers small sums are cheaper beside what is not summed, so
-  that a run may well find sums alone, which it has not priced.
+
+def _uniform_choices(
+  problem: ExchangeProblem, codecs: np.ndarray
+) -> np.ndarray:
+  """Returns int[codecs, tensors], each codec for all tensors."""
+  return np.repeat(codecs[:, None], len(problem.errors.norms), 1)
+
+
+def _list_solutions(
+  problem: ExchangeProblem, tables: list[StepTable], uniform_s: np.ndarray
+) -> Iterator[_Solution]:
+  """Yields the best choice and the best single codec of each table."""
+  for table in tables:
+    choices = _uniform_choices(problem, table.usable)
+    affordable = [c for c in choices if problem.is_affordable(c)]
+    reference = min(affordable, key=lambda c: uniform_s[c[0]])
+    errors, limit = problem.squared_limits
+    is_usable = np.isin(np.arange(len(uniform_s)), table.usable)
+    errors = np.where(is_usable, errors, np.inf)
+    found = search_choice(table, errors, limit, reference)
+    if table is not tables[0] and problem.workers == 2:
+      found = _include_unsummed(problem, table, found)
+    for choice in np.unique([found, reference], axis=0):
+      codec = _combine_codecs(problem, choice)
+      method = _exchange_method(problem, codec, table.method)
+      step = problem.predict_step(codec, method)
+      yield _Solution(step, choice, method, table)
+
+
+def _include_unsummed(
+  problem: ExchangeProblem, table: StepTable, choice: np.ndarray
+) -> np.ndarray:
+  """Returns the choice, or the best change of it that does not sum everything.
+
+  Between two workers small sums are cheaper if they join what is not summed.
+  A search of a mixed table may therefore find sums alone, for which its
+  figures do not hold.
   """
-  words = np.flatnonzero([not c.summable for c in request.candidates])
-  if np.isin(choice, words).any():
+  unsummed = np.flatnonzero([not c.summable for c in problem.candidates])
+  if np.isin(choice, unsummed).any():
     return choice
-  changed = np.repeat(choice[None], len(choice) * len(words), 0)
-  tensors = np.repeat(np.arange(len(choice)), len(words))
-  changed[np.arange(len(changed)), tensors] = np.tile(words, len(choice))
-  changed = np.array([c for c in changed if request.affords(c)] or [choice])
-  return changed[np.argmin(run.table.totals(changed))]
+  changed = np.repeat(choice[None], len(choice) * len(unsummed), 0)
+  tensors = np.repeat(np.arange(len(choice)), len(unsummed))
+  changed[np.arange(len(changed)), tensors] = np.tile(unsummed, len(choice))
+  affordable = [c for c in changed if problem.is_affordable(c)]
+  changed = np.array(affordable or [choice])
+  return changed[np.argmin(table.step_seconds(changed))]
 
 
-def _codec(request: ExchangeProblem, choice: np.ndarray) -> Codec:
-  """The codec of an exchange: rules by path, the most frequent one last."""
-  names = [path for path, _ in named_leaves(request.work.params)]
+def _combine_codecs(problem: ExchangeProblem, choice: np.ndarray) -> Codec:
+  """Returns the codec of the exchange: rules by path, commonest codec last."""
+  names = [path for path, _ in named_leaves(problem.step_cost.params)]
   used = sorted(set(choice.tolist()), key=lambda c: (choice == c).sum())
-  *few, rest = (request.candidates[c] for c in used)
-  if not few:
-    return rest
+  *rarer, commonest = (problem.candidates[c] for c in used)
+  if not rarer:
+    return commonest
   pairs = []
-  for c, codec in zip(used, few, strict=False):
-    own = (re.escape(names[i]) for i in np.flatnonzero(choice == c))
-    pairs.append((f"^({'|'.join(own)})$", codec))
-  return rules((*pairs, (".*", rest)))
+  for c, codec in zip(used, rarer, strict=False):
+    paths = (re.escape(names[i]) for i in np.flatnonzero(choice == c))
+    pairs.append((f"^({'|'.join(paths)})$", codec))
+  return rules((*pairs, (".*", commonest)))
 
 
-def _methods(
-  request: ExchangeProblem, codec: Codec, method: str | None
+def _tensor_methods(
+  problem: ExchangeProblem, codec: Codec, method: str | None
 ) -> list[str]:
-  """How each tensor travels."""
-  cut = partition(codec, request.exchanged())
-  methods = choose_methods(cut, request.workers, method)
+  """Returns the method by which an exchange sends each tensor."""
+  groups = partition(codec, problem.exchanged_tree())
+  methods = choose_methods(groups, problem.workers, method)
   found = {}
-  for part, chosen in zip(cut.leaf_groups, methods, strict=True):
-    found.update(dict.fromkeys(part.leaves, chosen))
+  for group, chosen in zip(groups.leaf_groups, methods, strict=True):
+    found.update(dict.fromkeys(group.leaves, chosen))
   return [found[i] for i in range(len(found))]
 
 
-def _method(request: ExchangeProblem, codec: Codec, method: str) -> str | None:
-  """None where the exchange chooses the same by itself."""
-  own = _methods(request, codec, None)
-  return None if own == _methods(request, codec, method) else method
+def _exchange_method(
+  problem: ExchangeProblem, codec: Codec, method: str | None
+) -> str | None:
+  """Returns the method, or None if the exchange chooses the same by itself."""
+  default = _tensor_methods(problem, codec, None)
+  is_default = default == _tensor_methods(problem, codec, method)
+  return None if is_default else method
 
 
-def _choices(
-  request: ExchangeProblem,
-  runs: list[_Run],
-  final: _Final,
-  plain: StepPrediction,
+def _list_tensor_choices(
+  problem: ExchangeProblem,
+  tables: list[StepTable],
+  best: _Solution,
+  uncompressed: StepPrediction,
 ) -> Iterator[TensorChoice]:
-  choice, table = final.choice, final.run.table
-  methods = _methods(request, _codec(request, choice), final.method)
-  # From sums alone there are several ways to go.
-  others = [final.run] if final.run is not runs[0] else runs[1:] or runs
-  for i, (path, leaf) in enumerate(named_leaves(request.work.params)):
-    codec = int(choice[i])
-    changed = np.tile(choice, (len(request.candidates), 1))
+  """Yields each tensor's codec with a reason: what a change of it would do."""
+  choice, table = best.choice, best.table
+  codec = _combine_codecs(problem, choice)
+  methods = _tensor_methods(problem, codec, best.method)
+  # If all tensors are summed, one changed tensor is not: it may use any of
+  # the mixed tables.
+  others = [table] if table is not tables[0] else tables[1:] or tables
+  for i, (path, leaf) in enumerate(named_leaves(problem.step_cost.params)):
+    chosen = int(choice[i])
+    changed = np.tile(choice, (len(problem.candidates), 1))
     changed[:, i] = np.arange(len(changed))
-    total = np.min([run.table.totals(changed) for run in others], 0)
-    total[(changed == choice).all(1)] = final.step.total_s
-    total[~changed.any(1)] = plain.total_s
+    total_s = np.min([other.step_seconds(changed) for other in others], 0)
+    # Exact predictions replace those of tables that do not hold for them.
+    total_s[(changed == choice).all(1)] = best.step.total_s
+    total_s[~changed.any(1)] = uncompressed.total_s
     yield TensorChoice(
       path,
       leaf.shape,
-      request.candidates[codec],
+      problem.candidates[chosen],
       methods[i],
-      table.wire_bytes(i, codec),
-      request.errors.relative(i, codec),
-      tensor_reason(request, table, changed, i, codec, total),
+      table.wire_bytes(i, chosen),
+      problem.errors.relative_error(i, chosen),
+      explain_tensor(problem, table, changed, i, chosen, total_s),
     )

@@ -1,4 +1,4 @@
-"""What every codec on every tensor does to the step, as tables."""
+"""Tables of what every codec on every tensor adds to the step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from jaxmotion.codecs import Codec
-from jaxmotion.perfmodel import StepCost
-from jaxmotion.planner.exchange._buckets import Timeline, timeline
+from jaxmotion.planner.exchange._buckets import BucketSchedule
 from jaxmotion.planner.exchange._pipeline import (
-  NOTHING,
+  EMPTY_SUFFIX,
   PipelineSuffix,
   StageTimes,
   advance_pipeline,
@@ -20,126 +19,147 @@ from jaxmotion.planner.exchange._pipeline import (
   init_pipeline,
   prepend_stage,
 )
-from jaxmotion.planner.exchange._prices import TensorCosts, kind_of
+from jaxmotion.planner.exchange._prices import TensorCosts, collective_kind
 from jaxmotion.wire import Move
 
-# Between these sizes the seconds of a collective are a straight line.
+# The seconds of a collective are interpolated linearly between these sizes.
 _KNOTS = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
-  """Figures of every codec on every tensor, under one method.
+class StepTable:
+  """Costs of every codec on every tensor, under one method.
+
+  A kind of collective (its op, axes and dtype) is sent once for each bucket:
+  payloads of one kind add up before their seconds are looked up.
 
   Attributes:
-    when: gradients are there.
-    overlap: whether links and devices work at once.
-    coding: float64[tensors, codecs, 3], seconds of encoding, of recoding
+    schedule: buckets of gradients and the computation between them.
+    overlap: whether links and devices work at the same time.
+    method: how payloads that are not summed travel.
+    usable: int[n], positions of the codecs that the figures hold for.
+    coding_s: float64[tensors, codecs, 3], seconds of encoding, of recoding
       between two phases and of decoding.
     payload: float64[tensors, codecs, kinds], bytes in each kind of collective.
-    sent: float64[kinds], bytes on the wire for each of them.
-    curves: of each kind, bytes of a collective and its seconds.
+    sent: float64[kinds], bytes on the wire for each payload byte.
+    curves: for each kind, payload bytes of a collective and its seconds.
   """
 
-  when: Timeline
+  schedule: BucketSchedule
   overlap: bool
-  coding: np.ndarray
+  method: str | None
+  usable: np.ndarray
+  coding_s: np.ndarray
   payload: np.ndarray
   sent: np.ndarray
   curves: tuple[tuple[np.ndarray, np.ndarray], ...]
 
   def link_seconds(self, payload: np.ndarray) -> np.ndarray:
-    """Seconds of the collectives of [..., kinds] bytes."""
+    """Returns the seconds of collectives of float64[..., kinds] bytes."""
     total = np.zeros(payload.shape[:-1])
     for kind, (sizes, times) in enumerate(self.curves):
       nbytes = payload[..., kind]
       total += np.where(nbytes > 0, np.interp(nbytes, sizes, times), 0.0)
     return total
 
-  def parts(
-    self, gap: float, coding: np.ndarray, payload: np.ndarray
+  def stage_times(
+    self, gap_s: float, coding_s: np.ndarray, payload: np.ndarray
   ) -> StageTimes:
-    """What a bucket of these sums does to the clocks."""
-    encode, recode, decode = np.moveaxis(coding, -1, 0)
+    """Returns the stage of a bucket, from sums over its tensors.
+
+    Args:
+      gap_s: seconds of computation before the bucket is ready.
+      coding_s: float64[..., 3], seconds of encoding, recoding and decoding.
+      payload: float64[..., kinds], bytes in each kind of collective.
+    """
+    encode, recode, decode = np.moveaxis(coding_s, -1, 0)
     link = self.link_seconds(payload) + recode
     if self.overlap:
-      return StageTimes(gap + encode, link, decode)
+      return StageTimes(gap_s + encode, link, decode)
     zero = np.zeros_like(link)
-    return StageTimes(gap + encode + link + decode, zero, zero)
+    return StageTimes(gap_s + encode + link + decode, zero, zero)
 
-  def totals(self, choices: np.ndarray) -> np.ndarray:
-    """Seconds of the step for int[many, tensors] choices of codecs."""
-    clock = init_pipeline(len(choices))
-    for gap, bucket in zip(self.when.gaps, self.when.buckets, strict=False):
-      of = np.array(bucket)
-      coding = self.coding[of, choices[:, of]].sum(1)
-      payload = self.payload[of, choices[:, of]].sum(1)
-      clock = advance_pipeline(clock, self.parts(gap, coding, payload))
-    return finish_time(clock, self.after_all()) + self.when.tail_s
+  def step_seconds(self, choices: np.ndarray) -> np.ndarray:
+    """Returns the seconds of the step for int[n, tensors] choices of codecs."""
+    state = init_pipeline(len(choices))
+    schedule = self.schedule
+    for gap_s, bucket in zip(schedule.gaps_s, schedule.buckets, strict=False):
+      tensors = np.array(bucket)
+      coding_s = self.coding_s[tensors, choices[:, tensors]].sum(1)
+      payload = self.payload[tensors, choices[:, tensors]].sum(1)
+      stage = self.stage_times(gap_s, coding_s, payload)
+      state = advance_pipeline(state, stage)
+    return finish_time(state, self.last_suffix()) + schedule.tail_s
 
-  def after_all(self) -> PipelineSuffix:
-    """What is computed when all gradients are there."""
+  def last_suffix(self) -> PipelineSuffix:
+    """Returns the computation after the last bucket is ready."""
     zero = np.zeros(())
-    return prepend_stage(
-      StageTimes(zero + self.when.gaps[-1], zero, zero), NOTHING
-    )
+    last = StageTimes(zero + self.schedule.gaps_s[-1], zero, zero)
+    return prepend_stage(last, EMPTY_SUFFIX)
 
   def wire_bytes(self, tensor: int, codec: int) -> float:
-    """What a worker sends of a tensor."""
+    """Returns the bytes that a worker sends of one tensor."""
     return float(self.payload[tensor, codec] @ self.sent)
 
-  def total(self, choice: np.ndarray) -> float:
-    """Seconds of the step for one choice."""
-    return float(self.totals(choice[None])[0])
+  def total_seconds(self, choice: np.ndarray) -> float:
+    """Returns the seconds of the step for one int[tensors] choice."""
+    return float(self.step_seconds(choice[None])[0])
 
 
 def make_table(
-  work: StepCost,
-  prices: TensorCosts,
+  costs: TensorCosts,
   candidates: Sequence[Codec],
   method: str | None,
   *,
   mixed: bool,
-) -> Table:
-  """Prices every codec on every tensor.
+) -> StepTable:
+  """Predicts every codec on every tensor.
 
   Args:
-    work: of one worker.
-    prices: of its tensors.
+    costs: predictions of the problem's tensors.
     candidates: the codecs.
-    method: as for `Prices.price`.
-    mixed: as for `Prices.price`.
+    method: how payloads that are not summed travel, as in
+      `TensorCosts.predict_tensor`.
+    mixed: whether some payloads are not summed, as in
+      `TensorCosts.predict_tensor`.
   """
+  problem = costs.problem
   found = [
-    [prices.price(codec, leaf, method, mixed) for codec in candidates]
-    for leaf in jax.tree.leaves(work.params)
+    [costs.predict_tensor(codec, leaf, method, mixed) for codec in candidates]
+    for leaf in jax.tree.leaves(problem.step_cost.params)
   ]
   moves = [m for row in found for e in row for m in e.ledger.moves]
-  kinds = sorted(set(map(kind_of, moves)))
+  kinds = sorted(set(map(collective_kind, moves)))
   payload = np.zeros((len(found), len(candidates), len(kinds)))
   for i, row in enumerate(found):
     for j, exchange in enumerate(row):
       for move in exchange.ledger.moves:
-        payload[i, j, kinds.index(kind_of(move))] += move.payload_bytes
-  curves = [
-    _curve(prices, kind, int(n))
-    for kind, n in zip(kinds, payload.max(1, initial=1).sum(0), strict=True)
-  ]
-  coding = [
+        kind = kinds.index(collective_kind(move))
+        payload[i, j, kind] += move.payload_bytes
+  largest = payload.max(1, initial=1).sum(0)
+  coding_s = [
     [(e.encode_s, e.recode_s, e.decode_s) for e in row] for row in found
   ]
-  return Table(
-    timeline(work, prices.route),
-    prices.route.overlap,
-    np.array(coding),
+  usable = [mixed or codec.summable for codec in candidates]
+  return StepTable(
+    problem.schedule,
+    problem.overlap,
+    method,
+    np.flatnonzero(usable),
+    np.array(coding_s),
     payload,
     np.array([k._replace(payload_bytes=1).wire_bytes for k in kinds]),
-    tuple(curves),
+    tuple(
+      _collective_curve(costs, kind, int(n))
+      for kind, n in zip(kinds, largest, strict=True)
+    ),
   )
 
 
-def _curve(
-  prices: TensorCosts, kind: Move, most: int
+def _collective_curve(
+  costs: TensorCosts, kind: Move, max_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  sizes = np.unique(np.rint(np.geomspace(1, 1 + most, _KNOTS)))
-  return sizes, np.array([prices.link_seconds(kind, int(n)) for n in sizes])
+  """Returns payload bytes and seconds of one kind of collective."""
+  sizes = np.unique(np.rint(np.geomspace(1, 1 + max_bytes, _KNOTS)))
+  seconds = [costs.collective_seconds(kind, int(n)) for n in sizes]
+  return sizes, np.array(seconds)

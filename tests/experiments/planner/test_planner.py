@@ -12,18 +12,18 @@ from tests.paths import ROOT
 WAIT = 120  # Seconds that a slow machine may take.
 
 
-def test_a_configuration_has_its_workers_optimiser_and_gradient(tiny):
+def test_a_configuration_has_its_workers_optimizer_and_gradient(tiny):
   config = tiny("digits", channels=(4,), hidden=4)
   plan = run.make_plan(config, perfmodel.builtin_platform("ethernet_1gbit"))
   assert plan.platform.axis("data").workers == config.workers
   # Nesterov's momentum and decay: more than plain gradient descent.
-  assert plan.request.work.state_bytes > 0
+  assert plan.problem.step_cost.state_bytes > 0
   assert [choice.path for choice in plan.choices] == [
     f"{layer}/{leaf}"
     for layer in ("convs/0", "hidden", "out")
     for leaf in ("bias", "kernel")
   ]
-  assert plan.request.errors.measured
+  assert plan.problem.errors.is_measured
   assert 0 < plan.error <= 0.1
 
 

@@ -1,4 +1,4 @@
-"""The advice: the shortest step, the budget, the exchange, the words."""
+"""`advise` finds the shortest step within the budget, and explains it."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, perfmodel, planner, wire
 from jaxmotion.perfmodel import predict_step
-from jaxmotion.planner.exchange._errors import measured, stated
+from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from tests.planner.problems import (
   BATCH,
   PARAMS,
@@ -52,35 +52,35 @@ def shortest(platform, errors, limit, **options):
 def test_no_choice_within_the_budget_is_predicted_to_be_faster(workers, gbit):
   platform = cluster(workers, gbit)
   grads = gradients()
-  found = measured(PARAMS, THREE, grads)
+  found = measure_errors(PARAMS, THREE, grads)
   for budget in (0.0, 0.004, 0.1):
     plan = advise(platform, accuracy_budget=budget, gradients=grads)
-    errors, limit = found.limits(budget)
+    errors, limit = found.squared_limits(budget)
     best = shortest(platform, errors, limit)
     assert plan.step.total_s == pytest.approx(best, rel=1e-8)
     assert plan.error <= budget * (1 + 1e-9)
-    assert plan.step.total_s <= plan.plain.total_s
+    assert plan.step.total_s <= plan.uncompressed.total_s
 
 
 @pytest.mark.parametrize("options", [{"overlap": False}, {"bucket_bytes": 1}])
 def test_the_step_may_overlap_or_not(options):
-  bounds = stated(PARAMS, THREE)
+  bounds = bound_errors(PARAMS, THREE)
   for gbit in (0.1, 100):
     platform = cluster(8, gbit)
     plan = advise(platform, **options)
-    best = shortest(platform, *bounds.limits(0.1), **options)
+    best = shortest(platform, *bounds.squared_limits(0.1), **options)
     assert plan.step.total_s == pytest.approx(best, rel=1e-8)
 
 
 @pytest.mark.parametrize("platform", [SLOW, FAST], ids=["slow", "fast"])
 def test_no_single_codec_that_fits_is_faster(platform):
   plan = planner.advise(WORK, PARAMS, (), platform)
-  bounds = stated(PARAMS, plan.request.candidates)
-  assert list(plan.uniform) == [codecs.identity(), *planner.CANDIDATES]
-  for i, (codec, total_s) in enumerate(plan.uniform.items()):
+  bounds = bound_errors(PARAMS, plan.problem.candidates)
+  assert list(plan.uniform_s) == [codecs.identity(), *planner.CANDIDATES]
+  for i, (codec, total_s) in enumerate(plan.uniform_s.items()):
     step = predict_step(WORK, platform, "data", codec)
     assert total_s <= step.total_s * (1 + 1e-9)
-    if bounds.total(np.full(3, i)) <= 0.1:
+    if bounds.total_error(np.full(3, i)) <= 0.1:
       assert plan.step.total_s <= total_s * (1 + 1e-9)
 
 
@@ -96,18 +96,18 @@ def test_bits_differ_between_tensors_if_the_budget_is_between():
   assert len({choice.codec for choice in plans[1].choices}) > 1
   # What was not spent by one codec for all is spent by several.
   fits = [
-    plans[1].uniform[c]
+    plans[1].uniform_s[c]
     for i, c in enumerate((codecs.identity(), *bits))
-    if measured(PARAMS, [c], grads).total(np.zeros(3, int)) <= 0.06
+    if measure_errors(PARAMS, [c], grads).total_error(np.zeros(3, int)) <= 0.06
   ]
   assert plans[1].step.total_s < min(fits)
 
 
 def test_nothing_is_compressed_where_nothing_pays():
   plan = advise(FAST)
-  assert not plan.compresses
+  assert not plan.is_compressed
   assert plan.codec == codecs.identity() and plan.method is None
-  assert plan.step == plan.plain
+  assert plan.step == plan.uncompressed
   assert plan.reason.startswith("Do not compress: the step takes")
   for choice in plan.choices:
     assert choice.method == "sum" and choice.error == 0
@@ -120,7 +120,7 @@ def test_nothing_is_compressed_without_a_budget_or_others():
     advise(SLOW, candidates=[]),
     advise(cluster(1)),
   ):
-    assert not plan.compresses
+    assert not plan.is_compressed
     assert plan.reason.startswith("Do not compress")
   kept = advise(SLOW, accuracy_budget=0.0)
   assert "no codec's error fits" in kept.reason
@@ -130,7 +130,7 @@ def test_nothing_is_compressed_without_a_budget_or_others():
 
 def test_a_plan_says_what_and_why():
   plan = advise(SLOW)
-  assert plan.compresses and plan.reason.startswith("Compress 3 of 3")
+  assert plan.is_compressed and plan.reason.startswith("Compress 3 of 3")
   text = str(plan)
   for choice in plan.choices:
     assert choice.path in text and choice.reason in text

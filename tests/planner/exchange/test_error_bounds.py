@@ -1,11 +1,11 @@
-"""Bounds that hold, and that say something."""
+"""Error bounds hold for the worst arrays, and are not far above them."""
 
 import numpy as np
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.planner.exchange._error_bounds import stated_error
-from tests.planner.problems import relative
+from jaxmotion.planner.exchange._error_bounds import relative_error_bound
+from tests.planner.problems import relative_errors
 
 STATED = {
   "identity": codecs.identity(),
@@ -28,7 +28,7 @@ STATED = {
 
 
 def arrays(count):
-  """The worst there is for levels and selections, and ordinary ones."""
+  """The worst arrays for levels and selections, and random ones."""
   rng = np.random.default_rng(0)
   spike = np.full(count, 0.49 / 127, np.float32)
   spike[::64] = 1.0
@@ -42,15 +42,15 @@ def arrays(count):
 @pytest.mark.parametrize("name", STATED)
 def test_no_error_is_beyond_what_is_stated(name):
   codec = STATED[name]
-  count = 2 * 643  # No multiple of a block.
-  bound = stated_error(codec, count)
-  found = relative(codec, np.stack(list(arrays(count))))
+  count = 2 * 643  # Not a multiple of a block.
+  bound = relative_error_bound(codec, count)
+  found = relative_errors(codec, np.stack(list(arrays(count))))
   assert max(found) <= bound * (1 + 1e-6)
   if bound and "feedback" not in name:
-    assert max(found) > bound / 30  # It says something.
+    assert max(found) > bound / 30  # Not far above the worst error.
 
 
 def test_no_bound_is_made_up():
   narrow = codecs.cast("float8_e4m3fn")
-  assert stated_error(narrow, 10) is None
-  assert stated_error(codecs.feedback(narrow), 10) is None
+  assert relative_error_bound(narrow, 10) is None
+  assert relative_error_bound(codecs.feedback(narrow), 10) is None

@@ -1,11 +1,11 @@
-"""The clocks show what the performance model says."""
+"""Pipelines end when `perfmodel.overlapped_seconds` says."""
 
 import numpy as np
 import pytest
 
 from jaxmotion.perfmodel import Message, overlapped_seconds
 from jaxmotion.planner.exchange._pipeline import (
-  NOTHING,
+  EMPTY_SUFFIX,
   StageTimes,
   advance_pipeline,
   finish_time,
@@ -14,45 +14,48 @@ from jaxmotion.planner.exchange._pipeline import (
 )
 
 
-def steps(seed, many=20, messages=5):
-  """float64[messages, many, 4], of which some are zero."""
+def steps(seed, count=20, messages=5):
+  """Seconds of messages, float64[messages, count, 4]; some are zero."""
   rng = np.random.default_rng(seed)
-  seconds = rng.exponential(size=(messages, many, 4))
+  seconds = rng.exponential(size=(messages, count, 4))
   return np.where(rng.uniform(size=seconds.shape) < 0.3, 0.0, seconds)
 
 
-def parts(message):
+def stage_of(message):
   compute, encode, link, decode = np.moveaxis(message, -1, 0)
   return StageTimes(compute + encode, link, decode)
 
 
 def run(messages):
-  clock = init_pipeline(messages.shape[1])
+  state = init_pipeline(messages.shape[1])
   for message in messages:
-    clock = advance_pipeline(clock, parts(message))
-  return clock
+    state = advance_pipeline(state, stage_of(message))
+  return state
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_steps_end_when_the_model_says(seed):
+def test_steps_end_when_the_performance_model_says(seed):
   messages = steps(seed)
   expected = [
     overlapped_seconds(Message(*m) for m in step.tolist())
     for step in np.moveaxis(messages, 1, 0)
   ]
-  assert finish_time(run(messages), NOTHING).tolist() == pytest.approx(expected)
+  assert finish_time(run(messages), EMPTY_SUFFIX).tolist() == pytest.approx(
+    expected
+  )
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("cut", [0, 2, 5])
-def test_what_is_left_is_the_same_wherever_the_clocks_stand(seed, cut):
-  rest = NOTHING
+def test_a_suffix_is_the_same_for_every_state_before_it(seed, cut):
+  suffix = EMPTY_SUFFIX
   follow = steps(seed)[:, :1]
   for message in follow[:cut:-1]:
-    rest = prepend_stage(StageTimes(*(p[0] for p in parts(message))), rest)
+    stage = StageTimes(*(seconds[0] for seconds in stage_of(message)))
+    suffix = prepend_stage(stage, suffix)
   others = steps(seed + 100)[: cut + 1]
-  many = others.shape[1]
-  whole = np.concatenate([others, np.repeat(follow[cut + 1 :], many, 1)])
-  assert finish_time(run(others), rest) == pytest.approx(
-    finish_time(run(whole), NOTHING)
+  count = others.shape[1]
+  whole = np.concatenate([others, np.repeat(follow[cut + 1 :], count, 1)])
+  assert finish_time(run(others), suffix) == pytest.approx(
+    finish_time(run(whole), EMPTY_SUFFIX)
   )

@@ -1,11 +1,11 @@
-"""Measurements correct the platform, and the advice follows."""
+"""`replan` corrects the platform by measurements and solves again."""
 
 import numpy as np
 import pytest
 
 from jaxmotion import perfmodel, planner
 from jaxmotion.planner import replan
-from jaxmotion.planner.exchange._replan import _link, _table
+from jaxmotion.planner.exchange._replan import sum_link_seconds, table_of_plan
 from tests.planner.problems import PARAMS, THREE, WORK, cluster
 
 SLOW, MIDDLE = cluster(8, gbit=0.1), cluster(8, gbit=30)
@@ -18,14 +18,16 @@ def advise(platform, **options):
 
 
 def parts(plan, platform=None):
-  """Seconds without an exchange, of coding and of links, as predicted."""
-  request = plan.request if platform is None else plan.request.on(platform)
-  step = request.step(plan.codec, plan.method)
-  table, choice = _table(plan, request)
+  """Predicted seconds without an exchange, of coding and of links."""
+  problem = plan.problem
+  if platform is not None:
+    problem = problem.on_platform(platform)
+  step = problem.predict_step(plan.codec, plan.method)
+  table, choice = table_of_plan(plan, problem)
   return {
     "compute_s": step.compute_s + step.update_s + step.call_s,
-    "coding_s": float(table.coding[np.arange(len(choice)), choice].sum()),
-    "link_s": _link(table, choice),
+    "coding_s": float(table.coding_s[np.arange(len(choice)), choice].sum()),
+    "link_s": sum_link_seconds(table, choice),
     "step_s": step.total_s,
   }
 
@@ -56,25 +58,27 @@ def test_all_together():
 
 def test_a_link_that_is_faster_than_it_was_said_is_not_compressed():
   plan = advise(SLOW)
-  assert plan.compresses
+  assert plan.is_compressed
   again = replan(plan, link_s=parts(plan)["link_s"] / 1e5)
-  assert not again.compresses
+  assert not again.is_compressed
   assert again.reason.startswith("Do not compress")
 
 
 def test_codecs_that_are_slower_than_they_were_said_are_not_used():
   plan = advise(SLOW)
   again = replan(plan, coding_s=1e4 * parts(plan)["coding_s"])
-  assert not again.compresses
-  assert again.step.total_s == pytest.approx(again.plain.total_s)
+  assert not again.is_compressed
+  assert again.step.total_s == pytest.approx(again.uncompressed.total_s)
 
 
 def test_links_that_are_slower_than_they_were_said_are_relieved():
   plan = advise(cluster(8, gbit=10_000, latency_s=1e-6))
-  assert not plan.compresses
+  assert not plan.is_compressed
   slow = replan(plan, step_s=100 * plan.step.total_s)
-  assert slow.compresses
-  assert slow.plain.total_s == pytest.approx(100 * plan.step.total_s, rel=1e-6)
+  assert slow.is_compressed
+  assert slow.uncompressed.total_s == pytest.approx(
+    100 * plan.step.total_s, rel=1e-6
+  )
 
 
 def test_it_can_be_done_again_and_kept(tmp_path):

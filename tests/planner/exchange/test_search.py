@@ -1,23 +1,25 @@
-"""The search against all choices."""
+"""The search finds what trying all choices finds."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
-from jaxmotion.planner.exchange._buckets import Route, Timeline
+from jaxmotion.planner.exchange._buckets import BucketSchedule
 from jaxmotion.planner.exchange._prices import TensorCosts
-from jaxmotion.planner.exchange._search import search
-from jaxmotion.planner.exchange._table import Table, make_table
-from tests.planner.problems import THREE, WORK, cluster, every_choice
+from jaxmotion.planner.exchange._search import search_choice
+from jaxmotion.planner.exchange._table import StepTable, make_table
+from tests.planner.problems import THREE, cluster, every_choice, problem_on
 
 TIMES = np.geomspace(1, 1e9, 200)
 
 
 def random_table(rng, tensors, codecs, buckets, overlap):
-  """Tensors of 1e3 to 1e7 values, sums, and two collectives of words."""
+  """Tensors of 1e3 to 1e7 elements, one sum and two other collectives."""
   size = 10 ** rng.uniform(3, 7, tensors)
-  coding = np.zeros((tensors, codecs, 3))
+  coding_s = np.zeros((tensors, codecs, 3))
   rate = 10 ** rng.uniform(-11, -9, (1, codecs - 1, 3))
-  coding[:, 1:] = 1e-5 + size[:, None, None] * rate
+  coding_s[:, 1:] = 1e-5 + size[:, None, None] * rate
   payload = np.zeros((tensors, codecs, 3))
   payload[:, 0, 0] = 4 * size
   payload[:, 1:, 1] = 4 * size[:, None] * rng.uniform(0.02, 0.6, codecs - 1)
@@ -26,21 +28,31 @@ def random_table(rng, tensors, codecs, buckets, overlap):
   curves = tuple((TIMES, 1e-3 * rng.uniform() + TIMES / r) for r in rates)
   cuts = np.sort(rng.choice(np.arange(1, tensors), buckets - 1, replace=False))
   parts = np.split(rng.permutation(tensors), cuts)
-  when = Timeline(
+  schedule = BucketSchedule(
     tuple(tuple(part.tolist()) for part in parts),
     tuple(rng.uniform(0, 0.02, buckets + 1)),
     1e-3,
   )
   errors = np.zeros((tensors, codecs))
   errors[:, 1:] = rng.uniform(0, 1, (tensors, codecs - 1)) ** 3
-  return Table(when, overlap, coding, payload, np.ones(3), curves), errors
+  table = StepTable(
+    schedule,
+    overlap,
+    "gather",
+    np.arange(codecs),
+    coding_s,
+    payload,
+    np.ones(3),
+    curves,
+  )
+  return table, errors
 
 
 def shortest(table, errors, budget):
-  """By trying all choices."""
+  """Seconds of the shortest step, by trying all choices."""
   every = every_choice(*errors.shape)
   lost = errors[np.arange(len(errors)), every].sum(1)
-  return table.totals(every[lost <= budget]).min()
+  return table.step_seconds(every[lost <= budget]).min()
 
 
 def cases(count, tensors, seed=0):
@@ -55,9 +67,9 @@ def cases(count, tensors, seed=0):
 
 def test_of_three_tensors_and_three_codecs_the_shortest_step_is_found():
   for table, errors, budget in cases(100, 3):
-    found = search(table, errors, budget, np.zeros(3, int))
+    found = search_choice(table, errors, budget, np.zeros(3, int))
     assert errors[np.arange(3), found].sum() <= budget
-    assert table.total(found) == pytest.approx(
+    assert table.total_seconds(found) == pytest.approx(
       shortest(table, errors, budget), rel=1e-8
     )
 
@@ -66,53 +78,62 @@ def test_of_many_labels_few_are_enough():
   regrets = []
   for table, errors, budget in cases(30, 8):
     # 3^8 labels, of which at most 3 are kept for each of 64 cells.
-    found = search(table, errors, budget, np.zeros(8, int), few=64, cells=64)
+    found = search_choice(
+      table,
+      errors,
+      budget,
+      np.zeros(8, int),
+      exhaustive_labels=64,
+      error_cells=64,
+    )
     assert errors[np.arange(8), found].sum() <= budget
     best = shortest(table, errors, budget)
-    regrets.append(table.total(found) / best - 1)
+    regrets.append(table.total_seconds(found) / best - 1)
   assert max(regrets) < 0.02
   assert np.mean(regrets) < 0.001
 
 
 @pytest.mark.parametrize("gbit", [0.1, 10, 1000])
 @pytest.mark.parametrize("bucket_bytes", [None, 1])
-def test_real_figures_are_searched_as_well(gbit, bucket_bytes):
-  route = Route(cluster(8, gbit), "data", bucket_bytes=bucket_bytes)
-  table = make_table(WORK, TensorCosts(route), THREE, "two_phase", mixed=True)
+def test_the_costs_of_a_real_step_are_searched_as_well(gbit, bucket_bytes):
+  problem = problem_on(cluster(8, gbit), bucket_bytes=bucket_bytes)
+  costs = TensorCosts(problem)
+  table = make_table(costs, THREE, "two_phase", mixed=True)
   errors = np.array([[0, 1e-5, 1e-3]] * 3) * [[1], [300], [200]]
   for budget in (0.0, 0.01, 0.3, 1.0):
-    found = search(table, errors, budget, np.zeros(3, int))
+    found = search_choice(table, errors, budget, np.zeros(3, int))
     assert errors[np.arange(3), found].sum() <= budget
-    assert table.total(found) == pytest.approx(
+    assert table.total_seconds(found) == pytest.approx(
       shortest(table, errors, budget), rel=1e-8
     )
 
 
-def test_no_budget_leaves_what_has_no_error():
+def test_without_a_budget_only_codecs_without_error_are_chosen():
   table, errors, _ = next(cases(1, 5))
-  assert not search(table, errors, 0.0, np.zeros(5, int)).any()
+  assert not search_choice(table, errors, 0.0, np.zeros(5, int)).any()
 
 
 def test_of_equal_steps_the_most_exact_is_chosen():
   rng = np.random.default_rng(0)
   table, errors = random_table(rng, 4, 3, 1, True)
   # The link takes no time and neither do codecs.
-  still = Table(
-    table.when,
-    True,
-    0 * table.coding,
-    table.payload,
-    table.sent,
-    tuple((sizes, 0 * times) for sizes, times in table.curves),
+  still = dataclasses.replace(
+    table,
+    coding_s=0 * table.coding_s,
+    curves=tuple((sizes, 0 * times) for sizes, times in table.curves),
   )
   reference = np.full(4, 2)
-  assert not search(still, errors, np.inf, reference).any()
+  assert not search_choice(still, errors, np.inf, reference).any()
 
 
 def test_the_reference_changes_how_fast_not_what_is_found():
   for table, errors, budget in cases(20, 3, seed=1):
     totals = {
-      float(table.total(search(table, errors, budget, np.array(reference))))
+      float(
+        table.total_seconds(
+          search_choice(table, errors, budget, np.array(reference))
+        )
+      )
       for reference in ([0, 0, 0], [0, 1, 0])
     }
     assert max(totals) == pytest.approx(min(totals), rel=1e-8)

@@ -1,4 +1,4 @@
-"""Tables say of every choice what the performance model says of a step."""
+"""Tables give every choice the seconds that the performance model predicts."""
 
 import dataclasses
 
@@ -7,7 +7,6 @@ import pytest
 
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Curve, predict_step
-from jaxmotion.planner.exchange._buckets import Route
 from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._table import make_table
 from tests.planner.problems import (
@@ -16,73 +15,76 @@ from tests.planner.problems import (
   WORK,
   cluster,
   every_choice,
+  problem_on,
   rules_of,
 )
 
 CHOICES = every_choice(3, 3)
-BESIDE = (CHOICES == 2).any(1)  # Something that is not summed.
+MIXED = (CHOICES == 2).any(1)  # Some payload is not summed.
 
 
-def table(route, method, *, mixed=True, candidates=THREE):
-  return make_table(WORK, TensorCosts(route), candidates, method, mixed=mixed)
+def table_for(problem, method, *, mixed=True, candidates=THREE):
+  return make_table(TensorCosts(problem), candidates, method, mixed=mixed)
 
 
-def predicted(route, choice, method, candidates=THREE):
+def predicted(problem, choice, method, candidates=THREE):
   return predict_step(
     WORK,
-    route.platform,
-    route.axis,
+    problem.platform,
+    problem.mesh_axis,
     rules_of(choice, candidates),
-    bucket_bytes=route.bucket_bytes,
-    overlap=route.overlap,
+    bucket_bytes=problem.bucket_bytes,
+    overlap=problem.overlap,
     method=method,
-    local_axis=route.local_axis,
-    algorithm=route.algorithm,
+    local_axis=problem.local_axis,
+    algorithm=problem.algorithm,
   )
 
 
-ROUTES = {
-  "one": Route(cluster(1), "data"),
-  "two": Route(cluster(2), "data"),
-  "two_buckets": Route(cluster(2), "data", bucket_bytes=1),
-  "eight": Route(cluster(8), "data"),
-  "blocking": Route(cluster(8), "data", overlap=False, bucket_bytes=1 << 16),
-  "buckets": Route(cluster(8, gbit=100), "data", bucket_bytes=1),
-  "tree": Route(cluster(8), "data", algorithm="tree"),
-  "hosts": Route(
-    perfmodel.builtin_platform("h100_cluster").resize(host=4), "host", "device"
+PROBLEMS = {
+  "one": problem_on(cluster(1)),
+  "two": problem_on(cluster(2)),
+  "two_buckets": problem_on(cluster(2), bucket_bytes=1),
+  "eight": problem_on(cluster(8)),
+  "blocking": problem_on(cluster(8), overlap=False, bucket_bytes=1 << 16),
+  "buckets": problem_on(cluster(8, gbit=100), bucket_bytes=1),
+  "tree": problem_on(cluster(8), algorithm="tree"),
+  "hosts": problem_on(
+    perfmodel.builtin_platform("h100_cluster").resize(host=4),
+    "host",
+    local_axis="device",
   ),
 }
 
 
 @pytest.mark.parametrize("method", ["gather", "two_phase"])
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_a_step_is_as_long_as_the_performance_model_says(name, method):
-  route = ROUTES[name]
-  figures = table(route, method)
-  chosen = CHOICES[BESIDE][::3]
-  expected = [predicted(route, c, method) for c in chosen]
-  assert figures.totals(chosen).tolist() == pytest.approx(
+  problem = PROBLEMS[name]
+  table = table_for(problem, method)
+  chosen = CHOICES[MIXED][::3]
+  expected = [predicted(problem, c, method) for c in chosen]
+  assert table.step_seconds(chosen).tolist() == pytest.approx(
     [step.total_s for step in expected], rel=1e-9
   )
   for choice, step in zip(chosen, expected, strict=True):
-    sent = sum(figures.wire_bytes(i, c) for i, c in enumerate(choice))
+    sent = sum(table.wire_bytes(i, c) for i, c in enumerate(choice))
     assert sent == pytest.approx(step.wire_bytes)
 
 
-def test_sums_between_two_workers_are_alone_or_join_what_is_not_summed():
-  route = ROUTES["two"]
+def test_sums_between_two_workers_join_payloads_that_are_not_summed():
+  problem = PROBLEMS["two"]
   own = (codecs.identity(), codecs.uniform(bits=8))
-  alone, beside = (
-    table(route, "gather", mixed=mixed, candidates=own)
-    for mixed in (False, True)
+  alone, mixed = (
+    table_for(problem, "gather", mixed=is_mixed, candidates=own)
+    for is_mixed in (False, True)
   )
   nothing, all_but_bias = np.zeros(3, int), np.array([0, 1, 1])
-  for figures, choice in ((alone, nothing), (beside, all_but_bias)):
-    step = predicted(route, choice, "gather", own)
-    assert figures.total(choice) == pytest.approx(step.total_s, rel=1e-9)
-  assert alone.total(all_but_bias) != pytest.approx(
-    beside.total(all_but_bias), rel=1e-6
+  for table, choice in ((alone, nothing), (mixed, all_but_bias)):
+    step = predicted(problem, choice, "gather", own)
+    assert table.total_seconds(choice) == pytest.approx(step.total_s, rel=1e-9)
+  assert alone.total_seconds(all_but_bias) != pytest.approx(
+    mixed.total_seconds(all_but_bias), rel=1e-6
   )
 
 
@@ -96,19 +98,17 @@ def test_measured_collectives_are_followed_within_a_thousandth():
     axis.link,
     measured={f"{op} 8": curve for op in ("all_reduce", "all_to_all")},
   )
-  route = Route(
-    dataclasses.replace(platform, axes=(dataclasses.replace(axis, link=link),)),
-    "data",
-  )
-  figures = table(route, "two_phase")
+  axis = dataclasses.replace(axis, link=link)
+  problem = problem_on(dataclasses.replace(platform, axes=(axis,)))
+  table = table_for(problem, "two_phase")
   for choice in CHOICES[::5]:
-    step = predicted(route, choice, "two_phase")
-    assert figures.total(choice) == pytest.approx(step.total_s, rel=1e-3)
+    step = predicted(problem, choice, "two_phase")
+    assert table.total_seconds(choice) == pytest.approx(step.total_s, rel=1e-3)
 
 
-def test_a_tensor_is_priced_once():
-  prices = TensorCosts(ROUTES["eight"])
+def test_a_tensor_is_predicted_once():
+  costs = TensorCosts(PROBLEMS["eight"])
   like = PARAMS["first"]
-  one = prices.price(THREE[0], like, "gather", True)
-  assert prices.price(THREE[0], like, "two_phase", False) is one
-  assert prices.price(THREE[1], like, "two_phase", False) is not one
+  one = costs.predict_tensor(THREE[0], like, "gather", True)
+  assert costs.predict_tensor(THREE[0], like, "two_phase", False) is one
+  assert costs.predict_tensor(THREE[1], like, "two_phase", False) is not one
