@@ -130,7 +130,7 @@ def compute_seconds(stages: list[Stage]) -> float:
 
 
 def _transfer(link: Link, sent: float) -> float:
-  return link.seconds(sent) if sent else 0.0
+  return link.transfer_seconds(sent) if sent else 0.0
 
 
 def _pull(block: models.Block, params: PyTree, x: Array, ct: Array) -> PyTree:

@@ -129,7 +129,7 @@ def make_platform(
     vector_flops_per_s=_rate(curves["vector"]),
     memory_rate=Rate(bytes_per_s=_rate(passes)),
     memory_bytes=float(_memory_bytes() / workers),
-    kernel_s=passes.line()[0],
+    kernel_s=passes.fit_line()[0],
     call_s=call_s,
     measured={
       name: curve
@@ -177,7 +177,7 @@ def _said(workers: int) -> str:
 
 
 def _fit(name: str, curve: Curve) -> str:
-  error = curve.line()[2]
+  error = curve.fit_line()[2]
   return (
     f"{name}, {len(curve.sizes)} sizes, noise {curve.noise:.0%}, "
     f"off the line by {error:.0%}"
@@ -190,7 +190,7 @@ def _memory_bytes() -> int:
 
 def _rate(curve: Curve) -> float:
   """Of the line; of the largest size, where noise leaves no slope."""
-  _, slope, _ = curve.line()
+  _, slope, _ = curve.fit_line()
   largest, took_s = curve.sizes[-1], curve.seconds[-1]
   # A slope that makes no hundredth of what the largest size takes is rounding.
   return 1 / slope if slope * largest > took_s / 100 else largest / took_s
@@ -198,7 +198,7 @@ def _rate(curve: Curve) -> float:
 
 def _line_link(curve: Curve) -> perfmodel.Link:
   return perfmodel.Link(
-    latency_s=curve.line()[0], rate=Rate(bytes_per_s=_rate(curve))
+    latency_s=curve.fit_line()[0], rate=Rate(bytes_per_s=_rate(curve))
   )
 
 
@@ -224,7 +224,7 @@ def _collective_link(
   best = max(rates.values())
   hops = perfmodel.collective_traffic("all_reduce", 1.0, workers).hops
   return perfmodel.Link(
-    latency_s=own["all_reduce"].line()[0] / hops,
+    latency_s=own["all_reduce"].fit_line()[0] / hops,
     rate=Rate(bytes_per_s=best),
     efficiency={op: rate / best for op, rate in rates.items()},
     measured={f"{op} {workers}": curve for op, curve in own.items()},
@@ -247,7 +247,7 @@ def make_table(platform: perfmodel.Platform) -> rich.table.Table:
       f"{1e3 * curve.seconds[0]:.3g} ms",
       f"{1e3 * curve.seconds[-1]:.3g} ms",
       f"{curve.noise:.0%}",
-      f"{curve.line()[2]:.0%}",
+      f"{curve.fit_line()[2]:.0%}",
       f"{left_out_error(curve):.0%}",
     )
   return table
@@ -262,7 +262,7 @@ def left_out_error(curve: Curve) -> float:
       sizes=curve.sizes[:i] + curve.sizes[i + 1 :],
       seconds=curve.seconds[:i] + curve.seconds[i + 1 :],
     )
-    errors.append(abs(rest.at(curve.sizes[i]) / curve.seconds[i] - 1))
+    errors.append(abs(rest.seconds_at(curve.sizes[i]) / curve.seconds[i] - 1))
   return sum(errors) / max(len(errors), 1)
 
 

@@ -36,7 +36,7 @@ class Alone:
       )
       flops, times = zip(*points, strict=True)
       rising = tuple(np.maximum.accumulate(times).tolist())
-      line = Curve(sizes=flops, seconds=rising, noise=0.0).line()
+      line = Curve(sizes=flops, seconds=rising, noise=0.0).fit_line()
       lines.append((max(line[0], _LEAST_S), max(line[1], _LEAST_S / flops[-1])))
     sizes = [_param_bytes(Case(width, 1, "none")) for width in widths]
     self._sizes, self._lines = np.log(sizes), np.log(lines)
@@ -67,11 +67,16 @@ def predict(platform: Platform, alone: Alone, case: Case) -> float:
     alone: fitted to steps without exchange on the same testbed.
     case: any.
   """
-  alone_s = alone.seconds(case)
+  base_step_s = alone.seconds(case)
   if case.exchange == "none":
-    return alone_s
+    return base_step_s
   step = perfmodel.predict_step(
-    work(case), platform, "data", case.codec, overlap=False, alone_s=alone_s
+    work(case),
+    platform,
+    "data",
+    case.codec,
+    overlap=False,
+    base_step_s=base_step_s,
   )
   return step.total_s
 
@@ -122,7 +127,10 @@ def emulated_between(
 
 def _mix(below: Curve, above: Curve, share: float) -> Curve:
   sizes = sorted({*below.sizes, *above.sizes})
-  seconds = [below.at(s) ** (1 - share) * above.at(s) ** share for s in sizes]
+  seconds = [
+    below.seconds_at(s) ** (1 - share) * above.seconds_at(s) ** share
+    for s in sizes
+  ]
   return Curve(
     sizes=tuple(sizes),
     seconds=tuple(np.maximum.accumulate(seconds).tolist()),

@@ -291,7 +291,7 @@ def _with_differences(
 
 def _less(whole: Curve, part: Curve, least_s: float) -> Curve:
   points = [
-    Point(size, seconds - part.at(size), whole.noise)
+    Point(size, seconds - part.seconds_at(size), whole.noise)
     for size, seconds in zip(whole.sizes, whole.seconds, strict=True)
   ]
   return make_curve(points, least_s)

@@ -78,7 +78,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     model_axis="data", activation_codec=codecs.uniform(bits=8)
   ),
 }
-"""Arguments of `predict_split_step`; the only axis of the platform is `data`."""
+"""Arguments of `predict_split_step`; the platform has one axis, `data`."""
 
 
 class Point(NamedTuple):

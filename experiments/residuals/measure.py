@@ -122,7 +122,7 @@ def predict(job: Job, host_bytes: int, target: str) -> Prediction:
   cost = perfmodel.predict_cost(job.fn, *job.args, backend=backend)
   compute = perfmodel.predict_seconds(cost, platform.device)
   waits = (
-    max(0.0, link.seconds(host_bytes) - share * compute)
+    max(0.0, link.transfer_seconds(host_bytes) - share * compute)
     for link, share in ((platform.to_host, 1 / 3), (platform.from_host, 2 / 3))
   )
   step = compute + (sum(waits) if host_bytes else 0.0)

@@ -1,9 +1,9 @@
-"""What a training step will cost, before anything runs.
+"""Predicts the time, bytes and memory of a training step before it runs.
 
-A `Platform` says what the devices and links can do, `predict_cost` what any JAX
-function takes, `predict_exchange` what moving its gradients takes with any
-codec, and `predict_step` and `predict_split_step` put them together. Everything
-is predicted, from shapes: nothing is measured or run.
+A `Platform` describes devices and links. `predict_cost` counts the FLOPs, bytes
+and memory of any JAX function, and `predict_exchange` predicts the exchange of
+its gradients with any codec. `predict_step` and `predict_split_step` combine
+both into a step. Predictions need shapes alone: nothing is measured or run.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module

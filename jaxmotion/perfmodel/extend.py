@@ -1,6 +1,8 @@
-"""Offers the parts of a prediction that the planner puts together by itself.
+"""Offers the unchecked parts of a prediction, for rooms that put it together.
 
-Users of the performance model need none of these names.
+These functions take arguments that a public function has checked: the planner
+calls them thousands of times for one plan. Users of the performance model need
+none of these names.
 """
 
 from jaxmotion.perfmodel.predict import (
@@ -8,4 +10,5 @@ from jaxmotion.perfmodel.predict import (
   encode_seconds as encode_seconds,
   kernel_curve as kernel_curve,
   kernel_seconds as kernel_seconds,
+  move_seconds as move_seconds,
 )

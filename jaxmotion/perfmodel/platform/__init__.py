@@ -1,4 +1,4 @@
-"""Describes devices, links and their measured or stated speeds."""
+"""Describes devices and links by measured curves or stated rates."""
 
 from jaxmotion.perfmodel.platform._curve import Curve as Curve
 from jaxmotion.perfmodel.platform._datasheets import (
@@ -19,7 +19,6 @@ from jaxmotion.perfmodel.platform._platform import (
 )
 from jaxmotion.perfmodel.platform._units import (
   Rate as Rate,
-  check_quantity as check_quantity,
   gbit_per_s as gbit_per_s,
   gbyte_per_s as gbyte_per_s,
 )

@@ -1,4 +1,4 @@
-"""Measured seconds by size."""
+"""Measured seconds of one operation as a function of its size."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ import math
 
 import numpy as np
 
-from jaxmotion.perfmodel.platform._units import check_quantity
+from jaxmotion.core import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-  """Seconds of one operation at several sizes.
+  """Measured seconds of one operation at several sizes.
 
-  Between them it is interpolated, a straight line in the logarithms. What is
-  larger grows in proportion. What is smaller takes what the smallest took,
-  less its share of what grows with the size (see `line`).
+  `seconds_at` interpolates between measured sizes, linearly in the logarithms
+  of size and seconds. Beyond the largest size, seconds grow in proportion to
+  the size. Below the smallest size, only the part of its seconds that grows
+  with the size shrinks; the constant part is that of `fit_line`.
 
   Args:
-    sizes: increasing, in the unit of what was measured.
-    seconds: of each size, never decreasing.
-    noise: half of the spread of the repeats (10th to 90th percentile),
-      divided by those seconds; the median over the sizes.
+    sizes: increasing sizes, in the unit of what was measured (FLOPs, bytes,
+      elements).
+    seconds: seconds at each size, never decreasing.
+    noise: relative noise of the repeats: half of the spread from the 10th to
+      the 90th percentile, divided by the seconds; the median over the sizes.
 
   Raises:
-    ValueError: sizes or seconds that are not so.
+    TypeError: a size, a time or the noise is not a number.
+    ValueError: sizes do not increase, seconds decrease, a figure is not
+      positive, or there are not as many seconds as sizes.
 
   Example:
     >>> curve = Curve(sizes=(100, 10_000), seconds=(1.0, 100.0), noise=0.05)
-    >>> round(curve.at(1000), 9), curve.at(50), curve.at(20_000)
-    (10.0, 0.5, 200.0)
+    >>> [round(curve.seconds_at(size), 9) for size in (50, 1000, 20_000)]
+    [0.5, 10.0, 200.0]
     >>> curve.covers(1000), curve.covers(20_000)
     (True, False)
   """
@@ -42,11 +46,11 @@ class Curve:
 
   def __post_init__(self) -> None:
     for name in ("sizes", "seconds"):
-      values = tuple(getattr(self, name))
-      object.__setattr__(self, name, values)
-      for i, value in enumerate(values):
-        check_quantity(f"{name}[{i}]", value)
-    check_quantity("noise", self.noise, 0.0)
+      figures = tuple(getattr(self, name))
+      object.__setattr__(self, name, figures)
+      for i, figure in enumerate(figures):
+        check_number(f"{name}[{i}]", figure, 0, open_low=True)
+    check_number("noise", self.noise, 0)
     if len(self.sizes) != len(self.seconds) or not self.sizes:
       raise ValueError(
         "`seconds` must be as many as `sizes`, at least one, got "
@@ -58,14 +62,19 @@ class Curve:
       raise ValueError(f"`seconds` must never decrease, got {self.seconds}.")
 
   def covers(self, size: float) -> bool:
-    """Whether the size is between measured ones."""
+    """Returns whether a size is between the smallest and the largest."""
     return self.sizes[0] <= size <= self.sizes[-1]
 
-  def at(self, size: float) -> float:
-    """Seconds of a size."""
+  def seconds_at(self, size: float) -> float:
+    """Returns the seconds at any size, interpolated or extrapolated.
+
+    Args:
+      size: size in the unit of `sizes`.
+    """
     if size <= self.sizes[0]:
-      least = min(self.line()[0], self.seconds[0])
-      return least + (self.seconds[0] - least) * size / self.sizes[0]
+      constant = min(self.fit_line()[0], self.seconds[0])
+      growing = self.seconds[0] - constant
+      return constant + growing * size / self.sizes[0]
     if size >= self.sizes[-1]:
       return self.seconds[-1] * (size / self.sizes[-1])
     i = bisect.bisect(self.sizes, size)
@@ -73,24 +82,26 @@ class Curve:
     share = math.log(size / x0) / math.log(x1 / x0)
     return y0 * (y1 / y0) ** share
 
-  def line(self) -> tuple[float, float, float]:
-    r"""The line `a + b x` of least relative error.
+  def fit_line(self) -> tuple[float, float, float]:
+    r"""Returns the line `a + b x` of least relative error.
 
     .. math::
       \min_{a, b \ge 0} \sum_i ((a + b x_i) / t_i - 1)^2
 
     Returns:
-      `a` in seconds, `b` in seconds a unit of size, and the mean absolute
+      `a` in seconds, `b` in seconds per unit of size, and the mean absolute
       relative error.
     """
     x, t = np.array(self.sizes), np.array(self.seconds)
     columns = np.stack([1 / t, x / t], axis=1)
-    # One at a time, where both together would make one negative.
+    # Where the unconstrained fit makes a or b negative, the best fit under
+    # a, b >= 0 has one of them at zero: fit each alone as well, and keep the
+    # best of the fits that are allowed.
     fits = []
-    for keep in ([0, 1], [0], [1]):
-      part, *_ = np.linalg.lstsq(columns[:, keep], np.ones_like(t), rcond=None)
+    for kept in ([0, 1], [0], [1]):
+      part, *_ = np.linalg.lstsq(columns[:, kept], np.ones_like(t), rcond=None)
       ab = np.zeros(2)
-      ab[keep] = part
+      ab[kept] = part
       if (ab >= 0).all():
         error = np.abs(columns @ ab - 1)
         line = float(ab[0]), float(ab[1]), float(error.mean())

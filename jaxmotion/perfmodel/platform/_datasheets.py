@@ -1,7 +1,7 @@
-"""Platforms from datasheets, and measured ones. Each figure says which it is.
+"""Built-in platforms, from datasheets or measurements, with their sources.
 
-Datasheets have peaks, not what a program reaches: what is predicted with them
-is a bound.
+Datasheets give peak rates, which programs do not reach: seconds that are
+predicted from them are lower bounds.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ _PYDTNN = "Castello et al. 2021, defaults of their library (PyDTNN)"
 
 
 def builtin_platform(name: str) -> Platform:
-  """Returns a platform that comes with jaxmotion.
+  """Returns one of the platforms that come with jaxmotion.
 
   Args:
-    name: one of
-      "h200_node", "h100_node", "a100_node": 8 GPUs on NVLink, axis "device";
-      "h100_cluster": 16 such H100 nodes, axes "host" and "device";
-      "ethernet_1gbit", "ethernet_10gbit", "ethernet_100gbit": 8 hosts
-      without GPUs, axis "data";
-      "cpu2": 2 devices that a host of 2 cores emulates, axis "data",
-      measured by `experiments.perfmodel.validate`.
-      `resize` changes the numbers of workers.
+    name: name of the platform, one of
+
+      - "h200_node", "h100_node", "a100_node": 8 GPUs on NVLink, axis "device";
+      - "h100_cluster": 16 such H100 nodes, axes "host" and "device";
+      - "ethernet_1gbit", "ethernet_10gbit", "ethernet_100gbit": 8 hosts
+        without GPUs, axis "data";
+      - "cpu2": 2 devices that a host of 2 cores emulates, axis "data",
+        measured by `experiments.perfmodel.validate`.
+
+      `Platform.resize` changes the numbers of workers.
 
   Returns:
-    The platform; its `sources` say where each figure is from.
+    The platform; its `sources` give the origin of each figure.
 
   Raises:
-    ValueError: another name.
+    ValueError: no built-in platform has that name.
 
   Example:
     >>> builtin_platform("h100_node").sources["device.memory_rate"]
@@ -48,23 +50,23 @@ def builtin_platform(name: str) -> Platform:
     'assumed, not measured: measure yours'
   """
   makers = {
-    "h200_node": lambda: _node("h200_node", _HOPPER["h200"]),
-    "h100_node": lambda: _node("h100_node", _HOPPER["h100"]),
-    "a100_node": lambda: _node("a100_node", _A100_PARTS),
-    "h100_cluster": _cluster,
-    "ethernet_1gbit": lambda: _ethernet(1),
-    "ethernet_10gbit": lambda: _ethernet(10),
-    "ethernet_100gbit": lambda: _ethernet(100),
+    "h200_node": lambda: _make_node("h200_node", _HOPPER["h200"]),
+    "h100_node": lambda: _make_node("h100_node", _HOPPER["h100"]),
+    "a100_node": lambda: _make_node("a100_node", _A100_PARTS),
+    "h100_cluster": _make_cluster,
+    "ethernet_1gbit": lambda: _make_ethernet(1),
+    "ethernet_10gbit": lambda: _make_ethernet(10),
+    "ethernet_100gbit": lambda: _make_ethernet(100),
     "cpu2": lambda: load_platform(_HERE / "cpu2.json"),
   }
   check_choice("name", name, makers)
   return makers[name]()
 
 
-def _hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
+def _make_hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
   return Device(
     name=name,
-    # Without sparsity. JAX multiplies float32 in TF32 by default.
+    # Peaks without sparsity. JAX multiplies float32 in TF32 by default.
     matmul_flops_per_s={
       "float32": 494.7e12,
       "bfloat16": 989.4e12,
@@ -81,11 +83,11 @@ def _hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
   )
 
 
-# The device, its source, NVLink and PCIe in GB/s each way.
+# The device, its source, and the rates of NVLink and PCIe in GB/s each way.
 _Parts = tuple[Device, str, float, float]
 _HOPPER: dict[str, _Parts] = {
-  "h100": (_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
-  "h200": (_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
+  "h100": (_make_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
+  "h200": (_make_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
 }
 _A100_PARTS: _Parts = (
   Device(
@@ -108,7 +110,7 @@ _A100_PARTS: _Parts = (
 )
 
 
-def _node(name: str, parts: _Parts) -> Platform:
+def _make_node(name: str, parts: _Parts) -> Platform:
   device, source, nvlink, pcie = parts
   host = Link(latency_s=1e-5, rate=gbyte_per_s(pcie))
   link = Link(latency_s=3.4e-6, rate=gbyte_per_s(nvlink))
@@ -126,8 +128,8 @@ def _node(name: str, parts: _Parts) -> Platform:
   )
 
 
-def _cluster() -> Platform:
-  node = _node("h100_cluster", _HOPPER["h100"])
+def _make_cluster() -> Platform:
+  node = _make_node("h100_cluster", _HOPPER["h100"])
   between = Link(latency_s=1.4e-5, rate=gbit_per_s(400))
   return Platform(
     name=node.name,
@@ -144,7 +146,7 @@ def _cluster() -> Platform:
   )
 
 
-def _ethernet(gbit: int) -> Platform:
+def _make_ethernet(gbit: int) -> Platform:
   memory = Link(latency_s=1e-6, rate=gbyte_per_s(50))
   link = Link(latency_s=5e-5, rate=gbit_per_s(gbit))
   device = Device(

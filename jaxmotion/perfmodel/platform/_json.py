@@ -1,4 +1,4 @@
-"""Platforms as JSON files."""
+"""Reads and writes platforms as dicts and JSON files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _T = TypeVar("_T")
 
 
 def platform_to_dict(platform: Platform) -> dict[str, Any]:
-  """Returns a platform as plain values; rates are numbers of bytes/s.
+  """Returns a platform as a dict of plain values, with rates in bytes/s.
 
   Args:
     platform: any platform.
+
+  Returns:
+    A dict of strings, numbers, lists and dicts that `json.dumps` accepts.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -30,7 +33,7 @@ def platform_to_dict(platform: Platform) -> dict[str, Any]:
     >>> platform_from_dict(plain) == builtin_platform("ethernet_10gbit")
     True
   """
-  plain: dict[str, Any] = _plain(platform)
+  plain: dict[str, Any] = _to_plain(platform)
   return plain
 
 
@@ -38,11 +41,16 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
   """Returns the platform that a dict describes.
 
   Args:
-    plain: what `platform_to_dict` returned. Every figure must be there.
+    plain: a dict as `platform_to_dict` returns it. Every figure without a
+      default must be there.
+
+  Returns:
+    The platform.
 
   Raises:
-    ValueError: a field is missing, unknown or wrong; it is named by its path.
-    TypeError: a field is of another type.
+    TypeError: a field has another type.
+    ValueError: a field is missing, unknown or out of range; the message has
+      its path.
 
   Example:
     >>> platform_from_dict({"name": "mine"})
@@ -50,14 +58,14 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
     ...
     ValueError: `platform` must have a field 'device', got only 'name'.
   """
-  fields = _fields(Platform, "platform", plain)
-  fields["device"] = _device("device", fields["device"])
+  fields = _checked_fields(Platform, "platform", plain)
+  fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
-    fields[name] = _link(name, fields[name])
+    fields[name] = _read_link(name, fields[name])
   fields["axes"] = tuple(
-    _axis(f"axes[{i}]", axis) for i, axis in enumerate(fields["axes"])
+    _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(fields["axes"])
   )
-  return _make(Platform, "platform", fields)
+  return _construct(Platform, "platform", fields)
 
 
 def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
@@ -65,7 +73,7 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
 
   Args:
     platform: any platform.
-    path: the file.
+    path: path of the file, which is overwritten.
 
   Example:
     >>> import tempfile
@@ -83,10 +91,15 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
   """Reads a platform from a JSON file.
 
   Args:
-    path: what `save_platform` wrote, by hand or by a calibration.
+    path: path of a file that `save_platform`, a calibration or a person wrote.
+
+  Returns:
+    The platform.
 
   Raises:
-    ValueError: the file is no platform; the field is named by its path.
+    TypeError: a field has another type.
+    ValueError: the file is not JSON, or a field is missing, unknown or out of
+      range; the message has its path.
 
   Example:
     >>> load_platform("cluster.json").name  # doctest: +SKIP
@@ -95,49 +108,51 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
   return platform_from_dict(json.loads(pathlib.Path(path).read_text()))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
   if dataclasses.is_dataclass(value):
     fields = dataclasses.fields(value)
-    return {f.name: _plain(getattr(value, f.name)) for f in fields}
+    return {f.name: _to_plain(getattr(value, f.name)) for f in fields}
   if isinstance(value, Mapping):
-    return {key: _plain(v) for key, v in value.items()}
-  return [_plain(v) for v in value] if isinstance(value, tuple) else value
+    return {key: _to_plain(v) for key, v in value.items()}
+  return [_to_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _device(path: str, plain: Any) -> Device:
-  fields = _fields(Device, path, plain)
-  fields["memory_rate"] = _rate(f"{path}.memory_rate", fields["memory_rate"])
-  fields["measured"] = _curves(path, fields)
-  return _make(Device, path, fields)
+def _read_device(path: str, plain: Any) -> Device:
+  fields = _checked_fields(Device, path, plain)
+  rate_path = f"{path}.memory_rate"
+  fields["memory_rate"] = _read_rate(rate_path, fields["memory_rate"])
+  fields["measured"] = _read_curves(path, fields)
+  return _construct(Device, path, fields)
 
 
-def _axis(path: str, plain: Any) -> Axis:
-  fields = _fields(Axis, path, plain)
-  fields["link"] = _link(f"{path}.link", fields["link"])
-  return _make(Axis, path, fields)
+def _read_axis(path: str, plain: Any) -> Axis:
+  fields = _checked_fields(Axis, path, plain)
+  fields["link"] = _read_link(f"{path}.link", fields["link"])
+  return _construct(Axis, path, fields)
 
 
-def _link(path: str, plain: Any) -> Link:
-  fields = _fields(Link, path, plain)
-  fields["rate"] = _rate(f"{path}.rate", fields["rate"])
-  fields["measured"] = _curves(path, fields)
-  return _make(Link, path, fields)
+def _read_link(path: str, plain: Any) -> Link:
+  fields = _checked_fields(Link, path, plain)
+  fields["rate"] = _read_rate(f"{path}.rate", fields["rate"])
+  fields["measured"] = _read_curves(path, fields)
+  return _construct(Link, path, fields)
 
 
-def _curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
-  paths = {k: f"{path}.measured[{k!r}]" for k in fields.get("measured", {})}
-  return {
-    key: _make(Curve, where, _fields(Curve, where, fields["measured"][key]))
-    for key, where in paths.items()
-  }
+def _read_curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
+  curves = {}
+  for key, plain in fields.get("measured", {}).items():
+    curve_path = f"{path}.measured[{key!r}]"
+    curve_fields = _checked_fields(Curve, curve_path, plain)
+    curves[key] = _construct(Curve, curve_path, curve_fields)
+  return curves
 
 
-def _rate(path: str, plain: Any) -> Rate:
-  return _make(Rate, path, _fields(Rate, path, plain))
+def _read_rate(path: str, plain: Any) -> Rate:
+  return _construct(Rate, path, _checked_fields(Rate, path, plain))
 
 
-def _fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
-  """The fields of a dataclass; raises where one is missing or unknown."""
+def _checked_fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
+  """Returns a dataclass's fields; raises if one is missing or unknown."""
   fields = dataclasses.fields(kind)
   names = [f.name for f in fields]
   if not isinstance(plain, Mapping):
@@ -146,8 +161,8 @@ def _fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
     if name not in names:
       raise ValueError(f"`{path}` must have fields of {names}, got {name!r}.")
   for f in fields:
-    needed = (f.default, f.default_factory) == (dataclasses.MISSING,) * 2
-    if needed and f.name not in plain:
+    is_needed = (f.default, f.default_factory) == (dataclasses.MISSING,) * 2
+    if is_needed and f.name not in plain:
       given = ", ".join(map(repr, plain)) or "none"
       raise ValueError(
         f"`{path}` must have a field {f.name!r}, got only {given}."
@@ -155,7 +170,8 @@ def _fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
   return dict(plain)
 
 
-def _make(kind: type[_T], path: str, fields: dict[str, Any]) -> _T:
+def _construct(kind: type[_T], path: str, fields: dict[str, Any]) -> _T:
+  """Returns `kind(**fields)`, with the path in the message of any error."""
   try:
     return kind(**fields)
   except (TypeError, ValueError) as error:

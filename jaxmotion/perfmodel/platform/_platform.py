@@ -1,4 +1,4 @@
-"""What a training job runs on: devices, their memory and their links."""
+"""Describes the hardware of a training job: devices, memory and links."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from jaxmotion.perfmodel.platform._units import Rate, check_quantity, check_rate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-  """One processor with its memory.
+  """One processor with its memory, as rates and measured curves.
 
   Args:
-    name: what it is.
-    matmul_flops_per_s: FLOP/s of matrix products and convolutions, for each
-      dtype of their operands ("bfloat16"). A dtype that is not here cannot be
-      predicted.
-    vector_flops_per_s: FLOP/s of everything else.
-    memory_rate: between memory and processor.
-    memory_bytes: size of the memory.
-    kernel_s: seconds that a kernel takes however little it does.
-    call_s: seconds that calling a compiled program takes, once a step.
-    measured: what was measured instead: "matmul DTYPE" and "convolution
-      DTYPE" by FLOPs; other classes of `Cost.totals` by bytes; "encode CODEC",
-      "decode CODEC" and "add CODEC" (one more payload) by values.
+    name: name of the device, for reports.
+    matmul_flops_per_s: FLOP/s of matmuls and convolutions, by dtype of their
+      operands ("bfloat16"). Matmuls of other dtypes cannot be predicted.
+    vector_flops_per_s: FLOP/s of all other operations.
+    memory_rate: rate between memory and processor.
+    memory_bytes: size of the memory in bytes.
+    kernel_s: seconds of an empty kernel.
+    call_s: seconds of calling a compiled program, once a step.
+    measured: measured curves, which replace the rates: "matmul DTYPE" and
+      "convolution DTYPE" by FLOPs; other classes of `Cost.totals` by bytes;
+      "encode CODEC", "decode CODEC" and "add CODEC" (decoding one more payload
+      and adding it) by elements.
 
   Raises:
-    TypeError: `memory_rate` is not a `Rate`.
-    ValueError: a figure is not positive, or so small or large that its unit
-      must be another one.
+    TypeError: `memory_rate` is not a `Rate`, or a figure not a number.
+    ValueError: a figure is not positive, or so small or large that it must
+      have been given in another unit.
 
   Example:
-    >>> from jaxmotion.perfmodel import gbyte_per_s
     >>> import dataclasses
+    >>> from jaxmotion.perfmodel import gbyte_per_s
     >>> device = Device(
     ...   name="example",
     ...   matmul_flops_per_s={"float32": 1e12},
@@ -49,8 +49,8 @@ class Device:
     >>> dataclasses.replace(device, memory_bytes=16)
     Traceback (most recent call last):
     ...
-    ValueError: `memory_bytes` must be at least 1e+06 (in bytes, not GB), \
-got 16.
+    ValueError: `memory_bytes` must be a number in [1e+06, 1e+15], got 16. \
+Its unit is bytes, not GB.
   """
 
   name: str
@@ -65,8 +65,8 @@ got 16.
   def __post_init__(self) -> None:
     rates = dict(self.matmul_flops_per_s)
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
-    _keep_curves(self)
-    unit = "in FLOP/s, not GFLOP/s or TFLOP/s"
+    _freeze_curves(self)
+    unit = "FLOP/s, not GFLOP/s or TFLOP/s"
     if not rates:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
     for dtype, rate in rates.items():
@@ -75,30 +75,31 @@ got 16.
       "vector_flops_per_s", self.vector_flops_per_s, 1e6, 1e18, unit
     )
     check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
-    unit = "in bytes, not GB"
-    check_quantity("memory_bytes", self.memory_bytes, 1e6, 1e15, unit)
-    unit = "in seconds, not microseconds"
-    check_quantity("kernel_s", self.kernel_s, 0.0, 0.1, unit)
-    check_quantity("call_s", self.call_s, 0.0, 1.0, unit)
+    check_quantity(
+      "memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB"
+    )
+    unit = "seconds, not microseconds"
+    check_quantity("kernel_s", self.kernel_s, 0, 0.1, unit)
+    check_quantity("call_s", self.call_s, 0, 1, unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-  """One way from a worker to another, or to its host.
+  """One connection between two workers, or between a device and its host.
 
   Args:
-    latency_s: seconds from sending to arrival, of no bytes.
-    rate: in each direction.
+    latency_s: seconds from sending to arrival of an empty message.
+    rate: rate in each direction.
     full_duplex: whether both directions can be used at once.
-    shared_by: workers that send over it at the same time.
-    efficiency: the share of `rate` that a collective reaches, for each that
-      does not reach all of it ("all_gather").
-    measured: what was measured instead, "OP WORKERS" ("all_reduce 4"), by
-      payload bytes; used for that number of workers alone.
+    shared_by: number of workers that send over the link at the same time.
+    efficiency: shares of `rate` in (0, 1] that collectives reach, by name
+      ("all_gather"); 1 for all others.
+    measured: measured curves "OP WORKERS" ("all_reduce 4") by payload bytes,
+      which replace the rate for that number of workers.
 
   Raises:
-    TypeError: `rate` is not a `Rate`: a number alone may be bits or bytes.
-    ValueError: a figure that no link has.
+    TypeError: `rate` is not a `Rate`: a plain number may be bits or bytes.
+    ValueError: a figure is out of range.
 
   Example:
     >>> from jaxmotion.perfmodel import gbit_per_s
@@ -107,7 +108,7 @@ class Link:
     ...
     TypeError: `rate` must be a Rate, made by gbit_per_s(...) or \
 gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
-    >>> Link(latency_s=5e-5, rate=gbit_per_s(1)).seconds(125e6)
+    >>> Link(latency_s=5e-5, rate=gbit_per_s(1)).transfer_seconds(125e6)
     1.00005
   """
 
@@ -121,32 +122,36 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   def __post_init__(self) -> None:
     shares = dict(self.efficiency)
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
-    _keep_curves(self)
-    unit = "in seconds, not microseconds"
-    check_quantity("latency_s", self.latency_s, 0.0, 1.0, unit)
+    _freeze_curves(self)
+    unit = "seconds, not microseconds"
+    check_quantity("latency_s", self.latency_s, 0, 1, unit)
     check_rate("rate", self.rate, 1e3, 1e13)
     check_choice("full_duplex", self.full_duplex, (True, False))
     check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
       check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
 
-  def seconds(self, nbytes: float) -> float:
-    """Seconds until the last of `nbytes` has arrived.
+  def transfer_seconds(self, nbytes: float) -> float:
+    """Returns the seconds until the last of `nbytes` has arrived.
 
     Args:
-      nbytes: what one worker sends.
+      nbytes: number of bytes that one worker sends.
     """
     return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:
-  """The workers along one axis of the mesh, and the link between them.
+  """Workers along one axis of the mesh, and the link between neighbors.
 
   Args:
-    name: of the mesh axis.
-    workers: how many there are.
-    link: from each to the next.
+    name: name of the mesh axis.
+    workers: number of workers along it.
+    link: link from each worker to the next.
+
+  Raises:
+    TypeError: `workers` is not an integer.
+    ValueError: `workers` is not positive.
 
   Example:
     >>> from jaxmotion.perfmodel import gbit_per_s
@@ -165,20 +170,20 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Platform:
-  """Devices, and the links between them and to their hosts.
+  """Devices of one kind, and the links between them and to their hosts.
 
   Args:
-    name: what it is.
-    device: each of the workers, all of one kind.
+    name: name of the platform, for reports.
+    device: the device of every worker.
     to_host: link from a device to the memory of its host.
-    from_host: the way back.
-    axes: the mesh, outermost (slowest) axis first.
-    sources: where each figure is from, as text, by its path
+    from_host: link from the host's memory to the device.
+    axes: axes of the mesh, outermost (slowest) first.
+    sources: origin of each figure, as text, by its path
       ("device.memory_rate", "axes.data.rate").
 
   Raises:
-    ValueError: two axes of one name, or a source for a figure that is not
-      there.
+    ValueError: two axes have one name, or `sources` names a figure that the
+      platform does not have.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -203,12 +208,13 @@ class Platform:
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
       raise ValueError(f"`axes` must have names of their own, got {names}.")
+    paths = self.figure_paths()
     for path in sources:
-      check_choice(f"sources[{path!r}]", path, self.figures())
+      check_choice(f"sources[{path!r}]", path, paths)
 
-  def figures(self) -> list[str]:
-    """The paths of all figures, which `sources` may explain."""
-    kinds: dict[str, Any] = {
+  def figure_paths(self) -> list[str]:
+    """Returns the paths of all figures, which `sources` may explain."""
+    parts: dict[str, Any] = {
       "device": self.device,
       "to_host": self.to_host,
       "from_host": self.from_host,
@@ -216,24 +222,30 @@ class Platform:
     }
     return [
       f"{path}.{field.name}"
-      for path, part in kinds.items()
+      for path, part in parts.items()
       for field in dataclasses.fields(part)
       if field.name != "name"
     ]
 
   def axis(self, name: str) -> Axis:
-    """The axis of that name.
+    """Returns the mesh axis of a name.
+
+    Args:
+      name: name of one of `axes`.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the platform has no such axis.
     """
     return find_axis(self, "name", name)
 
   def resize(self, **workers: int) -> Platform:
-    """The same platform with other numbers of workers.
+    """Returns the same platform with other numbers of workers.
 
     Args:
-      **workers: for each axis that changes, its new number.
+      **workers: new number of workers of each axis that changes.
+
+    Raises:
+      ValueError: the platform has no such axis.
     """
     for name in workers:
       self.axis(name)
@@ -253,7 +265,8 @@ def find_axis(platform: Platform, argument: str, name: str) -> Axis:
   return found
 
 
-def _keep_curves(part: Device | Link) -> None:
+def _freeze_curves(part: Device | Link) -> None:
+  """Makes `measured` read-only, and checks that it holds curves."""
   curves = dict(part.measured)
   object.__setattr__(part, "measured", MappingProxyType(curves))
   for name, curve in curves.items():

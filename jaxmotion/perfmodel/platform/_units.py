@@ -1,21 +1,23 @@
-"""Quantities whose units cannot be mistaken."""
+"""Rates of bytes whose unit cannot be mistaken."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
+
+from jaxmotion.core import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Rate:
-  """Bytes per second. The unit is spelt wherever one is made.
+  """A rate in bytes per second, made by a function that names the unit.
 
   Args:
-    bytes_per_s: the rate; positive.
+    bytes_per_s: bytes per second, positive.
 
   Raises:
-    ValueError: not a positive finite number.
+    TypeError: `bytes_per_s` is not a number.
+    ValueError: `bytes_per_s` is not positive and finite.
 
   Example:
     >>> gbit_per_s(10), gbyte_per_s(1.25) == gbit_per_s(10)
@@ -25,7 +27,7 @@ class Rate:
   bytes_per_s: float
 
   def __post_init__(self) -> None:
-    check_quantity("bytes_per_s", self.bytes_per_s)
+    check_number("bytes_per_s", self.bytes_per_s, 0, open_low=True)
 
   def __str__(self) -> str:
     gbyte = self.bytes_per_s / 1e9
@@ -36,7 +38,10 @@ def gbit_per_s(gbit: float) -> Rate:
   """Returns a rate given in gigabits (1e9 bits) per second, as links are sold.
 
   Args:
-    gbit: Gbit/s.
+    gbit: gigabits per second.
+
+  Returns:
+    The rate.
 
   Example:
     >>> print(gbit_per_s(100))
@@ -49,7 +54,10 @@ def gbyte_per_s(gbyte: float) -> Rate:
   """Returns a rate given in gigabytes (1e9 bytes) per second, as memory is.
 
   Args:
-    gbyte: GB/s.
+    gbyte: gigabytes per second.
+
+  Returns:
+    The rate.
 
   Example:
     >>> print(gbyte_per_s(3350))
@@ -59,32 +67,25 @@ def gbyte_per_s(gbyte: float) -> Rate:
 
 
 def check_quantity(
-  name: str,
-  value: Any,
-  low: float | None = None,
-  high: float = math.inf,
-  unit: str = "",
+  name: str, value: Any, low: float, high: float, unit: str
 ) -> None:
-  """Raises unless `value` is a finite number in [low, high].
+  """Raises unless `value` is a number in [low, high], and names its unit.
 
   Args:
     name: the argument's name, for the message.
     value: what the caller gave.
-    low: least value allowed; None allows any positive one.
-    high: greatest value allowed.
-    unit: what to say of the unit.
+    low: least number allowed.
+    high: greatest number allowed.
+    unit: the unit and those it is mistaken for ("bytes, not GB").
+
+  Raises:
+    TypeError: not a number.
+    ValueError: outside the interval.
   """
-  if type(value) not in (int, float):
-    raise TypeError(f"`{name}` must be a number, got {value!r}.")
-  hint = f" ({unit})" if unit else ""
-  if not math.isfinite(value) or (low is None and value <= 0):
-    raise ValueError(
-      f"`{name}` must be positive and finite{hint}, got {value!r}."
-    )
-  if low is not None and value < low:
-    raise ValueError(f"`{name}` must be at least {low:g}{hint}, got {value!r}.")
-  if value > high:
-    raise ValueError(f"`{name}` must be at most {high:g}{hint}, got {value!r}.")
+  try:
+    check_number(name, value, low, high)
+  except ValueError as error:
+    raise ValueError(f"{error} Its unit is {unit}.") from None
 
 
 def check_rate(name: str, value: Any, low: float, high: float) -> None:

@@ -1,4 +1,4 @@
-"""Predicts seconds and bytes of steps, exchanges and collectives."""
+"""Predicts seconds, bytes and memory of steps, exchanges and collectives."""
 
 from jaxmotion.perfmodel.predict._codecs import (
   decode_seconds as decode_seconds,
@@ -10,6 +10,7 @@ from jaxmotion.perfmodel.predict._collectives import (
   collective_traffic as collective_traffic,
   hierarchical_all_reduce_ledger as hierarchical_all_reduce_ledger,
   ledger_seconds as ledger_seconds,
+  move_seconds as move_seconds,
 )
 from jaxmotion.perfmodel.predict._coverage import uncalibrated as uncalibrated
 from jaxmotion.perfmodel.predict._exchange import (

@@ -1,4 +1,9 @@
-"""Seconds that a codec takes on a device: traced once, scaled by the values."""
+"""Predicts the seconds of encoding and decoding with any codec.
+
+A codec is traced once, on a fixed sample array, because tracing is slow. The
+FLOPs and bytes of its kernels are then scaled to the size asked for: the cost
+of a codec is taken as linear in the size.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +21,22 @@ from jaxmotion.perfmodel.predict._roofline import kernel_seconds
 _SAMPLE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 
 
-def encode_seconds(codec: Codec, values: int, device: Device) -> float:
-  """Returns the seconds of encoding an array.
+def encode_seconds(codec: Codec, size: int, device: Device) -> float:
+  """Predicts the seconds of encoding one array.
 
-  Measured, if the device has a curve for it. Else the codec is traced on a
-  matrix of 2^20 values, and FLOPs and bytes of its kernels grow with the number
-  of values. Loops of a codec that do not say how often they run, run once:
-  they are those that update memory in place.
+  A curve that was measured on the device ("encode CODEC") takes precedence.
+  Otherwise the codec is traced on a matrix of 2^20 elements, and the FLOPs and
+  bytes of its kernels are scaled to `size`. A loop whose trip count is unknown
+  counts as one iteration: codecs use such loops only to update memory in
+  place.
 
   Args:
-    codec: of arrays; `identity()` takes no time.
-    values: of the array.
-    device: what it runs on.
+    codec: codec of arrays; `identity()` takes no time.
+    size: number of elements of the array.
+    device: the device that encodes.
+
+  Returns:
+    Seconds.
 
   Example:
     >>> from jaxmotion import codecs
@@ -37,24 +46,31 @@ def encode_seconds(codec: Codec, values: int, device: Device) -> float:
     >>> encode_seconds(int8, 10**7, host) > encode_seconds(int8, 10**6, host)
     True
   """
-  if codec == identity() or not values:
+  if codec == identity() or not size:
     return 0.0
   curve = device.measured.get(f"encode {codec!r}")
-  return (
-    curve.at(values) if curve else _scaled(_encoding(codec), values, device)
-  )
+  if curve:
+    return curve.seconds_at(size)
+  return _scaled_seconds(_trace_encode(codec), size, device)
 
 
 def decode_seconds(
-  codec: Codec, values: int, payloads: int, device: Device
+  codec: Codec, size: int, payloads: int, device: Device
 ) -> float:
-  """Returns the seconds of decoding payloads of equal arrays and adding them.
+  """Predicts the seconds of decoding several payloads and summing the results.
+
+  Measured curves ("decode CODEC" and "add CODEC") take precedence, if the
+  device has both.
 
   Args:
-    codec: of arrays; `identity()` takes no time for one payload.
-    values: of each array.
-    payloads: how many; each one more takes as long as the second.
-    device: what it runs on.
+    codec: codec of arrays; `identity()` takes no time for one payload.
+    size: number of elements of each decoded array.
+    payloads: number of payloads; each after the first takes as long as the
+      second one.
+    device: the device that decodes.
+
+  Returns:
+    Seconds.
 
   Example:
     >>> from jaxmotion import codecs
@@ -66,21 +82,22 @@ def decode_seconds(
     >>> one < two and abs((three - two) - (two - one)) < 1e-9
     True
   """
-  if not values:
+  if not size:
     return 0.0
-  curves = [device.measured.get(f"{do} {codec!r}") for do in ("decode", "add")]
+  curves = [device.measured.get(f"{op} {codec!r}") for op in ("decode", "add")]
   if all(curves):
-    first, more = (curve.at(values) for curve in curves if curve)
+    first_s, next_s = (curve.seconds_at(size) for curve in curves if curve)
   else:
-    first = _scaled(_decoding(codec, 1), values, device)
-    two = _scaled(_decoding(codec, 2), values, device)
-    more = max(two - first, 0.0)
-  first = 0.0 if codec == identity() else first
-  return first + (payloads - 1) * more
+    first_s = _scaled_seconds(_trace_decode(codec, 1), size, device)
+    both_s = _scaled_seconds(_trace_decode(codec, 2), size, device)
+    next_s = max(both_s - first_s, 0.0)
+  first_s = 0.0 if codec == identity() else first_s
+  return first_s + (payloads - 1) * next_s
 
 
-def _scaled(sample: Cost, values: int, device: Device) -> float:
-  share = values / _SAMPLE.size
+def _scaled_seconds(sample: Cost, size: int, device: Device) -> float:
+  """Predicts the seconds of a sample's kernels, scaled to `size` elements."""
+  share = size / _SAMPLE.size
   return sum(
     kernel_seconds(
       k._replace(flops=k.flops * share, bytes=k.bytes * share), device
@@ -90,7 +107,9 @@ def _scaled(sample: Cost, values: int, device: Device) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _encoding(codec: Codec) -> Cost:
+def _trace_encode(codec: Codec) -> Cost:
+  """Counts the kernels of encoding the sample array."""
+
   def encode(x: jax.Array, state: PyTree) -> PyTree:
     return codec.encode(x, state, make_key(0))
 
@@ -99,7 +118,9 @@ def _encoding(codec: Codec) -> Cost:
 
 
 @functools.lru_cache(maxsize=512)
-def _decoding(codec: Codec, payloads: int) -> Cost:
+def _trace_decode(codec: Codec, payloads: int) -> Cost:
+  """Counts the kernels of decoding and summing payloads of the sample."""
+
   def decode(payloads: PyTree) -> jax.Array:
     return jnp.sum(jax.vmap(lambda p: codec.decode(p, _SAMPLE))(payloads), 0)
 

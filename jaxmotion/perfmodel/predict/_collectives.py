@@ -1,35 +1,39 @@
-"""What a collective takes: messages one after the other, and bytes."""
+"""Predicts the messages, bytes and seconds of collectives.
+
+Public functions check their arguments. `move_seconds` does not: the planner
+calls it thousands of times for one plan, and the checks took longer than the
+arithmetic.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxmotion.core import check_choice, check_int
-from jaxmotion.perfmodel.platform import Axis, Link, Platform, check_quantity
+from jaxmotion.core import check_choice, check_int, check_number
+from jaxmotion.perfmodel.platform import Axis, Link, Platform
 from jaxmotion.wire import Ledger, Move
 
 ALGORITHMS = ("ring", "halving_doubling", "tree")
 
 
 class CollectiveTraffic(NamedTuple):
-  """What the busiest worker does in one collective.
+  """Messages and bytes of the busiest worker in one collective.
 
   Args:
-    hops: messages that have to wait for one another.
-    wire_bytes: that it sends, or that its successor waits for.
-    both_ways: whether it sends and receives at the same time.
+    hops: number of messages that have to wait for one another.
+    wire_bytes: bytes that the worker sends, or that its successor waits for.
+    is_two_way: whether the worker sends and receives at the same time.
 
   Example:
     >>> collective_traffic("all_reduce", 1e6, 4)
-    CollectiveTraffic(hops=6, wire_bytes=1500000.0, both_ways=True)
+    CollectiveTraffic(hops=6, wire_bytes=1500000.0, is_two_way=True)
   """
 
   hops: int
   wire_bytes: float
-  both_ways: bool
+  is_two_way: bool
 
 
 def collective_traffic(
@@ -56,49 +60,64 @@ def collective_traffic(
   ==================  ================  =============  ===============
 
   The bytes of "ring" are those of `wire.Move`. An all-to-all sends to each
-  other worker in turn; a broadcast over the ring scatters, then gathers.
+  other worker in turn. A broadcast over the ring scatters, then gathers.
 
   Args:
-    op: the collective.
-    payload_bytes: of the operand on one worker, `P`.
-    workers: `N`.
-    algorithm: "ring", "halving_doubling" (numbers of workers that are powers
-      of two) or "tree" (binomial).
+    op: name of the collective.
+    payload_bytes: bytes of the operand on one worker, `P`.
+    workers: number of workers, `N`.
+    algorithm: "ring", "halving_doubling" (for powers of two of workers) or
+      "tree" (binomial).
 
   Returns:
-    The traffic; of one worker, none.
+    The traffic; one worker alone has none.
 
   Raises:
-    ValueError: an unknown collective, an algorithm that it has not, a number
-      of workers that the algorithm cannot do.
+    TypeError: `workers` is not an integer, or `payload_bytes` not a number.
+    ValueError: the collective is unknown, has no such algorithm, or the
+      algorithm cannot serve that number of workers.
 
   Example:
-    >>> doubling = "halving_doubling"
-    >>> collective_traffic("all_reduce", 1e6, 8, algorithm=doubling).hops
+    >>> traffic = collective_traffic(
+    ...   "all_reduce", 1e6, 8, algorithm="halving_doubling"
+    ... )
+    >>> traffic.hops
     6
 
   References:
     Thakur, Rabenseifner and Gropp, Optimization of collective communication
     operations in MPICH, 2005.
   """
+  _check_collective(op, payload_bytes, workers, algorithm)
+  return _count_traffic(op, payload_bytes, workers, algorithm)
+
+
+def _check_collective(
+  op: str, payload_bytes: float, workers: int, algorithm: str
+) -> None:
   check_int("workers", workers, 1)
-  check_quantity("payload_bytes", payload_bytes, 0.0)
-  check_choice("op", op, list(dict.fromkeys(op for op, _ in _SHAPES)))
-  choices = [name for name in ALGORITHMS if (op, name) in _SHAPES]
+  check_number("payload_bytes", payload_bytes, 0)
+  check_choice("op", op, list(dict.fromkeys(op for op, _ in _TRAFFIC)))
+  choices = [name for name in ALGORITHMS if (op, name) in _TRAFFIC]
   check_choice("algorithm", algorithm, choices)
-  doublings = (workers - 1).bit_length()
-  if algorithm == "halving_doubling" and workers != 1 << doublings:
+  if algorithm == "halving_doubling" and workers & (workers - 1):
     raise ValueError(
       f"`workers` must be a power of two for 'halving_doubling', got {workers}."
     )
+
+
+def _count_traffic(
+  op: str, payload_bytes: float, workers: int, algorithm: str
+) -> CollectiveTraffic:
+  """Returns `collective_traffic` of checked arguments."""
   if workers == 1:
     return CollectiveTraffic(0, 0.0, False)
-  hops, share = _SHAPES[op, algorithm](workers, doublings)
+  hops, share = _TRAFFIC[op, algorithm](workers, (workers - 1).bit_length())
   return CollectiveTraffic(hops, share * payload_bytes, algorithm != "tree")
 
 
 # Hops, and bytes for each byte of payload, of N workers with b = ceil(log2 N).
-_SHAPES: dict[tuple[str, str], Callable[[int, int], tuple[int, float]]] = {
+_TRAFFIC: dict[tuple[str, str], Callable[[int, int], tuple[int, float]]] = {
   ("all_reduce", "ring"): lambda n, b: (2 * (n - 1), 2 * ((n - 1) / n)),
   ("all_reduce", "halving_doubling"): lambda n, b: (2 * b, 2 * ((n - 1) / n)),
   ("all_reduce", "tree"): lambda n, b: (2 * b, 2 * b),
@@ -121,29 +140,33 @@ def collective_seconds(
   *,
   algorithm: str = "ring",
 ) -> float:
-  r"""Returns the seconds of one collective between workers on equal links.
+  r"""Predicts the seconds of one collective between workers on equal links.
 
-  With the hops `h` and bytes `B` of `collective_traffic`, latency `a` and
-  rate `R`:
+  With the hops `h` and bytes `B` of `collective_traffic`, and latency `a`:
 
   .. math::
     t = h a + B / R'
 
-  where `R'` is the share of `R` that the collective reaches, divided by the
-  workers that share the link, and by 2 if they send and receive at once over
-  a link that is not full duplex. Adding up what was received is taken to hide
-  behind the transfer. Where the link has a curve for that collective and
-  number of workers, it takes the place of all this.
+  where `R'` is the share of the link's rate that the collective reaches
+  (`Link.efficiency`), divided by the workers that share the link, and by 2 if
+  they send and receive at once over a link that is not full duplex. Summing
+  the received data is assumed to overlap with the transfer. A curve that was
+  measured for this collective and number of workers replaces the formula.
 
   Args:
-    op: the collective.
-    payload_bytes: of the operand on one worker.
-    workers: how many take part.
-    link: between neighbours.
-    algorithm: as for `collective_traffic`.
+    op: name of the collective.
+    payload_bytes: bytes of the operand on one worker.
+    workers: number of workers that take part.
+    link: link between neighbors.
+    algorithm: "ring", "halving_doubling" or "tree".
+
+  Returns:
+    Seconds.
 
   Raises:
-    ValueError: as `collective_traffic`.
+    TypeError: `workers` is not an integer, or `payload_bytes` not a number.
+    ValueError: the collective is unknown, has no such algorithm, or the
+      algorithm cannot serve that number of workers.
 
   Example:
     >>> from jaxmotion.perfmodel import Link, gbit_per_s
@@ -151,31 +174,56 @@ def collective_seconds(
     >>> collective_seconds("all_reduce", 1e6, 4, link)
     0.0126
   """
-  moved = collective_traffic(op, payload_bytes, workers, algorithm=algorithm)
+  _check_collective(op, payload_bytes, workers, algorithm)
+  shared_by = link.shared_by
+  return _link_seconds(op, payload_bytes, workers, link, shared_by, algorithm)
+
+
+def _link_seconds(
+  op: str,
+  payload_bytes: float,
+  workers: int,
+  link: Link,
+  shared_by: int,
+  algorithm: str,
+) -> float:
+  """Returns `collective_seconds` of checked arguments.
+
+  `shared_by` is given apart from the link because a collective over several
+  axes uses each of their links alone.
+  """
   curve = link.measured.get(f"{op} {workers}")
   if curve is not None and workers > 1:
-    return curve.at(payload_bytes)
-  rate = link.rate.bytes_per_s * link.efficiency.get(op, 1.0) / link.shared_by
-  if moved.both_ways and not link.full_duplex:
+    return curve.seconds_at(payload_bytes)
+  traffic = _count_traffic(op, payload_bytes, workers, algorithm)
+  rate = link.rate.bytes_per_s * link.efficiency.get(op, 1.0) / shared_by
+  if traffic.is_two_way and not link.full_duplex:
     rate /= 2
-  return moved.hops * link.latency_s + moved.wire_bytes / rate
+  return traffic.hops * link.latency_s + traffic.wire_bytes / rate
 
 
 def ledger_seconds(
   ledger: Ledger, platform: Platform, *, algorithm: str = "ring"
 ) -> float:
-  """Returns the seconds of all collectives of a step, one after the other.
+  """Predicts the seconds of all collectives of a step, one after the other.
 
-  A move over several axes at once goes over the slowest of their links. Around
-  a ring, only one worker of those that share a link sends over it.
+  A move over several axes at once is as slow as the slowest of their links.
+  Of the workers that share a link, only one sends over it in such a move,
+  unless the move is an all-to-all.
 
   Args:
-    ledger: what `jaxmotion.wire.step_bytes` counted, or `exchange` predicts.
-    platform: its axes are those that the moves name.
-    algorithm: of those collectives that have it; others use the ring.
+    ledger: collectives counted by `jaxmotion.wire.step_bytes` or
+      `exchange_ledger`.
+    platform: platform with the axes that the moves name.
+    algorithm: algorithm of the collectives that have it; all others use the
+      ring.
+
+  Returns:
+    Seconds.
 
   Raises:
-    ValueError: the platform has no such axis, or one of another size.
+    ValueError: the platform lacks an axis of the ledger, or has another
+      number of workers there.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -184,13 +232,14 @@ def ledger_seconds(
     >>> round(ledger_seconds(Ledger((move,)), cluster), 6)
     0.0147
   """
+  for move in ledger.moves:
+    _check_move(move, platform, algorithm)
   return math.fsum(
-    move.count * _move_seconds(move, platform, algorithm)
-    for move in ledger.moves
+    move_seconds(move, platform, algorithm) for move in ledger.moves
   )
 
 
-def _move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
+def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
   axes = [platform.axis(name) for name in move.axes]
   if math.prod(axis.workers for axis in axes) != move.workers:
     sizes = {axis.name: axis.workers for axis in axes}
@@ -198,15 +247,49 @@ def _move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
       f"`platform` must have {move.workers} workers on {move.axes}, as the "
       f"ledger has, got {sizes}: see Platform.resize."
     )
-  if (move.op, algorithm) not in _SHAPES:
-    algorithm = "ring"
+  if move.workers > 1:
+    algorithm = _supported_algorithm(move.op, algorithm)
+    _check_collective(move.op, move.payload_bytes, move.workers, algorithm)
+
+
+def _supported_algorithm(op: str, algorithm: str) -> str:
+  return algorithm if (op, algorithm) in _TRAFFIC else "ring"
+
+
+def move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
+  """Predicts the seconds of one move of a ledger, without checks.
+
+  Args:
+    move: a collective over axes that the platform has, with their numbers of
+      workers.
+    platform: platform with the axes of the move.
+    algorithm: algorithm of the collective; the ring if it has no such one.
+
+  Returns:
+    Seconds of all executions of the move.
+
+  Example:
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> move = Move("all_reduce", ("data",), 8, "float32", 10**6, 2)
+    >>> cluster = builtin_platform("ethernet_1gbit")
+    >>> round(move_seconds(move, cluster, "ring"), 6)
+    0.0294
+  """
+  axes = [platform.axis(name) for name in move.axes]
   links = [axis.link for axis in axes if axis.workers > 1]
-  if len(links) > 1 and move.op != "all_to_all":
-    links = [dataclasses.replace(link, shared_by=1) for link in links]
-  return max(
+  algorithm = _supported_algorithm(move.op, algorithm)
+  # In a ring through several axes, one worker of those behind a link sends
+  # over it at a time. An all-to-all sends from all of them at once.
+  is_shared = len(links) == 1 or move.op == "all_to_all"
+  return move.count * max(
     (
-      collective_seconds(
-        move.op, move.payload_bytes, move.workers, link, algorithm=algorithm
+      _link_seconds(
+        move.op,
+        move.payload_bytes,
+        move.workers,
+        link,
+        link.shared_by if is_shared else 1,
+        algorithm,
       )
       for link in links
     ),
@@ -220,15 +303,15 @@ def hierarchical_all_reduce_ledger(
   """Returns the collectives of an all-reduce, one axis after the other.
 
   A reduce-scatter over the innermost axis leaves each worker with its part of
-  the sum; the parts are all-reduced over the other axes, and gathered.
+  the sum. The parts are all-reduced over the other axes, then gathered.
 
   Args:
-    payload_bytes: of the operand on one worker.
-    mesh_axes: outermost first.
-    dtype: what to call the element type.
+    payload_bytes: bytes of the operand on one worker.
+    mesh_axes: axes of the mesh, outermost first.
+    dtype: name of the element type in the ledger.
 
   Returns:
-    The ledger; `ledger_seconds` says how long it takes.
+    The ledger; `ledger_seconds` predicts how long it takes.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -236,23 +319,21 @@ def hierarchical_all_reduce_ledger(
     >>> ledger = hierarchical_all_reduce_ledger(8000, cluster.axes)
     >>> ledger.per_axis()
     {('device',): 14000.0, ('host',): 1875.0}
+    >>> by_axis = hierarchical_all_reduce_ledger(10**9, cluster.axes)
     >>> flat = Move("all_reduce", ("host", "device"), 128, "", 10**9, 1)
-    >>> parts = hierarchical_all_reduce_ledger(10**9, cluster.axes)
-    >>> part = ledger_seconds(parts, cluster)
-    >>> part < ledger_seconds(Ledger((flat,)), cluster)
+    >>> flat_s = ledger_seconds(Ledger((flat,)), cluster)
+    >>> ledger_seconds(by_axis, cluster) < flat_s
     True
   """
   *outer, inner = mesh_axes
 
-  def move(op: str, nbytes: int) -> Move:
+  def inner_move(op: str, nbytes: int) -> Move:
     return Move(op, (inner.name,), inner.workers, dtype, nbytes, 1)
 
   if not outer:
-    return Ledger((move("all_reduce", payload_bytes),))
+    return Ledger((inner_move("all_reduce", payload_bytes),))
   part = -(-payload_bytes // inner.workers)
   between = hierarchical_all_reduce_ledger(part, outer, dtype=dtype).moves
-  scatter, gather = (
-    move("reduce_scatter", payload_bytes),
-    move("all_gather", part),
-  )
+  scatter = inner_move("reduce_scatter", payload_bytes)
+  gather = inner_move("all_gather", part)
   return Ledger((scatter, *between, gather))

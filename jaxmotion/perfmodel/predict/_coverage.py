@@ -1,4 +1,4 @@
-"""What a prediction rests on that was never measured."""
+"""Lists kernels and collectives that no measurement of a platform covers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ def uncalibrated(
 ) -> dict[str, tuple[float, float]]:
   """Lists the kernels and collectives that no measurement covers.
 
-  They are predicted from the figures of the device and the links, or from the
-  nearest measured size.
+  Such kernels and collectives are predicted from the stated rates of the
+  device and the links, or extrapolated from the nearest measured size.
 
   Args:
-    platform: with or without measurements.
-    cost: whose kernels run on the device.
-    ledger: whose moves go over the links.
+    platform: a platform with or without measured curves.
+    cost: kernels that run on the device.
+    ledger: moves that go over the links.
 
   Returns:
-    For each kind, the smallest and the largest size that is not covered.
+    For each kind of kernel or collective, the smallest and the largest size
+    (FLOPs, bytes or payload bytes) that no curve covers.
 
   Example:
     >>> import jax
     >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((64, 64), "float32")
-    >>> node = builtin_platform("h100_node")
-    >>> uncalibrated(node, predict_cost(lambda x: x @ x + 1, x))
+    >>> cost = predict_cost(lambda x: x @ x + 1, x)
+    >>> uncalibrated(builtin_platform("h100_node"), cost)
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
   found: dict[str, tuple[float, float]] = {}
-  for name, size, covered in _uses(platform, cost, ledger):
-    if not covered:
+  for name, size, is_covered in _curve_lookups(platform, cost, ledger):
+    if not is_covered:
       low, high = found.get(name, (size, size))
       found[name] = min(low, size), max(high, size)
   return found
 
 
-def _uses(
+def _curve_lookups(
   platform: Platform, cost: Cost | None, ledger: Ledger | None
 ) -> Iterable[tuple[str, float, bool]]:
+  """Yields the curve, size and coverage of every kernel and move."""
   for kernel in cost.kernels if cost else ():
     name, size = kernel_curve(kernel)
     curve = platform.device.measured.get(name)

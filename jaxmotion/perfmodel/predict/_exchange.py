@@ -1,4 +1,4 @@
-"""What an exchange of gradients takes, for any codec and number of workers."""
+"""Predicts the seconds and bytes of one exchange of gradients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jaxmotion.perfmodel.platform import Axis, Device, Platform, find_axis
 from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
 from jaxmotion.perfmodel.predict._collectives import ledger_seconds
 from jaxmotion.perfmodel.predict._layout import (
+  ExchangedArray,
   ExchangeLayout,
-  Job,
   make_layout,
 )
 from jaxmotion.wire import Ledger
 
 
 class ExchangePrediction(NamedTuple):
-  """The time of one exchange, phase by phase.
+  """Predicted seconds, bytes and memory of one exchange, by phase.
 
   Args:
-    ledger: what each worker sends.
-    encode_s: before anything is sent.
-    link_s: of all collectives.
-    recode_s: decoding, summing and encoding between two phases.
-    decode_s: decoding and summing what has arrived.
-    memory_bytes: of payloads, sent and received, and of the codec's memory.
+    ledger: collectives that each worker takes part in, with their bytes.
+    encode_s: seconds of encoding before the first collective.
+    link_s: seconds of all collectives.
+    recode_s: seconds of decoding, summing and encoding between two phases.
+    decode_s: seconds of decoding and summing the received payloads.
+    memory_bytes: bytes of sent and received payloads and of codec state.
 
   Example:
     >>> from jaxmotion.wire import Ledger
@@ -59,25 +59,26 @@ def exchange_ledger(
   method: str | None = None,
   local_axis: Axis | None = None,
 ) -> Ledger:
-  """Counts what an exchange sends, for any number of workers.
+  """Counts the bytes that an exchange sends, for any number of workers.
 
-  Exactly what `jaxmotion.wire.step_bytes` counts in the traced exchange.
+  The ledger equals that of `jaxmotion.wire.step_bytes` for the traced
+  exchange, but needs no mesh of that many devices.
 
   Args:
-    tree: gradients: pytree of arrays or ShapeDtypeStructs.
-    mesh_axis: the workers, or the hosts.
-    codec: encodes what travels; None is full precision.
-    method: "gather" or "two_phase"; None chooses as the exchange does. Codecs
-      whose payloads can be added are summed; small arrays are gathered.
-    local_axis: the devices of one host, which first reduce among themselves at
-      full precision.
+    tree: gradients, a pytree of floating-point arrays or ShapeDtypeStructs.
+    mesh_axis: axis of the workers, or of the hosts if `local_axis` is given.
+    codec: codec of the payloads; None sends full precision.
+    method: "gather" or "two_phase"; None chooses as the exchange does:
+      payloads that can be added are summed, small arrays gathered.
+    local_axis: axis of the devices of one host, which reduce among themselves
+      first, at full precision.
 
   Returns:
     The ledger.
 
   Raises:
-    ValueError: an unknown method.
-    TypeError: a leaf that is not floating-point.
+    TypeError: a leaf is not floating-point.
+    ValueError: `method` is unknown.
 
   Example:
     >>> from jaxmotion import codecs
@@ -86,8 +87,8 @@ def exchange_ledger(
     >>> data = cluster.axis("data")
     >>> grads = jax.ShapeDtypeStruct((8192, 8192), "float32")
     >>> plain = exchange_ledger(grads, data)
-    >>> small = exchange_ledger(grads, data, codecs.sign())
-    >>> round(plain.total_bytes / small.total_bytes)
+    >>> sign = exchange_ledger(grads, data, codecs.sign())
+    >>> round(plain.total_bytes / sign.total_bytes)
     31
   """
   return make_layout(tree, mesh_axis, codec, method, local_axis).ledger
@@ -103,10 +104,11 @@ def predict_exchange(
   local_axis: str | None = None,
   algorithm: str = "ring",
 ) -> ExchangePrediction:
-  """Predicts the mean of a tree over workers, as `jaxmotion.exchange` does it.
+  """Predicts one exchange: the mean of a tree over workers.
 
-  With `N` workers, an array of `n` values and its payload of `P(n)` bytes, a
-  worker sends and computes
+  The exchange is that of `jaxmotion.exchange`. With `N` workers and an array
+  of `n` elements whose payload has `P(n)` bytes, each worker sends and
+  computes
 
   =========  ==========================  ==================================
   method     bytes                       codec
@@ -117,20 +119,23 @@ def predict_exchange(
   =========  ==========================  ==================================
 
   Args:
-    tree: gradients: pytree of arrays or ShapeDtypeStructs.
+    tree: gradients, a pytree of floating-point arrays or ShapeDtypeStructs.
     platform: devices and links.
-    mesh_axis: name of the axis of the workers, or that of the hosts.
-    codec: encodes what travels; None is full precision.
-    method: as for `exchange_ledger`.
-    local_axis: the axis of the devices of one host, if they reduce first.
-    algorithm: of the collectives, as for `traffic`.
+    mesh_axis: name of the axis of the workers, or of the hosts if
+      `local_axis` is given.
+    codec: codec of the payloads; None sends full precision.
+    method: "gather" or "two_phase"; None chooses as the exchange does.
+    local_axis: name of the axis of the devices of one host, if they reduce
+      first.
+    algorithm: "ring", "halving_doubling" or "tree", as in
+      `collective_traffic`.
 
   Returns:
-    The exchange.
+    Seconds, bytes and memory of one worker.
 
   Raises:
-    ValueError: an axis that the platform has not, an unknown method.
-    TypeError: a leaf that is not floating-point.
+    TypeError: a leaf is not floating-point.
+    ValueError: the platform has no such axis, or `method` is unknown.
 
   Example:
     >>> from jaxmotion import codecs
@@ -138,53 +143,64 @@ def predict_exchange(
     >>> cluster = builtin_platform("ethernet_1gbit")
     >>> grads = jax.ShapeDtypeStruct((2048, 2048), "float32")
     >>> plain = predict_exchange(grads, cluster, "data")
-    >>> small = predict_exchange(grads, cluster, "data", codecs.sign())
-    >>> small.total_s < plain.total_s / 10
+    >>> sign = predict_exchange(grads, cluster, "data", codecs.sign())
+    >>> sign.total_s < plain.total_s / 10
     True
   """
   workers = find_axis(platform, "mesh_axis", mesh_axis)
   devices = None
   if local_axis is not None:
     devices = find_axis(platform, "local_axis", local_axis)
-  plan = make_layout(tree, workers, codec, method, devices)
-  return predict_plan(plan, platform, algorithm)
+  layout = make_layout(tree, workers, codec, method, devices)
+  return predict_layout(layout, platform, algorithm)
 
 
-def predict_plan(
-  plan: ExchangeLayout, platform: Platform, algorithm: str
+def predict_layout(
+  layout: ExchangeLayout, platform: Platform, algorithm: str
 ) -> ExchangePrediction:
-  """Predicts the exchange of all arrays of a plan at once."""
-  workers, device = plan.mesh_axis.workers, platform.device
-  phases = [_codec_seconds(job, workers, device) for job in plan.jobs]
-  encode, recode, decode = (math.fsum(p[i] for p in phases) for i in range(3))
-  link = ledger_seconds(plan.ledger, platform, algorithm=algorithm)
-  memory = sum(_memory_bytes(job, workers) for job in plan.jobs)
-  return ExchangePrediction(plan.ledger, encode, link, recode, decode, memory)
+  """Predicts the exchange of all arrays of a layout at once."""
+  workers, device = layout.mesh_axis.workers, platform.device
+  phases = [_codec_seconds(array, workers, device) for array in layout.arrays]
+  encode_s, recode_s, decode_s = (
+    math.fsum(phase[i] for phase in phases) for i in range(3)
+  )
+  ledger = layout.ledger
+  return ExchangePrediction(
+    ledger,
+    encode_s,
+    ledger_seconds(ledger, platform, algorithm=algorithm),
+    recode_s,
+    decode_s,
+    sum(_memory_bytes(array, workers) for array in layout.arrays),
+  )
 
 
 def _codec_seconds(
-  job: Job, workers: int, device: Device
+  array: ExchangedArray, workers: int, device: Device
 ) -> tuple[float, float, float]:
-  """Seconds before, between and after the collectives."""
-  codec, n = job.codec, job.like.size
-  encode = encode_seconds(codec, n, device)
-  if job.method == "sum":
-    return encode, 0.0, decode_seconds(codec, n, 1, device)
-  if job.method == "gather":
-    return encode, 0.0, decode_seconds(codec, n, workers, device)
-  row = row_like(job.like, workers).size
-  recode = decode_seconds(codec, row, workers, device)
-  recode += encode_seconds(codec, row, device)
-  return encode, recode, decode_seconds(codec, n, 1, device)
+  """Predicts codec seconds before, between and after the collectives."""
+  codec, size = array.codec, array.like.size
+  encode_s = encode_seconds(codec, size, device)
+  if array.method == "sum":
+    return encode_s, 0.0, decode_seconds(codec, size, 1, device)
+  if array.method == "gather":
+    return encode_s, 0.0, decode_seconds(codec, size, workers, device)
+  row_size = row_like(array.like, workers).size
+  recode_s = decode_seconds(codec, row_size, workers, device)
+  recode_s += encode_seconds(codec, row_size, device)
+  return encode_s, recode_s, decode_seconds(codec, size, 1, device)
 
 
-def _memory_bytes(job: Job, workers: int) -> int:
-  codec, like, method, *_ = job
-  if method != "two_phase":
-    received = workers if method == "gather" else 0
+def _memory_bytes(array: ExchangedArray, workers: int) -> int:
+  """Counts the bytes of payloads and codec state that the exchange holds."""
+  codec, like = array.codec, array.like
+  if array.method != "two_phase":
+    received = workers if array.method == "gather" else 0
     payload = tree_bytes(codec.payload_like(like))
     return _state_bytes(codec, like) + (1 + received) * payload
-  # Rows that are sent, that are received, and those of the mean.
+  # Two phases hold three sets of `workers` rows: those that are sent, those
+  # that are received and those of the mean. Codec state is held for each row
+  # that is sent, and for the row of the mean that this worker encodes.
   row = row_like(like, workers)
   rows = 3 * workers * tree_bytes(codec.payload_like(row))
   return (workers + 1) * _state_bytes(codec, row) + rows

@@ -1,4 +1,12 @@
-"""How a tree is exchanged: as which arrays, by which collectives."""
+"""Derives how a tree is exchanged: as which arrays, by which collectives.
+
+`jaxmotion.collectives` does the exchange; this module derives what it sends
+from shapes alone, without a mesh of that many devices. The rules themselves
+(`partition`, `choose_methods`, `row_like`, ...) are those of `codecs` and
+`collectives`, but the list of moves is written a second time here. Tests trace
+the real exchange and require the same ledger
+(tests/perfmodel/predict/test_exchange.py): change both together.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +30,16 @@ from jaxmotion.perfmodel.platform import Axis
 from jaxmotion.wire import Ledger, Move
 
 
-class Job(NamedTuple):
-  """An array that is exchanged.
+class ExchangedArray(NamedTuple):
+  """One array that is exchanged: a leaf, or several leaves packed together.
 
   Attributes:
-    codec: encodes it.
-    like: what is encoded, of one host's part if its devices reduce first.
+    codec: codec that encodes the array.
+    like: shape and dtype of the encoded array; a shard of it if the devices
+      of a host reduce first.
     method: "sum", "gather" or "two_phase".
-    leaves: positions of the leaves it is made of.
-    whole: those leaves, as the devices of a host have them.
+    leaves: positions of its leaves in the tree.
+    whole: shapes and dtypes of those leaves, before devices of a host cut them.
   """
 
   codec: Codec
@@ -41,26 +50,26 @@ class Job(NamedTuple):
 
 
 class ExchangeLayout(NamedTuple):
-  """How a tree is exchanged.
+  """Arrays and axes of the exchange of a tree.
 
   Attributes:
-    jobs: its arrays, in the order of the tree.
-    mesh_axis: the workers, or the hosts.
-    local_axis: the devices of one host, if they reduce first.
+    arrays: exchanged arrays, in the order of the tree.
+    mesh_axis: axis of the workers, or of the hosts.
+    local_axis: axis of the devices of one host, if they reduce first.
   """
 
-  jobs: tuple[Job, ...]
+  arrays: tuple[ExchangedArray, ...]
   mesh_axis: Axis
   local_axis: Axis | None
 
   @property
   def ledger(self) -> Ledger:
-    """What each worker sends."""
-    moves = _moves(self.jobs, self.mesh_axis)
+    """Collectives that each worker takes part in, with their bytes."""
+    moves = _exchange_moves(self.arrays, self.mesh_axis)
     if self.local_axis is None:
       return Ledger(tuple(moves))
-    leaves = [leaf for job in self.jobs for leaf in job.whole]
-    before, after = _moves_within(leaves, self.local_axis)
+    leaves = [leaf for array in self.arrays for leaf in array.whole]
+    before, after = _local_moves(leaves, self.local_axis)
     return Ledger((*before, *moves, *after))
 
 
@@ -77,32 +86,35 @@ def make_layout(
   if local_axis is not None:
     devices = local_axis.workers
     tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
-  cut = partition(identity() if codec is None else codec, tree)
-  methods = choose_methods(cut, mesh_axis.workers, method)
-  jobs = []
-  for part, like, chosen in zip(
-    cut.leaf_groups, cut.likes(), methods, strict=True
+  split = partition(identity() if codec is None else codec, tree)
+  methods = choose_methods(split, mesh_axis.workers, method)
+  arrays = []
+  for group, like, chosen in zip(
+    split.leaf_groups, split.likes(), methods, strict=True
   ):
-    if not part.codec.keeps_dtype:
+    if not group.codec.keeps_dtype:
       wide = jnp.promote_types(like.dtype, jnp.float32)
       like = jax.ShapeDtypeStruct(like.shape, wide)
-    whole = tuple(leaves[i] for i in part.leaves)
-    jobs.append(Job(part.codec, like, chosen, part.leaves, whole))
-  return ExchangeLayout(tuple(jobs), mesh_axis, local_axis)
+    whole = tuple(leaves[i] for i in group.leaves)
+    arrays.append(
+      ExchangedArray(group.codec, like, chosen, group.leaves, whole)
+    )
+  return ExchangeLayout(tuple(arrays), mesh_axis, local_axis)
 
 
-def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
-  """What a worker sends: sums, rows of the first phase, a gather."""
+def _exchange_moves(arrays: Sequence[ExchangedArray], axis: Axis) -> list[Move]:
+  """Returns the moves between workers: sums, rows of phase one, a gather."""
 
-  def move(op: str, dtype: str, nbytes: int) -> Move:
+  def axis_move(op: str, dtype: str, nbytes: int) -> Move:
     return Move(op, (axis.name,), axis.workers, dtype, nbytes, 1)
 
   sums: dict[str, int] = {}
   rows = gathered = 0
-  for codec, like, method, *_ in jobs:
+  for codec, like, method, *_ in arrays:
     if method == "sum":
       for leaf in jax.tree.leaves(codec.payload_like(like)):
-        # Words of summable payloads are the same everywhere: they stay.
+        # Integer words of a summable payload (seeds, shared positions) are
+        # equal on all workers, so they are not sent.
         if jnp.issubdtype(leaf.dtype, jnp.floating):
           name = str(leaf.dtype)
           sums[name] = sums.get(name, 0) + tree_bytes(leaf)
@@ -112,20 +124,20 @@ def _moves(jobs: Sequence[Job], axis: Axis) -> list[Move]:
       row = tree_bytes(codec.payload_like(row_like(like, axis.workers)))
       rows += axis.workers * row
       gathered += row
-  moves = [move("all_reduce", name, n) for name, n in sums.items()]
+  moves = [axis_move("all_reduce", name, n) for name, n in sums.items()]
   if rows:
-    moves.append(move("all_to_all", "words", rows))
+    moves.append(axis_move("all_to_all", "words", rows))
   if gathered:
-    moves.append(move("all_gather", "words", gathered))
+    moves.append(axis_move("all_gather", "words", gathered))
   return moves
 
 
-def _moves_within(
+def _local_moves(
   likes: list[ShapedLike], axis: Axis
 ) -> tuple[list[Move], list[Move]]:
-  """What the devices of a host send each other, before and after."""
+  """Returns the moves within a host, before and after those between hosts."""
 
-  def move(op: str, nbytes: int) -> Move:
+  def axis_move(op: str, nbytes: int) -> Move:
     return Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
 
   def wide_bytes(like: ShapedLike) -> int:
@@ -136,6 +148,11 @@ def _moves_within(
   whole = [a for a in likes if not is_cut(a, axis.workers)]
   before = [("reduce_scatter", axis.workers * sum(map(wide_bytes, rows)))]
   before.append(("all_reduce", sum(map(wide_bytes, whole))))
-  # Of what was not cut, all take what the first device has.
+  # Every device of a host exchanges the leaves that are too small to cut.
+  # Devices may round the same mean differently, so an all-reduce (of zeros
+  # on all other devices) gives each of them the first device's result.
   after = [("all_gather", tree_bytes(rows)), ("all_reduce", tree_bytes(whole))]
-  return [move(*m) for m in before if m[1]], [move(*m) for m in after if m[1]]
+  return (
+    [axis_move(*move) for move in before if move[1]],
+    [axis_move(*move) for move in after if move[1]],
+  )

@@ -1,4 +1,4 @@
-"""When a step ends whose exchange goes on beside its backward pass."""
+"""Computes when a step ends, with and without overlap of its exchange."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-  """A part of the gradients that is exchanged by itself.
+  """One bucket of gradients that is encoded, sent and decoded by itself.
 
   Args:
-    compute_s: from when the last one was there to when this one is.
-    encode_s: on the device, which computes nothing else meanwhile.
-    link_s: of the link, with what is recoded on the way.
-    decode_s: on the device, after the backward pass.
+    compute_s: seconds of computing, from when the previous bucket was ready
+      until this one is.
+    encode_s: seconds of encoding on the device, which computes nothing else
+      meanwhile.
+    link_s: seconds on the link, including the recoding between two phases.
+    decode_s: seconds of decoding on the device, after the backward pass.
 
   Example:
     >>> Message(1e-3, 1e-4, 2e-3, 1e-4).link_s
@@ -31,7 +33,10 @@ def blocking_seconds(messages: Iterable[Message]) -> float:
   """Returns when the last message is decoded if nothing overlaps.
 
   Args:
-    messages: in the order in which gradients appear.
+    messages: buckets, in the order in which their gradients appear.
+
+  Returns:
+    Seconds from the start of the step.
 
   Example:
     >>> blocking_seconds([Message(2, 0, 3, 0), Message(2, 0, 3, 0)])
@@ -41,22 +46,24 @@ def blocking_seconds(messages: Iterable[Message]) -> float:
 
 
 def overlapped_seconds(messages: Iterable[Message]) -> float:
-  r"""Returns when the last message is decoded if the link works beside.
+  r"""Returns when the last message is decoded if the link runs concurrently.
 
-  The device computes and encodes message after message, the link carries them
-  in the same order, and the device decodes what has arrived once the backward
-  pass is over:
+  The device computes and encodes one message after the other, the link carries
+  them in the same order, and the device decodes the received messages once the
+  backward pass is over:
 
   .. math::
     D_i = D_{i-1} + c_i + e_i \quad
     L_i = \max(D_i, L_{i-1}) + x_i \quad
     T_i = \max(T_{i-1}, L_i) + d_i
 
-  with :math:`T_0 = D_n`. What a message's encoding takes delays all gradients
-  after it.
+  with :math:`T_0 = D_n`. Encoding a message delays all later gradients.
 
   Args:
-    messages: in the order in which gradients appear.
+    messages: buckets, in the order in which their gradients appear.
+
+  Returns:
+    Seconds from the start of the step.
 
   Example:
     >>> overlapped_seconds([Message(2, 0, 3, 0), Message(2, 0, 3, 0)])
@@ -72,7 +79,7 @@ def overlapped_seconds(messages: Iterable[Message]) -> float:
     device += message.compute_s + message.encode_s
     link = max(device, link) + message.link_s
     arrivals.append((link, message.decode_s))
-  done = device
-  for arrival, decode in arrivals:
-    done = max(done, arrival) + decode
-  return done
+  end = device
+  for arrival, decode_s in arrivals:
+    end = max(end, arrival) + decode_s
+  return end

@@ -1,4 +1,4 @@
-"""Seconds of a cost on a device."""
+"""Predicts the seconds of a cost on a device, by a roofline for each kernel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ _MATMUL = ("matmul", "convolution")
 
 
 def predict_seconds(cost: Cost, device: Device) -> float:
-  r"""Returns the seconds that a device takes, by the roofline of each kernel.
+  r"""Predicts the seconds of a function on a device, kernel by kernel.
 
-  With the FLOPs `F` and bytes `B` of each of its executions:
+  A kernel `k` runs `n_k` times; each execution takes `F_k` FLOPs and moves
+  `B_k` bytes:
 
   .. math::
     t = \sum_k n_k (t_0 + \max(F_k / f_k, B_k / m))
 
-  where `f` is the rate of matrix products in the kernel's dtype, or that of
-  vectors, `m` that of the memory and `t_0` the time of an empty kernel.
+  where `f_k` is the device's matmul rate for the dtype of the kernel (its
+  vector rate for other kernels), `m` its memory rate and `t_0` the time of an
+  empty kernel.
 
   Args:
-    cost: of a function.
-    device: what it runs on.
+    cost: cost of the function, from `predict_cost`.
+    device: the device that runs it.
+
+  Returns:
+    Seconds.
 
   Raises:
-    ValueError: the device has no rate for the dtype of a matrix product.
+    ValueError: the device has no rate for the dtype of a matmul.
 
   Example:
     >>> import jax
@@ -35,7 +40,7 @@ def predict_seconds(cost: Cost, device: Device) -> float:
     >>> x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
     >>> square = predict_cost(lambda x: x @ x, x)
     >>> device = builtin_platform("h100_node").device
-    >>> # 2 * 4096^3 FLOPs at 989.4 TFLOP/s:
+    >>> # 2 * 4096^3 FLOPs at 989.4 TFLOP/s
     >>> round(1e6 * predict_seconds(square, device), 1)
     140.9
 
@@ -47,17 +52,21 @@ def predict_seconds(cost: Cost, device: Device) -> float:
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
-  """Returns the seconds of all executions of a kernel.
+  """Predicts the seconds of all executions of one kernel.
 
-  Where the device has a curve of such kernels, it takes the place of the part
-  of the roofline that it was measured for; the other part is still a bound.
+  A curve that was measured on the device replaces one side of the roofline:
+  curves of matmuls and convolutions the FLOPs, all others the bytes. The other
+  side stays a lower bound.
 
   Args:
-    kernel: one of a cost.
-    device: what it runs on.
+    kernel: one kernel of a cost.
+    device: the device that runs it.
+
+  Returns:
+    Seconds.
 
   Raises:
-    ValueError: as `predict_seconds`.
+    ValueError: the device has no rate for the dtype of a matmul.
 
   Example:
     >>> from jaxmotion.perfmodel import Kernel, builtin_platform
@@ -68,7 +77,7 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
   curve = device.measured.get(kernel_curve(kernel)[0])
   moved_s = kernel.bytes / device.memory_rate.bytes_per_s
   if kernel.kind in _MATMUL and curve is not None:
-    return kernel.count * max(curve.at(kernel.flops), moved_s)
+    return kernel.count * max(curve.seconds_at(kernel.flops), moved_s)
   rate = device.vector_flops_per_s
   if kernel.kind in _MATMUL:
     if kernel.dtype not in device.matmul_flops_per_s:
@@ -77,16 +86,21 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
         f"{kernel.dtype!r}, got only {sorted(device.matmul_flops_per_s)}."
       )
     rate = device.matmul_flops_per_s[kernel.dtype]
+  flops_s = kernel.flops / rate
   if curve is not None:
-    return kernel.count * max(curve.at(kernel.bytes), kernel.flops / rate)
-  return kernel.count * (device.kernel_s + max(kernel.flops / rate, moved_s))
+    return kernel.count * max(curve.seconds_at(kernel.bytes), flops_s)
+  return kernel.count * (device.kernel_s + max(flops_s, moved_s))
 
 
 def kernel_curve(kernel: Kernel) -> tuple[str, float]:
-  """The curve that a kernel is on, and its size there.
+  """Returns the name of the curve that describes a kernel, and its size there.
 
   Args:
-    kernel: one of a cost.
+    kernel: one kernel of a cost.
+
+  Returns:
+    The key into `Device.measured`, and FLOPs (matmul, convolution) or bytes
+    (all other kernels).
 
   Example:
     >>> from jaxmotion.perfmodel import Kernel
@@ -99,25 +113,29 @@ def kernel_curve(kernel: Kernel) -> tuple[str, float]:
 
 
 def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
-  """Returns when each leaf of the result is in memory, from the start.
+  """Predicts when each leaf of a function's result is in memory.
 
-  Kernels run in program order. What a loop makes is ready when it ends.
+  Kernels run one after the other, in program order. The result of a loop is
+  ready when the loop ends.
 
   Args:
-    cost: of a function.
-    device: what it runs on.
+    cost: cost of the function, from `predict_cost`.
+    device: the device that runs it.
+
+  Returns:
+    Seconds from the start of the function, one for each leaf of its result.
 
   Raises:
-    ValueError: as `predict_seconds`.
+    ValueError: the device has no rate for the dtype of a matmul.
 
   Example:
     >>> import jax
     >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
     >>> x = jax.ShapeDtypeStruct((2**20,), "float32")
     >>> both = predict_cost(lambda x: (x.sum(), 2 * x), x)
-    >>> device = builtin_platform("h100_node").device
-    >>> first, last = predict_ready_seconds(both, device)
-    >>> first < last == predict_seconds(both, device)
+    >>> h100 = builtin_platform("h100_node").device
+    >>> first, last = predict_ready_seconds(both, h100)
+    >>> first < last == predict_seconds(both, h100)
     True
   """
   each = (kernel_seconds(kernel, device) for kernel in cost.kernels)

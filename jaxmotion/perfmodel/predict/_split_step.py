@@ -1,4 +1,11 @@
-"""The time and memory of a step whose layers are split over workers."""
+"""Predicts a step whose channels, batch or both are split over workers.
+
+The timeline has two kinds of communication. Activations and their gradients
+(over `model_axis`) are needed by the next layer at once: their seconds are
+added to the clock and overlap with nothing. Gradients of parameters (over
+`data_axis`) are needed by the update alone: they go through the same buckets
+and overlap model as in `predict_step`.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +28,14 @@ from jaxmotion.perfmodel.predict._roofline import (
 )
 from jaxmotion.perfmodel.predict._split_layers import (
   LayerSplit,
-  Moved,
-  gather_parts,
-  scatter_sum,
+  TransferCost,
+  gather_channels,
+  reduce_scatter_channels,
 )
 from jaxmotion.perfmodel.predict._step import (
   StepPrediction,
-  exchange_messages,
-  make_step,
+  assemble_prediction,
+  predict_buckets,
 )
 
 
@@ -46,41 +53,48 @@ def predict_split_step(
   state_copies: int = 0,
   algorithm: str = "ring",
 ) -> StepPrediction:
-  """Predicts a step in which layers are split, the batch, or both.
+  """Predicts a step whose channels, batch or both are split over workers.
 
   Over `model_axis`, worker `r` of `M` computes its `1 / M` of the output
-  channels of every layer. Before a layer that reads all channels of what
-  others computed, they are gathered; its gradient with respect to them is a
-  sum over workers, each of which keeps its own part (a reduce-scatter). The
-  loss, which has no parameters, is computed by all of them. Over
-  `data_axis` each group of `M` has its part of the batch, and gradients of
-  the split parameters are exchanged while the backward pass goes on. Either
-  axis alone is channel-split model parallelism or data parallelism.
+  channels of every layer. A layer that reads all channels of its input has
+  them gathered first. The gradient of that input is a sum over workers, of
+  which each worker keeps its own part (a reduce-scatter). All workers compute
+  the loss, which has no parameters.
 
-  A layer of fewer channels than workers leaves some of them idle; what is
-  predicted is the busiest worker. Layers are costed one by one, so nothing
-  fuses across them.
+  Over `data_axis`, each group of `M` workers has its part of the batch.
+  Gradients of the split parameters are exchanged while the backward pass goes
+  on. One axis alone is channel-split model parallelism or data parallelism.
+
+  A layer with fewer channels than workers leaves some of them idle; the
+  prediction is that of the busiest worker. Layers are costed one by one, so
+  nothing fuses across them.
 
   Args:
-    network: what is trained.
-    batch: images of all workers together; the data axis divides it.
+    network: the network that is trained.
+    batch: number of images of all workers together, a multiple of the workers
+      on `data_axis`.
     platform: devices and links.
-    data_axis: the axis over which the batch is split, if it is.
-    model_axis: the axis over which channels are split, if they are.
-    codec: of gradients over the data axis; None is full precision.
-    activation_codec: of activations and their gradients over the model axis.
-    bucket_bytes: as for `data_parallel`; 1 is a bucket for each layer.
-    overlap: whether gradients move beside the backward pass.
-    state_copies: arrays of the parameters' size that the optimiser keeps.
-    algorithm: of the collectives, as for `traffic`.
+    data_axis: name of the axis that splits the batch; None for none.
+    model_axis: name of the axis that splits channels; None for none.
+    codec: codec of gradients over `data_axis`; None sends full precision.
+    activation_codec: codec of activations and their gradients over
+      `model_axis`; None sends full precision.
+    bucket_bytes: least bytes of gradients in every bucket but the last; None
+      is one bucket, 1 a bucket for each layer.
+    overlap: whether gradients are exchanged during the backward pass.
+    state_copies: number of arrays of the parameters' size in the optimizer's
+      state (Adam: 2).
+    algorithm: "ring", "halving_doubling" or "tree", as in
+      `collective_traffic`.
 
   Returns:
-    The step. Its update reads parameters, gradients and the optimiser's
-    arrays and writes all but gradients.
+    The step. Its update reads parameters, gradients and optimizer state, and
+    writes all but gradients.
 
   Raises:
-    ValueError: a batch that the data axis does not divide, one axis for both,
-      an axis that the platform has not.
+    TypeError: `batch` or `state_copies` is not an integer.
+    ValueError: `data_axis` does not divide the batch, both axes are the same,
+      or the platform has no such axis.
 
   Example:
     >>> from jaxmotion.perfmodel import IMAGES, LABELS, Layer, builtin_platform
@@ -108,34 +122,41 @@ def predict_split_step(
     )
   check_int("batch", batch, 1)
   check_int("state_copies", state_copies, 0)
-  groups = axis = None
+  groups = sharers = None
   if data_axis is not None:
     groups = find_axis(platform, "data_axis", data_axis)
   if model_axis is not None:
-    axis = find_axis(platform, "model_axis", model_axis)
+    sharers = find_axis(platform, "model_axis", model_axis)
   if groups and batch % groups.workers:
     raise ValueError(
       f"`batch` must be a multiple of the {groups.workers} workers on "
       f"{data_axis!r}, got {batch}."
     )
+  device = platform.device
   images = batch // (groups.workers if groups else 1)
-  split = LayerSplit(network, images, axis.workers if axis else 1)
-  gathers: dict[int, Moved] = {}
-  scatters: dict[int, Moved] = {}
-  if axis is not None:
-    how = (axis, activation_codec or identity(), platform.device, algorithm)
-    gathers = {i: gather_parts(v, *how) for i, v in split.gathered.items()}
-    scatters = {i: scatter_sum(v, *how) for i, v in split.summed.items()}
-  forward, backward = _pass_seconds(split, platform.device)
+  split = LayerSplit(network, images, sharers.workers if sharers else 1)
+  # Transfers over `model_axis`, by the layer whose output they move.
+  gathers: dict[int, TransferCost] = {}
+  scatters: dict[int, TransferCost] = {}
+  if sharers is not None:
+    route = (sharers, activation_codec or identity(), device, algorithm)
+    gathers = {
+      i: gather_channels(like, *route) for i, like in split.gathered.items()
+    }
+    scatters = {
+      i: reduce_scatter_channels(like, *route)
+      for i, like in split.summed.items()
+    }
+  forward_s, backward_s = _pass_seconds(split, device)
   sizes = [tree_bytes(params) for params in split.params]
 
-  # The first gradient comes after the forward pass. Before the backward pass
-  # of a layer, the gradient of what it has made is summed.
-  clock = math.fsum(forward) + math.fsum(m.total_s for m in gathers.values())
-  there: dict[str, dict[str, float]] = {}
-  for i in reversed(range(len(backward))):
-    clock += backward[i] + scatters.get(i, Moved()).total_s
-    there[network.layers[i].name] = dict.fromkeys(split.params[i], clock)
+  # The forward pass and its gathers come before the first gradient. Before
+  # the backward pass of a layer, the gradient of its output is summed.
+  clock = math.fsum(forward_s) + math.fsum(m.total_s for m in gathers.values())
+  ready_s: dict[str, dict[str, float]] = {}
+  for i in reversed(range(len(backward_s))):
+    clock += backward_s[i] + scatters.get(i, TransferCost()).total_s
+    ready_s[network.layers[i].name] = dict.fromkeys(split.params[i], clock)
   messages = [Message(clock, 0.0, 0.0, 0.0)]
   exchanges: list[ExchangePrediction] = []
   if groups is not None:
@@ -143,19 +164,24 @@ def predict_split_step(
       layer.name: params
       for layer, params in zip(network.layers, split.params, strict=True)
     }
-    plan = make_layout(grads, groups, codec, None, None)
-    messages, exchanges = exchange_messages(
-      plan, jax.tree.leaves(there), clock, platform, bucket_bytes, algorithm
+    layout = make_layout(grads, groups, codec, None, None)
+    # Both are dicts of dicts with the same keys: `jax.tree.leaves` sorts keys,
+    # so leaves of `ready_s` are in the order of the layout's leaves.
+    leaves_s = jax.tree.leaves(ready_s)
+    messages, exchanges = predict_buckets(
+      layout, leaves_s, clock, platform, bucket_bytes, algorithm
     )
-  step = make_step(
+  step = assemble_prediction(
     messages,
     exchanges,
-    compute_s=math.fsum(forward) + math.fsum(backward),
-    update_s=_update_seconds(sizes, state_copies, platform.device),
-    call_s=platform.device.call_s,
-    memory_bytes=(2 + state_copies) * sum(sizes) + split.kept_bytes,
+    compute_s=math.fsum(forward_s) + math.fsum(backward_s),
+    update_s=_update_seconds(sizes, state_copies, device),
+    call_s=device.call_s,
+    memory_bytes=(2 + state_copies) * sum(sizes) + split.residual_bytes,
     overlap=overlap,
   )
+  # The clock has delayed the messages by the transfers of activations, so
+  # `total_s` includes them already; the sums by phase do not.
   activations = [*gathers.values(), *scatters.values()]
   return dataclasses.replace(
     step,
@@ -169,19 +195,28 @@ def predict_split_step(
 def _pass_seconds(
   split: LayerSplit, device: Device
 ) -> tuple[list[float], list[float]]:
-  """Seconds of each layer forward, and backward."""
-  forward, backward = [], []
+  """Predicts the seconds of each layer's forward and backward pass."""
+  forward_s, backward_s = [], []
   for i in range(len(split.layers)):
-    there, both = (predict_seconds(cost, device) for cost in split.costs(i))
-    forward.append(there)
-    backward.append(max(both - there, 0.0))
-  return forward, backward
+    one_s, both_s = (
+      predict_seconds(cost, device) for cost in split.layer_costs(i)
+    )
+    forward_s.append(one_s)
+    # A vjp cannot be traced without its forward pass. Both passes together
+    # may fuse into less than the forward pass alone: then backward is free.
+    backward_s.append(max(both_s - one_s, 0.0))
+  return forward_s, backward_s
 
 
 def _update_seconds(
   sizes: list[int], state_copies: int, device: Device
 ) -> float:
-  """Seconds of updates, each layer's a kernel of 2 FLOPs a value and copy."""
+  """Predicts the update's seconds: one memory-bound kernel for each layer.
+
+  The kernel reads parameters, gradients and state, and writes parameters and
+  state: `3 + 2 * state_copies` passes over the layer's bytes, with one FLOP
+  for each float32 element of each pass.
+  """
   passes = 3 + 2 * state_copies
   return math.fsum(
     kernel_seconds(

@@ -1,4 +1,11 @@
-"""The time and memory of a data-parallel step."""
+"""Predicts the time and memory of a data-parallel step.
+
+`trace_step` counts what one worker computes, without a platform. `predict_step`
+puts that on a platform: gradients become ready at predicted times
+(`predict_ready_seconds`), fill buckets in that order, and each bucket is one
+`Message` of the overlap model. `_split_step` shares the second half,
+`predict_buckets` and `assemble_prediction`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +18,18 @@ import jax
 import optax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import PyTree, check_int, tree_bytes
+from jaxmotion.core import PyTree, check_int, check_number, tree_bytes
 from jaxmotion.perfmodel.cost import Cost, predict_cost
-from jaxmotion.perfmodel.platform import Platform, check_quantity, find_axis
+from jaxmotion.perfmodel.platform import Platform, find_axis
 from jaxmotion.perfmodel.predict._exchange import (
   ExchangePrediction,
-  predict_plan,
+  predict_layout,
 )
-from jaxmotion.perfmodel.predict._layout import ExchangeLayout, Job, make_layout
+from jaxmotion.perfmodel.predict._layout import (
+  ExchangedArray,
+  ExchangeLayout,
+  make_layout,
+)
 from jaxmotion.perfmodel.predict._overlap import (
   Message,
   blocking_seconds,
@@ -32,18 +43,18 @@ from jaxmotion.perfmodel.predict._roofline import (
 
 @dataclasses.dataclass(frozen=True)
 class StepPrediction:
-  """A predicted step of one worker; all seconds.
+  """Predicted seconds, bytes and memory of one worker's step.
 
   Args:
-    compute_s: forward and backward pass.
-    encode_s: encoding what is sent.
-    link_s: collectives, with what is recoded between their phases.
-    decode_s: decoding what has arrived.
-    update_s: the optimiser.
-    call_s: calling the compiled program.
-    total_s: from the batch to the new parameters, with the call.
-    wire_bytes: sent by one worker.
-    memory_bytes: that one worker needs at most.
+    compute_s: seconds of the forward and backward pass.
+    encode_s: seconds of encoding what is sent.
+    link_s: seconds of collectives, including the recoding between two phases.
+    decode_s: seconds of decoding what is received.
+    update_s: seconds of the optimizer.
+    call_s: seconds of calling the compiled program.
+    total_s: seconds from the batch to the new parameters, with the call.
+    wire_bytes: bytes that one worker sends.
+    memory_bytes: peak bytes that one worker needs.
 
   Example:
     >>> step = StepPrediction(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, 1e6, 1e9)
@@ -69,21 +80,22 @@ class StepPrediction:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-  """What one worker computes in a step.
+  """Cost of what one worker computes in a step, on any platform.
 
   Args:
-    params: shapes of the parameters.
+    params: pytree of ShapeDtypeStructs of the parameters.
     gradient: cost of the loss and its gradient.
-    update: cost of the optimiser.
+    update: cost of the optimizer.
     written: for each parameter, the number of kernels after which its
       gradient is in memory.
-    state_bytes: of the optimiser.
+    state_bytes: bytes of the optimizer's state.
 
   Example:
     >>> import jax.numpy as jnp
     >>> w = jax.ShapeDtypeStruct((64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
-    >>> trace_step(lambda w, x: jnp.sum(x @ w), w, (x,)).written  # x w, sum, 1, x^T 1
+    >>> cost = trace_step(lambda w, x: jnp.sum(x @ w), w, (x,))
+    >>> cost.written  # x w, sum, 1, x^T 1
     (4,)
   """
 
@@ -103,28 +115,32 @@ def trace_step(
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
 ) -> StepCost:
-  """Traces what one worker computes.
+  """Traces the loss, its gradient and the update of one worker.
 
   Args:
-    loss_fn: `loss_fn(params, *batch)`, a scalar: any JAX function.
+    loss_fn: `loss_fn(params, *batch)`, any JAX function that returns a scalar.
     params: pytree of arrays or ShapeDtypeStructs.
-    batch: the worker's own part of the batch, as the tuple of all arguments
-      after `params`: `(x,)` for one.
-    optimizer: of the update; None is SGD without momentum.
-    while_trips: as for `predict_cost`.
-    branch_shares: as for `predict_cost`.
+    batch: tuple of all arguments of `loss_fn` after `params`: the worker's own
+      part of the batch, as arrays or ShapeDtypeStructs; `(x,)` for one.
+    optimizer: optimizer of the update; None is SGD without momentum.
+    while_trips: trip counts of `while` loops, as for `predict_cost`.
+    branch_shares: shares of the branches of `cond`, as for `predict_cost`.
+
+  Returns:
+    The cost, for `predict_step` on any platform.
 
   Raises:
     TypeError: `batch` is not a tuple.
-    ValueError: as `predict_cost`.
+    ValueError: a loop or branch has no trip count or share, as for
+      `predict_cost`.
 
   Example:
     >>> def loss_fn(kernel, x):
     ...   return ((x @ kernel) ** 2).mean()
     >>> kernel = jax.ShapeDtypeStruct((64, 10), "float32")
     >>> x = jax.ShapeDtypeStruct((8, 64), "float32")
-    >>> own = trace_step(loss_fn, kernel, (x,))
-    >>> int(own.gradient.totals["matmul"].flops)  # two products of 8 x 64 x 10
+    >>> cost = trace_step(loss_fn, kernel, (x,))
+    >>> int(cost.gradient.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
   if not isinstance(batch, tuple):
@@ -144,14 +160,14 @@ def trace_step(
     **options,
   )
 
-  def step(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
+  def apply_update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
   return StepCost(
     jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params),
     gradient,
-    predict_cost(step, params, state, params),
+    predict_cost(apply_update, params, state, params),
     gradient.written[1:],
     tree_bytes(state),
   )
@@ -168,33 +184,39 @@ def predict_step(
   method: str | None = None,
   local_axis: str | None = None,
   algorithm: str = "ring",
-  alone_s: float | None = None,
+  base_step_s: float | None = None,
 ) -> StepPrediction:
   """Predicts a step in which workers exchange their gradients.
 
-  Gradients are put into buckets in the order in which the backward pass makes
-  them. A bucket that is full is encoded and sent while the pass goes on.
+  Gradients fill buckets in the order in which the backward pass computes them.
+  A full bucket is encoded and sent while the backward pass goes on.
 
   Args:
-    step_cost: of one worker, with its part of the batch.
+    step_cost: cost of one worker with its part of the batch, from `trace_step`.
     platform: devices and links.
-    mesh_axis: name of the axis of the workers, or of the hosts.
-    codec: encodes what travels; None is full precision.
-    bucket_bytes: of gradients, at least, in all buckets but the last; None is
-      one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
-    overlap: whether links and devices work at once.
-    method: as for `predict_exchange`.
-    local_axis: as for `predict_exchange`.
-    algorithm: as for `predict_exchange`.
-    alone_s: seconds of the whole step without any exchange, if they were
-      measured; computing, updating and calling then take that together, in
-      the proportions of the roofline.
+    mesh_axis: name of the axis of the workers, or of the hosts if
+      `local_axis` is given.
+    codec: codec of the payloads; None sends full precision.
+    bucket_bytes: least bytes of gradients in every bucket but the last; None
+      is one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
+    overlap: whether links and devices work at the same time.
+    method: "gather" or "two_phase"; None chooses as the exchange does.
+    local_axis: name of the axis of the devices of one host, if they reduce
+      first.
+    algorithm: "ring", "halving_doubling" or "tree", as in
+      `collective_traffic`.
+    base_step_s: measured seconds of the whole step without any exchange;
+      None predicts them. If given, computing, updating and calling together
+      take that long, in the proportions of the roofline.
 
   Returns:
-    The step; parameters and the optimiser's state are updated in place.
+    The step; parameters and optimizer state are updated in place.
 
   Raises:
-    ValueError: as `predict_exchange` and `predict_seconds`; `alone_s` is not positive.
+    TypeError: a parameter is not floating-point.
+    ValueError: the platform has no such axis, the device no rate for the dtype
+      of a matmul, `method` is unknown, or `base_step_s` or `bucket_bytes` is
+      not positive.
 
   Example:
     >>> from jaxmotion import codecs
@@ -203,101 +225,114 @@ def predict_step(
     ...   return ((x @ kernel) ** 2).mean()
     >>> kernel = jax.ShapeDtypeStruct((4096, 4096), "float32")
     >>> x = jax.ShapeDtypeStruct((32, 4096), "float32")
-    >>> own = trace_step(loss_fn, kernel, (x,))
+    >>> cost = trace_step(loss_fn, kernel, (x,))
     >>> cluster = builtin_platform("ethernet_10gbit")
-    >>> plain = predict_step(own, cluster, "data", bucket_bytes=25 << 20)
+    >>> plain = predict_step(cost, cluster, "data", bucket_bytes=25 << 20)
     >>> int8 = predict_step(
-    ...   own, cluster, "data", codecs.uniform(bits=8), bucket_bytes=25 << 20
+    ...   cost, cluster, "data", codecs.uniform(bits=8), bucket_bytes=25 << 20
     ... )
     >>> plain.total_s > int8.total_s
     True
   """
   device = platform.device
   workers = find_axis(platform, "mesh_axis", mesh_axis)
-  devices = None
+  local_devices = None
   if local_axis is not None:
-    devices = find_axis(platform, "local_axis", local_axis)
-  plan = make_layout(step_cost.params, workers, codec, method, devices)
-  compute, update = (
-    predict_seconds(part, device)
-    for part in (step_cost.gradient, step_cost.update)
-  )
+    local_devices = find_axis(platform, "local_axis", local_axis)
+  layout = make_layout(step_cost.params, workers, codec, method, local_devices)
+  compute_s = predict_seconds(step_cost.gradient, device)
+  update_s = predict_seconds(step_cost.update, device)
   scale = 1.0
-  if alone_s is not None:
-    check_quantity("alone_s", alone_s)
-    scale = alone_s / (compute + update + device.call_s)
-  ready = [
-    scale * s for s in predict_ready_seconds(step_cost.gradient, device)[1:]
-  ]
-  messages, exchanges = exchange_messages(
-    plan, ready, scale * compute, platform, bucket_bytes, algorithm
+  if base_step_s is not None:
+    check_number("base_step_s", base_step_s, 0, open_low=True)
+    scale = base_step_s / (compute_s + update_s + device.call_s)
+  # The first leaf of the result is the loss; the others are gradients.
+  ready_s = predict_ready_seconds(step_cost.gradient, device)[1:]
+  messages, exchanges = predict_buckets(
+    layout,
+    [scale * s for s in ready_s],
+    scale * compute_s,
+    platform,
+    bucket_bytes,
+    algorithm,
   )
-  return make_step(
+  return assemble_prediction(
     messages,
     exchanges,
-    compute_s=scale * compute,
-    update_s=scale * update,
+    compute_s=scale * compute_s,
+    update_s=scale * update_s,
     call_s=scale * device.call_s,
     memory_bytes=step_cost.gradient.peak_bytes + step_cost.state_bytes,
     overlap=overlap,
   )
 
 
-def exchange_messages(
-  plan: ExchangeLayout,
-  ready: Sequence[float],
+def predict_buckets(
+  layout: ExchangeLayout,
+  ready_s: Sequence[float],
   compute_s: float,
   platform: Platform,
   bucket_bytes: int | None,
   algorithm: str,
 ) -> tuple[list[Message], list[ExchangePrediction]]:
-  """Puts gradients into buckets, the first ready first.
+  """Fills buckets with gradients and predicts the exchange of each bucket.
+
+  Arrays are sorted by the time at which their last leaf is ready. That order
+  makes `Message.compute_s`, the time since the previous bucket, never
+  negative, which the overlap model relies on.
 
   Args:
-    plan: how they are exchanged.
-    ready: seconds after which each leaf is there.
-    compute_s: seconds after which all is computed.
+    layout: arrays and axes of the exchange.
+    ready_s: seconds after which each leaf's gradient is in memory.
+    compute_s: seconds of the forward and backward pass.
     platform: devices and links.
-    bucket_bytes: of all buckets but the last, at least; None for one bucket.
-    algorithm: of the collectives.
+    bucket_bytes: least bytes of every bucket but the last; None for one
+      bucket.
+    algorithm: algorithm of the collectives.
 
   Returns:
-    A message for each bucket and one for what is computed after the last of
-    them, and the exchange of each bucket.
+    A message for each bucket, and one more for what is computed after the
+    last bucket is ready; the predicted exchange of each bucket.
   """
   if bucket_bytes is not None:
     check_int("bucket_bytes", bucket_bytes, 1)
 
-  def there(job: Job) -> float:
-    return max(ready[i] for i in job.leaves)
+  def ready_time(array: ExchangedArray) -> float:
+    return max(ready_s[i] for i in array.leaves)
 
   messages, exchanges, last = [], [], 0.0
-  for bucket in _buckets(sorted(plan.jobs, key=there), bucket_bytes):
-    only = plan._replace(jobs=tuple(bucket))
-    part = predict_plan(only, platform, algorithm)
-    now = there(bucket[-1])
-    link_s = part.link_s + part.recode_s
-    messages.append(Message(now - last, part.encode_s, link_s, part.decode_s))
-    exchanges.append(part)
+  in_order = sorted(layout.arrays, key=ready_time)
+  for bucket in _fill_buckets(in_order, bucket_bytes):
+    part = layout._replace(arrays=tuple(bucket))
+    exchange = predict_layout(part, platform, algorithm)
+    now = ready_time(bucket[-1])
+    # Recoding between two phases is on the device, but the second phase has
+    # to wait for it: it counts as part of the transfer.
+    link_s = exchange.link_s + exchange.recode_s
+    messages.append(
+      Message(now - last, exchange.encode_s, link_s, exchange.decode_s)
+    )
+    exchanges.append(exchange)
     last = now
   messages.append(Message(max(compute_s - last, 0.0), 0.0, 0.0, 0.0))
   return messages, exchanges
 
 
-def _buckets(
-  jobs: Sequence[Job], bucket_bytes: int | None
-) -> Iterator[list[Job]]:
-  full: list[Job] = []
-  for job in jobs:
-    full.append(job)
-    if bucket_bytes and tree_bytes([j.whole for j in full]) >= bucket_bytes:
-      yield full
-      full = []
-  if full:
-    yield full
+def _fill_buckets(
+  arrays: Sequence[ExchangedArray], bucket_bytes: int | None
+) -> Iterator[list[ExchangedArray]]:
+  """Yields buckets of at least `bucket_bytes`; the last may be smaller."""
+  bucket: list[ExchangedArray] = []
+  for array in arrays:
+    bucket.append(array)
+    if bucket_bytes and tree_bytes([a.whole for a in bucket]) >= bucket_bytes:
+      yield bucket
+      bucket = []
+  if bucket:
+    yield bucket
 
 
-def make_step(
+def assemble_prediction(
   messages: Sequence[Message],
   exchanges: Sequence[ExchangePrediction],
   *,
@@ -307,16 +342,19 @@ def make_step(
   memory_bytes: int,
   overlap: bool,
 ) -> StepPrediction:
-  """Returns the step that computes and exchanges so much.
+  """Returns the step of messages, exchanges and the time around them.
+
+  The update waits for the last message, so its seconds and those of the call
+  are added to the end of the pipeline and overlap with nothing.
 
   Args:
-    messages: in the order in which they are there.
-    exchanges: those of them that are exchanged.
-    compute_s: of the forward and backward pass.
-    update_s: of the optimiser.
-    call_s: of the compiled program's call.
-    memory_bytes: without what is exchanged.
-    overlap: whether links and devices work at once.
+    messages: buckets, in the order in which they are ready.
+    exchanges: predicted exchange of each bucket.
+    compute_s: seconds of the forward and backward pass.
+    update_s: seconds of the optimizer.
+    call_s: seconds of calling the compiled program.
+    memory_bytes: peak bytes without the exchange.
+    overlap: whether links and devices work at the same time.
   """
   end = (overlapped_seconds if overlap else blocking_seconds)(messages)
   return StepPrediction(

@@ -6,11 +6,8 @@ import jax
 
 from jaxmotion.codecs import Codec, cast, rules
 from jaxmotion.core import PyTree, ShapedLike
-from jaxmotion.perfmodel import (
-  ExchangePrediction,
-  ledger_seconds,
-  predict_exchange,
-)
+from jaxmotion.perfmodel import ExchangePrediction, predict_exchange
+from jaxmotion.perfmodel.extend import move_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.wire import Ledger, Move
 
@@ -53,10 +50,8 @@ class TensorCosts:
 
   def collective_seconds(self, kind: Move, nbytes: int) -> float:
     """Returns the seconds of one collective of `nbytes` payload bytes."""
-    ledger = Ledger((kind._replace(payload_bytes=nbytes),))
-    return ledger_seconds(
-      ledger, self.problem.platform, algorithm=self.problem.algorithm
-    )
+    move = kind._replace(payload_bytes=nbytes)
+    return move_seconds(move, self.problem.platform, self.problem.algorithm)
 
   def _predict_alone(
     self, codec: Codec, tree: PyTree, method: str | None

@@ -168,8 +168,10 @@ class ResidualCosts:
       None,
       sum(r.encoded_bytes * r.repeats for r in rows if not r.on_host),
       sum(map(self._coding_s, rows)) + memory_s,
-      sum(r.repeats * to_host.seconds(r.encoded_bytes) for r in moved),
-      sum(r.repeats * from_host.seconds(r.encoded_bytes) for r in moved),
+      sum(r.repeats * to_host.transfer_seconds(r.encoded_bytes) for r in moved),
+      sum(
+        r.repeats * from_host.transfer_seconds(r.encoded_bytes) for r in moved
+      ),
     )
 
   def _coding_s(self, residual: Residual) -> float:

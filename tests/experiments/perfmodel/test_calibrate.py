@@ -61,7 +61,7 @@ def test_every_figure_says_when_and_how_well_it_was_measured(platform):
     for field in ("full_duplex", "shared_by", "efficiency", "measured")
   }
   missing |= {"to_host.latency_s", "from_host.latency_s"}
-  assert set(platform.figures()) - set(platform.sources) == missing
+  assert set(platform.figure_paths()) - set(platform.sources) == missing
   for text in platform.sources.values():
     assert text.startswith("measured 2")
     assert "2 emulated devices at once" in text

@@ -89,12 +89,14 @@ def test_emulated_devices_share_what_all_of_them_take():
   three = predict.emulated_between(platforms, 3)
   assert three.device.call_s == pytest.approx(1.5e-3)
   curve = three.device.measured["elementwise"]
-  assert curve.at(1e3) == pytest.approx(1.5e-3)
-  assert curve.at(1e6) == pytest.approx(9 * 1.5e-3)
+  assert curve.seconds_at(1e3) == pytest.approx(1.5e-3)
+  assert curve.seconds_at(1e6) == pytest.approx(9 * 1.5e-3)
   # All wires together: 3 * 2 * 2/3 of the payload instead of 4 * 2 * 3/4.
   link = three.axis("data").link
   assert three.axis("data").workers == 3
-  assert link.measured["all_reduce 3"].at(1e3) == pytest.approx(2e-3 * 4 / 6)
+  assert link.measured["all_reduce 3"].seconds_at(1e3) == pytest.approx(
+    2e-3 * 4 / 6
+  )
   known = {n: {case: n * lawful(case) for case in GRID.known} for n in (2, 4)}
   alone = predict.alone_between(known, 3)
   case = Case(64, 16, "none")

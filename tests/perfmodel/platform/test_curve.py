@@ -34,9 +34,9 @@ def test_a_curve_goes_through_its_points_and_never_falls(sizes, data):
   hypothesis.assume(all(b / a > 1.001 for a, b in itertools.pairwise(sizes)))
   curve = Curve(sizes=sizes, seconds=seconds, noise=0)
   for size, second in zip(sizes, seconds, strict=True):
-    assert curve.at(size) == pytest.approx(second)
+    assert curve.seconds_at(size) == pytest.approx(second)
   places = sorted(data.draw(st.lists(st.floats(0, 1e10), max_size=9)))
-  found = [curve.at(place) for place in places]
+  found = [curve.seconds_at(place) for place in places]
   assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
 
 
@@ -46,29 +46,31 @@ def test_what_is_smaller_than_measured_is_on_the_line(a, b):
   seconds = tuple(a + b * x for x in sizes)
   curve = Curve(sizes=sizes, seconds=seconds, noise=0)
   for size in (0.0, 10.0, 1e4):
-    assert curve.at(size) == pytest.approx(a + b * size, rel=1e-6, abs=1e-12)
+    assert curve.seconds_at(size) == pytest.approx(
+      a + b * size, rel=1e-6, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
 def test_the_line_of_points_on_a_line_is_that_line(a, b):
   sizes = tuple(10.0**i for i in range(3, 9))
   seconds = tuple(a + b * x for x in sizes)
-  found = Curve(sizes=sizes, seconds=seconds, noise=0).line()
+  found = Curve(sizes=sizes, seconds=seconds, noise=0).fit_line()
   assert found == pytest.approx((a, b, 0), rel=1e-6, abs=1e-12)
 
 
 def test_the_line_weighs_small_and_large_alike():
   sizes, seconds = (1e3, 1e9), (1e-4, 1.0)
   crooked = Curve(sizes=(1e3, 1e6, 1e9), seconds=(1e-4, 2e-3, 1.0), noise=0)
-  straight = Curve(sizes=sizes, seconds=seconds, noise=0).line()
-  a, b, error = crooked.line()
+  straight = Curve(sizes=sizes, seconds=seconds, noise=0).fit_line()
+  a, b, error = crooked.fit_line()
   assert 0 < error < 0.4
   assert a == pytest.approx(straight[0], rel=0.4)
   assert b == pytest.approx(straight[1], rel=0.4)
 
 
 def test_no_line_has_a_negative_part():
-  steep = Curve(sizes=(1, 2, 4), seconds=(1, 8, 64), noise=0).line()
+  steep = Curve(sizes=(1, 2, 4), seconds=(1, 8, 64), noise=0).fit_line()
   assert min(steep) >= 0
 
 
@@ -90,9 +92,9 @@ def test_a_measured_codec_takes_what_was_measured():
   codec = codecs.sign()
   names = [f"{do} {codec!r}" for do in ("encode", "decode", "add")]
   device = measuring(**dict.fromkeys(names, CURVE)).device
-  assert encode_seconds(codec, 10**6, device) == CURVE.at(1e6)
+  assert encode_seconds(codec, 10**6, device) == CURVE.seconds_at(1e6)
   assert decode_seconds(codec, 10**6, 3, device) == pytest.approx(
-    3 * CURVE.at(1e6)
+    3 * CURVE.seconds_at(1e6)
   )
   other = codecs.sign(block=64)
   assert encode_seconds(other, 10**6, device) == encode_seconds(
@@ -107,7 +109,7 @@ def test_a_measured_collective_is_for_its_own_number_of_workers():
   )
   plain = HOST.axis("data").link
   seconds = perfmodel.collective_seconds
-  assert seconds("all_reduce", 1e6, 4, link) == CURVE.at(1e6)
+  assert seconds("all_reduce", 1e6, 4, link) == CURVE.seconds_at(1e6)
   assert seconds("all_reduce", 1e6, 8, link) == seconds(
     "all_reduce", 1e6, 8, plain
   )
@@ -152,8 +154,8 @@ def test_measurements_are_kept_in_json(tmp_path):
     ({"sizes": (1e6, 1e3)}, "`sizes` must increase"),
     ({"seconds": (1e-2, 1e-3)}, "`seconds` must never decrease"),
     ({"seconds": (1e-3,)}, "`seconds` must be as many"),
-    ({"seconds": (0.0, 1.0)}, r"`seconds\[0\]` must be positive"),
-    ({"noise": -1.0}, "`noise` must be at least 0"),
+    ({"seconds": (0.0, 1.0)}, r"`seconds\[0\]` must be a number in \(0, inf"),
+    ({"noise": -1.0}, r"`noise` must be a number in \[0, inf"),
   ],
 )
 def test_a_curve_that_is_none_is_refused(changes, match):

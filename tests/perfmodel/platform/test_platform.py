@@ -44,7 +44,7 @@ def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
     ".efficiency",
     ".measured",
   )
-  figures = {f for f in platform.figures() if not f.endswith(choices)}
+  figures = {f for f in platform.figure_paths() if not f.endswith(choices)}
   assert set(platform.sources) == figures
   assert all(platform.sources.values())
 
@@ -71,7 +71,7 @@ def test_an_unknown_platform_is_refused_with_the_names_there_are():
 
 def test_bits_and_bytes_are_eight_apart():
   assert gbit_per_s(8) == gbyte_per_s(1)
-  assert LINK.seconds(1.25e9) == pytest.approx(1 + 1e-5)
+  assert LINK.transfer_seconds(1.25e9) == pytest.approx(1 + 1e-5)
 
 
 @pytest.mark.parametrize("rate", [1e9, 10, "10 Gbit/s", None])

@@ -217,20 +217,22 @@ def test_a_call_is_paid_once_a_step():
 def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
   called = on_device(CLUSTER, call_s=1e-3)
   one = called.resize(data=1)
-  assert predict_step(OWN, one, "data", alone_s=0.5).total_s == pytest.approx(
-    0.5
-  )
+  assert predict_step(
+    OWN, one, "data", base_step_s=0.5
+  ).total_s == pytest.approx(0.5)
   codec = CODECS[name]
   plain = predict_step(OWN, called, "data", codec, overlap=False)
-  found = predict_step(OWN, called, "data", codec, overlap=False, alone_s=0.5)
-  alone_s = plain.compute_s + plain.update_s + plain.call_s
-  assert found.total_s == pytest.approx(plain.total_s - alone_s + 0.5)
+  found = predict_step(
+    OWN, called, "data", codec, overlap=False, base_step_s=0.5
+  )
+  base_step_s = plain.compute_s + plain.update_s + plain.call_s
+  assert found.total_s == pytest.approx(plain.total_s - base_step_s + 0.5)
   parts = ("compute_s", "update_s", "call_s")
   for part in parts:
     assert getattr(found, part) == pytest.approx(
-      getattr(plain, part) * 0.5 / alone_s
+      getattr(plain, part) * 0.5 / base_step_s
     )
-  same = predict_step(OWN, called, "data", codec, alone_s=alone_s)
+  same = predict_step(OWN, called, "data", codec, base_step_s=base_step_s)
   assert same.total_s == pytest.approx(
     predict_step(OWN, called, "data", codec).total_s
   )
@@ -268,8 +270,8 @@ def test_hosts_of_several_devices_send_a_part_between_them():
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match="`bucket_bytes` must be"):
     predict_step(OWN, CLUSTER, "data", bucket_bytes=0)
-  with pytest.raises(ValueError, match="`alone_s` must be positive"):
-    predict_step(OWN, CLUSTER, "data", alone_s=-1.0)
+  with pytest.raises(ValueError, match=r"`base_step_s` must be .* in \(0, inf"):
+    predict_step(OWN, CLUSTER, "data", base_step_s=-1.0)
   with pytest.raises(TypeError, match="`batch` must be a tuple .* got list"):
     trace_step(loss, PARAMS, list(BATCH))
   with pytest.raises(ValueError, match="`while_trips` must give"):
