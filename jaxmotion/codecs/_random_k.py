@@ -15,7 +15,7 @@ from jaxmotion.core import (
   check_choice,
   check_number,
 )
-from jaxmotion.kernels.sample import stratified, stratum_sizes
+from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
 
 
 class Sampled(NamedTuple):
@@ -87,7 +87,7 @@ class random_k(Codec):
     assert key is not None
     k = self._count(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    positions = stratified(key.shared, x.size, k)
+    positions = draw_stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
     if self.scaled and k < x.size:
       values = values * stratum_sizes(x.size, k).astype(jnp.float32)
@@ -97,7 +97,7 @@ class random_k(Codec):
     """Returns zeros with the values where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    positions = stratified(payload.seed, size, self._count(like))
+    positions = draw_stratified(payload.seed, size, self._count(like))
     flat = jnp.zeros(size, jnp.float32)
     flat = flat.at[positions].set(
       payload.values,

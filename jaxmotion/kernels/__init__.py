@@ -1,4 +1,4 @@
-"""Packing: one op a folder, with a reference and a file for each backend."""
+"""Pack and unpack payloads: one op per folder, one file per implementation."""
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.kernels._block_layout import (

@@ -1,4 +1,8 @@
-"""How an array is cut into planes and blocks."""
+"""Division of arrays into planes and blocks.
+
+A plane is a contiguous run of the flat array; the planes are packed into the
+same words. A block is a contiguous run of a plane with one scale.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,25 +13,25 @@ from jax import lax
 
 from jaxmotion.core import Array, ShapedLike
 
-# Rows are kept whole while that pads by at most one value in so many.
-_WASTE = 32
+# Rows are kept whole while padding is at most size / _WASTE_DIVISOR elements.
+_WASTE_DIVISOR = 32
 
 
 def block_shape(
   shape: tuple[int, ...], planes: int, block: int
 ) -> tuple[int, int, int]:
-  """Returns (planes, blocks in a plane, values in a block).
+  """Returns (planes, blocks per plane, elements per block).
 
-  Blocks are contiguous runs of at most `block` values, all of one width. Where
-  it costs little padding, blocks and planes are made of whole rows of the
-  array (or blocks of whole fractions of a row): then a compiler that decodes
-  into the array's own shape divides once a row instead of once a value, which
+  Blocks are contiguous runs of at most `block` elements, all of one width.
+  Where it costs little padding, blocks and planes consist of whole rows of the
+  array, or of whole fractions of a row. A compiler that decodes into the
+  array's own shape then divides once per row instead of once per element, which
   XLA:CPU needs to use vectors (6x).
 
   Args:
-    shape: of the array.
+    shape: shape of the array.
     planes: number of planes.
-    block: the most values in a block.
+    block: maximum number of elements per block.
 
   >>> block_shape((10,), 8, 512), block_shape((1 << 16,), 8, 512)
   ((8, 1, 2), (8, 16, 512))
@@ -41,25 +45,27 @@ def block_shape(
   if len(shape) < 2 or size <= block:
     return plain
   rows = math.ceil(size // shape[-1] / planes)
-  width = row_aligned(shape[-1], block)
+  width = row_aligned_width(shape[-1], block)
   if width >= shape[-1]:
-    # Rows of a block, evened out so that the last block is as full as others.
-    each = width // shape[-1]
-    count = math.ceil(rows / each)
+    # Rows per block, evened out so that the last block is as full as others.
+    rows_per_block = width // shape[-1]
+    count = math.ceil(rows / rows_per_block)
     width = math.ceil(rows / count) * shape[-1]
   else:
     count = rows * (shape[-1] // width)
   waste = planes * count * width - size
-  if 4 * width < block or waste > size // _WASTE:
+  if 4 * width < block or waste > size // _WASTE_DIVISOR:
     return plain
   return planes, count, width
 
 
-def row_aligned(minor: int, block: int) -> int:
-  """Returns the largest width up to `block` that rows or divisors make up.
+def row_aligned_width(minor: int, block: int) -> int:
+  """Returns the largest width up to `block` of whole rows or a divisor of one.
 
-  >>> row_aligned(100, 512), row_aligned(2048, 512), row_aligned(768, 512)
-  (500, 512, 384)
+  >>> row_aligned_width(100, 512), row_aligned_width(2048, 512)
+  (500, 512)
+  >>> row_aligned_width(768, 512)
+  384
   """
   if minor <= block:
     return block // minor * minor
@@ -69,8 +75,8 @@ def row_aligned(minor: int, block: int) -> int:
 def nearest_planes(shape: tuple[int, ...], target: float) -> int:
   """Returns the number of planes nearest to `target` that follows the rows.
 
-  Planes of whole rows, or of a whole fraction of one, if there are some within
-  1.5x of the target; else the target itself, rounded.
+  Planes of whole rows, or of a whole fraction of one, are chosen if some are
+  within 1.5x of the target; else the target itself, rounded.
 
   >>> nearest_planes((4096, 4096), 100), nearest_planes((784, 2048), 100)
   (128, 98)
@@ -98,18 +104,18 @@ def divisors(n: int) -> list[int]:
 
 
 def to_blocks(x: Array, planes: int, block: int) -> Array:
-  """Cuts `x` into f32[planes, blocks, width]; padding repeats the last value.
+  """Divides `x` into f32[planes, blocks, width]; padding repeats its end.
 
   Args:
     x: floating array of any shape.
     planes: number of planes.
-    block: the most values in a block.
+    block: maximum number of elements per block.
   """
   shape = block_shape(x.shape, planes, block)
   flat = x.reshape(-1).astype(jnp.float32)
   if math.prod(shape) != x.size:
-    # A gather, for XLA:CPU writes a padded array to memory first, in a loop
-    # without vectors (7x).
+    # A gather rather than `jnp.pad`: XLA:CPU writes a padded array to memory
+    # first, in a loop without vectors (7x).
     index = jnp.minimum(lax.iota(jnp.int32, math.prod(shape)), x.size - 1)
     flat = flat.at[index].get(mode="promise_in_bounds")
   return flat.reshape(shape)
@@ -124,7 +130,12 @@ def from_blocks(y: Array, like: ShapedLike) -> Array:
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
-  """Returns how many values under each scale are not padding.
+  """Returns the number of elements under each scale, without padding.
+
+  Args:
+    shape: shape of the array.
+    planes: number of planes.
+    block: maximum number of elements per block.
 
   Returns:
     f32[planes, blocks, 1], or f32[1, 1, 1] for an array of one block.
@@ -136,35 +147,37 @@ def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
   size = math.prod(shape)
   start = np.arange(p * count) * width
   inside = np.clip(size - start, 0, width).reshape(p, count, 1)
-  total = inside.sum(block_axes(size, block), keepdims=True)
+  total = inside.sum(scale_axes(size, block), keepdims=True)
   return total.astype(np.float32)
 
 
-def block_axes(size: int, block: int) -> tuple[int, ...]:
-  """Returns the axes of planes, blocks and values that share one scale.
+def scale_axes(size: int, block: int) -> tuple[int, ...]:
+  """Returns the axes (of planes, blocks, elements) that share one scale.
 
   An array of at most one block has one scale for all planes together: a tiny
-  leaf would otherwise carry more scales than values.
+  leaf would otherwise carry more scales than elements.
 
-  >>> block_axes(10, 512), block_axes(1 << 16, 512)
+  >>> scale_axes(10, 512), scale_axes(1 << 16, 512)
   ((0, 1, 2), (2,))
   """
   return (0, 1, 2) if size <= block else (2,)
 
 
-def absmax(b: Array, axes: tuple[int, ...]) -> Array:
+def max_magnitude(b: Array, axes: tuple[int, ...]) -> Array:
   """Returns the greatest |b|, keeping the axes; NaN if there is one."""
-  return _reduce(b, axes, lambda x, y: jnp.maximum(jnp.abs(x), jnp.abs(y)))
+  return _reduce_blocks(
+    b, axes, lambda x, y: jnp.maximum(jnp.abs(x), jnp.abs(y))
+  )
 
 
 def sum_magnitudes(b: Array, axes: tuple[int, ...]) -> Array:
   """Returns the sum of |b|, keeping the axes."""
-  return _reduce(b, axes, lambda x, y: jnp.abs(x) + jnp.abs(y))
+  return _reduce_blocks(b, axes, lambda x, y: jnp.abs(x) + jnp.abs(y))
 
 
-def _reduce(
+def _reduce_blocks(
   b: Array, axes: tuple[int, ...], op: Callable[[Array, Array], Array]
 ) -> Array:
-  # Magnitudes are taken in the reducer: before it, XLA:CPU writes them to
-  # memory first (10x).
+  # The reducer takes the magnitudes: if `jnp.abs` came before it, XLA:CPU would
+  # write them to memory first (10x).
   return jnp.expand_dims(lax.reduce(b, jnp.float32(0), op, axes), axes)

@@ -1,4 +1,4 @@
-"""What every quantiser of blocks has in common: how it is cut into tiles."""
+"""Base class of the quantizers that kernels can encode tile by tile."""
 
 import abc
 import math
@@ -11,14 +11,15 @@ from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_layout import block_shape
 
 
-class Cut(NamedTuple):
-  """How the flat array lies in planes, blocks and values.
+class BlockLayout(NamedTuple):
+  """Division of a flat array into planes, blocks and elements.
 
   Attributes:
-    planes: contiguous runs of the array, packed into the same words.
-    blocks: contiguous runs of a plane, each under a scale of its own.
-    width: values in a block.
-    size: values in the array; positions from there on are padding.
+    planes: number of planes, contiguous runs of the array that are packed into
+      the same words.
+    blocks: blocks per plane, contiguous runs of it with one scale each.
+    width: elements per block.
+    size: elements of the array; positions from there on are padding.
   """
 
   planes: int
@@ -28,30 +29,34 @@ class Cut(NamedTuple):
 
   @property
   def is_padded(self) -> bool:
-    """Whether the last block is longer than what is left for it."""
+    """Whether the last block reaches beyond the end of the array."""
     return self.planes * self.blocks * self.width != self.size
 
 
-class Leaf(NamedTuple):
-  """How a leaf of a payload lies: rows, blocks in a row, values in a block.
+class LeafLayout(NamedTuple):
+  """Division of one leaf of a payload into rows, blocks and elements.
 
   Attributes:
-    pieces: (first row, rows) of each piece that is made by itself.
-    whole: a value for each value of a block; else one for each block.
+    pieces: (first row, rows) of each piece that a tile stores separately.
+    per_element: True if the leaf has an entry for each element of a block,
+      False if it has one for each block.
   """
 
   pieces: tuple[tuple[int, int], ...]
-  whole: bool
+  per_element: bool
 
 
 class Tile(NamedTuple):
-  """Some neighbouring blocks of every plane, with room for powers of two.
+  """Some neighboring blocks of every plane, rounded up to powers of two.
+
+  Triton needs tile dimensions that are powers of two. A dimension that is not
+  one is rounded up, and `inside` masks the entries beyond it.
 
   Attributes:
-    position: uint32[planes, blocks, width], in the flat, padded array.
-    inside: bool of that shape, False where a tile dimension goes beyond the
-      cut; None if it never does.
-    width: values in a block, all of them inside.
+    position: uint32[planes, blocks, width], index in the flat, padded array.
+    inside: bool of that shape, False where a tile dimension reaches beyond the
+      layout; None if none does.
+    width: elements per block, all of them inside.
   """
 
   position: Array
@@ -60,10 +65,11 @@ class Tile(NamedTuple):
 
 
 class BlockOp(abc.ABC):
-  """A quantiser of blocks: whole arrays, and tiles of them inside a kernel.
+  """A quantizer of blocks, for whole arrays and for tiles inside a kernel.
 
-  `encode` and `decode` are the reference. `encode_tile` and `decode_tile` make
-  the same bits of one tile with operations that kernels can be made of.
+  `encode` and `decode` are the reference, which XLA compiles. `encode_tile`
+  and `decode_tile` compute the same bits for one tile, with operations that
+  Triton supports: no slices, no concatenations, no tables of constants.
 
   Subclasses are frozen dataclasses of plain values.
   """
@@ -71,11 +77,11 @@ class BlockOp(abc.ABC):
   @property
   @abc.abstractmethod
   def planes(self) -> int:
-    """Planes the array is cut into."""
+    """Number of planes that the array is divided into."""
 
   @property
   def needs_key(self) -> bool:
-    """Whether `encode` makes random choices."""
+    """Whether `encode` draws random numbers."""
     return False
 
   @abc.abstractmethod
@@ -84,30 +90,31 @@ class BlockOp(abc.ABC):
 
   @abc.abstractmethod
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Inverts `encode` up to rounding."""
+    """Decodes a payload to the shape and dtype of `like`."""
 
   @abc.abstractmethod
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """Returns how an array of this shape is cut.
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns the division of an array of this shape into blocks.
 
     Raises:
-      NotImplementedError: it has no tiles that can be encoded by themselves.
+      NotImplementedError: the array has no tiles that can be encoded
+        independently.
     """
 
   @abc.abstractmethod
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Returns how the leaves of a payload lie, in their order."""
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layout of each leaf of a payload, in their order."""
 
   @abc.abstractmethod
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile.
+    """Encodes one tile to the pieces of each leaf.
 
     Args:
       x: f32[planes, blocks, width], zeros where it is not inside.
-      tile: where it lies.
-      seed: uint32[], of an op that draws.
+      tile: position of the tile in the array.
+      seed: uint32[], for an op with `needs_key`.
 
     Returns:
       For each leaf its pieces, [rows, blocks, width or 1].
@@ -115,24 +122,24 @@ class BlockOp(abc.ABC):
 
   @abc.abstractmethod
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile: f32[planes, blocks, width]."""
+    """Decodes the pieces of one tile to f32[planes, blocks, width]."""
 
 
-def fill(x: Array, tile: Tile, value: Any) -> Array:
-  """Replaces what is not inside."""
+def fill_outside(x: Array, tile: Tile, value: Any) -> Array:
+  """Replaces the entries of a tile that are not inside it."""
   return x if tile.inside is None else jnp.where(tile.inside, x, value)
 
 
-def cut_blocks(
-  shape: tuple[int, ...], planes: int, block: int, *, whole: bool = False
-) -> Cut:
-  """Returns the cut into blocks with a scale each.
+def layout_blocks(
+  shape: tuple[int, ...], planes: int, block: int, *, full: bool = False
+) -> BlockLayout:
+  """Returns the layout of an array whose blocks have one scale each.
 
   Args:
-    shape: of the array.
+    shape: shape of the array.
     planes: number of planes.
-    block: the most values in a block.
-    whole: whether padding is refused.
+    block: maximum number of elements per block.
+    full: whether to reject arrays that need padding.
 
   Raises:
     NotImplementedError: the array has one scale for all planes, or padding.
@@ -140,30 +147,31 @@ def cut_blocks(
   size = math.prod(shape)
   if size <= block:
     raise NotImplementedError(f"arrays of one block ({size} values)")
-  cut = Cut(*block_shape(shape, planes, block), size)
-  if whole:
-    refuse_padding(cut)
-  return cut
+  layout = BlockLayout(*block_shape(shape, planes, block), size)
+  if full:
+    reject_padding(layout)
+  return layout
 
 
-def refuse_padding(cut: Cut) -> None:
-  """Raises NotImplementedError unless the blocks are full."""
-  if cut.is_padded:
+def reject_padding(layout: BlockLayout) -> None:
+  """Raises NotImplementedError unless all blocks are full."""
+  if layout.is_padded:
     raise NotImplementedError(
-      f"{cut.size} values are not {cut.planes} planes of whole blocks of "
-      f"{cut.width}"
+      f"{layout.size} values are not {layout.planes} planes of whole blocks of "
+      f"{layout.width}"
     )
 
 
-def mean_tile(x: Array, tile: Tile) -> Array:
-  """Returns the mean |x| of each block: [p, b, 1]."""
+def tile_mean(x: Array, tile: Tile) -> Array:
+  """Returns the mean |x| of each block of a tile: [p, b, 1]."""
   total = jnp.sum(jnp.abs(x), axis=2, keepdims=True)
   return total * jnp.float32(1 / tile.width)
 
 
-def peak_tile(x: Array) -> Array:
-  """Returns the greatest |x| of each block, NaN if there is one: [p, b, 1]."""
-  # As integers: NaN is above infinity above all.
+def tile_peak(x: Array) -> Array:
+  """Returns the greatest |x| of each block, NaN if it has one: [p, b, 1]."""
+  # Magnitudes are compared as integers, where NaN is above infinity: the
+  # maximum of floats drops NaN on a GPU.
   bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
   peak = jnp.max(bits, axis=2, keepdims=True)
   return lax.bitcast_convert_type(peak, jnp.float32)

@@ -1,4 +1,11 @@
-"""Sums with decoded payloads, for any codec."""
+"""Error memory, and sums of decoded payloads, for any codec.
+
+Error feedback adds the error of the last encoding, e = v - decode(sent), to the
+next value. Storing e takes a pass that decodes `sent`, one that writes e, and
+the encode pass that reads it. `ErrorMemory` stores v and `sent` instead: the
+next encode pass computes e while it reads them and writes the new v in place of
+the old one. It saves two passes over the array and a temporary.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,19 +16,19 @@ from jax import lax
 
 from jaxmotion.core import Array, PyTree, ShapedLike, update_in_place
 
-# Up to this many payloads are decoded by code of their own, which fuses into
+# Up to this many payloads are decoded by separate code each, which fuses into
 # one pass; beyond, a loop keeps the program short.
-_UNROLL_MOST = 16
-# Inside a kernel, where each takes registers.
-UNROLL_IN_KERNEL = 8
+_MAX_UNROLL = 16
+# The same limit inside a kernel, where each payload takes registers.
+MAX_UNROLL_IN_KERNEL = 8
 
 
 class ErrorMemory(NamedTuple):
-  """What an array's error is the difference of.
+  """Error of one array, stored lazily: error = value - decode(sent).
 
   Attributes:
     value: float32 of the array's shape, the last value to be encoded.
-    sent: the payload it was encoded to; `()` if `value` is the error itself.
+    sent: the payload of that value; `()` if `value` is the error itself.
     count: int32[], encodings so far; nothing was sent before the first.
   """
 
@@ -31,41 +38,42 @@ class ErrorMemory(NamedTuple):
 
 
 def clear_error(error: Array) -> Array:
-  """Returns the error with 0 in place of what is not finite."""
+  """Returns the error with 0 in place of non-finite elements."""
   return jnp.where(jnp.isfinite(error), error, 0.0)
 
 
 def error_of(decode: Callable[..., Array], memory: ErrorMemory) -> Array:
-  """Returns the remembered error, float32.
+  """Returns the remembered error, float32 of the array's shape.
 
   Args:
     decode: (payload, like) -> array.
-    memory: of one array.
+    memory: error memory of one array.
   """
   if not jax.tree.leaves(memory.sent):
     return memory.value
   error = clear_error(memory.value - decode(memory.sent, memory.value))
-  # Nothing was sent yet, and what a payload of zeros stands for is not said.
+  # Before the first encoding `sent` is zeros, and a codec may decode a payload
+  # of zeros to anything: the error is 0 by definition.
   return jnp.where(memory.count > 0, error, 0.0)
 
 
 def add_error(
   decode: Callable[..., Array], x: Array, memory: ErrorMemory, decay: float
 ) -> Array:
-  """Returns x + decay * error, float32, where `memory.value` was.
+  """Returns x + decay * error, float32, in the buffer of `memory.value`.
 
   Args:
     decode: (payload, like) -> array.
     x: floating array.
-    memory: of that array.
+    memory: error memory of that array.
     decay: factor on the error.
   """
 
-  def add(value: Array, sent: PyTree) -> Array:
+  def add_to_x(value: Array, sent: PyTree) -> Array:
     error = error_of(decode, ErrorMemory(value, sent, memory.count))
     return x.astype(jnp.float32) + error * decay
 
-  return update_in_place(add, memory.value, memory.sent, memory.count)
+  return update_in_place(add_to_x, memory.value, memory.sent, memory.count)
 
 
 def sum_decoded(
@@ -76,34 +84,37 @@ def sum_decoded(
   Args:
     decode: (payload, like) -> array.
     payloads: a payload whose leaves have a leading axis of workers.
-    like: shape and dtype of the array that each of them encoded.
+    like: shape and dtype of the array that each worker encoded.
 
   Returns:
     The sum, in float32 or the wider dtype of `like`.
   """
   dtype = jnp.promote_types(like.dtype, jnp.float32)
-  count = jax.tree.leaves(payloads)[0].shape[0]
+  workers = jax.tree.leaves(payloads)[0].shape[0]
 
-  def one(w: Any) -> Array:
-    payload = jax.tree.map(lambda a: a[w], payloads)
+  def decode_worker(worker: Any) -> Array:
+    payload = jax.tree.map(lambda a: a[worker], payloads)
     return decode(payload, like).astype(dtype)
 
-  return add_in_order(one, count, _UNROLL_MOST)
+  return add_in_order(decode_worker, workers, _MAX_UNROLL)
 
 
 def add_in_order(
-  one: Callable[[Any], Array], count: int, unroll_most: int
+  term: Callable[[Any], Array], count: int, max_unroll: int
 ) -> Array:
-  """Returns one(0) + one(1) + ..., added from the left.
+  """Returns term(0) + term(1) + ..., added from the left.
+
+  The order is fixed so that every implementation and every worker gets the
+  same bits.
 
   Args:
-    one: position -> array.
-    count: how many there are.
-    unroll_most: up to this many are code of their own.
+    term: index -> array.
+    count: number of terms.
+    max_unroll: up to this many terms are separate code; more are a loop.
   """
-  total = one(0)
-  if count <= unroll_most:
-    for w in range(1, count):
-      total = total + one(w)
+  total = term(0)
+  if count <= max_unroll:
+    for i in range(1, count):
+      total = total + term(i)
     return total
-  return lax.fori_loop(1, count, lambda w, t: t + one(w), total)
+  return lax.fori_loop(1, count, lambda i, t: t + term(i), total)

@@ -1,4 +1,4 @@
-"""Arithmetic of 32-bit words that no single operation gives."""
+"""Arithmetic of 32-bit words that takes several operations."""
 
 import jax.numpy as jnp
 
@@ -6,10 +6,10 @@ from jaxmotion.core import Array
 
 
 def mul_high(a: Array, b: Array) -> Array:
-  """Returns floor(a * b / 2**32): the high word of a product of words.
+  """Returns floor(a * b / 2**32), the high word of a product of words.
 
-  With `a` uniform over all words this is uniform over 0 .. b - 1, but for a
-  share of at most b / 2**32.
+  If `a` is uniform over all words, the result is uniform over 0 .. b - 1, up to
+  a share of at most b / 2**32.
 
   Args:
     a: uint32 of any shape.

@@ -7,14 +7,14 @@ import pytest
 
 from jaxmotion.core import shape_dtype
 from jaxmotion.kernels._block_layout import (
-  absmax,
-  block_axes,
   block_counts,
   block_shape,
   divisors,
   from_blocks,
+  max_magnitude,
   nearest_planes,
-  row_aligned,
+  row_aligned_width,
+  scale_axes,
   sum_magnitudes,
   to_blocks,
 )
@@ -108,8 +108,8 @@ def test_blocks_and_planes_follow_the_rows(shape, planes, block):
 def test_a_small_array_has_one_block_a_plane_and_one_scale(size):
   assert block_shape((size,), 8, 512)[1] == 1
   assert block_shape((1, size), 8, 512) == block_shape((size,), 8, 512)
-  assert block_axes(size, 512) == (0, 1, 2)
-  assert block_axes(513, 512) == (2,)
+  assert scale_axes(size, 512) == (0, 1, 2)
+  assert scale_axes(513, 512) == (2,)
 
 
 @ALL
@@ -118,7 +118,7 @@ def test_counts_are_of_values_and_not_of_padding(shape):
   for planes, block in CUTS:
     cut = block_shape(shape, planes, block)
     filled = (np.arange(math.prod(cut)) < size).reshape(cut)
-    counts = filled.sum(block_axes(size, block), keepdims=True)
+    counts = filled.sum(scale_axes(size, block), keepdims=True)
     np.testing.assert_array_equal(block_counts(shape, planes, block), counts)
 
 
@@ -146,7 +146,7 @@ def test_row_aligned_widths_are_the_largest():
         for w in range(1, block + 1)
         if w % minor == 0 or (minor > block and minor % w == 0)
       ]
-      assert row_aligned(minor, block) == max(fits)
+      assert row_aligned_width(minor, block) == max(fits)
 
 
 def test_the_nearest_planes_are_close_to_the_target_or_follow_no_row():
@@ -167,7 +167,7 @@ def test_reductions_are_those_of_magnitudes(axes):
   b = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
   exact = np.abs(b.astype(np.float64))
   np.testing.assert_array_equal(
-    absmax(jnp.asarray(b), axes), np.abs(b).max(axes, keepdims=True)
+    max_magnitude(jnp.asarray(b), axes), np.abs(b).max(axes, keepdims=True)
   )
   total = np.asarray(sum_magnitudes(jnp.asarray(b), axes))
   # One rounding for each addition.
@@ -179,7 +179,7 @@ def test_reductions_are_those_of_magnitudes(axes):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_non_finite_value_reaches_its_block_and_no_other(bad):
   b = jnp.ones((2, 3, 4)).at[1, 2, 0].set(bad)
-  for reduce in (absmax, sum_magnitudes):
+  for reduce in (max_magnitude, sum_magnitudes):
     finite = np.isfinite(reduce(b, (2,)))
     assert not finite[1, 2, 0] and finite.sum() == 5
-  assert np.isnan(absmax(b, (2,))[1, 2, 0]) == np.isnan(bad)
+  assert np.isnan(max_magnitude(b, (2,))[1, 2, 0]) == np.isnan(bad)

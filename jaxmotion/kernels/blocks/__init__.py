@@ -1,4 +1,4 @@
-"""Passes over blocks: encode, with an error added, and sums of payloads."""
+"""Block passes: encode, encode with error memory, sum and mean of payloads."""
 
 from jaxmotion.kernels._error_memory import ErrorMemory as ErrorMemory
 from jaxmotion.kernels.blocks._api import (

@@ -1,4 +1,4 @@
-"""Named small cases that tests and benches of the passes share."""
+"""Small named cases of block ops, shared by tests and benchmarks."""
 
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from jaxmotion.kernels.ternary import TernaryOp
 
 
 class Case(NamedTuple):
-  """An op and an array it takes.
+  """An op and the form of an array to encode with it.
 
   Attributes:
-    op: the quantiser.
-    shape: of the array.
-    dtype: of the array.
-    special: whether NaN, infinities, subnormals and huge values are among it.
+    op: the quantizer.
+    shape: shape of the array.
+    dtype: dtype of the array.
+    special: whether the array has NaN, infinities, subnormals and huge values.
   """
 
   op: BlockOp
@@ -56,7 +56,7 @@ CASES = {
   "absmax8_special": Case(AbsmaxOp(bits=8, block=32), (16, 64), special=True),
   "minmax8_special": Case(MinMaxOp(bits=8, block=32), (16, 64), special=True),
   "absmax4_bfloat16": Case(AbsmaxOp(bits=4, block=32), (16, 64), "bfloat16"),
-  # Blocks of 58 values, padding at the end, tiles beyond both.
+  # Blocks of 58 elements, padding at the end, tiles that exceed both.
   "absmax8_odd": Case(AbsmaxOp(bits=8, block=64), (37, 29)),
   "minmax6_odd": Case(MinMaxOp(bits=6, block=64), (37, 29)),
   "absmax8_vector": Case(AbsmaxOp(bits=8, block=32), (1000,)),

@@ -1,7 +1,13 @@
-"""Passes over blocks as Triton kernels: a program makes some of the blocks.
+"""Block passes as Triton kernels: a program computes a few blocks per plane.
 
 A tile holds the same few blocks of every plane, and so all codes of its words:
-values are read once and payloads are written once.
+each element is read once, and each word of the payload is written once. With
+tiles of one plane, up to 32 programs would have to combine their codes into the
+same word.
+
+The kernels share three steps: load a tile, call `op.encode_tile` or
+`op.decode_tile`, store the pieces of the payload. Whatever differs between
+quantizers is in the op.
 """
 
 import math
@@ -14,15 +20,15 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import (
+  BlockLayout,
   BlockOp,
-  Cut,
-  Leaf,
+  LeafLayout,
   Tile,
-  fill,
-  refuse_padding,
+  fill_outside,
+  reject_padding,
 )
 from jaxmotion.kernels._error_memory import (
-  UNROLL_IN_KERNEL,
+  MAX_UNROLL_IN_KERNEL,
   ErrorMemory,
   add_in_order,
   clear_error,
@@ -36,52 +42,50 @@ from jaxmotion.kernels._triton import (
   tile_index,
 )
 
-# Values of a tile: enough to hide latencies, few enough for registers.
-_FEWEST, _MOST = 1 << 11, 1 << 15
+# Elements per tile: enough to hide latencies, few enough for registers.
+_MIN_ELEMENTS, _MAX_ELEMENTS = 1 << 11, 1 << 15
 
 
 class _Grid(NamedTuple):
-  """Tiles of powers of two.
+  """Division of an array's blocks into tiles of power-of-two dimensions.
 
   Attributes:
-    cut: the blocks of the array.
+    layout: the blocks of the array.
     shape: (planes, blocks, width) of a tile.
     payload: leaves of the payload, as ShapeDtypeStructs.
-    tiles: how many there are.
-    at: which of them this is, inside a kernel.
+    tiles: number of tiles.
+    index: number of the tile that the running kernel computes.
   """
 
-  cut: Cut
+  layout: BlockLayout
   shape: tuple[int, int, int]
   payload: PyTree
   tiles: int
-  at: Any = None
+  index: Any = None
 
-  @property
-  def here(self) -> "_Grid":
-    """The tile of the kernel that asks."""
-    return self._replace(at=tile_index())
+  def at_program(self) -> "_Grid":
+    """Returns the grid with the number of the running program's tile."""
+    return self._replace(index=tile_index())
 
 
 def encode(
   x: Array, key: Key | None, *, op: BlockOp, interpret: bool = False
 ) -> PyTree:
-  """See `_api`."""
-  grid = _grid(op, x)
+  """Encodes an array with one kernel that reads it once."""
+  grid = _make_grid(op, x)
 
   def kernel(*refs: Any) -> None:
-    (x_ref, *seed), outputs = _split(refs, 1 + op.needs_key)
-    here = grid.here
-    tile = _tile(here)
+    (x_ref, *seed), outputs = _split_refs(refs, 1 + op.needs_key)
+    here = grid.at_program()
+    tile = _make_tile(here)
     values = _load_values(x_ref, here, tile)
-    _store_payload(
-      outputs, op, here, op.encode_tile(values, tile, _first(seed))
-    )
+    leaves = op.encode_tile(values, tile, _load_seed(seed))
+    _store_payload(outputs, op, here, leaves)
 
-  inputs = [x, *_seed(op, key)]
-  return _call(
+  inputs = [x, *_seed_inputs(op, key)]
+  return _call_tiles(
     kernel,
-    f"encode_{_name(op)}",
+    f"encode_{_op_name(op)}",
     grid,
     inputs,
     grid.payload,
@@ -98,37 +102,41 @@ def encode_error(
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
-  """See `_api`."""
-  grid = _grid(op, x)
-  # Padding repeats a value of another tile, which may be overwritten already.
-  refuse_padding(grid.cut)
+  """Encodes an array plus its error with one kernel that updates the memory.
+
+  The new value and the new payload overwrite the old ones (`aliases`). That is
+  safe because a tile writes exactly the entries that it has read: hence no
+  padding, whose entries repeat an element of another tile.
+  """
+  grid = _make_grid(op, x)
+  reject_padding(grid.layout)
   sent = jax.tree.leaves(memory.sent)
   if not sent:
     raise NotImplementedError("the memory must hold a payload")
 
   def kernel(*refs: Any) -> None:
-    inputs, (*outputs, v_ref) = _split(refs, 3 + len(sent) + op.needs_key)
+    inputs, (*outputs, v_ref) = _split_refs(refs, 3 + len(sent) + op.needs_key)
     x_ref, value_ref, count_ref, *others = inputs
-    here = grid.here
-    tile = _tile(here)
+    here = grid.at_program()
+    tile = _make_tile(here)
     decoded = op.decode_tile(
       _load_payload(others[: len(sent)], op, here, 0), tile
     )
     error = clear_error(_load_values(value_ref, here, tile) - decoded)
     error = jnp.where(load_scalar(count_ref) > 0, error, 0.0)
-    v = fill(_load_values(x_ref, here, tile) + error * decay, tile, 0.0)
+    v = _load_values(x_ref, here, tile) + error * decay
+    v = fill_outside(v, tile, 0.0)
     store(v_ref, tile.position, v, tile.inside)
-    seed = _first(others[len(sent) :])
+    seed = _load_seed(others[len(sent) :])
     _store_payload(outputs, op, here, op.encode_tile(v, tile, seed))
 
   count = memory.count.reshape(1)
-  inputs = [x, memory.value, count, *sent, *_seed(op, key)]
-  # A tile writes where it has read: the value and, of the last payload, itself.
+  inputs = [x, memory.value, count, *sent, *_seed_inputs(op, key)]
   aliases = {1: len(sent), **{3 + i: i for i in range(len(sent))}}
   like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-  return _call(
+  return _call_tiles(
     kernel,
-    f"encode_error_{_name(op)}",
+    f"encode_error_{_op_name(op)}",
     grid,
     inputs,
     (grid.payload, like),
@@ -140,24 +148,24 @@ def encode_error(
 def sum_decoded(
   payloads: PyTree, *, op: BlockOp, like: ShapedLike, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  grid = _grid(op, like)
+  """Decodes and adds payloads of several workers with one kernel."""
+  grid = _make_grid(op, like)
   leaves = jax.tree.leaves(payloads)
   workers = leaves[0].shape[0]
 
   def kernel(*refs: Any) -> None:
-    here = grid.here
-    tile = _tile(here)
-    total = _sum(refs[:-1], op, here, tile, workers, like.dtype)
+    here = grid.at_program()
+    tile = _make_tile(here)
+    total = _sum_workers(refs[:-1], op, here, tile, workers, like.dtype)
     inside = tile.inside
-    if grid.cut.is_padded:
-      real = tile.position < grid.cut.size
+    if grid.layout.is_padded:
+      real = tile.position < grid.layout.size
       inside = real if inside is None else inside & real
     store(refs[-1], tile.position, total, inside)
 
-  return _call(
+  return _call_tiles(
     kernel,
-    f"sum_{_name(op)}",
+    f"sum_{_op_name(op)}",
     grid,
     leaves,
     jax.ShapeDtypeStruct(like.shape, jnp.float32),
@@ -173,9 +181,14 @@ def encode_mean(
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
-  """See `_api`."""
-  grid = _grid(op, like)
-  refuse_padding(grid.cut)
+  """Decodes payloads of several workers and encodes their mean, in one kernel.
+
+  The mean is the sum times 1 / workers, which equals the reference's division
+  for a power of two of workers only. An array of the mean never exists, so its
+  dtype must be the float32 of the registers.
+  """
+  grid = _make_grid(op, like)
+  reject_padding(grid.layout)
   leaves = jax.tree.leaves(payloads)
   workers = leaves[0].shape[0]
   if workers & (workers - 1) or like.dtype != jnp.float32:
@@ -185,25 +198,26 @@ def encode_mean(
     )
 
   def kernel(*refs: Any) -> None:
-    inputs, outputs = _split(refs, len(leaves) + op.needs_key)
-    here = grid.here
-    tile = _tile(here)
+    inputs, outputs = _split_refs(refs, len(leaves) + op.needs_key)
+    here = grid.at_program()
+    tile = _make_tile(here)
     coded, seed = inputs[: len(leaves)], inputs[len(leaves) :]
-    total = _sum(coded, op, here, tile, workers, like.dtype)
-    mean = fill(total * jnp.float32(1 / workers), tile, 0.0)
-    _store_payload(outputs, op, here, op.encode_tile(mean, tile, _first(seed)))
+    total = _sum_workers(coded, op, here, tile, workers, like.dtype)
+    mean = fill_outside(total * jnp.float32(1 / workers), tile, 0.0)
+    encoded = op.encode_tile(mean, tile, _load_seed(seed))
+    _store_payload(outputs, op, here, encoded)
 
-  return _call(
+  return _call_tiles(
     kernel,
-    f"encode_mean_{_name(op)}",
+    f"encode_mean_{_op_name(op)}",
     grid,
-    [*leaves, *_seed(op, key)],
+    [*leaves, *_seed_inputs(op, key)],
     grid.payload,
     interpret=interpret,
   )
 
 
-def _call(
+def _call_tiles(
   kernel: Callable[..., None],
   name: str,
   grid: _Grid,
@@ -211,59 +225,75 @@ def _call(
   outputs: PyTree,
   **options: Any,
 ) -> PyTree:
-  tile_values = math.prod(grid.shape)
+  elements = math.prod(grid.shape)
   return call_kernel(
-    kernel, name, grid.tiles, tile_values, inputs, outputs, **options
+    kernel, name, grid.tiles, elements, inputs, outputs, **options
   )
 
 
-def _grid(op: BlockOp, like: ShapedLike) -> _Grid:
+def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
+  """Returns the tiles of an array, or raises NotImplementedError.
+
+  A tile has all planes and whole blocks, because a scale needs its whole block
+  and a word all its planes. That bounds planes * width by what registers hold.
+  """
   if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
     raise NotImplementedError(
       f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
     )
-  cut = op.cut(tuple(like.shape))
-  planes, width = power_of_two(cut.planes), power_of_two(cut.width)
-  if planes * width > _MOST:
+  layout = op.layout(tuple(like.shape))
+  planes, width = power_of_two(layout.planes), power_of_two(layout.width)
+  if planes * width > _MAX_ELEMENTS:
     raise NotImplementedError(
-      f"a block of all planes must be of at most {_MOST} values, got "
+      f"a block of all planes must be of at most {_MAX_ELEMENTS} values, got "
       f"{planes} x {width}"
     )
-  group = max(1, _FEWEST // (planes * width))
-  while group > 1 and cut.blocks % group:
-    # Tiles of whole groups need no mask, which would narrow loads.
+  group = max(1, _MIN_ELEMENTS // (planes * width))
+  while group > 1 and layout.blocks % group:
+    # A group that divides the blocks needs no mask, which would narrow loads.
     group //= 2
   payload = jax.eval_shape(
     lambda x, seed: op.encode(x, Key(seed, seed)),
     jax.ShapeDtypeStruct(like.shape, like.dtype),
     jax.ShapeDtypeStruct((), jnp.uint32),
   )
-  return _Grid(cut, (planes, group, width), payload, -(-cut.blocks // group))
+  tiles = -(-layout.blocks // group)
+  return _Grid(layout, (planes, group, width), payload, tiles)
 
 
-def _tile(grid: _Grid) -> Tile:
-  index, inside = _index(grid, 0, grid.cut.planes, True)
-  return Tile(index.astype(jnp.uint32), inside, grid.cut.width)
+def _make_tile(grid: _Grid) -> Tile:
+  index, inside = _leaf_index(grid, 0, grid.layout.planes, True)
+  return Tile(index.astype(jnp.uint32), inside, grid.layout.width)
 
 
-def _index(
-  grid: _Grid, first: int, rows: int, whole: bool
+def _leaf_index(
+  grid: _Grid, first: int, rows: int, per_element: bool
 ) -> tuple[Array, Array | None]:
-  """Where a tile of some rows lies in a flat leaf, and what is inside."""
-  _, blocks, width, _ = grid.cut
-  _, group, most = grid.shape
-  # Scales of two dimensions: with a third of length one, every thread would
-  # load one for each of its values.
-  shape = (power_of_two(rows), group, *((most,) if whole else ()))
+  """Returns the flat indices of a tile's rows in a leaf, and their mask.
+
+  Args:
+    grid: the grid, with the index of the tile.
+    first: first row of the leaf.
+    rows: number of rows.
+    per_element: whether the leaf has an entry for each element of a block.
+
+  Returns:
+    int32 indices of power-of-two shape, and which are inside, None if all are.
+  """
+  _, blocks, width, _ = grid.layout
+  _, group, tile_width = grid.shape
+  # Scales have two dimensions: with a third one of length one, every thread
+  # would load a scale for each of its elements.
+  shape = (power_of_two(rows), group, *((tile_width,) if per_element else ()))
   row, block, *column = (
     lax.broadcasted_iota(jnp.int32, shape, d) for d in range(len(shape))
   )
-  block = block + grid.at * group
+  block = block + grid.index * group
   index = (row + first) * blocks + block
   limits = [(row, rows, shape[0]), (block, blocks, group)]
-  if whole:
+  if per_element:
     index = index * width + column[0]
-    limits.append((column[0], width, most))
+    limits.append((column[0], width, tile_width))
   inside = None
   for place, limit, step in limits:
     if limit % step:
@@ -274,8 +304,9 @@ def _index(
 
 def _load_values(ref: Any, grid: _Grid, tile: Tile) -> Array:
   index = tile.position.astype(jnp.int32)
-  if grid.cut.is_padded:
-    index = jnp.minimum(index, grid.cut.size - 1)
+  if grid.layout.is_padded:
+    # Padding repeats the last element, as `to_blocks` does.
+    index = jnp.minimum(index, grid.layout.size - 1)
   return load(ref, index, tile.inside).astype(jnp.float32)
 
 
@@ -285,35 +316,39 @@ def _store_payload(
   grid: _Grid,
   leaves: tuple[list[Array], ...],
 ) -> None:
-  for ref, spec, pieces in zip(refs, op.leaves(), leaves, strict=True):
-    for (first, rows), piece in zip(spec.pieces, pieces, strict=True):
-      index, inside = _index(grid, first, rows, spec.whole)
+  for ref, leaf, pieces in zip(refs, op.leaf_layouts(), leaves, strict=True):
+    for (first, rows), piece in zip(leaf.pieces, pieces, strict=True):
+      index, inside = _leaf_index(grid, first, rows, leaf.per_element)
       store(ref, index, piece.reshape(index.shape), inside)
 
 
 def _load_payload(
   refs: Sequence[Any], op: BlockOp, grid: _Grid, worker: Any
 ) -> tuple[list[Array], ...]:
-  def pieces(ref: Any, spec: Leaf) -> list[Array]:
-    parts = []
-    start = worker * _leaf_size(spec, grid)
-    for first, rows in spec.pieces:
-      index, inside = _index(grid, first, rows, spec.whole)
-      part = load(ref, index + start, inside)
-      parts.append(part if spec.whole else part[..., None])
-    return parts
+  """Loads a tile's pieces of one worker's payload."""
+
+  def load_pieces(ref: Any, leaf: LeafLayout) -> list[Array]:
+    pieces = []
+    start = worker * _leaf_size(leaf, grid)
+    for first, rows in leaf.pieces:
+      index, inside = _leaf_index(grid, first, rows, leaf.per_element)
+      piece = load(ref, index + start, inside)
+      pieces.append(piece if leaf.per_element else piece[..., None])
+    return pieces
 
   return tuple(
-    pieces(ref, spec) for ref, spec in zip(refs, op.leaves(), strict=True)
+    load_pieces(ref, leaf)
+    for ref, leaf in zip(refs, op.leaf_layouts(), strict=True)
   )
 
 
-def _leaf_size(spec: Leaf, grid: _Grid) -> int:
-  rows = sum(n for _, n in spec.pieces)
-  return rows * grid.cut.blocks * (grid.cut.width if spec.whole else 1)
+def _leaf_size(leaf: LeafLayout, grid: _Grid) -> int:
+  rows = sum(n for _, n in leaf.pieces)
+  width = grid.layout.width if leaf.per_element else 1
+  return rows * grid.layout.blocks * width
 
 
-def _sum(
+def _sum_workers(
   refs: Sequence[Any],
   op: BlockOp,
   grid: _Grid,
@@ -321,27 +356,28 @@ def _sum(
   workers: int,
   dtype: Any,
 ) -> Array:
-  def one(worker: Any) -> Array:
+  def decode_worker(worker: Any) -> Array:
     y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
+    # The reference decodes to the array's dtype before it adds in float32.
     return y.astype(dtype).astype(jnp.float32)
 
-  return add_in_order(one, workers, UNROLL_IN_KERNEL)
+  return add_in_order(decode_worker, workers, MAX_UNROLL_IN_KERNEL)
 
 
-def _split(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:
+def _split_refs(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:
   return refs[:inputs], refs[inputs:]
 
 
-def _seed(op: BlockOp, key: Key | None) -> list[Array]:
+def _seed_inputs(op: BlockOp, key: Key | None) -> list[Array]:
   if not op.needs_key:
     return []
   assert key is not None
   return [key.worker.reshape(1)]
 
 
-def _first(refs: Sequence[Any]) -> Array | None:
+def _load_seed(refs: Sequence[Any]) -> Array | None:
   return load_scalar(refs[0]) if refs else None
 
 
-def _name(op: BlockOp) -> str:
+def _op_name(op: BlockOp) -> str:
   return type(op).__name__.removesuffix("Op").lower()

@@ -1,4 +1,4 @@
-"""Arrays that tests and benches share."""
+"""Test arrays of compaction, shared by tests and benchmarks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,12 +8,12 @@ import numpy as np
 
 
 class Case(NamedTuple):
-  """One compaction.
+  """Words of one compaction test, and the form of its tiles.
 
   Attributes:
     make: returns the words.
-    tile: words in a tile.
-    capacity: those that have room.
+    tile: words per tile.
+    capacity: words kept of a tile.
   """
 
   make: Callable[[], np.ndarray]
@@ -21,10 +21,10 @@ class Case(NamedTuple):
   capacity: int
 
 
-def _words(
+def _sparse_words(
   size: int, density: float, dtype: type[np.unsignedinteger] = np.uint32
 ) -> np.ndarray:
-  """Words of which some are not zero; tiles differ in how many."""
+  """Returns words of which a share is not zero; tiles differ in how many."""
   rng = np.random.default_rng(size)
   top = np.iinfo(dtype).max
   words = rng.integers(1, top, size, dtype, endpoint=True)
@@ -37,19 +37,19 @@ def _bits_of_floats() -> np.ndarray:
 
 
 TILES = {
-  "one": Case(lambda: _words(1, 1.0), 32, 1),
-  "zeros": Case(lambda: _words(256, 0.0), 128, 64),
-  "full": Case(lambda: _words(256, 1.0), 128, 128),
-  "too_many": Case(lambda: _words(256, 0.6), 64, 33),
-  "past_a_tile": Case(lambda: _words(1025, 0.5), 1024, 512),
-  "uneven": Case(lambda: _words(997, 0.3), 96, 40),
-  "uint16": Case(lambda: _words(500, 0.5, np.uint16), 256, 127),
-  "uint8": Case(lambda: _words(500, 0.5, np.uint8), 256, 127),
+  "one": Case(lambda: _sparse_words(1, 1.0), 32, 1),
+  "zeros": Case(lambda: _sparse_words(256, 0.0), 128, 64),
+  "full": Case(lambda: _sparse_words(256, 1.0), 128, 128),
+  "too_many": Case(lambda: _sparse_words(256, 0.6), 64, 33),
+  "past_a_tile": Case(lambda: _sparse_words(1025, 0.5), 1024, 512),
+  "uneven": Case(lambda: _sparse_words(997, 0.3), 96, 40),
+  "uint16": Case(lambda: _sparse_words(500, 0.5, np.uint16), 256, 127),
+  "uint8": Case(lambda: _sparse_words(500, 0.5, np.uint8), 256, 127),
   "floats": Case(_bits_of_floats, 64, 60),
 }
 
 
-def _normal(size: int) -> np.ndarray:
+def _normal_values(size: int) -> np.ndarray:
   return np.random.default_rng(size).standard_normal(size, dtype=np.float32)
 
 
@@ -59,13 +59,13 @@ def _special_values(dtype: Any = np.float32) -> np.ndarray:
   return np.array(values * 9, np.float32).astype(dtype)
 
 
-# Whose values are marked; some magnitudes are the least that is.
+# Arrays whose elements are marked; some magnitudes equal the threshold.
 FLOATS: dict[str, Callable[[], np.ndarray]] = {
   "one": lambda: np.ones(1, np.float32),
-  "word": lambda: _normal(32),
-  "odd": lambda: _normal(997),
-  "tile": lambda: _normal(2048),
-  "past_a_tile": lambda: _normal(2049),
+  "word": lambda: _normal_values(32),
+  "odd": lambda: _normal_values(997),
+  "tile": lambda: _normal_values(2048),
+  "past_a_tile": lambda: _normal_values(2049),
   "special": lambda: _special_values(),
   "float16": lambda: _special_values(np.float16),
   "bfloat16": lambda: _special_values(jnp.bfloat16),

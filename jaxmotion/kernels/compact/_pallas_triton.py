@@ -1,4 +1,9 @@
-"""Compaction as Triton kernels: a program for a tile, 32 entries to a row."""
+"""Compaction as Triton kernels: one program per tile, 32 entries per row.
+
+The entries of a tile lie in rows of 32, one row per word of the bitmap. A
+program ranks its marks by two running sums, along rows and over rows, so no
+value travels between programs.
+"""
 
 from typing import Any
 
@@ -18,28 +23,30 @@ from jaxmotion.kernels.compact._reference import reaches_threshold
 from jaxmotion.kernels.compact._tiles import NonZeros
 
 _FAN = 32
-# Words of a bitmap that a program makes, and those whose marks it finds.
-_MARKED = 64
-_SEARCHED = 128
+# Words of a bitmap that a program writes, and that a program searches.
+_WORDS_MARKED = 64
+_WORDS_SEARCHED = 128
 
 
 def threshold_bitmap(
   x: Array, *, threshold: float, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
+  """Marks the elements whose magnitude reaches a threshold, with one kernel."""
   words = -(-x.size // _FAN)
-  rows = min(_MARKED, power_of_two(words))
+  rows = min(_WORDS_MARKED, power_of_two(words))
 
   def kernel(x_ref: Any, bitmap_ref: Any) -> None:
     start = tile_index() * rows
-    row, lane = _places(rows)
+    row, lane = _entry_places(rows)
     index = (start + row) * _FAN + lane
     inside = index < x.size if x.size % (rows * _FAN) else None
     kept = reaches_threshold(load(x_ref, index, inside), threshold)
     if inside is not None:
       kept = kept & inside
     word = start + lax.iota(jnp.int32, rows)
-    store(bitmap_ref, word, _pack(kept), word < words if words % rows else None)
+    store(
+      bitmap_ref, word, _pack_rows(kept), word < words if words % rows else None
+    )
 
   return call_kernel(
     kernel,
@@ -53,20 +60,24 @@ def threshold_bitmap(
 
 
 def bitmap_positions(
-  bitmap: Array, start: Array, *, capacity: int, interpret: bool = False
+  bitmap: Array, before: Array, *, capacity: int, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  size = bitmap.size
-  tile = min(_SEARCHED, power_of_two(size))
+  """Returns the positions of the first `capacity` marks, with one kernel.
 
-  def kernel(bitmap_ref: Any, start_ref: Any, position_ref: Any) -> None:
+  A thread has one word and takes its set bits from the lowest up, one per
+  iteration. The loop runs as often as the fullest word of the program needs.
+  """
+  size = bitmap.size
+  tile = min(_WORDS_SEARCHED, power_of_two(size))
+
+  def kernel(bitmap_ref: Any, before_ref: Any, position_ref: Any) -> None:
     index = tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = index < size if size % tile else None
     words = load(bitmap_ref, index, inside)
-    first = load(start_ref, index, inside)
-    count = load(start_ref, index + 1, inside) - first
+    first = load(before_ref, index, inside)
+    count = load(before_ref, index + 1, inside) - first
 
-    def step(nth: Array, left: Array) -> Array:
+    def store_lowest(nth: Array, left: Array) -> Array:
       slot = first + nth
       store(
         position_ref,
@@ -76,14 +87,14 @@ def bitmap_positions(
       )
       return left & (left - 1)
 
-    lax.fori_loop(0, jnp.max(count), step, words)
+    lax.fori_loop(0, jnp.max(count), store_lowest, words)
 
   return call_kernel(
     kernel,
     "bitmap_positions",
     -(-size // tile),
-    tile * 16,  # a word a thread
-    [bitmap, start],
+    tile * 16,  # one word per thread
+    [bitmap, before],
     jax.ShapeDtypeStruct((capacity,), jnp.int32),
     interpret=interpret,
   )
@@ -92,18 +103,18 @@ def bitmap_positions(
 def compact_tiles(
   words: Array, *, tile: int, capacity: int, interpret: bool = False
 ) -> NonZeros:
-  """See `_api`."""
+  """Packs the first non-zero words of every tile with one kernel."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
   rows = power_of_two(per_tile)
 
   def kernel(x_ref: Any, mask_ref: Any, words_ref: Any, count_ref: Any) -> None:
     number = tile_index()
-    row, lane = _places(rows)
+    row, lane = _entry_places(rows)
     index = number * tile + row * _FAN + lane
-    inside = _inside(row, per_tile, index, words.size, tile)
+    inside = _existing(row, per_tile, index, words.size, tile)
     x = load(x_ref, index, inside)
     kept = x != 0
-    slot, count = _ranks(kept)
+    slot, count = _rank_marks(kept)
     store(words_ref, number * capacity + slot, x, kept & (slot < capacity))
     empty = lax.iota(jnp.int32, power_of_two(capacity))
     store(
@@ -116,7 +127,7 @@ def compact_tiles(
     store(
       mask_ref,
       number * per_tile + word,
-      _pack(kept),
+      _pack_rows(kept),
       word < per_tile if per_tile != rows else None,
     )
     store(count_ref, number, count)
@@ -141,14 +152,14 @@ def compact_tiles(
 def expand_tiles(
   tiles: NonZeros, *, size: int, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
+  """Puts the packed words of every tile back with one kernel."""
   count, per_tile = tiles.mask.shape
   capacity, tile = tiles.words.shape[1], per_tile * _FAN
   rows = power_of_two(per_tile)
 
   def kernel(mask_ref: Any, words_ref: Any, y_ref: Any) -> None:
     number = tile_index()
-    row, lane = _places(rows)
+    row, lane = _entry_places(rows)
     word = lax.iota(jnp.int32, rows)
     mask = load(
       mask_ref,
@@ -156,11 +167,11 @@ def expand_tiles(
       word < per_tile if per_tile != rows else None,
     )
     kept = (mask[:, None] >> lane.astype(jnp.uint32)) & 1 != 0
-    slot, _ = _ranks(kept)
+    slot, _ = _rank_marks(kept)
     held = kept & (slot < capacity)
     y = load(words_ref, number * capacity + slot, held)
     index = number * tile + row * _FAN + lane
-    store(y_ref, index, y, _inside(row, per_tile, index, size, tile))
+    store(y_ref, index, y, _existing(row, per_tile, index, size, tile))
 
   return call_kernel(
     kernel,
@@ -173,22 +184,22 @@ def expand_tiles(
   )
 
 
-def _places(rows: int) -> tuple[Array, Array]:
-  """(row, bit) of every entry of a tile."""
+def _entry_places(rows: int) -> tuple[Array, Array]:
+  """Returns (row, bit in the row) of every entry of a tile."""
   row, lane = (
     lax.broadcasted_iota(jnp.int32, (rows, _FAN), axis) for axis in (0, 1)
   )
   return row, lane
 
 
-def _pack(keep: Array) -> Array:
-  """A word of marks for every row."""
+def _pack_rows(keep: Array) -> Array:
+  """Packs marks bool[rows, 32] into one word per row."""
   bit = lax.broadcasted_iota(jnp.uint32, keep.shape, 1)
   return jnp.sum(keep.astype(jnp.uint32) << bit, axis=1, dtype=jnp.uint32)
 
 
-def _ranks(keep: Array) -> tuple[Array, Array]:
-  """(marks before every entry, all marks) of a tile, int32."""
+def _rank_marks(keep: Array) -> tuple[Array, Array]:
+  """Returns (marks before every entry, all marks) of a tile, int32."""
   marks = keep.astype(jnp.int32)
   rows = jnp.sum(marks, axis=1)
   before = jnp.cumsum(rows) - rows
@@ -196,16 +207,17 @@ def _ranks(keep: Array) -> tuple[Array, Array]:
 
 
 def _lowest_bit(word: Array) -> Array:
-  """The place of the lowest bit that is set, int32."""
-  # The exponent of its value: counts of bits lower, but do not compile.
+  """Returns the place of the lowest set bit, int32."""
+  # By the exponent of the bit's value as a float: instructions that count bits
+  # can be lowered, but do not compile.
   value = (word & (~word + 1)).astype(jnp.float32)
   return (lax.bitcast_convert_type(value, jnp.int32) >> 23) - 127
 
 
-def _inside(
+def _existing(
   row: Array, per_tile: int, index: Array, size: int, tile: int
 ) -> Array | None:
-  """Which entries exist, None if all."""
+  """Returns which entries exist, None if all do."""
   inside = None
   if row.shape[0] != per_tile:
     inside = row < per_tile

@@ -1,9 +1,10 @@
-"""Compaction: the marked entries of an array, packed in order.
+"""Compaction as `jax.numpy`: packs the marked entries of an array in order.
 
-Marks are a bitmap, bit i of word g for entry 32 g + i. Where an entry goes is
-the number of marks before it: of whole words, from sums over words in a tree
-of 32 children a node, and within its word a population count. On the host that
-is 6x as fast as a running sum over entries.
+Marks are a bitmap, bit i of word g for entry 32 g + i. The slot of an entry is
+the number of marks before it, in two parts. The marks of whole words come from
+sums over words in a tree of 32 children per node (`prefix_counts`). The marks
+within the entry's own word come from a population count (`rank_entries`). On
+the host that is 6x as fast as a running sum over entries.
 """
 
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from jax import lax
 from jaxmotion.core import Array
 from jaxmotion.kernels.compact._tiles import NonZeros
 
+# Bits of a word, and children of a node of the tree.
 _FAN = 32
-# From one slot in this many entries on, compaction beats a search a slot.
-_SPARSE = 64
-# Of every byte, the places of its bits that are set, in order.
+# With more than one slot for this many entries, a scatter of all entries beats
+# a binary search for every slot.
+_MIN_SPARSITY = 64
+# For every byte, the places of its set bits in order, then of the others.
 _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _PLACES = np.argsort(
   np.unpackbits(_BYTES, axis=1, bitorder="little") == 0, axis=1, kind="stable"
@@ -24,21 +27,22 @@ _PLACES = np.argsort(
 
 
 def threshold_bitmap(x: Array, *, threshold: float) -> Array:
-  """See `_api`."""
+  """Marks the elements whose magnitude reaches a threshold, and NaN."""
   return _pack_bits(reaches_threshold(x.reshape(-1), threshold))
 
 
 def reaches_threshold(x: Array, threshold: float) -> Array:
-  """Says which magnitudes are at or above `threshold`; NaN is.
+  """Returns whether each magnitude is at or above `threshold`; NaN is.
 
-  As integers: magnitudes below 2^-126 are zeros to the host's floats.
+  Magnitudes are compared as integers: to the floats of hosts, those below
+  2^-126 are zeros.
   """
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
   return bits & 0x7FFFFFFF >= int(np.float32(threshold).view(np.uint32))
 
 
 def prefix_counts(bitmap: Array) -> Array:
-  """Returns the marks before each word and, last, all marks.
+  """Returns the number of marks before each word and, last, of all marks.
 
   Args:
     bitmap: uint32[words] from `threshold_bitmap`.
@@ -51,76 +55,84 @@ def prefix_counts(bitmap: Array) -> Array:
   """
   if not bitmap.size:
     return jnp.zeros(1, jnp.int32)
-  before = _tree(bitmap)[-1][: bitmap.size]
-  total = before[-1:] + _count(bitmap[-1:])
+  before = _tree_counts(bitmap)[-1][: bitmap.size]
+  total = before[-1:] + _count_bits(bitmap[-1:])
   return jnp.concatenate([before, total])
 
 
-def bitmap_positions(bitmap: Array, start: Array, *, capacity: int) -> Array:
-  """See `_api`."""
+def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
+  """Returns the positions of the first `capacity` marks, int32[capacity].
+
+  There are two algorithms. A binary search finds each slot's word in `before`:
+  its cost grows with the slots. `_scatter_positions` sends every entry to its
+  slot: its cost grows with the entries.
+  """
   words = bitmap.size
-  if capacity * _SPARSE > words * _FAN:
-    return _scatter(bitmap, start, capacity)
+  if capacity * _MIN_SPARSITY > words * _FAN:
+    return _scatter_positions(bitmap, before, capacity)
   slot = lax.iota(jnp.int32, capacity)
   word = jnp.zeros_like(slot)
   for step in reversed(range(max(1, words - 1).bit_length())):
     ahead = jnp.minimum(word + 2**step, words - 1)
-    word = jnp.where(_get(start, ahead) <= slot, ahead, word)
-  rest = slot - _get(start, word)
-  return word * _FAN + _nth_bit(_get(bitmap, word), rest)
+    word = jnp.where(_gather(before, ahead) <= slot, ahead, word)
+  rank = slot - _gather(before, word)
+  return word * _FAN + _nth_bit(_gather(bitmap, word), rank)
 
 
 def compact_tiles(words: Array, *, tile: int, capacity: int) -> NonZeros:
-  """See `_api`."""
+  """Packs the first non-zero words of every tile, in their order."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
   mask = _pack_bits(words != 0)
   mask = jnp.pad(mask, (0, tiles * per_tile - mask.size))
   mask = mask.reshape(tiles, per_tile)
-  first = _before(_count(mask))
-  count = first[:, -1] + _count(mask[:, -1])
+  first = _sum_before(_count_bits(mask))
+  count = first[:, -1] + _count_bits(mask[:, -1])
   row, slot = (
     lax.broadcasted_iota(jnp.int32, (tiles, capacity), axis) for axis in (0, 1)
   )
-  # The word that a slot's entry is in. Not a sum over an axis: XLA:CPU has
-  # vectors for this, and slots need no scatter, which runs on one core.
+  # The word of the entry in each slot: the last one with at most `slot` marks
+  # before it. Compared in a loop rather than summed over an axis: XLA:CPU has
+  # vectors for this. Slots gather, because a scatter runs on one core.
   word = row * per_tile
   for g in range(1, per_tile):
     word = word + (first[:, g : g + 1] <= slot)
-  rest = slot - _get(first.reshape(-1), word)
-  entry = word * _FAN + _nth_bit(_get(mask.reshape(-1), word), rest)
+  rank = slot - _gather(first.reshape(-1), word)
+  entry = word * _FAN + _nth_bit(_gather(mask.reshape(-1), word), rank)
   found = words.at[entry].get(mode="clip") if words.size else words
   found = jnp.where(slot < count[:, None], found.reshape(slot.shape), 0)
   return NonZeros(mask, found, count.astype(jnp.uint32))
 
 
 def expand_tiles(tiles: NonZeros, *, size: int) -> Array:
-  """See `_api`."""
+  """Puts the packed words of every tile back where they stood, among zeros."""
   count, per_tile = tiles.mask.shape
   capacity = tiles.words.shape[1]
   shape = (count, per_tile, _FAN)
   lane = lax.broadcasted_iota(jnp.uint32, shape, 2)
-  first = _before(_count(tiles.mask))
-  marked, rank = ranks(tiles.mask[:, :, None], first[:, :, None], lane)
+  first = _sum_before(_count_bits(tiles.mask))
+  marked, rank = rank_entries(tiles.mask[:, :, None], first[:, :, None], lane)
   slot = jnp.minimum(rank, capacity - 1)
   slot = slot + lax.broadcasted_iota(jnp.int32, shape, 0) * capacity
-  found = _get(tiles.words.reshape(-1), slot)
+  found = _gather(tiles.words.reshape(-1), slot)
   flat = jnp.where(marked & (rank < capacity), found, 0).reshape(-1)
   return flat if flat.size == size else flat[:size]
 
 
-def ranks(word: Array, start: Array, lane: Array) -> tuple[Array, Array]:
-  """(whether marked, marks before) of entries, bool and int32.
+def rank_entries(
+  word: Array, before: Array, lane: Array
+) -> tuple[Array, Array]:
+  """Returns whether entries are marked, and the marks before them, int32.
 
   Args:
-    word: uint32, of the bitmap.
-    start: int32, marks before that word.
-    lane: uint32, the entry's bit in it.
+    word: uint32, the entry's word of the bitmap.
+    before: int32, number of marks before that word.
+    lane: uint32, the entry's bit in the word.
   """
-  below = _count(word & ((jnp.uint32(1) << lane) - 1))
-  return (word >> lane) & 1 != 0, start + below
+  below = _count_bits(word & ((jnp.uint32(1) << lane) - 1))
+  return (word >> lane) & 1 != 0, before + below
 
 
-def _count(words: Array) -> Array:
+def _count_bits(words: Array) -> Array:
   return lax.population_count(words).astype(jnp.int32)
 
 
@@ -132,63 +144,76 @@ def _pack_bits(keep: Array) -> Array:
   return jnp.sum(bits, axis=1, dtype=jnp.uint32)
 
 
-def _tree(bitmap: Array) -> list[Array]:
-  """Marks before each node, int32, from the root's children to the words."""
-  counts = [_rows(_count(bitmap))]
+def _tree_counts(bitmap: Array) -> list[Array]:
+  """Returns the marks before each node, int32, one array per level.
+
+  The levels go from the root's children to the words. Sums go up the tree,
+  then prefix sums go down: each level adds the counts before a node's earlier
+  siblings to the count before its parent.
+  """
+  counts = [_rows_of_fan(_count_bits(bitmap))]
   while counts[-1].shape[0] > 1:
-    counts.append(_rows(jnp.sum(counts[-1], axis=1, dtype=jnp.int32)))
+    counts.append(_rows_of_fan(jnp.sum(counts[-1], axis=1, dtype=jnp.int32)))
   levels: list[Array] = []
   for rows in reversed(counts):
     parent = levels[-1][: rows.shape[0]] if levels else None
-    levels.append(_before(rows, parent).reshape(-1))
+    levels.append(_sum_before(rows, parent).reshape(-1))
   return levels
 
 
-def _before(rows: Array, start: Array | None = None) -> Array:
-  """Sums of what is before each entry of a row, int32; a row has a start."""
+def _sum_before(rows: Array, start: Array | None = None) -> Array:
+  """Returns the sum of the entries before each one of its row, int32.
+
+  Args:
+    rows: int32[rows, n].
+    start: int32[rows], added to all sums of a row.
+  """
   order = np.arange(rows.shape[1])
   earlier = jnp.asarray(order[:, None] < order)[None]
   terms = jnp.where(earlier, rows[:, :, None], 0)
   if start is not None:
-    # Inside the sum, so that it is a running sum over all that is written
-    # to memory, and not an addition for whatever reads it to repeat.
+    # Inside the sum, so that the result is written to memory. Added after it,
+    # the addition would be fused into every reader and repeated there.
     first = jnp.asarray(order == 0)[None, :, None]
     terms = terms + jnp.where(first, start[:, None, None], 0)
   return jnp.sum(terms, axis=1, dtype=jnp.int32)
 
 
-def _rows(counts: Array) -> Array:
+def _rows_of_fan(counts: Array) -> Array:
   padding = -counts.size % _FAN
   counts = jnp.pad(counts, (0, padding)) if padding else counts
   return counts.reshape(-1, _FAN)
 
 
-def _scatter(bitmap: Array, start: Array, capacity: int) -> Array:
-  """Positions of the first marks: every entry goes to its slot."""
+def _scatter_positions(bitmap: Array, before: Array, capacity: int) -> Array:
+  """Returns the positions of the first marks by a scatter of all entries."""
   # Flat, with gathers: XLA:CPU has vectors for these, but not for a result
-  # with 32 to a row that is flattened later.
+  # with 32 entries per row that is flattened later.
   entry = lax.iota(jnp.int32, bitmap.size * _FAN)
   word = entry >> 5
   lane = (entry & (_FAN - 1)).astype(jnp.uint32)
-  marked, rank = ranks(_get(bitmap, word), _get(start, word), lane)
-  # What is not kept goes to one slot more, which is cut off: dropping indices
-  # that are out of bounds costs 4x.
+  marked, rank = rank_entries(
+    _gather(bitmap, word), _gather(before, word), lane
+  )
+  # Entries that are not kept go to one extra slot, which is cut off: dropping
+  # indices that are out of bounds costs 4x.
   slot = jnp.where(marked, jnp.minimum(rank, capacity), capacity)
   out = jnp.zeros(capacity + 1, jnp.int32)
   return out.at[slot].set(entry, mode="promise_in_bounds")[:capacity]
 
 
-def _get(array: Array, index: Array) -> Array:
+def _gather(array: Array, index: Array) -> Array:
   return array.at[index].get(mode="promise_in_bounds")
 
 
 def _nth_bit(word: Array, n: Array) -> Array:
-  """The place of the set bit with `n` set bits below it, int32."""
-  place, rest = jnp.zeros_like(n), n
+  """Returns the place of the set bit with `n` set bits below it, int32."""
+  # First the byte, by counts of the bits below each, then a table of 256 bytes.
+  place, rank = jnp.zeros_like(n), n
   for shift in (8, 16, 24):
-    below = _count(word & jnp.uint32(2**shift - 1))
+    below = _count_bits(word & jnp.uint32(2**shift - 1))
     place = jnp.where(n >= below, shift, place)
-    rest = jnp.where(n >= below, n - below, rest)
+    rank = jnp.where(n >= below, n - below, rank)
   byte = (word >> place.astype(jnp.uint32)).astype(jnp.int32) & 255
   table = jnp.asarray(_PLACES.reshape(-1))
-  return place + _get(table, byte * 8 + (rest & 7)).astype(jnp.int32)
+  return place + _gather(table, byte * 8 + (rank & 7)).astype(jnp.int32)

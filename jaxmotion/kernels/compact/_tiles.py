@@ -1,4 +1,4 @@
-"""What tiles are compacted to."""
+"""The payload of compaction: non-zero words of tiles, and their bitmaps."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from jaxmotion.core import Array
 
 
 class NonZeros(NamedTuple):
-  """The words of each tile that are not zero, and where they stood.
+  """Payload of the non-zero words of each tile, and where they stood.
 
   Attributes:
     mask: uint32[tiles, tile / 32], bit i of word g is word 32 g + i of the
       tile.
     words: uint8, uint16 or uint32[tiles, capacity], in order, zeros after the
       last.
-    count: uint32[tiles], words that are not zero; more than the capacity means
-      that the last ones were dropped.
+    count: uint32[tiles], number of non-zero words; if it is more than the
+      capacity, the last ones were dropped.
   """
 
   mask: Array
@@ -25,7 +25,7 @@ class NonZeros(NamedTuple):
 
   @property
   def overflow(self) -> Array:
-    """How many words were dropped, of all tiles, uint32[]."""
-    room = self.words.shape[-1]
-    dropped = jnp.maximum(self.count, room) - room
+    """Number of dropped words of all tiles, uint32[]."""
+    capacity = self.words.shape[-1]
+    dropped = jnp.maximum(self.count, capacity) - capacity
     return jnp.sum(dropped, axis=-1, dtype=jnp.uint32)

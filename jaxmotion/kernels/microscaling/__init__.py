@@ -1,4 +1,4 @@
-"""Blocks of narrow floats under a shared power of two."""
+"""Microscaling (OCP MX): narrow floats under a shared power of two."""
 
 from jaxmotion.kernels.microscaling._op import MicroscalingOp as MicroscalingOp
 from jaxmotion.kernels.microscaling._reference import (

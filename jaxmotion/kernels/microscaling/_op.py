@@ -1,4 +1,4 @@
-"""Microscaling as a pass over blocks."""
+"""The microscaling quantizer as a block op."""
 
 import dataclasses
 import math
@@ -8,12 +8,12 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike
 from jaxmotion.kernels._block_op import (
+  BlockLayout,
   BlockOp,
-  Cut,
-  Leaf,
+  LeafLayout,
   Tile,
-  peak_tile,
-  refuse_padding,
+  reject_padding,
+  tile_peak,
 )
 from jaxmotion.kernels.microscaling._reference import (
   FORMATS,
@@ -35,11 +35,11 @@ from jaxmotion.kernels.pack import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MicroscalingOp(BlockOp):
-  """Narrow floats under a shared power of two.
+  """Narrow floats under a power of two that their block shares.
 
   Attributes:
     format: name of the narrow float.
-    block: the most values under one power of two.
+    block: maximum number of elements under one power of two.
   """
 
   format: str
@@ -47,47 +47,47 @@ class MicroscalingOp(BlockOp):
 
   @property
   def form(self) -> Format:
-    """The narrow float."""
+    """Bit layout of the narrow float."""
     return FORMATS[self.format]
 
   @property
   def planes(self) -> int:
-    """Codes of one word."""
+    """Number of planes: the codes of a word."""
     return num_planes(self.form.bits)
 
   def encode(self, x: Array, key: Key | None) -> Scaled:
-    """Returns codes and an exponent a block."""
+    """Returns codes and one exponent per block."""
     return mx_encode(x, self.form, self.block)
 
   def decode(self, payload: Scaled, like: ShapedLike) -> Array:
-    """Returns the codes under their exponents."""
+    """Returns the values of the codes under their exponents."""
     return mx_decode(payload, like, self.form, self.block)
 
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """Blocks that no plane cuts in two."""
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns blocks that no plane divides in two."""
     size = math.prod(shape)
     blocks = max(1, size // (self.planes * self.block))
-    cut = Cut(self.planes, blocks, self.block, size)
-    refuse_padding(cut)
-    return cut
+    layout = BlockLayout(self.planes, blocks, self.block, size)
+    reject_padding(layout)
+    return layout
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Words and exponents."""
-    words = Leaf(tuple(piece_rows(self.form.bits)), True)
-    return words, Leaf(((0, self.planes),), False)
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layouts of words and exponents."""
+    words = LeafLayout(tuple(piece_rows(self.form.bits)), True)
+    return words, LeafLayout(((0, self.planes),), False)
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile."""
-    peak = lax.bitcast_convert_type(peak_tile(x), jnp.uint32)
+    """Encodes one tile to the pieces of each leaf."""
+    peak = lax.bitcast_convert_type(tile_peak(x), jnp.uint32)
     scale = mx_scale(peak, self.form)
     codes = mx_codes(x, scale, self.form)
     words = [w for _, w in pack_tile(codes, self.form.bits)]
     return words, [scale.astype(jnp.uint8)]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile."""
+    """Decodes the pieces of one tile."""
     words, (scale,) = leaves
     codes = unpack_tile(words, self.form.bits)
     return mx_values(codes, scale.astype(jnp.int32), self.form)

@@ -1,7 +1,7 @@
-"""Blocks of narrow floats under a shared power of two, in 32-bit arithmetic.
+"""Microscaling (OCP MX): narrow floats under a shared power of two.
 
-No narrow float type appears: backends have no arithmetic for the 4- and 6-bit
-ones, and the bits are what is packed.
+All arithmetic is in 32 bits. No narrow float type appears: backends have no
+arithmetic for the 4- and 6-bit ones, and their bits are what is packed.
 """
 
 import math
@@ -19,11 +19,11 @@ _NAN_SCALE = 255
 
 
 class Format(NamedTuple):
-  """A narrow float: a sign, an exponent and a mantissa.
+  """Bit layout of a narrow float: a sign, an exponent and a mantissa.
 
   Attributes:
-    mantissa: bits of the mantissa.
-    bias: what is added to an exponent.
+    mantissa: number of bits of the mantissa.
+    bias: number added to an exponent before it is stored.
     most: code of the greatest finite magnitude.
     bits: width of a code.
   """
@@ -44,7 +44,7 @@ FORMATS = {
 
 
 class Scaled(NamedTuple):
-  """Elements and the exponents of their blocks.
+  """Payload of packed elements and the exponents of their blocks.
 
   Attributes:
     words: uint32[rows, columns], codes of the elements, flat and packed.
@@ -60,16 +60,16 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
 
   Args:
     x: floating array of any shape.
-    form: of the elements.
-    block: the most values in a block, a contiguous run.
+    form: format of the elements.
+    block: maximum number of elements in a block, a contiguous run.
   """
-  rows = _rows(x, block)
-  # As integers: the exponent is exact, and NaN is above infinity above all.
+  rows = _to_rows(x, block)
+  # Compared as integers: the exponent is exact, and NaN is above infinity.
   bits = lax.bitcast_convert_type(rows, jnp.uint32)
   peak = jnp.max(bits & jnp.uint32(_MAGNITUDE), axis=1, initial=0)
   scale = mx_scale(peak, form)
   codes = mx_codes(rows, scale[:, None], form)
-  # Not `pack_flat`, which computes the codes anew for each field (6x, 6 bits).
+  # Not `pack_flat`, which recomputes the codes for each field (6x, 6 bits).
   count = num_planes(form.bits)
   padding = -codes.size % count
   flat = codes.reshape(-1)
@@ -79,7 +79,7 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
 
 
 def mx_scale(peak: Array, form: Format) -> Array:
-  """Returns the exponents, int32, of blocks by the bits of their peaks."""
+  """Returns the exponents, int32, of blocks from the bits of their peaks."""
   exponent = (peak >> 23).astype(jnp.int32)
   emax = (form.most >> form.mantissa) - form.bias
   scale = jnp.maximum(exponent - emax, 0)
@@ -87,10 +87,10 @@ def mx_scale(peak: Array, form: Format) -> Array:
 
 
 def mx_codes(x: Array, scale: Array, form: Format) -> Array:
-  """Returns the codes, uint32, of values under int32 exponents."""
+  """Returns the codes, uint32, of elements under int32 exponents."""
   bits = lax.bitcast_convert_type(x, jnp.uint32)
   # 2^(127 - s), normal for every s but that of NaN.
-  inverse = _power(254 - jnp.minimum(scale, 254))
+  inverse = _power_of_two(254 - jnp.minimum(scale, 254))
   magnitude = bits & jnp.uint32(_MAGNITUDE)
   v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
   codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
@@ -100,8 +100,8 @@ def mx_codes(x: Array, scale: Array, form: Format) -> Array:
 def mx_values(codes: Array, scale: Array, form: Format) -> Array:
   """Returns the values, float32, of codes under int32 exponents."""
   # Twice the scale: 2^-127 itself is no normal number.
-  double = jnp.where(scale == _NAN_SCALE, jnp.nan, _power(scale + 1))
-  return _halves(codes, form) * double
+  double = jnp.where(scale == _NAN_SCALE, jnp.nan, _power_of_two(scale + 1))
+  return _half_values(codes, form) * double
 
 
 def mx_decode(
@@ -110,7 +110,7 @@ def mx_decode(
   """Inverts `mx_encode` up to rounding."""
   size = math.prod(like.shape)
   blocks = payload.scale.shape[0]
-  width = _width(size, block)
+  width = _block_width(size, block)
   codes = unpack_flat(payload.words, form.bits, blocks * width)
   scale = payload.scale.astype(jnp.int32)[:, None]
   flat = mx_values(codes.reshape(blocks, width), scale, form).reshape(-1)
@@ -118,13 +118,13 @@ def mx_decode(
   return flat.reshape(like.shape).astype(like.dtype)
 
 
-def _width(size: int, block: int) -> int:
+def _block_width(size: int, block: int) -> int:
   return max(1, min(size, block))
 
 
-def _rows(x: Array, block: int) -> Array:
-  """f32[blocks, width], zeros filling the last block."""
-  width = _width(x.size, block)
+def _to_rows(x: Array, block: int) -> Array:
+  """Returns f32[blocks, width], with zeros filling the last block."""
+  width = _block_width(x.size, block)
   flat = x.reshape(-1).astype(jnp.float32)
   padding = -x.size % width
   flat = jnp.pad(flat, (0, padding)) if padding else flat
@@ -132,7 +132,7 @@ def _rows(x: Array, block: int) -> Array:
 
 
 def round_codes(v: Array, form: Format) -> Array:
-  """Magnitudes >= 0 -> codes, not saturated."""
+  """Returns the codes, not saturated, of magnitudes >= 0."""
   bits = lax.bitcast_convert_type(v, jnp.uint32)
   drop = 23 - form.mantissa
   even = (bits >> drop) & 1
@@ -147,8 +147,8 @@ def round_codes(v: Array, form: Format) -> Array:
   return jnp.where(v < least, subnormal, normal)
 
 
-def _halves(codes: Array, form: Format) -> Array:
-  """Half of the value each code stands for."""
+def _half_values(codes: Array, form: Format) -> Array:
+  """Returns half of the value that each code stands for."""
   magnitude = codes & jnp.uint32(2 ** (form.bits - 1) - 1)
   sign = (codes >> (form.bits - 1)) << 31
   normal = magnitude << (23 - form.mantissa)
@@ -163,7 +163,7 @@ def _halves(codes: Array, form: Format) -> Array:
   return lax.bitcast_convert_type(bits | sign, jnp.float32)
 
 
-def _power(exponent: Array) -> Array:
-  """2^(exponent - 127) of 0 <= exponent <= 254; 0 stands for 0."""
+def _power_of_two(exponent: Array) -> Array:
+  """Returns 2^(exponent - 127) for 0 <= exponent <= 254; 0 stands for 0."""
   bits = exponent.astype(jnp.uint32) << 23
   return lax.bitcast_convert_type(bits, jnp.float32)

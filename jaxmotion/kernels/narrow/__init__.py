@@ -1,4 +1,4 @@
-"""Narrower floats, and the leading bytes of floats."""
+"""Casts to narrow floats, and truncation to leading bytes."""
 
 from jaxmotion.kernels.narrow._api import (
   cast_decode as cast_decode,

@@ -1,8 +1,8 @@
-"""The 8-bit formats by 32-bit integers and float16.
+"""Casts to 8-bit floats in 32-bit integer and float16 arithmetic.
 
-Not by conversions: XLA:CPU makes slow code of them (encode 3x, decode 1.6x),
-those of NVIDIA GPUs turn infinities into the greatest finite value, and GPUs
-before Ada have none.
+Conversions of the backends are not used, for three reasons: XLA:CPU makes slow
+code of them (encode 3x, decode 1.6x), those of NVIDIA GPUs turn infinities into
+the greatest finite value, and GPUs before Ada have none.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxmotion.kernels.microscaling._reference import round_codes
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _HALF_NAN = 0x7E00
-# Codes of infinity, the NaN that is made, and the least NaN that is read.
+# Codes of infinity, of the NaN that `encode` returns, and of the least NaN.
 # float8_e4m3fn has no infinity.
 _SPECIAL = {
   "float8_e4m3fn": (0x7F, 0x7F, 0x7F),
@@ -36,12 +36,12 @@ def encode(x: Array, dtype: str) -> Array:
 
 
 def decode(words: Array, dtype: str) -> Array:
-  """Returns the values the words spell, float32."""
+  """Returns the float32 values whose codes the words are."""
   form, (_, _, nan) = FORMATS[dtype], _SPECIAL[dtype]
   wide = words.astype(jnp.uint16)
   magnitude = wide & jnp.uint16(0x7F)
-  # A float16 of the same mantissa; its exponents are at least as many, so it
-  # is the value up to a power of two, below the least normal too.
+  # A float16 with the same mantissa bits. It has at least as many exponents, so
+  # it is the value up to a power of two, also below the least normal.
   half = magnitude << (10 - form.mantissa)
   half = jnp.where(magnitude < nan, half, jnp.uint16(_HALF_NAN))
   half = half | ((wide & jnp.uint16(0x80)) << 8)

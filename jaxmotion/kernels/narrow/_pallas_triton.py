@@ -1,6 +1,8 @@
-"""Narrower floats and leading bytes as Triton kernels.
+"""Casts and truncations as Triton kernels, elementwise.
 
-A kernel applies the reference to a tile of values.
+A kernel loads a tile, applies the reference to it and stores the result, so the
+arithmetic exists once. `_map_tiles` is the only kernel; the functions differ in
+what they hand it.
 """
 
 import functools
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels._error_memory import UNROLL_IN_KERNEL, add_in_order
+from jaxmotion.kernels._error_memory import MAX_UNROLL_IN_KERNEL, add_in_order
 from jaxmotion.kernels._triton import (
   call_kernel,
   load,
@@ -23,30 +25,30 @@ from jaxmotion.kernels._triton import (
 )
 from jaxmotion.kernels.narrow import _reference
 
-# 16 values a thread: a vector of bytes, several of floats in flight.
+# 16 elements per thread: a vector of bytes, several of floats in flight.
 _TILE = 4096
 
 
 def cast_encode(x: Array, *, dtype: str, interpret: bool = False) -> Array:
-  """See `_api`."""
+  """Rounds to a narrower float with one kernel."""
   encode = functools.partial(_reference.cast_encode, dtype=dtype)
-  return _map(encode, f"encode_{dtype}", x, interpret=interpret)
+  return _map_tiles(encode, f"encode_{dtype}", x, interpret=interpret)
 
 
 def cast_decode(
   words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  decode = _of_tile(_reference.cast_decode, like, dtype=dtype)
-  return _map(decode, f"decode_{dtype}", words, interpret=interpret)
+  """Decodes words of narrow floats with one kernel."""
+  decode = _decoder_of_tile(_reference.cast_decode, like, dtype=dtype)
+  return _map_tiles(decode, f"decode_{dtype}", words, interpret=interpret)
 
 
 def cast_sum(
   words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  decode = _of_tile(_reference.cast_decode, like, dtype=dtype)
-  return _map(
+  """Decodes and adds the words of several workers with one kernel."""
+  decode = _decoder_of_tile(_reference.cast_decode, like, dtype=dtype)
+  return _map_tiles(
     decode, f"sum_{dtype}", words, workers=words.shape[0], interpret=interpret
   )
 
@@ -54,27 +56,29 @@ def cast_sum(
 def truncate_encode(
   x: Array, *, bytes: int, rounding: str, interpret: bool = False
 ) -> tuple[Array, ...]:
-  """See `_api`."""
+  """Returns the leading bytes of each word with one kernel."""
   encode = functools.partial(
     _reference.truncate_encode, bytes=bytes, rounding=rounding
   )
-  return _map(encode, f"truncate{bytes}_{rounding}", x, interpret=interpret)
+  return _map_tiles(
+    encode, f"truncate{bytes}_{rounding}", x, interpret=interpret
+  )
 
 
 def truncate_decode(
   planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  decode = _of_tile(_reference.truncate_decode, like)
-  return _map(decode, f"extend{len(planes)}", planes, interpret=interpret)
+  """Joins leading bytes to floats with one kernel."""
+  decode = _decoder_of_tile(_reference.truncate_decode, like)
+  return _map_tiles(decode, f"extend{len(planes)}", planes, interpret=interpret)
 
 
 def truncate_sum(
   planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
-  decode = _of_tile(_reference.truncate_decode, like)
-  return _map(
+  """Decodes and adds the planes of several workers with one kernel."""
+  decode = _decoder_of_tile(_reference.truncate_decode, like)
+  return _map_tiles(
     decode,
     f"sum{len(planes)}",
     planes,
@@ -83,20 +87,20 @@ def truncate_sum(
   )
 
 
-def _of_tile(
+def _decoder_of_tile(
   decode: Callable[..., Array], like: ShapedLike, **static: Any
 ) -> Callable[[PyTree], Array]:
-  """`decode`, into the shape of the words instead of that of `like`."""
+  """Returns `decode` with the shape of its words in place of `like`'s."""
 
-  def fn(words: PyTree) -> Array:
+  def decode_tile(words: PyTree) -> Array:
     shape = jax.tree.leaves(words)[0].shape
     tile = jax.ShapeDtypeStruct(shape, like.dtype)
     return decode(words, like=tile, **static)
 
-  return fn
+  return decode_tile
 
 
-def _map(
+def _map_tiles(
   fn: Callable[[PyTree], PyTree],
   name: str,
   inputs: PyTree,
@@ -104,29 +108,30 @@ def _map(
   workers: int | None = None,
   interpret: bool = False,
 ) -> PyTree:
-  """Applies a function to every value, a tile at a time.
+  """Applies an elementwise function to arrays, one tile per program.
 
   Args:
-    fn: value by value, from a pytree of arrays to one of the same shape.
-    name: of the kernel.
+    fn: elementwise function from a pytree of arrays to one of equal shapes.
+    name: name of the kernel.
     inputs: pytree of arrays.
-    workers: length of the inputs' leading axis; what `fn` makes of each of
-      them is added in float32, in their order.
-    interpret: see `call`.
+    workers: length of the inputs' leading axis, if they have one; the results
+      for each worker are added in float32, in their order.
+    interpret: runs the kernel as `jax.numpy`; see `call_kernel`.
 
   Raises:
-    NotImplementedError: values are wider than 32 bits; see also `call`.
+    NotImplementedError: elements are wider than 32 bits, or `call_kernel`
+      raises it.
   """
   leaves, treedef = jax.tree.flatten(inputs)
   size = leaves[0].size // (workers or 1)
   tile = min(_TILE, power_of_two(max(1, size)))
 
-  def one(inputs: PyTree) -> PyTree:
+  def apply_to_one(inputs: PyTree) -> PyTree:
     if workers is not None:
       inputs = jax.tree.map(lambda a: a[0], inputs)
     return fn(inputs)
 
-  outputs = jax.eval_shape(one, inputs)
+  outputs = jax.eval_shape(apply_to_one, inputs)
   for a in (*leaves, *jax.tree.leaves(outputs)):
     if jnp.dtype(a.dtype).itemsize > 4:
       raise NotImplementedError(f"values must have 32 bits, got {a.dtype}")
@@ -138,30 +143,34 @@ def _map(
   def kernel(*refs: Any) -> None:
     index = tile_index() * tile + lax.iota(jnp.int32, tile)
 
-    def make(inside: Array | None) -> None:
-      def of(worker: Any) -> Any:
+    def compute_tile(inside: Array | None) -> None:
+      def apply_to_worker(worker: Any) -> Any:
         where = index + worker * size
         values = [load(ref, where, inside) for ref in refs[: len(leaves)]]
         return fn(jax.tree.unflatten(treedef, values))
 
-      result = of(0) if workers is None else _add(of, workers)
+      if workers is None:
+        result = apply_to_worker(0)
+      else:
+        result = _add_workers(apply_to_worker, workers)
       targets = refs[len(leaves) :]
       for ref, y in zip(targets, jax.tree.leaves(result), strict=True):
         store(ref, index, y, inside)
 
     if size % tile == 0:
-      make(None)
+      compute_tile(None)
     else:
-      # Masks of any size would narrow the accesses of every tile.
+      # Only the last tile has a mask: one would narrow the loads and stores of
+      # every tile.
       last = tile_index() == tiles - 1
-      run_if(last, lambda: make(index < size))
-      run_if(~last, lambda: make(None))
+      run_if(last, lambda: compute_tile(index < size))
+      run_if(~last, lambda: compute_tile(None))
 
   return call_kernel(
     kernel, name, tiles, tile, leaves, outputs, interpret=interpret
   )
 
 
-def _add(of: Callable[[Any], Array], workers: int) -> Array:
-  one = lambda worker: of(worker).astype(jnp.float32)
-  return add_in_order(one, workers, UNROLL_IN_KERNEL)
+def _add_workers(apply: Callable[[Any], Array], workers: int) -> Array:
+  term = lambda worker: apply(worker).astype(jnp.float32)
+  return add_in_order(term, workers, MAX_UNROLL_IN_KERNEL)

@@ -1,7 +1,7 @@
-"""Narrower floats, and the leading bytes of floats, value by value.
+"""Casts to narrow floats and truncation to leading bytes, as `jax.numpy`.
 
-Every function but the sums works on arrays of any shape, a tile of a kernel
-included.
+Every function except the sums is elementwise: it takes arrays of any shape,
+including a tile inside a kernel.
 """
 
 import functools
@@ -20,18 +20,18 @@ _QUIET = 0x00400000
 
 
 def cast_encode(x: Array, *, dtype: str) -> Array:
-  """See `_api`."""
+  """Rounds to a narrower float, saturating, and returns words of its bits."""
   if jnp.dtype(dtype).itemsize == 1:
     return _float8.encode(x, dtype)
   most = float(jnp.finfo(dtype).max)
   y = x.astype(jnp.float32)
-  # Not `clip` alone, which on a GPU may make a number of NaN.
+  # Not `clip` alone, which on a GPU may turn NaN into a number.
   y = jnp.where(jnp.isfinite(y), jnp.clip(y, -most, most), y)
   return lax.bitcast_convert_type(y.astype(dtype), jnp.uint16)
 
 
 def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
-  """See `_api`."""
+  """Returns the floats whose bits the words are, exactly."""
   if jnp.dtype(dtype).itemsize == 1:
     y = _float8.decode(words, dtype)
   else:
@@ -40,7 +40,7 @@ def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
 
 
 def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
-  """See `_api`."""
+  """Decodes the words of several workers and adds them in their order."""
   decode = functools.partial(cast_decode, dtype=dtype)
   return sum_decoded(decode, words, like)
 
@@ -48,14 +48,14 @@ def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
 def truncate_encode(
   x: Array, *, bytes: int, rounding: str
 ) -> tuple[Array, ...]:
-  """See `_api`."""
+  """Returns the `bytes` most significant bytes of each float32 word."""
   u = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-  u = _shorten(u, bytes, rounding)
+  u = _round_to_bytes(u, bytes, rounding)
   return tuple((u >> (24 - 8 * i)).astype(jnp.uint8) for i in range(bytes))
 
 
-def _shorten(u: Array, bytes: int, rounding: str) -> Array:
-  """Words whose leading bytes are what is kept; the others are arbitrary."""
+def _round_to_bytes(u: Array, bytes: int, rounding: str) -> Array:
+  """Rounds words to their leading bytes; the other bytes are arbitrary."""
   if bytes == 4:
     return u
   nan = (u & _MAGNITUDE) > _INFINITY
@@ -64,7 +64,7 @@ def _shorten(u: Array, bytes: int, rounding: str) -> Array:
     magnitude = u & _MAGNITUDE
     even = (magnitude >> low) & 1
     rounded = magnitude + jnp.uint32(2 ** (low - 1) - 1) + even
-    # One byte: rounding up past the last exponent would reach the sign.
+    # With one byte, rounding up past the last exponent would reach the sign.
     rounded = jnp.minimum(rounded, jnp.uint32(_MAGNITUDE))
     if bytes > 1:
       most = jnp.minimum(rounded, jnp.uint32(_INFINITY - 2**low))
@@ -74,7 +74,7 @@ def _shorten(u: Array, bytes: int, rounding: str) -> Array:
 
 
 def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
-  """See `_api`."""
+  """Returns float32 words whose leading bytes are the planes."""
   u = jnp.zeros((), jnp.uint32)
   for i, plane in enumerate(planes):
     u = u | (plane.astype(jnp.uint32) << (24 - 8 * i))
@@ -83,5 +83,5 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
 
 
 def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:
-  """See `_api`."""
+  """Decodes the planes of several workers and adds them in their order."""
   return sum_decoded(truncate_decode, planes, like)

@@ -1,4 +1,4 @@
-"""Bit fields into 32-bit words and back."""
+"""Bit packing: codes of any width into 32-bit words and back."""
 
 from jaxmotion.kernels.pack._api import (
   pack as pack,

@@ -1,4 +1,4 @@
-"""Codes that tests and benches share."""
+"""Test codes of bit packing, shared by tests and benchmarks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Case(NamedTuple):
-  """One packing.
+  """Codes of one packing test, and their width.
 
   Attributes:
     make: returns the codes, uint32, each below 2**bits.
@@ -18,7 +18,7 @@ class Case(NamedTuple):
   bits: int
 
 
-def _codes(bits: int, size: int) -> Case:
+def _random_codes(bits: int, size: int) -> Case:
   def make() -> np.ndarray:
     rng = np.random.default_rng(bits)
     return rng.integers(0, 2**bits, size, dtype=np.uint32)
@@ -26,11 +26,14 @@ def _codes(bits: int, size: int) -> Case:
   return Case(make, bits)
 
 
-# Packed indices have 10 to 16 bits and more; 11 are three fields.
+# Packed indices have 10 to 16 bits and more; 11 bits are three fields.
 CASES = {
-  **{f"{bits}_bits": _codes(bits, 999) for bits in (1, 2, 3, 4, 6, 8, 11, 22)},
-  "one": _codes(3, 1),
-  "whole_columns": _codes(4, 64),
-  "past_a_tile": _codes(8, 4 * 513),
-  "whole_tiles": _codes(8, 4 * 1024),
+  **{
+    f"{bits}_bits": _random_codes(bits, 999)
+    for bits in (1, 2, 3, 4, 6, 8, 11, 22)
+  },
+  "one": _random_codes(3, 1),
+  "whole_columns": _random_codes(4, 64),
+  "past_a_tile": _random_codes(8, 4 * 513),
+  "whole_tiles": _random_codes(8, 4 * 1024),
 }

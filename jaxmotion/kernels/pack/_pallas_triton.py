@@ -1,6 +1,7 @@
-"""Bit fields into words as Triton kernels.
+"""Bit packing as Triton kernels.
 
-A tile is the same few columns of every plane, and so all codes of its words.
+A tile is the same few columns of every plane, and so has all codes of its
+words: each code is read once and each word written once.
 """
 
 import math
@@ -21,64 +22,64 @@ from jaxmotion.kernels._triton import (
 from jaxmotion.kernels.pack._reference import num_planes
 from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
 
-# Columns of a tile.
+# Columns per tile.
 _WIDTH = 512
 
 
 def pack(codes: Array, *, bits: int, interpret: bool = False) -> Array:
-  """See `_api`."""
+  """Packs codes uint32[P, ...] with one kernel."""
   words = pack_flat(codes, bits=bits, interpret=interpret)
   return words.reshape(-1, *codes.shape[1:])
 
 
 def unpack(words: Array, *, bits: int, interpret: bool = False) -> Array:
-  """See `_api`."""
+  """Unpacks words to codes uint32[P, ...] with one kernel."""
   size = words.size * 32 // bits
   codes = unpack_flat(words, bits=bits, size=size, interpret=interpret)
   return codes.reshape(-1, *words.shape[1:])
 
 
 def pack_flat(codes: Array, *, bits: int, interpret: bool = False) -> Array:
-  """See `_api`."""
+  """Packs codes of any shape with one kernel."""
   size = codes.size
   columns = math.ceil(size / num_planes(bits))
-  width = _width(columns)
+  width = _tile_width(columns)
 
   def kernel(codes_ref: Any, words_ref: Any) -> None:
-    index, inside = _spot(0, num_planes(bits), columns, width, size)
+    index, inside = _column_index(0, num_planes(bits), columns, width, size)
     codes = load(codes_ref, index, inside)
     for first, piece in pack_tile(codes, bits):
-      index, inside = _spot(first, piece.shape[0], columns, width)
+      index, inside = _column_index(first, piece.shape[0], columns, width)
       store(words_ref, index, piece, inside)
 
   words = jax.ShapeDtypeStruct((len(piece_rows(bits)), columns), jnp.uint32)
-  return _call(kernel, f"pack{bits}", columns, codes, words, interpret)
+  return _call_tiles(kernel, f"pack{bits}", columns, codes, words, interpret)
 
 
 def unpack_flat(
   words: Array, *, bits: int, size: int, interpret: bool = False
 ) -> Array:
-  """See `_api`."""
+  """Unpacks words to codes uint32[size] with one kernel."""
   columns = words.size // len(piece_rows(bits))
-  width = _width(columns)
+  width = _tile_width(columns)
 
   def kernel(words_ref: Any, codes_ref: Any) -> None:
     pieces = [
-      load(words_ref, *_spot(first, rows, columns, width))
+      load(words_ref, *_column_index(first, rows, columns, width))
       for first, rows in piece_rows(bits)
     ]
-    index, inside = _spot(0, num_planes(bits), columns, width, size)
+    index, inside = _column_index(0, num_planes(bits), columns, width, size)
     store(codes_ref, index, unpack_tile(pieces, bits), inside)
 
   codes = jax.ShapeDtypeStruct((size,), jnp.uint32)
-  return _call(kernel, f"unpack{bits}", columns, words, codes, interpret)
+  return _call_tiles(kernel, f"unpack{bits}", columns, words, codes, interpret)
 
 
-def _width(columns: int) -> int:
+def _tile_width(columns: int) -> int:
   return min(_WIDTH, power_of_two(max(1, columns)))
 
 
-def _call(
+def _call_tiles(
   kernel: Any,
   name: str,
   columns: int,
@@ -86,18 +87,18 @@ def _call(
   out: jax.ShapeDtypeStruct,
   interpret: bool,
 ) -> Array:
-  width = _width(columns)
-  # As many threads as for 4 planes, of which each has 4 columns: `pack_tile`.
-  tiles, tile_values = -(-columns // width), 4 * width
+  width = _tile_width(columns)
+  # `pack_tile` wants 4 columns per thread: as many threads as for 4 planes.
+  tiles, tile_elements = -(-columns // width), 4 * width
   return call_kernel(
-    kernel, name, tiles, tile_values, [x], out, interpret=interpret
+    kernel, name, tiles, tile_elements, [x], out, interpret=interpret
   )
 
 
-def _spot(
+def _column_index(
   first: int, rows: int, columns: int, width: int, size: int | None = None
 ) -> tuple[Array, Array | None]:
-  """Indices of the tile's columns in some rows, and which of them exist."""
+  """Returns the flat indices of a tile's columns in some rows, and a mask."""
   shape = rows, 1, width
   row = lax.broadcasted_iota(jnp.int32, shape, 0) + first
   column = lax.broadcasted_iota(jnp.int32, shape, 2)

@@ -1,9 +1,9 @@
-"""Packing inside a kernel, a row of words at a time.
+"""Bit packing inside a kernel, one row of words at a time.
 
-Every row is a sum over all planes in which those of other rows are zeros. That
-is no work: a thread that holds all planes of its columns knows each plane's
-number when it is compiled, so the zeros and the shifts are constants. Reshaping
-the planes to (rows, planes of a row) instead makes threads exchange them.
+Every row is a sum over all planes in which the planes of other rows are zeros.
+The zeros cost no work: a thread that holds all planes of its columns knows each
+plane's number at compile time, so zeros and shifts are constants. Reshaping
+the planes to (rows, planes per row) instead makes threads exchange them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
 
 def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
-  """Packs the codes of a tile, one array for each row of words.
+  """Packs the codes of a tile into one array per row of words.
 
-  Best if threads hold 4 columns of all planes each: if there are no more than
-  G * W / 4 of them.
+  It is fastest if threads hold 4 columns of all planes each, that is with at
+  most G * W / 4 threads.
 
   Args:
     codes: uint32[P, G, W] with P = `num_planes(bits)`, each below 2**bits.
     bits: width of a code, 1 to 32.
 
   Returns:
-    (row, uint32[1, G, W]) of every row of `pack(codes, bits)`, in order.
+    (row, uint32[1, G, W]) for every row of `pack(codes, bits)`, in order.
   """
   pieces = []
-  for row, low, f, shift, mine in _rows(bits):
+  for row, low, f, shift, mine in _row_fields(bits):
     field = codes >> low
     if low + f < bits:
       field = field & jnp.uint32(2**f - 1)
@@ -42,7 +42,7 @@ def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
 
 
 def piece_rows(bits: int) -> list[tuple[int, int]]:
-  """Returns (first row, rows) of each array that `pack_tile` makes.
+  """Returns (first row, rows) of each array that `pack_tile` returns.
 
   >>> piece_rows(6), piece_rows(8)
   ([(0, 1), (1, 1), (2, 1)], [(0, 1)])
@@ -51,7 +51,7 @@ def piece_rows(bits: int) -> list[tuple[int, int]]:
 
 
 def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
-  """Inverts `pack_tile`.
+  """Returns the codes that `pack_tile` packed.
 
   Args:
     pieces: uint32[1, G, W] of each row, in order.
@@ -61,7 +61,7 @@ def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
     uint32[P, G, W].
   """
   codes: Array | None = None
-  for row, low, f, shift, mine in _rows(bits):
+  for row, low, f, shift, mine in _row_fields(bits):
     field = pieces[row] >> shift
     if f < 32:
       field = field & jnp.uint32(2**f - 1)
@@ -73,13 +73,15 @@ def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
   return codes
 
 
-def _rows(bits: int) -> Iterator[tuple[int, int, int, Array, Array | None]]:
-  """For each row of words: where its codes are.
+def _row_fields(
+  bits: int,
+) -> Iterator[tuple[int, int, int, Array, Array | None]]:
+  """Yields the positions of the codes in each row of words.
 
   Yields:
-    The row, the lowest bit of its field in a code and the field's width, the
-    place of each plane's field in a word and whether the plane is of this row
-    (None if all are), both [P, 1, 1].
+    The row; the lowest bit of its field in a code; the field's width; the shift
+    of each plane's field in a word; and whether the plane belongs to this row
+    (None if all do). The last two have shape [P, 1, 1].
   """
   count, row, low = num_planes(bits), 0, 0
   plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)

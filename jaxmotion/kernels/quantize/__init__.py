@@ -1,4 +1,4 @@
-"""Uniform quantisation of blocks, packed."""
+"""Uniform quantization of blocks: evenly spaced levels, packed."""
 
 from jaxmotion.kernels.quantize._op import (
   AbsmaxOp as AbsmaxOp,

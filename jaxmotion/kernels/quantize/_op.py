@@ -1,4 +1,4 @@
-"""The quantisers of `_reference` as passes over blocks."""
+"""The uniform quantizers as block ops."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, random_words_at
 from jaxmotion.kernels._block_op import (
+  BlockLayout,
   BlockOp,
-  Cut,
-  Leaf,
+  LeafLayout,
   Tile,
-  cut_blocks,
-  fill,
-  peak_tile,
+  fill_outside,
+  layout_blocks,
+  tile_peak,
 )
 from jaxmotion.kernels.pack import (
   num_planes,
@@ -40,12 +40,12 @@ from jaxmotion.kernels.quantize._reference import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniformOp(BlockOp):
-  """Evenly spaced levels.
+  """Base of quantizers with evenly spaced levels.
 
   Attributes:
-    bits: 1 to 8.
-    block: the most values under one scale.
-    stochastic: rounding.
+    bits: width of a code, 1 to 8.
+    block: maximum number of elements under one scale.
+    stochastic: whether rounding is random.
   """
 
   bits: int
@@ -54,7 +54,7 @@ class UniformOp(BlockOp):
 
   @property
   def planes(self) -> int:
-    """Codes of one word."""
+    """Number of planes: the codes of a word."""
     return num_planes(self.bits)
 
   @property
@@ -62,102 +62,110 @@ class UniformOp(BlockOp):
     """Whether rounding is stochastic."""
     return self.stochastic
 
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """Blocks with a scale each."""
-    return cut_blocks(shape, self.planes, self.block)
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns blocks with one scale each."""
+    return layout_blocks(shape, self.planes, self.block)
 
-  def _words(self, seed: Array | None, tile: Tile) -> Array | None:
+  def _random_words(self, seed: Array | None, tile: Tile) -> Array | None:
     return None if seed is None else random_words_at(seed, tile.position)
 
-  def _word_leaf(self) -> Leaf:
-    return Leaf(tuple(piece_rows(self.bits)), True)
+  def _word_leaf(self) -> LeafLayout:
+    return LeafLayout(tuple(piece_rows(self.bits)), True)
 
-  def _scale_leaf(self) -> Leaf:
-    return Leaf(((0, self.planes),), False)
+  def _scale_leaf(self) -> LeafLayout:
+    return LeafLayout(((0, self.planes),), False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbsmaxOp(UniformOp):
-  """Levels around zero."""
+  """Levels around zero, up to the greatest magnitude of the block."""
 
   def encode(self, x: Array, key: Key | None) -> Symmetric:
-    """Returns codes and a scale a block."""
+    """Returns codes and one scale per block."""
     return absmax_encode(x, self.bits, self.block, key)
 
   def decode(self, payload: Symmetric, like: ShapedLike) -> Array:
-    """Returns the levels."""
+    """Returns the levels of the codes."""
     return absmax_decode(payload, like, self.bits)
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Words and scales."""
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layouts of words and scales."""
     return self._word_leaf(), self._scale_leaf()
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile."""
-    scale = absmax_scale(peak_tile(x), self.bits)
-    words = self._words(seed, tile)
+    """Encodes one tile to the pieces of each leaf."""
+    scale = absmax_scale(tile_peak(x), self.bits)
+    words = self._random_words(seed, tile)
     codes = absmax_codes(divide_tile(x, scale), self.bits, words)
-    return _pieces(codes, self.bits), [scale]
+    return _pack_pieces(codes, self.bits), [scale]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile."""
+    """Decodes the pieces of one tile."""
     words, (scale,) = leaves
-    return absmax_values(_values(words, self.bits), self.bits) * scale
+    return absmax_values(_unpack_pieces(words, self.bits), self.bits) * scale
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinMaxOp(UniformOp):
-  """Levels from the least to the greatest value."""
+  """Levels from the minimum to the maximum of the block."""
 
   def encode(self, x: Array, key: Key | None) -> MinMax:
-    """Returns codes, and a scale and a least value a block."""
+    """Returns codes, one scale and one minimum per block."""
     return minmax_encode(x, self.bits, self.block, key)
 
   def decode(self, payload: MinMax, like: ShapedLike) -> Array:
-    """Returns the levels."""
+    """Returns the levels of the codes."""
     return minmax_decode(payload, like, self.bits)
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Words, scales and least values."""
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layouts of words, scales and minima."""
     return self._word_leaf(), self._scale_leaf(), self._scale_leaf()
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile."""
-    least = jnp.min(fill(x, tile, jnp.inf), axis=2, keepdims=True)
-    greatest = jnp.max(fill(x, tile, -jnp.inf), axis=2, keepdims=True)
-    # The greatest and least of floats need not be NaN on a GPU if one is.
-    nan = jnp.isnan(peak_tile(x))
+    """Encodes one tile to the pieces of each leaf."""
+    least = jnp.min(fill_outside(x, tile, jnp.inf), axis=2, keepdims=True)
+    greatest = jnp.max(fill_outside(x, tile, -jnp.inf), axis=2, keepdims=True)
+    # On a GPU the minimum and maximum of floats drop NaN.
+    nan = jnp.isnan(tile_peak(x))
     least = jnp.where(nan, jnp.nan, least)
     low, scale = minmax_scale(
       least, jnp.where(nan, jnp.nan, greatest), self.bits
     )
     y = divide_tile(0.5 * x - low, scale)
-    codes = minmax_codes(y, self.bits, self._words(seed, tile))
-    return _pieces(codes, self.bits), [scale], [2 * low]
+    codes = minmax_codes(y, self.bits, self._random_words(seed, tile))
+    return _pack_pieces(codes, self.bits), [scale], [2 * low]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile."""
+    """Decodes the pieces of one tile."""
     words, (scale,), (low,) = leaves
-    return minmax_values(_values(words, self.bits), scale, low)
+    return minmax_values(_unpack_pieces(words, self.bits), scale, low)
 
 
 def divide_tile(y: Array, scale: Array) -> Array:
-  """y / scale as the reference has it, though kernels divide less exactly."""
+  """Returns y / scale with the bits of the reference.
+
+  A kernel's floating-point division is off by a bit, which would change codes.
+  The reciprocal of the 16-bit scale is computed in integers instead.
+  """
   power, short = normalize(scale)
   inverse = jnp.where(power > 0, _reciprocal(short), 0.0)
   return (y * power) * inverse
 
 
 def _reciprocal(short: Array) -> Array:
-  """1 / short, correctly rounded, of 16 significant bits in [2, 4)."""
+  """Returns 1 / short, correctly rounded, of 16 significant bits in [2, 4).
+
+  With m = short 2^14, 1 / short is 2^39 / m up to a power of two. Two steps of
+  a long division give its 24 bits, and the remainder rounds the last one.
+  """
   bits = lax.bitcast_convert_type(short, jnp.uint32)
   m = ((bits >> 8) & jnp.uint32(0x7FFF)) | jnp.uint32(0x8000)
-  # 2^39 / m by two steps of a long division; its last bit is that of a float
-  # of this size, and no quotient lies half-way between two.
+  # The last bit of 2^39 / m is that of a float of this size, and no quotient
+  # lies half-way between two.
   high = jnp.uint32(2**31) // m
   rest = (jnp.uint32(2**31) - high * m) << 8
   low = rest // m
@@ -166,9 +174,9 @@ def _reciprocal(short: Array) -> Array:
   return quotient.astype(jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-25)
 
 
-def _pieces(codes: Array, bits: int) -> list[Array]:
+def _pack_pieces(codes: Array, bits: int) -> list[Array]:
   return [piece for _, piece in pack_tile(codes, bits)]
 
 
-def _values(words: list[Array], bits: int) -> Array:
+def _unpack_pieces(words: list[Array], bits: int) -> Array:
   return unpack_tile(words, bits).astype(jnp.int32).astype(jnp.float32)

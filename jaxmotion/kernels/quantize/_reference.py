@@ -1,4 +1,11 @@
-"""Scale, round and pack in one expression, so that XLA makes one pass of it."""
+"""Uniform quantization of blocks, from the array to packed words.
+
+Scale, rounding and packing are one expression, so that XLA makes one pass of
+it. Three choices keep the bits of every backend equal: scales have 16
+significant bits, so that code * scale is exact and may be fused with a sum
+(`_round_scale`); rounding is in fixed point (`_round_to_codes`); and division
+is by a normalized scale (`normalize`).
+"""
 
 from typing import NamedTuple
 
@@ -8,27 +15,27 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
-  absmax,
-  block_axes,
   from_blocks,
+  max_magnitude,
+  scale_axes,
   to_blocks,
 )
 from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_to_float
 
 # A scale below this is too near the subnormals, which backends may flush to
-# zero: its block decodes to a constant.
+# zero. Its block decodes to a constant instead.
 _TINY = 2.0**-120
 _MOST = float(np.finfo(np.float32).max)
 # The exponent field of a float32.
 _EXPONENT = np.uint32(0x7F800000)
-# The 16 significant bits of a short scale, and sign and exponent.
+# Mask of sign, exponent and the 16 significant bits of a scale.
 _HIGH = 0xFFFFFF00
-# Bits behind the point when codes are rounded: 255 has room before it.
+# Fraction bits of the fixed-point codes: codes up to 255 have room above them.
 _POINT = 22
 
 
 class Symmetric(NamedTuple):
-  """Codes around zero.
+  """Payload of packed codes around zero and their scales.
 
   Attributes:
     words: uint32[rows, blocks, width].
@@ -40,7 +47,7 @@ class Symmetric(NamedTuple):
 
 
 class MinMax(NamedTuple):
-  """Codes between a block's least and greatest value.
+  """Payload of packed codes between the minimum and maximum of a block.
 
   Attributes:
     words: uint32[rows, blocks, width].
@@ -56,44 +63,45 @@ class MinMax(NamedTuple):
 def absmax_encode(
   x: Array, bits: int, block: int, key: Key | None
 ) -> Symmetric:
-  """Quantises to 2**bits - 1 levels around zero (two levels for one bit).
+  """Quantizes to 2**bits - 1 levels around zero (two levels for one bit).
 
   Args:
     x: floating array of any shape.
-    bits: 1 to 8.
-    block: the most values under one scale.
+    bits: width of a code, 1 to 8.
+    block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   b = to_blocks(x, num_planes(bits), block)
-  scale = absmax_scale(absmax(b, block_axes(x.size, block)), bits)
-  codes = absmax_codes(_divide(b, scale), bits, _words(key, b))
+  scale = absmax_scale(max_magnitude(b, scale_axes(x.size, block)), bits)
+  codes = absmax_codes(_divide(b, scale), bits, _random_words_of(key, b))
   return Symmetric(pack(codes, bits), scale[..., 0])
 
 
 def absmax_scale(peak: Array, bits: int) -> Array:
-  """Returns the step of blocks whose greatest magnitudes are these."""
+  """Returns the steps, float32, of blocks with these greatest magnitudes."""
   _, middle, unit = _levels(bits)
   steps = unit * middle
-  # Not by `_cut`: an operation on nothing but constants is no part of a kernel.
+  # By numpy, not `_clear_low_bits`: Pallas kernels take no operation whose
+  # arguments are all constants.
   most = np.float32(np.float32(_MOST / steps) * (1 - 2.0**-16))
   short = (most.view(np.uint32) & np.uint32(_HIGH)).view(np.float32)
-  return _short(peak * jnp.float32(1 / steps), short)
+  return _round_scale(peak * jnp.float32(1 / steps), short)
 
 
 def absmax_codes(y: Array, bits: int, words: Array | None) -> Array:
-  """Returns codes, uint32, of values in steps.
+  """Returns codes, uint32, of elements measured in steps.
 
   Args:
-    y: float32.
-    bits: 1 to 8.
-    words: random ones, uint32 of the same shape; None rounds to nearest.
+    y: float32, elements over the step of their block.
+    bits: width of a code, 1 to 8.
+    words: random uint32 of the same shape; None rounds to nearest.
   """
   top, middle, unit = _levels(bits)
-  return _round(y, unit, middle, top, words)
+  return _round_to_codes(y, unit, middle, top, words)
 
 
 def absmax_values(codes: Array, bits: int) -> Array:
-  """Returns the values in steps, float32, of codes that are float32."""
+  """Returns the values in steps, float32, of float32 codes."""
   _, middle, unit = _levels(bits)
   return unit * codes - unit * middle
 
@@ -105,20 +113,22 @@ def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
 
 
 def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
-  """Quantises to 2**bits levels from a block's minimum to its maximum.
+  """Quantizes to 2**bits levels from a block's minimum to its maximum.
 
   Args:
     x: floating array of any shape.
-    bits: 1 to 8.
-    block: the most values under one scale.
+    bits: width of a code, 1 to 8.
+    block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   b = to_blocks(x, num_planes(bits), block)
-  axes = block_axes(x.size, block)
+  axes = scale_axes(x.size, block)
   least = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
   greatest = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
   low, scale = minmax_scale(least, greatest, bits)
-  codes = minmax_codes(_divide(0.5 * b - low, scale), bits, _words(key, b))
+  codes = minmax_codes(
+    _divide(0.5 * b - low, scale), bits, _random_words_of(key, b)
+  )
   return MinMax(pack(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
@@ -126,18 +136,18 @@ def minmax_scale(
   least: Array, greatest: Array, bits: int
 ) -> tuple[Array, Array]:
   """Returns half the value of code 0 and half the step."""
-  # One NaN: backends choose its sign and bits differently.
+  # Canonical NaN: backends choose its sign and bits differently.
   least = jnp.where(jnp.isnan(least), jnp.nan, least)
-  # Passes: the range of finite floats is not a finite float.
+  # Halved first: the range of finite floats is not a finite float.
   low, high = 0.5 * least, 0.5 * greatest
   share = jnp.float32(1 / (2**bits - 1))
   most = (0.5 * _MOST - low) * share * (1 - 2.0**-16)
-  return low, _short((high - low) * share, _cut(most, 0))
+  return low, _round_scale((high - low) * share, _clear_low_bits(most, 0))
 
 
 def minmax_codes(y: Array, bits: int, words: Array | None) -> Array:
-  """Returns codes, uint32, of values in steps above the least one."""
-  return _round(y, 1.0, 0.0, 2**bits - 1, words)
+  """Returns codes, uint32, of elements in steps above the minimum."""
+  return _round_to_codes(y, 1.0, 0.0, 2**bits - 1, words)
 
 
 def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
@@ -148,46 +158,47 @@ def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
 
 
 def minmax_values(codes: Array, scale: Array, low: Array) -> Array:
-  """Returns the values of codes that are float32."""
+  """Returns the values of float32 codes above `low`."""
   half = codes * scale
   return low + half + half
 
 
-def _words(key: Key | None, b: Array) -> Array | None:
+def _random_words_of(key: Key | None, b: Array) -> Array | None:
   return None if key is None else random_words(key.worker, b.shape)
 
 
 def _levels(bits: int) -> tuple[int, float, float]:
-  """(the highest code, the code of zero, scales between codes)."""
+  """Returns (highest code, code of zero, scales between two codes)."""
   if bits == 1:
-    # Two scales apart, for twice the peak need not be a finite float.
+    # Two scales apart: the step is twice the peak, which may be infinite.
     return 1, 0.5, 2.0
   steps = 2 ** (bits - 1) - 1
   return 2 * steps, float(steps), 1.0
 
 
-def _short(scale: Array, most: Array | np.float32) -> Array:
-  """Rounds up to 16 significant bits; NaN for a scale that is not finite.
+def _round_scale(scale: Array, most: Array | np.float32) -> Array:
+  """Rounds a scale up to 16 significant bits; NaN if it is not finite.
 
-  The product with a code is then exact, so that a sum with it has the same
+  The product with a code is then exact. A sum with that product has the same
   bits whether or not a backend fuses the product into the sum.
 
   Args:
     scale: float32.
-    most: of 16 significant bits; past it levels would be infinite.
+    most: greatest result, of 16 significant bits; beyond it levels would be
+      infinite.
   """
-  short = jnp.minimum(_cut(scale, 0xFF), most)
+  short = jnp.minimum(_clear_low_bits(scale, 0xFF), most)
   return jnp.where(jnp.isfinite(scale), short, jnp.nan)
 
 
-def _cut(x: Array, add: int) -> Array:
-  """Drops the 8 lowest bits after adding to them."""
+def _clear_low_bits(x: Array, add: int) -> Array:
+  """Adds to the bits of a float, then clears the 8 lowest."""
   bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(add)
   return lax.bitcast_convert_type(bits & jnp.uint32(_HIGH), jnp.float32)
 
 
 def _divide(y: Array, scale: Array) -> Array:
-  """y / scale; 0 for a scale that is too small to divide by."""
+  """Returns y / scale, or 0 for a scale too small to divide by."""
   power, short = normalize(scale)
   return (y * power) * jnp.where(power > 0, 1.0 / short, 0.0)
 
@@ -195,7 +206,7 @@ def _divide(y: Array, scale: Array) -> Array:
 def normalize(scale: Array) -> tuple[Array, Array]:
   """Returns a power of two and the scale times it, in [2, 4).
 
-  Zero and anything for a scale that is too small to divide by.
+  For a scale that is too small to divide by, the power is zero.
   """
   # XLA:CPU multiplies by a reciprocal, which it flushes to zero when the
   # divisor is above 2^126: both are brought near one first.
@@ -205,12 +216,20 @@ def normalize(scale: Array) -> tuple[Array, Array]:
   return power, scale * power
 
 
-def _round(
+def _round_to_codes(
   y: Array, unit: float, middle: float, top: int, words: Array | None
 ) -> Array:
-  """f32, `unit` from code to code and 0 at `middle` -> codes in [0, top]."""
-  # In fixed point: after a product, a sum of floats would be fused with it by
-  # one program and not by the next, and round differently.
+  """Rounds float32 `y` to codes in [0, top].
+
+  Args:
+    y: elements in steps.
+    unit: distance of two codes in `y`.
+    middle: code of y = 0.
+    top: highest code.
+    words: random uint32 of the shape of `y`; None rounds to nearest.
+  """
+  # In fixed point: one program would fuse a float product with the sum after it
+  # and another would not, and the two would round differently.
   fixed = (y * (2.0**_POINT / unit)).astype(jnp.int32)
   if words is None:
     half: Array | int = 2 ** (_POINT - 1)

@@ -1,4 +1,4 @@
-"""Hadamard rotations of blocks."""
+"""Random Hadamard rotations of blocks."""
 
 from jaxmotion.kernels.rotate._op import RotateOp as RotateOp
 from jaxmotion.kernels.rotate._reference import (

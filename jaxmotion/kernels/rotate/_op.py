@@ -1,4 +1,4 @@
-"""A rotation before a pass over blocks, in the same pass."""
+"""A Hadamard rotation before a block op, in the same pass."""
 
 import dataclasses
 import math
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike, random_words_at
-from jaxmotion.kernels._block_op import BlockOp, Cut, Leaf, Tile
+from jaxmotion.kernels._block_op import BlockLayout, BlockOp, LeafLayout, Tile
 from jaxmotion.kernels.rotate._reference import (
-  flip,
+  flip_by_words,
   hadamard_factors,
   rotate,
   rotate_back,
@@ -20,12 +20,12 @@ from jaxmotion.kernels.rotate._reference import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotateOp(BlockOp):
-  """Rotates rows, then encodes them.
+  """Rotates rows, then encodes them with another op.
 
   Attributes:
     op: encodes the rotated rows.
-    length: of a row, a power of two.
-    seed: of the signs.
+    length: length of a row, a power of two.
+    seed: seed of the random signs.
   """
 
   op: BlockOp
@@ -34,67 +34,69 @@ class RotateOp(BlockOp):
 
   @property
   def planes(self) -> int:
-    """Planes of the rotated rows."""
+    """Number of planes of the rotated rows."""
     return self.op.planes
 
   @property
   def needs_key(self) -> bool:
-    """Whether the op does."""
+    """Whether the op of the rotated rows needs a key."""
     return self.op.needs_key
 
   def encode(self, x: Array, key: Key | None) -> PyTree:
-    """Encodes the rotated rows."""
+    """Rotates the array and encodes the rows."""
     return self.op.encode(rotate(x, self.length, self.seed), key)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Decodes and rotates back."""
-    rows = self.op.decode(payload, self._rows(math.prod(like.shape)))
+    """Decodes the rows and rotates them back."""
+    rows = self.op.decode(payload, self._rotated_like(math.prod(like.shape)))
     return rotate_back(rows, like, self.seed)
 
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """The op's cut of whole rows, each in one block.
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns the op's layout, of whole rows in one block each.
 
     Raises:
-      NotImplementedError: rows would be padded or cut.
+      NotImplementedError: rows would be padded or divided between blocks.
     """
     size = math.prod(shape)
-    cut = self.op.cut(self._rows(size).shape)
-    if size % self.length or cut.width % self.length:
+    layout = self.op.layout(self._rotated_like(size).shape)
+    if size % self.length or layout.width % self.length:
       raise NotImplementedError(
-        f"blocks of {cut.width} of {size} values are not whole rows of "
+        f"blocks of {layout.width} of {size} values are not whole rows of "
         f"{self.length}"
       )
-    return cut
+    return layout
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Those of the op."""
-    return self.op.leaves()
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the leaf layouts of the op."""
+    return self.op.leaf_layouts()
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Rotates and encodes a tile."""
+    """Rotates and encodes one tile."""
     words = random_words_at(jnp.uint32(self.seed), tile.position)
-    rotated = _hadamard_tile(flip(x, words), self.length)
+    rotated = _hadamard_tile(flip_by_words(x, words), self.length)
     return self.op.encode_tile(rotated, tile, seed)
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes and rotates back a tile."""
+    """Decodes one tile and rotates it back."""
     y = _hadamard_tile(self.op.decode_tile(leaves, tile), self.length)
-    return flip(y, random_words_at(jnp.uint32(self.seed), tile.position))
+    return flip_by_words(
+      y, random_words_at(jnp.uint32(self.seed), tile.position)
+    )
 
-  def _rows(self, size: int) -> jax.ShapeDtypeStruct:
+  def _rotated_like(self, size: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(row_shape(size, self.length), jnp.float32)
 
 
 def _hadamard_tile(x: Array, length: int) -> Array:
-  """`hadamard` of rows that lie in the last axis of a tile."""
+  """Computes `hadamard` of rows that lie in the last axis of a tile."""
   first, last = hadamard_factors(length)
   y = x * jnp.float32(first)
   half = 1
   while half < length:
     y = y.reshape(-1, 2, half)
-    # Sums of two: slices and concatenations are not what kernels can do.
+    # Sums over pairs: Triton supports neither slices nor concatenations.
     upper = lax.broadcasted_iota(jnp.int32, y.shape, 1) == 1
     plus = jnp.sum(y, axis=1, keepdims=True)
     minus = jnp.sum(jnp.where(upper, -y, y), axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Hadamard rotations of blocks."""
+"""Random Hadamard rotations of blocks."""
 
 import math
 
@@ -36,7 +36,7 @@ def hadamard(rows: Array) -> Array:
 
 
 def hadamard_factors(length: int) -> tuple[float, float]:
-  """Returns what to multiply with before and after the additions."""
+  """Returns the factors to multiply by before and after the additions."""
   # A power of two first, so that no partial sum is far above the row's norm and
   # a product fused with an addition rounds as it does alone; the rest last.
   first = 2.0 ** -(length.bit_length() // 2)
@@ -44,23 +44,23 @@ def hadamard_factors(length: int) -> tuple[float, float]:
 
 
 def flip_signs(rows: Array, seed: int) -> Array:
-  """Flips the sign of half of the values, by a hash of seed and position.
+  """Flips the sign of half of the elements, by a hash of seed and position.
 
   Args:
     rows: float32 of any shape.
     seed: 0 to 2^32 - 1.
   """
-  return flip(rows, random_words(jnp.uint32(seed), rows.shape))
+  return flip_by_words(rows, random_words(jnp.uint32(seed), rows.shape))
 
 
-def flip(x: Array, words: Array) -> Array:
-  """Flips the sign of values, float32, where a word's highest bit is set."""
+def flip_by_words(x: Array, words: Array) -> Array:
+  """Flips the sign of float32 elements where a word's highest bit is set."""
   bits = lax.bitcast_convert_type(x, jnp.uint32) ^ ((words >> 31) << 31)
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def to_rows(x: Array, block: int) -> Array:
-  """Cuts an array into rows, float32, zeros filling the last.
+  """Divides an array into rows, float32, with zeros filling the last.
 
   Args:
     x: floating array of any shape.
@@ -96,5 +96,5 @@ def rotate(x: Array, block: int, seed: int) -> Array:
 
 
 def rotate_back(rows: Array, like: ShapedLike, seed: int) -> Array:
-  """Inverts `rotate`."""
+  """Inverts `rotate`, to the shape and dtype of `like`."""
   return from_rows(flip_signs(hadamard(rows), seed), like)

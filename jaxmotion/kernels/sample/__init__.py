@@ -1,6 +1,6 @@
-"""Positions drawn at random."""
+"""Stratified random sampling of positions."""
 
 from jaxmotion.kernels.sample._reference import (
-  stratified as stratified,
+  draw_stratified as draw_stratified,
   stratum_sizes as stratum_sizes,
 )

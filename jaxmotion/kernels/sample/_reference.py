@@ -1,4 +1,4 @@
-"""Positions drawn at random, one from each of equal contiguous runs."""
+"""Stratified sampling: one random position from each of k contiguous runs."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +8,7 @@ from jaxmotion.kernels._words import mul_high
 
 
 def stratum_sizes(size: int, k: int) -> Array:
-  """Returns the lengths of k runs that make up `size`, int32[k].
+  """Returns the lengths of k contiguous runs that make up `size`, int32[k].
 
   They are floor(size / k) or one more, the longer ones first.
 
@@ -19,8 +19,8 @@ def stratum_sizes(size: int, k: int) -> Array:
   return short + (lax.iota(jnp.int32, k) < longer).astype(jnp.int32)
 
 
-def stratified(seed: Array, size: int, k: int) -> Array:
-  """Draws one position of every run, int32[k], ascending.
+def draw_stratified(seed: Array, size: int, k: int) -> Array:
+  """Draws one position of every run, int32[k], in ascending order.
 
   Args:
     seed: uint32[].
@@ -32,7 +32,7 @@ def stratified(seed: Array, size: int, k: int) -> Array:
     2^-32.
 
   Example:
-    >>> stratified(jnp.uint32(1), 4, 4).tolist()
+    >>> draw_stratified(jnp.uint32(1), 4, 4).tolist()
     [0, 1, 2, 3]
   """
   short, longer = divmod(size, max(1, k))

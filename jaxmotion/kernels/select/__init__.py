@@ -1,4 +1,4 @@
-"""Selection of the largest values."""
+"""Selection of the elements of largest magnitude."""
 
 from jaxmotion.kernels.select._api import (
   topk_scatter as topk_scatter,

@@ -1,4 +1,4 @@
-"""Arrays that tests and benches share, with what is kept of their lanes."""
+"""Test arrays of top-k selection, shared by tests and benchmarks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ import numpy as np
 
 
 class Case(NamedTuple):
-  """One selection.
+  """Array of one selection test, and what to keep of its lanes.
 
   Attributes:
     make: returns the array.
-    k: values kept of a lane.
-    planes: values in a lane.
+    k: elements kept of a lane.
+    planes: number of planes, the length of a lane.
   """
 
   make: Callable[[], np.ndarray]
@@ -26,7 +26,10 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def special_values() -> np.ndarray:
-  """Ties, signed zeros, subnormals and NaN in lanes of 12; one is padded."""
+  """Returns ties, signed zeros, subnormals and NaN in lanes of 12.
+
+  One lane has padding.
+  """
   rng = np.random.default_rng(0)
   x = rng.standard_normal((8, 12), dtype=np.float32)
   x[1] = rng.integers(-2, 3, 12)

@@ -1,4 +1,10 @@
-"""Selection as Triton kernels: a program for some neighbouring lanes."""
+"""Top-k selection as Triton kernels: one program for some neighboring lanes.
+
+A thread walks down its lane and keeps the best k entries sorted in registers
+(`_insert_entry`). If there are too few lanes to keep the memory busy, several
+threads share a lane's planes; their lists are merged at the end
+(`_pop_first`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +25,18 @@ from jaxmotion.kernels._triton import (
 )
 from jaxmotion.kernels.select._reference import from_keys, to_keys
 
-# Values of a tile, four a thread: 16 bytes a load or store.
+# Elements per tile, four per thread: 16 bytes per load or store.
 _TILE = 512
 _WIDE = 4
 # Loads of a thread that are in flight together.
-_FLIGHT = 8
-# With fewer lanes than this a GPU's memory would wait for threads to ask; then
-# several share the planes of a lane out.
-_BUSY = 1 << 18
-_MOST_GROUPS = 32
-# Values of a lane that a thread holds; the most for a sum, of one lane only.
-_MOST = 8
-_MOST_SUMMED = 32
+_IN_FLIGHT = 8
+# With fewer lanes than this, too few loads are in flight to keep a GPU's memory
+# busy. Several threads then share the planes of a lane.
+_MIN_LANES = 1 << 18
+_MAX_GROUPS = 32
+# Elements of a lane that a thread holds, at four lanes; and at one, for sums.
+_MAX_K = 8
+_MAX_SUMMED = 32
 
 _Entry = tuple[Array, Array]
 
@@ -38,15 +44,15 @@ _Entry = tuple[Array, Array]
 def topk_select(
   x: Array, *, k: int, planes: int, interpret: bool = False
 ) -> tuple[Array, Array]:
-  """See `_api`."""
-  if k > _MOST:
-    raise NotImplementedError(f"`k` must be at most {_MOST}, got {k}")
+  """Selects the k elements of largest magnitude in every lane."""
+  if k > _MAX_K:
+    raise NotImplementedError(f"`k` must be at most {_MAX_K}, got {k}")
   lanes = -(-x.size // planes)
-  groups = _groups(lanes, planes)
+  groups = _count_groups(lanes, planes)
   tile = min(_TILE // groups, power_of_two(lanes))
   rounds = -(-planes // groups)
   padded = rounds * groups * lanes
-  _check(x, padded)
+  _check_size(x, padded)
 
   def kernel(x_ref: Any, values_ref: Any, places_ref: Any) -> None:
     start = tile_index() * tile
@@ -54,31 +60,33 @@ def topk_select(
       lax.broadcasted_iota(jnp.int32, (groups, tile), axis) for axis in (0, 1)
     )
 
-    def add(best: Sequence[_Entry], first: Any, count: int) -> list[_Entry]:
+    def add_planes(
+      best: Sequence[_Entry], first: Any, count: int
+    ) -> list[_Entry]:
       some = []
-      for turn in range(count):
-        plane = (first + turn) * groups + group
+      for step in range(count):
+        plane = (first + step) * groups + group
         index = plane * lanes + (start + lane)
-        inside = _inside(start + lane, lanes, tile)
-        # Places past the last plane get the key 0, the least.
-        held = _held(index, inside, x.size, padded)
+        inside = _inside_lanes(start + lane, lanes, tile)
+        # Entries past the last plane get the key 0, the least.
+        held = _existing(index, inside, x.size, padded)
         some.append((load(x_ref, index, held).astype(jnp.float32), plane))
       for value, plane in some:
-        best = _insert(best, to_keys(value), plane)[:k]
+        best = _insert_entry(best, to_keys(value), plane)[:k]
       return list(best)
 
-    turns = max(0, rounds - k) // _FLIGHT
-    head = rounds - turns * _FLIGHT
+    iterations = max(0, rounds - k) // _IN_FLIGHT
+    head = rounds - iterations * _IN_FLIGHT
     best = lax.fori_loop(
       0,
-      turns,
-      lambda i, best: add(best, head + i * _FLIGHT, _FLIGHT),
-      add([], 0, head),
+      iterations,
+      lambda i, best: add_planes(best, head + i * _IN_FLIGHT, _IN_FLIGHT),
+      add_planes([], 0, head),
     )
     lane = start + lax.iota(jnp.int32, tile)
-    inside = _inside(lane, lanes, tile)
+    inside = _inside_lanes(lane, lanes, tile)
     for i in range(k):
-      key, place, best = _pop(best, rounds * groups)
+      key, place, best = _pop_first(best, rounds * groups)
       store(values_ref, i * lanes + lane, from_keys(key), inside)
       store(places_ref, i * lanes + lane, place, inside)
 
@@ -86,7 +94,7 @@ def topk_select(
     kernel,
     f"topk_select_{k}",
     -(-lanes // tile),
-    _tile_values(groups * tile, _WIDE),
+    _tile_elements(groups * tile, _WIDE),
     [x],
     (
       jax.ShapeDtypeStruct((k, lanes), jnp.float32),
@@ -104,8 +112,8 @@ def topk_scatter(
   planes: int,
   interpret: bool = False,
 ) -> Array:
-  """See `_api`."""
-  return _scatter(
+  """Puts selected values back where they stood, with one kernel."""
+  return _scatter_sum(
     "topk_scatter",
     values[None],
     places[None],
@@ -124,13 +132,13 @@ def topk_sum(
   planes: int,
   interpret: bool = False,
 ) -> Array:
-  """See `_api`."""
-  return _scatter(
+  """Scatters and adds the values of several workers with one kernel."""
+  return _scatter_sum(
     "topk_sum", values, places, like, jnp.float32, planes, interpret
   )
 
 
-def _scatter(
+def _scatter_sum(
   name: str,
   values: Array,
   places: Array,
@@ -139,66 +147,68 @@ def _scatter(
   planes: int,
   interpret: bool,
 ) -> Array:
-  """Scatters f32[workers, k, lanes] and adds up over workers."""
+  """Scatters f32[workers, k, lanes] and adds the results over workers."""
   workers, k, lanes = values.shape
   padded = planes * lanes
-  _check(like, padded)
-  if workers * k > _MOST_SUMMED:
+  _check_size(like, padded)
+  if workers * k > _MAX_SUMMED:
     raise NotImplementedError(
-      f"a lane must get at most {_MOST_SUMMED} values, got {workers * k}"
+      f"a lane must get at most {_MAX_SUMMED} values, got {workers * k}"
     )
-  wide = _WIDE if workers * k <= _MOST else 1
+  wide = _WIDE if workers * k <= _MAX_K else 1
   tile = min(_TILE * wide // _WIDE, power_of_two(lanes))
   size = math.prod(like.shape)
 
   def kernel(values_ref: Any, places_ref: Any, y_ref: Any) -> None:
     lane = tile_index() * tile + lax.iota(jnp.int32, tile)
-    inside = _inside(lane, lanes, tile)
+    inside = _inside_lanes(lane, lanes, tile)
     entries = []
     for row in range(workers * k):
       index = row * lanes + lane
       value = load(values_ref, index, inside)
       entries.append((value, load(places_ref, index, inside)))
 
-    def step(plane: Array, _: None) -> None:
-      def decode(worker: int) -> Array:
+    def store_plane(plane: Array, _: None) -> None:
+      def decode_worker(worker: int) -> Array:
         y = jnp.zeros((tile,), jnp.float32)
         for value, place in entries[worker * k : worker * k + k]:
           y = jnp.where(place == plane.astype(jnp.uint32), value, y)
         return y.astype(like.dtype).astype(dtype)
 
       index = plane * lanes + lane
-      total = add_in_order(decode, workers, workers)
-      store(y_ref, index, total, _held(index, inside, size, padded))
+      total = add_in_order(decode_worker, workers, workers)
+      store(y_ref, index, total, _existing(index, inside, size, padded))
 
-    lax.fori_loop(0, planes, step, None)
+    lax.fori_loop(0, planes, store_plane, None)
 
   return call_kernel(
     kernel,
     name,
     -(-lanes // tile),
-    _tile_values(tile, wide),
+    _tile_elements(tile, wide),
     [values, places],
     jax.ShapeDtypeStruct(like.shape, dtype),
     interpret=interpret,
   )
 
 
-def _groups(lanes: int, planes: int) -> int:
-  """How many threads share a lane's planes out, where there are few lanes."""
+def _count_groups(lanes: int, planes: int) -> int:
+  """Returns how many threads share a lane's planes, if lanes are few."""
   groups = 1
-  while groups < min(_MOST_GROUPS, planes // (2 * _FLIGHT)):
-    if lanes * groups >= _BUSY:
+  while groups < min(_MAX_GROUPS, planes // (2 * _IN_FLIGHT)):
+    if lanes * groups >= _MIN_LANES:
       break
     groups *= 2
   return groups
 
 
-def _insert(best: Sequence[_Entry], key: Array, place: Array) -> list[_Entry]:
-  """Puts an entry where it belongs; the least of all comes last."""
+def _insert_entry(
+  best: Sequence[_Entry], key: Array, place: Array
+) -> list[_Entry]:
+  """Inserts an entry into a sorted list; the least entry comes last."""
   entries, (moved, last) = [], (key, place)
   for other, where in best:
-    # True from one entry on: from there all move, whatever they compare to.
+    # Once True for an entry it stays True: those after it all move by one.
     after = key > other
     entries.append(
       (jnp.where(after, moved, other), jnp.where(after, last, where))
@@ -207,14 +217,17 @@ def _insert(best: Sequence[_Entry], key: Array, place: Array) -> list[_Entry]:
   return [*entries, (moved, last)]
 
 
-def _pop(
+def _pop_first(
   best: Sequence[_Entry], none: int
 ) -> tuple[Array, Array, list[_Entry]]:
   """Takes the first entry of all groups, of each lane.
 
   Args:
-    best: (keys, places) [groups, lanes], in order in every group.
+    best: (keys, places) [groups, lanes], sorted in every group.
     none: a place that is greater than all.
+
+  Returns:
+    Its key and place, and the lists without it.
   """
   keys, places = best[0]
   key = jnp.max(keys, axis=0)
@@ -228,21 +241,21 @@ def _pop(
   return key, place, left
 
 
-def _inside(lane: Array, lanes: int, tile: int) -> Array | None:
+def _inside_lanes(lane: Array, lanes: int, tile: int) -> Array | None:
   return lane < lanes if lanes % tile else None
 
 
-def _held(
+def _existing(
   index: Array, inside: Array | None, size: int, padded: int
 ) -> Array | None:
-  """Which places exist, None if all: in the tile and not in the padding."""
+  """Returns which indices exist, None if all do: padding does not."""
   if padded == size:
     return inside
   held = index < size
   return held if inside is None else held & inside
 
 
-def _check(x: ShapedLike, padded: int) -> None:
+def _check_size(x: ShapedLike, padded: int) -> None:
   if jnp.dtype(x.dtype).itemsize > 4:
     raise NotImplementedError(
       f"values must have 32 bits, got {jnp.dtype(x.dtype).name}"
@@ -253,6 +266,6 @@ def _check(x: ShapedLike, padded: int) -> None:
     )
 
 
-def _tile_values(tile: int, wide: int) -> int:
-  """What `call` wants to know, for `wide` lanes a thread."""
+def _tile_elements(tile: int, wide: int) -> int:
+  """Returns `tile_elements` for `call_kernel`, for `wide` lanes per thread."""
   return tile * 16 // wide

@@ -1,4 +1,4 @@
-"""Signs of blocks, packed."""
+"""Sign quantization: one bit per element and a mean magnitude per block."""
 
 from jaxmotion.kernels.sign._op import SignOp as SignOp
 from jaxmotion.kernels.sign._reference import (

@@ -1,4 +1,4 @@
-"""Signs as a pass over blocks."""
+"""The sign quantizer as a block op."""
 
 import dataclasses
 
@@ -6,12 +6,12 @@ import jax.numpy as jnp
 
 from jaxmotion.core import Array, Key, ShapedLike
 from jaxmotion.kernels._block_op import (
+  BlockLayout,
   BlockOp,
-  Cut,
-  Leaf,
+  LeafLayout,
   Tile,
-  cut_blocks,
-  mean_tile,
+  layout_blocks,
+  tile_mean,
 )
 from jaxmotion.kernels.pack import pack_tile, piece_rows, unpack_tile
 from jaxmotion.kernels.sign._reference import (
@@ -26,44 +26,46 @@ _PLANES = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SignOp(BlockOp):
-  """A bit a value, the mean magnitude of a block.
+  """One bit per element, under the mean magnitude of its block.
 
   Attributes:
-    block: the most values under one scale.
+    block: maximum number of elements under one scale.
   """
 
   block: int
 
   @property
   def planes(self) -> int:
-    """Bits of one word."""
+    """Number of planes: the bits of a word."""
     return _PLANES
 
   def encode(self, x: Array, key: Key | None) -> Signs:
-    """Returns signs and a scale a block."""
+    """Returns signs and one scale per block."""
     return sign_encode(x, self.block)
 
   def decode(self, payload: Signs, like: ShapedLike) -> Array:
-    """Returns plus or minus the scale."""
+    """Returns plus or minus the scale of the block."""
     return sign_decode(payload, like)
 
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """Full blocks: padding would count in their means."""
-    return cut_blocks(shape, _PLANES, self.block, whole=True)
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns full blocks: padding would count in their means."""
+    return layout_blocks(shape, _PLANES, self.block, full=True)
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Words and scales."""
-    return Leaf(tuple(piece_rows(1)), True), Leaf(((0, _PLANES),), False)
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layouts of words and scales."""
+    return LeafLayout(tuple(piece_rows(1)), True), LeafLayout(
+      ((0, _PLANES),), False
+    )
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile."""
+    """Encodes one tile to the pieces of each leaf."""
     codes = (x < 0).astype(jnp.uint32)
-    return [words for _, words in pack_tile(codes, 1)], [mean_tile(x, tile)]
+    return [words for _, words in pack_tile(codes, 1)], [tile_mean(x, tile)]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile."""
+    """Decodes the pieces of one tile."""
     words, (scale,) = leaves
     bits = unpack_tile(words, 1).astype(jnp.int32).astype(jnp.float32)
     return sign_values(bits, scale)

@@ -1,4 +1,4 @@
-"""One bit a value and a mean magnitude a block."""
+"""Sign quantization: one bit per element and a mean magnitude per block."""
 
 import math
 from typing import NamedTuple
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._block_layout import (
-  block_axes,
   block_counts,
   from_blocks,
+  scale_axes,
   sum_magnitudes,
   to_blocks,
 )
@@ -17,7 +17,7 @@ from jaxmotion.kernels.pack._reference import pack, unpack_to_float
 
 
 class Signs(NamedTuple):
-  """Signs and magnitudes.
+  """Payload of packed signs and mean magnitudes.
 
   Attributes:
     words: uint32[1, blocks, width], bit i of a word from plane i.
@@ -33,7 +33,7 @@ def sign_encode(x: Array, block: int) -> Signs:
 
   Args:
     x: floating array of any shape.
-    block: the most values under one scale.
+    block: maximum number of elements under one scale.
   """
   b = to_blocks(x, 32, block)
   scale = _mean_magnitude(b, x.shape, block)
@@ -41,8 +41,8 @@ def sign_encode(x: Array, block: int) -> Signs:
 
 
 def _mean_magnitude(b: Array, shape: tuple[int, ...], block: int) -> Array:
-  """Returns the mean |b| under each scale, padding not counted."""
-  axes = block_axes(math.prod(shape), block)
+  """Returns the mean |b| under each scale, without the padding."""
+  axes = scale_axes(math.prod(shape), block)
   counts = block_counts(shape, b.shape[0], block)
   padding = math.prod(b.shape[a] for a in axes) - counts
   total = sum_magnitudes(b, axes)

@@ -1,4 +1,4 @@
-"""Three levels a value, packed base 3."""
+"""Ternary quantization: three levels per element, packed in base 3."""
 
 from jaxmotion.kernels.ternary._op import TernaryOp as TernaryOp
 from jaxmotion.kernels.ternary._reference import (

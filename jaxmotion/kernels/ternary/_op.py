@@ -1,4 +1,4 @@
-"""Three levels as a pass over blocks."""
+"""The ternary quantizer as a block op."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, random_words_at
 from jaxmotion.kernels._block_op import (
+  BlockLayout,
   BlockOp,
-  Cut,
-  Leaf,
+  LeafLayout,
   Tile,
-  cut_blocks,
-  mean_tile,
-  peak_tile,
+  layout_blocks,
+  tile_mean,
+  tile_peak,
 )
 from jaxmotion.kernels.ternary._reference import (
   Trits,
@@ -32,11 +32,11 @@ _PLANES = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TernaryOp(BlockOp):
-  """Minus, zero or plus each block's magnitude.
+  """Minus, zero or plus the scale of the block, for each element.
 
   Attributes:
-    block: the most values under one scale.
-    stochastic: rounding; else by threshold.
+    block: maximum number of elements under one scale.
+    stochastic: whether rounding is random; otherwise it is by threshold.
   """
 
   block: int
@@ -44,7 +44,7 @@ class TernaryOp(BlockOp):
 
   @property
   def planes(self) -> int:
-    """Trits of one word."""
+    """Number of planes: the trits of a word."""
     return _PLANES
 
   @property
@@ -53,53 +53,54 @@ class TernaryOp(BlockOp):
     return self.stochastic
 
   def encode(self, x: Array, key: Key | None) -> Trits:
-    """Returns trits and a scale a block."""
+    """Returns trits and one scale per block."""
     return ternary_encode(x, self.block, key if self.stochastic else None)
 
   def decode(self, payload: Trits, like: ShapedLike) -> Array:
-    """Returns minus, zero or plus the scale."""
+    """Returns minus, zero or plus the scale of the block."""
     return ternary_decode(payload, like)
 
-  def cut(self, shape: tuple[int, ...]) -> Cut:
-    """Blocks; full ones by threshold, for padding would count in means."""
-    whole = not self.stochastic
-    return cut_blocks(shape, _PLANES, self.block, whole=whole)
+  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+    """Returns blocks; by threshold full ones, since padding counts in means."""
+    full = not self.stochastic
+    return layout_blocks(shape, _PLANES, self.block, full=full)
 
-  def leaves(self) -> tuple[Leaf, ...]:
-    """Words and scales."""
-    return Leaf(((0, 1),), True), Leaf(((0, _PLANES),), False)
+  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+    """Returns the layouts of words and scales."""
+    return LeafLayout(((0, 1),), True), LeafLayout(((0, _PLANES),), False)
 
   def encode_tile(
     self, x: Array, tile: Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
-    """Encodes a tile."""
+    """Encodes one tile to the pieces of each leaf."""
     if seed is None:
-      mean = mean_tile(x, tile)
-      bound, scale = threshold_bound(x, mean, _total)
+      mean = tile_mean(x, tile)
+      bound, scale = threshold_bound(x, mean, _sum_magnitudes)
     else:
       words = random_words_at(seed, tile.position)
-      bound, scale = stochastic_bound(peak_tile(x), words)
+      bound, scale = stochastic_bound(tile_peak(x), words)
     codes = ternary_codes(x, bound)
-    weights = _powers(codes, last=True)
+    weights = _plane_powers(codes, last=True)
     number = jnp.sum(codes * weights, axis=0, keepdims=True, dtype=jnp.uint32)
     return [to_fraction(number)], [scale]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
-    """Decodes a tile."""
+    """Decodes the pieces of one tile."""
     (words,), (scale,) = leaves
     spread = jnp.broadcast_to(words, tile.position.shape)
-    codes = leading_trit(spread * _powers(spread, last=False))
+    codes = leading_trit(spread * _plane_powers(spread, last=False))
     return ternary_signs(codes) * scale
 
 
-def _total(x: Array) -> Array:
+def _sum_magnitudes(x: Array) -> Array:
   return jnp.sum(jnp.abs(x), axis=2, keepdims=True)
 
 
-def _powers(codes: Array, *, last: bool) -> Array:
-  """Powers of three, [planes, 1, 1]: growing, or falling to 1 at the last.
+def _plane_powers(codes: Array, *, last: bool) -> Array:
+  """Returns powers of three, [planes, 1, 1], rising or falling to 1.
 
-  0 for planes beyond the twenty. Chosen one by one: a kernel has no tables.
+  Planes beyond the twenty get 0. The powers are chosen one by one because a
+  kernel has no tables.
   """
   plane = lax.broadcasted_iota(jnp.int32, (codes.shape[0], 1, 1), 0)
   power = jnp.zeros_like(plane, jnp.uint32)

@@ -1,9 +1,9 @@
-"""Three levels a value and a scale a block, 20 trits in a word.
+"""Ternary quantization: three levels per element, 20 trits per word.
 
 Twenty trits make a number v < 3^20 < 2^32. A word holds its binary fraction,
 w = v 2^32 / 3^20 rounded up, instead of v: the trits are then the digits of
-w / 2^32 in base 3, each two comparisons after one wrapping multiplication,
-where v would need divisions (which the host does not do in vectors).
+w / 2^32 in base 3, each two comparisons after one wrapping multiplication.
+Reading them from v would need divisions, which hosts do not do in vectors.
 """
 
 import math
@@ -16,10 +16,10 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
-  absmax,
-  block_axes,
   block_counts,
   from_blocks,
+  max_magnitude,
+  scale_axes,
   sum_magnitudes,
   to_blocks,
 )
@@ -27,7 +27,7 @@ from jaxmotion.kernels._words import mul_high
 
 _TRITS = 20
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint32)
-# 2^32 / 3^20 - 1 in units of 2^-34, rounded up.
+# 2^32 / 3^20 - 1 in units of 2^-34, rounded up: what `to_fraction` adds to v.
 _EXCESS = -(-(2**66) // 3**_TRITS) - 2**34
 # Least words whose leading trit is 1 and 2.
 _ONE, _TWO = -(-(2**32) // 3), -(-(2**33) // 3)
@@ -36,7 +36,7 @@ _TINY = 2.0**-126
 
 
 class Trits(NamedTuple):
-  """Codes -1, 0 and 1 with their magnitude.
+  """Payload of packed codes -1, 0 and 1 and their magnitude.
 
   Attributes:
     words: uint32[1, blocks * width], a trit of a word from each of 20 planes.
@@ -54,15 +54,15 @@ def pack_trits(codes: Array) -> Array:
   >>> bool((unpack_trits(pack_trits(codes)) == codes).all())
   True
   """
-  number = jnp.sum(codes * _powers(codes)[::-1], axis=0, dtype=jnp.uint32)
+  number = jnp.sum(codes * _plane_powers(codes)[::-1], axis=0, dtype=jnp.uint32)
   return to_fraction(number)[None]
 
 
 def to_fraction(number: Array) -> Array:
-  """Returns the word of a number of 20 trits."""
+  """Returns the word of a number of 20 trits: its binary fraction."""
   excess = mul_high(number, jnp.uint32(_EXCESS)) >> 2
-  # At most 1.21 above the exact product, and 2^32 / 3^20 > 1.23 would be the
-  # next number.
+  # The result is at most 1.21 above the exact product. The word of the next
+  # number is 2^32 / 3^20 > 1.23 above it, so the trits are unambiguous.
   return number + excess + 1
 
 
@@ -73,71 +73,73 @@ def leading_trit(rest: Array) -> Array:
 
 
 def unpack_trits(words: Array) -> Array:
-  """Inverts `pack_trits`."""
+  """Inverts `pack_trits`: words to uint32[20, ...] codes 0, 1, 2."""
   spread = jnp.broadcast_to(words, (_TRITS, *words.shape[1:]))
-  return leading_trit(spread * _powers(spread))
+  return leading_trit(spread * _plane_powers(spread))
 
 
 def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
-  """Rounds to -s, 0 or s of each block.
+  """Rounds each element to -s, 0 or s, with one s per block.
 
   Args:
     x: floating array of any shape.
-    block: the most values under one scale.
+    block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker` under the greatest magnitude;
-      None takes the magnitudes above 0.7 of the mean, and their mean.
+      None keeps the magnitudes above 0.7 of the mean, and s is their mean.
   """
   b = to_blocks(x, _TRITS, block)
   if key is None:
-    bound, scale = _threshold(b, x.shape, block)
+    bound, scale = _bound_threshold(b, x.shape, block)
   else:
-    bound, scale = _stochastic(b, x.size, block, key)
+    bound, scale = _bound_stochastic(b, x.size, block, key)
   return Trits(pack_trits(ternary_codes(b, bound)), scale[..., 0])
 
 
 def ternary_codes(x: Array, bound: Array) -> Array:
-  """Returns 0 below -bound, 2 above bound and 1 between, uint32."""
+  """Returns codes, uint32: 0 below -bound, 2 above bound, 1 between."""
   positive, negative = x > bound, x < -bound
   return 1 + positive.astype(jnp.uint32) - negative.astype(jnp.uint32)
 
 
 def ternary_signs(codes: Array) -> Array:
-  """Returns -1, 0 and 1 of codes, float32."""
+  """Returns -1, 0 or 1 for each code, float32."""
   return codes.astype(jnp.int32).astype(jnp.float32) - 1.0
 
 
 def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
-  """Returns -s, 0 or s."""
+  """Returns -s, 0 or s for each element."""
   codes = unpack_trits(payload.words)
   return from_blocks(ternary_signs(codes) * payload.scale[..., None], like)
 
 
-def _stochastic(
+def _bound_stochastic(
   b: Array, size: int, block: int, key: Key
 ) -> tuple[Array, Array]:
-  """(random magnitude below which a value becomes 0, scale)."""
-  axes = block_axes(size, block)
-  return stochastic_bound(absmax(b, axes), random_words(key.worker, b.shape))
+  """Returns the random bounds below which elements become 0, and the scale."""
+  axes = scale_axes(size, block)
+  return stochastic_bound(
+    max_magnitude(b, axes), random_words(key.worker, b.shape)
+  )
 
 
 def stochastic_bound(peak: Array, words: Array) -> tuple[Array, Array]:
-  """Returns random magnitudes below which values become 0, and the scale.
+  """Returns random magnitudes below which elements become 0, and the scale.
 
   Args:
     peak: greatest magnitude of each block.
-    words: a random word a value, uint32.
+    words: uint32, a random word per element.
   """
   scale = _finite_or_nan(jnp.where(peak < _TINY, 0.0, peak))
-  # By way of int32: not every backend converts uint32 in vectors.
+  # Through int32: not every backend converts uint32 in vectors.
   fraction = (words >> 8).astype(jnp.int32).astype(jnp.float32)
   return fraction * (scale * jnp.float32(2.0**-24)), scale
 
 
-def _threshold(
+def _bound_threshold(
   b: Array, shape: tuple[int, ...], block: int
 ) -> tuple[Array, Array]:
-  """(magnitude up to which a value becomes 0, scale)."""
-  axes = block_axes(math.prod(shape), block)
+  """Returns the magnitude up to which elements become 0, and the scale."""
+  axes = scale_axes(math.prod(shape), block)
   index = lax.iota(jnp.int32, b.size).reshape(b.shape)
   b = jnp.where(index < math.prod(shape), b, 0.0)
   counts = block_counts(shape, _TRITS, block).clip(1)
@@ -148,12 +150,12 @@ def _threshold(
 def threshold_bound(
   b: Array, mean: Array, total: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-  """Returns the magnitude up to which values become 0, and the scale.
+  """Returns the magnitude up to which elements become 0, and the scale.
 
   Args:
     b: the blocks.
-    mean: their mean magnitudes.
-    total: sums magnitudes over blocks.
+    mean: mean magnitude of each block.
+    total: function that sums magnitudes over blocks.
   """
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
@@ -167,6 +169,6 @@ def _finite_or_nan(scale: Array) -> Array:
   return jnp.where(jnp.isfinite(scale), scale, jnp.nan)
 
 
-def _powers(codes: Array) -> Array:
+def _plane_powers(codes: Array) -> Array:
   shape = (_TRITS,) + (1,) * (codes.ndim - 1)
   return jnp.asarray(_POWERS.astype(np.uint32)).reshape(shape)

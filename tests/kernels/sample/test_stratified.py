@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.kernels.sample import stratified, stratum_sizes
+from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
 
 SHAPES = pytest.mark.parametrize(
   ("size", "k"), [(0, 0), (1, 1), (10, 3), (10, 7), (10, 10), (1000, 10)]
@@ -21,7 +21,7 @@ def test_runs_are_equal_up_to_one_and_make_up_the_whole(size, k):
 def test_each_run_gives_one_position(size, k):
   ends = np.asarray(stratum_sizes(size, k)).cumsum()
   for seed in range(20):
-    positions = np.asarray(stratified(jnp.uint32(seed), size, k))
+    positions = np.asarray(draw_stratified(jnp.uint32(seed), size, k))
     assert (positions < ends).all()
     assert (positions[1:] >= ends[:-1]).all()
 
@@ -29,7 +29,7 @@ def test_each_run_gives_one_position(size, k):
 def test_positions_of_a_run_are_equally_likely():
   size, k, draws = 23, 4, 20_000
   seeds = jnp.arange(draws, dtype=jnp.uint32)
-  drawn = jax.vmap(lambda s: stratified(s, size, k))(seeds)
+  drawn = jax.vmap(lambda s: draw_stratified(s, size, k))(seeds)
   counts = np.bincount(np.asarray(drawn).reshape(-1), minlength=size)
   sizes = np.asarray(stratum_sizes(size, k))
   chance = np.repeat(1 / sizes, sizes)

@@ -31,7 +31,7 @@ def oracle(x, k, planes):
 @KS
 @PATHS
 def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
-  monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
+  monkeypatch.setattr(_reference, "_MAX_REDUCE", most)
   x = special_values()
   values, places = jax.jit(lambda x: topk_select(x, k, BLOCK))(x)
   wanted, where = oracle(x, k, BLOCK)
@@ -45,7 +45,7 @@ def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
 @KS
 @PATHS
 def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
-  monkeypatch.setattr(_reference, "_REDUCE_MOST", most)
+  monkeypatch.setattr(_reference, "_MAX_REDUCE", most)
   x = special_values()
   values, places = oracle(x, k, BLOCK)
   kept = np.zeros((BLOCK, values.shape[1]), np.float32)
