@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, make_key, perfmodel
-from jaxmotion.collectives._transport import gather
+from jaxmotion.collectives.extend import gather_payloads
 from jaxmotion.perfmodel import Curve
 from jaxmotion.perfmodel.extend import kernel_curve
 
@@ -33,7 +33,7 @@ CODECS = {
 def _gather(x: jax.Array) -> jax.Array:
   """As exchanges gather, which is a sum where that is faster, and added up."""
   words = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  (rows,) = gather([words], "axis")
+  (rows,) = gather_payloads([words], "axis")
   return functools.reduce(operator.add, list(rows))
 
 

@@ -1,12 +1,13 @@
-"""Collectives over mesh axes that send what a codec makes of an array.
+"""Collectives over mesh axes that send arrays through a codec.
 
-Each takes an axis name and a codec, inside `shard_map` or `pmap`, and returns
-its result and the codec's new state.
+Call them inside `shard_map` or `pmap`. Each takes an axis name and a codec, and
+returns its result and the codec's new state.
 """
 
 from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive as all_reduce_adaptive,
   all_reduce_adaptive_init as all_reduce_adaptive_init,
+  max_over_workers as max_over_workers,
 )
 from jaxmotion.collectives._all_gather import (
   all_gather as all_gather,

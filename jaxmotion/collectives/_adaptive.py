@@ -1,4 +1,4 @@
-"""A level that adapts while one compiled program runs."""
+"""All-reduce at a level that changes while one compiled program runs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,16 +25,25 @@ from jaxmotion.core import (
 
 
 def max_over_workers(level: Array, axis_name: AxisName) -> Array:
-  """Makes a level equal on all workers: the highest that any of them has.
+  """Returns the highest level of any worker, equal on all of them.
 
   Args:
-    level: int32[].
+    level: int32[], this worker's own.
     axis_name: the workers' axis.
+
+  Example:
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   lambda x: max_over_workers(x[0], "data"),
+    ...   mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(),
+    ... )
+    >>> int(jax.jit(f)(jnp.array([2])))
+    2
   """
   return lax.pmax(level, axis_name)
 
 
-def check_level(level: Any, rungs: int, axis_name: AxisName) -> Array:
+def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
   """Returns a level that is safe to branch on; raises if it is not.
 
   Workers that take different branches wait for each other for ever, so the
@@ -44,15 +53,15 @@ def check_level(level: Any, rungs: int, axis_name: AxisName) -> Array:
 
   Args:
     level: integer scalar.
-    rungs: number of levels.
+    num_levels: number of levels.
     axis_name: the workers' axis.
 
   Raises:
     TypeError: not an integer scalar.
     ValueError: out of range (a Python int), or varying over the axis.
   """
-  if isinstance(level, int) and not 0 <= level < rungs:
-    raise ValueError(f"`level` must be in [0, {rungs - 1}], got {level}.")
+  if isinstance(level, int) and not 0 <= level < num_levels:
+    raise ValueError(f"`level` must be in [0, {num_levels - 1}], got {level}.")
   value = jnp.asarray(level)
   if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
     raise TypeError(
@@ -69,6 +78,21 @@ def check_level(level: Any, rungs: int, axis_name: AxisName) -> Array:
   return value
 
 
+def check_level_given(level: Any, codec: Any) -> None:
+  """Raises unless `level` is given for a sequence of codecs, and only then.
+
+  Args:
+    level: integer scalar, or None.
+    codec: a codec, None, or a sequence with one codec for each level.
+  """
+  has_levels = codec is not None and not isinstance(codec, Codec)
+  if (level is not None) != has_levels:
+    raise ValueError(
+      "`level` must be given if `codec` is a sequence of codecs, and only then,"
+      f" got {level!r} for codec {codec!r}."
+    )
+
+
 def all_reduce_adaptive_init(
   x: PyTree,
   axis_name: AxisName,
@@ -76,13 +100,13 @@ def all_reduce_adaptive_init(
   *,
   method: str | None = None,
 ) -> PyTree:
-  """Returns the state for `all_reduce_adaptive`: one that all codecs share.
+  """Returns the state for `all_reduce_adaptive`, which all its codecs share.
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the workers' axis.
-    codecs: one for each level.
-    method: as for `all_reduce`.
+    codecs: one codec for each level.
+    method: "gather", "two_phase" or None, as for `all_reduce`.
 
   Raises:
     ValueError: no codecs, or codecs whose states differ in shape.
@@ -91,17 +115,17 @@ def all_reduce_adaptive_init(
     raise ValueError("`codecs` must hold at least one codec, got none.")
   states = [
     canonical_state(
-      codec, x, all_reduce_init(x, axis_name, codec, method=method)
+      all_reduce_init(x, axis_name, codec, method=method), x, codec
     )
     for codec in codecs
   ]
 
-  def spell(state: PyTree) -> tuple:
+  def describe_shapes(state: PyTree) -> tuple:
     leaves, treedef = jax.tree.flatten(state)
     return treedef, [shape_string(a) for a in leaves]
 
   for codec, state in zip(codecs, states, strict=True):
-    if spell(state) != spell(states[0]):
+    if describe_shapes(state) != describe_shapes(states[0]):
       raise ValueError(
         "`codecs` must have states of the same shapes (wrap them all in "
         f"feedback, or none), got {codecs[0]!r} and {codec!r}."
@@ -118,17 +142,17 @@ def all_reduce_adaptive(
   state: PyTree | None = None,
   **options: Any,
 ) -> tuple[PyTree, PyTree]:
-  """`all_reduce` through the codec that `level` picks at run time.
+  """Runs `all_reduce` through the codec that `level` selects at run time.
 
-  Compiles once for all levels and sends only the chosen codec's bytes: the
-  branch is around the collective.
+  It compiles once for all levels and sends only the chosen codec's bytes,
+  because the branch is around the collective.
 
   Args:
     x: pytree of floating-point arrays, this worker's own.
     axis_name: the workers' axis.
-    codecs: one for each level; their states must have the same shapes.
+    codecs: one codec for each level; their states must have the same shapes.
     level: int32[], equal on all workers. A traced level out of range is
-      clamped to the nearest rung.
+      clamped to the nearest one.
     state: what `all_reduce_adaptive_init` or the last call returned.
     **options: `key`, `op`, `weight`, `method` of `all_reduce`.
 
@@ -141,9 +165,9 @@ def all_reduce_adaptive(
   Example:
     >>> from jaxmotion import codecs
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> rungs = [codecs.uniform(bits=2), codecs.identity()]
+    >>> levels = [codecs.uniform(bits=2), codecs.identity()]
     >>> def mean(x, level):
-    ...   return all_reduce_adaptive(x, "data", rungs, level)[0]
+    ...   return all_reduce_adaptive(x, "data", levels, level)[0]
     >>> f = jax.jit(jax.shard_map(
     ...   mean, mesh=mesh, in_specs=(jax.P("data"), jax.P()), out_specs=jax.P()
     ... ))
@@ -156,11 +180,13 @@ def all_reduce_adaptive(
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
-  def branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
+  def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
       y, state = all_reduce(x, axis_name, codec, state=state, **options)
-      return y, canonical_state(codec, x, state)
+      # Branches must return states of one type, and those of codecs differ by
+      # the last payload that some of them hold.
+      return y, canonical_state(state, x, codec)
 
     return reduce
 
-  return lax.switch(level, [branch(codec) for codec in codecs], x, state)
+  return lax.switch(level, [make_branch(codec) for codec in codecs], x, state)

@@ -1,17 +1,14 @@
-"""Compressed all-gather."""
+"""All-gather of every worker's array through a codec."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.collectives._shared import (
-  check_state,
-  codec_for_array,
-  straight_through,
-  widen,
-)
-from jaxmotion.collectives._transport import gather
+from jaxmotion.collectives._rows import check_codec_of_arrays, to_encode_dtype
+from jaxmotion.collectives._state import check_state
+from jaxmotion.collectives._straight_through import straight_through
+from jaxmotion.collectives._transport import gather_payloads
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -28,15 +25,15 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
   """Returns the codec state for `all_gather` of an array like `x`.
 
   Args:
-    x: array or ShapeDtypeStruct of what is exchanged.
+    x: array or ShapeDtypeStruct of this worker's array.
     axis_name: the workers' axis, bound here.
-    codec: encodes it.
+    codec: codec that `all_gather` will be given.
 
   Returns:
     This worker's state, typed as varying.
   """
   axis_size(axis_name)
-  return to_varying(codec_for_array(codec).init(x), axis_name)
+  return to_varying(check_codec_of_arrays(codec).init(x), axis_name)
 
 
 def all_gather(
@@ -57,11 +54,12 @@ def all_gather(
   Args:
     x: floating-point array, this worker's own.
     axis_name: the workers' axis.
-    codec: encodes it; None is `identity()`.
+    codec: codec of the array; None is `identity()`.
     state: what `all_gather_init` or the last call returned.
     key: randomness for codecs that need it.
-    axis: where the workers' axis goes, or (tiled) the axis to join along.
-    tiled: join along `axis` instead of stacking.
+    axis: position of the workers' axis in the result, or (tiled) the axis to
+      concatenate along.
+    tiled: whether to concatenate along `axis` instead of stacking.
 
   Returns:
     The gathered array and the new state.
@@ -78,18 +76,18 @@ def all_gather(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = codec_for_array(identity() if codec is None else codec)
+  codec = check_codec_of_arrays(identity() if codec is None else codec)
   check_float("x", x)
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = check_state(expected, state)
-  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
+  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
   payload, state = codec.encode(own, state, key)
-  (payloads,) = gather([payload], axis_name)
+  (payloads,) = gather_payloads([payload], axis_name)
   decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
   join = jnp.concatenate if tiled else jnp.stack
 
-  def stock(x: Array) -> Array:
+  def reference_op(x: Array) -> Array:
     return lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
 
   y = join(list(decoded.astype(x.dtype)), axis=axis)
-  return straight_through(stock, to_varying(x, axis_name), y), state
+  return straight_through(reference_op, to_varying(x, axis_name), y), state

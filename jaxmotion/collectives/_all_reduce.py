@@ -1,4 +1,24 @@
-"""Compressed all-reduce."""
+"""All-reduce of a tree through a codec: the mean or sum over workers.
+
+The tree is first partitioned into arrays, each with its codec. Every array is
+then reduced by one of three methods (chosen in `_layout`):
+
+* "sum": summable payloads are added by the network; nothing is decoded before.
+* "gather": every worker gets every payload, decodes all and adds them up. One
+  encoding, (N - 1) payloads received by each of N workers.
+* "two_phase": a reduce-scatter and an all-gather. Worker r gets the payloads of
+  shard r, adds them up, and encodes the mean of the shard for all. Two
+  encodings, but bytes that do not grow with the workers.
+
+All arrays of one method share one collective, and the second phase of
+"two_phase" shares the gather. So a step takes at most one sum, one all-to-all
+and one gather, whatever the tree: a collective costs round trips however little
+it moves.
+
+Invariant: all workers decode the same payloads in the same order, so the result
+has the same bits everywhere, and no worker uses its own elements unencoded.
+Parameters would otherwise drift apart.
+"""
 
 from typing import NamedTuple
 
@@ -6,25 +26,26 @@ import jax
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import partition
+from jaxmotion.codecs.extend import Partition, partition
 from jaxmotion.collectives._layout import choose_methods, row_like
-from jaxmotion.collectives._shared import (
-  check_state,
-  cut_rows,
+from jaxmotion.collectives._rows import (
   encode_rows,
-  init_rows,
-  straight_through,
-  sum_payloads,
-  weigh,
-  widen,
+  pad_to_rows,
+  to_encode_dtype,
 )
-from jaxmotion.collectives._transport import exchange_rows, gather
+from jaxmotion.collectives._state import check_state, init_rows
+from jaxmotion.collectives._straight_through import (
+  apply_weight,
+  reference_reduce,
+  straight_through,
+)
+from jaxmotion.collectives._sum_payloads import sum_payloads
+from jaxmotion.collectives._transport import exchange_rows, gather_payloads
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
   PyTree,
-  axis_is_bound,
   axis_size,
   check_choice,
   to_varying,
@@ -32,11 +53,13 @@ from jaxmotion.core import (
 
 
 class ReduceState(NamedTuple):
-  """State of a two-phase exchange of one array.
+  """Codec state of the reduction of one array.
 
   Attributes:
-    rows: the codec's state for every shard this worker sends.
-    mean: the codec's state for the shard of the mean it sends on.
+    first: state of the first encoding, of this worker's own elements: for
+      "two_phase" one state for each shard, stacked; otherwise one state.
+    second: state of the second encoding, of the shard's mean; `()` unless the
+      method is "two_phase".
   """
 
   first: PyTree
@@ -46,13 +69,13 @@ class ReduceState(NamedTuple):
 def all_reduce_init(
   x: PyTree, axis_name: AxisName, codec: Codec, *, method: str | None = None
 ) -> list[PyTree]:
-  """Returns the codec state for `all_reduce`.
+  """Returns the codec state for `all_reduce` of a tree like `x`.
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the workers' axis.
-    codec: the codec of the exchange.
-    method: as for `all_reduce`.
+    codec: codec that `all_reduce` will be given.
+    method: "gather", "two_phase" or None, as `all_reduce` will be given.
 
   Returns:
     This worker's state, one entry for each array that is encoded.
@@ -60,27 +83,13 @@ def all_reduce_init(
   Raises:
     ValueError: the codec has state and the axis is not bound here.
   """
-  cut = partition(codec, x)
-  states = []
-  likes = cut.likes()
-  fresh = [
-    jax.eval_shape(part.codec.init, like)
-    for part, like in zip(cut.leaf_groups, likes, strict=True)
-  ]
-  if not jax.tree.leaves(fresh):
-    # Nothing to remember, so nothing depends on the number of workers.
-    return [ReduceState((), ()) for _ in likes]
+  arrays = partition(codec, x)
+  if not _has_state(arrays):
+    # Without state, no shape depends on the number of workers.
+    return _empty_states(arrays)
   workers = axis_size(axis_name)
-  methods = choose_methods(cut, workers, method)
-  for part, like, chosen in zip(cut.leaf_groups, likes, methods, strict=True):
-    if chosen != "two_phase":
-      states.append(ReduceState(part.codec.init(like), ()))
-      continue
-    row = row_like(like, workers)
-    states.append(
-      ReduceState(init_rows(part.codec, workers, row), part.codec.init(row))
-    )
-  return to_varying(states, axis_name) if axis_is_bound(axis_name) else states
+  methods = choose_methods(arrays, workers, method)
+  return to_varying(_init_states(arrays, workers, methods), axis_name)
 
 
 def all_reduce(
@@ -94,7 +103,7 @@ def all_reduce(
   weight: Array | float | None = None,
   method: str | None = None,
 ) -> tuple[PyTree, PyTree]:
-  """Reduces a tree over workers through a codec.
+  """Returns the mean (or with `op="sum"` the sum) of a tree over workers.
 
   Call it inside `shard_map` or `pmap`. All payloads travel in one collective
   for each word width (two for the two-phase method). The result has the same
@@ -104,7 +113,7 @@ def all_reduce(
   Args:
     x: pytree of floating-point arrays, this worker's own.
     axis_name: the workers' axis, or a tuple of axes.
-    codec: encodes what travels; None is `identity()`, which makes this
+    codec: codec of the payloads; None is `identity()`, which makes this
       `lax.pmean` (or `psum`) bit for bit.
     state: what `all_reduce_init` or the last call returned.
     key: randomness for codecs that need it; its `worker` word should differ
@@ -112,13 +121,14 @@ def all_reduce(
     op: "mean" or "sum" over workers.
     weight: this worker's weight, a scalar. The mean becomes
       sum(weight x) / sum(weight), the sum becomes sum(weight x). Weights are
-      applied before the codec, so before remembered errors are added.
-    method: "gather" sends every payload to every worker; "two_phase" sends
-      each worker the payloads of its shard, then the encoded mean of the shard
-      to all: two encodings, bytes that do not grow with the workers. None
-      gathers between 2 workers. Payloads of summable codecs are summed, but
-      small ones beside others are gathered between 2 workers; arrays of fewer
-      than 64 values a worker are always gathered.
+      applied before the codec, so before error memory is added.
+    method: "gather" sends every payload to every worker. "two_phase" is a
+      reduce-scatter and an all-gather: each worker gets the payloads of its
+      shard, then sends the encoded mean of the shard to all. That encodes
+      twice, but its bytes do not grow with the workers. None gathers between 2
+      workers and otherwise takes two phases. Payloads of summable codecs are
+      summed, but small ones beside others are gathered between 2 workers.
+      Arrays of fewer than 64 elements per worker are always gathered.
 
   Returns:
     The reduced tree, of the dtypes of `x` (sums are made in float32), and the
@@ -144,63 +154,97 @@ def all_reduce(
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
   workers = axis_size(axis_name)
-  cut = partition(codec, x)
-  expected = jax.eval_shape(
-    lambda: all_reduce_init(x, axis_name, codec, method=method)
+  arrays = partition(codec, x)
+  methods = choose_methods(arrays, workers, method)
+  expected = (
+    jax.eval_shape(lambda: _init_states(arrays, workers, methods))
+    if _has_state(arrays)
+    else _empty_states(arrays)
   )
-  at_rest = jax.eval_shape(lambda s: canonical_state(codec, x, s), expected)
-  states = check_state(expected, state, at_rest)
-  stopped = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
-  if weight is not None:
-    stopped = weigh(stopped, weight, axis_name, op)
-  jobs = [
-    _Job(part.codec, widen(part.codec, a), s, k, m)
-    for part, a, s, k, m in zip(
-      cut.leaf_groups,
-      cut.split(stopped),
+  canonical = jax.eval_shape(
+    lambda states: _to_canonical(arrays, states), expected
+  )
+  states = check_state(expected, state, canonical)
+  own = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
+  own = apply_weight(own, weight, axis_name, op)
+  reductions = [
+    _Reduction(group.codec, to_encode_dtype(group.codec, a), s, k, m)
+    for group, a, s, k, m in zip(
+      arrays.leaf_groups,
+      arrays.split(own),
       states,
-      cut.keys(key),
-      choose_methods(cut, workers, method),
+      arrays.keys(key),
+      methods,
       strict=True,
     )
   ]
-  results = _run(jobs, axis_name, workers, op)
-  y = cut.merge(
-    [r.astype(a.dtype) for (r, _), a in zip(results, cut.likes(), strict=True)]
+  results = _reduce_arrays(reductions, axis_name, workers, op)
+  y = arrays.merge(
+    [
+      total.astype(like.dtype)
+      for (total, _), like in zip(results, arrays.likes(), strict=True)
+    ]
   )
-  states = [state for _, state in results]
-  stock = lax.pmean if op == "mean" else lax.psum
-
-  def plain(x: PyTree) -> PyTree:
-    if weight is not None:
-      x = weigh(x, weight, axis_name, op)
-    return stock(x, axis_name)
-
-  return straight_through(plain, x, y), states
+  reference_op = reference_reduce(axis_name, op, weight)
+  return straight_through(reference_op, x, y), [s for _, s in results]
 
 
-def canonical_state(codec: Codec, x: PyTree, state: PyTree) -> PyTree:
-  """Returns the state of `all_reduce` in a form that other codecs share.
+def canonical_state(state: PyTree, x: PyTree, codec: Codec) -> PyTree:
+  """Returns the state of `all_reduce` in the form that other codecs share.
 
   Args:
-    codec: the codec of the exchange.
-    x: pytree of arrays or shapes that are reduced.
     state: what `all_reduce` or `all_reduce_init` returned.
+    x: pytree of arrays or shapes that are reduced.
+    codec: codec that made the state.
   """
-  parts = partition(codec, x).leaf_groups
-  return [
-    ReduceState(
-      part.codec.canonical_state(s.first)
-      if s.second == ()
-      else jax.vmap(part.codec.canonical_state)(s.first),
-      s.second if s.second == () else part.codec.canonical_state(s.second),
-    )
-    for part, s in zip(parts, state, strict=True)
+  return _to_canonical(partition(codec, x), state)
+
+
+def _has_state(arrays: Partition) -> bool:
+  fresh = [
+    jax.eval_shape(group.codec.init, like)
+    for group, like in zip(arrays.leaf_groups, arrays.likes(), strict=True)
   ]
+  return bool(jax.tree.leaves(fresh))
 
 
-class _Job(NamedTuple):
-  """One array to reduce."""
+def _empty_states(arrays: Partition) -> list[PyTree]:
+  return [ReduceState((), ()) for _ in arrays.leaf_groups]
+
+
+def _init_states(
+  arrays: Partition, workers: int, methods: list[str]
+) -> list[PyTree]:
+  """Returns the fresh state of every array, reduced by these methods."""
+  states = []
+  for group, like, method in zip(
+    arrays.leaf_groups, arrays.likes(), methods, strict=True
+  ):
+    if method != "two_phase":
+      states.append(ReduceState(group.codec.init(like), ()))
+      continue
+    row = row_like(like, workers)
+    states.append(
+      ReduceState(init_rows(group.codec, workers, row), group.codec.init(row))
+    )
+  return states
+
+
+def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
+  canonical = []
+  for group, state in zip(arrays.leaf_groups, states, strict=True):
+    convert = group.codec.canonical_state
+    if state.second == ():
+      canonical.append(ReduceState(convert(state.first), ()))
+    else:
+      canonical.append(
+        ReduceState(jax.vmap(convert)(state.first), convert(state.second))
+      )
+  return canonical
+
+
+class _Reduction(NamedTuple):
+  """One array to reduce, with its codec, state, key and method."""
 
   codec: Codec
   x: Array
@@ -209,99 +253,115 @@ class _Job(NamedTuple):
   method: str
 
 
-def _run(
-  jobs: list[_Job], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, PyTree]]:
-  """Returns the result and the new state of every job.
+def _reduce_arrays(
+  reductions: list[_Reduction], axis_name: AxisName, workers: int, op: str
+) -> list[tuple[Array, ReduceState]]:
+  """Returns the result and the new state of every reduction, in order.
 
-  It takes at most one sum, one all-to-all and one gather, whatever the jobs:
-  a collective costs round trips however little it moves.
+  The all-to-all comes first, because the gather also carries what it produced:
+  the payloads of the shards' means.
   """
-  by_method: dict[str, list[_Job]] = {
+  by_method: dict[str, list[_Reduction]] = {
     m: [] for m in ("sum", "gather", "two_phase")
   }
-  for job in jobs:
-    by_method[job.method].append(job)
-  phases = _reduce_rows(by_method["two_phase"], axis_name, workers)
-  coded = [
-    j.codec.encode(j.x, j.state.first, j.key) for j in by_method["gather"]
+  for reduction in reductions:
+    by_method[reduction.method].append(reduction)
+  shards = _reduce_shards(by_method["two_phase"], axis_name, workers)
+  encoded = [
+    r.codec.encode(r.x, r.state.first, r.key) for r in by_method["gather"]
   ]
-  received = gather(
-    [payload for payload, _ in coded] + [p.payload for p in phases], axis_name
+  received = gather_payloads(
+    [payload for payload, _ in encoded] + [s.payload for s in shards], axis_name
   )
-  gathered, means = received[: len(coded)], received[len(coded) :]
+  gathered, means = received[: len(encoded)], received[len(encoded) :]
   done = {
-    "sum": _sum_all(by_method["sum"], axis_name, workers, op),
+    "sum": _reduce_by_sum(by_method["sum"], axis_name, workers, op),
     "gather": [
-      _settle(job, job.codec.sum_decoded(payloads, job.x), state, workers, op)
-      for job, payloads, (_, state) in zip(
-        by_method["gather"], gathered, coded, strict=True
+      _finish_one_phase(
+        r, r.codec.sum_decoded(payloads, r.x), state, workers, op
+      )
+      for r, payloads, (_, state) in zip(
+        by_method["gather"], gathered, encoded, strict=True
       )
     ],
     "two_phase": [
-      _join_rows(job, payloads, phase, workers, op)
-      for job, payloads, phase in zip(
-        by_method["two_phase"], means, phases, strict=True
+      _join_shards(r, payloads, shard, workers, op)
+      for r, payloads, shard in zip(
+        by_method["two_phase"], means, shards, strict=True
       )
     ],
   }
   results = {method: iter(of_method) for method, of_method in done.items()}
-  return [next(results[job.method]) for job in jobs]
+  return [next(results[r.method]) for r in reductions]
 
 
-def _sum_all(
-  jobs: list[_Job], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, PyTree]]:
-  coded = [j.codec.encode(j.x, j.state.first, j.key) for j in jobs]
-  totals = sum_payloads([p for p, _ in coded], axis_name)
+def _reduce_by_sum(
+  reductions: list[_Reduction], axis_name: AxisName, workers: int, op: str
+) -> list[tuple[Array, ReduceState]]:
+  encoded = [r.codec.encode(r.x, r.state.first, r.key) for r in reductions]
+  totals = sum_payloads([payload for payload, _ in encoded], axis_name)
   return [
-    _settle(job, job.codec.decode(total, job.x), state, workers, op)
-    for job, total, (_, state) in zip(jobs, totals, coded, strict=True)
+    _finish_one_phase(r, r.codec.decode(total, r.x), state, workers, op)
+    for r, total, (_, state) in zip(reductions, totals, encoded, strict=True)
   ]
 
 
-def _settle(
-  job: _Job, total: Array, state: PyTree, workers: int, op: str
-) -> tuple[Array, PyTree]:
+def _finish_one_phase(
+  reduction: _Reduction, total: Array, state: PyTree, workers: int, op: str
+) -> tuple[Array, ReduceState]:
+  """Returns the mean or sum, and the state updated with the mean."""
   mean = total / workers
-  state = ReduceState(job.codec.after_reduce(state, mean), ())
+  state = ReduceState(reduction.codec.after_reduce(state, mean), ())
   return (mean if op == "mean" else total), state
 
 
-class _Phase(NamedTuple):
-  """What this worker sends on of the shard it has reduced."""
+class _ReducedShard(NamedTuple):
+  """Encoded mean of the shard that this worker reduced, and the new states."""
 
   payload: PyTree
   first: PyTree
   second: PyTree
 
 
-def _reduce_rows(
-  jobs: list[_Job], axis_name: AxisName, workers: int
-) -> list[_Phase]:
-  coded = [
-    encode_rows(j.codec, cut_rows(j.x, workers), j.state.first, j.key)
-    for j in jobs
+def _reduce_shards(
+  reductions: list[_Reduction], axis_name: AxisName, workers: int
+) -> list[_ReducedShard]:
+  """Runs the first phase: the reduce-scatter of all arrays.
+
+  Every shard is encoded by itself, with its own state and key. The key of the
+  mean's encoding is folded with `workers`, which is no shard's index, so both
+  encodings round independently.
+  """
+  encoded = [
+    encode_rows(r.codec, pad_to_rows(r.x, workers), r.state.first, r.key)
+    for r in reductions
   ]
-  received = exchange_rows([p for p, _ in coded], axis_name)
-  phases = []
-  for job, payloads, (_, first) in zip(jobs, received, coded, strict=True):
-    row = row_like(job.x, workers)
-    key = None if job.key is None else job.key.fold(workers)
-    payload, second = job.codec.encode_mean(
-      payloads, row, job.state.second, key
-    )
-    own = job.codec.decode(payload, row)
-    phases.append(_Phase(payload, first, job.codec.after_reduce(second, own)))
-  return phases
+  received = exchange_rows([payload for payload, _ in encoded], axis_name)
+  shards = []
+  for r, payloads, (_, first) in zip(
+    reductions, received, encoded, strict=True
+  ):
+    row = row_like(r.x, workers)
+    key = None if r.key is None else r.key.fold(workers)
+    payload, second = r.codec.encode_mean(payloads, row, r.state.second, key)
+    mean = r.codec.decode(payload, row)
+    second = r.codec.after_reduce(second, mean)
+    shards.append(_ReducedShard(payload, first, second))
+  return shards
 
 
-def _join_rows(
-  job: _Job, payloads: PyTree, phase: _Phase, workers: int, op: str
-) -> tuple[Array, PyTree]:
-  row = row_like(job.x, workers)
-  rows = jax.vmap(lambda p: job.codec.decode(p, row))(payloads)
-  first = jax.vmap(job.codec.after_reduce)(phase.first, rows)
-  y = rows.reshape(-1)[: job.x.size].reshape(job.x.shape)
+def _join_shards(
+  reduction: _Reduction,
+  payloads: PyTree,
+  shard: _ReducedShard,
+  workers: int,
+  op: str,
+) -> tuple[Array, ReduceState]:
+  """Decodes the gathered means of all shards and joins them to the array."""
+  codec, x = reduction.codec, reduction.x
+  row = row_like(x, workers)
+  rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
+  first = jax.vmap(codec.after_reduce)(shard.first, rows)
+  y = rows.reshape(-1)[: x.size].reshape(x.shape)
   y = y * workers if op == "sum" else y
-  return y, ReduceState(first, phase.second)
+  return y, ReduceState(first, shard.second)

@@ -1,4 +1,4 @@
-"""Compressed all-to-all."""
+"""All-to-all of slices of an array through a codec."""
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +6,15 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.collectives._reduce_scatter import reduce_scatter_init
-from jaxmotion.collectives._shared import (
+from jaxmotion.collectives._rows import (
+  check_codec_of_arrays,
   check_rows,
-  check_state,
-  codec_for_array,
   encode_rows,
-  straight_through,
+  to_encode_dtype,
   to_rows,
-  widen,
 )
+from jaxmotion.collectives._state import check_state
+from jaxmotion.collectives._straight_through import straight_through
 from jaxmotion.collectives._transport import exchange_rows
 from jaxmotion.core import (
   Array,
@@ -34,10 +34,10 @@ def all_to_all_init(
   """Returns the codec state for `all_to_all` of an array like `x`.
 
   Args:
-    x: array or ShapeDtypeStruct of what is exchanged.
+    x: array or ShapeDtypeStruct of this worker's array.
     axis_name: the workers' axis, bound here.
-    codec: encodes each slice.
-    split_axis: the axis that is cut.
+    codec: codec that `all_to_all` will be given.
+    split_axis: position of the axis that is split.
 
   Returns:
     This worker's state, typed as varying.
@@ -57,23 +57,25 @@ def all_to_all(
 ) -> tuple[Array, PyTree]:
   """Sends slice r of each worker's array to worker r, through a codec.
 
-  The tiled `lax.all_to_all`, and its gradient. Each slice is encoded by
-  itself, the one a worker keeps too.
+  It computes the tiled `lax.all_to_all`, with its gradient. Each slice is
+  encoded by itself, also the one that a worker keeps.
 
   Args:
     x: floating-point array, this worker's own.
     axis_name: the workers' axis.
-    codec: encodes each slice; None is `identity()`.
+    codec: codec of each slice; None is `identity()`.
     state: what `all_to_all_init` or the last call returned.
     key: randomness for codecs that need it.
-    split_axis: the axis that is cut; the workers must divide its length.
-    concat_axis: the axis along which received slices are joined.
+    split_axis: position of the axis that is split; the workers must divide its
+      length.
+    concat_axis: position of the axis along which received slices are joined.
 
   Returns:
     The joined slices, in the order of their senders, and the new state.
 
   Raises:
-    ValueError: an unbound axis, an axis that cannot be cut, a wrong state.
+    ValueError: an unbound axis, an axis that workers do not divide, a wrong
+      state.
 
   Example:
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
@@ -84,7 +86,7 @@ def all_to_all(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = codec_for_array(identity() if codec is None else codec)
+  codec = check_codec_of_arrays(identity() if codec is None else codec)
   check_float("x", x)
   workers = axis_size(axis_name)
   split_axis = check_rows("split_axis", x, split_axis, axis_name)
@@ -92,14 +94,14 @@ def all_to_all(
     lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
   )
   state = check_state(expected, state)
-  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
+  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
   rows = to_rows(own, split_axis, workers)
   payload, state = encode_rows(codec, rows, state, key)
   received = exchange_rows(payload, axis_name)
   slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
   y = jnp.concatenate(list(slices), axis=concat_axis).astype(x.dtype)
 
-  def stock(x: Array) -> Array:
+  def reference_op(x: Array) -> Array:
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)
 
-  return straight_through(stock, to_varying(x, axis_name), y), state
+  return straight_through(reference_op, to_varying(x, axis_name), y), state

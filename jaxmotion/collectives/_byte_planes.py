@@ -1,4 +1,19 @@
-"""Weights between workers, at a precision that adapts while training runs."""
+"""Collectives of float32 weights at a precision that changes at run time.
+
+A float32 element is four bytes, from the sign and exponent down to the last
+bits of the mantissa. Byte plane i holds byte i of every element. At level l the
+first l + 1 planes travel and the others are zero, which is what the codec
+`truncate(bytes=l + 1)` does: both share its code, so both have its bits.
+
+Why a `lax.switch` around the collective: a collective's shapes are static, so
+one program that serves all levels needs one branch for each, and only the
+branch that is taken sends anything. Workers in different branches would wait
+for each other for ever, so `check_level` makes sure that the level is equal on
+all of them. The cost is four copies of the exchange in the program.
+
+There is no error memory here: these are weights, of which the next step sends
+the current ones again, not gradients, of which a lost part is lost.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +25,8 @@ from jax.flatten_util import ravel_pytree
 
 from jaxmotion.codecs import Codec, truncate
 from jaxmotion.collectives._adaptive import check_level
-from jaxmotion.collectives._shared import straight_through
-from jaxmotion.collectives._transport import gather
+from jaxmotion.collectives._straight_through import straight_through
+from jaxmotion.collectives._transport import gather_payloads
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -24,7 +39,7 @@ from jaxmotion.core import (
   worker_index,
 )
 
-_WORD_BYTES = 4
+_ELEMENT_BYTES = 4
 
 
 def all_gather_planes(
@@ -36,23 +51,24 @@ def all_gather_planes(
   tiled: bool = False,
   rounding: str = "zero",
 ) -> PyTree:
-  """Gathers every worker's float32 values, of which `level` + 1 bytes travel.
+  """Gathers every worker's float32 elements, `level` + 1 bytes of each.
 
-  The result is `truncate(bytes=level + 1)` of every worker's values bit for
+  The result is `truncate(bytes=level + 1)` of every worker's elements bit for
   bit, the sender's own included, so it is the same on all workers. One program
-  serves all levels and sends only the bytes of the one that is chosen, as
-  uint8 words of the whole tree in one collective (two where they are large).
-  The gradient is that of `lax.all_gather`.
+  serves all levels and sends only the bytes of the chosen one, as uint8 words
+  of the whole tree in one collective (two if they are large). The gradient is
+  that of `lax.all_gather`.
 
-  Parameters whose levels differ are gathered in one call for each group.
+  Gather parameters of different levels in one call for each level group.
 
   Args:
     x: pytree of float32 arrays, this worker's own.
     axis_name: the workers' axis.
     level: int32[], 0 to 3, equal on all workers. A traced level out of range
       is clamped to the nearest one.
-    axis: where the workers' axis goes, or (tiled) the axis to join along.
-    tiled: join along `axis` instead of stacking.
+    axis: position of the workers' axis in the result, or (tiled) the axis to
+      concatenate along.
+    tiled: whether to concatenate along `axis` instead of stacking.
     rounding: "zero" or "nearest", as for `truncate`.
 
   Returns:
@@ -74,25 +90,26 @@ def all_gather_planes(
 
   References:
     Zhuang, Malossi and Casas, *Reducing Data Motion to Accelerate the Training
-    of Deep Neural Networks*, 2020 (the same bytes, from host to device).
+    of Deep Neural Networks*, 2020 (A2DTWP: the same bytes, from host to
+    device).
   """
   join = jnp.concatenate if tiled else jnp.stack
 
-  def carry(codec: Codec, leaves: list[Array]) -> list[Array]:
-    payloads = gather([codec.encode(a)[0] for a in leaves], axis_name)
+  def gather(codec: Codec, leaves: list[Array]) -> list[Array]:
+    payloads = gather_payloads([codec.encode(a)[0] for a in leaves], axis_name)
     decoded = [
       jax.vmap(lambda p, a=a: codec.decode(p, a))(payload)
       for payload, a in zip(payloads, leaves, strict=True)
     ]
     return [join(list(rows), axis=axis) for rows in decoded]
 
-  def stock(leaves: list[Array]) -> list[Array]:
+  def reference_op(leaves: list[Array]) -> list[Array]:
     return [
       lax.all_gather(a, axis_name, axis=axis, tiled=tiled, to="invarying")
       for a in leaves
     ]
 
-  return _move(x, axis_name, level, rounding, carry, stock)
+  return _send_planes(x, axis_name, level, rounding, gather, reference_op)
 
 
 def broadcast_planes(
@@ -103,22 +120,22 @@ def broadcast_planes(
   source: int = 0,
   rounding: str = "zero",
 ) -> PyTree:
-  """Gives all workers one worker's float32 values, in `level` + 1 bytes each.
+  """Broadcasts one worker's float32 elements, `level` + 1 bytes of each.
 
-  As `all_gather_planes`, but of the source's values alone. The words travel as
-  a sum to which the others add zeros, which costs each of N workers
+  It is `all_gather_planes` of the source's elements alone. The words travel as
+  a sum to which the other workers add zeros, which costs each of N workers
   2 (N - 1) / N of the bytes. The gradient goes to the source.
 
   Args:
-    x: pytree of float32 arrays; the source's count.
+    x: pytree of float32 arrays; only the source's are read.
     axis_name: the workers' axis.
     level: int32[], 0 to 3, equal on all workers. A traced level out of range
       is clamped to the nearest one.
-    source: index of the worker whose values all get.
+    source: index of the worker that broadcasts.
     rounding: "zero" or "nearest", as for `truncate`.
 
   Returns:
-    A tree like `x`: `truncate(bytes=level + 1)` of the source's values, on
+    A tree like `x`: `truncate(bytes=level + 1)` of the source's elements, on
     the source too.
 
   Raises:
@@ -136,46 +153,46 @@ def broadcast_planes(
     [1.0, 3.140625]
   """
   check_int("source", source, 0, axis_size(axis_name) - 1)
-  mine = worker_index(axis_name) == source
+  is_source = worker_index(axis_name) == source
 
-  def from_source(x: PyTree) -> PyTree:
-    words = jax.tree.map(lambda a: jnp.where(mine, a, jnp.zeros_like(a)), x)
-    return lax.psum(words, axis_name)
+  def sum_from_source(x: PyTree) -> PyTree:
+    own = jax.tree.map(lambda a: jnp.where(is_source, a, jnp.zeros_like(a)), x)
+    return lax.psum(own, axis_name)
 
-  def carry(codec: Codec, leaves: list[Array]) -> list[Array]:
+  def broadcast(codec: Codec, leaves: list[Array]) -> list[Array]:
     words, restore = ravel_pytree([codec.encode(a)[0] for a in leaves])
-    payloads = restore(from_source(words))
+    payloads = restore(sum_from_source(words))
     return [
       codec.decode(payload, a)
       for payload, a in zip(payloads, leaves, strict=True)
     ]
 
-  return _move(x, axis_name, level, rounding, carry, from_source)
+  return _send_planes(x, axis_name, level, rounding, broadcast, sum_from_source)
 
 
-def _move(
+def _send_planes(
   x: PyTree,
   axis_name: AxisName,
   level: Any,
   rounding: str,
-  carry: Callable[[Codec, list[Array]], list[Array]],
-  stock: Callable[[list[Array]], list[Array]],
+  send: Callable[[Codec, list[Array]], list[Array]],
+  reference_op: Callable[[list[Array]], list[Array]],
 ) -> PyTree:
-  """Moves the leaves of `x` by `carry`, with the gradient of `stock`."""
+  """Sends the leaves of `x` by `send`, with the gradient of `reference_op`."""
   for path, a in named_leaves(x):
     if a.dtype != jnp.float32:
       name = f"x/{path}" if path else "x"
       raise TypeError(
         f"`{name}` must be a float32 array, got {shape_string(a)}."
       )
-  level = check_level(level, _WORD_BYTES, axis_name)
+  level = check_level(level, _ELEMENT_BYTES, axis_name)
   leaves, treedef = jax.tree.flatten(x)
   leaves = to_varying(leaves, axis_name)
 
-  def branch(count: int) -> Callable[[list[Array]], list[Array]]:
+  def make_branch(count: int) -> Callable[[list[Array]], list[Array]]:
     codec = truncate(bytes=count, rounding=rounding)
-    return lambda leaves: carry(codec, leaves)
+    return lambda leaves: send(codec, leaves)
 
-  branches = [branch(count) for count in range(1, _WORD_BYTES + 1)]
+  branches = [make_branch(count) for count in range(1, _ELEMENT_BYTES + 1)]
   y = lax.switch(level, branches, lax.stop_gradient(leaves))
-  return jax.tree.unflatten(treedef, straight_through(stock, leaves, y))
+  return jax.tree.unflatten(treedef, straight_through(reference_op, leaves, y))

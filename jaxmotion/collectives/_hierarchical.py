@@ -1,7 +1,7 @@
 """All-reduce over two axes: in full within a host, compressed between hosts.
 
-The devices of a host share its link. Each is given a part of the host's sum
-first, so that what crosses the link is one payload for the whole host.
+The devices of a host share its link. Each device first gets a shard of the
+host's sum, so the host sends one payload over the link, not one per device.
 """
 
 import math
@@ -18,15 +18,17 @@ from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive,
   all_reduce_adaptive_init,
   check_level,
+  check_level_given,
 )
 from jaxmotion.collectives._all_gather import all_gather
 from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
-from jaxmotion.collectives._layout import is_cut, shard_like
+from jaxmotion.collectives._layout import is_sharded, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
-from jaxmotion.collectives._shared import (
-  cut_rows,
+from jaxmotion.collectives._rows import pad_to_rows
+from jaxmotion.collectives._straight_through import (
+  apply_weight,
+  reference_reduce,
   straight_through,
-  weigh,
 )
 from jaxmotion.core import (
   Array,
@@ -75,14 +77,14 @@ def all_reduce_hierarchical_init(
   *,
   method: str | None = None,
 ) -> list[PyTree]:
-  """Returns the codec state for `all_reduce_hierarchical`.
+  """Returns the codec state for `all_reduce_hierarchical` of a tree like `x`.
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
     axis_name: the axis of the hosts.
     local_axis: the axis of the devices of one host.
-    codec: the codec between hosts, or those of a ladder.
-    method: as for `all_reduce`.
+    codec: codec between hosts, or a sequence with one codec for each level.
+    method: "gather", "two_phase" or None, as for `all_reduce`.
 
   Returns:
     This worker's state: that of its shards, one entry for each array that is
@@ -92,7 +94,7 @@ def all_reduce_hierarchical_init(
     ValueError: the codec has state and an axis is not bound here.
   """
   both = joint_axes(axis_name, local_axis)
-  # Where the codec remembers nothing, no shape depends on the devices.
+  # If the codec has no state, no shape depends on the number of devices.
   devices = axis_size(local_axis) if axis_is_bound(local_axis) else 1
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
   if isinstance(codec, Codec):
@@ -101,7 +103,7 @@ def all_reduce_hierarchical_init(
     states = all_reduce_adaptive_init(shards, axis_name, codec, method=method)
   if not jax.tree.leaves(states):
     return states
-  axis_size(local_axis)
+  axis_size(local_axis)  # Raises unless the axis is bound.
   return to_varying(states, both)
 
 
@@ -119,20 +121,20 @@ def all_reduce_hierarchical(
   level: Any = None,
   local_codec: Codec | None = None,
 ) -> tuple[PyTree, PyTree]:
-  r"""Reduces a tree over hosts and their devices; only hosts compress.
+  r"""Returns the mean (or sum) over hosts and devices; only hosts compress.
 
-  With `H` hosts of `L` devices, device `d` of every host is given its `L`-th
-  of the host's sum (a reduce-scatter over `local_axis`), exchanges it with the
-  devices `d` of the other hosts through the codec, and gathers the other
-  parts of the result (an all-gather over `local_axis`):
+  With `H` hosts of `L` devices, device `d` of every host gets its `L`-th of the
+  host's sum (a reduce-scatter over `local_axis`). It exchanges that shard with
+  the devices `d` of the other hosts through the codec. Then it gathers the
+  other shards of the result (an all-gather over `local_axis`):
 
   .. math::
     y = gather_d \; allreduce_h \; scatter_d \; x
 
   What a device sends between hosts is `1 / L` of what `all_reduce` over
   `axis_name` would have it send, and error memory is `1 / L` of the size.
-  Arrays of fewer than 64 values a device are not cut: every device exchanges
-  the whole of the host's mean and all keep what the first one received. The
+  Arrays of fewer than 64 elements per device are not sharded: every device
+  exchanges the host's whole mean, and all keep what the first one received. The
   result has the same bits on every worker. Its gradient is that of the
   uncompressed collective over both axes.
 
@@ -144,9 +146,9 @@ def all_reduce_hierarchical(
     x: pytree of floating-point arrays, this worker's own.
     axis_name: the axis of the hosts, or a tuple of axes.
     local_axis: the axis of the devices of one host, or a tuple of axes.
-    codec: encodes what travels between hosts; None is `identity()`. A
-      sequence is a ladder, of which `level` picks one. Rules see the paths of
-      `x` and the shapes of the parts.
+    codec: codec of the payloads between hosts; None is `identity()`. A sequence
+      has one codec for each level, of which `level` selects one. Rules see the
+      paths of `x` and the shapes of the shards.
     state: what `all_reduce_hierarchical_init` or the last call returned.
     key: randomness for codecs that need it; its `worker` word should differ
       between workers of both axes and its `shared` word must not.
@@ -154,10 +156,10 @@ def all_reduce_hierarchical(
     weight: this worker's weight, a scalar, as for `all_reduce`: the mean is
       sum(weight x) / sum(weight) over all workers of both axes.
     method: "gather" or "two_phase" between hosts, as for `all_reduce`.
-    level: int32[], equal on all workers; for a ladder and nothing else.
-    local_codec: encodes what travels within the host: the shares of the
-      reduce-scatter and, again, the parts of the result; None is full
-      precision. It must be without state; `rules` are for leaves of `x`.
+    level: int32[], equal on all workers; given for a sequence of codecs only.
+    local_codec: codec within the host, of the shards of the reduce-scatter and,
+      again, of the shards of the result; None is full precision. It must be
+      without state; `rules` are for leaves of `x`.
 
   Returns:
     The reduced tree, of the dtypes of `x`, and the new state.
@@ -165,7 +167,7 @@ def all_reduce_hierarchical(
   Raises:
     ValueError: an unbound axis, an axis in both `axis_name` and `local_axis`, a
       state of other shapes, an unknown `op`, a `local_codec` that has state
-      or that joins leaves, a `level` without a ladder or none with one.
+      or that joins leaves, a `level` for one codec or none for several.
     TypeError: a leaf that is not floating-point.
 
   Example:
@@ -183,27 +185,22 @@ def all_reduce_hierarchical(
   """
   codec = identity() if codec is None else codec
   check_choice("op", op, ("mean", "sum"))
-  ladder = not isinstance(codec, Codec)
-  if (level is not None) != ladder:
-    raise ValueError(
-      "`level` must be given for a ladder of codecs and for nothing else, "
-      f"got {level!r} for codec {codec!r}."
-    )
+  check_level_given(level, codec)
   both = joint_axes(axis_name, local_axis)
-  axis_size(both)
+  axis_size(both)  # Raises unless both axes are bound.
   devices = axis_size(local_axis)
-  locally = _local_codecs(local_codec, x, key)
+  local_codecs = _local_codecs(local_codec, x, key)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
-  if weight is not None:
-    own = weigh(own, weight, both, op)
+  own = apply_weight(own, weight, both, op)
   leaves = jax.tree.leaves(own)
   treedef: Any = jax.tree.structure(own)
-  parts = [
-    _scatter(a, local_axis, devices, local, op)
-    for a, local in zip(leaves, locally, strict=True)
+  shards = [
+    _reduce_locally(a, local_axis, devices, local, op)
+    for a, local in zip(leaves, local_codecs, strict=True)
   ]
-  # Typed as varying throughout, or the rungs of a ladder would differ.
-  tree = to_varying(treedef.unflatten(parts), both)
+  # Typed as varying over both axes; otherwise the branches of the levels would
+  # differ in type.
+  tree = to_varying(treedef.unflatten(shards), both)
   options: dict[str, Any] = dict(state=state, key=key, op=op, method=method)
   if isinstance(codec, Codec):
     tree, state = all_reduce(tree, axis_name, codec, **options)
@@ -211,17 +208,13 @@ def all_reduce_hierarchical(
     level = check_level(level, len(codec), both)
     tree, state = all_reduce_adaptive(tree, axis_name, codec, level, **options)
   reduced = treedef.flatten_up_to(tree)
-  y = _gather_all(reduced, leaves, local_axis, devices, locally)
-  stock = lax.pmean if op == "mean" else lax.psum
-
-  def plain(x: PyTree) -> PyTree:
-    return stock(x if weight is None else weigh(x, weight, both, op), both)
-
-  return straight_through(plain, x, treedef.unflatten(y)), state
+  y = _gather_shards(reduced, leaves, local_axis, devices, local_codecs)
+  reference_op = reference_reduce(both, op, weight)
+  return straight_through(reference_op, x, treedef.unflatten(y)), state
 
 
-class _Local(NamedTuple):
-  """How a leaf travels within the host."""
+class _LocalCodec(NamedTuple):
+  """Codec of one leaf within the host, and the leaf's key there."""
 
   codec: Codec
   key: Key | None
@@ -229,80 +222,83 @@ class _Local(NamedTuple):
 
 def _local_codecs(
   codec: Codec | None, x: PyTree, key: Key | None
-) -> list[_Local]:
-  """The codec of every leaf within the host, and its key there."""
-  cut = partition(identity() if codec is None else codec, x)
-  chosen: dict[int, _Local] = {}
-  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
-    if len(part.leaves) > 1:
+) -> list[_LocalCodec]:
+  """Returns the codec of every leaf within the host, and its key there."""
+  arrays = partition(identity() if codec is None else codec, x)
+  found: dict[int, _LocalCodec] = {}
+  for group, like in zip(arrays.leaf_groups, arrays.likes(), strict=True):
+    if len(group.leaves) > 1:
       raise ValueError(
         "`local_codec` must encode every leaf by itself, got one that joins "
         f"some: {codec!r}."
       )
-    if jax.tree.leaves(jax.eval_shape(part.codec.init, like)):
+    if jax.tree.leaves(jax.eval_shape(group.codec.init, like)):
       raise ValueError(
-        f"`local_codec` must be a codec without state, got {part.codec!r}."
+        f"`local_codec` must be a codec without state, got {group.codec!r}."
       )
-    (leaf,) = part.leaves
-    # Not the key of the exchange between hosts: roundings are independent.
-    own = (
-      None if key is None else key.fold_path(f"within/{cut.leaves[leaf][0]}")
-    )
-    chosen[leaf] = _Local(part.codec, own)
-  return [chosen[i] for i in range(len(cut.leaves))]
+    (leaf,) = group.leaves
+    # Another key than that of the exchange between hosts, so that roundings are
+    # independent. The prefix is part of every random bit: do not rename it.
+    path = f"within/{arrays.leaves[leaf][0]}"
+    own = None if key is None else key.fold_path(path)
+    found[leaf] = _LocalCodec(group.codec, own)
+  return [found[i] for i in range(len(arrays.leaves))]
 
 
-def _scatter(
-  x: Array, local_axis: AxisName, devices: int, local: _Local, op: str
+def _reduce_locally(
+  x: Array, local_axis: AxisName, devices: int, local: _LocalCodec, op: str
 ) -> Array:
-  """This device's part of the host's result, or the whole of a small one."""
+  """Returns this device's shard of the host's result; a small array whole."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  if not is_cut(x, devices):
-    stock = lax.pmean if op == "mean" else lax.psum
-    return stock(wide, local_axis).astype(x.dtype)
-  rows = cut_rows(wide, devices)
-  (part,), _ = reduce_scatter(
+  if not is_sharded(x, devices):
+    return reference_reduce(local_axis, op, None)(wide).astype(x.dtype)
+  rows = pad_to_rows(wide, devices)
+  (shard,), _ = reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
-  return part.astype(x.dtype)
+  return shard.astype(x.dtype)
 
 
-def _gather_all(
+def _gather_shards(
   reduced: list[Array],
   leaves: list[Array],
   local_axis: AxisName,
   devices: int,
-  locally: list[_Local],
+  local_codecs: list[_LocalCodec],
 ) -> list[Array]:
-  """Whole leaves from the parts that the devices of a host hold."""
+  """Returns whole leaves from the shards that the devices of a host hold."""
   gathered = [
-    _gather(y, a, local_axis, devices, local) if is_cut(a, devices) else y
-    for y, a, local in zip(reduced, leaves, locally, strict=True)
+    _gather_leaf(y, a, local_axis, devices, local)
+    if is_sharded(a, devices)
+    else y
+    for y, a, local in zip(reduced, leaves, local_codecs, strict=True)
   ]
-  whole = [i for i, a in enumerate(leaves) if not is_cut(a, devices)]
+  whole = [i for i, a in enumerate(leaves) if not is_sharded(a, devices)]
   if whole:
-    # Devices may have rounded the same mean differently: all take the first's.
-    first = worker_index(local_axis) == 0
+    # Each device encoded the same mean with its own key, so the results may
+    # differ by their rounding: all take the first device's.
+    is_first = worker_index(local_axis) == 0
     kept = lax.psum(
-      [jnp.where(first, reduced[i], 0) for i in whole], local_axis
+      [jnp.where(is_first, reduced[i], 0) for i in whole], local_axis
     )
     for i, y in zip(whole, kept, strict=True):
       gathered[i] = y
   return gathered
 
 
-def _gather(
-  part: Array,
+def _gather_leaf(
+  shard: Array,
   like: ShapedLike,
   local_axis: AxisName,
   devices: int,
-  local: _Local,
+  local: _LocalCodec,
 ) -> Array:
   key = local.key
   if key is not None:
-    # Equal on all hosts: each of them encodes the same part.
+    # Equal on all hosts, which each encode the same shard: otherwise the result
+    # would have other bits on another host.
     own = combine_seeds(key.shared, worker_index(local_axis))
     key = Key(key.shared, own).fold(devices)
-  rows, _ = all_gather(part, local_axis, local.codec, key=key)
+  rows, _ = all_gather(shard, local_axis, local.codec, key=key)
   flat = rows.reshape(-1)[: math.prod(like.shape)]
   return flat.reshape(like.shape)

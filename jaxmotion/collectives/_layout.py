@@ -1,45 +1,52 @@
-"""How an exchange lays its arrays out: whole, or in a row for each worker."""
+"""Layout of an exchange: which arrays are split into shards, and how.
+
+These rules are the contract between the collectives, which follow them, and
+the performance model and planner, which predict bytes and seconds from them.
+"""
 
 import math
 
 import jax
 
 from jaxmotion.codecs.extend import Partition
-from jaxmotion.core import ShapedLike, shape_dtype as like_of
+from jaxmotion.core import ShapedLike, shape_dtype
 
-# Gathering sends (N - 1) P bytes, two phases 2 (N - 1) / N P: equal for two.
-_GATHER_MOST_WORKERS = 2
-# Shards of fewer values are mostly scales and padding.
-_LEAST_SHARD = 64
-# One row in so many may be padding: codecs of matrices are faster than those of
-# vectors, and a vector would be padded too.
-_PADDED = 64
-# Values of a summable array that goes with others. Joining copies them.
-_MOST_JOINED = 1 << 16
+# A gather sends (N - 1) P bytes, two phases send 2 (N - 1) / N P: equal for 2.
+_GATHER_MAX_WORKERS = 2
+# Shards of fewer elements consist mostly of scales and padding.
+_MIN_SHARD_ELEMENTS = 64
+# At most one row in so many may be padding. Codecs of matrices are faster than
+# those of vectors, and a vector would be padded too.
+_ROWS_PER_PADDING = 64
+# Largest summable array, in elements, that is joined with others: joining is a
+# copy.
+_MAX_JOINED_ELEMENTS = 1 << 16
 
 
-def is_cut(like: ShapedLike, workers: int) -> bool:
-  """Says whether an array is large enough for a shard a worker.
+def is_sharded(like: ShapedLike, workers: int) -> bool:
+  """Returns whether an array is large enough for one shard per worker.
 
   Args:
     like: shape and dtype of the array.
-    workers: how many there are.
+    workers: number of workers.
 
   Example:
     >>> import jax.numpy as jnp
-    >>> is_cut(jnp.zeros(256), 4), is_cut(jnp.zeros(255), 4)
+    >>> is_sharded(jnp.zeros(256), 4), is_sharded(jnp.zeros(255), 4)
     (True, False)
   """
-  return math.prod(like.shape) >= _LEAST_SHARD * workers
+  return math.prod(like.shape) >= _MIN_SHARD_ELEMENTS * workers
 
 
 def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
-  """The shard of an array that one worker reduces: rows, where hardly any are
-  padding.
+  """Returns the shape of the shard of an array that one worker reduces.
+
+  A matrix is split into blocks of its rows if hardly any row is padding, and
+  any other array into pieces of a vector.
 
   Args:
     like: shape and dtype of the array.
-    workers: how many there are.
+    workers: number of workers.
 
   Example:
     >>> import jax.numpy as jnp
@@ -51,7 +58,7 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
   count = size // minor if len(like.shape) > 1 and minor else 0
   rows = math.ceil(count / workers)
-  if 0 < count and workers * rows - count <= count // _PADDED:
+  if 0 < count and workers * rows - count <= count // _ROWS_PER_PADDING:
     shape: tuple[int, ...] = (rows, minor)
   else:
     shape = (math.ceil(size / workers),)
@@ -59,30 +66,32 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
 
 
 def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
-  """What a worker has of an array that is cut if it is large enough.
+  """Returns the shape of what one worker has: a shard, or a small array whole.
 
   Args:
     like: shape and dtype of the array.
-    workers: how many there are.
+    workers: number of workers.
 
   Example:
     >>> import jax.numpy as jnp
     >>> shard_like(jnp.zeros(256), 4).shape, shard_like(jnp.zeros(8), 4).shape
     ((64,), (8,))
   """
-  return row_like(like, workers) if is_cut(like, workers) else like_of(like)
+  if is_sharded(like, workers):
+    return row_like(like, workers)
+  return shape_dtype(like)
 
 
 def choose_methods(
-  cut: Partition, workers: int, method: str | None
+  partition: Partition, workers: int, method: str | None
 ) -> list[str]:
-  """Chooses how every array of a tree is reduced.
+  """Chooses the method that reduces each array of a tree.
 
   Args:
-    cut: the arrays and their codecs.
-    workers: how many there are.
-    method: "gather" or "two_phase" for what is large and not summable; None
-      chooses by the number of workers.
+    partition: the arrays of the tree and their codecs.
+    workers: number of workers.
+    method: "gather" or "two_phase" for arrays that are large and not summable;
+      None chooses by the number of workers.
 
   Returns:
     "sum", "gather" or "two_phase" for each array.
@@ -92,22 +101,22 @@ def choose_methods(
     >>> from jaxmotion import codecs
     >>> from jaxmotion.codecs.extend import partition
     >>> tree = {"b": jnp.zeros(8), "w": jnp.zeros((64, 64))}
-    >>> cut = partition(codecs.uniform(bits=8), tree)
-    >>> choose_methods(cut, 4, None)
+    >>> choose_methods(partition(codecs.uniform(bits=8), tree), 4, None)
     ['gather', 'two_phase']
   """
   if method is None:
-    few = workers <= _GATHER_MOST_WORKERS
+    few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"
-  all_sum = all(part.codec.summable for part in cut.leaf_groups)
-  chosen = []
-  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
-    if part.codec.summable:
-      # A small one beside others goes with them, not in a sum of its own:
-      # between two workers that is as many bytes.
-      small = math.prod(like.shape) <= _MOST_JOINED
-      joins = workers == 2 and not all_sum and small
-      chosen.append("gather" if joins else "sum")
+  groups = partition.leaf_groups
+  all_summable = all(group.codec.summable for group in groups)
+  methods = []
+  for group, like in zip(groups, partition.likes(), strict=True):
+    if group.codec.summable:
+      # Between two workers a gather has as many bytes as a sum. So a small
+      # summable array is gathered with the others, which saves a collective.
+      is_small = math.prod(like.shape) <= _MAX_JOINED_ELEMENTS
+      joins = workers == 2 and not all_summable and is_small
+      methods.append("gather" if joins else "sum")
     else:
-      chosen.append(method if is_cut(like, workers) else "gather")
-  return chosen
+      methods.append(method if is_sharded(like, workers) else "gather")
+  return methods

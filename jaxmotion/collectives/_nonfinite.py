@@ -1,6 +1,4 @@
-"""What happens when a worker's values are not finite."""
-
-from collections.abc import Callable
+"""Policies for gradients that are not finite, agreed on by all workers."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +10,14 @@ NONFINITE_POLICIES = ("propagate", "skip", "zero")
 
 
 def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
-  """Says whether every value on every worker is finite.
+  """Returns whether every element on every worker is finite.
 
   Args:
     tree: pytree of floating-point arrays, this worker's own.
     axis_name: the workers' axis.
 
   Returns:
-    bool[], the same on all workers: one 4-byte sum agrees on it.
+    bool[], the same on all workers, who agree on it by one 4-byte sum.
   """
   bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
   count = sum((b.astype(jnp.int32) for b in bad), jnp.int32(0))
@@ -27,35 +25,43 @@ def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
 
 
 def apply_nonfinite_policy(
-  policy: str,
-  axis_name: AxisName,
-  reduce: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-  x: PyTree,
-  state: PyTree,
-) -> tuple[PyTree, PyTree, Array]:
-  """Runs a collective under a policy for non-finite values.
+  policy: str, x: PyTree, axis_name: AxisName
+) -> tuple[PyTree, Array | None]:
+  """Prepares gradients for a collective under a policy for non-finite elements.
+
+  "propagate" leaves the elements alone: they reach every worker, and each codec
+  says how they decode. "zero" replaces non-finite elements by zero. "skip"
+  leaves them alone too, but if any worker has one, `keep_update` then discards
+  the exchange on all workers.
 
   Args:
-    policy: "propagate" leaves values alone: they reach every worker, and each
-      codec says how they decode. "zero" replaces them by zero before the
-      codec. "skip": if any worker has one, all workers get zeros and keep
-      their state as it was, bit for bit.
+    policy: one of `NONFINITE_POLICIES`.
+    x: pytree of floating-point arrays, this worker's own.
     axis_name: the workers' axis.
-    reduce: maps (x, state) to (reduced, new state).
-    x: this worker's values.
-    state: this worker's state.
 
   Returns:
-    The reduced tree, the state, and bool[]: whether it took place.
+    The tree to reduce, and bool[]: whether to keep the result of the collective
+    (give it to `keep_update`). None means always.
   """
   check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "zero":
     x = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), x)
-  if policy != "skip":
-    y, state = reduce(x, state)
-    return y, state, jnp.array(True)
-  ok = all_finite(x, axis_name)
-  y, new_state = reduce(x, state)
-  y = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), y)
-  state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new_state, state)
-  return y, state, ok
+  return x, all_finite(x, axis_name) if policy == "skip" else None
+
+
+def keep_update(
+  ok: Array | None, updates: PyTree, state: PyTree, old_state: PyTree
+) -> tuple[PyTree, PyTree]:
+  """Returns updates and state, or zeros and the old state if not `ok`.
+
+  Args:
+    ok: bool[], the same on all workers; None keeps the update.
+    updates: pytree of arrays.
+    state: state after the update.
+    old_state: state before the update, which is kept bit for bit.
+  """
+  if ok is None:
+    return updates, state
+  updates = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), updates)
+  state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), state, old_state)
+  return updates, state

@@ -1,20 +1,19 @@
-"""Compressed reduce-scatter."""
+"""Reduce-scatter of an array through a codec."""
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.collectives._shared import (
+from jaxmotion.collectives._rows import (
+  check_codec_of_arrays,
   check_rows,
-  check_state,
-  codec_for_array,
   encode_rows,
-  init_rows,
-  straight_through,
+  to_encode_dtype,
   to_rows,
-  widen,
 )
+from jaxmotion.collectives._state import check_state, init_rows
+from jaxmotion.collectives._straight_through import straight_through
+from jaxmotion.collectives._sum_payloads import scatter_payload
 from jaxmotion.collectives._transport import exchange_rows
 from jaxmotion.core import (
   Array,
@@ -26,7 +25,6 @@ from jaxmotion.core import (
   check_choice,
   check_float,
   to_varying,
-  worker_index,
 )
 
 
@@ -36,10 +34,10 @@ def reduce_scatter_init(
   """Returns the codec state for `reduce_scatter` of an array like `x`.
 
   Args:
-    x: array or ShapeDtypeStruct of what is exchanged.
+    x: array or ShapeDtypeStruct of this worker's array.
     axis_name: the workers' axis, bound here.
-    codec: encodes each share.
-    axis: the axis that is cut.
+    codec: codec that `reduce_scatter` will be given.
+    axis: position of the axis that is split.
 
   Returns:
     This worker's state, typed as varying.
@@ -49,7 +47,8 @@ def reduce_scatter_init(
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-  return to_varying(init_rows(codec_for_array(codec), workers, row), axis_name)
+  codec = check_codec_of_arrays(codec)
+  return to_varying(init_rows(codec, workers, row), axis_name)
 
 
 def reduce_scatter(
@@ -62,28 +61,31 @@ def reduce_scatter(
   op: str = "sum",
   axis: int = 0,
 ) -> tuple[Array, PyTree]:
-  """Reduces over workers and leaves each with its share of the result.
+  """Returns this worker's shard of the sum (or with `op="mean"` the mean).
 
-  Every worker sends each other one the payload of its share; shares are
+  Every worker sends every other one the payload of its shard. Shards are
   decoded and added in float32. The gradient is that of `lax.psum_scatter`.
 
   Args:
     x: floating-point array, this worker's own.
     axis_name: the workers' axis.
-    codec: encodes each share; None is `identity()`.
+    codec: codec of each shard; None is `identity()`.
     state: what `reduce_scatter_init` or the last call returned.
     key: randomness for codecs that need it.
-    op: "sum" or "mean".
-    axis: the axis that is cut; the workers must divide its length.
+    op: "sum" or "mean" over workers.
+    axis: position of the axis that is split; the workers must divide its
+      length.
 
   Returns:
-    Worker r's share, `x`'s shape with `axis` divided by the workers, and the
-    new state.
+    Worker r's shard, of `x`'s shape with the length of `axis` divided by the
+    workers, and the new state.
 
   Raises:
-    ValueError: an unbound axis, an axis that cannot be cut, a wrong state.
+    ValueError: an unbound axis, an axis that workers do not divide, a wrong
+      state.
 
   Example:
+    >>> import jax.numpy as jnp
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> f = jax.shard_map(
     ...   lambda x: reduce_scatter(x, "data")[0],
@@ -92,7 +94,7 @@ def reduce_scatter(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = codec_for_array(identity() if codec is None else codec)
+  codec = check_codec_of_arrays(identity() if codec is None else codec)
   check_choice("op", op, ("sum", "mean"))
   check_float("x", x)
   workers = axis_size(axis_name)
@@ -101,29 +103,17 @@ def reduce_scatter(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
   )
   state = check_state(expected, state)
-  own = widen(codec, to_varying(lax.stop_gradient(x), axis_name))
+  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
   rows = to_rows(own, axis, workers)
   payload, state = encode_rows(codec, rows, state, key)
   if codec.summable:
-    y = codec.decode(_scatter_payload(payload, axis_name), rows[0])
+    y = codec.decode(scatter_payload(payload, axis_name), rows[0])
   else:
     y = codec.sum_decoded(exchange_rows(payload, axis_name), rows[0])
 
-  def stock(x: Array) -> Array:
+  def reference_op(x: Array) -> Array:
     y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)
     return y / workers if op == "mean" else y
 
   y = (y / workers if op == "mean" else y).astype(x.dtype)
-  return straight_through(stock, to_varying(x, axis_name), y), state
-
-
-def _scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
-  """Adds a summable payload's rows over workers; each keeps its own row."""
-  index = worker_index(axis_name)
-
-  def scatter(a: Array) -> Array:
-    if jnp.issubdtype(a.dtype, jnp.floating):
-      return lax.psum_scatter(a, axis_name, scatter_dimension=0, tiled=False)
-    return lax.dynamic_index_in_dim(a, index, 0, keepdims=False)
-
-  return jax.tree.map(scatter, payload)
+  return straight_through(reference_op, to_varying(x, axis_name), y), state

@@ -1,8 +1,20 @@
-"""Payloads onto the wire: words only, and one collective.
+"""Transport of payloads: packs them into words and sends one buffer.
 
-Every array of every payload is turned into unsigned words (backends widen
-narrow floats on the wire, never words) and joined into one buffer: a collective
-costs round trips however little it moves.
+Three invariants hold for everything sent here:
+
+* Only unsigned words travel. Backends widen narrow floats on the wire (XLA:CPU
+  sends bfloat16 as float32, and float8 as float16); they never widen words. So
+  the bytes a codec promises are the bytes that are sent.
+* The payloads of all arrays form one buffer, sent by one collective. A
+  collective costs round trips however little it moves. Only large payloads
+  (8 MiB and more) are sent as two buffers, so that the first half is on the
+  link while the second is still being computed.
+* Every worker decodes the same words, its own included, so all hold the same
+  bits and the result may be typed as replicated.
+
+The layout of the code follows what XLA:CPU makes of it, which was measured:
+payloads are concatenated, never the floats they encode; received rows are
+stacked last; the gather of two workers is a sum of words. Each place says why.
 """
 
 import math
@@ -23,83 +35,45 @@ from jaxmotion.core import (
   update_in_place,
 )
 
-# Less is sent in one piece: a second collective costs its round trips.
-_LEAST_HALVED_BYTES = 1 << 23
+# Smaller payloads are sent in one piece: a second collective would cost more
+# round trips than it hides.
+_MIN_SPLIT_BYTES = 1 << 23
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
-def gather(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
+def gather_payloads(
+  payloads: list[PyTree], axis_name: AxisName
+) -> list[PyTree]:
   """Returns every worker's payloads: each leaf gains a leading worker axis.
 
   Args:
-    payloads: of several arrays, in the order of the tree.
+    payloads: payloads of several arrays, in the order of the tree.
     axis_name: the workers' axis.
   """
   rows = jax.tree.map(lambda a: a[None], to_varying(payloads, axis_name))
-  parts = [part for part in halves(rows) if jax.tree.leaves(part)]
-  buffers = [_join(part)[0] for part in parts]
+  halves = [half for half in split_in_halves(rows) if jax.tree.leaves(half)]
+  buffers = [_pack_words(half)[0] for half in halves]
 
   def all_gather(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return tuple(
       tuple(lax.all_gather(own, axis_name, to="invarying")) for own in buffers
     )
 
-  def swap(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return _swap(buffers, axis_name)
+  def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
+    return _gather_by_sum(buffers, axis_name)
 
   if axis_size(axis_name) == 2:
-    received = lax.platform_dependent(*buffers, cpu=swap, default=all_gather)
+    received = lax.platform_dependent(
+      *buffers, cpu=gather_by_sum, default=all_gather
+    )
   else:
     received = all_gather(*buffers)
   gathered = [
     payload
-    for part, words in zip(parts, received, strict=True)
-    for payload in _split(words, part)
+    for half, words in zip(halves, received, strict=True)
+    for payload in _unpack_words(words, half)
   ]
   return gathered if gathered else payloads
-
-
-def halves(payloads: list[PyTree]) -> tuple[list[PyTree], list[PyTree]]:
-  """Cuts payloads in two of about the same bytes, if they are large enough.
-
-  Gradients appear from the last array to the first: the second half can be on
-  the link while the first is still being computed.
-
-  Returns:
-    The first ones, which may be none, and the others.
-  """
-  each = [
-    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(p))
-    for p in payloads
-  ]
-  if sum(each) < _LEAST_HALVED_BYTES:
-    return [], payloads
-  gaps = [abs(sum(each[:i]) - sum(each[i:])) for i in range(len(each))]
-  cut = gaps.index(min(gaps))
-  return payloads[:cut], payloads[cut:]
-
-
-def in_turns(
-  move: Callable[[Sequence[Array]], Sequence[Array]],
-  late: Sequence[Array],
-  early: Sequence[Array],
-) -> tuple[Sequence[Array], Sequence[Array], Sequence[Array]]:
-  """Moves `early`, then `late`, each as soon as it can be.
-
-  Args:
-    move: sums arrays over the axis.
-    late: arrays, of either half one at least.
-    early: arrays that are there first.
-
-  Returns:
-    The sums of both, and what became of `late` before it was summed.
-  """
-  first = move(early)
-  late = [schedule_after(a, first[-1]) for a in late]
-  # What reads a sum may write where a parameter was, so it must not start
-  # before all gradients are there: XLA:CPU would copy the parameter.
-  first = [schedule_after(a, late[-1]) for a in first]
-  return move(late), first, late
 
 
 def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
@@ -112,29 +86,78 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   Returns:
     Leaves of the same shapes; row r came from worker r.
   """
-
   rows = to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
-  received = lax.all_to_all(_join(rows), axis_name, 0, 0, tiled=True)
-  return _split(tuple(received), rows)
+  received = lax.all_to_all(_pack_words(rows), axis_name, 0, 0, tiled=True)
+  return _unpack_words(tuple(received), rows)
 
 
-def _swap(
+def split_in_halves(
+  payloads: list[PyTree],
+) -> tuple[list[PyTree], list[PyTree]]:
+  """Splits payloads into two halves of about the same bytes, if large enough.
+
+  The backward pass computes gradients from the last array to the first. So the
+  second half can be on the link while the first is still being computed.
+
+  Returns:
+    The first half, which is computed late and may be empty, and the second,
+    which is computed early.
+  """
+  sizes = [
+    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(p))
+    for p in payloads
+  ]
+  if sum(sizes) < _MIN_SPLIT_BYTES:
+    return [], payloads
+  gaps = [abs(sum(sizes[:i]) - sum(sizes[i:])) for i in range(len(sizes))]
+  middle = gaps.index(min(gaps))
+  return payloads[:middle], payloads[middle:]
+
+
+def send_early_first(
+  send: Callable[[Sequence[Array]], Sequence[Array]],
+  late: Sequence[Array],
+  early: Sequence[Array],
+) -> tuple[Sequence[Array], Sequence[Array], Sequence[Array]]:
+  """Sends `early`, then `late`, each as soon as it is computed.
+
+  Without the order, XLA:CPU would join both into one collective, which starts
+  when the last gradient is there: nothing would overlap.
+
+  Args:
+    send: sums arrays over the axis.
+    late: arrays that are computed last; at least one.
+    early: arrays that are computed first; at least one.
+
+  Returns:
+    The sums of `late`, the sums of `early`, and `late` as it was sent.
+  """
+  early_sums = send(early)
+  late = [schedule_after(a, early_sums[-1]) for a in late]
+  # The update that reads a sum may write where a parameter was, so it must not
+  # start before all gradients are computed: XLA:CPU would copy the parameter.
+  early_sums = [schedule_after(a, late[-1]) for a in early_sums]
+  return send(late), early_sums, late
+
+
+def _gather_by_sum(
   buffers: Sequence[Array], axis_name: AxisName
 ) -> tuple[tuple[Array, ...], ...]:
   """Gathers between two workers by way of the sum of their words.
 
-  Less its own words, modulo their width, a worker is left with the other's.
-  The bytes are those of a gather, but gloo sums in both directions at once
-  (0.98 of the link) and gathers in one after the other (0.65).
+  Unsigned words wrap around, so the sum less a worker's own words is the other
+  worker's words, bit for bit. The bytes are those of a gather. But gloo sums in
+  both directions at once (0.98 of the link) and gathers in one after the other
+  (0.65).
   """
   rank = lax.axis_index(axis_name)
 
-  def move(buffers: Sequence[Array]) -> list[Array]:
+  def add(buffers: Sequence[Array]) -> list[Array]:
     return [lax.psum(own, axis_name) for own in buffers]
 
-  def place(rows: tuple[Array, Array], _: tuple) -> tuple[Array, Array]:
+  def select_rows(rows: tuple[Array, Array], _: tuple) -> tuple[Array, Array]:
     own, total = rows
     other = total - own
     return (
@@ -143,63 +166,71 @@ def _swap(
     )
 
   if len(buffers) == 2:
-    late, early, sent = in_turns(move, buffers[:1], buffers[1:])
+    late, early, sent = send_early_first(add, buffers[:1], buffers[1:])
     totals, buffers = [*late, *early], [*sent, *buffers[1:]]
   else:
-    totals = move(buffers)
-  # Fused into the decode, the choice would be made once a value and without
-  # vectors (5x).
+    totals = add(buffers)
+  # `update_in_place` keeps the selection out of the decode. Fused into it, the
+  # selection would be made once an element and without vectors (5x).
   return tuple(
     assert_replicated(
-      update_in_place(place, (own, to_varying(total, axis_name)), (), rank),
+      update_in_place(
+        select_rows, (own, to_varying(total, axis_name)), (), rank
+      ),
       axis_name,
     )
     for own, total in zip(buffers, totals, strict=True)
   )
 
 
-def _join(payload: PyTree) -> Array:
-  """Leaves (rows, ...) -> one buffer of words (rows, n)."""
+def _pack_words(payload: PyTree) -> Array:
+  """Packs leaves of shape (rows, ...) into one buffer of words (rows, n)."""
   leaves = jax.tree.leaves(payload)
   width = _common_width(leaves)
   flat = [_to_words(leaf, width) for leaf in leaves]
-  # Payloads are joined, never the floats they encode: XLA:CPU would fuse
+  # Payloads are concatenated, never the floats they encode: XLA:CPU would fuse
   # that concatenation into the codec, element by element.
   return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
 
 
-def _split(received: Sequence[Array], payload: PyTree) -> PyTree:
-  """Inverts `_join`: rows of words (n,) -> leaves like those of `payload`."""
+def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
+  """Inverts `_pack_words`.
+
+  Args:
+    received: one buffer of words (n,) for each row.
+    payload: pytree whose leaves have the shapes and dtypes of the result.
+  """
   leaves, treedef = jax.tree.flatten(payload)
   width = received[0].dtype.itemsize
-  split, start = [], 0
+  unpacked, start = [], 0
   for leaf in leaves:
     size = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize // width
     rows = [lax.slice_in_dim(r, start, start + size) for r in received]
-    # Stacked last: then a decode of one row reads that row's buffer itself,
-    # where XLA:CPU would else choose the buffer once a value.
-    split.append(jnp.stack([_from_words(r, leaf) for r in rows]))
+    # The rows are stacked last: then a decode of one row reads that row's
+    # buffer itself. Otherwise XLA:CPU would choose the buffer once an element.
+    unpacked.append(jnp.stack([_from_words(r, leaf) for r in rows]))
     start += size
-  return jax.tree.unflatten(treedef, split)
+  return jax.tree.unflatten(treedef, unpacked)
 
 
 def _common_width(leaves: list[Array]) -> int:
-  """Bytes of the words that leaves (rows, ...) travel in.
+  """Returns the bytes of the words that leaves (rows, ...) travel in.
 
-  Those that most of the bytes have, or narrower ones if a leaf fills no whole
-  number of them.
+  It is the width that most of the bytes have already, so most leaves need no
+  conversion. If a leaf does not fill a whole number of such words, narrower
+  words are used.
   """
   bytes_of: dict[int, int] = {}
   for leaf in leaves:
     width = leaf.dtype.itemsize
     bytes_of[width] = bytes_of.get(width, 0) + leaf.size * width
-  most = max(bytes_of, key=lambda w: (bytes_of[w], w))
-  each = [math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves]
-  return math.gcd(most, *each)
+  widest = max(bytes_of, key=lambda w: (bytes_of[w], w))
+  sizes = [math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves]
+  return math.gcd(widest, *sizes)
 
 
 def _to_words(x: Array, width: int) -> Array:
-  """(rows, ...) -> words of `width` bytes, (rows, n)."""
+  """Bitcasts (rows, ...) to words of `width` bytes, (rows, n)."""
   own = x.dtype.itemsize
   if x.dtype == jnp.bool_:
     x = x.astype(jnp.uint8)
@@ -214,7 +245,7 @@ def _to_words(x: Array, width: int) -> Array:
 
 
 def _from_words(words: Array, like: Array) -> Array:
-  """Inverts `_to_words` for one row of `like`: words (n,) -> (...)."""
+  """Inverts `_to_words` for one row of `like`: words (n,) to (...)."""
   shape, dtype = like.shape[1:], like.dtype
   own, width = dtype.itemsize, words.dtype.itemsize
   if own > width:

@@ -1,4 +1,4 @@
-"""Optax transformations, and the step they live in."""
+"""Optax transformations that exchange gradients, and data-parallel steps."""
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._data_parallel import (

@@ -1,4 +1,4 @@
-"""From a loss function to a data-parallel training step."""
+"""Data-parallel training step made from a loss function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,18 +21,18 @@ from jaxmotion.core import (
 def local_value_and_grad(
   fun: Callable[..., Any], axis_name: AxisName, *, has_aux: bool = False
 ) -> Callable[..., Any]:
-  """`jax.value_and_grad` whose gradient stays this worker's own.
+  """Returns `jax.value_and_grad` whose gradient stays this worker's own.
 
   Inside `shard_map`, plain `jax.grad` with respect to replicated parameters
   sums the gradient over workers at full precision before any codec sees it.
 
   Args:
-    fun: function of the parameters (first argument) and anything else.
+    fun: function whose first argument are the parameters.
     axis_name: the workers' axis.
     has_aux: whether `fun` returns (value, aux).
 
   Returns:
-    A function like `jax.value_and_grad(fun)`, for use where the axis is bound.
+    A function like `jax.value_and_grad(fun)`, to call where the axis is bound.
 
   Example:
     >>> def loss(w, x):
@@ -73,9 +73,9 @@ def data_parallel(
     has_aux: whether `loss_fn` returns auxiliary values; floating-point ones
       are averaged over workers.
     mean_loss: whether the loss (and auxiliary values) are the workers' mean.
-      That is a collective of its own, which costs round trips and makes
-      workers wait for one another; without it each value has a leading axis of
-      workers, of which a process holds its own.
+      That mean is a collective of its own, which costs round trips and makes
+      workers wait for one another. Without it each value has a leading axis of
+      workers, and a process holds only its own workers' values.
 
   Returns:
     init: params -> (params, opt_state), placed on the mesh; per-worker state
@@ -118,13 +118,13 @@ def data_parallel(
     opt_state = jax.shard_map(
       tx.init, mesh=mesh, in_specs=P(), out_specs=specs
     )(params)
-    place = jax.shard_map(
+    copy = jax.shard_map(
       lambda p: jax.tree.map(jnp.copy, p),
       mesh=mesh,
       in_specs=P(),
       out_specs=P(),
     )
-    return place(params), opt_state
+    return copy(params), opt_state
 
   def local_step(
     params: PyTree, opt_state: PyTree, batch: PyTree, extra_args: PyTree
@@ -133,7 +133,7 @@ def data_parallel(
     updates, opt_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
     if mean_loss:
-      metrics = _average(metrics, axis_name)
+      metrics = _average_workers(metrics, axis_name)
     else:
       metrics = jax.tree.map(
         lambda m: to_varying(jnp.expand_dims(m, 0), axis_name), metrics
@@ -157,24 +157,24 @@ def data_parallel(
 def _state_shapes(
   tx: optax.GradientTransformation, params: PyTree, mesh: Mesh
 ) -> PyTree:
-  """Traces `tx.init` where the axis is bound, to learn the state's structure.
+  """Returns the shapes of the state by tracing `tx.init` with the axis bound.
 
   The specs that `shard_map` needs depend on a state that only exists inside
-  it, so the first trace carries the structure out by the side.
+  it. So a first trace stores the structure in a list as a side effect.
   """
   found = []
 
-  def probe(params: PyTree) -> jax.Array:
+  def trace_init(params: PyTree) -> jax.Array:
     found.append(jax.tree.map(jax.typeof, tx.init(params)))
     return jnp.zeros(())
 
   jax.eval_shape(
-    jax.shard_map(probe, mesh=mesh, in_specs=P(), out_specs=P()), params
+    jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
   )
   return found[0]
 
 
-def _average(metrics: PyTree, axis_name: AxisName) -> PyTree:
+def _average_workers(metrics: PyTree, axis_name: AxisName) -> PyTree:
   def mean(x: Any) -> Any:
     return lax.pmean(to_varying(x, axis_name), axis_name)
 

@@ -1,4 +1,4 @@
-"""The exchange of gradients as an optax transformation."""
+"""Gradient exchange between workers as an optax transformation."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from jaxmotion.collectives import (
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   apply_nonfinite_policy,
+  check_level_given,
   joint_axes,
+  keep_update,
 )
 from jaxmotion.core import (
   Array,
@@ -38,8 +40,8 @@ class ExchangeState(NamedTuple):
 
   Attributes:
     count: int32[], updates so far.
-    skipped: int32[], updates that were skipped for a non-finite value.
-    codec_state: what the codec remembers, each worker its own.
+    skipped: int32[], updates that were skipped for a non-finite element.
+    codec_state: state of the codec (error memory), each worker's own.
   """
 
   count: Array  # type: ignore[assignment]
@@ -60,7 +62,7 @@ def exchange(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
-  First in a chain, it makes an optimiser data-parallel:
+  First in a chain, it makes an optimizer data-parallel:
 
   .. math::
     g \leftarrow \frac{1}{N} \sum_{r} decode(encode(g_r))
@@ -71,30 +73,31 @@ def exchange(
 
   Args:
     axis_name: the workers' axis, or a tuple of axes.
-    codec: encodes what travels; None is `codecs.identity()`, which is
-      `lax.pmean`. A sequence of codecs is a ladder: each update then takes
-      `level=`, an int32[] equal on all workers, and sends only what that codec
-      makes.
-    op: "mean" or "sum".
+    codec: codec of the payloads; None is `codecs.identity()`, which is
+      `lax.pmean`. A sequence has one codec for each level: each update then
+      takes `level=`, an int32[] equal on all workers, and sends only that
+      codec's payloads.
+    op: "mean" or "sum" over workers.
     method: "gather" or "two_phase"; None chooses by the number of workers.
-    nonfinite: what happens when a worker's gradient is not finite:
-      "propagate" (it reaches every worker), "skip" (all workers agree to
-      emit zeros and to keep their error memory as it was; see also
-      `skip_nonfinite`) or "zero" (it is replaced by zero).
-    seed: of stochastic rounding and sampling; with the step, the leaf's path
-      and the worker it determines every random bit.
-    local_axis: the axis of the devices of one host, where `axis_name` is that
-      of the hosts. Devices of a host exchange first, at full precision, and
-      each sends its part of the host's gradient to other hosts through the
-      codec; see `collectives.all_reduce_hierarchical`. The workers, whose mean it
-      is, are those of both axes: give `data_parallel`, `state_specs` and
+    nonfinite: policy for gradients that are not finite on some worker:
+      "propagate" (the element reaches every worker), "skip" (all workers agree
+      to emit zeros and to keep their error memory as it was; see also
+      `skip_nonfinite`) or "zero" (the element is replaced by zero).
+    seed: seed of stochastic rounding and sampling. With the step, the leaf's
+      path and the worker it determines every random bit.
+    local_axis: the axis of the devices of one host, if `axis_name` is that of
+      the hosts. Devices of a host then exchange first, at full precision, and
+      each sends its shard of the host's gradient to other hosts through the
+      codec; see `collectives.all_reduce_hierarchical`. The mean is over the
+      workers of both axes: give `data_parallel`, `state_specs` and
       `skip_nonfinite` both, `("host", "device")`.
-    local_codec: encodes what travels within a host; None is full precision.
+    local_codec: codec within a host; None is full precision.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
-    weight in the mean, and `level=` for a ladder. `init` has to run inside
-    `shard_map` or `pmap` if the codec has state; `data_parallel` does so.
+    weight in the mean, and `level=` for a sequence of codecs. If the codec has
+    state, `init` has to run inside `shard_map` or `pmap`; `data_parallel` does
+    so.
 
   Raises:
     TypeError: `codec` is no codec.
@@ -108,31 +111,30 @@ def exchange(
     ...   optax.adamw(3e-4),
     ... )
   """
-  ladder = None if codec is None or isinstance(codec, Codec) else tuple(codec)
-  single = codec if isinstance(codec, Codec) else identity()
-  for c in (single,) if ladder is None else ladder:
+  codec = identity() if codec is None else codec
+  if not isinstance(codec, Codec):
+    codec = tuple(codec)
+  for c in (codec,) if isinstance(codec, Codec) else codec:
     if not isinstance(c, Codec):
       raise TypeError(f"`codec` must be a codec or codecs, got {c!r}.")
-  if ladder == ():
+  if codec == ():
     raise ValueError("`codec` must hold at least one codec, got none.")
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
-  workers = _workers(axis_name, local_axis, local_codec)
+  workers = _all_axes(axis_name, local_axis, local_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
     if local_axis is not None:
-      memory = all_reduce_hierarchical_init(
-        params, axis_name, local_axis, ladder or single, method=method
+      states = all_reduce_hierarchical_init(
+        params, axis_name, local_axis, codec, method=method
       )
-    elif ladder is None:
-      memory = all_reduce_init(params, axis_name, single, method=method)
+    elif isinstance(codec, Codec):
+      states = all_reduce_init(params, axis_name, codec, method=method)
     else:
-      memory = all_reduce_adaptive_init(
-        params, axis_name, ladder, method=method
-      )
+      states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
     zero = jnp.zeros((), jnp.int32)
-    return ExchangeState(zero, zero, pack_worker(memory))
+    return ExchangeState(zero, zero, pack_worker(states))
 
   def update_fn(
     updates: PyTree,
@@ -144,49 +146,39 @@ def exchange(
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
     del params, extra_args
-    key = make_key(seed, worker_index(workers)).fold(state.count)
-
-    def reduce(x: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-      options = dict(key=key, op=op, weight=weight, method=method)
-      if local_axis is not None:
-        return all_reduce_hierarchical(
-          x,
-          axis_name,
-          local_axis,
-          ladder or single,
-          state=memory,
-          level=level,
-          local_codec=local_codec,
-          **options,
-        )
-      if ladder is None:
-        return all_reduce(x, axis_name, single, state=memory, **options)
-      return all_reduce_adaptive(
-        x, axis_name, ladder, level, state=memory, **options
-      )
-
-    if (level is None) != (ladder is None):
-      raise ValueError(
-        "`level` must be given for a ladder of codecs and for nothing else, "
-        f"got {level!r} for codec {codec!r}."
-      )
-    memory = unpack_worker(state.codec_state)
-    y, memory, ok = apply_nonfinite_policy(
-      nonfinite, workers, reduce, updates, memory
+    check_level_given(level, codec)
+    old = unpack_worker(state.codec_state)
+    options: dict[str, Any] = dict(
+      state=old,
+      key=make_key(seed, worker_index(workers)).fold(state.count),
+      op=op,
+      weight=weight,
+      method=method,
     )
-    return y, ExchangeState(
-      optax.safe_increment(state.count),
-      state.skipped + (1 - ok.astype(jnp.int32)),
-      pack_worker(memory),
-    )
+    x, ok = apply_nonfinite_policy(nonfinite, updates, workers)
+    if local_axis is not None:
+      options |= dict(level=level, local_codec=local_codec)
+      y, new = all_reduce_hierarchical(
+        x, axis_name, local_axis, codec, **options
+      )
+    elif isinstance(codec, Codec):
+      y, new = all_reduce(x, axis_name, codec, **options)
+    else:
+      y, new = all_reduce_adaptive(x, axis_name, codec, level, **options)
+    y, new = keep_update(ok, y, new, old)
+    skipped = state.skipped
+    if ok is not None:
+      skipped = skipped + (1 - ok.astype(jnp.int32))
+    count = optax.safe_increment(state.count)
+    return y, ExchangeState(count, skipped, pack_worker(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _workers(
+def _all_axes(
   axis_name: AxisName, local_axis: AxisName | None, local_codec: Codec | None
 ) -> AxisName:
-  """The axes whose workers take part."""
+  """Returns the axes of all workers that take part."""
   if local_axis is None:
     if local_codec is not None:
       raise ValueError(

@@ -1,12 +1,11 @@
-"""A whole optimiser that stands still when a gradient is not finite."""
+"""Optimizer wrapper: a non-finite gradient on any worker skips the step."""
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.collectives.extend import all_finite
+from jaxmotion.collectives.extend import all_finite, keep_update
 from jaxmotion.core import Array, AxisName, PyTree
 
 
@@ -28,7 +27,7 @@ def skip_nonfinite(
   """Skips the step on all workers if any worker's gradient is not finite.
 
   Unlike `optax.apply_if_finite`, the workers agree first (one 4-byte sum), so
-  none of them moves alone; and unlike `exchange(nonfinite="skip")` it covers
+  no worker takes the step alone. Unlike `exchange(nonfinite="skip")`, it covers
   the whole chain, moments and step counts included.
 
   Args:
@@ -59,10 +58,7 @@ def skip_nonfinite(
     new, inner_state = wrapped.update(
       updates, state.inner, params, **extra_args
     )
-    new = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), new)
-    inner_state = jax.tree.map(
-      lambda a, b: jnp.where(ok, a, b), inner_state, state.inner
-    )
+    new, inner_state = keep_update(ok, new, inner_state, state.inner)
     skipped = state.skipped + (1 - ok.astype(jnp.int32))
     return new, SkipNonfiniteState(skipped, inner_state)
 

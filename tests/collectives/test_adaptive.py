@@ -6,18 +6,17 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, wire
-from jaxmotion.collectives import extend
 from tests.collectives.helpers import mesh, run
 from tests.compilations import compilations
 
 X = np.random.default_rng(2).normal(size=(4, 512)).astype(np.float32)
-RUNGS = [codecs.uniform(bits=b) for b in (2, 4, 8)]
+LEVELS = [codecs.uniform(bits=b) for b in (2, 4, 8)]
 
 
 def program(level_of=lambda level: level):
   def local(x, level):
     y, _ = collectives.all_reduce_adaptive(
-      x[0], "data", RUNGS, level_of(level), method="gather"
+      x[0], "data", LEVELS, level_of(level), method="gather"
     )
     return y
 
@@ -28,7 +27,7 @@ def program(level_of=lambda level: level):
 
 def test_one_program_serves_every_level():
   f = program()
-  levels = [jnp.int32(i) for i in range(len(RUNGS))]
+  levels = [jnp.int32(i) for i in range(len(LEVELS))]
   before = compilations()
   means = [np.asarray(f(X, level)) for level in levels]
   assert compilations() - before == 1
@@ -39,7 +38,7 @@ def test_one_program_serves_every_level():
 def test_a_level_sends_only_its_own_bytes():
   f = program()
   compiled = f.lower(X, jnp.int32(0)).compile()
-  for i, codec in enumerate(RUNGS):
+  for i, codec in enumerate(LEVELS):
     said = 3 * wire.payload_bytes(codec, X[0])
     traced = wire.step_bytes(f, X, jnp.int32(0), branch=i).total_bytes
     real = wire.compiled_bytes(compiled, branch=i).total_bytes
@@ -52,7 +51,7 @@ def test_a_level_that_differs_between_workers_is_an_error():
 
 
 def test_workers_can_agree_on_the_highest():
-  agree = lambda level: extend.max_over_workers(
+  agree = lambda level: collectives.max_over_workers(
     level + lax.axis_index("data") - 1, "data"
   )
   y = program(agree)(X, jnp.int32(0))
@@ -69,7 +68,7 @@ def test_workers_can_agree_on_the_highest():
 )
 def test_bad_levels_are_named(level, error, message):
   def local(x):
-    return collectives.all_reduce_adaptive(x, "data", RUNGS, level)[0]
+    return collectives.all_reduce_adaptive(x, "data", LEVELS, level)[0]
 
   with pytest.raises(error, match=message):
     run(local, X, 4)
@@ -84,7 +83,7 @@ def test_codecs_that_do_not_share_a_state_are_named():
 def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
   f = jax.pmap(
     lambda x, level: collectives.all_reduce_adaptive(
-      x, "data", RUNGS, level, method="gather"
+      x, "data", LEVELS, level, method="gather"
     )[0],
     axis_name="data",
     devices=jax.devices()[:4],

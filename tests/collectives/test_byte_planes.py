@@ -23,7 +23,7 @@ EDGES = np.uint32(
 
 
 def values(workers):
-  """A tree of every worker's values; the edges are nobody's twice."""
+  """Trees of every worker; each has the edge cases in another row."""
   rng = np.random.default_rng(3)
   a = rng.normal(size=(workers, 8, 14)).astype(np.float32)
   for w in range(workers):
@@ -55,14 +55,14 @@ def program(op, workers, **options):
 
 
 @functools.cache
-def trip(codec):
+def round_trip(codec):
   return jax.jit(lambda x: codec.decode(codec.encode(x)[0], x))
 
 
 def truncated(x, level, rounding="zero"):
   """Every worker's tree through the codec of a level."""
   codec = codecs.truncate(bytes=level + 1, rounding=rounding)
-  return jax.tree.map(trip(codec), x)
+  return jax.tree.map(round_trip(codec), x)
 
 
 def same_bits(tree, expected):
@@ -133,7 +133,7 @@ def test_the_bits_are_equal_on_all_workers(op):
   assert len(copies(program(op, 4)(X, jnp.int32(1))["a"])) == 1
 
 
-STOCK = {
+UNCOMPRESSED = {
   "all_gather_planes": lambda x: lax.all_gather(x, "data", to="invarying"),
   "broadcast_planes": lambda x: lax.psum(
     jnp.where(lax.axis_index("data") == 0, x, 0.0), "data"
@@ -142,7 +142,7 @@ STOCK = {
 
 
 @OPS
-def test_the_gradient_is_the_stock_collectives(op):
+def test_the_gradient_is_the_uncompressed_collectives(op):
   def grads(f):
     def local(x):
       return jax.grad(lambda x: jnp.sum(jnp.sin(jnp.float32(2) * f(x))))(x)[
@@ -152,11 +152,11 @@ def test_the_gradient_is_the_stock_collectives(op):
     return run(local, np.ones((4, 3), np.float32), 4, P("data"))
 
   exact = lambda x: getattr(collectives, op)(x, "data", 3)
-  np.testing.assert_allclose(grads(exact), grads(STOCK[op]))
+  np.testing.assert_allclose(grads(exact), grads(UNCOMPRESSED[op]))
   assert np.abs(grads(exact)).max() > 0
-  # At other levels too it is that of the stock one, at the truncated values.
+  # At other levels it is the same gradient, at the truncated elements.
   one_byte = lambda x: getattr(collectives, op)(x, "data", 0)
-  halves = lambda x: STOCK[op](x) - jnp.float32(0.5)
+  halves = lambda x: UNCOMPRESSED[op](x) - jnp.float32(0.5)
   np.testing.assert_allclose(grads(one_byte), grads(halves))
 
 
@@ -296,7 +296,7 @@ def test_sharded_training_adapts_its_precision_without_compiling():
   assert compilations() == before
   for x, y in batches:
     theirs = step_whole(theirs, x, y)
-  told = [controllers.level_changes(s[2].trajectory) for s in (ours, theirs)]
+  told = [controllers.level_changes(s[2].history) for s in (ours, theirs)]
   assert told[0] == told[1]
   assert {s.level for s in told[0]} == {0, 1, 2, 3}
   jax.tree.map(

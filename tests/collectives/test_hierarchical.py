@@ -14,7 +14,7 @@ WORKERS = HOSTS * DEVICES
 BOTH = ("host", "device")
 MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
 RNG = np.random.default_rng(0)
-# A matrix whose rows divide, one whose rows do not, and one too small to cut.
+# A matrix whose rows the devices divide, one too small, one undivided.
 X = {
   "dense": {
     "kernel": RNG.normal(size=(WORKERS, 64, 33)).astype(np.float32),
@@ -44,7 +44,7 @@ def reducer(codec=None, local_axis="device", **options):
   def local(x):
     x = jax.tree.map(lambda a: a[0], x)
     init = collectives.all_reduce_hierarchical_init
-    state = init(codec or codecs.identity(), x, "host", local_axis)
+    state = init(x, "host", local_axis, codec or codecs.identity())
     key = make_key(0, lax.axis_index(BOTH))
     return collectives.all_reduce_hierarchical(
       x, "host", local_axis, codec, state=state, key=key, **options
@@ -68,9 +68,11 @@ def assert_close(y, expected, tolerance):
 
 
 @pytest.mark.parametrize("op", ["mean", "sum"])
-def test_identity_is_the_stock_collective_but_for_the_order_of_the_sum(op):
-  stock = {"mean": lax.pmean, "sum": lax.psum}[op]
-  theirs = over_mesh(lambda x: stock(jax.tree.map(lambda a: a[0], x), BOTH))(X)
+def test_identity_is_the_uncompressed_mean_but_for_the_order_of_the_sum(op):
+  reference_op = {"mean": lax.pmean, "sum": lax.psum}[op]
+  theirs = over_mesh(
+    lambda x: reference_op(jax.tree.map(lambda a: a[0], x), BOTH)
+  )(X)
   ours = reducer(op=op)(X)
   for a, b, x in zip(*map(jax.tree.leaves, (ours, theirs, X)), strict=True):
     assert len(copies(a)) == 1
@@ -80,7 +82,7 @@ def test_identity_is_the_stock_collective_but_for_the_order_of_the_sum(op):
 
 
 def step(x, bits=8):
-  """Half a quantisation step of a host's mean, and a little more."""
+  """Half a quantization step of a host's mean, and a little more."""
   most = max(float(np.abs(a).max()) for a in jax.tree.leaves(x))
   return 1.01 * most / (2 ** (bits - 1) - 1) / 2
 
@@ -88,11 +90,9 @@ def step(x, bits=8):
 @pytest.mark.parametrize(
   ("codec", "steps", "method"),
   [
-    (INT8, 1, "gather"),
     (STOCHASTIC, 2, "two_phase"),
-    (codecs.feedback(INT8), 1, "gather"),
     (codecs.feedback(INT8), 1, "two_phase"),
-    # joins parts with what is not cut
+    # Joins shards with small leaves, which stay whole.
     (codecs.buckets(STOCHASTIC), 2, "two_phase"),
     (
       codecs.rules(
@@ -175,7 +175,7 @@ def test_weights_are_exact_shares_over_both_axes(codec):
 @pytest.mark.parametrize(
   "codec", [codecs.identity(), codecs.uniform(bits=8, block=32)], ids=repr
 )
-def test_a_device_sends_its_part_between_hosts(codec):
+def test_a_device_sends_its_shard_between_hosts(codec):
   size = DEVICES * 512
   x = jnp.ones((WORKERS, size))
   flat = over_mesh(
@@ -200,14 +200,14 @@ def test_a_device_sends_its_part_between_hosts(codec):
 
 
 def test_rows_stay_together():
-  # One scale a row: a part that mixed rows would have other scales.
+  # One scale a row: a shard that mixed rows would have other scales.
   x = np.ones((WORKERS, DEVICES * 8, 32), np.float32)
   x *= 2.0 ** np.arange(DEVICES * 8, dtype=np.float32)[:, None]
   y = reducer(codecs.uniform(bits=2, block=32))(x)
   np.testing.assert_array_equal(y, x[0])
 
 
-def test_error_memory_is_a_parts_and_sends_everything_in_the_end():
+def test_error_memory_is_a_shards_and_sends_everything_in_the_end():
   codec = codecs.feedback(codecs.topk(density=0.1))
   init = collectives.all_reduce_hierarchical_init
   shapes = []
@@ -269,8 +269,8 @@ def test_a_local_codec_may_round_at_random_and_differ_by_leaf():
   assert_close(ours(X), exact(), 5 * step(X))
 
 
-def test_a_ladder_sends_what_its_level_says():
-  rungs = [
+def test_a_level_sends_only_its_own_bytes():
+  levels = [
     codecs.uniform(bits=2, rounding="stochastic"),
     codecs.identity(),
   ]
@@ -279,7 +279,7 @@ def test_a_ladder_sends_what_its_level_says():
     x = jax.tree.map(lambda a: a[0], x)
     key = make_key(0, lax.axis_index(BOTH))
     return collectives.all_reduce_hierarchical(
-      x, "host", "device", rungs, level=level, key=key
+      x, "host", "device", levels, level=level, key=key
     )[0]
 
   program = over_mesh(local, P(BOTH), P())
@@ -292,7 +292,7 @@ def test_a_ladder_sends_what_its_level_says():
   assert low < high / 7
 
 
-def test_the_gradient_is_the_stock_collectives():
+def test_the_gradient_is_the_uncompressed_collectives():
   def grads(reduce):
     def local(x):
       x = jax.tree.map(lambda a: a[0], x)
@@ -306,11 +306,11 @@ def test_the_gradient_is_the_stock_collectives():
   ours = grads(
     lambda x: collectives.all_reduce_hierarchical(x, "host", "device")[0]
   )
-  stock = grads(lambda x: lax.pmean(x, BOTH))
+  uncompressed = grads(lambda x: lax.pmean(x, BOTH))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
     ours,
-    stock,
+    uncompressed,
   )
 
 
@@ -326,7 +326,7 @@ def test_the_gradient_is_the_stock_collectives():
       dict(local_axis="local"),
       "`axis_name` must name an axis of the enclosing",
     ),
-    (dict(level=1), "`level` must be given for a ladder .* got 1"),
+    (dict(level=1), "`level` must be given if `codec` is a sequence .* got 1"),
     (dict(weight=jnp.ones(3)), "`weight` must be a scalar"),
     (
       dict(local_codec=codecs.feedback(INT8)),

@@ -5,7 +5,7 @@ import pytest
 from jaxmotion import codecs, collectives
 from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
-  max_over_workers,
+  keep_update,
 )
 from tests.collectives.helpers import run
 
@@ -19,18 +19,17 @@ def exchange(x, policy):
   state = collectives.all_reduce_init(x, "data", CODEC)
   _, state = collectives.all_reduce(x * 0 + 0.3, "data", CODEC, state=state)
 
-  def reduce(x, state):
-    return collectives.all_reduce(x, "data", CODEC, state=state)
-
-  y, new, ok = apply_nonfinite_policy(policy, "data", reduce, x, state)
+  x, ok = apply_nonfinite_policy(policy, x, "data")
+  y, new = collectives.all_reduce(x, "data", CODEC, state=state)
+  y, new = keep_update(ok, y, new, state)
   error = CODEC.error(new[0].first)
   changed = jnp.any(error != CODEC.error(state[0].first))
   finite = jnp.isfinite(error).all()
   return (
     y,
-    ok,
-    max_over_workers(changed.astype(jnp.int32), "data"),
-    -(max_over_workers(-finite.astype(jnp.int32), "data")),
+    jnp.array(True) if ok is None else ok,
+    collectives.max_over_workers(changed.astype(jnp.int32), "data"),
+    -collectives.max_over_workers(-finite.astype(jnp.int32), "data"),
   )
 
 
@@ -57,7 +56,7 @@ def test_propagate_reaches_every_worker_and_spares_the_memory():
   assert np.isfinite(np.asarray(y)[32:]).all()
 
 
-def test_zero_drops_the_value_and_nothing_else():
+def test_zero_drops_the_element_and_nothing_else():
   y, ok, _, finite = run(lambda x: exchange(x, "zero"), BAD, 4)
   cleaned = np.where(np.isfinite(BAD), BAD, 0)
   expected, *_ = run(lambda x: exchange(x, "propagate"), cleaned, 4)

@@ -33,8 +33,6 @@ BATCH = {
 SHARES = [(2, 2, 2, 2), (5, 1, 2, 0), (0, 0, 0, 8), (1, 4, 0, 3)]
 EXCHANGES = {
   "plain": (MESH, "data", jaxmotion.exchange("data")),
-  "two_phase": (MESH, "data", jaxmotion.exchange("data", method="two_phase")),
-  "gather": (MESH, "data", jaxmotion.exchange("data", method="gather")),
   "skip": (MESH, "data", jaxmotion.exchange("data", nonfinite="skip")),
   "hierarchical": (
     HOSTS,
@@ -74,7 +72,7 @@ def distance(a, b):
 
 @functools.cache
 def trained_by(name):
-  """The step whose optimiser's trace is the exchanged gradient."""
+  """The step whose optimizer's trace is the exchanged gradient."""
   mesh, axis_name, exchange = EXCHANGES[name]
   tx = optax.chain(exchange, optax.trace(0.0))
   return hetero.uneven_data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
@@ -222,9 +220,9 @@ def test_what_is_sent_sums_to_what_came_in_while_counts_change():
   assert distance(sent, came) > 1e-2  # There was something to remember.
 
 
-def test_a_ladder_takes_its_level_beside_the_counts():
-  rungs = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
-  tx = optax.chain(jaxmotion.exchange("data", rungs), optax.trace(0.0))
+def test_an_adaptive_exchange_takes_its_level_beside_the_counts():
+  levels = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
+  tx = optax.chain(jaxmotion.exchange("data", levels), optax.trace(0.0))
   uneven = hetero.uneven_data_parallel(loss_fn, tx, MESH)
   _, exact = full_gradient()
   errors = []

@@ -51,14 +51,13 @@ def pmean_transform():
 
 def test_identity_trains_as_pmean_does_bit_for_bit():
   ours, _, _ = train(optax.chain(jaxmotion.exchange("data"), optax.adamw(0.01)))
-  stock, _, _ = train(optax.chain(pmean_transform(), optax.adamw(0.01)))
-  assert bits(ours) == bits(stock)
+  uncompressed, _, _ = train(optax.chain(pmean_transform(), optax.adamw(0.01)))
+  assert bits(ours) == bits(uncompressed)
 
 
 @pytest.mark.parametrize(
   "tx",
   [
-    optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1)),
     optax.chain(
       optax.clip(1.0), jaxmotion.exchange("data", INT4), optax.adam(1e-2)
     ),
@@ -106,7 +105,6 @@ def test_identity_trains_as_pmean_does_bit_for_bit():
     ),
   ],
   ids=[
-    "sgd",
     "clip_adam",
     "two_phase_schedule",
     "inject_hyperparams",
@@ -116,7 +114,7 @@ def test_identity_trains_as_pmean_does_bit_for_bit():
     "rules_buckets",
   ],
 )
-def test_laws_hold_in_any_optax_chain(tx):
+def test_properties_hold_in_any_optax_chain(tx):
   check_transform(tx, MESH, PARAMS)
 
 
@@ -147,26 +145,26 @@ def test_random_bits_depend_on_seed_step_path_and_worker_alone():
     tx = optax.chain(
       jaxmotion.exchange("data", INT4, seed=seed), optax.sgd(0.1)
     )
-    return train(tx, params=params)[0]
+    return train(tx, params=params, steps=2)[0]
 
-  assert bits(run(0)) == bits(run(0))
-  assert bits(run(0)) != bits(run(1))
+  first = bits(run(0))
+  assert bits(run(0)) == first
+  assert bits(run(1)) != first
   # A leaf that joins before the others changes none of their bits.
   more = {"another": jnp.ones(3), **PARAMS}
   again = run(0, more)
   again.pop("another")
-  assert bits(again) == bits(run(0))
+  assert bits(again) == first
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_gradients_keep_their_dtype_and_wide_error_memory(dtype):
-  params = jax.tree.map(lambda a: a.astype(dtype), PARAMS)
+def test_narrow_gradients_keep_their_dtype_and_wide_error_memory():
+  params = jax.tree.map(lambda a: a.astype("bfloat16"), PARAMS)
   tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
-  out, state, _ = train(tx, params=params)
-  assert {a.dtype.name for a in jax.tree.leaves(out)} == {dtype}
-  memory = state[0].codec_state
-  assert {s.first.value.dtype.name for s in memory.value} == {"float32"}
-  assert {a.shape[0] for a in jax.tree.leaves(memory)} == {WORKERS}
+  out, state, _ = train(tx, params=params, steps=1)
+  assert {a.dtype.name for a in jax.tree.leaves(out)} == {"bfloat16"}
+  states = state[0].codec_state
+  assert {s.first.value.dtype.name for s in states.value} == {"float32"}
+  assert {a.shape[0] for a in jax.tree.leaves(states)} == {WORKERS}
 
 
 def test_error_memory_differs_between_workers_and_is_marked_so():
@@ -241,16 +239,14 @@ def test_pmap_trains_as_shard_map_does():
 
 
 def test_accumulation_goes_around_the_exchange():
-  tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
   inner = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
   chain = optax.chain(jaxmotion.exchange("data", INT4), inner)
   check_transform(chain, MESH, PARAMS)
-  check_transform(tx, MESH, PARAMS)
 
 
-def test_a_ladder_takes_its_level_at_run_time():
-  rungs = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
-  tx = optax.chain(jaxmotion.exchange("data", rungs), optax.sgd(0.1))
+def test_one_program_serves_every_level():
+  levels = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
+  tx = optax.chain(jaxmotion.exchange("data", levels), optax.sgd(0.1))
   init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
   errors, compiled = [], []
   for level in (jnp.int32(0), jnp.int32(1)):
@@ -258,8 +254,8 @@ def test_a_ladder_takes_its_level_at_run_time():
     before = compilations()
     _, state, _ = step(params, state, BATCH, level=level)
     compiled.append(compilations() - before)
-    memory = state[0].codec_state.value
-    errors.append(max(float(jnp.abs(s.first.value).max()) for s in memory))
+    states = state[0].codec_state.value
+    errors.append(max(float(jnp.abs(s.first.value).max()) for s in states))
   assert errors[0] > 10 * errors[1]
   assert compiled == [1, 0]
 
@@ -313,7 +309,7 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
         optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1)), level=1
       ),
       ValueError,
-      "`level` must be given for a ladder",
+      "`level` must be given if `codec` is a sequence",
     ),
     (
       lambda: train(optax.chain(jaxmotion.exchange("rows"), optax.sgd(0.1))),

@@ -49,7 +49,6 @@ def exchange(codec=None, **options):
 @pytest.mark.parametrize(
   "tx",
   [
-    optax.chain(exchange(INT4), optax.sgd(0.1)),
     optax.chain(exchange(INT4, nonfinite="skip"), optax.adam(1e-2)),
     optax.chain(
       exchange(codecs.sign(), local_codec=codecs.cast("bfloat16")),
@@ -66,9 +65,9 @@ def exchange(codec=None, **options):
       optax.chain(exchange(INT4), optax.adam(1e-2)), BOTH
     ),
   ],
-  ids=["sgd", "skip", "local_codec", "rules_two_phase", "skip_nonfinite"],
+  ids=["skip", "local_codec", "rules_two_phase", "skip_nonfinite"],
 )
-def test_laws_hold_over_both_axes(tx):
+def test_properties_hold_over_both_axes(tx):
   check_transform(tx, MESH, PARAMS, axis_name=BOTH)
 
 
@@ -82,14 +81,7 @@ def test_identity_trains_as_the_flat_exchange_does():
   np.testing.assert_allclose(losses, theirs, rtol=1e-6)
 
 
-def test_a_compressed_run_learns():
-  _, _, losses = train(optax.chain(exchange(INT4), optax.adam(3e-2)), 40)
-  _, _, plain = train(optax.chain(exchange(), optax.adam(3e-2)), 40)
-  assert losses[-1] < 0.8 * losses[0]
-  assert losses[-1] < plain[-1] + 0.05 * losses[0]
-
-
-def test_error_memory_is_each_workers_own_part():
+def test_error_memory_is_each_workers_own_shard():
   _, state, _ = train(optax.chain(exchange(INT4), optax.sgd(0.1)))
   bias, kernel = (s.first.value for s in state[0].codec_state.value)
   assert kernel.shape == (WORKERS, 16 // DEVICES, 32)
@@ -141,9 +133,9 @@ def test_weights_make_the_mean_exact_over_both_axes():
 
 @pytest.mark.parametrize(
   ("worker", "policy"),
-  [(0, "skip"), (3, "skip"), (1, "zero"), (2, "propagate")],
+  [(3, "skip"), (1, "zero"), (2, "propagate")],
 )
-def test_a_bad_value_on_any_worker_is_known_to_all(worker, policy):
+def test_all_workers_agree_on_a_nonfinite_gradient_of_one(worker, policy):
   x = BATCH[0].at[8 * worker].set(jnp.nan)
   tx = optax.chain(exchange(INT4, nonfinite=policy), optax.sgd(0.1))
   params, state, _ = train(tx, steps=1, batch=(x, BATCH[1]))
@@ -162,11 +154,11 @@ def test_a_bad_value_on_any_worker_is_known_to_all(worker, policy):
     assert finite == (policy == "zero")
 
 
-def test_a_ladder_takes_its_level_at_run_time():
-  rungs = [codecs.feedback(codecs.uniform(bits=8, block=b)) for b in (32, 32)]
-  tx = optax.chain(exchange(rungs), optax.sgd(0.1))
+def test_a_level_trains_as_its_codec_does():
+  levels = [codecs.feedback(codecs.uniform(bits=b, block=32)) for b in (2, 8)]
+  tx = optax.chain(exchange(levels), optax.sgd(0.1))
   _, _, losses = train(tx, level=jnp.int32(1))
-  single = optax.chain(exchange(rungs[1]), optax.sgd(0.1))
+  single = optax.chain(exchange(levels[1]), optax.sgd(0.1))
   np.testing.assert_allclose(losses, train(single)[2], rtol=1e-6)
 
 
@@ -187,7 +179,7 @@ def test_a_ladder_takes_its_level_at_run_time():
     ),
     (
       lambda: train(optax.chain(exchange(INT4), optax.sgd(0.1)), level=1),
-      "`level` must be given for a ladder",
+      "`level` must be given if `codec` is a sequence",
     ),
   ],
 )

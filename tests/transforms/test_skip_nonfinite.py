@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs
+from tests.transforms.helpers import bits
 
 WORKERS = 4
 MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
@@ -16,10 +17,6 @@ CODEC = codecs.feedback(codecs.uniform(bits=4))
 
 def loss_fn(params, batch):
   return jnp.sum(params["w"] * batch[0])
-
-
-def bits(tree):
-  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
 
 
 def steps(tx, batches):
@@ -35,9 +32,8 @@ GOOD = jnp.asarray(
 )
 
 
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_one_workers_bad_value_leaves_the_whole_state_as_it_was(value):
-  bad = GOOD.at[2, 3].set(value)
+def test_one_workers_nonfinite_gradient_leaves_the_whole_state_as_it_was():
+  bad = GOOD.at[2, 3].set(jnp.inf)
   chain = optax.chain(jaxmotion.exchange("data", CODEC), optax.adam(1e-2))
   tx = jaxmotion.skip_nonfinite(chain, "data")
   p1, s1 = steps(tx, [GOOD, GOOD])
@@ -48,7 +44,7 @@ def test_one_workers_bad_value_leaves_the_whole_state_as_it_was(value):
 
 
 @pytest.mark.parametrize("policy", ["skip", "zero", "propagate"])
-def test_no_policy_lets_a_bad_value_stay_in_the_error_memory(policy):
+def test_no_policy_lets_a_nonfinite_element_into_the_error_memory(policy):
   bad = GOOD.at[2, 3].set(jnp.nan)
   tx = optax.chain(
     jaxmotion.exchange("data", CODEC, nonfinite=policy), optax.sgd(1e-2)
@@ -67,4 +63,4 @@ def test_skipping_the_exchange_keeps_its_memory_bit_for_bit():
   )
   _, before = steps(tx, [GOOD])
   _, after = steps(tx, [GOOD, bad])
-  assert bits(before[0].memory) == bits(after[0].memory)
+  assert bits(before[0].codec_state) == bits(after[0].codec_state)

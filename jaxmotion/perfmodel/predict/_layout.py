@@ -21,7 +21,7 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import (
   choose_methods,
-  is_cut,
+  is_sharded,
   row_like,
   shard_like,
 )
@@ -144,8 +144,10 @@ def _local_moves(
     dtype = jnp.promote_types(like.dtype, jnp.float32)
     return math.prod(like.shape) * dtype.itemsize
 
-  rows = [row_like(a, axis.workers) for a in likes if is_cut(a, axis.workers)]
-  whole = [a for a in likes if not is_cut(a, axis.workers)]
+  rows = [
+    row_like(a, axis.workers) for a in likes if is_sharded(a, axis.workers)
+  ]
+  whole = [a for a in likes if not is_sharded(a, axis.workers)]
   before = [("reduce_scatter", axis.workers * sum(map(wide_bytes, rows)))]
   before.append(("all_reduce", sum(map(wide_bytes, whole))))
   # Every device of a host exchanges the leaves that are too small to cut.

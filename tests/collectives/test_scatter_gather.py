@@ -12,13 +12,13 @@ from tests.codecs.table import CODECS
 from tests.collectives.helpers import copies, mesh, run
 
 X = np.random.default_rng(1).normal(size=(4, 8, 6)).astype(np.float32)
-STOCK = {
+UNCOMPRESSED = {
   "reduce_scatter": lambda x: lax.psum_scatter(x, "data", tiled=True),
   "all_gather": lambda x: lax.all_gather(x, "data", to="invarying"),
   "all_to_all": lambda x: lax.all_to_all(x, "data", 0, 0, tiled=True),
 }
 OUT = {"reduce_scatter": P("data"), "all_gather": P(), "all_to_all": P("data")}
-OPS = pytest.mark.parametrize("op", STOCK)
+OPS = pytest.mark.parametrize("op", UNCOMPRESSED)
 # Every codec travels one way, these all ways: of floats, of words, with a seed
 # that is not summed, with memory.
 EVERY_WAY = ("identity", "int8", "random_k", "topk_feedback")
@@ -27,8 +27,8 @@ PAIRS = pytest.mark.parametrize(
   [
     (op, name)
     for i, name in enumerate(CODECS)
-    for j, op in enumerate(STOCK)
-    if i % len(STOCK) == j or name in EVERY_WAY
+    for j, op in enumerate(UNCOMPRESSED)
+    if i % len(UNCOMPRESSED) == j or name in EVERY_WAY
   ],
 )
 
@@ -62,25 +62,25 @@ def compiled(op, codec):
 
 
 @functools.cache
-def stock(op):
-  return np.asarray(run(STOCK[op], X, 4, OUT[op]))
+def uncompressed(op):
+  return np.asarray(run(UNCOMPRESSED[op], X, 4, OUT[op]))
 
 
 @OPS
-def test_identity_equals_the_stock_collective(op):
+def test_identity_equals_the_uncompressed_collective(op):
   y = compiled(op, codecs.identity())(X)
-  np.testing.assert_array_equal(y, stock(op))
+  np.testing.assert_array_equal(y, uncompressed(op))
 
 
 @PAIRS
-def test_every_codec_comes_close_to_the_stock_collective(op, name):
+def test_every_codec_comes_close_to_the_uncompressed_collective(op, name):
   codec, bound = CODECS[name]
   y = np.asarray(compiled(op, codec)(X))
-  assert y.shape == stock(op).shape
+  assert y.shape == uncompressed(op).shape
   if bound is not None:
     # Bounds grow with |x|, so the greatest one holds for every slice.
     most = 4 * bound(np.abs(X).astype(np.float64)).max() + 1e-5
-    assert np.abs(y - stock(op)).max() <= most
+    assert np.abs(y - uncompressed(op)).max() <= most
 
 
 @PAIRS
@@ -99,7 +99,7 @@ def test_bytes_said_traced_and_compiled_are_equal(op, name):
 
 
 @OPS
-def test_the_gradient_is_the_stock_collectives(op):
+def test_the_gradient_is_the_uncompressed_collectives(op):
   codec = codecs.uniform(bits=8)
 
   def grads(f):
@@ -108,7 +108,7 @@ def test_the_gradient_is_the_stock_collectives(op):
 
     return run(local, X, 4, P("data"))
 
-  np.testing.assert_allclose(grads(ours(op, codec)), grads(STOCK[op]))
+  np.testing.assert_allclose(grads(ours(op, codec)), grads(UNCOMPRESSED[op]))
 
 
 def test_gathered_bits_are_equal_on_all_workers():
@@ -117,7 +117,7 @@ def test_gathered_bits_are_equal_on_all_workers():
 
 
 @pytest.mark.parametrize("op", ["reduce_scatter", "all_to_all"])
-def test_an_axis_that_cannot_be_cut_is_named(op):
+def test_an_axis_that_workers_do_not_divide_is_named(op):
   with pytest.raises(ValueError, match=r"whose length 4 workers divide.*float"):
     run(ours(op, codecs.identity()), X[:, :6], 4, P("data"))
 
@@ -130,7 +130,7 @@ def test_tree_codecs_are_refused_where_an_array_is_exchanged():
 
 def test_error_memory_works_in_every_collective():
   codec = codecs.feedback(codecs.uniform(bits=2))
-  for op in STOCK:
+  for op in UNCOMPRESSED:
 
     def twice(x, op=op):
       state = getattr(collectives, f"{op}_init")(x, "data", codec)
@@ -140,6 +140,6 @@ def test_error_memory_works_in_every_collective():
       return a, b
 
     a, b = run(twice, X, 4, OUT[op])
-    once = np.abs(2 * np.asarray(a) - 2 * stock(op)).sum()
-    both = np.abs(np.asarray(a) + np.asarray(b) - 2 * stock(op)).sum()
+    once = np.abs(2 * np.asarray(a) - 2 * uncompressed(op)).sum()
+    both = np.abs(np.asarray(a) + np.asarray(b) - 2 * uncompressed(op)).sum()
     assert both < once

@@ -1,0 +1,83 @@
+"""Rows of an array, one for each worker, that are encoded one by one."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec
+from jaxmotion.collectives._layout import row_like
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  Key,
+  PyTree,
+  axis_size,
+  shape_string,
+)
+
+
+def check_codec_of_arrays(codec: Codec) -> Codec:
+  """Returns the codec; raises unless it encodes arrays, not trees."""
+  if not isinstance(codec, Codec) or codec.is_tree:
+    raise TypeError(f"`codec` must be a codec of arrays, got {codec!r}.")
+  return codec
+
+
+def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
+  """Returns the axis as a non-negative int; raises unless workers divide it.
+
+  Args:
+    name: the argument's name, for the message.
+    x: array that is split along the axis.
+    axis: position of the axis, which may be negative.
+    axis_name: the workers' axis.
+  """
+  workers = axis_size(axis_name)
+  if not -x.ndim <= axis < x.ndim:
+    raise ValueError(
+      f"`{name}` must be an axis of `x`, got {axis} for {shape_string(x)}."
+    )
+  if x.shape[axis] % workers:
+    raise ValueError(
+      f"`{name}` must be an axis whose length {workers} workers divide, "
+      f"got {axis} of {shape_string(x)}."
+    )
+  return axis % x.ndim
+
+
+def to_rows(x: Array, axis: int, workers: int) -> Array:
+  """Splits `x` along an axis into equal rows: (workers, ...)."""
+  return jnp.stack(jnp.split(x, workers, axis))
+
+
+def pad_to_rows(x: Array, workers: int) -> Array:
+  """Pads `x` with zeros and splits it into rows of `row_like(x, workers)`."""
+  row = row_like(x, workers)
+  flat = x.reshape(-1)
+  padding = math.prod(row.shape) * workers - flat.size
+  return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
+
+
+def to_encode_dtype(codec: Codec, x: Array) -> Array:
+  """Returns `x` in the dtype it is encoded in: float32 at least.
+
+  A codec of float32 decodes to float32 too, so sums over workers are made
+  before anything is rounded to the dtype of `x`. A codec that keeps the
+  array's dtype gets the array as it is.
+  """
+  if codec.keeps_dtype:
+    return x
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def encode_rows(
+  codec: Codec, rows: Array, state: PyTree, key: Key | None
+) -> tuple[PyTree, PyTree]:
+  """Encodes each row by itself; payload, state and key have a row axis."""
+  return jax.vmap(codec.encode)(rows, state, _fold_rows(key, rows.shape[0]))
+
+
+def _fold_rows(key: Key | None, rows: int) -> Key | None:
+  """Returns a key for each row, stacked."""
+  return None if key is None else jax.vmap(key.fold)(jnp.arange(rows))

@@ -1,0 +1,95 @@
+"""Sums of summable payloads over workers, without decoding them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.collectives._transport import send_early_first, split_in_halves
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PyTree,
+  assert_replicated,
+  axis_size,
+  to_varying,
+  worker_index,
+)
+
+# Between two workers, arrays of fewer elements are joined and summed together.
+_MIN_ELEMENTS_ALONE = 1 << 16
+
+
+def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
+  """Returns the sums of summable payloads over workers.
+
+  Floats are added. Unsigned words (the seed of a shared random sample) are
+  equal on all workers, so they stay as they are.
+
+  A sum is a sum of floats, so its bits depend on the order of its terms. That
+  order must not depend on what else is exchanged in the step: only between two
+  workers, where addition commutes, may arrays be joined into one operand.
+
+  Args:
+    payloads: payloads of several arrays, in the order of the tree.
+    axis_name: the workers' axis.
+  """
+  leaves, treedef = jax.tree.flatten(to_varying(payloads, axis_name))
+  alone: list[int] = []
+  joined: dict[Any, list[int]] = {}
+  is_pair = axis_size(axis_name) == 2
+  for i, leaf in enumerate(leaves):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      leaves[i] = assert_replicated(leaf, axis_name)
+    elif is_pair and leaf.size < _MIN_ELEMENTS_ALONE:
+      joined.setdefault(leaf.dtype, []).append(i)
+    else:
+      alone.append(i)
+  # Each operand of an all-reduce costs round trips of its own on gloo, so small
+  # ones are joined. Between more than two workers the order of a sum depends on
+  # the position in the operand.
+  buffers = [
+    jnp.concatenate([leaves[i].reshape(-1) for i in members])
+    for members in joined.values()
+  ]
+
+  def add(arrays: Sequence[Array]) -> list[Array]:
+    return [lax.psum(a, axis_name) for a in arrays]
+
+  late, early = split_in_halves([leaves[i] for i in alone])
+  if late:
+    late_totals, early_totals, _ = send_early_first(
+      add, [*late, *buffers], early
+    )
+    split = len(late)
+    totals = [*late_totals[:split], *early_totals, *late_totals[split:]]
+  else:
+    totals = add([*early, *buffers])
+  for i, total in zip(alone, totals, strict=False):
+    leaves[i] = total
+  for members, total in zip(joined.values(), totals[len(alone) :], strict=True):
+    start = 0
+    for i in members:
+      shape, size = leaves[i].shape, leaves[i].size
+      leaves[i] = total[start : start + size].reshape(shape)
+      start += size
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
+  """Sums a summable payload's rows over workers; each keeps its own row.
+
+  Args:
+    payload: payload whose leaves have a leading axis of workers.
+    axis_name: the workers' axis.
+  """
+  index = worker_index(axis_name)
+
+  def scatter_leaf(a: Array) -> Array:
+    if jnp.issubdtype(a.dtype, jnp.floating):
+      return lax.psum_scatter(a, axis_name, scatter_dimension=0, tiled=False)
+    return lax.dynamic_index_in_dim(a, index, 0, keepdims=False)
+
+  return jax.tree.map(scatter_leaf, payload)
