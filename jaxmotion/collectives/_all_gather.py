@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.collectives._rows import check_codec_of_arrays, to_encode_dtype
+from jaxmotion.codecs.extend import check_codec
+from jaxmotion.collectives._rows import to_encode_dtype
 from jaxmotion.collectives._state import check_state
 from jaxmotion.collectives._straight_through import straight_through
 from jaxmotion.collectives._transport import gather_payloads
@@ -33,7 +34,8 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
     This worker's state, typed as varying.
   """
   axis_size(axis_name)
-  return to_varying(check_codec_of_arrays(codec).init(x), axis_name)
+  check_codec("codec", codec)
+  return to_varying(codec.init(x), axis_name)
 
 
 def all_gather(
@@ -76,7 +78,8 @@ def all_gather(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = check_codec_of_arrays(identity() if codec is None else codec)
+  codec = identity() if codec is None else codec
+  check_codec("codec", codec)
   check_float("x", x)
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = check_state(expected, state)

@@ -201,11 +201,7 @@ def canonical_state(state: PyTree, x: PyTree, codec: Codec) -> PyTree:
 
 
 def _has_state(arrays: Partition) -> bool:
-  fresh = [
-    jax.eval_shape(group.codec.init, like)
-    for group, like in zip(arrays.leaf_groups, arrays.likes(), strict=True)
-  ]
-  return bool(jax.tree.leaves(fresh))
+  return any(group.codec.has_state for group in arrays.leaf_groups)
 
 
 def _empty_states(arrays: Partition) -> list[PyTree]:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives._reduce_scatter import reduce_scatter_init
 from jaxmotion.collectives._rows import (
-  check_codec_of_arrays,
   check_rows,
   encode_rows,
   to_encode_dtype,
@@ -86,7 +86,8 @@ def all_to_all(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = check_codec_of_arrays(identity() if codec is None else codec)
+  codec = identity() if codec is None else codec
+  check_codec("codec", codec)
   check_float("x", x)
   workers = axis_size(axis_name)
   split_axis = check_rows("split_axis", x, split_axis, axis_name)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import partition
+from jaxmotion.codecs.extend import check_codec, partition
 from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive,
   all_reduce_adaptive_init,
@@ -226,16 +226,13 @@ def _local_codecs(
   """Returns the codec of every leaf within the host, and its key there."""
   arrays = partition(identity() if codec is None else codec, x)
   found: dict[int, _LocalCodec] = {}
-  for group, like in zip(arrays.leaf_groups, arrays.likes(), strict=True):
+  for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
       raise ValueError(
         "`local_codec` must encode every leaf by itself, got one that joins "
         f"some: {codec!r}."
       )
-    if jax.tree.leaves(jax.eval_shape(group.codec.init, like)):
-      raise ValueError(
-        f"`local_codec` must be a codec without state, got {group.codec!r}."
-      )
+    check_codec("local_codec", group.codec, stateless=True)
     (leaf,) = group.leaves
     # Another key than that of the exchange between hosts, so that roundings are
     # independent. The prefix is part of every random bit: do not rename it.

@@ -4,8 +4,8 @@ import jax
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives._rows import (
-  check_codec_of_arrays,
   check_rows,
   encode_rows,
   to_encode_dtype,
@@ -47,7 +47,7 @@ def reduce_scatter_init(
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-  codec = check_codec_of_arrays(codec)
+  check_codec("codec", codec)
   return to_varying(init_rows(codec, workers, row), axis_name)
 
 
@@ -94,7 +94,8 @@ def reduce_scatter(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = check_codec_of_arrays(identity() if codec is None else codec)
+  codec = identity() if codec is None else codec
+  check_codec("codec", codec)
   check_choice("op", op, ("sum", "mean"))
   check_float("x", x)
   workers = axis_size(axis_name)

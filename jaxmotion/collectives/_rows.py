@@ -17,13 +17,6 @@ from jaxmotion.core import (
 )
 
 
-def check_codec_of_arrays(codec: Codec) -> Codec:
-  """Returns the codec; raises unless it encodes arrays, not trees."""
-  if not isinstance(codec, Codec) or codec.is_tree:
-    raise TypeError(f"`codec` must be a codec of arrays, got {codec!r}.")
-  return codec
-
-
 def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
   """Returns the axis as a non-negative int; raises unless workers divide it.
 

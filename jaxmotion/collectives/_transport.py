@@ -30,15 +30,17 @@ from jaxmotion.core import (
   PyTree,
   assert_replicated,
   axis_size,
+  from_bits,
   schedule_after,
+  to_bits,
   to_varying,
   update_in_place,
+  word_dtype,
 )
 
 # Smaller payloads are sent in one piece: a second collective would cost more
 # round trips than it hides.
 _MIN_SPLIT_BYTES = 1 << 23
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 def gather_payloads(
@@ -234,13 +236,13 @@ def _to_words(x: Array, width: int) -> Array:
   own = x.dtype.itemsize
   if x.dtype == jnp.bool_:
     x = x.astype(jnp.uint8)
-  elif x.dtype != _WORDS[own]:
-    x = lax.bitcast_convert_type(x, _WORDS[own])
+  elif x.dtype != word_dtype(x.dtype):
+    x = to_bits(x)
   x = x.reshape(x.shape[0], -1)
   if own < width:
     x = x.reshape(x.shape[0], -1, width // own)
   if own != width:
-    x = lax.bitcast_convert_type(x, _WORDS[width])
+    x = lax.bitcast_convert_type(x, f"uint{8 * width}")
   return x.reshape(x.shape[0], -1)
 
 
@@ -251,8 +253,8 @@ def _from_words(words: Array, like: Array) -> Array:
   if own > width:
     words = words.reshape(-1, own // width)
   if own != width:
-    words = lax.bitcast_convert_type(words, _WORDS[own]).reshape(-1)
+    words = lax.bitcast_convert_type(words, word_dtype(dtype)).reshape(-1)
   x = words.reshape(shape)
   if dtype == jnp.bool_:
     return x.astype(dtype)
-  return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+  return x if x.dtype == dtype else from_bits(x, dtype)
