@@ -16,6 +16,7 @@ PACKAGE = ROOT / "jaxmotion"
 ROOMS = {
   "core": 0,
   "kernels": 1,
+  "program": 1,
   "controllers": 1,
   "codecs": 2,
   "wire": 3,

@@ -17,6 +17,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from experiments.gpu_compile import hlo, ptx, targets
 from jaxmotion.core import PyTree, check_choice
+from jaxmotion.program import program_memory
 
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 # Launches: their number, the kernel, and the memory it shares.
@@ -195,15 +196,15 @@ def _lowered(
 
 
 def _memory(program: Any, target: targets.Gpu, memory_gib: float) -> Memory:
-  memory = program.memory_analysis()
+  memory = program_memory(program)
   return Memory(
     target.kind,
     memory_gib,
-    memory.argument_size_in_bytes,
-    memory.output_size_in_bytes,
-    memory.alias_size_in_bytes,
-    memory.temp_size_in_bytes,
-    memory.host_temp_size_in_bytes,
+    memory.argument_bytes,
+    memory.output_bytes,
+    memory.alias_bytes,
+    memory.temp_bytes,
+    memory.host_temp_bytes,
   )
 
 

@@ -1,7 +1,7 @@
 """What a step takes: compiled, predicted, and measured where it can be."""
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -9,6 +9,7 @@ from experiments import gpu_compile
 from experiments.residuals.cases import Job
 from jaxmotion import perfmodel
 from jaxmotion.core import check_choice
+from jaxmotion.program import program_memory
 
 # By target: the platform that predictions are for.
 TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
@@ -78,13 +79,13 @@ def compile_step(
   begin = time.monotonic()
   if target == "cpu":
     jitted = jax.jit(job.fn, donate_argnums=job.donated)
-    found: Any = jitted.lower(*job.args).compile().memory_analysis()
+    found = program_memory(jitted.lower(*job.args).compile())
     return Memory(
       "CPU: compiled, not run; has no memory of a host beside its own",
-      found.temp_size_in_bytes,
-      found.host_temp_size_in_bytes,
-      found.argument_size_in_bytes,
-      found.output_size_in_bytes - found.alias_size_in_bytes,
+      found.temp_bytes,
+      found.host_temp_bytes,
+      found.argument_bytes,
+      found.output_bytes - found.alias_bytes,
       time.monotonic() - begin,
     )
   needs = gpu_compile.memory_for(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import jax
 
+from jaxmotion.program import (
+  HloModule,
+  Instruction,
+  parse_arrays,
+  parse_hlo,
+  split_operands,
+)
 from jaxmotion.wire._ledger import (
   Ledger,
   Move,
@@ -27,26 +33,10 @@ _OPS = {
 }
 _UNCOUNTABLE = ("ragged-all-to-all", "collective-broadcast", "send")
 
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) .*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?(\S+) = (.*)$")
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([^\]]*)\]")
-_CALLED = re.compile(
-  r"\b(body|branch_computations|called_computations|calls|condition|to_apply"
-  r"|false_computation|true_computation)=(?:%([^\s,}]+)|\{([^}]*)\})"
-)
-_TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})?\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
-
-
-class _Instruction(NamedTuple):
-  name: str
-  type: str
-  opcode: str
-  operands: str
-  attributes: str
 
 
 def compiled_bytes(
@@ -87,86 +77,77 @@ def compiled_bytes(
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")
-  return Ledger(tuple(_Program(text, branch, while_trips).moves()))
+  counter = _MoveCounter(parse_hlo(text), branch, while_trips)
+  return Ledger(tuple(counter.count_entry()))
 
 
-class _Program:
-  """A program's text, split into computations."""
+class _MoveCounter:
+  """Counts the moves of a compiled program, each computation once."""
 
   def __init__(
-    self, text: str, branch: int | None, while_trips: int | None
+    self, module: HloModule, branch: int | None, while_trips: int | None
   ) -> None:
+    self._module = module
     self._branch = branch
     self._while_trips = while_trips
-    self._entry = ""
-    self._computations: dict[str, list[_Instruction]] = {}
     self._counted: dict[str, list[Move]] = {}
-    self._devices = math.prod(
-      int(n)
-      for n in re.findall(
-        r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0]
-      )
+    counts = re.findall(
+      r"\b(?:num_partitions|replica_count)=(\d+)", module.header
     )
-    self._read(text)
+    self._devices = math.prod(map(int, counts))
 
-  def _read(self, text: str) -> None:
-    current: list[_Instruction] = []
-    for line in text.splitlines():
-      instruction = _parse(line)
-      if instruction is not None:
-        current.append(instruction)
-      elif opening := _COMPUTATION.match(line):
-        entry, name = opening.groups()
-        current = self._computations.setdefault(name, [])
-        self._entry = name if entry else self._entry
+  def count_entry(self) -> list[Move]:
+    return self._count_computation(self._module.entry)
 
-  def moves(self) -> list[Move]:
-    return self._computation(self._entry)
-
-  def _computation(self, name: str) -> list[Move]:
+  def _count_computation(self, name: str) -> list[Move]:
     if name not in self._counted:
-      body = self._computations[name]
-      types = {instruction.name: instruction.type for instruction in body}
+      body = self._module.computations[name]
       self._counted[name] = [
-        move for ins in body for move in self._instruction(ins, types)
+        move
+        for instruction in body.values()
+        for move in self._count_instruction(instruction, body)
       ]
     return self._counted[name]
 
-  def _instruction(
-    self, ins: _Instruction, types: dict[str, str]
+  def _count_instruction(
+    self, instruction: Instruction, body: Mapping[str, Instruction]
   ) -> list[Move]:
-    base = ins.opcode.removesuffix("-start")
+    base = instruction.opcode.removesuffix("-start")
     if base in _OPS:
-      return self._collective(ins, _OPS[base], types)
-    _check_countable(ins, base)
-    called = dict(_called(ins.attributes))
-    if ins.opcode == "while":
-      return self._while(ins, called)
-    inner = [self._computation(n) for names in called.values() for n in names]
-    if ins.opcode == "conditional":
+      return self._count_collective(instruction, _OPS[base], body)
+    _check_countable(instruction, base)
+    called = instruction.called
+    if instruction.opcode == "while":
+      return self._count_while(instruction)
+    inner = [
+      self._count_computation(n) for names in called.values() for n in names
+    ]
+    if instruction.opcode == "conditional":
       if "true_computation" in called:  # Indexed as in JAX: false is 0.
         order = ("false_computation", "true_computation")
-        inner = [self._computation(called[key][0]) for key in order]
-      return pick_branch(inner, self._branch, f"conditional %{ins.name}")
+        inner = [self._count_computation(called[key][0]) for key in order]
+      said = f"conditional %{instruction.name}"
+      return pick_branch(inner, self._branch, said)
     return [move for moves in inner for move in moves]
 
-  def _while(
-    self, ins: _Instruction, called: dict[str, list[str]]
-  ) -> list[Move]:
-    stated = _TRIPS.search(ins.attributes)
-    trips = int(stated[1]) if stated else self._while_trips
-    body = self._computation(called["body"][0])
-    condition = self._computation(called["condition"][0])
-    return repeat_loop(body, condition, trips, f"loop %{ins.name}")
+  def _count_while(self, instruction: Instruction) -> list[Move]:
+    called, stated = instruction.called, instruction.known_trips
+    trips = self._while_trips if stated is None else stated
+    body = self._count_computation(called["body"][0])
+    condition = self._count_computation(called["condition"][0])
+    return repeat_loop(body, condition, trips, f"loop %{instruction.name}")
 
-  def _collective(
-    self, ins: _Instruction, op: str, types: dict[str, str]
+  def _count_collective(
+    self,
+    instruction: Instruction,
+    op: str,
+    body: Mapping[str, Instruction],
   ) -> list[Move]:
-    axes, workers = _group(ins.attributes, self._devices)
+    axes, workers = _group(instruction.attributes, self._devices)
     operands = [
-      array
-      for operand in _split(ins.operands)
-      for array in _arrays(_operand_type(operand, types))
+      (array.dtype, array.element_bits * array.size)
+      for operand in split_operands(instruction.operands)
+      for array in parse_arrays(_operand_type(operand, body))
     ]
     if op == "all_to_all" and operands:
       # The tuple form has one operand for each worker to send to.
@@ -177,93 +158,23 @@ class _Program:
     ]
 
 
-def _check_countable(ins: _Instruction, base: str) -> None:
+def _check_countable(instruction: Instruction, base: str) -> None:
   # Counting what cannot be counted as 0 bytes would be a silent lie.
-  if base in _UNCOUNTABLE and "is_host_transfer=true" not in ins.attributes:
+  on_host = "is_host_transfer=true" in instruction.attributes
+  if base in _UNCOUNTABLE and not on_host:
     raise ValueError(
       "`compiled` must use collectives of known size, got"
-      f" {ins.opcode} in %{ins.name}."
+      f" {instruction.opcode} in %{instruction.name}."
     )
 
 
-def _parse(line: str) -> _Instruction | None:
-  match = _INSTRUCTION.match(line)
-  if match is None:
-    return None
-  name, rest = match.groups()
-  end = _closing(rest) if rest.startswith("(") else rest.find(" ")
-  shape, rest = rest[:end], rest[end:].lstrip()
-  opcode, _, _ = rest.partition("(")
-  rest = rest[len(opcode) :]
-  end = _closing(rest)
-  operands = re.sub(r"/\*.*?\*/", "", rest[1 : end - 1])
-  return _Instruction(name, shape, opcode, operands, rest[end:])
-
-
-def _closing(text: str) -> int:
-  """The place after the bracket that closes the one `text` begins with."""
-  depth = 0
-  for bracket in re.finditer(r"[()\[\]{}]", text):
-    depth += 1 if bracket[0] in "([{" else -1
-    if depth == 0:
-      return bracket.end()
-  return len(text)
-
-
-def _split(operands: str) -> Iterator[str]:
-  """The operands of a list, which may have types with commas in them."""
-  depth = 0
-  start = 0
-  for mark in re.finditer(r"[()\[\]{},]", operands + ","):
-    if mark[0] != ",":
-      depth += 1 if mark[0] in "([{" else -1
-    elif depth == 0:
-      yield operands[start : mark.start()].strip()
-      start = mark.end()
-
-
-def _operand_type(operand: str, types: dict[str, str]) -> str:
-  """The type written before the operand's name, or where it is defined."""
+def _operand_type(operand: str, body: Mapping[str, Instruction]) -> str:
+  """Returns the type before the operand's name, or where it is defined."""
   written, _, name = operand.rpartition(" ")
-  return written or types.get(name.removeprefix("%"), "")
-
-
-def _arrays(shape: str) -> list[tuple[str, int]]:
-  """The dtype and the bits of every array in a type."""
-  return [
-    (_dtype(code), _bits(code) * math.prod(map(int, re.findall(r"\d+", dims))))
-    for code, dims in _ARRAY.findall(shape)
-    if code != "token"
-  ]
-
-
-def _bits(code: str) -> int:
-  width = re.match(r"[a-z]+(\d+)", code)
-  return int(width[1]) if width else 8
-
-
-def _dtype(code: str) -> str:
-  """The JAX name of a compiler's element type: `u8` is `uint8`."""
-  kinds = {
-    "pred": "bool",
-    "s": "int",
-    "u": "uint",
-    "f": "float",
-    "bf": "bfloat",
-    "c": "complex",
-  }
-  match = re.fullmatch(r"([a-z]+)(\d+)(.*)", code)
-  if match is None:
-    return kinds.get(code, code)
-  kind, width, rest = match.groups()
-  return kinds.get(kind, kind) + width + (rest and "_" + rest)
-
-
-def _called(attributes: str) -> Iterator[tuple[str, list[str]]]:
-  """The computations that an instruction's attributes name, by attribute."""
-  for key, one, several in _CALLED.findall(attributes):
-    names = [one] if one else several.split(",")
-    yield key, [name.strip().removeprefix("%") for name in names]
+  if written:
+    return written
+  defined = body.get(name.removeprefix("%"))
+  return "" if defined is None else defined.type
 
 
 def _group(attributes: str, devices: int) -> tuple[tuple[str, ...], int]:

@@ -1,15 +1,25 @@
-"""The ledger of a traced function: what a step asks to send."""
+"""The ledger of a traced function: collectives that a step asks for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.extend import core
 
+from jaxmotion.program import (
+  AXIS_ONLY,
+  COLLECTIVES,
+  Step,
+  Value,
+  array_bytes,
+  collective_name,
+  describe_equation,
+  flatten,
+  inner_jaxprs,
+  open_jaxpr,
+)
 from jaxmotion.wire._ledger import (
   Ledger,
   Move,
@@ -20,55 +30,16 @@ from jaxmotion.wire._ledger import (
   repeat_loop,
 )
 
-_OPS = {
-  "psum": "all_reduce",
-  "psum2": "all_reduce",
-  "psum_invariant": "all_reduce",
-  "pmax": "all_reduce",
-  "pmin": "all_reduce",
-  "unreduced_psum": "all_reduce",
-  "unreduced_pmax": "all_reduce",
-  "unreduced_pmin": "all_reduce",
-  "all_gather": "all_gather",
-  "all_gather_invariant": "all_gather",
-  "all_gather_reduced": "all_gather",
-  "reduce_scatter": "reduce_scatter",
-  "unreduced_reduce_scatter": "reduce_scatter",
-  "all_to_all": "all_to_all",
-  "ppermute": "collective_permute",
-}
-
-# These name a mesh axis and still move nothing.
-_QUIET = frozenset(
-  (
-    "axis_index",
-    "pcast",
-    "preduced",
-    "pvary",
-    "reduced_vary_cast",
-    "assert_replicated",
-    "vary_unreduced_cast",
-  )
-)
-
-# Their one jaxpr runs once and has the outputs of the equation.
-_CALLS = frozenset(
-  (
-    "checkpoint",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "eval_jaxpr",
-    "jit",
-    "pjit",
-    "remat2",
-    "shard_map",
-  )
-)
-
 
 class _Context(NamedTuple):
+  """Choices of the caller, and the mesh axes that are bound.
+
+  Attributes:
+    sizes: workers along every bound axis.
+    branch: index of the branch that conditionals take; None: the largest.
+    while_trips: trips of loops that do not state them.
+  """
+
   sizes: Mapping[Any, int]
   branch: int | None
   while_trips: int | None
@@ -123,99 +94,95 @@ def step_bytes(
   traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
   jaxpr = traceable.trace(*args).jaxpr
   context = _Context({}, branch, while_trips)
-  return Ledger(tuple(_walk(jaxpr, None, context)))
+  return Ledger(tuple(_count_moves(jaxpr, None, context)))
 
 
-def _walk(
+def _count_moves(
   jaxpr: Any, used: Sequence[bool] | None, context: _Context
 ) -> list[Move]:
-  """The moves of a jaxpr of which only the `used` outputs are wanted."""
-  jaxpr = _open(jaxpr)
-  if used is None:
-    used = [True] * len(jaxpr.outvars)
-  live = {id(v) for v, use in zip(jaxpr.outvars, used, strict=True) if use}
-  moves: list[list[Move]] = []
-  for eqn in reversed(jaxpr.eqns):
-    wanted = [id(v) in live for v in eqn.outvars]
-    if any(wanted) or _has_side_effect(eqn):
-      live.update(map(id, eqn.invars))
-      moves.append(_eqn_moves(eqn, wanted, context))
-  return [move for block in reversed(moves) for move in block]
+  """Returns the moves of a jaxpr of which only the `used` outputs count."""
+  program = flatten(jaxpr, calls="all", used=used, sizes=context.sizes)
+  wanted = [v for i, v in enumerate(program.outputs) if used is None or used[i]]
+  read = [v for step in program.steps for v in step.reads]
+  live = {
+    id(same)
+    for v in (*wanted, *read)
+    if isinstance(v, Value)
+    for same in (v, v.source)
+  }
+  return [
+    move
+    for step in program.steps
+    for move in _count_step(step, live, context._replace(sizes=step.sizes))
+  ]
 
 
-def _eqn_moves(eqn: Any, used: list[bool], context: _Context) -> list[Move]:
-  name = _canonical(eqn.primitive.name)
-  if name in _OPS:
-    return _collective(eqn, _OPS[name], context.sizes)
+def _count_step(step: Step, live: set[int], context: _Context) -> list[Move]:
+  eqn, name = step.eqn, collective_name(step.name)
+  used = [id(v) in live for v in step.outs]
+  if name in COLLECTIVES:
+    return _count_collective(step, COLLECTIVES[name])
   if name == "scan":
-    return _scan(eqn, used, context)
+    return _count_scan(step, used, context)
   if name == "while":
-    return _while(eqn, context)
+    return _count_while(step, context)
   if name == "cond":
-    choices = [_walk(b, used, context) for b in eqn.params["branches"]]
-    return pick_branch(choices, context.branch, _where(eqn, "a conditional"))
-  if name not in _QUIET:
-    _check_no_collective(eqn, context.sizes)
-  # Of a linear solve's four functions only one is part of the program.
-  solve = getattr(eqn.params.get("jaxprs"), "solve", None)
-  inner = list(_jaxprs(eqn.params.values())) if solve is None else [solve]
+    choices = [_count_moves(b, used, context) for b in eqn.params["branches"]]
+    said = describe_equation(eqn, "a conditional")
+    return pick_branch(choices, context.branch, said)
+  if name not in AXIS_ONLY:
+    _check_no_collective(step)
   mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
   context = context._replace(sizes={**context.sizes, **mesh})
-  outputs = used if name in _CALLS and len(inner) == 1 else None
-  return [move for sub in inner for move in _walk(sub, outputs, context)]
-
-
-def _scan(eqn: Any, used: list[bool], context: _Context) -> list[Move]:
-  body = _open(eqn.params["jaxpr"])
-  # A carry that is not returned may still feed an output that is. What is
-  # not carried is stacked, and so has one more dimension outside than inside.
-  wanted = [
-    use or inside.aval.shape == outside.aval.shape
-    for use, inside, outside in zip(
-      used, body.outvars, eqn.outvars, strict=True
-    )
+  return [
+    move
+    for inner in inner_jaxprs(eqn)
+    for move in _count_moves(inner, None, context)
   ]
-  return repeat(_walk(body, wanted, context), eqn.params["length"])
 
 
-def _while(eqn: Any, context: _Context) -> list[Move]:
-  body = _walk(eqn.params["body_jaxpr"], None, context)
-  condition = _walk(eqn.params["cond_jaxpr"], None, context)
-  loop = _where(eqn, "a loop", _open(eqn.params["body_jaxpr"]))
-  return repeat_loop(body, condition, context.while_trips, loop)
+def _count_scan(step: Step, used: list[bool], context: _Context) -> list[Move]:
+  body = open_jaxpr(step.params["jaxpr"])
+  # A carry that is not returned may still feed an output that is. An output
+  # that is stacked has one more dimension outside the loop than inside.
+  wanted = [
+    use or inside.aval.shape == outside.shape
+    for use, inside, outside in zip(used, body.outvars, step.outs, strict=True)
+  ]
+  return repeat(_count_moves(body, wanted, context), step.params["length"])
 
 
-def _collective(eqn: Any, op: str, sizes: Mapping[Any, int]) -> list[Move]:
-  axes = _axis_names(eqn.params)
+def _count_while(step: Step, context: _Context) -> list[Move]:
+  body = _count_moves(step.params["body_jaxpr"], None, context)
+  condition = _count_moves(step.params["cond_jaxpr"], None, context)
+  said = describe_equation(step.eqn, "a loop")
+  return repeat_loop(body, condition, context.while_trips, said)
+
+
+def _count_collective(step: Step, op: str) -> list[Move]:
+  axes = _axis_names(step.params)
   names = [axis for axis in axes if not isinstance(axis, int)]
   if not names:  # `vmap` has turned the collective into a local reduction.
     return []
-  unbound = [name for name in names if name not in sizes]
+  unbound = [name for name in names if name not in step.sizes]
   if unbound:
     raise ValueError(f"`fn` must bind its mesh axes, got unbound {unbound}.")
-  workers = math.prod(sizes[name] for name in names)
-  if eqn.params.get("axis_index_groups") is not None:
-    workers = max(map(len, eqn.params["axis_index_groups"]))
+  workers = math.prod(step.sizes[name] for name in names)
+  if step.params.get("axis_index_groups") is not None:
+    workers = max(map(len, step.params["axis_index_groups"]))
   if op == "collective_permute":
-    workers = permuted_workers(eqn.params["perm"])
-  local = {axis for axis in axes if isinstance(axis, int)}
+    workers = permuted_workers(step.params["perm"])
+  # Dimensions that `vmap` made part of the sum do not travel.
+  summed = frozenset(axis for axis in axes if isinstance(axis, int))
   labels = tuple(map(str, names))
   return [
-    Move(op, labels, workers, str(aval.dtype), _array_bytes(aval, local), 1)
-    for aval in (operand.aval for operand in eqn.invars)
+    Move(op, labels, workers, str(aval.dtype), array_bytes(aval, summed), 1)
+    for aval in map(_aval_of, step.eqn.invars)
   ]
 
 
-def _array_bytes(aval: Any, reduced: set[int]) -> int:
-  """Bytes of an array, after the sum over its `reduced` dimensions."""
-  kept = (n for axis, n in enumerate(aval.shape) if axis not in reduced)
-  bits: int
-  if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-    bits = 8 * aval.dtype.itemsize
-  else:
-    bits = jax.dtypes.itemsize_bits(aval.dtype)
-  size: int = math.prod(kept)
-  return -(-bits * size // 8)
+def _aval_of(operand: Any) -> Any:
+  return operand.aval
 
 
 def _axis_names(params: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -223,43 +190,12 @@ def _axis_names(params: Mapping[str, Any]) -> tuple[Any, ...]:
   return tuple(names) if isinstance(names, (tuple, list)) else (names,)
 
 
-def _check_no_collective(eqn: Any, sizes: Mapping[Any, int]) -> None:
+def _check_no_collective(step: Step) -> None:
   # An unknown collective must be an error: silence would count as 0 bytes.
-  name = _canonical(eqn.primitive.name)
-  named = _axis_names(eqn.params)
-  axes = [axis for axis in sizes if axis in named]
+  name = collective_name(step.name)
+  named = _axis_names(step.params)
+  axes = [axis for axis in step.sizes if axis in named]
   if axes and not name.endswith("_done"):
     raise ValueError(
       f"`fn` must use collectives of known size, got {name} over {axes}."
     )
-
-
-def _canonical(name: str) -> str:
-  """The primitive's name without the marks of its asynchronous form."""
-  return name.removesuffix("_p").removesuffix("_start")
-
-
-def _has_side_effect(eqn: Any) -> bool:
-  # Collectives carry the effect of naming an axis, and may yet be dropped.
-  return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
-
-
-def _jaxprs(values: Iterable[Any]) -> Iterable[core.Jaxpr]:
-  for value in values:
-    if isinstance(value, (core.Jaxpr, core.ClosedJaxpr)):
-      yield _open(value)
-    elif isinstance(value, (tuple, list)):
-      yield from _jaxprs(value)
-
-
-def _open(jaxpr: Any) -> Any:
-  return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _where(eqn: Any, kind: str, body: Any = None) -> str:
-  """What to call an equation in an error, from what the trace remembers."""
-  source = getattr(getattr(body, "debug_info", None), "func_src_info", None)
-  stack = str(eqn.source_info.name_stack)
-  return " ".join(
-    filter(None, (kind, source and f"({source})", stack and f"in {stack}"))
-  )

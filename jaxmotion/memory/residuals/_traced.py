@@ -25,15 +25,12 @@ from jaxmotion.memory.residuals.run import (
   run_loop,
 )
 from jaxmotion.memory.residuals.trace import (
-  Step,
-  evaluate,
   evaluate_max_pool,
-  flatten,
   is_max_pool,
   is_smooth,
-  read,
   trace_joint,
 )
+from jaxmotion.program import Step, evaluate, flatten, read_operand
 
 
 class TracedFunction:
@@ -163,15 +160,17 @@ class TracedFunction:
     scans = 0
     for step in self._program.steps:
       if is_max_pool(step):
-        env[step.outs[0]] = evaluate_max_pool(step, read(env, step.ins[0]))
+        env[step.outs[0]] = evaluate_max_pool(
+          step, read_operand(env, step.ins[0])
+        )
       elif step.name == "scan":
-        operands = [read(env, v) for v in step.ins]
+        operands = [read_operand(env, v) for v in step.ins]
         outs, seen = self._scan(step, operands, f"{self._prefix}scan_{scans}/")
         env.update(zip(step.outs, outs, strict=True))
         notes, scans = notes.add(seen), scans + 1
       else:
         evaluate([step], env)
-    return [read(env, v) for v in self._program.outputs], notes
+    return [read_operand(env, v) for v in self._program.outputs], notes
 
   def _scan(
     self, step: Step, operands: Sequence[Array], prefix: str

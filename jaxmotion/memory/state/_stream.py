@@ -10,18 +10,12 @@ from jax.extend import core
 
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory._memory_kind import to_host
-from jaxmotion.memory.residuals.trace import (
-  Order,
-  Value,
-  evaluate,
-  flatten,
-  read,
-)
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
   is_encoded,
   move_to_device,
 )
+from jaxmotion.program import Order, Value, evaluate, flatten, read_operand
 
 # Parameters that may begin before the present one is done: the state of one is
 # transferred from the host while another's update is computed.
@@ -145,10 +139,10 @@ class _LazyOutputs:
     """Returns output `i`."""
     wanted = self._outputs[i]
     steps = self._order.leading_to([wanted], self._known)
-    used = [wanted, *(v for step in steps for v in step.reads())]
+    used = [wanted, *(v for step in steps for v in step.reads)]
     for value in used:
       if isinstance(value, Value) and value in self._input_index:
         if value not in self._known:
           self._known[value] = self._load_input(self._input_index[value])
     evaluate(steps, self._known)
-    return read(self._known, wanted)
+    return read_operand(self._known, wanted)

@@ -13,6 +13,7 @@ from jaxmotion.memory.weights import _programs as programs
 from jaxmotion.memory.weights._layout import Layout, StageLayout
 from jaxmotion.memory.weights._model_spec import ModelSpec
 from jaxmotion.memory.weights._programs import StageFunction
+from jaxmotion.program import program_memory
 
 MeasureMemory = Callable[..., int]
 
@@ -27,8 +28,7 @@ def measure_temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   Returns:
     The bytes that the program needs besides its arguments and results.
   """
-  memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
-  return int(memory.temp_size_in_bytes)
+  return program_memory(jax.jit(fn).lower(*args).compile()).temp_bytes
 
 
 class StepShapes(NamedTuple):

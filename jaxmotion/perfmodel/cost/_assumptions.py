@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from jaxmotion.core import check_choice, check_int
-from jaxmotion.perfmodel.cost._flat_program import Node, loop_name
+from jaxmotion.program import Step, describe_equation, loop_body_name
 
 BACKENDS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -42,16 +42,16 @@ class Choices:
     self._loops: set[str] = set()
     self._branches: set[int] = set()
 
-  def trips(self, node: Node) -> int:
+  def trips(self, step: Step) -> int:
     """The trips of a while loop."""
-    name = loop_name(node)
+    name = loop_body_name(step.eqn)
     self._loops.add(name)
     trips = self._trips
     found = trips.get(name) if isinstance(trips, Mapping) else trips
     if found is None:
       raise ValueError(
         "`while_trips` must give the number of trips of every while loop; "
-        f"{node.where} has none, got {trips!r}."
+        f"{describe_equation(step.eqn)} has none, got {trips!r}."
       )
     return found
 

@@ -7,19 +7,15 @@ from typing import Any, NamedTuple
 
 from jaxmotion.perfmodel.cost._assumptions import Choices
 from jaxmotion.perfmodel.cost._cost import Cost, Total
-from jaxmotion.perfmodel.cost._flat_program import (
-  LOOPS,
-  VIEWS,
-  Node,
-  Program,
-  Value,
-  flatten,
-  held,
-  trace,
-)
 from jaxmotion.perfmodel.cost._fusion import Kernel, fuse, moved_bytes
 from jaxmotion.perfmodel.cost._liveness import Liveness
 from jaxmotion.perfmodel.cost._ops import flops_of, is_known, kind_of
+from jaxmotion.perfmodel.cost._trace import (
+  CountedProgram,
+  flatten_counted,
+  trace_counted,
+)
+from jaxmotion.program import LOOPS, VIEWS, Step, Value, inner_jaxprs
 
 # Reshaping a row-major array moves nothing even in a program of its own.
 _FREE = VIEWS - {"dynamic_slice", "slice", "split", "transpose", "unstack"}
@@ -74,13 +70,13 @@ def predict_cost(
     40960.0
   """
   choices = Choices(while_trips, branch_shares, backend)
-  program = trace(fn, *args, backend=choices.backend)
+  program = trace_counted(fn, *args, backend=choices.backend)
   result = _cost(program, choices, len(program.outputs))
   choices.check_used()
   return result
 
 
-def _cost(program: Program, choices: Choices, carried: int) -> Cost:
+def _cost(program: CountedProgram, choices: Choices, carried: int) -> Cost:
   """The cost of a program.
 
   Args:
@@ -92,7 +88,7 @@ def _cost(program: Program, choices: Choices, carried: int) -> Cost:
   total = _Sum()
   for name in program.guessed:
     total.strange(name, 1)
-  for node in program.nodes:
+  for node in program.steps:
     total.node(node)
   steps = fuse(program)
   memory = Liveness(program, steps)
@@ -119,7 +115,9 @@ def _cost(program: Program, choices: Choices, carried: int) -> Cost:
   )
 
 
-def _copies(program: Program, carried: int) -> Iterator[tuple[int, Kernel]]:
+def _copies(
+  program: CountedProgram, carried: int
+) -> Iterator[tuple[int, Kernel]]:
   """Results that are another view of what is in memory already."""
   there = set(program.inputs)
   for i, value in enumerate(program.outputs):
@@ -145,11 +143,11 @@ class _Part(NamedTuple):
   own_bytes: int
 
 
-def _inner(node: Node, choices: Choices) -> list[_Part]:
-  bodies: Sequence[Any] = held(node.name, node.params)
+def _inner(node: Step, choices: Choices) -> list[_Part]:
+  bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
-  programs = [flatten(body, choices.backend) for body in bodies]
+  programs = [flatten_counted(body, choices.backend) for body in bodies]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
@@ -188,9 +186,9 @@ class _Sum:
     moved = Total(0, 0, kernel.bytes * kernel.count, kernel.count)
     self._add(kernel.kind, moved, 1)
 
-  def node(self, node: Node) -> None:
+  def node(self, node: Step) -> None:
     """Adds what an operation takes, whichever kernel it is in."""
-    if held(node.name, node.params):
+    if inner_jaxprs(node.eqn):
       if node.name not in LOOPS:
         self.strange(node.name, 1)
       return
@@ -199,7 +197,7 @@ class _Sum:
     if node.name in VIEWS:
       moved = 2 * sum(v.nbytes for v in node.outs)
     else:
-      moved = moved_bytes(node, [v for v in node.ins if v is not None])
+      moved = moved_bytes(node, [v for v in node.reads])
     self._add(kind_of(node), Total(flops_of(node), moved), 1)
     if not is_known(node):
       self.strange(node.name, 1)

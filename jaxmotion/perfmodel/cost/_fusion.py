@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxmotion.perfmodel.cost._flat_program import VIEWS, Node, Program, Value
 from jaxmotion.perfmodel.cost._ops import (
   COSTLY,
   flops_of,
@@ -26,6 +25,8 @@ from jaxmotion.perfmodel.cost._ops import (
   is_reduction,
   kind_of,
 )
+from jaxmotion.perfmodel.cost._trace import CountedProgram
+from jaxmotion.program import VIEWS, Step, Value, writes_in_place
 
 
 class Kernel(NamedTuple):
@@ -50,7 +51,7 @@ class Kernel(NamedTuple):
   count: float = 1.0  # type: ignore[assignment]  # Hides tuple.count.
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
   """A kernel of a program, or an operation that holds programs.
 
   Attributes:
@@ -59,7 +60,7 @@ class Step(NamedTuple):
     reads: values in memory that it needs.
   """
 
-  node: Node
+  node: Step
   kernel: Kernel
   reads: tuple[Value, ...]
 
@@ -73,10 +74,10 @@ class _Source(NamedTuple):
   """
 
   reads: dict[Value, None]
-  nodes: dict[int, Node]
+  nodes: dict[int, Step]
 
 
-def fuse(program: Program) -> list[Step]:
+def fuse(program: CountedProgram) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order.
 
   Args:
@@ -85,10 +86,10 @@ def fuse(program: Program) -> list[Step]:
   return _steps(program, _written(program))
 
 
-def _steps(program: Program, written: set[Value]) -> list[Step]:
+def _steps(program: CountedProgram, written: set[Value]) -> list[KernelStep]:
   fused: dict[Value, _Source] = {}
   steps = []
-  for index, node in enumerate(program.nodes):
+  for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
     source = _source(index, node, fused)
@@ -96,14 +97,14 @@ def _steps(program: Program, written: set[Value]) -> list[Step]:
       fused[node.outs[0]] = source
     else:
       reads = tuple({v.source: None for v in source.reads})
-      steps.append(Step(node, _kernel(node, source), reads))
+      steps.append(KernelStep(node, _kernel(node, source), reads))
   return steps
 
 
-def _source(index: int, node: Node, fused: dict[Value, _Source]) -> _Source:
+def _source(index: int, node: Step, fused: dict[Value, _Source]) -> _Source:
   reads: dict[Value, None] = {}
   nodes = {index: node}
-  for value in node.ins:
+  for value in node.arrays:
     if value is None:
       continue
     if value.source in fused:
@@ -114,8 +115,8 @@ def _source(index: int, node: Node, fused: dict[Value, _Source]) -> _Source:
   return _Source(reads, nodes)
 
 
-def _kernel(node: Node, source: _Source) -> Kernel:
-  first = next((v for v in (*node.ins, *node.outs) if v is not None), None)
+def _kernel(node: Step, source: _Source) -> Kernel:
+  first = next((v for v in (*node.arrays, *node.outs) if v is not None), None)
   return Kernel(
     kind_of(node),
     "none" if first is None else first.dtype,
@@ -124,19 +125,19 @@ def _kernel(node: Node, source: _Source) -> Kernel:
   )
 
 
-def moved_bytes(node: Node, reads: Iterable[Value]) -> int:
+def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
   """Bytes read and written, each array once."""
   if node.name == "gather":
-    return 2 * node.outs[0].nbytes + _nbytes(node.ins[1:])
+    return 2 * node.outs[0].nbytes + _nbytes(node.arrays[1:])
   if node.name == "dynamic_update_slice":
-    target, update, *places = node.ins
+    target, update, *places = node.arrays
     apart = {id(target), *map(id, places)}
     made_of = [v for v in reads if id(v) not in apart]
     return _read_bytes(made_of) + _nbytes([update])
-  if writes_in_place(node):
-    update = node.ins[2]
+  if writes_in_place(node.name):
+    update = node.arrays[2]
     own = update.nbytes if update else 0
-    return 3 * own + _nbytes(node.ins[1:2])  # the target's places: twice
+    return 3 * own + _nbytes(node.arrays[1:2])  # the target's places: twice
   return _read_bytes(reads) + _nbytes(node.outs)
 
 
@@ -148,34 +149,29 @@ def _read_bytes(reads: Iterable[Value]) -> int:
   return sum(min(n, source.nbytes) for source, n in seen.items())
 
 
-def writes_in_place(node: Node) -> bool:
-  """Whether it changes a part of its first operand where that is."""
-  return node.name.startswith(("scatter", "dynamic_update_slice"))
-
-
 def _nbytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _written(program: Program) -> set[Value]:
+def _written(program: CountedProgram) -> set[Value]:
   """The elementwise values that are written to memory."""
   written = {v.source for v in program.outputs if v is not None}
   readers: dict[Value, list[int]] = {}
-  for index, node in enumerate(program.nodes):
+  for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
     apart = not (is_fusible(node) or is_reduction(node))
-    for i, value in enumerate(node.ins):
+    for i, value in enumerate(node.arrays):
       if value is not None:
         readers.setdefault(value.source, []).append(index)
         if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
-  _write_shared(program.nodes, readers, written)
+  _write_shared(program.steps, readers, written)
   return written
 
 
 def _write_shared(
-  nodes: tuple[Node, ...], readers: dict[Value, list[int]], written: set[Value]
+  nodes: tuple[Step, ...], readers: dict[Value, list[int]], written: set[Value]
 ) -> None:
   """Adds what several kernels read and had better not compute again."""
   inputs: dict[Value, int] = {}

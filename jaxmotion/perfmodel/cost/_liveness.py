@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxmotion.perfmodel.cost._flat_program import LOOPS, Program, Value
-from jaxmotion.perfmodel.cost._fusion import Step, writes_in_place
+from jaxmotion.perfmodel.cost._fusion import KernelStep
 from jaxmotion.perfmodel.cost._ops import is_fusible
+from jaxmotion.perfmodel.cost._trace import CountedProgram
+from jaxmotion.program import LOOPS, Value, writes_in_place
 
 
 class Liveness:
@@ -22,7 +23,7 @@ class Liveness:
     steps: its steps in order.
   """
 
-  def __init__(self, program: Program, steps: Sequence[Step]):
+  def __init__(self, program: CountedProgram, steps: Sequence[KernelStep]):
     self._steps = steps
     stays = {v.source for v in program.outputs if v is not None}
     stays.update(program.inputs)
@@ -42,7 +43,7 @@ class Liveness:
     freed = sum(v.nbytes for v in goes)
     made = sum(v.nbytes for v in step.node.outs)
     reuses = (
-      is_fusible(step.node) or writes_in_place(step.node) or name in LOOPS
+      is_fusible(step.node) or writes_in_place(step.node.name) or name in LOOPS
     )
     reused = min(freed, made) if reuses else 0
     self._alive += made - reused

@@ -8,7 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from jaxmotion.perfmodel.cost._flat_program import VIEWS, Node
+from jaxmotion.program import (
+  ARITHMETIC,
+  AXIS_ONLY,
+  CUMULATIVE,
+  MOVEMENT,
+  RANDOM,
+  REDUCTIONS,
+  SPECIAL,
+  TRANSCENDENTAL,
+  VIEWS,
+  WINDOW_PICKS,
+  WINDOWS,
+  Step,
+)
+
+# Compilers write the results of these to memory rather than compute them in
+# two kernels.
+COSTLY = TRANSCENDENTAL | SPECIAL
+_QUIET = AXIS_ONLY | {"platform_index"}
 
 KINDS = (
   "matmul",
@@ -22,47 +40,6 @@ KINDS = (
   "other",
 )
 
-# One result from the operands' values at the same place.
-_ARITHMETIC = frozenset(
-  """
-  abs add add_any and ceil clamp clz conj convert_element_type eq eq_to
-  floor ge gt imag is_finite le le_to lt lt_to max min mul mulhi ne neg
-  nextafter not or population_count real reduce_precision rem round select_n
-  shift_left shift_right_arithmetic shift_right_logical sign square sub xor
-  """.split()
-)
-# Compilers write these to memory rather than compute them twice.
-COSTLY = frozenset(
-  """
-  acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt complex
-  cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma igammac lgamma
-  log log1p logistic polygamma pow random_gamma_grad
-  regularized_incomplete_beta rsqrt sin sinh sqrt tan tanh zeta
-  """.split()
-)
-# They move values and fuse with arithmetic all the same.
-_MOVED = frozenset(
-  """
-  bitcast_convert_type broadcast_in_dim concatenate iota pad rev stack
-  """.split()
-)
-_REDUCED = frozenset(
-  """
-  argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod
-  reduce_sum reduce_xor
-  """.split()
-)
-_SCANS = frozenset("cumlogsumexp cummax cummin cumprod cumsum".split())
-_WINDOWS = frozenset(
-  """
-  reduce_window reduce_window_max reduce_window_min reduce_window_sum
-  """.split()
-)
-_PICKED = frozenset("select_and_gather_add select_and_scatter_add".split())
-_RANDOM = frozenset(
-  "random_bits random_fold_in random_seed random_split threefry2x32".split()
-)
-_QUIET = frozenset("axis_index platform_index".split())
 # Sums of so few values (the codes of a word) are computed where they are read.
 _FEW = 32
 # Threefry-2x32 makes two words of 20 rounds (add, rotate, xor: 5 operations),
@@ -70,120 +47,122 @@ _FEW = 32
 _RANDOM_WORD_FLOPS = (20 * 5 + 5 * 3 + 2) / 2
 
 
-def kind_of(node: Node) -> str:
+def kind_of(step: Step) -> str:
   """The class of an operation, one of `KINDS`."""
-  name = node.name
+  name = step.name
   if name == "dot_general":
     return "matmul"
   if name == "conv_general_dilated":
     return "convolution"
-  if name in _REDUCED | _SCANS | _WINDOWS | _PICKED:
+  if name in REDUCTIONS | CUMULATIVE | WINDOWS | WINDOW_PICKS:
     return "reduction"
-  if is_fusible(node):
-    return "data_movement" if name in _MOVED else "elementwise"
+  if is_fusible(step):
+    return "data_movement" if name in MOVEMENT else "elementwise"
   if name == "gather" or name.startswith("scatter"):
     return "gather_scatter"
   if name in VIEWS or name == "dynamic_update_slice":
     return "data_movement"
-  if name in _RANDOM:
+  if name in RANDOM:
     return "random"
-  return "collective" if is_collective(node) else "other"
+  return "collective" if is_collective(step) else "other"
 
 
-def is_fusible(node: Node) -> bool:
+def is_fusible(step: Step) -> bool:
   """Whether it computes each value where, and when, that value is read."""
-  name = node.name
-  if is_reduction(node):
-    return len(node.outs) == 1 and _in_size(node) <= _FEW * node.outs[0].size
-  return name in _ARITHMETIC | COSTLY | _MOVED or name == "integer_pow"
+  name = step.name
+  if is_reduction(step):
+    return len(step.outs) == 1 and _in_size(step) <= _FEW * step.outs[0].size
+  return name in ARITHMETIC | COSTLY | MOVEMENT or name == "integer_pow"
 
 
-def is_reduction(node: Node) -> bool:
+def is_reduction(step: Step) -> bool:
   """Whether it reads values as they are computed, and writes few."""
-  return node.name in _REDUCED
+  return step.name in REDUCTIONS
 
 
-def is_collective(node: Node) -> bool:
+def is_collective(step: Step) -> bool:
   """Whether it names an axis of workers and moves something over it."""
-  params = node.params
+  params = step.params
   names = params.get("axes", params.get("axis_name", ()))
   names = names if isinstance(names, (tuple, list)) else (names,)
   bound = any(isinstance(name, str) for name in names)
-  return bound and node.name not in VIEWS | _QUIET
+  return bound and step.name not in VIEWS | _QUIET
 
 
-def is_known(node: Node) -> bool:
+def is_known(step: Step) -> bool:
   """Whether `flops_of` knows what it takes."""
   special = ("sort", "top_k", "fft")
-  return kind_of(node) != "other" or node.name in _QUIET or node.name in special
+  return kind_of(step) != "other" or step.name in _QUIET or step.name in special
 
 
-def flops_of(node: Node) -> float:
+def flops_of(step: Step) -> float:
   """FLOPs of an operation: 1 an element unless a line here says otherwise."""
-  name, size = node.name, node.outs[0].size if node.outs else 0
+  name, size = step.name, step.outs[0].size if step.outs else 0
   if name == "dot_general":
-    return _dot(node)
+    return _dot(step)
   if name == "conv_general_dilated":
-    return _convolution(node)
-  if name in _ARITHMETIC | COSTLY | _SCANS:
+    return _convolution(step)
+  if name in ARITHMETIC | COSTLY | CUMULATIVE:
     return size
   if name == "integer_pow":
-    power = abs(node.params["y"])
+    power = abs(step.params["y"])
     return size * max(power.bit_length() + power.bit_count() - 2, 0)
-  if name in _REDUCED:
-    folds = len(open_eqns(node)) if name == "reduce" else 1
-    return folds * max(_in_size(node) - size, 0)
-  if name in _WINDOWS:
-    return size * (math.prod(node.params["window_dimensions"]) - 1)
-  if name in _PICKED:  # One operand has a value for each window.
-    windows = min(v.size for v in (*node.ins, *node.outs) if v is not None)
-    return windows * math.prod(node.params["window_dimensions"])
+  if name in REDUCTIONS:
+    folds = len(open_eqns(step)) if name == "reduce" else 1
+    return folds * max(_in_size(step) - size, 0)
+  if name in WINDOWS:
+    return size * (math.prod(step.params["window_dimensions"]) - 1)
+  if name in WINDOW_PICKS:  # One operand has a value for each window.
+    windows = min(v.size for v in (*step.arrays, *step.outs) if v is not None)
+    return windows * math.prod(step.params["window_dimensions"])
   if name.startswith("scatter") and name != "scatter":
-    return node.ins[2].size if node.ins[2] else 1
-  if name in _RANDOM:
-    return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in node.outs) / 4
-  return _special(node)
+    return step.arrays[2].size if step.arrays[2] else 1
+  if name in RANDOM:
+    return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in step.outs) / 4
+  return _special(step)
 
 
-def open_eqns(node: Node) -> list[Any]:
+def open_eqns(step: Step) -> list[Any]:
   """The equations that fold two values into one."""
-  return node.params["jaxpr"].eqns
+  return step.params["jaxpr"].eqns
 
 
-def _special(node: Node) -> float:
-  n = _in_size(node)
-  if node.name == "sort":
-    length = node.ins[0].shape[node.params["dimension"]] if node.ins[0] else 1
+def _special(step: Step) -> float:
+  n = _in_size(step)
+  if step.name == "sort":
+    length = (
+      step.arrays[0].shape[step.params["dimension"]] if step.arrays[0] else 1
+    )
     return n * math.log2(max(length, 1))
-  if node.name == "top_k":
-    return n * math.log2(node.params["k"] + 1)
-  if node.name == "fft":
-    return 5 * n * sum(map(math.log2, node.params["fft_lengths"]))
+  if step.name == "top_k":
+    return n * math.log2(step.params["k"] + 1)
+  if step.name == "fft":
+    return 5 * n * sum(map(math.log2, step.params["fft_lengths"]))
   return 0.0
 
 
-def _in_size(node: Node) -> int:
-  return max((v.size for v in node.ins if v is not None), default=0)
+def _in_size(step: Step) -> int:
+  return max((v.size for v in step.arrays if v is not None), default=0)
 
 
-def _dot(node: Node) -> float:
-  (contracted, _), _ = node.params["dimension_numbers"]
-  lhs = node.ins[0]
+def _dot(step: Step) -> float:
+  (contracted, _), _ = step.params["dimension_numbers"]
+  lhs = step.arrays[0]
   depth = math.prod(lhs.shape[i] for i in contracted) if lhs else 1
-  return 2 * node.outs[0].size * depth
+  return 2 * step.outs[0].size * depth
 
 
-def _convolution(node: Node) -> float:
+def _convolution(step: Step) -> float:
   """2 FLOPs for each product of a value with a weight.
 
   Padding and the zeros that dilation puts between values are not multiplied:
   the forward pass and both gradients then take exactly the same.
   """
-  params = node.params
+  params = step.params
   numbers = params["dimension_numbers"]
-  lhs, rhs = node.ins[0], node.ins[1]
+  lhs, rhs = step.arrays[0], step.arrays[1]
   assert lhs and rhs
-  out = node.outs[0]
+  out = step.outs[0]
   channels = rhs.shape[numbers.rhs_spec[1]]  # of one group
   products = out.shape[numbers.out_spec[0]] * out.shape[numbers.out_spec[1]]
   for i, (low, _) in enumerate(params["padding"]):

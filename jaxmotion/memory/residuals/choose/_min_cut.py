@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from jaxmotion.memory.residuals.choose._max_flow import ENDLESS, Graph
-from jaxmotion.memory.residuals.trace import JointProgram, Step, Value
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Step, Value
 
 
 def wanted(joint: JointProgram, free: Iterable[Value]) -> list[Value]:
@@ -13,7 +14,7 @@ def wanted(joint: JointProgram, free: Iterable[Value]) -> list[Value]:
   given = {*free, *joint.program.constants, *joint.backward}
   found: dict[Value, None] = {}
   for step in joint.backward_steps():
-    found.update((v, None) for v in step.reads() if v not in given)
+    found.update((v, None) for v in step.reads if v not in given)
   for gradient in joint.gradients:
     if isinstance(gradient, Value) and gradient not in given:
       found[gradient] = None
@@ -62,7 +63,7 @@ def minimum_cut(
   for value in starts:
     graph.edge(Graph.SOURCE, place[value], ENDLESS)
   for step in steps:
-    for operand in step.reads():
+    for operand in step.reads:
       for result in step.outs if operand in place else ():
         graph.edge(place[operand] + 1, place[result], ENDLESS)
   for value in sinks:

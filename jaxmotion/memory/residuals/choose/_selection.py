@@ -12,15 +12,13 @@ from jaxmotion.memory._memory_kind import is_on_host
 from jaxmotion.memory.residuals.choose._actions import ResidualChoice
 from jaxmotion.memory.residuals.choose._min_cut import minimum_cut, wanted
 from jaxmotion.memory.residuals.choose._residual import Residual, given
-from jaxmotion.memory.residuals.trace import (
-  JointProgram,
+from jaxmotion.memory.residuals.trace import JointProgram, kinds, names
+from jaxmotion.program import (
   Step,
   Value,
   is_discontinuous,
-  is_exact_equality,
   is_expensive,
-  kinds,
-  names,
+  is_float_equality,
 )
 
 # More than any residual weighs, less than what cannot be cut.
@@ -169,7 +167,7 @@ class Selection:
         return False
       hard = self._options.recompute == "cheap" and is_expensive(step.eqn)
       return (
-        hard or is_exact_equality(step.eqn) or not firm.isdisjoint(step.outs)
+        hard or is_float_equality(step.eqn) or not firm.isdisjoint(step.outs)
       )
 
     while True:
@@ -205,8 +203,8 @@ class Selection:
     again = self.joint.order.leading_to(wanted(self.joint, self.free), known)
     for step in again:
       if is_discontinuous(step.eqn):
-        before = self.joint.order.leading_to(step.reads(), known)
-        used = {v for s in (*before, step) for v in s.reads()}
+        before = self.joint.order.leading_to(step.reads, known)
+        used = {v for s in (*before, step) for v in s.reads}
         if used & rounded and not any(is_expensive(s.eqn) for s in before):
           yield from step.outs
 
@@ -216,5 +214,5 @@ class Selection:
     known = {*exact, *self.free, *self.joint.program.constants}
     unsure = [k.value for k in self.kept if k.residual.may_overflow]
     steps = self.joint.order.leading_to(unsure, known)
-    used = {v for s in steps for v in s.reads()} - known
+    used = {v for s in steps for v in s.reads} - known
     return [v for v in self.joint.inputs if v in used]

@@ -19,13 +19,13 @@ from jaxmotion.memory.residuals.run._forward import (
   tied,
   together,
 )
-from jaxmotion.memory.residuals.trace import (
+from jaxmotion.program import (
   Operand,
   Step,
   Value,
   evaluate,
   is_expensive,
-  read,
+  read_operand,
 )
 
 
@@ -78,7 +78,7 @@ class _Backward:
     coming = self._arrivals(uses)
     for step in uses:
       token, again = self._token(step)
-      if self._bring(step.reads(), token, coming):
+      if self._bring(step.reads, token, coming):
         for v in (v for s in again for v in s.outs):
           del self._env[v]
         evaluate(again, self._env)
@@ -86,7 +86,9 @@ class _Backward:
       if is_expensive(step.eqn) and step.name != "optimization_barrier":
         self._loose += step.outs
     self._bring([g for g in gradients if g is not None], None, coming)
-    return tied([None if g is None else read(self._env, g) for g in gradients])
+    return tied(
+      [None if g is None else read_operand(self._env, g) for g in gradients]
+    )
 
   def _token(self, step: Step) -> tuple[Value, list[Step]]:
     """What a step waits for, and what then makes its operand of it.
@@ -96,10 +98,10 @@ class _Backward:
     one.
     """
     backward = self._joint.backward
-    token = next(v for v in step.reads() if v in backward)
+    token = next(v for v in step.reads if v in backward)
     again: list[Step] = []
     while (maker := self._joint.order.maker(token)) is not None:
-      reads = list(maker.reads())
+      reads = list(maker.reads)
       if len(reads) != 1 or reads[0] not in backward or is_expensive(maker.eqn):
         break
       if reads[0].aval.size >= token.aval.size:
@@ -113,9 +115,9 @@ class _Backward:
     order = self._joint.order
     found: dict[Value, None] = {}
     for step in uses:
-      reads = [v for v in step.reads() if v not in self._env]
+      reads = [v for v in step.reads if v not in self._env]
       for earlier in order.leading_to(reads, self._words):
-        found.update((v, None) for v in earlier.reads())
+        found.update((v, None) for v in earlier.reads)
       found.update((v, None) for v in reads)
     return collections.deque(v for v in found if v in self._far)
 
@@ -206,7 +208,7 @@ class _Backward:
       What was decoded, and all that is known then.
     """
     env = self._env
-    touched = dict.fromkeys(v for s in steps for v in s.reads())
+    touched = dict.fromkeys(v for s in steps for v in s.reads)
     touched.update(dict.fromkeys(wanted))
     packed = [v for v in touched if v in self._words and v not in env]
     again = [v for v in touched if v in self._split.free and v in env]
@@ -265,7 +267,7 @@ class _Backward:
     steps = self._joint.order.leading_to(
       [value], collections.ChainMap(known, exact)
     )
-    for read_value in dict.fromkeys(v for s in steps for v in s.reads()):
+    for read_value in dict.fromkeys(v for s in steps for v in s.reads):
       if read_value in exact and read_value not in known:
         words = self._words[read_value]
         if read_value in self._far:

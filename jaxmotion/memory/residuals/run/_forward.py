@@ -17,13 +17,7 @@ from jaxmotion.memory.residuals.choose import (
   Selection,
   full,
 )
-from jaxmotion.memory.residuals.trace import (
-  Operand,
-  Step,
-  Value,
-  evaluate,
-  read,
-)
+from jaxmotion.program import Operand, Step, Value, evaluate, read_operand
 
 Words = list[Array]
 Env = dict[Value, Any]
@@ -139,7 +133,7 @@ def _due(
 ) -> dict[int, list[SavedResidual]]:
   """By the step after which they are encoded; -1: before all."""
   last = {
-    v: i for i, step in enumerate(steps) for v in (*step.reads(), *step.outs)
+    v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
   }
   due: dict[int, list[SavedResidual]] = {}
   for keep in kept:
@@ -159,6 +153,6 @@ def _ends(split: Selection) -> list[Operand]:
 def _results(
   split: Selection, env: Env, overflows: Any, fills: dict[str, Array]
 ) -> tuple[list[Any], Diagnostics]:
-  inner = jax.tree.map(lambda v: read(env, v), split.joint.notes)
+  inner = jax.tree.map(lambda v: read_operand(env, v), split.joint.notes)
   own = Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
-  return [read(env, v) for v in split.joint.outputs], inner.add(own)
+  return [read_operand(env, v) for v in split.joint.outputs], inner.add(own)

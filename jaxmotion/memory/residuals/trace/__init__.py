@@ -17,17 +17,3 @@ from jaxmotion.memory.residuals.trace._max_pool import (
   evaluate_max_pool as evaluate_max_pool,
   is_max_pool as is_max_pool,
 )
-from jaxmotion.memory.residuals.trace._program import (
-  Operand as Operand,
-  Order as Order,
-  Step as Step,
-  Value as Value,
-  evaluate as evaluate,
-  flatten as flatten,
-  read as read,
-)
-from jaxmotion.memory.residuals.trace._recompute_cost import (
-  is_discontinuous as is_discontinuous,
-  is_exact_equality as is_exact_equality,
-  is_expensive as is_expensive,
-)

@@ -11,13 +11,13 @@ import numpy as np
 
 from jaxmotion.core import Array, PyTree, abstract_like
 from jaxmotion.memory.residuals.trace._kinds import rectified
-from jaxmotion.memory.residuals.trace._program import (
+from jaxmotion.program import (
   Operand,
   Order,
   Program,
   Step,
   Value,
-  trace,
+  trace_program,
 )
 
 
@@ -88,7 +88,7 @@ def trace_joint(
     return [*results, *noted, *pull(cts)]
 
   trees: dict[str, Any] = {}
-  program = rectified(trace(both, *args, *typed))
+  program = rectified(trace_program(both, *args, *typed))
   inputs, cotangents = program.inputs[:size], program.inputs[size:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])
@@ -119,6 +119,6 @@ def _depending_on(
 ) -> frozenset[Value]:
   found = set(values)
   for step in steps:
-    if any(v in found for v in step.reads()):
+    if any(v in found for v in step.reads):
       found.update(step.outs)
   return frozenset(found)

@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxmotion.memory.residuals.trace._program import (
-  Operand,
-  Program,
-  Step,
-  Value,
-)
+from jaxmotion.program import Operand, Program, Step, Value
 
 _VIEWS = ("reshape", "slice", "split")
 # Zeros stay zeros.
@@ -69,7 +64,7 @@ def names(
   count: dict[str, int] = {}
   moving = set(program.inputs)
   for step in program.steps:
-    moves = any(v in moving for v in step.reads())
+    moves = any(v in moving for v in step.reads)
     moving.update(step.outs if moves else ())
     # Loops hand out what their codecs need and no argument changes.
     name = step.name if moves else "constant"
@@ -77,12 +72,12 @@ def names(
     for i, value in enumerate(step.outs):
       place = f"{number}_{i}" if i else f"{number}"
       label[value] = f"{name}_{place}"
-      for source in step.reads() if step.name in _VIEWS else ():
+      for source in step.reads if step.name in _VIEWS else ():
         if label.get(source, "").startswith("scan_"):
           label[value] = label[source]  # Words of a loop, laid out.
     if step.name == "name":
       label[step.outs[0]] = step.eqn.params["name"]
-      for value in step.reads():
+      for value in step.reads:
         label[value] = step.eqn.params["name"]
   return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
 
@@ -105,7 +100,7 @@ def rectified(program: Program) -> Program:
     elif step.name == "gt" and _zero(step.ins[1], zero):
       before = step.ins[0]
       if isinstance(before, Value) and before in result:
-        step = step._replace(ins=(result[before], step.ins[1]))
+        step = step.with_operands((result[before], step.ins[1]))
     steps.append(step)
   return program._replace(steps=tuple(steps))
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals.trace._bits import pack, unpack, width
-from jaxmotion.memory.residuals.trace._program import Step
+from jaxmotion.program import Step
 
 Padding = tuple[tuple[int, int], ...]
 # Of larger windows the places take many passes.

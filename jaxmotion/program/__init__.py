@@ -1,0 +1,62 @@
+"""Reads traced and compiled programs, for all rooms that reason about them.
+
+One flattener of jaxprs, one table of primitives, one reader of HLO, and the
+memory of a compiled program. Users of the library need none of these names.
+"""
+
+from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.program._evaluate import (
+  Order as Order,
+  evaluate as evaluate,
+  read_operand as read_operand,
+)
+from jaxmotion.program._flatten import (
+  Operand as Operand,
+  Program as Program,
+  Step as Step,
+  Value as Value,
+  array_bytes as array_bytes,
+  describe_equation as describe_equation,
+  flatten as flatten,
+  inner_jaxprs as inner_jaxprs,
+  loop_body_name as loop_body_name,
+  open_jaxpr as open_jaxpr,
+  trace_program as trace_program,
+)
+from jaxmotion.program._hlo import (
+  HloArray as HloArray,
+  HloModule as HloModule,
+  Instruction as Instruction,
+  parse_arrays as parse_arrays,
+  parse_hlo as parse_hlo,
+  split_operands as split_operands,
+)
+from jaxmotion.program._memory import (
+  ProgramMemory as ProgramMemory,
+  program_memory as program_memory,
+)
+from jaxmotion.program._primitives import (
+  ARITHMETIC as ARITHMETIC,
+  AXIS_ONLY as AXIS_ONLY,
+  CALLS as CALLS,
+  COLLECTIVES as COLLECTIVES,
+  CUMULATIVE as CUMULATIVE,
+  LOOPS as LOOPS,
+  MOVEMENT as MOVEMENT,
+  RANDOM as RANDOM,
+  REDUCTIONS as REDUCTIONS,
+  SPECIAL as SPECIAL,
+  TRANSCENDENTAL as TRANSCENDENTAL,
+  VIEWS as VIEWS,
+  WINDOW_PICKS as WINDOW_PICKS,
+  WINDOWS as WINDOWS,
+  collective_name as collective_name,
+  holds_programs as holds_programs,
+  is_classified as is_classified,
+  is_discontinuous as is_discontinuous,
+  is_expensive as is_expensive,
+  is_float_equality as is_float_equality,
+  writes_in_place as writes_in_place,
+)
+
+_set_public_module(__name__, globals())

@@ -1,0 +1,61 @@
+"""Order and evaluation of the steps of a flat program."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from jaxmotion.program._flatten import Operand, Step, Value
+
+
+class Order:
+  """Index from the values of a program to the steps that make them.
+
+  Args:
+    steps: steps in program order.
+  """
+
+  def __init__(self, steps: Sequence[Step]):
+    self._steps = steps
+    self._maker = {v: i for i, step in enumerate(steps) for v in step.outs}
+
+  def maker(self, value: Value) -> Step | None:
+    """Returns the step that makes a value; None of an input."""
+    index = self._maker.get(value)
+    return None if index is None else self._steps[index]
+
+  def leading_to(
+    self, wanted: Iterable[Operand], known: Container[Value]
+  ) -> list[Step]:
+    """Returns the steps from known values to wanted ones, in program order."""
+    found: set[int] = set()
+    todo = [v for v in wanted if isinstance(v, Value)]
+    while todo:
+      value = todo.pop()
+      index = self._maker.get(value)
+      if value in known or index is None or index in found:
+        continue
+      found.add(index)
+      todo.extend(self._steps[index].reads)
+    return [self._steps[i] for i in sorted(found)]
+
+
+def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
+  """Runs or traces steps in order.
+
+  Args:
+    steps: steps in program order.
+    env: arrays by value; holds all that the steps read before they make it,
+      and gets what they make. A value that is there already stays.
+  """
+  for step in steps:
+    results = step.run([read_operand(env, v) for v in step.ins])
+    for value, result in zip(step.outs, results, strict=True):
+      env.setdefault(value, result)
+
+
+def read_operand(env: dict[Value, Any], operand: Operand) -> Any:
+  """Returns the array of an operand."""
+  return operand.val if isinstance(operand, core.Literal) else env[operand]

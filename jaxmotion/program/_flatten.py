@@ -1,0 +1,373 @@
+"""Flattens a traced function into one list of steps on values.
+
+This is the only place that walks jaxprs. What its users do with the steps
+differs: wire counts collectives, the performance model counts FLOPs and bytes,
+residuals are chosen among the values, the planner looks for loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jaxmotion.core import closed_jaxpr
+from jaxmotion.program._primitives import (
+  CALLS,
+  LOOPS,
+  TRANSPARENT_CALLS,
+  VIEWS,
+  holds_programs,
+)
+
+
+class Value:
+  """One array of a program.
+
+  Attributes:
+    aval: shape, dtype and the mesh axes over which it varies.
+    source: the value in memory that this one is a view of, or itself.
+  """
+
+  __slots__ = ("_nbytes", "aval", "source")
+
+  def __init__(self, aval: Any, source: Value | None = None):
+    self.aval = aval
+    self.source: Value = self if source is None else source.source
+    self._nbytes: int | None = None
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the array; () of what is no array."""
+    return tuple(getattr(self.aval, "shape", ()))
+
+  @property
+  def size(self) -> int:
+    """Number of elements."""
+    return math.prod(self.shape)
+
+  @property
+  def dtype(self) -> str:
+    """Name of the element type; "none" of what is no array."""
+    dtype = getattr(self.aval, "dtype", None)
+    return "none" if dtype is None else str(dtype)
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of all elements."""
+    if self._nbytes is None:
+      self._nbytes = array_bytes(self.aval)
+    return self._nbytes
+
+
+Operand = Value | core.Literal
+
+
+class Step:
+  """One operation of a flat program.
+
+  Attributes:
+    eqn: equation of the jaxpr that the step was written in.
+    ins: operands; literals are constants of the program's text.
+    outs: results.
+    name: name of the primitive.
+    reads: operands that are values.
+    sizes: workers along each mesh axis that an enclosing `shard_map` binds.
+  """
+
+  __slots__ = ("eqn", "ins", "name", "outs", "reads", "sizes")
+
+  def __init__(
+    self,
+    eqn: core.JaxprEqn,
+    ins: tuple[Operand, ...],
+    outs: tuple[Value, ...],
+    sizes: Mapping[Any, int],
+  ):
+    self.eqn, self.ins, self.outs, self.sizes = eqn, ins, outs, sizes
+    self.name: str = eqn.primitive.name
+    self.reads = tuple(v for v in ins if isinstance(v, Value))
+
+  @property
+  def params(self) -> Mapping[str, Any]:
+    """Parameters of the equation."""
+    return self.eqn.params
+
+  @property
+  def arrays(self) -> tuple[Value | None, ...]:
+    """Operands by position; None is a literal."""
+    return tuple(v if isinstance(v, Value) else None for v in self.ins)
+
+  def with_operands(self, ins: tuple[Operand, ...]) -> Step:
+    """Returns the same operation on other operands, with the same results."""
+    return Step(self.eqn, ins, self.outs, self.sizes)
+
+  def run(self, operands: Sequence[Any]) -> Sequence[Any]:
+    """Runs or traces the operation, and returns its results."""
+    primitive = self.eqn.primitive
+    with self.eqn.ctx.manager:
+      params = primitive.get_bind_params(self.eqn.params)
+      out = primitive.bind(*operands, **params)
+    return out if primitive.multiple_results else [out]
+
+
+class Program(NamedTuple):
+  """A flat program.
+
+  Attributes:
+    inputs: arguments.
+    steps: operations, in order.
+    outputs: results; a literal is a constant.
+    constants: arrays that are part of the program, by their values; None
+      where the jaxpr came without them.
+    guessed: primitives that hold one jaxpr, are not known to be calls, and are
+      taken to run it once.
+  """
+
+  inputs: tuple[Value, ...]
+  steps: tuple[Step, ...]
+  outputs: tuple[Operand, ...]
+  constants: dict[Value, Any]
+  guessed: tuple[str, ...]
+
+
+def trace_program(fn: Callable[..., Any], *args: Any) -> Program:
+  """Traces a function of arrays and inlines the calls that mean nothing.
+
+  Args:
+    fn: takes and returns flat sequences of arrays.
+    *args: arrays, tracers or ShapeDtypeStructs.
+  """
+  return flatten(jax.make_jaxpr(fn)(*args))
+
+
+def flatten(
+  jaxpr: Any,
+  *,
+  calls: str = "transparent",
+  backend: str | None = None,
+  used: Sequence[bool] | None = None,
+  sizes: Mapping[Any, int] | None = None,
+) -> Program:
+  """Writes the calls in a traced function out.
+
+  Args:
+    jaxpr: closed or open jaxpr.
+    calls: "transparent" inlines calls without a meaning of their own (`jit`)
+      and keeps every step, so that the steps can be run; "all" inlines every
+      call, `remat`, `custom_vjp` and `shard_map` included, and drops steps
+      whose results nobody uses.
+    backend: whose branch of `lax.platform_dependent` is inlined with "all";
+      None leaves it a `cond`.
+    used: which outputs count as used with "all"; None: every one.
+    sizes: workers along the mesh axes bound around the jaxpr.
+  """
+  flat = _Flattener(calls == "all", backend)
+  opened = open_jaxpr(jaxpr)
+  inputs = tuple(Value(v.aval) for v in opened.invars)
+  outputs = flat.inline(jaxpr, inputs, dict(sizes or {}))
+  steps = flat.steps
+  if calls == "all":
+    wanted = [
+      v
+      for i, v in enumerate(outputs)
+      if isinstance(v, Value) and (used is None or used[i])
+    ]
+    steps = _live_steps(steps, wanted)
+  return Program(
+    inputs, tuple(steps), tuple(outputs), flat.constants, tuple(flat.guessed)
+  )
+
+
+class _Flattener:
+  """State of one `flatten`: the steps and constants found so far."""
+
+  def __init__(self, enters_all: bool, backend: str | None):
+    self.steps: list[Step] = []
+    self.constants: dict[Value, Any] = {}
+    self.guessed: list[str] = []
+    self._enters_all = enters_all
+    self._backends = {None: (), "gpu": ("cuda", "rocm")}.get(
+      backend, (backend,)
+    )
+
+  def inline(
+    self, jaxpr: Any, ins: Sequence[Operand], sizes: dict[Any, int]
+  ) -> list[Operand]:
+    """Appends the steps of a jaxpr that is called with these operands."""
+    opened = open_jaxpr(jaxpr)
+    env: dict[core.Var, Operand] = {
+      var: _as_seen(var.aval, v)
+      for var, v in zip(opened.invars, ins, strict=True)
+    }
+    arrays = getattr(jaxpr, "consts", None) or [None] * len(opened.constvars)
+    for var, array in zip(opened.constvars, arrays, strict=True):
+      value = env[var] = Value(var.aval)
+      self.constants[value] = array
+
+    def read(atom: Any) -> Operand:
+      return atom if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in opened.eqns:
+      operands = tuple(map(read, eqn.invars))
+      call = self._callee(eqn)
+      if call is None:
+        made = tuple(
+          Value(v.aval, _viewed(eqn.primitive.name, operands, i))
+          for i, v in enumerate(eqn.outvars)
+        )
+        self.steps.append(Step(eqn, operands, made, sizes))
+        env.update(zip(eqn.outvars, made, strict=True))
+        continue
+      # The first operand of a `cond` says which branch is taken.
+      own = operands[len(operands) - len(open_jaxpr(call).invars) :]
+      mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
+      outs = self.inline(call, own, {**sizes, **mesh} if mesh else sizes)
+      for var, out in zip(eqn.outvars, outs, strict=True):
+        env[var] = _as_seen(var.aval, out)
+    return [read(atom) for atom in opened.outvars]
+
+  def _callee(self, eqn: core.JaxprEqn) -> Any:
+    """Returns the jaxpr that an equation calls and that is to be inlined."""
+    name = eqn.primitive.name
+    if name in TRANSPARENT_CALLS:
+      return closed_jaxpr(
+        eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
+      )
+    if not self._enters_all:
+      return None
+    inner = inner_jaxprs(eqn)
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is not None and self._backends:
+      return self._platform_branch(inner, platforms)
+    if name in LOOPS or len(inner) != 1:
+      return None
+    (call,) = inner
+    opened = open_jaxpr(call)
+    if len(opened.invars) != len(eqn.invars) or (
+      len(opened.outvars) != len(eqn.outvars)
+    ):
+      return None
+    if name not in CALLS:
+      self.guessed.append(name)
+    return call
+
+  def _platform_branch(self, branches: Sequence[Any], platforms: Any) -> Any:
+    """Returns the branch of this backend, or the one of all others."""
+    pairs = zip(branches, platforms, strict=True)
+    return next(
+      branch
+      for branch, names in pairs
+      if names is None or set(names) & set(self._backends)
+    )
+
+
+def _as_seen(aval: Any, operand: Operand) -> Operand:
+  """Returns an operand under the shape that it has inside or outside a call.
+
+  Inside a `shard_map` an array is seen as a part of itself.
+  """
+  if not isinstance(operand, Value):
+    return operand
+  if operand.shape == tuple(getattr(aval, "shape", ())):
+    return operand
+  return Value(aval, operand)
+
+
+def _viewed(
+  name: str, operands: tuple[Operand, ...], index: int
+) -> Value | None:
+  """Returns the operand that result `index` is a view of, if it is one."""
+  if name not in VIEWS:
+    return None
+  many = name in ("optimization_barrier", "pcast")
+  operand = operands[index if many else 0]
+  return operand if isinstance(operand, Value) else None
+
+
+def _live_steps(steps: list[Step], wanted: Iterable[Value]) -> list[Step]:
+  """Drops steps without effects whose results no later step uses."""
+  live = {id(v) for value in wanted for v in (value, value.source)}
+  kept = []
+  for step in reversed(steps):
+    if has_effects(step.eqn) or any(id(v) in live for v in step.outs):
+      kept.append(step)
+      for value in step.reads:
+        live.update((id(value), id(value.source)))
+  return kept[::-1]
+
+
+def has_effects(eqn: core.JaxprEqn) -> bool:
+  """Says whether an equation must run even if nobody uses its results."""
+  # Collectives carry the effect of naming an axis, and may yet be dropped.
+  return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+  """Returns the jaxpr inside a closed one; its constants are `constvars`."""
+  return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def inner_jaxprs(eqn: core.JaxprEqn) -> list[Any]:
+  """Returns the jaxprs of an equation that are parts of the program."""
+  if not holds_programs(eqn.primitive.name):
+    return []
+  # Of a linear solve's four functions only one is part of the program.
+  solve = getattr(eqn.params.get("jaxprs"), "solve", None)
+  return list(_jaxprs(eqn.params.values())) if solve is None else [solve]
+
+
+def _jaxprs(values: Iterable[Any]) -> Iterable[Any]:
+  for value in values:
+    if isinstance(value, (core.Jaxpr, core.ClosedJaxpr)):
+      yield value
+    elif isinstance(value, (tuple, list)):
+      yield from _jaxprs(value)
+
+
+def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
+  """Returns the bytes of an array, without some of its dimensions.
+
+  Args:
+    aval: the array's type; 0 bytes if it has no dtype.
+    dropped: positions of dimensions to leave out.
+  """
+  dtype = getattr(aval, "dtype", None)
+  if dtype is None:
+    return 0
+  bits: int
+  if jnp.issubdtype(dtype, jax.dtypes.extended):
+    bits = 8 * int(dtype.itemsize)
+  else:
+    bits = int(jax.dtypes.itemsize_bits(dtype))
+  size = math.prod(n for i, n in enumerate(aval.shape) if i not in dropped)
+  return -(-bits * size // 8)
+
+
+def describe_equation(
+  eqn: core.JaxprEqn, kind: str | None = None, body: Any = None
+) -> str:
+  """Returns words for an equation in an error, from what the trace remembers.
+
+  Args:
+    eqn: the equation.
+    kind: first word; None is the primitive's name.
+    body: jaxpr whose source position is given; None is that of a while loop.
+  """
+  body = eqn.params.get("body_jaxpr") if body is None else body
+  info = getattr(open_jaxpr(body), "debug_info", None)
+  source = getattr(info, "func_src_info", None)
+  stack = str(eqn.source_info.name_stack)
+  name = eqn.primitive.name if kind is None else kind
+  parts = (name, source and f"({source})", stack and f"in {stack}")
+  return " ".join(filter(None, parts))
+
+
+def loop_body_name(eqn: core.JaxprEqn) -> str:
+  """Returns the name of the function that is the body of a while loop."""
+  info = getattr(open_jaxpr(eqn.params["body_jaxpr"]), "debug_info", None)
+  return str(getattr(info, "func_name", None))

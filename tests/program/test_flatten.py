@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion.program import (
+  Order,
+  Value,
+  array_bytes,
+  evaluate,
+  flatten,
+  read_operand,
+  trace_program,
+)
+
+X = jnp.arange(4.0)
+
+
+def names(program):
+  return [step.name for step in program.steps]
+
+
+@jax.custom_vjp
+def double(x):
+  return 2 * x
+
+
+double.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct,))
+
+
+def test_transparent_calls_are_written_out_and_others_stay():
+  def fn(x):
+    return [double(jax.jit(lambda x: jnp.sin(x) + 1)(x))]
+
+  assert names(trace_program(fn, X)) == ["sin", "add", "custom_vjp_call"]
+
+
+def test_all_calls_are_written_out_and_unused_steps_dropped():
+  def fn(x):
+    jnp.cos(x)
+    return double(jax.checkpoint(jnp.sin)(x))
+
+  jaxpr = jax.make_jaxpr(fn)(X)
+  assert names(flatten(jaxpr, calls="all")) == ["sin", "mul"]
+
+
+def test_unused_outputs_take_their_steps_with_them():
+  jaxpr = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.cos(x)))(X)
+  program = flatten(jaxpr, calls="all", used=[False, True])
+  assert names(program) == ["cos"]
+
+
+def test_effects_are_kept():
+  def fn(x):
+    jax.debug.callback(lambda x: None, x)
+    return x
+
+  assert len(flatten(jax.make_jaxpr(fn)(X), calls="all").steps) == 1
+
+
+def test_the_branch_of_the_backend_is_written_out():
+  def fn(x):
+    return jax.lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos)
+
+  jaxpr = jax.make_jaxpr(fn)(X)
+  assert names(flatten(jaxpr, calls="all", backend="cpu"))[-1] == "sin"
+  assert names(flatten(jaxpr, calls="all", backend="gpu"))[-1] == "cos"
+
+
+def test_views_know_what_is_in_memory():
+  program = trace_program(lambda x: [x.reshape(2, 2).T + 1], X)
+  (x,) = program.inputs
+  views = [v for s in program.steps for v in s.outs if v.source is x]
+  assert len(views) == 2 and all(v.nbytes == 16 for v in views)
+
+
+def test_a_shard_is_a_view_and_its_mesh_is_known():
+  mesh = jax.sharding.AbstractMesh(
+    (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  mean = jax.shard_map(
+    lambda x: jax.lax.psum(x, "data"),
+    mesh=mesh,
+    in_specs=P("data"),
+    out_specs=P(),
+  )
+  program = flatten(jax.make_jaxpr(mean)(X), calls="all")
+  (step,) = [s for s in program.steps if s.name.startswith("psum")]
+  assert step.sizes == {"data": 2}
+  assert step.reads[0].shape == (2,)
+  assert step.reads[0].source is program.inputs[0]
+
+
+def test_a_part_of_a_program_can_be_run_alone():
+  constant = np.arange(4, dtype=np.float32)
+  program = trace_program(lambda x: [jnp.sin(x), jnp.cos(x) * constant], X)
+  known = dict(program.constants) | {program.inputs[0]: X}
+  order = Order(program.steps)
+  steps = order.leading_to(program.outputs[1:], known)
+  assert {"cos", "mul"} <= {s.name for s in steps}
+  assert "sin" not in {s.name for s in steps}
+  evaluate(steps, known)
+  found = read_operand(known, program.outputs[1])
+  np.testing.assert_array_equal(found, jnp.cos(X) * constant)
+  assert all(isinstance(v, Value) for v in known)
+
+
+def test_bytes_are_those_of_the_elements_bits():
+  struct = jax.ShapeDtypeStruct
+  assert array_bytes(struct((3, 5), "bfloat16")) == 30
+  assert array_bytes(struct((3, 5), "int4")) == 8
+  assert array_bytes(struct((3, 5), "bool")) == 15
+  assert array_bytes(struct((3, 5), "float32"), frozenset([0])) == 20
