@@ -1,4 +1,4 @@
-"""Small models as stages, and what a step is seen to do."""
+"""Small models as stages, and a hook that records the ops of a step."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from jaxmotion import codecs, memory
 
 WIDTH = 32
 PLAIN = {"weights": codecs.identity(), "grads": codecs.identity()}
+# One object each, so that tests share the compiled updates.
+ADAM, SGD = optax.adam(1e-2), optax.sgd(0.1)
 HOST, DEVICE = jax.devices()[0], jax.devices()[1]
 
 
@@ -32,14 +34,14 @@ def stages_of(blocks=1):
 def params_of(blocks=1, seed=0):
   rng = np.random.default_rng(seed)
 
-  def weight(outputs=WIDTH):
+  def make_weight(outputs=WIDTH):
     return rng.normal(0, 0.2, (WIDTH, outputs)).astype(np.float32)
 
-  def dense():
-    return {"w": weight(), "b": weight(1).T}
+  def make_dense():
+    return {"w": make_weight(), "b": make_weight(1).T}
 
-  middle = {f"block{i}": dense() for i in range(blocks)}
-  return {"first": dense(), **middle, "last": {"w": weight(WIDTH)}}
+  middle = {f"block{i}": make_dense() for i in range(blocks)}
+  return {"first": make_dense(), **middle, "last": {"w": make_weight(WIDTH)}}
 
 
 def batch_of(seed=1):
@@ -49,8 +51,9 @@ def batch_of(seed=1):
 
 
 def model_of(blocks=1, tx=None, **options):
+  """Returns a model on the second device; matrices alone are encoded."""
   options = {"min_leaf_size": WIDTH + 1, "device": DEVICE, **options}
-  tx = optax.adam(1e-2) if tx is None else tx
+  tx = ADAM if tx is None else tx
   return memory.HostResident(stages_of(blocks), tx, **options)
 
 
@@ -61,22 +64,22 @@ def whole_loss(params, batch):
   return x
 
 
-def bits(tree):
+def tree_bits(tree):
   return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
 
 
-def copies(tree):
-  """NumPy copies: the next step donates the arrays."""
+def copy_tree(tree):
+  """Returns NumPy copies, because the next step donates the arrays."""
   return jax.tree.map(np.array, tree)
 
 
-def recorder():
-  """A `call` that notes (name, arguments, result) of every piece."""
+def record_ops():
+  """Returns a list and a `run_op` that adds (name, arguments, result)."""
   seen = []
 
-  def call(name, piece, *args):
-    out = piece(*args)
+  def run_op(name, op, *args):
+    out = op(*args)
     seen.append((name, args, out))
     return out
 
-  return seen, call
+  return seen, run_op

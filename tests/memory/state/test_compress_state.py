@@ -1,4 +1,4 @@
-"""Optimisers whose state is encoded train as they do without."""
+"""Optimizers whose state is encoded, against the same with plain state."""
 
 import functools
 
@@ -27,7 +27,7 @@ PARAMS = {
   "bias": jnp.zeros(70),
   "kernel": jnp.asarray(RNG.normal(size=(64, 70)), jnp.float32),
 }
-MEMORY_KINDS = pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
+EACH_MEMORY_KIND = pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
 EXACT = dict(first=codecs.identity(), second=codecs.identity(), min_leaf_size=0)
 
 
@@ -35,24 +35,26 @@ def multi_steps(tx):
   return optax.MultiSteps(tx, 2).gradient_transformation()
 
 
-def packing(**options):
+def compress_with(**options):
   return functools.partial(compress_state, **options)
 
 
-def wrapped(pack):
-  """Optimisers with `compress_state` inside, outside and in the middle."""
+def wrapped(compress):
+  """Returns optimizers with `compress_state` inside, outside and between."""
   return {
     "clip_masked": optax.chain(
       optax.clip_by_global_norm(1.0),
-      optax.masked(pack(optax.adamw(1e-2)), {"bias": False, "kernel": True}),
+      optax.masked(
+        compress(optax.adamw(1e-2)), {"bias": False, "kernel": True}
+      ),
     ),
-    "inject": pack(
+    "inject": compress(
       optax.inject_hyperparams(optax.sgd)(
         learning_rate=0.1, momentum=0.9, nesterov=True
       )
     ),
-    "multi_steps": multi_steps(pack(optax.lion(1e-2))),
-    "of_multi_steps": pack(
+    "multi_steps": multi_steps(compress(optax.lion(1e-2))),
+    "of_multi_steps": compress(
       multi_steps(
         optax.partition(
           {"x": optax.adam(1e-2), "y": optax.sgd(1e-2)},
@@ -61,13 +63,13 @@ def wrapped(pack):
       )
     ),
     "if_finite": optax.apply_if_finite(
-      pack(optax.chain(holds_a_key(), optax.rmsprop(1e-2))), 3
+      compress(optax.chain(with_key_state(), optax.rmsprop(1e-2))), 3
     ),
   }
 
 
-def holds_a_key():
-  """Has a state that is no number."""
+def with_key_state():
+  """Returns a transformation whose state is a random key, not numbers."""
 
   def update(updates, state, params=None):
     return updates, state
@@ -90,20 +92,20 @@ def train(tx, params=PARAMS, steps=4):
   return params, state
 
 
-def bits(tree):
-  def of(a):
+def tree_bits(tree):
+  def array_bits(a):
     is_key = jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(a) if is_key else a).tobytes()
 
-  return [of(a) for a in jax.tree.leaves(tree)]
+  return [array_bits(a) for a in jax.tree.leaves(tree)]
 
 
-def types(tree):
+def tree_types(tree):
   return jax.tree.map(jax.typeof, tree)
 
 
-def kinds(state):
-  """The memories of (what is encoded, all else)."""
+def state_memory_kinds(state):
+  """Returns the memory kinds of (encoded leaves, all other leaves)."""
   leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, EncodedLeaf))
   found = [set(), set()]
   for x in leaves:
@@ -113,42 +115,47 @@ def kinds(state):
 
 
 @functools.cache
-def without(name):
+def train_plain(name):
   return train(wrapped(lambda tx: tx)[name])
 
 
-@MEMORY_KINDS
-@pytest.mark.parametrize("name", wrapped(packing()))
+@pytest.mark.parametrize(
+  ("name", "memory_kind"),
+  [
+    *((name, "pinned_host") for name in wrapped(compress_with())),
+    # Pinned host memory takes the same path and moves payloads besides.
+    ("of_multi_steps", None),
+  ],
+)
 def test_an_identity_changes_nothing_in_any_chain(name, memory_kind):
   params, state = train(
-    wrapped(packing(**EXACT, memory_kind=memory_kind))[name]
+    wrapped(compress_with(**EXACT, memory_kind=memory_kind))[name]
   )
-  expected, plain = without(name)
-  assert kinds(state) == ({memory_kind or "device"}, {"device"})
-  assert bits(params) == bits(expected)
-  assert bits(bare(state)) == bits(plain)
+  expected, plain = train_plain(name)
+  assert state_memory_kinds(state) == ({memory_kind or "device"}, {"device"})
+  assert tree_bits(params) == tree_bits(expected)
+  assert tree_bits(plain_state(state)) == tree_bits(plain)
 
 
-def bare(state):
-  """The state as it is without `compress_state`."""
+def plain_state(state):
+  """Returns the state that training without `compress_state` has."""
   one = lambda x: isinstance(x, memory.CompressedState)
   return jax.tree.map(
     lambda x: x.inner if one(x) else x, decompress_state(state), is_leaf=one
   )
 
 
-@MEMORY_KINDS
-def test_laws_hold_beside_an_exchange(memory_kind):
+def test_it_is_a_valid_transform_beside_an_exchange():
   mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
   int4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
   tx = optax.chain(
     jaxmotion.exchange("data", int4),
-    compress_state(optax.adam(1e-2), memory_kind=memory_kind),
+    compress_state(optax.adam(1e-2), memory_kind="pinned_host"),
   )
   check_transform(tx, mesh, PARAMS)
 
 
-@MEMORY_KINDS
+@EACH_MEMORY_KIND
 def test_a_step_compiles_once_and_reuses_the_buffers(memory_kind):
   tx = compress_state(optax.adam(1e-2), memory_kind=memory_kind)
 
@@ -157,16 +164,16 @@ def test_a_step_compiles_once_and_reuses_the_buffers(memory_kind):
     return tx.update(grads, state)
 
   first = jax.jit(tx.init)(PARAMS)
-  before = types(first)
+  before = tree_types(first)
   _, state = step(PARAMS, first)
   assert all(a.is_deleted() for a in jax.tree.leaves(first))
   count = compilations()
   _, state = step(PARAMS, state)
   assert compilations() == count
-  assert types(state) == before and int(state.steps) == 2
+  assert tree_types(state) == before and int(state.steps) == 2
 
 
-def test_the_seed_and_the_step_make_every_random_bit():
+def test_random_bits_depend_on_the_seed_and_the_step():
   grads = jax.tree.map(lambda p: p / 3, PARAMS)
 
   @functools.partial(jax.jit, static_argnums=0)
@@ -176,18 +183,18 @@ def test_the_seed_and_the_step_make_every_random_bit():
     return tx.update(grads, state)[1].inner
 
   def run(seed, steps):
-    return bits(update(seed, jnp.int32(steps)))
+    return tree_bits(update(seed, jnp.int32(steps)))
 
   assert run(0, 0) == run(0, 0)
   assert run(0, 0) != run(1, 0) and run(0, 0) != run(0, 1)
 
 
-def test_bytes_are_those_of_the_payloads_and_a_quarter_of_plain():
+def test_the_state_has_the_bytes_of_the_payloads_a_quarter_of_plain():
   params = {"w": jnp.ones((512, 256)), "b": jnp.ones(256)}
   state = jax.jit(compress_state(optax.adam(1e-2)).init)(params)
-  packed = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
-  expected = [wire.payload_bytes(x.codec, params["w"]) for x in packed]
-  assert [nbytes(x) for x in packed] == expected
+  encoded = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
+  expected = [wire.payload_bytes(x.codec, params["w"]) for x in encoded]
+  assert [nbytes(x) for x in encoded] == expected
   assert nbytes(state) == sum(expected) + 2 * 256 * 4 + 4 + 4
   assert 2 * params["w"].nbytes / sum(expected) > 3.9
 
@@ -196,13 +203,13 @@ def nbytes(tree):
   return sum(a.nbytes for a in jax.tree.leaves(tree))
 
 
-def test_a_field_decides_and_not_the_name_of_a_parameter():
+def test_the_state_field_decides_not_the_parameter_name():
   params = {"nu": jnp.ones((64, 64)), "mu": jnp.ones((64, 63))}
   adam = jax.eval_shape(compress_state(optax.adam(1e-2)).init, params).inner[0]
   first, second = adam.mu["nu"].codec, adam.nu["nu"].codec
   assert isinstance(first, codecs.uniform)
   assert isinstance(second, codecs.nonnegative)
-  # Fewer than `min_leaf_size` values.
+  # Fewer than `min_leaf_size` elements.
   assert adam.mu["mu"].shape == adam.nu["mu"].shape == (64, 63)
   assert not isinstance(adam.mu["mu"], EncodedLeaf)
 
@@ -223,8 +230,8 @@ def test_the_first_rule_that_matches_wins_over_the_field():
   assert not isinstance(adam.nu["kernel"], EncodedLeaf)
 
 
-def transfers(jaxpr):
-  """Where each transfer of the program goes, in order."""
+def transfer_targets(jaxpr):
+  """Returns the target of each transfer, in order: h for host, d for device."""
   spaces = {"Host": "h", "Device": "d"}
   return "".join(
     spaces[space.name]
@@ -234,7 +241,7 @@ def transfers(jaxpr):
   )
 
 
-def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
+def test_a_transfer_waits_until_the_last_parameter_but_one_returned():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
   tx = compress_state(
     optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
@@ -243,22 +250,22 @@ def test_the_host_sends_a_parameter_when_the_last_but_one_is_back():
   )
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
-  # Two moments of two arrays each come, and go back, for each parameter.
-  assert transfers(traced.jaxpr) == "ddddhhhh" * 4
+  # For each parameter, two moments of two arrays each are fetched and sent.
+  assert transfer_targets(traced.jaxpr) == "ddddhhhh" * 4
   # The third and the fourth parameter wait, once for each moment.
   assert str(traced).count("= optimization_barrier") == 2 * 2
 
 
-def test_on_the_device_they_wait_likewise_and_nothing_is_moved():
+def test_decoding_waits_on_the_device_too_without_transfers():
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
   tx = compress_state(optax.lion(1e-2), min_leaf_size=0)
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
-  assert transfers(traced.jaxpr) == ""
+  assert transfer_targets(traced.jaxpr) == ""
   assert str(traced).count("= optimization_barrier") == 2
 
 
-def test_a_norm_over_the_state_brings_all_of_it():
+def test_a_norm_over_the_state_fetches_all_of_it():
   def init(params):
     return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
 
@@ -268,34 +275,34 @@ def test_a_norm_over_the_state_brings_all_of_it():
     return trace, optax.TraceState(trace)
 
   tx = optax.GradientTransformation(init, update)
-  ours = compress_state(tx, **EXACT, memory_kind="pinned_host")
-  state = jax.eval_shape(ours.init, PARAMS)
-  traced = jax.make_jaxpr(ours.update)(PARAMS, state)
-  assert transfers(traced.jaxpr) == "ddhh"
-  assert bits(train(ours)[0]) == bits(train(tx)[0])
+  compressed = compress_state(tx, **EXACT, memory_kind="pinned_host")
+  state = jax.eval_shape(compressed.init, PARAMS)
+  traced = jax.make_jaxpr(compressed.update)(PARAMS, state)
+  assert transfer_targets(traced.jaxpr) == "ddhh"
+  assert tree_bits(train(compressed)[0]) == tree_bits(train(tx)[0])
 
 
-def test_without_such_memory_init_says_so_and_the_state_stays(monkeypatch):
+def test_without_pinned_memory_init_warns_and_the_state_stays(monkeypatch):
   monkeypatch.setattr(_memory_kind, "memory_kinds", lambda _: ("device",))
   tx = compress_state(optax.lion(1e-2), memory_kind="pinned_host")
   with pytest.warns(UserWarning, match="which the cpu backend does not have"):
     state = jax.jit(tx.init)(PARAMS)
   _, state = jax.jit(tx.update)(PARAMS, state, PARAMS)
-  assert kinds(state) == ({"device"}, {"device"})
+  assert state_memory_kinds(state) == ({"device"}, {"device"})
 
 
-def test_a_guarded_step_leaves_the_state_bit_for_bit():
+def test_a_rejected_step_leaves_the_state_bit_for_bit():
   tx = optax.apply_if_finite(compress_state(optax.lion(1e-2)), 3)
   update = jax.jit(tx.update)
   _, state = update(PARAMS, jax.jit(tx.init)(PARAMS), PARAMS)
   bad = {**PARAMS, "bias": PARAMS["bias"].at[0].set(jnp.nan)}
   _, after = update(bad, state, PARAMS)
-  assert bits(after.inner_state) == bits(state.inner_state)
+  assert tree_bits(after.inner_state) == tree_bits(state.inner_state)
   assert not after.last_finite
 
 
-@MEMORY_KINDS
-def test_a_checkpoint_brings_it_back(memory_kind, tmp_path):
+@EACH_MEMORY_KIND
+def test_a_checkpoint_restores_the_state(memory_kind, tmp_path):
   ocp = pytest.importorskip("orbax.checkpoint")
   tx = compress_state(optax.lion(1e-2), memory_kind=memory_kind)
   update = jax.jit(tx.update)
@@ -304,12 +311,13 @@ def test_a_checkpoint_brings_it_back(memory_kind, tmp_path):
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "state", state)
     checkpointer.wait_until_finished()
-    again = checkpointer.restore(tmp_path / "state", first)
-  assert bits(again) == bits(state)
-  # Wherever it was restored to: an update puts it where it belongs.
+    restored = checkpointer.restore(tmp_path / "state", first)
+  assert tree_bits(restored) == tree_bits(state)
+  # Wherever the state was restored to, an update moves it back.
   _, expected = update(PARAMS, state, PARAMS)
-  _, found = update(PARAMS, again, PARAMS)
-  assert bits(found) == bits(expected) and types(found) == types(state)
+  _, found = update(PARAMS, restored, PARAMS)
+  assert tree_bits(found) == tree_bits(expected)
+  assert tree_types(found) == tree_types(state)
 
 
 SPLIT = 1200
@@ -324,7 +332,7 @@ def digits():
   )
 
 
-def perceptron(seed):
+def make_perceptron(seed):
   rngs = nnx.Rngs(seed)
   sizes = (64, 128, 128, 10)
   layers = []
@@ -333,8 +341,8 @@ def perceptron(seed):
   return nnx.Sequential(*layers[:-1])
 
 
-def learn(tx, steps=400, batch=128):
-  """Test accuracy and last loss of two seeds."""
+def learn_digits(tx, steps=400, batch=128):
+  """Returns test accuracy and last loss of two seeds, each float[2]."""
   x, y = digits()
 
   def loss_fn(params, i):
@@ -350,7 +358,7 @@ def learn(tx, steps=400, batch=128):
   run = jax.jit(lambda carry, i: jax.lax.scan(step, carry, i))
   found = []
   for seed in range(2):
-    graph, params = nnx.split(perceptron(seed))
+    graph, params = nnx.split(make_perceptron(seed))
     rng = np.random.default_rng(seed)
     order = np.stack([rng.choice(SPLIT, batch, False) for _ in range(steps)])
     (params, _), losses = run((params, tx.init(params)), order)
@@ -360,20 +368,20 @@ def learn(tx, steps=400, batch=128):
 
 
 def test_digits_are_learned_as_well_as_with_plain_state():
-  plain, loss = learn(optax.adam(3e-3))
-  packed, packed_loss = learn(
+  plain, loss = learn_digits(optax.adam(3e-3))
+  found, found_loss = learn_digits(
     compress_state(optax.adam(3e-3), memory_kind="pinned_host")
   )
   assert plain.min() > 0.96 and loss.max() < 0.02
-  assert np.abs(packed - plain).max() <= 0.005
-  assert packed_loss.max() < 1.5 * loss.max()
+  assert np.abs(found - plain).max() <= 0.005
+  assert found_loss.max() < 1.5 * loss.max()
 
 
 def test_second_moments_on_evenly_spaced_levels_diverge():
   naive = compress_state(
     optax.adam(3e-3), second=codecs.uniform(bits=8, block=256)
   )
-  accuracy, loss = learn(naive, steps=100)
+  accuracy, loss = learn_digits(naive, steps=100)
   assert accuracy.max() < 0.5 and not loss.min() < 10
 
 
@@ -403,17 +411,17 @@ def test_second_moments_on_evenly_spaced_levels_diverge():
     (ValueError, "`memory_kind` must be one of", {"memory_kind": "disk"}),
   ],
 )
-def test_bad_arguments_are_named(error, match, options):
+def test_invalid_arguments_are_refused(error, match, options):
   with pytest.raises(error, match=match):
     compress_state(**{"tx": optax.adam(1e-2), **options})
 
 
-def test_what_would_do_nothing_is_an_error():
+def test_rules_or_states_without_effect_are_refused():
   tx = compress_state(optax.adam(1e-2), rules=[("mu/kernle", None)])
   with pytest.raises(ValueError, match="'mu/kernle', which matches none of"):
     tx.init(PARAMS)
   tx = compress_state(optax.adagrad(1e-2))
   with pytest.raises(ValueError, match="got.*'0/sum_of_squares/bias'"):
     tx.init(PARAMS)
-  # No state at all is none to encode.
+  # An optimizer without state has nothing to encode.
   compress_state(optax.sgd(1e-2)).init(PARAMS)

@@ -1,4 +1,4 @@
-"""What a host-resident model says that it takes, beside what is there."""
+"""Predicted peak of device memory against the live arrays of a step."""
 
 import jax
 import optax
@@ -13,24 +13,24 @@ BATCH = jax.tree.map(
 )
 
 
-def no_temp(fn, *args):
+def no_temporaries(fn, *args):
   del fn, args
   return 0
 
 
-def watched(model, params):
-  """The most bytes of arrays on the device at any time of a step."""
+def peak_live_bytes(model, params):
+  """Runs a step; returns the most bytes of arrays on the device at any time."""
   most = 0
 
-  def call(name, piece, *args):
+  def run_op(name, op, *args):
     nonlocal most
-    out = piece(*args)
+    out = op(*args)
     most = max(most, live_bytes())
     return out
 
   state = model.init(params)
   before = live_bytes()
-  model.step(state, batch_of(), run_op=call)
+  model.step(state, batch_of(), run_op=run_op)
   return most - before
 
 
@@ -45,8 +45,8 @@ def live_bytes():
 @pytest.mark.parametrize(
   "options",
   [
-    # A CPU's host shares the buffers of gradients that it is sent, so that
-    # those of the "once" update would be on the device until the end.
+    # With `update="once"` gradients would stay on the device until the end:
+    # where the device is a CPU, the host shares the buffers it is sent.
     {"stream_weights": True, "update": "per_stage"},
     {
       "stream_weights": True,
@@ -57,58 +57,60 @@ def live_bytes():
   ],
   ids=str,
 )
-def test_arrays_on_the_device_are_as_many_bytes_as_it_says(options):
+def test_the_prediction_bounds_the_live_arrays_from_above(options):
   model = model_of(BLOCKS, **options)
   params = params_of(BLOCKS)
-  said = model.device_bytes(params, BATCH, measure_memory=no_temp)
-  there = watched(model, params)
-  assert there <= said <= 1.5 * there
+  predicted = model.device_bytes(params, BATCH, measure_memory=no_temporaries)
+  live = peak_live_bytes(model, params)
+  assert live <= predicted <= 1.5 * live
 
 
 def test_differences_hold_all_weights_on_the_device():
   params = params_of(BLOCKS)
   model = model_of(BLOCKS, send_difference=True)
   plain = model_of(BLOCKS)
-  there = watched(model, params)
-  said = model.device_bytes(params, BATCH, measure_memory=no_temp)
-  # They are there before the step too.
-  assert there <= said
-  assert said <= 1.1 * plain.device_bytes(params, BATCH, measure_memory=no_temp)
+  live = peak_live_bytes(model, params)
+  predicted, without = (
+    m.device_bytes(params, BATCH, measure_memory=no_temporaries)
+    for m in (model, plain)
+  )
+  # `live` leaves out the reference, which is there before the step too.
+  assert live <= predicted <= 1.1 * without
 
 
-def test_streaming_holds_two_stages_however_many_there_are():
+def test_streaming_holds_two_stages_of_any_number():
   few, many = (
     model_of(n, stream_weights=True).device_bytes(params_of(n), BATCH)
     for n in (BLOCKS, 2 * BLOCKS)
   )
-  inputs = 4 * batch_of()["x"].size
-  assert many - few == BLOCKS * inputs
+  input_bytes = 4 * batch_of()["x"].size
+  assert many - few == BLOCKS * input_bytes
 
 
-def test_each_distinct_program_is_compiled_once():
+def test_each_distinct_program_is_measured_once():
   seen = []
 
-  def temp_bytes(fn, *args):
+  def measure_memory(fn, *args):
     seen.append(fn)
     return 0
 
   for n in (BLOCKS, 2 * BLOCKS):
     seen.clear()
     model_of(n, stream_weights=True).device_bytes(
-      params_of(n), BATCH, measure_memory=temp_bytes
+      params_of(n), BATCH, measure_memory=measure_memory
     )
-    # Two passes of first, block and last; weights are unpacked alike.
+    # Two passes of first, block and last, and one program that decodes.
     assert len(seen) == 6 + 1
 
 
-def test_a_level_of_more_bytes_takes_more():
-  ladder = (codecs.uniform(bits=4), codecs.uniform(bits=8))
+def test_a_level_of_more_bytes_takes_more_memory():
+  levels = (codecs.uniform(bits=4), codecs.uniform(bits=8))
   model = model_of(
-    BLOCKS, tx=optax.sgd(0.1), weights=ladder, stream_weights=True
+    BLOCKS, tx=optax.sgd(0.1), weights=levels, stream_weights=True
   )
   low, high = (
     model.device_bytes(
-      params_of(BLOCKS), BATCH, level=i, measure_memory=no_temp
+      params_of(BLOCKS), BATCH, level=i, measure_memory=no_temporaries
     )
     for i in (0, 1)
   )

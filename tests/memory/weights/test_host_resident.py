@@ -10,21 +10,21 @@ from tests.memory.helpers import (
   DEVICE,
   HOST,
   PLAIN,
+  SGD,
   WIDTH,
   batch_of,
-  bits,
   block,
-  copies,
+  copy_tree,
   model_of,
   params_of,
-  recorder,
+  record_ops,
   stages_of,
+  tree_bits,
   whole_loss,
 )
 
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
-SGD = optax.sgd(0.1)
-LADDER = (
+LEVELS = (
   codecs.truncate(bytes=1),
   codecs.uniform(bits=8),
   codecs.truncate(bytes=2, rounding="nearest"),
@@ -56,21 +56,23 @@ def plain_training(tx, steps=4):
 
 def test_without_compression_it_is_plain_training_bit_for_bit():
   params, opt_state, loss = plain_training(CLIPPED)
-  state, ours = train(model_of(tx=CLIPPED, **PLAIN))
-  assert bits(state.params) == bits(params)
-  assert bits(state.opt_state) == bits(opt_state)
-  assert bits(ours) == bits(loss)
+  state, found = train(model_of(tx=CLIPPED, **PLAIN))
+  assert tree_bits(state.params) == tree_bits(params)
+  assert tree_bits(state.opt_state) == tree_bits(opt_state)
+  assert tree_bits(found) == tree_bits(loss)
   assert int(state.step) == 4
 
 
 def test_a_single_function_is_one_stage():
   model = memory.HostResident(whole_loss, CLIPPED, **PLAIN)
   state, loss = train(model)
-  params, _, theirs = plain_training(CLIPPED)
-  assert bits(state.params) == bits(params) and bits(loss) == bits(theirs)
+  params, _, expected = plain_training(CLIPPED)
+  assert tree_bits(state.params) == tree_bits(params) and tree_bits(
+    loss
+  ) == tree_bits(expected)
 
 
-def close(a, b, tolerance):
+def assert_close(a, b, tolerance):
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), a, b
   )
@@ -79,21 +81,21 @@ def close(a, b, tolerance):
 def test_updating_each_stage_alone_changes_nothing():
   whole, _ = train(model_of(**PLAIN))
   alone, _ = train(model_of(update="per_stage", **PLAIN))
-  # Other programs, so values may round otherwise.
-  close(alone.params, whole.params, 1e-6)
+  # Other programs may round otherwise.
+  assert_close(alone.params, whole.params, 1e-6)
   assert len(alone.opt_state) == len(stages_of())
 
 
 def test_streaming_sends_twice_and_changes_nothing():
   kept, loss = train(model_of(**PLAIN))
-  streamed, again = train(model_of(stream_weights=True, **PLAIN))
-  close(again, loss, 1e-6)
-  close(streamed.params, kept.params, 1e-5)
+  streamed, streamed_loss = train(model_of(stream_weights=True, **PLAIN))
+  assert_close(streamed_loss, loss, 1e-6)
+  assert_close(streamed.params, kept.params, 1e-5)
   assert streamed.sent_bytes == 2 * kept.sent_bytes
   assert streamed.returned_bytes == kept.returned_bytes
 
 
-def test_everything_is_where_it_belongs():
+def test_state_is_on_the_host_and_references_on_the_device():
   grads = codecs.feedback(codecs.uniform(bits=4))
   state, loss = train(model_of(send_difference=True, grads=grads), steps=1)
 
@@ -106,28 +108,28 @@ def test_everything_is_where_it_belongs():
     assert devices(tree) == {DEVICE}
 
 
-def test_parameters_given_are_not_touched():
+def test_init_copies_the_parameters():
   params = params_of()
-  before = copies(params)
+  before = copy_tree(params)
   train(model_of(), params=params)
-  assert bits(params) == bits(before)
+  assert tree_bits(params) == tree_bits(before)
 
 
 @pytest.mark.parametrize("send_difference", [False, True])
-def test_bytes_are_those_of_the_buffers_that_moved(send_difference):
+def test_counted_bytes_are_those_of_the_buffers_that_moved(send_difference):
   model, params = (
-    model_of(weights=LADDER, send_difference=send_difference),
+    model_of(weights=LEVELS, send_difference=send_difference),
     params_of(),
   )
   state = model.init(params)
-  seen, call = recorder()
-  state, _ = model.step(state, batch_of(), [0, 1, 2], run_op=call)
+  seen, run_op = record_ops()
+  state, _ = model.step(state, batch_of(), [0, 1, 2], run_op=run_op)
 
   def moved(name):
     return sum(
       a.nbytes
-      for piece, _, out in seen
-      if piece == name
+      for op_name, _, out in seen
+      if op_name == name
       for a in jax.tree.leaves(out)
     )
 
@@ -136,7 +138,7 @@ def test_bytes_are_those_of_the_buffers_that_moved(send_difference):
   biases = 2 * 4 * WIDTH
   matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
   assert state.sent_bytes == biases + sum(
-    wire.payload_bytes(codec, matrix) for codec in LADDER
+    wire.payload_bytes(codec, matrix) for codec in LEVELS
   )
   assert state.returned_bytes == biases + 3 * wire.payload_bytes(
     codecs.uniform(bits=8), matrix
@@ -146,14 +148,14 @@ def test_bytes_are_those_of_the_buffers_that_moved(send_difference):
   assert state.sent_bytes == 2 * moved("send")
 
 
-def test_what_travels_is_what_the_codec_made():
-  """The paper's transfer: the leading bytes, biases as they are."""
+def test_the_device_computes_with_decoded_weights():
+  """Here the leading byte of each element, biases as they are (A2DTWP)."""
   model = model_of(weights=codecs.truncate(bytes=1))
-  seen, call = recorder()
-  model.step(model.init(params_of()), batch_of(), run_op=call)
-  there = [args[1] for name, args, _ in seen if name == "forward"]
+  seen, run_op = record_ops()
+  model.step(model.init(params_of()), batch_of(), run_op=run_op)
+  received = [args[1] for name, args, _ in seen if name == "forward"]
   # `forward` is given (function, params, ...), stage by stage.
-  for weights, tree in zip(there, params_of().values(), strict=True):
+  for weights, tree in zip(received, params_of().values(), strict=True):
     expected = tree["w"].view(np.uint32) & np.uint32(0xFF000000)
     found = np.asarray(weights["w"]).view(np.uint32)
     np.testing.assert_array_equal(found, expected)
@@ -161,12 +163,12 @@ def test_what_travels_is_what_the_codec_made():
       np.testing.assert_array_equal(weights["b"], tree["b"])
 
 
-def test_a_level_change_compiles_packing_and_nothing_else():
+def test_a_level_change_compiles_encoding_and_decoding_only():
   # Codecs of no other test, so that nothing is compiled before.
-  ladder = [
+  levels = [
     codecs.uniform(bits=bits, block=96, symmetric=False) for bits in (3, 5, 7)
   ]
-  model = model_of(blocks=2, weights=ladder)
+  model = model_of(blocks=2, weights=levels)
   state = model.init(params_of(blocks=2))
 
   def step(level):
@@ -177,7 +179,7 @@ def test_a_level_change_compiles_packing_and_nothing_else():
 
   step(0)
   assert step(0) == 0
-  # All matrices have one shape: one program packs them, one unpacks them.
+  # All matrices have one shape: one program encodes them, one decodes them.
   assert step([0, 1, 0, 0]) == 2
   assert step([0, 1, 1, 1]) == 0
   assert step(jnp.int32(2)) == 2
@@ -205,7 +207,7 @@ def test_stages_with_one_function_share_programs():
 
 
 def test_norms_and_errors_are_those_of_each_group():
-  model = model_of(weights=LADDER)
+  model = model_of(weights=LEVELS)
   params = params_of()
   state = model.init(params)
   assert model.groups_of(params).names == ("first", "block0", "last")
@@ -213,7 +215,7 @@ def test_norms_and_errors_are_those_of_each_group():
   norms = [np.linalg.norm(params[n]["w"]) for n in names]
   np.testing.assert_allclose(model.norms(state), norms, rtol=1e-6)
   errors = []
-  for name, codec in zip(names, LADDER, strict=True):
+  for name, codec in zip(names, LEVELS, strict=True):
     w = params[name]["w"]
     sent = jax.jit(lambda w, c=codec: c.decode(c.encode(w)[0], w))(w)
     errors.append(np.linalg.norm(sent - w) / np.linalg.norm(w))
@@ -221,10 +223,10 @@ def test_norms_and_errors_are_those_of_each_group():
 
 
 def test_a_controller_sets_the_levels():
-  model = model_of(weights=LADDER, tx=optax.sgd(0.0))
+  model = model_of(weights=LEVELS, tx=optax.sgd(0.0))
   state = model.init(params_of())
-  # Norms that stand still count as falling under a positive threshold.
-  awp = controllers.awp(threshold=0.1, interval=2, levels=len(LADDER))
+  # Constant norms count as falling under a positive threshold.
+  awp = controllers.awp(threshold=0.1, interval=2, levels=len(LEVELS))
   control, update = awp.init(model.norms(state)), jax.jit(awp.update)
   sent = []
   for _ in range(5):
@@ -238,7 +240,7 @@ def test_a_controller_sets_the_levels():
   assert one < sent[2] == sent[3] < two
 
 
-def test_rules_make_groups_and_leave_leaves_out():
+def test_rules_make_groups_and_exclude_leaves():
   rules = [("last", None), ("first|block", "body")]
   model = model_of(groups=rules, min_leaf_size=0)
   params = params_of()
@@ -246,24 +248,24 @@ def test_rules_make_groups_and_leave_leaves_out():
   assert groups.names == ("body",)
   assert groups.of_leaf == (0, 0, 0, 0, None)
   state, _ = train(model, steps=1)
-  packed = [params["first"], params["block0"]]
-  expected = wire.payload_bytes(codecs.uniform(bits=8), packed)
+  encoded = [params["first"], params["block0"]]
+  expected = wire.payload_bytes(codecs.uniform(bits=8), encoded)
   assert state.sent_bytes == expected + 4 * WIDTH**2
 
 
-def test_a_restored_state_goes_on_as_if_nothing_had_happened():
+def test_a_restored_state_continues_bit_for_bit():
   model = model_of(
     weights=codecs.uniform(bits=4, rounding="stochastic"),
     grads=codecs.feedback(codecs.uniform(bits=4)),
     send_difference=True,
   )
   state, _ = train(model, steps=3)
-  saved = copies(state)
-  straight, _ = model.step(state, batch_of(3))
+  saved = copy_tree(state)
+  expected, _ = model.step(state, batch_of(3))
   restored = model.place_state(saved)
-  assert bits(restored) == bits(saved)
-  again, _ = model.step(restored, batch_of(3))
-  assert bits(again) == bits(straight)
+  assert tree_bits(restored) == tree_bits(saved)
+  found, _ = model.step(restored, batch_of(3))
+  assert tree_bits(found) == tree_bits(expected)
 
 
 def test_rounding_depends_on_seed_step_and_stage():
@@ -272,20 +274,22 @@ def test_rounding_depends_on_seed_step_and_stage():
   params = params_of()
   params["first"]["w"] = params["last"]["w"] = same.astype(np.float32)
 
-  def packed(seed):
+  def first_payloads(seed):
     model = model_of(weights=codec, tx=optax.sgd(0.0), seed=seed)
-    seen, call = recorder()
+    seen, run_op = record_ops()
     state = model.init(params)
     for _ in range(2):
-      state, _ = model.step(state, batch_of(), run_op=call)
+      state, _ = model.step(state, batch_of(), run_op=run_op)
     outs = [out for name, _, out in seen if name == "pack"]
     large = [o for o in outs if type(o[0]).__name__ == "Symmetric"]
-    first, _, last, again, _, _ = ["".join(map(str, bits(o))) for o in large]
-    return first, last, again
+    first, _, last, second_step, _, _ = [
+      "".join(map(str, tree_bits(o))) for o in large
+    ]
+    return first, last, second_step
 
-  first, last, again = packed(0)
-  assert len({first, last, again, packed(1)[0]}) == 4
-  assert packed(0) == (first, last, again)
+  first, last, second_step = first_payloads(0)
+  assert len({first, last, second_step, first_payloads(1)[0]}) == 4
+  assert first_payloads(0) == (first, last, second_step)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +313,7 @@ def test_rounding_depends_on_seed_step_and_stage():
     ),
     ({"grads": "int8"}, TypeError, "`grads` must be a codec of arrays"),
     ({"weights": ()}, ValueError, "`weights` must hold at least one"),
-    ({"weights": LADDER[::-1]}, ValueError, "from fewest to most bytes"),
+    ({"weights": LEVELS[::-1]}, ValueError, "from fewest to most bytes"),
     (
       {"weights": codecs.feedback(codecs.uniform(bits=8))},
       ValueError,
@@ -323,7 +327,7 @@ def test_rounding_depends_on_seed_step_and_stage():
     ({"tx": 0.1}, TypeError, "`tx` must be an optax"),
   ],
 )
-def test_options_that_make_no_sense_are_refused(change, error, message):
+def test_invalid_options_are_refused(change, error, message):
   with pytest.raises(error, match=message):
     model_of(**change)
 
@@ -336,12 +340,12 @@ def test_options_that_make_no_sense_are_refused(change, error, message):
     ([("a", whole_loss)] * 2, ValueError, "different names"),
   ],
 )
-def test_stages_that_are_none_are_refused(stages, error, message):
+def test_invalid_stages_are_refused(stages, error, message):
   with pytest.raises(error, match=message):
-    memory.HostResident(stages, optax.sgd(0.1))
+    memory.HostResident(stages, SGD)
 
 
-def test_parameters_that_do_not_fit_are_refused():
+def test_invalid_parameters_are_refused():
   model, params = model_of(), params_of()
   with pytest.raises(ValueError, match=r"stages \['block0', 'first', 'last'\]"):
     model.init({**params, "other": {}})
@@ -365,7 +369,7 @@ def test_parameters_that_do_not_fit_are_refused():
     ([("b$", "biases"), ("", "rest")], "got 'biases', which has none"),
   ],
 )
-def test_groups_that_do_not_fit_are_refused(groups, message):
+def test_invalid_groups_are_refused(groups, message):
   with pytest.raises(ValueError, match=message):
     model_of(groups=groups).init(params_of())
 
@@ -379,22 +383,22 @@ def test_groups_that_do_not_fit_are_refused(groups, message):
     (1.0, TypeError, "`level` must be integers"),
   ],
 )
-def test_levels_that_are_none_are_refused_before_anything_moves(
+def test_invalid_levels_are_refused_before_anything_is_donated(
   level, error, message
 ):
-  model = model_of(weights=LADDER)
+  model = model_of(weights=LEVELS)
   state = model.init(params_of())
   with pytest.raises(error, match=message):
     model.step(state, batch_of(), level)
   model.step(state, batch_of(), 2)
 
 
-def test_outputs_that_are_none_are_refused():
+def test_invalid_outputs_are_refused():
   params = {"a": {"w": np.ones((2, 2), np.float32)}, "b": {}}
 
   def step(a, b):
     stages = [("a", a), ("b", b)]
-    model = memory.HostResident(stages, optax.sgd(0.1), min_leaf_size=0)
+    model = memory.HostResident(stages, SGD, min_leaf_size=0)
     model.step(model.init(params), np.ones(2, np.float32))
 
   with pytest.raises(TypeError, match=r"output of stage a.*int32\[2\]"):

@@ -1,4 +1,4 @@
-"""Flax models on real data."""
+"""Flax models on real data, with weights on the host."""
 
 import functools
 
@@ -41,7 +41,7 @@ def cross_entropy(logits, batch):
 
 
 class Perceptron(nnx.Module):
-  """Nearly all parameters are in matrices, where a codec earns its ratio."""
+  """A network whose parameters are nearly all in matrices, so are encoded."""
 
   def __init__(self, rngs):
     self.first = nnx.Linear(64, HIDDEN, rngs=rngs)
@@ -89,7 +89,7 @@ INT4 = codecs.uniform(bits=4)
   ],
   ids=["int8", "int8_delta", "int4_delta"],
 )
-def test_packed_training_is_as_accurate_as_float32(options, ratio):
+def test_encoded_training_is_as_accurate_as_float32(options, ratio):
   plain, *_ = trained(tuple(PLAIN.items()))
   accuracy, sent, returned = trained(tuple(options.items()))
   assert plain > 0.95
@@ -99,7 +99,7 @@ def test_packed_training_is_as_accurate_as_float32(options, ratio):
 
 
 class Net(nnx.Module):
-  """With batch norm and dropout."""
+  """A network with batch norm and dropout."""
 
   def __init__(self, rngs):
     self.first = nnx.Linear(64, 32, rngs=rngs)
@@ -111,8 +111,8 @@ class Net(nnx.Module):
     return self.out(self.drop(nnx.relu(self.norm(self.first(x)))))
 
 
-def net():
-  """Loss, parameters and all other state of a network."""
+def make_net():
+  """Returns the loss, parameters and all other state of a network."""
   graph, params, stats = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
 
   def loss_fn(params, stats, batch):
@@ -124,7 +124,7 @@ def net():
 
 
 def test_batch_statistics_and_dropout_are_those_of_plain_training():
-  loss_fn, params, stats = net()
+  loss_fn, params, stats = make_net()
   tx = optax.sgd(0.1, momentum=0.9)
   model = memory.HostResident(loss_fn, tx, stateful=True, **PLAIN)
   state = model.init(params, stats)
@@ -145,9 +145,9 @@ def test_batch_statistics_and_dropout_are_those_of_plain_training():
   seen = []
   for batch in batches(3, size=16):
     state, loss = model.step(state, batch)
-    (theirs, stats), grads = grads_of(params, stats, batch)
+    (expected, stats), grads = grads_of(params, stats, batch)
     params, opt_state = update(params, opt_state, grads)
-    np.testing.assert_allclose(loss, theirs, rtol=1e-5)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
     seen.append(float(loss))
   assert len(set(seen)) == 3
   jax.tree.map(
@@ -157,7 +157,7 @@ def test_batch_statistics_and_dropout_are_those_of_plain_training():
   )
 
 
-def test_stats_belong_to_stages_and_survive_streaming():
+def test_each_stage_has_its_stats_with_and_without_streaming():
   def count(params, stats, x, batch):
     x = batch if x is None else x
     return x * params["w"], {"calls": stats["calls"] + 1}
@@ -172,9 +172,9 @@ def test_stats_belong_to_stages_and_survive_streaming():
     "loss": {},
   }
   stats = {"a": {"calls": np.int32(0)}, "b": {"calls": np.int32(5)}}
-  for streamed in (False, True):
+  for stream_weights in (False, True):
     model = memory.HostResident(
-      stages, optax.sgd(0.1), stateful=True, stream_weights=streamed
+      stages, optax.sgd(0.1), stateful=True, stream_weights=stream_weights
     )
     state = model.init(params, stats)
     for _ in range(3):

@@ -1,88 +1,89 @@
-"""The order of a step, and what it leaves on the device."""
+"""Order of the ops of a step, and lifetimes of its arrays on the device."""
 
 import itertools
 import weakref
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from jaxmotion import memory
 from tests.memory.helpers import (
   DEVICE,
   PLAIN,
+  SGD,
   WIDTH,
   batch_of,
   model_of,
   params_of,
-  recorder,
+  record_ops,
 )
 
 BLOCKS = 3
 STAGES = BLOCKS + 2
 
 
-def names_of_a_step(**options):
-  model = model_of(BLOCKS, tx=optax.sgd(0.1), **options)
-  seen, call = recorder()
-  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
+def step_op_names(**options):
+  model = model_of(BLOCKS, tx=SGD, **options)
+  seen, run_op = record_ops()
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=run_op)
   return [name for name, *_ in seen]
 
 
-def collapsed(names):
-  """Biases and matrices are packets of their own: one after the other."""
+def merge_repeats(names):
+  """Merges repeated names: a stage's biases and matrices are two packets."""
   return [name for name, _ in itertools.groupby(names)]
 
 
-def test_a_stage_computes_before_the_next_is_waited_for():
-  going = ["pack", "send", "unpack", "forward"] * STAGES
-  names = collapsed(names_of_a_step())
-  assert names == [*going, "backward", "return", "update"]
+def test_a_stage_is_dispatched_before_the_next_is_waited_for():
+  forward = ["pack", "send", "unpack", "forward"] * STAGES
+  names = merge_repeats(step_op_names())
+  assert names == [*forward, "backward", "return", "update"]
 
 
 def test_stages_are_updated_as_their_gradients_arrive():
-  names = names_of_a_step(update="per_stage")
-  coming = names[names.index("backward") :]
-  # All are computing before the first is waited for.
+  names = step_op_names(update="per_stage")
+  after_forward = names[names.index("backward") :]
+  # All backward passes are dispatched before the first is waited for.
   expected = ["backward"] * STAGES + ["return", "update"] * STAGES
-  assert coming == expected
+  assert after_forward == expected
 
 
-def test_streamed_stages_come_back_one_behind():
-  names = names_of_a_step(stream_weights=True, update="per_stage")
-  coming = collapsed(names)[collapsed(names).index("backward") :]
-  again = ["send", "unpack", "backward", "return", "update"]
-  expected = ["backward", *again * (STAGES - 1), "return", "update"]
-  assert coming == expected
+def test_gradients_of_streamed_stages_return_one_stage_behind():
+  options = {"stream_weights": True, "update": "per_stage"}
+  names = merge_repeats(step_op_names(**options))
+  after_forward = names[names.index("backward") :]
+  stage_ops = ["send", "unpack", "backward", "return", "update"]
+  expected = ["backward", *stage_ops * (STAGES - 1), "return", "update"]
+  assert after_forward == expected
 
 
-def watch(**options):
-  """(references to unpacked matrices, how many lived after each piece)."""
+def watch_weights(**options):
+  """Returns weak references to decoded matrices, and the live ones by op."""
   refs, alive = [], []
 
-  def call(name, piece, *args):
-    out = jax.block_until_ready(piece(*args))
+  def run_op(name, op, *args):
+    out = jax.block_until_ready(op(*args))
     if name == "unpack" and out[0].shape == (WIDTH, WIDTH):
       refs.append(weakref.ref(out[0]))
     alive.append(sum(ref() is not None for ref in refs))
     return out
 
-  model = model_of(BLOCKS, tx=optax.sgd(0.1), **options)
-  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
+  model = model_of(BLOCKS, tx=SGD, **options)
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=run_op)
   return refs, alive
 
 
 @pytest.mark.parametrize("options", [{}, {"update": "per_stage"}, PLAIN])
 def test_no_weights_stay_on_the_device(options):
-  refs, alive = watch(**options)
-  # The first stage's are not needed again: there is no x to differentiate.
+  refs, alive = watch_weights(**options)
+  # The first stage's matrix is no residual: there is no x to differentiate.
   assert len(refs) == STAGES and max(alive) == STAGES - 1
   assert not any(ref() is not None for ref in refs)
 
 
-def test_a_streamed_stage_leaves_before_the_next_arrives():
-  refs, alive = watch(stream_weights=True, update="per_stage")
+def test_a_streamed_stage_is_freed_before_the_next_is_decoded():
+  refs, alive = watch_weights(stream_weights=True, update="per_stage")
   assert len(refs) == 2 * STAGES and max(alive) == 1
 
 
@@ -97,28 +98,26 @@ def test_no_stage_is_sent_while_the_last_but_one_still_computes():
   params = {name: {"w": np.eye(128, dtype=np.float32)} for name, _ in stages}
   computed, ready = [], []
 
-  def call(name, piece, *args):
+  def run_op(name, op, *args):
     if name == "send":
       ready.extend(x.is_ready() for x in computed[:-1])
-    out = piece(*args)
+    out = op(*args)
     if name == "forward":
       computed.append(out[0])
     return out
 
-  model = memory.HostResident(
-    stages, optax.sgd(0.1), stream_weights=True, device=DEVICE
-  )
+  model = memory.HostResident(stages, SGD, stream_weights=True, device=DEVICE)
   state = model.init(params)
   batch = np.ones((128, 128), np.float32)
-  model.step(state, batch, run_op=call)
+  model.step(state, batch, run_op=run_op)
   assert ready and all(ready)
 
 
-def test_weights_are_no_residuals():
-  """As outputs of a program they would be copied on the device."""
-  seen, call = recorder()
+def test_weights_are_not_residuals():
+  """As results of a program they would be copied on the device."""
+  seen, run_op = record_ops()
   model = model_of(BLOCKS)
-  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=call)
+  model.step(model.init(params_of(BLOCKS)), batch_of(), run_op=run_op)
   saved = [out[2] for name, _, out in seen if name == "forward"]
   for residuals in saved:
     shapes = [a.shape for a in residuals.residuals]
@@ -127,31 +126,31 @@ def test_weights_are_no_residuals():
 
 
 def test_master_weights_are_updated_in_place():
-  model = model_of(tx=optax.sgd(0.1))
+  model = model_of(tx=SGD)
   state = model.init(params_of())
   state, _ = model.step(state, batch_of())
 
-  def places(state):
+  def addresses(state):
     return [a.unsafe_buffer_pointer() for a in jax.tree.leaves(state.params)]
 
-  before = places(state)
+  before = addresses(state)
   after, _ = model.step(state, batch_of())
-  assert places(after) == before
+  assert addresses(after) == before
   assert all(a.is_deleted() for a in jax.tree.leaves(state.params))
 
 
-def test_held_weights_are_updated_in_place():
+def test_references_are_updated_in_place():
   model = model_of(send_difference=True)
   state, _ = model.step(model.init(params_of()), batch_of())
 
-  def places(state):
+  def addresses(state):
     leaves = jax.tree.leaves((state.reference, state.device_reference))
     return [a.unsafe_buffer_pointer() for a in leaves]
 
-  before = places(state)
+  before = addresses(state)
   assert len(set(before)) == len(before)
   after, _ = model.step(state, batch_of())
-  assert places(after) == before
+  assert addresses(after) == before
 
 
 def test_a_step_that_fails_before_it_packs_leaves_the_state():
