@@ -89,14 +89,14 @@ def run(
         steps=steps,
         batch=batch,
         seed=seed,
-        on_step=display.begin(name, seed),
+        on_step=display.begin_run(name, seed),
       )
       for look in looks:
         measured.append(measure.measure(name, look))
       layer, payload_bytes = measure.check(look)
       console.print(f"{name}: {layer} really takes {payload_bytes:,} bytes")
       spent_ms = 1e3 * (time.perf_counter() - began) / max(1, steps[-1])
-      display.end(name, seed, look.accuracy, spent_ms)
+      display.end_run(name, seed, look.accuracy, spent_ms)
   return measured
 
 

@@ -46,7 +46,7 @@ def make_rows(measured: Sequence[Measured]) -> list[Row]:
     nets.setdefault(look.net, []).append(look)
   found = [row for looks in nets.values() for row in _of_net(looks)]
   found += _means(found, list(nets))
-  stamp = records.machine(), jax.__version__
+  stamp = records.describe_machine(), jax.__version__
   return [
     *(_row(one, *stamp) for one in found),
     *(_row(one, paper.SOURCE, "not JAX") for one in _published()),

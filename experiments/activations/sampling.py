@@ -15,7 +15,7 @@ from experiments.data.images import (
   Images,
   batch_indices,
   load_images,
-  resized,
+  resize_images,
 )
 from jaxmotion.core import Array, PyTree
 
@@ -58,7 +58,9 @@ def load(data: str, size: int) -> ImageData:
     size: height and width in pixels.
   """
   images = load_images(ConfigDict({"data": data}))
-  train, test = (_mixed(_coloured(part)) for part in resized(images, size)[:2])
+  train, test = (
+    _mixed(_coloured(part)) for part in resize_images(images, size)[:2]
+  )
   return images._replace(train=train, test=test)
 
 

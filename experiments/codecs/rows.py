@@ -19,7 +19,7 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
 
 
 def _make_pair(result: Result) -> Iterator[Row]:
-  stamp = (records.machine(), jax.__version__)
+  stamp = (records.describe_machine(), jax.__version__)
   stem, _, kind = result.metric.rpartition("_")
   unit = "copies" if kind == "copies" else "x"
   yield Row(

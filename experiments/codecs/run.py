@@ -9,7 +9,12 @@ import numpy as np
 import rich.progress
 
 from experiments.codecs.cases import CODECS, TREES, UPDATES
-from experiments.common.timing import InPlace, Timed, copy_of, measure
+from experiments.common.timing import (
+  InPlace,
+  TimedCalls,
+  make_copy,
+  measure_times,
+)
 from jaxmotion import codecs, make_key
 
 _BASELINE = "baseline"
@@ -59,7 +64,7 @@ def measure_codecs(
   total = 3 + len(leaves) * len(TREES)
   results = []
   for metric, baseline, cases in rich.progress.track(groups, total=total):
-    times = measure({_BASELINE: baseline, **cases}, repeats)
+    times = measure_times({_BASELINE: baseline, **cases}, repeats)
     for case in cases:
       ratio, noise = times.ratio(_BASELINE, case)
       base = times.median(_BASELINE)
@@ -67,7 +72,7 @@ def measure_codecs(
   return results
 
 
-def time_encode(codec: codecs.Codec, x: Any) -> Timed:
+def time_encode(codec: codecs.Codec, x: Any) -> TimedCalls:
   """Returns the encoding of a tree, with state carried from call to call."""
   every_leaf = codecs.rules(((".*", codec),))
 
@@ -78,7 +83,9 @@ def time_encode(codec: codecs.Codec, x: Any) -> Timed:
   return _run_in_place(fn, first, x)
 
 
-def time_update(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Timed:
+def time_update(
+  codec: codecs.Codec, x: jax.Array, workers: int = 2
+) -> TimedCalls:
   """Returns an SGD update with the decoded mean of the workers' payloads."""
   payload, _ = jax.jit(codec.encode)(x, (), make_key(0))
   payloads = jax.tree.map(lambda a: jnp.stack([a] * workers), payload)
@@ -89,21 +96,23 @@ def time_update(codec: codecs.Codec, x: jax.Array, workers: int = 2) -> Timed:
   return _run_in_place(fn, x, payloads)
 
 
-def time_plain_update(x: jax.Array) -> Timed:
+def time_plain_update(x: jax.Array) -> TimedCalls:
   """Returns an SGD update with a gradient that needs no decoding."""
   return _run_in_place(lambda params, grads: params - 0.1 * grads, x, x)
 
 
-def _run_in_place(fn: Callable[..., Any], outputs: Any, *args: Any) -> Timed:
+def _run_in_place(
+  fn: Callable[..., Any], outputs: Any, *args: Any
+) -> TimedCalls:
   return InPlace(jax.jit(fn, donate_argnums=0, keep_unused=True), outputs, args)
 
 
 def _make_groups(
   x: jax.Array, flat: jax.Array, leaves: Sequence[int]
-) -> Iterator[tuple[str, Timed, dict[str, Timed]]]:
+) -> Iterator[tuple[str, TimedCalls, dict[str, TimedCalls]]]:
   """Yields a metric, its baseline and its cases at a time."""
   encoders = {case: time_encode(codec, x) for case, codec in CODECS.items()}
-  yield "encode_copies", copy_of(2 * x.nbytes), encoders
+  yield "encode_copies", make_copy(2 * x.nbytes), encoders
   for metric, array in (("update_ratio", x), ("vector_ratio", flat)):
     updates = {case: time_update(CODECS[case], array) for case in UPDATES}
     yield metric, time_plain_update(array), updates

@@ -55,7 +55,7 @@ class Log(NamedTuple):
   step_ms: list[float]
 
 
-class Store:
+class CheckpointStore:
   """Checkpoints of one run: parameters, optimiser state, log.
 
   The leaves are saved as a flat list, so that no name inside an optimiser
@@ -73,7 +73,7 @@ class Store:
 
   def save(self, tree: Any, log: Log) -> None:
     """Writes the state after `len(log.loss)` steps; returns when on disk."""
-    leaves = [_storable(x) for x in jax.tree.leaves(tree)]
+    leaves = [_to_storable(x) for x in jax.tree.leaves(tree)]
     args = ocp.args.Composite(
       leaves=ocp.args.StandardSave(leaves),
       log=ocp.args.JsonSave(log._asdict()),
@@ -95,7 +95,7 @@ class Store:
     if step is None:
       return like, Log([], [])
     leaves, structure = jax.tree.flatten(like)
-    abstract = [_abstract(x) for x in leaves]
+    abstract = [_to_abstract(x) for x in leaves]
     args = ocp.args.Composite(
       leaves=ocp.args.StandardRestore(abstract), log=ocp.args.JsonRestore()
     )
@@ -107,12 +107,12 @@ class Store:
     self._manager.close()
 
 
-def _storable(x: Any) -> Any:
+def _to_storable(x: Any) -> Any:
   """A leaf itself, or the NumPy array that a scalar of NumPy's is."""
   return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
-def _abstract(x: Any) -> Any:
+def _to_abstract(x: Any) -> Any:
   """What says how a leaf is restored; one of NumPy's stays one."""
   if not isinstance(x, jax.Array):
     return np.asarray(x)
@@ -177,17 +177,17 @@ class Workdir:
       )
     self._claim(config)
 
-  def finished(self) -> list[Any]:
+  def read_runs(self) -> list[Any]:
     """The runs that are done, in the order they were."""
     return [self._record(**line) for line in records.read_lines(self._runs)]
 
-  def finish(self, run: Any) -> None:
+  def add_run(self, run: Any) -> None:
     """Notes that `run` is done, so that it is not repeated."""
     if not self._first:
       return
-    runs = [*self.finished(), run]
+    runs = [*self.read_runs(), run]
     records.write_lines(self._runs, (r._asdict() for r in runs))
 
-  def store(self, case: str, seed: int) -> Store:
+  def open_store(self, case: str, seed: int) -> CheckpointStore:
     """The checkpoints of one run."""
-    return Store(self._folder / "checkpoints" / f"{case}-seed{seed}")
+    return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")

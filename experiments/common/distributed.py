@@ -74,19 +74,19 @@ def join_job() -> Iterator[int]:
     ValueError: some but not all of the arguments are given, or they
       contradict each other.
   """
-  arguments = _arguments()
+  arguments = _read_arguments()
   if arguments is None:
     yield 1
     return
   who = f"Process {arguments.get('process_id', '?')}"
   try:
     initialize(**arguments)
-    count, index = _joined()
+    count, index = _read_membership()
     who = f"Process {index} of {count}"
     yield count
     jax.distributed.shutdown()
   except BaseException as error:
-    _end(who, error)
+    _end_process(who, error)
 
 
 def initialize(**arguments: Any) -> None:
@@ -107,11 +107,11 @@ def initialize(**arguments: Any) -> None:
   )
 
 
-def _arguments() -> dict[str, Any] | None:
+def _read_arguments() -> dict[str, Any] | None:
   """What to start with; None for a process alone."""
   address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
-  count = _number(_COUNT, "JAX_NUM_PROCESSES")
-  index = _number(_INDEX, "JAX_PROCESS_ID")
+  count = _read_number(_COUNT, "JAX_NUM_PROCESSES")
+  index = _read_number(_INDEX, "JAX_PROCESS_ID")
   given = {
     "coordinator_address": address,
     "num_processes": count,
@@ -137,7 +137,7 @@ def _arguments() -> dict[str, Any] | None:
   return known | {"cluster_detection_method": "deactivate"}
 
 
-def _number(flag: flags.FlagHolder, variable: str) -> int | None:
+def _read_number(flag: flags.FlagHolder, variable: str) -> int | None:
   if flag.value is not None:
     return flag.value
   text = os.environ.get(variable)
@@ -148,7 +148,7 @@ def _number(flag: flags.FlagHolder, variable: str) -> int | None:
   return int(text)
 
 
-def _joined() -> tuple[int, int]:
+def _read_membership() -> tuple[int, int]:
   """Number of processes and this one's index, before JAX starts.
 
   `jax.process_count()` would start it, and with it the CPU backend, whose
@@ -159,7 +159,7 @@ def _joined() -> tuple[int, int]:
   return global_state.num_processes, global_state.process_id
 
 
-def _end(who: str, error: BaseException) -> None:
+def _end_process(who: str, error: BaseException) -> None:
   """Ends the process without the barrier that an ordinary end waits at."""
   text = " ".join(str(error).split())
   if isinstance(error, SystemExit):

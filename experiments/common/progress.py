@@ -45,7 +45,7 @@ class Display:
   ) -> None:
     self._bar.stop()
 
-  def begin(self, case: str, seed: int) -> Callable[[int, float], None]:
+  def begin_run(self, case: str, seed: int) -> Callable[[int, float], None]:
     """Starts a run; returns what to call with steps done and loss."""
     name = f"{case} seed {seed}"
     every = max(1, self._steps // _LINES_PER_RUN)
@@ -60,7 +60,7 @@ class Display:
 
     return on_step
 
-  def end(self, case: str, seed: int, score: float, step_ms: float) -> None:
+  def end_run(self, case: str, seed: int, score: float, step_ms: float) -> None:
     """Ends a run with one line about it."""
     self._ended += 1
     self._console.print(

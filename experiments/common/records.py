@@ -38,7 +38,7 @@ class Row(NamedTuple):
   jax: str
 
 
-def machine() -> str:
+def describe_machine() -> str:
   """Describes this machine: system, processor, cores, devices, processes."""
   devices = jax.devices()
   kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"

@@ -17,7 +17,7 @@ _REPEAT_MS = 4.0
 _MOST_CALLS = 100
 
 
-class Timed(Protocol):
+class TimedCalls(Protocol):
   """Runs a number of calls back to back and returns when all are done."""
 
   def __call__(self, calls: int) -> None:
@@ -42,26 +42,26 @@ class Times(NamedTuple):
     return statistics.median(ratios), spread
 
 
-def measure(cases: Mapping[str, Timed], repeats: int) -> Times:
+def measure_times(cases: Mapping[str, TimedCalls], repeats: int) -> Times:
   """Times all cases in turn, `repeats` times.
 
   Short calls are repeated back to back, so that starting the first and waiting
   for the last is not what is measured.
   """
-  calls = {case: _calls(timed) for case, timed in cases.items()}
+  calls = {case: _count_calls(timed) for case, timed in cases.items()}
   ms: dict[str, list[float]] = {case: [] for case in cases}
   for _ in range(repeats):
     for case, timed in cases.items():
-      ms[case].append(_ms(timed, calls[case]) / calls[case])
+      ms[case].append(_time_calls(timed, calls[case]) / calls[case])
   return Times(ms)
 
 
-def _calls(timed: Timed) -> int:
-  _ms(timed, 1)
-  return min(_MOST_CALLS, math.ceil(_REPEAT_MS / _ms(timed, 1)))
+def _count_calls(timed: TimedCalls) -> int:
+  _time_calls(timed, 1)
+  return min(_MOST_CALLS, math.ceil(_REPEAT_MS / _time_calls(timed, 1)))
 
 
-def _ms(timed: Timed, calls: int) -> float:
+def _time_calls(timed: TimedCalls, calls: int) -> float:
   begin = time.perf_counter()
   timed(calls)
   return 1e3 * (time.perf_counter() - begin)
@@ -93,7 +93,7 @@ class InPlace:
     jax.block_until_ready(self._last)
 
 
-def copy_of(size_bytes: int) -> Timed:
+def make_copy(size_bytes: int) -> TimedCalls:
   """A copy that reads half of these bytes and writes the other half.
 
   On a host it is numpy's, between buffers that exist.

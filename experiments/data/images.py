@@ -103,18 +103,18 @@ def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
   random = np.random.default_rng(_SPLIT_SEED)
   sides: tuple[list, list] = ([], [])  # Train, test: (crops, label).
   for photograph, pixels in enumerate(datasets.load_sample_images().images):
-    squares = _cut(pixels, 2 * size, 2 * size)
+    squares = _cut_crops(pixels, 2 * size, 2 * size)
     held_out = random.permutation(len(squares)) < len(squares) // 3
     for square, out in zip(squares, held_out, strict=True):
-      crops = np.stack(_cut(square, size, stride))
+      crops = np.stack(_cut_crops(square, size, stride))
       for turn in range(4):
         turned = np.rot90(crops, turn, axes=(1, 2))
         sides[int(out)].append((turned, 4 * photograph + turn))
-  train, test = (_labelled(side) for side in sides)
+  train, test = (_label_crops(side) for side in sides)
   return ImageData(train, test, classes=8)
 
 
-def resized(data: ImageData, size: int) -> ImageData:
+def resize_images(data: ImageData, size: int) -> ImageData:
   """The same images at another size.
 
   Args:
@@ -122,7 +122,7 @@ def resized(data: ImageData, size: int) -> ImageData:
     size: height and width, in pixels.
   """
   return data._replace(
-    train=_resized(data.train, size), test=_resized(data.test, size)
+    train=_resize_pixels(data.train, size), test=_resize_pixels(data.test, size)
   )
 
 
@@ -142,8 +142,8 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
     ValueError: if a file is not what its name says.
   """
   if folder.suffix == ".npz":
-    return _read_npz(_existing(folder))
-  _existing(folder)
+    return _read_npz(_require_path(folder))
+  _require_path(folder)
   archives = sorted(folder.glob("*.npz"))
   if archives:
     return _read_npz(archives[0])
@@ -157,7 +157,7 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
   train = Images(
     *(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
   )
-  test = _read_cifar_records(_existing(folder / "test_batch.bin"))
+  test = _read_cifar_records(_require_path(folder / "test_batch.bin"))
   return ImageData(train, test, classes=10)
 
 
@@ -178,7 +178,7 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
   Raises:
     FileNotFoundError: if a folder is missing or holds no images.
   """
-  _existing(folder)
+  _require_path(folder)
   held_out = [folder / n for n in ("val", "test") if (folder / n).is_dir()]
   if (folder / "train").is_dir():
     if not held_out:
@@ -222,15 +222,17 @@ def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
       f" {size}."
     )
   epoch, batch = divmod(step, count // size)
-  return _permutation(count, seed, epoch)[batch * size : (batch + 1) * size]
+  return _draw_permutation(count, seed, epoch)[
+    batch * size : (batch + 1) * size
+  ]
 
 
 @functools.lru_cache(maxsize=4)
-def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+def _draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
   return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _existing(path: pathlib.Path) -> pathlib.Path:
+def _require_path(path: pathlib.Path) -> pathlib.Path:
   if str(path) == "." or not path.exists():
     raise FileNotFoundError(
       f"`config.data_dir` must lead to existing data, got {str(path)!r}, which"
@@ -239,7 +241,7 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def _cut(pixels: np.ndarray, size: int, stride: int) -> list[np.ndarray]:
+def _cut_crops(pixels: np.ndarray, size: int, stride: int) -> list[np.ndarray]:
   height, width = pixels.shape[:2]
   return [
     pixels[i : i + size, j : j + size]
@@ -248,13 +250,13 @@ def _cut(pixels: np.ndarray, size: int, stride: int) -> list[np.ndarray]:
   ]
 
 
-def _labelled(parts: list[tuple[np.ndarray, int]]) -> Images:
+def _label_crops(parts: list[tuple[np.ndarray, int]]) -> Images:
   labels = [np.full(len(crops), label, np.int32) for crops, label in parts]
   pixels = np.concatenate([crops for crops, _ in parts])
   return Images(pixels, np.concatenate(labels))
 
 
-def _resized(images: Images, size: int) -> Images:
+def _resize_pixels(images: Images, size: int) -> Images:
   count, height, width, channels = images.pixels.shape
   if (height, width) == (size, size):
     return images

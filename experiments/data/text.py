@@ -59,7 +59,8 @@ def load_text(config: ConfigDict) -> TextData:
         f" none in {str(root)!r}."
       )
   return TextData(
-    _read(train, config.train_bytes), _read(test, config.test_bytes)
+    _read_limited(train, config.train_bytes),
+    _read_limited(test, config.test_bytes),
   )
 
 
@@ -86,7 +87,7 @@ def zlib_bits_per_byte(text: np.ndarray) -> float:
   return 8 * len(zlib.compress(text.tobytes(), 9)) / text.size
 
 
-def windows(text: np.ndarray, length: int) -> np.ndarray:
+def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
   """Cuts text into windows that predict every byte but the first few.
 
   Args:
@@ -110,7 +111,7 @@ def windows(text: np.ndarray, length: int) -> np.ndarray:
   return text[index].astype(np.int32)
 
 
-def random_windows(
+def draw_windows(
   text: np.ndarray, length: int, size: int, seed: int, step: int
 ) -> np.ndarray:
   """The windows step `step` sees: a pure function of its arguments.
@@ -136,7 +137,7 @@ def _is_held_out(path: pathlib.PurePath) -> bool:
   return digest[0] < _HELD_OUT_OF_256
 
 
-def _read(files: list[pathlib.Path], limit: int) -> np.ndarray:
+def _read_limited(files: list[pathlib.Path], limit: int) -> np.ndarray:
   """The first `limit` bytes of the files, one after another."""
   parts: list[bytes] = []
   total = 0

@@ -162,7 +162,7 @@ def _over(values: list[float], unit: str) -> tuple[float, str, float | None]:
 def _to_rows(
   experiment: str, found: dict[str, Found], baseline: str
 ) -> list[Row]:
-  stamp = (records.machine(), jax.__version__)
+  stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for case, measured in found.items():
     for metric, (value, unit, noise) in measured.items():

@@ -34,11 +34,11 @@ def run(
   with Display(console, steps=settings.steps, runs=len(wanted)) as display:
     for scenario, deal, seed in wanted:
       name = f"{scenario} {deal}"
-      on_step = display.begin(name, seed)
+      on_step = display.begin_run(name, seed)
       *others, ours = trainer.train(bench, scenario, deal, seed, on_step)
       runs += [*others, ours]
       shown = times(ours, others[0], settings)
-      display.end(name, seed, ours.score, shown.step_ms)
+      display.end_run(name, seed, ours.score, shown.step_ms)
   with rich.progress.Progress(console=console, transient=True) as progress:
     gradients = {
       deal: examine(bench, deal)

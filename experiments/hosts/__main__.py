@@ -64,7 +64,7 @@ def main() -> None:
     raise app.UsageError(str(error)) from error
   console = make_console()
   if _RATE.value != "loopback":
-    why = links.refusal()
+    why = links.explain_refusal()
     if why:
       links.enter_user_namespace([sys.executable, *sys.orig_argv[1:]])
       console.print(f"Not measured: limited links cannot be made here, {why}")

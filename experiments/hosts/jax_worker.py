@@ -20,7 +20,7 @@ from jaxmotion import wire
 _LEARNING_RATE = 0.01
 
 
-class Jax:
+class JaxBackend:
   """Hosts that `jax.distributed` connects, one CPU device each.
 
   Args:
@@ -134,8 +134,8 @@ def loss_fn(params: Any, batch: Any) -> Any:
 
 def main() -> None:
   """Serves the parent process until it says quit."""
-  arguments = worker.parse()
-  worker.serve(Jax(arguments), arguments.interface)
+  arguments = worker.parse_arguments()
+  worker.serve_parent(JaxBackend(arguments), arguments.interface)
 
 
 if __name__ == "__main__":

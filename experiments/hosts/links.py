@@ -57,25 +57,25 @@ class Host:
     return ["ip", "netns", "exec", self.namespace, *inside]
 
 
-def loopback(hosts: int) -> list[Host]:
+def loopback_hosts(hosts: int) -> list[Host]:
   """Hosts that are this machine, which needs no permission."""
   return [Host("127.0.0.1", "lo")] * hosts
 
 
-def counted(interface: str) -> tuple[int, int]:
+def count_sent(interface: str) -> tuple[int, int]:
   """Bytes and packets that left an interface of the calling process."""
   folder = pathlib.Path("/sys/class/net", interface, "statistics")
   sent = [(folder / name).read_text() for name in ("tx_bytes", "tx_packets")]
   return int(sent[0]), int(sent[1])
 
 
-def rate_bits(rate: str) -> float:
+def parse_rate(rate: str) -> float:
   """Bits per second of a rate such as `100mbit`; `none` is unlimited.
 
   Raises:
     ValueError: if it is spelt otherwise.
 
-  >>> rate_bits("100mbit")
+  >>> parse_rate("100mbit")
   100000000.0
   """
   if rate == "none":
@@ -88,7 +88,7 @@ def rate_bits(rate: str) -> float:
   return float(match[1]) * _BITS[match[2]]
 
 
-def refusal() -> str | None:
+def explain_refusal() -> str | None:
   """Why limited links cannot be made here, or None if they can.
 
   It tries, for being root says little: a container's root may not.
@@ -97,7 +97,7 @@ def refusal() -> str | None:
     if shutil.which(tool) is None:
       return f"the tool {tool} is not installed"
   try:
-    with links(2, "100mbit"):
+    with linked_hosts(2, "100mbit"):
       return None
   except RuntimeError as error:
     return str(error)
@@ -122,7 +122,7 @@ def enter_user_namespace(argv: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def links(
+def linked_hosts(
   hosts: int, rate: str = "none", delay_ms: float = 0.0
 ) -> Iterator[list[Host]]:
   """Hosts with links between them, for as long as the context lasts.
@@ -146,8 +146,8 @@ def links(
       "`delay_ms` must be at least 0, and 0 for more than two hosts, got"
       f" {delay_ms}."
     )
-  bits = rate_bits(rate)
-  remove_stale()
+  bits = parse_rate(rate)
+  remove_stale_namespaces()
   names = [f"{_PREFIX}-{os.getpid()}-{i}" for i in range(hosts)]
   middle = f"{_PREFIX}-{os.getpid()}-middle"
   relay = None
@@ -159,61 +159,63 @@ def links(
       _add_namespaces([*names, middle])
       for i, name in enumerate(names):
         _add_link(name, _INTERFACE, middle, f"port{i}")
-        _ip(middle, "link", "set", f"port{i}", "up")
+        _run_ip(middle, "link", "set", f"port{i}", "up")
     made = [
       Host(f"{_SUBNET}.{i + 1}", _INTERFACE, name)
       for i, name in enumerate(names)
     ]
     for host in made:
-      _set_up(host, bits)
+      _configure_host(host, bits)
     if delay_ms:
       relay = _start_relay(middle, delay_ms)
     elif hosts > 2:
-      _ip(middle, "link", "add", "bridge0", "type", "bridge")
-      _ip(middle, "link", "set", "bridge0", "up")
+      _run_ip(middle, "link", "add", "bridge0", "type", "bridge")
+      _run_ip(middle, "link", "set", "bridge0", "up")
       for i in range(hosts):
-        _ip(middle, "link", "set", f"port{i}", "master", "bridge0")
+        _run_ip(middle, "link", "set", f"port{i}", "master", "bridge0")
     yield made
   finally:
     if relay:
       with relay:  # Which closes its pipes and waits.
         relay.kill()
     for name in (*names, middle):
-      _delete(name)
+      _delete_namespace(name)
 
 
-def remove_stale() -> None:
+def remove_stale_namespaces() -> None:
   """Removes what runs that were killed have left behind."""
   for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
     owner = path.name.split("-")[1]
     if owner.isdigit() and not pathlib.Path("/proc", owner).exists():
-      _delete(path.name)
+      _delete_namespace(path.name)
 
 
 def _add_namespaces(names: list[str]) -> None:
   for name in names:
-    _run("ip", "netns", "add", name)
-    _ip(name, "link", "set", "lo", "up")
+    _run_tool("ip", "netns", "add", name)
+    _run_ip(name, "link", "set", "lo", "up")
 
 
 def _add_link(a: str, interface_a: str, b: str, interface_b: str) -> None:
   end, peer = ("netns", a), ("peer", "name", interface_b, "netns", b)
-  _run("ip", "link", "add", interface_a, *end, "type", "veth", *peer)
+  _run_tool("ip", "link", "add", interface_a, *end, "type", "veth", *peer)
 
 
-def _set_up(host: Host, bits: float) -> None:
+def _configure_host(host: Host, bits: float) -> None:
   name = host.namespace
   assert name is not None
-  _ip(name, "addr", "add", f"{host.address}/24", "dev", host.interface)
-  _ip(name, "link", "set", host.interface, "up")
+  _run_ip(name, "addr", "add", f"{host.address}/24", "dev", host.interface)
+  _run_ip(name, "link", "set", host.interface, "up")
   # The kernel's default may be bbr, which paces; cubic is what hosts run.
   route = (f"{_SUBNET}.0/24", "dev", host.interface, "congctl", "cubic")
-  _ip(name, "route", "change", *route)
+  _run_ip(name, "route", "change", *route)
   if bits != float("inf"):
     burst = max(_LEAST_BURST_BYTES, round(bits / 8 * _BURST_S))
     bucket = ("rate", f"{bits:.0f}bit", "burst", f"{burst}b")
     device = ("dev", host.interface, "root", "tbf")
-    _run("tc", "-n", name, "qdisc", "add", *device, *bucket, "latency", "50ms")
+    _run_tool(
+      "tc", "-n", name, "qdisc", "add", *device, *bucket, "latency", "50ms"
+    )
 
 
 def _start_relay(namespace: str, delay_ms: float) -> subprocess.Popen:
@@ -231,16 +233,16 @@ def _start_relay(namespace: str, delay_ms: float) -> subprocess.Popen:
   return process
 
 
-def _ip(namespace: str, *arguments: str) -> None:
-  _run("ip", "-n", namespace, *arguments)
+def _run_ip(namespace: str, *arguments: str) -> None:
+  _run_tool("ip", "-n", namespace, *arguments)
 
 
-def _run(*argv: str) -> None:
+def _run_tool(*argv: str) -> None:
   done = subprocess.run(argv, capture_output=True, text=True)
   if done.returncode:
     said = " ".join(done.stderr.split())
     raise RuntimeError(f"{' '.join(argv[:3])} failed: {said}")
 
 
-def _delete(name: str) -> None:
+def _delete_namespace(name: str) -> None:
   subprocess.run(["ip", "netns", "del", name], capture_output=True)

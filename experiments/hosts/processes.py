@@ -39,7 +39,7 @@ class HostError(RuntimeError):
   """A host failed, died or fell silent; the message says which and how."""
 
 
-class Process:
+class HostProcess:
   """A program on one host.
 
   Args:
@@ -134,7 +134,7 @@ class Process:
     return HostError(f"{self.name} ended with code {code}: {said}")
 
 
-class Group:
+class HostGroup:
   """The same program on every host.
 
   Use it as a context; its processes end with it.
@@ -157,7 +157,7 @@ class Group:
   ):
     # No two groups of a run share a port, nor do two runs on one loopback.
     port = free_port()
-    self.processes: list[Process] = []
+    self.processes: list[HostProcess] = []
     try:
       for rank, host in enumerate(hosts):
         place = [
@@ -167,7 +167,9 @@ class Group:
           f"--interface={host.interface}",
         ]
         name = f"host {rank} ({module.rpartition('.')[2].strip('_')})"
-        self.processes.append(Process(host, module, [*place, *arguments], name))
+        self.processes.append(
+          HostProcess(host, module, [*place, *arguments], name)
+        )
       self._receive(start_s)
     except BaseException:
       self.close()
@@ -192,7 +194,7 @@ class Group:
     for process in self.processes:
       process.close()
 
-  def __enter__(self) -> "Group":
+  def __enter__(self) -> "HostGroup":
     return self
 
   def __exit__(self, *_: object) -> None:

@@ -44,7 +44,7 @@ def make_rows(
   """
   by_case = {result.case: result for result in results}
   none, fp32 = by_case.get("none"), by_case.get("fp32")
-  stamp = records.machine(), jax.__version__
+  stamp = records.describe_machine(), jax.__version__
   rows = []
   for result in results:
     for metric, value in _derive_metrics(result, none, fp32, rtt_ms).items():

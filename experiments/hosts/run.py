@@ -12,7 +12,7 @@ import rich.progress
 from experiments.hosts import links
 from experiments.hosts.cases import EXCHANGE_WORKER, PEER_WORKER
 from experiments.hosts.links import HEADER_BYTES
-from experiments.hosts.processes import Group
+from experiments.hosts.processes import HostGroup
 
 
 class Setting(NamedTuple):
@@ -89,7 +89,7 @@ def measure_cases(
     chosen.pop()
   with _make_hosts(setting) as hosts, contextlib.ExitStack() as stack:
     groups = [
-      (stack.enter_context(Group(hosts, module, arguments)), cases)
+      (stack.enter_context(HostGroup(hosts, module, arguments)), cases)
       for module, cases in chosen
       if cases
     ]
@@ -100,18 +100,18 @@ def _make_hosts(
   setting: Setting,
 ) -> contextlib.AbstractContextManager[list[links.Host]]:
   if setting.rate == "loopback":
-    return contextlib.nullcontext(links.loopback(setting.hosts))
-  return links.links(setting.hosts, setting.rate, setting.rtt_ms / 2)
+    return contextlib.nullcontext(links.loopback_hosts(setting.hosts))
+  return links.linked_hosts(setting.hosts, setting.rate, setting.rtt_ms / 2)
 
 
 def _take_turns(
-  groups: Sequence[tuple[Group, Sequence[str]]],
+  groups: Sequence[tuple[HostGroup, Sequence[str]]],
   steps: int,
   rounds: int,
   console: rich.console.Console,
 ) -> list[Result]:
   """Times the cases of all groups, each once in every round."""
-  ready: list[tuple[Group, str]] = []
+  ready: list[tuple[HostGroup, str]] = []
   predicted: dict[str, float | None] = {}
   with rich.progress.Progress(console=console, transient=True) as progress:
     total = sum(len(cases) for _, cases in groups)

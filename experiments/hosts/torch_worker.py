@@ -24,7 +24,7 @@ _POWERSGD_START = 2
 _ONE_BUCKET = 100_000
 
 
-class Case(NamedTuple):
+class PeerCase(NamedTuple):
   """One way of exchanging gradients.
 
   Attributes:
@@ -39,11 +39,11 @@ class Case(NamedTuple):
   reason: str = ""
 
 
-def _none(module: "torch.nn.Module") -> "torch.nn.Module":
+def _wrap_none(module: "torch.nn.Module") -> "torch.nn.Module":
   return module
 
 
-def _distributed(
+def _wrap_ddp(
   module: "torch.nn.Module",
   hook: Callable[..., Any] | None = None,
   state: Any = None,
@@ -60,13 +60,13 @@ def _distributed(
   return wrapped
 
 
-def _fp16(module: "torch.nn.Module") -> "torch.nn.Module":
+def _wrap_fp16(module: "torch.nn.Module") -> "torch.nn.Module":
   from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-  return _distributed(module, default_hooks.fp16_compress_hook)
+  return _wrap_ddp(module, default_hooks.fp16_compress_hook)
 
 
-def _bf16(module: "torch.nn.Module") -> "torch.nn.Module":
+def _wrap_bf16(module: "torch.nn.Module") -> "torch.nn.Module":
   """The stock bf16 hook's arithmetic; DDP refuses that hook without NCCL."""
   import torch
   import torch.distributed as dist
@@ -81,10 +81,10 @@ def _bf16(module: "torch.nn.Module") -> "torch.nn.Module":
     work = dist.all_reduce(small, async_op=True)
     return work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
 
-  return _distributed(module, hook)
+  return _wrap_ddp(module, hook)
 
 
-def _powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
+def _wrap_powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
   """PowerSGD, which starts collectives in callbacks.
 
   With two buckets two hosts may run the callbacks in different orders, and
@@ -97,24 +97,26 @@ def _powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
     matrix_approximation_rank=rank,
     start_powerSGD_iter=_POWERSGD_START,
   )
-  return _distributed(
+  return _wrap_ddp(
     module, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=_ONE_BUCKET
   )
 
 
 CASES = {
-  "torch_none": Case("no exchange, no DDP", _none),
-  "torch_fp32": Case("DDP, default buckets", _distributed),
-  "torch_fp16": Case("DDP, fp16_compress_hook", _fp16),
-  "torch_bf16": Case("DDP, an own hook that all-reduces bfloat16", _bf16),
+  "torch_none": PeerCase("no exchange, no DDP", _wrap_none),
+  "torch_fp32": PeerCase("DDP, default buckets", _wrap_ddp),
+  "torch_fp16": PeerCase("DDP, fp16_compress_hook", _wrap_fp16),
+  "torch_bf16": PeerCase(
+    "DDP, an own hook that all-reduces bfloat16", _wrap_bf16
+  ),
   **{
-    f"torch_powersgd{rank}": Case(
+    f"torch_powersgd{rank}": PeerCase(
       f"DDP, powerSGD_hook of rank {rank}, one bucket",
-      functools.partial(_powersgd, rank=rank),
+      functools.partial(_wrap_powersgd, rank=rank),
     )
     for rank in (1, 2, 4)
   },
-  "torch_quantization": Case(
+  "torch_quantization": PeerCase(
     "DDP, quantization_pertensor_hook",
     None,
     "quantization_pertensor_hook fails on gloo in its callback: IndexError: "
@@ -124,7 +126,7 @@ CASES = {
 }
 
 
-def _layers(widths: list[int]) -> "torch.nn.Module":
+def _make_layers(widths: list[int]) -> "torch.nn.Module":
   """The model: linear layers with a ReLU between; the same on every host."""
   import torch
 
@@ -135,7 +137,7 @@ def _layers(widths: list[int]) -> "torch.nn.Module":
   return torch.nn.Sequential(*layers[:-1])
 
 
-def _trainer(
+def _make_step(
   module: "torch.nn.Module", args: argparse.Namespace
 ) -> Callable[[], float]:
   """Returns the training step of `module`, which returns the loss."""
@@ -156,7 +158,7 @@ def _trainer(
   return step
 
 
-class Torch:
+class TorchBackend:
   """Hosts that `torch.distributed` connects, one process each.
 
   Args:
@@ -198,14 +200,14 @@ class Torch:
     chosen = CASES[case]
     if chosen.wrap is None:
       raise worker.Unsupported(chosen.reason)
-    module = chosen.wrap(_layers(self._arguments.widths))
-    return _trainer(module, self._arguments), {}
+    module = chosen.wrap(_make_layers(self._arguments.widths))
+    return _make_step(module, self._arguments), {}
 
 
 def main() -> None:
   """Serves the parent process until it says quit."""
-  arguments = worker.parse()
-  worker.serve(Torch(arguments), arguments.interface)
+  arguments = worker.parse_arguments()
+  worker.serve_parent(TorchBackend(arguments), arguments.interface)
 
 
 if __name__ == "__main__":

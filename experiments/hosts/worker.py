@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from experiments.hosts.links import counted
+from experiments.hosts.links import count_sent
 
 Reply = Callable[[dict[str, Any]], None]
 
@@ -56,7 +56,7 @@ class Backend(Protocol):
     """Waits until all hosts are here."""
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
   """Parses the command line of a worker."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
@@ -73,16 +73,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def serve(backend: Backend, interface: str) -> None:
+def serve_parent(backend: Backend, interface: str) -> None:
   """Serves the parent process until it says quit; does not return."""
 
   def answer(commands: "queue.Queue[str]", reply: Reply) -> None:
-    _answer(backend, interface, commands, reply)
+    _answer_commands(backend, interface, commands, reply)
 
-  converse(backend.connect, answer)
+  converse_with_parent(backend.connect, answer)
 
 
-def converse(
+def converse_with_parent(
   connect: Callable[[], None],
   answer: "Callable[[queue.Queue[str], Reply], None]",
 ) -> None:
@@ -101,7 +101,7 @@ def converse(
 
   code = 1
   try:
-    commands = _listen()
+    commands = _read_commands()
     connect()
     reply({"ready": True})
     answer(commands, reply)
@@ -115,7 +115,7 @@ def converse(
     os._exit(code)
 
 
-def _listen() -> "queue.Queue[str]":
+def _read_commands() -> "queue.Queue[str]":
   """Reads commands in a thread, so that their end ends a stuck step."""
   commands: queue.Queue[str] = queue.Queue()
 
@@ -130,7 +130,7 @@ def _listen() -> "queue.Queue[str]":
   return commands
 
 
-def _answer(
+def _answer_commands(
   backend: Backend,
   interface: str,
   commands: "queue.Queue[str]",
@@ -150,18 +150,18 @@ def _answer(
         reply({"case": case, "ok": True, **facts})
       case {"do": "run", "case": case, "steps": count}:
         backend.barrier()
-        reply({"case": case, **_measure(steps[case], count, interface)})
+        reply({"case": case, **_time_steps(steps[case], count, interface)})
       case {"do": "quit"}:
         return
       case other:
         raise ValueError(f"a command must say what to do, got {other}")
 
 
-def _measure(
+def _time_steps(
   step: Callable[[], float], count: int, interface: str
 ) -> dict[str, Any]:
   time.sleep(_DRAIN_S)
-  before = counted(interface)
+  before = count_sent(interface)
   step_ms, loss = [], 0.0
   for _ in range(count):
     begin = time.perf_counter()
@@ -169,6 +169,6 @@ def _measure(
     step_ms.append(1e3 * (time.perf_counter() - begin))
   time.sleep(_DRAIN_S)
   sent, packets = (
-    (b - a) / count for a, b in zip(before, counted(interface), strict=True)
+    (b - a) / count for a, b in zip(before, count_sent(interface), strict=True)
   )
   return {"step_ms": step_ms, "loss": loss, "bytes": sent, "packets": packets}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.common.timing import Timed
+from experiments.common.timing import TimedCalls
 from jaxmotion.core import Array
 
 # Elements under one scale.
@@ -33,10 +33,10 @@ class _Peer(NamedTuple):
   name: str
   package: str
   backends: tuple[str, ...]
-  make: Callable[[Array], Timed]
+  make: Callable[[Array], TimedCalls]
 
 
-def build_peers(op: str, x: Array) -> dict[str, Timed]:
+def build_peers(op: str, x: Array) -> dict[str, TimedCalls]:
   """Returns the peers of an op that are installed and run here, by name.
 
   Args:
@@ -51,7 +51,9 @@ def build_peers(op: str, x: Array) -> dict[str, Timed]:
   }
 
 
-def _repeat_calls(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
+def _repeat_calls(
+  once: Callable[[], Any], wait: Callable[[], Any]
+) -> TimedCalls:
   def run(calls: int) -> None:
     for _ in range(calls):
       once()
@@ -60,10 +62,10 @@ def _repeat_calls(once: Callable[[], Any], wait: Callable[[], Any]) -> Timed:
   return run
 
 
-def _copy_slices(library: str, count: int) -> Callable[[Array], Timed]:
+def _copy_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
   """Copies the leading bytes of every word, as a strided slice."""
 
-  def make(x: Array) -> Timed:
+  def make(x: Array) -> TimedCalls:
     xp = importlib.import_module(library)
     words = xp.from_dlpack(x).reshape(-1, 1)
     # Two bytes are half a word.
@@ -79,8 +81,8 @@ def _copy_slices(library: str, count: int) -> Callable[[Array], Timed]:
   return make
 
 
-def _torch_cast(dtype: str) -> Callable[[Array], Timed]:
-  def make(x: Array) -> Timed:
+def _torch_cast(dtype: str) -> Callable[[Array], TimedCalls]:
+  def make(x: Array) -> TimedCalls:
     torch, source = _torch(x)
     target = torch.empty_like(source, dtype=getattr(torch, dtype))
     return _time_torch(torch, lambda: target.copy_(source))
@@ -88,7 +90,7 @@ def _torch_cast(dtype: str) -> Callable[[Array], Timed]:
   return make
 
 
-def _torch_per_channel(x: Array) -> Timed:
+def _torch_per_channel(x: Array) -> TimedCalls:
   """Times PyTorch's codes under scales that are computed in advance."""
   torch, source = _torch(x)
   rows = source.reshape(-1, _BLOCK)
@@ -103,7 +105,7 @@ def _torch_per_channel(x: Array) -> Timed:
   return _time_torch(torch, lambda: write(*args, out=target))
 
 
-def _torch_absmax(x: Array) -> Timed:
+def _torch_absmax(x: Array) -> TimedCalls:
   """Times codes and scales of blocks, one compiled function of PyTorch."""
   torch, source = _torch(x)
 
@@ -114,10 +116,10 @@ def _torch_absmax(x: Array) -> Timed:
   return _time_compiled_torch(torch, encode, source.reshape(-1, _BLOCK))
 
 
-def _torch_topk(block: int) -> Callable[[Array], Timed]:
+def _torch_topk(block: int) -> Callable[[Array], TimedCalls]:
   """Times PyTorch's largest magnitude of each block and its position."""
 
-  def make(x: Array) -> Timed:
+  def make(x: Array) -> TimedCalls:
     torch, source = _torch(x)
     rows = source.reshape(-1)[: source.numel() // block * block]
     select = lambda rows: torch.topk(rows.abs(), 1, dim=1)
@@ -126,10 +128,10 @@ def _torch_topk(block: int) -> Callable[[Array], Timed]:
   return make
 
 
-def _bitsandbytes(name: str) -> Callable[[Array], Timed]:
+def _bitsandbytes(name: str) -> Callable[[Array], TimedCalls]:
   """Times bitsandbytes' codes of a table of levels, scaled to each block."""
 
-  def make(x: Array) -> Timed:
+  def make(x: Array) -> TimedCalls:
     torch, source = _torch(x)
     functional = importlib.import_module("bitsandbytes.functional")
     encode = getattr(functional, name)
@@ -138,7 +140,7 @@ def _bitsandbytes(name: str) -> Callable[[Array], Timed]:
   return make
 
 
-def _torchao_mx(x: Array) -> Timed:
+def _torchao_mx(x: Array) -> TimedCalls:
   torch, source = _torch(x)
   formats = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
   encode = lambda rows: formats.to_mx(rows, torch.float8_e4m3fn, 32)
@@ -150,7 +152,7 @@ def _torch(x: Array) -> tuple[Any, Any]:
   return torch, torch.from_dlpack(x)
 
 
-def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> Timed:
+def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> TimedCalls:
   if rows.is_cuda:
     # Each size is compiled as a function of its own.
     torch.compiler.reset()
@@ -158,7 +160,7 @@ def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> Timed:
   return _time_torch(torch, lambda: fn(rows))
 
 
-def _time_torch(torch: Any, once: Callable[[], Any]) -> Timed:
+def _time_torch(torch: Any, once: Callable[[], Any]) -> TimedCalls:
   on_gpu = jax.default_backend() == "gpu"
   return _repeat_calls(once, torch.cuda.synchronize if on_gpu else lambda: None)
 

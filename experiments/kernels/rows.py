@@ -134,6 +134,6 @@ def _make_row(
     baseline,
     ratio,
     noise,
-    machine or records.machine(),
+    machine or records.describe_machine(),
     jax.__version__,
   )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.common.timing import InPlace, copy_of, measure
+from experiments.common.timing import InPlace, make_copy, measure_times
 from experiments.kernels import peers
 from experiments.kernels.ops import IMPLEMENTATIONS, Op
 from jaxmotion.core import Array, PyTree, ShapedLike
@@ -112,7 +112,7 @@ def time_op(prepared: Prepared, x: Array, repeats: int) -> list[Speed]:
       for name, step in prepared.steps.items()
     },
   }
-  times = measure({"copy": copy_of(size), **cases}, repeats)
+  times = measure_times({"copy": make_copy(size), **cases}, repeats)
   copy_rate = size / times.median("copy") / 1e6
   measured = [
     Speed(

@@ -106,7 +106,7 @@ def check_table(outcomes: Sequence[Outcome], seed: int) -> Table:
   return Table(
     ("op", "by", "arrays", "values", "wrong", "notes"),
     lines,
-    title=f"{records.machine()}, JAX {jax.__version__}, seed {seed}",
+    title=f"{records.describe_machine()}, JAX {jax.__version__}, seed {seed}",
     text_columns=(0, 1, 5),
   )
 

@@ -143,7 +143,7 @@ def make_platform(
   if link is not None:
     axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
   platform = perfmodel.Platform(
-    name=records.machine(),
+    name=records.describe_machine(),
     device=device,
     to_host=host,
     from_host=host,

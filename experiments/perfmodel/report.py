@@ -31,7 +31,7 @@ def make_rows(
   pairs: Sequence[Pair], decisions: Sequence[Decision]
 ) -> list[Row]:
   """A row for each step, predicted and measured, then those of the scores."""
-  stamp = (records.machine(), jax.__version__)
+  stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for pair in pairs:
     rows.append(
@@ -113,7 +113,7 @@ def decision_scores(decisions: Sequence[Decision]) -> dict[str, float]:
 def make_error_table(pairs: Sequence[Pair]) -> rich.table.Table:
   """A line for each testbed, and for what was held out on it."""
   table = rich.table.Table(
-    title=f"Predicted against measured steps on {records.machine()}",
+    title=f"Predicted against measured steps on {records.describe_machine()}",
     caption="Errors are relative to the measured step. Noise: half of the"
     " 10-90 % spread of its repeats.",
   )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.hosts import links
-from experiments.hosts.processes import Group
+from experiments.hosts.processes import HostGroup
 from experiments.perfmodel import probes
 from experiments.perfmodel.cases import Case, Grid
 from jaxmotion import perfmodel
@@ -68,21 +68,23 @@ class Measured(NamedTuple):
 
 
 @contextlib.contextmanager
-def group(testbed: Testbed) -> Iterator[Group]:
+def group(testbed: Testbed) -> Iterator[HostGroup]:
   """The processes of a testbed, for as long as the context lasts."""
   emulated = testbed.rate is None
   devices = testbed.workers if emulated else 1
   with contextlib.ExitStack() as stack:
     if testbed.rate is None or testbed.rate == "loopback":
-      hosts = links.loopback(1 if emulated else testbed.workers)
+      hosts = links.loopback_hosts(1 if emulated else testbed.workers)
     else:
-      hosts = stack.enter_context(links.links(testbed.workers, testbed.rate))
+      hosts = stack.enter_context(
+        links.linked_hosts(testbed.workers, testbed.rate)
+      )
     arguments = [f"--devices={devices}"]
-    yield stack.enter_context(Group(hosts, _MODULE, arguments))
+    yield stack.enter_context(HostGroup(hosts, _MODULE, arguments))
 
 
 def calibrate(
-  testbed: Testbed, processes: Group, codecs: Sequence[str], effort: Effort
+  testbed: Testbed, processes: HostGroup, codecs: Sequence[str], effort: Effort
 ) -> None:
   """Compiles codecs, collectives and kernels, which turns then measure."""
   options = {
@@ -93,19 +95,19 @@ def calibrate(
   processes.ask({"do": "calibrate", "options": options})
 
 
-def platform(processes: Group) -> perfmodel.Platform:
+def platform(processes: HostGroup) -> perfmodel.Platform:
   """What the turns so far have measured."""
   reply = processes.ask({"do": "platform"})
   return perfmodel.platform_from_dict(reply[0]["platform"])
 
 
-def prepare(processes: Group, grid: Grid) -> None:
+def prepare(processes: HostGroup, grid: Grid) -> None:
   """Compiles all cases of a testbed."""
   cases = [list(case) for case in (*grid.known, *grid.held_out)]
   processes.ask({"do": "prepare", "cases": cases})
 
 
-def turn(processes: Group, steps: int) -> list[list[float]]:
+def turn(processes: HostGroup, steps: int) -> list[list[float]]:
   """Runs all cases; the seconds of each are those of the slowest host."""
   replies = processes.ask({"do": "run", "steps": steps})
   slowest: Any = np.max([reply["seconds"] for reply in replies], axis=0)

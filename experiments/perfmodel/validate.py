@@ -177,7 +177,7 @@ def _testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
   found |= {Testbed(int(n)): False for n in _BETWEEN.value}
   rates = list(_RATES.value)
   limited = [rate for rate in rates if rate != "loopback"]
-  why = links.refusal() if limited else None
+  why = links.explain_refusal() if limited else None
   if why:
     links.enter_user_namespace([sys.executable, *sys.orig_argv[1:]])
     console.print(f"Not measured: {', '.join(limited)}; {why}")

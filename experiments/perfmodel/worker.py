@@ -102,7 +102,7 @@ def _time(run: Callable[[], None], steps: int) -> list[float]:
 def main() -> None:
   """Serves the parent process until it says quit."""
   arguments = _parse()
-  worker.converse(lambda: _connect(arguments), _answer)
+  worker.converse_with_parent(lambda: _connect(arguments), _answer)
 
 
 if __name__ == "__main__":

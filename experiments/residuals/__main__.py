@@ -157,7 +157,9 @@ def _of_fit(
   ):
     yield _row(f"{case}/{metric}", name, value, "bytes", memory.machine)
   compiled = f"{case}/{metric}"
-  yield _row(compiled, "compile_s", memory.compile_s, "s", records.machine())
+  yield _row(
+    compiled, "compile_s", memory.compile_s, "s", records.describe_machine()
+  )
 
 
 def summary(rows: Sequence[records.Row]) -> Table:

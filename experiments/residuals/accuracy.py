@@ -125,7 +125,7 @@ def run(
   for seed in range(seeds):
     params = jax.jit(net.init)(jax.random.key(seed))
     state = optimizer.init(params)
-    on_step = display.begin(f"{net_name} {case}", seed)
+    on_step = display.begin_run(f"{net_name} {case}", seed)
     began = time.perf_counter()
     for step in range(steps):
       chosen = batch_indices(len(images.train.labels), batch, seed, step)
@@ -143,7 +143,7 @@ def run(
       total += batch
     result.accuracy.append(100 * hits / total)
     took_ms = 1e3 * (time.perf_counter() - began) / steps
-    display.end(f"{net_name} {case}", seed, result.accuracy[-1], took_ms)
+    display.end_run(f"{net_name} {case}", seed, result.accuracy[-1], took_ms)
   return result
 
 
@@ -181,7 +181,7 @@ def rows(results: Sequence[Result]) -> list[records.Row]:
           None if base is None else float(base),
           None if base is None else mean / float(base),
           float(np.std(values, ddof=1)) if len(values) > 1 else None,
-          records.machine(),
+          records.describe_machine(),
           jax.__version__,
         )
       )

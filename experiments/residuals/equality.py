@@ -134,7 +134,7 @@ def _row(
     plain,
     value / plain if plain else None,
     None,
-    records.machine(),
+    records.describe_machine(),
     jax.__version__,
   )
 

@@ -207,7 +207,7 @@ def _unit(metric: str) -> str:
 
 def _machine(metric: str, point: Point, target: str) -> str:
   if metric in ("step_ms", "peak_bytes_in_use", "compile_s"):
-    return records.machine()
+    return records.describe_machine()
   if metric in ("flops", "traffic_bytes_predicted", "step_ms_predicted"):
     return f"{measure.TARGETS[target]}: predicted from datasheets"
   return point.memory.machine if not isinstance(point.memory, str) else target

@@ -49,7 +49,7 @@ def make_rows(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
     for name, group in groups.items()
   }
   base = cases.get(_BASELINE, {})
-  stamp = (records.machine(), jax.__version__)
+  stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for name, measured in cases.items():
     for metric, (value, unit, noise) in _add_ratio(measured, base).items():

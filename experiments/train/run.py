@@ -86,7 +86,7 @@ def train_all(
   Returns:
     One `Run` for each exchange and seed that `config` names.
   """
-  finished = workdir.finished() if workdir else []
+  finished = workdir.read_runs() if workdir else []
   done = {(run.exchange, run.seed): run for run in finished}
   wanted = [(e, s) for s in config.seeds for e in config.exchanges]
   score = make_score(task)
@@ -96,15 +96,15 @@ def train_all(
   for exchange, seed in wanted:
     if (exchange, seed) not in done:
       trainer = trainers[exchange]
-      on_step = display.begin(exchange, seed) if display else ignore_step
-      store = workdir.store(exchange, seed) if workdir else None
+      on_step = display.begin_run(exchange, seed) if display else ignore_step
+      store = workdir.open_store(exchange, seed) if workdir else None
       trained = trainer.train_seed(seed, store=store, on_step=on_step)
       run = trainer.summarize_run(seed, trained, score)
       done[exchange, seed] = run
       if store:
         store.close()
       if workdir:
-        workdir.finish(run)
+        workdir.add_run(run)
       if display:
-        display.end(exchange, seed, run.score, run.step_ms)
+        display.end_run(exchange, seed, run.score, run.step_ms)
   return [done[key] for key in wanted]

@@ -20,9 +20,9 @@ from experiments.data.images import (
 )
 from experiments.data.text import (
   corpus_sha256,
+  cut_windows,
+  draw_windows,
   load_text,
-  random_windows,
-  windows,
   zlib_bits_per_byte,
 )
 from experiments.models import small
@@ -137,10 +137,10 @@ def _count_correct(model: Any, batch: Batch) -> jax.Array:
 
 def _text_task(config: ConfigDict) -> Task:
   data = load_text(config)
-  held_out = windows(data.test, config.context)
+  held_out = cut_windows(data.test, config.context)
 
   def batch(seed: int, step: int) -> Batch:
-    text = random_windows(
+    text = draw_windows(
       data.train, config.context, config.batch_size, seed, step
     )
     return {"text": text}

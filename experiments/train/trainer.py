@@ -13,7 +13,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common.checkpoint import Log, Run, Store
+from experiments.common.checkpoint import CheckpointStore, Log, Run
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
@@ -141,7 +141,7 @@ class Trainer:
     self,
     seed: int,
     *,
-    store: Store | None = None,
+    store: CheckpointStore | None = None,
     stop: int | None = None,
     on_step: Callable[[int, float], None] = ignore_step,
   ) -> Trained:

@@ -60,7 +60,7 @@ def make_rows(
     facts: published ones, by case and metric.
   """
   base = cases.get(BASELINE, {})
-  stamp = records.machine(), jax.__version__
+  stamp = records.describe_machine(), jax.__version__
   rows = []
   for case, found in cases.items():
     for metric, (value, unit, noise) in found.items():

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.common.checkpoint import Log, Store, Workdir
+from experiments.common.checkpoint import CheckpointStore, Log, Workdir
 from experiments.common.progress import Display
 from experiments.data import images
 from experiments.models import staged
@@ -121,7 +121,7 @@ class Trained(NamedTuple):
 
 def load(config: ConfigDict) -> Setup:
   """Reads the data a configuration names."""
-  data = images.resized(images.load_images(config), config.image_size)
+  data = images.resize_images(images.load_images(config), config.image_size)
   batch, test = tasks.image_batches(data, config.batch_size)
   return Setup(config, make_optimizer(config), data, batch, test)
 
@@ -222,7 +222,7 @@ class Trainer:
     self,
     seed: int,
     *,
-    checkpoints: Store | None = None,
+    checkpoints: CheckpointStore | None = None,
     stop: int | None = None,
     on_step: Callable[[int, float], None] = _ignore,
   ) -> Trained:
@@ -339,20 +339,20 @@ def run_job(
     One `Run` for each case and seed, seeds in the outer loop.
   """
   config = setup.config
-  finished = workdir.finished() if workdir else []
+  finished = workdir.read_runs() if workdir else []
   done = {(run.case, run.seed): run for run in finished}
   wanted = [(case, seed) for seed in config.seeds for case in config.cases]
   trainers = {case: Trainer(setup, case) for case in config.cases}
   for case, seed in wanted:
     if (case, seed) not in done:
-      on_step = display.begin(case, seed) if display else _ignore
-      store = workdir.store(case, seed) if workdir else None
+      on_step = display.begin_run(case, seed) if display else _ignore
+      store = workdir.open_store(case, seed) if workdir else None
       trained = trainers[case].train(seed, checkpoints=store, on_step=on_step)
       run = trainers[case].measure(seed, trained)
       done[case, seed] = run
       if store and workdir:
         store.close()
-        workdir.finish(run)
+        workdir.add_run(run)
       if display:
-        display.end(case, seed, 100 - run.error, run.step_ms)
+        display.end_run(case, seed, 100 - run.error, run.step_ms)
   return [done[key] for key in wanted]

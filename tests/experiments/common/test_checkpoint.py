@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from experiments.common.checkpoint import Log, Run, Store, Workdir
+from experiments.common.checkpoint import CheckpointStore, Log, Run, Workdir
 
 RUN = Run(
   "int8",
@@ -19,7 +19,7 @@ RUN = Run(
 
 
 def test_nothing_saved_leaves_everything_as_it_was(tmp_path):
-  store = Store(tmp_path)
+  store = CheckpointStore(tmp_path)
   tree = {"a": jnp.ones(3)}
   restored, log = store.restore(tree)
   store.close()
@@ -37,12 +37,12 @@ def test_the_latest_state_comes_back_bit_for_bit(tmp_path):
     {"count": jax.device_put(np.int32(7), place[1])},
   )
   log = Log([0.1, 1 / 3], [4.0, 5.0])
-  store = Store(tmp_path)
+  store = CheckpointStore(tmp_path)
   store.save(jax.tree.map(jnp.zeros_like, tree), Log([0.1], [4.0]))
   store.save(tree, log)
   store.close()
 
-  other = Store(tmp_path)
+  other = CheckpointStore(tmp_path)
   like = jax.tree.map(jnp.zeros_like, tree)
   restored, restored_log = other.restore(like)
   other.close()
@@ -57,7 +57,7 @@ def test_the_latest_state_comes_back_bit_for_bit(tmp_path):
 
 def test_arrays_of_the_host_come_back_as_they_are(tmp_path):
   tree = {"count": np.int64(2**40), "curve": np.array([1.5, np.nan])}
-  store = Store(tmp_path)
+  store = CheckpointStore(tmp_path)
   store.save(tree, Log([0.1], [4.0]))
   restored, _ = store.restore(tree)
   store.close()
@@ -68,9 +68,9 @@ def test_arrays_of_the_host_come_back_as_they_are(tmp_path):
 
 def test_finished_runs_are_remembered(tmp_path, tiny):
   config = tiny("digits")
-  Workdir(tmp_path, config).finish(RUN)
-  Workdir(tmp_path, config).finish(RUN._replace(seed=1))
-  assert Workdir(tmp_path, config).finished() == [RUN, RUN._replace(seed=1)]
+  Workdir(tmp_path, config).add_run(RUN)
+  Workdir(tmp_path, config).add_run(RUN._replace(seed=1))
+  assert Workdir(tmp_path, config).read_runs() == [RUN, RUN._replace(seed=1)]
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path, tiny):
@@ -81,6 +81,6 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path, tiny):
 
 
 def test_more_seeds_and_exchanges_may_be_added(tmp_path, tiny):
-  Workdir(tmp_path, tiny("digits", seeds=(0,))).finish(RUN)
+  Workdir(tmp_path, tiny("digits", seeds=(0,))).add_run(RUN)
   wider = tiny("digits", seeds=(0, 1), exchanges=("int8",))
-  assert Workdir(tmp_path, wider).finished() == [RUN]
+  assert Workdir(tmp_path, wider).read_runs() == [RUN]

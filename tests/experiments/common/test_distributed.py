@@ -219,7 +219,7 @@ def started(monkeypatch):
     jax.distributed, "initialize", lambda **given: calls.append(given)
   )
   monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
-  monkeypatch.setattr(distributed, "_joined", lambda: (2, 1))
+  monkeypatch.setattr(distributed, "_read_membership", lambda: (2, 1))
   return calls
 
 

@@ -10,10 +10,10 @@ def shown(terminal):
     file=io.StringIO(), force_terminal=terminal, width=100
   )
   with Display(console, steps=8, runs=1) as display:
-    on_step = display.begin("int8", 1)
+    on_step = display.begin_run("int8", 1)
     for done in range(1, 9):
       on_step(done, 1 / done)
-    display.end("int8", 1, score=97.5, step_ms=4.0)
+    display.end_run("int8", 1, score=97.5, step_ms=4.0)
   return console.file.getvalue()
 
 

@@ -63,5 +63,5 @@ def test_an_absent_file_has_no_rows(tmp_path):
 
 
 def test_machine_is_described():
-  assert "cores" in records.machine()
-  assert "cpu" in records.machine()
+  assert "cores" in records.describe_machine()
+  assert "cpu" in records.describe_machine()

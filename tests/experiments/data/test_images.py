@@ -84,7 +84,7 @@ def _places(photograph, crop):
 
 def test_resizing_keeps_what_there_is():
   data = data_images.load_digits()
-  bigger = data_images.resized(data, 32)
+  bigger = data_images.resize_images(data, 32)
   assert bigger.train.pixels.shape == (1198, 32, 32, 1)
   np.testing.assert_array_equal(bigger.test.labels, data.test.labels)
   # The mean over each 4 x 4 is near the pixel that it was made of.
@@ -93,7 +93,7 @@ def test_resizing_keeps_what_there_is():
     means.ravel(), data.test.pixels.astype(float).ravel()
   )
   assert correlation[0, 1] > 0.95
-  assert data_images.resized(data, 8).train is data.train
+  assert data_images.resize_images(data, 8).train is data.train
 
 
 def test_cifar10_binary_files_are_read_in_order(tmp_path):

@@ -98,28 +98,28 @@ def test_zlib_bits_are_those_of_the_stream():
 
 def test_windows_predict_every_byte_once():
   text = np.arange(14, dtype=np.uint8)
-  windows = data_text.windows(text, 4)
+  windows = data_text.cut_windows(text, 4)
   assert windows.tolist() == [
     [0, 1, 2, 3, 4],
     [4, 5, 6, 7, 8],
     [8, 9, 10, 11, 12],
   ]
   with pytest.raises(ValueError, match=r"window of 14 bytes, got 14"):
-    data_text.windows(text, 14)
+    data_text.cut_windows(text, 14)
 
 
 def test_random_windows_depend_on_seed_and_step_alone():
   text = np.arange(200, dtype=np.uint8)
-  one = data_text.random_windows(text, 5, 3, seed=1, step=7)
-  data_text.random_windows(text, 5, 3, seed=2, step=8)
-  again = data_text.random_windows(text, 5, 3, seed=1, step=7)
+  one = data_text.draw_windows(text, 5, 3, seed=1, step=7)
+  data_text.draw_windows(text, 5, 3, seed=2, step=8)
+  again = data_text.draw_windows(text, 5, 3, seed=1, step=7)
   np.testing.assert_array_equal(one, again)
   np.testing.assert_array_equal(one - one[:, :1], [[0, 1, 2, 3, 4, 5]] * 3)
-  assert one.tolist() != data_text.random_windows(text, 5, 3, 1, 8).tolist()
+  assert one.tolist() != data_text.draw_windows(text, 5, 3, 1, 8).tolist()
 
 
 def test_random_windows_reach_both_ends():
   text = np.arange(7, dtype=np.uint8)
-  seen = data_text.random_windows(text, 5, 200, seed=0, step=0)
+  seen = data_text.draw_windows(text, 5, 200, seed=0, step=0)
   assert seen.min() == 0
   assert seen.max() == 6

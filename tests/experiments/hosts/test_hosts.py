@@ -10,7 +10,7 @@ from experiments.common import records
 from experiments.hosts import links
 from tests.paths import ROOT
 
-REFUSAL = links.refusal()
+REFUSAL = links.explain_refusal()
 SMALL = ["--widths=64,512,512,10", "--batch=4", "--steps=2", "--rounds=2"]
 WAIT_S = 120
 

@@ -5,17 +5,17 @@ import sys
 import pytest
 
 from experiments.hosts import links as hosts_links
-from experiments.hosts.links import HEADER_BYTES, Host, links, rate_bits
+from experiments.hosts.links import HEADER_BYTES, Host, linked_hosts, parse_rate
 
-REFUSAL = hosts_links.refusal()
+REFUSAL = hosts_links.explain_refusal()
 PERMITTED = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 # Sends argv[2] bytes to the address argv[1] and says how long that took, or
 # receives them; then says what its interface has counted.
 TALK = """
 import socket, sys, time
-from experiments.hosts.links import counted
+from experiments.hosts.links import count_sent
 role, address, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
-before = counted("link0")
+before = count_sent("link0")
 begin = time.monotonic()
 if role == "receive":
   server = socket.create_server((address, 5000))
@@ -30,7 +30,7 @@ else:
   assert peer.recv(1) == b"!"
 took = time.monotonic() - begin
 time.sleep(0.1)
-after = counted("link0")
+after = count_sent("link0")
 print(took, after[0] - before[0], after[1] - before[1], flush=True)
 """
 
@@ -62,7 +62,7 @@ def transfer(hosts, size):
 @PERMITTED
 def test_a_link_has_the_rate_and_counts_every_byte():
   size = 1_000_000
-  with links(2, "20mbit") as hosts:
+  with linked_hosts(2, "20mbit") as hosts:
     seconds, sent, packets = transfer(hosts, size)
   # The bucket lets some through at once; an idle machine can only be slower.
   burst = 32 * 1024
@@ -72,7 +72,7 @@ def test_a_link_has_the_rate_and_counts_every_byte():
 
 @PERMITTED
 def test_a_delay_is_added_both_ways():
-  with links(2, "none", delay_ms=25.0) as hosts:
+  with linked_hosts(2, "none", delay_ms=25.0) as hosts:
     seconds, *_ = transfer(hosts, 1)
   # A connection, a byte and an answer: two round trips at least.
   assert seconds > 0.1
@@ -82,7 +82,7 @@ def test_a_delay_is_added_both_ways():
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_namespaces_go_with_the_context(hosts):
   before = namespaces()
-  with pytest.raises(KeyError), links(hosts) as made:
+  with pytest.raises(KeyError), linked_hosts(hosts) as made:
     assert len({host.address for host in made}) == hosts
     assert {host.namespace for host in made} <= namespaces() - before
     raise KeyError
@@ -98,7 +98,7 @@ def test_what_a_killed_run_left_behind_is_removed():
   )
   name = f"jaxmotion-{int(ended.stdout)}-0"
   subprocess.run(["ip", "netns", "add", name], check=True)
-  hosts_links.remove_stale()
+  hosts_links.remove_stale_namespaces()
   assert name not in namespaces()
 
 
@@ -112,14 +112,14 @@ def test_a_host_is_named_by_its_address():
 
 def test_why_links_cannot_be_made_is_said(monkeypatch):
   monkeypatch.setattr(hosts_links.shutil, "which", lambda tool: None)
-  assert hosts_links.refusal() == "the tool ip is not installed"
+  assert hosts_links.explain_refusal() == "the tool ip is not installed"
 
 
 @pytest.mark.parametrize("rate", ["100", "fast", "0mbit", "-1mbit", "1 gbit"])
 def test_bad_rates_are_named(rate):
   with pytest.raises(ValueError, match="`rate` must be none or like 100mbit"):
-    rate_bits(rate)
-  with pytest.raises(ValueError, match="`rate`"), links(2, rate):
+    parse_rate(rate)
+  with pytest.raises(ValueError, match="`rate`"), linked_hosts(2, rate):
     pass
 
 
@@ -128,7 +128,7 @@ def test_bad_rates_are_named(rate):
 )
 def test_bad_arguments_are_named(hosts, delay_ms, name):
   with pytest.raises(ValueError, match=f"`{name}` must be"):
-    with links(hosts, "none", delay_ms):
+    with linked_hosts(hosts, "none", delay_ms):
       pass
 
 

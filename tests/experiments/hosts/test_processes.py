@@ -8,8 +8,8 @@ import time
 import pytest
 
 from experiments.hosts import jax_worker
-from experiments.hosts.links import loopback
-from experiments.hosts.processes import Group, HostError
+from experiments.hosts.links import loopback_hosts
+from experiments.hosts.processes import HostError, HostGroup
 
 TINY = ["--widths=8,16,4", "--batch=4"]
 # A host that is killed is noticed at once by a collective; this is generous.
@@ -18,7 +18,7 @@ NOTICED_S = 30
 
 @pytest.fixture(scope="module")
 def group():
-  with Group(loopback(2), jax_worker.__name__, TINY) as group:
+  with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
     yield group
 
 
@@ -45,13 +45,13 @@ def test_counted_bytes_are_those_of_the_ledger(group):
 
 def test_an_unknown_case_ends_the_hosts_with_what_was_wrong():
   with pytest.raises(HostError, match=r"host \d .*got 'int7'"):
-    with Group(loopback(2), jax_worker.__name__, TINY) as group:
+    with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
       group.ask({"do": "prepare", "case": "int7"})
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_host_that_is_killed_ends_the_others_with_an_error(victim):
-  with Group(loopback(2), jax_worker.__name__, TINY) as group:
+  with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
     group.ask({"do": "prepare", "case": "fp32"})
     for process in group.processes:
       process.send({"do": "run", "case": "fp32", "steps": 10**7})

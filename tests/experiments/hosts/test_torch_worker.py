@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from experiments.hosts import torch_worker
-from experiments.hosts.links import loopback
-from experiments.hosts.processes import Group
+from experiments.hosts.links import loopback_hosts
+from experiments.hosts.processes import HostGroup
 
 SMALL = ["--widths=8,16,16,4", "--batch=4"]
 SUPPORTED = [n for n, c in torch_worker.CASES.items() if c.wrap is not None]
@@ -24,7 +24,7 @@ def test_cases_are_known_where_torch_is_not_installed():
 
 def test_every_case_runs_on_all_hosts_in_step():
   pytest.importorskip("torch")
-  with Group(loopback(2), torch_worker.__name__, SMALL) as group:
+  with HostGroup(loopback_hosts(2), torch_worker.__name__, SMALL) as group:
     for case in torch_worker.CASES:
       first, second = group.ask({"do": "prepare", "case": case})
       assert first == second
@@ -40,7 +40,7 @@ def test_every_case_runs_on_all_hosts_in_step():
 def trained():
   pytest.importorskip("torch")
   module = "tests.experiments.hosts.torch_report"
-  with Group(loopback(2), module, SMALL) as group:
+  with HostGroup(loopback_hosts(2), module, SMALL) as group:
     return {
       # The last ones leave the process group unusable.
       case: group.ask({"do": "prepare", "case": case})

@@ -12,7 +12,7 @@ def stock_hooks():
   }
 
 
-class Report(torch_worker.Torch):
+class Report(torch_worker.TorchBackend):
   warm_up = 0
 
   def prepare(self, case):
@@ -20,7 +20,7 @@ class Report(torch_worker.Torch):
     if hook is None:
       return int, {"params": self.train(torch_worker.CASES[case].wrap)}
     try:
-      self.train(lambda m: torch_worker._distributed(m, hook))
+      self.train(lambda m: torch_worker._wrap_ddp(m, hook))
     except Exception as error:
       return int, {"failure": f"{type(error).__name__}: {error}"}
     return int, {}
@@ -28,8 +28,8 @@ class Report(torch_worker.Torch):
   def train(self, wrap):
     import torch
 
-    module = wrap(torch_worker._layers(self._arguments.widths))
-    step = torch_worker._trainer(module, self._arguments)
+    module = wrap(torch_worker._make_layers(self._arguments.widths))
+    step = torch_worker._make_step(module, self._arguments)
     for _ in range(2 * super().warm_up):
       step()
     return torch.cat(
@@ -38,5 +38,5 @@ class Report(torch_worker.Torch):
 
 
 if __name__ == "__main__":
-  arguments = worker.parse()
-  worker.serve(Report(arguments), arguments.interface)
+  arguments = worker.parse_arguments()
+  worker.serve_parent(Report(arguments), arguments.interface)

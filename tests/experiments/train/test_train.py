@@ -82,7 +82,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   config = tiny("digits", exchanges=("sign_feedback",), steps=16)
   killed = tmp_path / "killed"
   kill_after_checkpoint(config, killed, step=3)
-  assert Workdir(killed, config).finished() == []
+  assert Workdir(killed, config).read_runs() == []
   config.checkpoint_every = config.steps  # Saving is slow; nobody kills these.
 
   again = run(config, f"--workdir={killed}")
@@ -92,7 +92,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   trainer = Trainer(config, task, mesh, "sign_feedback")
   straight = trainer.train_seed(seed=0)
   workdir = Workdir(killed, config)
-  store = workdir.store("sign_feedback", 0)
+  store = workdir.open_store("sign_feedback", 0)
   resumed = trainer.train_seed(
     seed=0, store=store
   )  # Reads the last checkpoint.
@@ -107,7 +107,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   assert all(
     np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs
   )
-  (finished,) = workdir.finished()
+  (finished,) = workdir.read_runs()
   expected = trainer.summarize_run(0, straight, make_score(task))
   timed = {"step_ms": 0, "compile_s": 0}
   assert finished._replace(**timed) == expected._replace(**timed)

@@ -37,10 +37,10 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
 
   workdir = Workdir(tmp_path, config)
-  store = workdir.store(FEEDBACK, 0)
+  store = workdir.open_store(FEEDBACK, 0)
   trainer.train_seed(seed=0, store=store, stop=3)
   store.close()
-  store = workdir.store(FEEDBACK, 0)
+  store = workdir.open_store(FEEDBACK, 0)
   seen = []
   resumed = trainer.train_seed(
     seed=0, store=store, on_step=lambda done, loss: seen.append(done)
@@ -92,10 +92,10 @@ def test_finished_runs_are_not_repeated(tmp_path, tiny):
   steps = []
 
   class Witness:
-    def begin(self, exchange, seed):
+    def begin_run(self, exchange, seed):
       return lambda done, loss: steps.append((exchange, seed, done))
 
-    def end(self, case, seed, score, step_ms):
+    def end_run(self, case, seed, score, step_ms):
       pass
 
   config.seeds = (0, 1, 2)

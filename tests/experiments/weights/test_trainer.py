@@ -23,10 +23,10 @@ def test_stopped_and_resumed_equals_straight(tmp_path, setup):
   trainer = weights_trainer.Trainer(setup, "int4_delta")
   straight = trainer.train(seed=0)
   workdir = Workdir(tmp_path, setup.config, weights_trainer.Run)
-  checkpoints = workdir.store("int4_delta", 0)
+  checkpoints = workdir.open_store("int4_delta", 0)
   trainer.train(seed=0, checkpoints=checkpoints, stop=3)
   checkpoints.close()
-  checkpoints = workdir.store("int4_delta", 0)
+  checkpoints = workdir.open_store("int4_delta", 0)
   seen = []
   resumed = trainer.train(
     seed=0,
@@ -47,7 +47,7 @@ def test_finished_runs_are_not_repeated(tmp_path, setup):
   first = weights_trainer.run_job(setup, workdir=workdir)
 
   class Witness:
-    def begin(self, case, seed):
+    def begin_run(self, case, seed):
       raise AssertionError("nothing is left to do")
 
   again = Workdir(tmp_path, setup.config, weights_trainer.Run)
