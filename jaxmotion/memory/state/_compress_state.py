@@ -37,7 +37,7 @@ _SECOND_MOMENT = nonnegative(rounding="stochastic")
 
 
 class CompressedState(NamedTuple):
-  """State of `compress_state`.
+  """State of an optimizer that `compress_state` wraps.
 
   Attributes:
     steps: int32[], number of updates so far.

@@ -136,7 +136,7 @@ class _LazyOutputs:
     self._known = dict(program.constants)
 
   def output(self, i: int) -> Array:
-    """Returns output `i`."""
+    """Returns one output, and runs the steps that it still needs."""
     wanted = self._outputs[i]
     steps = self._order.leading_to([wanted], self._known)
     used = [wanted, *(v for step in steps for v in step.reads)]

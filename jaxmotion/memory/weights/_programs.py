@@ -177,7 +177,7 @@ class StageResiduals:
   spec: _PullbackSpec
 
   def pullback(self, *inputs: PyTree) -> Callable[[PyTree], PyTree]:
-    """Returns the pullback.
+    """Returns the pullback, rebuilt from residuals and inputs.
 
     Args:
       *inputs: the arguments that `forward` was called with, but the function.
