@@ -1,4 +1,4 @@
-"""What a payload, a step and a compiled program weigh on the wire.
+"""Counts the bytes that payloads, steps and compiled programs send.
 
 `step_bytes` counts what a traced function asks to send; `compiled_bytes`
 counts what the compiler's program really sends. Where they differ, the

@@ -1,4 +1,4 @@
-"""The ledger of a compiled program: what the compiler really sends."""
+"""The ledger of a compiled program: collectives in the compiler's own text."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _MoveCounter:
     op: str,
     body: Mapping[str, Instruction],
   ) -> list[Move]:
-    axes, workers = _group(instruction.attributes, self._devices)
+    axes, workers = _parse_group(instruction.attributes, self._devices)
     operands = [
       (array.dtype, array.element_bits * array.size)
       for operand in split_operands(instruction.operands)
@@ -177,15 +177,19 @@ def _operand_type(operand: str, body: Mapping[str, Instruction]) -> str:
   return "" if defined is None else defined.type
 
 
-def _group(attributes: str, devices: int) -> tuple[tuple[str, ...], int]:
-  """The mesh axes, where they are named, and the size of a group."""
+def _parse_group(attributes: str, devices: int) -> tuple[tuple[str, ...], int]:
+  """Returns the mesh axes, where the text names them, and the group size.
+
+  XLA writes groups in four forms: pairs of a permutation, an iota, a named
+  mesh, or a list of lists; which one depends on the partitioner.
+  """
   if pairs := _PAIRS.search(attributes):
     numbers = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
     return (), permuted_workers((int(a), int(b)) for a, b in numbers)
   if iota := _IOTA.search(attributes):
     return (), int(iota[1].split(",")[-1])
   if mesh := _MESH.search(attributes):
-    return _mesh_group(*mesh.groups())
+    return _parse_mesh_group(*mesh.groups())
   listed = _LISTED.search(attributes)
   if listed is None:
     raise ValueError(
@@ -195,12 +199,12 @@ def _group(attributes: str, devices: int) -> tuple[tuple[str, ...], int]:
   return (), max((len(g.split(",")) for g in groups), default=devices)
 
 
-def _mesh_group(mesh: str, group: str) -> tuple[tuple[str, ...], int]:
+def _parse_mesh_group(mesh: str, group: str) -> tuple[tuple[str, ...], int]:
   sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh)}
   # A part of an axis is written with its own size: 'data':(2)4.
   parts = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", group)
   workers = math.prod(int(part) if part else sizes[n] for n, part in parts)
   names = tuple(name for name, _ in parts)
-  # The partitioner makes such names up where it has lost the mesh.
+  # Shardy invents names like axis_0 where it has lost the mesh: no axis.
   invented = any(re.fullmatch(r"axis_\d+", name) for name in names)
   return () if invented else names, workers

@@ -1,4 +1,4 @@
-"""The ledger: every collective of a program and the bytes it sends."""
+"""Records of collectives, and the bytes that one worker sends by each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxmotion.core import text_table
+
 
 class Move(NamedTuple):
-  """One kind of collective in a program.
+  """One kind of collective in a program, and how often it runs.
 
   With `N` workers in a group and `P` payload bytes on each, one worker sends
 
@@ -49,7 +51,7 @@ class Move(NamedTuple):
     Raises:
       ValueError: `op` is not the name of a collective.
     """
-    return _factor(self.op, self.workers) * self.payload_bytes * self.count
+    return _wire_factor(self.op, self.workers) * self.payload_bytes * self.count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Ledger:
   moves: tuple[Move, ...] = ()
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "moves", _merge(self.moves))
+    object.__setattr__(self, "moves", _merge_moves(self.moves))
 
   @property
   def total_bytes(self) -> float:
@@ -102,7 +104,7 @@ class Ledger:
     dtype: str | None = None,
     axes: tuple[str, ...] | None = None,
   ) -> Ledger:
-    """The moves that match all the given fields.
+    """Returns the moves that match all the given fields.
 
     Args:
       op: Keep this collective only.
@@ -130,18 +132,15 @@ class Ledger:
 
   def __str__(self) -> str:
     header = (*Move._fields, "wire_bytes")
-    rows = [header, *(_cells(move) for move in self.moves)]
+    rows = [header, *(_format_cells(move) for move in self.moves)]
     blanks = ("",) * (len(header) - 2)
-    rows.append(("total", *blanks, _number(self.total_bytes)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
+    rows.append(("total", *blanks, _format_number(self.total_bytes)))
+    texts = map(Move._fields.index, ("op", "axes", "dtype"))
+    return text_table(rows, right=set(range(len(header))) - set(texts))
 
 
-_TEXT_COLUMNS = frozenset(map(Move._fields.index, ("op", "axes", "dtype")))
-
-
-def _factor(op: str, workers: int) -> float:
-  """Bytes one worker sends per byte of payload."""
+def _wire_factor(op: str, workers: int) -> float:
+  """Returns the bytes that one worker sends per byte of payload."""
   others = max(workers - 1, 0)
   share = others / max(workers, 1)
   factors = {
@@ -156,7 +155,7 @@ def _factor(op: str, workers: int) -> float:
   return factors[op]
 
 
-def _merge(moves: Iterable[Move]) -> tuple[Move, ...]:
+def _merge_moves(moves: Iterable[Move]) -> tuple[Move, ...]:
   counts: dict[Move, int] = {}
   for move in moves:
     kind = move._replace(count=0)
@@ -165,25 +164,25 @@ def _merge(moves: Iterable[Move]) -> tuple[Move, ...]:
 
 
 def wire_bytes(moves: Iterable[Move]) -> float:
-  """Bytes one worker sends per step, over all `moves`."""
+  """Returns the bytes that one worker sends per step by all moves."""
   return math.fsum(move.wire_bytes for move in moves)
 
 
-def repeat(moves: Iterable[Move], times: int) -> list[Move]:
-  """The same moves with their counts multiplied by `times`."""
+def repeat_moves(moves: Iterable[Move], times: int) -> list[Move]:
+  """Returns the moves with their counts multiplied by `times`."""
   return [move._replace(count=move.count * times) for move in moves]
 
 
 def repeat_loop(
   body: list[Move], condition: list[Move], trips: int | None, loop: str
 ) -> list[Move]:
-  """The moves of a while loop.
+  """Returns the moves of all trips of a while loop.
 
   Args:
     body: The moves of one execution of the body.
     condition: The moves of one test of the condition.
-    trips: Executions of the body, or `None` if nobody knows.
-    loop: What to call the loop in the error.
+    trips: Executions of the body; None if neither program nor caller knows.
+    loop: Words for the loop in the error.
 
   Returns:
     The moves of all trips; none for a loop that sends nothing.
@@ -200,18 +199,18 @@ def repeat_loop(
       f" sends bytes and does not state it; {loop} contains {sends},"
       " got None."
     )
-  return [*repeat(body, trips), *repeat(condition, trips + 1)]
+  return [*repeat_moves(body, trips), *repeat_moves(condition, trips + 1)]
 
 
 def pick_branch(
   branches: list[list[Move]], branch: int | None, name: str
 ) -> list[Move]:
-  """The moves of the branch that a conditional is taken to follow.
+  """Returns the moves of the branch that a conditional is taken to follow.
 
   Args:
     branches: The moves of each branch.
     branch: Index of the branch, or `None` for the one that sends the most.
-    name: What to call the conditional in the error.
+    name: Words for the conditional in the error.
 
   Returns:
     The moves of one branch.
@@ -230,7 +229,7 @@ def pick_branch(
 
 
 def check_choices(branch: int | None, while_trips: int | None) -> None:
-  """Checks the arguments that stand for what only a run knows.
+  """Checks the arguments that stand for facts that only a run knows.
 
   Raises:
     ValueError: One of them is negative or not an integer.
@@ -245,13 +244,13 @@ def check_choices(branch: int | None, while_trips: int | None) -> None:
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:
-  """Size of the largest set of workers that a permutation connects.
+  """Returns the size of the largest set that a permutation connects.
 
   Args:
     pairs: `(source, target)` worker numbers.
 
   Returns:
-    The number of workers; at most 1 if nobody sends to another worker.
+    The number of workers; at most 1 if no worker sends to another.
   """
   group: dict[int, set[int]] = {}
   for source, target in pairs:
@@ -260,18 +259,10 @@ def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:
   return max(map(len, group.values()), default=0)
 
 
-def _cells(move: Move) -> tuple[str, ...]:
+def _format_cells(move: Move) -> tuple[str, ...]:
   cells = move._asdict() | {"axes": ",".join(move.axes) or "-"}
-  return (*map(str, cells.values()), _number(move.wire_bytes))
+  return (*map(str, cells.values()), _format_number(move.wire_bytes))
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
   return f"{value:.10g}"
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-  cells = (
-    cell.ljust(width) if index in _TEXT_COLUMNS else cell.rjust(width)
-    for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-  )
-  return "  ".join(cells).rstrip()

@@ -1,4 +1,4 @@
-"""What a payload weighs before anything runs."""
+"""Bytes of payloads, from traced shapes."""
 
 import math
 

@@ -26,8 +26,8 @@ from jaxmotion.wire._ledger import (
   check_choices,
   permuted_workers,
   pick_branch,
-  repeat,
   repeat_loop,
+  repeat_moves,
 )
 
 
@@ -149,7 +149,9 @@ def _count_scan(step: Step, used: list[bool], context: _Context) -> list[Move]:
     use or inside.aval.shape == outside.shape
     for use, inside, outside in zip(used, body.outvars, step.outs, strict=True)
   ]
-  return repeat(_count_moves(body, wanted, context), step.params["length"])
+  return repeat_moves(
+    _count_moves(body, wanted, context), step.params["length"]
+  )
 
 
 def _count_while(step: Step, context: _Context) -> list[Move]:

@@ -1,4 +1,4 @@
-"""What only a run knows: trips of loops, branches taken, and the backend."""
+"""Facts that no trace states: trips of loops, branches taken, the backend."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxmotion.program import Step, describe_equation, loop_body_name
 BACKENDS = ("cpu", "cuda", "rocm", "tpu")
 
 
-class Choices:
-  """What the caller says about loops and branches, and what was asked."""
+class Assumptions:
+  """Trips, branch shares and backend that the caller assumes."""
 
   def __init__(
     self,
@@ -42,8 +42,12 @@ class Choices:
     self._loops: set[str] = set()
     self._branches: set[int] = set()
 
-  def trips(self, step: Step) -> int:
-    """The trips of a while loop."""
+  def find_trips(self, step: Step) -> int:
+    """Returns the trips of a while loop.
+
+    Raises:
+      ValueError: the caller gave none.
+    """
     name = loop_body_name(step.eqn)
     self._loops.add(name)
     trips = self._trips
@@ -55,14 +59,14 @@ class Choices:
       )
     return found
 
-  def shares(self, count: int) -> Sequence[float] | None:
-    """How often each of `count` branches is taken, if the caller says so."""
+  def find_shares(self, count: int) -> Sequence[float] | None:
+    """Returns the share of each of `count` branches, if the caller gave any."""
     self._branches.add(count)
     matches = self._shares is not None and len(self._shares) == count
     return self._shares if matches else None
 
   def check_used(self) -> None:
-    """Raises if something was said of what the program has not."""
+    """Raises if the caller named loops or branches that the program lacks."""
     if isinstance(self._trips, Mapping):
       for name in self._trips:
         if name not in self._loops:

@@ -1,4 +1,4 @@
-"""The cost of a function: kernels, and totals of each class of operation."""
+"""Records of a function's cost: kernels, and totals per operation class."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jaxmotion.core import text_table
 from jaxmotion.perfmodel.cost._fusion import Kernel
 from jaxmotion.perfmodel.cost._ops import KINDS
 
 
 class Total(NamedTuple):
-  """What all operations of one class take together.
+  """Totals over all operations of one class.
 
   Args:
-    flops: each operation counted once, however often it is fused.
-    unfused_bytes: if every operation were a kernel of its own.
-    bytes: of the kernels that end in an operation of this class.
-    kernels: how many those are.
+    flops: FLOPs; each operation counts once, into however many kernels it is
+      fused.
+    unfused_bytes: bytes moved if every operation were a kernel of its own.
+    bytes: bytes moved by the kernels that end in an operation of this class.
+    kernels: number of those kernels.
   """
 
   flops: float = 0.0
@@ -29,16 +31,17 @@ class Total(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What one execution of a function takes.
+  """FLOPs, bytes and memory of one execution of a function.
 
   Args:
-    kernels: in program order; those of a loop's body have its trips as count.
-    totals: of every class of operations that occurs.
+    kernels: kernels in program order; those of a loop's body have the loop's
+      trips as count.
+    totals: totals of every operation class that occurs.
     written: for each leaf of the result, the number of kernels after which
       it is in memory.
-    peak_bytes: arguments, results and temporaries that are alive at once.
-    unknown: primitives whose FLOPs nobody knows (counted as none), or that
-      are taken to run the program they hold once; each with its number.
+    peak_bytes: most bytes of arguments, results and temporaries at once.
+    unknown: number of operations per primitive whose FLOPs are unknown
+      (counted as 0), or that is taken to run the program it holds once.
 
   Example:
     >>> import jax
@@ -70,24 +73,16 @@ class Cost:
 
   @property
   def unfused_bytes(self) -> float:
-    """The same if every operation read and wrote memory: an upper bound."""
+    """Bytes if every operation read and wrote memory: an upper bound."""
     return math.fsum(total.unfused_bytes for total in self.totals.values())
 
   def __str__(self) -> str:
-    rows: list[tuple[str, ...]] = [
-      ("kind", "flops", "bytes", "unfused_bytes", "kernels")
-    ]
+    header = ("kind", "flops", "bytes", "unfused_bytes", "kernels")
+    rows: list[tuple[str, ...]] = [header]
     every = Total(*map(math.fsum, zip(*self.totals.values(), strict=True)))
     for kind in (*KINDS, "total"):
       total = every if kind == "total" else self.totals.get(kind)
       if total is not None:
         values = (total.flops, total.bytes, total.unfused_bytes, total.kernels)
         rows.append((kind, *(f"{value:.10g}" for value in values)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-      "  ".join(
-        cell.rjust(width) if i else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-      )
-      for row in rows
-    )
+    return text_table(rows, right=range(1, len(header)))

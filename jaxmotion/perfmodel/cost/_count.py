@@ -1,15 +1,15 @@
-"""What any JAX function costs, read from its trace."""
+"""Counts FLOPs, bytes and memory of any JAX function from its trace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxmotion.perfmodel.cost._assumptions import Choices
+from jaxmotion.perfmodel.cost._assumptions import Assumptions
 from jaxmotion.perfmodel.cost._cost import Cost, Total
-from jaxmotion.perfmodel.cost._fusion import Kernel, fuse, moved_bytes
+from jaxmotion.perfmodel.cost._fusion import Kernel, fuse_kernels, moved_bytes
 from jaxmotion.perfmodel.cost._liveness import Liveness
-from jaxmotion.perfmodel.cost._ops import flops_of, is_known, kind_of
+from jaxmotion.perfmodel.cost._ops import count_flops, is_known, kind_of
 from jaxmotion.perfmodel.cost._trace import (
   CountedProgram,
   flatten_counted,
@@ -17,7 +17,7 @@ from jaxmotion.perfmodel.cost._trace import (
 )
 from jaxmotion.program import LOOPS, VIEWS, Step, Value, inner_jaxprs
 
-# Reshaping a row-major array moves nothing even in a program of its own.
+# Reshaping a row-major array moves nothing even as a kernel of its own.
 _FREE = VIEWS - {"dynamic_slice", "slice", "split", "transpose", "unstack"}
 
 
@@ -28,7 +28,7 @@ def predict_cost(
   branch_shares: Sequence[float] | None = None,
   backend: str | None = None,
 ) -> Cost:
-  """Counts what one execution of any JAX function takes.
+  """Counts FLOPs, bytes and memory of one execution of any JAX function.
 
   The function is traced and never run: its arrays and devices need not exist.
   Calls (`jit`, `remat`, `custom_vjp`, `shard_map`...) are entered; inside a
@@ -69,42 +69,44 @@ def predict_cost(
     >>> predict_cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
-  choices = Choices(while_trips, branch_shares, backend)
-  program = trace_counted(fn, *args, backend=choices.backend)
-  result = _cost(program, choices, len(program.outputs))
-  choices.check_used()
+  assumptions = Assumptions(while_trips, branch_shares, backend)
+  program = trace_counted(fn, *args, backend=assumptions.backend)
+  result = _count_program(program, assumptions, len(program.outputs))
+  assumptions.check_used()
   return result
 
 
-def _cost(program: CountedProgram, choices: Choices, carried: int) -> Cost:
-  """The cost of a program.
+def _count_program(
+  program: CountedProgram, assumptions: Assumptions, carried: int
+) -> Cost:
+  """Returns the cost of a flat program.
 
   Args:
-    program: what runs.
-    choices: of loops and branches.
-    carried: results up to this number take the place of arguments; others
-      are stacked, so that even an argument among them is copied.
+    program: flat program.
+    assumptions: trips, branch shares and backend.
+    carried: number of results that take the place of arguments; later results
+      are stacked by a loop, so even an argument among them is copied.
   """
-  total = _Sum()
+  total = _CostSum()
   for name in program.guessed:
-    total.strange(name, 1)
+    total.add_unknown(name, 1)
   for node in program.steps:
-    total.node(node)
-  steps = fuse(program)
+    total.add_step(node)
+  steps = fuse_kernels(program)
   memory = Liveness(program, steps)
   done: dict[Value, int] = {}
   for index, step in enumerate(steps):
-    inner = _inner(step.node, choices)
-    memory.run(index, sum(part.own_bytes for part in inner))
+    inner = _count_inner(step.node, assumptions)
+    memory.run_kernel(index, sum(part.own_bytes for part in inner))
     for part in inner:
-      total.inner(part.cost, part.times)
+      total.add_inner(part.cost, part.times)
     if not inner:
-      total.kernel(step.kernel)
+      total.add_kernel(step.kernel)
     done.update(dict.fromkeys(step.node.outs, len(total.kernels)))
-  # What no kernel makes is there from the start.
+  # Outputs that no kernel makes are in memory from the start.
   written = [done.get(v.source, 0) if v else 0 for v in program.outputs]
-  for index, kernel in _copies(program, carried):
-    total.kernel(kernel)
+  for index, kernel in _list_copies(program, carried):
+    total.add_kernel(kernel)
     written[index] = len(total.kernels)
   return Cost(
     tuple(total.kernels),
@@ -115,27 +117,27 @@ def _cost(program: CountedProgram, choices: Choices, carried: int) -> Cost:
   )
 
 
-def _copies(
+def _list_copies(
   program: CountedProgram, carried: int
 ) -> Iterator[tuple[int, Kernel]]:
-  """Results that are another view of what is in memory already."""
-  there = set(program.inputs)
+  """Yields the copies for results that are views of arrays in memory."""
+  in_memory = set(program.inputs)
   for i, value in enumerate(program.outputs):
     if value is None:
       continue
     viewed = value.source in program.inputs and value is not value.source
-    if viewed or (i >= carried and value.source in there):
+    if viewed or (i >= carried and value.source in in_memory):
       yield i, Kernel("data_movement", value.dtype, 0.0, 2.0 * value.nbytes)
-    there.add(value.source)
+    in_memory.add(value.source)
 
 
-class _Part(NamedTuple):
-  """A program inside an operation.
+class _InnerProgram(NamedTuple):
+  """One program inside an operation: a loop body, a branch.
 
   Attributes:
-    cost: of one execution.
-    times: executions.
-    own_bytes: that it needs besides its arguments.
+    cost: cost of one execution.
+    times: number of executions.
+    own_bytes: bytes that it needs besides its arguments.
   """
 
   cost: Cost
@@ -143,54 +145,55 @@ class _Part(NamedTuple):
   own_bytes: int
 
 
-def _inner(node: Step, choices: Choices) -> list[_Part]:
+def _count_inner(node: Step, assumptions: Assumptions) -> list[_InnerProgram]:
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
-  programs = [flatten_counted(body, choices.backend) for body in bodies]
+  programs = [flatten_counted(body, assumptions.backend) for body in bodies]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
-    # What is stacked has one more dimension outside than inside.
+    # A stacked output has one more dimension outside the loop than inside.
     inside = [() if v is None else v.shape for v in programs[0].outputs]
     carried = [
       sum(a == v.shape for a, v in zip(inside, node.outs, strict=True))
     ]
     times = [node.params["length"]]
   elif node.name == "while":
-    trips = choices.trips(node)
+    trips = assumptions.find_trips(node)
     times = [trips + 1, trips]
   costs = [
-    _cost(p, choices, count) for p, count in zip(programs, carried, strict=True)
+    _count_program(p, assumptions, count)
+    for p, count in zip(programs, carried, strict=True)
   ]
   if node.name == "cond":
     heaviest = max(costs, key=lambda c: c.flops + c.bytes)
-    shares = choices.shares(len(costs))
+    shares = assumptions.find_shares(len(costs))
     times = list(shares or [float(c is heaviest) for c in costs])
   return [
-    _Part(c, t, c.peak_bytes - sum(v.nbytes for v in p.inputs))
+    _InnerProgram(c, t, c.peak_bytes - sum(v.nbytes for v in p.inputs))
     for c, t, p in zip(costs, times, programs, strict=True)
   ]
 
 
-class _Sum:
-  """A cost that is being added up."""
+class _CostSum:
+  """Running sum of kernels, totals and unknown primitives."""
 
   def __init__(self) -> None:
     self.kernels: list[Kernel] = []
     self.totals: dict[str, Total] = {}
     self.unknown: dict[str, float] = {}
 
-  def kernel(self, kernel: Kernel) -> None:
+  def add_kernel(self, kernel: Kernel) -> None:
     self.kernels.append(kernel)
     moved = Total(0, 0, kernel.bytes * kernel.count, kernel.count)
-    self._add(kernel.kind, moved, 1)
+    self._add_total(kernel.kind, moved, 1)
 
-  def node(self, node: Step) -> None:
-    """Adds what an operation takes, whichever kernel it is in."""
+  def add_step(self, node: Step) -> None:
+    """Adds the FLOPs and unfused bytes of one operation."""
     if inner_jaxprs(node.eqn):
       if node.name not in LOOPS:
-        self.strange(node.name, 1)
+        self.add_unknown(node.name, 1)
       return
     if node.name in _FREE:
       return
@@ -198,22 +201,22 @@ class _Sum:
       moved = 2 * sum(v.nbytes for v in node.outs)
     else:
       moved = moved_bytes(node, [v for v in node.reads])
-    self._add(kind_of(node), Total(flops_of(node), moved), 1)
+    self._add_total(kind_of(node), Total(count_flops(node), moved), 1)
     if not is_known(node):
-      self.strange(node.name, 1)
+      self.add_unknown(node.name, 1)
 
-  def strange(self, name: str, times: float) -> None:
+  def add_unknown(self, name: str, times: float) -> None:
     self.unknown[name] = self.unknown.get(name, 0) + times
 
-  def inner(self, cost: Cost, times: float) -> None:
+  def add_inner(self, cost: Cost, times: float) -> None:
     for kernel in cost.kernels:
       self.kernels.append(kernel._replace(count=kernel.count * times))
     for kind, total in cost.totals.items():
-      self._add(kind, total, times)
+      self._add_total(kind, total, times)
     for name, count in cost.unknown.items():
-      self.strange(name, count * times)
+      self.add_unknown(name, count * times)
 
-  def _add(self, kind: str, total: Total, times: float) -> None:
+  def _add_total(self, kind: str, total: Total, times: float) -> None:
     old = self.totals.get(kind, Total())
     added = (a + times * b for a, b in zip(old, total, strict=True))
     self.totals[kind] = Total(*added)

@@ -1,16 +1,17 @@
-"""Which operations run together, and the bytes that they then move.
+"""Groups operations into kernels as XLA's fusion does, and counts their bytes.
 
-An elementwise value is computed where it is read and never written, unless
+An elementwise result is computed inside the kernels that read it and never
+written, unless
 
 * the program returns it;
 * an operation reads it that is neither elementwise nor a reduction;
-* several kernels read it, and it is costly (a transcendental function or a
-  division) or reading it again takes fewer bytes than computing it again.
+* several kernels read it, and either it is costly (a transcendental function or
+  a division), or reading it again takes fewer bytes than computing it again.
 
-A kernel writes one value (all results of an operation that is not
-elementwise) and reads every array it needs from memory once. Views (reshapes,
-transposes, slices) move nothing by themselves: what reads them does. What
-changes a slice of an array in place computes it there.
+A kernel writes one result (all results of an operation that is not elementwise)
+and reads every array it needs from memory once. Views (reshapes, transposes,
+slices) move nothing by themselves: the kernels that read them do. A kernel that
+changes a slice of an array updates the array in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from jaxmotion.perfmodel.cost._ops import (
   COSTLY,
-  flops_of,
+  count_flops,
   is_fusible,
   is_reduction,
   kind_of,
@@ -30,14 +31,14 @@ from jaxmotion.program import VIEWS, Step, Value, writes_in_place
 
 
 class Kernel(NamedTuple):
-  """What runs in one piece.
+  """One fused kernel: class, FLOPs, bytes moved and number of launches.
 
   Args:
     kind: class of the operation that makes the result, one of `KINDS`.
     dtype: element type of its first operand.
-    flops: of one execution, with those of what is fused into it.
-    bytes: read from and written to memory by one execution.
-    count: executions; of branches and their chances a fraction.
+    flops: FLOPs of one execution, those of fused operations included.
+    bytes: bytes read from and written to memory by one execution.
+    count: number of executions; a fraction where branches have shares.
 
   Example:
     >>> Kernel("matmul", "float32", 2e6, 1.2e5, 10).flops
@@ -52,12 +53,12 @@ class Kernel(NamedTuple):
 
 
 class KernelStep(NamedTuple):
-  """A kernel of a program, or an operation that holds programs.
+  """One kernel of a program, or an operation that holds programs.
 
   Attributes:
-    node: the operation that makes the result.
-    kernel: what it costs, unless it holds programs.
-    reads: values in memory that it needs.
+    node: operation that makes the result.
+    kernel: cost of the kernel; not used if the operation holds programs.
+    reads: values in memory that the kernel reads.
   """
 
   node: Step
@@ -66,42 +67,46 @@ class KernelStep(NamedTuple):
 
 
 class _Source(NamedTuple):
-  """How a value that is not written is computed.
+  """Operations and operands of a result that is fused into its readers.
 
   Attributes:
-    reads: values in memory that it is computed from.
-    nodes: the operations, by their place in the program.
+    reads: values in memory that the result is computed from.
+    nodes: operations by their position in the program.
   """
 
   reads: dict[Value, None]
   nodes: dict[int, Step]
 
 
-def fuse(program: CountedProgram) -> list[KernelStep]:
+def fuse_kernels(program: CountedProgram) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order.
 
   Args:
-    program: what `trace` made.
+    program: flat program, traced by `trace_counted`.
   """
-  return _steps(program, _written(program))
+  return _list_kernels(program, _find_written(program))
 
 
-def _steps(program: CountedProgram, written: set[Value]) -> list[KernelStep]:
+def _list_kernels(
+  program: CountedProgram, written: set[Value]
+) -> list[KernelStep]:
   fused: dict[Value, _Source] = {}
   steps = []
   for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
-    source = _source(index, node, fused)
+    source = _collect_source(index, node, fused)
     if is_fusible(node) and node.outs[0] not in written:
       fused[node.outs[0]] = source
     else:
       reads = tuple({v.source: None for v in source.reads})
-      steps.append(KernelStep(node, _kernel(node, source), reads))
+      steps.append(KernelStep(node, _make_kernel(node, source), reads))
   return steps
 
 
-def _source(index: int, node: Step, fused: dict[Value, _Source]) -> _Source:
+def _collect_source(
+  index: int, node: Step, fused: dict[Value, _Source]
+) -> _Source:
   reads: dict[Value, None] = {}
   nodes = {index: node}
   for value in node.arrays:
@@ -115,46 +120,48 @@ def _source(index: int, node: Step, fused: dict[Value, _Source]) -> _Source:
   return _Source(reads, nodes)
 
 
-def _kernel(node: Step, source: _Source) -> Kernel:
+def _make_kernel(node: Step, source: _Source) -> Kernel:
   first = next((v for v in (*node.arrays, *node.outs) if v is not None), None)
   return Kernel(
     kind_of(node),
     "none" if first is None else first.dtype,
-    float(sum(map(flops_of, source.nodes.values()))),
+    float(sum(map(count_flops, source.nodes.values()))),
     float(moved_bytes(node, source.reads)),
   )
 
 
 def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
-  """Bytes read and written, each array once."""
+  """Returns the bytes that a kernel reads and writes, each array once."""
   if node.name == "gather":
-    return 2 * node.outs[0].nbytes + _nbytes(node.arrays[1:])
+    return 2 * node.outs[0].nbytes + _sum_bytes(node.arrays[1:])
   if node.name == "dynamic_update_slice":
     target, update, *places = node.arrays
     apart = {id(target), *map(id, places)}
     made_of = [v for v in reads if id(v) not in apart]
-    return _read_bytes(made_of) + _nbytes([update])
+    return _read_bytes(made_of) + _sum_bytes([update])
   if writes_in_place(node.name):
     update = node.arrays[2]
     own = update.nbytes if update else 0
-    return 3 * own + _nbytes(node.arrays[1:2])  # the target's places: twice
-  return _read_bytes(reads) + _nbytes(node.outs)
+    return 3 * own + _sum_bytes(
+      node.arrays[1:2]
+    )  # The target's part: read and written.
+  return _read_bytes(reads) + _sum_bytes(node.outs)
 
 
 def _read_bytes(reads: Iterable[Value]) -> int:
-  """Bytes of arrays, of which views may overlap."""
+  """Returns the bytes of arrays; overlapping views count at most the array."""
   seen: dict[Value, int] = {}
   for view in reads:
     seen[view.source] = seen.get(view.source, 0) + view.nbytes
   return sum(min(n, source.nbytes) for source, n in seen.items())
 
 
-def _nbytes(values: Iterable[Value | None]) -> int:
+def _sum_bytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _written(program: CountedProgram) -> set[Value]:
-  """The elementwise values that are written to memory."""
+def _find_written(program: CountedProgram) -> set[Value]:
+  """Returns the elementwise results that have to be written to memory."""
   written = {v.source for v in program.outputs if v is not None}
   readers: dict[Value, list[int]] = {}
   for index, node in enumerate(program.steps):
@@ -173,12 +180,17 @@ def _written(program: CountedProgram) -> set[Value]:
 def _write_shared(
   nodes: tuple[Step, ...], readers: dict[Value, list[int]], written: set[Value]
 ) -> None:
-  """Adds what several kernels read and had better not compute again."""
+  """Adds results that several kernels read and that are cheaper to write.
+
+  `kernels[v]` are the kernels into which `v` ends up fused, found from the end
+  of the program. Computing `v` in each of them reads its operands that often;
+  writing it costs one write and one read per kernel.
+  """
   inputs: dict[Value, int] = {}
   fused: dict[Value, _Source] = {}
   for index, node in enumerate(nodes):
     if is_fusible(node) and node.outs[0] not in written:
-      source = _source(index, node, fused)
+      source = _collect_source(index, node, fused)
       fused[node.outs[0]] = source
       inputs[node.outs[0]] = _read_bytes(source.reads)
   kernels: dict[Value, frozenset[int]] = {}
@@ -191,8 +203,8 @@ def _write_shared(
       out = nodes[reader].outs[0]
       into |= kernels.get(out, frozenset((reader,)))
     times, read = len(into), inputs[own]
-    again = times * read > read + (1 + times) * own.nbytes
-    if times > 1 and (again or node.name in COSTLY):
+    is_dear = times * read > read + (1 + times) * own.nbytes
+    if times > 1 and (is_dear or node.name in COSTLY):
       written.add(own)
     else:
       kernels[own] = frozenset(into)

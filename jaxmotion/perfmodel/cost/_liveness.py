@@ -1,4 +1,4 @@
-"""Which arrays of a program are in memory at once."""
+"""Peak memory of a program whose kernels run in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from jaxmotion.program import LOOPS, Value, writes_in_place
 
 
 class Liveness:
-  """The bytes of a program's arrays as its steps run.
+  """Bytes of a program's arrays that are alive while its kernels run.
 
-  Arguments stay, results stay once they are made, and a temporary goes after
-  the last step that reads it. An elementwise step, one that changes a part of
-  an array, and a loop that carries one may write where a temporary was that
-  goes there.
+  Arguments stay, and results stay once they are made. A temporary is freed
+  after the last kernel that reads it. An elementwise kernel, one that updates part of
+  an array, and a loop that carries one may write to a temporary freed there.
 
   Args:
-    program: what runs.
-    steps: its steps in order.
+    program: flat program.
+    steps: its kernels in order.
   """
 
   def __init__(self, program: CountedProgram, steps: Sequence[KernelStep]):
@@ -35,12 +34,17 @@ class Liveness:
     self._alive = sum(v.nbytes for v in program.inputs)
     self.peak_bytes = self._alive
 
-  def run(self, index: int, own_bytes: int) -> None:
-    """Runs a step, which needs some bytes for itself."""
+  def run_kernel(self, index: int, own_bytes: int) -> None:
+    """Accounts for one kernel.
+
+    Args:
+      index: position of the kernel.
+      own_bytes: bytes that the kernel needs besides operands and results.
+    """
     step = self._steps[index]
     name = step.node.name
-    goes = {v for v in step.reads if self._last.get(v) == index}
-    freed = sum(v.nbytes for v in goes)
+    freed_values = {v for v in step.reads if self._last.get(v) == index}
+    freed = sum(v.nbytes for v in freed_values)
     made = sum(v.nbytes for v in step.node.outs)
     reuses = (
       is_fusible(step.node) or writes_in_place(step.node.name) or name in LOOPS
@@ -48,6 +52,6 @@ class Liveness:
     reused = min(freed, made) if reuses else 0
     self._alive += made - reused
     self.peak_bytes = max(self.peak_bytes, self._alive + own_bytes)
-    # Results that nobody reads go at once.
+    # Results that no kernel reads are freed at once.
     lost = sum(v.nbytes for v in step.node.outs if self._last.get(v) == index)
     self._alive -= freed - reused + lost

@@ -1,4 +1,4 @@
-"""What one operation is and how many FLOPs it takes."""
+"""Class and FLOPs of one operation."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ KINDS = (
   "other",
 )
 
-# Sums of so few values (the codes of a word) are computed where they are read.
-_FEW = 32
+# A reduction of so few elements (the codes of a word) is fused into its
+# readers: XLA computes it there rather than write its result.
+_FUSED_REDUCTION_SIZE = 32
 # Threefry-2x32 makes two words of 20 rounds (add, rotate, xor: 5 operations),
 # 5 key injections (3) and 2 additions.
 _RANDOM_WORD_FLOPS = (20 * 5 + 5 * 3 + 2) / 2
 
 
 def kind_of(step: Step) -> str:
-  """The class of an operation, one of `KINDS`."""
+  """Returns the class of an operation, one of `KINDS`."""
   name = step.name
   if name == "dot_general":
     return "matmul"
@@ -68,20 +69,23 @@ def kind_of(step: Step) -> str:
 
 
 def is_fusible(step: Step) -> bool:
-  """Whether it computes each value where, and when, that value is read."""
+  """Says whether an operation is fused into the kernels that read it."""
   name = step.name
   if is_reduction(step):
-    return len(step.outs) == 1 and _in_size(step) <= _FEW * step.outs[0].size
+    return (
+      len(step.outs) == 1
+      and _operand_size(step) <= _FUSED_REDUCTION_SIZE * step.outs[0].size
+    )
   return name in ARITHMETIC | COSTLY | MOVEMENT or name == "integer_pow"
 
 
 def is_reduction(step: Step) -> bool:
-  """Whether it reads values as they are computed, and writes few."""
+  """Says whether an operation reads fused operands and writes few elements."""
   return step.name in REDUCTIONS
 
 
 def is_collective(step: Step) -> bool:
-  """Whether it names an axis of workers and moves something over it."""
+  """Says whether an operation names a mesh axis and moves bytes over it."""
   params = step.params
   names = params.get("axes", params.get("axis_name", ()))
   names = names if isinstance(names, (tuple, list)) else (names,)
@@ -90,26 +94,26 @@ def is_collective(step: Step) -> bool:
 
 
 def is_known(step: Step) -> bool:
-  """Whether `flops_of` knows what it takes."""
+  """Says whether `count_flops` knows the FLOPs of an operation."""
   special = ("sort", "top_k", "fft")
   return kind_of(step) != "other" or step.name in _QUIET or step.name in special
 
 
-def flops_of(step: Step) -> float:
-  """FLOPs of an operation: 1 an element unless a line here says otherwise."""
+def count_flops(step: Step) -> float:
+  """Returns the FLOPs of an operation: 1 per element unless stated here."""
   name, size = step.name, step.outs[0].size if step.outs else 0
   if name == "dot_general":
-    return _dot(step)
+    return _matmul_flops(step)
   if name == "conv_general_dilated":
-    return _convolution(step)
+    return _convolution_flops(step)
   if name in ARITHMETIC | COSTLY | CUMULATIVE:
     return size
   if name == "integer_pow":
     power = abs(step.params["y"])
     return size * max(power.bit_length() + power.bit_count() - 2, 0)
   if name in REDUCTIONS:
-    folds = len(open_eqns(step)) if name == "reduce" else 1
-    return folds * max(_in_size(step) - size, 0)
+    folds = len(_combining_eqns(step)) if name == "reduce" else 1
+    return folds * max(_operand_size(step) - size, 0)
   if name in WINDOWS:
     return size * (math.prod(step.params["window_dimensions"]) - 1)
   if name in WINDOW_PICKS:  # One operand has a value for each window.
@@ -119,16 +123,16 @@ def flops_of(step: Step) -> float:
     return step.arrays[2].size if step.arrays[2] else 1
   if name in RANDOM:
     return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in step.outs) / 4
-  return _special(step)
+  return _special_flops(step)
 
 
-def open_eqns(step: Step) -> list[Any]:
-  """The equations that fold two values into one."""
+def _combining_eqns(step: Step) -> list[Any]:
+  """Returns the equations that combine two elements of a reduction."""
   return step.params["jaxpr"].eqns
 
 
-def _special(step: Step) -> float:
-  n = _in_size(step)
+def _special_flops(step: Step) -> float:
+  n = _operand_size(step)
   if step.name == "sort":
     length = (
       step.arrays[0].shape[step.params["dimension"]] if step.arrays[0] else 1
@@ -141,22 +145,22 @@ def _special(step: Step) -> float:
   return 0.0
 
 
-def _in_size(step: Step) -> int:
+def _operand_size(step: Step) -> int:
   return max((v.size for v in step.arrays if v is not None), default=0)
 
 
-def _dot(step: Step) -> float:
+def _matmul_flops(step: Step) -> float:
   (contracted, _), _ = step.params["dimension_numbers"]
   lhs = step.arrays[0]
   depth = math.prod(lhs.shape[i] for i in contracted) if lhs else 1
   return 2 * step.outs[0].size * depth
 
 
-def _convolution(step: Step) -> float:
-  """2 FLOPs for each product of a value with a weight.
+def _convolution_flops(step: Step) -> float:
+  """Returns 2 FLOPs for each product of an input element with a weight.
 
-  Padding and the zeros that dilation puts between values are not multiplied:
-  the forward pass and both gradients then take exactly the same.
+  Padding, and the zeros that dilation inserts, are not multiplied: the forward
+  pass and both gradients then have exactly equal FLOPs.
   """
   params = step.params
   numbers = params["dimension_numbers"]
@@ -166,7 +170,7 @@ def _convolution(step: Step) -> float:
   channels = rhs.shape[numbers.rhs_spec[1]]  # of one group
   products = out.shape[numbers.out_spec[0]] * out.shape[numbers.out_spec[1]]
   for i, (low, _) in enumerate(params["padding"]):
-    products *= _places(
+    products *= _count_taps(
       out.shape[numbers.out_spec[2 + i]],
       rhs.shape[numbers.rhs_spec[2 + i]],
       lhs.shape[numbers.lhs_spec[2 + i]],
@@ -179,10 +183,10 @@ def _convolution(step: Step) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _places(
+def _count_taps(
   outs: int, taps: int, ins: int, stride: int, low: int, spread: int, step: int
 ) -> int:
-  """Pairs (output, tap) of one dimension that meet a value of the input."""
+  """Counts pairs (output, tap) of one dimension that meet an input element."""
   starts = np.arange(outs) * stride - low
   place = starts[:, None] + np.arange(taps) * step
   inside = (place >= 0) & (place <= (ins - 1) * spread)
