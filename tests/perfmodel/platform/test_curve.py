@@ -28,20 +28,20 @@ SIZES = st.lists(st.floats(1, 1e9), min_size=1, max_size=9, unique=True)
 
 
 @hypothesis.given(SIZES, st.data())
-def test_a_curve_goes_through_its_points_and_never_falls(sizes, data):
+def test_a_curve_passes_through_its_points_and_never_falls(sizes, data):
   sizes = sorted(sizes)
   seconds = sorted(data.draw(st.floats(1e-6, 10)) for _ in sizes)
   hypothesis.assume(all(b / a > 1.001 for a, b in itertools.pairwise(sizes)))
   curve = Curve(sizes=sizes, seconds=seconds, noise=0)
   for size, second in zip(sizes, seconds, strict=True):
     assert curve.seconds_at(size) == pytest.approx(second)
-  places = sorted(data.draw(st.lists(st.floats(0, 1e10), max_size=9)))
-  found = [curve.seconds_at(place) for place in places]
+  queries = sorted(data.draw(st.lists(st.floats(0, 1e10), max_size=9)))
+  found = [curve.seconds_at(query) for query in queries]
   assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
-def test_what_is_smaller_than_measured_is_on_the_line(a, b):
+def test_sizes_below_the_smallest_are_on_the_line(a, b):
   sizes = (1e5, 1e6, 1e7)
   seconds = tuple(a + b * x for x in sizes)
   curve = Curve(sizes=sizes, seconds=seconds, noise=0)
@@ -52,14 +52,14 @@ def test_what_is_smaller_than_measured_is_on_the_line(a, b):
 
 
 @pytest.mark.parametrize(("a", "b"), [(1e-4, 2e-9), (0, 3e-9), (1e-3, 0)])
-def test_the_line_of_points_on_a_line_is_that_line(a, b):
+def test_fit_line_recovers_a_line(a, b):
   sizes = tuple(10.0**i for i in range(3, 9))
   seconds = tuple(a + b * x for x in sizes)
   found = Curve(sizes=sizes, seconds=seconds, noise=0).fit_line()
   assert found == pytest.approx((a, b, 0), rel=1e-6, abs=1e-12)
 
 
-def test_the_line_weighs_small_and_large_alike():
+def test_fit_line_weighs_relative_errors():
   sizes, seconds = (1e3, 1e9), (1e-4, 1.0)
   crooked = Curve(sizes=(1e3, 1e6, 1e9), seconds=(1e-4, 2e-3, 1.0), noise=0)
   straight = Curve(sizes=sizes, seconds=seconds, noise=0).fit_line()
@@ -69,16 +69,16 @@ def test_the_line_weighs_small_and_large_alike():
   assert b == pytest.approx(straight[1], rel=0.4)
 
 
-def test_no_line_has_a_negative_part():
+def test_fit_line_has_no_negative_coefficient():
   steep = Curve(sizes=(1, 2, 4), seconds=(1, 8, 64), noise=0).fit_line()
   assert min(steep) >= 0
 
 
-def test_a_measured_kernel_takes_what_was_measured():
+def test_a_kernel_curve_replaces_one_side_of_the_roofline():
   device = measuring(**{"matmul float32": CURVE, "elementwise": CURVE}).device
   product = Kernel("matmul", "float32", 1e6, 1e3, 2)
   assert kernel_seconds(product, device) == pytest.approx(2e-2)
-  # What it moves is still a bound, and so is what it computes.
+  # The other side of the roofline is still a bound.
   moving = product._replace(bytes=1e10, count=1)
   assert kernel_seconds(moving, device) == pytest.approx(1e10 / 50e9)
   chain = Kernel("elementwise", "float32", 0, 1e3)
@@ -88,7 +88,7 @@ def test_a_measured_kernel_takes_what_was_measured():
   assert kernel_seconds(other, device) == kernel_seconds(other, HOST.device)
 
 
-def test_a_measured_codec_takes_what_was_measured():
+def test_a_codec_curve_replaces_the_trace():
   codec = codecs.sign()
   names = [f"{do} {codec!r}" for do in ("encode", "decode", "add")]
   device = measuring(**dict.fromkeys(names, CURVE)).device
@@ -103,7 +103,7 @@ def test_a_measured_codec_takes_what_was_measured():
   assert encode_seconds(codec, 0, device) == 0
 
 
-def test_a_measured_collective_is_for_its_own_number_of_workers():
+def test_a_collective_curve_holds_for_its_number_of_workers():
   link = dataclasses.replace(
     HOST.axis("data").link, measured={"all_reduce 4": CURVE}
   )
@@ -118,15 +118,15 @@ def test_a_measured_collective_is_for_its_own_number_of_workers():
   )
 
 
-def test_what_no_measurement_covers_is_listed():
+def test_kernels_and_collectives_without_a_curve_are_listed():
   x = jax.ShapeDtypeStruct((64, 64), "float32")
-  work = perfmodel.predict_cost(lambda x: (x @ x + 1).sum(), x)
+  cost = perfmodel.predict_cost(lambda x: (x @ x + 1).sum(), x)
   platform = measuring(**{"matmul float32": CURVE})
-  missing = perfmodel.uncalibrated(platform, work)
+  missing = perfmodel.uncalibrated(platform, cost)
   assert set(missing) == {"reduction"}  # the sum, with what is fused into it
   large = jax.ShapeDtypeStruct((1024, 1024), "float32")
-  work = perfmodel.predict_cost(lambda x: x @ x, large)
-  assert perfmodel.uncalibrated(platform, work) == {
+  cost = perfmodel.predict_cost(lambda x: x @ x, large)
+  assert perfmodel.uncalibrated(platform, cost) == {
     "matmul float32": (2 * 1024**3, 2 * 1024**3)
   }
   move = Move("all_reduce", ("data",), 8, "float32", 10**4, 1)
@@ -136,7 +136,7 @@ def test_what_no_measurement_covers_is_listed():
   }
 
 
-def test_measurements_are_kept_in_json(tmp_path):
+def test_curves_survive_json(tmp_path):
   codec = codecs.uniform(bits=8)
   (axis,) = HOST.axes
   link = dataclasses.replace(axis.link, measured={"all_reduce 4": CURVE})
@@ -158,7 +158,7 @@ def test_measurements_are_kept_in_json(tmp_path):
     ({"noise": -1.0}, r"`noise` must be a number in \[0, inf"),
   ],
 )
-def test_a_curve_that_is_none_is_refused(changes, match):
+def test_an_invalid_curve_is_refused(changes, match):
   with pytest.raises(ValueError, match=match):
     dataclasses.replace(CURVE, **changes)
 

@@ -25,7 +25,7 @@ DEVICE = perfmodel.builtin_platform("ethernet_1gbit").device
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_platform_comes_back_from_json(name, tmp_path):
+def test_a_platform_survives_json(name, tmp_path):
   platform = perfmodel.builtin_platform(name)
   assert platform.name == name
   path = tmp_path / "platform.json"
@@ -34,9 +34,9 @@ def test_a_platform_comes_back_from_json(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
+def test_every_figure_of_a_builtin_platform_has_a_source(name):
   platform = perfmodel.builtin_platform(name)
-  # What follows from the others, or is a choice, is no figure.
+  # Fields with a default are options or measurements, not figures.
   choices = (
     ".call_s",
     ".full_duplex",
@@ -49,7 +49,7 @@ def test_every_figure_of_a_shipped_platform_says_where_it_is_from(name):
   assert all(platform.sources.values())
 
 
-def test_the_host_of_two_cores_was_measured():
+def test_cpu2_was_measured_with_curves_of_all_exchanges():
   platform = perfmodel.builtin_platform("cpu2")
   assert platform.name == "cpu2"
   for path, source in platform.sources.items():
@@ -64,12 +64,12 @@ def test_the_host_of_two_cores_was_measured():
   assert {"all_reduce 2", "all_gather 2"} <= set(link.measured)
 
 
-def test_an_unknown_platform_is_refused_with_the_names_there_are():
+def test_an_unknown_platform_is_refused_with_all_names():
   with pytest.raises(ValueError, match=r"`name` must be one of 'h200_node'"):
     perfmodel.builtin_platform("tpu")
 
 
-def test_bits_and_bytes_are_eight_apart():
+def test_a_byte_has_eight_bits():
   assert gbit_per_s(8) == gbyte_per_s(1)
   assert LINK.transfer_seconds(1.25e9) == pytest.approx(1 + 1e-5)
 
@@ -83,7 +83,7 @@ def test_a_rate_without_a_unit_is_refused(rate):
 
 
 @pytest.mark.parametrize("rate", [gbit_per_s(1e9), gbit_per_s(1e-6)])
-def test_a_link_faster_or_slower_than_any_is_refused(rate):
+def test_a_rate_out_of_range_is_refused(rate):
   with pytest.raises(
     ValueError, match="`rate` must be between.*are these bits"
   ):
@@ -126,7 +126,7 @@ def test_a_figure_in_another_unit_is_refused(field, value, hint):
     ("efficiency", {"all_gather": 0}),
   ],
 )
-def test_a_link_has_figures_that_links_have(field, value):
+def test_a_link_refuses_figures_out_of_range(field, value):
   with pytest.raises((ValueError, TypeError), match=f"`{field}"):
     dataclasses.replace(LINK, **{field: value})
 
@@ -136,7 +136,7 @@ def plain():
 
 
 def paths(tree, path=()):
-  """The paths of all fields that a file has to have."""
+  """Yields the paths of all fields that a file must have."""
   optional = {
     "call_s",
     "full_duplex",
@@ -167,7 +167,7 @@ def test_a_missing_figure_is_named(path):
     perfmodel.platform_from_dict(tree)
 
 
-def test_what_a_file_gets_wrong_is_named_by_its_path(tmp_path):
+def test_an_error_in_a_file_has_its_path(tmp_path):
   tree = plain()
   tree["axes"][1]["link"]["rate"]["bytes_per_s"] = -1
   with pytest.raises(ValueError, match=r"`axes\[1\].link.rate` is not valid"):
@@ -196,7 +196,7 @@ def test_axes_are_resized_by_name():
     dataclasses.replace(cluster, axes=cluster.axes[:1] * 2)
 
 
-def test_a_source_is_of_a_figure_that_is_there():
+def test_a_source_of_an_unknown_figure_is_refused():
   with pytest.raises(ValueError, match=r"sources\['axes.data.rate'\]"):
     dataclasses.replace(
       perfmodel.builtin_platform("h100_node"), sources={"axes.data.rate": "me"}

@@ -38,25 +38,25 @@ def test_one_worker_has_no_communication(op, algorithm):
 @pytest.mark.parametrize("workers", [1, 2, 8, 1024])
 @pytest.mark.parametrize(("op", "algorithm"), ON_THE_WIRE)
 def test_bytes_are_those_of_the_ledger(op, algorithm, workers):
-  said = collective_traffic(op, 12_345, workers, algorithm=algorithm)
+  predicted = collective_traffic(op, 12_345, workers, algorithm=algorithm)
   move = Move(op, ("data",), workers, "uint8", 12_345, 1)
-  assert said.wire_bytes == move.wire_bytes
+  assert predicted.wire_bytes == move.wire_bytes
 
 
 def simulate_ring_all_reduce(chunk_bytes, workers, link):
-  """Every message by itself: when it leaves, and when it is there."""
-  there = [0.0] * workers  # when a worker may send its next chunk
+  """Returns when the last message of a ring arrives, one message at a time."""
+  arrived = [0.0] * workers  # when a worker may send its next chunk
   free = [0.0] * workers  # when its link is free
   for _ in range(2 * (workers - 1)):
-    begin = [max(a, b) for a, b in zip(there, free, strict=True)]
+    begin = [max(a, b) for a, b in zip(arrived, free, strict=True)]
     busy = chunk_bytes / link.rate.bytes_per_s
     free = [t + busy for t in begin]
-    there = [begin[w - 1] + busy + link.latency_s for w in range(workers)]
-  return max(there)
+    arrived = [begin[w - 1] + busy + link.latency_s for w in range(workers)]
+  return max(arrived)
 
 
 def simulate_doubling(nbytes, workers, link, halve):
-  """Exchanges with partners 1, 2, 4... away; what is sent halves or doubles."""
+  """Returns the seconds of exchanges with partners 1, 2, 4... away."""
   clock, distance = 0.0, 1
   while distance < workers:
     part = nbytes / (2 * distance) if halve else nbytes * distance
@@ -66,38 +66,42 @@ def simulate_doubling(nbytes, workers, link, halve):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 13])
-def test_rings_take_what_their_messages_take(workers):
+def test_a_ring_takes_the_seconds_of_its_simulated_messages(workers):
   simulated = simulate_ring_all_reduce(1e6 / workers, workers, LINK)
   simulated = simulated if workers > 1 else 0
-  said = collective_seconds("all_reduce", 1e6, workers, LINK)
-  assert said == pytest.approx(simulated)
+  predicted = collective_seconds("all_reduce", 1e6, workers, LINK)
+  assert predicted == pytest.approx(simulated)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8, 64])
-def test_halving_and_doubling_take_what_their_messages_take(workers):
+def test_halving_doubling_takes_the_seconds_of_its_simulated_messages(workers):
   scatter = simulate_doubling(1e6, workers, LINK, True)
   gather = simulate_doubling(1e6 / workers, workers, LINK, False)
-  how = {"algorithm": "halving_doubling"}
-  said = collective_seconds("reduce_scatter", 1e6, workers, LINK, **how)
-  assert said == pytest.approx(scatter)
-  said = collective_seconds("all_gather", 1e6 / workers, workers, LINK, **how)
-  assert said == pytest.approx(gather)
-  said = collective_seconds("all_reduce", 1e6, workers, LINK, **how)
-  assert said == pytest.approx(scatter + gather)
+  options = {"algorithm": "halving_doubling"}
+  predicted = collective_seconds(
+    "reduce_scatter", 1e6, workers, LINK, **options
+  )
+  assert predicted == pytest.approx(scatter)
+  predicted = collective_seconds(
+    "all_gather", 1e6 / workers, workers, LINK, **options
+  )
+  assert predicted == pytest.approx(gather)
+  predicted = collective_seconds("all_reduce", 1e6, workers, LINK, **options)
+  assert predicted == pytest.approx(scatter + gather)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 9])
-def test_trees_take_what_their_messages_take(workers):
-  # Who has the value sends it on, to one other worker a round.
+def test_a_tree_takes_the_seconds_of_its_simulated_messages(workers):
+  # In each round, every worker that has the data sends it to one other.
   clock, have = 0.0, 1
   while have < workers:
     clock += LINK.transfer_seconds(1e6)
     have *= 2
-  how = {"algorithm": "tree"}
-  said = collective_seconds("broadcast", 1e6, workers, LINK, **how)
-  assert said == pytest.approx(clock)
-  said = collective_seconds("all_reduce", 1e6, workers, LINK, **how)
-  assert said == pytest.approx(2 * clock)
+  options = {"algorithm": "tree"}
+  predicted = collective_seconds("broadcast", 1e6, workers, LINK, **options)
+  assert predicted == pytest.approx(clock)
+  predicted = collective_seconds("all_reduce", 1e6, workers, LINK, **options)
+  assert predicted == pytest.approx(2 * clock)
 
 
 POSITIVE = st.floats(1.0, 1e9)
@@ -114,7 +118,7 @@ POSITIVE = st.floats(1.0, 1e9)
     ("bytes", "workers", "latency", "rate", "shared", "duplex", "efficiency")
   ),
 )
-def test_nothing_gets_faster_by_being_worse(
+def test_no_collective_gets_faster_on_a_worse_link(
   which, nbytes, doublings, latency, rate, more, parameter
 ):
   op, algorithm = which
@@ -145,7 +149,7 @@ def test_a_ring_and_a_tree_grow_with_every_worker(op, algorithm):
   assert times == sorted(times)
 
 
-def test_a_half_duplex_link_halves_what_goes_both_ways_and_no_tree():
+def test_half_duplex_halves_the_rate_of_two_way_algorithms_only():
   half = dataclasses.replace(LINK, full_duplex=False, latency_s=0)
   full = dataclasses.replace(LINK, latency_s=0)
   for op, algorithm in EVERY:
@@ -155,7 +159,7 @@ def test_a_half_duplex_link_halves_what_goes_both_ways_and_no_tree():
     assert ratio == (1 if algorithm == "tree" else 2)
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
   with pytest.raises(ValueError, match=r"power of two .*, got 6"):
     collective_traffic("all_reduce", 1, 6, algorithm="halving_doubling")
   with pytest.raises(
@@ -175,29 +179,29 @@ def test_what_cannot_be_is_refused():
 CLUSTER = perfmodel.builtin_platform("h100_cluster").resize(host=4, device=8)
 
 
-def test_a_ledger_takes_what_its_moves_take():
+def test_a_ledger_takes_the_seconds_of_its_moves():
   move = Move("all_gather", ("host",), 4, "uint32", 10**6, 3)
   link = CLUSTER.axis("host").link
   one = collective_seconds("all_gather", 10**6, 4, link)
   both = Ledger((move, Move("all_reduce", ("device",), 8, "f", 0, 1)))
   latency = 14 * CLUSTER.axis("device").link.latency_s
-  said = perfmodel.ledger_seconds(both, CLUSTER)
-  assert said == pytest.approx(3 * one + latency)
+  predicted = perfmodel.ledger_seconds(both, CLUSTER)
+  assert predicted == pytest.approx(3 * one + latency)
 
 
-def test_a_move_over_two_axes_goes_over_the_slower_link():
+def test_a_move_over_two_axes_takes_the_seconds_of_the_slower_link():
   joint = Ledger((Move("all_reduce", ("host", "device"), 32, "f", 10**9, 1),))
   host = CLUSTER.axis("host").link
-  said = perfmodel.ledger_seconds(joint, CLUSTER)
-  assert said == collective_seconds("all_reduce", 10**9, 32, host)
+  predicted = perfmodel.ledger_seconds(joint, CLUSTER)
+  assert predicted == collective_seconds("all_reduce", 10**9, 32, host)
   alone = CLUSTER.resize(host=1)
   joint = Ledger((Move("all_reduce", ("host", "device"), 8, "f", 10**9, 1),))
   device = CLUSTER.axis("device").link
-  said = perfmodel.ledger_seconds(joint, alone)
-  assert said == collective_seconds("all_reduce", 10**9, 8, device)
+  predicted = perfmodel.ledger_seconds(joint, alone)
+  assert predicted == collective_seconds("all_reduce", 10**9, 8, device)
 
 
-def test_on_a_ring_one_worker_of_a_host_uses_the_link_they_share():
+def test_a_ring_over_two_axes_uses_a_shared_link_once():
   host, device = CLUSTER.axes
   shared = dataclasses.replace(host.link, shared_by=8)
   crowded = dataclasses.replace(
@@ -218,13 +222,13 @@ def test_a_ledger_of_another_mesh_is_refused():
 
 
 @pytest.mark.parametrize("sizes", [(4, 8), (1, 8), (4, 1), (1, 1)])
-def test_one_axis_after_the_other_sends_a_part_over_the_outer_one(sizes):
+def test_a_hierarchical_all_reduce_sends_a_part_over_the_outer_axis(sizes):
   host, device = sizes
   axes = CLUSTER.resize(host=host, device=device).axes
   ledger = perfmodel.hierarchical_all_reduce_ledger(8 * 10**6, axes)
   per_axis = ledger.per_axis()
   local = 2 * (device - 1) / device * 8e6 if device > 1 else 0
-  # The gather is of parts: (L - 1) P / L.
+  # The all-gather is of parts: (L - 1) P / L.
   assert per_axis[("device",)] == pytest.approx(local)
   between = 2 * (host - 1) / host * 8e6 / device
   assert per_axis[("host",)] == pytest.approx(between)

@@ -11,7 +11,7 @@ MESSAGES = st.lists(st.builds(Message, *[SECONDS] * 4), max_size=8)
 
 
 def simulate(messages):
-  """Tasks that wait for others and for their resource, event by event.
+  """Returns when the last of tasks ends that wait for others and a resource.
 
   Each resource works on one task at a time, in the order of the list.
   """
@@ -40,12 +40,12 @@ def simulate(messages):
 
 
 @hypothesis.given(MESSAGES)
-def test_the_recurrence_is_what_an_event_simulation_gives(messages):
+def test_the_recurrence_equals_an_event_simulation(messages):
   assert overlapped_seconds(messages) == pytest.approx(simulate(messages))
 
 
 @hypothesis.given(MESSAGES)
-def test_overlapping_is_never_slower_and_never_faster_than_either(messages):
+def test_overlap_is_between_the_longer_resource_and_their_sum(messages):
   overlapped = overlapped_seconds(messages)
   assert overlapped <= blocking_seconds(messages) * (1 + 1e-12)
   device = sum(m.compute_s + m.encode_s + m.decode_s for m in messages)
@@ -54,7 +54,7 @@ def test_overlapping_is_never_slower_and_never_faster_than_either(messages):
 
 
 @hypothesis.given(MESSAGES, st.data(), st.floats(0, 5))
-def test_no_step_gets_faster_by_a_slower_part(messages, data, more):
+def test_a_longer_phase_never_makes_a_step_shorter(messages, data, more):
   hypothesis.assume(messages)
   i = data.draw(st.integers(0, len(messages) - 1))
   field = data.draw(st.sampled_from(Message._fields))
@@ -64,7 +64,7 @@ def test_no_step_gets_faster_by_a_slower_part(messages, data, more):
     assert seconds(slower) >= seconds(messages) * (1 - 1e-12)
 
 
-def test_encoding_delays_what_comes_after():
+def test_encoding_delays_later_gradients():
   def end(encode):
     return overlapped_seconds([Message(1, encode, 0, 0), Message(1, 0, 5, 0)])
 

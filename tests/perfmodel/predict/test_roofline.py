@@ -34,7 +34,7 @@ def loss(w, x):
 STEP = predict_cost(jax.value_and_grad(loss), X, X)
 
 
-def test_a_kernel_takes_the_slower_of_arithmetic_and_memory():
+def test_a_kernel_takes_the_longer_of_its_flops_and_bytes():
   compute = Kernel("matmul", "float32", 1e12, 1e3)
   assert kernel_seconds(compute, DEVICE) == pytest.approx(1 + 1e-6)
   assert kernel_seconds(
@@ -52,7 +52,7 @@ def test_a_dtype_without_a_rate_is_named():
     predict_seconds(half, DEVICE)
 
 
-def test_a_cost_takes_what_its_kernels_take():
+def test_a_cost_takes_the_seconds_of_its_kernels():
   each = [kernel_seconds(k, DEVICE) for k in STEP.kernels]
   assert predict_seconds(STEP, DEVICE) == pytest.approx(sum(each))
   ready = predict_ready_seconds(STEP, DEVICE)
@@ -66,7 +66,7 @@ def test_a_cost_takes_what_its_kernels_take():
   ),
   worse=st.floats(1, 1e3),
 )
-def test_no_device_gets_faster_by_being_worse(field, worse):
+def test_no_cost_gets_faster_on_a_worse_device(field, worse):
   value = {
     "matmul_flops_per_s": {"float32": 1e12 / worse},
     "vector_flops_per_s": 1e11 / worse,

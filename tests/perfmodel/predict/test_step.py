@@ -36,7 +36,7 @@ def loss(params, x, y):
   return jnp.mean((x - y) ** 2)
 
 
-OWN = trace_step(loss, PARAMS, BATCH, optimizer=optax.adam(1e-3))
+STEP_COST = trace_step(loss, PARAMS, BATCH, optimizer=optax.adam(1e-3))
 CLUSTER = perfmodel.builtin_platform("ethernet_1gbit").resize(data=4)
 CODECS = {
   "fp32": None,
@@ -52,22 +52,22 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first():
   place = {
     path: n
     for (path, _), n in zip(
-      jax.tree.leaves_with_path(PARAMS), OWN.written, strict=True
+      jax.tree.leaves_with_path(PARAMS), STEP_COST.written, strict=True
     )
   }
   layers = [
     max(n for path, n in place.items() if path[0].idx == i) for i in range(3)
   ]
   assert layers == sorted(layers, reverse=True)
-  assert max(OWN.written) <= len(OWN.gradient.kernels)
+  assert max(STEP_COST.written) <= len(STEP_COST.gradient.kernels)
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
+@pytest.mark.parametrize("bucket_bytes", [None, 1 << 19])
 def test_one_worker_has_no_communication(name, bucket_bytes):
   alone = CLUSTER.resize(data=1)
   step = predict_step(
-    OWN, alone, "data", CODECS[name], bucket_bytes=bucket_bytes
+    STEP_COST, alone, "data", CODECS[name], bucket_bytes=bucket_bytes
   )
   assert step.wire_bytes == 0
   if name == "fp32":
@@ -80,7 +80,7 @@ def test_one_worker_has_no_communication(name, bucket_bytes):
 def test_a_step_is_between_its_bounds(name, bucket_bytes):
   def step(overlap):
     return predict_step(
-      OWN,
+      STEP_COST,
       CLUSTER,
       "data",
       CODECS[name],
@@ -102,7 +102,7 @@ def test_a_step_is_between_its_bounds(name, bucket_bytes):
     overlapped.link_s, sum(parts) - overlapped.link_s
   ) * (1 - 1e-12)
   if bucket_bytes is None:
-    # The last gradient may be there before the last kernel (the loss) ends.
+    # The last gradient may be ready before the last kernel (the loss) ends.
     assert overlapped.total_s == pytest.approx(blocking.total_s, rel=0.01)
 
 
@@ -114,7 +114,8 @@ def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
     ),
   )
   one, many = (
-    predict_step(OWN, slow, "data", bucket_bytes=n) for n in (None, 1 << 18)
+    predict_step(STEP_COST, slow, "data", bucket_bytes=n)
+    for n in (None, 1 << 18)
   )
   assert many.wire_bytes == one.wire_bytes
   assert many.total_s < one.total_s
@@ -124,37 +125,37 @@ def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
 
 def test_rules_see_the_paths_of_every_bucket():
   whole, cut = (
-    predict_step(OWN, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
+    predict_step(STEP_COST, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
     for n in (None, 1)
   )
   assert cut.wire_bytes == whole.wire_bytes
 
 
-def test_memory_counts_the_optimiser_and_the_codecs_memory():
-  values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
-  assert OWN.state_bytes == 2 * 4 * values + 4
-  plain = predict_step(OWN, CLUSTER, "data").memory_bytes
+def test_memory_includes_optimizer_and_codec_state():
+  size = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+  assert STEP_COST.state_bytes == 2 * 4 * size + 4
+  plain = predict_step(STEP_COST, CLUSTER, "data").memory_bytes
   kept = predict_step(
-    OWN, CLUSTER, "data", codecs.feedback(codecs.uniform(bits=8))
+    STEP_COST, CLUSTER, "data", codecs.feedback(codecs.uniform(bits=8))
   ).memory_bytes
   lossy = predict_step(
-    OWN, CLUSTER, "data", codecs.uniform(bits=8)
+    STEP_COST, CLUSTER, "data", codecs.uniform(bits=8)
   ).memory_bytes
-  # Parameters, gradients, two moments and what the exchange sums.
-  assert plain > 5 * 4 * values
-  # Two phases remember every row, and the row of the mean.
-  assert kept - lossy > 4 * values * 5 / 4
+  # Parameters, gradients, two moments and the payload that is summed.
+  assert plain > 5 * 4 * size
+  # Two phases keep error memory of every row, and of the row of the mean.
+  assert kept - lossy > 4 * size * 5 / 4
 
 
-def test_an_optimiser_costs_what_its_arrays_weigh():
+def test_an_update_moves_the_bytes_of_the_optimizer_state():
   sgd = trace_step(loss, PARAMS, BATCH)
   assert sgd.state_bytes == 0
-  values = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
-  assert sgd.update.bytes == 3 * 4 * values
-  assert OWN.update.bytes > 3 * sgd.update.bytes
+  size = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+  assert sgd.update.bytes == 3 * 4 * size
+  assert STEP_COST.update.bytes > 3 * sgd.update.bytes
 
 
-WORSE = {
+DEGRADE = {
   "workers": lambda p, by: p.resize(data=4 * (1 + int(by))),
   "latency": lambda p, by: on_link(p, latency_s=5e-5 * by),
   "rate": lambda p, by: on_link(p, rate=gbit_per_s(1 / by)),
@@ -185,16 +186,16 @@ def on_device(platform, **changes):
 
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(
-  worse=st.sampled_from(sorted(WORSE)),
+  worse=st.sampled_from(sorted(DEGRADE)),
   by=st.floats(1, 100),
   name=st.sampled_from(["fp32", "int8"]),
   overlap=st.booleans(),
 )
 def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
   def total(platform):
-    # One method for all numbers of workers: choosing may well pay.
+    # One method for all numbers of workers: a free choice may be faster.
     return predict_step(
-      OWN,
+      STEP_COST,
       platform,
       "data",
       CODECS[name],
@@ -203,27 +204,29 @@ def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
       method="two_phase",
     ).total_s
 
-  assert total(WORSE[worse](CLUSTER, by)) >= total(CLUSTER) * (1 - 1e-12)
+  assert total(DEGRADE[worse](CLUSTER, by)) >= total(CLUSTER) * (1 - 1e-12)
 
 
-def test_a_call_is_paid_once_a_step():
+def test_the_call_counts_once_a_step():
   called = on_device(CLUSTER, call_s=1e-3)
-  before, after = (predict_step(OWN, p, "data") for p in (CLUSTER, called))
+  before, after = (
+    predict_step(STEP_COST, p, "data") for p in (CLUSTER, called)
+  )
   assert after.total_s == pytest.approx(before.total_s + 1e-3)
   assert after.exposed_s == pytest.approx(before.exposed_s)
 
 
 @pytest.mark.parametrize("name", list(CODECS))
-def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
+def test_a_measured_base_step_scales_all_but_the_exchange(name):
   called = on_device(CLUSTER, call_s=1e-3)
   one = called.resize(data=1)
   assert predict_step(
-    OWN, one, "data", base_step_s=0.5
+    STEP_COST, one, "data", base_step_s=0.5
   ).total_s == pytest.approx(0.5)
   codec = CODECS[name]
-  plain = predict_step(OWN, called, "data", codec, overlap=False)
+  plain = predict_step(STEP_COST, called, "data", codec, overlap=False)
   found = predict_step(
-    OWN, called, "data", codec, overlap=False, base_step_s=0.5
+    STEP_COST, called, "data", codec, overlap=False, base_step_s=0.5
   )
   base_step_s = plain.compute_s + plain.update_s + plain.call_s
   assert found.total_s == pytest.approx(plain.total_s - base_step_s + 0.5)
@@ -232,9 +235,9 @@ def test_a_measured_step_takes_what_was_measured_and_its_exchange(name):
     assert getattr(found, part) == pytest.approx(
       getattr(plain, part) * 0.5 / base_step_s
     )
-  same = predict_step(OWN, called, "data", codec, base_step_s=base_step_s)
+  same = predict_step(STEP_COST, called, "data", codec, base_step_s=base_step_s)
   assert same.total_s == pytest.approx(
-    predict_step(OWN, called, "data", codec).total_s
+    predict_step(STEP_COST, called, "data", codec).total_s
   )
 
 
@@ -251,11 +254,11 @@ def test_more_examples_take_longer():
   assert times == sorted(times)
 
 
-def test_hosts_of_several_devices_send_a_part_between_them():
+def test_a_local_axis_reduces_the_bytes_between_hosts():
   cluster = perfmodel.builtin_platform("h100_cluster").resize(host=4, device=8)
-  flat = predict_step(OWN, cluster, "host", codecs.sign())
+  flat = predict_step(STEP_COST, cluster, "host", codecs.sign())
   hierarchical = predict_step(
-    OWN, cluster, "host", codecs.sign(), local_axis="device"
+    STEP_COST, cluster, "host", codecs.sign(), local_axis="device"
   )
   ledger = perfmodel.exchange_ledger(
     PARAMS,
@@ -267,11 +270,11 @@ def test_hosts_of_several_devices_send_a_part_between_them():
   assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
   with pytest.raises(ValueError, match="`bucket_bytes` must be"):
-    predict_step(OWN, CLUSTER, "data", bucket_bytes=0)
+    predict_step(STEP_COST, CLUSTER, "data", bucket_bytes=0)
   with pytest.raises(ValueError, match=r"`base_step_s` must be .* in \(0, inf"):
-    predict_step(OWN, CLUSTER, "data", base_step_s=-1.0)
+    predict_step(STEP_COST, CLUSTER, "data", base_step_s=-1.0)
   with pytest.raises(TypeError, match="`batch` must be a tuple .* got list"):
     trace_step(loss, PARAMS, list(BATCH))
   with pytest.raises(ValueError, match="`while_trips` must give"):
