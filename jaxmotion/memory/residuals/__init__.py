@@ -1,4 +1,4 @@
-"""What a function keeps for its backward pass: chosen, encoded, placed."""
+"""Residuals: what a function saves for its backward pass, and in what form."""
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.memory.residuals._api import (

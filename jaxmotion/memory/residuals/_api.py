@@ -1,15 +1,14 @@
-"""Functions that keep little for their backward pass."""
+"""Public functions `compress_residuals` and `residuals_of`."""
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxmotion.core import PyTree, check_choice
+from jaxmotion.core import PathRules, PyTree, check_choice
 from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import (
   Action,
@@ -29,52 +28,62 @@ def compress_residuals(
   recompute: str = "cheap",
   count_overflows: bool = False,
 ) -> Callable[..., PyTree]:
-  """Returns a function whose backward pass needs less memory.
+  """Returns a function that saves fewer bytes for its backward pass.
 
-  Values are those of `fn`, bit for bit. What its backward pass needs is chosen
-  by a minimum cut of the traced function and its backward pass: of all sets of
-  values from which the rest can be computed without repeating what is costly
-  (products, convolutions, reductions, loops, random bits), the one that weighs
-  least as it is kept. Each of them is encoded after its last use in the forward
-  pass and decoded when the backward pass first needs it; barriers hold the
-  compiler to that. Bodies of `lax.scan` are treated likewise, and a maximum
-  over windows keeps places of 1 to 8 bits instead of its operand.
+  Its result is that of `fn`, bit for bit. Which residuals are saved is chosen
+  by a minimum cut of the function traced together with its backward pass: of
+  all sets from which the backward pass follows without repeating an expensive
+  operation (matmul, convolution, reduction, loop, random bits), the one with
+  the fewest encoded bytes. Each residual is encoded after its last use in the
+  forward pass and decoded when the backward pass first needs it; barriers hold
+  the compiler to that order. Bodies of `lax.scan` are treated the same way.
+  Max pooling saves the argmax of each window, in 1 to 8 bits, instead of its
+  operand.
 
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
-  bit but for what XLA adds up in another order when it fuses otherwise. With
-  one that rounds, masks and other results of comparisons are kept, as bits,
-  rather than made of nothing but rounded values.
+  bit except where XLA fuses differently and so adds in another order. With a
+  codec that rounds, masks and other results of comparisons are saved as bits
+  where they would otherwise be recomputed from rounded values alone.
 
-  Best put around a block of several layers, or around a whole loss. Arguments
-  but `params` are kept: of a loop, wrap what it calls or what holds it; with
-  `offload` the latter, for then the words of a turn travel during others.
+  Wrap a block of several layers, or the whole loss. Arguments other than
+  `params` may be saved. To offload from a loop, wrap what holds the loop
+  rather than its body: the buffers of one iteration then travel while other
+  iterations compute.
 
   Args:
-    fn: any function of arrays that is differentiated once, in reverse. Keyword
-      arguments are passed on and not differentiated.
-    codec: what residuals are kept as. A codec: dense and sparse floats of 2048
-      values or more are encoded by it, where that is smaller (`zero_value`:
-      sparse ones alone; exact, since a residual without room is computed
-      again). `offload(codec)`: they go to the host. `recompute()`: computed
-      again. Pairs of a regular expression and one of these: the first that is
-      found in a residual's name; see `residuals_of`. A function of a
-      `Residual` that returns one of these. None: as they are, booleans as bits.
-    params: positions of arguments that are there anyway, such as parameters:
-      they are not kept. So is what `fn` closes over.
-    recompute: "cheap", or "all": what weighs least is kept of what all else can
-      be computed from, mostly the arguments, as `jax.checkpoint` does.
-    count_overflows: whether to return `(result, overflows)`, overflows being
-      how many residuals in zero-value coding had no room, int32[]; 0 where
+    fn: function of arrays that is differentiated once, in reverse mode.
+      Keyword arguments are passed on and not differentiated.
+    codec: how residuals are saved. One of:
+
+      * None: exactly, with masks as bits.
+      * A codec: encodes dense and sparse floats of 2048 elements or more where
+        that makes them smaller; others are saved exactly. `zero_value`
+        encodes sparse floats alone, and exactly: a residual whose nonzeros
+        exceed the capacity is recomputed.
+      * `offload(codec)`: encoded likewise, and saved in host memory.
+      * `recompute()`: not saved but recomputed.
+      * Pairs of a regular expression and one of these: the first pattern that
+        is found in a residual's name decides; see `residuals_of`.
+      * A function of a `Residual` that returns one of these.
+    params: positions of arguments that stay in memory for the whole step
+      anyway (the parameters). They are never saved as residuals; neither are
+      arrays that `fn` closes over.
+    recompute: "cheap" recomputes cheap operations only. "all" saves the fewest
+      bytes from which everything else can be recomputed, mostly the arguments,
+      as `jax.checkpoint` does.
+    count_overflows: whether to return `(result, overflows)`, the second being
+      the number of residuals that exceeded their capacity, int32[]; 0 where
       nothing is differentiated.
 
   Returns:
     A function with the arguments of `fn`. Forward-mode differentiation of it
-    is a TypeError of JAX, second derivatives a NotImplementedError.
+    is a TypeError of JAX, second derivatives are a NotImplementedError.
 
   Raises:
-    TypeError: `codec` is none of these, or not for an array it was chosen for.
-    ValueError: `fn` has side effects, `params` are no positions, a rule matches
-      no residual, or a codec remembers something between arrays.
+    TypeError: `codec` is none of these, or does not take an array that it was
+      chosen for.
+    ValueError: `fn` has side effects, `params` are not positions of arguments,
+      a rule matches no residual, or a codec has state.
 
   Example:
     >>> import jax.numpy as jnp
@@ -82,10 +91,12 @@ def compress_residuals(
     >>> def loss(w, x):
     ...   return jnp.sum(jnp.tanh(x @ w) ** 2)
     >>> w, x = jnp.eye(64), jnp.ones((64, 64))
-    >>> packed = compress_residuals(loss, codecs.uniform(bits=8))
-    >>> exact, near = jax.grad(loss)(w, x), jax.grad(packed)(w, x)
-    >>> bool(packed(w, x) == loss(w, x)), bool(jnp.allclose(exact, near, 0.02))
-    (True, True)
+    >>> compressed = compress_residuals(loss, codecs.uniform(bits=8))
+    >>> bool(compressed(w, x) == loss(w, x))
+    True
+    >>> exact, rounded = jax.grad(loss)(w, x), jax.grad(compressed)(w, x)
+    >>> bool(jnp.allclose(exact, rounded, 0.02))
+    True
 
   References:
     Jin et al., *Layrub: layer-centric GPU memory reuse and data migration in
@@ -114,24 +125,25 @@ def residuals_of(
   params: int | Sequence[int] = 0,
   recompute: str = "cheap",
 ) -> list[Residual]:
-  """Lists what a function keeps for its backward pass.
+  """Lists the residuals that a compressed function would save.
 
-  Nothing is computed: arguments may be shapes.
+  Nothing is computed: the arguments may be shapes.
 
   Args:
-    fn: as for `compress_residuals`.
-    *args: its arguments.
-    codec: as for `compress_residuals`.
-    params: as for `compress_residuals`.
-    recompute: as for `compress_residuals`.
+    fn: function of arrays, as `compress_residuals` takes.
+    *args: arguments of the function, arrays or shapes.
+    codec: how residuals are saved, in any form that `compress_residuals` takes.
+    params: positions of arguments that stay in memory anyway.
+    recompute: "cheap" or "all"; see `compress_residuals`.
 
   Returns:
-    A `Residual` for each array: its name, what it weighs (`nbytes`), what is
-    kept of it weighs (`encoded_bytes`) and how often there is one (`repeats`).
-    A name is "kind/label". Kinds are "mask" (booleans), "integer", "sparse"
-    (floats that a rectifier made, or what keeps its zeros), "dense" and
-    "other". Labels are those of `checkpoint_name`, paths of arguments, or the
-    primitive and its number; in loops they start with "scan_0/".
+    A `Residual` for each array: its name, its bytes (`nbytes`), the bytes of
+    its encoded buffers (`encoded_bytes`) and how often it is saved
+    (`repeats`). A name is "kind/label". Kinds are "mask" (booleans),
+    "integer", "sparse" (floats that ReLU made, or an operation that preserves
+    its zeros), "dense" (other floats) and "other". Labels are those of
+    `checkpoint_name`, paths of arguments, or the primitive and its number; in
+    loops they start with "scan_0/".
 
   Example:
     >>> import jax.numpy as jnp
@@ -144,24 +156,17 @@ def residuals_of(
   found: list[Residual] = []
 
   def trace(*args: PyTree) -> None:
-    traced = TracedFunction(
-      fn, args, params, Options(make_choice(codec), recompute)
-    )
-    found.extend(traced.residuals())
+    options = Options(make_choice(codec), recompute)
+    traced = TracedFunction(fn, args, params, options)
+    found.extend(traced.saved_residuals())
 
   jax.eval_shape(trace, *args)
   return found
 
 
 def _check_rules(codec: Any, traced: TracedFunction) -> None:
-  if not isinstance(codec, list | tuple):
-    return
-  kept = [r.name for r in traced.residuals()]
-  again = traced.computed_again()
-  for pattern, _ in codec:
-    if not any(re.search(pattern, name) for name in kept + again):
-      listed = ", ".join(map(repr, kept))
-      raise ValueError(
-        f"`codec` must have rules that match a residual each, got {pattern!r}, "
-        f"which matches none of {listed or 'no residuals'}."
-      )
+  """Raises if a rule matches no residual, whether saved or recomputed."""
+  if isinstance(codec, list | tuple):
+    saved = [r.name for r in traced.saved_residuals()]
+    rules = PathRules(codec, "codec", "codec or action")
+    rules.require_use(saved + traced.recompute_names(), "residual")

@@ -1,4 +1,4 @@
-"""How much room sparse residuals need."""
+"""Calibration of zero-value coding: capacities from measured nonzeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 
 from jaxmotion.codecs import zero_value
-from jaxmotion.core import Array, PyTree
+from jaxmotion.core import Array, PyTree, check_number
 from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import Action, Options, make_choice
 
@@ -18,26 +18,28 @@ def calibrate_zero_value(
   batches: Iterable[Sequence[PyTree]],
   *,
   params: int | Sequence[int] = 0,
-  slack: float = 0.05,
+  headroom: float = 0.05,
 ) -> tuple[tuple[str, Action], ...]:
-  """Measures how full sparse residuals are and gives each a zero-value codec.
+  """Measures the nonzeros of sparse residuals and sets a capacity for each.
 
-  capacity = min(1, (1 + slack) share), share being the largest, over batches
-  and tiles, of a tile's values that are not zero. What no capacity below 1
-  would hold gets no codec.
+  The capacity is (1 + headroom) times the largest share of nonzeros of any
+  tile of 1024 elements in any batch. A residual whose capacity would reach 1
+  gets no rule: zero-value coding would not make it smaller.
 
   Args:
-    fn: the function, as for `compress_residuals`.
-    batches: its arguments, as tuples, one for each time it is run.
-    params: as for `compress_residuals`.
-    slack: room beyond what was measured, relative, >= 0.
+    fn: function of arrays, as `compress_residuals` takes.
+    batches: tuples of arguments, one for each run of the function.
+    params: positions of the arguments that are always live; see
+      `compress_residuals`.
+    headroom: relative capacity beyond the largest measured share, >= 0.
 
   Returns:
-    Pairs of a pattern and a codec: `codec` of `compress_residuals`, to be
-    followed by other rules for other residuals.
+    Pairs of a pattern and a codec, the `codec` of `compress_residuals`. Append
+    rules for other residuals.
 
   Raises:
-    ValueError: there are no batches, or `slack` is negative.
+    TypeError: `headroom` is not a number.
+    ValueError: there are no batches, or `headroom` is negative.
 
   Example:
     >>> import jax.numpy as jnp
@@ -54,14 +56,13 @@ def calibrate_zero_value(
     Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity for
     Training Deep Neural Networks*, 2018.
   """
-  if not slack >= 0:
-    raise ValueError(f"`slack` must be >= 0, got {slack!r}.")
+  check_number("headroom", headroom, 0)
   options = Options(make_choice(None), "cheap", measure=True)
 
   @jax.jit
   def measure(*args: PyTree) -> dict[str, Array]:
     traced = TracedFunction(fn, args, params, options)
-    (_, notes), _ = traced.forward()
+    (_, notes), _ = traced.run_forward()
     return notes.fills
 
   share: dict[str, float] = {}
@@ -70,12 +71,12 @@ def calibrate_zero_value(
       share[name] = max(share.get(name, 0.0), float(fill))
   if not share:
     raise ValueError(
-      "`batches` must hold arguments of a function that keeps arrays with "
+      "`batches` must hold arguments of a function that saves arrays with "
       "zeros for its backward pass, got none."
     )
-  room = {name: (1 + slack) * fill for name, fill in share.items()}
+  capacity = {name: (1 + headroom) * fill for name, fill in share.items()}
   return tuple(
-    (f"^{re.escape(name)}$", zero_value(capacity=max(capacity, 1e-6)))
-    for name, capacity in room.items()
-    if capacity < 1
+    (f"^{re.escape(name)}$", zero_value(capacity=max(least, 1e-6)))
+    for name, least in capacity.items()
+    if least < 1
   )

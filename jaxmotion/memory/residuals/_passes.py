@@ -1,4 +1,4 @@
-"""The two passes of a function, for those who own the loop they run in."""
+"""The two passes of a function, for callers who own the loop they run in."""
 
 from __future__ import annotations
 
@@ -11,76 +11,85 @@ from jaxmotion.core import PyTree
 from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import (
   Action,
+  Buffers,
   Options,
   Residual,
   ResidualChoice,
   ResidualRules,
   make_choice,
 )
-from jaxmotion.memory.residuals.run import Words, backward, forward
+from jaxmotion.memory.residuals.run import backward, forward
 
 
 class Passes:
-  """A function of parameters and an input, split into its two passes.
+  """Forward and backward pass of a function of parameters and an input.
+
+  Made by `split_passes`.
 
   Args:
-    traced: the function.
-    likes: its parameters and its input, as shapes.
+    traced: the function, traced at its parameters and its input.
+    likes: shapes of the parameters and of the input.
   """
 
   def __init__(self, traced: TracedFunction, likes: Sequence[PyTree]):
     self._traced = traced
     self._params, self._x = (jax.tree.structure(like) for like in likes)
-    self._size = len(jax.tree.leaves(likes[0]))
+    self._param_count = len(jax.tree.leaves(likes[0]))
 
   def saved_residuals(self) -> list[Residual]:
-    """Returns what `forward` keeps the words of."""
-    return [k.residual for k in self._traced.split.kept]
+    """Returns the residuals whose encoded buffers `forward` returns."""
+    return [s.residual for s in self._traced.selection.saved]
 
   def forward(
     self, params: PyTree, x: PyTree, *, transfer: bool = True
-  ) -> tuple[PyTree, list[Words]]:
-    """Returns the output and the words that are kept for `backward`.
+  ) -> tuple[PyTree, list[Buffers]]:
+    """Evaluates the function and saves its residuals.
 
     Args:
-      params: of the function.
-      x: its input.
-      transfer: whether what is to be on the host is sent there.
+      params: parameters of the function.
+      x: input of the function.
+      transfer: whether to copy offloaded residuals to the host.
+
+    Returns:
+      The output, and the encoded buffers of each residual.
     """
     traced = self._traced
     inputs = self._inputs(params, x)
-    (outs, _), words = forward(traced.split, inputs, transfer=transfer)
-    return jax.tree.unflatten(traced.out_tree, outs), words
+    (outs, _), buffers = forward(traced.selection, inputs, transfer=transfer)
+    return jax.tree.unflatten(traced.out_tree, outs), buffers
 
   def backward(
     self,
     params: PyTree,
-    words: list[Words],
+    buffers: list[Buffers],
     ct: PyTree,
     *,
     transfer: bool = True,
   ) -> tuple[PyTree, PyTree]:
-    """Returns the cotangents of the parameters and of the input.
+    """Computes the cotangents of the parameters and of the input.
 
     Args:
-      params: those that `forward` was given.
-      words: what it returned.
+      params: parameters that `forward` was given.
+      buffers: encoded buffers that `forward` returned.
       ct: cotangent of the output.
-      transfer: whether some of them are on the host.
+      transfer: whether offloaded residuals are on the host, to be fetched.
+
+    Returns:
+      The cotangents of the parameters and of the input.
     """
-    cts = self._traced.smooth(jax.tree.leaves(ct))
-    hidden = [None] * len(self._traced.leaves)
-    inputs = [*self._inputs(params, ()), *hidden[self._size :]]
-    split = self._traced.split
-    grads = backward(split, inputs, words, cts, transfer=transfer)
-    grads = grads[len(self._traced.constants) :]
+    traced = self._traced
+    cts = traced.select_cotangents(jax.tree.leaves(ct))
+    not_saved = [None] * (len(traced.leaves) - self._param_count)
+    inputs = [*self._inputs(params, ()), *not_saved]
+    grads = backward(traced.selection, inputs, buffers, cts, transfer=transfer)
+    grads = grads[len(traced.closed_over) :]
     return (
-      jax.tree.unflatten(self._params, grads[: self._size]),
-      jax.tree.unflatten(self._x, grads[self._size :]),
+      jax.tree.unflatten(self._params, grads[: self._param_count]),
+      jax.tree.unflatten(self._x, grads[self._param_count :]),
     )
 
   def _inputs(self, params: PyTree, x: PyTree) -> list[Any]:
-    return [*self._traced.constants, *jax.tree.leaves((params, x))]
+    return [*self._traced.closed_over, *jax.tree.leaves((params, x))]
 
 
 def split_passes(
@@ -93,17 +102,20 @@ def split_passes(
   """Splits a function of parameters and an input into its two passes.
 
   Args:
-    fn: `fn(params, x) -> y`.
-    likes: shapes of `params` and `x`.
-    codec: as for `compress_residuals`.
-    recompute: as for `compress_residuals`.
+    fn: function (params, x) -> y. The parameters are never saved.
+    likes: arrays or shapes of `params` and `x`.
+    codec: how residuals are saved, in any form that `compress_residuals` takes.
+    recompute: "cheap" or "all"; see `compress_residuals`.
+
+  Returns:
+    The two passes.
 
   Example:
     >>> import jax.numpy as jnp
     >>> w, x = jnp.full((2, 2), 0.5), jnp.ones((1, 2))
-    >>> halves = split_passes(lambda w, x: jnp.sin(x @ w), (w, x))
-    >>> y, words = halves.forward(w, x)
-    >>> ct_w, ct_x = halves.backward(w, words, jnp.ones_like(y))
+    >>> passes = split_passes(lambda w, x: jnp.sin(x @ w), (w, x))
+    >>> y, buffers = passes.forward(w, x)
+    >>> ct_w, ct_x = passes.backward(w, buffers, jnp.ones_like(y))
     >>> ct_w.shape, ct_x.shape
     ((2, 2), (1, 2))
   """

@@ -1,51 +1,72 @@
-"""A function at some arguments, split into its two passes."""
+"""A function traced at some arguments, with its selected residuals."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.extend import core
 
-from jaxmotion.core import Array, PyTree, abstract_like, leaf_path, scan_parts
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  abstract_like,
+  is_inexact,
+  leaf_path,
+  scan_parts,
+)
 from jaxmotion.memory.residuals.choose import (
+  Buffers,
   Diagnostics,
   Options,
   Residual,
-  Selection,
+  choose_residuals,
 )
 from jaxmotion.memory.residuals.run import (
   HostBuffers,
   backward,
+  evaluate_outputs,
   forward,
-  plain,
-  run_loop,
+  run_scan,
 )
 from jaxmotion.memory.residuals.trace import (
   evaluate_max_pool,
   is_max_pool,
-  is_smooth,
   trace_joint,
 )
 from jaxmotion.program import Step, evaluate, flatten, read_operand
 
 
 class TracedFunction:
-  """A function at some arguments, split.
+  """A function traced at some arguments, with its selected residuals.
+
+  The function is traced once by itself. In the flat program, each scan is
+  replaced by one whose body is a `TracedFunction` again, and each max pooling
+  by one that saves the argmax. The changed program is traced together with its
+  backward pass, and the residuals are chosen from that joint program.
 
   Args:
-    fn: the function.
-    args: its arguments.
-    params: which of them are there anyway.
-    options: how residuals are chosen and kept.
-    prefix: of the names of residuals.
-    repeats: how often it runs with residuals of its own.
+    fn: function of arrays.
+    args: its arguments: arrays, tracers or shapes.
+    params: positions of the arguments that are always live.
+    options: options of the choice of residuals.
+    prefix: prefix of the names of residuals.
+    repeats: number of times it runs with residuals of its own.
+
+  Attributes:
+    leaves: leaves of the arguments.
+    out_tree: structure of the result.
+    closed_over: arrays of an enclosing trace that `fn` closes over. They are
+      inputs of the joint program, since the enclosing function may be
+      differentiated with respect to them.
+    selection: the joint program and its selected residuals, a function of
+      (*closed_over, *leaves).
 
   Raises:
-    ValueError: it has side effects, or `params` are not arguments.
+    ValueError: `fn` has side effects, or `params` are not arguments.
   """
 
   def __init__(
@@ -59,10 +80,7 @@ class TracedFunction:
   ):
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     self.leaves = [leaf for _, leaf in paths]
-    self._options = options
-    self._prefix, self._repeats = prefix, repeats
-    self._inner: list[TracedFunction] = []
-    free = _argnums(params, len(args))
+    live_args = _check_positions(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
       outs, self.out_tree = jax.tree.flatten(
@@ -73,163 +91,226 @@ class TracedFunction:
     closed = jax.make_jaxpr(flat)(*self.leaves)
     _check_effects(fn, closed.jaxpr.effects)
     self._program = flatten(closed)
-    # Arrays of an enclosing trace, which may want a gradient of their own.
-    outer = {
+    tracers = {
       v: c
       for v, c in self._program.constants.items()
       if isinstance(c, jax.core.Tracer)
     }
-    self.constants = list(outer.values())
-    self._inputs = [*outer, *self._program.inputs]
-    self._smooth = [is_smooth(a) for a in closed.out_avals]
+    self.closed_over = list(tracers.values())
+    self._inputs = [*tracers, *self._program.inputs]
+    self._out_is_inexact = [is_inexact(a) for a in closed.out_avals]
+    self._scans = _prepare_scans(self._program.steps, options, prefix, repeats)
     joint = trace_joint(
-      self._call, [*self.constants, *self.leaves], closed.out_avals
+      self._evaluate, [*self.closed_over, *self.leaves], closed.out_avals
     )
-    labels = [f"closed_over_{i}" for i in range(len(outer))]
-    labels += [leaf_path(path) for path, _ in paths]
-    self.split = Selection(
-      joint,
-      labels,
-      [*(True for _ in outer), *(path[0].idx in free for path, _ in paths)],
-      options,
-      prefix,
-      repeats,
+    names = [f"closed_over_{i}" for i in range(len(tracers))]
+    names += [leaf_path(path) for path, _ in paths]
+    always_live = [True] * len(tracers)
+    always_live += [path[0].idx in live_args for path, _ in paths]
+    self.selection = choose_residuals(
+      joint, names, always_live, options, prefix, repeats
     )
 
-  def residuals(self) -> list[Residual]:
-    """Returns what is kept, of the loops in it too."""
-    kept = [k.residual for k in self.split.kept]
-    if self._inner:
-      # What a loop hands on is counted where it is kept.
-      kept = [r for r in kept if not r.is_of_loop]
-    return kept + [r for inner in self._inner for r in inner.residuals()]
+  def saved_residuals(self) -> list[Residual]:
+    """Returns the saved residuals, those of loops included."""
+    saved = [s.residual for s in self.selection.saved]
+    if self._scans:
+      # Buffers that a loop returns are counted as residuals of its body.
+      saved = [r for r in saved if not r.is_of_scan]
+    inner = (scan.body for scan in self._scans.values())
+    return saved + [r for body in inner for r in body.saved_residuals()]
 
-  def computed_again(self) -> list[str]:
-    """Returns names of what was to be computed again, in loops too."""
-    inner = [name for i in self._inner for name in i.computed_again()]
-    return self.split.again + inner
+  def recompute_names(self) -> list[str]:
+    """Returns names of residuals to be recomputed, those of loops included."""
+    inner = (scan.body for scan in self._scans.values())
+    own = list(self.selection.recompute_names)
+    return own + [name for body in inner for name in body.recompute_names()]
 
   def __call__(
     self, leaves: Sequence[Array] | None = None
   ) -> tuple[PyTree, Diagnostics]:
-    """Returns the result, and what there is to say of it.
+    """Evaluates the function, differentiable by the two passes.
 
     Args:
-      leaves: of the arguments; None: those that it was traced with.
+      leaves: leaves of the arguments; None uses those of the trace.
+
+    Returns:
+      The result, and diagnostics of the forward pass.
     """
-    split, many = self.split, len(self.constants)
+    selection, count = self.selection, len(self.closed_over)
 
     @jax.custom_vjp
-    def run(constants: list[Array], leaves: list[Array]) -> Any:
-      return plain(split, [*constants, *leaves])
+    def run(closed_over: list[Array], leaves: list[Array]) -> Any:
+      return evaluate_outputs(selection, [*closed_over, *leaves])
 
-    def keep(constants: list[Array], leaves: list[Array]) -> Any:
-      inputs = [*constants, *leaves]
-      outs, words = forward(split, inputs)
-      return outs, (split.only_free(inputs), words)
+    def run_forward(closed_over: list[Array], leaves: list[Array]) -> Any:
+      inputs = [*closed_over, *leaves]
+      outs, buffers = forward(selection, inputs)
+      return outs, (selection.mask_inputs(inputs), buffers)
 
-    def pull(kept: Any, cotangents: Any) -> Any:
-      free, words = kept
-      cts = self.smooth(cotangents[0])
-      gradients = backward(split, free, words, cts)
-      return gradients[:many], gradients[many:]
+    def run_backward(residuals: Any, cotangents: Any) -> Any:
+      inputs, buffers = residuals
+      cts = self.select_cotangents(cotangents[0])
+      gradients = backward(selection, inputs, buffers, cts)
+      return gradients[:count], gradients[count:]
 
-    run.defvjp(keep, pull)
+    run.defvjp(run_forward, run_backward)
     given = self.leaves if leaves is None else list(leaves)
-    outs, notes = run(self.constants, given)
+    outs, notes = run(self.closed_over, given)
     return jax.tree.unflatten(self.out_tree, outs), notes
 
-  def smooth(self, cotangents: Sequence[Any]) -> list[Any]:
-    """Returns the cotangents of those results that have some."""
-    pairs = zip(cotangents, self._smooth, strict=True)
-    return [ct for ct, smooth in pairs if smooth]
+  def select_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
+    """Returns the cotangents of the inexact outputs."""
+    pairs = zip(cotangents, self._out_is_inexact, strict=True)
+    return [ct for ct, inexact in pairs if inexact]
 
-  def forward(
+  def run_forward(
     self,
-  ) -> tuple[tuple[list[Array], Diagnostics], list[list[Array]]]:
-    """Returns the results, notes on them, and what is kept."""
-    return forward(self.split, [*self.constants, *self.leaves])
+  ) -> tuple[tuple[list[Array], Diagnostics], list[Buffers]]:
+    """Returns the outputs, the diagnostics and the saved buffers."""
+    return forward(self.selection, [*self.closed_over, *self.leaves])
 
-  def _call(self, *values: Array) -> tuple[list[Any], Diagnostics]:
-    """The function, with loops and maxima over windows of our own."""
+  def _evaluate(self, *values: Array) -> tuple[list[Any], Diagnostics]:
+    """Evaluates the program with scans and max pooling replaced.
+
+    Args:
+      *values: arrays for `closed_over` and `leaves`.
+
+    Returns:
+      The outputs, and the diagnostics of all scans.
+    """
     env = {
       **self._program.constants,
       **dict(zip(self._inputs, values, strict=True)),
     }
-    notes = Diagnostics.none()
-    scans = 0
-    for step in self._program.steps:
+    notes = Diagnostics.empty()
+    for i, step in enumerate(self._program.steps):
       if is_max_pool(step):
         env[step.outs[0]] = evaluate_max_pool(
           step, read_operand(env, step.ins[0])
         )
-      elif step.name == "scan":
+      elif i in self._scans:
         operands = [read_operand(env, v) for v in step.ins]
-        outs, seen = self._scan(step, operands, f"{self._prefix}scan_{scans}/")
+        outs, scan_notes = self._scans[i].run(operands)
         env.update(zip(step.outs, outs, strict=True))
-        notes, scans = notes.add(seen), scans + 1
+        notes = notes.merge(scan_notes)
       else:
         evaluate([step], env)
     return [read_operand(env, v) for v in self._program.outputs], notes
 
-  def _scan(
-    self, step: Step, operands: Sequence[Array], prefix: str
-  ) -> tuple[list[Array], Diagnostics]:
-    """Runs a loop whose steps keep little."""
-    params = step.eqn.params
-    body, consts, carried = scan_parts(params)
-    fixed, rows, start = _grouped(operands, consts, carried)
 
-    def once(fixed: Any, xs: Any, carry: Any) -> Any:
-      outs = core.jaxpr_as_fun(body)(*fixed, *carry, *xs)
-      return outs[:carried], outs[carried:]
+class _ScanStep(NamedTuple):
+  """A scan of a program, with the residuals of its body selected.
 
-    inner = TracedFunction(
-      once,
-      _grouped([abstract_like(a) for a in body.in_avals], consts, carried),
-      (0, 1),
-      self._options,
-      prefix,
-      self._repeats * params["length"],
-    )
-    self._inner.append(inner)
-    options = {k: params[k] for k in ("length", "reverse", "unroll")}
-    words_of = HostBuffers([k.residual for k in inner.split.kept])
-    if words_of:
-      fixed = [*inner.constants, *fixed]
-      (carry, ys), notes = run_loop(
-        inner.split, words_of, fixed, start, rows, **options
+  Attributes:
+    body: the body as a function of (consts, x, carry).
+    params: parameters of the scan's equation.
+  """
+
+  body: TracedFunction
+  params: dict[str, Any]
+
+  def run(self, operands: Sequence[Array]) -> tuple[list[Array], Diagnostics]:
+    """Runs the scan on the operands of its equation.
+
+    Returns:
+      The results of the equation, and the diagnostics of all iterations.
+    """
+    consts, xs, init = _group_operands(operands, self.params)
+    options = {k: self.params[k] for k in ("length", "reverse", "unroll")}
+    body, selection = self.body, self.body.selection
+    layout = HostBuffers([s.residual for s in selection.saved])
+    if layout:
+      consts = [*body.closed_over, *consts]
+      (carry, ys), notes = run_scan(
+        selection, layout, consts, init, xs, **options
       )
       return [*carry, *ys], notes
 
-    def compressed(carry: Any, row: Any) -> Any:
-      (carry, ys), notes = inner([*fixed, *row, *carry])
+    def iteration(carry: Any, x: Any) -> Any:
+      (carry, ys), notes = body([*consts, *x, *carry])
       return carry, (ys, notes)
 
-    carry, (ys, notes) = lax.scan(compressed, start, rows, **options)
-    return [*carry, *ys], notes.over_steps()
+    carry, (ys, notes) = lax.scan(iteration, init, xs, **options)
+    return [*carry, *ys], notes.reduce_iterations()
 
 
-def _grouped(
-  values: Sequence[Any], consts: int, carried: int
+def _prepare_scans(
+  steps: Sequence[Step], options: Options, prefix: str, repeats: int
+) -> dict[int, _ScanStep]:
+  """Traces the bodies of all scans and selects their residuals.
+
+  This happens before the program is traced with its backward pass. A trace
+  may run any number of times, so it should have no side effects; and a body
+  depends on the types of its operands alone.
+
+  Returns:
+    The scans by the position of their step.
+  """
+  found: dict[int, _ScanStep] = {}
+  for i, step in enumerate(steps):
+    if step.name == "scan":
+      params = step.eqn.params
+      inner_prefix = f"{prefix}scan_{len(found)}/"
+      body = _trace_body(params, options, inner_prefix, repeats)
+      found[i] = _ScanStep(body, params)
+  return found
+
+
+def _trace_body(
+  params: dict[str, Any], options: Options, prefix: str, repeats: int
+) -> TracedFunction:
+  """Traces a scan's body as a function of (consts, x, carry).
+
+  Consts and rows of xs are always live in the body: the scan's backward pass
+  reads both, and the cut of the enclosing function decides how they are saved.
+  """
+  jaxpr, _, carried = scan_parts(params)
+
+  def body(consts: Any, x: Any, carry: Any) -> Any:
+    outs = core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
+    return outs[:carried], outs[carried:]
+
+  args = [abstract_like(a) for a in jaxpr.in_avals]
+  return TracedFunction(
+    body,
+    _group_operands(args, params),
+    (0, 1),
+    options,
+    prefix,
+    repeats * params["length"],
+  )
+
+
+def _group_operands(
+  operands: Sequence[Any], params: dict[str, Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
-  """What is fixed, rows and what is carried, of a loop's operands."""
+  """Groups the operands of a scan into consts, xs and carry.
+
+  In the scan's equation the order is consts, carry, xs.
+  """
+  _, consts, carried = scan_parts(params)
   last = consts + carried
-  fixed, start, rows = values[:consts], values[consts:last], values[last:]
-  return list(fixed), list(rows), list(start)
+  return (
+    list(operands[:consts]),
+    list(operands[last:]),
+    list(operands[consts:last]),
+  )
 
 
-def _argnums(params: int | Sequence[int], count: int) -> set[int]:
-  nums = (params,) if isinstance(params, int) else tuple(params)
-  for num in nums:
-    if type(num) is not int or not 0 <= num < count:
+def _check_positions(params: int | Sequence[int], count: int) -> set[int]:
+  """Returns the positions in `params`, each of which must be an argument."""
+  positions = (params,) if isinstance(params, int) else tuple(params)
+  for position in positions:
+    if type(position) is not int or not 0 <= position < count:
       raise ValueError(
         f"`params` must be positions of the {count} arguments, got {params!r}."
       )
-  return set(nums)
+  return set(positions)
 
 
 def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
+  """Raises if a function has side effects."""
   # Inside shard_map the names of mesh axes count as effects.
   found = [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
   if found:
@@ -237,5 +318,5 @@ def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
     name = getattr(inner, "__name__", repr(inner))
     raise ValueError(
       f"`fn` must have no side effects, got {name} with {found}: its backward "
-      "pass may do parts of it again."
+      "pass may run parts of it again."
     )

@@ -43,7 +43,9 @@ def test_a_loop_has_room_for_its_fullest_step():
 
 def test_bad_arguments_are_named():
   _, p, x = make("mlp")
-  with pytest.raises(ValueError, match="`slack` must be >= 0, got -1"):
-    calibrate_zero_value(loss, [(p, x)], slack=-1)
+  with pytest.raises(
+    ValueError, match="`headroom` must be a number in .*, got -1"
+  ):
+    calibrate_zero_value(loss, [(p, x)], headroom=-1)
   with pytest.raises(ValueError, match="`batches` must hold"):
     calibrate_zero_value(loss, [])

@@ -446,7 +446,7 @@ class TestErrors:
   def test_a_codec_with_memory(self):
     block, p, x = make("mlp")
     fn = compress_residuals(block, codecs.feedback(INT8))
-    with pytest.raises(ValueError, match="must remember nothing"):
+    with pytest.raises(ValueError, match="must be a codec without state for"):
       fn(p, x)
 
   def test_positions_that_are_no_arguments(self):

@@ -1,4 +1,4 @@
-"""Chooses which values to save, and in what form."""
+"""Chooses which values to save for the backward pass, and in what form."""
 
 from jaxmotion.memory.residuals.choose._actions import (
   Action as Action,
@@ -8,13 +8,17 @@ from jaxmotion.memory.residuals.choose._actions import (
   offload as offload,
   recompute as recompute,
 )
+from jaxmotion.memory.residuals.choose._diagnostics import (
+  Diagnostics as Diagnostics,
+)
 from jaxmotion.memory.residuals.choose._residual import (
+  Buffers as Buffers,
   Residual as Residual,
-  full as full,
+  fullest_tile_share as fullest_tile_share,
 )
 from jaxmotion.memory.residuals.choose._selection import (
-  Diagnostics as Diagnostics,
   Options as Options,
   SavedResidual as SavedResidual,
   Selection as Selection,
+  choose_residuals as choose_residuals,
 )

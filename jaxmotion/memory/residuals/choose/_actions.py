@@ -1,21 +1,21 @@
-"""What may be done with a residual besides encoding it."""
+"""Actions on residuals besides encoding: `offload`, `recompute`, rules."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmotion.codecs import Codec, zero_value
+from jaxmotion.core import PathRules
 
 
 @dataclasses.dataclass(frozen=True)
 class offload:
-  """Keeps a residual on the host, encoded first.
+  """Saves a residual in host memory, encoded first.
 
   Args:
-    codec: what it is encoded by; None: as it is, masks as bits.
+    codec: the codec it is encoded by; None saves it exactly, masks as bits.
 
   Raises:
     TypeError: `codec` is no codec.
@@ -35,9 +35,9 @@ class offload:
 
 @dataclasses.dataclass(frozen=True)
 class recompute:
-  """Keeps nothing of a residual: it is computed again, whatever it costs.
+  """Recomputes a residual in the backward pass, whatever that costs.
 
-  An argument of the function cannot be, and is kept.
+  An argument of the function cannot be recomputed and is saved.
 
   Example:
     >>> recompute()
@@ -46,56 +46,57 @@ class recompute:
 
 
 Action = Codec | offload | recompute | None
+"""How one residual is saved; None saves it exactly, a mask as bits."""
+
 ResidualRules = Sequence[tuple[str, Action]]
+"""Pairs of a regular expression and an action; the first match decides."""
+
 ResidualChoice = Callable[[Any], Action]
+"""A function of a `Residual` that returns its action."""
 
 
 def make_choice(
-  asked: Action | ResidualRules | ResidualChoice,
+  codec: Action | ResidualRules | ResidualChoice,
 ) -> ResidualChoice:
-  """Turns what a user asks for into a function of a residual.
+  """Turns the `codec` argument of `compress_residuals` into a function.
+
+  Args:
+    codec: one action for all residuals, rules, or a function of a residual.
+
+  Returns:
+    A function from a residual to its action. A codec that was given for all
+    residuals is returned for those alone that it can encode.
 
   Raises:
-    TypeError: it is none of what it may be.
-    ValueError: a rule is no pair of a regular expression and an action.
+    TypeError: `codec` is none of these, or a rule is not a pair.
+    ValueError: a rule's pattern is not a regular expression.
   """
-  if isinstance(asked, zero_value):
-    return lambda residual: asked if residual.kind == "sparse" else None
-  if isinstance(asked, Codec):
-    return lambda residual: asked if residual.is_float else None
-  if isinstance(asked, offload):
-    inner = make_choice(asked.codec)
+  if isinstance(codec, zero_value):
+    return lambda residual: codec if residual.kind == "sparse" else None
+  if isinstance(codec, Codec):
+    return lambda residual: codec if residual.is_float else None
+  if isinstance(codec, offload):
+    inner = make_choice(codec.codec)
     return lambda residual: offload(inner(residual))  # type: ignore[arg-type]
-  if asked is None or isinstance(asked, recompute):
-    return lambda residual: asked
-  if callable(asked):
-    return asked
-  if isinstance(asked, list | tuple):
-    return _by_rules(asked)
+  if codec is None or isinstance(codec, recompute):
+    return lambda residual: codec
+  if callable(codec):
+    return codec
+  if isinstance(codec, list | tuple):
+    return _choose_by_rules(codec)
   raise TypeError(
     "`codec` must be a Codec, `offload`, `recompute`, pairs of a pattern and "
-    f"one of these, a function of a Residual, or None, got {asked!r}."
+    f"one of these, a function of a Residual, or None, got {codec!r}."
   )
 
 
-def _by_rules(rules: ResidualRules) -> ResidualChoice:
-  for rule in rules:
-    if not (isinstance(rule, tuple | list) and len(rule) == 2):
-      raise ValueError(
-        f"`codec` must hold pairs of a pattern and an action, got {rule!r}."
-      )
-    try:
-      re.compile(rule[0])
-    except (re.error, TypeError) as e:
-      raise ValueError(
-        f"`codec` must have regular expressions, got {rule[0]!r} ({e})."
-      ) from e
-  chosen = [(pattern, make_choice(action)) for pattern, action in rules]
+def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:
+  """Returns the choice of the first rule that matches a residual's name."""
+  patterns = PathRules(rules, "codec", "codec or action")
+  choices = [make_choice(action) for _, action in patterns]
 
   def choose(residual: Any) -> Action:
-    for pattern, choose in chosen:
-      if re.search(pattern, residual.name):
-        return choose(residual)
-    return None
+    match = patterns.first_match(residual.name)
+    return None if match is None else choices[match.rule](residual)
 
   return choose

@@ -1,72 +1,86 @@
-"""Which values cross from a function to its backward pass."""
+"""Minimum cut between a function and its backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from jaxmotion.memory.residuals.choose._max_flow import ENDLESS, Graph
+from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import Step, Value
 
 
-def wanted(joint: JointProgram, free: Iterable[Value]) -> list[Value]:
-  """Returns the values of the function that its backward pass reads."""
-  given = {*free, *joint.program.constants, *joint.backward}
+def values_read_by_backward(
+  joint: JointProgram, always_live: Iterable[Value]
+) -> list[Value]:
+  """Returns the forward values that the backward pass reads.
+
+  Args:
+    joint: the function and its backward pass.
+    always_live: inputs that are never saved.
+  """
+  excluded = {*always_live, *joint.program.constants, *joint.backward}
   found: dict[Value, None] = {}
   for step in joint.backward_steps():
-    found.update((v, None) for v in step.reads if v not in given)
+    found.update((v, None) for v in step.reads if v not in excluded)
   for gradient in joint.gradients:
-    if isinstance(gradient, Value) and gradient not in given:
+    if isinstance(gradient, Value) and gradient not in excluded:
       found[gradient] = None
   return list(found)
 
 
-def minimum_cut(
+def find_minimum_cut(
   joint: JointProgram,
-  free: Iterable[Value],
-  weigh: Callable[[Value], int],
-  once: Callable[[Step], bool],
+  known: Iterable[Value],
+  cost: Callable[[Value], int],
+  never_recompute: Callable[[Step], bool],
 ) -> list[Value]:
-  """Chooses what to keep so that everything wanted can be had from it.
+  """Chooses the cheapest set of values from which the backward pass follows.
 
-  A value is a pair of nodes with an edge between them whose capacity is what
-  keeping it weighs; an edge that cannot be cut leads from each operand to each
-  result, from the source to what must not be computed again, and from what is
-  wanted to the sink. The minimum cut goes through the values to keep.
+  The graph has two nodes for each forward value, joined by an edge whose
+  capacity is the cost of saving that value. All other edges are uncuttable:
+  from each operand of a step to each result (whoever recomputes the result
+  needs the operand), from the source to each input and to each result of a
+  step that must not be recomputed, and from each value that the backward pass
+  reads to the sink. A cut then separates what must not be recomputed from what
+  is read, through edges of values alone: the values to save.
 
   Args:
     joint: the function and its backward pass.
-    free: values that are there anyway.
-    weigh: bytes of keeping a value.
-    once: whether a step must not be done again.
+    known: values that the backward pass has at no cost.
+    cost: bytes of saving a value.
+    never_recompute: whether the backward pass must not run a step.
 
   Returns:
-    The values, in the order they are computed in.
+    The values to save, in the order in which they are computed.
 
   References:
     He and Yu, *Transcending runtime-memory tradeoffs in checkpointing by being
     fusion aware*, 2023 (the partitioner of PyTorch 2 by minimum cut).
   """
-  sinks = wanted(joint, free)
+  sinks = values_read_by_backward(joint, known)
   steps = joint.order.leading_to(sinks, ())
-  skipped = {*free, *joint.program.constants}
-  values = [v for v in joint.inputs if v not in skipped]
-  starts = list(values)
+  free = {*known, *joint.program.constants}
+  values = [v for v in joint.inputs if v not in free]
+  sources = list(values)
   for step in steps:
     values += step.outs
-    if once(step):
-      starts += step.outs
-  place = {v: 2 + 2 * i for i, v in enumerate(values)}
-  graph = Graph(2 + 2 * len(values))
-  for value, node in place.items():
-    graph.edge(node, node + 1, max(1, weigh(value)))
-  for value in starts:
-    graph.edge(Graph.SOURCE, place[value], ENDLESS)
+    if never_recompute(step):
+      sources += step.outs
+  # Node n stands for computing a value, node n + 1 for having it.
+  node = {v: 2 + 2 * i for i, v in enumerate(values)}
+  graph = FlowGraph(2 + 2 * len(values))
+  for value, n in node.items():
+    # Even an empty array costs 1: a cut of no cost could be anywhere.
+    graph.add_edge(n, n + 1, max(1, cost(value)))
+  for value in sources:
+    graph.add_edge(FlowGraph.SOURCE, node[value], UNCUTTABLE)
   for step in steps:
     for operand in step.reads:
-      for result in step.outs if operand in place else ():
-        graph.edge(place[operand] + 1, place[result], ENDLESS)
+      for result in step.outs if operand in node else ():
+        graph.add_edge(node[operand] + 1, node[result], UNCUTTABLE)
   for value in sinks:
-    graph.edge(place[value] + 1, Graph.SINK, ENDLESS)
-  late = graph.cut()
-  return [v for v, n in place.items() if n not in late and n + 1 in late]
+    graph.add_edge(node[value] + 1, FlowGraph.SINK, UNCUTTABLE)
+  sink_side = graph.find_sink_side()
+  return [
+    v for v, n in node.items() if n not in sink_side and n + 1 in sink_side
+  ]

@@ -1,4 +1,4 @@
-"""One residual: what it is and what it is kept as."""
+"""One residual: its description, its encoding and its decoding."""
 
 from __future__ import annotations
 
@@ -11,32 +11,44 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity, zero_value
-from jaxmotion.core import Array, Key, PyTree, make_key, shape_string
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  from_bits,
+  make_key,
+  shape_string,
+  to_bits,
+)
 from jaxmotion.memory.residuals.choose._actions import (
   ResidualChoice,
   offload,
   recompute,
 )
-from jaxmotion.memory.residuals.trace import pack, unpack
+from jaxmotion.memory.residuals.trace import pack_codes, unpack_codes
 
-# Arrays of fewer values are kept as they are: statistics, scales, scalars.
-SMALL = 2048
+# Smaller arrays (statistics, scales, scalars) are saved exactly: encoding them
+# would save few bytes.
+_MIN_ELEMENTS = 2048
+# Elements of a tile of `zero_value`, which has its own room for nonzeros.
 _TILE = 1024
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+Buffers = list[Array]
+"""The encoded buffers of one residual: what is saved of it."""
 
 
 class Residual(NamedTuple):
-  """An array that a backward pass needs.
+  """One array that is saved for the backward pass, and how.
 
   Attributes:
     name: "kind/label"; see `residuals_of`.
     kind: "mask", "integer", "sparse", "dense" or "other".
-    shape: of the array.
-    dtype: of the array.
-    codec: what it is encoded by; None keeps it as it is, a mask as bits.
-    on_host: whether it is kept on the host.
+    shape: shape of the array.
+    dtype: dtype of the array.
+    codec: codec it is encoded by; None saves it exactly, a mask as bits.
+    on_host: whether its buffers go to host memory.
     recomputed: whether it is recomputed instead of saved.
-    repeats: how many there are, one for each step of a loop.
+    repeats: number of such arrays, one for each iteration of a loop.
   """
 
   name: str
@@ -50,107 +62,135 @@ class Residual(NamedTuple):
 
   @property
   def like(self) -> jax.ShapeDtypeStruct:
-    """Shape and dtype."""
+    """The shape and dtype of the array."""
     return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
   @property
   def is_float(self) -> bool:
-    """Whether a codec can encode it."""
+    """Whether it holds floats, which a codec can encode."""
     return self.kind in ("dense", "sparse")
 
   @property
-  def is_of_loop(self) -> bool:
-    """Whether it is what a loop inside kept, or carried, as words."""
+  def is_of_scan(self) -> bool:
+    """Whether it is an integer or mask array of a loop.
+
+    Encoded buffers that an inner loop saved or carried are such arrays. The
+    test is by name, so integers and masks of the loop's own body count too:
+    no action applies to them, and they are saved on the device.
+    """
     return re.match(r"(integer|mask)/.*scan_", self.name) is not None
 
   @property
   def nbytes(self) -> int:
-    """Bytes of the array."""
-    return math.prod(self.shape) * _itemsize(self.dtype)
+    """The bytes of the array as it is computed."""
+    # Extended dtypes may have no item size: they count 8 bytes an element.
+    itemsize = getattr(self.dtype, "itemsize", 8)
+    return math.prod(self.shape) * int(itemsize)
 
   @property
   def encoded_bytes(self) -> int:
-    """Bytes of what is kept of it."""
-    if not self._is_words():
+    """The bytes of its encoded buffers."""
+    if not self._is_encoded():
       return self.nbytes
-    kept = jax.tree.leaves(self._payload())
-    return sum(a.size * a.dtype.itemsize for a in kept)
+    buffers = jax.tree.leaves(self._payload_like())
+    return sum(a.size * a.dtype.itemsize for a in buffers)
 
   @property
   def may_overflow(self) -> bool:
-    """Whether some arrays are not all kept."""
+    """Whether its nonzeros may exceed the codec's capacity."""
     return isinstance(self.codec, zero_value) and self.codec.capacity < 1
 
   @property
   def rounds(self) -> bool:
-    """Whether what is decoded may differ from what was encoded."""
+    """Whether its codec rounds, so that decoding is not exact."""
     return not (
       self.codec is None or isinstance(self.codec, (identity, zero_value))
     )
 
   @property
   def is_exact(self) -> bool:
-    """Whether what is decoded is always what was encoded."""
+    """Whether decoding always gives the array, bit for bit."""
     return not (self.rounds or self.may_overflow)
 
-  def encode(self, x: Array) -> tuple[list[Array], Array | None]:
-    """Returns the words that are kept, and how many values are not."""
-    if not self._is_words():
+  def encode(self, x: Array) -> tuple[Buffers, Array | None]:
+    """Encodes the array.
+
+    Returns:
+      The encoded buffers, and the number of nonzeros without room, int32[];
+      None where every array has room.
+    """
+    if not self._is_encoded():
       return [x], None
-    payload = self._encode(_once_differentiable(x) if self.is_float else x)
-    dropped = payload.overflow if self.may_overflow else None
-    return [_bits(a) for a in jax.tree.leaves(payload)], dropped
+    payload = self._make_payload(
+      _differentiable_once(x) if self.is_float else x
+    )
+    overflow = payload.overflow if self.may_overflow else None
+    return [_float_bits(a) for a in jax.tree.leaves(payload)], overflow
 
   def buffers_like(self) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of what is kept."""
+    """Returns the shapes and dtypes of its encoded buffers."""
     return jax.eval_shape(lambda x: self.encode(x)[0], self.like)
 
-  def decode(self, words: list[Array]) -> Array:
-    """Inverts `encode`."""
-    if not self._is_words():
-      return words[0]
-    likes, tree = jax.tree.flatten(self._payload())
+  def decode(self, buffers: Buffers) -> Array:
+    """Inverts `encode`, up to rounding."""
+    if not self._is_encoded():
+      return buffers[0]
+    likes, tree = jax.tree.flatten(self._payload_like())
+    pairs = zip(buffers, likes, strict=True)
     payload = jax.tree.unflatten(
-      tree, [_from_bits(w, a) for w, a in zip(words, likes, strict=True)]
+      tree,
+      [b if b.dtype == a.dtype else from_bits(b, a.dtype) for b, a in pairs],
     )
     if self.codec is not None:
       return self.codec.decode(payload, self.like)
     if self.kind == "mask":
-      return unpack(payload, 1, self.shape).astype(jnp.bool_)
+      return unpack_codes(payload, 1, self.shape).astype(jnp.bool_)
     return payload
 
-  def dropped(self, words: list[Array]) -> Array:
-    """Returns how many values are not kept, from what is."""
-    tree = jax.tree.structure(self._payload())
-    return jax.tree.unflatten(tree, words).overflow
+  def overflow_count(self, buffers: Buffers) -> Array:
+    """Returns the number of nonzeros that had no room, from the buffers."""
+    tree = jax.tree.structure(self._payload_like())
+    return jax.tree.unflatten(tree, buffers).overflow
 
-  def _is_words(self) -> bool:
-    """Whether what is kept is words of bits: nothing else rounds them."""
+  def _is_encoded(self) -> bool:
+    """Says whether the saved buffers are bits rather than the array itself.
+
+    Floats that no codec encodes are saved as unsigned words too: XLA:CPU would
+    keep a narrow float as float32, and nothing rounds a word.
+    """
     if math.prod(self.shape) == 0:
       return False
     return self.kind in ("mask", "dense", "sparse")
 
-  def _payload(self) -> PyTree:
+  def _payload_like(self) -> PyTree:
     if self.codec is not None:
       return self.codec.payload_like(self.like)
-    return jax.eval_shape(self._encode, self.like)
+    return jax.eval_shape(self._make_payload, self.like)
 
-  def _encode(self, x: Array) -> PyTree:
+  def _make_payload(self, x: Array) -> PyTree:
     if self.codec is not None:
-      return self.codec.encode(x, self.codec.init(x), _key_of(x))[0]
+      return self.codec.encode(x, self.codec.init(x), _key_from_data(x))[0]
     if self.kind == "mask":
-      return pack(x, 1)
+      return pack_codes(x, 1)
     return x
 
 
-def given(residual: Residual, choose: ResidualChoice) -> Residual:
-  """Returns the residual with what was chosen for it.
+def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:
+  """Returns the residual with the action that was chosen for it.
+
+  Args:
+    residual: an exact residual.
+    choose: function of a residual that returns its action.
+
+  Returns:
+    The residual as it is for fewer than 2048 elements, and for a codec that
+    would not make it smaller.
 
   Raises:
-    TypeError: the codec is not for such an array.
-    ValueError: the codec remembers something between arrays.
+    TypeError: the action is none, or a codec that does not take the array.
+    ValueError: the codec has state.
   """
-  if math.prod(residual.shape) < SMALL:
+  if math.prod(residual.shape) < _MIN_ELEMENTS:
     return residual
   action = choose(residual)
   if isinstance(action, recompute):
@@ -159,10 +199,11 @@ def given(residual: Residual, choose: ResidualChoice) -> Residual:
     residual, action = residual._replace(on_host=True), action.codec
   if action is None:
     return residual
-  return _encoded(residual, action)
+  return _with_codec(residual, action)
 
 
-def _encoded(residual: Residual, codec: Codec) -> Residual:
+def _with_codec(residual: Residual, codec: Codec) -> Residual:
+  """Returns the residual encoded by a codec, if that is smaller."""
   if not isinstance(codec, Codec):
     raise TypeError(
       "`codec` must give a Codec, `offload`, `recompute` or None for "
@@ -173,67 +214,70 @@ def _encoded(residual: Residual, codec: Codec) -> Residual:
       f"`codec` must be None for {residual.name}, which is "
       f"{shape_string(residual.like)}, got {codec!r}."
     )
-  if jax.tree.leaves(jax.eval_shape(codec.init, residual.like)):
+  if codec.is_tree:
+    raise TypeError(
+      f"`codec` must be a codec of arrays for {residual.name}, got {codec!r}."
+    )
+  if codec.has_state:
     raise ValueError(
-      "`codec` must remember nothing between arrays, got "
-      f"{codec!r} for {residual.name}."
+      f"`codec` must be a codec without state for {residual.name}, got "
+      f"{codec!r}."
     )
   encoded = residual._replace(codec=codec)
   try:
-    pays = encoded.encoded_bytes < residual.nbytes
+    is_smaller = encoded.encoded_bytes < residual.nbytes
   except TypeError as e:
     raise TypeError(
       f"`codec` must take {residual.name}, which is "
       f"{shape_string(residual.like)}, got {codec!r}: {e}"
     ) from e
-  return encoded if pays else residual
+  return encoded if is_smaller else residual
 
 
 @jax.custom_jvp
-def _once_differentiable(x: Array) -> Array:
-  """Returns `x`; its bits, which are what is kept, have no derivative."""
+def _differentiable_once(x: Array) -> Array:
+  """Returns `x` and refuses to be differentiated.
+
+  The encoded buffers are bits, which have no derivative: without this, second
+  derivatives would silently be zero.
+  """
   return x
 
 
-@_once_differentiable.defjvp
-def _refuse(primals: Any, tangents: Any) -> Any:
+@_differentiable_once.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> Any:
   raise NotImplementedError(
-    "A function wrapped in `compress_residuals` has no second derivatives: "
-    "what it keeps for its backward pass is bits. Wrap it for what is "
-    "differentiated once."
+    "A function wrapped in `compress_residuals` has no second derivatives: its "
+    "saved residuals are bits. Wrap a function that is differentiated once."
   )
 
 
-def full(x: Array) -> Array:
-  """The share of values of the fullest tile that are not zero, float32[]."""
+def fullest_tile_share(x: Array) -> Array:
+  """Returns the largest share of nonzeros of any tile, float32[].
+
+  Tiles have 1024 elements of the flat array, as those of `zero_value`.
+  """
   flat = (x != 0).reshape(-1)
   tile = min(_TILE, flat.size)
-  rest = -flat.size % tile
-  tiles = jnp.pad(flat, (0, rest)).reshape(-1, tile)
+  padding = -flat.size % tile
+  tiles = jnp.pad(flat, (0, padding)).reshape(-1, tile)
   counts = jnp.sum(tiles, axis=1, dtype=jnp.int32)
   return jnp.max(counts).astype(jnp.float32) / tile
 
 
-def _key_of(x: Array) -> Key:
-  """A key made of some of the array's own bits, so that steps differ."""
+def _key_from_data(x: Array) -> Key:
+  """Returns a random key made from some of the array's own bits.
+
+  Rounding is then reproducible, and differs between steps and layers without
+  a counter that the caller would have to pass.
+  """
   flat = x.reshape(-1)
-  some = _bits(flat[:: max(1, flat.size // SMALL)]).astype(jnp.uint32)
-  return make_key(lax.reduce(some, jnp.uint32(0), lax.bitwise_xor, (0,)))
+  sample = flat[:: max(1, flat.size // _MIN_ELEMENTS)]
+  words = _float_bits(sample).astype(jnp.uint32)
+  return make_key(lax.reduce(words, jnp.uint32(0), lax.bitwise_xor, (0,)))
 
 
-def _bits(x: Array) -> Array:
-  """A float's bits: XLA:CPU would keep a narrow one as float32."""
-  if not jnp.issubdtype(x.dtype, jnp.floating):
-    return x
-  word = _WORDS.get(x.dtype.itemsize)
-  return x if word is None else lax.bitcast_convert_type(x, word)
-
-
-def _from_bits(words: Array, like: jax.ShapeDtypeStruct) -> Array:
-  if words.dtype == like.dtype:
-    return words
-  return lax.bitcast_convert_type(words, like.dtype)
-
-
-def _itemsize(dtype: Any) -> int:
-  return int(getattr(dtype, "itemsize", 8))
+def _float_bits(x: Array) -> Array:
+  """Returns a float's bits as words; others, and float64, as they are."""
+  is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
+  return to_bits(x) if is_narrow else x

@@ -1,18 +1,23 @@
-"""A function that keeps what it needs, and the backward pass that needs it."""
+"""Choice of the values that a backward pass saves, and in what form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from jaxmotion.core import Array
 from jaxmotion.memory._memory_kind import is_on_host
 from jaxmotion.memory.residuals.choose._actions import ResidualChoice
-from jaxmotion.memory.residuals.choose._min_cut import minimum_cut, wanted
-from jaxmotion.memory.residuals.choose._residual import Residual, given
-from jaxmotion.memory.residuals.trace import JointProgram, kinds, names
+from jaxmotion.memory.residuals.choose._min_cut import (
+  find_minimum_cut,
+  values_read_by_backward,
+)
+from jaxmotion.memory.residuals.choose._residual import Residual, apply_choice
+from jaxmotion.memory.residuals.trace import (
+  JointProgram,
+  classify_values,
+  name_values,
+)
 from jaxmotion.program import (
   Step,
   Value,
@@ -21,17 +26,19 @@ from jaxmotion.program import (
   is_float_equality,
 )
 
-# More than any residual weighs, less than what cannot be cut.
-_NEVER = 1 << 50
+# Cost of saving a value that is to be recomputed: more than all residuals
+# together, less than an edge that cannot be cut, so that an argument that is
+# the only source is saved all the same.
+_RECOMPUTE_COST = 1 << 50
 
 
 class Options(NamedTuple):
-  """How residuals are chosen and kept.
+  """Options of the choice of residuals.
 
   Attributes:
-    choose: a residual's codec.
-    recompute: "cheap" or "all".
-    measure: whether to note how full sparse residuals are.
+    choose: function of a residual that returns its action.
+    recompute: "cheap" or "all"; see `compress_residuals`.
+    measure: whether diagnostics measure the nonzeros of sparse residuals.
   """
 
   choose: ResidualChoice
@@ -40,179 +47,261 @@ class Options(NamedTuple):
 
 
 class SavedResidual(NamedTuple):
-  """A value that is kept.
+  """A value of a program that is saved, and its form.
 
   Attributes:
-    value: of the program.
-    residual: what it is kept as.
+    value: the value.
+    residual: what it is saved as.
   """
 
   value: Value
   residual: Residual
 
 
-class Diagnostics(NamedTuple):
-  """What there is to say of a forward pass whose residuals are kept.
+class Selection(NamedTuple):
+  """The values that a function saves for its backward pass.
 
   Attributes:
-    overflows: residuals that are not all kept, int32[].
-    fills: by name of a sparse residual, the share of values of its fullest
-      tile that are not zero, float32[].
+    joint: the function and its backward pass.
+    always_live: inputs that are never saved, such as parameters.
+    saved: values that the forward pass saves.
+    cached: values that the backward pass recomputes and then saves exactly
+      until their last use; empty where nothing expensive is recomputed.
+    measured: saved residuals whose nonzeros diagnostics measure.
+    recompute_names: names of the residuals whose action is `recompute`.
   """
 
-  overflows: Array
-  fills: dict[str, Array]
+  joint: JointProgram
+  always_live: frozenset[Value]
+  saved: tuple[SavedResidual, ...]
+  cached: dict[Value, Residual]
+  measured: tuple[SavedResidual, ...]
+  recompute_names: tuple[str, ...]
 
-  @classmethod
-  def none(cls) -> Diagnostics:
-    """Nothing."""
-    return cls(jnp.zeros((), jnp.int32), {})
-
-  def add(self, other: Diagnostics) -> Diagnostics:
-    """Both."""
-    return Diagnostics(
-      self.overflows + other.overflows, {**self.fills, **other.fills}
-    )
-
-  def over_steps(self) -> Diagnostics:
-    """Of a whole loop, from those of its steps."""
-    fills = {name: jnp.max(fill) for name, fill in self.fills.items()}
-    return Diagnostics(jnp.sum(self.overflows, dtype=jnp.int32), fills)
+  def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
+    """Returns the inputs that are always live, None for others."""
+    pairs = zip(self.joint.inputs, inputs, strict=True)
+    return [x if v in self.always_live else None for v, x in pairs]
 
 
-class Selection:
-  """A function and its backward pass, and what is kept in between.
+def choose_residuals(
+  joint: JointProgram,
+  input_names: Sequence[str],
+  always_live: Sequence[bool],
+  options: Options,
+  prefix: str = "",
+  repeats: int = 1,
+) -> Selection:
+  """Chooses the values to save for the backward pass, and their form.
+
+  1. Each forward value is described as the residual that it would be saved as,
+     by the user's choice.
+  2. A minimum cut over encoded bytes chooses the values (`_choose_saved`).
+  3. If something expensive is recomputed, a second cut chooses which
+     recomputed values the backward pass saves again (`_choose_cached`).
+  4. Inputs from which an overflowed residual can be recomputed are saved
+     exactly (`_inputs_for_overflow`).
 
   Args:
-    joint: both.
-    inputs: names of the inputs.
-    free: of each input, whether it is there anyway.
-    options: how residuals are chosen and kept.
-    prefix: of the names of residuals.
-    repeats: how often the function runs with residuals of its own.
+    joint: the function and its backward pass.
+    input_names: names of the function's inputs, for names of residuals.
+    always_live: for each input, whether it stays in memory anyway.
+    options: options of the choice.
+    prefix: prefix of the names of residuals.
+    repeats: number of times the function runs with residuals of its own.
 
-  Attributes:
-    kept: what is kept.
-    held: what is computed again, and then kept as it is until its last use.
-    free: inputs that are there anyway.
-    again: names of what was to be computed again.
+  Returns:
+    The selection.
+  """
+  pairs = zip(joint.inputs, always_live, strict=True)
+  live = frozenset(v for v, is_live in pairs if is_live)
+  table = _ResidualTable(joint, input_names, options.choose, prefix, repeats)
+  described = map(table.describe, table.forward_values())
+  recompute_names = tuple(r.name for r in described if r.recomputed)
+  chosen = _choose_saved(joint, live, table, options.recompute)
+  cached: dict[Value, Residual] = {}
+  if recompute_names or options.recompute == "all":
+    cached = _choose_cached(joint, {*live, *chosen}, table)
+  saved = {v: table.describe(v) for v in chosen}
+  for value in _inputs_for_overflow(joint, live, saved):
+    saved[value] = table.describe(value)._replace(codec=None)
+  residuals = tuple(SavedResidual(v, r) for v, r in saved.items())
+  sparse = tuple(s for s in residuals if s.residual.kind == "sparse")
+  return Selection(
+    joint,
+    live,
+    residuals,
+    cached,
+    sparse if options.measure else (),
+    recompute_names,
+  )
+
+
+class _ResidualTable:
+  """The residual that each value of a joint program would be saved as.
+
+  Args:
+    joint: the function and its backward pass.
+    input_names: names of the function's inputs.
+    choose: function of a residual that returns its action.
+    prefix: prefix of the names of residuals.
+    repeats: number of times the function runs.
   """
 
   def __init__(
     self,
     joint: JointProgram,
-    inputs: Sequence[str],
-    free: Sequence[bool],
-    options: Options,
+    input_names: Sequence[str],
+    choose: ResidualChoice,
     prefix: str,
     repeats: int,
   ):
-    self.joint, self._options, self._repeats = joint, options, repeats
-    self._kind = kinds(joint.program)
-    self._label = names(joint.program, inputs, self._kind, prefix)
+    self._joint, self._choose, self._repeats = joint, choose, repeats
+    self._kind = classify_values(joint.program)
+    self._name = name_values(joint.program, input_names, self._kind, prefix)
     self._described: dict[Value, Residual] = {}
-    self.free = {v for v, f in zip(joint.inputs, free, strict=True) if f}
-    candidates = [v for v in self._label if v not in joint.backward]
-    described = [self._describe(v) for v in candidates]
-    self.again = [r.name for r in described if r.recomputed]
-    kept = self._choose()
-    self.held = self._hold(kept)
-    self.kept = [SavedResidual(v, self._describe(v)) for v in kept]
-    extra = self._ways_out()
-    self.kept += [
-      SavedResidual(v, self._describe(v)._replace(codec=None)) for v in extra
-    ]
 
-  def measured(self) -> list[SavedResidual]:
-    """What it is to be noted of how full it is."""
-    sparse = [k for k in self.kept if k.residual.kind == "sparse"]
-    return sparse if self._options.measure else []
+  def forward_values(self) -> list[Value]:
+    """Returns the values that depend on no cotangent."""
+    return [v for v in self._name if v not in self._joint.backward]
 
-  def only_free(self, inputs: Sequence[Array]) -> list[Array | None]:
-    """Returns the inputs that are there anyway, None for others."""
-    pairs = zip(self.joint.inputs, inputs, strict=True)
-    return [x if v in self.free else None for v, x in pairs]
-
-  def _exact(self, value: Value) -> Residual:
-    """A value as a residual that nothing rounds."""
+  def describe_exact(self, value: Value) -> Residual:
+    """Returns a value as a residual that no codec rounds."""
     aval = value.aval
-    name, kind = self._label[value], self._kind[value]
+    name, kind = self._name[value], self._kind[value]
     shape = tuple(aval.shape)
     return Residual(name, kind, shape, aval.dtype, repeats=self._repeats)
 
-  def _describe(self, value: Value) -> Residual:
-    """A value as the residual that it is to be."""
+  def describe(self, value: Value) -> Residual:
+    """Returns a value as the residual that it would be saved as.
+
+    Arguments of the function cannot be recomputed, so an action that might
+    require that leaves them as they are.
+    """
     if value not in self._described:
-      plain = residual = self._exact(value)
-      # What a loop kept is where the loop wants it.
-      if not (is_on_host(value.aval) or plain.is_of_loop):
-        residual = given(plain, self._options.choose)
-      may_not = residual.recomputed or residual.may_overflow
-      is_argument = value in self.joint.inputs
-      self._described[value] = plain if is_argument and may_not else residual
+      exact = residual = self.describe_exact(value)
+      # Residuals of an inner scan were already encoded and placed by that
+      # scan: leave them as they are. A stack on the host would otherwise be
+      # fetched as a whole, then row by row: a transformer of 24 layers in 8
+      # bits held 7076 MiB, and 2017 with the stack left where it is.
+      if not (is_on_host(value.aval) or exact.is_of_scan):
+        residual = apply_choice(exact, self._choose)
+      needs_recompute = residual.recomputed or residual.may_overflow
+      is_argument = value in self._joint.inputs
+      self._described[value] = (
+        exact if is_argument and needs_recompute else residual
+      )
     return self._described[value]
 
-  def _choose(self) -> list[Value]:
-    """The values to keep."""
-    firm: set[Value] = set()
 
-    def weigh(value: Value) -> int:
-      if not hasattr(value.aval, "shape"):
-        return 1
-      residual = self._describe(value)
-      return _NEVER if residual.recomputed else residual.encoded_bytes
+def _choose_saved(
+  joint: JointProgram,
+  live: frozenset[Value],
+  table: _ResidualTable,
+  recompute: str,
+) -> list[Value]:
+  """Chooses the values to save by minimum cuts over their encoded bytes.
 
-    def once(step: Step) -> bool:
-      if any(self._describe(v).recomputed for v in step.outs):
-        return False
-      hard = self._options.recompute == "cheap" and is_expensive(step.eqn)
-      return (
-        hard or is_float_equality(step.eqn) or not firm.isdisjoint(step.outs)
-      )
+  The backward pass must not rerun a step that is expensive (with
+  recompute="cheap") or that compares floats for equality, unless its result is
+  to be recomputed by the user's choice. It must neither rerun a discontinuous
+  step on rounded operands, but which operands are rounded is known only after
+  the cut. So the cut is repeated with the results of such steps added to
+  `must_save`, which only grows, until there are no new ones.
+  """
+  must_save: set[Value] = set()
 
-    while True:
-      kept = minimum_cut(self.joint, self.free, weigh, once)
-      more = set(self._of_rounded(kept)) - firm
-      if not more:
-        return kept
-      firm |= more
+  def cost(value: Value) -> int:
+    if not hasattr(value.aval, "shape"):
+      return 1  # An abstract token.
+    residual = table.describe(value)
+    return _RECOMPUTE_COST if residual.recomputed else residual.encoded_bytes
 
-  def _hold(self, kept: Sequence[Value]) -> dict[Value, Residual]:
-    """What to hold of that which is computed again: nothing dear is twice."""
-    if not (self.again or self._options.recompute == "all"):
-      return {}
-
-    def weigh(value: Value) -> int:
-      if not hasattr(value.aval, "shape"):
-        return 1
-      return self._exact(value).encoded_bytes
-
-    known = {*self.free, *kept}
-    held = minimum_cut(
-      self.joint, known, weigh, lambda step: is_expensive(step.eqn)
+  def never_recompute(step: Step) -> bool:
+    if any(table.describe(v).recomputed for v in step.outs):
+      return False
+    is_refused = recompute == "cheap" and is_expensive(step.eqn)
+    return (
+      is_refused
+      or is_float_equality(step.eqn)
+      or not must_save.isdisjoint(step.outs)
     )
-    return {v: self._exact(v) for v in held}
 
-  def _of_rounded(self, kept: Sequence[Value]) -> Iterator[Value]:
-    """Results of steep steps that would be done again on what was rounded.
+  while True:
+    chosen = find_minimum_cut(joint, live, cost, never_recompute)
+    found = set(_discontinuous_on_rounded(joint, live, chosen, table))
+    if not found - must_save:
+      return chosen
+    must_save |= found
 
-    What is computed again in between, by a convolution say, is seldom zero.
-    """
-    rounded = {v for v in kept if self._describe(v).rounds}
-    known = {*kept, *self.free, *self.joint.program.constants}
-    again = self.joint.order.leading_to(wanted(self.joint, self.free), known)
-    for step in again:
-      if is_discontinuous(step.eqn):
-        before = self.joint.order.leading_to(step.reads, known)
-        used = {v for s in (*before, step) for v in s.reads}
-        if used & rounded and not any(is_expensive(s.eqn) for s in before):
-          yield from step.outs
 
-  def _ways_out(self) -> list[Value]:
-    """Inputs from which the residuals that may overflow can be had."""
-    exact = {k.value for k in self.kept if k.residual.is_exact}
-    known = {*exact, *self.free, *self.joint.program.constants}
-    unsure = [k.value for k in self.kept if k.residual.may_overflow]
-    steps = self.joint.order.leading_to(unsure, known)
-    used = {v for s in steps for v in s.reads} - known
-    return [v for v in self.joint.inputs if v in used]
+def _discontinuous_on_rounded(
+  joint: JointProgram,
+  live: frozenset[Value],
+  chosen: Sequence[Value],
+  table: _ResidualTable,
+) -> Iterator[Value]:
+  """Yields results of discontinuous steps rerun on rounded residuals.
+
+  A ReLU mask recomputed from operands rounded to 8 bits would lose the 1 % of
+  them that are rounded to zero. Where an expensive step, a convolution say,
+  is rerun between the rounded residual and the comparison, its results are
+  seldom exactly zero, and the mask may be recomputed.
+  """
+  rounded = {v for v in chosen if table.describe(v).rounds}
+  known = {*chosen, *live, *joint.program.constants}
+  rerun = joint.order.leading_to(values_read_by_backward(joint, live), known)
+  for step in rerun:
+    if is_discontinuous(step.eqn):
+      before = joint.order.leading_to(step.reads, known)
+      used = {v for s in (*before, step) for v in s.reads}
+      if used & rounded and not any(is_expensive(s.eqn) for s in before):
+        yield from step.outs
+
+
+def _choose_cached(
+  joint: JointProgram, known: set[Value], table: _ResidualTable
+) -> dict[Value, Residual]:
+  """Chooses which recomputed values to save again until their last use.
+
+  Without them each reader would recompute for itself: the exponential of a
+  transformer's attention scores was computed three times, and XLA kept the
+  scores rather than the exponential. The cut goes through values that follow
+  without another expensive step from what was recomputed, so no expensive step
+  runs more than twice in all. The values are saved exactly: they live for a
+  short time only.
+
+  Args:
+    joint: the function and its backward pass.
+    known: values that are saved or always live.
+    table: residual of each value.
+  """
+
+  def cost(value: Value) -> int:
+    if not hasattr(value.aval, "shape"):
+      return 1
+    return table.describe_exact(value).encoded_bytes
+
+  chosen = find_minimum_cut(
+    joint, known, cost, lambda step: is_expensive(step.eqn)
+  )
+  return {v: table.describe_exact(v) for v in chosen}
+
+
+def _inputs_for_overflow(
+  joint: JointProgram,
+  live: frozenset[Value],
+  saved: dict[Value, Residual],
+) -> list[Value]:
+  """Returns the inputs that recomputing an overflowed residual would read.
+
+  A residual in zero-value coding may have more nonzeros than its capacity. It
+  is then recomputed from residuals that are exact and from always-live inputs;
+  where these are not enough, from further inputs, which must be saved exactly.
+  """
+  exact = {v for v, residual in saved.items() if residual.is_exact}
+  known = {*exact, *live, *joint.program.constants}
+  unsure = [v for v, residual in saved.items() if residual.may_overflow]
+  steps = joint.order.leading_to(unsure, known)
+  used = {v for s in steps for v in s.reads} - known
+  return [v for v in joint.inputs if v in used]

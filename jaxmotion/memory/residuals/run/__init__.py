@@ -1,12 +1,11 @@
-"""Evaluates the two passes with the chosen residuals."""
+"""Runs the two passes of a function with the selected residuals."""
 
 from jaxmotion.memory.residuals.run._backward import backward as backward
 from jaxmotion.memory.residuals.run._forward import (
-  Words as Words,
+  evaluate_outputs as evaluate_outputs,
   forward as forward,
-  plain as plain,
 )
 from jaxmotion.memory.residuals.run._host_buffers import (
   HostBuffers as HostBuffers,
 )
-from jaxmotion.memory.residuals.run._scan import run_loop as run_loop
+from jaxmotion.memory.residuals.run._scan import run_scan as run_scan

@@ -1,4 +1,4 @@
-"""The forward pass of a function whose residuals are kept as a split says."""
+"""Forward pass that encodes and saves the selected residuals."""
 
 from __future__ import annotations
 
@@ -12,147 +12,200 @@ from jax import lax
 from jaxmotion.core import Array, assert_replicated, varying_axes
 from jaxmotion.memory._memory_kind import to_host
 from jaxmotion.memory.residuals.choose import (
+  Buffers,
   Diagnostics,
   SavedResidual,
   Selection,
-  full,
+  fullest_tile_share,
 )
 from jaxmotion.program import Operand, Step, Value, evaluate, read_operand
 
-Words = list[Array]
 Env = dict[Value, Any]
 
 
-def plain(
-  split: Selection, inputs: Sequence[Array]
+def evaluate_outputs(
+  selection: Selection, inputs: Sequence[Array]
 ) -> tuple[list[Any], Diagnostics]:
-  """Returns the outputs and notes of nothing."""
-  env = environment(split, zip(split.joint.inputs, inputs, strict=True))
-  ends = _ends(split)
-  evaluate(split.joint.order.leading_to(ends, env), env)
+  """Evaluates the function without saving anything.
+
+  Args:
+    selection: the function and its selected residuals.
+    inputs: arrays, one for each input.
+
+  Returns:
+    The outputs, and diagnostics of zeros in the structure of `forward`'s.
+  """
+  env = make_env(selection, zip(selection.joint.inputs, inputs, strict=True))
+  ends = _output_values(selection)
+  evaluate(selection.joint.order.leading_to(ends, env), env)
   zero = jnp.zeros((), jnp.float32)
-  fills = {residual.name: zero for _, residual in split.measured()}
-  return _results(split, env, 0, fills)
+  fills = {residual.name: zero for _, residual in selection.measured}
+  return _collect_results(selection, env, 0, fills)
 
 
 def forward(
-  split: Selection, inputs: Sequence[Array], *, transfer: bool = True
-) -> tuple[tuple[list[Any], Diagnostics], list[Words]]:
-  """Returns the outputs, notes on them, and what is kept.
+  selection: Selection, inputs: Sequence[Array], *, transfer: bool = True
+) -> tuple[tuple[list[Any], Diagnostics], list[Buffers]]:
+  """Evaluates the function and saves the selected residuals.
 
-  A residual is encoded after its last use and before what comes next, or XLA
-  would keep it until there is time. What goes to the host has until the next
-  one is encoded to get there, the last until there is a result; without
-  `transfer`
-  the caller sends it.
+  Two orders are held by barriers:
+
+  * A residual is encoded after its last use and before the next step. Left to
+    itself, XLA would keep the original until it has time to encode, which is
+    in the backward pass.
+  * Buffers that go to the host must have arrived when the next residual is
+    encoded, the last ones when there is an output. Left to itself, XLA would
+    send them when it has time, which is in the backward pass, too.
+
+  Args:
+    selection: the function and its selected residuals.
+    inputs: arrays, one for each input.
+    transfer: whether to copy the buffers of offloaded residuals to the host.
+      If False the caller does so, as a loop that carries them does.
+
+  Returns:
+    The outputs and the diagnostics, and the encoded buffers of each saved
+    residual.
   """
-  env = environment(split, zip(split.joint.inputs, inputs, strict=True))
-  ends = [*_ends(split), *(k.value for k in split.kept)]
-  steps = split.joint.order.leading_to(ends, env)
-  encoded: dict[Value, Words] = {}
-  dropped: list[Array] = []
-  leaving: list[Words] = []
+  joint = selection.joint
+  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
+  ends = [*_output_values(selection), *(s.value for s in selection.saved)]
+  steps = joint.order.leading_to(ends, env)
+  encoded: dict[Value, Buffers] = {}
+  overflow_counts: list[Array] = []
+  in_transit: list[Buffers] = []
 
-  def wait(token: Value | None) -> None:
-    """Lets a value wait for what is on its way."""
-    if leaving and token is not None:
-      # Later uses are of the array itself: a loop that stacks it has no place
-      # on the host for what a barrier returns.
-      _, env[token] = together(leaving, env[token])
-      leaving.clear()
+  def wait_for_transfers(token: Value | None) -> None:
+    """Makes `env[token]` depend on the pending host transfers.
+
+    The buffers themselves stay as they were before the barrier: a loop that
+    stacks them in host memory must stack what was sent, or XLA finds no place
+    on the host for the stack.
+    """
+    if in_transit and token is not None:
+      _, env[token] = tie_to_token(in_transit, env[token])
+      in_transit.clear()
 
   def encode(due: Sequence[SavedResidual], token: Value | None) -> None:
-    words = {}
+    """Encodes residuals before anything reads the token."""
+    buffers = {}
     for value, residual in due:
-      words[value], lost = residual.encode(env[value])
-      dropped.extend([] if lost is None else [lost])
-    wait(token)
-    held = list(words.values())
+      buffers[value], overflow = residual.encode(env[value])
+      overflow_counts.extend([] if overflow is None else [overflow])
+    wait_for_transfers(token)
+    tied = list(buffers.values())
     if token is not None:
-      held, env[token] = together(held, env[token])
-    encoded.update(zip(words, held, strict=True))
+      tied, env[token] = tie_to_token(tied, env[token])
+    encoded.update(zip(buffers, tied, strict=True))
     for value, residual in due:
       if residual.on_host and transfer:
         encoded[value] = to_host(encoded[value])
-        leaving.append(encoded[value])
+        in_transit.append(encoded[value])
 
-  waiting = evaluate_keeping(steps, env, split.kept, encode)
-  results = (v for v in split.joint.outputs if isinstance(v, Value))
-  end = next(results, None)
+  waiting = evaluate_and_encode(steps, env, selection.saved, encode)
+  results = (v for v in joint.outputs if isinstance(v, Value))
+  last_token = next(results, None)
   if waiting:
-    encode(waiting, end)
-  wait(end)
-  overflows = sum((lost > 0).astype(jnp.int32) for lost in dropped)
-  fills = {r.name: full(env[v]) for v, r in split.measured()}
-  words = [encoded[k.value] for k in split.kept]
-  return _results(split, env, overflows, fills), words
+    encode(waiting, last_token)
+  wait_for_transfers(last_token)
+  overflows = sum((n > 0).astype(jnp.int32) for n in overflow_counts)
+  fills = {r.name: fullest_tile_share(env[v]) for v, r in selection.measured}
+  buffers = [encoded[s.value] for s in selection.saved]
+  return _collect_results(selection, env, overflows, fills), buffers
 
 
-def together(held: Any, token: Array) -> tuple[Any, Array]:
-  """Returns both, neither before the other."""
-  return tied((held, token))
+def tie_to_token(arrays: Any, token: Array) -> tuple[Any, Array]:
+  """Returns a tree of arrays and a token, neither available before the other.
+
+  Whatever reads the returned token runs after the arrays exist, and whatever
+  reads the returned arrays runs after the token exists.
+  """
+  return tie_arrays((arrays, token))
 
 
-def tied(before: Any) -> Any:
-  """Returns all arrays, none before another."""
-  return jax.tree.map(_typed_as, lax.optimization_barrier(before), before)
+def tie_arrays(tree: Any) -> Any:
+  """Returns all arrays of a tree, none available before the others."""
+  return jax.tree.map(_restore_varying, lax.optimization_barrier(tree), tree)
 
 
-def _typed_as(x: Array, like: Array) -> Array:
-  """The barrier types all as varying where any is."""
+def _restore_varying(x: Array, like: Array) -> Array:
+  """Types an array as varying over the mesh axes of another.
+
+  A barrier types all of its results as varying where any operand is.
+  """
   extra = varying_axes(x) - varying_axes(like)
   return assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
 
 
-def evaluate_keeping(
+def evaluate_and_encode(
   steps: Sequence[Step],
   env: Env,
-  kept: Sequence[SavedResidual],
+  saved: Sequence[SavedResidual],
   encode: Callable[[Sequence[SavedResidual], Value | None], None],
 ) -> list[SavedResidual]:
-  """Runs steps, and has each residual encoded after its last use.
+  """Runs steps and encodes each residual right after its last use.
+
+  Args:
+    steps: steps, in order.
+    env: arrays of known values; gets the results of the steps.
+    saved: residuals to encode.
+    encode: encodes residuals, given a value that is to wait for that: the
+      first result of the step that used them last. It is called before all
+      steps, with None, for residuals that no step uses.
 
   Returns:
-    Those that are still to be encoded, as nothing comes after them.
+    Residuals that are still to be encoded, since no step follows the one that
+    made them.
   """
-  due = _due(kept, steps)
+  due = _group_by_last_use(saved, steps)
   encode(due.pop(-1, []), None)
   waiting: list[SavedResidual] = []
   for i, step in enumerate(steps):
     evaluate([step], env)
     group = [*waiting, *due.get(i, ())]
-    # What nothing else is made of waits for the next result.
-    waiting = [k for k in group if k.value is step.outs[0]]
+    # A residual that is itself the result cannot be tied to it: it waits for
+    # the next step's result.
+    waiting = [s for s in group if s.value is step.outs[0]]
     if len(group) > len(waiting):
-      encode([k for k in group if k not in waiting], step.outs[0])
+      encode([s for s in group if s not in waiting], step.outs[0])
   return waiting
 
 
-def _due(
-  kept: Iterable[SavedResidual], steps: Sequence[Step]
+def _group_by_last_use(
+  saved: Iterable[SavedResidual], steps: Sequence[Step]
 ) -> dict[int, list[SavedResidual]]:
-  """By the step after which they are encoded; -1: before all."""
+  """Groups residuals by the position of the step that uses them last.
+
+  Position -1 holds those that no step reads or makes.
+  """
   last = {
     v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
   }
   due: dict[int, list[SavedResidual]] = {}
-  for keep in kept:
-    due.setdefault(last.get(keep.value, -1), []).append(keep)
+  for one in saved:
+    due.setdefault(last.get(one.value, -1), []).append(one)
   return due
 
 
-def environment(split: Selection, pairs: Iterable[tuple[Value, Any]]) -> Env:
-  """Returns what is there when a pass begins."""
-  return {**split.joint.program.constants, **dict(pairs)}
+def make_env(selection: Selection, pairs: Iterable[tuple[Value, Any]]) -> Env:
+  """Returns the values that a pass starts from: constants and given pairs."""
+  return {**selection.joint.program.constants, **dict(pairs)}
 
 
-def _ends(split: Selection) -> list[Operand]:
-  return [*split.joint.outputs, *jax.tree.leaves(split.joint.notes)]
+def _output_values(selection: Selection) -> list[Operand]:
+  """Returns the outputs of the function and its diagnostics."""
+  joint = selection.joint
+  return [*joint.outputs, *jax.tree.leaves(joint.diagnostics)]
 
 
-def _results(
-  split: Selection, env: Env, overflows: Any, fills: dict[str, Array]
+def _collect_results(
+  selection: Selection, env: Env, overflows: Any, fills: dict[str, Array]
 ) -> tuple[list[Any], Diagnostics]:
-  inner = jax.tree.map(lambda v: read_operand(env, v), split.joint.notes)
+  """Returns the outputs, and the diagnostics merged with those of loops."""
+  inner = jax.tree.map(
+    lambda v: read_operand(env, v), selection.joint.diagnostics
+  )
   own = Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
-  return [read_operand(env, v) for v in split.joint.outputs], inner.add(own)
+  return [read_operand(env, v) for v in selection.joint.outputs], inner.merge(
+    own
+  )

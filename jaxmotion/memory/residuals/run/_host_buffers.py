@@ -1,4 +1,4 @@
-"""The words of one turn of a loop: what stays, and what goes to the host."""
+"""Layout of one loop iteration's encoded residuals on device and host."""
 
 from __future__ import annotations
 
@@ -9,82 +9,100 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, AxisName, PyTree, to_varying, varying_axes
-from jaxmotion.memory.residuals.choose import Residual
-from jaxmotion.memory.residuals.run._forward import Words
+from jaxmotion.memory.residuals.choose import Buffers, Residual
 
 
 class HostBuffers:
-  """Lays out the words of a turn.
+  """Lays out one iteration's residuals: a device part and host buffers.
 
-  Those that go to the host are put end to end, an array for each dtype: XLA:GPU
-  has two transfers under way at most, and of many waits for most. A loop that
-  carries them sends them while its next turn computes, and fetches them while
-  the turn before does.
+  Encoded buffers that go to the host are concatenated, to one host buffer for
+  each dtype. XLA:GPU has at most two transfers under way, so of a dozen per
+  iteration it waited for most. A loop carries the host buffers to its next
+  iteration: they are sent while that one computes, and fetched while the
+  iteration before computes. The cost is the memory of one more iteration's
+  buffers.
 
   Args:
-    kept: what the words are those of.
+    residuals: residuals of an iteration, in the order of their buffers.
   """
 
-  def __init__(self, kept: Sequence[Residual]):
-    self._likes = [(r.buffers_like(), r.on_host) for r in kept]
+  def __init__(self, residuals: Sequence[Residual]):
+    self._likes = [(r.buffers_like(), r.on_host) for r in residuals]
     self._sizes: dict[Any, int] = {}
-    for likes, host in self._likes:
-      for like in likes if host else ():
+    for likes, on_host in self._likes:
+      for like in likes if on_host else ():
         self._sizes[like.dtype] = self._sizes.get(like.dtype, 0) + like.size
 
   def __bool__(self) -> bool:
-    """Whether there are any on the host."""
+    """Whether any residual goes to the host."""
     return bool(self._sizes)
 
-  def zeros(self, beside: PyTree) -> list[Array]:
-    """Returns what goes to the host before there is anything.
+  def zeros(self, varying_like: PyTree) -> list[Array]:
+    """Returns host buffers of zeros, which the first iteration carries.
 
     Args:
-      beside: arrays; where one differs from worker to worker, this may.
+      varying_like: arrays; where one varies over a mesh axis, the zeros do.
     """
     zeros = [jnp.zeros(n, dtype) for dtype, n in self._sizes.items()]
-    return to_varying(zeros, _axes(beside))
+    return to_varying(zeros, _varying_axes(varying_like))
 
   def pack(
-    self, words: Sequence[Words], beside: PyTree
-  ) -> tuple[list[Words], list[Array]]:
-    """Returns the words that stay, and what goes to the host.
+    self, buffers: Sequence[Buffers], varying_like: PyTree
+  ) -> tuple[list[Buffers], list[Array]]:
+    """Separates the buffers that stay from those that go to the host.
 
     Args:
-      words: of each residual.
-      beside: as for `zeros`.
+      buffers: encoded buffers of each residual.
+      varying_like: arrays; where one varies over a mesh axis, the host buffers
+        do.
+
+    Returns:
+      The buffers of the residuals that stay on the device, and one host
+      buffer for each dtype, flat. The host buffers are still on the device.
     """
-    here: list[Words] = []
-    there: dict[Any, list[Array]] = {dtype: [] for dtype in self._sizes}
-    for own, (_, host) in zip(words, self._likes, strict=True):
-      if not host:
-        here.append(own)
+    device: list[Buffers] = []
+    host: dict[Any, list[Array]] = {dtype: [] for dtype in self._sizes}
+    for own, (_, on_host) in zip(buffers, self._likes, strict=True):
+      if not on_host:
+        device.append(own)
         continue
       for a in own:
-        there[a.dtype].append(a.reshape(-1))
-    joined = [jnp.concatenate(parts) for parts in there.values()]
-    return here, to_varying(joined, _axes(beside))
+        host[a.dtype].append(a.reshape(-1))
+    joined = [jnp.concatenate(parts) for parts in host.values()]
+    return device, to_varying(joined, _varying_axes(varying_like))
 
-  def unpack(self, there: Sequence[Array]) -> list[Words]:
-    """Returns the words of each residual that went to the host."""
-    rest = dict(zip(self._sizes, there, strict=True))
-    far: list[Words] = []
-    for likes, host in self._likes:
-      if not host:
+  def unpack(self, host: Sequence[Array]) -> list[Buffers]:
+    """Returns the buffers of each offloaded residual from the host buffers."""
+    remaining = dict(zip(self._sizes, host, strict=True))
+    fetched: list[Buffers] = []
+    for likes, on_host in self._likes:
+      if not on_host:
         continue
       own = []
       for like in likes:
-        flat, rest[like.dtype] = jnp.split(rest[like.dtype], [like.size])
+        flat, remaining[like.dtype] = jnp.split(
+          remaining[like.dtype], [like.size]
+        )
         own.append(flat.reshape(like.shape))
-      far.append(own)
-    return far
+      fetched.append(own)
+    return fetched
 
-  def merge(self, here: Sequence[Words], far: Sequence[Words]) -> list[Words]:
-    """Returns the words of all residuals, in their order."""
-    near, back = iter(here), iter(far)
-    return [next(back if host else near) for _, host in self._likes]
+  def merge(
+    self, device: Sequence[Buffers], fetched: Sequence[Buffers]
+  ) -> list[Buffers]:
+    """Returns the buffers of all residuals, in their order; inverts `pack`.
+
+    Args:
+      device: buffers that stayed on the device, from `pack`.
+      fetched: buffers that came back from the host, from `unpack`.
+    """
+    stayed, came_back = iter(device), iter(fetched)
+    return [
+      next(came_back if on_host else stayed) for _, on_host in self._likes
+    ]
 
 
-def _axes(tree: PyTree) -> tuple[AxisName, ...]:
+def _varying_axes(tree: PyTree) -> tuple[AxisName, ...]:
+  """Returns the mesh axes over which any array of a tree varies."""
   axes = {a for leaf in jax.tree.leaves(tree) for a in varying_axes(leaf)}
   return tuple(sorted(axes, key=str))

@@ -1,4 +1,4 @@
-"""A loop that keeps some of what its backward pass needs on the host."""
+"""Scan whose saved residuals travel to the host and back in iterations."""
 
 from __future__ import annotations
 
@@ -10,101 +10,124 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, is_inexact
 from jaxmotion.memory._memory_kind import to_device, to_host
 from jaxmotion.memory.residuals.choose import Diagnostics, Selection
 from jaxmotion.memory.residuals.run._backward import backward
-from jaxmotion.memory.residuals.run._forward import forward, plain
+from jaxmotion.memory.residuals.run._forward import evaluate_outputs, forward
 from jaxmotion.memory.residuals.run._host_buffers import HostBuffers
-from jaxmotion.memory.residuals.trace import is_smooth
 
 Arrays = list[Array]
 
 
-def run_loop(
-  split: Selection,
-  words_of: HostBuffers,
-  fixed: Sequence[Array],
-  start: Sequence[Array],
-  rows: Sequence[Array],
+def run_scan(
+  selection: Selection,
+  layout: HostBuffers,
+  consts: Sequence[Array],
+  init: Sequence[Array],
+  xs: Sequence[Array],
   **options: Any,
 ) -> tuple[tuple[Arrays, Arrays], Diagnostics]:
-  """Runs a loop whose turns send what they keep while the next one computes.
+  """Runs a scan whose iterations send their residuals to the host.
+
+  The host buffers of an iteration are carried to the next one, which sends
+  them while it computes. In the backward pass an iteration fetches the buffers
+  of the one that follows (in backward order), again while it computes. The
+  buffers of the last forward iteration never leave the device: the backward
+  pass begins with them.
+
+  Before, an iteration sent its buffers at its end and fetched them at its
+  beginning, and so waited for all of its transfers.
 
   Args:
-    split: of a turn: of what is fixed, a row and what is carried.
-    words_of: of a turn.
-    fixed: the same in all turns.
-    start: what is carried into the first.
-    rows: one for each turn, stacked.
-    **options: of `lax.scan`.
+    selection: residuals of the body, a function of (*consts, *x, *carry).
+    layout: layout of the body's residuals.
+    consts: arrays that all iterations read.
+    init: carry of the first iteration.
+    xs: arrays with a row for each iteration.
+    **options: `length`, `reverse` and `unroll` of `lax.scan`.
 
   Returns:
-    What is carried out of the last turn, the turns' results stacked, and notes.
+    The last carry, the stacked outputs, and the diagnostics of all iterations.
   """
-  many = len(start)
+  carried = len(init)
   scan: Any = functools.partial(lax.scan, **options)
 
   @jax.custom_vjp
-  def run(fixed: Arrays, start: Arrays, rows: Arrays) -> Any:
-    def turn(carry: Arrays, row: Arrays) -> Any:
-      outs, notes = plain(split, [*fixed, *row, *carry])
-      return outs[:many], (outs[many:], notes)
+  def run(consts: Arrays, init: Arrays, xs: Arrays) -> Any:
+    def iteration(carry: Arrays, x: Arrays) -> Any:
+      outs, notes = evaluate_outputs(selection, [*consts, *x, *carry])
+      return outs[:carried], (outs[carried:], notes)
 
-    return scan(turn, start, rows)
+    return scan(iteration, init, xs)
 
-  def keep(fixed: Arrays, start: Arrays, rows: Arrays) -> Any:
-    beside = fixed, start, rows
+  def run_forward(consts: Arrays, init: Arrays, xs: Arrays) -> Any:
+    operands = consts, init, xs
 
-    def turn(state: Any, row: Arrays) -> Any:
-      carry, before = state
-      inputs = [*fixed, *row, *carry]
-      (outs, notes), words = forward(split, inputs, transfer=False)
-      here, there = words_of.pack(words, beside)
-      return (outs[:many], there), (outs[many:], notes, here, to_host(before))
+    def iteration(state: Any, x: Arrays) -> Any:
+      carry, previous = state
+      inputs = [*consts, *x, *carry]
+      (outs, notes), buffers = forward(selection, inputs, transfer=False)
+      device, host = layout.pack(buffers, operands)
+      sent = to_host(previous)
+      return (outs[:carried], host), (outs[carried:], notes, device, sent)
 
-    begin = start, words_of.zeros(beside)
-    (carry, last), (ys, notes, here, there) = scan(turn, begin, rows)
-    return (carry, (ys, notes)), (fixed, rows, last, here, there)
+    begin = init, layout.zeros(operands)
+    (carry, last), (ys, notes, device, host) = scan(iteration, begin, xs)
+    return (carry, (ys, notes)), (consts, xs, last, device, host)
 
-  def pull(kept: Any, cotangents: Any) -> Any:
-    fixed, rows, last, here, there = kept
+  def run_backward(residuals: Any, cotangents: Any) -> Any:
+    consts, xs, last, device, host = residuals
     ct_carry, (ct_ys, _) = cotangents
 
-    def turn(state: Any, own: Any) -> Any:
-      ct, sums, far = state
-      row, ct_y, near, before = own
-      before = to_device(before)
-      words = words_of.merge(near, far)
-      inputs = [*fixed, *row, *([None] * many)]
-      grads = backward(split, inputs, words, [*ct, *ct_y], transfer=False)
-      first, second = len(fixed), len(fixed) + len(rows)
-      added = zip(sums, _present(grads[:first]), strict=True)
-      sums = [a + b for a, b in added]
-      state = _present(grads[second:]), sums, words_of.unpack(before)
-      return state, _present(grads[first:second])
+    def iteration(state: Any, row: Any) -> Any:
+      ct, const_grads, fetched = state
+      x, ct_y, stayed, previous = row
+      # Row i of the host stack holds the buffers of the iteration before i,
+      # which is the one that runs next: they are for the next iteration.
+      previous = to_device(previous)
+      buffers = layout.merge(stayed, fetched)
+      inputs = [*consts, *x, *([None] * carried)]
+      cts = [*ct, *ct_y]
+      grads = backward(selection, inputs, buffers, cts, transfer=False)
+      first, second = len(consts), len(consts) + len(xs)
+      pairs = zip(const_grads, _drop_none(grads[:first]), strict=True)
+      const_grads = [a + b for a, b in pairs]
+      ct = _drop_none(grads[second:])
+      # Laid out at the end of the iteration, when its own buffers are free.
+      state = ct, const_grads, layout.unpack(previous)
+      return state, _drop_none(grads[first:second])
 
-    zeros = [jnp.zeros_like(a) for a in _smooth(fixed)]
-    begin = _smooth(ct_carry), zeros, words_of.unpack(last)
-    turns = rows, _smooth(ct_ys), here, there
-    backwards = not options.get("reverse", False)
-    (ct, sums, _), of_rows = scan(turn, begin, turns, reverse=backwards)
-    return _spread(sums, fixed), _spread(ct, start), _spread(of_rows, rows)
+    zeros = [jnp.zeros_like(a) for a in _drop_integers(consts)]
+    begin = _drop_integers(ct_carry), zeros, layout.unpack(last)
+    rows = xs, _drop_integers(ct_ys), device, host
+    is_reverse = not options.get("reverse", False)
+    state, x_grads = scan(iteration, begin, rows, reverse=is_reverse)
+    ct, const_grads, _ = state
+    return (
+      _insert_none(const_grads, consts),
+      _insert_none(ct, init),
+      _insert_none(x_grads, xs),
+    )
 
-  run.defvjp(keep, pull)
-  carry, (ys, notes) = run(list(fixed), list(start), list(rows))
-  return (carry, ys), notes.over_steps()
+  run.defvjp(run_forward, run_backward)
+  carry, (ys, notes) = run(list(consts), list(init), list(xs))
+  return (carry, ys), notes.reduce_iterations()
 
 
-def _smooth(arrays: Sequence[Any]) -> list[Any]:
-  return [a for a in arrays if is_smooth(a)]
+def _drop_integers(arrays: Sequence[Any]) -> list[Any]:
+  """Returns the arrays that have gradients."""
+  return [a for a in arrays if is_inexact(a)]
 
 
-def _present(gradients: Sequence[Any]) -> list[Any]:
+def _drop_none(gradients: Sequence[Any]) -> list[Any]:
+  """Returns the gradients that exist."""
   return [g for g in gradients if g is not None]
 
 
-def _spread(gradients: Sequence[Array], of: Sequence[Array]) -> list[Any]:
-  """With None for what has no gradient."""
+def _insert_none(
+  gradients: Sequence[Array], like: Sequence[Array]
+) -> list[Any]:
+  """Returns one gradient for each array, None for arrays that have none."""
   given = iter(gradients)
-  return [next(given) if is_smooth(a) else None for a in of]
+  return [next(given) if is_inexact(a) else None for a in like]

@@ -1,8 +1,8 @@
-"""Small codes in words, packed in the pass that makes them.
+"""Packs small integer codes (masks, argmax positions) into uint32 words.
 
-`kernels.pack` reads codes that are in memory, 32 bits each: of a mask that is
-32 times what is kept of it. Here they are the operand of a reduction, which the
-compiler makes them in.
+`kernels.pack` reads codes that are in memory, 32 bits each. For a mask, that
+is 32 times what is saved of it. Here the codes are the operand of a reduction,
+so the compiler computes them inside the pass that packs them.
 """
 
 import math
@@ -13,18 +13,21 @@ from jax import lax
 from jaxmotion.core import Array
 
 
-def width(count: int) -> int:
-  """The least power of two of bits that tells `count` codes apart.
+def code_width(count: int) -> int:
+  """Returns the least power of two of bits that tells `count` codes apart.
 
-  >>> [width(count) for count in (2, 4, 9, 49)]
+  >>> [code_width(count) for count in (2, 4, 9, 49)]
   [1, 2, 4, 8]
   """
   bits = max(1, (count - 1).bit_length())
   return 1 << (bits - 1).bit_length()
 
 
-def pack(codes: Array, bits: int) -> Array:
+def pack_codes(codes: Array, bits: int) -> Array:
   """Packs codes of any shape into uint32[ceil(size * bits / 32)].
+
+  Word i holds the codes i, i + n, i + 2 n, ..., n being the number of words:
+  the reduction then runs along the first axis and vectorizes along the second.
 
   Args:
     codes: booleans or integers below 2**bits.
@@ -38,11 +41,11 @@ def pack(codes: Array, bits: int) -> Array:
   return lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (0,))
 
 
-def unpack(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
-  """Inverts `pack`, to uint32 of the shape.
+def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
+  """Inverts `pack_codes`; returns uint32 codes of the given shape.
 
   >>> codes = jnp.arange(10) % 4
-  >>> unpack(pack(codes, 2), 2, (2, 5)).tolist()
+  >>> unpack_codes(pack_codes(codes, 2), 2, (2, 5)).tolist()
   [[0, 1, 2, 3, 0], [1, 2, 3, 0, 1]]
   """
   planes = 32 // bits

@@ -1,4 +1,8 @@
-"""A function and its backward pass as one program."""
+"""Traces a function together with its backward pass into one flat program.
+
+One program of both passes lets the minimum cut see every value of the forward
+pass and every read of the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array, PyTree, abstract_like
-from jaxmotion.memory.residuals.trace._kinds import rectified
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  abstract_like,
+  is_inexact,
+  vjp_inexact,
+)
+from jaxmotion.memory.residuals.trace._kinds import reuse_relu_outputs
 from jaxmotion.program import (
   Operand,
   Order,
@@ -22,16 +31,16 @@ from jaxmotion.program import (
 
 
 class JointProgram(NamedTuple):
-  """A function and its backward pass.
+  """One program of a function and its backward pass.
 
   Attributes:
-    program: of both.
-    order: of its steps.
-    inputs: of the function.
-    cotangents: of those outputs that have some.
-    outputs: of the function.
-    notes: tree of what it says beside them, which has no gradient.
-    gradients: for each input; None for one that has none.
+    program: steps of the forward and the backward pass.
+    order: dependency order of its steps.
+    inputs: inputs of the function.
+    cotangents: cotangents of the inexact outputs, inputs of the program.
+    outputs: outputs of the function.
+    diagnostics: tree of auxiliary outputs, which have no gradient.
+    gradients: gradient for each input; None for one that has none.
     backward: values that depend on a cotangent.
   """
 
@@ -40,12 +49,17 @@ class JointProgram(NamedTuple):
   inputs: tuple[Value, ...]
   cotangents: tuple[Value, ...]
   outputs: tuple[Operand, ...]
-  notes: PyTree
+  diagnostics: PyTree
   gradients: tuple[Operand | None, ...]
   backward: frozenset[Value]
 
   def backward_steps(self) -> list[Step]:
-    """Those that lead to the gradients and depend on a cotangent."""
+    """Returns the steps of the backward pass, in order.
+
+    These are the steps that lead to a gradient and depend on a cotangent.
+    Steps of `jax.vjp`'s forward rules that depend on no cotangent (masks, say)
+    count as forward: the cut decides whether they run in the backward pass.
+    """
     ends = [g for g in self.gradients if g is not None]
     return [
       step
@@ -62,34 +76,27 @@ def trace_joint(
   """Traces a function together with its backward pass.
 
   Args:
-    fn: takes arrays, returns arrays and a tree of notes on them.
-    args: what it is called with.
+    fn: function of arrays that returns a list of arrays and a tree of
+      diagnostics.
+    args: arrays, tracers or shapes that it is called with.
     outs: types of the arrays it returns.
   """
-  smooth = [is_smooth(a) for a in args]
-  typed = [abstract_like(o) for o in outs if is_smooth(o)]
-  size = len(args)
-
-  def both(*values: Array) -> list[Array]:
-    given = iter(values[size:])
-    cts = [next(given) if is_smooth(o) else _nothing(o) for o in outs]
-
-    def of(*moving: Array) -> tuple[list[Array], PyTree]:
-      taken = iter(moving)
-      fixed = values[:size]
-      results, notes = fn(
-        *(next(taken) if s else v for v, s in zip(fixed, smooth, strict=True))
-      )
-      return list(results), notes
-
-    moving = [v for v, s in zip(values, smooth, strict=False) if s]
-    results, pull, notes = jax.vjp(of, *moving, has_aux=True)
-    noted, trees["notes"] = jax.tree.flatten(notes)
-    return [*results, *noted, *pull(cts)]
-
+  has_gradient = [is_inexact(a) for a in args]
+  ct_types = [abstract_like(o) for o in outs if is_inexact(o)]
+  count = len(args)
   trees: dict[str, Any] = {}
-  program = rectified(trace_program(both, *args, *typed))
-  inputs, cotangents = program.inputs[:size], program.inputs[size:]
+
+  def run_both_passes(*values: Array) -> list[Array]:
+    inexact_cts = iter(values[count:])
+    cts = [
+      next(inexact_cts) if is_inexact(o) else _float0_zeros(o) for o in outs
+    ]
+    results, pull, notes = vjp_inexact(fn, *values[:count])
+    flat_notes, trees["notes"] = jax.tree.flatten(notes)
+    return [*results, *flat_notes, *pull(cts)]
+
+  program = reuse_relu_outputs(trace_program(run_both_passes, *args, *ct_types))
+  inputs, cotangents = program.inputs[:count], program.inputs[count:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])
   return JointProgram(
@@ -99,24 +106,20 @@ def trace_joint(
     cotangents,
     program.outputs[: len(outs)],
     jax.tree.unflatten(trees["notes"], program.outputs[len(outs) : last]),
-    tuple(next(gradients) if s else None for s in smooth),
-    _depending_on(cotangents, program.steps),
+    tuple(next(gradients) if h else None for h in has_gradient),
+    _find_dependents(cotangents, program.steps),
   )
 
 
-def is_smooth(x: Any) -> bool:
-  """Says whether an array of this type has a gradient."""
-  dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
-  return jnp.issubdtype(dtype, jnp.inexact)
-
-
-def _nothing(x: Any) -> np.ndarray:
+def _float0_zeros(x: Any) -> np.ndarray:
+  """Returns the cotangent that JAX expects for an integer or boolean output."""
   return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _depending_on(
+def _find_dependents(
   values: Sequence[Value], steps: Sequence[Step]
 ) -> frozenset[Value]:
+  """Returns the given values and all that are computed from one of them."""
   found = set(values)
   for step in steps:
     if any(v in found for v in step.reads):

@@ -1,4 +1,8 @@
-"""What values are called and what is known of them."""
+"""Classifies the arrays of a program and names them.
+
+The kind of an array decides which codec may encode it; the name is what rules
+of `compress_residuals` match. ReLU masks are rewritten here, too.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,11 @@ from jax.extend import core
 
 from jaxmotion.program import Operand, Program, Step, Value
 
+# Views of an array: a name given to the view is a name of the array.
 _VIEWS = ("reshape", "slice", "split")
-# Zeros stay zeros.
-_KEEP_ZEROS = frozenset(
+# Primitives that turn zeros into zeros, so that sparse operands give sparse
+# results.
+_ZERO_PRESERVING = frozenset(
   """
   abs bitcast_convert_type broadcast_in_dim concatenate convert_element_type
   copy copy_p expand_dims max mul name neg pcast pvary reduce_precision
@@ -23,58 +29,64 @@ _KEEP_ZEROS = frozenset(
 )
 
 
-def kinds(program: Program) -> dict[Value, str]:
-  """Says of every value what sort of array it is.
+def classify_values(program: Program) -> dict[Value, str]:
+  """Returns the kind of every value of a program.
 
   Returns:
-    "mask" (booleans), "integer", "sparse" (floats that a rectifier, or what
-    keeps its zeros, has made), "dense" (other floats) or "other".
+    "mask" (booleans), "integer", "sparse" (floats that ReLU made, or an
+    operation that preserves its zeros), "dense" (other floats) or "other".
   """
-  zero: set[Value] = set()
+  zeros: set[Value] = set()
   sparse: set[Value] = set()
   for step in program.steps:
-    if _is_zero(step, zero):
-      zero.update(step.outs)
-    elif _is_sparse(step, zero, sparse):
+    if _makes_zeros(step, zeros):
+      zeros.update(step.outs)
+    elif _makes_sparse(step, zeros, sparse):
       sparse.update(step.outs)
   values = [*program.inputs, *(v for s in program.steps for v in s.outs)]
-  return {v: _kind(v, v in sparse) for v in values}
+  return {v: _value_kind(v, v in sparse) for v in values}
 
 
-def names(
+def name_values(
   program: Program,
-  inputs: Sequence[str],
+  input_names: Sequence[str],
   kind: dict[Value, str],
   prefix: str,
 ) -> dict[Value, str]:
-  """Names every value: its kind, and where it is from.
+  """Returns the name of every value: its kind, and its origin.
+
+  Names depend on the program alone, so they are the same in every run.
 
   Args:
-    program: all of it.
-    inputs: names of the inputs.
-    kind: of every value.
-    prefix: of where it is from.
+    program: the joint program of a function and its backward pass.
+    input_names: names of the function's inputs.
+    kind: kind of every value, from `classify_values`.
+    prefix: of the origin ("scan_0/" inside a loop).
 
   Returns:
-    "kind/argument", "kind/label" of what `checkpoint_name` has labelled, or
+    "kind/argument", "kind/label" where `checkpoint_name` gave a label, or
     "kind/primitive_number", the number counting the steps of that primitive;
-    "kind/constant_number" of what depends on no argument.
+    "kind/constant_number" for values that depend on no argument.
   """
-  label = dict(zip(program.inputs, inputs, strict=False))
+  label = dict(zip(program.inputs, input_names, strict=False))
   count: dict[str, int] = {}
-  moving = set(program.inputs)
+  depends_on_input = set(program.inputs)
   for step in program.steps:
-    moves = any(v in moving for v in step.reads)
-    moving.update(step.outs if moves else ())
-    # Loops hand out what their codecs need and no argument changes.
-    name = step.name if moves else "constant"
+    depends = any(v in depends_on_input for v in step.reads)
+    depends_on_input.update(step.outs if depends else ())
+    # The codec's constants in a loop (shapes, iotas) are outputs of the scan
+    # that no argument changes. Counting them as "constant" keeps the numbers
+    # of the other primitives independent of the codec.
+    name = step.name if depends else "constant"
     number = count[name] = count.get(name, -1) + 1
     for i, value in enumerate(step.outs):
-      place = f"{number}_{i}" if i else f"{number}"
-      label[value] = f"{name}_{place}"
+      origin = f"{number}_{i}" if i else f"{number}"
+      label[value] = f"{name}_{origin}"
       for source in step.reads if step.name in _VIEWS else ():
+        # Encoded buffers that a loop returns are laid out by views: each view
+        # keeps the name of the scan's output.
         if label.get(source, "").startswith("scan_"):
-          label[value] = label[source]  # Words of a loop, laid out.
+          label[value] = label[source]
     if step.name == "name":
       label[step.outs[0]] = step.eqn.params["name"]
       for value in step.reads:
@@ -82,43 +94,59 @@ def names(
   return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
 
 
-def rectified(program: Program) -> Program:
-  """Has masks of rectifiers made of what rectifiers return.
+def reuse_relu_outputs(program: Program) -> Program:
+  """Rewrites ReLU masks `operand > 0` as `result > 0`.
 
-  JAX compares their operand with zero, which the same comparison of their
-  result equals: whoever has the result needs no mask.
+  JAX's gradient of ReLU compares the operand with zero. The same comparison of
+  the result gives the same mask, so a backward pass that has the result (which
+  the next layer's gradient needs anyway) saves no mask.
   """
-  zero: set[Value] = set()
+  zeros: set[Value] = set()
   result: dict[Value, Value] = {}
   steps = []
   for step in program.steps:
-    if _is_zero(step, zero):
-      zero.update(step.outs)
-    operand = _rectified(step, zero)
+    if _makes_zeros(step, zeros):
+      zeros.update(step.outs)
+    operand = _relu_operand(step, zeros)
     if operand is not None:
       result.setdefault(operand, step.outs[0])
-    elif step.name == "gt" and _zero(step.ins[1], zero):
-      before = step.ins[0]
-      if isinstance(before, Value) and before in result:
-        step = step.with_operands((result[before], step.ins[1]))
+    elif step.name == "gt" and _is_zero(step.ins[1], zeros):
+      compared = step.ins[0]
+      if isinstance(compared, Value) and compared in result:
+        step = step.with_operands((result[compared], step.ins[1]))
     steps.append(step)
   return program._replace(steps=tuple(steps))
 
 
-def _rectified(step: Step, zero: set[Value]) -> Value | None:
-  """Returns what a step takes the maximum with zero of."""
+def _relu_operand(step: Step, zeros: set[Value]) -> Value | None:
+  """Returns the operand of a ReLU; None if the step is something else."""
   if step.name == "custom_jvp_call":
     inner = core.jaxprs_in_params(step.eqn.params)
-    ends = step.ins if all(map(_rectifies, inner)) else ()
+    operands = step.ins if all(map(_is_relu, inner)) else ()
   else:
-    ends = step.ins if step.name == "max" else ()
-  if step.name == "max" and not any(_zero(v, zero) for v in ends):
+    operands = step.ins if step.name == "max" else ()
+  if step.name == "max" and not any(_is_zero(v, zeros) for v in operands):
     return None
-  found = [v for v in ends if isinstance(v, Value) and not _zero(v, zero)]
+  found = [
+    v for v in operands if isinstance(v, Value) and not _is_zero(v, zeros)
+  ]
   return found[0] if len(found) == 1 else None
 
 
-def _kind(value: Value, sparse: bool) -> str:
+def _is_relu(jaxpr: core.Jaxpr) -> bool:
+  """Says whether a jaxpr is nothing but a maximum with zero."""
+  if len(jaxpr.eqns) != 1:
+    return False
+  (eqn,) = jaxpr.eqns
+  if eqn.primitive.name in ("jit", "pjit"):
+    return all(map(_is_relu, core.jaxprs_in_params(eqn.params)))
+  literals = [v for v in eqn.invars if isinstance(v, core.Literal)]
+  is_zero = any(_is_zero(v, set()) for v in literals)
+  return eqn.primitive.name == "max" and is_zero
+
+
+def _value_kind(value: Value, is_sparse: bool) -> str:
+  """Returns the kind of a value from its dtype and its sparsity."""
   dtype = getattr(value.aval, "dtype", None)
   if dtype is None:
     return "other"
@@ -127,43 +155,39 @@ def _kind(value: Value, sparse: bool) -> str:
   if jnp.issubdtype(dtype, jnp.integer):
     return "integer"
   if jnp.issubdtype(dtype, jnp.floating):
-    return "sparse" if sparse else "dense"
+    return "sparse" if is_sparse else "dense"
   return "other"
 
 
-def _is_zero(step: Step, zero: set[Value]) -> bool:
-  """Says whether all of a step's result is zero."""
-  moves = ("broadcast_in_dim", "convert_element_type", "pcast", "reshape")
-  return step.name in moves and all(_zero(v, zero) for v in step.ins[:1])
+def _makes_zeros(step: Step, zeros: set[Value]) -> bool:
+  """Says whether every element of a step's result is zero."""
+  views = ("broadcast_in_dim", "convert_element_type", "pcast", "reshape")
+  return step.name in views and all(_is_zero(v, zeros) for v in step.ins[:1])
 
 
-def _zero(operand: Operand, zero: set[Value]) -> bool:
+def _is_zero(operand: Operand, zeros: set[Value]) -> bool:
+  """Says whether an operand is a literal zero or a known array of zeros."""
   if isinstance(operand, core.Literal):
-    # The cotangents of integers are of a dtype that is compared with nothing.
+    # The cotangents of integers are float0, which compares with nothing.
     if getattr(operand.aval, "dtype", None) == jax.dtypes.float0:
       return False
     return bool(np.ndim(operand.val) == 0 and operand.val == 0)
-  return operand in zero
+  return operand in zeros
 
 
-def _is_sparse(step: Step, zero: set[Value], sparse: set[Value]) -> bool:
+def _makes_sparse(step: Step, zeros: set[Value], sparse: set[Value]) -> bool:
+  """Says whether a step is ReLU or preserves the zeros of its operands.
+
+  Of `max`, `mul` and `select_n`, one sparse operand is enough: a maximum with
+  zero is ReLU, a product with zero is zero, and a selection from zeros has
+  zeros. Of other zero-preserving primitives, all operands must be sparse.
+  """
   if step.name == "custom_jvp_call":
     (inner, *_) = core.jaxprs_in_params(step.eqn.params)
-    return _rectifies(inner)
-  if step.name not in _KEEP_ZEROS:
+    return _is_relu(inner)
+  if step.name not in _ZERO_PRESERVING:
     return False
-  found = [_zero(v, zero) or _zero(v, sparse) for v in step.ins]
+  found = [_is_zero(v, zeros) or _is_zero(v, sparse) for v in step.ins]
   if step.name in ("max", "mul", "select_n"):
     return any(found)
   return bool(found) and all(found)
-
-
-def _rectifies(jaxpr: core.Jaxpr) -> bool:
-  """Says whether all a function does is a maximum with zero."""
-  if len(jaxpr.eqns) != 1:
-    return False
-  (eqn,) = jaxpr.eqns
-  if eqn.primitive.name in ("jit", "pjit"):
-    return all(map(_rectifies, core.jaxprs_in_params(eqn.params)))
-  ends = [v for v in eqn.invars if isinstance(v, core.Literal)]
-  return eqn.primitive.name == "max" and any(_zero(v, set()) for v in ends)

@@ -1,4 +1,8 @@
-"""A maximum over windows that remembers where it was, in a few bits."""
+"""Max pooling whose backward pass reads only the argmax of each window.
+
+The argmax is the position inside the window, packed in 1 to 8 bits; JAX's own
+gradient of max pooling saves the whole operand.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,37 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.trace._bits import pack, unpack, width
+from jaxmotion.memory.residuals.trace._bits import (
+  code_width,
+  pack_codes,
+  unpack_codes,
+)
 from jaxmotion.program import Step
 
 Padding = tuple[tuple[int, int], ...]
-# Of larger windows the places take many passes.
-_LARGEST = 64
+# One comparison per window position: for larger windows, finding the argmax
+# takes too many passes over the operand.
+_LARGEST_WINDOW = 64
 
 
 def is_max_pool(step: Step) -> bool:
-  """Says whether a step is a maximum over windows that `max_pool` can take."""
+  """Says whether a step is max pooling that `max_pool` can evaluate."""
   if step.name != "reduce_window_max":
     return False
   params = step.eqn.params
   dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
   floats = jnp.issubdtype(step.outs[0].aval.dtype, jnp.floating)
   size = math.prod(params["window_dimensions"])
-  return floats and not dilated and 1 < size <= _LARGEST
+  return floats and not dilated and 1 < size <= _LARGEST_WINDOW
 
 
 def evaluate_max_pool(step: Step, x: Array) -> Array:
-  """Does such a step."""
+  """Evaluates a max-pooling step by `max_pool`.
+
+  Args:
+    step: a step for which `is_max_pool` holds.
+    x: its operand.
+  """
   params = step.eqn.params
   return max_pool(
     x,
@@ -46,15 +60,22 @@ def evaluate_max_pool(step: Step, x: Array) -> Array:
 def max_pool(
   x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Padding
 ) -> Array:
-  """The maximum over windows, with a gradient that does not read `x`.
+  """Computes max pooling with a gradient that does not read `x`.
 
-  The gradient of a window goes to the first of its largest values, as that of
-  `lax.reduce_window` does; of a window that holds NaN, to its first value.
+  The gradient of a window goes to the first of its largest elements, as that
+  of `lax.reduce_window` does. If the window holds NaN, the gradient goes to
+  its first element.
+
+  Args:
+    x: floats of any rank.
+    window: window size along each axis.
+    strides: window stride along each axis.
+    padding: (low, high) padding along each axis, with -inf.
   """
-  return _largest(x, window, strides, padding)
+  return _reduce_max(x, window, strides, padding)
 
 
-def _largest(
+def _reduce_max(
   x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Padding
 ) -> Array:
   return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, padding)
@@ -63,46 +84,56 @@ def _largest(
 def _forward(
   x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Padding
 ) -> tuple[Array, tuple[Array, Array]]:
-  y = _largest(x, window, strides, padding)
+  """Returns the maxima, and as residuals the packed argmax of each window.
+
+  The argmax comes from the comparisons of a running maximum over the window
+  positions. It must not be found by looking for elements equal to `y`: where
+  XLA computes `x` in two fusions, the two copies may differ by a rounding, and
+  no element of one equals the maximum of the other.
+  """
+  y = _reduce_max(x, window, strides, padding)
   lowest = jnp.asarray(-jnp.inf, x.dtype)
-  wide = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
-  place = jnp.zeros(y.shape, jnp.uint32)
-  most = jnp.full(y.shape, lowest)
-  # Not by looking for `y`: where XLA computes `x` twice, the two may differ by
-  # a rounding, and none of one would be found in the other.
-  for k, start in enumerate(_places(window)):
+  padded = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
+  argmax = jnp.zeros(y.shape, jnp.uint32)
+  largest = jnp.full(y.shape, lowest)
+  for k, start in enumerate(_window_offsets(window)):
     stop = [
       s + (n - 1) * step + 1
       for s, n, step in zip(start, y.shape, strides, strict=True)
     ]
-    part = lax.slice(wide, start, stop, strides)
-    # The first of several equals stays.
-    place = jnp.where(part > most, jnp.uint32(k), place)
-    most = jnp.maximum(part, most)
-  place = jnp.where(jnp.isnan(most), jnp.uint32(0), place)
-  # Nothing of `x` but its shape and dtype is needed again.
-  return y, (pack(place, _bits(window)), jnp.zeros((0, *x.shape), x.dtype))
+    part = lax.slice(padded, start, stop, strides)
+    # ">" rather than ">=": of several equal elements, the first one stays.
+    argmax = jnp.where(part > largest, jnp.uint32(k), argmax)
+    largest = jnp.maximum(part, largest)
+  argmax = jnp.where(jnp.isnan(largest), jnp.uint32(0), argmax)
+  # The empty array carries the shape and dtype of `x` to the backward pass.
+  like = jnp.zeros((0, *x.shape), x.dtype)
+  return y, (pack_codes(argmax, _argmax_bits(window)), like)
 
 
 def _backward(
   window: tuple[int, ...],
   strides: tuple[int, ...],
   padding: Padding,
-  kept: tuple[Array, Array],
+  residuals: tuple[Array, Array],
   ct: Array,
 ) -> tuple[Array]:
-  words, like = kept
+  """Adds each window's cotangent to the element that was its maximum.
+
+  Window positions are visited last to first: that is the order in which XLA
+  adds up the cotangents of overlapping windows, so the sums agree bit for bit.
+  """
+  words, like = residuals
   shape = like.shape[1:]
-  place = unpack(words, _bits(window), ct.shape)
-  wide = [n + sum(p) for n, p in zip(shape, padding, strict=True)]
+  argmax = unpack_codes(words, _argmax_bits(window), ct.shape)
+  padded = [n + sum(p) for n, p in zip(shape, padding, strict=True)]
   zero = jnp.zeros((), ct.dtype)
-  total = jnp.zeros(wide, ct.dtype)
-  # In the order in which XLA adds up what several windows give to one value.
-  for k, start in reversed(list(enumerate(_places(window)))):
-    part = jnp.where(place == k, ct, zero)
+  total = jnp.zeros(padded, ct.dtype)
+  for k, start in reversed(list(enumerate(_window_offsets(window)))):
+    part = jnp.where(argmax == k, ct, zero)
     edges = [
       (s, size - s - (n - 1) * step - 1, step - 1)
-      for s, n, step, size in zip(start, ct.shape, strides, wide, strict=True)
+      for s, n, step, size in zip(start, ct.shape, strides, padded, strict=True)
     ]
     total += lax.pad(part, zero, edges)
   begin = [low for low, _ in padding]
@@ -114,9 +145,11 @@ def _backward(
 max_pool.defvjp(_forward, _backward)
 
 
-def _places(window: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _window_offsets(window: Sequence[int]) -> Iterator[tuple[int, ...]]:
+  """Yields the positions inside a window, in row-major order."""
   return itertools.product(*map(range, window))
 
 
-def _bits(window: Sequence[int]) -> int:
-  return width(math.prod(window))
+def _argmax_bits(window: Sequence[int]) -> int:
+  """Returns the bits that one position inside a window takes."""
+  return code_width(math.prod(window))

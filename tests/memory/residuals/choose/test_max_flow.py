@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxmotion.memory.residuals.choose._max_flow import ENDLESS, Graph
+from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
 
 
 def brute(nodes, edges):
@@ -25,24 +25,24 @@ def test_no_cut_is_cheaper(seed):
     for a, b in rng.integers(0, nodes, (20, 2))
     if a != b
   ]
-  graph = Graph(nodes)
+  graph = FlowGraph(nodes)
   for edge in edges:
-    graph.edge(*edge)
-  late = graph.cut()
-  assert Graph.SINK in late and Graph.SOURCE not in late
+    graph.add_edge(*edge)
+  late = graph.find_sink_side()
+  assert FlowGraph.SINK in late and FlowGraph.SOURCE not in late
   cost = sum(c for a, b, c in edges if a not in late and b in late)
   assert cost == brute(nodes, edges)
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink_is_taken():
-  graph = Graph(4)
+  graph = FlowGraph(4)
   for a, b in ((0, 2), (2, 3), (3, 1)):
-    graph.edge(a, b, 5)
-  assert graph.cut() == {1}
+    graph.add_edge(a, b, 5)
+  assert graph.find_sink_side() == {1}
 
 
 def test_what_cannot_be_cut_is_not():
-  graph = Graph(3)
-  graph.edge(0, 2, ENDLESS)
-  graph.edge(2, 1, 7)
-  assert graph.cut() == {1}
+  graph = FlowGraph(3)
+  graph.add_edge(0, 2, UNCUTTABLE)
+  graph.add_edge(2, 1, 7)
+  assert graph.find_sink_side() == {1}

@@ -2,15 +2,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.memory.residuals.trace._bits import pack, unpack
+from jaxmotion.memory.residuals.trace._bits import pack_codes, unpack_codes
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(1,), (7, 5), (4, 3, 64)])
 def test_codes_come_back_from_as_few_words_as_hold_them(bits, shape):
   codes = np.random.default_rng(0).integers(0, 2**bits, shape)
-  words = pack(jnp.asarray(codes, jnp.uint32), bits)
+  words = pack_codes(jnp.asarray(codes, jnp.uint32), bits)
   planes = 32 // bits
   assert words.dtype == jnp.uint32
   assert words.shape == (-(-codes.size // planes),)
-  np.testing.assert_array_equal(unpack(words, bits, shape), codes)
+  np.testing.assert_array_equal(unpack_codes(words, bits, shape), codes)
