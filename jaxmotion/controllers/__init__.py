@@ -1,10 +1,10 @@
-"""State machines that adapt a level to what training shows.
+"""Controllers that adapt a level to norms, errors or times during training.
 
 Each is a frozen configuration with `init(signal) -> state`,
 `update(signal, state) -> state` and `level(state) -> int32[groups]`, all of
 which can be jitted, vmapped and checkpointed. A signal holds one number for
-each group of parameters; level 0 moves the fewest bits. What a level means is
-the caller's: controllers know no codec and no collective.
+each group of parameters; level 0 moves the fewest bits. The caller decides what
+a level means: controllers know no codec and no collective.
 """
 
 from jaxmotion.controllers._awp import (

@@ -1,4 +1,4 @@
-"""Precision that grows when the weights' norm falls."""
+"""Controller that raises precision when the norm of the weights falls."""
 
 import dataclasses
 from typing import NamedTuple
@@ -26,14 +26,14 @@ class AwpState(NamedTuple):
     counter: int32[groups], updates below the threshold.
     reference: float32[groups], the norm that the next one is compared with.
     norms: float32[groups, window], the last norms, newest first.
-    seen: int32[groups], how many of them there are since the last reset.
+    num_norms: int32[groups], number of these norms since the last reset.
   """
 
   history: History
   counter: Array
   reference: Array
   norms: Array
-  seen: Array
+  num_norms: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,25 +47,27 @@ class awp(Controller):
     if counter == interval: level += 1, counter = 0
 
   from level 0 up to level `levels` - 1, where it stays. The defaults are the
-  paper's rule; `AWP_ALEXNET`, `AWP_VGG` and `AWP_RESNET` have its constants.
+  paper's rule (AWP, adaptive weight precision); `awp_preset` has its constants.
   A reference of zero has no relative change: it is replaced and not counted.
 
   Args:
-    threshold: what counts as falling, e.g. -2e-3.
-    interval: updates until a switch.
-    levels: number of levels; the caller's ladder has as many rungs (4 of 8
-      bits each in the paper).
-    window: n_b is the mean of this many last norms (of all, while there are
-      fewer).
-    counter: "cumulative", or "consecutive": zero again when
+    threshold: relative change below which a norm counts as falling, such as
+      -2e-3.
+    interval: number of counted updates until the level changes.
+    levels: number of levels; the caller has one codec for each (in the paper 4,
+      of 8 to 32 bits).
+    window: number of last norms whose mean is n_b (of all norms, while there
+      are fewer).
+    counter: "cumulative", or "consecutive", which resets the counter when
       delta >= threshold.
-    reference: "previous": n_ref is the n of the update before.
-      "last_reset": that of the start, and after each full counter the first
-      one to come, which is not counted itself: n_b is then the drift since.
-      It suits norms of the weights as they travel, which jump at a switch.
+    reference: "previous" compares with the n of the update before.
+      "last_reset" compares with the first norm after the start or after the
+      last full counter; that norm is not counted itself, so delta is the drift
+      since. It suits norms of truncated weights, which jump when the level
+      changes.
 
   Raises:
-    TypeError, ValueError: an argument that is none of these.
+    TypeError, ValueError: an argument outside its range.
 
   Example:
     >>> controller = awp(threshold=-0.1, interval=2)
@@ -96,59 +98,69 @@ class awp(Controller):
     check_choice("reference", self.reference, ("previous", "last_reset"))
 
   def init(self, signal: Array) -> AwpState:
-    """Returns the state for the norms of the weights before training."""
+    """Returns the state before training.
+
+    Args:
+      signal: float32[groups], norms of the initial weights.
+    """
     norms = check_signal("signal", signal)
     groups = norms.shape[0]
     ok = jnp.isfinite(norms)
     norms = jnp.where(ok, norms, 0.0)
     zeros = jnp.zeros((groups,), jnp.int32)
     return AwpState(
-      # No level is left twice, so this holds them all.
+      # Levels only rise, so a history of `levels` changes holds all of them.
       history=start_history(groups, 0, self.levels),
       counter=zeros,
       reference=norms,
       norms=jnp.zeros((groups, self.window), jnp.float32).at[:, 0].set(norms),
-      seen=ok.astype(jnp.int32),
+      num_norms=ok.astype(jnp.int32),
     )
 
   def update(self, signal: Array, state: AwpState) -> AwpState:
-    """Returns the state after a step that left weights of these norms."""
+    """Returns the state after a step of training.
+
+    Args:
+      signal: float32[groups], norms of the weights after the step.
+      state: what `init` or the last `update` returned.
+    """
     groups = state.counter.shape[0]
     norm = check_signal("signal", signal, groups)
     ok = jnp.isfinite(norm)
     norms = jnp.concatenate([norm[:, None], state.norms[:, :-1]], axis=1)
-    seen = jnp.minimum(state.seen + 1, self.window)
-    mean = self._mean(norms, seen)
+    num_norms = jnp.minimum(state.num_norms + 1, self.window)
+    mean = _mean_of_last(norms, num_norms)
 
-    known = (state.seen > 0) & (state.reference > 0)
+    known = (state.num_norms > 0) & (state.reference > 0)
     delta = (mean - state.reference) / state.reference
     falls = known & (delta < self.threshold)
-    kept = state.counter
+    old_counter = state.counter
     if self.counter == "consecutive":
-      kept = jnp.where(falls, kept, 0)
-    counter = kept + falls.astype(jnp.int32)
-    full = counter == self.interval
+      old_counter = jnp.where(falls, old_counter, 0)
+    counter = old_counter + falls.astype(jnp.int32)
+    is_full = counter == self.interval
     now = state.history.level
-    level = jnp.minimum(now + full.astype(jnp.int32), self.levels - 1)
+    level = jnp.minimum(now + is_full.astype(jnp.int32), self.levels - 1)
 
     reference = mean
     if self.reference == "last_reset":
       reference = jnp.where(known, state.reference, mean)
-      seen = jnp.where(full, 0, seen)
+      num_norms = jnp.where(is_full, 0, num_norms)
     new = state._replace(
-      counter=jnp.where(full, 0, counter),
+      counter=jnp.where(is_full, 0, counter),
       reference=reference,
       norms=norms,
-      seen=seen,
+      num_norms=num_norms,
     )
     history = advance_history(state.history, level, ok)
-    rest = select_groups(ok, new[1:], state[1:])
-    return AwpState(history, *rest)
+    return AwpState(history, *select_groups(ok, new[1:], state[1:]))
 
-  def _mean(self, norms: Array, seen: Array) -> Array:
-    there = jnp.arange(self.window)[None, :] < seen[:, None]
-    total = jnp.sum(jnp.where(there, norms, 0.0), axis=1)
-    return total / seen.astype(jnp.float32)
+
+def _mean_of_last(norms: Array, num_norms: Array) -> Array:
+  """Returns the mean of each group's first `num_norms` norms, the newest."""
+  is_valid = jnp.arange(norms.shape[1])[None, :] < num_norms[:, None]
+  total = jnp.sum(jnp.where(is_valid, norms, 0.0), axis=1)
+  return total / num_norms.astype(jnp.float32)
 
 
 _PRESETS = {

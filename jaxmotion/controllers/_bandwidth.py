@@ -1,4 +1,4 @@
-"""The most bits whose transfer hides behind the computation."""
+"""Controller that picks the most bits whose transfer the computation hides."""
 
 import dataclasses
 from typing import NamedTuple
@@ -19,12 +19,11 @@ from jaxmotion.core import Array, check_int, check_number
 
 
 class Times(NamedTuple):
-  """What `bandwidth` is told of a step.
+  """Measured times of a step, the signal of `bandwidth`.
 
   Attributes:
-    transfer: float32[groups], seconds that the transfer took at the present
-      level.
-    compute: float32[groups], seconds of computation it can hide behind.
+    transfer: float32[groups], seconds of the transfer at the present level.
+    compute: float32[groups], seconds of the computation that can hide it.
   """
 
   transfer: Array
@@ -36,47 +35,47 @@ class BandwidthState(NamedTuple):
 
   Attributes:
     history: the levels so far.
-    pace: float32[groups], smoothed seconds of transfer a byte.
+    seconds_per_byte: float32[groups], smoothed seconds of transfer per byte.
     compute: float32[groups], smoothed seconds of computation.
-    seen: int32[groups], steps that were measured.
-    calm: int32[groups], updates in a row that had room for a higher level.
+    measured: int32[groups], number of steps that were measured.
+    streak: int32[groups], consecutive updates with time for a higher level.
   """
 
   history: History
-  pace: Array
+  seconds_per_byte: Array
   compute: Array
-  seen: Array
-  calm: Array
+  measured: Array
+  streak: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class bandwidth(Controller):
   """Picks the highest level whose transfer the computation hides.
 
-  Precision is free as long as the transfer is not what a step waits for. For
-  every group, with smoothed times, transfer(l) = pace bytes(l):
+  Precision is free as long as the step does not wait for the transfer. For
+  every group, with smoothed times, transfer(l) = seconds_per_byte bytes(l):
 
-    least = highest l with transfer(l) <= compute, or 0
-    most  = highest l with transfer(l) <= margin compute, or 0
-    if least < level: level = least, calm = 0
-    else if most > level: calm += 1, otherwise calm = 0
-    if calm == patience: level = most, calm = 0
+    hidden = highest l with transfer(l) <= compute, or 0
+    spare  = highest l with transfer(l) <= margin compute, or 0
+    if hidden < level: level = hidden, streak = 0
+    else if spare > level: streak += 1, otherwise streak = 0
+    if streak == patience: level = spare, streak = 0
 
-  Down at once, up only with room to spare. It starts at level 0. One group
-  with the times of a whole step serves parameters that share a link. Times
-  that are negative or not finite are skipped.
+  The level falls at once, and rises only with time to spare. It starts at 0.
+  One group with the times of a whole step serves parameters that share a link.
+  Times that are negative or not finite are skipped.
 
   Args:
-    level_bytes: bytes that each level moves, rising; only their ratios matter,
-      so the bytes of one value will do. A transfer's time is taken to be
+    level_bytes: bytes that each level moves, rising. Only their ratios matter,
+      so the bytes of one element will do. A transfer's time is assumed to be
       proportional to them.
     decay: weight of the past in the smoothed times, in [0, 1).
-    margin: share of the computation that a higher level may fill, in (0, 1].
-    patience: updates in a row before it goes up.
-    history_size: how many switches are remembered, the start included.
+    margin: fraction of the computation that a higher level may fill, in (0, 1].
+    patience: number of consecutive updates before the level rises.
+    history_size: number of level changes that are held, the start included.
 
   Raises:
-    TypeError, ValueError: an argument that is none of these.
+    TypeError, ValueError: an argument outside its range.
 
   Example:
     >>> controller = bandwidth(level_bytes=(1, 2, 4), decay=0.0, patience=1)
@@ -112,49 +111,61 @@ class bandwidth(Controller):
     check_int("history_size", self.history_size, 1)
 
   def init(self, signal: Times) -> BandwidthState:
-    """Returns the state for as many groups as the times have."""
+    """Returns the state before training, at level 0.
+
+    Args:
+      signal: times, of which only the number of groups is read.
+    """
     groups = check_signal("signal.transfer", signal.transfer).shape[0]
     times, counts = (
       jnp.zeros((groups,), dtype) for dtype in (jnp.float32, jnp.int32)
     )
     return BandwidthState(
       history=start_history(groups, 0, self.history_size),
-      pace=times,
+      seconds_per_byte=times,
       compute=times,
-      seen=counts,
-      calm=counts,
+      measured=counts,
+      streak=counts,
     )
 
   def update(self, signal: Times, state: BandwidthState) -> BandwidthState:
-    """Returns the state after a step that took these times."""
-    groups = state.seen.shape[0]
+    """Returns the state after a step that took these times.
+
+    Args:
+      signal: times of the step.
+      state: what `init` or the last `update` returned.
+    """
+    groups = state.measured.shape[0]
     transfer = check_signal("signal.transfer", signal.transfer, groups)
     compute = check_signal("signal.compute", signal.compute, groups)
-    least, most = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
-    ok = (least >= 0) & jnp.isfinite(most)
+    low, high = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
+    ok = (low >= 0) & jnp.isfinite(high)
     now = state.history.level
     level_bytes = jnp.asarray(self.level_bytes, jnp.float32)
 
-    def smooth(old: Array, new: Array) -> Array:
+    def smooth_time(old: Array, new: Array) -> Array:
       mean = self.decay * old + (1 - self.decay) * new
-      return jnp.where(state.seen > 0, mean, new)
+      return jnp.where(state.measured > 0, mean, new)
 
-    pace = smooth(state.pace, transfer / level_bytes[now])
-    compute = smooth(state.compute, compute)
+    seconds_per_byte = smooth_time(
+      state.seconds_per_byte, transfer / level_bytes[now]
+    )
+    compute = smooth_time(state.compute, compute)
 
-    def highest(limit: Array) -> Array:
-      fits = pace[:, None] * level_bytes[None, :] <= limit[:, None]
+    def highest_level(limit: Array) -> Array:
+      fits = seconds_per_byte[:, None] * level_bytes[None, :] <= limit[:, None]
       return jnp.maximum(jnp.sum(fits, axis=1, dtype=jnp.int32) - 1, 0)
 
-    hidden, roomy = highest(compute), highest(self.margin * compute)
-    calm = jnp.where(roomy > now, state.calm + 1, 0)
-    up = calm == self.patience
-    level = jnp.where(up, roomy, jnp.minimum(hidden, now))
+    hidden = highest_level(compute)
+    spare = highest_level(self.margin * compute)
+    streak = jnp.where(spare > now, state.streak + 1, 0)
+    rises = streak == self.patience
+    level = jnp.where(rises, spare, jnp.minimum(hidden, now))
     new = BandwidthState(
       history=advance_history(state.history, level, ok),
-      pace=pace,
+      seconds_per_byte=seconds_per_byte,
       compute=compute,
-      seen=state.seen + 1,
-      calm=jnp.where(up, 0, calm),
+      measured=state.measured + 1,
+      streak=jnp.where(rises, 0, streak),
     )
     return BandwidthState(new.history, *select_groups(ok, new[1:], state[1:]))

@@ -1,4 +1,4 @@
-"""What a controller is."""
+"""Base class of controllers, and checks that they share."""
 
 import dataclasses
 from typing import Any
@@ -11,13 +11,12 @@ from jaxmotion.core import Array, PyTree, shape_string
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Controller:
-  """Turns one number a group and update into a level for each group.
+  """Turns one number per group and update into a level for each group.
 
   A controller is its configuration: a frozen dataclass of plain Python values.
-  What it remembers is its state, a NamedTuple of arrays whose `history`
-  tells which levels it has been at. Groups do not affect one another. A signal
-  that is not finite changes nothing of its group but the count of skipped
-  updates.
+  Its state is a NamedTuple of arrays, whose first field `history` holds the
+  levels so far. Groups do not affect one another. A signal that is not finite
+  changes nothing of its group but the count of skipped updates.
   """
 
   def init(self, signal: PyTree) -> Any:
@@ -36,7 +35,7 @@ class Controller:
       state: what `init` or the last `update` returned.
 
     Raises:
-      ValueError: the signal is not of the state's number of groups.
+      ValueError: the signal has another number of groups than the state.
     """
     raise NotImplementedError
 
@@ -51,12 +50,12 @@ class Controller:
 
 
 def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
-  """Returns a signal as float32[groups]; raises unless it is one.
+  """Returns a signal as float32[groups]; raises unless it has that shape.
 
   Args:
     name: the argument's name, for the message.
     signal: what the caller gave.
-    groups: how many there are, where that is known.
+    groups: number of groups, or None if any number will do.
   """
   signal = jnp.asarray(signal)
   if signal.ndim != 1 or groups not in (None, signal.shape[0]):
@@ -68,9 +67,15 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
 
 
 def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:
-  """Returns `new` for the groups that are ok and `old` for the others."""
+  """Returns `new` for the groups that are ok and `old` for the others.
 
-  def choose(new: Array, old: Array) -> Array:
+  Args:
+    ok: bool[groups].
+    new: pytree of arrays of shape (groups, ...).
+    old: pytree of arrays of the same shapes.
+  """
+
+  def select_leaf(new: Array, old: Array) -> Array:
     return jnp.where(ok.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-  return jax.tree.map(choose, new, old)
+  return jax.tree.map(select_leaf, new, old)

@@ -1,4 +1,4 @@
-"""The fewest bits whose error stays within a budget."""
+"""Controller that picks the fewest bits whose error stays within a budget."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,9 +17,10 @@ from jaxmotion.controllers._history import (
 )
 from jaxmotion.core import Array, check_int, check_number
 
-# Half a unit in the last place of float32, relative to the value. A lossless
-# level measures zero, which would predict zero for the level below.
-_LEAST_ERROR = 2.0**-24
+# Smallest error assumed: half a unit in the last place of float32, relative to
+# the element. A lossless level measures zero, which would predict zero for the
+# level below.
+_MIN_ERROR = 2.0**-24
 
 
 class ErrorBudgetState(NamedTuple):
@@ -27,40 +28,41 @@ class ErrorBudgetState(NamedTuple):
 
   Attributes:
     history: the levels so far.
-    calm: int32[groups], updates in a row after which the level below looked
-      good enough.
+    streak: int32[groups], consecutive updates after which the level below was
+      predicted to stay within the budget.
   """
 
   history: History
-  calm: Array
+  streak: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class error_budget(Controller):
-  """Keeps a measured error under a budget with the fewest bits that do.
+  """Keeps a measured error within a budget at the lowest level that does.
 
   For every group, with e the error measured at its present level:
 
-    if e > budget: level += 1, calm = 0
-    else if max(e, 2^-24) growth <= budget: calm += 1, otherwise calm = 0
-    if calm == patience: level -= 1, calm = 0
+    if e > budget: level += 1, streak = 0
+    else if max(e, 2^-24) growth <= budget: streak += 1, otherwise streak = 0
+    if streak == patience: level -= 1, streak = 0
 
-  Up at once, down only when the level below is predicted to stay within the
-  budget. It starts at the highest level. The error may be anything that a
-  higher level makes smaller: the relative error of weights or gradients,
-  ||decode(encode(x)) - x|| / ||x||, or its share of the gradient noise.
+  The level rises at once, and falls only when the level below is predicted to
+  stay within the budget. It starts at the highest level. The error may be any
+  number that a higher level makes smaller: the relative error of weights or
+  gradients, ||decode(encode(x)) - x|| / ||x||, or its share of the gradient
+  noise.
 
   Args:
-    budget: greatest error allowed, in the signal's unit.
+    budget: largest error allowed, in the signal's unit.
     levels: number of levels.
-    growth: by how much the error grows from one level to the one below: 2^8
-      where a level is 8 bits. If it is too small, the level below is tried
-      in vain after every `patience` updates.
-    patience: updates in a row before it goes down.
-    history_size: how many switches are remembered, the start included.
+    growth: factor by which the error grows from one level to the one below:
+      2^8 if a level is 8 bits. If it is too small, the level below is tried in
+      vain after every `patience` updates.
+    patience: number of consecutive updates before the level falls.
+    history_size: number of level changes that are held, the start included.
 
   Raises:
-    TypeError, ValueError: an argument that is none of these.
+    TypeError, ValueError: an argument outside its range.
 
   Example:
     >>> controller = error_budget(budget=0.01, levels=3, patience=1)
@@ -87,7 +89,11 @@ class error_budget(Controller):
     check_int("history_size", self.history_size, 1)
 
   def init(self, signal: Array) -> ErrorBudgetState:
-    """Returns the state for as many groups as the signal has."""
+    """Returns the state before training, at the highest level.
+
+    Args:
+      signal: float32[groups], of which only the number of groups is read.
+    """
     groups = check_signal("signal", signal).shape[0]
     return ErrorBudgetState(
       start_history(groups, self.levels - 1, self.history_size),
@@ -95,15 +101,20 @@ class error_budget(Controller):
     )
 
   def update(self, signal: Array, state: ErrorBudgetState) -> ErrorBudgetState:
-    """Returns the state after a step with these errors."""
-    error = check_signal("signal", signal, state.calm.shape[0])
+    """Returns the state after a step of training.
+
+    Args:
+      signal: float32[groups], errors measured at the present levels.
+      state: what `init` or the last `update` returned.
+    """
+    error = check_signal("signal", signal, state.streak.shape[0])
     ok = jnp.isfinite(error)
     now = state.history.level
-    over = error > self.budget
-    below = jnp.maximum(error, _LEAST_ERROR) * self.growth
-    calm = jnp.where(over | (below > self.budget), 0, state.calm + 1)
-    down = calm == self.patience
-    level = now + over.astype(jnp.int32) - down.astype(jnp.int32)
+    exceeds = error > self.budget
+    predicted = jnp.maximum(error, _MIN_ERROR) * self.growth
+    streak = jnp.where(exceeds | (predicted > self.budget), 0, state.streak + 1)
+    falls = streak == self.patience
+    level = now + exceeds.astype(jnp.int32) - falls.astype(jnp.int32)
     level = jnp.clip(level, 0, self.levels - 1)
-    calm = select_groups(ok, jnp.where(down, 0, calm), state.calm)
-    return ErrorBudgetState(advance_history(state.history, level, ok), calm)
+    streak = select_groups(ok, jnp.where(falls, 0, streak), state.streak)
+    return ErrorBudgetState(advance_history(state.history, level, ok), streak)

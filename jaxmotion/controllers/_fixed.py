@@ -1,4 +1,4 @@
-"""One level for ever."""
+"""Controller that never changes its level."""
 
 import dataclasses
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class FixedState(NamedTuple):
   """State of `fixed`.
 
   Attributes:
-    history: the one level.
+    history: history of the one level.
   """
 
   history: History
@@ -27,15 +27,15 @@ class FixedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class fixed(Controller):
-  """Stays at one level: a static format, where a controller is asked for.
+  """Stays at one level: a static format for code that takes a controller.
 
-  It takes the signal of any controller and looks at its shape alone.
+  It takes the signal of any controller and reads only its shape.
 
   Args:
-    at: the level.
+    at: the level, at least 0.
 
   Raises:
-    TypeError, ValueError: `at` is no level.
+    TypeError, ValueError: `at` is not an integer of at least 0.
 
   Example:
     >>> controller = fixed(2)
@@ -50,13 +50,22 @@ class fixed(Controller):
     check_int("at", self.at, 0)
 
   def init(self, signal: PyTree) -> FixedState:
-    """Returns the state for as many groups as the signal has."""
+    """Returns the state of the one level.
+
+    Args:
+      signal: pytree of float32[groups], of which only the shape is read.
+    """
     return FixedState(
       start_history(jax.tree.leaves(signal)[0].shape[0], self.at, 1)
     )
 
   def update(self, signal: PyTree, state: FixedState) -> FixedState:
-    """Returns the state after a step."""
+    """Returns the state after a step, at the same level.
+
+    Args:
+      signal: ignored.
+      state: what `init` or the last `update` returned.
+    """
     del signal
     level = state.history.level
     return FixedState(

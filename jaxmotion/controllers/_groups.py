@@ -12,10 +12,10 @@ from jaxmotion.core import Array, PathRules, PyTree, named_leaves
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-  """Which leaves of a tree share a level.
+  """Groups of leaves of a tree; the leaves of a group share a level.
 
   Attributes:
-    names: of the groups, in the order of their first leaves.
+    names: names of the groups, in the order of their first leaves.
     of_leaf: position of each leaf's group, in the order of `tree.flatten`;
       None for a leaf of no group.
   """
@@ -27,32 +27,34 @@ class Groups:
     """Returns the leaves of every group.
 
     Args:
-      tree: of the structure that was grouped.
+      tree: pytree of the structure that was grouped.
 
     Raises:
-      ValueError: it has another number of leaves.
+      ValueError: the tree has another number of leaves.
     """
     parts: list[list[Any]] = [[] for _ in self.names]
-    for leaf, group in zip(self._leaves(tree), self.of_leaf, strict=True):
+    for leaf, group in zip(self._check_leaves(tree), self.of_leaf, strict=True):
       if group is not None:
         parts[group].append(leaf)
     return parts
 
   def merge(self, parts: Sequence[Sequence[Any]], tree: PyTree) -> PyTree:
-    """Inverts `split`.
+    """Returns the tree with these leaves of the groups; inverts `split`.
 
     Args:
       parts: the leaves of every group.
-      tree: gives the leaves of no group, and the structure.
+      tree: pytree of the same structure; it has the leaves of no group.
     """
-    rest = [iter(part) for part in parts]
+    remaining = [iter(part) for part in parts]
     leaves = [
-      leaf if group is None else next(rest[group])
-      for leaf, group in zip(self._leaves(tree), self.of_leaf, strict=True)
+      leaf if group is None else next(remaining[group])
+      for leaf, group in zip(
+        self._check_leaves(tree), self.of_leaf, strict=True
+      )
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
-  def _leaves(self, tree: PyTree) -> list[Any]:
+  def _check_leaves(self, tree: PyTree) -> list[Any]:
     leaves = jax.tree.leaves(tree)
     if len(leaves) != len(self.of_leaf):
       raise ValueError(
@@ -103,12 +105,12 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
 
 
 def group_norms(params: PyTree, groups: Groups) -> Array:
-  r"""Returns the Euclidean norm of every group's values.
+  r"""Returns the Euclidean norm of every group's elements.
 
-  Every value is read once; sums are made in float32.
+  Every element is read once; sums are made in float32.
 
   Args:
-    params: pytree of arrays, of the structure that was grouped.
+    params: pytree of arrays of the structure that was grouped.
     groups: what `group_by` returned.
 
   Returns:
@@ -123,10 +125,11 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
     [5.0, 2.0]
   """
   totals = [
-    sum(_squares(leaf) for leaf in leaves) for leaves in groups.split(params)
+    sum(_sum_squares(leaf) for leaf in leaves)
+    for leaves in groups.split(params)
   ]
   return jnp.sqrt(jnp.stack(totals))
 
 
-def _squares(x: Array) -> Array:
+def _sum_squares(x: Array) -> Array:
   return jnp.sum(jnp.square(x.astype(jnp.float32)))

@@ -1,4 +1,4 @@
-"""The levels that a controller has been at."""
+"""History of the levels that a controller has chosen."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,16 @@ from jaxmotion.core import Array
 
 
 class History(NamedTuple):
-  """The newest switches of every group; the start counts as the first one.
+  """The newest level changes of every group; the start counts as the first.
 
   Attributes:
     step: int32[], updates so far.
     skipped: int32[groups], updates whose signal was not finite and changed
       nothing else of the group.
-    total: int32[groups], switches so far, those dropped included.
-    steps: int32[groups, capacity], the updates after which the level changed,
-      newest first; -1 where there was no switch yet.
-    levels: int32[groups, capacity], what it changed to; -1 likewise.
+    total: int32[groups], level changes so far, dropped ones included.
+    steps: int32[groups, capacity], numbers of updates before each change, the
+      newest change first; -1 for an empty slot.
+    levels: int32[groups, capacity], level after each change; -1 likewise.
   """
 
   step: Array
@@ -29,22 +29,22 @@ class History(NamedTuple):
 
   @property
   def level(self) -> Array:
-    """The present levels, int32[groups]."""
+    """The present level of every group, int32[groups]."""
     return self.levels[:, 0]
 
   @property
   def dropped(self) -> Array:
-    """How many of the oldest switches are forgotten, int32[groups]."""
+    """Number of the oldest changes that are no longer held, int32[groups]."""
     return jnp.maximum(self.total - self.steps.shape[1], 0)
 
 
 class LevelChange(NamedTuple):
-  """A level and where it begins.
+  """One level change of one group.
 
   Attributes:
-    step: updates before it.
+    step: number of updates before the change.
     group: position of the group.
-    level: the level from then on.
+    level: level from then on.
   """
 
   step: int
@@ -53,7 +53,13 @@ class LevelChange(NamedTuple):
 
 
 def start_history(groups: int, level: int, capacity: int) -> History:
-  """Returns the history of groups that all start at a level."""
+  """Returns the history of groups that all start at one level.
+
+  Args:
+    groups: number of groups.
+    level: level that they start at.
+    capacity: number of changes that are held for each group.
+  """
   empty = jnp.full((groups, capacity), -1, jnp.int32)
   return History(
     step=jnp.zeros((), jnp.int32),
@@ -68,51 +74,51 @@ def advance_history(history: History, level: Array, ok: Array) -> History:
   """Returns the history after one more update.
 
   Args:
-    history: up to now.
+    history: history before the update.
     level: int32[groups], the levels from now on.
     ok: bool[groups], whether the group's signal was finite; where it was not,
       the level stays.
   """
   step = history.step + 1
-  moved = ok & (level != history.level)
+  changed = ok & (level != history.level)
 
-  def push(newest: Array, old: Array) -> Array:
+  def push_newest(newest: Array, old: Array) -> Array:
     pushed = jnp.concatenate([newest[:, None], old[:, :-1]], axis=1)
-    return jnp.where(moved[:, None], pushed, old)
+    return jnp.where(changed[:, None], pushed, old)
 
   return History(
     step=step,
     skipped=history.skipped + (~ok).astype(jnp.int32),
-    total=history.total + moved.astype(jnp.int32),
-    steps=push(jnp.broadcast_to(step, level.shape), history.steps),
-    levels=push(level.astype(jnp.int32), history.levels),
+    total=history.total + changed.astype(jnp.int32),
+    steps=push_newest(jnp.broadcast_to(step, level.shape), history.steps),
+    levels=push_newest(level.astype(jnp.int32), history.levels),
   )
 
 
 def level_changes(history: History) -> list[LevelChange]:
-  """Lists the switches that are remembered, oldest first.
+  """Lists the level changes that are held, oldest first.
 
-  A group's level is constant between its switches, so this is all there is to
-  plot, from a group's first switch here on; that is its start unless
-  `history.dropped` says otherwise.
+  A group's level is constant between its changes, so these are all the points
+  of a plot, from the group's first change in the list. That first change is the
+  group's start unless `history.dropped` is positive.
 
   Args:
-    history: of a controller's state, on the host (not traced).
+    history: history of a controller's state, on the host (not traced).
 
   Returns:
-    Switches in the order of their steps, then of their groups.
+    Changes in the order of their steps, then of their groups.
 
   Example:
     >>> from jaxmotion import controllers
     >>> controller = controllers.awp(threshold=0.0, interval=1, levels=3)
     >>> state = controller.init(jnp.array([1.0, 1.0]))
     >>> state = controller.update(jnp.array([0.9, 1.1]), state)
-    >>> [tuple(switch) for switch in level_changes(state.history)]
+    >>> [tuple(change) for change in level_changes(state.history)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
   steps, levels = np.asarray(history.steps), np.asarray(history.levels)
   found = [
-    LevelChange(int(steps[g, i]), g, int(levels[g, i]))
+    LevelChange(int(steps[g, i]), int(g), int(levels[g, i]))
     for g, i in zip(*np.nonzero(steps >= 0), strict=True)
   ]
-  return sorted(LevelChange(s, int(g), level) for s, g, level in found)
+  return sorted(found)

@@ -58,7 +58,7 @@ def accumulate_microbatches(
   # microbatches would never join that sum.
   params, stats = to_varying((params, stats), axis_name)
 
-  def loss(
+  def loss_of_params(
     params: PyTree, microbatch: PyTree
   ) -> tuple[Array, tuple[Array, PyTree]]:
     # A copy: only the trace that made the variables of a Flax model may write
@@ -69,13 +69,13 @@ def accumulate_microbatches(
     )
     return total, (count, new)
 
-  def body(i: Array, sums: MicrobatchSums) -> MicrobatchSums:
+  def add_microbatch(i: Array, sums: MicrobatchSums) -> MicrobatchSums:
     microbatch = jax.tree.map(
       lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batch
     )
-    (total, (count, new)), grads = jax.value_and_grad(loss, has_aux=True)(
-      params, microbatch
-    )
+    (total, (count, new)), grads = jax.value_and_grad(
+      loss_of_params, has_aux=True
+    )(params, microbatch)
     weighted = jax.tree.map(lambda a: a * count.astype(_sum_dtype(a)), new)
     # A microbatch of count 0 adds nothing, even if its loss is not finite.
     return jax.tree.map(
@@ -84,14 +84,17 @@ def accumulate_microbatches(
       MicrobatchSums(grads, total, count, weighted),
     )
 
-  def zeros(a: Array) -> Array:
+  def zeros_like(a: Array) -> Array:
     return jnp.zeros(a.shape, _sum_dtype(a))
 
   scalar = jnp.zeros((), jnp.float32)
   start = MicrobatchSums(
-    jax.tree.map(zeros, params), scalar, scalar, jax.tree.map(zeros, stats)
+    jax.tree.map(zeros_like, params),
+    scalar,
+    scalar,
+    jax.tree.map(zeros_like, stats),
   )
-  return lax.fori_loop(0, trips, body, to_varying(start, axis_name))
+  return lax.fori_loop(0, trips, add_microbatch, to_varying(start, axis_name))
 
 
 def _sum_dtype(a: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A training step of workers that are given unequal work."""
+"""Data-parallel training step with unequal work for each worker."""
 
 import functools
 import math
@@ -32,12 +32,12 @@ from jaxmotion.transforms import data_parallel
 
 
 class UnevenState(NamedTuple):
-  """What training carries from step to step.
+  """Training state of an uneven step.
 
   Attributes:
-    params: of the model.
-    opt_state: of the optax chain, with each worker's error memory.
-    stats: batch statistics, the same on all workers; None without.
+    params: parameters of the model.
+    opt_state: state of the optax chain, with each worker's error memory.
+    stats: batch statistics, the same on all workers, or None.
   """
 
   params: PyTree
@@ -46,12 +46,13 @@ class UnevenState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-  """What a step tells, the same on all workers.
+  """Metrics of one step, the same on all workers.
 
   Attributes:
-    loss: float32[], mean over all that counts; 0 if nothing does.
-    counts: float32[workers], what counted on each: examples or tokens.
-    seconds: float32[workers], what each took for its work; 0 if nobody said.
+    loss: float32[], mean over all examples (or tokens); 0 if there were none.
+    counts: float32[workers], number of examples or tokens of each worker.
+    seconds: float32[workers], seconds of each worker for its own work; 0 if not
+      given.
   """
 
   loss: Array
@@ -60,27 +61,28 @@ class Metrics(NamedTuple):
 
   @property
   def throughput(self) -> Array:
-    """What counted on each worker a second, float32[workers]; 0 without time.
+    """Examples (or tokens) per second of each worker, float32[workers].
 
-    Its sum is what an ideal split of the work would do a second.
+    It is 0 for a worker whose time is not known. The sum over workers is the
+    throughput of an ideal split of the work.
     """
     timed = self.seconds > 0
     return jnp.where(timed, self.counts / jnp.where(timed, self.seconds, 1), 0)
 
 
 class UnevenStep(NamedTuple):
-  """The functions that `uneven_data_parallel` makes.
+  """The four functions that `uneven_data_parallel` returns.
 
   Attributes:
     init: (params, stats=None) -> state, placed on the mesh.
-    work: (state, batch, counts) -> work. Every worker adds up its own
-      microbatches; nothing is sent, so a worker's shard of the result is ready
-      when that worker is, which is where a clock belongs.
-    update: (state, work, seconds=None, **extra_args) -> (state, metrics). The
-      exchange and the optimiser. `seconds`, float32[workers], is what each
-      worker took for `work`; the metrics tell it to all.
-    step: (state, batch, counts, **extra_args) -> (state, metrics). Both in one
-      program, for steps that nobody times.
+    work: (state, batch, counts) -> work. Sums every worker's own microbatches.
+      Nothing is sent, so a worker's shard of the result is ready when that
+      worker is: measure its time there.
+    update: (state, work, seconds=None, **extra_args) -> (state, metrics). Runs
+      the exchange and the optimizer. `seconds`, float32[workers], is the time
+      of each worker for `work`; the metrics carry all of them to everyone.
+    step: (state, batch, counts, **extra_args) -> (state, metrics). Runs both in
+      one program, for steps that are not timed.
   """
 
   init: Callable[..., UnevenState]
@@ -97,47 +99,50 @@ def uneven_data_parallel(
   axis_name: AxisName = "data",
   stateful: bool = False,
 ) -> UnevenStep:
-  r"""Makes a data-parallel step in which each worker has its own count of work.
+  r"""Makes a data-parallel step in which workers do unequal amounts of work.
 
   Worker r loops over its first n_r microbatches. The exchange in `tx` gets the
-  worker's mean gradient and, as its weight, what counted, so that
+  worker's mean gradient, weighted by its number of examples, so that
 
   .. math::
     g = \frac{\sum_r \sum_{j<n_r} \nabla total_{rj}}
              {\sum_r \sum_{j<n_r} count_{rj}}
 
-  whatever the counts: the gradient of the mean over everything that counts.
-  The weight is applied before a codec adds its error memory, so what is sent
-  over time sums to what came in also when counts change. A worker without work
-  takes part with weight zero.
+  for any counts: the gradient of the mean over all examples. The weight is
+  applied before a codec adds its error memory, so the sum of what is sent over
+  time equals the sum of the gradients, even while counts change. A worker
+  without work takes part with weight zero.
 
-  One program is compiled, for all counts: they are data, the trips of a loop.
-  There is no collective in the loop.
+  One program is compiled for all counts, because they are data: the numbers of
+  iterations of a loop. There is no collective in the loop.
 
-  Statistics (of batch normalisation) start every microbatch from the same
-  values, and the step's are the mean of what the microbatches made of them,
-  weighted by count: they do not depend on who computed which microbatch.
+  Statistics (of batch normalization) start every microbatch from the same
+  values. Those after the step are the mean of the microbatches' statistics,
+  weighted by count, so they do not depend on which worker computed which
+  microbatch.
 
   Args:
-    loss_fn: (params, microbatch) -> (total, count): the sum of the losses over
-      what counts, and how much does: examples, tokens, a sum of weights. With
-      `stateful` (params, stats, microbatch) -> (total, count, stats). A
+    loss_fn: (params, microbatch) -> (total, count): the sum of the losses, and
+      the number of examples (or tokens, or the sum of weights) in that sum.
+      With `stateful` (params, stats, microbatch) -> (total, count, stats). A
       microbatch is `batch` without its two leading axes; one whose count is
       not positive adds nothing.
-    tx: optax chain with an `exchange` over `axis_name`, of op "mean".
+    tx: optax chain with an `exchange` over `axis_name` and of op "mean".
     mesh: device mesh that has the axis.
     axis_name: the workers' axis, or a tuple of axes.
     stateful: whether there are statistics, floating-point arrays.
 
   Returns:
-    init, work, update and step; see `UnevenStep`. `batch` is a pytree of
-    (workers, most, ...) arrays, as `deal` makes it; `counts` is int[workers]
-    on the host, at most `most` each. The state given to `update` and `step` is
-    donated. MicrobatchSums are made in float32 at least.
+    init, work, update and step; see `UnevenStep`. `batch` is a pytree of arrays
+    of shape (workers, max_microbatches, ...), as `assign_microbatches` makes
+    it; `counts` is int[workers] on the host, at most `max_microbatches` each.
+    The state given to `update` and `step` is donated. Sums are made in float32
+    at least.
 
   Raises:
-    ValueError: the mesh has no such axis. Later: counts or a batch that do not
-      fit, a `loss_fn` that returns something else.
+    ValueError: the mesh has no such axis. The returned functions raise it for
+      counts that the batch has no room for, and for a `loss_fn` that returns
+      something else.
 
   Example:
     >>> import numpy as np
@@ -147,18 +152,20 @@ def uneven_data_parallel(
     ...   return jnp.sum((x - w) ** 2), x.size
     >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
     >>> uneven = hetero.uneven_data_parallel(loss_fn, tx, mesh)
-    >>> x, _ = hetero.assign_microbatches(np.arange(6.0), (3,), microbatch=2, max_microbatches=4)
+    >>> x, _ = hetero.assign_microbatches(
+    ...   np.arange(6.0), (3,), microbatch=2, max_microbatches=4
+    ... )
     >>> state, metrics = uneven.step(uneven.init(jnp.zeros(())), x, (3,))
     >>> float(state.params), metrics.counts.tolist()
     (2.5, [6.0])
 
   References:
     Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
-    computing optimization for scalable deep neural networks*, 2022.
+    computing optimization for scalable deep neural networks*, 2022 (HetGrad).
   """
-  place, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  init_params, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
-  own = P(axis_name)
+  split = P(axis_name)
 
   def init(params: PyTree, stats: PyTree = None) -> UnevenState:
     if stateful != (stats is not None):
@@ -166,15 +173,17 @@ def uneven_data_parallel(
         "`stats` must be given if `stateful` and only then, got"
         f" {'none' if stats is None else 'some'} for {stateful}."
       )
-    params, opt_state = place(params)
-    return UnevenState(params, opt_state, _place_stats(stats, mesh))
+    params, opt_state = init_params(params)
+    return UnevenState(params, opt_state, _replicate_stats(stats, mesh))
 
-  def work(model: _Model, batch: PyTree, counts: Array) -> PerWorker:
+  def sum_microbatches(
+    model: _Model, batch: PyTree, counts: Array
+  ) -> PerWorker:
     return jax.shard_map(
       functools.partial(_local_work, loss_fn, axis_name),
       mesh=mesh,
-      in_specs=(P(), own, own),
-      out_specs=own,
+      in_specs=(P(), split, split),
+      out_specs=split,
     )(model, batch, counts)
 
   def update(
@@ -184,23 +193,26 @@ def uneven_data_parallel(
     return jax.shard_map(
       functools.partial(_local_update, tx, axis_name),
       mesh=mesh,
-      in_specs=(specs, own, own, P()),
+      in_specs=(specs, split, split, P()),
       out_specs=(specs, P()),
     )(state, work, seconds, extra_args)
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def whole(
+  def jitted_step(
     state: UnevenState, batch: PyTree, counts: Array, extra_args: PyTree
   ) -> tuple[UnevenState, Metrics]:
-    done = work(_model(state), batch, counts)
-    return update(state, done, jnp.zeros(workers), extra_args)
+    sums = sum_microbatches(_get_model(state), batch, counts)
+    return update(state, sums, jnp.zeros(workers), extra_args)
 
-  jitted_work, jitted_update = jax.jit(work), jax.jit(update, donate_argnums=0)
+  jitted_work = jax.jit(sum_microbatches)
+  jitted_update = jax.jit(update, donate_argnums=0)
 
   def checked_work(
     state: UnevenState, batch: PyTree, counts: Sequence[int]
   ) -> PerWorker:
-    return jitted_work(_model(state), batch, _check(batch, counts, workers))
+    return jitted_work(
+      _get_model(state), batch, _check_batch(batch, counts, workers)
+    )
 
   def checked_update(
     state: UnevenState, work: PerWorker, seconds: Any = None, **extra_args: Any
@@ -216,12 +228,14 @@ def uneven_data_parallel(
   def checked_step(
     state: UnevenState, batch: PyTree, counts: Sequence[int], **extra_args: Any
   ) -> tuple[UnevenState, Metrics]:
-    return whole(state, batch, _check(batch, counts, workers), extra_args)
+    return jitted_step(
+      state, batch, _check_batch(batch, counts, workers), extra_args
+    )
 
   return UnevenStep(init, checked_work, checked_update, checked_step)
 
 
-def _place_stats(stats: PyTree, mesh: Mesh) -> PyTree:
+def _replicate_stats(stats: PyTree, mesh: Mesh) -> PyTree:
   """Copies statistics to every device."""
   for path, leaf in named_leaves(stats):
     check_float(f"stats/{path}", leaf)
@@ -231,13 +245,13 @@ def _place_stats(stats: PyTree, mesh: Mesh) -> PyTree:
 
 
 class _Model(NamedTuple):
-  """What a loss function is given of the state."""
+  """Arguments of a loss function that come from the training state."""
 
   params: PyTree
   stats: PyTree
 
 
-def _model(state: UnevenState) -> _Model:
+def _get_model(state: UnevenState) -> _Model:
   return _Model(state.params, state.stats)
 
 
@@ -264,10 +278,10 @@ def _local_update(
 ) -> tuple[UnevenState, Metrics]:
   sums: MicrobatchSums = unpack_worker(work)
   params, opt_state, stats = state
-  # A worker without work has sums of zero, whatever they are divided by.
-  share = 1 / jnp.where(sums.count > 0, sums.count, 1)
+  # A worker without work has sums of zero: divide by 1 instead of 0.
+  inverse = 1 / jnp.where(sums.count > 0, sums.count, 1)
   grads = jax.tree.map(
-    lambda a, p: (a * share.astype(a.dtype)).astype(p.dtype),
+    lambda a, p: (a * inverse.astype(a.dtype)).astype(p.dtype),
     sums.grads,
     params,
   )
@@ -275,35 +289,37 @@ def _local_update(
     grads, opt_state, params, weight=sums.count, **extra_args
   )
   params = optax.apply_updates(params, updates)
-  metrics = _measure(sums, seconds[0], axis_name)
-  stats = _merge(stats, sums.stats, metrics.counts.sum(), axis_name)
+  metrics = _gather_metrics(sums, seconds[0], axis_name)
+  stats = _average_stats(stats, sums.stats, metrics.counts.sum(), axis_name)
   return UnevenState(params, opt_state, stats), metrics
 
 
-def _measure(
+def _gather_metrics(
   sums: MicrobatchSums, seconds: Array, axis_name: AxisName
 ) -> Metrics:
-  """Tells every worker what each has done, in one collective."""
-  mine = jnp.stack([sums.total, sums.count, seconds])
+  """Gathers every worker's loss, count and time, in one collective."""
+  own = jnp.stack([sums.total, sums.count, seconds])
   rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]
-  total, counts, all_seconds = lax.psum(rows.set(mine), axis_name).T
+  total, counts, all_seconds = lax.psum(rows.set(own), axis_name).T
   loss = total.sum() / jnp.where(counts.sum() > 0, counts.sum(), 1)
   return Metrics(loss, counts, all_seconds)
 
 
-def _merge(
+def _average_stats(
   old: PyTree, sums: PyTree, count: Array, axis_name: AxisName
 ) -> PyTree:
-  """Returns the mean over all that counts, or the old where nothing does."""
+  """Returns the mean of the statistics by count; the old ones for count 0."""
 
-  def mean(a: Array, total: Array) -> Array:
-    merged = lax.psum(total, axis_name) / jnp.where(count > 0, count, 1)
-    return jnp.where(count > 0, merged.astype(a.dtype), a)
+  def average_leaf(a: Array, total: Array) -> Array:
+    mean = lax.psum(total, axis_name) / jnp.where(count > 0, count, 1)
+    return jnp.where(count > 0, mean.astype(a.dtype), a)
 
-  return jax.tree.map(mean, old, sums)
+  return jax.tree.map(average_leaf, old, sums)
 
 
-def _check(batch: PyTree, counts: Sequence[int], workers: int) -> np.ndarray:
+def _check_batch(
+  batch: PyTree, counts: Sequence[int], workers: int
+) -> np.ndarray:
   """Returns the counts; raises unless the batch has room for them."""
   shapes = {np.shape(a)[:2] for a in jax.tree.leaves(batch)}
   if len(shapes) == 1:
@@ -311,6 +327,6 @@ def _check(batch: PyTree, counts: Sequence[int], workers: int) -> np.ndarray:
     if len(shape) == 2 and shape[0] == workers:
       return check_counts(counts, shape[1], workers)
   raise ValueError(
-    f"`batch` must have leaves of one shape ({workers} workers, most, ...), got"
-    f" {sorted(shapes)} along the two leading axes."
+    f"`batch` must have leaves of one shape ({workers} workers,"
+    f" max_microbatches, ...), got {sorted(shapes)} along the two leading axes."
   )

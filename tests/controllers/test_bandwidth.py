@@ -55,7 +55,7 @@ def test_negative_times_are_skipped():
   state = controller.init(Times(one, one))
   new = controller.update(Times(-one, one), state)
   assert new.history.skipped.tolist() == [1]
-  assert new.seen.tolist() == [0]
+  assert new.measured.tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(name):
 
 
 @ALL
-def test_the_trajectory_is_what_the_levels_were(name):
+def test_the_history_holds_every_level_change(name):
   controller, first, _ = with_first(name)
   state, levels = whole(name)
   start = np.asarray(controller.level(controller.init(first)))
@@ -162,8 +162,8 @@ def test_the_trajectory_is_what_the_levels_were(name):
   assert seen.dtype == np.int32
   assert state.history.dropped.tolist() == [0] * GROUPS
   told = np.zeros_like(seen)
-  for switch in controllers.level_changes(state.history):
-    told[switch.step :, switch.group] = switch.level
+  for change in controllers.level_changes(state.history):
+    told[change.step :, change.group] = change.level
   same(told, seen)
 
 

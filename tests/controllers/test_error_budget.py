@@ -20,7 +20,7 @@ def test_up_at_once_and_down_after_patience_as_worked_by_hand():
   errors = [0.1, 0.05, 0.2, 0.05, 0.2, 0.05, 0.05, 1.0, 1.1, 2.0, 0.0]
   levels, state = levels_of(controller, errors)
   assert levels == [2, 1, 1, 1, 1, 1, 0, 0, 1, 2, 2]
-  assert state.calm.tolist() == [1]
+  assert state.streak.tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def run(loss_fn=loss_fn, batch=None, counts=(2, 2, 2, 2), stats=None):
     (
       lambda: run(batch={"x": np.ones((2, 8, 2, 6))}),
       ValueError,
-      r"`batch` must have leaves .*\(4 workers, most, .*got \[\(2, 8\)\]",
+      r"`batch` must have leaves .*\(4 workers, max_.*got \[\(2, 8\)\]",
     ),
     (
       lambda: run(batch={"x": np.ones((4, 8, 2)), "y": np.ones((4, 7, 2))}),
