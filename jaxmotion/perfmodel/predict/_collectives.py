@@ -147,9 +147,9 @@ def collective_seconds(
   .. math::
     t = h a + B / R'
 
-  where `R'` is the share of the link's rate that the collective reaches
-  (`Link.efficiency`), divided by the workers that share the link, and by 2 if
-  they send and receive at once over a link that is not full duplex. Summing
+  `R'` is the share of the link's rate that the collective reaches
+  (`Link.efficiency`), divided by the workers that share the link. A link that
+  is not full duplex halves it where workers send and receive at once. Summing
   the received data is assumed to overlap with the transfer. A curve that was
   measured for this collective and number of workers replaces the formula.
 

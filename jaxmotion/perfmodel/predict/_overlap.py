@@ -48,9 +48,9 @@ def blocking_seconds(messages: Iterable[Message]) -> float:
 def overlapped_seconds(messages: Iterable[Message]) -> float:
   r"""Returns when the last message is decoded if the link runs concurrently.
 
-  The device computes and encodes one message after the other, the link carries
-  them in the same order, and the device decodes the received messages once the
-  backward pass is over:
+  The device computes and encodes one message after the other, and the link
+  carries them in the same order. Once the backward pass is over, the device
+  decodes the received messages:
 
   .. math::
     D_i = D_{i-1} + c_i + e_i \quad

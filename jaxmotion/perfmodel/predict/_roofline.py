@@ -20,9 +20,9 @@ def predict_seconds(cost: Cost, device: Device) -> float:
   .. math::
     t = \sum_k n_k (t_0 + \max(F_k / f_k, B_k / m))
 
-  where `f_k` is the device's matmul rate for the dtype of the kernel (its
-  vector rate for other kernels), `m` its memory rate and `t_0` the time of an
-  empty kernel.
+  `f_k` is the device's matmul rate for the dtype of the kernel, or its vector
+  rate for kernels without a matmul. `m` is its memory rate and `t_0` the time
+  of an empty kernel.
 
   Args:
     cost: cost of the function, from `predict_cost`.

@@ -2,9 +2,9 @@
 
 Channel-split (tensor) parallelism of a `Network`: worker `r` of `M` holds
 `1 / M` of the output channels of each layer's parameters and computes those
-channels. A layer either keeps its input channels apart (`mixes` is false: an
-activation, a pooling) and reads the worker's own part, or it reads all
-channels of its inputs (a convolution, a dense layer), which are then gathered.
+channels. A layer that keeps its input channels apart (`mixes` is false: ReLU,
+pooling) reads the worker's own part. A layer that reads all channels of its
+inputs (a convolution, a dense layer) has them gathered first.
 
 The costs are those of the busiest worker, which has the rounded-up share of
 every layer; the other workers wait for it at the next collective.

@@ -344,8 +344,8 @@ def assemble_prediction(
 ) -> StepPrediction:
   """Returns the step of messages, exchanges and the time around them.
 
-  The update waits for the last message, so its seconds and those of the call
-  are added to the end of the pipeline and overlap with nothing.
+  The update waits for the last message and the call comes before the first:
+  their seconds are added to the pipeline's and overlap with nothing.
 
   Args:
     messages: buckets, in the order in which they are ready.
