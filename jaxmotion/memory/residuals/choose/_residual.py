@@ -101,7 +101,7 @@ class Residual(NamedTuple):
     return isinstance(self.codec, zero_value) and self.codec.capacity < 1
 
   @property
-  def rounds(self) -> bool:
+  def is_lossy(self) -> bool:
     """Whether its codec rounds, so that decoding is not exact."""
     return not (
       self.codec is None or isinstance(self.codec, (identity, zero_value))
@@ -110,7 +110,7 @@ class Residual(NamedTuple):
   @property
   def is_exact(self) -> bool:
     """Whether decoding always gives the array, bit for bit."""
-    return not (self.rounds or self.may_overflow)
+    return not (self.is_lossy or self.may_overflow)
 
   def encode(self, x: Array) -> tuple[Buffers, Array | None]:
     """Encodes the array.

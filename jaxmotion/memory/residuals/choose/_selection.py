@@ -248,7 +248,7 @@ def _discontinuous_on_rounded(
   is rerun between the rounded residual and the comparison, its results are
   seldom exactly zero, and the mask may be recomputed.
   """
-  rounded = {v for v in chosen if table.describe(v).rounds}
+  rounded = {v for v in chosen if table.describe(v).is_lossy}
   known = {*chosen, *live, *joint.program.constants}
   rerun = joint.order.leading_to(values_read_by_backward(joint, live), known)
   for step in rerun:

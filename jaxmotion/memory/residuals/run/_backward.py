@@ -115,8 +115,9 @@ class _BackwardPass:
     for step in steps:
       token, rebuilt = self._find_token(step)
       if self._provide(step.reads, token):
-        # The barrier replaced the token: what was made of the old one is
-        # made of the new one, or the step would not wait for the barrier.
+        # The barrier replaced the token in `_env`. The step's operand must be
+        # recomputed from the new token, or the step would not wait for the
+        # barrier.
         for v in (v for s in rebuilt for v in s.outs):
           del self._env[v]
         evaluate(rebuilt, self._env)

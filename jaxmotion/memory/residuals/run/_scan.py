@@ -1,4 +1,4 @@
-"""Scan whose saved residuals travel to the host and back in iterations."""
+"""Scan whose iterations send their residuals to the host and fetch them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def run_scan(
   """Runs a scan whose iterations send their residuals to the host.
 
   The host buffers of an iteration are carried to the next one, which sends
-  them while it computes. In the backward pass an iteration fetches the buffers
-  of the one that follows (in backward order), again while it computes. The
-  buffers of the last forward iteration never leave the device: the backward
-  pass begins with them.
+  them while it computes. In the backward pass, an iteration fetches the buffers
+  that the next backward iteration needs, again while it computes. The buffers
+  of the last forward iteration never leave the device: the backward pass begins
+  with them.
 
   Before, an iteration sent its buffers at its end and fetched them at its
   beginning, and so waited for all of its transfers.
@@ -94,7 +94,8 @@ def run_scan(
       pairs = zip(const_grads, _drop_none(grads[:first]), strict=True)
       const_grads = [a + b for a, b in pairs]
       ct = _drop_none(grads[second:])
-      # Laid out at the end of the iteration, when its own buffers are free.
+      # Unpacked at the end of the iteration, after the last use of its own
+      # buffers.
       state = ct, const_grads, layout.unpack(previous)
       return state, _drop_none(grads[first:second])
 
