@@ -4,14 +4,15 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import Run, Workdir
+from experiments.common.checkpoint import CheckpointStore, Run, Workdir
 from experiments.common.console import make_console
+from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
 from experiments.train import plot as train_plot, tables, tasks
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import Mesh, make_mesh
 from experiments.train.rows import make_rows
-from experiments.train.trainer import Trainer, ignore_step, make_score
+from experiments.train.trainer import Trainer, make_score
 
 
 def run_experiment(
@@ -73,9 +74,6 @@ def train_all(
 ) -> list[Run]:
   """Trains every exchange with every seed, except runs `workdir` already has.
 
-  Seeds are the outer loop, so that a slow minute of the machine falls on all
-  exchanges alike.
-
   Args:
     config: configuration of the job.
     task: model, data and loss.
@@ -86,25 +84,23 @@ def train_all(
   Returns:
     One `Run` for each exchange and seed that `config` names.
   """
-  finished = workdir.read_runs() if workdir else []
-  done = {(run.exchange, run.seed): run for run in finished}
-  wanted = [(e, s) for s in config.seeds for e in config.exchanges]
   score = make_score(task)
   trainers = {
     name: Trainer(config, task, mesh, name) for name in config.exchanges
   }
-  for exchange, seed in wanted:
-    if (exchange, seed) not in done:
-      trainer = trainers[exchange]
-      on_step = display.begin_run(exchange, seed) if display else ignore_step
-      store = workdir.open_store(exchange, seed) if workdir else None
-      trained = trainer.train_seed(seed, store=store, on_step=on_step)
-      run = trainer.summarize_run(seed, trained, score)
-      done[exchange, seed] = run
-      if store:
-        store.close()
-      if workdir:
-        workdir.add_run(run)
-      if display:
-        display.end_run(exchange, seed, run.score, run.step_ms)
-  return [done[key] for key in wanted]
+
+  def run_case(
+    exchange: str, seed: int, store: CheckpointStore | None, on_step: OnStep
+  ) -> Run:
+    trainer = trainers[exchange]
+    trained = trainer.train_seed(seed, store=store, on_step=on_step)
+    return trainer.summarize_run(seed, trained, score)
+
+  return run_cases(
+    config.exchanges,
+    config.seeds,
+    run_case,
+    lambda run: (run.score, run.step_ms),
+    workdir=workdir,
+    display=display,
+  )

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 import jaxmotion
 from experiments.common.checkpoint import CheckpointStore, Log, Run
+from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
@@ -40,10 +41,6 @@ def make_score(task: Task) -> Callable[[Params], float]:
     return total / task.score_divisor
 
   return score
-
-
-def ignore_step(done: int, loss: float) -> None:
-  """Does nothing after a step: the default `on_step` of a trainer."""
 
 
 class Trained(NamedTuple):
@@ -143,7 +140,7 @@ class Trainer:
     *,
     store: CheckpointStore | None = None,
     stop: int | None = None,
-    on_step: Callable[[int, float], None] = ignore_step,
+    on_step: OnStep = ignore_step,
   ) -> Trained:
     """Trains one seed, from its latest checkpoint if there is one.
 
@@ -164,21 +161,23 @@ class Trainer:
     if self.program is None:
       first = self._load_batch(seed, 0)
       self.program = compile_step(self._step, params, state, first)
-    log = Log([], [])
-    if store:
-      (params, state), log = store.restore((params, state))
-    end = self._config.steps if stop is None else stop
-    for step in range(len(log.loss), end):
-      batch = self._load_batch(seed, step)
-      begin = time.perf_counter()
-      params, state, device_loss = self.program.step(params, state, batch)
-      loss = float(device_loss)
-      log.step_ms.append(1e3 * (time.perf_counter() - begin))
-      log.loss.append(loss)
-      self._check_finite(loss, seed, step)
-      if store and self._is_checkpoint(step + 1):
-        store.save((params, state), log)
-      on_step(step + 1, loss)
+    program = self.program
+
+    def step(trained: Any, batch: Batch) -> tuple[Any, float]:
+      *trained, loss = program.step(trained[0], trained[1], batch)
+      return tuple(trained), float(loss)
+
+    (params, state), log = run_steps(
+      (params, state),
+      step,
+      lambda index: self._load_batch(seed, index),
+      steps=self._config.steps,
+      checkpoint_every=self._config.checkpoint_every,
+      store=store,
+      stop=stop,
+      on_step=on_step,
+    )
+    self._check_finite(log, seed)
     return Trained(params, state, log)
 
   def summarize_run(
@@ -219,14 +218,10 @@ class Trainer:
 
     return jax.tree.map(feed, batch)
 
-  def _check_finite(self, loss: float, seed: int, step: int) -> None:
-    if not math.isfinite(loss):
+  def _check_finite(self, log: Log, seed: int) -> None:
+    if log.loss and not math.isfinite(log.loss[-1]):
       raise FloatingPointError(
-        f"loss must be finite, got {loss} at step {step} of"
-        f" {self._exchange}, seed {seed}; a lower `config.learning_rate` or"
-        " more `config.warmup_steps` may help."
+        f"loss must be finite, got {log.loss[-1]} at step"
+        f" {len(log.loss) - 1} of {self._exchange}, seed {seed}; a lower"
+        " `config.learning_rate` or more `config.warmup_steps` may help."
       )
-
-  def _is_checkpoint(self, done: int) -> bool:
-    every = self._config.checkpoint_every
-    return done % every == 0 or done == self._config.steps

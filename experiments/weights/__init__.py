@@ -1,1 +1,1 @@
-"""What training moves between a host and its device: networks, cases, links."""
+"""Host-resident training: codecs of weights and gradients, profiles, links."""

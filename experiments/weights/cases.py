@@ -1,4 +1,4 @@
-"""The ways to move weights and gradients that a configuration can name."""
+"""Codecs of weights and gradients that a configuration can name."""
 
 import dataclasses
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from jaxmotion import codecs, controllers
 
 
 class Case(NamedTuple):
-  """A way to move weights and gradients.
+  """Codecs of weights and gradients, and the controller of the weights'.
 
   Attributes:
-    weights: the ladder of codecs, host to device.
-    bits: of a weight on each rung.
-    grads: codec, device to host.
+    weights: codecs from host to device, one for each level.
+    bits: bits of a weight at each level.
+    grads: codec from device to host.
     delta: whether weights travel as differences to what the device holds.
-    control: what climbs the ladder: `awp`, `awp_tuned`, `budget`, or nothing.
+    control: controller of the level: `awp`, `awp_tuned`, `budget`, or None.
   """
 
   weights: tuple[codecs.Codec, ...]
@@ -26,48 +26,48 @@ class Case(NamedTuple):
   control: str | None = None
 
 
-def _truncate(*widths: int) -> Case:
-  ladder = tuple(codecs.truncate(bytes=n) for n in widths)
-  return Case(ladder, tuple(8 * n for n in widths))
+def _truncate_case(*widths: int) -> Case:
+  levels = tuple(codecs.truncate(bytes=n) for n in widths)
+  return Case(levels, tuple(8 * n for n in widths))
 
 
-def _blocks(*widths: int) -> Case:
-  ladder = tuple(codecs.uniform(bits=n) for n in widths)
-  return Case(ladder, widths, grads=ladder[-1])
+def _uniform_case(*widths: int) -> Case:
+  levels = tuple(codecs.uniform(bits=n) for n in widths)
+  return Case(levels, widths, grads=levels[-1])
 
 
 _INT4 = codecs.feedback(codecs.uniform(bits=4))
 
 CASES = {
   "fp32": Case((codecs.identity(),), (32,)),
-  # The paper's formats; its gradients return as they are.
-  "truncate1": _truncate(1),
-  "truncate2": _truncate(2),
-  "truncate3": _truncate(3),
-  "awp": _truncate(1, 2, 3, 4)._replace(control="awp"),
-  "awp_tuned": _truncate(1, 2, 3, 4)._replace(control="awp_tuned"),
-  # Ours: both ways packed.
-  "int8": _blocks(8),
-  "int8_delta": _blocks(8)._replace(delta=True),
-  "int4_delta": _blocks(4)._replace(delta=True, grads=_INT4),
-  "budget_delta": _blocks(2, 4, 8)._replace(delta=True, control="budget"),
+  # The paper's formats; its gradients return uncompressed.
+  "truncate1": _truncate_case(1),
+  "truncate2": _truncate_case(2),
+  "truncate3": _truncate_case(3),
+  "awp": _truncate_case(1, 2, 3, 4)._replace(control="awp"),
+  "awp_tuned": _truncate_case(1, 2, 3, 4)._replace(control="awp_tuned"),
+  # Ours: both directions are compressed.
+  "int8": _uniform_case(8),
+  "int8_delta": _uniform_case(8)._replace(delta=True),
+  "int4_delta": _uniform_case(4)._replace(delta=True, grads=_INT4),
+  "budget_delta": _uniform_case(2, 4, 8)._replace(delta=True, control="budget"),
 }
-"""Case by name; fp32 is what the others are compared with."""
+"""Case by name; fp32 is the baseline of the others."""
 
 _AWP = {
   "alexnet": controllers.awp_preset("alexnet"),
   "vgg_a": controllers.awp_preset("vgg"),
   "resnet34": controllers.awp_preset("resnet"),
 }
-# Of the error from 8 bits to 4: the steps of 127 levels to those of 7.
+# Growth of the error from 8 bits to 4: steps of 127 levels against those of 7.
 _GROWTH = 127 / 7
 
 
 def get_case(name: str) -> Case:
-  """The case of a name.
+  """Returns the case of a name.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: there is no such case.
   """
   if name not in CASES:
     raise ValueError(
@@ -76,24 +76,24 @@ def get_case(name: str) -> Case:
   return CASES[name]
 
 
-def control_every(case: Case, config: ConfigDict) -> int:
-  """After how many steps the controller of a case is asked again.
+def control_interval(case: Case, config: ConfigDict) -> int:
+  """Returns the number of steps between two updates of a case's controller.
 
   Args:
-    case: whose.
-    config: with `budget_every`; AWP looks at every batch, as in the paper.
+    case: codecs and controller.
+    config: with `budget_every`. AWP reads every batch, as in the paper.
   """
   return config.budget_every if case.control == "budget" else 1
 
 
 def make_controller(case: Case, config: ConfigDict) -> controllers.Controller:
-  """What decides the levels of a case.
+  """Returns the controller of a case's levels.
 
-  AWP has the interval of the configuration, and the paper's threshold for the
-  network; `awp_tuned` has the configuration's.
+  AWP has the interval of the configuration and the paper's threshold for the
+  network; `awp_tuned` has the configuration's threshold.
 
   Args:
-    case: whose.
+    case: codecs and controller.
     config: with `model`, `awp_interval`, `awp_threshold`, `error_budget` and
       `budget_patience`.
   """

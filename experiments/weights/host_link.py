@@ -1,9 +1,9 @@
-"""Links between a host and its device, where there is none to measure.
+"""Emulated links between a host and its device.
 
-Every transfer is taken to last latency + bytes / bandwidth. Bandwidths are what
-the standard lets through in one direction after line coding, before the headers
-of packets: no real link is faster, so what a codec saves is not overstated. The
-latency is an assumption, not a measurement.
+A transfer takes latency + bytes / bandwidth. Bandwidths are those of the
+standard in one direction after line coding, before the headers of packets: no
+real link is faster, so the gain of a codec is not overstated. The latency is an
+assumption, not a measurement.
 """
 
 from typing import NamedTuple
@@ -12,33 +12,33 @@ _LATENCY_S = 10e-6
 
 
 class HostLink(NamedTuple):
-  """A link whose two directions do not disturb each other.
+  """A link whose two directions do not slow each other down.
 
   Attributes:
-    latency_s: of every transfer, assumed.
+    latency_s: seconds of every transfer, assumed.
     bandwidth: bytes per second in each direction.
-    source: of the bandwidth.
+    source: document that the bandwidth is from.
   """
 
   latency_s: float
   bandwidth: float
   source: str
 
-  def ms(self, moved_bytes: float, transfers: float) -> float:
-    """Emulated milliseconds of transfers in one direction.
+  def emulate_ms(self, moved_bytes: float, transfers: float) -> float:
+    """Returns emulated milliseconds of transfers in one direction.
 
     Args:
-      moved_bytes: of all of them.
-      transfers: how many.
+      moved_bytes: bytes of all transfers.
+      transfers: number of transfers.
 
-    >>> HostLink(1e-3, 1e9, "an example").ms(5_000_000, 2)
+    >>> HostLink(1e-3, 1e9, "an example").emulate_ms(5_000_000, 2)
     7.0
     """
     seconds = transfers * self.latency_s + moved_bytes / self.bandwidth
     return 1e3 * seconds
 
 
-def _pcie(gigatransfers: float, lanes: int, generation: str) -> HostLink:
+def _pcie_link(gigatransfers: float, lanes: int, generation: str) -> HostLink:
   bandwidth = gigatransfers * 1e9 * lanes * 128 / 130 / 8
   return HostLink(
     _LATENCY_S,
@@ -49,8 +49,8 @@ def _pcie(gigatransfers: float, lanes: int, generation: str) -> HostLink:
 
 
 HOST_LINKS = {
-  "pcie3_x8": _pcie(8.0, 8, "3.0"),
-  "pcie5_x16": _pcie(32.0, 16, "5.0"),
+  "pcie3_x8": _pcie_link(8.0, 8, "3.0"),
+  "pcie5_x16": _pcie_link(32.0, 16, "5.0"),
   "nvlink2_x3": HostLink(
     _LATENCY_S,
     3 * 25e9,
@@ -61,6 +61,6 @@ HOST_LINKS = {
 """Links by name: 7.88, 63.0 and 75 GB/s each way."""
 
 
-def emulated(unit: str, link: str) -> str:
-  """How rows name the unit of what a link is emulated for."""
+def emulated_unit(unit: str, link: str) -> str:
+  """Returns the unit that rows give to a figure emulated for a link."""
   return f"{unit} (emulated {link})"

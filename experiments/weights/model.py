@@ -1,4 +1,4 @@
-"""A network as the host-resident store wants it: functions and trees."""
+"""Flax modules as the stages of `memory.HostResident`: functions and trees."""
 
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ class Stage:
   """A stage as a function; equal stages are equal functions.
 
   Attributes:
-    graph: what the stage computes, without its arrays.
-    first: whether it takes the batch's pixels.
-    last: whether it returns the batch's mean loss.
+    graph: the stage's module without its arrays.
+    first: whether the input is the batch's pixels.
+    last: whether the output is the batch's mean loss.
   """
 
   graph: nnx.GraphDef
@@ -39,22 +39,22 @@ class Stage:
       y = optax.softmax_cross_entropy_with_integer_labels(
         y, batch["labels"]
       ).mean()
-    return y, _pure(stage, nnx.BatchStat)
+    return y, _select_arrays(stage, nnx.BatchStat)
 
   def evaluate(self, params: Tree, stats: Tree, x: jax.Array) -> jax.Array:
-    """Returns the output with the statistics that training has gathered."""
+    """Returns the output under the running statistics of training."""
     stage = nnx.merge(self.graph, params, stats)
     stage.eval()
     return stage(x)
 
 
 class Model(NamedTuple):
-  """A network of one seed.
+  """A network of one seed, as functions and trees.
 
   Attributes:
     stages: names and functions.
-    params: trees by name.
-    stats: trees by name: what batch norm keeps.
+    params: parameters by the name of the stage.
+    stats: running statistics of batch norm by the name of the stage.
   """
 
   stages: tuple[tuple[str, Stage], ...]
@@ -63,7 +63,7 @@ class Model(NamedTuple):
 
 
 def as_model(stages: list[nnx.Module]) -> Model:
-  """Takes the stages of a network apart."""
+  """Splits the modules of a network into functions and trees."""
   names = [
     f"{i:02d}_{type(stage).__name__.lower()}" for i, stage in enumerate(stages)
   ]
@@ -74,16 +74,16 @@ def as_model(stages: list[nnx.Module]) -> Model:
   named = list(zip(names, stages, strict=True))
   return Model(
     tuple(zip(names, functions, strict=True)),
-    {name: _pure(stage, nnx.Param) for name, stage in named},
-    {name: _pure(stage, nnx.BatchStat) for name, stage in named},
+    {name: _select_arrays(stage, nnx.Param) for name, stage in named},
+    {name: _select_arrays(stage, nnx.BatchStat) for name, stage in named},
   )
 
 
-def abstract(make: Callable[[], list[nnx.Module]]) -> Model:
-  """`as_model` of a network that is never made: shapes in place of arrays.
+def abstract_model(make: Callable[[], list[nnx.Module]]) -> Model:
+  """Returns `as_model` of a network with shapes in place of arrays.
 
   Args:
-    make: returns the stages.
+    make: returns the stages; traced, so no array is allocated.
   """
   found: list[Any] = []
 
@@ -96,58 +96,58 @@ def abstract(make: Callable[[], list[nnx.Module]]) -> Model:
   return Model(found[0], params, stats)
 
 
-class Cost(NamedTuple):
-  """What a stage weighs.
+class StageCost(NamedTuple):
+  """Size and work of one stage.
 
   Attributes:
-    weights: its parameters.
-    flops: floating-point operations of its forward pass.
+    weights: number of parameters.
+    flops: floating-point operations of the forward pass.
   """
 
   weights: int
   flops: float
 
 
-def costs(model: Model, pixels: jax.ShapeDtypeStruct) -> list[Cost]:
-  """What each stage weighs, by its shapes and its traced program.
+def stage_costs(model: Model, pixels: jax.ShapeDtypeStruct) -> list[StageCost]:
+  """Returns the cost of each stage, from its shapes and its lowered program.
 
   Args:
-    model: arrays or shapes.
-    pixels: f32 `(batch, height, width, channels)`.
+    model: a network with arrays or shapes.
+    pixels: shape of the images, f32 `(batch, height, width, channels)`.
   """
-  found, x = [], pixels
+  costs, x = [], pixels
   for name, stage in model.stages:
     args = model.params[name], model.stats[name], x
     leaves = jax.tree.leaves(args[0])
     lowered = jax.jit(stage.evaluate).lower(*args)
     analysis: dict[str, float] = lowered.cost_analysis() or {}
     size = sum(leaf.size for leaf in leaves)
-    found.append(Cost(size, analysis["flops"]))
+    costs.append(StageCost(size, analysis["flops"]))
     x = jax.eval_shape(stage.evaluate, *args)
-  return found
+  return costs
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def hits(
+def count_correct(
   stages: tuple[tuple[str, Stage], ...],
   params: dict[str, Tree],
   stats: tuple[Tree, ...],
   batch: Batch,
 ) -> jax.Array:
-  """Returns the weights of the examples that are classified right, summed.
+  """Returns the summed weights of the correctly classified examples.
 
   Args:
-    stages: of a model.
-    params: by the names of the stages.
-    stats: in the order of the stages.
-    batch: with a `weight` for each example.
+    stages: stages of a model.
+    params: parameters by the names of the stages.
+    stats: running statistics in the order of the stages.
+    batch: pixels, labels and a `weight` for each example.
   """
   x = jnp.asarray(batch["pixels"])
-  for (name, stage), own in zip(stages, stats, strict=True):
-    x = stage.evaluate(params[name], own, x)
-  right = jnp.argmax(x, axis=-1) == batch["labels"]
-  return jnp.sum(jnp.where(right, batch["weight"], 0.0))
+  for (name, stage), own_stats in zip(stages, stats, strict=True):
+    x = stage.evaluate(params[name], own_stats, x)
+  correct = jnp.argmax(x, axis=-1) == batch["labels"]
+  return jnp.sum(jnp.where(correct, batch["weight"], 0.0))
 
 
-def _pure(stage: nnx.Module, kind: Any) -> Tree:
+def _select_arrays(stage: nnx.Module, kind: Any) -> Tree:
   return nnx.to_pure_dict(nnx.state(stage, kind))

@@ -1,4 +1,4 @@
-"""What A2DTWP's authors published, to stand beside what is measured here.
+"""Figures that the authors of A2DTWP published.
 
 Zhuang, Malossi and Casas, *Reducing Data Motion to Accelerate the Training of
 Deep Neural Networks*, 2020, arXiv:2004.02297.
@@ -15,17 +15,17 @@ GPUS = 4
 
 
 class Profile(NamedTuple):
-  """Milliseconds of one batch by what they were spent on.
+  """Milliseconds of one batch, by its parts.
 
   Attributes:
-    host_to_device: weights.
-    device_to_host: gradients.
-    convolution: forward and backward.
-    fully_connected: forward and backward.
-    update: of the weights.
-    norm: of the weights; 0 where no controller asks for it.
-    pack: on the host.
-    unpack: on the device.
+    host_to_device: transfer of the weights.
+    device_to_host: transfer of the gradients.
+    convolution: convolutions, forward and backward.
+    fully_connected: fully connected layers, forward and backward.
+    update: update of the weights.
+    norm: norms of the weights; 0 where no controller reads them.
+    pack: packing on the host.
+    unpack: unpacking on the device.
   """
 
   host_to_device: float
@@ -39,7 +39,7 @@ class Profile(NamedTuple):
 
   @property
   def compute(self) -> float:
-    """Forward and backward."""
+    """Milliseconds of the forward and the backward pass."""
     return self.convolution + self.fully_connected
 
 
@@ -60,7 +60,7 @@ BATCHES = {
   "vgg_a": (16, 32, 64),
   "resnet34": (32, 64, 128),
 }
-"""Examples a batch, over all GPUs."""
+"""Batch sizes over all GPUs, by network."""
 
 TIME_TO_ERROR = {
   ("x86", "a2dtwp"): {
@@ -84,5 +84,7 @@ TIME_TO_ERROR = {
     "resnet34": (0.933, 0.889, 0.772),
   },
 }
-"""Time to an error threshold over that of fp32, by system and case: a value
-for each of `BATCHES`."""
+"""Time to an error threshold over that of fp32, by system and case.
+
+There is one value for each of `BATCHES`.
+"""

@@ -1,10 +1,10 @@
-"""The batch time of VGG-A on the paper's machines if other bytes moved.
+"""Predicted batch time of VGG-A on the paper's machines with any codec.
 
-Everything comes from the paper's own profile: a transfer takes the fp32 time
-times the share of its bytes, computation and update take the fp32 time, and
-packing and unpacking take the bytes they touch at the rate that the paper's
-Bitpack (host) and Bitunpack (device) touch theirs. Nothing here is measured on
-those machines, so every figure is a prediction.
+All rates come from the paper's own profile. A transfer takes the fp32 time
+times its share of the fp32 bytes. Computation and update take the fp32 time.
+Packing and unpacking take the bytes they touch at the rates of the paper's
+Bitpack (host) and Bitunpack (device). Nothing here is measured on those
+machines, so every figure is a prediction.
 """
 
 from collections.abc import Sequence
@@ -15,29 +15,29 @@ from experiments.weights import paper
 _FLOAT_BYTES = 4
 
 
-class Rates(NamedTuple):
-  """Bytes a millisecond that packing reads and writes.
+class PackingRates(NamedTuple):
+  """Bytes per millisecond that packing reads and writes.
 
   Attributes:
-    host: of Bitpack.
-    device: of Bitunpack.
+    host: rate of Bitpack.
+    device: rate of Bitunpack.
   """
 
   host: float
   device: float
 
 
-class Touched(NamedTuple):
-  """Bytes a weight that a case moves, and that coding reads and writes.
+class TouchedBytes(NamedTuple):
+  """Bytes per weight that a case moves, and that coding reads and writes.
 
   Attributes:
-    down: of the payload, host to device.
-    up: of the gradient's payload, device to host.
-    pack: on the host.
-    unpack: on the device.
-    grad_pack: on the device.
-    grad_unpack: on the host, for the payloads of all GPUs.
-    norm: on the host, for what a controller is told.
+    down: payload of the weight, host to device.
+    up: payload of the gradient, device to host.
+    pack: packing of the weight, on the host.
+    unpack: unpacking of the weight, on the device.
+    grad_pack: packing of the gradient, on the device.
+    grad_unpack: unpacking of the payloads of all GPUs, on the host.
+    norm: input of the controller, on the host.
   """
 
   down: float = _FLOAT_BYTES
@@ -49,20 +49,20 @@ class Touched(NamedTuple):
   norm: float = 0.0
 
 
-class Batch(NamedTuple):
-  """Predicted milliseconds of one batch, one after the other.
+class BatchTimes(NamedTuple):
+  """Predicted milliseconds of one batch, by parts in sequence.
 
   Attributes:
-    pack: weights, on the host.
-    host_to_device: transfer of weights.
-    unpack: weights, on the device.
-    forward: a third of the computation.
-    backward: the rest of it.
-    grad_pack: gradients, on the device.
-    device_to_host: transfer of gradients.
-    grad_unpack: gradients, on the host.
-    update: on the host.
-    norm: what a controller is told, on the host.
+    pack: packing of the weights, on the host.
+    host_to_device: transfer of the weights.
+    unpack: unpacking of the weights, on the device.
+    forward: forward pass, a third of the computation.
+    backward: backward pass, the rest of the computation.
+    grad_pack: packing of the gradients, on the device.
+    device_to_host: transfer of the gradients.
+    grad_unpack: unpacking of the gradients, on the host.
+    update: update of the weights, on the host.
+    norm: input of the controller, on the host.
   """
 
   pack: float
@@ -77,46 +77,49 @@ class Batch(NamedTuple):
   norm: float = 0.0
 
 
-class Share(NamedTuple):
-  """A stage's share of a network.
+class StageShare(NamedTuple):
+  """Share of one stage in a network.
 
   Attributes:
-    weights: of all weights.
-    work: of all floating-point operations.
+    weights: share of all weights.
+    work: share of all floating-point operations.
   """
 
   weights: float
   work: float
 
 
-def rates(system: str, weights: int) -> Rates:
-  """What the paper's packing reaches, by its own times and bytes.
+def packing_rates(system: str, weights: int) -> PackingRates:
+  """Returns the rates of the paper's packing, from its times and bytes.
 
-  Bitpack reads 4 bytes of a weight and writes those that are sent; Bitunpack
-  reads these and writes 4. How many are sent follows from the two transfers.
+  Bitpack reads the 4 bytes of a weight and writes those that are sent;
+  Bitunpack reads these and writes 4. The ratio of the two transfer times gives
+  the number of bytes that are sent.
 
   Args:
     system: `x86` or `power`.
-    weights: of VGG-A.
+    weights: number of weights of VGG-A.
   """
   plain = paper.PROFILES[system, "fp32"]
   packed = paper.PROFILES[system, "a2dtwp"]
   sent = _FLOAT_BYTES * packed.host_to_device / plain.host_to_device
   touched = weights * (_FLOAT_BYTES + sent)
-  return Rates(touched / packed.pack, touched / packed.unpack)
+  return PackingRates(touched / packed.pack, touched / packed.unpack)
 
 
-def predict(system: str, weights: int, touched: Touched) -> Batch:
-  """The times of one batch of VGG-A at batch 64.
+def predict_batch(
+  system: str, weights: int, touched: TouchedBytes
+) -> BatchTimes:
+  """Returns the times of one batch of VGG-A at batch 64.
 
   Args:
     system: `x86` or `power`.
-    weights: of VGG-A.
-    touched: bytes a weight of the case; the default is fp32.
+    weights: number of weights of VGG-A.
+    touched: bytes per weight of the case; the default values are fp32.
   """
   plain = paper.PROFILES[system, "fp32"]
-  rate = rates(system, weights)
-  return Batch(
+  rate = packing_rates(system, weights)
+  return BatchTimes(
     pack=weights * touched.pack / rate.host,
     host_to_device=plain.host_to_device * touched.down / _FLOAT_BYTES,
     unpack=weights * touched.unpack / rate.device,
@@ -130,20 +133,20 @@ def predict(system: str, weights: int, touched: Touched) -> Batch:
   )
 
 
-def overlapped_ms(batch: Batch, shares: Sequence[Share]) -> float:
-  """The time of a batch whose stages overlap.
+def overlapped_ms(batch: BatchTimes, shares: Sequence[StageShare]) -> float:
+  """Returns the time of a batch whose stages overlap.
 
-  Stages go down in order: the host packs one while the link carries the one
-  before and the device unpacks and computes the one before that. They come
-  back in reverse. The host, each direction of the link and the device do one
-  thing at a time; batches do not overlap.
+  Stages go to the device in order: while the host packs a stage, the link
+  carries the stage before and the device computes an earlier one. Gradients
+  come back in reverse order. The host, each direction of the link and the
+  device do one thing at a time. Batches do not overlap.
 
   Args:
     batch: times of the whole batch.
-    shares: of the stages, in the order they compute in.
+    shares: shares of the stages, in the order of the forward pass.
 
   Returns:
-    Milliseconds until the last update and, after it, `norm`.
+    Milliseconds until the last update, plus `norm`.
   """
   host = link = device = 0.0
   for share in shares:
@@ -160,17 +163,19 @@ def overlapped_ms(batch: Batch, shares: Sequence[Share]) -> float:
   return host + batch.norm
 
 
-def shares(weights: Sequence[float], flops: Sequence[float]) -> list[Share]:
-  """The share that each stage has.
+def stage_shares(
+  weights: Sequence[float], flops: Sequence[float]
+) -> list[StageShare]:
+  """Returns the share of each stage in weights and work.
 
   Args:
-    weights: of each stage.
-    flops: of each stage.
+    weights: number of weights of each stage.
+    flops: floating-point operations of each stage.
 
-  >>> shares([1, 3], [4, 1])
-  [Share(weights=0.25, work=0.8), Share(weights=0.75, work=0.2)]
+  >>> stage_shares([1, 3], [4, 1])[0]
+  StageShare(weights=0.25, work=0.8)
   """
   return [
-    Share(w / sum(weights), f / sum(flops))
+    StageShare(w / sum(weights), f / sum(flops))
     for w, f in zip(weights, flops, strict=True)
   ]

@@ -1,7 +1,7 @@
-"""Where the time of a step goes, by case, measured here.
+"""Time of a step by its parts, measured here for every case.
 
-Cases take turns, so that a slow minute of the machine falls on all alike. A
-step that is taken apart waits for every piece: nothing overlaps.
+Cases alternate, so that a slow minute of the machine falls on all alike. A step
+that is timed by parts waits for every part: nothing overlaps.
 """
 
 import collections
@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.weights import trainer
-from experiments.weights.cases import control_every, get_case, make_controller
+from experiments.weights.cases import (
+  control_interval,
+  get_case,
+  make_controller,
+)
+from experiments.weights.context import RunContext
+from experiments.weights.store import make_signal, make_store
 
-PIECES = (
+PARTS = (
   "pack",
   "send",
   "unpack",
@@ -26,31 +31,31 @@ PIECES = (
   "update",
   "norm",
 )
-"""What a step is taken apart into. Gradients are packed in `backward` and
-unpacked in `update`; `norm` is the controller and what it is told (norms, for
-AWP), a step."""
+"""Parts of a step.
+
+Gradients are packed in `backward` and unpacked in `update`. `norm` is the
+controller and its input (norms, for AWP), per step.
+"""
 
 BITPACK = "truncate1"
-"""The case that stands for the paper's Bitpack: it takes part even if it is not
-asked for."""
+"""The case that stands for the paper's Bitpack; always profiled."""
 
 
 class Profile(NamedTuple):
-  """What a step of one case takes.
+  """Times and bytes of a step of one case.
 
   Attributes:
-    case: its name.
-    ms: median milliseconds of each of `PIECES`.
-    step_ms: median milliseconds of a whole step, not taken apart and without
-      norms.
-    norm_ratio: `norm` a step, over `pack` of `BITPACK` in the same round.
-    norm_share: `norm` of a step, in per cent: median over the rounds.
-    pack_ratio: `pack`, over that of `BITPACK` in the same round.
-    plain_bytes: of the parameters as float32.
-    sent_bytes: to the device.
-    returned_bytes: to the host.
-    sends: transfers to the device.
-    returns: transfers to the host.
+    case: name of the case.
+    ms: median milliseconds of each of `PARTS`.
+    step_ms: median milliseconds of a whole step without norms, timed at once.
+    norm_ratio: `norm` per step over `pack` of `BITPACK` in the same round.
+    norm_share: `norm` over the step, in per cent: median over the rounds.
+    pack_ratio: `pack` over that of `BITPACK` in the same round.
+    plain_bytes: bytes of the parameters as float32.
+    sent_bytes: bytes sent to the device.
+    returned_bytes: bytes returned to the host.
+    sends: number of transfers to the device.
+    returns: number of transfers to the host.
     noise_ms: sample standard deviation of `step_ms` over the rounds.
   """
 
@@ -68,73 +73,98 @@ class Profile(NamedTuple):
   noise_ms: float
 
 
-class _Timer:
-  """Is called by the store for every piece of work; waits for it."""
+def profile_steps(
+  context: RunContext,
+  levels: dict[str, int],
+  on_round: Callable[[], None] = lambda: None,
+) -> list[Profile]:
+  """Profiles a step of every case of a configuration.
+
+  Args:
+    context: with `profile_width`, `profile_size`, `profile_batch` and
+      `profile_rounds` in its configuration.
+    levels: level of each adaptive case; 0 for the others.
+    on_round: called after each round of a case.
+  """
+  cases = context.config.cases
+  profilers = {
+    name: _Profiler(context, name, levels.get(name, 0))
+    for name in dict.fromkeys((*cases, BITPACK))
+  }
+  for _ in range(context.config.profile_rounds + 1):
+    for profiler in profilers.values():
+      profiler.run_round()
+      on_round()
+  return [profilers[name].summarize(profilers[BITPACK]) for name in cases]
+
+
+class _PartTimer:
+  """Hook of the store that times each part of a step until it is done."""
 
   def __init__(self) -> None:
     self.ms: dict[str, float] = collections.defaultdict(float)
     self.arrays: dict[str, int] = collections.defaultdict(int)
 
-  def __call__(self, name: str, piece: Callable[..., Any], *args: Any) -> Any:
+  def __call__(self, name: str, part: Callable[..., Any], *args: Any) -> Any:
     begin = time.perf_counter()
-    out = jax.block_until_ready(piece(*args))
+    out = jax.block_until_ready(part(*args))
     self.ms[name] += 1e3 * (time.perf_counter() - begin)
     self.arrays[name] += len(jax.tree.leaves(out))
     return out
 
 
-class _Bench:
-  """One case between two rounds."""
+class _Profiler:
+  """Store and timings of one case between two rounds."""
 
-  def __init__(self, setup: trainer.Setup, name: str, level: int):
-    config, case = setup.config, get_case(name)
+  def __init__(self, context: RunContext, name: str, level: int):
+    config, case = context.config, get_case(name)
     size = config.profile_size
-    model = setup.model(0, size=size, width=config.profile_width)
+    model = context.make_model(0, size=size, width=config.profile_width)
     self.name, self.level = name, level
-    self.store = trainer.make_store(case, setup.tx, model)
+    self.store = make_store(case, context.tx, model)
     self.state = self.store.init(model.params, model.stats)
-    # Static cases show what AWP would cost them.
+    # Static cases show the cost that AWP would have for them.
     self._case = case if case.control else get_case("awp")
     controller = make_controller(self._case, config)
     self.control = jax.jit(controller.init)(self.store.norms(self.state))
     self._update = jax.jit(controller.update)
-    self._every = control_every(self._case, config)
+    self._interval = control_interval(self._case, config)
     random = np.random.default_rng(0)
-    batch, channels = config.profile_batch, setup.data.train.pixels.shape[-1]
+    batch, channels = config.profile_batch, context.data.train.pixels.shape[-1]
     pixels = random.standard_normal((batch, size, size, channels), np.float32)
-    labels = random.integers(0, setup.data.classes, batch, np.int32)
+    labels = random.integers(0, context.data.classes, batch, np.int32)
     self._batch = {"pixels": pixels, "labels": labels}
     self.rounds: list[dict[str, float]] = []
     self.arrays: dict[str, int] = {}
-    self.sent = self.returned = 0
+    self.sent_bytes = self.returned_bytes = 0
 
-  def round(self) -> None:
-    """Times one step as it is, one taken apart, and the norms."""
-    found = {"step": self._timed(self._step)}
-    found["norm"] = self._timed(self._norm) / self._every
-    timer = _Timer()
+  def run_round(self) -> None:
+    """Times one whole step, the controller, and one step by parts."""
+    times = {"step": _time_ms(self._step)}
+    times["norm"] = _time_ms(self._update_control) / self._interval
+    timer = _PartTimer()
     before = self.state.sent_bytes, self.state.returned_bytes
     self._step(run_op=timer)
-    self.sent = int(self.state.sent_bytes - before[0])
-    self.returned = int(self.state.returned_bytes - before[1])
+    self.sent_bytes = int(self.state.sent_bytes - before[0])
+    self.returned_bytes = int(self.state.returned_bytes - before[1])
     self.arrays = timer.arrays
-    self.rounds.append(found | timer.ms)
+    self.rounds.append(times | timer.ms)
 
-  def profile(self, bitpack: "_Bench") -> Profile:
-    """The medians of the rounds but the first, which compiles."""
+  def summarize(self, bitpack: "_Profiler") -> Profile:
+    """Returns the medians of all rounds but the first, which compiles."""
     rounds, others = self.rounds[1:], bitpack.rounds[1:]
     pairs = list(zip(rounds, others, strict=True))
     steps = [r["step"] for r in rounds]
     return Profile(
       case=self.name,
-      ms={p: statistics.median(r[p] for r in rounds) for p in PIECES},
+      ms={part: statistics.median(r[part] for r in rounds) for part in PARTS},
       step_ms=statistics.median(steps),
       norm_share=statistics.median(100 * r["norm"] / r["step"] for r in rounds),
       norm_ratio=statistics.median(r["norm"] / o["pack"] for r, o in pairs),
       pack_ratio=statistics.median(r["pack"] / o["pack"] for r, o in pairs),
       plain_bytes=self.store.plain_bytes(self.state.params),
-      sent_bytes=self.sent,
-      returned_bytes=self.returned,
+      sent_bytes=self.sent_bytes,
+      returned_bytes=self.returned_bytes,
       sends=self.arrays["send"],
       returns=self.arrays["return"],
       noise_ms=statistics.stdev(steps) if len(steps) > 1 else 0.0,
@@ -146,37 +176,13 @@ class _Bench:
     )
     jax.block_until_ready((self.state.params, loss))
 
-  def _norm(self) -> None:
-    signal = trainer.make_signal(self._case, self.store, self.state, self.level)
+  def _update_control(self) -> None:
+    signal = make_signal(self._case, self.store, self.state, self.level)
     self.control = self._update(signal, self.control)
     np.asarray(self.control.history.level)
 
-  def _timed(self, work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - begin)
 
-
-def measure(
-  setup: trainer.Setup,
-  levels: dict[str, int],
-  on_round: Callable[[], None] = lambda: None,
-) -> list[Profile]:
-  """Takes the step of every case of a configuration apart.
-
-  Args:
-    setup: with `profile_width`, `profile_size`, `profile_batch` and
-      `profile_rounds` in its configuration.
-    levels: of adaptive cases; 0 for the others.
-    on_round: called when a case has had a turn.
-  """
-  cases = setup.config.cases
-  benches = {
-    name: _Bench(setup, name, levels.get(name, 0))
-    for name in dict.fromkeys((*cases, BITPACK))
-  }
-  for _ in range(setup.config.profile_rounds + 1):
-    for bench in benches.values():
-      bench.round()
-      on_round()
-  return [benches[name].profile(benches[BITPACK]) for name in cases]
+def _time_ms(work: Callable[[], None]) -> float:
+  begin = time.perf_counter()
+  work()
+  return 1e3 * (time.perf_counter() - begin)

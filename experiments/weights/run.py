@@ -1,4 +1,4 @@
-"""One job, from a configuration to tables, rows and a plot."""
+"""A job: from a configuration to tables, rows and a plot."""
 
 import functools
 from collections.abc import Sequence
@@ -9,23 +9,22 @@ import rich.progress
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import Workdir
+from experiments.common.checkpoint import CheckpointStore, Workdir
 from experiments.common.console import make_console
+from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
 from experiments.models import staged
-from experiments.weights import (
-  model,
-  paper,
-  predict,
-  rows as weights_rows,
-  tables,
-  trainer,
-)
+from experiments.weights import paper, plot as weights_plot, tables
 from experiments.weights.cases import get_case
-from experiments.weights.profile import BITPACK, Profile, measure
+from experiments.weights.context import RunContext, load_context
+from experiments.weights.model import StageCost, abstract_model, stage_costs
+from experiments.weights.predict import stage_shares
+from experiments.weights.profile import BITPACK, Profile, profile_steps
+from experiments.weights.rows import make_rows, summarize_cases
+from experiments.weights.trainer import Run, Trainer
 
 
-def run(
+def run_experiment(
   config: ConfigDict,
   *,
   link: str = "pcie3_x8",
@@ -33,85 +32,100 @@ def run(
   plot: str | None = None,
   workdir: str | None = None,
 ) -> None:
-  """Runs a job, prints its tables and writes what is asked for.
+  """Trains all cases and seeds, prints the tables, writes rows and plot.
 
   Args:
     config: made by a `get_config()`.
-    link: whose emulated times the tables show.
-    json: where to write rows, if anywhere.
-    plot: where to write the plot, if anywhere.
-    workdir: where to keep checkpoints, if anywhere.
+    link: host link whose emulated times the tables show.
+    json: file of the rows, if any.
+    plot: file of the plot, if any.
+    workdir: folder of the checkpoints, if any.
   """
   cases = {name: get_case(name) for name in config.cases}
   console = make_console()
-  kept = Workdir(workdir, config, trainer.Run) if workdir else None
-  setup = trainer.load(config)
+  folder = Workdir(workdir, config, Run) if workdir else None
+  context = load_context(config)
   count = len(config.cases) * len(config.seeds)
   with Display(console, steps=config.steps, runs=count) as display:
-    runs = trainer.run_job(setup, workdir=kept, display=display)
-  profiles = _take_apart(setup, runs, console)
-  rows = make_rows(config, runs, profiles)
-  console.print(tables.profile_table(rows, link))
+    runs = train_all(context, workdir=folder, display=display)
+  profiles = _profile_cases(context, runs, console)
+  rows = collect_rows(config, runs, profiles)
+  console.print(tables.profile_table(rows, link).to_console())
   for system in paper.SYSTEMS:
-    console.print(tables.prediction_table(rows, system))
-  console.print(tables.error_table(rows, link))
+    console.print(tables.prediction_table(rows, system).to_console())
+  console.print(tables.error_table(rows, link).to_console())
   if json:
     records.write_rows(json, rows)
   if plot:
     bits = {n: case.bits for n, case in cases.items() if case.control}
-    tables.save_plot(runs, bits, plot)
+    weights_plot.save_plot(runs, bits, plot)
 
 
-def _take_apart(
-  setup: trainer.Setup,
-  runs: Sequence[trainer.Run],
-  console: rich.console.Console,
-) -> list[Profile]:
-  levels = {run.case: _last_level(run) for run in runs}
-  cases = {*setup.config.cases, BITPACK}
-  turns = (setup.config.profile_rounds + 1) * len(cases)
-  with rich.progress.Progress(console=console, transient=True) as progress:
-    task = progress.add_task("profile", total=turns)
-    on_round = functools.partial(progress.advance, task)
-    return measure(setup, levels, on_round)
-
-
-def _last_level(run: trainer.Run) -> int:
-  """The mean over the groups of the levels at the end, rounded."""
-  last = {group: level for _, group, level in run.switches}
-  return round(sum(last.values()) / len(last))
-
-
-def make_rows(
-  config: ConfigDict,
-  runs: Sequence[trainer.Run],
-  profiles: Sequence[Profile],
-) -> list[records.Row]:
-  """Everything that was found, as rows.
+def train_all(
+  context: RunContext,
+  *,
+  workdir: Workdir | None = None,
+  display: Display | None = None,
+) -> list[Run]:
+  """Trains every case with every seed, except runs `workdir` already has.
 
   Args:
-    config: of the job.
+    context: data, batches and optimizer of the job.
+    workdir: folder of checkpoints and finished runs, if any.
+    display: shows the progress, if given.
+
+  Returns:
+    One `Run` for each case and seed, seeds in the outer loop.
+  """
+  config = context.config
+  trainers = {case: Trainer(context, case) for case in config.cases}
+
+  def run_case(
+    case: str, seed: int, store: CheckpointStore | None, on_step: OnStep
+  ) -> Run:
+    trainer = trainers[case]
+    state, log = trainer.train_seed(seed, store=store, on_step=on_step)
+    return trainer.summarize_run(seed, state, log)
+
+  return run_cases(
+    config.cases,
+    config.seeds,
+    run_case,
+    lambda run: (100 - run.error, run.step_ms),
+    workdir=workdir,
+    display=display,
+  )
+
+
+def collect_rows(
+  config: ConfigDict, runs: Sequence[Run], profiles: Sequence[Profile]
+) -> list[records.Row]:
+  """Returns the rows of a job, with the paper's and the predicted ones.
+
+  Args:
+    config: configuration of the job.
     runs: one for each case and seed.
     profiles: one for each case.
   """
   on_host = jax.default_backend() == "cpu"
   costs = vgg_a_costs()
   weights = sum(cost.weights for cost in costs)
-  shares = predict.shares(
+  shares = stage_shares(
     [cost.weights for cost in costs], [cost.flops for cost in costs]
   )
-  found = weights_rows.trained(runs, config.error_threshold)
-  for profile in profiles:
-    case = found[profile.case]
-    case |= weights_rows.profiled(profile, on_host=on_host)
-    case |= weights_rows.predicted(case, profile, weights, shares)
-    case |= weights_rows.timed_to_error(case, profile, on_host=on_host)
-  facts = weights_rows.published(config.model)
-  return weights_rows.make_rows(config.experiment, found, facts)
+  cases = summarize_cases(
+    runs,
+    profiles,
+    config.error_threshold,
+    weights,
+    shares,
+    on_host=on_host,
+  )
+  return make_rows(config.experiment, cases, config.model)
 
 
-def vgg_a_costs() -> list[model.Cost]:
-  """The stages of the paper's VGG-A, by their shapes."""
+def vgg_a_costs() -> list[StageCost]:
+  """Returns the cost of each stage of the paper's VGG-A, from its shapes."""
   make = functools.partial(
     staged.build_stages,
     "vgg_a",
@@ -122,4 +136,22 @@ def vgg_a_costs() -> list[model.Cost]:
     seed=0,
   )
   pixels = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
-  return model.costs(model.abstract(make), pixels)
+  return stage_costs(abstract_model(make), pixels)
+
+
+def _profile_cases(
+  context: RunContext, runs: Sequence[Run], console: rich.console.Console
+) -> list[Profile]:
+  levels = {run.case: _final_level(run) for run in runs}
+  cases = {*context.config.cases, BITPACK}
+  turns = (context.config.profile_rounds + 1) * len(cases)
+  with rich.progress.Progress(console=console, transient=True) as progress:
+    task = progress.add_task("profile", total=turns)
+    on_round = functools.partial(progress.advance, task)
+    return profile_steps(context, levels, on_round)
+
+
+def _final_level(run: Run) -> int:
+  """Returns the mean over the groups of the levels at the end, rounded."""
+  last = {group: level for _, group, level in run.switches}
+  return round(sum(last.values()) / len(last))

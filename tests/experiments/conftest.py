@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 
@@ -5,9 +6,10 @@ import jax
 import pytest
 from ml_collections import ConfigDict
 
+from experiments.models import staged
 from tests.paths import ROOT
 
-# What makes a job small: three steps of eight examples on two workers.
+# Fields of a small job: three steps of eight examples on two workers.
 TINY = {
   "workers": 2,
   "batch_size": 8,
@@ -41,9 +43,16 @@ TINY_HOSTED = {
   "checkpoint_every": 2,
 }
 
+# Stages without which a network is still one: no pooling is lost.
+LEFT_OUT = {
+  "alexnet": {"conv2", "conv3", "conv4", "fc2", "fc3"},
+  "vgg_a": {"conv3_1", "conv4_1", "conv5_1", "fc2"},
+  "resnet34": {f"stage{i}_rest" for i in range(1, 5)} | {"stage3_first"},
+}
+
 
 def _load_config(name: str) -> ConfigDict:
-  """What `configs/NAME.py` holds."""
+  """Returns the configuration of `configs/NAME.py`."""
   path = ROOT / "configs" / f"{name}.py"
   spec = importlib.util.spec_from_file_location(f"config_{name}", path)
   assert spec and spec.loader
@@ -54,7 +63,7 @@ def _load_config(name: str) -> ConfigDict:
 
 @pytest.fixture
 def load_config() -> Callable[[str], ConfigDict]:
-  """Makes what `configs/NAME.py` holds."""
+  """Loads the configuration of `configs/NAME.py`."""
   return _load_config
 
 
@@ -72,8 +81,19 @@ def tiny() -> Callable[..., ConfigDict]:
 
 
 @pytest.fixture
-def tiny_hosted() -> Callable[..., ConfigDict]:
-  """Makes a small form of a configuration of `experiments.weights`."""
+def tiny_hosted(monkeypatch) -> Callable[..., ConfigDict]:
+  """Makes a small form of a configuration of `experiments.weights`.
+
+  Its network has fewer stages: each has programs of its own to compile.
+  """
+  for name, describe in staged.NETWORKS.items():
+
+    def shallow(*args, describe=describe, left_out=LEFT_OUT[name]):
+      network = describe(*args)
+      stages = [s for s in network.stages if s.name not in left_out]
+      return dataclasses.replace(network, stages=tuple(stages))
+
+    monkeypatch.setitem(staged.NETWORKS, name, shallow)
 
   def make(name: str, **fields: object) -> ConfigDict:
     config = _load_config(name)

@@ -7,7 +7,8 @@ from PIL import Image
 from experiments.train import cases as train_cases, tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.run import train_all
-from experiments.weights import cases as weights_cases, trainer
+from experiments.weights import cases as weights_cases, run as weights_run
+from experiments.weights.context import load_context
 from tests.paths import ROOT
 
 EVERY = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -58,8 +59,8 @@ def test_small_form_runs(tiny, request, name):
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
-  setup = trainer.load(tiny_hosted(name, cases=("truncate1",)))
-  (run,) = trainer.run_job(setup)
+  context = load_context(tiny_hosted(name, cases=("truncate1",)))
+  (run,) = weights_run.train_all(context)
   assert np.isfinite([run.error, run.loss]).all()
   assert run.returned_bytes > 3 * run.sent_bytes > 0
 

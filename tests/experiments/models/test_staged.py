@@ -18,7 +18,7 @@ PARAMETERS = {
 PIXELS = jax.ShapeDtypeStruct((2, 224, 224, 3), "float32")
 
 
-def make(network, **changes):
+def build_tiny(network, **changes):
   options = {
     "size": 32,
     "channels": 1,
@@ -32,22 +32,22 @@ def make(network, **changes):
 @pytest.mark.parametrize("network", PARAMETERS)
 def test_full_size_has_the_parameters_of_the_paper(network):
   full = functools.partial(
-    make, network, size=224, channels=3, classes=201, width=1.0
+    build_tiny, network, size=224, channels=3, classes=201, width=1.0
   )
-  model = weights_model.abstract(full)
+  model = weights_model.abstract_model(full)
   count, millions = PARAMETERS[network]
   assert sum(x.size for x in jax.tree.leaves(model.params)) == count
   assert round(count / 1e6, 1) == millions
-  costs = weights_model.costs(model, PIXELS)
+  costs = weights_model.stage_costs(model, PIXELS)
   assert sum(cost.weights for cost in costs) == count
   assert all(cost.flops > 0 for cost in costs)
 
 
-def test_a_stage_costs_what_its_matrix_does():
-  model = weights_model.as_model(make("vgg_a")[-1:])
+def test_the_cost_of_a_dense_stage_is_that_of_its_matmul():
+  model = weights_model.as_model(build_tiny("vgg_a")[-1:])
   (name,) = model.params
   inputs, outputs = model.params[name]["dense"]["kernel"].shape
-  (cost,) = weights_model.costs(
+  (cost,) = weights_model.stage_costs(
     model, jax.ShapeDtypeStruct((3, inputs), "float32")
   )
   assert cost.weights == inputs * outputs + outputs
@@ -57,8 +57,10 @@ def test_a_stage_costs_what_its_matrix_does():
 
 @pytest.mark.parametrize("network", PARAMETERS)
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_any_size_becomes_logits(network, size):
-  model = weights_model.abstract(functools.partial(make, network, size=size))
+def test_images_of_any_size_become_logits(network, size):
+  model = weights_model.abstract_model(
+    functools.partial(build_tiny, network, size=size)
+  )
   x = jax.ShapeDtypeStruct((2, size, size, 1), "float32")
   for name, stage in model.stages:
     args = model.params[name], model.stats[name], x
@@ -66,8 +68,10 @@ def test_any_size_becomes_logits(network, size):
   assert x.shape == (2, 5)
 
 
-def test_a_stage_of_resnet_is_a_building_block():
-  names = [name for name, _ in weights_model.as_model(make("resnet34")).stages]
+def test_a_stage_of_resnet_is_one_block():
+  names = [
+    name for name, _ in weights_model.as_model(build_tiny("resnet34")).stages
+  ]
   assert names[0] == "00_stem"
   assert names[-1] == "17_head"
   assert all("block" in name for name in names[1:-1])
@@ -75,7 +79,8 @@ def test_a_stage_of_resnet_is_a_building_block():
 
 def test_equal_stages_of_two_seeds_are_equal_functions():
   stages = [
-    weights_model.as_model(make("resnet34", seed=s)).stages for s in (0, 1)
+    weights_model.as_model(build_tiny("resnet34", seed=s)).stages
+    for s in (0, 1)
   ]
   assert stages[0] == stages[1]
   assert hash(stages[0][1][1]) == hash(stages[1][1][1])
@@ -84,9 +89,9 @@ def test_equal_stages_of_two_seeds_are_equal_functions():
   assert functions[1] == functions[2] != functions[4]
 
 
-def test_seed_alone_decides_the_parameters():
+def test_only_the_seed_decides_the_parameters():
   a, b, c = (
-    weights_model.as_model(make("vgg_a", seed=seed)).params
+    weights_model.as_model(build_tiny("vgg_a", seed=seed)).params
     for seed in (0, 0, 1)
   )
   same = jax.tree.map(lambda x, y: bool((x == y).all()), a, b)
@@ -97,14 +102,14 @@ def test_seed_alone_decides_the_parameters():
 
 
 @pytest.mark.parametrize("window", [2, 3])
-def test_pooling_is_the_maximum_over_windows_two_apart(window):
+def test_max_pool_has_stride_two_and_no_padding(window):
   x = jax.random.normal(jax.random.key(0), (2, 8, 9, 3))
   y = staged.max_pool(x, window)
   expected = nnx.max_pool(x, (window, window), (2, 2), padding="VALID")
   np.testing.assert_array_equal(y, expected)
 
 
-def test_training_normalises_a_batch_and_gathers_its_statistics():
+def test_training_normalizes_a_batch_and_updates_its_statistics():
   stage = staged.Normed(1, 2, 3, rngs=nnx.Rngs(0))
   model = weights_model.as_model([stage])
   ((name, function),) = model.stages
@@ -118,7 +123,7 @@ def test_training_normalises_a_batch_and_gathers_its_statistics():
   np.testing.assert_allclose(y.mean(axis=(0, 1, 2)), 0, atol=1e-5)
   before, after = (s["norm"]["mean"] for s in (model.stats[name], stats))
   assert not np.allclose(before, after)
-  # Scoring uses what was gathered: another output, and nothing changes.
+  # Evaluation uses the running statistics: another output, no update.
   scored = inner.evaluate(model.params[name], stats, x)
   assert np.abs(np.asarray(scored.mean(axis=(0, 1, 2)))).max() > 0.1
 
@@ -133,20 +138,22 @@ def test_training_normalises_a_batch_and_gathers_its_statistics():
 )
 def test_settings_are_checked(changes, message):
   with pytest.raises(ValueError, match=message):
-    make(**{"network": "vgg_a"} | changes)
+    build_tiny(**{"network": "vgg_a"} | changes)
 
 
-def test_hits_count_what_is_weighed():
-  model = weights_model.as_model(make("vgg_a"))
+def test_correct_examples_count_with_their_weights():
+  model = weights_model.as_model(build_tiny("vgg_a"))
   pixels = jax.random.normal(jax.random.key(0), (4, 32, 32, 1))
   stats = tuple(model.stats.values())
   given = model.stages, model.params, stats
   batch = {"pixels": pixels, "weight": jnp.ones(4)}
   every = [
-    float(weights_model.hits(*given, batch | {"labels": jnp.full(4, k)}))
+    float(
+      weights_model.count_correct(*given, batch | {"labels": jnp.full(4, k)})
+    )
     for k in range(5)
   ]
   assert sum(every) == 4  # Each image has one class.
   best = int(np.argmax(every))
   batch |= {"labels": jnp.full(4, best), "weight": jnp.zeros(4)}
-  assert float(weights_model.hits(*given, batch)) == 0
+  assert float(weights_model.count_correct(*given, batch)) == 0

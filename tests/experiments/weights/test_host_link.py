@@ -7,9 +7,9 @@ MIB256 = 256 * 2**20
 
 def test_a_transfer_is_a_latency_and_bytes_over_bandwidth():
   link = host_link.HostLink(latency_s=1e-3, bandwidth=1e9, source="")
-  assert link.ms(0, 0) == 0
-  assert link.ms(0, 3) == pytest.approx(3)
-  assert link.ms(2_000_000, 1) == pytest.approx(1 + 2)
+  assert link.emulate_ms(0, 0) == 0
+  assert link.emulate_ms(0, 3) == pytest.approx(3)
+  assert link.emulate_ms(2_000_000, 1) == pytest.approx(1 + 2)
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ def test_links_have_the_bandwidth_of_their_standards(name, gigabytes):
   assert link.bandwidth / 1e9 == pytest.approx(gigabytes, abs=1e-3)
   assert link.source
   expected_ms = MIB256 / (gigabytes * 1e6) + 0.01
-  assert link.ms(MIB256, 1) == pytest.approx(expected_ms, rel=1e-3)
+  assert link.emulate_ms(MIB256, 1) == pytest.approx(expected_ms, rel=1e-3)
 
 
 def test_the_emulated_pcie3_is_no_slower_than_the_papers():
   # 129.6 million floats took 153.93 ms down and 68.51 ms up.
   link = host_link.HOST_LINKS["pcie3_x8"]
-  assert link.ms(4 * 129_589_833, 22) < 68.51
+  assert link.emulate_ms(4 * 129_589_833, 22) < 68.51
 
 
-def test_units_say_what_is_emulated():
-  assert host_link.emulated("ms", "pcie3_x8") == "ms (emulated pcie3_x8)"
+def test_units_name_the_emulated_link():
+  assert host_link.emulated_unit("ms", "pcie3_x8") == "ms (emulated pcie3_x8)"

@@ -1,31 +1,37 @@
 import pytest
 
 from experiments.weights import paper, predict
-from experiments.weights.predict import Batch, Share, Touched
+from experiments.weights.predict import (
+  BatchTimes,
+  StageShare,
+  TouchedBytes,
+)
 
 WEIGHTS = 129_589_833
-HALVES = [Share(0.5, 0.5), Share(0.5, 0.5)]
+HALVES = [StageShare(0.5, 0.5), StageShare(0.5, 0.5)]
 # 40 of pack, 20 down, 2 unpack, 30 forward, 60 backward, 4 grad_pack, 10 up,
 # 6 grad_unpack, 8 update.
-BATCH = Batch(40, 20, 2, 30, 60, 4, 10, 6, 8)
+BATCH = BatchTimes(40, 20, 2, 30, 60, 4, 10, 6, 8)
 
 
 def test_rates_follow_from_the_papers_bytes_and_times():
-  rates = predict.rates("x86", WEIGHTS)
+  rates = predict.packing_rates("x86", WEIGHTS)
   # 52.27 / 153.93 of 4 bytes are sent: 1.3583 a weight; with the 4 that are
   # read, 694.4 MB in 19.71 ms on the host and 4.51 ms on the device.
   assert rates.host == pytest.approx(35.23e6, rel=1e-3)
   assert rates.device == pytest.approx(153.96e6, rel=1e-3)
 
 
-def test_fp32_is_the_papers_own_batch():
-  batch = predict.predict("x86", WEIGHTS, Touched())
+def test_fp32_takes_the_papers_own_batch_time():
+  batch = predict.predict_batch("x86", WEIGHTS, TouchedBytes())
   assert sum(batch) == pytest.approx(153.93 + 68.51 + 128.72 + 33.51 + 54.39)
 
 
-def test_a_quarter_of_the_bytes_by_hand():
-  touched = Touched(down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8)
-  batch = predict.predict("x86", WEIGHTS, touched)
+def test_a_quarter_of_the_bytes_matches_a_sum_by_hand():
+  touched = TouchedBytes(
+    down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8
+  )
+  batch = predict.predict_batch("x86", WEIGHTS, touched)
   assert batch.host_to_device == pytest.approx(153.93 / 4)
   assert batch.device_to_host == pytest.approx(68.51 / 4)
   assert batch.pack == pytest.approx(8 * WEIGHTS / 35.23e6, rel=1e-3)  # 29.4
@@ -37,20 +43,20 @@ def test_a_quarter_of_the_bytes_by_hand():
   assert sum(batch) == pytest.approx(342.87, abs=0.05)
 
 
-def test_a2dtwp_itself_is_predicted_within_a_per_cent():
+def test_the_papers_own_codec_is_predicted_within_a_per_cent():
   plain, packed = (paper.PROFILES["x86", c] for c in ("fp32", "a2dtwp"))
   sent = 4 * packed.host_to_device / plain.host_to_device
-  touched = Touched(down=sent, pack=4 + sent, unpack=4 + sent)
-  batch = predict.predict("x86", WEIGHTS, touched)
+  touched = TouchedBytes(down=sent, pack=4 + sent, unpack=4 + sent)
+  batch = predict.predict_batch("x86", WEIGHTS, touched)
   batch = batch._replace(norm=packed.norm)
   assert sum(batch) == pytest.approx(sum(packed), rel=0.01)
 
 
 def test_one_stage_overlaps_nothing():
-  assert predict.overlapped_ms(BATCH, [Share(1, 1)]) == sum(BATCH)
+  assert predict.overlapped_ms(BATCH, [StageShare(1, 1)]) == sum(BATCH)
 
 
-def test_two_halves_overlap_by_hand():
+def test_overlap_of_two_halves_matches_a_schedule_by_hand():
   # Down: packed at 20 and 40, carried by 30 and 50; computed by 30+16 = 46 and
   # 50+16 = 66. Up: the second half's gradients at 66+32 = 98, carried by 103,
   # updated by 110; the first's at 130, 135, 142.
@@ -60,10 +66,10 @@ def test_two_halves_overlap_by_hand():
 
 def test_the_slowest_resource_is_the_bound():
   slow = BATCH._replace(host_to_device=1000)
-  many = [Share(0.01, 0.01)] * 100
+  many = [StageShare(0.01, 0.01)] * 100
   assert 1000 < predict.overlapped_ms(slow, many) < 1000 + 130
 
 
 def test_shares_add_up():
-  shares = predict.shares([1, 2, 5], [3.0, 1.0, 0.0])
+  shares = predict.stage_shares([1, 2, 5], [3.0, 1.0, 0.0])
   assert sum(s.weights for s in shares) == sum(s.work for s in shares) == 1

@@ -9,6 +9,7 @@ from experiments import tables
 from experiments.weights import (
   host_link,
   paper,
+  plot as weights_plot,
   predict,
   profile as weights_profile,
   rows as weights_rows,
@@ -45,7 +46,7 @@ RUNS = [
 ]
 PROFILE = weights_profile.Profile(
   case="fp32",
-  ms={piece: float(i) for i, piece in enumerate(weights_profile.PIECES, 1)},
+  ms={part: float(i) for i, part in enumerate(weights_profile.PARTS, 1)},
   step_ms=40.0,
   norm_ratio=0.2,
   norm_share=1.5,
@@ -64,19 +65,15 @@ PROFILES = [
   ),
   PROFILE._replace(case="awp", sent_bytes=2_000_000, pack_ratio=1.0),
 ]
-HALVES = [predict.Share(0.5, 0.5)] * 2
+HALVES = [predict.StageShare(0.5, 0.5)] * 2
 WEIGHTS = 129_589_833
 
 
 def make_rows(on_host=True):
-  found = weights_rows.trained(RUNS, threshold=10.0)
-  for profile in PROFILES:
-    case = found[profile.case]
-    case |= weights_rows.profiled(profile, on_host=on_host)
-    case |= weights_rows.predicted(case, profile, WEIGHTS, HALVES)
-    case |= weights_rows.timed_to_error(case, profile, on_host=on_host)
-  facts = weights_rows.published("vgg_a")
-  return weights_rows.make_rows("weights_vgg", found, facts)
+  cases = weights_rows.summarize_cases(
+    RUNS, PROFILES, 10.0, WEIGHTS, HALVES, on_host=on_host
+  )
+  return weights_rows.make_rows("weights_vgg", cases, "vgg_a")
 
 
 def by_name(rows):
@@ -85,7 +82,7 @@ def by_name(rows):
 
 def printed(table):
   console = rich.console.Console(file=io.StringIO(), width=200)
-  console.print(table)
+  console.print(table.to_console())
   return console.file.getvalue()
 
 
@@ -102,7 +99,7 @@ def test_the_first_evaluation_at_the_threshold_counts():
   ]
 
 
-def test_seeds_become_means_and_bytes_become_ratios():
+def test_metrics_are_means_over_seeds_and_ratios_of_bytes():
   cells = by_name(make_rows())
   fp32 = cells["fp32", "test_accuracy"]
   assert (fp32.value, fp32.noise) == (96.5, pytest.approx(0.5**0.5))
@@ -138,7 +135,8 @@ def test_predictions_say_so_and_add_up():
   cells = by_name(make_rows())
   for case in ("fp32", "int8", "awp"):
     terms = [
-      cells[case, f"predicted_x86_{term}_ms"] for term in predict.Batch._fields
+      cells[case, f"predicted_x86_{term}_ms"]
+      for term in predict.BatchTimes._fields
     ]
     assert {row.unit for row in terms} == {"ms (predicted)"}
     batch = cells[case, "predicted_x86_batch_ms"]
@@ -154,19 +152,24 @@ def test_predictions_say_so_and_add_up():
   assert cells["int8", "predicted_x86_norm_ms"].value == 0
 
 
-def test_touched_bytes_by_hand():
-  found = weights_rows.trained(RUNS, threshold=10.0)
+def test_touched_bytes_match_a_count_by_hand():
+  found = weights_rows.trained_metrics(RUNS, threshold=10.0)
   fp32, int8, awp = PROFILES
-  quarter = weights_rows.touched(found["int8"], int8)
-  assert quarter == predict.Touched(
+  quarter = weights_rows.count_touched_bytes(found["int8"], int8)
+  assert quarter == predict.TouchedBytes(
     down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8
   )
-  # What the device holds is read, too, and so is error memory.
-  held = weights_rows.touched(found["int8"], int8._replace(case="int4_delta"))
+  # Unpacking reads the reference too, and packing the error memory.
+  held = weights_rows.count_touched_bytes(
+    found["int8"], int8._replace(case="int4_delta")
+  )
   assert held == quarter._replace(unpack=9, grad_pack=17)
-  assert weights_rows.touched(found["fp32"], fp32) == predict.Touched()
-  down = weights_rows.touched(found["awp"], awp)
-  assert down == predict.Touched(down=1, pack=5, unpack=5, norm=1)
+  assert (
+    weights_rows.count_touched_bytes(found["fp32"], fp32)
+    == predict.TouchedBytes()
+  )
+  down = weights_rows.count_touched_bytes(found["awp"], awp)
+  assert down == predict.TouchedBytes(down=1, pack=5, unpack=5, norm=1)
 
 
 def test_rows_of_the_paper_name_it():
@@ -177,7 +180,7 @@ def test_rows_of_the_paper_name_it():
   assert best.value == 0.853
 
 
-def test_profile_table_has_the_paper_and_marks_what_is_emulated():
+def test_profile_table_shows_the_paper_and_marks_emulated_times():
   text = printed(weights_tables.profile_table(make_rows(), "pcie3_x8"))
   assert "153.93" in line_of(text, "paper_x86_fp32")
   assert "162.23" in line_of(text, "paper_x86_fp32")  # Both kinds of layers.
@@ -219,7 +222,7 @@ def test_markdown_has_a_line_for_every_case():
 
 def test_plot_has_a_panel_for_every_adaptive_case(tmp_path):
   path = tmp_path / "new" / "plot.png"
-  weights_tables.save_plot(RUNS, {"awp": (8, 16)}, path)
+  weights_plot.save_plot(RUNS, {"awp": (8, 16)}, path)
   with Image.open(path) as image:
     assert image.size == (1650, 675)
     right = np.asarray(image.convert("L"))[:, 900:]

@@ -1,0 +1,115 @@
+"""Training loops: the steps of one run, and all runs of a job."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from experiments.common.checkpoint import CheckpointStore, Log, Workdir
+from experiments.common.progress import Display
+
+State = TypeVar("State")
+OnStep = Callable[[int, float], None]
+"""Receives the number of steps done and the loss of the last."""
+
+
+def ignore_step(done: int, loss: float) -> None:
+  """Does nothing after a step: the default `on_step`."""
+
+
+def run_steps(
+  state: State,
+  step: Callable[[State, Any], tuple[State, float]],
+  load_batch: Callable[[int], Any],
+  *,
+  steps: int,
+  checkpoint_every: int,
+  store: CheckpointStore | None = None,
+  stop: int | None = None,
+  evaluate: Callable[[int, State], None] | None = None,
+  on_step: OnStep = ignore_step,
+) -> tuple[State, Log]:
+  """Runs the steps of one run, from its latest checkpoint if there is one.
+
+  A loss that is not finite ends the run after that step, which is in the log
+  but neither evaluated nor in a checkpoint.
+
+  Args:
+    state: pytree of arrays at the start of the run.
+    step: `step(state, batch)` returns the new state and the loss, when both
+      have been computed. Its time is logged.
+    load_batch: returns the batch of a step, counted from 0; not timed.
+    steps: number of steps of the whole run.
+    checkpoint_every: steps between two checkpoints; the last step has one too.
+    store: checkpoints to read and write, if any.
+    stop: number of steps to end after, instead of `steps`.
+    evaluate: called with the number of steps done and the state, before the
+      checkpoint; may write into NumPy arrays of the state.
+    on_step: called with the number of steps done and the loss.
+
+  Returns:
+    The state after the last step, and the log from the first step on.
+  """
+  log = Log([], [])
+  if store:
+    state, log = store.restore(state)
+  for done in range(len(log.loss) + 1, (steps if stop is None else stop) + 1):
+    batch = load_batch(done - 1)
+    begin = time.perf_counter()
+    state, loss = step(state, batch)
+    log.step_ms.append(1e3 * (time.perf_counter() - begin))
+    log.loss.append(loss)
+    if not math.isfinite(loss):
+      break
+    if evaluate:
+      evaluate(done, state)
+    if store and (done % checkpoint_every == 0 or done == steps):
+      store.save(state, log)
+    on_step(done, loss)
+  return state, log
+
+
+def run_cases(
+  cases: Iterable[str],
+  seeds: Iterable[int],
+  run_case: Callable[[str, int, CheckpointStore | None, OnStep], Any],
+  score_run: Callable[[Any], tuple[float, float]],
+  *,
+  workdir: Workdir | None = None,
+  display: Display | None = None,
+) -> list[Any]:
+  """Runs every case with every seed, except runs that `workdir` already has.
+
+  Seeds are the outer loop, so that a slow minute of the machine falls on all
+  cases alike.
+
+  Args:
+    cases: names of the cases.
+    seeds: seeds of the parameters and of the batches.
+    run_case: `run_case(case, seed, store, on_step)` trains one run and returns
+      its record, a NamedTuple whose first fields are the case and the seed.
+    score_run: returns score and milliseconds per step of a record.
+    workdir: folder of checkpoints and finished runs, if any.
+    display: shows the progress, if given.
+
+  Returns:
+    One record for each case and seed.
+  """
+  finished = workdir.read_runs() if workdir else []
+  records = {(run[0], run[1]): run for run in finished}
+  cases = tuple(cases)
+  wanted = [(case, seed) for seed in seeds for case in cases]
+  for case, seed in wanted:
+    if (case, seed) in records:
+      continue
+    on_step = display.begin_run(case, seed) if display else ignore_step
+    store = workdir.open_store(case, seed) if workdir else None
+    run = run_case(case, seed, store, on_step)
+    records[case, seed] = run
+    if store:
+      store.close()
+    if workdir:
+      workdir.add_run(run)
+    if display:
+      display.end_run(case, seed, *score_run(run))
+  return [records[key] for key in wanted]
