@@ -22,14 +22,10 @@ from experiments.weights import tables as weights
 
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
-  "cdma": activations.summary_table,
   "codecs": codecs.summary_table,
   "hetero": hetero.summary_table,
-  "hetgrad": hetero.summary_table,
   "hosts": hosts.summary_table,
   "kernels": kernels.summary_table,
-  "layrub": residuals.summary_table,
-  "residual": residuals.summary_table,
   "residuals": residuals.summary_table,
   "train": train.summary_table,
   "weights": weights.summary_table,

@@ -1,7 +1,7 @@
 """Measures how well the activations of ReLU networks compress as they train.
 
-  python -m experiments.activations --json=docs/results/cdma.jsonl \
-    --plot=docs/results/cdma.png
+  python -m experiments.activations --json=docs/results/activations.jsonl \
+    --plot=docs/results/activations.png
 
 Trains narrow forms of the networks of cDMA (arXiv:1705.01626) on real images
 and measures, layer by layer and several times on the way, the share of zeros

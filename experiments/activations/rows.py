@@ -17,7 +17,7 @@ from experiments.activations.measure import (
 from experiments.common import records
 from experiments.common.records import Row
 
-EXPERIMENT = "cdma"
+EXPERIMENT = "activations"
 MEAN = "mean"
 PUBLISHED = "published"
 _BATCH = 128  # Images of a predicted step.

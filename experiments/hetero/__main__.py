@@ -1,6 +1,6 @@
 """Trains on workers of unequal speed, and compares how to share the work.
 
-  python -m experiments.hetero --json=hetgrad.jsonl --plot=hetgrad.png
+  python -m experiments.hetero --json=hetero.jsonl --plot=hetero.png
 
 Four workers, of which some are slowed by really doing their work 2 or 4 times
 over, train a small CNN on digits: `equal` shares, shares of the speeds measured

@@ -104,12 +104,12 @@ def make_rows(
       case: _measured(of_case, cases[BASELINE], settings)
       for case, of_case in cases.items()
     }
-    rows += _to_rows(f"hetgrad_{scenario}_{deal}", found, BASELINE)
+    rows += _to_rows(f"hetero_{scenario}_{deal}", found, BASELINE)
   for deal, means in gradients.items():
     found = {case: _of_gradient(g) for case, g in means.items()}
     if deal == "shuffled":
       found["plain_mean"]["predicted_variance_ratio"] = (ratio, "x", None)
-    rows += _to_rows(f"hetgrad_gradient_{deal}", found, "weighted")
+    rows += _to_rows(f"hetero_gradient_{deal}", found, "weighted")
   return rows
 
 

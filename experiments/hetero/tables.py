@@ -83,7 +83,7 @@ def line(found: Cells, name: str, case: str) -> list[str]:
     for i in range(WORKERS)
   ]
   return [
-    name.removeprefix("hetgrad_"),
+    name.removeprefix("hetero_"),
     case,
     " ".join(shares),
     show("step_ms", 1),
@@ -130,7 +130,7 @@ def gradient_table(rows: Sequence[Row]) -> rich.table.Table:
       variance = found[name, case, "gradient_variance"]
       predicted = found.get((name, case, "predicted_variance_ratio"))
       table.add_row(
-        name.removeprefix("hetgrad_gradient_"),
+        name.removeprefix("hetero_gradient_"),
         case,
         f"{bias.value:.3f} ({bias.noise:.3f})",
         f"{variance.value:.3f}",
@@ -172,7 +172,7 @@ def _bars(axes: Axes, rows: Sequence[Row], metric: str, label: str) -> None:
       capsize=2,
       label=case,
     )
-  short = [name.removeprefix("hetgrad_") for name in names]
+  short = [name.removeprefix("hetero_") for name in names]
   for deal in DEALS:
     short = [name.replace(f"_{deal}", f"\n{deal}") for name in short]
   axes.set_xticks(range(len(names)), short, fontsize=8)

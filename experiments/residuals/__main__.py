@@ -1,7 +1,7 @@
 """The networks of Layrub and Layup, in every mode, beside what these printed.
 
   JAX_PLATFORMS=cpu python -m experiments.residuals \\
-    --json=docs/results/layrub.jsonl --plot=docs/results/layrub.png
+    --json=docs/results/residuals.jsonl --plot=docs/results/residuals.png
 
 Compiled and predicted as by `experiments.residuals.one_network`; see there for
 what the figures are and are not. Then, for a device of --limit_gb, parameters,
@@ -33,7 +33,7 @@ from experiments.residuals import (
   report,
 )
 
-_EXPERIMENT = "layrub"
+_EXPERIMENT = "residuals"
 _USUAL = (
   "plain",
   "jax_checkpoint",

@@ -1,7 +1,7 @@
 r"""Trains networks whose residuals are compressed, beside plain training.
 
   python -m experiments.residuals.accuracy \
-    --json=docs/results/residual_accuracy.jsonl
+    --json=docs/results/residuals_accuracy.jsonl
 
 Each case trains from the same parameters on the same batches: `fp32` plainly,
 `lossless` with the minimum cut, `int8` and `int4` with it in blocks of 8 and 4
@@ -173,7 +173,7 @@ def rows(results: Sequence[Result]) -> list[records.Row]:
       base = baseline.get(r.net) if metric == "test_accuracy" else None
       made.append(
         records.Row(
-          f"residual_accuracy_{r.net}",
+          f"residuals_accuracy_{r.net}",
           r.case,
           metric,
           mean,
@@ -204,7 +204,7 @@ def table(made: Sequence[records.Row]) -> rich.table.Table:
     if r.metric == "test_accuracy":
       gap = None if r.baseline is None else float(r.value) - r.baseline
       shown.add_row(
-        r.experiment.removeprefix("residual_accuracy_"),
+        r.experiment.removeprefix("residuals_accuracy_"),
         r.case,
         f"{float(r.value):.2f}",
         "" if gap is None else f"{gap:+z.2f}",

@@ -1,7 +1,7 @@
 r"""How far gradients with compressed residuals are from those without.
 
   python -m experiments.residuals.equality \
-    --json=docs/results/residual_equality.jsonl
+    --json=docs/results/residuals_equality.jsonl
 
 Every network in its full depth, small in width, image and batch, runs on JAX's
 backend. The error of a gradient is its distance to the gradient of plain
@@ -126,7 +126,7 @@ def _row(
   case: str, metric: str, value: float, plain: float | None
 ) -> records.Row:
   return records.Row(
-    "residual_equality",
+    "residuals_equality",
     case,
     metric,
     value,

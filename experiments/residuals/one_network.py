@@ -61,7 +61,7 @@ def main() -> None:
     wanted,
     _MODES.value,
     target,
-    "memory_report",
+    "residuals_one_network",
     _JSON.value,
     _MEMORY.value,
   )

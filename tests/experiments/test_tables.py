@@ -17,9 +17,9 @@ def test_the_readmes_tables_are_made_of_the_rows(name):
 @pytest.mark.parametrize(
   ("name", "page"),
   [
-    ("cdma", "activations"),
-    ("layrub", "residuals"),
-    ("residual_accuracy", "residuals"),
+    ("activations", "activations"),
+    ("residuals", "residuals"),
+    ("residuals_accuracy", "residuals"),
   ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):

@@ -9,9 +9,9 @@ from experiments.common.console import make_console
 
 
 def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
-  monkeypatch.setitem(activations._train.WIDTHS, "nin", 1 / 16)
+  monkeypatch.setitem(activations.sampling.WIDTHS, "nin", 1 / 16)
   flags.FLAGS.unparse_flags()
-  flags.FLAGS(["cdma"])
+  flags.FLAGS(["activations"])
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   with flagsaver.flagsaver(
     nets=["nin"],

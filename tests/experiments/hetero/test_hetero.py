@@ -48,8 +48,8 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path):
   assert "emulated" in done.stdout and "\x1b[" not in done.stdout
   rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {
-    "hetgrad_changing_by_class",
-    "hetgrad_gradient_by_class",
+    "hetero_changing_by_class",
+    "hetero_gradient_by_class",
   }
   cells = {(row.experiment, row.case, row.metric) for row in rows}
   assert len(cells) == len(rows)
@@ -169,7 +169,7 @@ def test_times_are_told_against_the_sum_of_speeds():
 
 
 def test_the_docs_table_is_made_of_the_rows():
-  rows = records.read_rows(ROOT / "docs" / "results" / "hetgrad.jsonl")
+  rows = records.read_rows(ROOT / "docs" / "results" / "hetero.jsonl")
   assert (
     tables.render_markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
   )

@@ -22,7 +22,7 @@ def _run(module, *flags):
 
 def test_the_runner_writes_what_it_prints_and_draws(tmp_path):
   out = _run(
-    "memory_report",
+    "residuals.one_network",
     f"--networks={GPT}",
     "--modes=plain,cut",
     "--target=cpu",
@@ -37,5 +37,5 @@ def test_the_runner_writes_what_it_prints_and_draws(tmp_path):
 
 @pytest.mark.skipif(gpu_compile.refusal() is None, reason="it can be compiled")
 def test_without_the_compiler_it_says_so_and_ends_well():
-  out = _run("memory_report", f"--networks={GPT}", "--target=h100")
+  out = _run("residuals.one_network", f"--networks={GPT}", "--target=h100")
   assert "Nothing can be compiled for h100: " in out

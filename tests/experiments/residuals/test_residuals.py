@@ -12,7 +12,7 @@ HOST = "a target: compiled, not run"
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-  path = tmp_path_factory.mktemp("layrub") / "rows.jsonl"
+  path = tmp_path_factory.mktemp("residuals") / "rows.jsonl"
   found = limits.Fit(3008, measure.Memory(HOST, 5, 4, 3, 2, 1.0), 9.5)
   options = {
     "networks": [GPT],
