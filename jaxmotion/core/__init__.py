@@ -1,6 +1,5 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
-from jaxmotion.core._after import schedule_after as schedule_after
 from jaxmotion.core._bits import (
   from_bits as from_bits,
   to_bits as to_bits,
@@ -35,7 +34,6 @@ from jaxmotion.core._key import (
   random_words as random_words,
   random_words_at as random_words_at,
 )
-from jaxmotion.core._overwrite import update_in_place as update_in_place
 from jaxmotion.core._path_rules import Match as Match, PathRules as PathRules
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
@@ -44,6 +42,7 @@ from jaxmotion.core._per_worker import (
   unpack_worker as unpack_worker,
 )
 from jaxmotion.core._public import set_public_module as set_public_module
+from jaxmotion.core._schedule_after import schedule_after as schedule_after
 from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   leaf_path as leaf_path,
@@ -58,6 +57,7 @@ from jaxmotion.core._types import (
   ShapedLike as ShapedLike,
   shape_dtype as shape_dtype,
 )
+from jaxmotion.core._update_in_place import update_in_place as update_in_place
 from jaxmotion.core._vjp import (
   is_inexact as is_inexact,
   vjp_inexact as vjp_inexact,

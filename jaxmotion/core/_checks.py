@@ -1,4 +1,4 @@
-"""Argument checks that name the argument, what it must be and what it was."""
+"""Argument checks; errors name the argument, its condition and its value."""
 
 import math
 from collections.abc import Collection
@@ -13,8 +13,8 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   Args:
     name: the argument's name, for the message.
     value: what the caller gave.
-    low: least value allowed.
-    high: greatest value allowed, or None.
+    low: smallest value allowed.
+    high: largest value allowed, or None for no limit.
 
   Raises:
     TypeError: not an integer.
@@ -27,7 +27,7 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   """
   span = f"in [{low}, {high}]" if high is not None else f">= {low}"
   message = f"`{name}` must be an integer {span}, got {value!r}."
-  # Plain Python values only: they are what a codec's repr and config spell.
+  # Only plain Python values: the repr and the config of a codec print them.
   if type(value) is not int:
     raise TypeError(message)
   if value < low or (high is not None and value > high):
@@ -48,8 +48,8 @@ def check_number(
   Args:
     name: the argument's name, for the message.
     value: what the caller gave.
-    low: least number allowed.
-    high: greatest number allowed.
+    low: smallest number allowed.
+    high: largest number allowed.
     open_low: whether `low` itself is refused; an infinite one always is.
     open_high: whether `high` itself is refused; an infinite one always is.
 
@@ -69,7 +69,7 @@ def check_number(
     f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
     f"{value!r}."
   )
-  # Plain Python values only: they are what a codec's repr and config spell.
+  # Only plain Python values: the repr and the config of a codec print them.
   if type(value) not in (int, float):
     raise TypeError(message)
   above = low < value or (value == low and not open_low)
@@ -84,10 +84,10 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
   Args:
     name: the argument's name, for the message.
     value: what the caller gave.
-    choices: what it may be.
+    choices: values that it may have.
 
   Raises:
-    ValueError: it is none of them.
+    ValueError: the value is none of the choices.
 
   >>> check_choice("rounding", "up", ("nearest", "stochastic"))
   Traceback (most recent call last):
@@ -100,7 +100,7 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def check_float(name: str, x: Any) -> None:
-  """Raises unless `x` holds floating-point values.
+  """Raises unless `x` has a floating-point dtype.
 
   Args:
     name: the argument's name (or a leaf's path), for the message.
@@ -121,5 +121,5 @@ def check_float(name: str, x: Any) -> None:
 
 
 def shape_string(x: Any) -> str:
-  """Names a shape and dtype the way JAX prints them, e.g. `float32[2,3]`."""
+  """Returns dtype and shape as JAX prints them, such as `float32[2,3]`."""
   return f"{jnp.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"

@@ -1,9 +1,9 @@
-"""The one place that knows how JAX spells mesh axes and varying values.
+"""Mesh axes and varying types, and everything that depends on JAX's version.
 
-Inside `shard_map(check_vma=True)` a value's type says over which axes it
-varies. `pmap` and `check_vma=False` bind the same axis names but track
-nothing: there `varying` is empty for every value, casts do nothing, and the
-functions below say so instead of guessing.
+Inside `shard_map(check_vma=True)` the type of a value holds the axes over which
+it varies. `pmap` and `check_vma=False` bind the same axis names but track
+nothing: there `varying` is empty for every value and casts do nothing.
+`tracks_varying` tells the two apart.
 """
 
 import math
@@ -30,7 +30,7 @@ def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
 
 
 def axis_is_bound(axis_name: AxisName) -> bool:
-  """Says whether every name is an axis of an enclosing shard_map or pmap.
+  """Returns whether every name is an axis of an enclosing shard_map or pmap.
 
   >>> axis_is_bound("data")
   False
@@ -70,7 +70,7 @@ def worker_index(axis_name: AxisName) -> Array:
   """Returns this worker's index along the axis, int32[].
 
   Raises:
-    ValueError: as `axis_size`.
+    ValueError: a name is not an axis of an enclosing shard_map or pmap.
   """
   axis_size(axis_name)
   return lax.axis_index(axis_name)
@@ -82,26 +82,26 @@ def varying_axes(x: Any) -> frozenset:
 
 
 def tracks_varying(axis_name: AxisName) -> bool:
-  """Says whether types record variation over the axis (not under pmap)."""
+  """Returns whether types record variation over the axis (not under pmap)."""
   return bool(
     varying_axes(worker_index(axis_name)) & set(axis_names(axis_name))
   )
 
 
 def is_varying(x: Any, axis_name: AxisName) -> bool:
-  """Says whether `x` is typed as varying over any of the axes."""
+  """Returns whether `x` is typed as varying over any of the axes."""
   return bool(varying_axes(x) & set(axis_names(axis_name)))
 
 
 def shape_varying_like(
   shape: Sequence[int], dtype: Any, sources: PyTree
 ) -> jax.ShapeDtypeStruct:
-  """Returns the type of an array that is made of others.
+  """Returns the type of an array that is computed from other arrays.
 
   Args:
-    shape: of the array.
-    dtype: of the array.
-    sources: arrays; it varies over the axes over which any of them does.
+    shape: shape of the array.
+    dtype: dtype of the array.
+    sources: pytree of arrays; the result varies over all axes of any of them.
   """
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(sources)))
   return jax.ShapeDtypeStruct(
@@ -110,33 +110,35 @@ def shape_varying_like(
 
 
 def abstract_like(x: Any) -> Any:
-  """Returns something of the type of `x` that a function can be traced with.
+  """Returns an abstract stand-in for `x`, with which a function can be traced.
+
+  It is a ShapeDtypeStruct, or zeros if `x` varies over mesh axes.
 
   Args:
-    x: array, or a value's type as jaxprs have it.
+    x: array, or the abstract value of a jaxpr's variable.
 
   >>> abstract_like(1.0)
   ShapeDtypeStruct(shape=(), dtype=float32)
   """
   aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
   axes = tuple(sorted(aval.manual_axis_type.varying, key=str))
-  if axes:  # Which JAX traces no shapes of, only arrays.
+  if axes:  # JAX traces with varying arrays, but not with varying shapes.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
-  """Returns a jaxpr with its constants; JAX 0.12 has one class for both."""
+  """Returns a jaxpr with its constants; in JAX 0.12 one class is both."""
   if isinstance(jaxpr, ClosedJaxpr):
     return jaxpr
   return ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
 
 
 def scan_parts(params: Any) -> tuple[ClosedJaxpr, int, int]:
-  """Returns a scan's body, and how many constants and carried values it has.
+  """Returns a scan's body, its number of constants and of carried values.
 
   Args:
-    params: of its equation.
+    params: parameters of the scan's equation.
   """
   body = closed_jaxpr(params["jaxpr"])
   if "num_consts" in params:
@@ -146,10 +148,10 @@ def scan_parts(params: Any) -> tuple[ClosedJaxpr, int, int]:
 
 
 def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
-  """Types every leaf as varying over the axis; the values do not change.
+  """Types every leaf as varying over the axis; the elements do not change.
 
-  Without it, `jax.grad` with respect to replicated parameters inserts an
-  uncompressed psum of the gradient.
+  Without this cast, `jax.grad` with respect to replicated parameters inserts
+  an uncompressed psum of the gradient.
 
   Args:
     tree: pytree of arrays.
@@ -159,23 +161,23 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
     The same pytree.
   """
 
-  def cast(x: Any) -> Any:
+  def cast_leaf(x: Any) -> Any:
     missing = set(axis_names(axis_name)) - varying_axes(x)
-    # Sorted by position: a set's order differs from process to process.
+    # In the order of `axis_name`: a set's order differs between processes.
     names = tuple(a for a in axis_names(axis_name) if a in missing)
     return lax.pcast(x, names, to="varying") if names else x
 
-  return jax.tree.map(cast, tree)
+  return jax.tree.map(cast_leaf, tree)
 
 
-_same_on_workers = Primitive("assert_replicated")
-_same_on_workers.def_impl(lambda x, axes: x)
-mlir.register_lowering(_same_on_workers, lambda ctx, x, axes: [x])
-batching.defvectorized(_same_on_workers)
+_assert_replicated = Primitive("assert_replicated")
+_assert_replicated.def_impl(lambda x, axes: x)
+mlir.register_lowering(_assert_replicated, lambda ctx, x, axes: [x])
+batching.defvectorized(_assert_replicated)
 
 
-@_same_on_workers.def_abstract_eval
-def _typed_as_same(x: Any, axes: tuple[Any, ...]) -> Any:
+@_assert_replicated.def_abstract_eval
+def _replicated_type(x: Any, axes: tuple[Any, ...]) -> Any:
   kind = x.manual_axis_type
   return x.update(
     manual_axis_type=kind.update(varying=kind.varying - set(axes))
@@ -183,14 +185,14 @@ def _typed_as_same(x: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def assert_replicated(tree: PyTree, axis_name: AxisName) -> PyTree:
-  """Types every leaf as the same on all workers: the caller vouches for it.
+  """Types every leaf as replicated over the axis; the caller guarantees it.
 
-  `all_gather` makes such values because it is known to; a gather that is put
-  together from other collectives has to say so.
+  JAX knows that the result of `all_gather` is replicated. A gather that is
+  built from other collectives needs this assertion.
 
   Args:
     tree: pytree of arrays that have the same bits on every worker.
     axis_name: a bound axis, or several.
   """
   axes = axis_names(axis_name)
-  return jax.tree.map(lambda x: _same_on_workers.bind(x, axes=axes), tree)
+  return jax.tree.map(lambda x: _assert_replicated.bind(x, axes=axes), tree)

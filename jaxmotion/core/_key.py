@@ -1,8 +1,8 @@
-"""Counter-hash randomness: the same bits on every backend, and cheap.
+"""Counter-hash random numbers: cheap, and the same bits on every backend.
 
-A key is two 32-bit words: one that all workers share and one of this worker's
+A key is two 32-bit words: one that all workers share, and one of this worker's
 own. Random words are a hash of (word, position), so a pass over an array reads
-no random state and costs two multiplications an element. The mixer is the
+no random state and costs two multiplications per element. The hash is the
 two-round xorshift-multiply `lowbias32` (Wellons, *hash-prospector*, 2018).
 """
 
@@ -24,8 +24,8 @@ def mix_bits(h: Array) -> Array:
   return h ^ (h >> 16)
 
 
-def _word(value: Array | int) -> Array:
-  """The low 32 bits of an integer."""
+def _low_word(value: Array | int) -> Array:
+  """Returns the low 32 bits of an integer as uint32."""
   if isinstance(value, int):
     return jnp.uint32(value & 0xFFFFFFFF)
   return jnp.asarray(value).astype(jnp.uint32)
@@ -34,7 +34,7 @@ def _word(value: Array | int) -> Array:
 def combine_seeds(seed: Array, data: Array | int) -> Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
   return mix_bits(
-    mix_bits(seed) + _word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
+    mix_bits(seed) + _low_word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
   )
 
 
@@ -56,12 +56,12 @@ class Key(NamedTuple):
     )
 
   def fold_path(self, path: str) -> "Key":
-    """Returns the key of the leaf with this path, wherever it stands."""
+    """Returns the key of the leaf with this path, in any order of leaves."""
     return self.fold(zlib.crc32(path.encode()))
 
 
 def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
-  """Makes a key from a seed and a worker index.
+  """Returns the key of a seed and a worker index.
 
   Args:
     seed: int or uint32[].
@@ -75,7 +75,7 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
     >>> bool(a.shared == b.shared), bool(a.worker == b.worker)
     (True, False)
   """
-  shared = mix_bits(_word(seed))
+  shared = mix_bits(_low_word(seed))
   return Key(shared, combine_seeds(shared, worker))
 
 
@@ -86,11 +86,12 @@ def random_words(seed: Array, shape: Sequence[int]) -> Array:
 
 
 def random_words_at(seed: Array, position: Array) -> Array:
-  """Returns the `random_words` of these positions in the flat array.
+  """Returns the `random_words` at these positions of the flat array.
 
   Args:
     seed: uint32[].
-    position: uint32 of any shape.
+    position: uint32 of any shape, positions in the flattened array.
   """
-  # Pre-mixed, or neighbouring seeds would walk the same hash sequence.
+  # The seed is mixed first: otherwise neighboring seeds would hash the same
+  # inputs at other positions.
   return mix_bits(position * jnp.uint32(0x9E3779B9) + mix_bits(seed))

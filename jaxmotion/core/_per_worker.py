@@ -1,4 +1,4 @@
-"""The marker of state that differs between workers."""
+"""Marker of optimizer state that differs between workers."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxmotion.core._types import AxisName, PyTree
 
 
 class PerWorker(NamedTuple):
-  """State that every worker has its own copy of, such as error memory.
+  """State of which every worker has its own, such as error memory.
 
   Every leaf has a leading axis of workers: `(workers, ...)` as seen from
   outside `shard_map`, where its spec is `P(axis)`, and `(1, ...)` inside.
@@ -37,7 +37,7 @@ def unpack_worker(state: PerWorker) -> PyTree:
   (3,)
   """
 
-  def squeeze(a: Any) -> Any:
+  def squeeze_leaf(a: Any) -> Any:
     if a.ndim == 0 or a.shape[0] != 1:
       raise ValueError(
         "`state` must be one worker's view with a leading axis of 1: pass "
@@ -46,11 +46,11 @@ def unpack_worker(state: PerWorker) -> PyTree:
       )
     return jnp.squeeze(a, 0)
 
-  return jax.tree.map(squeeze, state.value)
+  return jax.tree.map(squeeze_leaf, state.value)
 
 
 def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
-  """Returns the partition spec of every leaf of an optimiser state.
+  """Returns the partition spec of every leaf of an optimizer state.
 
   Args:
     state: a state (or its shapes) as `tx.init` returns it.
@@ -68,9 +68,11 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     (True, 'data')
   """
 
-  def spec(node: Any) -> Any:
+  def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
       return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
     return PartitionSpec()
 
-  return jax.tree.map(spec, state, is_leaf=lambda n: isinstance(n, PerWorker))
+  return jax.tree.map(
+    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker)
+  )

@@ -1,4 +1,4 @@
-"""Paths and bytes of leaves."""
+"""Paths, structure and bytes of the leaves of a tree."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from jaxmotion.core._types import PyTree
 
 
 def leaf_path(key_path: Any) -> str:
-  """Spells a leaf's key path as `a/b/0`.
+  """Returns a leaf's key path as a string such as `a/b/0`.
 
   >>> [(path, _)] = jax.tree.leaves_with_path({"dense": [1.0]})
   >>> leaf_path(path)
@@ -19,7 +19,7 @@ def leaf_path(key_path: Any) -> str:
 
 
 def same_structure(a: PyTree, b: PyTree) -> bool:
-  """Says whether two trees have the same structure.
+  """Returns whether two trees have the same structure.
 
   >>> same_structure([1, (2,)], [3, (4,)]), same_structure([1], (1,))
   (True, False)
@@ -38,7 +38,7 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def tree_bytes(tree: PyTree) -> int:
-  """Returns the bytes of all arrays, or of all that have a shape and a dtype.
+  """Returns the bytes of all arrays (or shapes with a dtype) of a tree.
 
   >>> tree_bytes([jax.ShapeDtypeStruct((2, 3), "float32"), None])
   24

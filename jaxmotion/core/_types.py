@@ -1,4 +1,4 @@
-"""Names for the things every room passes around."""
+"""Type names that all rooms share."""
 
 from collections.abc import Hashable
 from typing import Any, TypeAlias

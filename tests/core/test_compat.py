@@ -81,7 +81,7 @@ def test_workers_are_counted_along_the_axis(axis):
 
 @pytest.mark.parametrize("axis", ["host", BOTH, ("device", "host")])
 @pytest.mark.parametrize("start", [P(), P("host"), P(BOTH)])
-def test_values_become_varying_and_do_not_change(axis, start):
+def test_arrays_become_varying_and_keep_their_elements(axis, start):
   def cast(x):
     tree = to_varying({"a": x, "b": [x + 1]}, axis)
     before = varying_axes(x)
@@ -98,7 +98,7 @@ def test_values_become_varying_and_do_not_change(axis, start):
   )
 
 
-def test_typing_twice_is_typing_once():
+def test_a_second_cast_changes_nothing():
   def types(x):
     once = to_varying(x, "host")
     return varying_axes(once), to_varying(once, "host") is once
@@ -115,7 +115,7 @@ def test_a_value_varies_over_the_axes_of_its_spec_alone():
   assert seen(types, X, in_specs=P(BOTH)) == (True, True, True)
 
 
-def test_what_is_vouched_for_is_typed_as_the_same_on_all_workers():
+def test_asserted_arrays_are_typed_as_replicated():
   def total(x):
     # Each worker adds up both rows; nobody but the program knows it.
     other = jax.lax.ppermute(x, "host", [(0, 1), (1, 0)])
@@ -133,7 +133,7 @@ def test_what_is_vouched_for_is_typed_as_the_same_on_all_workers():
   np.testing.assert_array_equal(y, [1.0])
 
 
-def test_vouching_maps_and_runs_without_jit():
+def test_the_assertion_can_be_vmapped_and_runs_without_jit():
   x = jnp.arange(3.0)
   y = jax.vmap(lambda a: assert_replicated(a, ()))(x)
   np.testing.assert_array_equal(y, x)

@@ -22,7 +22,7 @@ def words(key):
 
 
 def families():
-  """Seeds of neighbours of each kind, 8 each."""
+  """Seeds of 8 neighbors of each kind."""
   key = make_key(0)
   return {
     "raw seeds": [jnp.uint32(i) for i in range(8)],
@@ -135,7 +135,7 @@ def test_values_fill_all_bins_evenly(family):
 
 
 @FAMILIES
-def test_neighbours_are_not_correlated(family):
+def test_neighbors_are_not_correlated(family):
   u = draws(family).astype(np.float64)
   for lag in (0, 1, 2):
     rows = [np.roll(row, lag * i) for i, row in enumerate(u)]
@@ -151,7 +151,7 @@ def test_successive_values_are_not_correlated():
 
 
 @FAMILIES
-def test_neighbours_do_not_walk_the_same_sequence(family):
+def test_neighbors_do_not_walk_the_same_sequence(family):
   rows = draws(family, random_words)
   for a, b in itertools.combinations(rows, 2):
     # Chance alone: SIZE^2 / 2^32 = 0.25 words in common.

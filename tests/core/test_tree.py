@@ -36,7 +36,7 @@ def test_a_leafs_path_is_the_same_inside_a_map():
   assert jax.tree.leaves(mapped) == [path for path, _ in named_leaves(tree)]
 
 
-def test_like_keeps_shape_and_dtype_and_no_data():
+def test_shape_dtype_has_no_data():
   x = jnp.zeros((2, 0, 3), jnp.bfloat16)
   assert (
     shape_dtype(x)

@@ -20,7 +20,7 @@ def test_the_result_is_that_of_one_call_whatever_the_count(wrap, count):
   np.testing.assert_array_equal(y, X + 2)
 
 
-def test_it_maps_over_rows():
+def test_it_can_be_vmapped():
   scale = jnp.arange(3.0)
   y = jax.vmap(add)(
     jnp.zeros((3, 2)), jnp.ones((3, 2)), {"scale": scale}, jnp.arange(3)
@@ -28,7 +28,7 @@ def test_it_maps_over_rows():
   np.testing.assert_array_equal(y, scale[:, None] * jnp.ones((3, 2)))
 
 
-def test_trees_are_overwritten_too():
+def test_trees_are_updated_too():
   a, b = update_in_place(
     lambda t, _: (t[0] + t[1], t[0] - t[1]),
     (jnp.float32(3), jnp.float32(1)),
@@ -39,8 +39,8 @@ def test_trees_are_overwritten_too():
 
 
 def test_an_expression_that_several_read_is_computed_once_and_in_place():
-  # A donated array, a cheap update of it, and three that read the update: by
-  # itself XLA:CPU makes it three times, and so copies the array first.
+  # A donated array, a cheap update of it, and three readers of the update.
+  # XLA:CPU alone computes the update three times, so it copies the array first.
   def temp_bytes(update):
     def step(target, x, scale, count):
       v = update(x, target[0], {"scale": scale}, count)

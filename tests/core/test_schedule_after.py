@@ -38,7 +38,7 @@ def all_reduces(ordered):
   return text.count(" all-reduce(")
 
 
-def test_sums_that_are_ordered_are_not_joined():
+def test_ordered_sums_are_not_combined():
   assert all_reduces(ordered=False) == 1
   assert all_reduces(ordered=True) == 2
 

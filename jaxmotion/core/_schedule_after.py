@@ -1,0 +1,45 @@
+"""Scheduling order between computations that do not depend on one another."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core._bits import from_bits, to_bits
+from jaxmotion.core._compat import assert_replicated, varying_axes
+from jaxmotion.core._types import Array
+
+
+def schedule_after(x: Array, token: Array) -> Array:
+  """Returns `x`; on CPU, its readers wait until `token` is computed.
+
+  XLA:CPU combines all independent sums into one, which then starts when the
+  last operand is computed. It removes optimization barriers before it does so,
+  so they do not prevent that. The order is therefore made a data dependency.
+  On other backends `x` is returned as it is: they have schedulers of their own.
+
+  Args:
+    x: array of at least one element, of any integer or floating dtype.
+    token: array of at least one element, of any integer or floating dtype.
+
+  Returns:
+    `x`; to its first element a zero is added that is computed from `token`.
+
+  Example:
+    >>> schedule_after(jnp.arange(3), jnp.ones(2)).tolist()
+    [0, 1, 2]
+  """
+
+  def add_dependency(x: Array, token: Array) -> Array:
+    word = to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
+    # This is zero for any token, because half of an unsigned number is not
+    # negative as a signed one. The compiler cannot tell.
+    zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
+    zero = assert_replicated(zero, tuple(sorted(varying_axes(zero), key=str)))
+    corner = (0,) * x.ndim
+    # The zero is added to the bits: a sum of floats would lose the sign of -0.
+    bits = to_bits(lax.slice(x, corner, (1,) * x.ndim))
+    value = from_bits(bits + zero.astype(bits.dtype), x.dtype)
+    return lax.dynamic_update_slice(x, value, corner)
+
+  return lax.platform_dependent(
+    x, token, cpu=add_dependency, default=lambda x, token: x
+  )
