@@ -1,4 +1,6 @@
-"""Small functions of parameters and an input, of the kinds that are trained."""
+"""Small blocks of the kinds that are trained, and comparisons of gradients."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,7 @@ def normal(seed, *shape):
 
 
 def make(name):
-  """(block, params, x)."""
+  """Returns a block, its parameters and an input."""
   if name == "mlp":
     p = {"in": normal(1, 16, 32), "out": normal(2, 32, 16)}
     return mlp_block, p, normal(0, 256, 16)
@@ -64,14 +66,18 @@ NAMES = ("mlp", "attention", "conv", "pool")
 
 
 def squared(block):
+  """Returns the sum of squares of a block's output."""
   return lambda p, x: jnp.sum(block(p, x) ** 2)
 
 
 def stacked(p, count):
+  """Returns the parameters of equal blocks, as rows of one tree."""
   return jax.tree.map(lambda a: jnp.stack([a] * count), p)
 
 
 def looped(block):
+  """Returns the sum of squares of the output of a scan of blocks."""
+
   def run(params, x):
     return jnp.sum(
       lax.scan(lambda x, p: (block(p, x), None), x, params)[0] ** 2
@@ -80,7 +86,32 @@ def looped(block):
   return run
 
 
+def gradients(fn, *args):
+  """Returns the value and the gradients of the first two arguments, jitted."""
+  return jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(*args)
+
+
+@functools.cache
+def plain_gradients(name):
+  """Returns `gradients` of a scan of three blocks without our transform."""
+  block, p, x = make(name)
+  return gradients(looped(block), stacked(p, 3), x)
+
+
+def relu_block(p, x):
+  """A block whose ReLU makes many zeros."""
+  return jax.nn.relu(x @ p["in"] - 0.2) @ p["out"]
+
+
+@functools.cache
+def plain_relu_gradients():
+  """Returns value and gradient of a scan of three `relu_block`."""
+  _, p, x = make("mlp")
+  return jax.jit(jax.value_and_grad(looped(relu_block)))(stacked(p, 3), x)
+
+
 def same(a, b):
+  """Says whether two trees have the same bits, but for signs of zeros."""
   return all(
     bool((x == y).all())
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -88,7 +119,7 @@ def same(a, b):
 
 
 def distance(a, b):
-  """The relative distance of the worst leaf."""
+  """Returns the largest relative distance of any leaf."""
   return max(
     float(jnp.linalg.norm((x - y).ravel()) / jnp.linalg.norm(x.ravel()))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

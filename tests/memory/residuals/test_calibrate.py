@@ -5,7 +5,13 @@ import pytest
 
 from jaxmotion import codecs
 from jaxmotion.memory import calibrate_zero_value, compress_residuals
-from tests.memory.residuals.nets import looped, make, same, stacked
+from tests.memory.residuals.nets import (
+  looped,
+  make,
+  relu_block,
+  same,
+  stacked,
+)
 
 
 def loss(p, x):
@@ -29,14 +35,11 @@ def test_measured_batches_do_not_overflow_and_others_are_exact():
     assert same(plain(p, scale * x), (value, grads))
 
 
-def test_a_loop_has_room_for_its_fullest_step():
-  def block(p, x):
-    return jax.nn.relu(x @ p["in"] - 0.2) @ p["out"]
-
+def test_the_capacity_of_a_loop_fits_its_fullest_iteration():
   _, p, x = make("mlp")
-  rules = calibrate_zero_value(looped(block), [(stacked(p, 3), x)])
+  rules = calibrate_zero_value(looped(relu_block), [(stacked(p, 3), x)])
   assert [p for p, _ in rules] == ["^sparse/scan_0/custom_jvp_call_0$"]
-  fn = compress_residuals(looped(block), rules, count_overflows=True)
+  fn = compress_residuals(looped(relu_block), rules, count_overflows=True)
   grad = jax.jit(jax.grad(fn, has_aux=True))
   assert int(grad(stacked(p, 3), x)[1]) == 0
 

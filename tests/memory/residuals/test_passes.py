@@ -1,4 +1,4 @@
-"""What holds the order of the two passes, as traced."""
+"""Order of the two passes, held by barriers, as traced."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def mlp(w, x):
   return x
 
 
-def normalised(w, x):
+def normalized(w, x):
   y = x @ w[0]
   y = y - jnp.mean(y, 0, keepdims=True)
   return y * lax.rsqrt(jnp.mean(y**2, 0, keepdims=True) + 1e-3)
@@ -50,7 +50,7 @@ def loss(block, codec=None, recompute="cheap"):
 
 
 def equations(fn, *args):
-  """All of a traced function, those of functions that it calls too."""
+  """Returns all equations of a traced function, those of its calls included."""
   found = []
 
   def walk(jaxpr):
@@ -66,6 +66,7 @@ def equations(fn, *args):
 
 
 def makers(eqns):
+  """Returns the equation that makes each value."""
   return {v: e for e in eqns for v in e.outvars}
 
 
@@ -73,18 +74,18 @@ def barriers(eqns):
   return [e for e in eqns if e.primitive.name == "optimization_barrier"]
 
 
-def test_gradients_of_weights_are_done_before_the_next_residual_is_read():
+def test_gradients_of_weights_are_finished_before_the_next_decoding():
   eqns = equations(jax.grad(loss(mlp, INT8)), W, X)
-  products = [e for e in eqns if e.primitive.name == "dot_general"]
-  held = {id(v) for e in barriers(eqns) for v in e.invars}
+  matmuls = [e for e in eqns if e.primitive.name == "dot_general"]
+  tied = {id(v) for e in barriers(eqns) for v in e.invars}
   # Three of the forward pass, two for each of them in the backward pass.
-  assert len(products) == 3 + 6
-  late = [e for e in products[3:] if id(e.outvars[0]) not in held]
+  assert len(matmuls) == 3 + 6
+  late = [e for e in matmuls[3:] if id(e.outvars[0]) not in tied]
   assert len(late) <= 1  # The last gradient of all is a result.
 
 
-def test_nothing_waits_for_a_broadcast():
-  eqns = equations(jax.grad(loss(normalised, INT8)), W, X)
+def test_no_barrier_ties_a_broadcast():
+  eqns = equations(jax.grad(loss(normalized, INT8)), W, X)
   made = makers(eqns)
   waiting = [made[v] for e in barriers(eqns) for v in e.invars if v in made]
   assert waiting
@@ -96,21 +97,21 @@ def test_nothing_waits_for_a_broadcast():
   ]
 
 
-def test_the_result_waits_for_what_is_kept_of_it():
-  def kept_and_result(w, x):
+def test_the_result_waits_for_its_encoded_residual():
+  def result_and_pullback(w, x):
     y, pull = jax.vjp(loss(pooled), w, x)
     return y, pull
 
-  eqns = equations(kept_and_result, W, X)
+  eqns = equations(result_and_pullback, W, X)
   made = makers(eqns)
   (square,) = [e for e in eqns if e.primitive.name == "square"]
   source = made[square.invars[0]]
   assert source.primitive.name == "optimization_barrier"
-  # Beside the result: the places of the largest values, in words.
+  # Beside the result: the argmax of each window, in words.
   assert any(v.aval.dtype == jnp.uint32 for v in source.invars)
 
 
-def test_whether_floats_are_equal_is_asked_once():
+def test_equality_of_floats_is_evaluated_once():
   def block(w, x):
     return jnp.max(jnp.exp(x @ w[0]), axis=0)
 
@@ -121,7 +122,7 @@ def test_whether_floats_are_equal_is_asked_once():
 @pytest.mark.parametrize(
   "given", [{"recompute": "all"}, {"codec": [("^(?!.*/1$)", recompute())]}]
 )
-def test_what_is_computed_again_is_held_until_its_last_use(given):
+def test_recomputed_values_are_saved_until_their_last_use(given):
   def count(name, fn, least=X.shape[0] ** 2):
     found = [e for e in equations(fn, W, X) if e.primitive.name == name]
     return sum(e.outvars[0].aval.size >= least for e in found)
@@ -131,14 +132,14 @@ def test_what_is_computed_again_is_held_until_its_last_use(given):
 
   plain = jax.grad(total, (0, 1))
   ours = jax.grad(loss(attention, **given), (0, 1))
-  # The scores, which are read three times and made of a product.
+  # The scores, which three steps read and which follow from a matmul.
   assert (count("exp", plain), count("exp", ours)) == (1, 2)
-  # All five products of the forward pass.
+  # All five matmuls of the forward pass.
   assert count("dot_general", ours, 0) == count("dot_general", plain, 0) + 5
 
 
-def test_what_a_product_is_read_for_is_all_made_at_once():
-  """A rectifier's mask and the places of maxima: one is needed much later."""
+def test_all_cheap_results_of_a_recomputed_matmul_are_computed_at_once():
+  """A ReLU mask and the argmax of max pooling: one is needed much later."""
 
   def block(w, x):
     y = jax.nn.relu(x @ w[0]).reshape(4, 8, 8, 64)
@@ -149,7 +150,7 @@ def test_what_a_product_is_read_for_is_all_made_at_once():
   first, again, *_ = [e for e in eqns if e.primitive.name == "dot_general"]
   assert first.params == again.params
   uses = [i for i, e in enumerate(eqns) if again.outvars[0] in e.invars]
-  # What of the words says where the maxima are is read after that.
+  # The packed argmax is unpacked after that.
   shifts = [
     i
     for i, e in enumerate(eqns)
@@ -158,21 +159,21 @@ def test_what_a_product_is_read_for_is_all_made_at_once():
   assert uses and shifts and max(uses) < min(shifts)
 
 
-def test_nothing_goes_on_before_what_is_sent_to_the_host_is_there():
+def test_no_step_runs_before_earlier_transfers_to_the_host_are_done():
   codec = offload(INT8)
   eqns = equations(jax.grad(loss(mlp, codec)), W, X)
-  kept = residuals_of(mlp, W, X, codec=codec)
+  saved = residuals_of(mlp, W, X, codec=codec)
   sent = {
     e.outvars[0]
     for e in eqns
     if e.primitive.name == "device_put" and is_on_host(e.outvars[0].aval)
   }
-  assert len(sent) == sum(len(r.buffers_like()) for r in kept) > 0
-  held = {
+  assert len(sent) == sum(len(r.buffers_like()) for r in saved) > 0
+  tied = {
     v
     for e in eqns
     if e.primitive.name == "optimization_barrier"
     for v in e.invars
     if v in sent
   }
-  assert held == sent
+  assert tied == sent

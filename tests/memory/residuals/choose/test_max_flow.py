@@ -6,8 +6,8 @@ import pytest
 from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
 
 
-def brute(nodes, edges):
-  """The least capacity of any cut."""
+def least_cut_by_search(nodes, edges):
+  """Returns the least capacity of any cut."""
   best = None
   for sides in itertools.product((0, 1), repeat=nodes - 2):
     side = (0, 1, *sides)
@@ -28,10 +28,10 @@ def test_no_cut_is_cheaper(seed):
   graph = FlowGraph(nodes)
   for edge in edges:
     graph.add_edge(*edge)
-  late = graph.find_sink_side()
-  assert FlowGraph.SINK in late and FlowGraph.SOURCE not in late
-  cost = sum(c for a, b, c in edges if a not in late and b in late)
-  assert cost == brute(nodes, edges)
+  sink_side = graph.find_sink_side()
+  assert FlowGraph.SINK in sink_side and FlowGraph.SOURCE not in sink_side
+  cost = sum(c for a, b, c in edges if a not in sink_side and b in sink_side)
+  assert cost == least_cut_by_search(nodes, edges)
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink_is_taken():
@@ -41,7 +41,7 @@ def test_of_equal_cuts_the_one_nearest_to_the_sink_is_taken():
   assert graph.find_sink_side() == {1}
 
 
-def test_what_cannot_be_cut_is_not():
+def test_uncuttable_edges_are_not_cut():
   graph = FlowGraph(3)
   graph.add_edge(0, 2, UNCUTTABLE)
   graph.add_edge(2, 1, 7)

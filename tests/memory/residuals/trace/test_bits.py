@@ -7,7 +7,7 @@ from jaxmotion.memory.residuals.trace._bits import pack_codes, unpack_codes
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", [(1,), (7, 5), (4, 3, 64)])
-def test_codes_come_back_from_as_few_words_as_hold_them(bits, shape):
+def test_codes_round_trip_through_the_fewest_words(bits, shape):
   codes = np.random.default_rng(0).integers(0, 2**bits, shape)
   words = pack_codes(jnp.asarray(codes, jnp.uint32), bits)
   planes = 32 // bits
