@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxmotion.core import check_number
 from jaxmotion.perfmodel import Platform
 
 
@@ -43,3 +44,24 @@ def check_platform(platform: Any) -> None:
       f"`platform` must be a perfmodel.Platform, got {platform!r}: see "
       "perfmodel.builtin_platform and perfmodel.load_platform."
     )
+
+
+def check_positive(name: str, value: Any) -> None:
+  """Raises unless `value` is a positive, finite number.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave. A NumPy float64 is allowed: measured times
+      are often medians of arrays.
+
+  Raises:
+    TypeError: not a number.
+    ValueError: not positive, or not finite.
+
+  >>> check_positive("step_s", 0.0)
+  Traceback (most recent call last):
+  ...
+  ValueError: `step_s` must be a number in (0, inf), got 0.0.
+  """
+  value = float(value) if isinstance(value, float) else value
+  check_number(name, value, 0, open_low=True)

@@ -17,10 +17,12 @@ from jaxmotion.codecs import (
   topk,
   uniform,
 )
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import (
   PyTree,
   check_choice,
   check_int,
+  check_number,
   named_leaves,
   shape_string,
 )
@@ -140,7 +142,7 @@ def advise(
   """
   check_platform(platform)
   check_batch(batch)
-  _check_budget(accuracy_budget)
+  check_number("accuracy_budget", accuracy_budget, 0, 1)
   mesh_axis = _check_axes(platform, mesh_axis, local_axis)
   collective_traffic(  # Raises if the algorithm is unknown.
     "all_reduce", 0.0, 1, algorithm=algorithm
@@ -183,14 +185,6 @@ def advise(
   )
 
 
-def _check_budget(value: Any) -> None:
-  message = f"`accuracy_budget` must be a number in [0, 1], got {value!r}."
-  if type(value) not in (int, float):
-    raise TypeError(message)
-  if not 0 <= value <= 1:
-    raise ValueError(message)
-
-
 def _check_axes(
   platform: Platform, mesh_axis: str | None, local_axis: str | None
 ) -> str:
@@ -208,9 +202,8 @@ def _check_axes(
 
 def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
-  for codec in candidates:
-    if not isinstance(codec, Codec) or codec.is_tree:
-      raise TypeError(f"`candidates` must be codecs of arrays, got {codec!r}.")
+  for i, codec in enumerate(candidates):
+    check_codec(f"candidates[{i}]", codec)
   return tuple(dict.fromkeys((identity(), *candidates)))
 
 

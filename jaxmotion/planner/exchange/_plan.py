@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxmotion.codecs import Codec, identity
+from jaxmotion.core import text_table
 from jaxmotion.perfmodel import Platform, StepPrediction
 from jaxmotion.planner._text import format_bytes, format_codec
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -110,9 +111,4 @@ class ExchangePlan:
       )
       for choice in self.choices
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-      "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-      for row in rows
-    ]
-    return "\n".join([self.reason, "", *lines])
+    return "\n".join([self.reason, "", text_table(rows)])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxmotion.planner._checks import check_positive
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -94,11 +95,7 @@ def _check_measurements(given: Mapping[str, float | None]) -> None:
   if not measured:
     raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
   for name, value in measured.items():
-    message = f"`{name}` must be a positive number of seconds, got {value!r}."
-    if isinstance(value, bool) or not isinstance(value, int | float):
-      raise TypeError(message)
-    if not 0 < value < math.inf:
-      raise ValueError(message)
+    check_positive(name, value)
   if "link_s" in measured and "step_s" in measured:
     raise ValueError(
       "`step_s` must be None where `link_s` is given, got "

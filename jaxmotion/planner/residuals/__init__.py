@@ -1,4 +1,4 @@
-"""Chooses what to do with every residual under a memory budget."""
+"""Chooses an action for every residual under a memory budget."""
 
 from jaxmotion.planner.residuals._fit import (
   fit_memory as fit_memory,

@@ -1,4 +1,18 @@
-"""Plans of which none is both faster and smaller than another."""
+"""Enumerates candidate plans: what to recompute, and how to keep the rest.
+
+Costs of keeping residuals add up, so for one set of recomputed residuals the
+Pareto front of (seconds, bytes) is combined residual by residual. What
+recomputation costs does not add up: two recomputed residuals may share their
+way back to a saved one, and XLA fuses what it recomputes into other kernels.
+Each set is therefore traced, which takes about a second for a large function,
+and at most `_MAX_TRACES` sets are tried:
+
+* all sets of layers and residuals, if these are few;
+* otherwise greedily growing ones. A layer recomputed as a whole is tried
+  first, because parts of it may save nothing: their recomputation needs other
+  residuals in their place;
+* at last the set of everything, which saves most.
+"""
 
 from __future__ import annotations
 
@@ -12,130 +26,159 @@ from numpy.typing import NDArray
 
 from jaxmotion.memory.residuals import Action, Residual
 from jaxmotion.planner.residuals._costs import (
-  Drops,
   KeepOption,
+  RecomputeSet,
   ResidualCosts,
   TracedVariant,
-  dropped,
+  is_recomputed,
 )
-from jaxmotion.planner.residuals._layers import prefix_of, within
+from jaxmotion.planner.residuals._layers import layer_of, layer_pattern
 from jaxmotion.planner.residuals._pareto import ParetoFront
 
-# Functions that are traced at most; each takes about a second if it is large.
-_TRACES = 32
+# Variants of the function that are traced at most; a large one takes about a
+# second.
+_MAX_TRACES = 32
 
 
 class PlanCandidate(NamedTuple):
-  """A plan, priced part by part.
+  """A plan whose costs are sums over its residuals, not yet checked.
 
   Attributes:
-    step_s: seconds of a step.
-    nbytes: of residuals on the device.
-    drops: what is computed again.
-    picks: what is done with what is kept, by name.
+    step_s: predicted seconds of a step.
+    residual_bytes: bytes of residuals on the device.
+    recomputed: patterns of the names of recomputed residuals.
+    actions: (name, action) of each residual that is not kept unchanged.
   """
 
   step_s: float
-  nbytes: int
-  drops: Drops
-  picks: tuple[tuple[str, Action], ...]
+  residual_bytes: int
+  recomputed: RecomputeSet
+  actions: tuple[tuple[str, Action], ...]
 
 
 class PlanCandidates(NamedTuple):
-  """Plans to choose from; of each list none is both faster and smaller.
+  """Pareto fronts of candidates, the fastest first.
 
   Attributes:
-    all_of: the best ones, the fastest first.
-    by_drops: the best ones that compute the same again.
+    front: front of all candidates.
+    by_set: front of the candidates of each set of recomputed residuals.
   """
 
-  all_of: list[PlanCandidate]
-  by_drops: list[list[PlanCandidate]]
+  front: list[PlanCandidate]
+  by_set: list[list[PlanCandidate]]
 
 
-def list_candidates(prices: ResidualCosts, drop: bool) -> PlanCandidates:
-  """Returns plans to choose from.
+def list_candidates(
+  costs: ResidualCosts, may_recompute: bool
+) -> PlanCandidates:
+  """Returns the candidates to choose from.
 
   Args:
-    prices: of the function.
-    drop: whether something may be computed again.
+    costs: costs of the function's residuals.
+    may_recompute: whether residuals may be recomputed.
   """
-  sets = [frozenset[str](), *(_drop_sets(prices) if drop else ())]
-  found = [_ways_to_keep(prices, drops) for drops in dict.fromkeys(sets)]
-  every = list(itertools.chain(*found))
-  return PlanCandidates(_undominated(every), list(map(_undominated, found)))
+  sets: list[RecomputeSet] = [frozenset()]
+  if may_recompute:
+    sets += _list_recompute_sets(costs)
+  found = [_list_kept(costs, recomputed) for recomputed in dict.fromkeys(sets)]
+  fronts = [_pareto_front(candidates) for candidates in found]
+  return PlanCandidates(_pareto_front(itertools.chain(*found)), fronts)
 
 
-def _undominated(every: Sequence[PlanCandidate]) -> list[PlanCandidate]:
-  best: list[PlanCandidate] = []
-  for draft in sorted(every, key=lambda d: (d.step_s, d.nbytes)):
-    if not best or draft.nbytes < best[-1].nbytes:
-      best.append(draft)
-  return best
+def _pareto_front(
+  candidates: Iterator[PlanCandidate] | Sequence[PlanCandidate],
+) -> list[PlanCandidate]:
+  """Returns the candidates that no other is both faster and smaller than."""
+  front: list[PlanCandidate] = []
+  for candidate in sorted(
+    candidates, key=lambda c: (c.step_s, c.residual_bytes)
+  ):
+    if not front or candidate.residual_bytes < front[-1].residual_bytes:
+      front.append(candidate)
+  return front
 
 
-def _drop_sets(prices: ResidualCosts) -> Iterator[Drops]:
-  """Sets of what to compute again that are worth a look; at last, all."""
-  base = prices.trial()
-  all_of = frozenset(within(p) for p in _prefixes(base.rows))
-  # Arguments cannot be computed again.
-  free = base.movable - prices.trial(all_of).movable
-  names = {r.name: r for r in base.rows if r.name in free}
-  layers = [within(p) for p in _prefixes(list(names.values()))]
-  few = [*layers, *map(_exactly, names)]
-  if 2 ** len(few) <= _TRACES:
-    for count in range(1, len(few) + 1):
-      yield from map(frozenset, itertools.combinations(few, count))
+def _list_recompute_sets(costs: ResidualCosts) -> Iterator[RecomputeSet]:
+  """Yields the sets to try; the last one is everything."""
+  base = costs.trace_variant()
+  everything = frozenset(
+    layer_pattern(x) for x in _list_prefixes(base.residuals)
+  )
+  # What is adjustable even if everything is recomputed is an input: it cannot
+  # be recomputed.
+  inputs = costs.trace_variant(everything).adjustable
+  names = {
+    r.name: r for r in base.residuals if r.name in base.adjustable - inputs
+  }
+  rows = list(names.values())
+  units = [
+    *(layer_pattern(prefix) for prefix in _list_prefixes(rows)),
+    *map(_name_pattern, names),
+  ]
+  if 2 ** len(units) <= _MAX_TRACES:
+    for count in range(1, len(units) + 1):
+      yield from map(frozenset, itertools.combinations(units, count))
   else:
-    yield from _greedy(prices, _units(list(names.values())))
-  yield all_of
+    yield from _grow_greedily(costs, _list_units(rows))
+  yield everything
 
 
-def _prefixes(rows: Sequence[Residual]) -> list[str]:
-  return sorted({prefix_of(r.name) for r in rows})
+def _list_prefixes(residuals: Sequence[Residual]) -> list[str]:
+  return sorted({layer_of(r.name) for r in residuals})
 
 
-def _exactly(name: str) -> str:
+def _name_pattern(name: str) -> str:
   return f"^{re.escape(name)}$"
 
 
-def _units(rows: Sequence[Residual]) -> dict[Drops, list[str]]:
-  """What is tried together: a layer, what is alike in it, one by one.
+def _list_units(
+  residuals: Sequence[Residual],
+) -> dict[RecomputeSet, list[str]]:
+  """Returns what is tried as one: layers, similar residuals, single ones.
+
+  Residuals are similar if their names differ only in numbers and they have
+  one shape and dtype. Single ones are ordered by their bytes, largest first.
 
   Returns:
-    The names that each drops; of many, the first.
+    For each unit the names that it recomputes. At most `_MAX_TRACES // 2`
+    units, so that as many traces are left for combinations.
   """
-  units: dict[Drops, list[str]] = {}
-  alike: dict[tuple[object, ...], list[str]] = {}
-  for row in rows:
-    prefix = prefix_of(row.name)
-    units.setdefault(frozenset([within(prefix)]), []).append(row.name)
-    stem = re.sub(r"[_\d]+$", "", row.name)
-    alike.setdefault((stem, row.shape, str(row.dtype)), []).append(row.name)
-  for names in alike.values():
-    units.setdefault(frozenset(map(_exactly, names)), names)
-  for row in sorted(rows, key=lambda r: -r.encoded_bytes * r.repeats):
-    units.setdefault(frozenset([_exactly(row.name)]), [row.name])
-  # The others are for those that go together.
-  return dict(itertools.islice(units.items(), _TRACES // 2))
+  units: dict[RecomputeSet, list[str]] = {}
+  similar: dict[tuple[object, ...], list[str]] = {}
+  for residual in residuals:
+    layer = frozenset([layer_pattern(layer_of(residual.name))])
+    units.setdefault(layer, []).append(residual.name)
+    stem = re.sub(r"[_\d]+$", "", residual.name)
+    key = (stem, residual.shape, str(residual.dtype))
+    similar.setdefault(key, []).append(residual.name)
+  for names in similar.values():
+    units.setdefault(frozenset(map(_name_pattern, names)), names)
+  for residual in sorted(residuals, key=lambda r: -r.encoded_bytes * r.repeats):
+    name = residual.name
+    units.setdefault(frozenset([_name_pattern(name)]), [name])
+  return dict(itertools.islice(units.items(), _MAX_TRACES // 2))
 
 
-def _greedy(
-  prices: ResidualCosts, units: dict[Drops, list[str]]
-) -> Iterator[Drops]:
-  """Drops what costs the fewest seconds a byte, again and again.
+def _grow_greedily(
+  costs: ResidualCosts, units: dict[RecomputeSet, list[str]]
+) -> Iterator[RecomputeSet]:
+  """Adds the unit of the fewest seconds per byte saved, again and again.
 
-  A unit's price is looked up again only when it is the best (its place in the
-  queue is what it was at its last look).
+  Lazy greedy search: a unit is queued by its price when it was last traced,
+  and traced again only when it comes first. That is exact while prices do not
+  fall as units are added; a unit whose price falls is taken late. Units that
+  were never traced come first.
   """
-  chosen: Drops = frozenset()
+  chosen: RecomputeSet = frozenset()
   queue = [(-1.0, i, unit) for i, unit in enumerate(units)]
-  while queue and prices.traces < _TRACES:
+  while queue and costs.trace_count < _MAX_TRACES:
     _, i, unit = heapq.heappop(queue)
-    if all(dropped(name, chosen) for name in units[unit]):
+    if all(is_recomputed(name, chosen) for name in units[unit]):
       continue
     yield (tried := chosen | unit)
-    price = _price(prices.trial(chosen), prices.trial(tried))
+    price = _seconds_per_byte(
+      costs.trace_variant(chosen), costs.trace_variant(tried)
+    )
     if price is None:
       continue
     if queue and price > queue[0][0]:
@@ -144,41 +187,62 @@ def _greedy(
       chosen = tried
 
 
-def _price(old: TracedVariant, new: TracedVariant) -> float | None:
-  """Seconds for each byte less; None if there is none."""
-  saved = old.nbytes - new.nbytes
+def _seconds_per_byte(old: TracedVariant, new: TracedVariant) -> float | None:
+  """Returns the seconds added for each byte saved; None if none is saved."""
+  saved = old.residual_bytes - new.residual_bytes
   return max(new.step_s - old.step_s, 0.0) / saved if saved > 0 else None
 
 
-def _ways_to_keep(prices: ResidualCosts, drops: Drops) -> list[PlanCandidate]:
-  """The best plans that compute just these again."""
-  trial = prices.trial(drops)
-  fixed = [r for r in trial.rows if r.name not in trial.movable]
-  whole = ParetoFront()
-  whole.nbytes += prices.offered(fixed).device_bytes
-  whole.seconds += trial.step_s
+def _list_kept(
+  costs: ResidualCosts, recomputed: RecomputeSet
+) -> list[PlanCandidate]:
+  """Returns the front of the ways to keep what is not recomputed.
+
+  Transfers of one layer share the time of that layer to hide in. Their seconds
+  are therefore separate costs within a layer, and become exposed seconds once
+  the layer's front is complete.
+  """
+  variant = costs.trace_variant(recomputed)
+  fixed = [r for r in variant.residuals if r.name not in variant.adjustable]
+  front = ParetoFront()
+  front.device_bytes += costs.sum_costs(fixed).device_bytes
+  front.device_s += variant.step_s
   names: list[str] = []
-  offers: list[list[KeepOption]] = []
-  for prefix in _prefixes(trial.rows):
+  options: list[list[KeepOption]] = []
+  for prefix in _list_prefixes(variant.residuals):
     layer = ParetoFront()
-    own = [r for r in trial.rows if prefix_of(r.name) == prefix]
-    for name in dict.fromkeys(r.name for r in own if r.name in trial.movable):
-      offers.append(prices.offers([r for r in own if r.name == name]))
+    own = [r for r in variant.residuals if layer_of(r.name) == prefix]
+    adjustable = (r.name for r in own if r.name in variant.adjustable)
+    for name in dict.fromkeys(adjustable):
+      options.append(costs.list_options([r for r in own if r.name == name]))
       names.append(name)
-      layer = layer.with_one_of(offers[-1])
-    layer.seconds += prices.exposed_s(prefix, layer.put_s, layer.fetch_s)
-    layer.put_s, layer.fetch_s = layer.put_s * 0, layer.fetch_s * 0
-    whole = whole.and_one_of(layer.undominated())
+      layer = layer.combine(ParetoFront(*options[-1]))
+    layer.device_s += costs.exposed_seconds(
+      prefix, layer.to_host_s, layer.from_host_s
+    )
+    layer.to_host_s, layer.from_host_s = (
+      layer.to_host_s * 0,
+      layer.from_host_s * 0,
+    )
+    front = front.combine(layer.prune())
   return [
-    PlanCandidate(float(s), int(n), drops, _picked(names, offers, row))
-    for s, n, row in zip(whole.seconds, whole.nbytes, whole.picks, strict=True)
+    PlanCandidate(
+      float(step_s),
+      int(nbytes),
+      recomputed,
+      _list_actions(names, options, choice),
+    )
+    for step_s, nbytes, choice in zip(
+      front.device_s, front.device_bytes, front.choices, strict=True
+    )
   ]
 
 
-def _picked(
+def _list_actions(
   names: Sequence[str],
-  offers: Sequence[Sequence[KeepOption]],
-  row: NDArray[Any],
+  options: Sequence[Sequence[KeepOption]],
+  choice: NDArray[Any],
 ) -> tuple[tuple[str, Action], ...]:
-  pairs = zip(names, offers, row, strict=True)
-  return tuple((name, own[i].action) for name, own, i in pairs if i)
+  """Returns (name, action) of the residuals that are not kept unchanged."""
+  triples = zip(names, options, choice, strict=True)
+  return tuple((name, own[i].action) for name, own, i in triples if i)

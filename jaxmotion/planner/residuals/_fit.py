@@ -1,8 +1,7 @@
-"""Chooses what is done with each residual under a budget of memory."""
+"""Public API: `fit_memory`, which fits a step into a memory budget."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import PyTree, shape_string
 from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
-from jaxmotion.planner._checks import check_batch, check_platform
+from jaxmotion.planner._checks import (
+  check_batch,
+  check_platform,
+  check_positive,
+)
 from jaxmotion.planner.residuals._costs import ResidualCosts
 from jaxmotion.planner.residuals._enumerate import list_candidates
 from jaxmotion.planner.residuals._plan import MemoryPlan
-from jaxmotion.planner.residuals._select import Check, select_fastest
+from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
 
 OPTIONS = (offload(), recompute())
 
@@ -25,9 +29,9 @@ OPTIONS = (offload(), recompute())
 def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   """Returns the device memory of a function, compiled for JAX's backend.
 
-  Arguments, results and everything in between. The CPU backend's figure is
-  right for what loops keep, and says nothing of residuals outside loops, nor
-  of what is on the host.
+  Counts arguments, results and temporary buffers. The CPU backend's figure
+  holds for what loops save. It says nothing of residuals outside loops, nor of
+  host memory.
 
   Args:
     fn: the function.
@@ -55,54 +59,56 @@ def fit_memory(
   budget_bytes: float,
   *,
   options: Sequence[Action] = OPTIONS,
-  measure_memory: Check | None = program_memory_bytes,
+  measure_memory: MeasureMemory | None = program_memory_bytes,
 ) -> MemoryPlan:
-  r"""Chooses what is done with each residual so that a step fits and is short.
+  r"""Chooses an action for each residual so that a step fits into memory.
 
   Each residual `r` of a function is kept, encoded, moved to the host or
-  computed again, so that the predicted seconds of a step
+  recomputed. The plan has the least predicted seconds of a step
 
   .. math::
     t(D) + \sum_r n_r (e_r + d_r)
     + \sum_l \max(0, p_l - f_l) + \max(0, q_l - b_l)
 
-  are least under the budget, where `t(D)` is the roofline of a step that
-  computes the residuals `D` again, `n`, `e` and `d` are how often a residual is
-  kept and the seconds of encoding and decoding it (and of the device's memory,
-  if it goes to the host and comes back), `p` and `q` are the seconds
-  that the link to the host and the one back take for a layer (the body of a
-  loop, or what is in none), and `f` and `b` those of its forward and backward
-  computations.
+  that fit the budget. `t(D)` is the roofline of a step that recomputes the
+  residuals `D`. A residual is saved `n` times, and encoded and decoded in `e`
+  and `d` seconds; these include the device's memory, if the residual goes to
+  the host and back. For each layer `l` (the body of a loop, or everything
+  outside loops), the link to the host takes `p` seconds and the link back `q`;
+  they hide behind the layer's forward pass of `f` and its backward pass of `b`
+  seconds.
 
-  Plans that none is both faster and smaller than are tried in turn: the step,
-  `jax.value_and_grad` of the function, is compiled, and what the compiler
-  needs more or less than predicted moves the choice to another plan until the
-  fastest is found that fits. If none does, the plans that keep least are
-  compiled, one for each set `D`, before the budget is refused. Nothing is run.
+  Plans on the Pareto front of time and memory are tried in turn: the step,
+  `jax.value_and_grad` of the function, is compiled. What the compiler needs
+  beyond the prediction moves the choice to another plan, until the fastest
+  plan that fits is found. Before a budget is refused, the smallest plan of
+  each set `D` is compiled. Nothing is run.
 
   Args:
-    fn: `fn(params, *batch)`, a scalar: any JAX function.
+    fn: function `fn(params, *batch)` that returns a scalar: any JAX function.
     params: pytree of arrays or of `jax.ShapeDtypeStruct`s.
     batch: tuple of the arguments after `params`: pytrees of arrays or of
       `jax.ShapeDtypeStruct`s.
-    platform: what the step will run on.
-    budget_bytes: of all device memory: arguments, gradients, residuals and
-      what is alive besides. The optimizer's state is the caller's.
-    options: what may be done besides keeping: codecs, `offload(...)`s and
-      `recompute()`. Codecs that round change the gradients.
-    measure_memory: `measure_memory(step, params, *batch)` compiles a step and
-      returns the bytes of device memory it takes; None trusts the prediction.
+    platform: device that the step will run on, and its links to the host.
+    budget_bytes: budget of all device memory: arguments, gradients, residuals
+      and temporary buffers. Subtract the optimizer's state yourself.
+    options: what may be done besides keeping: codecs without state,
+      `offload(...)`s and `recompute()`. Codecs that round change gradients.
+    measure_memory: function `measure_memory(step, params, *batch)` that
+      compiles a step and returns the bytes of device memory that it takes;
+      None trusts the prediction.
 
   Returns:
-    The plan; `plan.wrap(fn)` keeps its residuals by it.
+    The plan; `plan.wrap(fn)` saves its residuals by the plan.
 
   Raises:
-    BudgetTooSmallError: no plan meets the budget (a ValueError with `least_bytes`).
+    BudgetTooSmallError: no plan meets the budget (a ValueError with
+      `least_bytes`).
     TypeError: `platform` is no platform, `batch` is no tuple, or an option is
-      none.
-    ValueError: the budget is not positive, the function returns no scalar or
-      has side effects, a codec remembers something between arrays, or the
-      device has no rate for a matrix product's dtype.
+      no action.
+    ValueError: the budget is not positive, the function does not return a
+      scalar or has side effects, a codec has state, or the device has no rate
+      for a matmul's dtype.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -119,35 +125,38 @@ def fit_memory(
   References:
     Liu et al., Layup: layer-adaptive and multi-type intermediate-oriented
     memory optimization for GPU-based CNNs, 2019 (a rule for each type of
-    layer, here a price for each array); Jain et al., Checkmate: breaking the
+    layer, here a cost for each array); Jain et al., Checkmate: breaking the
     memory wall with optimal tensor rematerialization, 2020.
   """
-  _check_budget(budget_bytes)
   check_platform(platform)
   check_batch(batch)
+  check_positive("budget_bytes", budget_bytes)
   _check_options(options)
-  args = jax.tree.map(_shape, (params, *batch))
+  args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args)
-  refused = _no_host(platform, measure_memory)
+  missing_host = _explain_missing_host(platform, measure_memory)
   notes: tuple[str, ...] = ()
-  if refused and any(isinstance(o, offload) for o in options):
+  if missing_host and any(isinstance(o, offload) for o in options):
     options = [o for o in options if not isinstance(o, offload)]
-    notes = (f"Nothing is offloaded: {refused}.",)
-  ways = [o for o in options if not (o is None or isinstance(o, recompute))]
-  prices = ResidualCosts(fn, args, platform, ways)
-  found = list_candidates(
-    prices, any(isinstance(o, recompute) for o in options)
-  )
-  return select_fastest(prices, found, budget_bytes, measure_memory, notes)
+    notes = (f"Nothing is offloaded: {missing_host}.",)
+  keep_actions = [
+    o for o in options if not (o is None or isinstance(o, recompute))
+  ]
+  costs = ResidualCosts(fn, args, platform, keep_actions)
+  may_recompute = any(isinstance(o, recompute) for o in options)
+  candidates = list_candidates(costs, may_recompute)
+  return select_fastest(costs, candidates, budget_bytes, measure_memory, notes)
 
 
-def _shape(x: Any) -> Any:
+def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
   aval = jax.typeof(x)
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _no_host(platform: Platform, measure_memory: Check | None) -> str:
-  """Says why nothing may go to the host, if so."""
+def _explain_missing_host(
+  platform: Platform, measure_memory: MeasureMemory | None
+) -> str:
+  """Says why nothing can be offloaded; "" if something can."""
   if platform.to_host is None or platform.from_host is None:
     return f"`platform` {platform.name!r} has no link to a host"
   if measure_memory is program_memory_bytes and jax.default_backend() == "cpu":
@@ -158,26 +167,16 @@ def _no_host(platform: Platform, measure_memory: Check | None) -> str:
   return ""
 
 
-def _check_budget(budget_bytes: float) -> None:
-  if isinstance(budget_bytes, bool) or not isinstance(
-    budget_bytes, int | float
-  ):
-    raise TypeError(
-      f"`budget_bytes` must be a number of bytes, got {budget_bytes!r}."
-    )
-  if not (budget_bytes > 0 and math.isfinite(budget_bytes)):
-    raise ValueError(
-      f"`budget_bytes` must be positive and finite, got {budget_bytes!r}."
-    )
-
-
 def _check_options(options: Sequence[Action]) -> None:
-  for option in options:
+  for i, option in enumerate(options):
     if not (option is None or isinstance(option, Codec | offload | recompute)):
       raise TypeError(
         "`options` must be codecs, `offload(...)`, `recompute()` or None, got "
         f"{option!r}."
       )
+    codec: Any = option.codec if isinstance(option, offload) else option
+    if isinstance(codec, Codec):
+      check_codec(f"options[{i}]", codec, stateless=True)
 
 
 def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:

@@ -1,4 +1,4 @@
-"""What the layers of a function, its loops, take for themselves."""
+"""Layers of a function, its scans: their seconds and temporary bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxmotion.core import Array, tree_bytes
+from jaxmotion.core import Array, is_inexact, tree_bytes, vjp_inexact
 from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
@@ -19,100 +19,92 @@ _PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
 
 
 class Layer(NamedTuple):
-  """The body of a loop, or what is in none.
+  """The body of a scan, or everything outside scans.
 
   Attributes:
-    prefix: of the names of its residuals.
-    forward_s: seconds of all its steps, without loops in it.
-    working_bytes: of one step and its backward pass, besides arguments and
-      results.
+    prefix: start of the names of the layer's residuals ("scan_0/"), without
+      their kind; "" outside scans.
+    forward_s: seconds of all iterations, without inner scans.
+    temporary_bytes: bytes alive in one iteration and its backward pass,
+      besides arguments and results.
   """
 
   prefix: str
   forward_s: float
-  working_bytes: int
+  temporary_bytes: int
 
 
-def prefix_of(name: str) -> str:
-  """Returns the prefix of a residual's name, "" outside loops.
+def layer_of(name: str) -> str:
+  """Returns the prefix of a residual's layer, "" outside scans.
 
-  >>> prefix_of("dense/scan_0/tanh_0"), prefix_of("mask/gt_0")
+  >>> layer_of("dense/scan_0/tanh_0"), layer_of("mask/gt_0")
   ('scan_0/', '')
   """
   match = _PREFIX.match(name)
   return match.group(1) if match else ""
 
 
-def within(prefix: str) -> str:
-  """Returns a pattern of the names of a layer's residuals."""
+def layer_pattern(prefix: str) -> str:
+  """Returns a pattern that matches the names of a layer's residuals."""
   return rf"^[a-z]+/{prefix}(?!scan_\d+/)"
 
 
-def layers_of(
+def list_layers(
   fn: Callable[..., Any], args: Sequence[Any], device: Device
 ) -> list[Layer]:
-  """Returns the layers of a function, what is in no loop first."""
+  """Returns the layers of a function; the first is what is outside scans."""
   closed = jax.make_jaxpr(fn)(*args)
-  return _layers(closed, "", 1, device)
+  return _list_layers(closed, "", 1, device)
 
 
-def _layers(
+def _list_layers(
   closed: core.ClosedJaxpr, prefix: str, repeats: int, device: Device
 ) -> list[Layer]:
-  inner = []
-  within_s = 0.0
-  for i, eqn in enumerate(_scans(closed.jaxpr)):
+  inner_layers = []
+  inner_s = 0.0
+  for i, eqn in enumerate(_find_scans(closed.jaxpr)):
     body, length = eqn.params["jaxpr"], repeats * eqn.params["length"]
-    inner += _layers(body, f"{prefix}scan_{i}/", length, device)
-    within_s += length * _seconds(body, device)
-  own_s = repeats * _seconds(closed, device) - within_s
-  working = _working_bytes(closed) if prefix else 0
-  return [Layer(prefix, max(own_s, 0.0), working), *inner]
+    inner_layers += _list_layers(body, f"{prefix}scan_{i}/", length, device)
+    inner_s += length * _forward_seconds(body, device)
+  own_s = repeats * _forward_seconds(closed, device) - inner_s
+  temporary_bytes = _temporary_bytes(closed) if prefix else 0
+  return [Layer(prefix, max(own_s, 0.0), temporary_bytes), *inner_layers]
 
 
-def _scans(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+def _find_scans(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
   for eqn in jaxpr.eqns:
     if eqn.primitive.name == "scan":
       yield eqn
     elif eqn.primitive.name in _CALLS:
       for called in core.jaxprs_in_params(eqn.params):
-        yield from _scans(called)
+        yield from _find_scans(called)
 
 
-def _seconds(closed: core.ClosedJaxpr, device: Device) -> float:
+def _forward_seconds(closed: core.ClosedJaxpr, device: Device) -> float:
   run = core.jaxpr_as_fun(closed)
-  return predict_seconds(
-    predict_cost(run, *_likes(closed.in_avals), while_trips=1), device
-  )
+  cost = predict_cost(run, *_abstract_inputs(closed), while_trips=1)
+  return predict_seconds(cost, device)
 
 
-def _likes(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-  return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+def _abstract_inputs(closed: core.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
+  return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
 
 
-def _working_bytes(closed: core.ClosedJaxpr) -> int:
-  """Of one step, forward and backward."""
+def _temporary_bytes(closed: core.ClosedJaxpr) -> int:
+  """Returns the temporary bytes of one iteration, forward and backward."""
   run = core.jaxpr_as_fun(closed)
-  likes = _likes(closed.in_avals)
-  smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in likes]
+  inputs = _abstract_inputs(closed)
 
-  def both(*args: Array) -> Any:
-    def of(*moving: Array) -> Any:
-      given = iter(moving)
-      pairs = zip(args, smooth, strict=True)
-      return run(*(next(given) if s else a for a, s in pairs))
+  def forward_backward(*args: Array) -> Any:
+    outs, backward, _ = vjp_inexact(lambda *args: (run(*args), ()), *args)
+    return backward(list(map(_unit_cotangent, outs)))
 
-    outs, pull = jax.vjp(
-      of, *(a for a, s in zip(args, smooth, strict=True) if s)
-    )
-    return pull(list(map(_cotangent, outs)))
-
-  whole = predict_cost(both, *likes, while_trips=1)
-  outs = jax.eval_shape(both, *likes)
-  return max(0, whole.peak_bytes - tree_bytes(likes) - tree_bytes(outs))
+  cost = predict_cost(forward_backward, *inputs, while_trips=1)
+  outs = jax.eval_shape(forward_backward, *inputs)
+  return max(0, cost.peak_bytes - tree_bytes(inputs) - tree_bytes(outs))
 
 
-def _cotangent(out: Any) -> Any:
-  if jnp.issubdtype(out.dtype, jnp.inexact):
+def _unit_cotangent(out: Any) -> Any:
+  if is_inexact(out):
     return jnp.ones_like(out)
   return np.zeros(out.shape, jax.dtypes.float0)

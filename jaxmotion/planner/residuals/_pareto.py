@@ -1,8 +1,14 @@
-"""Which offers for several residuals go together."""
+"""Pareto front of the ways to keep several residuals.
+
+A front has four costs: device bytes, device seconds, and seconds of the links
+to and from the host. It is combined with the options of one more residual by
+forming all pairs and dropping dominated ones. A pair of dominated ways is
+dominated as well, because costs only add up: nothing is lost, except that
+fronts of more than `_MAX_SIZE` ways are thinned out evenly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,74 +16,78 @@ from numpy.typing import NDArray
 
 from jaxmotion.planner.residuals._costs import KeepOption
 
-# More are thinned out.
-_MOST = 128
-_COSTS = ("nbytes", "seconds", "put_s", "fetch_s")
+# Larger fronts are thinned out.
+_MAX_SIZE = 128
+_COSTS = ("device_bytes", "device_s", "to_host_s", "from_host_s")
 
 
 class ParetoFront:
-  """Ways to keep some residuals, none better than another in everything.
+  """Ways to keep some residuals, none better than another in every cost.
 
   Args:
-    *offers: for residuals of one name; none: for no residuals.
+    *options: ways to keep the residuals of one name; none: no residuals.
 
   Attributes:
-    nbytes: that stay on the device.
-    seconds: of everything but the link.
-    put_s: of the link to the host.
-    fetch_s: of the way back.
-    picks: for each way the offer that is taken for each name.
+    device_bytes: int64[ways], bytes that stay on the device.
+    device_s: float64[ways], seconds of everything but the links.
+    to_host_s: float64[ways], seconds of the link to the host.
+    from_host_s: float64[ways], seconds of the link back.
+    choices: int8[ways, names], the option taken for each name.
   """
 
-  def __init__(self, *offers: KeepOption):
-    count = max(1, len(offers))
-    columns = [o[1:] for o in offers] or [(0, 0.0, 0.0, 0.0)]
-    nbytes, seconds, put_s, fetch_s = zip(*columns, strict=True)
-    self.nbytes = np.array(nbytes, np.int64)
-    self.seconds = np.array(seconds, float)
-    self.put_s, self.fetch_s = np.array(put_s, float), np.array(fetch_s, float)
-    own = min(1, len(offers))
-    self.picks = np.arange(count, dtype=np.int8).reshape(count, 1)[:, :own]
+  def __init__(self, *options: KeepOption):
+    count = max(1, len(options))
+    columns = [o[1:] for o in options] or [(0, 0.0, 0.0, 0.0)]
+    device_bytes, device_s, to_host_s, from_host_s = zip(*columns, strict=True)
+    self.device_bytes = np.array(device_bytes, np.int64)
+    self.device_s = np.array(device_s, float)
+    self.to_host_s = np.array(to_host_s, float)
+    self.from_host_s = np.array(from_host_s, float)
+    names = min(1, len(options))
+    self.choices = np.arange(count, dtype=np.int8).reshape(count, 1)[:, :names]
 
-  def with_one_of(self, offers: Sequence[KeepOption]) -> ParetoFront:
-    """One more residual."""
-    return self.and_one_of(ParetoFront(*offers))
-
-  def and_one_of(self, other: ParetoFront) -> ParetoFront:
-    """All pairs, without those that are worse than another."""
+  def combine(self, other: ParetoFront) -> ParetoFront:
+    """Returns the front of all pairs of a way of this and one of another."""
     pairs = ParetoFront()
     for name in _COSTS:
-      both = getattr(self, name)[:, None] + getattr(other, name)
-      setattr(pairs, name, both.reshape(-1))
-    n, k = len(self.nbytes), len(other.nbytes)
-    first = np.repeat(self.picks, k, axis=0)
-    second = np.tile(other.picks, (n, 1))
-    pairs.picks = np.concatenate([first, second], axis=1)
-    return pairs.undominated()
+      sums = getattr(self, name)[:, None] + getattr(other, name)
+      setattr(pairs, name, sums.reshape(-1))
+    first = np.repeat(self.choices, len(other.device_bytes), axis=0)
+    second = np.tile(other.choices, (len(self.device_bytes), 1))
+    pairs.choices = np.concatenate([first, second], axis=1)
+    return pairs.prune()
 
-  def undominated(self) -> ParetoFront:
-    """Those that none is better than; of too many, some."""
-    order = np.lexsort((self.fetch_s, self.put_s, self.seconds, self.nbytes))
-    kept = self._take(order)
-    better = kept._better()
-    some = np.linspace(0, len(better) - 1, min(_MOST, len(better)))
-    return kept._take(better[some.astype(int)])
+  def prune(self) -> ParetoFront:
+    """Returns the ways that no other dominates; of too many, some."""
+    ordered = self._select_ways(
+      np.lexsort(
+        (self.from_host_s, self.to_host_s, self.device_s, self.device_bytes)
+      )
+    )
+    front = ordered._undominated_positions()
+    some = np.linspace(0, len(front) - 1, min(_MAX_SIZE, len(front)))
+    return ordered._select_ways(front[some.astype(int)])
 
-  def _better(self) -> NDArray[Any]:
-    """Places of those that none before is as good as."""
-    if not self.put_s.any():
-      least = np.minimum.accumulate(self.seconds)
+  def _undominated_positions(self) -> NDArray[Any]:
+    """Returns positions of undominated ways, of ways ordered by bytes.
+
+    A way is dominated if one before it, which has no more bytes, costs no more
+    seconds of any kind.
+    """
+    if not self.to_host_s.any():
+      # One cost besides bytes: a running minimum instead of all pairs.
+      least = np.minimum.accumulate(self.device_s)
       before = np.concatenate([[np.inf], least[:-1]])
-      return np.flatnonzero(self.seconds < before)
-    costs = np.stack([self.seconds, self.put_s, self.fetch_s], axis=1)
-    found: list[int] = []
+      return np.flatnonzero(self.device_s < before)
+    costs = np.stack([self.device_s, self.to_host_s, self.from_host_s], axis=1)
+    front: list[int] = []
     for i, cost in enumerate(costs):
-      if not np.any(np.all(costs[found] <= cost, axis=1)):
-        found.append(i)
-    return np.array(found)
+      if not np.any(np.all(costs[front] <= cost, axis=1)):
+        front.append(i)
+    return np.array(front)
 
-  def _take(self, places: NDArray[Any]) -> ParetoFront:
-    taken = ParetoFront()
-    for name in (*_COSTS, "picks"):
-      setattr(taken, name, getattr(self, name)[places])
-    return taken
+  def _select_ways(self, positions: NDArray[Any]) -> ParetoFront:
+    selected = ParetoFront()
+    for name in (*_COSTS, "choices"):
+      setattr(selected, name, getattr(self, name)[positions])
+    return selected

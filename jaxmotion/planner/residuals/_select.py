@@ -1,4 +1,16 @@
-"""Drafts of plans made exact, compiled, compared with the budget."""
+"""Compiles candidate plans until the fastest one that fits is found.
+
+The compiler needs more or less memory than predicted, by an amount that
+changes little between candidates of one front. The excess of the last
+compiled candidate therefore says which one to try next; after `_GUESSES`
+attempts, bisection bounds the number of compilations.
+
+Temporary buffers dominate where few residuals are kept. Their size depends on
+the order of recomputation, which is not modelled: the smallest candidate of
+the front need not be the one that compiles to the least. Before a budget is
+refused, the smallest candidate of every set of recomputed residuals is
+compiled. If one fits, its front is searched as well.
+"""
 
 from __future__ import annotations
 
@@ -11,64 +23,73 @@ import jax
 from jaxmotion.memory.residuals import Action, Residual, recompute
 from jaxmotion.planner.residuals._costs import ResidualCosts
 from jaxmotion.planner.residuals._enumerate import PlanCandidate, PlanCandidates
-from jaxmotion.planner.residuals._explain import rows_of
+from jaxmotion.planner.residuals._explain import explain_residuals
 from jaxmotion.planner.residuals._plan import BudgetTooSmallError, MemoryPlan
 
-Check = Callable[..., int]
-# What is compiled is chosen by what the last one needed more than predicted;
-# after so many, by halves.
+MeasureMemory = Callable[..., int]
+# Candidates that are chosen by the excess of the last one, before bisection.
 _GUESSES = 3
-# Of a step's seconds, what is not worth another compilation.
+# A share of the step's seconds that is not worth another compilation.
 _CLOSE = 0.01
 
 
 def select_fastest(
-  prices: ResidualCosts,
-  found: PlanCandidates,
+  costs: ResidualCosts,
+  candidates: PlanCandidates,
   budget_bytes: float,
-  check: Check | None,
+  measure_memory: MeasureMemory | None,
   notes: tuple[str, ...],
 ) -> MemoryPlan:
   """Returns the fastest plan that fits.
 
   Args:
-    prices: of the function.
-    found: drafts.
-    budget_bytes: of all memory.
-    check: compiles a step; None trusts the prediction.
-    notes: of the plan.
+    costs: costs of the function's residuals.
+    candidates: fronts of candidates.
+    budget_bytes: budget of all device memory.
+    measure_memory: compiles a step and returns its bytes; None trusts the
+      prediction.
+    notes: notes of the plan.
 
   Raises:
-    BudgetTooSmallError: none fits.
+    BudgetTooSmallError: no candidate fits.
   """
-  maker = _PlanCompiler(prices, budget_bytes, check, notes)
-  # What is alive at work depends on what is computed again, and decides where
-  # little is kept.
-  by_drops = sorted(found.by_drops, key=lambda own: own[-1].step_s)
-  others = (own for own in by_drops if maker.fits(own[-1]))
-  for ordered in itertools.chain([found.all_of], others):
-    if best := _search(maker, ordered):
+  compiler = _PlanCompiler(costs, budget_bytes, measure_memory, notes)
+  by_set = sorted(candidates.by_set, key=lambda front: front[-1].step_s)
+  others = (front for front in by_set if compiler.fits_budget(front[-1]))
+  for front in itertools.chain([candidates.front], others):
+    if best := _search_front(compiler, front):
       return best
-  raise BudgetTooSmallError(budget_bytes, maker.least_bytes, check is not None)
+  raise BudgetTooSmallError(
+    budget_bytes, compiler.least_bytes, measure_memory is not None
+  )
 
 
-def _search(
-  maker: _PlanCompiler, ordered: Sequence[PlanCandidate]
+def _search_front(
+  compiler: _PlanCompiler, front: Sequence[PlanCandidate]
 ) -> MemoryPlan | None:
-  """Returns the fastest that fits, of drafts with the fastest first."""
-  low, high = 0, len(ordered) - 1
+  """Returns the fastest plan of a front that fits, or None.
+
+  Invariant: candidates before `low` are taken not to fit, and those after
+  `high` are predicted to be no faster than the best plan so far.
+
+  Args:
+    compiler: makes and measures plans.
+    front: candidates, the fastest first; bytes fall along it.
+  """
+  low, high = 0, len(front) - 1
   best: MemoryPlan | None = None
   guesses = _GUESSES
   while low <= high:
-    if best and best.step_s <= (1 + _CLOSE) * ordered[low].step_s:
+    if best and best.step_s <= (1 + _CLOSE) * front[low].step_s:
       break
     i = (low + high) // 2
     if guesses > 0:
-      seems = (j for j in range(low, high) if maker.seems_to_fit(ordered[j]))
-      i = next(seems, high)
+      positions = range(low, high)
+      likely = (j for j in positions if compiler.is_likely_to_fit(front[j]))
+      i = next(likely, high)
     guesses -= 1
-    plan = maker.plan(ordered[i])
-    if maker.fits(ordered[i]):
+    plan = compiler.make_plan(front[i])
+    if compiler.fits_budget(front[i]):
       best = plan if best is None or plan.step_s < best.step_s else best
       high = i - 1
     else:
@@ -76,91 +97,103 @@ def _search(
   return best
 
 
-def _bytes(plan: MemoryPlan) -> int:
+def _plan_bytes(plan: MemoryPlan) -> int:
   compiled = plan.compiled_bytes
   return plan.predicted_bytes if compiled is None else compiled
 
 
 class _PlanCompiler:
-  """Makes plans of drafts."""
+  """Turns candidates into plans and compiles each different program once.
+
+  Args:
+    costs: costs of the function's residuals.
+    budget_bytes: budget of all device memory.
+    measure_memory: compiles a step and returns its bytes, or None.
+    notes: notes of the plans.
+  """
 
   def __init__(
     self,
-    prices: ResidualCosts,
+    costs: ResidualCosts,
     budget_bytes: float,
-    check: Check | None,
+    measure_memory: MeasureMemory | None,
     notes: tuple[str, ...],
   ):
-    self._prices, self._budget_bytes = prices, budget_bytes
-    self._check, self._notes = check, notes
+    self._costs, self._budget_bytes = costs, budget_bytes
+    self._measure_memory, self._notes = measure_memory, notes
     self._plans: dict[PlanCandidate, MemoryPlan] = {}
     self._compiled: dict[tuple[Residual, ...], int] = {}
-    given = prices.argument_bytes + prices.gradient_bytes
-    # What the last plan took besides its residuals.
-    self._others = given + prices.working_bytes
+    arrays = costs.argument_bytes + costs.gradient_bytes
+    # Bytes that the last plan took besides the candidate's residuals.
+    self._other_bytes = arrays + costs.temporary_bytes
 
   @property
   def least_bytes(self) -> int:
-    """Of all plans so far."""
-    return min(map(_bytes, self._plans.values()))
+    """Least bytes of all plans so far."""
+    return min(map(_plan_bytes, self._plans.values()))
 
-  def plan(self, draft: PlanCandidate) -> MemoryPlan:
-    """Returns a draft's plan."""
-    if draft not in self._plans:
-      self._plans[draft] = self._make(draft)
-    self._others = _bytes(self._plans[draft]) - draft.nbytes
-    return self._plans[draft]
+  def make_plan(self, candidate: PlanCandidate) -> MemoryPlan:
+    """Returns a candidate's plan, compiled if it is to be."""
+    if candidate not in self._plans:
+      self._plans[candidate] = self._build_plan(candidate)
+    plan = self._plans[candidate]
+    self._other_bytes = _plan_bytes(plan) - candidate.residual_bytes
+    return plan
 
-  def fits(self, draft: PlanCandidate) -> bool:
-    """Whether a draft's plan fits."""
-    return _bytes(self.plan(draft)) <= self._budget_bytes
+  def fits_budget(self, candidate: PlanCandidate) -> bool:
+    """Returns whether a candidate's plan fits."""
+    return _plan_bytes(self.make_plan(candidate)) <= self._budget_bytes
 
-  def seems_to_fit(self, draft: PlanCandidate) -> bool:
-    """Whether it would, if the rest took what it took in the last plan."""
-    return self._others + draft.nbytes <= self._budget_bytes
+  def is_likely_to_fit(self, candidate: PlanCandidate) -> bool:
+    """Returns whether it fits if it takes as much besides as the last plan."""
+    expected_bytes = self._other_bytes + candidate.residual_bytes
+    return expected_bytes <= self._budget_bytes
 
-  def _make(self, draft: PlanCandidate) -> MemoryPlan:
-    prices = self._prices
-    rules, kept = _settled(prices, draft)
-    compiled = None
-    if self._check is not None:
-      # Patterns that choose the same make the same program.
-      key = tuple(kept)
+  def _build_plan(self, candidate: PlanCandidate) -> MemoryPlan:
+    costs = self._costs
+    rules, residuals = _settle_rules(costs, candidate)
+    compiled_bytes = None
+    if self._measure_memory is not None:
+      # Different patterns that select the same residuals give one program.
+      key = tuple(residuals)
       if key not in self._compiled:
-        step = jax.value_and_grad(prices.wrap(rules))
-        self._compiled[key] = self._check(step, *prices.args)
-      compiled = self._compiled[key]
+        step = jax.value_and_grad(costs.wrap_function(rules))
+        self._compiled[key] = self._measure_memory(step, *costs.args)
+      compiled_bytes = self._compiled[key]
     return MemoryPlan(
       rules,
-      tuple(rows_of(prices, draft, kept)),
-      prices.params,
+      tuple(explain_residuals(costs, candidate, residuals)),
+      costs.params,
       self._budget_bytes,
-      compiled,
-      prices.argument_bytes,
-      prices.gradient_bytes,
-      prices.working_bytes,
-      prices.plain_s,
-      prices.step_s(draft.drops, kept),
+      compiled_bytes,
+      costs.argument_bytes,
+      costs.gradient_bytes,
+      costs.temporary_bytes,
+      costs.baseline_s,
+      costs.step_seconds(candidate.recomputed, residuals),
       self._notes,
     )
 
 
-def _settled(
-  prices: ResidualCosts, draft: PlanCandidate
+def _settle_rules(
+  costs: ResidualCosts, candidate: PlanCandidate
 ) -> tuple[tuple[tuple[str, Action], ...], list[Residual]]:
-  """Returns rules of which each is for something, and what they keep.
+  """Returns rules without idle patterns, and the residuals that they save.
 
-  What is encoded weighs less, so that something else may be kept than when
-  nothing is.
+  Residuals are chosen by a minimum cut of their bytes. An encoded residual
+  weighs less, so that other residuals may be saved than without codecs, and
+  some patterns match nothing. These are dropped until all match.
   """
-  picks = dict(draft.picks)
+  actions = dict(candidate.actions)
   while True:
     rules: list[tuple[str, Action]] = [
-      (f"^{re.escape(name)}$", action) for name, action in picks.items()
+      (f"^{re.escape(name)}$", action) for name, action in actions.items()
     ]
-    rules += [(pattern, recompute()) for pattern in sorted(draft.drops)]
-    kept = prices.kept(rules)
-    there = {r.name for r in kept}
-    if there >= picks.keys():
-      return tuple(rules), kept
-    picks = {name: a for name, a in picks.items() if name in there}
+    rules += [
+      (pattern, recompute()) for pattern in sorted(candidate.recomputed)
+    ]
+    residuals = costs.list_residuals(rules)
+    names = {r.name for r in residuals}
+    if names >= actions.keys():
+      return tuple(rules), residuals
+    actions = {name: a for name, a in actions.items() if name in names}

@@ -242,11 +242,15 @@ def test_a_loop_without_trips_is_named():
     ({"accuracy_budget": -0.1}, ValueError, r"\[0, 1\], got -0.1"),
     ({"accuracy_budget": float("nan")}, ValueError, "got nan"),
     ({"accuracy_budget": "0.1"}, TypeError, "got '0.1'"),
-    ({"candidates": ["int8"]}, TypeError, "`candidates` must be codecs of"),
+    (
+      {"candidates": ["int8"]},
+      TypeError,
+      r"`candidates\[0\]` must be a codec of arrays",
+    ),
     (
       {"candidates": [codecs.buckets(codecs.sign())]},
       TypeError,
-      "`candidates` must be codecs of arrays, got buckets",
+      r"`candidates\[0\]` must be a codec of arrays, got buckets",
     ),
     ({"candidates": [codecs.ternary()]}, ValueError, "`gradients` must be"),
     ({"bucket_bytes": 0}, ValueError, "`bucket_bytes` must be"),

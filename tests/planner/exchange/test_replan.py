@@ -96,7 +96,7 @@ def test_it_can_be_done_again_and_kept(tmp_path):
   ("given", "error", "message"),
   [
     ({}, ValueError, "must be given one of.*'compute_s'"),
-    ({"link_s": 0.0}, ValueError, "`link_s` must be a positive number of"),
+    ({"link_s": 0.0}, ValueError, "`link_s` must be a number in"),
     ({"step_s": float("inf")}, ValueError, "`step_s` must be.*got inf"),
     ({"step_s": "1 s"}, TypeError, "`step_s` must be.*got '1 s'"),
     ({"link_s": 1.0, "step_s": 2.0}, ValueError, "`step_s` must be None"),
