@@ -1,1 +1,1 @@
-"""Measured steps beside predicted ones: cases, testbeds, scores."""
+"""Checks of the performance model: calibration, validation, scaling study."""

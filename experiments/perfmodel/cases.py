@@ -1,4 +1,4 @@
-"""The steps that are measured, and which of them a prediction may know."""
+"""Measured steps, split into those for calibration and held-out ones."""
 
 import functools
 import itertools
@@ -12,7 +12,7 @@ from experiments.hosts import jax_worker
 from experiments.train.cases import get_exchange
 from jaxmotion import codecs, perfmodel
 
-_LAYERS = 3  # Hidden ones.
+_LAYERS = 3  # Hidden layers.
 _IMAGE, _CLASSES = 784, 10
 
 
@@ -20,7 +20,7 @@ class Case(NamedTuple):
   """A training step of an MLP.
 
   Attributes:
-    width: of its hidden layers.
+    width: width of the hidden layers.
     batch: examples of each worker.
     exchange: `none`, or the name of an exchange.
   """
@@ -31,33 +31,33 @@ class Case(NamedTuple):
 
   @property
   def name(self) -> str:
-    """For rows."""
+    """The name of the step in rows."""
     return f"{self.exchange} width {self.width} batch {self.batch}"
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """Of all layers, the input's first."""
+    """The widths of all layers, the input's first."""
     return (_IMAGE, *[self.width] * _LAYERS, _CLASSES)
 
   @property
   def codec(self) -> codecs.Codec:
-    """Of its exchange."""
+    """The codec of the exchange."""
     return get_exchange(self.exchange)
 
 
 class Grid(NamedTuple):
-  """What is measured on one testbed.
+  """Steps that are measured on one testbed.
 
   Attributes:
-    known: steps without exchange that predictions are calibrated on.
-    held_out: steps that no prediction knows.
+    known: steps without exchange, which calibrate predictions.
+    held_out: steps that predictions are compared with.
   """
 
   known: tuple[Case, ...]
   held_out: tuple[Case, ...]
 
-  def held(self, case: Case) -> str:
-    """What of a held-out case the calibration has not seen."""
+  def list_unseen(self, case: Case) -> str:
+    """Returns the properties of a held-out case that no known case has."""
     widths, batches = ({c[i] for c in self.known} for i in (0, 1))
     unseen = {
       "width": case.width not in widths,
@@ -73,13 +73,13 @@ def make_grid(
   shapes: Sequence[tuple[int, int]],
   exchanges: Sequence[str],
 ) -> Grid:
-  """Makes the cases of a testbed.
+  """Returns the cases of a testbed.
 
   Args:
-    known_widths: of the steps without exchange that calibrate, two at least.
-    known_batches: of those.
+    known_widths: widths of the known steps, at least two.
+    known_batches: batches of the known steps.
     shapes: widths and batches of the held-out steps.
-    exchanges: of those.
+    exchanges: exchanges of the held-out steps.
   """
   known = itertools.product(known_widths, known_batches, ["none"])
   held = [Case(*shape, name) for shape in shapes for name in exchanges]
@@ -88,8 +88,8 @@ def make_grid(
 
 
 @functools.cache
-def work(case: Case) -> perfmodel.StepCost:
-  """What each worker of a case computes."""
+def trace_case(case: Case) -> perfmodel.StepCost:
+  """Returns the cost of what each worker of a case computes."""
   params = jax.eval_shape(lambda: jax_worker.make_params(case.widths))
   batch = {
     "x": jax.ShapeDtypeStruct((case.batch, case.widths[0]), np.float32),

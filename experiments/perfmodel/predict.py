@@ -1,4 +1,4 @@
-"""Predicted steps: of a platform that knows no step with an exchange."""
+"""Predicted steps from a platform and from steps without exchange."""
 
 import dataclasses
 import itertools
@@ -7,24 +7,23 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from experiments.perfmodel.cases import Case, work
+from experiments.perfmodel.cases import Case, trace_case
 from jaxmotion import perfmodel
 from jaxmotion.perfmodel import Curve, Platform
 
 _LEAST_S = 1e-6
 
 
-class Alone:
-  """Seconds of steps without exchange, by parameters and FLOPs.
+class BaseStepModel:
+  """Seconds of a step without exchange, from its parameters and FLOPs.
 
-  With `P` bytes of parameters and `F` FLOPs, `t = a(P) + b(P) F`: what the
-  batch does not change, and what it does. Both are lines through steps of
-  several batches, of least relative error, and grow between two widths as
-  powers of `P`.
+  With `P` bytes of parameters and `F` FLOPs, `t = a(P) + b(P) F`. For each
+  width, `a` and `b` are the line of least relative error through steps of
+  several batches. Between two widths they grow as powers of `P`.
 
   Args:
-    seconds: of steps without exchange, by case; two widths and two batches of
-      each at least.
+    seconds: seconds of steps without exchange by case, of at least two widths
+      with at least two batches each.
   """
 
   def __init__(self, seconds: Mapping[Case, float]):
@@ -32,7 +31,9 @@ class Alone:
     lines = []
     for width in widths:
       points = sorted(
-        (_flops(case), s) for case, s in seconds.items() if case.width == width
+        (_count_flops(case), s)
+        for case, s in seconds.items()
+        if case.width == width
       )
       flops, times = zip(*points, strict=True)
       rising = tuple(np.maximum.accumulate(times).tolist())
@@ -41,17 +42,17 @@ class Alone:
     sizes = [_param_bytes(Case(width, 1, "none")) for width in widths]
     self._sizes, self._lines = np.log(sizes), np.log(lines)
 
-  def seconds(self, case: Case) -> float:
-    """Predicts the step of a case without its exchange."""
+  def predict_seconds(self, case: Case) -> float:
+    """Returns the seconds of a case's step without its exchange."""
     size = math.log(_param_bytes(case))
     a, b = (
       math.exp(np.interp(size, self._sizes, column)) for column in self._lines.T
     )
-    return a + b * _flops(case)
+    return a + b * _count_flops(case)
 
 
-def _flops(case: Case) -> float:
-  return work(case).gradient.flops
+def _count_flops(case: Case) -> float:
+  return trace_case(case).gradient.flops
 
 
 def _param_bytes(case: Case) -> int:
@@ -59,19 +60,21 @@ def _param_bytes(case: Case) -> int:
   return 4 * sum(m * n + n for m, n in itertools.pairwise(widths))
 
 
-def predict(platform: Platform, alone: Alone, case: Case) -> float:
-  """Predicts the seconds of a step.
+def predict_case(
+  platform: Platform, base_step: BaseStepModel, case: Case
+) -> float:
+  """Returns the predicted seconds of a step.
 
   Args:
-    platform: calibrated with the same number of workers.
-    alone: fitted to steps without exchange on the same testbed.
-    case: any.
+    platform: platform calibrated with the same number of workers.
+    base_step: fitted to steps without exchange on the same testbed.
+    case: any case.
   """
-  base_step_s = alone.seconds(case)
+  base_step_s = base_step.predict_seconds(case)
   if case.exchange == "none":
     return base_step_s
   step = perfmodel.predict_step(
-    work(case),
+    trace_case(case),
     platform,
     "data",
     case.codec,
@@ -81,26 +84,26 @@ def predict(platform: Platform, alone: Alone, case: Case) -> float:
   return step.total_s
 
 
-def emulated_between(
+def interpolate_platform(
   platforms: Mapping[int, Platform], workers: int
 ) -> Platform:
-  """The platform of a number of emulated devices that was not calibrated.
+  """Returns the platform of a number of emulated devices between two others.
 
-  Devices share the cores and the memory of their machine: what all of them do
-  together takes about as long as all of it one after the other. Curves of
-  devices are interpolated in the logarithms of workers, and a collective takes
-  as much longer than that of the next larger number as all wires together
-  carry more bytes: exchanges between two workers take other ways than those
-  between more.
+  Devices share the cores and the memory of their machine: the work of all
+  devices takes about as long as all of it in sequence. Curves of devices are
+  interpolated in the logarithm of workers. A collective scales from the next
+  larger number of workers by the bytes on all wires together; the smaller
+  number is not used, because two workers exchange in other ways than more do.
 
   Args:
-    platforms: by number of workers, a smaller and a larger one.
-    workers: how many.
+    platforms: calibrated platforms by number of workers, at least one smaller
+      and one larger.
+    workers: number of workers.
   """
-  low, high, share = _between(platforms, workers)
+  low, high, share = _find_neighbors(platforms, workers)
   below, above = platforms[low].device, platforms[high].device
   measured = {
-    name: _mix(below.measured[name], curve, share)
+    name: _interpolate_curve(below.measured[name], curve, share)
     for name, curve in above.measured.items()
   }
   device = dataclasses.replace(
@@ -112,7 +115,7 @@ def emulated_between(
   link = dataclasses.replace(
     axis.link,
     measured={
-      f"{op} {workers}": _carry(curve, op, high, workers)
+      f"{op} {workers}": _scale_collective(curve, op, high, workers)
       for op, curve in (
         (name.split()[0], curve) for name, curve in axis.link.measured.items()
       )
@@ -125,7 +128,7 @@ def emulated_between(
   )
 
 
-def _mix(below: Curve, above: Curve, share: float) -> Curve:
+def _interpolate_curve(below: Curve, above: Curve, share: float) -> Curve:
   sizes = sorted({*below.sizes, *above.sizes})
   seconds = [
     below.seconds_at(s) ** (1 - share) * above.seconds_at(s) ** share
@@ -138,7 +141,7 @@ def _mix(below: Curve, above: Curve, share: float) -> Curve:
   )
 
 
-def _carry(curve: Curve, op: str, known: int, workers: int) -> Curve:
+def _scale_collective(curve: Curve, op: str, known: int, workers: int) -> Curve:
   there, here = (
     n * perfmodel.collective_traffic(op, 1.0, n).wire_bytes
     for n in (known, workers)
@@ -147,17 +150,17 @@ def _carry(curve: Curve, op: str, known: int, workers: int) -> Curve:
   return dataclasses.replace(curve, seconds=seconds)
 
 
-def alone_between(
+def interpolate_base_step(
   seconds: Mapping[int, Mapping[Case, float]], workers: int
-) -> Alone:
-  """Steps without exchange of as many emulated devices, between two numbers.
+) -> BaseStepModel:
+  """Returns the base step of a number of emulated devices between two others.
 
   Args:
-    seconds: of the same cases, by number of workers.
-    workers: how many.
+    seconds: seconds of the same cases by number of workers.
+    workers: number of workers.
   """
-  low, high, share = _between(seconds, workers)
-  return Alone(
+  low, high, share = _find_neighbors(seconds, workers)
+  return BaseStepModel(
     {
       case: s ** (1 - share) * seconds[high][case] ** share
       for case, s in seconds[low].items()
@@ -165,8 +168,10 @@ def alone_between(
   )
 
 
-def _between(known: Collection[int], workers: int) -> tuple[int, int, float]:
-  """The numbers of workers around one, and its place between them."""
+def _find_neighbors(
+  known: Collection[int], workers: int
+) -> tuple[int, int, float]:
+  """Returns the nearest numbers below and above, and the position between."""
   below, above = [
     [n for n in known if sign * (n - workers) > 0] for sign in (-1, 1)
   ]

@@ -1,4 +1,4 @@
-"""How good predictions are: errors, ranks, and the choices they lead to."""
+"""Scores of predictions: errors, rank correlation, and resulting choices."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,39 +11,40 @@ class Pair(NamedTuple):
   """A predicted step and a measured one.
 
   Attributes:
-    testbed: where.
-    shape: of the step; pairs of one testbed and shape differ in the exchange.
-    exchange: name of it.
-    held: what the calibration has not seen of it.
-    predicted_s: seconds.
-    measured_s: seconds.
-    noise: of the measurement, relative.
+    testbed: name of the testbed.
+    shape: width and batch of the step; pairs of one testbed and shape differ in
+      the exchange.
+    exchange: name of the exchange.
+    unseen: properties of the step that no calibration step has.
+    predicted_s: predicted seconds.
+    measured_s: measured seconds.
+    noise: noise of the measurement, relative.
   """
 
   testbed: str
   shape: str
   exchange: str
-  held: str
+  unseen: str
   predicted_s: float
   measured_s: float
   noise: float
 
   @property
   def error(self) -> float:
-    """Relative; positive if too much was predicted."""
+    """The relative error; positive if the prediction is too long."""
     return self.predicted_s / self.measured_s - 1
 
 
 class Errors(NamedTuple):
-  """Errors of several pairs, relative.
+  """Relative errors of several pairs.
 
   Attributes:
-    pairs: how many.
+    pairs: number of pairs.
     mape: mean of the absolute errors.
     bias: mean of the errors.
     worst: largest absolute error.
-    rank: Spearman's correlation; NaN of fewer than two pairs.
-    noise: median of the measurements'.
+    rank: Spearman's rank correlation; NaN for fewer than two pairs.
+    noise: median noise of the measurements.
   """
 
   pairs: int
@@ -55,16 +56,16 @@ class Errors(NamedTuple):
 
 
 class Decision(NamedTuple):
-  """The exchange that was predicted to be the fastest of a shape.
+  """The exchange that is predicted to be the fastest for a shape.
 
   Attributes:
-    testbed: where.
-    shape: of the step.
+    testbed: name of the testbed.
+    shape: width and batch of the step.
     chosen: the exchange with the least predicted seconds.
-    best: that with the least measured ones.
-    regret: of the chosen one's measured seconds over the best's, less 1.
-    noise: the larger one of their noises.
-    compresses: whether choosing `fp32` or another one was right.
+    best: the exchange with the least measured seconds.
+    regret: measured seconds of `chosen` over those of `best`, less 1.
+    noise: the larger noise of the two measurements.
+    is_right_to_compress: whether choosing `fp32` or a codec was right.
   """
 
   testbed: str
@@ -73,23 +74,24 @@ class Decision(NamedTuple):
   best: str
   regret: float
   noise: float
-  compresses: bool
+  is_right_to_compress: bool
 
   @property
-  def right(self) -> bool:
-    """Whether the choice is the best, or no worse than the noise."""
+  def is_right(self) -> bool:
+    """Whether the choice is the best one up to the noise."""
     return self.regret <= self.noise
 
 
-def errors(pairs: Sequence[Pair]) -> Errors:
-  """Scores predictions.
+def score_errors(pairs: Sequence[Pair]) -> Errors:
+  """Returns the errors of predictions.
 
   Args:
-    pairs: one at least.
+    pairs: at least one pair.
 
   >>> pair = Pair("here", "width 8", "fp32", "exchange", 1.1, 1.0, 0.02)
-  >>> found = errors([pair, pair._replace(predicted_s=1.8, measured_s=2.0)])
-  >>> tuple(round(x, 3) for x in (found.mape, found.bias, found.rank))
+  >>> other = pair._replace(predicted_s=1.8, measured_s=2.0)
+  >>> errors = score_errors([pair, other])
+  >>> tuple(round(x, 3) for x in (errors.mape, errors.bias, errors.rank))
   (0.1, 0.0, 1.0)
   """
   each = [pair.error for pair in pairs]
@@ -113,25 +115,27 @@ def _rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
   return 1 - 6 * float(np.sum((x - y) ** 2)) / (n * (n**2 - 1))
 
 
-def decisions(pairs: Iterable[Pair], baseline: str = "fp32") -> list[Decision]:
-  """The choice of an exchange for each shape of each testbed.
+def make_decisions(
+  pairs: Iterable[Pair], baseline: str = "fp32"
+) -> list[Decision]:
+  """Returns the choice of an exchange for each shape of each testbed.
 
   Args:
-    pairs: those without exchange are no choice.
-    baseline: the exchange that does not compress.
+    pairs: predicted and measured steps; steps without exchange are no choice.
+    baseline: name of the exchange that does not compress.
   """
   shapes: dict[tuple[str, str], list[Pair]] = {}
   for pair in pairs:
     if pair.exchange != "none":
       shapes.setdefault((pair.testbed, pair.shape), []).append(pair)
-  found = []
+  decisions = []
   for (testbed, shape), choices in shapes.items():
     chosen = min(choices, key=lambda pair: pair.predicted_s)
     best = min(choices, key=lambda pair: pair.measured_s)
     regret = chosen.measured_s / best.measured_s - 1
     noise = max(chosen.noise, best.noise)
     agree = (chosen.exchange == baseline) == (best.exchange == baseline)
-    found.append(
+    decisions.append(
       Decision(
         testbed,
         shape,
@@ -142,4 +146,4 @@ def decisions(pairs: Iterable[Pair], baseline: str = "fp32") -> list[Decision]:
         agree or regret <= noise,
       )
     )
-  return found
+  return decisions

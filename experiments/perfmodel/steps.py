@@ -1,4 +1,4 @@
-"""The step of a case, on all devices of a mesh."""
+"""Compiled training steps of the cases, on all devices of a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +16,15 @@ _LEARNING_RATE = 0.01
 
 
 def compile_step(mesh: jax.sharding.Mesh, case: Case) -> Callable[[], None]:
-  """Compiles the step; what is returned runs it once, and waits for it.
+  """Compiles a step and returns a function that runs it once.
 
   Args:
-    mesh: of one axis, `axis`.
-    case: without exchange every device trains a model of its own.
+    mesh: mesh with one axis, `axis`.
+    case: a case without exchange trains a separate model on every device.
   """
-  make = _alone if case.exchange == "none" else _exchanged
+  make = _separate_step if case.exchange == "none" else _exchange_step
   step, carry = make(mesh, case)
-  batch = _batch(mesh, case)
+  batch = _make_batch(mesh, case)
   compiled = step.lower(*carry, batch).compile()
   kept = [carry]
 
@@ -36,7 +36,9 @@ def compile_step(mesh: jax.sharding.Mesh, case: Case) -> Callable[[], None]:
   return run
 
 
-def _alone(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
+def _separate_step(
+  mesh: jax.sharding.Mesh, case: Case
+) -> tuple[Any, list[Any]]:
   tx = optax.sgd(_LEARNING_RATE)
 
   def local(params: Any, batch: Any) -> tuple[Any, Any]:
@@ -51,13 +53,15 @@ def _alone(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
     local, mesh=mesh, in_specs=jax.P("axis"), out_specs=jax.P("axis")
   )
   params = jax.tree.map(
-    lambda a: _split(mesh, np.stack([a] * mesh.size)),
+    lambda a: _shard_array(mesh, np.stack([a] * mesh.size)),
     jax_worker.make_params(case.widths),
   )
   return jax.jit(step, donate_argnums=0), [params]
 
 
-def _exchanged(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
+def _exchange_step(
+  mesh: jax.sharding.Mesh, case: Case
+) -> tuple[Any, list[Any]]:
   tx = optax.chain(
     jaxmotion.exchange("axis", case.codec), optax.sgd(_LEARNING_RATE)
   )
@@ -67,15 +71,15 @@ def _exchanged(mesh: jax.sharding.Mesh, case: Case) -> tuple[Any, list[Any]]:
   return step, list(init(jax_worker.make_params(case.widths)))
 
 
-def _batch(mesh: jax.sharding.Mesh, case: Case) -> Any:
+def _make_batch(mesh: jax.sharding.Mesh, case: Case) -> Any:
   rng = np.random.default_rng(0)
   rows, widths = mesh.size * case.batch, case.widths
   return {
-    "x": _split(mesh, rng.standard_normal((rows, widths[0]), np.float32)),
-    "y": _split(mesh, rng.integers(0, widths[-1], rows).astype(np.int32)),
+    "x": _shard_array(mesh, rng.standard_normal((rows, widths[0]), np.float32)),
+    "y": _shard_array(mesh, rng.integers(0, widths[-1], rows).astype(np.int32)),
   }
 
 
-def _split(mesh: jax.sharding.Mesh, x: np.ndarray) -> jax.Array:
+def _shard_array(mesh: jax.sharding.Mesh, x: np.ndarray) -> jax.Array:
   sharding = jax.sharding.NamedSharding(mesh, jax.P("axis"))
   return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i].copy())

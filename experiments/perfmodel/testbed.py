@@ -1,4 +1,4 @@
-"""Where steps are measured: emulated devices, and hosts with a link."""
+"""Testbeds that steps are measured on: emulated devices, hosts with a link."""
 
 import contextlib
 import pathlib
@@ -9,19 +9,19 @@ import numpy as np
 
 from experiments.hosts import links
 from experiments.hosts.processes import HostGroup
-from experiments.perfmodel import probes
 from experiments.perfmodel.cases import Case, Grid
+from experiments.perfmodel.curves import robust_seconds
 from jaxmotion import perfmodel
 
 _MODULE = "experiments.perfmodel.worker"
 
 
 class Testbed(NamedTuple):
-  """Workers on this machine.
+  """Workers on this machine: emulated devices or network namespaces.
 
   Attributes:
-    workers: how many.
-    rate: of the link between hosts of one device each, such as `100mbit`;
+    workers: number of workers.
+    rate: rate of the link between hosts of one device each, such as `100mbit`;
       None for emulated devices of one process.
   """
 
@@ -30,21 +30,21 @@ class Testbed(NamedTuple):
 
   @property
   def name(self) -> str:
-    """For rows and files."""
+    """The name of the testbed in rows and files."""
     if self.rate is None:
       return f"emulated{self.workers}"
     return f"hosts{self.workers}_{self.rate}"
 
 
 class Effort(NamedTuple):
-  """How much is measured.
+  """Sizes and repeats of a measurement.
 
   Attributes:
-    largest: values of the largest array of a calibration; half of them
-      between hosts, where what is larger takes as much longer.
-    sizes: of each operation.
-    rounds: turns that every step gets.
-    steps: of a turn; as often every size is measured.
+    largest: elements of the largest array of a calibration; half as many
+      between hosts, where large arrays take long.
+    sizes: number of sizes of each operation.
+    rounds: number of rounds over all steps.
+    steps: runs of each step per round; each size is timed as often.
   """
 
   largest: int
@@ -54,12 +54,12 @@ class Effort(NamedTuple):
 
 
 class Measured(NamedTuple):
-  """What was measured on a testbed.
+  """Measured platform and step times of a testbed.
 
   Attributes:
-    platform: calibrated there; None if it was not.
-    seconds: of a step of each case, the lower quartile.
-    noise: half of the spread (10th to 90th percentile), divided by that.
+    platform: platform calibrated there; None if it was not calibrated.
+    seconds: lower quartile of a step by case.
+    noise: half of the spread (10th to 90th percentile) over `seconds`.
   """
 
   platform: perfmodel.Platform | None
@@ -68,8 +68,8 @@ class Measured(NamedTuple):
 
 
 @contextlib.contextmanager
-def group(testbed: Testbed) -> Iterator[HostGroup]:
-  """The processes of a testbed, for as long as the context lasts."""
+def start_processes(testbed: Testbed) -> Iterator[HostGroup]:
+  """Starts the processes of a testbed and ends them with the context."""
   emulated = testbed.rate is None
   devices = testbed.workers if emulated else 1
   with contextlib.ExitStack() as stack:
@@ -83,10 +83,10 @@ def group(testbed: Testbed) -> Iterator[HostGroup]:
     yield stack.enter_context(HostGroup(hosts, _MODULE, arguments))
 
 
-def calibrate(
+def start_calibration(
   testbed: Testbed, processes: HostGroup, codecs: Sequence[str], effort: Effort
 ) -> None:
-  """Compiles codecs, collectives and kernels, which turns then measure."""
+  """Compiles codecs, collectives and kernels, which rounds then time."""
   options = {
     "codecs": list(codecs),
     "largest": effort.largest // (1 if testbed.rate is None else 2),
@@ -95,45 +95,45 @@ def calibrate(
   processes.ask({"do": "calibrate", "options": options})
 
 
-def platform(processes: HostGroup) -> perfmodel.Platform:
-  """What the turns so far have measured."""
+def fetch_platform(processes: HostGroup) -> perfmodel.Platform:
+  """Returns the platform of all rounds so far."""
   reply = processes.ask({"do": "platform"})
   return perfmodel.platform_from_dict(reply[0]["platform"])
 
 
-def prepare(processes: HostGroup, grid: Grid) -> None:
-  """Compiles all cases of a testbed."""
+def compile_cases(processes: HostGroup, grid: Grid) -> None:
+  """Compiles the steps of all cases in the processes of a testbed."""
   cases = [list(case) for case in (*grid.known, *grid.held_out)]
   processes.ask({"do": "prepare", "cases": cases})
 
 
-def turn(processes: HostGroup, steps: int) -> list[list[float]]:
-  """Runs all cases; the seconds of each are those of the slowest host."""
+def run_round(processes: HostGroup, steps: int) -> list[list[float]]:
+  """Runs all cases; returns the seconds of the slowest host for each."""
   replies = processes.ask({"do": "run", "steps": steps})
   slowest: Any = np.max([reply["seconds"] for reply in replies], axis=0)
   return slowest.tolist()
 
 
-def summarise(
+def summarize_rounds(
   grid: Grid,
-  turns: Sequence[Sequence[Sequence[float]]],
+  rounds: Sequence[Sequence[Sequence[float]]],
   platform: perfmodel.Platform | None,
 ) -> Measured:
-  """Seconds and noise of all cases.
+  """Returns seconds and noise of all cases.
 
   Args:
-    grid: the cases.
-    turns: what `turn` returned, of every round.
-    platform: calibrated on the same testbed.
+    grid: cases of the testbed.
+    rounds: results of `run_round`.
+    platform: platform calibrated on the same testbed, if any.
   """
   seconds, noise = {}, {}
   for i, case in enumerate((*grid.known, *grid.held_out)):
-    times = np.array([turn[i] for turn in turns])
-    seconds[case], spread = probes.undisturbed(times)
+    times = np.array([seconds_by_case[i] for seconds_by_case in rounds])
+    seconds[case], spread = robust_seconds(times)
     noise[case] = spread / seconds[case]
   return Measured(platform, seconds, noise)
 
 
-def kept_platform(folder: str | None, testbed: Testbed) -> pathlib.Path | None:
-  """Where the platform of a testbed is kept, if it is."""
+def platform_path(folder: str | None, testbed: Testbed) -> pathlib.Path | None:
+  """Returns the file of a testbed's platform; None without a folder."""
   return pathlib.Path(folder, f"{testbed.name}.json") if folder else None

@@ -1,58 +1,57 @@
-"""Compares predicted steps with measured ones that no calibration has seen.
+r"""Compares predicted steps with measured ones that no calibration has seen.
 
-  python -m experiments.perfmodel.validate --json=perfmodel_validate.jsonl
+  python -m experiments.perfmodel.validate --json=perfmodel_validate.jsonl \
+    --plot=perfmodel_validate.png
 
-On each testbed codecs, collectives and kernels are measured by themselves, and
+On each testbed, codecs, collectives and kernels are measured separately, as are
 steps without exchange at a few batches and widths. All steps with an exchange,
 and steps without at other batches and widths, are then predicted and measured.
-A number of emulated devices in `--between` is not calibrated at all: it is
-predicted from its neighbours.
+The numbers of emulated devices in `--between` are not calibrated at all: they
+are predicted from their neighbors.
 
-Emulated devices share the cores of this machine; hosts are network namespaces
-of it (see `experiments.hosts`), with a limited link. On a testbed all that
-is measured takes turns.
+Emulated devices share the cores of this machine. Hosts are network namespaces
+of it (see `experiments.hosts`), with a limited link. Measurements of a testbed
+alternate.
 """
 
-import pathlib
 import signal
 import sys
-from collections.abc import Mapping
 
 import rich.console
-import rich.progress
 from absl import app, flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.hosts import links
 from experiments.hosts.processes import HostError
-from experiments.perfmodel import (
-  cases,
-  predict,
-  report,
-  testbed as perfmodel_testbed,
-)
-from experiments.perfmodel.cases import Grid
-from experiments.perfmodel.score import Pair, decisions
-from experiments.perfmodel.testbed import Effort, Measured, Testbed
+from experiments.perfmodel import tables
+from experiments.perfmodel.cases import make_grid
+from experiments.perfmodel.plot import plot_validation
+from experiments.perfmodel.rows import validation_rows
+from experiments.perfmodel.score import make_decisions
+from experiments.perfmodel.testbed import Effort, Testbed
+from experiments.perfmodel.validation import compare_steps, measure_testbed
 from experiments.train.cases import EXCHANGES
-from jaxmotion import perfmodel
 
-_EMULATED = flags.DEFINE_list("emulated", ["2", "4"], "Emulated devices.")
+_EMULATED = flags.DEFINE_list(
+  "emulated", ["2", "4"], "Numbers of emulated devices."
+)
 _BETWEEN = flags.DEFINE_list(
-  "between", ["3"], "Emulated devices that are not calibrated."
+  "between", ["3"], "Numbers of emulated devices without calibration."
 )
 _RATES = flags.DEFINE_list(
-  "rates", ["100mbit", "1gbit"], "Of the link between two hosts; or loopback."
+  "rates", ["100mbit", "1gbit"], "Rates of the link of two hosts; or loopback."
 )
 _EXCHANGES = flags.DEFINE_list(
   "exchanges", ["none", *EXCHANGES], "Exchanges to predict."
 )
 _KNOWN_WIDTHS = flags.DEFINE_list(
-  "known_widths", ["512", "1280"], "Of the MLPs that calibrate."
+  "known_widths", ["512", "1280"], "Widths of the MLPs that calibrate."
 )
 _KNOWN_BATCHES = flags.DEFINE_list(
-  "known_batches", ["8", "32", "128"], "Of a worker, in the calibration."
+  "known_batches",
+  ["8", "32", "128"],
+  "Examples of a worker in the calibration.",
 )
 _SHAPES = flags.DEFINE_list(
   "shapes",
@@ -60,119 +59,64 @@ _SHAPES = flags.DEFINE_list(
   "Width x batch of the held-out steps.",
 )
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 9, "Turns of every step.", 1, allow_override=True
+  "rounds", 9, "Rounds over all steps.", 1, allow_override=True
 )
-_STEPS = flags.DEFINE_integer("steps", 2, "Of a turn.", 1, allow_override=True)
+_STEPS = flags.DEFINE_integer(
+  "steps", 2, "Runs of a step per round.", 1, allow_override=True
+)
 _SIZES = flags.DEFINE_integer(
-  "sizes", 6, "Sizes of an operation.", 2, allow_override=True
+  "sizes", 6, "Number of sizes of an operation.", 2, allow_override=True
 )
 _LARGEST = flags.DEFINE_integer(
   "largest",
   1 << 22,
-  "Values of the largest array.",
+  "Elements of the largest array.",
   1 << 12,
   allow_override=True,
 )
 _PLATFORMS = flags.DEFINE_string(
-  "platforms", None, "Folder of calibrated platforms: read, or else written."
+  "platforms", None, "Folder of platforms: read if there, else written."
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
 
-def measure(
-  testbed: Testbed,
-  calibrated: bool,
-  grid: Grid,
-  effort: Effort,
-  console: rich.console.Console,
-) -> Measured:
-  """Calibrates a testbed, and runs all cases on it in turns.
+def main() -> None:
+  """Measures and predicts steps, prints the scores, writes rows and plot."""
+  console = make_console()
+  grid = make_grid(
+    [int(width) for width in _KNOWN_WIDTHS.value],
+    [int(batch) for batch in _KNOWN_BATCHES.value],
+    [_parse_shape(text) for text in _SHAPES.value],
+    _EXCHANGES.value,
+  )
+  effort = Effort(_LARGEST.value, _SIZES.value, _ROUNDS.value, _STEPS.value)
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+  try:
+    found = {
+      testbed: measure_testbed(
+        testbed, is_calibrated, grid, effort, console, _PLATFORMS.value
+      )
+      for testbed, is_calibrated in _list_testbeds(console).items()
+    }
+    pairs = compare_steps(grid, found)
+  except (HostError, ValueError) as error:
+    raise SystemExit(f"Stopped: {error}") from error
+  decisions = make_decisions(pairs)
+  console.print(tables.step_table(pairs).to_console())
+  console.print(tables.decision_table(decisions).to_console())
+  console.print(tables.error_table(pairs).to_console())
+  if _JSON.value:
+    records.write_rows(_JSON.value, validation_rows(pairs, decisions))
+  if _PLOT.value:
+    plot_validation(pairs, _PLOT.value)
 
-  Args:
-    testbed: where.
-    calibrated: whether it has a platform.
-    grid: the cases.
-    effort: of the measurement.
-    console: where progress is told.
 
-  Raises:
-    HostError: a process failed.
+def _list_testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
+  """Returns the testbeds of the flags, and whether each is calibrated.
+
+  Testbeds that this machine does not permit are left out with a message.
   """
-  codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
-  path = perfmodel_testbed.kept_platform(_PLATFORMS.value, testbed)
-  kept = path and path.exists()
-  platform, turns = None, []
-  with (
-    perfmodel_testbed.group(testbed) as processes,
-    rich.progress.Progress(console=console, transient=True) as progress,
-  ):
-    task = progress.add_task(f"{testbed.name}: compiling", total=None)
-    perfmodel_testbed.prepare(processes, grid)
-    if calibrated and not kept:
-      perfmodel_testbed.calibrate(testbed, processes, sorted(codecs), effort)
-    progress.update(
-      task, description=f"{testbed.name}: running", total=effort.rounds
-    )
-    for _ in range(effort.rounds):
-      turns.append(perfmodel_testbed.turn(processes, effort.steps))
-      progress.advance(task)
-    if path and kept:
-      platform = perfmodel.load_platform(path)
-    elif calibrated:
-      platform = perfmodel_testbed.platform(processes)
-      if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        perfmodel.save_platform(platform, path)
-  return perfmodel_testbed.summarise(grid, turns, platform)
-
-
-def compare(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
-  """Predicts the held-out cases of all testbeds.
-
-  Args:
-    grid: the cases.
-    found: what was measured; a testbed of emulated devices without a platform
-      needs others with fewer and with more of them.
-  """
-  emulated = {
-    testbed.workers: measured
-    for testbed, measured in found.items()
-    if testbed.rate is None and measured.platform is not None
-  }
-  pairs = []
-  for testbed, measured in found.items():
-    known = {case: measured.seconds[case] for case in grid.known}
-    platform, alone = measured.platform, predict.Alone(known)
-    if platform is None:
-      workers = testbed.workers
-      platform = predict.emulated_between(
-        {n: m.platform for n, m in emulated.items() if m.platform}, workers
-      )
-      alone = predict.alone_between(
-        {n: {c: m.seconds[c] for c in grid.known} for n, m in emulated.items()},
-        workers,
-      )
-    for case in grid.held_out:
-      held = grid.held(case)
-      if measured.platform is None:
-        held = f"workers, {held}"
-      pairs.append(
-        Pair(
-          testbed.name,
-          f"width {case.width} batch {case.batch}",
-          case.exchange,
-          held,
-          predict.predict(platform, alone, case),
-          measured.seconds[case],
-          measured.noise[case],
-        )
-      )
-  return pairs
-
-
-def _testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
-  """Those of the flags that can be made here."""
   found = {Testbed(int(n)): True for n in _EMULATED.value}
   found |= {Testbed(int(n)): False for n in _BETWEEN.value}
   rates = list(_RATES.value)
@@ -185,36 +129,7 @@ def _testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
   return found | {Testbed(2, rate): True for rate in rates}
 
 
-def main() -> None:
-  """Measures, predicts, and prints how well."""
-  console = make_console()
-  grid = cases.make_grid(
-    [int(width) for width in _KNOWN_WIDTHS.value],
-    [int(batch) for batch in _KNOWN_BATCHES.value],
-    [_shape(text) for text in _SHAPES.value],
-    _EXCHANGES.value,
-  )
-  effort = Effort(_LARGEST.value, _SIZES.value, _ROUNDS.value, _STEPS.value)
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-  try:
-    found = {
-      testbed: measure(testbed, calibrated, grid, effort, console)
-      for testbed, calibrated in _testbeds(console).items()
-    }
-    pairs = compare(grid, found)
-  except (HostError, ValueError) as error:
-    raise SystemExit(f"Stopped: {error}") from error
-  chosen = decisions(pairs)
-  console.print(report.make_step_table(pairs))
-  console.print(report.make_decision_table(chosen))
-  console.print(report.make_error_table(pairs))
-  if _JSON.value:
-    records.write_rows(_JSON.value, report.make_rows(pairs, chosen))
-  if _PLOT.value:
-    report.save_plot(pairs, pathlib.Path(_PLOT.value))
-
-
-def _shape(text: str) -> tuple[int, int]:
+def _parse_shape(text: str) -> tuple[int, int]:
   try:
     width, batch = map(int, text.split("x"))
   except ValueError:

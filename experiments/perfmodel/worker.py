@@ -1,6 +1,6 @@
-"""Calibrates and runs steps, on one of several hosts or on emulated devices.
+"""Worker process that calibrates and runs steps on a host or emulated devices.
 
-Commands come one JSON object a line, to all hosts alike:
+Commands come one JSON object per line, to all hosts alike:
 
   {"do": "calibrate", "options": {...}}    -> {"calibrating": true}
   {"do": "prepare", "cases": [CASE, ...]}  -> {"prepared": N}
@@ -8,8 +8,8 @@ Commands come one JSON object a line, to all hosts alike:
   {"do": "platform"}                       -> {"platform": {...}}
   {"do": "quit"}                           -> exit code 0
 
-A run takes N steps of all cases in turn and, if it calibrates, N turns of what
-a platform is made of: a slow minute falls on both alike.
+A run takes N steps of every case and, after "calibrate", times every probe N
+times: a slow minute of the machine falls on both alike.
 """
 
 import argparse
@@ -23,15 +23,18 @@ from jax.experimental import multihost_utils
 
 from experiments.common import distributed
 from experiments.hosts import worker
-from experiments.perfmodel import calibrate, probes
+from experiments.perfmodel.calibration import prepare_timer
 from experiments.perfmodel.cases import Case
+from experiments.perfmodel.curves import ProbeTimer
+from experiments.perfmodel.platforms import make_platform
+from experiments.perfmodel.probes import make_mesh
 from experiments.perfmodel.steps import compile_step
 from jaxmotion import perfmodel
 
 _WARM_UP = 2
 
 
-def _parse() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
   parser.add_argument("--rank", type=int, required=True)
@@ -58,38 +61,38 @@ def _barrier() -> None:
     multihost_utils.sync_global_devices("validation")
 
 
-def _answer(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
+def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
   runs: list[Callable[[], None]] = []
-  turns: probes.Turns | None = None
+  timer: ProbeTimer | None = None
   workers = jax.device_count()
   while True:
     match json.loads(commands.get()):
       case {"do": "calibrate", "options": options}:
-        turns = calibrate.prepare(workers, barrier=_barrier, **options)
+        timer = prepare_timer(workers, barrier=_barrier, **options)
         reply({"calibrating": True})
       case {"do": "platform"}:
-        assert turns is not None
-        found = calibrate.make_platform("data", workers, *turns.curves())
-        reply({"platform": perfmodel.platform_to_dict(found)})
+        assert timer is not None
+        platform = make_platform("data", workers, *timer.make_curves())
+        reply({"platform": perfmodel.platform_to_dict(platform)})
       case {"do": "prepare", "cases": cases}:
-        mesh = probes.make_mesh(workers)
+        mesh = make_mesh(workers)
         runs = [compile_step(mesh, Case(*case)) for case in cases]
         for run in runs:
           for _ in range(_WARM_UP):
             run()
         reply({"prepared": len(runs)})
       case {"do": "run", "steps": steps}:
-        if turns is not None:
+        if timer is not None:
           for _ in range(steps):
-            turns.run()
-        reply({"seconds": [_time(run, steps) for run in runs]})
+            timer.run_round()
+        reply({"seconds": [_time_steps(run, steps) for run in runs]})
       case {"do": "quit"}:
         return
       case other:
         raise ValueError(f"a command must say what to do, got {other}")
 
 
-def _time(run: Callable[[], None], steps: int) -> list[float]:
+def _time_steps(run: Callable[[], None], steps: int) -> list[float]:
   _barrier()
   seconds = []
   for _ in range(steps):
@@ -100,9 +103,9 @@ def _time(run: Callable[[], None], steps: int) -> list[float]:
 
 
 def main() -> None:
-  """Serves the parent process until it says quit."""
-  arguments = _parse()
-  worker.converse_with_parent(lambda: _connect(arguments), _answer)
+  """Serves the parent process until its "quit" command."""
+  arguments = _parse_arguments()
+  worker.converse_with_parent(lambda: _connect(arguments), _answer_commands)
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ def prediction_table(rows: Sequence[Row], system: str) -> Table:
     title="Predicted ms per batch of VGG-A, batch 64, on"
     f" {paper.SYSTEMS[system]}",
     caption="batch: all parts in sequence. overlapped: stages beside each"
-    " other. In brackets: relative to fp32. The paper's best static format takes"
-    f" {best} of fp32's time to an error.",
+    " other. In brackets: relative to fp32. The paper's best static format"
+    f" takes {best} of fp32's time to an error.",
   )
 
 

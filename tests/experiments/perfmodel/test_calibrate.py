@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.common import records
-from experiments.perfmodel import calibrate, probes as perfmodel_probes
+from experiments.perfmodel import platforms, probes as perfmodel_probes
+from experiments.perfmodel.calibration import calibrate_platform
+from experiments.perfmodel.curves import Point, make_curve
+from experiments.perfmodel.rows import calibration_rows
+from experiments.perfmodel.tables import calibration_table
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Curve
 
@@ -14,7 +18,7 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def platform():
-  return calibrate.run(
+  return calibrate_platform(
     "data", WORKERS, ["sign"], largest=1 << 16, sizes=2, repeats=2
   )
 
@@ -40,17 +44,19 @@ def test_codecs_are_measured_at_sizes_that_parameters_have(platform):
   curve = platform.device.measured[f"encode {codecs.sign()!r}"]
   assert set(curve.sizes) <= {2.0**i for i in range(12, 17)}
   # Both ends are there, whatever lies between.
-  probes = perfmodel_probes.updates(perfmodel_probes.make_mesh(1), 1 << 16, 5)
+  probes = perfmodel_probes.update_probes(
+    perfmodel_probes.make_mesh(1), 1 << 16, 5
+  )
   sizes = [probe.size for probe in probes]
   assert sizes == [2.0**i for i in range(12, 17)]
 
 
-def test_what_falls_is_pooled():
+def test_falling_times_are_pooled():
   def point(size, seconds):
-    return perfmodel_probes.Point(size, seconds, 0.1)
+    return Point(size, seconds, 0.1)
 
   points = [point(1, 4.0), point(2, 2.0), point(3, 3.0), point(4, 9.0)]
-  curve = perfmodel_probes.make_curve(points, 0.0)
+  curve = make_curve(points, 0.0)
   assert curve.seconds == (3.0, 3.0, 3.0, 9.0)
 
 
@@ -90,18 +96,18 @@ def test_a_step_can_be_predicted_and_says_what_was_not_measured(
 
 
 def test_rows_and_a_table_have_every_size(platform, tmp_path):
-  rows = calibrate.make_rows(platform)
+  rows = calibration_rows(platform)
   records.write_rows(tmp_path / "rows.jsonl", rows)
   assert records.read_rows(tmp_path / "rows.jsonl") == rows
-  table = calibrate.make_table(platform)
-  assert table.row_count == len(platform.device.measured) + 4
+  table = calibration_table(platform)
+  assert len(table.lines) == len(platform.device.measured) + 4
 
 
 def exact(a, b, sizes=(1e3, 1e5, 1e7)):
   return Curve(sizes=sizes, seconds=tuple(a + b * x for x in sizes), noise=0)
 
 
-def test_figures_are_those_of_the_lines():
+def test_rates_and_latencies_are_those_of_the_lines():
   curves = {
     "matmul float32": exact(1e-6, 1e-11),
     "vector": exact(1e-6, 1e-10),
@@ -111,7 +117,7 @@ def test_figures_are_those_of_the_lines():
     "all_reduce 4": exact(6e-5, 1.5e-9),
     "all_gather 4": exact(3e-5, 6e-9),
   }
-  found = calibrate.make_platform("data", 4, 1e-4, curves)
+  found = platforms.make_platform("data", 4, 1e-4, curves)
   device, link = found.device, found.axis("data").link
   assert device.matmul_flops_per_s["float32"] == pytest.approx(1e11)
   assert device.vector_flops_per_s == pytest.approx(1e10)
@@ -124,15 +130,15 @@ def test_figures_are_those_of_the_lines():
   assert link.efficiency == pytest.approx({"all_reduce": 1, "all_gather": 0.5})
 
 
-def test_a_slope_of_rounding_is_none():
+def test_a_slope_within_rounding_is_ignored():
   seconds = (1e-3, 1e-3, 1e-3 * (1 + 1e-12))
   curve = Curve(sizes=(1e3, 1e4, 1e5), seconds=seconds, noise=0.0)
-  assert calibrate._rate(curve) == pytest.approx(1e8)
+  assert platforms.fit_rate(curve) == pytest.approx(1e8)
 
 
-def test_a_size_that_is_lost_in_the_noise_of_a_call_is_left_out():
+def test_a_size_within_the_noise_of_a_call_is_left_out():
   points = [
-    perfmodel_probes.Point(size, seconds, noise)
+    Point(size, seconds, noise)
     for size, seconds, noise in (
       (4.0, 2e-3, 0.1),
       (1.0, -1e-5, 0.9),
@@ -140,12 +146,12 @@ def test_a_size_that_is_lost_in_the_noise_of_a_call_is_left_out():
       (2.0, 9e-5, 0.8),
     )
   ]
-  curve = perfmodel_probes.make_curve(points, 1e-4)
+  curve = make_curve(points, 1e-4)
   assert curve.sizes == (3.0, 4.0)
   assert curve.seconds == (2.5e-3, 2.5e-3)  # never decreasing: pooled
   assert curve.noise == pytest.approx(0.15)
   # Without the largest there would be no curve; its noise says what it is.
-  assert perfmodel_probes.make_curve(points[1:2], 1e-4).sizes == (1.0,)
+  assert make_curve(points[1:2], 1e-4).sizes == (1.0,)
 
 
 def test_one_worker_has_no_link_to_measure():
@@ -153,20 +159,22 @@ def test_one_worker_has_no_link_to_measure():
     name: exact(1e-6, 1e-10)
     for name in ("matmul float32", "vector", "elementwise", "copy")
   }
-  alone = calibrate.make_platform("data", 1, 1e-4, curves)
+  alone = platforms.make_platform("data", 1, 1e-4, curves)
   assert alone.axes == ()
-  assert calibrate.make_table(alone).row_count == 2
+  assert len(calibration_table(alone).lines) == 2
 
 
-def test_what_is_left_out_is_interpolated():
+def test_left_out_sizes_are_interpolated():
   straight = Curve(sizes=(1, 10, 100), seconds=(1, 10, 100), noise=0)
-  assert calibrate.left_out_error(straight) == pytest.approx(0)
+  assert platforms.left_out_error(straight) == pytest.approx(0)
   bent = Curve(sizes=(1, 10, 100), seconds=(1, 20, 100), noise=0)
-  assert calibrate.left_out_error(bent) == pytest.approx(0.5)
+  assert platforms.left_out_error(bent) == pytest.approx(0.5)
 
 
-def test_what_cannot_be_is_named():
+def test_impossible_arguments_are_named():
   with pytest.raises(ValueError, match="`workers` must be at most"):
     perfmodel_probes.make_mesh(10_000)
   with pytest.raises(ValueError, match=r"`codecs` must be some of.*got 'zip'"):
-    perfmodel_probes.coding(perfmodel_probes.make_mesh(1), "zip", 1 << 14, 2)
+    perfmodel_probes.codec_probes(
+      perfmodel_probes.make_mesh(1), "zip", 1 << 14, 2
+    )

@@ -16,16 +16,18 @@ GRID = cases.make_grid(
 )
 
 
-def lawful(case, fixed=1e-9, rate=1e-10):
+def law_seconds(case, fixed=1e-9, rate=1e-10):
   """Seconds by the law: bytes of parameters, and FLOPs."""
-  flops = cases.work(case).gradient.flops
+  flops = cases.trace_case(case).gradient.flops
   return fixed * predict._param_bytes(case) + rate * flops
 
 
-def test_what_is_held_out_is_told_and_nothing_known_is_predicted():
+def test_held_out_cases_list_what_no_known_case_has():
   assert [case.exchange for case in GRID.known] == ["none"] * 6
   assert not set(GRID.known) & set(GRID.held_out)
-  held = {(c.width, c.batch, c.exchange): GRID.held(c) for c in GRID.held_out}
+  held = {
+    (c.width, c.batch, c.exchange): GRID.list_unseen(c) for c in GRID.held_out
+  }
   assert held == {
     (64, 16, "none"): "batch",
     (64, 16, "fp32"): "batch, exchange",
@@ -38,31 +40,41 @@ def test_what_is_held_out_is_told_and_nothing_known_is_predicted():
   }
 
 
-def test_parameters_are_those_of_the_work():
+def test_parameter_bytes_are_those_of_the_traced_case():
   case = Case(64, 8, "none")
-  arrays = cases.work(case).params
+  arrays = cases.trace_case(case).params
   sizes = [a.size for layer in arrays.values() for a in layer.values()]
   assert 4 * sum(sizes) == predict._param_bytes(case)
 
 
 def test_steps_by_the_law_are_predicted_at_other_batches_and_widths():
-  alone = predict.Alone({case: lawful(case) for case in GRID.known})
+  base_step = predict.BaseStepModel(
+    {case: law_seconds(case) for case in GRID.known}
+  )
   for case in (Case(64, 16, "none"), Case(16, 512, "none")):
-    assert alone.seconds(case) == pytest.approx(lawful(case), rel=1e-6)
+    assert base_step.predict_seconds(case) == pytest.approx(
+      law_seconds(case), rel=1e-6
+    )
   between = Case(32, 64, "none")
-  assert alone.seconds(between) == pytest.approx(lawful(between), rel=1e-3)
+  assert base_step.predict_seconds(between) == pytest.approx(
+    law_seconds(between), rel=1e-3
+  )
 
 
 def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
   platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
-  alone = predict.Alone({case: lawful(case) for case in GRID.known})
+  base_step = predict.BaseStepModel(
+    {case: law_seconds(case) for case in GRID.known}
+  )
   plain, coded = (Case(64, 16, n) for n in ("none", "sign_feedback"))
   exchange = perfmodel.predict_exchange(
-    cases.work(coded).params, platform, "data", coded.codec
+    cases.trace_case(coded).params, platform, "data", coded.codec
   )
-  assert predict.predict(platform, alone, plain) == alone.seconds(plain)
-  assert predict.predict(platform, alone, coded) == pytest.approx(
-    alone.seconds(coded) + exchange.total_s
+  assert predict.predict_case(
+    platform, base_step, plain
+  ) == base_step.predict_seconds(plain)
+  assert predict.predict_case(platform, base_step, coded) == pytest.approx(
+    base_step.predict_seconds(coded) + exchange.total_s
   )
 
 
@@ -86,7 +98,7 @@ def emulated(workers, seconds):
 
 def test_emulated_devices_share_what_all_of_them_take():
   platforms = {2: emulated(2, 1e-3), 4: emulated(4, 2e-3)}
-  three = predict.emulated_between(platforms, 3)
+  three = predict.interpolate_platform(platforms, 3)
   assert three.device.call_s == pytest.approx(1.5e-3)
   curve = three.device.measured["elementwise"]
   assert curve.seconds_at(1e3) == pytest.approx(1.5e-3)
@@ -97,12 +109,16 @@ def test_emulated_devices_share_what_all_of_them_take():
   assert link.measured["all_reduce 3"].seconds_at(1e3) == pytest.approx(
     2e-3 * 4 / 6
   )
-  known = {n: {case: n * lawful(case) for case in GRID.known} for n in (2, 4)}
-  alone = predict.alone_between(known, 3)
+  known = {
+    n: {case: n * law_seconds(case) for case in GRID.known} for n in (2, 4)
+  }
+  base_step = predict.interpolate_base_step(known, 3)
   case = Case(64, 16, "none")
-  assert alone.seconds(case) == pytest.approx(3 * lawful(case), rel=1e-6)
+  assert base_step.predict_seconds(case) == pytest.approx(
+    3 * law_seconds(case), rel=1e-6
+  )
 
 
 def test_a_number_of_workers_without_neighbours_is_refused():
   with pytest.raises(ValueError, match="`workers` must lie between"):
-    predict.emulated_between({2: emulated(2, 1e-3)}, 3)
+    predict.interpolate_platform({2: emulated(2, 1e-3)}, 3)

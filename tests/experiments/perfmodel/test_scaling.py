@@ -2,8 +2,11 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments.common import records
-from experiments.perfmodel import scaling
-from experiments.perfmodel.scaling import AXES, STRATEGIES, predict
+from experiments.perfmodel import scaling, sweep
+from experiments.perfmodel.plot import plot_scaling
+from experiments.perfmodel.rows import scaling_rows
+from experiments.perfmodel.sweep import AXES, STRATEGIES, predict_point
+from experiments.perfmodel.tables import scaling_table
 
 NETWORK = "alexnet"
 
@@ -13,23 +16,23 @@ def points():
   return [
     point
     for axis, value in (("link", 0.1), ("link", 400.0))
-    for point in predict(NETWORK, axis, value, 4, 8)
+    for point in predict_point(NETWORK, axis, value, 4, 8)
   ]
 
 
 def test_each_axis_changes_its_own_figure():
-  base = scaling.platform_at("batch", 64, 8)
+  base = sweep.platform_at("batch", 64, 8)
   device, link = base.device, base.axis("data").link
-  faster = scaling.platform_at("flops", 1e15, 8)
+  faster = sweep.platform_at("flops", 1e15, 8)
   assert faster.device.matmul_flops_per_s["float32"] == 1e15
   assert faster.device.memory_rate == device.memory_rate
-  wider = scaling.platform_at("memory", 3.2e12, 8)
+  wider = sweep.platform_at("memory", 3.2e12, 8)
   assert wider.device.memory_rate.bytes_per_s == pytest.approx(3.2e12)
   assert wider.axes == base.axes
-  linked = scaling.platform_at("link", 400.0, 8)
+  linked = sweep.platform_at("link", 400.0, 8)
   assert linked.axis("data").link.rate.bytes_per_s == pytest.approx(50e9)
   assert linked.device == device
-  many = scaling.platform_at("workers", 65536, 8)
+  many = sweep.platform_at("workers", 65536, 8)
   assert many.axis("data").workers == 65536
   assert many.axis("data").link == link
 
@@ -38,31 +41,33 @@ def test_a_slow_link_asks_for_compression_and_a_fast_one_less(points):
   seconds = {(p.value, p.strategy): p.step.total_s for p in points}
   gain = [seconds[v, "data"] / seconds[v, "data sign"] for v in (0.1, 400.0)]
   assert gain[0] > 5 > gain[1]
-  best = scaling.winners(points)
+  best = sweep.find_winners(points)
   for value in (0.1, 400.0):
     own = {s: t for (v, s), t in seconds.items() if v == value}
     assert best[NETWORK, "link", value].strategy == min(own, key=own.get)
 
 
 def test_more_nodes_than_images_cannot_split_the_batch():
-  found = {p.strategy for p in predict(NETWORK, "batch", 4, 8, 64)}
+  found = {p.strategy for p in predict_point(NETWORK, "batch", 4, 8, 64)}
   assert found == {name for name in STRATEGIES if name.startswith("model")}
 
 
 def test_the_largest_cluster_has_an_image_a_node():
   assert max(AXES["workers"]) == 65536
   (data,) = (
-    p for p in predict(NETWORK, "workers", 65536, 8, 64) if p.strategy == "data"
+    p
+    for p in predict_point(NETWORK, "workers", 65536, 8, 64)
+    if p.strategy == "data"
   )
   assert data.step.compute_s > 0
 
 
 def test_crossings_say_from_where():
-  step = predict(NETWORK, "link", 1.0, 2, 2)[0].step
+  step = predict_point(NETWORK, "link", 1.0, 2, 2)[0].step
 
   def at(value, strategy, seconds):
     slower = type(step)(**(vars(step) | {"total_s": seconds}))
-    return scaling.Point(NETWORK, "link", value, strategy, slower)
+    return sweep.Point(NETWORK, "link", value, strategy, slower)
 
   values = [(1.0, 1, 2), (10.0, 1, 2), (100.0, 2, 1)]
   own = [
@@ -70,17 +75,17 @@ def test_crossings_say_from_where():
     for value, data, model in values
     for point in (at(value, "data", data), at(value, "model", model))
   ]
-  found = scaling.crossings(own)
+  found = sweep.find_crossings(own)
   assert found == {(NETWORK, "link"): "data from 1, model from 100"}
 
 
 def test_rows_a_table_and_a_plot_are_made(points, tmp_path):
-  rows = scaling.make_rows(points)
+  rows = scaling_rows(points)
   assert len(rows) == len(points)
   for row in rows:
     assert row.ratio == pytest.approx(row.value / row.baseline)
-  assert scaling.make_table(points).row_count == 1
-  scaling.save_plot(points, tmp_path / "plot.png")
+  assert len(scaling_table(points).lines) == 1
+  plot_scaling(points, tmp_path / "plot.png")
   assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,157 @@
+"""Platforms fitted to measured curves: rates, latencies, sources."""
+
+import dataclasses
+import datetime
+import os
+
+import jax
+
+from experiments.common import records
+from experiments.perfmodel.probes import COLLECTIVES
+from jaxmotion import perfmodel
+from jaxmotion.perfmodel import Curve, Rate
+
+
+def make_platform(
+  axis: str, workers: int, call_s: float, curves: dict[str, Curve]
+) -> perfmodel.Platform:
+  """Returns a platform whose rates and latencies fit measured curves.
+
+  Args:
+    axis: name of the devices' axis.
+    workers: number of devices that worked at once.
+    call_s: seconds of an empty program.
+    curves: curve of every operation.
+  """
+  passes, product = curves["elementwise"], curves["matmul float32"]
+  device = perfmodel.Device(
+    name=jax.devices()[0].device_kind,
+    matmul_flops_per_s={"float32": fit_rate(product)},
+    vector_flops_per_s=fit_rate(curves["vector"]),
+    memory_rate=Rate(bytes_per_s=fit_rate(passes)),
+    memory_bytes=float(_memory_bytes() / workers),
+    kernel_s=passes.fit_line()[0],
+    call_s=call_s,
+    measured={
+      name: curve
+      for name, curve in curves.items()
+      if name.split()[0] not in ("copy", "vector", *COLLECTIVES)
+    },
+  )
+  host = _link_of_line(curves["copy"])
+  link = _collective_link(workers, curves)
+  axes: tuple[perfmodel.Axis, ...] = ()
+  if link is not None:
+    axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
+  platform = perfmodel.Platform(
+    name=records.describe_machine(),
+    device=device,
+    to_host=host,
+    from_host=host,
+    axes=axes,
+  )
+  origin = _describe_origin(workers)
+  texts = {
+    "device.matmul_flops_per_s": ("matmul float32", product),
+    "device.vector_flops_per_s": ("vector", curves["vector"]),
+    "device.memory_rate": ("elementwise", passes),
+    "device.kernel_s": ("elementwise", passes),
+    "to_host.rate": ("copy", curves["copy"]),
+    "from_host.rate": ("copy", curves["copy"]),
+  }
+  if link is not None:
+    name = f"all_reduce {workers}"
+    texts[f"axes.{axis}.rate"] = (name, curves[name])
+    texts[f"axes.{axis}.latency_s"] = (name, curves[name])
+  sources = {
+    path: f"{origin}; {_describe_fit(*text)}" for path, text in texts.items()
+  }
+  sources["device.memory_bytes"] = f"{origin}; the system's, in equal parts"
+  sources["device.call_s"] = f"{origin}; an empty program"
+  return dataclasses.replace(platform, sources=sources)
+
+
+def _describe_origin(workers: int) -> str:
+  devices = jax.devices()
+  emulated = devices[0].platform == "cpu" and jax.local_device_count() > 1
+  kind = f"{workers} emulated devices" if emulated else f"{workers} devices"
+  when = datetime.datetime.now(datetime.UTC).date()
+  return f"measured {when}, JAX {jax.__version__}, {kind} at once"
+
+
+def _describe_fit(name: str, curve: Curve) -> str:
+  error = curve.fit_line()[2]
+  return (
+    f"{name}, {len(curve.sizes)} sizes, noise {curve.noise:.0%}, "
+    f"off the line by {error:.0%}"
+  )
+
+
+def _memory_bytes() -> int:
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def fit_rate(curve: Curve) -> float:
+  """Returns the rate of the line, or of the largest size if noise hides it."""
+  _, slope, _ = curve.fit_line()
+  largest, took_s = curve.sizes[-1], curve.seconds[-1]
+  # A slope that adds up to less than a hundredth of the largest size's time is
+  # rounding.
+  return 1 / slope if slope * largest > took_s / 100 else largest / took_s
+
+
+def _link_of_line(curve: Curve) -> perfmodel.Link:
+  return perfmodel.Link(
+    latency_s=curve.fit_line()[0], rate=Rate(bytes_per_s=fit_rate(curve))
+  )
+
+
+def _collective_link(
+  workers: int, curves: dict[str, Curve]
+) -> perfmodel.Link | None:
+  """Returns the link that explains the collectives; None for one worker.
+
+  Its rate is that of the fastest collective; the others have an efficiency. Its
+  latency is that of one hop of the ring all-reduce.
+  """
+  measured = {
+    op: curves[f"{op} {workers}"]
+    for op in COLLECTIVES
+    if f"{op} {workers}" in curves
+  }
+  if not measured:
+    return None
+  rates = {
+    op: perfmodel.collective_traffic(op, 1.0, workers).wire_bytes
+    * fit_rate(curve)
+    for op, curve in measured.items()
+  }
+  best = max(rates.values())
+  hops = perfmodel.collective_traffic("all_reduce", 1.0, workers).hops
+  return perfmodel.Link(
+    latency_s=measured["all_reduce"].fit_line()[0] / hops,
+    rate=Rate(bytes_per_s=best),
+    efficiency={op: rate / best for op, rate in rates.items()},
+    measured={f"{op} {workers}": curve for op, curve in measured.items()},
+  )
+
+
+def left_out_error(curve: Curve) -> float:
+  """Returns the mean relative error of sizes interpolated from the others."""
+  errors = []
+  for i in range(1, len(curve.sizes) - 1):
+    rest = dataclasses.replace(
+      curve,
+      sizes=curve.sizes[:i] + curve.sizes[i + 1 :],
+      seconds=curve.seconds[:i] + curve.seconds[i + 1 :],
+    )
+    errors.append(abs(rest.seconds_at(curve.sizes[i]) / curve.seconds[i] - 1))
+  return sum(errors) / max(len(errors), 1)
+
+
+def platform_curves(platform: perfmodel.Platform) -> dict[str, Curve]:
+  """Returns all measured curves of a platform by name."""
+  curves = dict(platform.device.measured)
+  for axis in platform.axes:
+    curves.update(axis.link.measured)
+  return curves

@@ -1,0 +1,202 @@
+"""Predicted steps of split batches and split channels along five axes.
+
+The study of Castello et al. (2021), with compression added.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import rich.progress
+
+from experiments.models import reference_network
+from jaxmotion import codecs, perfmodel
+from jaxmotion.perfmodel import Platform, gbit_per_s, gbyte_per_s
+
+AXES = {
+  "batch": tuple(4**i for i in range(3, 10)),
+  "flops": tuple(4.0**i * 1e12 for i in range(-1, 6)),
+  "memory": tuple(4.0**i * 50e9 for i in range(-2, 5)),
+  "link": (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0),
+  "workers": tuple(4**i for i in range(1, 9)),
+}
+"""Values of each axis: images, FLOP/s, bytes/s, Gbit/s, nodes."""
+
+UNITS = {
+  "batch": "images of all workers",
+  "flops": "FLOP/s of a node",
+  "memory": "bytes/s of its memory",
+  "link": "Gbit/s of its link",
+  "workers": "nodes, of an image at least",
+}
+"""Labels of the axes in tables and plots."""
+BASELINE = "data"
+_BUCKET_BYTES = 25 << 20
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+  "data": dict(data_axis="data"),
+  "data bf16": dict(data_axis="data", codec=codecs.cast("bfloat16")),
+  "data int8": dict(data_axis="data", codec=codecs.uniform(bits=8)),
+  "data sign": dict(data_axis="data", codec=codecs.sign()),
+  "model": dict(model_axis="data"),
+  "model bf16": dict(
+    model_axis="data", activation_codec=codecs.cast("bfloat16")
+  ),
+  "model int8": dict(
+    model_axis="data", activation_codec=codecs.uniform(bits=8)
+  ),
+}
+"""Arguments of `predict_split_step`; the platform has one axis, `data`."""
+
+
+class Point(NamedTuple):
+  """One predicted step of the sweep.
+
+  Attributes:
+    network: name of the network.
+    axis: axis that is swept.
+    value: value on that axis.
+    strategy: name of one of `STRATEGIES`.
+    step: predicted step.
+  """
+
+  network: str
+  axis: str
+  value: float
+  strategy: str
+  step: perfmodel.StepPrediction
+
+
+def platform_at(axis: str, value: float, workers: int) -> Platform:
+  """Returns the cluster at a value of an axis.
+
+  Args:
+    axis: one of `AXES`.
+    value: value on that axis.
+    workers: number of nodes, unless the axis is "workers".
+
+  >>> platform_at("flops", 1e12, 64).device.matmul_flops_per_s["float32"]
+  1000000000000.0
+  """
+  base = perfmodel.builtin_platform("ethernet_10gbit")
+  device, (link_axis,) = base.device, base.axes
+  if axis == "flops":
+    device = dataclasses.replace(
+      device,
+      matmul_flops_per_s={"float32": value},
+      vector_flops_per_s=value,
+    )
+  elif axis == "memory":
+    device = dataclasses.replace(device, memory_rate=gbyte_per_s(value / 1e9))
+  elif axis == "link":
+    link = dataclasses.replace(link_axis.link, rate=gbit_per_s(value))
+    link_axis = dataclasses.replace(link_axis, link=link)
+  nodes = int(value) if axis == "workers" else workers
+  link_axis = dataclasses.replace(link_axis, workers=nodes)
+  return dataclasses.replace(base, device=device, axes=(link_axis,), sources={})
+
+
+def predict_point(
+  network: str, axis: str, value: float, workers: int, batch: int
+) -> list[Point]:
+  """Predicts a step of every feasible strategy.
+
+  Args:
+    network: name of a reference network.
+    axis: one of `AXES`.
+    value: value on that axis.
+    workers: number of nodes, a power of two, unless the axis is "workers".
+    batch: number of images, unless the axis is "batch"; more nodes than images
+      get one image each.
+
+  Returns:
+    One point for each strategy. Splitting the batch needs at least one image
+    per node. Steps that do not fit into the memory of a node are left out.
+  """
+  platform = platform_at(axis, value, workers)
+  if axis == "batch":
+    batch = int(value)
+  elif axis == "workers":
+    batch = max(batch, int(value))
+  nodes = platform.axis("data").workers
+  points: list[Point] = []
+  for kind in ("data", "model"):
+    if kind == "data" and batch % nodes:
+      continue
+    for name, options in STRATEGIES.items():
+      if f"{kind}_axis" not in options:
+        continue
+      step = perfmodel.predict_split_step(
+        _load_network(network),
+        batch,
+        platform,
+        bucket_bytes=_BUCKET_BYTES,
+        algorithm="halving_doubling",
+        **options,
+      )
+      if step.memory_bytes > platform.device.memory_bytes:
+        # The uncompressed strategy comes first: the others need as much.
+        break
+      points.append(Point(network, axis, value, name, step))
+  return points
+
+
+@functools.cache
+def _load_network(name: str) -> perfmodel.Network:
+  return reference_network(name)
+
+
+def find_winners(
+  points: Iterable[Point],
+) -> dict[tuple[str, str, float], Point]:
+  """Returns the fastest strategy by network, axis and value."""
+  best: dict[tuple[str, str, float], Point] = {}
+  for point in points:
+    key = (point.network, point.axis, point.value)
+    if key not in best or point.step.total_s < best[key].step.total_s:
+      best[key] = point
+  return best
+
+
+def find_crossings(points: Iterable[Point]) -> dict[tuple[str, str], str]:
+  """Returns the values from which each strategy is the fastest.
+
+  Args:
+    points: points in the order of their axes.
+
+  Returns:
+    Text by network and axis: the strategies from the least to the largest
+    value, each with the value from which it is the fastest.
+  """
+  found: dict[tuple[str, str], list[str]] = {}
+  last: dict[tuple[str, str], str] = {}
+  for (network, axis, value), point in find_winners(points).items():
+    key = (network, axis)
+    if last.get(key) != point.strategy:
+      found.setdefault(key, []).append(f"{point.strategy} from {value:g}")
+      last[key] = point.strategy
+  return {key: ", ".join(names) for key, names in found.items()}
+
+
+def sweep_axes(
+  networks: Sequence[str], axes: Sequence[str], workers: int, batch: int
+) -> list[Point]:
+  """Predicts all points of all axes.
+
+  Args:
+    networks: names of reference networks.
+    axes: names of `AXES`.
+    workers: number of nodes where their number is not swept.
+    batch: number of images where their number is not swept.
+  """
+  places = [
+    (network, axis, value)
+    for network in networks
+    for axis in axes
+    for value in AXES[axis]
+  ]
+  points: list[Point] = []
+  for place in rich.progress.track(places, "predicting"):
+    points += predict_point(*place, workers, batch)
+  return points

@@ -1,0 +1,121 @@
+"""Validation: measures held-out steps on testbeds and predicts them."""
+
+from collections.abc import Mapping
+
+import rich.console
+import rich.progress
+
+from experiments.perfmodel.cases import Grid
+from experiments.perfmodel.predict import (
+  BaseStepModel,
+  interpolate_base_step,
+  interpolate_platform,
+  predict_case,
+)
+from experiments.perfmodel.score import Pair
+from experiments.perfmodel.testbed import (
+  Effort,
+  Measured,
+  Testbed,
+  compile_cases,
+  fetch_platform,
+  platform_path,
+  run_round,
+  start_calibration,
+  start_processes,
+  summarize_rounds,
+)
+from jaxmotion import perfmodel
+
+
+def measure_testbed(
+  testbed: Testbed,
+  is_calibrated: bool,
+  grid: Grid,
+  effort: Effort,
+  console: rich.console.Console,
+  platforms: str | None,
+) -> Measured:
+  """Calibrates a testbed and runs all cases on it, in alternating rounds.
+
+  Args:
+    testbed: where the steps run.
+    is_calibrated: whether the testbed gets a platform.
+    grid: cases of the testbed.
+    effort: sizes and repeats of the measurement.
+    console: where the progress is shown.
+    platforms: folder whose platform is read or else written, if any.
+
+  Raises:
+    HostError: a process failed.
+  """
+  codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
+  path = platform_path(platforms, testbed)
+  is_stored = path is not None and path.exists()
+  platform, rounds = None, []
+  with (
+    start_processes(testbed) as processes,
+    rich.progress.Progress(console=console, transient=True) as progress,
+  ):
+    task = progress.add_task(f"{testbed.name}: compiling", total=None)
+    compile_cases(processes, grid)
+    if is_calibrated and not is_stored:
+      start_calibration(testbed, processes, sorted(codecs), effort)
+    progress.update(
+      task, description=f"{testbed.name}: running", total=effort.rounds
+    )
+    for _ in range(effort.rounds):
+      rounds.append(run_round(processes, effort.steps))
+      progress.advance(task)
+    if path is not None and is_stored:
+      platform = perfmodel.load_platform(path)
+    elif is_calibrated:
+      platform = fetch_platform(processes)
+      if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        perfmodel.save_platform(platform, path)
+  return summarize_rounds(grid, rounds, platform)
+
+
+def compare_steps(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
+  """Predicts the held-out cases of all testbeds.
+
+  Args:
+    grid: cases of the testbeds.
+    found: measurements by testbed; a testbed of emulated devices without a
+      platform needs others with fewer and with more devices.
+  """
+  emulated = {
+    testbed.workers: measured
+    for testbed, measured in found.items()
+    if testbed.rate is None and measured.platform is not None
+  }
+  pairs = []
+  for testbed, measured in found.items():
+    known = {case: measured.seconds[case] for case in grid.known}
+    platform, base_step = measured.platform, BaseStepModel(known)
+    if platform is None:
+      workers = testbed.workers
+      platform = interpolate_platform(
+        {n: m.platform for n, m in emulated.items() if m.platform}, workers
+      )
+      base_step = interpolate_base_step(
+        {n: {c: m.seconds[c] for c in grid.known} for n, m in emulated.items()},
+        workers,
+      )
+    for case in grid.held_out:
+      unseen = grid.list_unseen(case)
+      if measured.platform is None:
+        unseen = f"workers, {unseen}"
+      pairs.append(
+        Pair(
+          testbed.name,
+          f"width {case.width} batch {case.batch}",
+          case.exchange,
+          unseen,
+          predict_case(platform, base_step, case),
+          measured.seconds[case],
+          measured.noise[case],
+        )
+      )
+  return pairs
