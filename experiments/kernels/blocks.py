@@ -91,11 +91,11 @@ def _make_encode_error(name: str) -> Op:
   def make(x: Array) -> tuple[PyTree, ...]:
     value = x.astype(jnp.float32)[..., ::-1]
     sent = blocks.encode(op, value)
-    return x, ErrorMemory(value, sent, jnp.int32(1))
+    return x, ErrorMemory(jnp.int32(1), value, sent)
 
   def feed(outputs: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
     (sent, value), (x, memory) = outputs, args
-    return x, ErrorMemory(value, sent, memory.count)
+    return x, ErrorMemory(memory.count, value, sent)
 
   return Op(
     f"{name}_feedback",

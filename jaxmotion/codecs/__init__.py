@@ -1,7 +1,7 @@
-"""Codecs: an array to a payload of machine words and back.
+"""Codecs: encode an array to a payload of machine words, and decode it.
 
-Codecs are frozen dataclasses with the lower-case names they are called by, so
-that `repr(codec)` is the expression that makes it.
+Codecs are frozen dataclasses with lower-case names, like functions, so that
+`repr(codec)` is the expression that constructs it.
 """
 
 from jaxmotion.codecs._buckets import buckets as buckets

@@ -1,4 +1,4 @@
-"""Codecs that are passes over blocks."""
+"""Base class of codecs whose payload is one pass over blocks."""
 
 import dataclasses
 import functools
@@ -10,14 +10,14 @@ from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 
 @dataclasses.dataclass(frozen=True)
 class BlockCodec(Codec):
-  """A codec whose payload a kernel makes in one pass.
+  """Base of codecs whose payload a kernel computes in one pass.
 
-  A subclass says which one; encoding, sums and means of payloads and error
-  memory are the same for all.
+  A subclass defines `kernel_op`. Encoding, error memory, sums and means of payloads
+  are the same for all.
   """
 
   @functools.cached_property
-  def op(self) -> BlockOp:
+  def kernel_op(self) -> BlockOp:
     """The kernel op of this codec, built once per codec.
 
     `functools.cached_property` writes to the instance's `__dict__`, which a
@@ -29,14 +29,14 @@ class BlockCodec(Codec):
   @property
   def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
-    return self.op.needs_key
+    return self.kernel_op.needs_key
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
-    """Returns words and scales, and the state."""
-    self._check(x, key)
-    return blocks.encode(self.op, x, self._own(key)), state
+    """Returns words and scales, and the unchanged state."""
+    self._check_input(x, key)
+    return blocks.encode(self.kernel_op, x, self._used_key(key)), state
 
   def encode_error(
     self,
@@ -48,9 +48,9 @@ class BlockCodec(Codec):
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error, in the same pass."""
-    self._check(x, key)
+    self._check_input(x, key)
     payload, value = blocks.encode_error(
-      self.op, x, memory, self._own(key), decay=decay
+      self.kernel_op, x, memory, self._used_key(key), decay=decay
     )
     return payload, value, state
 
@@ -63,18 +63,20 @@ class BlockCodec(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' payloads, in the same pass."""
     self._check_payloads(payloads, like)
-    payload = blocks.encode_mean(self.op, payloads, like, self._own(key))
+    payload = blocks.encode_mean(
+      self.kernel_op, payloads, like, self._used_key(key)
+    )
     return payload, state
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in the same pass."""
     self._check_payloads(payloads, like)
-    return blocks.sum_decoded(self.op, payloads, like)
+    return blocks.sum_decoded(self.kernel_op, payloads, like)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
-    return self.op.decode(payload, like)
+    return self.kernel_op.decode(payload, like)
 
-  def _own(self, key: Key | None) -> Key | None:
+  def _used_key(self, key: Key | None) -> Key | None:
     return key if self.needs_key else None

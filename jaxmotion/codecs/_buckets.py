@@ -1,4 +1,4 @@
-"""Many small leaves as few arrays."""
+"""The codec `buckets`, which joins small leaves into few arrays."""
 
 import dataclasses
 import math
@@ -14,16 +14,16 @@ from jaxmotion.core import ShapedLike, check_int
 class buckets(TreeCodec):
   """Concatenates small leaves of one dtype and codec before encoding them.
 
-  A leaf of a few values pays for scales and padding of its own; together they
+  A leaf of a few elements pays for scales and padding of its own; joined leaves
   pay once. Large leaves stay alone: concatenating them would cost a copy and
-  gain nothing (all payloads travel in one buffer in any case).
+  gain nothing (all payloads are sent in one buffer in any case).
 
-  Laws: those of the codec that an array gets; a block may span leaves.
+  Properties: those of the codec that encodes an array; a block may span leaves.
 
   Args:
     codec: encodes the arrays; may itself be `rules`.
-    small: leaves of at most this many values are concatenated.
-    most: the most values in one bucket.
+    max_leaf_size: leaves of at most this many elements are concatenated.
+    max_bucket_size: maximum number of elements in one bucket.
 
   Example:
     >>> import jax.numpy as jnp
@@ -35,13 +35,13 @@ class buckets(TreeCodec):
   """
 
   codec: Codec
-  small: int = dataclasses.field(default=4096, kw_only=True)
-  most: int = dataclasses.field(default=1 << 20, kw_only=True)
+  max_leaf_size: int = dataclasses.field(default=4096, kw_only=True)
+  max_bucket_size: int = dataclasses.field(default=1 << 20, kw_only=True)
 
   def __post_init__(self) -> None:
     check_codec("codec", self.codec, trees=True)
-    check_int("small", self.small, 1)
-    check_int("most", self.most, 1)
+    check_int("max_leaf_size", self.max_leaf_size, 1)
+    check_int("max_bucket_size", self.max_bucket_size, 1)
 
   @property
   def has_state(self) -> bool:
@@ -51,21 +51,24 @@ class buckets(TreeCodec):
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
-    """Keeps large arrays and joins small ones."""
-    parts = []
+    """Keeps large arrays alone and joins small ones."""
+    alone = []
     joined: dict[tuple, list[list[int]]] = {}
     sizes: dict[tuple, int] = {}
-    for part in self.codec.leaf_groups(leaves):
-      size = sum(math.prod(leaves[i][1].shape) for i in part.leaves)
-      if size > self.small:
-        parts.append(part)
+    for group in self.codec.leaf_groups(leaves):
+      size = sum(math.prod(leaves[i][1].shape) for i in group.leaves)
+      if size > self.max_leaf_size:
+        alone.append(group)
         continue
-      kind = (part.codec, leaves[part.leaves[0]][1].dtype)
-      if kind not in joined or sizes[kind] + size > self.most:
+      kind = (group.codec, leaves[group.leaves[0]][1].dtype)
+      if kind not in joined or sizes[kind] + size > self.max_bucket_size:
         joined.setdefault(kind, []).append([])
         sizes[kind] = 0
-      joined[kind][-1].extend(part.leaves)
+      joined[kind][-1].extend(group.leaves)
       sizes[kind] += size
-    for (codec, _), groups in joined.items():
-      parts.extend(LeafGroup(tuple(group), codec) for group in groups)
-    return parts
+    joined_groups = [
+      LeafGroup(tuple(positions), codec)
+      for (codec, _), of_kind in joined.items()
+      for positions in of_kind
+    ]
+    return alone + joined_groups

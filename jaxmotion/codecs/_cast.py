@@ -1,4 +1,4 @@
-"""Narrower floating-point formats."""
+"""The codec `cast`, which rounds to narrower floats."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 class Words(NamedTuple):
-  """Values as machine words.
+  """Payload of floats as machine words.
 
   Attributes:
     words: uint8 or uint16, the shape of the array.
@@ -27,8 +27,8 @@ class cast(Codec):
   encode(x) = bits(round_to_nearest_even(clip(x, -M, M))), M the format's
   greatest finite value; decode inverts the bits exactly.
 
-  Laws: |decode(encode(x)) - x| <= 2^-(m + 1) |x| for m mantissa bits in the
-  format's normal range; idempotent. Finite values saturate; NaN stays NaN;
+  Properties: |decode(encode(x)) - x| <= 2^-(m + 1) |x| for m mantissa bits in
+  the format's normal range; idempotent. Finite values saturate; NaN stays NaN;
   infinity stays infinite, or becomes NaN in float8_e4m3fn, which has none.
 
   Words, because backends widen narrow floats on the wire: XLA:CPU gathers
@@ -58,15 +58,15 @@ class cast(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Words, PyTree]:
     """Returns uint16 (uint8) words of the shape of `x`."""
-    self._check(x, key)
+    self._check_input(x, key)
     return Words(cast_encode(x, self.dtype)), state
 
   def decode(self, payload: Words, like: ShapedLike) -> Array:
-    """Returns the values the words spell."""
+    """Returns the floats whose bits the words are."""
     self._check_payload(payload, like)
     return cast_decode(payload.words, like, self.dtype)
 
   def sum_decoded(self, payloads: Words, like: ShapedLike) -> Array:
-    """Decodes and adds payloads of several workers, in one pass."""
+    """Decodes the payloads of several workers and adds them, in one pass."""
     self._check_payloads(payloads, like)
     return cast_sum(payloads.words, like, self.dtype)

@@ -1,4 +1,4 @@
-"""One codec's values through another."""
+"""The codec `chain`, which encodes one codec's values with another."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ class chain(Codec):
   encode = the first codec's payload, its `values` field replaced by the second
   codec's payload of it, and so on; decode undoes them in reverse.
 
-  Laws: the error is the first codec's plus what the others add to its values;
-  unbiased if all are.
+  Properties: the error is the first codec's plus what the others add to its
+  values; unbiased if all are.
 
   Args:
     *codecs: two or more; the payload of each but the last has a floating-point
@@ -64,7 +64,7 @@ class chain(Codec):
     object.__setattr__(self, "codecs", codecs)
 
   @classmethod
-  def _make(cls, fields: dict[str, Any]) -> "chain":
+  def _from_fields(cls, fields: dict[str, Any]) -> "chain":
     return cls(*fields["codecs"])
 
   def __repr__(self) -> str:
@@ -72,19 +72,19 @@ class chain(Codec):
 
   @property
   def needs_key(self) -> bool:
-    """Whether any of the codecs needs one."""
+    """Whether any of the codecs needs a key."""
     return any(codec.needs_key for codec in self.codecs)
 
   @property
   def keeps_dtype(self) -> bool:
-    """Whether the first codec does."""
+    """Whether the first codec keeps the dtype."""
     return self.codecs[0].keeps_dtype
 
   def init(self, like: ShapedLike) -> tuple:
     """Returns the codecs' states; `()` if none has any."""
     states = tuple(
       codec.init(a)
-      for codec, a in zip(self.codecs, self._likes(like), strict=True)
+      for codec, a in zip(self.codecs, self._input_likes(like), strict=True)
     )
     return states if jax.tree.leaves(states) else ()
 
@@ -92,7 +92,7 @@ class chain(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns the nested payload and the states."""
-    self._check(x, key)
+    self._check_input(x, key)
     fused = self._fused_op
     if fused is not None:
       payload = blocks.encode(fused, x, self._last_key(key))
@@ -105,7 +105,7 @@ class chain(Codec):
       payloads.append(payload)
       new_states.append(s)
       if i + 1 < len(self.codecs):
-        x = _values(codec, payload)
+        x = _payload_values(codec, payload)
     payload = payloads.pop()
     while payloads:
       payload = payloads.pop()._replace(values=payload)
@@ -124,7 +124,7 @@ class chain(Codec):
     fused = self._fused_op
     if fused is None or not jax.tree.leaves(memory.sent):
       return super().encode_error(x, memory, state, key, decay=decay)
-    self._check(x, key)
+    self._check_input(x, key)
     memory = memory._replace(sent=memory.sent.values)
     payload, value = blocks.encode_error(
       fused, x, memory, self._last_key(key), decay=decay
@@ -134,7 +134,7 @@ class chain(Codec):
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes the values from the last codec back to the first."""
     self._check_payload(payload, like)
-    likes = self._likes(like)
+    likes = self._input_likes(like)
     outer = []
     for _ in self.codecs[1:]:
       outer.append(payload)
@@ -152,21 +152,21 @@ class chain(Codec):
       return None
     if not isinstance(first, rotate):
       return None
-    return RotateOp(op=last.op, length=first.block, seed=first.seed)
+    return RotateOp(op=last.kernel_op, length=first.block, seed=first.seed)
 
   def _last_key(self, key: Key | None) -> Key | None:
     last = len(self.codecs) - 1
     return key.fold(last) if key and self.codecs[-1].needs_key else None
 
-  def _likes(self, like: ShapedLike) -> list[jax.ShapeDtypeStruct]:
-    """The shape and dtype that each codec encodes."""
+  def _input_likes(self, like: ShapedLike) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shape and dtype that each codec encodes."""
     likes = [like_of(like)]
     for codec in self.codecs[:-1]:
-      likes.append(_values(codec, codec.payload_like(likes[-1])))
+      likes.append(_payload_values(codec, codec.payload_like(likes[-1])))
     return likes
 
 
-def _values(codec: Codec, payload: PyTree) -> Any:
+def _payload_values(codec: Codec, payload: PyTree) -> Any:
   if not hasattr(getattr(payload, "values", None), "dtype"):
     raise TypeError(
       "`codecs` must have payloads with a field `values`, all but the last; "

@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""The base class of codecs."""
 
 import dataclasses
 import functools
@@ -21,12 +21,11 @@ from jaxmotion.kernels import ErrorMemory, add_error, sum_decoded
 
 
 class LeafGroup(NamedTuple):
-  """One array that is encoded by itself.
+  """Leaves of a tree that are encoded as one array, and the codec for it.
 
   Attributes:
-    leaves: positions of the leaves it holds, more than one if they are
-      concatenated.
-    codec: encodes it.
+    leaves: positions of the leaves; more than one are concatenated.
+    codec: encodes the array.
   """
 
   leaves: tuple[int, ...]
@@ -58,21 +57,21 @@ class Codec:
 
   @property
   def needs_key(self) -> bool:
-    """Whether `encode` needs a key."""
+    """Whether `encode` needs a key, because it makes random choices."""
     return False
 
   @property
   def keeps_dtype(self) -> bool:
     """Whether the payload holds words of the array's own dtype.
 
-    Others compute in float32, so an exchange hands them float32 and adds up
-    what they decode before it rounds to a narrower dtype.
+    Other codecs compute in float32. An exchange hands them float32, and adds up
+    decoded payloads before it rounds to a narrower dtype.
     """
     return False
 
   @property
   def is_tree(self) -> bool:
-    """Whether it encodes trees rather than arrays."""
+    """Whether the codec encodes trees rather than arrays."""
     return False
 
   @property
@@ -136,11 +135,11 @@ class Codec:
     *,
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
-    """Encodes one array plus the error that is remembered of it.
+    """Encodes one array plus its remembered error.
 
     Args:
       x: floating-point array of any shape.
-      memory: the last value and the payload it was encoded to.
+      memory: the last value and its payload.
       state: what `init` or the last `encode` returned.
       key: randomness, for a codec with `needs_key`.
       decay: factor on the error.
@@ -179,12 +178,12 @@ class Codec:
     state: PyTree = (),
     key: Key | None = None,
   ) -> tuple[PyTree, PyTree]:
-    """Encodes the mean of what several workers' payloads decode to.
+    """Encodes the mean of several workers' decoded payloads.
 
     Args:
       payloads: a payload whose leaves have a leading axis of workers.
-      like: shape and dtype of the array that each of them encoded.
-      state: of the encoding of the mean.
+      like: shape and dtype of the array that each worker encoded.
+      state: state of the encoding of the mean.
       key: randomness, for a codec with `needs_key`.
 
     Returns:
@@ -195,7 +194,9 @@ class Codec:
     return self.encode(mean.astype(like.dtype), state, key)
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
-    """Returns the state once the workers' mean is known.
+    """Updates the state after the collective, from the mean over workers.
+
+    Global error feedback needs that mean; other codecs keep their state.
 
     Args:
       state: what `encode` returned.
@@ -205,26 +206,27 @@ class Codec:
     return state
 
   def canonical_state(self, state: PyTree) -> PyTree:
-    """Returns the state in a form that no payload is part of.
+    """Returns the canonical state, which does not depend on the payload format.
 
-    `encode` takes either form. Codecs that remember the same thing have this
-    form in common, so that one may go on where another left off.
+    The error memory is one array, without the last payload. `encode` takes
+    either form. Codecs that remember the same thing share this form, so that
+    one can continue from the state of another.
 
     Args:
-      state: of one array.
+      state: state of one array.
     """
     return state
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> "list[LeafGroup]":
-    """Says which arrays a tree is encoded as, and by which codec each.
+    """Returns the arrays that a tree is encoded as, and the codec of each.
 
     Args:
       leaves: path and shape of every leaf.
 
     Returns:
-      Parts that together hold every leaf once. An ordinary codec encodes each
+      Groups that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
     return [LeafGroup((i,), self) for i in range(len(leaves))]
@@ -237,10 +239,10 @@ class Codec:
     return {"name": type(self).__name__, **fields}
 
   @classmethod
-  def _make(cls, fields: dict[str, Any]) -> "Codec":
+  def _from_fields(cls, fields: dict[str, Any]) -> "Codec":
     return cls(**fields)
 
-  def _check(self, x: Any, key: Key | None) -> None:
+  def _check_input(self, x: Any, key: Key | None) -> None:
     check_float("x", x)
     if self.needs_key and key is None:
       raise ValueError(
@@ -257,7 +259,7 @@ class Codec:
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
 
   def _check_payloads(self, payloads: PyTree, like: ShapedLike) -> None:
-    """Checks what `sum_decoded` takes."""
+    """Checks the payloads that `sum_decoded` takes."""
     one = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), payloads
     )
@@ -282,10 +284,10 @@ def _payload_like(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
 
 
 def from_config(config: dict[str, Any]) -> Codec:
-  """Makes the codec that `config` describes.
+  """Constructs the codec that `config` describes.
 
   Args:
-    config: what `Codec.config` returned, possibly by way of JSON.
+    config: what `Codec.config` returned, also after a round trip through JSON.
 
   Returns:
     An equal codec.
@@ -301,7 +303,7 @@ def from_config(config: dict[str, Any]) -> Codec:
   """
   fields = dict(config)
   name = fields.pop("name", None)
-  kinds = _kinds(Codec)
+  kinds = _codec_types(Codec)
   if name not in kinds:
     raise ValueError(
       f"`name` of a codec must be one of {', '.join(sorted(kinds))}, "
@@ -315,14 +317,14 @@ def from_config(config: dict[str, Any]) -> Codec:
         f"`config` of codec {name!r} must have fields of {known}, "
         f"got {field!r}."
       )
-  return kind._make({k: _from_plain(v) for k, v in fields.items()})
+  return kind._from_fields({k: _from_plain(v) for k, v in fields.items()})
 
 
-def _kinds(base: type[Codec]) -> dict[str, type[Codec]]:
+def _codec_types(base: type[Codec]) -> dict[str, type[Codec]]:
   found = {}
   for kind in base.__subclasses__():
     found[kind.__name__] = kind
-    found.update(_kinds(kind))
+    found.update(_codec_types(kind))
   return found
 
 

@@ -1,4 +1,7 @@
-"""Error memory: what was not sent is added to what is sent next."""
+"""The codec `feedback`: error memory around another codec.
+
+What an encoding leaves out is added to the next value.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,23 +25,16 @@ from jaxmotion.kernels import ErrorMemory, clear_error, error_of
 
 
 class Feedback(NamedTuple):
-  """Error memory of one array: what was to be sent, and what was.
-
-  Their difference, the error, is made when it is next added: in the pass that
-  adds it, which writes the sum in place of `value`. Kept as an array of its
-  own it would cost two more passes and a temporary.
+  """State of `feedback` for one array.
 
   Attributes:
-    count: int32[], encodings so far; it stays at the greatest int32.
-    value: float32, of the array's shape: the last value to be encoded.
-    sent: the payload it was encoded to; `()` if `value` is the error itself,
-      as it is in global form and at rest.
+    memory: the error memory. Its `count` stays at the greatest int32. Its
+      `sent` is `()` in global form and in the canonical state, where `value`
+      is the error itself.
     inner: the wrapped codec's state.
   """
 
-  count: Array  # type: ignore[assignment]
-  value: Array
-  sent: PyTree = ()
+  memory: ErrorMemory
   inner: PyTree = ()
 
 
@@ -50,7 +46,7 @@ class feedback(TreeCodec):
   e <- v - inner.decode(payload), and in global form e <- v - m with m the
   decoded mean over workers.
 
-  Laws: in local form with a contraction (1 - delta), decay 1 and bounded
+  Properties: in local form with a contraction (1 - delta), decay 1 and bounded
   gradients, ||e||^2 <= 4 (1 - delta) G^2 / delta^2, whatever the number of
   steps; what is sent over time sums to what came in, up to e. The global
   form, that of PyTorch's PowerSGD hook, gives the same sums for linear codecs
@@ -94,13 +90,13 @@ class feedback(TreeCodec):
 
   @property
   def needs_key(self) -> bool:
-    """Whether the wrapped codec needs one."""
+    """Whether the wrapped codec needs a key."""
     return self.codec.needs_key
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
-    """Wraps the codec of every array."""
+    """Wraps the codec of every array in error memory."""
     return [
       LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
       for part in self.codec.leaf_groups(leaves)
@@ -116,12 +112,11 @@ class feedback(TreeCodec):
       sent = jax.tree.map(
         lambda a: jnp.zeros(a.shape, a.dtype), self.codec.payload_like(zeros)
       )
-    return Feedback(
-      jnp.zeros((), jnp.int32), zeros, sent, self.codec.init(like)
-    )
+    memory = ErrorMemory(jnp.zeros((), jnp.int32), zeros, sent)
+    return Feedback(memory, self.codec.init(like))
 
   def payload_like(self, like: ShapedLike) -> PyTree:
-    """Returns the wrapped codec's payload: error memory is float32."""
+    """Returns the wrapped codec's payload of a float32 array."""
     if self.is_tree:
       return super().payload_like(like)
     return self.codec.payload_like(
@@ -132,9 +127,9 @@ class feedback(TreeCodec):
     """Returns the remembered error, float32 of the array's shape.
 
     Args:
-      state: of one array.
+      state: state of one array.
     """
-    return error_of(self.codec.decode, _memory(state))
+    return error_of(self.codec.decode, state.memory)
 
   def encode(
     self, x: PyTree, state: PyTree = (), key: Key | None = None
@@ -152,40 +147,33 @@ class feedback(TreeCodec):
       )
 
     payload, v, inner = self.codec.encode_error(
-      x, _memory(state), state.inner, key, decay=self.decay
+      x, state.memory, state.inner, key, decay=self.decay
     )
     sent = payload if self.form == "local" else ()
-    return payload, Feedback(optax.safe_increment(state.count), v, sent, inner)
+    count = optax.safe_increment(state.memory.count)
+    return payload, Feedback(ErrorMemory(count, v, sent), inner)
 
   def canonical_state(self, state: PyTree) -> PyTree:
-    """Returns the error itself in place of what it is made of."""
-    return Feedback(
-      state.count,
-      self.error(state),
-      (),
-      self.codec.canonical_state(state.inner),
-    )
+    """Returns the error itself in place of the value and its payload."""
+    memory = ErrorMemory(state.memory.count, self.error(state))
+    return Feedback(memory, self.codec.canonical_state(state.inner))
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Decodes with the wrapped codec."""
+    """Decodes a payload with the wrapped codec."""
     if self.is_tree:
       return super().decode(payload, like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.decode(payload, wide).astype(like.dtype)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
-    """Decodes and adds with the wrapped codec."""
+    """Decodes and adds several workers' payloads with the wrapped codec."""
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.sum_decoded(payloads, wide)
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
-    """In global form, subtracts the workers' mean."""
+    """Subtracts the workers' mean from the error, in global form."""
     state = state._replace(inner=self.codec.after_reduce(state.inner, output))
     if self.form == "local":
       return state
-    error = clear_error(state.value - output.astype(jnp.float32))
-    return state._replace(value=error)
-
-
-def _memory(state: Feedback) -> ErrorMemory:
-  return ErrorMemory(state.value, state.sent, state.count)
+    error = clear_error(state.memory.value - output.astype(jnp.float32))
+    return state._replace(memory=state.memory._replace(value=error))

@@ -1,4 +1,4 @@
-"""No compression."""
+"""The codec `identity`, which does not compress."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -8,7 +8,7 @@ from jaxmotion.core import Array, Key, PyTree, ShapedLike
 
 
 class Values(NamedTuple):
-  """A payload of plain values.
+  """Payload of unchanged elements.
 
   Attributes:
     values: the array itself.
@@ -19,13 +19,13 @@ class Values(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class identity(Codec):
-  """Leaves values as they are: the exchange of plain data-parallel training.
+  """Leaves arrays as they are: the exchange of plain data-parallel training.
 
   encode(x) = x; decode(p) = p.
 
-  Laws: lossless; summable (an all-reduce is `lax.psum` itself, bit for bit;
-  the backend may widen what it sums: XLA:CPU sends bfloat16 as float32).
-  Non-finite values pass through.
+  Properties: lossless; summable (an all-reduce is `lax.psum` itself, bit for
+  bit; the backend may widen what it sums: XLA:CPU sends bfloat16 as float32).
+  Non-finite elements pass through.
 
   Example:
     >>> import jax.numpy as jnp
@@ -39,7 +39,7 @@ class identity(Codec):
 
   @property
   def keeps_dtype(self) -> bool:
-    """True: a narrow float travels as it is."""
+    """True: a narrow float is sent as it is."""
     return True
 
   def encode(
@@ -50,6 +50,6 @@ class identity(Codec):
     return Values(x), state
 
   def decode(self, payload: Values, like: ShapedLike) -> Array:
-    """Returns the payload's values."""
+    """Returns the array of the payload."""
     self._check_payload(payload, like)
     return payload.values.reshape(like.shape).astype(like.dtype)

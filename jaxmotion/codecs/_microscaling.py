@@ -1,4 +1,4 @@
-"""Narrow floats under a shared power of two (OCP MX)."""
+"""The codec `microscaling`: narrow floats under a power of two (OCP MX)."""
 
 import dataclasses
 import functools
@@ -16,11 +16,11 @@ class microscaling(BlockCodec):
   format's greatest value M: encode(x) = (round(clip(x / X, -M, M)) to nearest
   even, log2(X) + 127 in 8 bits); decode multiplies.
 
-  Laws: |decode(encode(x)) - x| <= max(2^-(m + 1) |x|, 2^-m X / 2^bias) for m
-  mantissa bits where |x| <= M X, and less than 2^(emax + 1) X - M X beyond,
-  which saturates; idempotent; signs are kept, also of zeros. A non-finite
-  value makes its whole block decode to NaN. Values below 2^-126 count as zero,
-  in and out.
+  Properties: |decode(encode(x)) - x| <= max(2^-(m + 1) |x|, 2^-m X / 2^bias)
+  for m mantissa bits where |x| <= M X, and less than 2^(emax + 1) X - M X
+  beyond, which saturates; idempotent; signs are kept, also of zeros. A
+  non-finite value makes its whole block decode to NaN. Values below 2^-126
+  count as zero, in and out.
 
   Args:
     format: of an element, "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn",
@@ -48,6 +48,6 @@ class microscaling(BlockCodec):
     check_int("block", self.block, 1)
 
   @functools.cached_property
-  def op(self) -> MicroscalingOp:
+  def kernel_op(self) -> MicroscalingOp:
     """The kernel op: narrow floats under a power of two."""
     return MicroscalingOp(format=self.format, block=self.block)

@@ -1,4 +1,4 @@
-"""Floats without a sign, all of whose values but zero stay above zero."""
+"""The codec `nonnegative`: 8-bit floats without sign."""
 
 import dataclasses
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _NAN_BASE = 255
 
 
 class Unsigned(NamedTuple):
-  """Codes, and the least exponents of their blocks.
+  """Payload of codes and the least exponents of their blocks.
 
   Attributes:
     codes: uint8[blocks, width], flat, the last block padded.
@@ -44,13 +44,13 @@ class Unsigned(NamedTuple):
 class nonnegative(Codec):
   """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
 
-  For the second moments of an optimiser, which divides by their roots. With b
+  For the second moments of an optimizer, which divides by their roots. With b
   such that a block's maximum is in binade b + 31 or, rounded up, at its end,
   and at least -126: a code c > 0 stands for 2^(b + c // 8) (1 + (c % 8) / 8),
   0 for zero. That is 32 binades of eight levels.
 
-  Laws: |decode(encode(x)) - x| is at most x / 16 to nearest and below x / 8
-  stochastically, from the least level 9/8 2^b up; x between zero and that
+  Properties: |decode(encode(x)) - x| is at most x / 16 to nearest and below x /
+  8 stochastically, from the least level 9/8 2^b up; x between zero and that
   decodes to it, so nothing above zero decodes to zero. Stochastic rounding is
   unbiased from there up; idempotent. Negative values count as zero. Finite
   values saturate; a non-finite one makes its whole block decode to NaN.
@@ -87,9 +87,9 @@ class nonnegative(Codec):
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Unsigned, PyTree]:
-    """Returns a byte for each value and one for each block, and the state."""
-    self._check(x, key)
-    bits = self._blocks(x)
+    """Returns a byte per element and one per block, and the state."""
+    self._check_input(x, key)
+    bits = self._to_blocks(x)
     peak = jnp.max(bits, axis=1, keepdims=True, initial=0)
     # The binade that the maximum may be rounded up to, or it could not grow
     # past the last level of its own.
@@ -110,7 +110,7 @@ class nonnegative(Codec):
     ), state
 
   def decode(self, payload: Unsigned, like: ShapedLike) -> Array:
-    """Returns the codes under their exponents."""
+    """Returns the values of the codes under their exponents."""
     self._check_payload(payload, like)
     codes = payload.codes.astype(jnp.int32)
     base = payload.base.astype(jnp.int32)[:, None]
@@ -119,8 +119,8 @@ class nonnegative(Codec):
     y = jnp.where(base == _NAN_BASE, jnp.nan, y)
     return y.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
 
-  def _blocks(self, x: Array) -> Array:
-    """The values' bits, int32[blocks, width]; 0 for what is negative."""
+  def _to_blocks(self, x: Array) -> Array:
+    """Returns the bits of the elements, int32[blocks, width]; 0 if negative."""
     _, blocks, width = block_shape(x.shape, 1, self.block)
     flat = x.reshape(-1).astype(jnp.float32)
     padding = blocks * width - x.size

@@ -1,4 +1,4 @@
-"""How a tree is cut into the arrays that are encoded."""
+"""Division of trees into the arrays that codecs encode."""
 
 import dataclasses
 import math
@@ -23,65 +23,67 @@ from jaxmotion.core import (
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-  """A tree cut into arrays, each with its codec.
+  """A tree divided into arrays, each with its codec.
 
   Attributes:
     treedef: structure of the tree.
     leaves: path and shape of every leaf.
-    leaf_groups: which leaves make up each array, and its codec.
+    leaf_groups: the leaves that make up each array, and its codec.
   """
 
   treedef: Any
   leaves: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
   leaf_groups: tuple[LeafGroup, ...]
 
-  def likes(self) -> list[jax.ShapeDtypeStruct]:
+  def array_likes(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of every array."""
-    return [self._like(part) for part in self.leaf_groups]
+    return [self._like_of(group) for group in self.leaf_groups]
 
-  def keys(self, key: Key | None) -> list[Key | None]:
-    """Returns each array's own key, from the paths of its leaves."""
+  def array_keys(self, key: Key | None) -> list[Key | None]:
+    """Returns a key for each array, derived from the paths of its leaves."""
     if key is None:
       return [None] * len(self.leaf_groups)
     return [
-      key.fold_path(",".join(self.leaves[i][0] for i in part.leaves))
-      for part in self.leaf_groups
+      key.fold_path(",".join(self.leaves[i][0] for i in group.leaves))
+      for group in self.leaf_groups
     ]
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""
     leaves = self.treedef.flatten_up_to(tree)
-    return [self._join([leaves[i] for i in p.leaves]) for p in self.leaf_groups]
+    return [
+      self._join_arrays([leaves[i] for i in p.leaves]) for p in self.leaf_groups
+    ]
 
   def merge(self, arrays: Sequence[Array]) -> PyTree:
-    """Inverts `split`."""
+    """Returns the tree of these arrays: inverts `split`."""
     leaves: list[Any] = [None] * len(self.leaves)
-    for part, array in zip(self.leaf_groups, arrays, strict=True):
-      if len(part.leaves) == 1:
-        leaves[part.leaves[0]] = array
+    for group, array in zip(self.leaf_groups, arrays, strict=True):
+      if len(group.leaves) == 1:
+        leaves[group.leaves[0]] = array
         continue
-      likes = [self.leaves[i][1] for i in part.leaves]
+      likes = [self.leaves[i][1] for i in group.leaves]
       ends = np.cumsum([math.prod(a.shape) for a in likes])
       pieces = jnp.split(array, ends[:-1])
-      for i, piece, leaf in zip(part.leaves, pieces, likes, strict=True):
+      for i, piece, leaf in zip(group.leaves, pieces, likes, strict=True):
         leaves[i] = piece.reshape(leaf.shape)
     return self.treedef.unflatten(leaves)
 
-  def _like(self, part: LeafGroup) -> jax.ShapeDtypeStruct:
-    likes = [self.leaves[i][1] for i in part.leaves]
+  def _like_of(self, group: LeafGroup) -> jax.ShapeDtypeStruct:
+    likes = [self.leaves[i][1] for i in group.leaves]
     if len(likes) == 1:
       return likes[0]
     size = sum(math.prod(a.shape) for a in likes)
     return jax.ShapeDtypeStruct((size,), likes[0].dtype)
 
-  def _join(self, arrays: list[Array]) -> Array:
+  def _join_arrays(self, arrays: list[Array]) -> Array:
     if len(arrays) == 1:
       return arrays[0]
     return jnp.concatenate([a.reshape(-1) for a in arrays])
 
 
 def partition(codec: Codec, tree: PyTree) -> Partition:
-  """Cuts a tree into the arrays that `codec` encodes.
+  """Divides a tree into the arrays that `codec` encodes.
 
   Args:
     codec: any codec, or a tree codec such as `rules` and `buckets`.
@@ -93,58 +95,67 @@ def partition(codec: Codec, tree: PyTree) -> Partition:
   Example:
     >>> from jaxmotion import codecs
     >>> tree = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}
-    >>> cut = partition(codecs.buckets(codecs.identity(), small=8), tree)
-    >>> [like.shape for like in cut.likes()]
+    >>> codec = codecs.buckets(codecs.identity(), max_leaf_size=8)
+    >>> [like.shape for like in partition(codec, tree).array_likes()]
     [(9,)]
   """
   leaves = []
   for path, x in named_leaves(tree):
     check_float(path, x)
     leaves.append((path, like_of(x)))
-  parts = tuple(codec.leaf_groups(leaves))
-  return Partition(jax.tree.structure(tree), tuple(leaves), parts)
+  groups = tuple(codec.leaf_groups(leaves))
+  return Partition(jax.tree.structure(tree), tuple(leaves), groups)
 
 
 class TreeCodec(Codec):
-  """A codec of whole trees: it says which codec encodes which leaf."""
+  """Base of codecs of whole trees, which choose a codec for each leaf."""
 
   @property
   def is_tree(self) -> bool:
-    """Whether it encodes trees rather than arrays."""
+    """True: the codec encodes trees."""
     return True
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
-    """Says which arrays the tree is encoded as."""
+    """Returns the arrays that the tree is encoded as, and their codecs."""
     raise NotImplementedError
 
   def init(self, like: PyTree) -> PyTree:
     """Returns a list with the state of every array."""
-    cut = partition(self, like)
+    divided = partition(self, like)
     return [
-      p.codec.init(a) for p, a in zip(cut.leaf_groups, cut.likes(), strict=True)
+      group.codec.init(a)
+      for group, a in zip(
+        divided.leaf_groups, divided.array_likes(), strict=True
+      )
     ]
 
   def encode(
     self, x: PyTree, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns lists with the payload and the state of every array."""
-    cut = partition(self, x)
-    states = state if len(state) else [()] * len(cut.leaf_groups)
+    divided = partition(self, x)
+    states = state if len(state) else [()] * len(divided.leaf_groups)
     coded = [
-      part.codec.encode(array, s, k)
-      for part, array, s, k in zip(
-        cut.leaf_groups, cut.split(x), states, cut.keys(key), strict=True
+      group.codec.encode(array, s, k)
+      for group, array, s, k in zip(
+        divided.leaf_groups,
+        divided.split(x),
+        states,
+        divided.array_keys(key),
+        strict=True,
       )
     ]
     return [p for p, _ in coded], [s for _, s in coded]
 
   def decode(self, payload: PyTree, like: PyTree) -> PyTree:
     """Decodes a list of payloads to a tree like `like`."""
-    cut = partition(self, like)
+    divided = partition(self, like)
     arrays = [
-      part.codec.decode(p, a)
-      for part, p, a in zip(cut.leaf_groups, payload, cut.likes(), strict=True)
+      group.codec.decode(p, a)
+      for group, p, a in zip(
+        divided.leaf_groups, payload, divided.array_likes(), strict=True
+      )
     ]
-    return cut.merge(arrays)
+    return divided.merge(arrays)

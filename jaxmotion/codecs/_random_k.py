@@ -1,4 +1,4 @@
-"""Values at random positions that all workers agree on."""
+"""The codec `random_k`: elements at random positions, equal on all workers."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
 
 
 class Sampled(NamedTuple):
-  """Values and the seed of where they stood.
+  """Payload of sampled elements and the seed of their positions.
 
   Attributes:
     values: float32[k], in order of position.
@@ -40,7 +40,7 @@ class random_k(Codec):
   them back among zeros. Each value is drawn with probability 1 / m_i, k / n
   where k divides n, up to 2^-32; never twice.
 
-  Laws: summable; linear in x under one key. Scaled it is unbiased with
+  Properties: summable; linear in x under one key. Scaled it is unbiased with
   E||y - x||^2 = sum (m_i - 1) x^2 <= (ceil(n / k) - 1) ||x||^2. Not scaled it
   is a contraction: ||x - y||^2 = ||x||^2 - ||y||^2, at most
   (1 - 1 / ceil(n / k)) ||x||^2 in expectation, so it wants `feedback`.
@@ -48,7 +48,7 @@ class random_k(Codec):
   product m_i x beyond float32 is sent as infinity.
 
   Args:
-    density: share of the values that travels, in (0, 1].
+    density: share of the elements that is sent, in (0, 1].
     scaled: divide by the probability of being drawn.
 
   Example:
@@ -83,9 +83,9 @@ class random_k(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Sampled, PyTree]:
     """Returns k values and the seed of their positions, and the state."""
-    self._check(x, key)
+    self._check_input(x, key)
     assert key is not None
-    k = self._count(x)
+    k = self._sample_size(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     positions = draw_stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
@@ -97,7 +97,7 @@ class random_k(Codec):
     """Returns zeros with the values where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    positions = draw_stratified(payload.seed, size, self._count(like))
+    positions = draw_stratified(payload.seed, size, self._sample_size(like))
     flat = jnp.zeros(size, jnp.float32)
     flat = flat.at[positions].set(
       payload.values,
@@ -107,6 +107,6 @@ class random_k(Codec):
     )
     return flat.reshape(like.shape).astype(like.dtype)
 
-  def _count(self, like: ShapedLike) -> int:
+  def _sample_size(self, like: ShapedLike) -> int:
     size = math.prod(like.shape)
     return min(size, max(1, round(self.density * size)))

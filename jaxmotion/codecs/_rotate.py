@@ -1,4 +1,4 @@
-"""A random rotation that spreads large values over their block."""
+"""The codec `rotate`, which spreads large elements over their block."""
 
 import dataclasses
 from typing import ClassVar
@@ -27,11 +27,11 @@ class rotate(Codec):
   nothing smaller: in `chain(rotate(), uniform(bits=4))` it spreads outliers, so
   that max|y| of a block is about sqrt(2 log(2 block) / block) ||x|| whatever x.
 
-  Laws: lossless up to float32 rounding, |decode(encode(x)) - x| <= 2^-13 ||x||
-  of its block and 2^-21 ||x|| on typical data; preserves the norm up to the
-  same; linear, and the same on all workers, so that payloads may be added
-  (summable). A non-finite value makes its block decode to non-finite values,
-  as may a block whose norm is near the end of float32.
+  Properties: lossless up to float32 rounding, |decode(encode(x)) - x| <= 2^-13
+  ||x|| of its block and 2^-21 ||x|| on typical data; preserves the norm up to
+  the same; linear, and the same on all workers, so that payloads may be added
+  (summable). A non-finite value makes its block decode to non-finite values, as
+  may a block whose norm is near the end of float32.
 
   Args:
     block: 32, 64, 128 or 256. An array that is shorter is one block of the
@@ -64,10 +64,10 @@ class rotate(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Values, PyTree]:
     """Returns float32[blocks, block] and the state."""
-    self._check(x, key)
+    self._check_input(x, key)
     return Values(kernel.rotate(x, self.block, self.seed)), state
 
   def decode(self, payload: Values, like: ShapedLike) -> Array:
-    """Returns the values rotated back."""
+    """Returns the rows rotated back."""
     self._check_payload(payload, like)
     return kernel.rotate_back(payload.values, like, self.seed)

@@ -1,4 +1,4 @@
-"""A codec for each leaf by its path."""
+"""The codec `rules`, which chooses a codec for each leaf by its path."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from jaxmotion.core import PathRules, ShapedLike
 class rules(TreeCodec):
   """Chooses a codec for every leaf by the first pattern that matches its path.
 
-  Laws: those of the codec that a leaf gets.
+  Properties: those of the codec that a leaf gets.
 
   Args:
     rules: pairs of a regular expression, searched for in the leaf's path
@@ -57,7 +57,7 @@ class rules(TreeCodec):
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
-    """Gives every leaf to its codec."""
+    """Returns the leaves with the codec of the first rule that matches."""
     rules = self._path_rules()
     paths = [path for path, _ in leaves]
     claimed: dict[int, list[int]] = {i: [] for i in range(len(self.rules))}

@@ -1,4 +1,4 @@
-"""One bit a value."""
+"""The codec `sign`: one bit per element."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ class sign(BlockCodec):
   With s = mean|x| of the block: encode(x) = (x < 0, s), decode = -s or s;
   zero counts as positive.
 
-  Laws: a contraction, ||x - y||^2 = (1 - ||x||_1^2 / (n ||x||_2^2)) ||x||^2
-  for a block of n values, so it wants `feedback`; biased. A block with a
-  non-finite value, or whose magnitudes add up to more than float32 holds,
+  Properties: a contraction, ||x - y||^2 = (1 - ||x||_1^2 / (n ||x||_2^2))
+  ||x||^2 for a block of n values, so it wants `feedback`; biased. A block with
+  a non-finite value, or whose magnitudes add up to more than float32 holds,
   decodes to non-finite values.
 
   Args:
-    block: the most values under one scale.
+    block: maximum number of elements under one scale.
 
   Example:
     >>> import jax.numpy as jnp
@@ -41,6 +41,6 @@ class sign(BlockCodec):
     check_int("block", self.block, 1)
 
   @functools.cached_property
-  def op(self) -> SignOp:
+  def kernel_op(self) -> SignOp:
     """The kernel op: signs and mean magnitudes."""
     return SignOp(block=self.block)

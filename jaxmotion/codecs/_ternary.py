@@ -1,4 +1,4 @@
-"""Three levels a value."""
+"""The codec `ternary`: three levels per element."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ class ternary(BlockCodec):
   0, and s is the mean of |x| over those that are not 0. decode(c) = c s.
   Twenty codes to a 32-bit word: 1.6 bits a value.
 
-  Laws: stochastic is unbiased up to 2^-24 s with variance |x| (s - |x|).
+  Properties: stochastic is unbiased up to 2^-24 s with variance |x| (s - |x|).
   Threshold is a contraction, ||x - y||^2 = ||x||^2 - N s^2 with N values not 0
   and N s^2 >= 0.09 ||x||^2 / n for a block of n, so it wants `feedback`;
   biased. Zero stays zero. A block whose scale is below 2^-126 decodes to zero.
@@ -25,7 +25,7 @@ class ternary(BlockCodec):
   magnitudes whose sum over the block is beyond float32.
 
   Args:
-    block: the most values under one scale.
+    block: maximum number of elements under one scale.
     rounding: "stochastic" (needs a key) or "threshold".
 
   Example:
@@ -50,6 +50,6 @@ class ternary(BlockCodec):
     check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
   @functools.cached_property
-  def op(self) -> TernaryOp:
+  def kernel_op(self) -> TernaryOp:
     """The kernel op: three levels per block."""
     return TernaryOp(block=self.block, stochastic=self.rounding == "stochastic")

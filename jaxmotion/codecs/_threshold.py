@@ -1,4 +1,4 @@
-"""The values above a magnitude."""
+"""The codec `threshold`: the elements above a magnitude."""
 
 import dataclasses
 import math
@@ -23,14 +23,14 @@ from jaxmotion.kernels.pack import pack_flat, unpack_flat
 
 
 class Above(NamedTuple):
-  """The first values above the threshold and where they stood.
+  """Payload of the first elements above the threshold and their positions.
 
   Attributes:
     values: float32[k], in order of position, zeros after the last.
     indices: uint32[rows, columns], positions in the array, packed in as many
       bits as its size needs; 0 after the last.
-    count: uint32[], the number of values above the threshold; more than k
-      means that the last count - k of them were dropped.
+    count: uint32[], number of elements above the threshold; if it is more than
+      k, the last count - k of them were dropped.
   """
 
   values: Array
@@ -46,8 +46,8 @@ class threshold(Codec):
   position with |x| >= value, and their positions; decode puts them back among
   zeros.
 
-  Laws: |x - decode(encode(x))| < value where count <= k, and what is kept is
-  exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
+  Properties: |x - decode(encode(x))| < value where count <= k, and what is kept
+  is exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
   removes at least k value^2 if count > k, so it wants `feedback`; idempotent.
   On overflow (count > k) the values at the highest positions are dropped,
   whatever their magnitude: with `feedback` they stay in the error and are sent
@@ -57,7 +57,7 @@ class threshold(Codec):
 
   Args:
     value: least magnitude that travels, positive and finite.
-    capacity: share of the values that has room, in (0, 1].
+    capacity: share of the elements that has a slot, in (0, 1].
 
   Example:
     >>> x = jnp.array([0.1, -3.0, 2.0, 0.5])
@@ -81,32 +81,32 @@ class threshold(Codec):
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Above, PyTree]:
-    """Returns values, positions and the count, and the state."""
-    self._check(x, key)
-    k, bits = self._shape(x)
+    """Returns elements, positions and the count, and the state."""
+    self._check_input(x, key)
+    k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = threshold_bitmap(x, self.value)
-    start = prefix_counts(bitmap)
-    count = start[-1]
+    before = prefix_counts(bitmap)
+    count = before[-1]
     filled = jnp.arange(k, dtype=jnp.int32) < count
-    positions = jnp.where(filled, bitmap_positions(bitmap, start, k), 0)
+    positions = jnp.where(filled, bitmap_positions(bitmap, before, k), 0)
     values = flat.at[positions].get(mode="promise_in_bounds")
     values = jnp.where(filled, values, 0.0)
     indices = pack_flat(positions.astype(jnp.uint32), bits)
     return Above(values, indices, count.astype(jnp.uint32)), state
 
   def decode(self, payload: Above, like: ShapedLike) -> Array:
-    """Returns zeros with the kept values where they stood."""
+    """Returns zeros with the kept elements where they stood."""
     self._check_payload(payload, like)
-    k, bits = self._shape(like)
+    k, bits = self._slot_shape(like)
     positions = unpack_flat(payload.indices, bits, k).astype(jnp.int32)
     flat = jnp.zeros(math.prod(like.shape), jnp.float32)
-    # Empty slots add zero to the first value.
+    # Empty slots add zero to the first element.
     flat = flat.at[positions].add(payload.values, mode="promise_in_bounds")
     return flat.reshape(like.shape).astype(like.dtype)
 
-  def _shape(self, like: ShapedLike) -> tuple[int, int]:
-    """(slots, bits of a position)."""
+  def _slot_shape(self, like: ShapedLike) -> tuple[int, int]:
+    """Returns (slots, bits of a position)."""
     size = math.prod(like.shape)
     k = min(size, max(1, round(self.capacity * size)))
     return k, max(1, (size - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The largest values of every block."""
+"""The codec `topk`: the largest elements of every block."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxmotion.kernels.select import topk_scatter, topk_select
 
 
 class Sparse(NamedTuple):
-  """Selected values and where they stood.
+  """Payload of selected elements and their places.
 
   Attributes:
     values: float32[k * blocks], the largest of every block first.
@@ -40,13 +40,13 @@ class topk(Codec):
   of the flat array: neighbours are of different blocks and are compared by
   the same vector instruction.
 
-  Laws: exact (no sampled threshold); a contraction,
+  Properties: exact (no sampled threshold); a contraction,
   ||x - decode(encode(x))||^2 <= (1 - k / block) ||x||^2, so it wants
   `feedback`; idempotent. NaN counts as larger than any value, so it is sent
   on rather than hidden.
 
   Args:
-    density: share of the values that travels, in (0, 1].
+    density: share of the elements that is sent, in (0, 1].
     block: values in a block; k = max(1, round(density * block)). None keeps
       one value of each block and makes a block of about 1 / density values:
       within 1.5x of it, a number that cuts the array into runs of whole rows
@@ -77,24 +77,24 @@ class topk(Codec):
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Sparse, PyTree]:
-    """Returns k values and positions of every block, and the state."""
-    self._check(x, key)
-    block, k, bits = self._shape(x)
+    """Returns k elements and places of every block, and the state."""
+    self._check_input(x, key)
+    block, k, bits = self._block_shape(x)
     values, places = topk_select(x, k, block)
     return Sparse(values.reshape(-1), pack_flat(places, bits)), state
 
   def decode(self, payload: Sparse, like: ShapedLike) -> Array:
-    """Returns zeros with the selected values where they stood."""
+    """Returns zeros with the selected elements where they stood."""
     self._check_payload(payload, like)
-    block, k, bits = self._shape(like)
+    block, k, bits = self._block_shape(like)
     shape = (k, payload.values.size // k)
     places = unpack_flat(payload.indices, bits, payload.values.size)
     return topk_scatter(
       payload.values.reshape(shape), places.reshape(shape), like, block
     )
 
-  def _shape(self, like: ShapedLike) -> tuple[int, int, int]:
-    """(values in a block, values kept of it, bits of a place)."""
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int, int]:
+    """Returns (block length, elements kept of it, bits of a place)."""
     block = self.block or nearest_planes(like.shape, 1 / self.density)
     block = max(1, min(block, math.prod(like.shape)))
     k = 1 if self.block is None else max(1, round(self.density * block))

@@ -1,4 +1,4 @@
-"""The leading bytes of a float."""
+"""The codec `truncate`: the leading bytes of each float."""
 
 import dataclasses
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from jaxmotion.kernels.narrow import (
 
 
 class BytePlanes(NamedTuple):
-  """The leading bytes of every value, one array a byte.
+  """Payload of the leading bytes of every element, one array per byte.
 
   Attributes:
     planes: a tuple of uint8 arrays of the array's shape, most significant
@@ -38,12 +38,12 @@ class truncate(Codec):
   fills the rest with zeros. One byte is the sign and 7 bits of the exponent,
   two are bfloat16's layout.
 
-  Laws: |y| <= |x| toward zero, and the relative error is below 3/4, 2^-7 and
-  2^-15 for 1, 2 and 3 bytes of a normal value (half of that to nearest, from
-  2 bytes on); lossless with 4; idempotent. With one byte that holds from
+  Properties: |y| <= |x| toward zero, and the relative error is below 3/4, 2^-7
+  and 2^-15 for 1, 2 and 3 bytes of a normal value (half of that to nearest,
+  from 2 bytes on); lossless with 4; idempotent. With one byte that holds from
   2^-125 up. Biased toward zero unless `nearest`, and finite values saturate.
-  From 2 bytes on a NaN stays a NaN (its quiet bit is set where truncation
-  would leave an infinity). One byte holds neither: every value from 2^127 up,
+  From 2 bytes on a NaN stays a NaN (its quiet bit is set where truncation would
+  leave an infinity). One byte holds neither: every value from 2^127 up,
   infinity and NaN included, decodes to 2^127 with its sign.
 
   Args:
@@ -74,16 +74,16 @@ class truncate(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[BytePlanes, PyTree]:
     """Returns `bytes` planes of uint8 of the shape of `x`."""
-    self._check(x, key)
+    self._check_input(x, key)
     planes = truncate_encode(x, self.bytes, self.rounding)
     return BytePlanes(planes), state
 
   def decode(self, payload: BytePlanes, like: ShapedLike) -> Array:
-    """Returns the planes as the leading bytes of float32 words."""
+    """Returns float32 words whose leading bytes are the planes."""
     self._check_payload(payload, like)
     return truncate_decode(payload.planes, like)
 
   def sum_decoded(self, payloads: BytePlanes, like: ShapedLike) -> Array:
-    """Decodes and adds payloads of several workers, in one pass."""
+    """Decodes the payloads of several workers and adds them, in one pass."""
     self._check_payloads(payloads, like)
     return truncate_sum(payloads.planes, like)

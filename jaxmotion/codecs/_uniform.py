@@ -1,4 +1,4 @@
-"""Evenly spaced levels under a scale for each block."""
+"""The codec `uniform`: evenly spaced levels under a scale per block."""
 
 import dataclasses
 import functools
@@ -10,26 +10,27 @@ from jaxmotion.kernels import quantize
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class uniform(BlockCodec):
-  """Quantises each block to evenly spaced levels, packed into words.
+  """Quantizes each block to evenly spaced levels, packed into words.
 
   With m = max|x| of the block and L = 2^(bits-1) - 1, symmetric:
   encode(x) = round(x L / m) in -L..L; decode(q) = q m / L (one bit: the
   levels are -m and m). Otherwise with the block's minimum a and maximum b:
   encode(x) = round((x - a) (2^bits - 1) / (b - a)), decode inverts it.
 
-  Laws: the error of a value is at most half a step of its block to nearest and
-  one step stochastically, a step being m / L (2 m for one bit) or
-  (b - a) / (2^bits - 1), rounded up to 16 significant bits; stochastic
-  rounding is unbiased up to 2^-22 steps with variance at most step^2 / 4. A
-  block whose step is below 2^-120 decodes to zero (to its minimum, itself zero
-  if below 2^-125). Levels past the greatest float are that float. A non-finite
-  value makes its whole block decode to NaN.
+  Properties: the error of a value is at most half a step of its block to
+  nearest and one step stochastically, a step being m / L (2 m for one bit) or
+  (b - a) / (2^bits - 1), rounded up to 16 significant bits; stochastic rounding
+  is unbiased up to 2^-22 steps with variance at most step^2 / 4. A block whose
+  step is below 2^-120 decodes to zero (to its minimum, itself zero if below
+  2^-125). Levels past the greatest float are that float. A non-finite value
+  makes its whole block decode to NaN.
 
   Args:
     bits: width of a code, 1 to 8. Widths that are no power of two are packed
       as ones that are, so none is padded.
-    block: the most values under one scale. An array of at most `block` values
-      has one scale; larger ones have a scale for each contiguous run.
+    block: maximum number of elements under one scale. An array of at most
+      `block` elements has one scale; larger ones have a scale for each
+      contiguous run.
     symmetric: levels around zero, or from the minimum to the maximum.
     rounding: "nearest" or "stochastic" (needs a key).
 
@@ -58,7 +59,7 @@ class uniform(BlockCodec):
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   @functools.cached_property
-  def op(self) -> quantize.UniformOp:
+  def kernel_op(self) -> quantize.UniformOp:
     """The kernel op: levels around zero, or from minimum to maximum."""
     kind = quantize.AbsmaxOp if self.symmetric else quantize.MinMaxOp
     stochastic = self.rounding == "stochastic"

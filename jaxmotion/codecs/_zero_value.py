@@ -1,4 +1,4 @@
-"""A bit for every value and a word for every value that is not zero."""
+"""The codec `zero_value`: a bitmap, and the words that are not zero."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ class zero_value(Codec):
   non-zero words in order, their number), k = max(1, round(capacity * tile));
   decode puts the words back among zeros.
 
-  Laws: lossless bit for bit where `payload.overflow` is 0, NaN, infinity,
+  Properties: lossless bit for bit where `payload.overflow` is 0, NaN, infinity,
   subnormals and -0.0 (whose sign bit is a word that is not zero) included;
   idempotent. Of a tile where more than k words are not zero, the last ones in
   order decode to zero and its count says how many there were: a caller who
@@ -66,16 +66,16 @@ class zero_value(Codec):
 
   @property
   def keeps_dtype(self) -> bool:
-    """True: a narrow float travels as it is."""
+    """True: a narrow float is sent as it is."""
     return True
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[NonZeros, PyTree]:
     """Returns mask, words and count of every tile, and the state."""
-    self._check(x, key)
+    self._check_input(x, key)
     words = to_bits(x).reshape(-1)
-    return compact_tiles(words, *self._shape(x)), state
+    return compact_tiles(words, *self._tile_shape(x)), state
 
   def decode(self, payload: NonZeros, like: ShapedLike) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
@@ -83,8 +83,8 @@ class zero_value(Codec):
     words = expand_tiles(payload, math.prod(like.shape))
     return from_bits(words.reshape(like.shape), like.dtype)
 
-  def _shape(self, like: ShapedLike) -> tuple[int, int]:
-    """(values of a tile, those that have room)."""
+  def _tile_shape(self, like: ShapedLike) -> tuple[int, int]:
+    """Returns (elements per tile, words kept of it)."""
     size = min(self.tile, math.prod(like.shape))
     whole = max(32, math.ceil(size / 32) * 32)
     return whole, max(1, round(self.capacity * size))

@@ -1,4 +1,4 @@
-"""Offers what collectives and combinators need to know about a codec.
+"""Functions for authors of collectives and of codecs that combine others.
 
 Users of codecs, and most authors of codecs, need none of these names.
 """

@@ -173,7 +173,7 @@ def all_reduce(
       arrays.leaf_groups,
       arrays.split(own),
       states,
-      arrays.keys(key),
+      arrays.array_keys(key),
       methods,
       strict=True,
     )
@@ -182,7 +182,7 @@ def all_reduce(
   y = arrays.merge(
     [
       total.astype(like.dtype)
-      for (total, _), like in zip(results, arrays.likes(), strict=True)
+      for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
   reference_op = reference_reduce(axis_name, op, weight)
@@ -214,7 +214,7 @@ def _init_states(
   """Returns the fresh state of every array, reduced by these methods."""
   states = []
   for group, like, method in zip(
-    arrays.leaf_groups, arrays.likes(), methods, strict=True
+    arrays.leaf_groups, arrays.array_likes(), methods, strict=True
   ):
     if method != "two_phase":
       states.append(ReduceState(group.codec.init(like), ()))

@@ -110,7 +110,7 @@ def choose_methods(
   groups = partition.leaf_groups
   all_summable = all(group.codec.summable for group in groups)
   methods = []
-  for group, like in zip(groups, partition.likes(), strict=True):
+  for group, like in zip(groups, partition.array_likes(), strict=True):
     if group.codec.summable:
       # Between two workers a gather has as many bytes as a sum. So a small
       # summable array is gathered with the others, which saves a collective.

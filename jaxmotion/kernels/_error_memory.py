@@ -27,14 +27,14 @@ class ErrorMemory(NamedTuple):
   """Error of one array, stored lazily: error = value - decode(sent).
 
   Attributes:
+    count: int32[], encodings so far; nothing was sent before the first.
     value: float32 of the array's shape, the last value to be encoded.
     sent: the payload of that value; `()` if `value` is the error itself.
-    count: int32[], encodings so far; nothing was sent before the first.
   """
 
-  value: Array
-  sent: PyTree
   count: Array  # type: ignore[assignment]
+  value: Array
+  sent: PyTree = ()
 
 
 def clear_error(error: Array) -> Array:
@@ -70,7 +70,7 @@ def add_error(
   """
 
   def add_to_x(value: Array, sent: PyTree) -> Array:
-    error = error_of(decode, ErrorMemory(value, sent, memory.count))
+    error = error_of(decode, ErrorMemory(memory.count, value, sent))
     return x.astype(jnp.float32) + error * decay
 
   return update_in_place(add_to_x, memory.value, memory.sent, memory.count)

@@ -31,6 +31,6 @@ def payload_bytes(codec: Codec, like: PyTree) -> int:
   cut = partition(codec, like)
   return sum(
     math.prod(a.shape) * a.dtype.itemsize
-    for part, array in zip(cut.leaf_groups, cut.likes(), strict=True)
+    for part, array in zip(cut.leaf_groups, cut.array_likes(), strict=True)
     for a in jax.tree.leaves(part.codec.payload_like(array))
   )

@@ -26,14 +26,17 @@ def groups(codec, tree=TREE):
 
 
 def test_small_leaves_of_one_dtype_are_joined_and_large_ones_are_not():
-  assert groups(codecs.buckets(PLAIN, small=100)) == ["c", "adf", "be"]
-  assert sorted(groups(codecs.buckets(PLAIN, small=200))) == ["acdf", "be"]
-  assert "a" in groups(codecs.buckets(PLAIN, small=11))
+  assert groups(codecs.buckets(PLAIN, max_leaf_size=100)) == ["c", "adf", "be"]
+  assert sorted(groups(codecs.buckets(PLAIN, max_leaf_size=200))) == [
+    "acdf",
+    "be",
+  ]
+  assert "a" in groups(codecs.buckets(PLAIN, max_leaf_size=11))
 
 
 def test_small_leaves_of_two_codecs_are_not_joined():
   codec = codecs.rules([("a|b", INT8), (".*", PLAIN)])
-  assert sorted(groups(codecs.buckets(codec, small=100))) == sorted(
+  assert sorted(groups(codecs.buckets(codec, max_leaf_size=100))) == sorted(
     ["c", "a", "b", "df", "e"]
   )
 
@@ -41,8 +44,8 @@ def test_small_leaves_of_two_codecs_are_not_joined():
 @pytest.mark.parametrize("most", [1, 12, 13, 20, 1000])
 def test_no_bucket_holds_more_than_asked(most):
   tree = {f"{i:02d}": jnp.zeros(n) for i, n in enumerate([5, 7, 1, 12, 3, 9])}
-  cut = partition(codecs.buckets(PLAIN, most=most), tree)
-  for part, like in zip(cut.leaf_groups, cut.likes(), strict=True):
+  cut = partition(codecs.buckets(PLAIN, max_bucket_size=most), tree)
+  for part, like in zip(cut.leaf_groups, cut.array_likes(), strict=True):
     assert like.shape[0] <= most or len(part.leaves) == 1
   held = [i for part in cut.leaf_groups for i in part.leaves]
   assert sorted(held) == list(range(6))
@@ -52,7 +55,7 @@ def test_no_bucket_holds_more_than_asked(most):
 
 @pytest.mark.parametrize("most", [10, 1 << 20])
 def test_a_tree_comes_back_with_its_shapes_and_dtypes(most):
-  codec = codecs.buckets(PLAIN, small=100, most=most)
+  codec = codecs.buckets(PLAIN, max_leaf_size=100, max_bucket_size=most)
   payload, _ = codec.encode(TREE)
   back = codec.decode(payload, TREE)
   for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(TREE), strict=True):
@@ -61,7 +64,7 @@ def test_a_tree_comes_back_with_its_shapes_and_dtypes(most):
 
 
 def test_a_bucket_is_encoded_as_one_array():
-  codec = codecs.buckets(INT8, small=100)
+  codec = codecs.buckets(INT8, max_leaf_size=100)
   payload, _ = codec.encode({k: TREE[k] for k in "ad"})
   flat = jnp.concatenate([TREE["a"].reshape(-1), TREE["d"].reshape(1)])
   alone, _ = INT8.encode(flat)
@@ -80,14 +83,14 @@ def test_joining_saves_scales_and_padding():
 def test_error_memory_is_that_of_the_buckets(outside):
   int2 = codecs.uniform(bits=2)
   codec = (
-    codecs.feedback(codecs.buckets(int2, small=100))
+    codecs.feedback(codecs.buckets(int2, max_leaf_size=100))
     if outside
-    else codecs.buckets(codecs.feedback(int2), small=100)
+    else codecs.buckets(codecs.feedback(int2), max_leaf_size=100)
   )
   assert codec.is_tree
   state = codec.init(TREE)
-  assert [s.value.shape for s in state] == [(40, 5), (13,), (16,)]
-  assert all(s.value.dtype == jnp.float32 for s in state)
+  assert [s.memory.value.shape for s in state] == [(40, 5), (13,), (16,)]
+  assert all(s.memory.value.dtype == jnp.float32 for s in state)
   payload, new = codec.encode(TREE, state)
   back = codec.decode(payload, TREE)
   error = codecs.feedback(int2).error(new[0])
@@ -95,7 +98,7 @@ def test_error_memory_is_that_of_the_buckets(outside):
   assert jax.tree.structure(new) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize("name", ["small", "most"])
+@pytest.mark.parametrize("name", ["max_leaf_size", "max_bucket_size"])
 def test_bad_sizes_are_named(name):
   with pytest.raises(ValueError, match=f"`{name}` must be an integer >= 1"):
     codecs.buckets(PLAIN, **{name: 0})

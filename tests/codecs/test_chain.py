@@ -75,7 +75,7 @@ def test_two_random_codecs_do_not_share_their_randomness():
 def test_states_are_those_of_the_codecs():
   codec = codecs.feedback(codecs.chain(TOPK, codecs.uniform(bits=2)))
   state = codec.init(X)
-  assert state.inner == () and state.value.shape == X.shape
+  assert state.inner == () and state.memory.value.shape == X.shape
   payload, new = codec.encode(X, state)
   y = codec.decode(payload, X)
   np.testing.assert_array_equal(codec.error(new), X - y)

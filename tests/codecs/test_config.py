@@ -12,7 +12,7 @@ NESTED = [
   codecs.feedback(codecs.topk(density=0.25), decay=0.5, form="global"),
   codecs.chain(codecs.topk(density=0.5, block=8), codecs.uniform(bits=8)),
   codecs.rules([("bias", codecs.identity()), (".*", codecs.sign())]),
-  codecs.buckets(codecs.cast("bfloat16"), small=3, most=9),
+  codecs.buckets(codecs.cast("bfloat16"), max_leaf_size=3, max_bucket_size=9),
   codecs.feedback(
     codecs.buckets(
       codecs.rules(
@@ -104,7 +104,7 @@ def test_fields_are_plain_values(make, value):
 )
 def test_the_kernel_op_is_built_once_and_is_no_field(codec):
   fresh = codecs.from_config(codec.config())
-  name = "_fused_op" if isinstance(codec, codecs.chain) else "op"
+  name = "_fused_op" if isinstance(codec, codecs.chain) else "kernel_op"
   assert getattr(codec, name) is getattr(codec, name)
   # `fresh` has built no op yet.
   assert codec == fresh and hash(codec) == hash(fresh)

@@ -42,7 +42,9 @@ def test_error_and_what_was_sent_make_up_the_value(inner):
 @INNER
 def test_what_travels_is_the_value_plus_the_remembered_error(inner):
   codec = feedback(inner, decay=0.5)
-  state = codec.init(XS[0])._replace(count=jnp.int32(1), value=XS[1])
+  state = codec.init(XS[0])
+  memory = state.memory._replace(count=jnp.int32(1), value=XS[1])
+  state = state._replace(memory=memory)
   payload, _ = jax.jit(codec.encode)(XS[0], state)
   plain, _ = jax.jit(inner.encode)(XS[0] + 0.5 * XS[1])
   for a, b in zip(
@@ -120,7 +122,7 @@ def test_memory_is_float32_whatever_the_values_are(dtype):
   x = XS[0].astype(dtype)
   codec = feedback(INT4)
   payload, state = codec.encode(x, codec.init(x))
-  assert codec.error(state).dtype == state.value.dtype == jnp.float32
+  assert codec.error(state).dtype == state.memory.value.dtype == jnp.float32
   assert codec.decode(payload, x).dtype == dtype
 
 

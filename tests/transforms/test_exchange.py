@@ -163,7 +163,7 @@ def test_narrow_gradients_keep_their_dtype_and_wide_error_memory():
   out, state, _ = train(tx, params=params, steps=1)
   assert {a.dtype.name for a in jax.tree.leaves(out)} == {"bfloat16"}
   states = state[0].codec_state
-  assert {s.first.value.dtype.name for s in states.value} == {"float32"}
+  assert {s.first.memory.value.dtype.name for s in states.value} == {"float32"}
   assert {a.shape[0] for a in jax.tree.leaves(states)} == {WORKERS}
 
 
@@ -173,7 +173,7 @@ def test_error_memory_differs_between_workers_and_is_marked_so():
   for leaf in jax.tree.leaves(state[0].codec_state):
     assert leaf.sharding.spec == P("data")
   for array in state[0].codec_state.value:
-    value = np.asarray(array.first.value)
+    value = np.asarray(array.first.memory.value)
     assert len({bits(row)[0] for row in value}) == WORKERS
 
 
@@ -255,7 +255,7 @@ def test_one_program_serves_every_level():
     _, state, _ = step(params, state, BATCH, level=level)
     compiled.append(compilations() - before)
     states = state[0].codec_state.value
-    errors.append(max(float(jnp.abs(s.first.value).max()) for s in states))
+    errors.append(max(float(jnp.abs(s.first.memory.value).max()) for s in states))
   assert errors[0] > 10 * errors[1]
   assert compiled == [1, 0]
 

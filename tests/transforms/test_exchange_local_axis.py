@@ -83,7 +83,7 @@ def test_identity_trains_as_the_flat_exchange_does():
 
 def test_error_memory_is_each_workers_own_shard():
   _, state, _ = train(optax.chain(exchange(INT4), optax.sgd(0.1)))
-  bias, kernel = (s.first.value for s in state[0].codec_state.value)
+  bias, kernel = (s.first.memory.value for s in state[0].codec_state.value)
   assert kernel.shape == (WORKERS, 16 // DEVICES, 32)
   assert bias.shape == (WORKERS, 32)
   assert kernel.sharding.spec == P(BOTH)

@@ -22,7 +22,7 @@ RULES = codecs.rules(
   [
     RULES,
     codecs.buckets(RULES),
-    codecs.buckets(codecs.sign(), small=10),
+    codecs.buckets(codecs.sign(), max_leaf_size=10),
     codecs.feedback(codecs.buckets(codecs.topk(density=0.1))),
     codecs.rules(
       [

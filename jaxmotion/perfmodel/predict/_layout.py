@@ -90,7 +90,7 @@ def make_layout(
   methods = choose_methods(split, mesh_axis.workers, method)
   arrays = []
   for group, like, chosen in zip(
-    split.leaf_groups, split.likes(), methods, strict=True
+    split.leaf_groups, split.array_likes(), methods, strict=True
   ):
     if not group.codec.keeps_dtype:
       wide = jnp.promote_types(like.dtype, jnp.float32)

@@ -62,7 +62,7 @@ def encoded(op, x, key):
 
 def memory_of(op, x, key):
   value = 0.5 * x.astype(jnp.float32)[::-1]
-  return ErrorMemory(value, encoded(op, value, key), jnp.int32(1))
+  return ErrorMemory(jnp.int32(1), value, encoded(op, value, key))
 
 
 def payloads_of(op, x, key, workers):
@@ -135,7 +135,7 @@ def test_padding_is_not_summed_or_overwritten():
   total = triton.sum_decoded(one, op=case.op, like=x, interpret=True)
   np.testing.assert_array_equal(total, case.op.decode(payload, x))
   with pytest.raises(NotImplementedError, match="not 4 planes of whole"):
-    memory = ErrorMemory(x, payload, jnp.int32(1))
+    memory = ErrorMemory(jnp.int32(1), x, payload)
     triton.encode_error(x, memory, None, op=case.op, decay=1.0)
 
 
