@@ -255,7 +255,9 @@ def test_one_program_serves_every_level():
     _, state, _ = step(params, state, BATCH, level=level)
     compiled.append(compilations() - before)
     states = state[0].codec_state.value
-    errors.append(max(float(jnp.abs(s.first.memory.value).max()) for s in states))
+    errors.append(
+      max(float(jnp.abs(s.first.memory.value).max()) for s in states)
+    )
   assert errors[0] > 10 * errors[1]
   assert compiled == [1, 0]
 
