@@ -1,4 +1,4 @@
-"""The laws, as functions to call on codecs and transforms of your own."""
+"""Checks of the properties of codecs and transforms, for your own tests."""
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.testing._codec import (

@@ -1,4 +1,4 @@
-"""The laws of a codec, as checks."""
+"""Checks of the properties of a codec."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,27 +30,29 @@ def check_codec(
   bound: Callable[[np.ndarray], np.ndarray] | None = None,
   ulps: int = 0,
 ) -> None:
-  """Checks the laws that hold for every codec, on one finite array.
+  """Checks the properties that hold for every codec, on one finite array.
 
-  The payload is words, float32 or values of the array's dtype, of static
-  shapes, and weighs what `wire.payload_bytes` says; compiled and eager calls
-  make the same payload and decode it to the same bits; a second call compiles
-  nothing; `vmap` encodes and decodes each row as by itself; the result has the
-  shape and dtype of `x` and is finite; state keeps its shapes; a non-finite
-  value never stays in the state; configuration and `repr` make an equal codec.
+  * The payload is words, float32 or elements of the array's dtype, of static
+    shapes, and has the size that `wire.payload_bytes` states.
+  * Compiled and eager calls return the same payload and decode it to the same
+    bits; a second call compiles nothing.
+  * `vmap` encodes and decodes each row as a single call does.
+  * The result has the shape and dtype of `x` and is finite.
+  * State keeps its shapes, and never keeps a non-finite element.
+  * Configuration and `repr` construct an equal codec.
 
   Args:
     codec: a codec of arrays.
     x: finite floating-point array.
     bound: maps |x| as float64 to the greatest |decode(encode(x)) - x| of each
-      value; None checks no bound.
-    ulps: how far float fields of two payloads, and two decoded arrays, may be
-      apart, in units in the last place of their greatest value: for codecs
-      that add values up, which no two programs do in the same order. Words are
-      equal in any case.
+      element; None checks no bound.
+    ulps: distance allowed between float fields of two payloads, and between two
+      decoded arrays, in units in the last place of their greatest element. It
+      is for codecs that add elements up, which no two programs do in the same
+      order. Words must be equal in any case.
 
   Raises:
-    AssertionError: a law is broken; the message says which.
+    AssertionError: a property does not hold; the message says which.
 
   Example:
     >>> from jaxmotion import codecs
@@ -71,12 +73,12 @@ def check_codec(
   _check_payload(codec, x, payload)
   eager, _ = codec.encode(x, state, key)
   _require(
-    _equal(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
+    _same_trees(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
   )
   decode = jax.jit(lambda p: codec.decode(p, x))
   y = decode(payload)
   _require(
-    _equal(codec.decode(payload, x), y, ulps),
+    _same_trees(codec.decode(payload, x), y, ulps),
     f"{codec}: jit and eager decode differ",
   )
   _check_decoded(codec, x, y, bound)
@@ -93,17 +95,19 @@ def check_round_trips(
 ) -> None:
   """Checks encoding and decoding alone, of many arrays in one program.
 
-  Of the laws of `check_codec` those that shape and dtype decide: payloads of
-  words that weigh what `wire.payload_bytes` says; a finite result of the shape
-  and dtype of its array, within the bound; state that keeps its shapes.
+  It checks the properties of `check_codec` that depend on shape and dtype: a
+  payload of words of the size that `wire.payload_bytes` states; a finite result
+  of the shape and dtype of its array, within the bound; state that keeps its
+  shapes.
 
   Args:
     codec: a codec of arrays.
     arrays: finite floating-point arrays of any shapes and dtypes.
-    bound: as of `check_codec`, of each array.
+    bound: maps |x| as float64 to the greatest |decode(encode(x)) - x| of each
+      element; None checks no bound.
 
   Raises:
-    AssertionError: a law is broken; the message says which.
+    AssertionError: a property does not hold; the message says which.
 
   Example:
     >>> from jaxmotion import codecs
@@ -112,7 +116,7 @@ def check_round_trips(
   """
 
   @jax.jit
-  def trip(arrays: Sequence[Array]) -> list[Any]:
+  def round_trips(arrays: Sequence[Array]) -> list[Any]:
     trips = []
     for x in arrays:
       state = codec.init(x)
@@ -121,7 +125,7 @@ def check_round_trips(
       trips.append((payload, codec.decode(payload, x)))
     return trips
 
-  for x, (payload, y) in zip(arrays, trip(arrays), strict=True):
+  for x, (payload, y) in zip(arrays, round_trips(arrays), strict=True):
     _check_payload(codec, x, payload)
     _check_decoded(codec, x, y, bound)
 
@@ -133,7 +137,7 @@ def _check_payload(codec: Codec, x: Array, payload: PyTree) -> None:
     _require(name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}")
   real = sum(np.asarray(a).nbytes for a in leaves)
   said = payload_bytes(codec, x)
-  _require(real == said, f"{codec} weighs {real} bytes, not {said}")
+  _require(real == said, f"{codec} has {real} bytes, not {said}")
 
 
 def _check_decoded(
@@ -146,7 +150,7 @@ def _check_decoded(
     y.shape == x.shape and y.dtype == x.dtype,
     f"{codec} decodes {shape_string(x)} to {shape_string(y)}",
   )
-  _require(_finite(y), f"{codec} makes a finite array non-finite")
+  _require(_all_finite(y), f"{codec} makes a finite array non-finite")
   if bound is not None:
     _check_bound(codec, x, y, bound)
 
@@ -187,7 +191,7 @@ def _check_state(
     bad.flat[0] = np.nan
     _, poisoned = encode(jnp.asarray(bad), state, make_key(7))
     kept = codec.canonical_state(poisoned)
-    _require(_finite(kept), f"{codec} keeps a NaN in its state")
+    _require(_all_finite(kept), f"{codec} keeps a NaN in its state")
 
 
 def _check_vmap(
@@ -205,18 +209,18 @@ def _check_vmap(
   payload, _ = jax.jit(jax.vmap(codec.encode))(rows, states, keys)
   y = jax.jit(jax.vmap(lambda p: codec.decode(p, x)))(payload)
   for i in range(2):
-    own, _ = encode(jnp.asarray(rows[i]), state, _row(keys, i))
+    own, _ = encode(jnp.asarray(rows[i]), state, _index_rows(keys, i))
     _require(
-      _equal(own, _row(payload, i), ulps),
+      _same_trees(own, _index_rows(payload, i), ulps),
       f"{codec}: vmap and single payloads differ",
     )
     _require(
-      _equal(decode(own), _row(y, i), ulps),
+      _same_trees(decode(own), _index_rows(y, i), ulps),
       f"{codec}: vmap and single decode differ",
     )
 
 
-def _row(tree: PyTree, i: int) -> PyTree:
+def _index_rows(tree: PyTree, i: int) -> PyTree:
   return jax.tree.map(lambda a: np.asarray(a)[i], tree)
 
 
@@ -237,11 +241,11 @@ def check_unbiased(
   Args:
     codec: a codec without state that rounds or samples at random.
     x: finite floating-point array.
-    samples: encodings with different keys.
-    sigmas: how many standard errors of the mean a value may be off.
+    samples: number of encodings, with different keys.
+    sigmas: number of standard errors of the mean that an element may be off.
 
   Raises:
-    AssertionError: a value's mean is further off.
+    AssertionError: the mean of an element is further off.
 
   Example:
     >>> from jaxmotion import codecs
@@ -249,17 +253,20 @@ def check_unbiased(
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
 
-  def once(i: Array) -> Array:
-    # Both words change: some codecs round by one, some sample by the other.
+  def round_trip(i: Array) -> Array:
+    # Both words of the key change: some codecs round by one, some sample by
+    # the other.
     payload, _ = codec.encode(x, codec.init(x), make_key(i, worker=i))
     return codec.decode(payload, x)
 
-  drawn = np.asarray(jax.jit(jax.vmap(once))(jnp.arange(samples)), np.float64)
+  drawn = np.asarray(
+    jax.jit(jax.vmap(round_trip))(jnp.arange(samples)), np.float64
+  )
   exact = np.asarray(x, np.float64)
   error = np.abs(drawn.mean(0) - exact)
   spread = drawn.std(0) / np.sqrt(samples)
-  # Bernstein's second term: a value that almost never rounds the other way
-  # may not do so in any sample, and shows no spread at all.
+  # Bernstein's second term: an element that almost never rounds the other way
+  # may not do so in any sample, and then shows no spread at all.
   rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / samples
   excess = np.max(error - sigmas * spread - rare, initial=-np.inf)
   _require(excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas")
@@ -291,7 +298,7 @@ def check_contraction(codec: Codec, x: Array, delta: float) -> None:
 
 
 def check_idempotent(codec: Codec, x: Array) -> None:
-  """Checks that encoding what was decoded loses nothing more.
+  """Checks that encoding a decoded array again loses nothing more.
 
   Args:
     codec: a codec of arrays.
@@ -305,22 +312,22 @@ def check_idempotent(codec: Codec, x: Array) -> None:
     >>> check_idempotent(codecs.cast("bfloat16"), jnp.linspace(0, 1, 9))
   """
 
-  def trip(x: Array) -> Array:
+  def round_trip(x: Array) -> Array:
     payload, _ = codec.encode(x, codec.init(x), make_key(7))
     return codec.decode(payload, x)
 
-  once = trip(x)
-  _require(_equal(trip(once), once), f"{codec} is not idempotent")
+  once = round_trip(x)
+  _require(_same_trees(round_trip(once), once), f"{codec} is not idempotent")
 
 
-def _equal(a: PyTree, b: PyTree, ulps: int = 0) -> bool:
+def _same_trees(a: PyTree, b: PyTree, ulps: int = 0) -> bool:
   return same_structure(a, b) and all(
-    _close(np.asarray(p), np.asarray(q), ulps)
+    _same_arrays(np.asarray(p), np.asarray(q), ulps)
     for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )
 
 
-def _close(a: np.ndarray, b: np.ndarray, ulps: int) -> bool:
+def _same_arrays(a: np.ndarray, b: np.ndarray, ulps: int) -> bool:
   if a.tobytes() == b.tobytes():
     return True
   if not ulps or not jnp.issubdtype(a.dtype, jnp.floating):
@@ -329,7 +336,7 @@ def _close(a: np.ndarray, b: np.ndarray, ulps: int) -> bool:
   return bool(np.all(np.abs(a - b) <= ulps * unit))
 
 
-def _finite(tree: PyTree) -> bool:
+def _all_finite(tree: PyTree) -> bool:
   return all(
     bool(np.isfinite(np.asarray(a, np.float64)).all())
     for a in jax.tree.leaves(tree)

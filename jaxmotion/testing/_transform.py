@@ -1,4 +1,4 @@
-"""The laws of an exchange, as checks."""
+"""Checks of the properties of a transform that exchanges gradients."""
 
 import math
 from typing import Any
@@ -22,22 +22,23 @@ def check_transform(
   steps: int = 3,
   **extra_args: Any,
 ) -> None:
-  """Checks the laws of a transformation that exchanges gradients.
+  """Checks the properties of a transformation that exchanges gradients.
 
-  In a real training step on the mesh with `check_vma`: it compiles once; the
-  parameters have the same bits on every worker and stay finite; the state
-  keeps its structure, shapes and dtypes; the same run gives the same bits.
+  It runs in a real training step on the mesh with `check_vma`. The step
+  compiles once. The parameters have the same bits on every worker and stay
+  finite. The state keeps its structure, shapes and dtypes. A second run gives
+  the same bits.
 
   Args:
     tx: an optax chain with an exchange over `axis_name`.
     mesh: device mesh that has the axis.
     params: pytree of floating-point parameters.
     axis_name: the workers' axis, or a tuple of axes.
-    steps: training steps to run.
+    steps: number of training steps to run.
     **extra_args: passed to the chain's `update`.
 
   Raises:
-    AssertionError: a law is broken; the message says which.
+    AssertionError: a property does not hold; the message says which.
 
   Example:
     >>> from jaxmotion import transforms
@@ -61,7 +62,7 @@ def check_transform(
   workers = math.prod(mesh.shape[a] for a in axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
-  def run() -> tuple[PyTree, PyTree, PyTree]:
+  def train() -> tuple[PyTree, PyTree, PyTree]:
     p, state = init(params)
     first = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state
@@ -70,20 +71,20 @@ def check_transform(
       p, state, _ = step(p, state, batch, **extra_args)
     return p, first, state
 
-  p, first, state = run()
-  again, _, _ = run()
+  p, first, state = train()
+  again, _, _ = train()
   _require(len(traces) == 1, f"traced {len(traces)} times in {2 * steps} steps")
   last = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
   _require(first == last, f"the state changed from {first} to {last}")
   for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(again), strict=True):
     _require(bool(jnp.isfinite(a).all()), "a parameter is not finite")
-    _require(_bits(a) == _bits(b), "two equal runs differ")
+    _require(_bytes_of(a) == _bytes_of(b), "two equal runs differ")
     _require(a.sharding.spec == P(), "a parameter is not replicated")
-    copies = {_bits(s.data) for s in a.addressable_shards}
+    copies = {_bytes_of(s.data) for s in a.addressable_shards}
     _require(len(copies) == 1, "workers hold different parameters")
 
 
-def _bits(a: Any) -> bytes:
+def _bytes_of(a: Any) -> bytes:
   return np.asarray(a).tobytes()
 
 

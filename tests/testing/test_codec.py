@@ -1,4 +1,4 @@
-"""Each law catches the codec that breaks it."""
+"""Each check catches the codec that lacks the property."""
 
 import dataclasses
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Holder(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class plain_for_test(Codec):
-  """Keeps every law; the others break one each."""
+  """Has every property; each of the others lacks one."""
 
   def encode(self, x, state=(), key=None):
     return Holder(x), state
@@ -120,7 +120,7 @@ class rounds_down(plain_for_test):
     return Holder(jnp.floor(4 * x) / 4), state
 
 
-def test_a_codec_that_keeps_the_laws_passes():
+def test_a_codec_with_all_properties_passes():
   check_codec(plain_for_test(), X, bound=lambda a: 0 * a)
   check_codec(rounds_down(), X, bound=lambda a: 0 * a + 0.25)
   check_unbiased(plain_for_test(), X, samples=4)
@@ -128,7 +128,7 @@ def test_a_codec_that_keeps_the_laws_passes():
   check_idempotent(rounds_down(), X)
 
 
-def test_many_arrays_go_round_in_one_program():
+def test_many_arrays_are_checked_in_one_program():
   arrays = [X, X.astype(jnp.bfloat16), X[:0], X[0]]
   check_round_trips(plain_for_test(), arrays, bound=lambda a: 0 * a)
   for codec in (grows(), more_than_said(), other_dtype(), overflows()):
@@ -142,7 +142,7 @@ def test_many_arrays_go_round_in_one_program():
   ("codec", "message"),
   [
     (words_of_int32(), "has a payload of int32"),
-    (more_than_said(), "weighs 48 bytes, not 24"),
+    (more_than_said(), "has 48 bytes, not 24"),
     (other_dtype(), r"decodes float32\[12\] to bfloat16\[12\]"),
     (other_shape(), r"decodes float32\[12\] to float32\[1,12\]"),
     (overflows(), "makes a finite array non-finite"),
@@ -155,7 +155,7 @@ def test_many_arrays_go_round_in_one_program():
   ],
   ids=lambda v: type(v).__name__ if isinstance(v, Codec) else "",
 )
-def test_a_broken_law_is_named(codec, message):
+def test_a_missing_property_is_named(codec, message):
   with pytest.raises(AssertionError, match=message):
     check_codec(codec, X)
 

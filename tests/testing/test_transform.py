@@ -16,7 +16,7 @@ SGD = optax.sgd(0.01)
 
 
 def after_pmean(update, init=lambda params: ()):
-  """A transformation of the exchanged gradients."""
+  """Returns a transformation of the exchanged gradients."""
   pmean = optax.GradientTransformation(
     lambda _: (),
     lambda g, s, p=None: (
