@@ -139,6 +139,27 @@ def test_a_floor_imports_only_floors_below_it(room):
       assert floors[target] < floors[source], f"{source} imports {target}"
 
 
+def experiment_arrows():
+  """Pairs (importer, imported) of the folders of experiments."""
+  folder = ROOT / "experiments"
+  for path in folder.rglob("*.py"):
+    source = path.relative_to(folder).parts[0].removesuffix(".py")
+    for module, name in imports(path):
+      parts = module.split(".") + ([name] if name else [])
+      if parts[0] == "experiments" and len(parts) > 1 and parts[1] != source:
+        yield source, parts[1]
+
+
+def test_experiments_import_one_another_in_few_ways_without_rings():
+  found = set(experiment_arrows())
+  assert 0 < len(found) <= 40, sorted(found)
+  left = {name for pair in found for name in pair}
+  while left:
+    free = {n for n in left if not any(a == n and b in left for a, b in found)}
+    assert free, f"a ring among {sorted(left)}"
+    left -= free
+
+
 @pytest.mark.parametrize("room", ARROWS)
 def test_few_arrows_lead_from_floor_to_floor(room):
   found = set(arrows(room))
@@ -199,6 +220,64 @@ def test_files_are_short(folder):
 @FILES
 def test_a_file_says_what_it_is_for(path):
   assert ast.get_docstring(parsed(path))
+
+
+# A first line that begins so has no verb of its own.
+VERBLESS = set("What How Of Which Where Those From In As Both See That".split())
+
+
+@FILES
+def test_first_lines_of_docstrings_are_sentences(path):
+  for node in ast.walk(parsed(path)):
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+      first = (ast.get_docstring(node) or "x x x x").split("\n\n")[0].split()
+      name = getattr(node, "name", "module")
+      assert len(first) >= 4, f"{path}: {name}: {first}"
+      assert first[0] not in VERBLESS, f"{path}: {name}: {first}"
+
+
+@FILES
+def test_nothing_is_imported_by_string(path):
+  assert "importlib" not in {module for module, _ in imports(path)}
+  called = [n.func for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
+  assert "__import__" not in map(ast.unparse, called)
+
+
+@FILES
+def test_jaxprs_are_walked_in_one_room(path):
+  walks = any(
+    isinstance(node, ast.Attribute) and node.attr == "eqns"
+    for node in ast.walk(parsed(path))
+  )
+  known = {  # They look at the one equation of a function they know.
+    "memory/residuals/trace/_kinds.py",
+    "perfmodel/cost/_ops.py",
+  }
+  name = path.relative_to(PACKAGE).as_posix()
+  assert not walks or room_of(path) == "program" or name in known
+
+
+# Names of one word that every reader of the field knows.
+FIELD_TERMS = set(
+  """
+  backward body branch config cut decode decoded encode exchange flatten
+  forward init kernel leaves level loss matmul merge pack params partition pull
+  replan repr reshape run scale scan shape size spec step sum trace transpose
+  unpack update advise
+  """.split()
+)
+
+
+def test_names_of_functions_have_two_words_or_are_terms():
+  names = [
+    node.name
+    for path in PACKAGE.rglob("*.py")
+    for node in ast.walk(parsed(path))
+    if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")
+  ]
+  single = [n for n in names if len(list(filter(None, n.split("_")))) == 1]
+  others = [n for n in single if n.strip("_") not in FIELD_TERMS]
+  assert len(others) <= 0.3 * len(names), sorted(others)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

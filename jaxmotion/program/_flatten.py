@@ -47,7 +47,7 @@ class Value:
 
   @property
   def size(self) -> int:
-    """Number of elements."""
+    """Number of elements of the array."""
     return math.prod(self.shape)
 
   @property
@@ -116,7 +116,7 @@ class Step:
 
 
 class Program(NamedTuple):
-  """A flat program.
+  """A flat program and the constants in it.
 
   Attributes:
     inputs: arguments.

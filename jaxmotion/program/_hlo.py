@@ -118,7 +118,7 @@ class Instruction(NamedTuple):
 
 
 class HloModule(NamedTuple):
-  """A compiled program.
+  """A compiled program, split into computations.
 
   Attributes:
     header: first line of the text.

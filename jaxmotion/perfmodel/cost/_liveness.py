@@ -14,8 +14,9 @@ class Liveness:
   """Bytes of a program's arrays that are alive while its kernels run.
 
   Arguments stay, and results stay once they are made. A temporary is freed
-  after the last kernel that reads it. An elementwise kernel, one that updates part of
-  an array, and a loop that carries one may write to a temporary freed there.
+  after the last kernel that reads it. An elementwise kernel, one that
+  updates part of an array, and a loop that carries one may write to a temporary
+  freed there.
 
   Args:
     program: flat program.
