@@ -50,6 +50,7 @@ from jaxmotion.program._primitives import (
   VIEWS as VIEWS,
   WINDOW_PICKS as WINDOW_PICKS,
   WINDOWS as WINDOWS,
+  ZERO_PRESERVING as ZERO_PRESERVING,
   collective_name as collective_name,
   holds_programs as holds_programs,
   is_classified as is_classified,

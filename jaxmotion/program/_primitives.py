@@ -123,6 +123,15 @@ DISCONTINUOUS = frozenset(
   """.split()
 )
 _EQUALITIES = frozenset("eq eq_to ne".split())
+# They turn zeros into zeros: sparse operands give sparse results.
+ZERO_PRESERVING = frozenset(
+  """
+  abs bitcast_convert_type broadcast_in_dim concatenate convert_element_type
+  copy copy_p expand_dims max mul name neg pcast pvary reduce_precision
+  reduce_window_max reshape rev select_n sharding_constraint slice split sqrt
+  square squeeze stop_gradient transpose
+  """.split()
+)
 # Neither arithmetic nor views, and yet nothing to do again: names, places.
 _MARKS = frozenset("device_put empty2 integer_pow name".split())
 # A barrier is there to keep two computations apart; keys are made once.

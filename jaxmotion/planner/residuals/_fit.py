@@ -22,6 +22,7 @@ from jaxmotion.planner.residuals._costs import ResidualCosts
 from jaxmotion.planner.residuals._enumerate import list_candidates
 from jaxmotion.planner.residuals._plan import MemoryPlan
 from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
+from jaxmotion.program import program_memory
 
 OPTIONS = (offload(), recompute())
 
@@ -42,13 +43,7 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
-  memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
-  return int(
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    + memory.temp_size_in_bytes
-    - memory.alias_size_in_bytes
-  )
+  return program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
 
 
 def fit_memory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,8 @@ from jax.extend import core
 
 from jaxmotion.core import Array, is_inexact, tree_bytes, vjp_inexact
 from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
+from jaxmotion.program import flatten
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 _PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
 
 
@@ -62,22 +62,14 @@ def _list_layers(
 ) -> list[Layer]:
   inner_layers = []
   inner_s = 0.0
-  for i, eqn in enumerate(_find_scans(closed.jaxpr)):
-    body, length = eqn.params["jaxpr"], repeats * eqn.params["length"]
+  scans = [step for step in flatten(closed).steps if step.name == "scan"]
+  for i, scan in enumerate(scans):
+    body, length = scan.params["jaxpr"], repeats * scan.params["length"]
     inner_layers += _list_layers(body, f"{prefix}scan_{i}/", length, device)
     inner_s += length * _forward_seconds(body, device)
   own_s = repeats * _forward_seconds(closed, device) - inner_s
   temporary_bytes = _temporary_bytes(closed) if prefix else 0
   return [Layer(prefix, max(own_s, 0.0), temporary_bytes), *inner_layers]
-
-
-def _find_scans(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-  for eqn in jaxpr.eqns:
-    if eqn.primitive.name == "scan":
-      yield eqn
-    elif eqn.primitive.name in _CALLS:
-      for called in core.jaxprs_in_params(eqn.params):
-        yield from _find_scans(called)
 
 
 def _forward_seconds(closed: core.ClosedJaxpr, device: Device) -> float:

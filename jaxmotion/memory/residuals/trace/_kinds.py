@@ -13,20 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxmotion.program import Operand, Program, Step, Value
+from jaxmotion.program import ZERO_PRESERVING, Operand, Program, Step, Value
 
 # Views of an array: a name given to the view is a name of the array.
 _VIEWS = ("reshape", "slice", "split")
-# Primitives that turn zeros into zeros, so that sparse operands give sparse
-# results.
-_ZERO_PRESERVING = frozenset(
-  """
-  abs bitcast_convert_type broadcast_in_dim concatenate convert_element_type
-  copy copy_p expand_dims max mul name neg pcast pvary reduce_precision
-  reduce_window_max reshape rev select_n sharding_constraint slice split sqrt
-  square squeeze stop_gradient transpose
-  """.split()
-)
 
 
 def classify_values(program: Program) -> dict[Value, str]:
@@ -185,7 +175,7 @@ def _makes_sparse(step: Step, zeros: set[Value], sparse: set[Value]) -> bool:
   if step.name == "custom_jvp_call":
     (inner, *_) = core.jaxprs_in_params(step.eqn.params)
     return _is_relu(inner)
-  if step.name not in _ZERO_PRESERVING:
+  if step.name not in ZERO_PRESERVING:
     return False
   found = [_is_zero(v, zeros) or _is_zero(v, sparse) for v in step.ins]
   if step.name in ("max", "mul", "select_n"):
