@@ -196,7 +196,7 @@ def _pack_words(payload: PyTree) -> Array:
 
 
 def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
-  """Inverts `_pack_words`.
+  """Unpacks words that `_pack_words` packed.
 
   Args:
     received: one buffer of words (n,) for each row.

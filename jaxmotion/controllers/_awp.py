@@ -19,7 +19,7 @@ from jaxmotion.core import Array, check_choice, check_int, check_number
 
 
 class AwpState(NamedTuple):
-  """State of `awp`.
+  """State of the `awp` controller.
 
   Attributes:
     history: the levels so far.

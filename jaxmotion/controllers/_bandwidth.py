@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 class BandwidthState(NamedTuple):
-  """State of `bandwidth`.
+  """State of the `bandwidth` controller.
 
   Attributes:
     history: the levels so far.

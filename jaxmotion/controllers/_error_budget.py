@@ -24,7 +24,7 @@ _MIN_ERROR = 2.0**-24
 
 
 class ErrorBudgetState(NamedTuple):
-  """State of `error_budget`.
+  """State of the `error_budget` controller.
 
   Attributes:
     history: the levels so far.

@@ -16,7 +16,7 @@ from jaxmotion.core import PyTree, check_int
 
 
 class FixedState(NamedTuple):
-  """State of `fixed`.
+  """State of the `fixed` controller.
 
   Attributes:
     history: history of the one level.

@@ -36,7 +36,7 @@ from jaxmotion.core import (
 
 
 class ExchangeState(NamedTuple):
-  """State of `exchange`.
+  """State of the `exchange` transformation.
 
   Attributes:
     count: int32[], updates so far.

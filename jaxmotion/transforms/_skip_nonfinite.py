@@ -10,7 +10,7 @@ from jaxmotion.core import Array, AxisName, PyTree
 
 
 class SkipNonfiniteState(NamedTuple):
-  """State of `skip_nonfinite`.
+  """State of the `skip_nonfinite` wrapper.
 
   Attributes:
     skipped: int32[], updates that were skipped.

@@ -113,7 +113,7 @@ class Residual(NamedTuple):
     return not (self.is_lossy or self.may_overflow)
 
   def encode(self, x: Array) -> tuple[Buffers, Array | None]:
-    """Encodes the array.
+    """Encodes the residual's array.
 
     Returns:
       The encoded buffers, and the number of nonzeros without room, int32[];
