@@ -95,7 +95,7 @@ class Codec:
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
-    """Encodes one array.
+    """Encodes one array to a payload.
 
     Args:
       x: floating-point array of any shape.
@@ -112,7 +112,7 @@ class Codec:
     raise NotImplementedError
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Decodes a payload.
+    """Decodes a payload to an array.
 
     Args:
       payload: what `encode` made.
