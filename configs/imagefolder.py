@@ -1,4 +1,4 @@
-"""A CNN on a tree of image files, one folder a class.
+r"""A CNN on a tree of image files, one folder per class.
 
   python -m experiments.train --config=configs/imagefolder.py \
     --config.data_dir=/data/flowers
@@ -11,35 +11,18 @@ because both belong to the images.
 
 from ml_collections import ConfigDict
 
+from experiments.train.base_config import cnn_config
+
 
 def get_config() -> ConfigDict:
-  """The configuration; every value can be set on the command line."""
-  config = ConfigDict()
-  config.experiment = "imagefolder"  # Name in the rows.
-
-  # Data.
-  config.data = "imagefolder"
-  config.data_dir = ""  # Must be given.
+  """Returns the configuration; `data_dir` must be given."""
+  channels = (32, 64, 64, 64, 64)
+  config = cnn_config("imagefolder", "imagefolder", channels)
   config.image_size = 64  # Height and width after resizing, in pixels.
-
-  # Model.
-  config.model = "cnn"
-  config.channels = (32, 64, 64, 64, 64)  # Outputs of each convolution.
-  config.hidden = 128  # Width of the layer before the classifier.
-
-  # Exchanges, compared on the same seeds and batches.
   config.exchanges = ("fp32", "int8", "int4_feedback")
-  config.seeds = (0,)  # Of the initial parameters and the batches.
-  config.workers = 4  # Devices; emulated on the CPU where there are fewer.
-
-  # Optimisation.
-  config.steps = 2000  # Of each run.
-  config.batch_size = 64  # Over all workers.
-  config.optimizer = "sgd"  # sgd (Nesterov) or adamw.
-  config.learning_rate = 0.05  # At the peak; a cosine takes it to zero.
-  config.warmup_steps = 100  # From zero to the peak.
-  config.momentum = 0.9  # b1 of adamw.
-  config.weight_decay = 5e-4
-
+  config.seeds = (0,)  # Seeds of the initial parameters and the batches.
+  config.steps = 2000  # Steps of each run.
+  config.batch_size = 64  # Examples over all workers.
+  config.warmup_steps = 100  # Steps from zero to the peak.
   config.checkpoint_every = 200  # Steps; only with --workdir.
   return config
