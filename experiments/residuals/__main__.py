@@ -11,8 +11,8 @@ gradients and batch included:
 Both are sizes whose program was compiled and fits; `device_bytes_drawn` is what
 two small programs had said of them. `streamed` is a way of these alone: the
 parameters are on the host (`host_temp_bytes`) and come packed in 8 bits, some
-blocks at a time. `budget_...` is what `planner.fit` makes of the whole loss of
---budget_of under --budgets. A GPU's time is measured where there is one.
+blocks at a time. `budget_...` is what `planner.fit_memory` makes of the whole
+loss of --budget_of under --budgets. A GPU's time is measured where there is one.
 """
 
 import statistics
@@ -64,7 +64,7 @@ _BATCH_OF = flags.DEFINE_list("batch_of", ["resnet50"], "Networks.")
 _BUDGETS = flags.DEFINE_list(
   "budgets",
   ["0.5", "0.25", "0.1", "0.05"],
-  "Of what plain training holds, for `planner.fit`.",
+  "Of what plain training holds, for `planner.fit_memory`.",
 )
 _BUDGET_OF = flags.DEFINE_list(
   "budget_of", ["gpt:8", "resnet152:32"], "Networks and batches."

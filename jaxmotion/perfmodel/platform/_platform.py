@@ -223,6 +223,7 @@ class Platform:
     return [
       f"{path}.{field.name}"
       for path, part in parts.items()
+      if part is not None  # A device may have no link to a host.
       for field in dataclasses.fields(part)
       if field.name != "name"
     ]

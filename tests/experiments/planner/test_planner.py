@@ -61,7 +61,7 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
   assert all(row.machine == "ethernet_10gbit" for row in rows)
 
 
-def test_what_cannot_be_is_named(tiny):
+def test_invalid_arguments_are_named(tiny):
   with pytest.raises(ValueError, match="`name` must be one of 'h200_node'"):
     run.load_platform("token_ring")
   with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):

@@ -35,7 +35,7 @@ def advise(platform, **options):
 
 
 def shortest(platform, errors, limit, **options):
-  """Of all choices, by the performance model itself."""
+  """Seconds of the shortest step of all choices, by the performance model."""
   every = every_choice(3, 3)
   lost = errors[np.arange(3), every].sum(1)
   return min(
@@ -63,7 +63,7 @@ def test_no_choice_within_the_budget_is_predicted_to_be_faster(workers, gbit):
 
 
 @pytest.mark.parametrize("options", [{"overlap": False}, {"bucket_bytes": 1}])
-def test_the_step_may_overlap_or_not(options):
+def test_steps_of_any_overlap_and_buckets_are_the_shortest(options):
   bounds = bound_errors(PARAMS, THREE)
   for gbit in (0.1, 100):
     platform = cluster(8, gbit)
@@ -94,7 +94,7 @@ def test_bits_differ_between_tensors_if_the_budget_is_between():
   times = [plan.step.total_s for plan in plans]
   assert times == sorted(times, reverse=True)
   assert len({choice.codec for choice in plans[1].choices}) > 1
-  # What was not spent by one codec for all is spent by several.
+  # Several codecs use the part of the budget that one codec for all leaves.
   fits = [
     plans[1].uniform_s[c]
     for i, c in enumerate((codecs.identity(), *bits))
@@ -103,7 +103,7 @@ def test_bits_differ_between_tensors_if_the_budget_is_between():
   assert plans[1].step.total_s < min(fits)
 
 
-def test_nothing_is_compressed_where_nothing_pays():
+def test_nothing_is_compressed_where_no_codec_pays():
   plan = advise(FAST)
   assert not plan.is_compressed
   assert plan.codec == codecs.identity() and plan.method is None
@@ -114,7 +114,7 @@ def test_nothing_is_compressed_where_nothing_pays():
     assert "longer" in choice.reason
 
 
-def test_nothing_is_compressed_without_a_budget_or_others():
+def test_nothing_is_compressed_without_budget_candidates_or_workers():
   for plan in (
     advise(SLOW, accuracy_budget=0.0),
     advise(SLOW, candidates=[]),
@@ -128,7 +128,7 @@ def test_nothing_is_compressed_without_a_budget_or_others():
   assert "one worker" in advise(cluster(1)).reason
 
 
-def test_a_plan_says_what_and_why():
+def test_a_plan_prints_every_choice_and_reason():
   plan = advise(SLOW)
   assert plan.is_compressed and plan.reason.startswith("Compress 3 of 3")
   text = str(plan)
@@ -140,8 +140,8 @@ def test_a_plan_says_what_and_why():
   assert sent == pytest.approx(plan.step.wire_bytes)
 
 
-def counted(plan, workers):
-  """Bytes of the traced exchange of a plan."""
+def traced_ledger(plan, workers):
+  """Ledger of the traced exchange of a plan."""
   mesh = AbstractMesh((workers,), ("data",), axis_types=(AxisType.Auto,))
   tx = jaxmotion.exchange("data", plan.codec, method=plan.method)
 
@@ -154,14 +154,14 @@ def counted(plan, workers):
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-@pytest.mark.parametrize("gbit", [0.1, 10, 30, 100])
-def test_an_exchange_takes_the_plan_and_sends_what_it_says(workers, gbit):
+@pytest.mark.parametrize("gbit", [0.1, 10, 100])
+def test_an_exchange_sends_the_bytes_that_its_plan_predicts(workers, gbit):
   plan = advise(
     cluster(workers, gbit),
     candidates=[*THREE[1:], INT4],
     gradients=gradients(),
   )
-  assert counted(plan, workers).total_bytes == plan.step.wire_bytes
+  assert traced_ledger(plan, workers).total_bytes == plan.step.wire_bytes
 
 
 def test_a_plan_trains():
@@ -183,7 +183,7 @@ def test_a_plan_trains():
   assert second < first
 
 
-def test_hosts_of_several_devices_exchange_their_parts():
+def test_hosts_of_several_devices_exchange_shards():
   platform = perfmodel.builtin_platform("h100_cluster").resize(host=4)
   plan = advise(platform, mesh_axis="host", local_axis="device")
   step = predict_step(
@@ -195,7 +195,7 @@ def test_hosts_of_several_devices_exchange_their_parts():
   )
 
 
-def test_a_function_is_traced_as_a_step_is():
+def test_a_function_gives_the_plan_of_its_traced_step():
   traced = advise(SLOW)
   plan = planner.advise(
     loss, PARAMS, (BATCH,), SLOW, candidates=THREE[1:], optimizer=None
@@ -203,7 +203,7 @@ def test_a_function_is_traced_as_a_step_is():
   assert plan.step == traced.step and plan.choices == traced.choices
 
 
-def test_an_optimizer_takes_its_time():
+def test_the_optimizer_is_part_of_the_step():
   slow = planner.advise(
     loss, PARAMS, (BATCH,), SLOW, candidates=(), optimizer=optax.adam(1e-3)
   )
@@ -218,7 +218,7 @@ def spin(w, x):
 W = jax.ShapeDtypeStruct((4, 4), "float32")
 
 
-def test_a_loop_without_trips_is_named():
+def test_a_while_loop_without_trips_is_named():
   with pytest.raises(ValueError, match="`while_trips` must give.*lambda"):
     planner.advise(spin, W, (BATCH,), SLOW)
   plan = planner.advise(spin, W, (BATCH,), SLOW, candidates=(), while_trips=3)
@@ -257,12 +257,12 @@ def test_a_loop_without_trips_is_named():
     ({"algorithm": "star"}, ValueError, "`algorithm` must be one of"),
   ],
 )
-def test_what_cannot_be_is_named(options, error, message):
+def test_invalid_arguments_are_named(options, error, message):
   with pytest.raises(error, match=message):
     advise(SLOW, **options)
 
 
-def test_parts_that_are_missing_are_named():
+def test_missing_or_mismatched_arguments_are_named():
   with pytest.raises(ValueError, match="`params` must hold at least one"):
     planner.advise(loss, {}, (BATCH,), SLOW)
   with pytest.raises(TypeError, match="`platform` must be.*'ethernet'"):

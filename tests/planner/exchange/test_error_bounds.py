@@ -7,7 +7,7 @@ from jaxmotion import codecs
 from jaxmotion.planner.exchange._error_bounds import relative_error_bound
 from tests.planner.problems import relative_errors
 
-STATED = {
+CODECS = {
   "identity": codecs.identity(),
   "bf16": codecs.cast("bfloat16"),
   "truncate1": codecs.truncate(bytes=1),
@@ -39,9 +39,9 @@ def arrays(count):
     yield (rng.standard_normal(count) ** power).astype("float32")
 
 
-@pytest.mark.parametrize("name", STATED)
-def test_no_error_is_beyond_what_is_stated(name):
-  codec = STATED[name]
+@pytest.mark.parametrize("name", CODECS)
+def test_errors_of_the_worst_arrays_are_within_the_bound(name):
+  codec = CODECS[name]
   count = 2 * 643  # Not a multiple of a block.
   bound = relative_error_bound(codec, count)
   found = relative_errors(codec, np.stack(list(arrays(count))))
@@ -50,7 +50,7 @@ def test_no_error_is_beyond_what_is_stated(name):
     assert max(found) > bound / 30  # Not far above the worst error.
 
 
-def test_no_bound_is_made_up():
+def test_narrow_formats_have_no_bound():
   narrow = codecs.cast("float8_e4m3fn")
   assert relative_error_bound(narrow, 10) is None
   assert relative_error_bound(codecs.feedback(narrow), 10) is None

@@ -11,7 +11,7 @@ from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from tests.planner.problems import PARAMS, THREE, gradients, relative_errors
 
 
-def test_a_bound_that_is_not_there_is_asked_for():
+def test_a_codec_without_a_bound_needs_gradients():
   narrow = codecs.cast("float8_e4m3fn")
   with pytest.raises(ValueError, match="`gradients` must be given.*e4m3fn"):
     bound_errors(PARAMS, (codecs.identity(), narrow))
@@ -37,7 +37,7 @@ def test_measured_errors_are_those_of_one_encoding():
   )
 
 
-def test_bounds_have_to_fit_for_every_tensor_and_measured_errors_together():
+def test_bounds_must_fit_for_each_tensor_and_measured_errors_in_sum():
   bounds = bound_errors(PARAMS, THREE)
   errors, limit = bounds.squared_limits(0.01)
   assert np.isfinite(errors).tolist() == [[True, True, False]] * 3
@@ -59,7 +59,7 @@ def test_narrow_gradients_are_compared_as_float32():
   params = {"w": jnp.zeros((64, 64), "bfloat16")}
   x = jnp.asarray(gradients()["first"][:64, :64], "bfloat16")
   found = measure_errors(params, THREE, {"w": x})
-  # They are words of their own dtype already.
+  # Both codecs keep bfloat16 unchanged.
   assert found.relative_error(0, 0) == found.relative_error(0, 1) == 0
   assert found.relative_error(0, 2) > 0
 
@@ -82,6 +82,6 @@ def test_narrow_gradients_are_compared_as_float32():
     ),
   ],
 )
-def test_gradients_that_cannot_be_are_named(change, message):
+def test_invalid_gradients_are_named(change, message):
   with pytest.raises(ValueError, match=message):
     measure_errors(PARAMS, THREE, change(gradients()))

@@ -34,44 +34,44 @@ def parts(plan, platform=None):
 
 @pytest.mark.parametrize("name", ["compute_s", "coding_s", "link_s", "step_s"])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 7.0])
-def test_what_was_measured_is_predicted_afterwards(name, factor):
+def test_measured_times_are_predicted_afterwards(name, factor):
   plan = advise(SLOW)
   before = parts(plan)
-  again = replan(plan, **{name: factor * before[name]})
-  after = parts(plan, again.platform)
+  corrected = replan(plan, **{name: factor * before[name]})
+  after = parts(plan, corrected.platform)
   assert after[name] == pytest.approx(factor * before[name], rel=1e-6)
   others = {"coding_s": ["compute_s", "link_s"], "link_s": ["coding_s"]}
   for other in others.get(name, []):
     assert after[other] == pytest.approx(before[other])
 
 
-def test_all_together():
+def test_several_measurements_are_all_predicted_afterwards():
   plan = advise(SLOW)
   before = parts(plan)
   given = {k: 2 * before[k] for k in ("compute_s", "coding_s")}
-  again = replan(plan, **given, step_s=3 * before["step_s"])
-  after = parts(plan, again.platform)
+  corrected = replan(plan, **given, step_s=3 * before["step_s"])
+  after = parts(plan, corrected.platform)
   for name in given:
     assert after[name] == pytest.approx(given[name], rel=1e-6)
   assert after["step_s"] == pytest.approx(3 * before["step_s"], rel=1e-6)
 
 
-def test_a_link_that_is_faster_than_it_was_said_is_not_compressed():
+def test_links_faster_than_predicted_need_no_compression():
   plan = advise(SLOW)
   assert plan.is_compressed
-  again = replan(plan, link_s=parts(plan)["link_s"] / 1e5)
-  assert not again.is_compressed
-  assert again.reason.startswith("Do not compress")
+  corrected = replan(plan, link_s=parts(plan)["link_s"] / 1e5)
+  assert not corrected.is_compressed
+  assert corrected.reason.startswith("Do not compress")
 
 
-def test_codecs_that_are_slower_than_they_were_said_are_not_used():
+def test_codecs_slower_than_predicted_are_not_used():
   plan = advise(SLOW)
-  again = replan(plan, coding_s=1e4 * parts(plan)["coding_s"])
-  assert not again.is_compressed
-  assert again.step.total_s == pytest.approx(again.uncompressed.total_s)
+  corrected = replan(plan, coding_s=1e4 * parts(plan)["coding_s"])
+  assert not corrected.is_compressed
+  assert corrected.step.total_s == pytest.approx(corrected.uncompressed.total_s)
 
 
-def test_links_that_are_slower_than_they_were_said_are_relieved():
+def test_links_slower_than_predicted_are_compressed():
   plan = advise(cluster(8, gbit=10_000, latency_s=1e-6))
   assert not plan.is_compressed
   slow = replan(plan, step_s=100 * plan.step.total_s)
@@ -81,15 +81,15 @@ def test_links_that_are_slower_than_they_were_said_are_relieved():
   )
 
 
-def test_it_can_be_done_again_and_kept(tmp_path):
+def test_replans_compose_and_platforms_can_be_saved(tmp_path):
   plan = advise(SLOW)
   first = replan(plan, coding_s=3 * parts(plan)["coding_s"])
   second = replan(first, coding_s=2 * parts(first)["coding_s"])
   before, after = parts(plan), parts(plan, second.platform)
   assert after["coding_s"] == pytest.approx(6 * before["coding_s"], rel=1e-6)
   perfmodel.save_platform(second.platform, tmp_path / "here.json")
-  again = perfmodel.load_platform(tmp_path / "here.json")
-  assert advise(again).step == second.step
+  loaded = perfmodel.load_platform(tmp_path / "here.json")
+  assert advise(loaded).step == second.step
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_it_can_be_done_again_and_kept(tmp_path):
     ({"step_s": 1e-9}, ValueError, "more than what computing and coding"),
   ],
 )
-def test_what_cannot_be_is_named(given, error, message):
+def test_invalid_measurements_are_named(given, error, message):
   with pytest.raises(error, match=message):
     replan(advise(SLOW), **given)
 
 
-def test_what_a_plan_has_not_cannot_be_measured():
+def test_times_that_a_plan_does_not_have_are_refused():
   with pytest.raises(ValueError, match="`coding_s` must be None.*got 1.0"):
     replan(advise(MIDDLE, accuracy_budget=0), coding_s=1.0)
   with pytest.raises(ValueError, match="`link_s` must be None"):

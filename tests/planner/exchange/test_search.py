@@ -65,7 +65,7 @@ def cases(count, tensors, seed=0):
     yield table, errors, float(errors.max(1).sum() * rng.uniform(0, 0.7))
 
 
-def test_of_three_tensors_and_three_codecs_the_shortest_step_is_found():
+def test_the_shortest_step_of_three_tensors_and_codecs_is_found():
   for table, errors, budget in cases(100, 3):
     found = search_choice(table, errors, budget, np.zeros(3, int))
     assert errors[np.arange(3), found].sum() <= budget
@@ -74,7 +74,7 @@ def test_of_three_tensors_and_three_codecs_the_shortest_step_is_found():
     )
 
 
-def test_of_many_labels_few_are_enough():
+def test_pruned_labels_lose_little():
   regrets = []
   for table, errors, budget in cases(30, 8):
     # 3^8 labels, of which at most 3 are kept for each of 64 cells.
@@ -113,10 +113,10 @@ def test_without_a_budget_only_codecs_without_error_are_chosen():
   assert not search_choice(table, errors, 0.0, np.zeros(5, int)).any()
 
 
-def test_of_equal_steps_the_most_exact_is_chosen():
+def test_the_most_exact_of_equal_steps_is_chosen():
   rng = np.random.default_rng(0)
   table, errors = random_table(rng, 4, 3, 1, True)
-  # The link takes no time and neither do codecs.
+  # Neither the link nor the codecs take time.
   still = dataclasses.replace(
     table,
     coding_s=0 * table.coding_s,
