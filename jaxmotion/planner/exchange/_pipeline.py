@@ -9,8 +9,8 @@ Vectorizes the recurrence of `perfmodel.overlapped_seconds`. With device time
 
 The recurrence is linear in max-plus algebra: max takes the place of addition,
 addition that of multiplication. All later messages are therefore four numbers
-(a `PipelineSuffix`), whatever the state before them, so that the search can
-complete every label with the same suffix at no cost.
+(a `PipelineSuffix`), whatever the state before them. The search completes
+every label with the same suffix in four additions.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ label that has paid looks slower than one that has yet to pay.
 
 A label is as fast as the step that it becomes when a reference choice codes
 all later tensors. The state of the pipeline alone would not rank labels: which
-transfers are hidden depends on what follows. A `PipelineSuffix` makes the
-estimate four additions for each label.
+transfers are hidden depends on what follows.
 """
 
 from __future__ import annotations

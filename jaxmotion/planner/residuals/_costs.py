@@ -52,7 +52,7 @@ class TracedVariant(NamedTuple):
 
 
 class KeepOption(NamedTuple):
-  """One way to keep some residuals, and its costs in a step.
+  """A way to keep some residuals, and its costs in a step.
 
   Attributes:
     action: a codec, `offload` or None.
@@ -110,7 +110,7 @@ class ResidualCosts:
 
   @functools.cached_property
   def temporary_bytes(self) -> int:
-    """Bytes of what is alive besides arguments, gradients and residuals."""
+    """Bytes of buffers other than arguments, gradients and residuals."""
     base = self.trace_variant()
     known = self.argument_bytes + self.gradient_bytes + base.residual_bytes
     of_layers = (layer.temporary_bytes for layer in self._layers)

@@ -162,7 +162,7 @@ def _list_units(
 def _grow_greedily(
   costs: ResidualCosts, units: dict[RecomputeSet, list[str]]
 ) -> Iterator[RecomputeSet]:
-  """Adds the unit of the fewest seconds per byte saved, again and again.
+  """Repeatedly adds the unit of the fewest seconds per byte saved.
 
   Lazy greedy search: a unit is queued by its price when it was last traced,
   and traced again only when it comes first. That is exact while prices do not

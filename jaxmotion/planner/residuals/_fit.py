@@ -67,11 +67,11 @@ def fit_memory(
 
   that fit the budget. `t(D)` is the roofline of a step that recomputes the
   residuals `D`. A residual is saved `n` times, and encoded and decoded in `e`
-  and `d` seconds; these include the device's memory, if the residual goes to
-  the host and back. For each layer `l` (the body of a loop, or everything
-  outside loops), the link to the host takes `p` seconds and the link back `q`;
-  they hide behind the layer's forward pass of `f` and its backward pass of `b`
-  seconds.
+  and `d` seconds. These include the device's memory, if the residual goes to
+  the host and back. A layer `l` is the body of a loop, or everything outside
+  loops. Its link to the host takes `p` seconds and hides behind a forward pass
+  of `f` seconds; its link back takes `q` and hides behind a backward pass of
+  `b`.
 
   Plans on the Pareto front of time and memory are tried in turn: the step,
   `jax.value_and_grad` of the function, is compiled. What the compiler needs

@@ -25,8 +25,8 @@ class Layer(NamedTuple):
     prefix: start of the names of the layer's residuals ("scan_0/"), without
       their kind; "" outside scans.
     forward_s: seconds of all iterations, without inner scans.
-    temporary_bytes: bytes alive in one iteration and its backward pass,
-      besides arguments and results.
+    temporary_bytes: bytes alive in one iteration and its backward pass, without
+      arguments and results.
   """
 
   prefix: str

@@ -84,7 +84,7 @@ class MemoryPlan:
     compiled_bytes: bytes of the compiled step; None if it was not compiled.
     argument_bytes: bytes of parameters and batch.
     gradient_bytes: bytes of the gradients and the result.
-    temporary_bytes: bytes of what is alive besides.
+    temporary_bytes: bytes of all other buffers of the step.
     baseline_s: seconds of a step that saves what JAX saves.
     step_s: seconds of a step by this plan.
     notes: sentences about how the plan was made.

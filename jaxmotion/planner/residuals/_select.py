@@ -124,7 +124,7 @@ class _PlanCompiler:
     self._plans: dict[PlanCandidate, MemoryPlan] = {}
     self._compiled: dict[tuple[Residual, ...], int] = {}
     arrays = costs.argument_bytes + costs.gradient_bytes
-    # Bytes that the last plan took besides the candidate's residuals.
+    # Bytes of the last plan other than the candidate's residuals.
     self._other_bytes = arrays + costs.temporary_bytes
 
   @property
@@ -145,7 +145,7 @@ class _PlanCompiler:
     return _plan_bytes(self.make_plan(candidate)) <= self._budget_bytes
 
   def is_likely_to_fit(self, candidate: PlanCandidate) -> bool:
-    """Returns whether it fits if it takes as much besides as the last plan."""
+    """Returns whether it fits if only its residuals differ from the last plan."""
     expected_bytes = self._other_bytes + candidate.residual_bytes
     return expected_bytes <= self._budget_bytes
 
