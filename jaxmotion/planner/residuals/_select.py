@@ -145,7 +145,7 @@ class _PlanCompiler:
     return _plan_bytes(self.make_plan(candidate)) <= self._budget_bytes
 
   def is_likely_to_fit(self, candidate: PlanCandidate) -> bool:
-    """Returns whether it fits if only its residuals differ from the last plan."""
+    """Returns whether it fits if other bytes are those of the last plan."""
     expected_bytes = self._other_bytes + candidate.residual_bytes
     return expected_bytes <= self._budget_bytes
 
