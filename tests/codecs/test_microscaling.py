@@ -54,7 +54,7 @@ def spread(size):
 
 
 @FORMATS
-@pytest.mark.parametrize("size", [32, 40, 3000])
+@pytest.mark.parametrize("size", [40, 3000])
 def test_elements_and_scales_are_those_of_the_specification(name, size):
   x = spread(size)
   payload, y = trip(name, x)
@@ -67,10 +67,9 @@ def test_elements_and_scales_are_those_of_the_specification(name, size):
 
 
 @FORMATS
-@pytest.mark.parametrize("power", [-126, -1, 0, 1, 127])
-def test_scales_are_exact_at_powers_of_two(name, power):
-  below = np.nextafter(np.float32(2.0**power), np.float32(0))
-  for peak in (np.float32(2.0**power), below):
+def test_scales_are_exact_at_powers_of_two(name):
+  powers = np.float32(2.0) ** np.float32([-126, -1, 0, 1, 127])
+  for peak in (*powers, *np.nextafter(powers, np.float32(0))):
     x = np.full(32, peak, np.float32)
     payload, y = trip(name, x)
     if peak < np.finfo(np.float32).tiny:
@@ -81,14 +80,14 @@ def test_scales_are_exact_at_powers_of_two(name, power):
 
 
 @FORMATS
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_value_makes_its_block_nan_and_no_other(name, bad):
-  x = spread(100)
-  x[40] = bad
-  payload, y = trip(name, x)
-  assert payload.scale[1] == 255
-  nan = np.arange(100) // 32 == 1
-  np.testing.assert_array_equal(np.isnan(y), nan)
+def test_a_non_finite_element_makes_its_block_nan_and_no_other(name):
+  for bad in (np.nan, np.inf, -np.inf):
+    x = spread(100)
+    x[40] = bad
+    payload, y = trip(name, x)
+    assert payload.scale[1] == 255
+    nan = np.arange(100) // 32 == 1
+    np.testing.assert_array_equal(np.isnan(y), nan)
 
 
 @FORMATS

@@ -1,24 +1,32 @@
-"""Lowering kernels for GPUs that are not there."""
+"""Lowering of kernels for GPUs that are absent."""
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 GPUS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB")
+
+
+def on_gpus(cases):
+  """Returns (case, gpu): all cases on the first GPU, one on every other."""
+  cases = list(cases)
+  return [(c, GPUS[0]) for c in cases] + [(cases[0], g) for g in GPUS[1:]]
+
+
 _CALL = "@__gpu$xla.gpu.triton("
 
 
 def lower(fn, *args, gpu="NVIDIA H200"):
-  """The program of `fn` for that GPU, as text."""
+  """Returns the program of `fn` for that GPU, as text."""
   device = AbstractDevice(device_kind=gpu, num_cores=None, platform="gpu")
   mesh = AbstractMesh(
     (1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device
   )
   with jax.sharding.use_abstract_mesh(mesh):
-    # A function of its own: what chose an implementation is traced anew.
+    # A new function each time, so that dispatch is traced anew.
     traced = jax.jit(lambda *a: fn(*a)).trace(*args)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def kernel_calls(fn, *args, gpu="NVIDIA H200"):
-  """How many Triton kernels the program for that GPU launches."""
+  """Returns how many Triton kernels the program for that GPU launches."""
   return lower(fn, *args, gpu=gpu).count(_CALL)

@@ -15,10 +15,10 @@ from jaxmotion.kernels.blocks._cases import CASES
 from jaxmotion.kernels.quantize import AbsmaxOp
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp
-from tests.kernels.triton import GPUS, kernel_calls
+from tests.kernels.triton import kernel_calls, on_gpus
 
 ALL = pytest.mark.parametrize("name", CASES)
-# One of each kind: what they share is covered by encoding all cases.
+# One op of each kind; encoding all cases covers what their variants share.
 PASSES = (
   "absmax8",
   "minmax3_stochastic",
@@ -38,7 +38,7 @@ def arguments(name):
 
 
 def adds_up(op):
-  """Whether scales are sums, whose order is each implementation's own."""
+  """Returns whether scales are sums, whose order implementations choose."""
   return isinstance(op, SignOp) or (
     isinstance(op, TernaryOp) and not op.stochastic
   )
@@ -56,7 +56,7 @@ def check(op, got, expected):
 
 @functools.partial(jax.jit, static_argnums=0)
 def encoded(op, x, key):
-  """By the reference."""
+  """Returns the payload of the reference."""
   return op.encode(x, key)
 
 
@@ -139,8 +139,7 @@ def test_padding_is_not_summed_or_overwritten():
     triton.encode_error(x, memory, None, op=case.op, decay=1.0)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@SOME
+@pytest.mark.parametrize(("name", "gpu"), on_gpus(PASSES))
 def test_each_pass_is_one_kernel(name, gpu):
   op, x, key = arguments(name)
   payloads = payloads_of(op, x, key, 2)
@@ -156,7 +155,8 @@ def test_each_pass_is_one_kernel(name, gpu):
     assert kernel_calls(fn, argument, gpu=gpu) == 1
 
 
-@ALL
+# `test_each_pass_is_one_kernel` lowers the others.
+@pytest.mark.parametrize("name", [c for c in CASES if c not in PASSES])
 def test_every_case_lowers(name):
   op, x, key = arguments(name)
   force = {"implementation": "pallas_triton"}

@@ -15,7 +15,7 @@ from jaxmotion.kernels.compact import (
   _reference as reference,
 )
 from jaxmotion.kernels.compact._cases import FLOATS, TILES
-from tests.kernels.triton import GPUS, kernel_calls
+from tests.kernels.triton import kernel_calls, on_gpus
 
 CASES = pytest.mark.parametrize("case", TILES)
 
@@ -38,8 +38,9 @@ def same(got, wanted):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("least", [1.0, 1e-42])
-@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize(
+  ("case", "least"), [*((case, 1.0) for case in FLOATS), ("special", 1e-42)]
+)
 def test_marks_are_those_of_the_reference(case, least):
   same(*both("threshold_bitmap", FLOATS[case](), threshold=least))
 
@@ -117,8 +118,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "gpu"), on_gpus(OPS))
 def test_an_op_is_one_kernel(op, gpu, monkeypatch):
   monkeypatch.setenv("JAXMOTION_KERNELS", "pallas_triton")
   fn, args = OPS[op]

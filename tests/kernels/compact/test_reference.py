@@ -14,7 +14,7 @@ from jaxmotion.kernels.compact._cases import FLOATS, TILES
 
 # One word, one level of the tree, two levels, three.
 SIZES = pytest.mark.parametrize("size", [0, 1, 32, 33, 1024, 1100, 40000])
-DENSITIES = pytest.mark.parametrize("density", [0.0, 0.02, 0.5, 1.0])
+DENSITIES = (0.0, 0.02, 0.5, 1.0)
 CASES = pytest.mark.parametrize("case", TILES)
 
 
@@ -27,8 +27,14 @@ def packed(keep):
   return np.packbits(padded, bitorder="little").view(np.uint32)
 
 
-@pytest.mark.parametrize("least", [1.0, 1e-42, 3e4])
-@pytest.mark.parametrize("case", FLOATS)
+# Where magnitudes end and where they are special, thresholds are as well.
+@pytest.mark.parametrize(
+  ("case", "least"),
+  [
+    *((case, 1.0) for case in FLOATS),
+    *((c, t) for c in ("special", "float16", "bfloat16") for t in (1e-42, 3e4)),
+  ],
+)
 def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
   x = FLOATS[case]()
   wide = x.astype(np.float32)
@@ -38,26 +44,27 @@ def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
 
 
 @SIZES
-@DENSITIES
-def test_starts_count_the_marks_before_each_word(size, density):
-  keep = keep_of(size, density)
-  got = jax.jit(prefix_counts)(packed(keep))
-  padded = np.pad(keep, (0, -size % 32)).reshape(-1, 32).sum(1)
-  np.testing.assert_array_equal(got, np.concatenate([[0], padded.cumsum()]))
+def test_prefix_counts_are_of_the_marks_before_each_word(size):
+  program = jax.jit(prefix_counts)
+  for density in DENSITIES:
+    keep = keep_of(size, density)
+    padded = np.pad(keep, (0, -size % 32)).reshape(-1, 32).sum(1)
+    expected = np.concatenate([[0], padded.cumsum()])
+    np.testing.assert_array_equal(program(packed(keep)), expected)
 
 
-# Below one slot in 64 entries a search finds them, above it a compaction.
+# Below one slot in 64 entries a search finds them, above it a scatter.
 @SIZES
-@DENSITIES
 @pytest.mark.parametrize("share", [0.01, 0.5])
-def test_selection_finds_the_first_marks(size, density, share):
-  keep, capacity = keep_of(size, density), int(share * size)
-  got = jax.jit(lambda b: bitmap_positions(b, prefix_counts(b), capacity))(
-    packed(keep)
-  )
-  assert got.shape == (capacity,)
-  found = np.flatnonzero(keep)[:capacity]
-  np.testing.assert_array_equal(got[: found.size], found)
+def test_positions_are_those_of_the_first_marks(size, share):
+  capacity = int(share * size)
+  program = jax.jit(lambda b: bitmap_positions(b, prefix_counts(b), capacity))
+  for density in DENSITIES:
+    keep = keep_of(size, density)
+    got = program(packed(keep))
+    assert got.shape == (capacity,)
+    found = np.flatnonzero(keep)[:capacity]
+    np.testing.assert_array_equal(got[: found.size], found)
 
 
 @CASES

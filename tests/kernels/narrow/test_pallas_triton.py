@@ -11,13 +11,11 @@ from jaxmotion.kernels.narrow import (
   _reference as reference,
 )
 from jaxmotion.kernels.narrow._cases import CASES
-from tests.kernels.triton import GPUS, kernel_calls
+from tests.kernels.triton import kernel_calls, on_gpus
 
 FORMATS = pytest.mark.parametrize(
   "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 )
-BYTES = pytest.mark.parametrize("count", [1, 2, 3, 4])
-EVERY_GPU = pytest.mark.parametrize("gpu", GPUS)
 
 
 def word(dtype):
@@ -102,18 +100,20 @@ def test_a_batch_is_as_each_of_its_arrays():
   )
 
 
-@EVERY_GPU
 @pytest.mark.parametrize(
-  ("dtype", "size"),
-  [
-    ("bfloat16", 8192),
-    ("float16", 8192),
-    ("float8_e4m3fn", 8192),
-    ("float8_e5m2", 8192),
-    ("bfloat16", 1001),
-  ],
+  ("form", "gpu"),
+  on_gpus(
+    [
+      ("bfloat16", 8192),
+      ("float16", 8192),
+      ("float8_e4m3fn", 8192),
+      ("float8_e5m2", 8192),
+      ("bfloat16", 1001),
+    ]
+  ),
 )
-def test_a_cast_and_its_inverses_are_one_kernel_each(dtype, size, gpu):
+def test_a_cast_and_its_inverses_are_one_kernel_each(form, gpu):
+  dtype, size = form
   x = jnp.zeros(size)
   words = jnp.zeros((9, size), word(dtype))
 
@@ -126,8 +126,7 @@ def test_a_cast_and_its_inverses_are_one_kernel_each(dtype, size, gpu):
   assert kernel_calls(lambda *a: list(four(*a)), x, words, gpu=gpu) == 4
 
 
-@EVERY_GPU
-@BYTES
+@pytest.mark.parametrize(("count", "gpu"), on_gpus([1, 2, 3, 4]))
 def test_a_truncation_and_its_inverses_are_one_kernel_each(count, gpu):
   x = jnp.zeros(8192)
   planes = (jnp.zeros((2, 8192), jnp.uint8),) * count
@@ -141,10 +140,9 @@ def test_a_truncation_and_its_inverses_are_one_kernel_each(count, gpu):
   assert kernel_calls(lambda *a: list(four(*a)), x, planes, gpu=gpu) == 4
 
 
-@EVERY_GPU
-def test_a_batch_is_one_kernel(gpu):
+def test_a_batch_is_one_kernel():
   encode = functools.partial(triton.cast_encode, dtype="bfloat16")
-  assert kernel_calls(jax.vmap(encode), jnp.zeros((3, 4096)), gpu=gpu) == 1
+  assert kernel_calls(jax.vmap(encode), jnp.zeros((3, 4096))) == 1
 
 
 def test_a_shard_s_encoding_and_sum_are_one_kernel_each():

@@ -9,7 +9,7 @@ from jax import lax
 from jaxmotion.kernels._triton import call_kernel, load, store
 from jaxmotion.kernels.pack import num_planes, pack
 from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
-from tests.kernels.triton import GPUS, kernel_calls
+from tests.kernels.triton import kernel_calls, on_gpus
 
 BITS = pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 7, 8, 11, 16, 24, 32])
 # Blocks of a tile and values in each.
@@ -71,8 +71,7 @@ def test_pieces_are_powers_of_two_of_rows_that_follow_each_other(bits):
   assert row == num_planes(bits) * bits // 32
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("bits", [1, 4, 7, 8, 32])
+@pytest.mark.parametrize(("bits", "gpu"), on_gpus([1, 4, 7, 8, 32]))
 def test_both_lower_for_gpus(bits, gpu):
   codes = codes_of(bits)
   words = pack(codes, bits)

@@ -14,7 +14,7 @@ from jaxmotion.kernels.select import (
   _reference as reference,
 )
 from jaxmotion.kernels.select._cases import CASES
-from tests.kernels.triton import GPUS, kernel_calls
+from tests.kernels.triton import kernel_calls, on_gpus
 
 NAMES = pytest.mark.parametrize("case", CASES)
 
@@ -113,8 +113,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "gpu"), on_gpus(OPS))
 def test_an_op_is_one_kernel(op, gpu, monkeypatch):
   monkeypatch.setenv("JAXMOTION_KERNELS", "pallas_triton")
   fn, args = OPS[op]
