@@ -5,45 +5,48 @@ WORKERS ?= 2
 EXTRAS ?= experiments,test
 ARGS ?=
 
-.PHONY: train test lint types bench bench-kernels compile-kernels hosts newest clean
+.PHONY: train test lint types codecs kernels compile-kernels hosts newest clean
 
-# The main job: digits under six exchanges. ARGS="--config=configs/..." picks
-# another.
+# Train digits under six exchanges; print a table, write rows and a plot to
+# results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --json=results/train.jsonl \
 	  --plot=results/train.png $(ARGS)
 
-# Everything: lint, types, doctests, tests.
+# Run all checks: lint, types, doctests and tests.
 test: lint types
 	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
+# Check format and style.
 lint: $(VENV)/installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 
+# Check types.
 types: $(VENV)/installed
 	$(RUN) -m mypy
 
-bench: $(VENV)/installed
+# Time every codec on this device against a copy.
+codecs: $(VENV)/installed
 	$(RUN) -m experiments.codecs $(ARGS)
 
-# Every op of jaxmotion.kernels on this device: correct, and how fast.
-bench-kernels: $(VENV)/installed
+# Check and time every op of jaxmotion.kernels on this device.
+kernels: $(VENV)/installed
 	$(RUN) -m experiments.kernels $(ARGS)
 
-# What XLA makes of them for an H100, on a machine without a GPU. The wheels are
-# in the extra `cuda-compile`; JAX then says at every start that it has no GPU,
-# so they may have an environment of their own: make compile-kernels
-# VENV=.venv-cuda EXTRAS=experiments,test,cuda-compile
+# Compile every op of jaxmotion.kernels for an H100, on a machine without a GPU.
+# The extra `cuda-compile` brings the compiler. With it, JAX warns at every start
+# that there is no GPU; give it an environment of its own to avoid that:
+# make compile-kernels VENV=.venv-cuda EXTRAS=experiments,test,cuda-compile
 compile-kernels: $(VENV)/installed
 	$(RUN) -m experiments.kernels --compiled $(ARGS)
 
-# Two hosts and a slow link: make hosts ARGS="--rate=1gbit". The peers need the
-# extra `peers`.
+# Time training steps on two hosts with a slow link:
+# make hosts ARGS="--rate=1gbit". The PyTorch cases need the extra `peers`.
 hosts: $(VENV)/installed
 	$(RUN) -m experiments.hosts $(ARGS)
 
-# The tests of the library itself on another interpreter, with the newest JAX:
+# Run the library's own tests on another interpreter with the newest JAX:
 # make newest PYTHON=python3.12
 newest:
 	$(PYTHON) -m venv .venv-newest
@@ -60,5 +63,6 @@ $(VENV)/installed: pyproject.toml
 	$(RUN) -m pip install --quiet -e '.[$(EXTRAS)]'
 	touch $@
 
+# Remove the environments and results/.
 clean:
 	rm -rf $(VENV) .venv-newest results

@@ -1,4 +1,4 @@
-"""A folder that lets a killed job go on where it was, bit for bit."""
+"""Work folders of jobs: a killed job continues bit for bit."""
 
 import json
 import os
@@ -14,23 +14,23 @@ from ml_collections import ConfigDict
 
 from experiments.common import records
 
-# What may change between two starts: a longer list only adds runs.
+# Fields that may change between two starts: a longer list only adds runs.
 _FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
 
 
 class Run(NamedTuple):
-  """What one finished run measured.
+  """Measurements of one finished training run.
 
   Attributes:
-    exchange: case name.
-    seed: of the run.
-    score: on the held-out data, in the task's unit.
-    loss: of the last training step.
-    wire_bytes: what one worker sends in one step, by the traced program; of
-      several processes, what it sends to other processes.
-    compiled_bytes: the same, by the compiled program.
-    compile_s: time to trace and compile the step.
-    step_ms: median time of a step.
+    exchange: name of the exchange.
+    seed: seed of the run.
+    score: score on the held-out data, in the task's unit.
+    loss: loss of the last training step.
+    wire_bytes: bytes that one worker sends in one step, by the traced program;
+      with several processes, bytes sent to other processes.
+    compiled_bytes: the same bytes, by the compiled program.
+    compile_s: seconds to trace and compile the step.
+    step_ms: median time of a step, milliseconds.
   """
 
   exchange: str
@@ -44,11 +44,11 @@ class Run(NamedTuple):
 
 
 class Log(NamedTuple):
-  """What a run has measured so far, step by step.
+  """Losses and times of a run so far, step by step.
 
   Attributes:
-    loss: of each step.
-    step_ms: time of each step.
+    loss: loss of each step.
+    step_ms: time of each step, milliseconds.
   """
 
   loss: list[float]
@@ -56,13 +56,13 @@ class Log(NamedTuple):
 
 
 class CheckpointStore:
-  """Checkpoints of one run: parameters, optimiser state, log.
+  """Checkpoints of one run: parameters, optimizer state, log.
 
-  The leaves are saved as a flat list, so that no name inside an optimiser
+  The leaves are saved as a flat list, so that no name inside an optimizer
   state (or inside a codec's error memory) becomes part of the format.
 
   Args:
-    folder: where the checkpoints of this run go.
+    folder: folder of the checkpoints of this run.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -72,7 +72,7 @@ class CheckpointStore:
     )
 
   def save(self, tree: Any, log: Log) -> None:
-    """Writes the state after `len(log.loss)` steps; returns when on disk."""
+    """Writes the state after `len(log.loss)` steps and waits for the disk."""
     leaves = [_to_storable(x) for x in jax.tree.leaves(tree)]
     args = ocp.args.Composite(
       leaves=ocp.args.StandardSave(leaves),
@@ -108,31 +108,31 @@ class CheckpointStore:
 
 
 def _to_storable(x: Any) -> Any:
-  """A leaf itself, or the NumPy array that a scalar of NumPy's is."""
+  """Returns a JAX array as it is, anything else as a NumPy array."""
   return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
 def _to_abstract(x: Any) -> Any:
-  """What says how a leaf is restored; one of NumPy's stays one."""
+  """Returns how to restore a leaf: a NumPy array stays a NumPy array."""
   if not isinstance(x, jax.Array):
     return np.asarray(x)
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 class Workdir:
-  """The folder of one job: its configuration, checkpoints and finished runs.
+  """Folder of one job: its configuration, checkpoints and finished runs.
 
-  Several processes share one folder. The first of them alone writes to it, but
-  for checkpoints, of which each writes its own workers' part.
+  Several processes share one folder. Only the first process writes to it,
+  except for checkpoints: each process writes those of its own workers.
 
   Args:
-    folder: created if absent.
-    config: of the job.
-    record: what finished runs are: a NamedTuple of values that JSON knows.
+    folder: path of the folder; created if absent.
+    config: configuration of the job.
+    record: NamedTuple type of finished runs, with values that JSON knows.
 
   Raises:
-    ValueError: if the folder belongs to another configuration, or the
-      processes do not share it.
+    ValueError: the folder belongs to another configuration, or the processes
+      do not share it.
   """
 
   def __init__(
@@ -144,16 +144,16 @@ class Workdir:
     self._record = record
     self._folder = pathlib.Path(folder)
     self._runs = self._folder / "runs.jsonl"
-    self._first = jax.process_index() == 0
-    if self._first:
+    self._is_first = jax.process_index() == 0
+    if self._is_first:
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._claim(config)
+      self._claim_folder(config)
     if jax.process_count() > 1:
-      # What the first has claimed, the others find.
+      # The other processes must see the file that the first one wrote.
       multihost_utils.sync_global_devices(f"{self._folder} is claimed")
-      self._find(config)
+      self._find_claim(config)
 
-  def _claim(self, config: ConfigDict) -> None:
+  def _claim_folder(self, config: ConfigDict) -> None:
     fields = json.loads(config.to_json())
     ours = {k: v for k, v in fields.items() if k not in _FREE_FIELDS}
     path = self._folder / "config.json"
@@ -168,26 +168,26 @@ class Workdir:
         f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
       )
 
-  def _find(self, config: ConfigDict) -> None:
+  def _find_claim(self, config: ConfigDict) -> None:
     if not (self._folder / "config.json").exists():
       raise ValueError(
         "`workdir` must be a folder that all processes share, got"
         f" {str(self._folder)!r}, where process {jax.process_index()} does not"
         " find what process 0 has written."
       )
-    self._claim(config)
+    self._claim_folder(config)
 
   def read_runs(self) -> list[Any]:
-    """The runs that are done, in the order they were."""
+    """Returns the finished runs, in the order they finished."""
     return [self._record(**line) for line in records.read_lines(self._runs)]
 
   def add_run(self, run: Any) -> None:
-    """Notes that `run` is done, so that it is not repeated."""
-    if not self._first:
+    """Records that a run is finished, so that it is not repeated."""
+    if not self._is_first:
       return
     runs = [*self.read_runs(), run]
     records.write_lines(self._runs, (r._asdict() for r in runs))
 
   def open_store(self, case: str, seed: int) -> CheckpointStore:
-    """The checkpoints of one run."""
+    """Returns the checkpoints of one run."""
     return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")

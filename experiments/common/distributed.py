@@ -1,4 +1,4 @@
-"""Several processes as one job: starting them, and ending together.
+"""Jobs of several processes: start them, and end them together.
 
 Every runner that trains can be started once on each host, with the usual
 arguments of `jax.distributed`:
@@ -9,19 +9,19 @@ arguments of `jax.distributed`:
 or with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set, or
 with `--distributed` where JAX knows the cluster (SLURM, Open MPI, Kubernetes).
 
-A job ends everywhere when it ends somewhere. On the CPU backend the others
-notice a process that
+If one process ends, all processes end. On the CPU backend the others notice a
+process that
 
 * died in a collective: at once (its connection is reset);
-* stalled, or whose link is cut, in a collective: in `COLLECTIVE_TIMEOUT_S`;
-* is gone while they wait outside of one (a checkpoint, the end): in
-  `HEARTBEAT_TIMEOUT_S`;
-* never came: in `INITIALIZATION_TIMEOUT_S` and a few more.
+* stalled in a collective, or lost its link: after `COLLECTIVE_TIMEOUT_S`;
+* died while they wait outside of a collective (for a checkpoint, or at the
+  end): after `HEARTBEAT_TIMEOUT_S`;
+* never started: after `INITIALIZATION_TIMEOUT_S` and a few seconds.
 
-In a collective they end with exit code 1 and one line that says so. Elsewhere,
-and now and then when process 0 died, JAX's own client is faster: its message
-and SIGABRT. `jax_enable_recoverability` changes neither, and with it nobody
-notices a death outside of collectives.
+In a collective the others exit with code 1 and one line that says so.
+Elsewhere, and sometimes when process 0 died, JAX's own client is faster: it
+prints its message and raises SIGABRT. `jax_enable_recoverability` changes
+neither, and with it no process notices a death outside of collectives.
 """
 
 import contextlib
@@ -35,9 +35,10 @@ import jax
 from absl import flags
 
 INITIALIZATION_TIMEOUT_S = 60
-# A process that compiles or writes for longer than this holds up the others.
+# A process that compiles or writes for longer than this is taken for dead.
 COLLECTIVE_TIMEOUT_S = 30
-# Longer than a collective's: its error can be caught, a heartbeat's aborts.
+# Longer than that of collectives, because the error of a collective can be
+# caught, whereas a lost heartbeat aborts the process.
 HEARTBEAT_TIMEOUT_S = 40
 
 _COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
@@ -49,26 +50,28 @@ _ADDRESS = flags.DEFINE_string(
   "host:port of process 0 (or JAX_COORDINATOR_ADDRESS): several processes.",
 )
 _COUNT = flags.DEFINE_integer(
-  "num_processes", None, "How many processes (or JAX_NUM_PROCESSES)."
+  "num_processes", None, "Number of processes (or JAX_NUM_PROCESSES)."
 )
 _INDEX = flags.DEFINE_integer(
-  "process_id", None, "Which of them this one is (or JAX_PROCESS_ID)."
+  "process_id", None, "Index of this process (or JAX_PROCESS_ID)."
 )
 _DETECT = flags.DEFINE_bool(
-  "distributed", False, "Ask the cluster for what is not given of the three."
+  "distributed",
+  False,
+  "Ask the cluster for those of the three that are not given.",
 )
 
 
 @contextlib.contextmanager
 def join_job() -> Iterator[int]:
-  """Makes this process one of a job's, as the flags and the environment say.
+  """Joins this process to a job, as the flags and the environment say.
 
-  Enter it before JAX starts. In a job of several processes, an exception in
-  the body ends the process at once, with exit code 1 and one line: an ordinary
-  end would wait for the processes that it is the end of.
+  Enter the context before JAX starts. In a job of several processes, an
+  exception in the body ends the process at once, with exit code 1 and one line:
+  an ordinary exit would wait for the other processes.
 
   Yields:
-    The number of processes, 1 if nothing asks for several.
+    The number of processes, 1 if no flag and no variable asks for several.
 
   Raises:
     ValueError: some but not all of the arguments are given, or they
@@ -90,10 +93,10 @@ def join_job() -> Iterator[int]:
 
 
 def initialize(**arguments: Any) -> None:
-  """`jax.distributed.initialize` that waits for nobody without end.
+  """Calls `jax.distributed.initialize` with short timeouts.
 
   Args:
-    **arguments: of that function, but for its timeouts.
+    **arguments: arguments of that function, without its timeouts.
   """
   flags_given = os.environ.get("XLA_FLAGS", "")
   if _COLLECTIVE_FLAG not in flags_given:  # By default half an hour.
@@ -108,7 +111,7 @@ def initialize(**arguments: Any) -> None:
 
 
 def _read_arguments() -> dict[str, Any] | None:
-  """What to start with; None for a process alone."""
+  """Returns the arguments of `initialize`, None for a single process."""
   address = _ADDRESS.value or os.environ.get("JAX_COORDINATOR_ADDRESS")
   count = _read_number(_COUNT, "JAX_NUM_PROCESSES")
   index = _read_number(_INDEX, "JAX_PROCESS_ID")
@@ -133,7 +136,7 @@ def _read_arguments() -> dict[str, Any] | None:
       "`--process_id` must be at least 0 and less than `--num_processes` ="
       f" {count}, got {index}."
     )
-  # What is given is enough: no cluster is asked for a part of it.
+  # All three are given: a detected cluster must not override any of them.
   return known | {"cluster_detection_method": "deactivate"}
 
 
@@ -149,9 +152,9 @@ def _read_number(flag: flags.FlagHolder, variable: str) -> int | None:
 
 
 def _read_membership() -> tuple[int, int]:
-  """Number of processes and this one's index, before JAX starts.
+  """Returns the number of processes and this one's index, before JAX starts.
 
-  `jax.process_count()` would start it, and with it the CPU backend, whose
+  `jax.process_count()` would start JAX, and with it the CPU backend, whose
   number of devices depends on the number of processes.
   """
   from jax._src.distributed import global_state
@@ -160,7 +163,7 @@ def _read_membership() -> tuple[int, int]:
 
 
 def _end_process(who: str, error: BaseException) -> None:
-  """Ends the process without the barrier that an ordinary end waits at."""
+  """Ends the process without the barrier of an ordinary exit."""
   text = " ".join(str(error).split())
   if isinstance(error, SystemExit):
     reason = text

@@ -6,16 +6,16 @@ from types import TracebackType
 import rich.console
 import rich.progress
 
-_LINES_PER_RUN = 4  # Plain output says something this often.
+_LINES_PER_RUN = 4  # Of plain output.
 
 
 class Display:
-  """Shows where a job is; a context manager.
+  """Progress of a job, shown while the context is entered.
 
   Args:
-    console: where to show it.
-    steps: steps of one run.
-    runs: runs of the job that are still to do.
+    console: console that shows the progress.
+    steps: number of steps of one run.
+    runs: number of runs of the job.
   """
 
   def __init__(self, console: rich.console.Console, *, steps: int, runs: int):
@@ -46,7 +46,7 @@ class Display:
     self._bar.stop()
 
   def begin_run(self, case: str, seed: int) -> Callable[[int, float], None]:
-    """Starts a run; returns what to call with steps done and loss."""
+    """Starts a run and returns a function to call with steps done and loss."""
     name = f"{case} seed {seed}"
     every = max(1, self._steps // _LINES_PER_RUN)
     self._bar.reset(self._part, total=self._steps)
@@ -61,7 +61,7 @@ class Display:
     return on_step
 
   def end_run(self, case: str, seed: int, score: float, step_ms: float) -> None:
-    """Ends a run with one line about it."""
+    """Ends a run and prints one line about it."""
     self._ended += 1
     self._console.print(
       f"{case} seed {seed}: score {score:.3f}, step {step_ms:.1f} ms"

@@ -1,4 +1,4 @@
-"""Measurements as JSON Lines: one row a measurement, one schema for all."""
+"""Rows: measurements as JSON Lines, with one schema for all experiments."""
 
 import json
 import os
@@ -11,18 +11,18 @@ import jax
 
 
 class Row(NamedTuple):
-  """One measurement.
+  """One measurement of one case.
 
   Attributes:
-    experiment: name of the configuration's experiment.
-    case: name of the codec, or of what else was measured.
-    metric: what was measured; names are shared between experiments.
-    value: the measurement.
-    unit: of `value`, `baseline` and `noise`.
-    baseline: the same measurement of the `fp32` case, if there is one.
+    experiment: name of the experiment; the first word is the command.
+    case: name of the case, such as a codec.
+    metric: name of the quantity, shared between experiments.
+    value: the measured number, or text such as a reason.
+    unit: unit of `value`, `baseline` and `noise`.
+    baseline: the same measurement of the baseline case, if there is one.
     ratio: `value / baseline`.
-    noise: sample standard deviation over the seeds, if there are several.
-    machine: what it ran on.
+    noise: sample standard deviation of `value`, if it was repeated.
+    machine: description of the machine and its devices.
     jax: version of JAX.
   """
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def describe_machine() -> str:
-  """Describes this machine: system, processor, cores, devices, processes."""
+  """Returns system, processor, cores, devices and processes as text."""
   devices = jax.devices()
   kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
   if jax.process_count() > 1:
@@ -50,12 +50,12 @@ def describe_machine() -> str:
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-  """Writes rows to `path`, replacing what was there in one step."""
+  """Writes rows to a file, replacing the old file in one step."""
   write_lines(path, (row._asdict() for row in rows))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-  """Reads back what `write_rows` wrote."""
+  """Reads rows that `write_rows` wrote."""
   return [Row(**line) for line in read_lines(path)]
 
 

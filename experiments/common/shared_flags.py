@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import app, flags
 
-flags.disclaim_key_flags()  # They are those of the runner that asks for them.
+flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -36,15 +36,15 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def define_config(
-  name: str, text: str = "What to run."
+  name: str, text: str = "Configuration to run."
 ) -> flags.FlagHolder[Any]:
-  """Defines `--config`.
+  """Defines the flag `--config`.
 
   Args:
-    name: of the file among `configs` that is taken by default.
-    text: what is said of it.
+    name: name of the default file in `configs`.
+    text: help text.
   """
-  # Benches run on machines that have few packages.
+  # Kernels are timed on machines that have few packages.
   from ml_collections import config_flags
 
   return config_flags.DEFINE_config_file(
@@ -53,21 +53,21 @@ def define_config(
 
 
 def define_rows() -> flags.FlagHolder[str | None]:
-  """Defines `--json`."""
+  """Defines the flag `--json`."""
   return flags.DEFINE_string(
     "json", None, "Where to write rows (JSON Lines).", allow_override=True
   )
 
 
 def define_plot() -> flags.FlagHolder[str | None]:
-  """Defines `--plot`."""
+  """Defines the flag `--plot`."""
   return flags.DEFINE_string(
     "plot", None, "Where to write the plot (PNG).", allow_override=True
   )
 
 
 def define_workdir() -> flags.FlagHolder[str | None]:
-  """Defines `--workdir`."""
+  """Defines the flag `--workdir`."""
   return flags.DEFINE_string(
     "workdir",
     None,

@@ -1,4 +1,4 @@
-"""Times what runs on a device, call after call."""
+"""Times of calls that run back to back on a device."""
 
 import math
 import statistics
@@ -14,27 +14,27 @@ from jaxmotion.core import PyTree
 
 # Calls are repeated back to back until they take about this long.
 _REPEAT_MS = 4.0
-_MOST_CALLS = 100
+_MAX_CALLS = 100
 
 
 class TimedCalls(Protocol):
-  """Runs a number of calls back to back and returns when all are done."""
+  """Function that runs calls back to back and waits for the last."""
 
   def __call__(self, calls: int) -> None:
-    """Runs that many."""
+    """Runs that many calls."""
 
 
 class Times(NamedTuple):
-  """Milliseconds of one call, in each of several interleaved repeats."""
+  """Milliseconds of one call of each case, in interleaved repeats."""
 
   ms: dict[str, list[float]]
 
   def median(self, case: str) -> float:
-    """Median time of a case, ms."""
+    """Returns the median time of a case, milliseconds."""
     return statistics.median(self.ms[case])
 
   def ratio(self, case: str, baseline: str) -> tuple[float, float]:
-    """Baseline time over a case's: its median and standard deviation."""
+    """Returns median and standard deviation of baseline time over case time."""
     ratios = [
       b / t for t, b in zip(self.ms[case], self.ms[baseline], strict=True)
     ]
@@ -43,10 +43,10 @@ class Times(NamedTuple):
 
 
 def measure_times(cases: Mapping[str, TimedCalls], repeats: int) -> Times:
-  """Times all cases in turn, `repeats` times.
+  """Times all cases in turns, `repeats` times.
 
-  Short calls are repeated back to back, so that starting the first and waiting
-  for the last is not what is measured.
+  Short calls are repeated back to back, so that starting the first call and
+  waiting for the last one does not dominate the time.
   """
   calls = {case: _count_calls(timed) for case, timed in cases.items()}
   ms: dict[str, list[float]] = {case: [] for case in cases}
@@ -58,7 +58,7 @@ def measure_times(cases: Mapping[str, TimedCalls], repeats: int) -> Times:
 
 def _count_calls(timed: TimedCalls) -> int:
   _time_calls(timed, 1)
-  return min(_MOST_CALLS, math.ceil(_REPEAT_MS / _time_calls(timed, 1)))
+  return min(_MAX_CALLS, math.ceil(_REPEAT_MS / _time_calls(timed, 1)))
 
 
 def _time_calls(timed: TimedCalls, calls: int) -> float:
@@ -68,15 +68,17 @@ def _time_calls(timed: TimedCalls, calls: int) -> float:
 
 
 class InPlace:
-  """A function whose outputs go where its last ones were.
+  """Calls of a function whose outputs overwrite those of its last call.
 
-  As they do in a training loop: no call waits for memory, however many are
-  under way, and on a host no page is touched for the first time.
+  Outputs are overwritten as in a training loop: no call waits for memory,
+  however many are under way, and on a host no page is touched for the first
+  time.
 
   Args:
-    fn: (outputs of the last call, *args) -> outputs; donates the first.
-    outputs: their shapes and dtypes.
-    args: what it is called with each time.
+    fn: function (outputs of the last call, *args) -> outputs; donates the
+      first argument.
+    outputs: shapes and dtypes of the outputs.
+    args: arguments of every call.
   """
 
   def __init__(
@@ -94,9 +96,12 @@ class InPlace:
 
 
 def make_copy(size_bytes: int) -> TimedCalls:
-  """A copy that reads half of these bytes and writes the other half.
+  """Returns a copy that reads half of the bytes and writes the other half.
 
-  On a host it is numpy's, between buffers that exist.
+  On a host, numpy copies between existing buffers.
+
+  Args:
+    size_bytes: bytes read and written by one copy.
   """
   some = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
   size = max(1, size_bytes // 8)

@@ -1,4 +1,4 @@
-"""Labelled images: what scikit-learn ships, CIFAR-10 files, class folders."""
+"""Labeled images: scikit-learn's, CIFAR-10 files and folders of classes."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ _SPLIT_SEED = 0  # The held-out images are the same for every run and seed.
 
 
 class Images(NamedTuple):
-  """Images and their labels.
+  """Pixels of images and their labels.
 
   Attributes:
     pixels: uint8 `(count, height, width, channels)`.
@@ -29,12 +29,12 @@ class Images(NamedTuple):
 
 
 class ImageData(NamedTuple):
-  """A fixed split of labelled images.
+  """One fixed split of labeled images.
 
   Attributes:
-    train: images to learn from.
-    test: images held out.
-    classes: how many labels there are.
+    train: images to train on.
+    test: images that are held out.
+    classes: number of labels.
   """
 
   train: Images
@@ -43,7 +43,7 @@ class ImageData(NamedTuple):
 
 
 def load_images(config: ConfigDict) -> ImageData:
-  """Reads the images a configuration names.
+  """Reads the images that a configuration names.
 
   Args:
     config: with `data` (`digits`, `photographs`, `cifar10` or
@@ -51,11 +51,11 @@ def load_images(config: ConfigDict) -> ImageData:
       pixels.
 
   Returns:
-    The split.
+    The split of the images.
 
   Raises:
-    ValueError: if `config.data` is not one of the four.
-    FileNotFoundError: if a file or folder is missing; the message names it.
+    ValueError: `config.data` is not one of the four.
+    FileNotFoundError: a file or folder is missing; the message names it.
   """
   match config.data:
     case "digits":
@@ -75,7 +75,7 @@ def load_images(config: ConfigDict) -> ImageData:
 def load_digits() -> ImageData:
   """Reads scikit-learn's 1797 digits of 8 x 8 pixels; holds out a third."""
   pixels, labels = datasets.load_digits(return_X_y=True)
-  # The file stores 17 grey levels, 0..16; bytes hold 0..255 everywhere here.
+  # The file stores 17 gray levels, 0..16; bytes hold 0..255 everywhere here.
   pixels = np.minimum(pixels * 16, 255).astype(np.uint8).reshape(-1, 8, 8, 1)
   order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
   images = Images(pixels[order], labels[order].astype(np.int32))
@@ -88,20 +88,20 @@ def load_digits() -> ImageData:
 def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
   """Cuts scikit-learn's two photographs into crops, each at four rotations.
 
-  The label says which photograph a crop is from and how it is turned. Each
-  photograph is divided into squares of twice the crop, a third of which, by
-  chance, are held out; crops stay within a square, so that no pixel is on both
-  sides.
+  The label is the photograph of a crop and its rotation. Each photograph is
+  divided into squares of twice the crop's size. A random third of the squares
+  is held out. Crops stay within a square, so that no pixel is in both halves of
+  the split.
 
   Args:
-    size: height and width of a crop.
+    size: height and width of a crop, pixels.
     stride: pixels between one crop of a square and the next.
 
   Returns:
-    The split; 8 classes.
+    The split of the crops, with 8 classes.
   """
   random = np.random.default_rng(_SPLIT_SEED)
-  sides: tuple[list, list] = ([], [])  # Train, test: (crops, label).
+  split: tuple[list, list] = ([], [])  # Train, test: (crops, label).
   for photograph, pixels in enumerate(datasets.load_sample_images().images):
     squares = _cut_crops(pixels, 2 * size, 2 * size)
     held_out = random.permutation(len(squares)) < len(squares) // 3
@@ -109,17 +109,17 @@ def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
       crops = np.stack(_cut_crops(square, size, stride))
       for turn in range(4):
         turned = np.rot90(crops, turn, axes=(1, 2))
-        sides[int(out)].append((turned, 4 * photograph + turn))
-  train, test = (_label_crops(side) for side in sides)
+        split[int(out)].append((turned, 4 * photograph + turn))
+  train, test = (_label_crops(side) for side in split)
   return ImageData(train, test, classes=8)
 
 
 def resize_images(data: ImageData, size: int) -> ImageData:
-  """The same images at another size.
+  """Returns the images at another size.
 
   Args:
-    data: of any size.
-    size: height and width, in pixels.
+    data: images of any size.
+    size: new height and width, pixels.
   """
   return data._replace(
     train=_resize_pixels(data.train, size), test=_resize_pixels(data.test, size)
@@ -135,11 +135,11 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
       `.npz` file itself may be named instead.
 
   Returns:
-    The split the files make.
+    The split that the files define.
 
   Raises:
-    FileNotFoundError: if neither form is there.
-    ValueError: if a file is not what its name says.
+    FileNotFoundError: neither form exists.
+    ValueError: a file does not have the format of its name.
   """
   if folder.suffix == ".npz":
     return _read_npz(_require_path(folder))
@@ -162,7 +162,7 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
 
 
 def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
-  """Reads a tree with one folder of images a class, resized to a square.
+  """Reads a tree with one folder of images for each class, resized to a square.
 
   Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
   `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path
@@ -173,10 +173,10 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
     size: height and width after resizing, in pixels.
 
   Returns:
-    The split; labels number the class folders in sorted order.
+    The split of the images; labels number the class folders in sorted order.
 
   Raises:
-    FileNotFoundError: if a folder is missing or holds no images.
+    FileNotFoundError: a folder is missing or holds no images.
   """
   _require_path(folder)
   held_out = [folder / n for n in ("val", "test") if (folder / n).is_dir()]
@@ -202,16 +202,16 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
 
 
 def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
-  """Which examples step `step` sees: a pure function of its arguments.
+  """Returns the examples of one step: a pure function of its arguments.
 
   Every epoch is one permutation drawn from `(seed, epoch)`, cut into whole
-  batches, so a run that is killed and resumed meets the same batches.
+  batches, so a run that is killed and resumed sees the same batches.
 
   Args:
-    count: number of examples.
-    size: examples a batch, at most `count`.
-    seed: of the run.
-    step: of the run, from 0.
+    count: number of examples in all.
+    size: number of examples in a batch, at most `count`.
+    seed: seed of the run.
+    step: step of the run, from 0.
 
   Returns:
     int64 indices `(size,)`, distinct.
@@ -296,7 +296,7 @@ def _read_npz(path: pathlib.Path) -> ImageData:
 
 
 def _list_images(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-  """Image files in sorted order, each with the name of its class folder."""
+  """Returns image files in sorted order, each with its class folder's name."""
   return [
     (path, path.relative_to(folder).parts[0])
     for path in sorted(folder.glob("*/**/*"))

@@ -1,4 +1,4 @@
-"""A byte corpus every machine already has: Python's own standard library."""
+"""Bytes of text that every machine has: Python's own standard library."""
 
 import hashlib
 import pathlib
@@ -17,11 +17,11 @@ _HELD_OUT_OF_256 = 26  # About a tenth of the files.
 
 
 class TextData(NamedTuple):
-  """A fixed split of a byte corpus.
+  """One fixed split of a byte corpus.
 
   Attributes:
-    train: uint8 `(train_bytes,)`.
-    test: uint8 `(test_bytes,)`, from files that `train` has none of.
+    train: text to train on, uint8 `(train_bytes,)`.
+    test: text of other files, uint8 `(test_bytes,)`.
   """
 
   train: np.ndarray
@@ -29,7 +29,7 @@ class TextData(NamedTuple):
 
 
 def load_text(config: ConfigDict) -> TextData:
-  """Reads the corpus a configuration names.
+  """Reads the corpus that a configuration names.
 
   Args:
     config: with `data` (`stdlib`), `data_dir` (a folder to read instead
@@ -37,11 +37,11 @@ def load_text(config: ConfigDict) -> TextData:
       (upper bounds).
 
   Returns:
-    The split: a file is held out by the hash of its relative path.
+    The split; the hash of its relative path decides if a file is held out.
 
   Raises:
-    ValueError: if `config.data` is not `stdlib`.
-    FileNotFoundError: if either side of the split is empty.
+    ValueError: `config.data` is not `stdlib`.
+    FileNotFoundError: one half of the split is empty.
   """
   if config.data != "stdlib":
     raise ValueError(
@@ -65,7 +65,7 @@ def load_text(config: ConfigDict) -> TextData:
 
 
 def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
-  """Python sources under `root`, by relative path, without its tests."""
+  """Returns Python sources under `root`, sorted by path, without tests."""
   kept = []
   for path in root.rglob("*.py"):
     relative = path.relative_to(root)
@@ -76,30 +76,30 @@ def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def corpus_sha256(data: TextData) -> str:
-  """Names the exact bytes a measurement was made on."""
+  """Returns the SHA-256 of the bytes that a measurement was made on."""
   digest = hashlib.sha256(data.train.tobytes())
   digest.update(data.test.tobytes())
   return digest.hexdigest()
 
 
 def zlib_bits_per_byte(text: np.ndarray) -> float:
-  """What `zlib` at level 9 makes of `text`, in bits a byte."""
+  """Returns the size of text under zlib at level 9, in bits a byte."""
   return 8 * len(zlib.compress(text.tobytes(), 9)) / text.size
 
 
 def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
-  """Cuts text into windows that predict every byte but the first few.
+  """Cuts text into windows that predict every byte except the first.
 
   Args:
-    text: uint8 `(bytes,)`.
-    length: bytes a window predicts.
+    text: bytes, uint8 `(bytes,)`.
+    length: number of bytes that a window predicts.
 
   Returns:
-    int32 `(count, length + 1)`; neighbours share one byte, and bytes that
+    int32 `(count, length + 1)`; neighbors share one byte, and bytes that
     do not fill a window are left out.
 
   Raises:
-    ValueError: if `text` is shorter than one window.
+    ValueError: `text` is shorter than one window.
   """
   count = (text.size - 1) // length
   if count < 1:
@@ -114,14 +114,14 @@ def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
 def draw_windows(
   text: np.ndarray, length: int, size: int, seed: int, step: int
 ) -> np.ndarray:
-  """The windows step `step` sees: a pure function of its arguments.
+  """Returns the windows of one step: a pure function of its arguments.
 
   Args:
-    text: uint8 `(bytes,)`.
-    length: bytes a window predicts.
-    size: windows a batch.
-    seed: of the run.
-    step: of the run, from 0.
+    text: bytes, uint8 `(bytes,)`.
+    length: number of bytes that a window predicts.
+    size: number of windows in a batch.
+    seed: seed of the run.
+    step: step of the run, from 0.
 
   Returns:
     int32 `(size, length + 1)`.
@@ -138,7 +138,7 @@ def _is_held_out(path: pathlib.PurePath) -> bool:
 
 
 def _read_limited(files: list[pathlib.Path], limit: int) -> np.ndarray:
-  """The first `limit` bytes of the files, one after another."""
+  """Returns the first `limit` bytes of the concatenated files."""
   parts: list[bytes] = []
   total = 0
   for path in files:

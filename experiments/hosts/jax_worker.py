@@ -1,4 +1,4 @@
-"""Trains an MLP on one of several hosts, with an exchange of jaxmotion."""
+"""Worker that trains an MLP on one host, with an exchange of jaxmotion."""
 
 import argparse
 import itertools
@@ -21,10 +21,10 @@ _LEARNING_RATE = 0.01
 
 
 class JaxBackend:
-  """Hosts that `jax.distributed` connects, one CPU device each.
+  """Backend of hosts that `jax.distributed` connects, one CPU device each.
 
   Args:
-    arguments: of the command line.
+    arguments: parsed arguments of the command line.
   """
 
   warm_up = 3
@@ -33,9 +33,9 @@ class JaxBackend:
     self._arguments = arguments
 
   def connect(self) -> None:
-    """Waits for the other hosts."""
+    """Connects to the other hosts."""
     jax.config.update("jax_platforms", "cpu")
-    # One device, also where the parent has asked for several.
+    # One device, even if the parent process has asked for several.
     jax.config.update("jax_num_cpu_devices", 1)
     distributed.initialize(
       coordinator_address=self._arguments.coordinator,
@@ -45,13 +45,17 @@ class JaxBackend:
     jax.devices()
 
   def barrier(self) -> None:
-    """Waits until all hosts are here."""
+    """Waits until all hosts call it."""
     multihost_utils.sync_global_devices("jaxmotion")
 
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """Compiles the step of a case: `none`, or the name of an exchange."""
     begin = time.perf_counter()
-    made = self._alone() if case == "none" else self._exchanged(case)
+    made = (
+      self._make_local_step()
+      if case == "none"
+      else self._make_exchange_step(case)
+    )
     step, params, state, batch = made
     compiled = step.lower(params, state, batch).compile()
     facts = {
@@ -69,8 +73,8 @@ class JaxBackend:
 
     return run, facts
 
-  def _alone(self) -> tuple[Any, ...]:
-    """The step without any exchange: every host trains a model of its own."""
+  def _make_local_step(self) -> tuple[Any, ...]:
+    """Returns the step without exchange: every host trains its own model."""
     tx = optax.sgd(_LEARNING_RATE)
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -79,10 +83,10 @@ class JaxBackend:
       return optax.apply_updates(params, updates), state, loss
 
     params = jax.tree.map(jax.device_put, make_params(self._arguments.widths))
-    batch = jax.tree.map(jax.device_put, self._batch())
+    batch = jax.tree.map(jax.device_put, self._make_batch())
     return jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params), batch
 
-  def _exchanged(self, case: str) -> tuple[Any, ...]:
+  def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
     mesh = jax.make_mesh(
       (self._arguments.hosts,),
       ("data",),
@@ -96,11 +100,12 @@ class JaxBackend:
     params, state = init(make_params(self._arguments.widths))
     split = jax.sharding.NamedSharding(mesh, jax.P("data"))
     batch = jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(split, x), self._batch()
+      lambda x: jax.make_array_from_process_local_data(split, x),
+      self._make_batch(),
     )
     return step, params, state, batch
 
-  def _batch(self) -> dict[str, np.ndarray]:
+  def _make_batch(self) -> dict[str, np.ndarray]:
     rows, widths = self._arguments.batch, self._arguments.widths
     rng = np.random.default_rng(self._arguments.rank)
     return {
@@ -110,7 +115,7 @@ class JaxBackend:
 
 
 def make_params(widths: Sequence[int]) -> dict[str, Any]:
-  """The parameters of the MLP, the same on all hosts."""
+  """Returns the parameters of the MLP, the same on all hosts."""
   rng = np.random.default_rng(0)
   return {
     f"layer{i}": {
@@ -122,7 +127,7 @@ def make_params(widths: Sequence[int]) -> dict[str, Any]:
 
 
 def loss_fn(params: Any, batch: Any) -> Any:
-  """The mean cross-entropy of the MLP."""
+  """Returns the mean cross-entropy of the MLP."""
   x = batch["x"]
   for i in range(len(params)):
     layer = params[f"layer{i}"]
@@ -133,7 +138,7 @@ def loss_fn(params: Any, batch: Any) -> Any:
 
 
 def main() -> None:
-  """Serves the parent process until it says quit."""
+  """Runs the parent's commands until it says quit."""
   arguments = worker.parse_arguments()
   worker.serve_parent(JaxBackend(arguments), arguments.interface)
 

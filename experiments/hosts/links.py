@@ -1,8 +1,8 @@
 """Several hosts on one machine: network namespaces joined by limited links.
 
-Two hosts are the ends of one veth pair; more meet at a bridge. The rate is
-limited by a token bucket at both ends, for a bucket acts on what leaves. A
-one-way delay (two hosts) is added by a relay in a namespace between them.
+Two hosts are the ends of one veth pair; a bridge connects more hosts. A token
+bucket limits the rate at both ends, because it acts only on packets that leave.
+A relay in a namespace between two hosts adds a one-way delay.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ _INTERFACE = "link0"
 _NAMESPACES = pathlib.Path("/run/netns")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)bit")
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-# A larger bucket lets the first bytes of every exchange pass for nothing, a
-# smaller one does not reach the rate: a millisecond's worth.
-_LEAST_BURST_BYTES = 32 * 1024
+# One millisecond at the rate. A larger bucket sends the first bytes of every
+# exchange without delay; a smaller bucket does not reach the rate.
+_MIN_BURST_BYTES = 32 * 1024
 _BURST_S = 1e-3
 
 HEADER_BYTES = 66
-"""Ethernet, IPv4 and TCP with timestamps: what every packet adds."""
+"""Header bytes of a packet: Ethernet, IPv4 and TCP with timestamps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-  """One host.
+  """One host of a measurement.
 
   Attributes:
-    address: its IPv4 address.
-    interface: name of the interface that has it.
-    namespace: where it lives; None is this machine itself.
+    address: IPv4 address of the host.
+    interface: name of the network interface that has the address.
+    namespace: network namespace of the host; None is this machine itself.
   """
 
   address: str
@@ -45,10 +45,10 @@ class Host:
   namespace: str | None = None
 
   def command(self, argv: list[str]) -> list[str]:
-    """The command line that runs `argv` on this host.
+    """Returns the command line that runs `argv` on this host.
 
-    Its hostname there is its address: that is what gloo resolves to find the
-    interface to use.
+    The hostname there is the address, because gloo resolves the hostname to
+    find the interface.
     """
     if self.namespace is None:
       return argv
@@ -58,22 +58,25 @@ class Host:
 
 
 def loopback_hosts(hosts: int) -> list[Host]:
-  """Hosts that are this machine, which needs no permission."""
+  """Returns hosts that are all this machine; they need no permission."""
   return [Host("127.0.0.1", "lo")] * hosts
 
 
 def count_sent(interface: str) -> tuple[int, int]:
-  """Bytes and packets that left an interface of the calling process."""
+  """Returns bytes and packets that left an interface of this process."""
   folder = pathlib.Path("/sys/class/net", interface, "statistics")
   sent = [(folder / name).read_text() for name in ("tx_bytes", "tx_packets")]
   return int(sent[0]), int(sent[1])
 
 
 def parse_rate(rate: str) -> float:
-  """Bits per second of a rate such as `100mbit`; `none` is unlimited.
+  """Returns the bits per second of a rate such as `100mbit`.
+
+  Args:
+    rate: number and unit (kbit, mbit, gbit), or `none` for no limit.
 
   Raises:
-    ValueError: if it is spelt otherwise.
+    ValueError: the rate is spelled otherwise.
 
   >>> parse_rate("100mbit")
   100000000.0
@@ -89,9 +92,9 @@ def parse_rate(rate: str) -> float:
 
 
 def explain_refusal() -> str | None:
-  """Why limited links cannot be made here, or None if they can.
+  """Returns why limited links cannot be made here, or None if they can.
 
-  It tries, for being root says little: a container's root may not.
+  Makes a link to find out, because the root of a container may lack the right.
   """
   for tool in ("ip", "tc", "unshare"):
     if shutil.which(tool) is None:
@@ -104,12 +107,13 @@ def explain_refusal() -> str | None:
 
 
 def enter_user_namespace(argv: list[str]) -> None:
-  """Starts the program again as root of a namespace of its own.
+  """Restarts the program as root of its own user namespace.
 
-  Where a user may do so, links can be made without root. Returns if not.
+  There links can be made without root. Returns if users may not have
+  namespaces here.
 
   Args:
-    argv: the command line of the program.
+    argv: command line of the program.
   """
   if os.environ.get("JAXMOTION_UNSHARED") or shutil.which("unshare") is None:
     return
@@ -125,19 +129,19 @@ def enter_user_namespace(argv: list[str]) -> None:
 def linked_hosts(
   hosts: int, rate: str = "none", delay_ms: float = 0.0
 ) -> Iterator[list[Host]]:
-  """Hosts with links between them, for as long as the context lasts.
+  """Makes hosts with links between them, for as long as the context lasts.
 
   Args:
-    hosts: how many, at least 2.
-    rate: of every link, such as `100mbit`; `none` does not limit it.
-    delay_ms: added one way, in milliseconds; only between two hosts.
+    hosts: number of hosts, at least 2.
+    rate: rate of every link, such as `100mbit`; `none` does not limit it.
+    delay_ms: one-way delay in milliseconds; only between two hosts.
 
   Yields:
-    The hosts.
+    The hosts of the context.
 
   Raises:
-    ValueError: an argument out of range.
-    RuntimeError: if the system refuses; the message is its own.
+    ValueError: an argument is out of range.
+    RuntimeError: the system refuses; the message is that of the tool.
   """
   if hosts < 2:
     raise ValueError(f"`hosts` must be at least 2, got {hosts}.")
@@ -176,14 +180,14 @@ def linked_hosts(
     yield made
   finally:
     if relay:
-      with relay:  # Which closes its pipes and waits.
+      with relay:  # Closes its pipes and waits for its end.
         relay.kill()
     for name in (*names, middle):
       _delete_namespace(name)
 
 
 def remove_stale_namespaces() -> None:
-  """Removes what runs that were killed have left behind."""
+  """Removes the namespaces that killed runs have left behind."""
   for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
     owner = path.name.split("-")[1]
     if owner.isdigit() and not pathlib.Path("/proc", owner).exists():
@@ -206,11 +210,11 @@ def _configure_host(host: Host, bits: float) -> None:
   assert name is not None
   _run_ip(name, "addr", "add", f"{host.address}/24", "dev", host.interface)
   _run_ip(name, "link", "set", host.interface, "up")
-  # The kernel's default may be bbr, which paces; cubic is what hosts run.
+  # Hosts usually run cubic; the kernel's default may be bbr, which paces.
   route = (f"{_SUBNET}.0/24", "dev", host.interface, "congctl", "cubic")
   _run_ip(name, "route", "change", *route)
   if bits != float("inf"):
-    burst = max(_LEAST_BURST_BYTES, round(bits / 8 * _BURST_S))
+    burst = max(_MIN_BURST_BYTES, round(bits / 8 * _BURST_S))
     bucket = ("rate", f"{bits:.0f}bit", "burst", f"{burst}b")
     device = ("dev", host.interface, "root", "tbf")
     _run_tool(

@@ -1,7 +1,7 @@
-"""Programs on hosts, asked over their standard input and output.
+"""Programs on hosts, controlled over their standard input and output.
 
-Both ways one JSON object a line. Every command is sent to all hosts at once,
-for they answer together or not at all.
+Commands and replies are one JSON object a line. Every command is sent to all
+hosts at once, because they answer together or not at all.
 """
 
 import json
@@ -19,34 +19,34 @@ from typing import Any
 from experiments.hosts.links import Host
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Buffers in huge pages: the kernel maps those of every step anew, and in pieces
-# of 4 KiB that can cost more than the step.
+# Buffers in huge pages: the kernel maps the buffers of every step anew. In pages
+# of 4 KiB, that can cost more than the step.
 _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-_TAIL = 800  # Characters of a dead program's complaints that are shown.
+_TAIL = 800  # Characters of a dead program's errors that are shown.
 
 
-def free_port() -> int:
-  """A TCP port that nobody listens on."""
+def find_free_port() -> int:
+  """Returns a TCP port that no process listens on."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
 
 
 class HostError(RuntimeError):
-  """A host failed, died or fell silent; the message says which and how."""
+  """Error of a host that failed, died or fell silent."""
 
 
 class HostProcess:
-  """A program on one host.
+  """Python program on one host.
 
   Args:
-    host: where it runs.
+    host: host that runs the program.
     module: Python module to run.
-    arguments: of its command line.
-    name: what errors call it.
+    arguments: arguments of its command line.
+    name: name of the program in errors.
   """
 
   def __init__(self, host: Host, module: str, arguments: list[str], name: str):
@@ -67,11 +67,11 @@ class HostProcess:
 
   @property
   def pid(self) -> int:
-    """Of the process; `ip netns exec` and its shell replace themselves."""
+    """Process id of the program; `ip netns exec` and its shell exec it."""
     return self._process.pid
 
   def send(self, command: dict[str, Any]) -> None:
-    """Sends a command.
+    """Sends a command to the program.
 
     Raises:
       HostError: the program has ended.
@@ -84,10 +84,13 @@ class HostProcess:
       raise self._dead() from None
 
   def receive(self, timeout_s: float) -> dict[str, Any]:
-    """Waits for a reply.
+    """Waits for a reply of the program.
+
+    Args:
+      timeout_s: seconds to wait.
 
     Raises:
-      HostError: an error was the reply, or none came.
+      HostError: the reply is an error, or there is none.
     """
     try:
       line = self._replies.get(timeout=max(0.0, timeout_s))
@@ -103,11 +106,11 @@ class HostProcess:
     return reply
 
   def kill(self) -> None:
-    """Kills it at once."""
+    """Kills the program at once."""
     self._process.kill()
 
   def close(self) -> None:
-    """Ends it: the end of its input asks, and after a moment it is killed."""
+    """Ends the program: closes its input, and kills it 3 seconds later."""
     assert self._process.stdin is not None
     try:
       self._process.stdin.close()
@@ -135,16 +138,14 @@ class HostProcess:
 
 
 class HostGroup:
-  """The same program on every host.
-
-  Use it as a context; its processes end with it.
+  """One program on every host; the processes end with the context.
 
   Args:
-    hosts: where; the first one coordinates.
+    hosts: hosts that run the program; the first one coordinates.
     module: Python module to run.
-    arguments: of every command line, after `--rank`, `--hosts`,
+    arguments: arguments of every command line, after `--rank`, `--hosts`,
       `--coordinator` and `--interface`.
-    start_s: how long the start may take.
+    start_s: seconds that the start may take.
   """
 
   def __init__(
@@ -156,7 +157,7 @@ class HostGroup:
     start_s: float = 120.0,
   ):
     # No two groups of a run share a port, nor do two runs on one loopback.
-    port = free_port()
+    port = find_free_port()
     self.processes: list[HostProcess] = []
     try:
       for rank, host in enumerate(hosts):
@@ -178,17 +179,21 @@ class HostGroup:
   def ask(
     self, command: dict[str, Any], timeout_s: float = 600.0
   ) -> list[dict[str, Any]]:
-    """Sends one command to all and returns their replies, by rank.
+    """Sends one command to all hosts and returns their replies, by rank.
+
+    Args:
+      command: JSON object to send.
+      timeout_s: seconds to wait for all replies.
 
     Raises:
-      HostError: one of them failed.
+      HostError: a host failed.
     """
     for process in self.processes:
       process.send(command)
     return self._receive(timeout_s)
 
   def close(self) -> None:
-    """Ends all processes."""
+    """Ends the processes of all hosts."""
     for process in self.processes:
       process.kill()
     for process in self.processes:

@@ -1,9 +1,9 @@
 """Passes packets between two interfaces after a fixed time.
 
-  python _relay.py INTERFACE INTERFACE SECONDS
+  python relay.py INTERFACE INTERFACE SECONDS
 
-A link with delay where the kernel has no netem. It prints a line when it is
-ready and ends with its standard input.
+Adds a delay to a link where the kernel has no netem. Prints a line when it is
+ready and ends when its standard input ends.
 """
 
 import collections
@@ -17,17 +17,17 @@ import time
 _SOL_PACKET = 263
 _ADD_MEMBERSHIP, _PROMISCUOUS = 1, 1
 _VNET_HDR = 15  # Packets of 64 KiB pass whole, with their offload header.
-_IGNORE_OUTGOING = 23  # Else what is sent here would be read back.
+_IGNORE_OUTGOING = 23  # Otherwise packets sent here would be read back.
 _ALL_PROTOCOLS = 3
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _BUFFER_BYTES = 1 << 26
-_MOST_BYTES = 70_000
+_MAX_BYTES = 70_000
 _BURST = 32  # Packets read in a row before any is sent.
 _IDLE_S = 0.05
 
 
 def open_port(interface: str) -> socket.socket:
-  """Opens an interface for whole packets, whoever they are for."""
+  """Opens an interface for whole packets to any address."""
   port = socket.socket(
     socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)
   )
@@ -44,7 +44,7 @@ def open_port(interface: str) -> socket.socket:
 
 
 def main(argv: list[str]) -> None:
-  """Relays until standard input ends."""
+  """Relays packets until standard input ends."""
   ports = [open_port(name) for name in argv[1:3]]
   delay_s = float(argv[3])
   other = {ports[0].fileno(): ports[1], ports[1].fileno(): ports[0]}
@@ -63,13 +63,13 @@ def main(argv: list[str]) -> None:
         return
       for _ in range(_BURST):
         try:
-          packet = by_number[number].recv(_MOST_BYTES)
+          packet = by_number[number].recv(_MAX_BYTES)
         except BlockingIOError:
           break
         queue.append((time.monotonic() + delay_s, other[number], packet))
     while queue and queue[0][0] <= time.monotonic():
       _, port, packet = queue.popleft()
-      # TCP sends again what does not fit.
+      # TCP resends packets that do not fit.
       try:
         port.send(packet)
       except OSError:

@@ -1,4 +1,4 @@
-"""The PyTorch peer of the benchmark: one DDP process a host, on gloo.
+"""Worker that trains the MLP with PyTorch: one DDP process a host, on gloo.
 
 `CASES` can be imported where torch is not installed.
 """
@@ -16,22 +16,22 @@ from experiments.hosts import worker
 if TYPE_CHECKING:
   import torch
 
-# Until the hosts have met, and for one collective.
+# For the start of all hosts, and for one collective.
 _TIMEOUT = datetime.timedelta(seconds=60)
 _LEARNING_RATE = 0.01
 _POWERSGD_START = 2
-# MiB, more than any model here: one bucket holds all gradients.
+# MiB, more than any model here, so that one bucket holds all gradients.
 _ONE_BUCKET = 100_000
 
 
 class PeerCase(NamedTuple):
-  """One way of exchanging gradients.
+  """One way of exchanging gradients with PyTorch.
 
   Attributes:
-    about: what it is, in a few words.
-    wrap: makes the module that trains out of the plain one; `None` if gloo
+    about: short description.
+    wrap: function from the plain module to the one that trains; None if gloo
       cannot run the case.
-    reason: why it cannot.
+    reason: why gloo cannot run the case.
   """
 
   about: str
@@ -67,7 +67,10 @@ def _wrap_fp16(module: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def _wrap_bf16(module: "torch.nn.Module") -> "torch.nn.Module":
-  """The stock bf16 hook's arithmetic; DDP refuses that hook without NCCL."""
+  """Wraps `module` in DDP with the arithmetic of PyTorch's bf16 hook.
+
+  DDP refuses that hook without NCCL.
+  """
   import torch
   import torch.distributed as dist
 
@@ -85,10 +88,11 @@ def _wrap_bf16(module: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def _wrap_powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
-  """PowerSGD, which starts collectives in callbacks.
+  """Wraps `module` in DDP with PowerSGD and a single bucket.
 
-  With two buckets two hosts may run the callbacks in different orders, and
-  gloo pairs collectives by their order: it hangs or fails. Hence one bucket.
+  PowerSGD starts collectives in callbacks. With two buckets, two hosts may run
+  the callbacks in different orders. Gloo pairs collectives by their order, so
+  it would hang or fail.
   """
   from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -127,7 +131,7 @@ CASES = {
 
 
 def _make_layers(widths: list[int]) -> "torch.nn.Module":
-  """The model: linear layers with a ReLU between; the same on every host."""
+  """Returns linear layers with ReLUs between them, the same on every host."""
   import torch
 
   torch.manual_seed(0)
@@ -159,10 +163,10 @@ def _make_step(
 
 
 class TorchBackend:
-  """Hosts that `torch.distributed` connects, one process each.
+  """Backend of hosts that `torch.distributed` connects, one process each.
 
   Args:
-    arguments: of the command line.
+    arguments: parsed arguments of the command line.
   """
 
   # DDP regroups its buckets after the first step, and PowerSGD compresses
@@ -173,7 +177,7 @@ class TorchBackend:
     self._arguments = arguments
 
   def connect(self) -> None:
-    """Waits for the other hosts."""
+    """Connects to the other hosts."""
     try:
       import torch
       import torch.distributed as dist
@@ -190,13 +194,13 @@ class TorchBackend:
     )
 
   def barrier(self) -> None:
-    """Waits until all hosts are here."""
+    """Waits until all hosts call it."""
     import torch.distributed as dist
 
     dist.barrier()
 
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
-    """Makes the step of one of `CASES`."""
+    """Returns the step of one of `CASES`."""
     chosen = CASES[case]
     if chosen.wrap is None:
       raise worker.Unsupported(chosen.reason)
@@ -205,7 +209,7 @@ class TorchBackend:
 
 
 def main() -> None:
-  """Serves the parent process until it says quit."""
+  """Runs the parent's commands until it says quit."""
   arguments = worker.parse_arguments()
   worker.serve_parent(TorchBackend(arguments), arguments.interface)
 

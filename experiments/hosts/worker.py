@@ -1,16 +1,16 @@
-"""One host's side of a benchmark: does what the parent process asks.
+"""Worker of one host: runs the commands of the parent process.
 
-Commands come one JSON object a line and are answered likewise, by all hosts
-alike and in the same order:
+Commands and replies are one JSON object a line. All hosts get the same commands
+in the same order:
 
   {"do": "prepare", "case": NAME}         -> {"case": NAME, "ok": true, ...}
   {"do": "run", "case": NAME, "steps": N} -> {"case": NAME, "step_ms": [...],
                                               "bytes": B, "packets": P}
   {"do": "quit"}                          -> exit code 0
 
-`{"ready": true}` comes first, unasked, once the hosts are connected. A case
-that cannot run is answered `{"case": NAME, "ok": false, "reason": ...}`.
-`{"error": ...}` is a worker's last line, with exit code 1. The end of its
+The worker first sends `{"ready": true}`, once the hosts are connected. The
+reply to a case that cannot run is `{"case": NAME, "ok": false, "reason": ...}`.
+A worker that fails sends `{"error": ...}` and exits with code 1. The end of its
 input ends a worker, even in the middle of a step.
 """
 
@@ -29,31 +29,31 @@ from experiments.hosts.links import count_sent
 
 Reply = Callable[[dict[str, Any]], None]
 
-# What is still in a socket's buffer is not yet counted.
+# Seconds until the interface has counted the bytes in the sockets' buffers.
 _DRAIN_S = 0.1
 
 
 class Unsupported(Exception):
-  """A case that cannot run here; the message says why."""
+  """Error of a case that cannot run here; its message says why."""
 
 
 class Backend(Protocol):
-  """What a framework has to offer.
+  """Framework that trains on several hosts.
 
   Attributes:
-    warm_up: steps of a case before it is measured.
+    warm_up: number of steps of a case before it is measured.
   """
 
   warm_up: int
 
   def connect(self) -> None:
-    """Waits for the other hosts."""
+    """Connects to the other hosts."""
 
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
-    """Makes a step, which returns the loss once all is done, and facts."""
+    """Returns the step of a case (it waits and returns the loss), and facts."""
 
   def barrier(self) -> None:
-    """Waits until all hosts are here."""
+    """Waits until all hosts call it."""
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -74,7 +74,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def serve_parent(backend: Backend, interface: str) -> None:
-  """Serves the parent process until it says quit; does not return."""
+  """Runs the parent's commands until it says quit; does not return."""
 
   def answer(commands: "queue.Queue[str]", reply: Reply) -> None:
     _answer_commands(backend, interface, commands, reply)
@@ -86,13 +86,14 @@ def converse_with_parent(
   connect: Callable[[], None],
   answer: "Callable[[queue.Queue[str], Reply], None]",
 ) -> None:
-  """Connects, then answers the parent process; does not return.
+  """Connects the hosts, then answers the parent process; does not return.
 
   Args:
-    connect: waits for the other hosts.
-    answer: (lines of the parent process, what to reply with), until quit.
+    connect: function that connects to the other hosts.
+    answer: function (queue of the parent's lines, reply function) that returns
+      on quit.
   """
-  # Only replies go to standard output, whatever libraries print.
+  # Only replies go to standard output: the output of libraries goes to stderr.
   replies = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
 
@@ -111,12 +112,12 @@ def converse_with_parent(
     said = " ".join(str(error).split())
     reply({"error": f"{type(error).__name__}: {said}"})
   finally:
-    # The usual exit waits for other hosts, which may be dead.
+    # An ordinary exit waits for other hosts, which may be dead.
     os._exit(code)
 
 
 def _read_commands() -> "queue.Queue[str]":
-  """Reads commands in a thread, so that their end ends a stuck step."""
+  """Reads commands in a thread, so that the end of input ends a stuck step."""
   commands: queue.Queue[str] = queue.Queue()
 
   def listen() -> None:
