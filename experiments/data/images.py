@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
-from sklearn import datasets
 
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -74,6 +73,8 @@ def load_images(config: ConfigDict) -> ImageData:
 
 def load_digits() -> ImageData:
   """Reads scikit-learn's 1797 digits of 8 x 8 pixels; holds out a third."""
+  from sklearn import datasets  # Takes 1.5 s to import.
+
   pixels, labels = datasets.load_digits(return_X_y=True)
   # The file stores 17 gray levels, 0..16; bytes hold 0..255 everywhere here.
   pixels = np.minimum(pixels * 16, 255).astype(np.uint8).reshape(-1, 8, 8, 1)
@@ -100,6 +101,8 @@ def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
   Returns:
     The split of the crops, with 8 classes.
   """
+  from sklearn import datasets  # Takes 1.5 s to import.
+
   random = np.random.default_rng(_SPLIT_SEED)
   split: tuple[list, list] = ([], [])  # Train, test: (crops, label).
   for photograph, pixels in enumerate(datasets.load_sample_images().images):

@@ -20,7 +20,6 @@ from absl import app, flags
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.hosts import cases, links
-from experiments.hosts.plot import save_plot
 from experiments.hosts.processes import HostError
 from experiments.hosts.rows import make_rows
 from experiments.hosts.run import Setting, measure_cases
@@ -89,6 +88,8 @@ def main() -> None:
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:
+    from experiments.hosts.plot import save_plot  # Imports matplotlib.
+
     save_plot(rows, _PLOT.value)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from experiments.hosts.links import Host
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Buffers in huge pages: the kernel maps the buffers of every step anew. In pages
-# of 4 KiB, that can cost more than the step.
+# Buffers in huge pages: the kernel maps the buffers of every step anew. With
+# pages of 4 KiB, that can cost more than the step.
 _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

@@ -8,7 +8,7 @@ from experiments.common.checkpoint import CheckpointStore, Run, Workdir
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
-from experiments.train import plot as train_plot, tables, tasks
+from experiments.train import tables, tasks
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import Mesh, make_mesh
 from experiments.train.rows import make_rows
@@ -61,7 +61,9 @@ def run_experiment(
   if json:
     records.write_rows(json, rows)
   if plot:
-    train_plot.save_plot(rows, plot)
+    from experiments.train.plot import save_plot  # Imports matplotlib.
+
+    save_plot(rows, plot)
 
 
 def train_all(

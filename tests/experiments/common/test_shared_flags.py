@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tests.experiments.train.test_train import ROOT, environment
+from tests.experiments.jobs import environment
+from tests.paths import ROOT
 
 RUNNERS = sorted(
   ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from PIL import Image
+from sklearn import datasets
 
 from experiments.data import images as data_images
 
@@ -29,7 +30,7 @@ def test_digits_are_split_two_to_one_without_overlap():
   assert set(data.train.labels) == set(data.test.labels) == set(range(10))
   # Every digit of the file is on exactly one side.
   everything = np.concatenate([data.train.pixels, data.test.pixels])
-  pixels = data_images.datasets.load_digits().data.reshape(-1, 8, 8, 1) * 16
+  pixels = datasets.load_digits().data.reshape(-1, 8, 8, 1) * 16
   expected = np.minimum(pixels, 255).astype(np.uint8)
   assert sorted(map(bytes, everything)) == sorted(map(bytes, expected))
 
@@ -46,7 +47,7 @@ def test_photographs_are_crops_at_four_rotations():
   assert data.classes == 8
   for images in data[:2]:
     assert (np.bincount(images.labels) == len(images.labels) / 8).all()
-  photographs = data_images.datasets.load_sample_images().images
+  photographs = datasets.load_sample_images().images
   for label, pixels in zip(
     data.test.labels[::501], data.test.pixels[::501], strict=True
   ):
@@ -57,7 +58,7 @@ def test_photographs_are_crops_at_four_rotations():
 
 def test_no_pixel_of_a_photograph_is_on_both_sides():
   data = data_images.load_photographs()
-  photographs = data_images.datasets.load_sample_images().images
+  photographs = datasets.load_sample_images().images
   seen = []
   for images in data[:2]:
     mask = np.zeros((2, *photographs[0].shape[:2]), int)

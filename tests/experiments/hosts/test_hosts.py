@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import pytest
 
 from experiments.common import records
 from experiments.hosts import links
+from tests.experiments.jobs import environment
 from tests.paths import ROOT
 
 REFUSAL = links.explain_refusal()
@@ -19,12 +19,11 @@ def command(*flags):
   return [sys.executable, "-m", "experiments.hosts", *SMALL, *flags]
 
 
-def run(*flags, **environment):
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+def run(*flags, **variables):
   return subprocess.run(
     command(*flags),
     cwd=ROOT,
-    env=kept | environment,
+    env=environment() | variables,
     capture_output=True,
     text=True,
     timeout=WAIT_S,

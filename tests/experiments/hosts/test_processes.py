@@ -10,14 +10,24 @@ import pytest
 from experiments.hosts import jax_worker
 from experiments.hosts.links import loopback_hosts
 from experiments.hosts.processes import HostError, HostGroup
+from tests.experiments.jobs import environment
 
 TINY = ["--widths=8,16,4", "--batch=4"]
 # A host that is killed is noticed at once by a collective; this is generous.
 NOTICED_S = 30
 
 
+@pytest.fixture(autouse=True, scope="module")
+def shared_programs():
+  """Lets the hosts of these tests share compiled programs."""
+  with pytest.MonkeyPatch.context() as patch:
+    for name, value in environment().items():
+      patch.setenv(name, value)
+    yield
+
+
 @pytest.fixture(scope="module")
-def group():
+def group(shared_programs):
   with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
     yield group
 

@@ -1,7 +1,5 @@
-import os
 import signal
 import subprocess
-import sys
 import time
 
 import jax
@@ -14,35 +12,15 @@ from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.run import run_experiment
 from experiments.train.trainer import Trainer, make_score
+from tests.experiments.jobs import (
+  WAIT,
+  command,
+  environment,
+  latest_step,
+  run,
+  save_images,
+)
 from tests.paths import ROOT
-
-WAIT = 120  # Seconds that a slow machine may take.
-
-
-def command(config, *flags):
-  """The command line that makes `configs/digits.py` equal `config`."""
-  fields = ("channels", "hidden", "exchanges", "seeds", "workers", "steps")
-  fields += ("batch_size", "warmup_steps", "checkpoint_every")
-  set_fields = [f"--config.{name}={config[name]}" for name in fields]
-  program = [sys.executable, "-m", "experiments.train"]
-  return [*program, "--config=configs/digits.py", *set_fields, *flags]
-
-
-def environment():
-  # The emulated devices of this test process are not those of the job.
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  return kept | {"JAX_PLATFORMS": "cpu"}
-
-
-def run(config, *flags):
-  return subprocess.run(
-    command(config, *flags),
-    cwd=ROOT,
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=WAIT,
-  )
 
 
 def test_job_prints_a_table_and_writes_rows_and_a_plot(tmp_path, tiny):
@@ -79,11 +57,13 @@ def test_a_misspelt_exchange_is_refused_before_any_work(tiny):
 
 
 def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
-  config = tiny("digits", exchanges=("sign_feedback",), steps=16)
+  images = save_images(tmp_path / "images.npz")
+  config = tiny("digits", exchanges=("sign_feedback",), steps=16, **images)
   killed = tmp_path / "killed"
   kill_after_checkpoint(config, killed, step=3)
   assert Workdir(killed, config).read_runs() == []
-  config.checkpoint_every = config.steps  # Saving is slow; nobody kills these.
+  # Saving is slow, and the next runs are not killed.
+  config.checkpoint_every = config.steps
 
   again = run(config, f"--workdir={killed}")
   assert again.returncode == 0, again.stderr
@@ -132,8 +112,3 @@ def kill_after_checkpoint(config, folder, step):
     process.send_signal(signal.SIGKILL)
     process.wait()
   assert process.returncode == -signal.SIGKILL
-
-
-def latest_step(folder):
-  names = [path.name for path in folder.glob("checkpoints/*/*")]
-  return max((int(name) for name in names if name.isdigit()), default=0)
