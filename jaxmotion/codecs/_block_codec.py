@@ -12,8 +12,8 @@ from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 class BlockCodec(Codec):
   """Base of codecs whose payload a kernel computes in one pass.
 
-  A subclass defines `kernel_op`. Encoding, error memory, sums and means of payloads
-  are the same for all.
+  A subclass defines `kernel_op`. Encoding, error memory, sums and means of
+  payloads are the same for all.
   """
 
   @functools.cached_property

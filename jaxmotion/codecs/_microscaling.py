@@ -19,13 +19,13 @@ class microscaling(BlockCodec):
   Properties: |decode(encode(x)) - x| <= max(2^-(m + 1) |x|, 2^-m X / 2^bias)
   for m mantissa bits where |x| <= M X, and less than 2^(emax + 1) X - M X
   beyond, which saturates; idempotent; signs are kept, also of zeros. A
-  non-finite value makes its whole block decode to NaN. Values below 2^-126
+  non-finite element makes its whole block decode to NaN. Values below 2^-126
   count as zero, in and out.
 
   Args:
     format: of an element, "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn",
       "float6_e2m3fn" or "float4_e2m1fn".
-    block: values under one scale, contiguous runs; 32 is MX.
+    block: number of elements under one scale, a contiguous run; 32 is MX.
 
   Example:
     >>> import jax.numpy as jnp

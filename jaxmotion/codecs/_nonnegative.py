@@ -56,7 +56,8 @@ class nonnegative(Codec):
   values saturate; a non-finite one makes its whole block decode to NaN.
 
   Args:
-    block: the most values that share an exponent, a contiguous run.
+    block: maximum number of elements that share an exponent, a contiguous
+      run.
     rounding: "nearest" or "stochastic" (needs a key).
 
   Example:

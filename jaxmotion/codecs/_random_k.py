@@ -32,19 +32,19 @@ class Sampled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class random_k(Codec):
-  """Keeps k values at random positions, the same on all workers.
+  """Keeps k elements at random positions, the same on all workers.
 
-  The array is cut into k = max(1, round(density * n)) contiguous runs of m_i
-  values, m_i = floor(n / k) or ceil(n / k); `key.shared` draws one position
+  The array is divided into k = max(1, round(density * n)) contiguous runs of
+  m_i values, m_i = floor(n / k) or ceil(n / k); `key.shared` draws one position
   p_i of each. encode(x)_i = m_i x[p_i] (x[p_i] if not `scaled`); decode puts
-  them back among zeros. Each value is drawn with probability 1 / m_i, k / n
+  them back among zeros. Each element is drawn with probability 1 / m_i, k / n
   where k divides n, up to 2^-32; never twice.
 
   Properties: summable; linear in x under one key. Scaled it is unbiased with
   E||y - x||^2 = sum (m_i - 1) x^2 <= (ceil(n / k) - 1) ||x||^2. Not scaled it
   is a contraction: ||x - y||^2 = ||x||^2 - ||y||^2, at most
   (1 - 1 / ceil(n / k)) ||x||^2 in expectation, so it wants `feedback`.
-  Lossless at density 1. A non-finite value is sent on if it is drawn, and a
+  Lossless at density 1. A non-finite element is sent on if it is drawn, and a
   product m_i x beyond float32 is sent as infinity.
 
   Args:
@@ -82,7 +82,7 @@ class random_k(Codec):
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Sampled, PyTree]:
-    """Returns k values and the seed of their positions, and the state."""
+    """Returns k elements and the seed of their positions, and the state."""
     self._check_input(x, key)
     assert key is not None
     k = self._sample_size(x)
@@ -94,7 +94,7 @@ class random_k(Codec):
     return Sampled(values, key.shared), state
 
   def decode(self, payload: Sampled, like: ShapedLike) -> Array:
-    """Returns zeros with the values where they stood."""
+    """Returns zeros with the elements where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
     positions = draw_stratified(payload.seed, size, self._sample_size(like))

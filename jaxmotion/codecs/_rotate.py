@@ -23,15 +23,16 @@ class rotate(Codec):
   """Rotates each block by a random Hadamard matrix, for a codec to follow.
 
   encode(x) = H diag(s) x / sqrt(block) for each contiguous block, s = -1 or 1
-  by a hash of (seed, position); decode(y) = diag(s) H y / sqrt(block). It makes
-  nothing smaller: in `chain(rotate(), uniform(bits=4))` it spreads outliers, so
-  that max|y| of a block is about sqrt(2 log(2 block) / block) ||x|| whatever x.
+  by a hash of (seed, position); decode(y) = diag(s) H y / sqrt(block). It does
+  not compress by itself: in `chain(rotate(), uniform(bits=4))` it spreads
+  outliers, so that max|y| of a block is about sqrt(2 log(2 block) / block)
+  ||x|| whatever x.
 
   Properties: lossless up to float32 rounding, |decode(encode(x)) - x| <= 2^-13
   ||x|| of its block and 2^-21 ||x|| on typical data; preserves the norm up to
   the same; linear, and the same on all workers, so that payloads may be added
-  (summable). A non-finite value makes its block decode to non-finite values, as
-  may a block whose norm is near the end of float32.
+  (summable). A non-finite element makes its block decode to non-finite values,
+  as may a block whose norm is near the end of float32.
 
   Args:
     block: 32, 64, 128 or 256. An array that is shorter is one block of the

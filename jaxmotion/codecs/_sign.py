@@ -10,7 +10,7 @@ from jaxmotion.kernels.sign import SignOp
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class sign(BlockCodec):
-  """Sends the sign of each value and the mean magnitude of each block.
+  """Sends the sign of each element and the mean magnitude of each block.
 
   With s = mean|x| of the block: encode(x) = (x < 0, s), decode = -s or s;
   zero counts as positive.

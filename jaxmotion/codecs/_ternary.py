@@ -10,18 +10,18 @@ from jaxmotion.kernels.ternary import TernaryOp
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ternary(BlockCodec):
-  """Sends -1, 0 or 1 for each value and a magnitude for each block.
+  """Sends -1, 0 or 1 for each element and a magnitude for each block.
 
   Stochastic: s = max|x| of the block, encode(x) = sign(x) with probability
   |x| / s, else 0. Threshold: encode(x) = sign(x) where |x| > 0.7 mean|x|, else
   0, and s is the mean of |x| over those that are not 0. decode(c) = c s.
-  Twenty codes to a 32-bit word: 1.6 bits a value.
+  A 32-bit word holds twenty codes: 1.6 bits per element.
 
   Properties: stochastic is unbiased up to 2^-24 s with variance |x| (s - |x|).
-  Threshold is a contraction, ||x - y||^2 = ||x||^2 - N s^2 with N values not 0
-  and N s^2 >= 0.09 ||x||^2 / n for a block of n, so it wants `feedback`;
+  Threshold is a contraction, ||x - y||^2 = ||x||^2 - N s^2 with N elements not
+  0 and N s^2 >= 0.09 ||x||^2 / n for a block of n, so it wants `feedback`;
   biased. Zero stays zero. A block whose scale is below 2^-126 decodes to zero.
-  A non-finite value makes its whole block decode to NaN, as do, by threshold,
+  A non-finite element makes its whole block decode to NaN, as do, by threshold,
   magnitudes whose sum over the block is beyond float32.
 
   Args:

@@ -40,23 +40,23 @@ class Above(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class threshold(Codec):
-  """Keeps the values of magnitude at or above a threshold, up to a capacity.
+  """Keeps the elements of magnitude at or above a threshold, up to a capacity.
 
-  encode(x) = the first k = max(1, round(capacity * n)) values in order of
+  encode(x) = the first k = max(1, round(capacity * n)) elements in order of
   position with |x| >= value, and their positions; decode puts them back among
   zeros.
 
   Properties: |x - decode(encode(x))| < value where count <= k, and what is kept
   is exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
   removes at least k value^2 if count > k, so it wants `feedback`; idempotent.
-  On overflow (count > k) the values at the highest positions are dropped,
+  On overflow (count > k) the elements at the highest positions are dropped,
   whatever their magnitude: with `feedback` they stay in the error and are sent
   once those before them leave room, but a threshold that overflows at every
   step starves the end of the array, so raise `value` or `capacity`. NaN counts
   as above any threshold, so it is sent on rather than hidden.
 
   Args:
-    value: least magnitude that travels, positive and finite.
+    value: least magnitude that is sent, positive and finite.
     capacity: share of the elements that has a slot, in (0, 1].
 
   Example:

@@ -33,11 +33,11 @@ class Sparse(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class topk(Codec):
-  """Keeps the values of largest magnitude of every block of an array.
+  """Keeps the elements of largest magnitude of every block of an array.
 
   encode(x) = the k largest |x| of each block with their places in it; decode
-  puts them back among zeros. Block j of B holds values j, j + B, j + 2 B, ...
-  of the flat array: neighbours are of different blocks and are compared by
+  puts them back among zeros. Block j of B holds elements j, j + B, j + 2 B, ...
+  of the flat array: neighbors are of different blocks and are compared by
   the same vector instruction.
 
   Properties: exact (no sampled threshold); a contraction,
@@ -46,8 +46,8 @@ class topk(Codec):
   on rather than hidden.
 
   Args:
-    density: share of the elements that is sent, in (0, 1].
-    block: values in a block; k = max(1, round(density * block)). None keeps
+    density: share of the elements that is sent, in (0, 1]. block: number of
+    elements in a block; k = max(1, round(density * block)). None keeps
       one value of each block and makes a block of about 1 / density values:
       within 1.5x of it, a number that cuts the array into runs of whole rows
       or whole fractions of a row if there is one (128 for 2048 rows at 1 %),

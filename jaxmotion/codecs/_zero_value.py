@@ -22,7 +22,7 @@ _TILES = (32, 64, 128, 256, 512, 1024)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class zero_value(Codec):
-  """Leaves zeros out (ZVC): what rectifiers and pruning make, without loss.
+  """Leaves out the zeros that ReLU and pruning produce, without loss (ZVC).
 
   encode(x) = for each tile of the flat array, (bits(x) != 0, the first k
   non-zero words in order, their number), k = max(1, round(capacity * tile));
@@ -39,10 +39,10 @@ class zero_value(Codec):
   deviations more than 1 - s.
 
   Args:
-    capacity: share of a tile's values that has room, in (0, 1]; 1 never
+    capacity: share of a tile's elements that has a slot, in (0, 1]; 1 never
       overflows.
-    tile: values that are compacted together, a power of two from 32 to 1024.
-      An array of fewer values is one tile.
+    tile: number of elements compacted together, a power of two from 32 to 1024.
+      An array of fewer elements is one tile.
 
   Example:
     >>> x = jnp.array([0.0, 2.0, 0.0, -1.0])

@@ -39,7 +39,7 @@ def decode(name, words):
 
 @np.errstate(all="ignore")
 def grid(name):
-  """Every finite value, every tie between two, and what is next to a tie."""
+  """Returns every finite value, every tie of two, and its neighbors."""
   values = patterns(name).view(kind(name)).astype(np.float64)
   values = np.unique(values[np.isfinite(values)])
   ties = ((values[1:] + values[:-1]) / 2).astype(np.float32)

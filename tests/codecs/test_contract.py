@@ -38,7 +38,7 @@ def test_any_shape_and_width_comes_back_within_the_stated_bound(name):
 
 @functools.cache
 def round_trip(name):
-  """Jitted: arrays of 65 values share a program."""
+  """Returns a jitted round trip; arrays of 65 elements share its program."""
   codec, _ = CODECS[name]
 
   @jax.jit

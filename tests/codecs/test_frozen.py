@@ -29,7 +29,7 @@ def decode(codec, payload):
 
 
 def as_stored(leaf):
-  """Plain bytes for dtypes that npz does not know."""
+  """Returns plain bytes for dtypes that npz does not know."""
   a = np.asarray(leaf)
   return a if a.dtype.isbuiltin else a.view(np.uint8)
 

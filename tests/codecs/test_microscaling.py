@@ -31,7 +31,7 @@ def trip(name, x):
 
 
 def oracle(name, x):
-  """By the specification, in float64 and with ml_dtypes' conversions."""
+  """Encodes by the specification, in float64 with ml_dtypes' conversions."""
   kind = getattr(ml_dtypes, name)
   most = float(ml_dtypes.finfo(kind).max)
   rows = np.pad(x, (0, -x.size % 32)).reshape(-1, 32).astype(np.float64)

@@ -87,7 +87,7 @@ def test_what_is_decoded_encodes_to_itself():
 
 
 def average(codec, start, square, steps=4000):
-  """Second moments after so many steps, encoded after each."""
+  """Returns second moments after some steps, encoded after each."""
   x = jnp.full((256,), start, jnp.float32)
 
   def step(i, v):

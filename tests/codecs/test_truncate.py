@@ -10,7 +10,7 @@ SIGN, MAGNITUDE, INFINITY = 0x80000000, 0x7FFFFFFF, 0x7F800000
 
 
 def dense():
-  """All upper halves of a word, and ties of each width with many mantissas."""
+  """Returns all upper halves of words, and ties of each width."""
   rng = np.random.default_rng(0)
   edges = [
     base + step
@@ -98,7 +98,7 @@ def test_nearest_is_the_nearest_word_with_ties_to_even(count):
   expected = (quotient + up) * unit
   limit = {1: 0x7F000000, 2: INFINITY, 3: INFINITY}[count]
   expected = np.minimum(expected, limit).astype(np.uint32) | (WORDS & SIGN)
-  # What rounds up past the greatest finite value is another law's.
+  # Another test checks what rounds up past the greatest finite float.
   check = ~NAN & ~((expected & MAGNITUDE == INFINITY) & ~INF)
   np.testing.assert_array_equal(y.view(np.uint32)[check], expected[check])
 

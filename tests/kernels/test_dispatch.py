@@ -76,7 +76,7 @@ def test_misspelt_names_are_refused(monkeypatch):
 
 
 def double(x, *, times):
-  """A reference that says which of its arguments arrived."""
+  """Returns its name and the arguments that arrived."""
   return "reference", x, times
 
 

@@ -35,7 +35,7 @@ def in_blocks(x, bits, block):
 
 
 def check_codes(codes, exact, top):
-  """Equal to the nearest code, but where float32 cannot tell the two apart.
+  """Checks that codes are the nearest, except at ties of float32.
 
   A quotient, a scale and a sum, each rounded once at a size of at most `top`,
   are off by less than top * 2^-22; that is below 1e-4 for 8 bits.

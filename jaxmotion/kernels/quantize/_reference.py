@@ -236,5 +236,5 @@ def _round_to_codes(
   else:
     half = (words >> (32 - _POINT)).astype(jnp.int32)
   codes = (fixed + (half + int(middle * 2**_POINT))) >> _POINT
-  # The clip also gives NaN a code that cannot spill into its neighbours' bits.
+  # The clip also gives NaN a code that cannot spill into its neighbors' bits.
   return jnp.clip(codes, 0, top).astype(jnp.uint32)

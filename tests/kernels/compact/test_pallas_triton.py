@@ -21,7 +21,7 @@ CASES = pytest.mark.parametrize("case", TILES)
 
 
 def both(op, *args, **static):
-  """What the kernel and the reference make of arrays."""
+  """Returns the results of the kernel and of the reference."""
   return tuple(
     jax.jit(functools.partial(fn, **static))(*args)
     for fn in (

@@ -8,7 +8,7 @@ LENGTHS = pytest.mark.parametrize("length", [1, 2, 32, 64, 128, 256])
 
 
 def matrix(length: int) -> np.ndarray:
-  """Sylvester's construction."""
+  """Returns the Hadamard matrix by Sylvester's construction."""
   h = np.ones((1, 1))
   while h.shape[0] < length:
     h = np.block([[h, h], [h, -h]])

@@ -28,7 +28,7 @@ def same_bits(a, b):
 
 @functools.cache
 def selected(case):
-  """A case's array, and what the reference keeps of it."""
+  """Returns a case's array and the elements that the reference keeps."""
   make, k, planes = CASES[case]
   x = jnp.asarray(make())
   fn = functools.partial(reference.topk_select, k=k, planes=planes)
@@ -60,7 +60,7 @@ def test_ties_are_broken_as_by_the_reference(values):
 
 
 def both(op, values, places, x, planes):
-  """What the kernel and the reference make of payloads."""
+  """Returns the results of the kernel and of the reference."""
   of = {"like": shape_dtype(x), "planes": planes}
   kernel = functools.partial(getattr(triton, op), **of, interpret=True)
   wanted = jax.jit(functools.partial(getattr(reference, op), **of))

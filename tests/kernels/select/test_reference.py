@@ -19,7 +19,7 @@ PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["sort", "reduce"])
 
 
 def oracle(x, k, planes):
-  """A stable sort by magnitude, NaN first, negative before positive."""
+  """Sorts stably by magnitude, NaN first, negative before positive."""
   flat = np.asarray(x, np.float32).reshape(-1)
   cut = np.pad(flat, (0, -flat.size % planes)).reshape(planes, -1)
   u = cut.view(np.uint32).astype(np.int64)
