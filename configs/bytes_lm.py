@@ -15,7 +15,7 @@ from experiments.train.base_config import base_config
 
 
 def get_config() -> ConfigDict:
-  """Returns the configuration."""
+  """Returns the configuration of the job."""
   # *.py in the order of their paths, without tests and site-packages, or those
   # of another folder, `data_dir`.
   config = base_config("bytes_lm", "stdlib")

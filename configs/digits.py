@@ -14,7 +14,7 @@ from experiments.train.base_config import cnn_config
 
 
 def get_config() -> ConfigDict:
-  """Returns the configuration."""
+  """Returns the configuration of the job."""
   # 1198 images to learn from and 599 held out, of 8 x 8 pixels, which come with
   # scikit-learn. 151 306 parameters, 99.8 % of them in four kernels.
   config = cnn_config("digits", "digits", channels=(32, 64))

@@ -13,7 +13,7 @@ from experiments.weights.base_config import base_config
 
 
 def get_config() -> ConfigDict:
-  """Returns the configuration."""
+  """Returns the configuration of the job."""
   config = base_config("weights_resnet", "resnet34")
   config.cases = (
     "fp32",

@@ -13,5 +13,5 @@ from experiments.weights.base_config import base_config
 
 
 def get_config() -> ConfigDict:
-  """Returns the configuration."""
+  """Returns the configuration of the job."""
   return base_config("weights_vgg", "vgg_a")

@@ -38,10 +38,10 @@ def make_network(name: str, **options: Any) -> Network:
   Args:
     name: a key of `NETWORKS`, "vgg11", "vgg16", or "resnetN" for an N of
       `DEPTHS`.
-    **options: arguments of the network's function. All have `classes` and
-      `width`, a factor of all channels; those of images have `image`, their
-      height and width from 32 up; "resnet" has the `blocks` of each stage;
-      "gpt" has `layers`, `heads` and `length`.
+    **options: arguments of the network's function. All networks have `classes`
+      and `width`, a factor of all channels. Networks of images have `image`,
+      their height and width from 32 up. "resnet" has the `blocks` of each
+      stage; "gpt" has `layers`, `heads` and `length`.
 
   Raises:
     ValueError: another name, or an option that is out of range.

@@ -132,7 +132,7 @@ class Attend:
   heads: int
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Returns no parameters."""
+    """Returns an empty tree of parameters."""
     return {}
 
   def __call__(

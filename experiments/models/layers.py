@@ -1,8 +1,8 @@
 """Layers of the networks: frozen values with parameter shapes and a function.
 
-Written here rather than taken from Flax or Equinox: a layer has to be hashable
-and a pure function of its parameters and its input, so that a block that
-repeats can be one body of `lax.scan` and be wrapped by `jax.checkpoint`.
+Flax or Equinox would not do. A layer has to be hashable and a pure function of
+its parameters and its input. Then a block that repeats can be the body of one
+`lax.scan`, and `jax.checkpoint` can wrap it.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def ignore_output(name: str, y: Array) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-  """One parameter array and the normal distribution of its initial values."""
+  """One parameter array and the normal distribution that initializes it."""
 
   shape: tuple[int, ...]
   mean: float = 0.0
@@ -182,7 +182,7 @@ class MaxPool:
   ceil: bool = False
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Returns no parameters."""
+    """Returns an empty tree of parameters."""
     return {}
 
   def __call__(
@@ -214,7 +214,7 @@ class MeanPool:
   window: int = 3
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Returns no parameters."""
+    """Returns an empty tree of parameters."""
     return {}
 
   def __call__(
@@ -239,7 +239,7 @@ class Call:
   fn: Callable[[Array], Array]
 
   def specs(self, x: ShapedLike) -> PyTree:
-    """Returns no parameters."""
+    """Returns an empty tree of parameters."""
     return {}
 
   def __call__(
@@ -260,7 +260,7 @@ MEAN = Call("mean", spatial_mean)
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Layers in sequence."""
+  """Layers that run in sequence."""
 
   name: str
   layers: tuple[Layer, ...]
@@ -323,7 +323,7 @@ class Add:
   def __call__(
     self, params: PyTree, x: Array, see: See = ignore_output
   ) -> Array:
-    """Returns the sum."""
+    """Returns the sum of both branches."""
     y, *rest = (b(params[b.name], x, see) for b in self._branches())
     return _apply_relu(self, y + (rest[0] if rest else x), see)
 

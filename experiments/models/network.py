@@ -86,7 +86,7 @@ class Network:
     wrap: Wrap | None = None,
     together: int = 1,
   ) -> Array:
-    """Returns the logits.
+    """Returns the logits of a batch.
 
     Args:
       params: parameters made by `init`.

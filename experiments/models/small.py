@@ -1,4 +1,4 @@
-"""Two small models whose only state is their parameters."""
+"""Small CNN and transformer whose only state is their parameters."""
 
 import itertools
 
@@ -9,19 +9,19 @@ from ml_collections import ConfigDict
 
 
 class Cnn(nnx.Module):
-  """Convolutions of 3 x 3 with mean pooling between them, then two layers.
+  """A CNN of 3 x 3 convolutions with mean pooling, then two dense layers.
 
-  No batch norm and no dropout: the parameters are the whole state, so what
-  the workers exchange is all they share. Nearly all parameters sit in a few
-  large kernels, which is where a codec earns its ratio.
+  There is no batch norm and no dropout: the parameters are the whole state, so
+  the workers exchange all that they share. A few large kernels hold nearly all
+  parameters, and large kernels are what codecs compress.
 
   Args:
     shape: `(height, width, channels)` of one image; height and width must be
       divisible by two once for every convolution but the first.
-    channels: outputs of each convolution.
+    channels: output channels of each convolution.
     hidden: width of the layer before the classifier.
-    classes: how many labels there are.
-    rngs: for the initial parameters.
+    classes: number of labels.
+    rngs: random numbers for the initial parameters.
   """
 
   def __init__(
@@ -58,7 +58,7 @@ class Cnn(nnx.Module):
 
 
 def _halve(x: jax.Array) -> jax.Array:
-  """Mean pooling over 2 x 2, as a reshape: its gradient is a broadcast."""
+  """Returns 2 x 2 mean pooling, by a reshape: its gradient is a broadcast."""
   batch, height, width, channels = x.shape
   return x.reshape(batch, height // 2, 2, width // 2, 2, channels).mean(
     axis=(2, 4)
@@ -66,7 +66,7 @@ def _halve(x: jax.Array) -> jax.Array:
 
 
 class _Block(nnx.Module):
-  """Pre-norm attention and multi-layer perceptron."""
+  """A pre-norm transformer block: attention, then a perceptron."""
 
   def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs):
     self.heads = heads
@@ -88,14 +88,14 @@ class _Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-  """A decoder over bytes; the output shares the embedding's kernel.
+  """A transformer decoder over bytes; the output shares the embedding.
 
   Args:
     layers: number of blocks.
-    width: of the residual stream.
-    heads: of attention; divides `width`.
+    width: width of the residual stream.
+    heads: number of attention heads; divides `width`.
     context: longest input, in bytes.
-    rngs: for the initial parameters.
+    rngs: random numbers for the initial parameters.
   """
 
   def __init__(
@@ -131,7 +131,7 @@ class Transformer(nnx.Module):
 def build_cnn(
   config: ConfigDict, shape: tuple[int, int, int], classes: int, seed: int
 ) -> Cnn:
-  """The classifier a configuration describes, initialised from `seed`."""
+  """Returns the CNN that a configuration describes, initialized from `seed`."""
   return Cnn(
     shape,
     channels=tuple(config.channels),
@@ -142,7 +142,7 @@ def build_cnn(
 
 
 def build_transformer(config: ConfigDict, seed: int) -> Transformer:
-  """The byte model a configuration describes, initialised from `seed`."""
+  """Returns the transformer that a configuration describes."""
   return Transformer(
     layers=config.layers,
     width=config.width,

@@ -81,10 +81,12 @@ def make_grid(
     shapes: widths and batches of the held-out steps.
     exchanges: exchanges of the held-out steps.
   """
-  known = itertools.product(known_widths, known_batches, ["none"])
-  held = [Case(*shape, name) for shape in shapes for name in exchanges]
-  kept = tuple(Case(*case) for case in known)
-  return Grid(kept, tuple(case for case in held if case not in kept))
+  known = tuple(
+    Case(width, batch, "none")
+    for width, batch in itertools.product(known_widths, known_batches)
+  )
+  others = [Case(*shape, name) for shape in shapes for name in exchanges]
+  return Grid(known, tuple(case for case in others if case not in known))
 
 
 @functools.cache

@@ -23,10 +23,10 @@ def make_platform(
     call_s: seconds of an empty program.
     curves: curve of every operation.
   """
-  passes, product = curves["elementwise"], curves["matmul float32"]
+  passes, matmul = curves["elementwise"], curves["matmul float32"]
   device = perfmodel.Device(
     name=jax.devices()[0].device_kind,
-    matmul_flops_per_s={"float32": fit_rate(product)},
+    matmul_flops_per_s={"float32": fit_rate(matmul)},
     vector_flops_per_s=fit_rate(curves["vector"]),
     memory_rate=Rate(bytes_per_s=fit_rate(passes)),
     memory_bytes=float(_memory_bytes() / workers),
@@ -52,7 +52,7 @@ def make_platform(
   )
   origin = _describe_origin(workers)
   texts = {
-    "device.matmul_flops_per_s": ("matmul float32", product),
+    "device.matmul_flops_per_s": ("matmul float32", matmul),
     "device.vector_flops_per_s": ("vector", curves["vector"]),
     "device.memory_rate": ("elementwise", passes),
     "device.kernel_s": ("elementwise", passes),

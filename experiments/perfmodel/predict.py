@@ -92,8 +92,8 @@ def interpolate_platform(
   Devices share the cores and the memory of their machine: the work of all
   devices takes about as long as all of it in sequence. Curves of devices are
   interpolated in the logarithm of workers. A collective scales from the next
-  larger number of workers by the bytes on all wires together; the smaller
-  number is not used, because two workers exchange in other ways than more do.
+  larger number of workers by the bytes on all wires together. The smaller
+  number is not used: two workers exchange in other ways than more do.
 
   Args:
     platforms: calibrated platforms by number of workers, at least one smaller

@@ -1,7 +1,7 @@
 """Rows of the weights experiment: measured, predicted and published.
 
 The unit of a row says if its value is emulated or predicted. Rows of published
-values name the paper in the place of the machine.
+figures name the paper in the place of the machine.
 """
 
 import statistics
@@ -235,13 +235,13 @@ def count_touched_bytes(metrics: Metrics, profile: Profile) -> TouchedBytes:
   """Returns the bytes per weight that a case moves and that coding touches.
 
   Work on the host is measured relative to truncation to one byte, which is
-  what Bitpack does; that touches 5 bytes per weight. The rest is counted:
+  what Bitpack does; that touches 5 bytes per weight. The rest is counted.
 
-  * unpacking reads a payload (and, with delta, the weights on the device) and
-    writes floats;
-  * packing a gradient reads it twice, for the scale and for the codes (and,
-    with feedback, reads and writes the error memory);
-  * the host reads the payloads of all GPUs and writes their sum. That
+  * Unpacking reads a payload (and, with delta, the weights on the device) and
+    writes floats.
+  * Packing a gradient reads it twice, for the scale and for the codes (and,
+    with feedback, reads and writes the error memory).
+  * The host reads the payloads of all GPUs and writes their sum. That
     overstates the added bytes: for fp32, the times that the paper measured
     contain the same sum, of four times the bytes.
 

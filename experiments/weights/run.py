@@ -144,9 +144,9 @@ def _profile_cases(
 ) -> list[Profile]:
   levels = {run.case: _final_level(run) for run in runs}
   cases = {*context.config.cases, BITPACK}
-  turns = (context.config.profile_rounds + 1) * len(cases)
+  steps = (context.config.profile_rounds + 1) * len(cases)
   with rich.progress.Progress(console=console, transient=True) as progress:
-    task = progress.add_task("profile", total=turns)
+    task = progress.add_task("profile", total=steps)
     on_round = functools.partial(progress.advance, task)
     return profile_steps(context, levels, on_round)
 

@@ -70,7 +70,7 @@ class Network:
     >>> net.size
     640
     >>> step = predict_cost(jax.grad(net.loss), net.params, *net.batch(8))
-    >>> int(step.totals["matmul"].flops)  # two products of 8 x 64 x 10
+    >>> int(step.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
 

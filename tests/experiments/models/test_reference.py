@@ -7,7 +7,7 @@ import pytest
 from experiments.models import reference_network
 from jaxmotion.perfmodel import predict_cost
 
-# Parameters, and 1e9 multiplications of convolutions and matrix products, as
+# Parameters, and 1e9 multiplications of convolutions and matmuls, as
 # https://docs.pytorch.org/vision/stable/models.html has them.
 PUBLISHED = {
   "alexnet": (61_100_840, 0.714),
@@ -51,10 +51,10 @@ def test_flops_grow_with_the_batch(name):
 def test_layers_add_up_to_the_network(name):
   net = reference_network(name)
   images, labels = net.batch(2)
-  values = net.shapes(2)
+  outputs = net.shapes(2)
   parts = []
   for layer in net.layers:
-    inputs = [[*values, labels, images][i] for i in layer.inputs]
+    inputs = [[*outputs, labels, images][i] for i in layer.inputs]
     parts.append(predict_cost(layer.fn, layer.params, *inputs))
   whole = predict_cost(net.loss, net.params, images, labels)
   assert sum(p.flops for p in parts) == whole.flops

@@ -25,10 +25,10 @@ def law_seconds(case, fixed=1e-9, rate=1e-10):
 def test_held_out_cases_list_what_no_known_case_has():
   assert [case.exchange for case in GRID.known] == ["none"] * 6
   assert not set(GRID.known) & set(GRID.held_out)
-  held = {
+  unseen = {
     (c.width, c.batch, c.exchange): GRID.list_unseen(c) for c in GRID.held_out
   }
-  assert held == {
+  assert unseen == {
     (64, 16, "none"): "batch",
     (64, 16, "fp32"): "batch, exchange",
     (64, 16, "sign_feedback"): "batch, exchange",
@@ -119,6 +119,6 @@ def test_emulated_devices_share_what_all_of_them_take():
   )
 
 
-def test_a_number_of_workers_without_neighbours_is_refused():
+def test_a_number_of_workers_without_neighbors_is_refused():
   with pytest.raises(ValueError, match="`workers` must lie between"):
     predict.interpolate_platform({2: emulated(2, 1e-3)}, 3)

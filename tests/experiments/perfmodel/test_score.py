@@ -36,7 +36,7 @@ def test_the_rank_is_spearmans_correlation():
   up = score_errors([pair("fp32", 1.0, 10.0), pair("int8", 2.0, 1e6)])
   down = score_errors([pair("fp32", 2.0, 10.0), pair("int8", 1.0, 1e6)])
   assert (up.rank, down.rank) == pytest.approx((1, -1))
-  # Of four, two neighbours swapped: 1 - 6 * 2 / (4 * 15).
+  # Of four, two neighbors swapped: 1 - 6 * 2 / (4 * 15).
   swapped = [(1, 1), (2, 3), (3, 2), (4, 4)]
   found = score_errors([pair("fp32", x, y) for x, y in swapped])
   assert found.rank == pytest.approx(0.8)

@@ -160,10 +160,10 @@ def test_touched_bytes_match_a_count_by_hand():
     down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8
   )
   # Unpacking reads the reference too, and packing the error memory.
-  held = weights_rows.count_touched_bytes(
+  with_delta = weights_rows.count_touched_bytes(
     found["int8"], int8._replace(case="int4_delta")
   )
-  assert held == quarter._replace(unpack=9, grad_pack=17)
+  assert with_delta == quarter._replace(unpack=9, grad_pack=17)
   assert (
     weights_rows.count_touched_bytes(found["fp32"], fp32)
     == predict.TouchedBytes()
