@@ -63,7 +63,7 @@ class HostProcess:
       text=True,
     )
     self._replies: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=self._listen, daemon=True).start()
+    threading.Thread(target=self._read_replies, daemon=True).start()
 
   @property
   def pid(self) -> int:
@@ -81,7 +81,7 @@ class HostProcess:
       self._process.stdin.write(json.dumps(command) + "\n")
       self._process.stdin.flush()
     except OSError:
-      raise self._dead() from None
+      raise self._describe_end() from None
 
   def receive(self, timeout_s: float) -> dict[str, Any]:
     """Waits for a reply of the program.
@@ -99,7 +99,7 @@ class HostProcess:
         f"{self.name} did not answer within {timeout_s:.0f} s"
       ) from None
     if line is None:
-      raise self._dead()
+      raise self._describe_end()
     reply = json.loads(line)
     if "error" in reply:
       raise HostError(f"{self.name}: {reply['error']}")
@@ -123,14 +123,14 @@ class HostProcess:
       self._process.wait()
     self._log.close()
 
-  def _listen(self) -> None:
+  def _read_replies(self) -> None:
     assert self._process.stdout is not None
     with self._process.stdout as lines:
       for line in lines:
         self._replies.put(line)
     self._replies.put(None)
 
-  def _dead(self) -> HostError:
+  def _describe_end(self) -> HostError:
     code = self._process.wait()
     self._log.seek(0)
     said = self._log.read()[-_TAIL:].strip()
@@ -171,7 +171,7 @@ class HostGroup:
         self.processes.append(
           HostProcess(host, module, [*place, *arguments], name)
         )
-      self._receive(start_s)
+      self._receive_all(start_s)
     except BaseException:
       self.close()
       raise
@@ -190,7 +190,7 @@ class HostGroup:
     """
     for process in self.processes:
       process.send(command)
-    return self._receive(timeout_s)
+    return self._receive_all(timeout_s)
 
   def close(self) -> None:
     """Ends the processes of all hosts."""
@@ -205,7 +205,7 @@ class HostGroup:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def _receive(self, timeout_s: float) -> list[dict[str, Any]]:
+  def _receive_all(self, timeout_s: float) -> list[dict[str, Any]]:
     deadline = time.monotonic() + timeout_s
     return [
       process.receive(deadline - time.monotonic()) for process in self.processes

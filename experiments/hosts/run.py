@@ -135,10 +135,12 @@ def _take_turns(
         turns[case].append(
           group.ask({"do": "run", "case": case, "steps": steps})
         )
-  return [_summarize(case, turns[case], predicted[case]) for _, case in ready]
+  return [
+    _summarize_case(case, turns[case], predicted[case]) for _, case in ready
+  ]
 
 
-def _summarize(
+def _summarize_case(
   case: str, turns: list[list[dict[str, Any]]], predicted: float | None
 ) -> Result:
   """Returns medians of one case over its turns and hosts."""

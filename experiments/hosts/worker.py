@@ -76,10 +76,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def serve_parent(backend: Backend, interface: str) -> None:
   """Runs the parent's commands until it says quit; does not return."""
 
-  def answer(commands: "queue.Queue[str]", reply: Reply) -> None:
+  def answer_all(commands: "queue.Queue[str]", reply: Reply) -> None:
     _answer_commands(backend, interface, commands, reply)
 
-  converse_with_parent(backend.connect, answer)
+  converse_with_parent(backend.connect, answer_all)
 
 
 def converse_with_parent(
@@ -120,14 +120,14 @@ def _read_commands() -> "queue.Queue[str]":
   """Reads commands in a thread, so that the end of input ends a stuck step."""
   commands: queue.Queue[str] = queue.Queue()
 
-  def listen() -> None:
+  def read_lines() -> None:
     for line in sys.stdin:
       commands.put(line)
       if json.loads(line).get("do") == "quit":
         return
     os._exit(1)
 
-  threading.Thread(target=listen, daemon=True).start()
+  threading.Thread(target=read_lines, daemon=True).start()
   return commands
 
 

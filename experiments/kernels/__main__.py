@@ -54,14 +54,14 @@ def main() -> None:
   """Checks and times, or compiles; prints tables and writes rows."""
   # Peers need memory too.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  made, wrong = _compile() if _COMPILED.value else _check_and_time()
+  made, wrong = _compile_ops() if _COMPILED.value else _check_and_time()
   if _JSON.value:
     records.write_rows(_JSON.value, made)
   if wrong:
     sys.exit(f"Wrong: {', '.join(wrong)}.")
 
 
-def _compile() -> tuple[list[records.Row], list[str]]:
+def _compile_ops() -> tuple[list[records.Row], list[str]]:
   """Returns rows, and the kernels that spill registers."""
   gpu_compile.stay_on_the_host()
   if why := gpu_compile.refusal():

@@ -67,19 +67,19 @@ def _find_tolerance(name: str) -> float:
 def _make_encode(name: str) -> Op:
   op = _OPS[name]
 
-  def run(
+  def run_op(
     like: ShapedLike, x: Array, key: Key | None, *, implementation: str | None
   ) -> PyTree:
     return blocks.encode(op, x, key, implementation=implementation)
 
-  make = lambda x: (x, _make_key(op))
-  return Op(name, run, make, _ARRAYS, tolerance=_find_tolerance(name))
+  make_args = lambda x: (x, _make_key(op))
+  return Op(name, run_op, make_args, _ARRAYS, tolerance=_find_tolerance(name))
 
 
 def _make_encode_error(name: str) -> Op:
   op = _OPS[name]
 
-  def run(
+  def run_op(
     like: ShapedLike,
     x: Array,
     memory: ErrorMemory,
@@ -88,21 +88,23 @@ def _make_encode_error(name: str) -> Op:
   ) -> tuple[PyTree, Array]:
     return blocks.encode_error(op, x, memory, implementation=implementation)
 
-  def make(x: Array) -> tuple[PyTree, ...]:
+  def make_args(x: Array) -> tuple[PyTree, ...]:
     value = x.astype(jnp.float32)[..., ::-1]
     sent = blocks.encode(op, value)
     return x, ErrorMemory(jnp.int32(1), value, sent)
 
-  def feed(outputs: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+  def feed_sent(
+    outputs: PyTree, args: tuple[PyTree, ...]
+  ) -> tuple[PyTree, ...]:
     (sent, value), (x, memory) = outputs, args
     return x, ErrorMemory(memory.count, value, sent)
 
   return Op(
     f"{name}_feedback",
-    run,
-    make,
+    run_op,
+    make_args,
     _ARRAYS,
-    feed=feed,
+    feed=feed_sent,
     tolerance=_find_tolerance(name),
   )
 
@@ -110,19 +112,19 @@ def _make_encode_error(name: str) -> Op:
 def _make_sum(name: str) -> Op:
   op = _OPS[name]
 
-  def run(
+  def run_op(
     like: ShapedLike, payloads: PyTree, *, implementation: str | None
   ) -> Array:
     return blocks.sum_decoded(op, payloads, like, implementation=implementation)
 
   stack = stack_payloads(lambda x: blocks.encode(op, x))
-  return Op(f"{name}_sum", run, lambda x: (stack(x),), _ARRAYS)
+  return Op(f"{name}_sum", run_op, lambda x: (stack(x),), _ARRAYS)
 
 
 def _make_mean(name: str) -> Op:
   op = _OPS[name]
 
-  def run(
+  def run_op(
     like: ShapedLike, payloads: PyTree, *, implementation: str | None
   ) -> PyTree:
     return blocks.encode_mean(op, payloads, like, implementation=implementation)
@@ -130,7 +132,7 @@ def _make_mean(name: str) -> Op:
   stack = stack_payloads(lambda x: blocks.encode(op, x))
   return Op(
     f"{name}_mean",
-    run,
+    run_op,
     lambda x: (stack(x),),
     _ARRAYS,
     tolerance=_find_tolerance(name),

@@ -54,18 +54,18 @@ def build_peers(op: str, x: Array) -> dict[str, TimedCalls]:
 def _repeat_calls(
   once: Callable[[], Any], wait: Callable[[], Any]
 ) -> TimedCalls:
-  def run(calls: int) -> None:
+  def run_calls(calls: int) -> None:
     for _ in range(calls):
       once()
     wait()
 
-  return run
+  return run_calls
 
 
-def _copy_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
+def _make_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
   """Copies the leading bytes of every word, as a strided slice."""
 
-  def make(x: Array) -> TimedCalls:
+  def make_timed(x: Array) -> TimedCalls:
     xp = importlib.import_module(library)
     words = xp.from_dlpack(x).reshape(-1, 1)
     # Two bytes are half a word.
@@ -78,21 +78,21 @@ def _copy_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
       wait.Device().synchronize if wait else lambda: None,
     )
 
-  return make
+  return make_timed
 
 
-def _torch_cast(dtype: str) -> Callable[[Array], TimedCalls]:
-  def make(x: Array) -> TimedCalls:
-    torch, source = _torch(x)
+def _make_torch_cast(dtype: str) -> Callable[[Array], TimedCalls]:
+  def make_timed(x: Array) -> TimedCalls:
+    torch, source = _import_torch(x)
     target = torch.empty_like(source, dtype=getattr(torch, dtype))
     return _time_torch(torch, lambda: target.copy_(source))
 
-  return make
+  return make_timed
 
 
-def _torch_per_channel(x: Array) -> TimedCalls:
+def _time_torch_per_channel(x: Array) -> TimedCalls:
   """Times PyTorch's codes under scales that are computed in advance."""
-  torch, source = _torch(x)
+  torch, source = _import_torch(x)
   rows = source.reshape(-1, _BLOCK)
   scales = rows.abs().amax(1) / 127
   zeros = torch.zeros(rows.shape[0], dtype=torch.long)
@@ -105,9 +105,9 @@ def _torch_per_channel(x: Array) -> TimedCalls:
   return _time_torch(torch, lambda: write(*args, out=target))
 
 
-def _torch_absmax(x: Array) -> TimedCalls:
+def _time_torch_absmax(x: Array) -> TimedCalls:
   """Times codes and scales of blocks, one compiled function of PyTorch."""
-  torch, source = _torch(x)
+  torch, source = _import_torch(x)
 
   def encode(rows: Any) -> tuple[Any, Any]:
     scale = rows.abs().amax(1, keepdim=True) / 127
@@ -116,38 +116,38 @@ def _torch_absmax(x: Array) -> TimedCalls:
   return _time_compiled_torch(torch, encode, source.reshape(-1, _BLOCK))
 
 
-def _torch_topk(block: int) -> Callable[[Array], TimedCalls]:
+def _make_torch_topk(block: int) -> Callable[[Array], TimedCalls]:
   """Times PyTorch's largest magnitude of each block and its position."""
 
-  def make(x: Array) -> TimedCalls:
-    torch, source = _torch(x)
+  def make_timed(x: Array) -> TimedCalls:
+    torch, source = _import_torch(x)
     rows = source.reshape(-1)[: source.numel() // block * block]
     select = lambda rows: torch.topk(rows.abs(), 1, dim=1)
     return _time_compiled_torch(torch, select, rows.reshape(-1, block))
 
-  return make
+  return make_timed
 
 
-def _bitsandbytes(name: str) -> Callable[[Array], TimedCalls]:
+def _make_bitsandbytes(name: str) -> Callable[[Array], TimedCalls]:
   """Times bitsandbytes' codes of a table of levels, scaled to each block."""
 
-  def make(x: Array) -> TimedCalls:
-    torch, source = _torch(x)
+  def make_timed(x: Array) -> TimedCalls:
+    torch, source = _import_torch(x)
     functional = importlib.import_module("bitsandbytes.functional")
     encode = getattr(functional, name)
     return _time_torch(torch, lambda: encode(source, blocksize=_BLOCK))
 
-  return make
+  return make_timed
 
 
-def _torchao_mx(x: Array) -> TimedCalls:
-  torch, source = _torch(x)
+def _time_torchao_mx(x: Array) -> TimedCalls:
+  torch, source = _import_torch(x)
   formats = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
   encode = lambda rows: formats.to_mx(rows, torch.float8_e4m3fn, 32)
   return _time_compiled_torch(torch, encode, source)
 
 
-def _torch(x: Array) -> tuple[Any, Any]:
+def _import_torch(x: Array) -> tuple[Any, Any]:
   torch = importlib.import_module("torch")
   return torch, torch.from_dlpack(x)
 
@@ -168,29 +168,31 @@ def _time_torch(torch: Any, once: Callable[[], Any]) -> TimedCalls:
 _HOST, _GPU, _BOTH = ("cpu",), ("gpu",), ("cpu", "gpu")
 _PEERS: dict[str, list[_Peer]] = {
   **{
-    dtype: [_Peer("torch_copy", "torch", _BOTH, _torch_cast(dtype))]
+    dtype: [_Peer("torch_copy", "torch", _BOTH, _make_torch_cast(dtype))]
     for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
   },
   **{
     f"truncate{count}": [
-      _Peer("numpy_slices", "numpy", _HOST, _copy_slices("numpy", count)),
-      _Peer("cupy_slices", "cupy", _GPU, _copy_slices("cupy", count)),
+      _Peer("numpy_slices", "numpy", _HOST, _make_slices("numpy", count)),
+      _Peer("cupy_slices", "cupy", _GPU, _make_slices("cupy", count)),
     ]
     for count in (1, 2, 3)
   },
   "int8": [
-    _Peer("torch_per_channel", "torch", _HOST, _torch_per_channel),
-    _Peer("torch_absmax", "torch", _GPU, _torch_absmax),
+    _Peer("torch_per_channel", "torch", _HOST, _time_torch_per_channel),
+    _Peer("torch_absmax", "torch", _GPU, _time_torch_absmax),
     _Peer(
       "bitsandbytes",
       "bitsandbytes",
       _BOTH,
-      _bitsandbytes("quantize_blockwise"),
+      _make_bitsandbytes("quantize_blockwise"),
     ),
   ],
   "int4": [
-    _Peer("bitsandbytes", "bitsandbytes", _BOTH, _bitsandbytes("quantize_4bit"))
+    _Peer(
+      "bitsandbytes", "bitsandbytes", _BOTH, _make_bitsandbytes("quantize_4bit")
+    )
   ],
-  "mxfp8": [_Peer("torchao", "torchao", _BOTH, _torchao_mx)],
-  "top1of128": [_Peer("torch_topk", "torch", _BOTH, _torch_topk(128))],
+  "mxfp8": [_Peer("torchao", "torchao", _BOTH, _time_torchao_mx)],
+  "top1of128": [_Peer("torch_topk", "torch", _BOTH, _make_torch_topk(128))],
 }

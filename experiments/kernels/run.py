@@ -38,7 +38,7 @@ def time_all(
     if time.monotonic() < end:
       x = jax.random.normal(jax.random.key(0), shape)
       prepared = _map_threads(compile_one, ops, f"compile {title}")
-      for each in _track(prepared, f"time {title}", len(prepared)):
+      for each in _show_progress(prepared, f"time {title}", len(prepared)):
         if time.monotonic() < end:
           speeds += speed.time_op(each, x, repeats)
     done = {(s.op, s.size_bytes) for s in speeds}
@@ -99,9 +99,9 @@ def _map_threads(
 ) -> list[T]:
   """Runs jobs in threads, because they mostly compile, outside of Python."""
   with ThreadPoolExecutor(os.cpu_count()) as threads:
-    return list(_track(threads.map(fn, jobs), description, len(jobs)))
+    return list(_show_progress(threads.map(fn, jobs), description, len(jobs)))
 
 
-def _track(jobs: Iterable, description: str, total: int) -> Iterable:
+def _show_progress(jobs: Iterable, description: str, total: int) -> Iterable:
   # Drawn between jobs: a thread that redraws would be part of what is timed.
   return rich.progress.track(jobs, description, total, auto_refresh=False)

@@ -45,7 +45,7 @@ def _topk_ops(k: int, planes: int) -> list[Op]:
       values, places, like, planes, implementation=implementation
     )
 
-  def total(
+  def sum_payloads(
     like: ShapedLike,
     values: Array,
     places: Array,
@@ -60,7 +60,7 @@ def _topk_ops(k: int, planes: int) -> list[Op]:
   return [
     Op(f"top{k}of{planes}", encode, take_array, _ARRAYS),
     Op(f"top{k}of{planes}_scatter", decode, one, _ARRAYS),
-    Op(f"top{k}of{planes}_sum", total, stack_payloads(one), _ARRAYS),
+    Op(f"top{k}of{planes}_sum", sum_payloads, stack_payloads(one), _ARRAYS),
   ]
 
 
@@ -78,24 +78,28 @@ def _zero_value_ops() -> list[Op]:
     size = math.prod(like.shape)
     return compact.expand_tiles(tiles, size, implementation=implementation)
 
-  def words(x: Array) -> Array:
+  def make_words(x: Array) -> Array:
     rectified = jnp.maximum(x, 0).astype(jnp.float32).reshape(-1)
     return lax.bitcast_convert_type(rectified, jnp.uint32)
 
-  compacted = lambda x: (compact.compact_tiles(words(x), _TILE, _CAPACITY),)
+  compacted = lambda x: (
+    compact.compact_tiles(make_words(x), _TILE, _CAPACITY),
+  )
   return [
-    Op("compact", encode, lambda x: (words(x),), FLOATS),
+    Op("compact", encode, lambda x: (make_words(x),), FLOATS),
     Op("expand", decode, compacted, FLOATS),
   ]
 
 
 def _threshold_ops() -> list[Op]:
-  def mark(like: ShapedLike, x: Array, *, implementation: str | None) -> Array:
+  def mark_large(
+    like: ShapedLike, x: Array, *, implementation: str | None
+  ) -> Array:
     return compact.threshold_bitmap(
       x, _THRESHOLD, implementation=implementation
     )
 
-  def find(
+  def find_positions(
     like: ShapedLike, bitmap: Array, start: Array, *, implementation: str | None
   ) -> Array:
     capacity = max(1, round(_CAPACITY_SHARE * math.prod(like.shape)))
@@ -103,16 +107,16 @@ def _threshold_ops() -> list[Op]:
       bitmap, start, capacity, implementation=implementation
     )
 
-  def view(like: ShapedLike, args: tuple, positions: Array) -> Array:
+  def mask_positions(like: ShapedLike, args: tuple, positions: Array) -> Array:
     # Positions after the last mark are arbitrary.
     found = jnp.arange(positions.size) < args[1][-1]
     return jnp.where(found, positions, 0)
 
-  def marked(x: Array) -> tuple[PyTree, ...]:
+  def make_bitmap(x: Array) -> tuple[PyTree, ...]:
     bitmap = compact.threshold_bitmap(x, _THRESHOLD)
     return bitmap, compact.prefix_counts(bitmap)
 
   return [
-    Op("mark", mark, take_array, FLOATS),
-    Op("positions", find, marked, FLOATS, view=view),
+    Op("mark", mark_large, take_array, FLOATS),
+    Op("positions", find_positions, make_bitmap, FLOATS, view=mask_positions),
   ]

@@ -35,21 +35,21 @@ def _cast_ops(dtype: str) -> list[Op]:
   ) -> Array:
     return narrow.cast_encode(x, dtype, implementation=implementation)
 
-  def view(like: ShapedLike, args: tuple, words: Array) -> Array:
+  def view_values(like: ShapedLike, args: tuple, words: Array) -> Array:
     # NaN has several words, and subnormal numbers may have that of zero.
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     values = narrow.cast_decode(words, wide, dtype)
     return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
 
-  def total(
+  def sum_payloads(
     like: ShapedLike, words: Array, *, implementation: str | None
   ) -> Array:
     return narrow.cast_sum(words, like, dtype, implementation=implementation)
 
   stack = stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
-    Op(dtype, encode, take_array, CASES, view=view),
-    Op(f"{dtype}_sum", total, lambda x: (stack(x),), CASES),
+    Op(dtype, encode, take_array, CASES, view=view_values),
+    Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), CASES),
   ]
 
 
@@ -61,7 +61,7 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[Op]:
       x, count, rounding, implementation=implementation
     )
 
-  def total(
+  def sum_payloads(
     like: ShapedLike, planes: PyTree, *, implementation: str | None
   ) -> Array:
     return narrow.truncate_sum(planes, like, implementation=implementation)
@@ -70,7 +70,7 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[Op]:
   stack = stack_payloads(lambda x: narrow.truncate_encode(x, count, rounding))
   return [
     Op(name, encode, take_array, CASES),
-    Op(f"{name}_sum", total, lambda x: (stack(x),), CASES),
+    Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), CASES),
   ]
 
 
@@ -86,16 +86,16 @@ def _pack_ops(bits: int) -> list[Op]:
     size = math.prod(like.shape)
     return pack.unpack_flat(words, bits, size, implementation=implementation)
 
-  def codes(x: Array) -> Array:
+  def make_codes(x: Array) -> Array:
     words = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return words >> (32 - bits)
 
   return [
-    Op(f"pack{bits}", encode, lambda x: (codes(x),), CASES),
+    Op(f"pack{bits}", encode, lambda x: (make_codes(x),), CASES),
     Op(
       f"unpack{bits}",
       decode,
-      lambda x: (pack.pack_flat(codes(x), bits),),
+      lambda x: (pack.pack_flat(make_codes(x), bits),),
       CASES,
     ),
   ]

@@ -39,7 +39,7 @@ def run_experiment(
     SystemExit: a loss is not finite; the message says which.
   """
   for exchange in config.exchanges:
-    get_exchange(exchange)  # A misspelt name fails before any work.
+    get_exchange(exchange)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers, processes)
   is_first = jax.process_index() == 0
   console = make_console()

@@ -18,9 +18,9 @@ def make_records(count):
   return pixels, labels, records
 
 
-def save_image(path, colour):
+def save_image(path, color):
   path.parent.mkdir(parents=True, exist_ok=True)
-  Image.new("RGB", (20, 10), colour).save(path)
+  Image.new("RGB", (20, 10), color).save(path)
 
 
 def test_digits_are_split_two_to_one_without_overlap():

@@ -49,7 +49,7 @@ def test_padding_of_the_last_batch_weighs_nothing():
   assert last["x"][last["weight"] > 0].tolist() == list(range(256, 300))
 
 
-def test_pixels_are_centred(tiny):
+def test_pixels_are_centered(tiny):
   pixels = tasks.load_task(tiny("digits", batch_size=64)).batch(0, 0)["pixels"]
   assert pixels.dtype == np.float32
   assert pixels.min() == -1

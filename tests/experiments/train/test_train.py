@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_finite_ends_the_job_with_a_message(tiny):
     run_experiment(config)
 
 
-def test_a_misspelt_exchange_is_refused_before_any_work(tiny):
+def test_a_misspelled_exchange_is_refused_before_any_work(tiny):
   with pytest.raises(ValueError, match=r"got 'int7'"):
     run_experiment(tiny("digits", exchanges=("fp32", "int7")))
 
