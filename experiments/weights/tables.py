@@ -106,7 +106,7 @@ def error_table(rows: Sequence[Row], link: str) -> Table:
     "accuracy, %",
     "to fp32",
     "sent, x",
-    "returned, x",
+    "back, x",
     "switches",
     "steps",
     link,

@@ -44,7 +44,7 @@ def test_full_size_has_the_parameters_of_the_paper(network):
 
 
 def test_the_cost_of_a_dense_stage_is_that_of_its_matmul():
-  model = weights_model.as_model(build_tiny("vgg_a")[-1:])
+  model = weights_model.abstract_model(lambda: build_tiny("vgg_a")[-1:])
   (name,) = model.params
   inputs, outputs = model.params[name]["dense"]["kernel"].shape
   (cost,) = weights_model.stage_costs(
@@ -69,9 +69,9 @@ def test_images_of_any_size_become_logits(network, size):
 
 
 def test_a_stage_of_resnet_is_one_block():
-  names = [
-    name for name, _ in weights_model.as_model(build_tiny("resnet34")).stages
-  ]
+  make = functools.partial(build_tiny, "resnet34")
+  model = weights_model.abstract_model(make)
+  names = [name for name, _ in model.stages]
   assert names[0] == "00_stem"
   assert names[-1] == "17_head"
   assert all("block" in name for name in names[1:-1])
