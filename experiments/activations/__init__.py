@@ -1,1 +1,1 @@
-"""How well the activations of a network compress while it trains."""
+"""Compression of a network's activations, measured while it trains (cDMA)."""

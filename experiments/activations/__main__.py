@@ -3,107 +3,51 @@
   python -m experiments.activations --json=docs/results/activations.jsonl \
     --plot=docs/results/activations.png
 
-Trains narrow forms of the networks of cDMA (arXiv:1705.01626) on real images
-and measures, layer by layer and several times on the way, the share of zeros
-and the bytes of run-length coding, of cDMA's zero-value coding, of
-`jaxmotion.codecs.zero_value` in float32 and in bf16 words, and of byte planes
-under zlib, which is what a host could do. What room a tile of `zero_value` has
-is calibrated with other images than those that are measured.
+Trains narrow forms of the networks of cDMA (arXiv:1705.01626) on real images.
+At several steps it measures, layer by layer, the share of zeros and the bytes
+of five codes: run lengths, cDMA's zero-value code, `jaxmotion.codecs.zero_value`
+in float32 and in bf16 words, and byte planes under zlib as a host could use.
+Tiles of `zero_value` are calibrated on other images than those measured.
 
-A second table predicts, from datasheets, what the ratios would gain a step that
-offloads all activations of the networks at full size. bf16 loses digits of
-each value; all else is lossless.
+A second table predicts, from datasheets, how much faster the ratios make a step
+that offloads all activations of the networks at full size. bf16 rounds each
+value; the other codes are lossless.
 """
 
-import time
-from collections.abc import Sequence
-
-import rich.console
 from absl import flags
 
-from experiments import models
-from experiments.activations import measure, sampling, tables
+from experiments.activations.plot import save_plot
 from experiments.activations.rows import make_rows
+from experiments.activations.run import measure_networks
+from experiments.activations.tables import gain_table, ratio_table
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.common.progress import Display
+from experiments.models.training import NARROW_WIDTHS
 
-_NETS = flags.DEFINE_list("nets", list(sampling.WIDTHS), "Names of networks.")
+_NETS = flags.DEFINE_list("nets", list(NARROW_WIDTHS), "Names of networks.")
 _DATA = flags.DEFINE_enum(
-  "data", "digits", ["digits", "photographs"], "What they learn."
+  "data", "digits", ["digits", "photographs"], "Images to train on."
 )
-_IMAGE = flags.DEFINE_integer("image", 32, "Pixels of a side.", 32)
+_IMAGE = flags.DEFINE_integer(
+  "image", 32, "Height and width of the images.", 32
+)
 _LOOKS = flags.DEFINE_list(
   "looks", ["0", "5", "15", "40", "120"], "Steps at which to measure."
 )
 _BATCH = flags.DEFINE_integer(
-  "batch", 32, "Images of a step.", 1, allow_override=True
+  "batch", 32, "Images in a batch.", 1, allow_override=True
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of a run.", allow_override=True)
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of parameters and batches.", allow_override=True
+)
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
 
-def run(
-  nets: Sequence[str],
-  *,
-  data: str,
-  image: int,
-  steps: Sequence[int],
-  batch: int,
-  seed: int,
-  console: rich.console.Console,
-) -> list[measure.Measured]:
-  """Trains and measures.
-
-  Args:
-    nets: names of networks.
-    data: "digits" or "photographs".
-    image: pixels of a side.
-    steps: at which to measure, ascending; the last ends the training.
-    batch: images of a step.
-    seed: of parameters and batches.
-    console: where to show progress.
-
-  Raises:
-    ValueError: a network is not one of ReLUs, or the steps do not ascend.
-  """
-  for name in nets:
-    if name not in sampling.WIDTHS:
-      raise ValueError(
-        f"`nets` must be some of {', '.join(sampling.WIDTHS)}, got {name!r}."
-      )
-  if not steps or list(steps) != sorted(set(steps)) or steps[0] < 0:
-    raise ValueError(f"`looks` must ascend from 0 or more, got {steps}.")
-  images = sampling.load(data, image)
-  measured = []
-  with Display(console, steps=steps[-1], runs=len(nets)) as display:
-    for name in nets:
-      net = models.make_network(
-        name, image=image, classes=images.classes, width=sampling.WIDTHS[name]
-      )
-      began = time.perf_counter()
-      looks = sampling.train(
-        net,
-        images,
-        steps=steps,
-        batch=batch,
-        seed=seed,
-        on_step=display.begin_run(name, seed),
-      )
-      for look in looks:
-        measured.append(measure.measure(name, look))
-      layer, payload_bytes = measure.check(look)
-      console.print(f"{name}: {layer} really takes {payload_bytes:,} bytes")
-      spent_ms = 1e3 * (time.perf_counter() - began) / max(1, steps[-1])
-      display.end_run(name, seed, look.accuracy, spent_ms)
-  return measured
-
-
 def main() -> None:
-  """Does what the flags say."""
+  """Measures the networks, prints tables, writes rows and a plot."""
   console = make_console()
-  measured = run(
+  measured = measure_networks(
     _NETS.value,
     data=_DATA.value,
     image=_IMAGE.value,
@@ -113,12 +57,12 @@ def main() -> None:
     console=console,
   )
   rows = make_rows(measured)
-  console.print(tables.ratio_table(rows))
-  console.print(tables.gain_table(rows))
+  console.print(ratio_table(rows).to_console())
+  console.print(gain_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:
-    tables.save_plot(rows, _PLOT.value)
+    save_plot(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Bytes of an activation under codes that leave zeros out.
 
-Nothing that is compared here has a static shape but `jaxmotion.codecs`' codes:
-the others' bytes follow the values, as those of a DMA engine do.
+Only the codes of `jaxmotion.codecs` have a static shape. The bytes of the others
+depend on the values, as those of a DMA engine do.
 """
 
 import functools
@@ -17,19 +17,21 @@ from jaxmotion.codecs import zero_value
 from jaxmotion.core import Array
 
 TILE = 1024
-_LONGEST = 255  # What a byte can count.
+_LONGEST = 255  # Longest run that a byte can count.
 
 
-def words(x: np.ndarray) -> np.ndarray:
-  """The bits of floats, flat."""
+def to_words(x: np.ndarray) -> np.ndarray:
+  """Returns the bits of floats as a flat array of unsigned words."""
   return np.ascontiguousarray(x).reshape(-1).view(f"u{x.itemsize}")
 
 
 def run_length_bytes(values: np.ndarray) -> int:
-  """Bytes of pairs (zeros, others), a byte each, every pair before its others.
+  """Returns the bytes of run-length coding.
+
+  Each pair of bytes counts zeros and other words; the other words follow it.
 
   Args:
-    values: words, flat.
+    values: flat array of words.
 
   >>> run_length_bytes(np.array([0, 0, 7, 8, 0], np.uint32))  # 2 2 7 8 1 0
   12
@@ -39,21 +41,21 @@ def run_length_bytes(values: np.ndarray) -> int:
   zero = values == 0
   ends = np.flatnonzero(np.append(zero[1:] != zero[:-1], True)) + 1
   lengths = np.diff(ends, prepend=0)
-  first = 0 if zero[0] else 1  # Runs of zeros have the even places.
+  first = 0 if zero[0] else 1  # Runs of zeros have even indices.
   lengths = np.concatenate([np.zeros(first, int), lengths, np.zeros(1, int)])
   lengths = lengths[: lengths.size // 2 * 2].reshape(-1, 2)
-  # A run of more than a byte counts takes more pairs, the other of which is 0.
+  # A run longer than a byte can count takes more pairs, whose other count is 0.
   pairs = np.maximum(1, -(-lengths // _LONGEST)).sum(axis=1) - 1
   return int(2 * pairs.sum() + values.itemsize * np.count_nonzero(values))
 
 
 def zero_value_bytes(values: np.ndarray) -> int:
-  """Bytes of a mask for every 32 words, and the words that are not zero.
+  """Returns the bytes of masks of 32 words, and of the words that are not zero.
 
-  This is cDMA's code (ZVC) at words of 32 bits.
+  This is cDMA's code (ZVC) for words of 32 bits.
 
   Args:
-    values: words, flat.
+    values: flat array of words.
 
   >>> zero_value_bytes(np.array([0, 0, 7, 8, 0], np.uint32))
   12
@@ -63,13 +65,13 @@ def zero_value_bytes(values: np.ndarray) -> int:
 
 
 def entropy_bytes(values: np.ndarray) -> int:
-  """Bytes of what zlib makes of the mask and of the words' byte planes.
+  """Returns the bytes of the mask and of the words' byte planes under zlib.
 
-  The planes are the first bytes of all words that are not zero, then their
-  second ones, and so on: exponents compress, what noise is left does not.
+  The first plane has the first bytes of all words that are not zero, the second
+  plane their second bytes, and so on. Exponents compress; mantissas do not.
 
   Args:
-    values: words, flat.
+    values: flat array of words.
   """
   kept = values[values != 0]
   planes = kept.view(np.uint8).reshape(-1, kept.itemsize).T
@@ -77,63 +79,63 @@ def entropy_bytes(values: np.ndarray) -> int:
   return sum(len(zlib.compress(part.tobytes())) for part in parts)
 
 
-def spread(x: Array) -> Array:
-  """Puts values that are far apart into one tile.
+def spread_tiles(x: Array) -> Array:
+  """Cuts an array into tiles of elements that are far apart.
 
-  Where there are many values that are not zero, their neighbours are not zero
-  either: a tile of neighbours needs much more room than the mean tile, and the
-  room is that of the worst. Tiles of values from all over the array are alike.
+  Elements that are not zero have neighbors that are not zero. So the fullest
+  tile of neighbors needs much more room than the mean tile, and it decides the
+  room of all. Tiles of elements from all over the array are nearly equally full.
 
   Args:
-    x: channels last.
+    x: array, channels last.
 
   Returns:
-    `(tiles, 1024)`; the array's own values, and zeros at the end.
+    `(tiles, 1024)`: the elements of the array, then zeros.
   """
-  columns = _columns(x)
+  columns = _count_tiles(x)
   flat = jnp.pad(x.reshape(-1), (0, TILE * columns - x.size))
   return flat.reshape(TILE, columns).T
 
 
-def unspread(tiles: Array, like: Array) -> Array:
-  """Inverts `spread`."""
+def gather_tiles(tiles: Array, like: Array) -> Array:
+  """Inverts `spread_tiles`: returns the array in the shape of `like`."""
   return tiles.T.reshape(-1)[: like.size].reshape(like.shape)
 
 
-def _columns(x: Array | np.ndarray) -> int:
-  """How many tiles; all channels come by in each."""
+def _count_tiles(x: Array | np.ndarray) -> int:
+  """Returns a number of tiles that puts all channels into each tile."""
   columns = -(-x.size // TILE)
   while math.gcd(columns, x.shape[-1]) > 1:
     columns += 1
   return columns
 
 
-def room(tiles: np.ndarray, margin: float) -> int:
-  """Words of the fullest tile that are not zero, and some more.
+def calibrate_room(tiles: np.ndarray, margin: float) -> int:
+  """Returns the nonzero words of the fullest tile, plus a margin.
 
   Args:
-    tiles: words `(tiles, 1024)`, what is calibrated with.
-    margin: share that is added.
+    tiles: words `(tiles, 1024)` of calibration data.
+    margin: room to add, relative to the nonzero words.
   """
   fullest = int(np.count_nonzero(tiles, axis=1).max())
   return min(TILE, max(1, math.ceil((1 + margin) * fullest)))
 
 
-def overflows(tiles: np.ndarray, room: int) -> int:
-  """Tiles that have no room for all their words."""
+def count_overflows(tiles: np.ndarray, room: int) -> int:
+  """Returns the number of tiles with more nonzero words than room."""
   return int(np.count_nonzero(np.count_nonzero(tiles, axis=1) > room))
 
 
-def tiled(x: np.ndarray, layout: str) -> np.ndarray:
-  """Words of an activation in tiles.
+def cut_tiles(x: np.ndarray, layout: str) -> np.ndarray:
+  """Returns the words of an activation in tiles.
 
   Args:
-    x: channels last.
-    layout: "nhwc", whose tiles are of neighbours, or "spread".
+    x: activation, channels last.
+    layout: "nhwc" for tiles of neighbors, or "spread" for `spread_tiles`.
   """
-  flat = words(x)
+  flat = to_words(x)
   if layout == "spread":
-    columns = _columns(x)
+    columns = _count_tiles(x)
     flat = np.pad(flat, (0, TILE * columns - x.size))
     return flat.reshape(TILE, columns).T
   return np.pad(flat, (0, -x.size % TILE)).reshape(-1, TILE)
@@ -141,11 +143,11 @@ def tiled(x: np.ndarray, layout: str) -> np.ndarray:
 
 @functools.cache
 def payload_bytes(tiles: int, room: int, dtype: str) -> int:
-  """Bytes of `zero_value`'s payload."""
+  """Returns the bytes of the payload of `zero_value`."""
   like = jax.ShapeDtypeStruct((tiles, TILE), dtype)
   return wire.payload_bytes(make_codec(room), like)
 
 
 def make_codec(room: int) -> zero_value:
-  """The codec whose tiles have room for so many values."""
+  """Returns the codec whose tiles have room for that many elements."""
   return zero_value(capacity=room / TILE, tile=TILE)

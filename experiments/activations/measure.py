@@ -1,4 +1,4 @@
-"""What each code makes of a network's activations at one look."""
+"""Bytes of a network's activations under every code, at one snapshot."""
 
 from typing import NamedTuple
 
@@ -7,42 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.activations import codes
-from experiments.activations.sampling import Look
+from experiments.activations.cases import OURS, PUBLISHED_CODE
+from experiments.activations.sampling import Snapshot
 
 MARGIN = 0.1
-"""Share of a tile's values that a calibrated room has more than it needed."""
-
-PUBLISHED_CODE = "zvc32"
-OURS = "zero_value_bf16"
-CODES = {
-  "rle_nhwc": "run-length, channels last",
-  "rle_nchw": "run-length, channels first",
-  PUBLISHED_CODE: "cDMA's zero-value code, 32-bit words",
-  "zvc16": "the same, bf16 words",
-  "zero_value_nhwc": "zero_value, float32, tiles of neighbours",
-  "zero_value": "zero_value, float32, spread tiles",
-  OURS: "zero_value, bf16 words, spread tiles",
-  "planes_zlib": "mask and byte planes under zlib, on the host",
-}
-"""What is compared; the last is for a host, to see what else is there."""
+"""Room of a tile beyond the calibrated room, relative to that."""
 
 
 class Layer(NamedTuple):
-  """One activation.
+  """Bytes of one activation under every code.
 
   Attributes:
-    name: of the layer that makes it.
-    values: how many.
-    zeros: how many of them are zero.
-    code_bytes: by code, of all values.
-    tiles: of `OURS`.
-    overflows: those with too little room, of `OURS`; the array then goes
-      plain.
-    bf16_error: of rounding, relative to the norm of the activation.
+    name: name of the layer whose output it is.
+    elements: number of elements.
+    zeros: number of elements that are zero.
+    code_bytes: bytes of all elements, by code.
+    tiles: number of tiles of `OURS`.
+    overflows: number of tiles of `OURS` with too little room; if there is one,
+      the array travels uncompressed.
+    bf16_error: error of rounding to bf16, relative to the activation's norm.
   """
 
   name: str
-  values: int
+  elements: int
   zeros: int
   code_bytes: dict[str, int]
   tiles: int
@@ -51,23 +38,23 @@ class Layer(NamedTuple):
 
   @property
   def sparsity(self) -> float:
-    """Share of zeros."""
-    return self.zeros / self.values
+    """Share of elements that are zero."""
+    return self.zeros / self.elements
 
   def ratio(self, code: str) -> float:
-    """Bytes of float32 over those of a code."""
-    return 4 * self.values / self.code_bytes[code]
+    """Returns the bytes in float32 over the bytes of a code."""
+    return 4 * self.elements / self.code_bytes[code]
 
 
 class Measured(NamedTuple):
-  """All activations of a network at one look.
+  """All activations of a network at one snapshot.
 
   Attributes:
-    net: the network's name.
-    step: of training.
-    loss: in nats.
-    accuracy: in per cent.
-    layers: in the order of the forward pass.
+    net: name of the network.
+    step: number of training steps done.
+    loss: loss of the held-out images of the snapshot, in nats.
+    accuracy: accuracy on held-out images, in per cent.
+    layers: layers in the order of the forward pass.
   """
 
   net: str
@@ -78,53 +65,57 @@ class Measured(NamedTuple):
 
   @property
   def sparsity(self) -> float:
-    """Share of zeros of all values."""
+    """Share of the elements of all layers that are zero."""
     zeros = sum(layer.zeros for layer in self.layers)
-    return zeros / sum(layer.values for layer in self.layers)
+    return zeros / sum(layer.elements for layer in self.layers)
 
   @property
   def overflow_rate(self) -> float:
-    """Share of `OURS`' tiles that had too little room."""
+    """Share of the tiles of `OURS` with too little room."""
     tiles = sum(layer.tiles for layer in self.layers)
     return sum(layer.overflows for layer in self.layers) / tiles
 
   def ratio(self, code: str) -> float:
-    """Bytes of all activations in float32 over those of a code."""
-    plain = sum(4 * layer.values for layer in self.layers)
+    """Returns the bytes of all layers in float32 over those of a code."""
+    plain = sum(4 * layer.elements for layer in self.layers)
     return plain / sum(layer.code_bytes[code] for layer in self.layers)
 
 
-def measure(net: str, look: Look) -> Measured:
-  """Measures the held-out activations of a look; rooms are calibrated before.
+def measure_snapshot(net: str, snapshot: Snapshot) -> Measured:
+  """Measures the held-out activations of a snapshot.
+
+  The room of tiles is calibrated with the snapshot's training images.
 
   Args:
-    net: the network's name.
-    look: from `_train.train`.
+    net: name of the network.
+    snapshot: activations of the network.
   """
   layers = [
-    measure_layer(name, look.calibration[name], x)
-    for name, x in look.held_out.items()
+    measure_layer(name, snapshot.calibration[name], x)
+    for name, x in snapshot.held_out.items()
   ]
-  return Measured(net, look.step, look.loss, look.accuracy, layers)
+  return Measured(net, snapshot.step, snapshot.loss, snapshot.accuracy, layers)
 
 
 def measure_layer(name: str, calibration: np.ndarray, x: np.ndarray) -> Layer:
-  """Measures one activation.
+  """Measures one activation under every code.
 
   Args:
-    name: of the layer.
-    calibration: float32, another batch's; says how much room a tile has.
-    x: float32, channels last.
+    name: name of the layer.
+    calibration: float32 activations of other images; decides the room of tiles.
+    x: float32 activations, channels last.
   """
-  flat = codes.words(x)
-  first = codes.words(np.moveaxis(x, -1, 1))
+  flat = codes.to_words(x)
+  first = codes.to_words(np.moveaxis(x, -1, 1))
   narrow = x.astype(jnp.bfloat16)
   layouts = {
     "zero_value_nhwc": (calibration, x, "nhwc"),
     "zero_value": (calibration, x, "spread"),
     OURS: (calibration.astype(jnp.bfloat16), narrow, "spread"),
   }
-  ours = {code: _zero_value(*layout) for code, layout in layouts.items()}
+  ours = {
+    code: _measure_zero_value(*layout) for code, layout in layouts.items()
+  }
   tiles, _, overflows = ours[OURS]
   return Layer(
     name,
@@ -134,7 +125,7 @@ def measure_layer(name: str, calibration: np.ndarray, x: np.ndarray) -> Layer:
       "rle_nhwc": codes.run_length_bytes(flat),
       "rle_nchw": codes.run_length_bytes(first),
       PUBLISHED_CODE: codes.zero_value_bytes(flat),
-      "zvc16": codes.zero_value_bytes(codes.words(narrow)),
+      "zvc16": codes.zero_value_bytes(codes.to_words(narrow)),
       **{code: code_bytes for code, (_, code_bytes, _) in ours.items()},
       "planes_zlib": codes.entropy_bytes(flat),
     },
@@ -144,15 +135,15 @@ def measure_layer(name: str, calibration: np.ndarray, x: np.ndarray) -> Layer:
   )
 
 
-def _zero_value(
+def _measure_zero_value(
   calibration: np.ndarray, x: np.ndarray, layout: str
 ) -> tuple[int, int, int]:
-  """(tiles, bytes, tiles that overflow); plain where that is not worse."""
-  room = codes.room(codes.tiled(calibration, layout), MARGIN)
-  tiles = codes.tiled(x, layout)
-  overflows = codes.overflows(tiles, room)
+  """Returns number of tiles, bytes, and number of tiles that overflow."""
+  room = codes.calibrate_room(codes.cut_tiles(calibration, layout), MARGIN)
+  tiles = codes.cut_tiles(x, layout)
+  overflows = codes.count_overflows(tiles, room)
   coded = codes.payload_bytes(len(tiles), room, x.dtype.name)
-  # The payload was made before anyone could know that it has no room.
+  # An overflow is known only after encoding: the payload counts as well then.
   total = coded + x.nbytes if overflows else min(coded, x.nbytes)
   return len(tiles), total, overflows
 
@@ -162,28 +153,30 @@ def _relative_error(y: np.ndarray, x: np.ndarray) -> float:
   return float(np.linalg.norm(y - x)) / norm if norm else 0.0
 
 
-def check(look: Look) -> tuple[str, int]:
-  """Really encodes a look's largest activation and decodes it again.
+def check_largest(snapshot: Snapshot) -> tuple[str, int]:
+  """Encodes a snapshot's largest activation, decodes it and compares.
 
   Args:
-    look: from `_train.train`.
+    snapshot: activations of a network.
 
   Returns:
-    Its name, and the bytes of the payload's buffers.
+    The name of the activation, and the bytes of the payload's buffers.
 
   Raises:
-    AssertionError: the values are not those that were encoded, or the bytes not
-      those that are counted everywhere else.
+    AssertionError: the decoded elements or the bytes are not those expected.
   """
-  name = max(look.held_out, key=lambda name: look.held_out[name].size)
-  x = jnp.asarray(look.held_out[name], "bfloat16")
-  room = codes.room(codes.tiled(np.asarray(x), "spread"), MARGIN)
+  name = max(snapshot.held_out, key=lambda name: snapshot.held_out[name].size)
+  x = jnp.asarray(snapshot.held_out[name], "bfloat16")
+  room = codes.calibrate_room(codes.cut_tiles(np.asarray(x), "spread"), MARGIN)
   codec = codes.make_codec(room)
-  tiles = jax.jit(codes.spread)(x)
+  tiles = jax.jit(codes.spread_tiles)(x)
   payload, _ = jax.jit(codec.encode)(tiles)
-  decoded = codes.unspread(jax.jit(codec.decode)(payload, tiles), x)
+  decoded = codes.gather_tiles(jax.jit(codec.decode)(payload, tiles), x)
   buffers = sum(leaf.nbytes for leaf in jax.tree.leaves(payload))
-  counted = codes.payload_bytes(len(tiles), room, "bfloat16")
-  if buffers != counted or not np.array_equal(decoded, x):
-    raise AssertionError(f"{name}: {buffers} bytes, {counted} counted")
+  expected = codes.payload_bytes(len(tiles), room, "bfloat16")
+  if buffers != expected or not np.array_equal(decoded, x):
+    raise AssertionError(
+      f"{name} must take {expected} bytes and decode exactly, got {buffers}"
+      " bytes."
+    )
   return name, buffers

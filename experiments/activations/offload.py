@@ -1,9 +1,9 @@
-"""How long a step takes whose activations go to the host and come back.
+"""Predicted time of a step whose activations go to the host and return.
 
-A layer and the transfer of what it has made go on at once, forward and
-backward, and the next layer waits for both (vDNN, and cDMA's model of it):
-max(compute, bytes / (ratio * link)). Everything here is predicted, from
-datasheets and shapes: nothing is measured or run.
+A layer computes while its activations are transferred, forward and backward,
+and the next layer waits for both: max(compute, bytes / (ratio * link)). This is
+vDNN's scheme, and cDMA's model of it. Times are predicted from datasheets and
+shapes: nothing is measured or run.
 """
 
 import functools
@@ -23,7 +23,7 @@ _ASSUMED = "assumed, not measured"
 
 
 def _titan_x() -> Platform:
-  """What cDMA was evaluated for: 3072 cores at 1 GHz."""
+  """Returns the GPU that cDMA was evaluated for: 3072 cores at 1 GHz."""
   host = Link(latency_s=1e-5, rate=Rate(bytes_per_s=8e9 * 16 * 128 / 130 / 8))
   device = Device(
     name="GTX TITAN X (Maxwell)",
@@ -60,17 +60,17 @@ PLATFORMS = {
   "a100": perfmodel.builtin_platform("a100_node"),
   "h200": perfmodel.builtin_platform("h200_node"),
 }
-"""A GPU and its link to the host, at the peaks of their datasheets."""
+"""GPUs and their links to the host, at the peaks of their datasheets."""
 
 
 class Stage(NamedTuple):
-  """What a stage of a network takes.
+  """Times and activations of one stage of a network.
 
   Attributes:
-    name: of the stage.
-    forward_s: seconds.
-    backward_s: seconds.
-    moved_bytes: of its activations, by name, in float32.
+    name: name of the stage.
+    forward_s: predicted seconds of the forward pass.
+    backward_s: predicted seconds of the backward pass.
+    moved_bytes: float32 bytes of the stage's activations, by name.
   """
 
   name: str
@@ -79,13 +79,15 @@ class Stage(NamedTuple):
   moved_bytes: dict[str, int]
 
 
-def stages(net: models.Network, batch: int, device: Device) -> list[Stage]:
-  """The stages of a network whose blocks do not repeat, by the roofline.
+def predict_stages(
+  net: models.Network, batch: int, device: Device
+) -> list[Stage]:
+  """Predicts the stages of a network by the roofline.
 
   Args:
-    net: any size; nothing is computed.
-    batch: images.
-    device: what it would run on.
+    net: network of any size, whose blocks do not repeat; nothing is computed.
+    batch: number of images in the batch.
+    device: device to predict for.
   """
   found = []
   params, (x, _) = net.params, net.batch(batch)
@@ -93,8 +95,10 @@ def stages(net: models.Network, batch: int, device: Device) -> list[Stage]:
   for name, block, _ in net.stages:
     own = params[name]
     y = jax.eval_shape(block, own, x)
-    forward_s = _seconds(device, block, own, x)
-    both_s = _seconds(device, functools.partial(_pull, block), own, x, y)
+    forward_s = _predict_pass(device, block, own, x)
+    both_s = _predict_pass(
+      device, functools.partial(_run_backward, block), own, x, y
+    )
     moved = {
       key: 4 * a.size for key, a in seen.items() if key.startswith(f"{name}/")
     }
@@ -103,15 +107,15 @@ def stages(net: models.Network, batch: int, device: Device) -> list[Stage]:
   return found
 
 
-def step_seconds(
+def predict_step(
   stages: list[Stage], platform: Platform, ratios: Mapping[str, float] | float
 ) -> float:
-  """Predicted seconds of a forward and a backward pass with offloading.
+  """Predicts the seconds of a forward and a backward pass with offloading.
 
   Args:
-    stages: from `stages`, of the platform's device.
-    platform: whose links are used.
-    ratios: of each activation, or of all.
+    stages: made by `predict_stages`, for the platform's device.
+    platform: platform whose links to the host are used.
+    ratios: compression ratio of all activations, or of each by its name.
   """
   total = 0.0
   for stage in stages:
@@ -119,27 +123,29 @@ def step_seconds(
       size / (ratios if isinstance(ratios, float) else ratios[name])
       for name, size in stage.moved_bytes.items()
     )
-    total += max(stage.forward_s, _transfer(platform.to_host, sent))
-    total += max(stage.backward_s, _transfer(platform.from_host, sent))
+    total += max(stage.forward_s, _transfer_seconds(platform.to_host, sent))
+    total += max(stage.backward_s, _transfer_seconds(platform.from_host, sent))
   return total
 
 
-def compute_seconds(stages: list[Stage]) -> float:
-  """Predicted seconds of the same without any transfer."""
+def sum_compute(stages: list[Stage]) -> float:
+  """Returns the predicted seconds of both passes without any transfer."""
   return sum(stage.forward_s + stage.backward_s for stage in stages)
 
 
-def _transfer(link: Link, sent: float) -> float:
+def _transfer_seconds(link: Link, sent: float) -> float:
   return link.transfer_seconds(sent) if sent else 0.0
 
 
-def _pull(block: models.Block, params: PyTree, x: Array, ct: Array) -> PyTree:
-  """A forward pass and the gradients."""
+def _run_backward(
+  block: models.Block, params: PyTree, x: Array, ct: Array
+) -> PyTree:
+  """Returns the gradients of a block, after its forward pass."""
   _, pull = jax.vjp(block, params, x)
   return pull(ct)
 
 
-def _seconds(
+def _predict_pass(
   device: Device, fn: Callable[..., PyTree], *args: ShapedLike
 ) -> float:
   return perfmodel.predict_seconds(perfmodel.predict_cost(fn, *args), device)

@@ -1,4 +1,4 @@
-"""From what was measured to rows, the paper's among them."""
+"""Rows of activation ratios, of predicted gains, and of the paper's figures."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,22 +8,20 @@ import numpy as np
 
 from experiments import models
 from experiments.activations import offload, paper
-from experiments.activations.measure import (
-  CODES,
-  OURS,
-  PUBLISHED_CODE,
-  Measured,
-)
+from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
+from experiments.activations.measure import Measured
 from experiments.common import records
 from experiments.common.records import Row
 
 EXPERIMENT = "activations"
 MEAN = "mean"
 PUBLISHED = "published"
-_BATCH = 128  # Images of a predicted step.
+_BATCH = 128  # Images in the batch of a predicted step.
 
 
 class _Found(NamedTuple):
+  """A figure before its machine and ratio are added."""
+
   case: str
   metric: str
   value: float | str
@@ -32,53 +30,55 @@ class _Found(NamedTuple):
 
 
 def make_rows(measured: Sequence[Measured]) -> list[Row]:
-  """Everything that was found.
+  """Returns the rows of all networks, of their mean, and of the paper.
 
-  Ratios have that of cDMA's code on the same activations as a baseline. Those
-  of a network are means over the looks, those of `mean` are over networks.
-  What is predicted says so in its unit.
+  The baseline of a ratio is the ratio of cDMA's code on the same activations.
+  A network's ratios are means over its snapshots, those of `mean` are means
+  over networks. The unit of a predicted figure says that it is predicted.
 
   Args:
-    measured: of all networks at all looks.
+    measured: networks at their snapshots, in the order of training.
   """
   nets: dict[str, list[Measured]] = {}
-  for look in measured:
-    nets.setdefault(look.net, []).append(look)
-  found = [row for looks in nets.values() for row in _of_net(looks)]
-  found += _means(found, list(nets))
+  for each in measured:
+    nets.setdefault(each.net, []).append(each)
+  found = [row for own in nets.values() for row in _list_network(own)]
+  found += _average_networks(found, list(nets))
   stamp = records.describe_machine(), jax.__version__
   return [
-    *(_row(one, *stamp) for one in found),
-    *(_row(one, paper.SOURCE, "not JAX") for one in _published()),
+    *(_make_row(one, *stamp) for one in found),
+    *(_make_row(one, paper.SOURCE, "not JAX") for one in _list_published()),
   ]
 
 
-def _row(found: _Found, machine: str, version: str) -> Row:
+def _make_row(found: _Found, machine: str, version: str) -> Row:
   case, metric, value, unit, baseline = found
   ratio = float(value) / baseline if baseline else None
   named = EXPERIMENT, case, metric, value, unit
   return Row(*named, baseline, ratio, None, machine, version)
 
 
-def _of_net(looks: list[Measured]) -> Iterator[_Found]:
-  last = looks[-1]
+def _list_network(snapshots: list[Measured]) -> Iterator[_Found]:
+  last = snapshots[-1]
   net = last.net
   yield _Found(net, "test_accuracy", last.accuracy, "%")
-  yield _Found(net, "loss", last.loss, "nats")
-  yield _Found(net, "sparsity", _mean(m.sparsity for m in looks), "share")
-  yield from _ratios(net, looks)
-  layers = [layer for look in looks for layer in look.layers]
+  yield _Found(net, "test_loss", last.loss, "nats")
+  yield _Found(
+    net, "sparsity", _average(m.sparsity for m in snapshots), "share"
+  )
+  yield from _list_ratios(net, snapshots)
+  layers = [layer for each in snapshots for layer in each.layers]
   most = max(layer.ratio(PUBLISHED_CODE) for layer in layers)
   yield _Found(net, f"{PUBLISHED_CODE}_max_ratio", most, "x")
   error = max(layer.bf16_error for layer in layers)
   yield _Found(net, "bf16_error", error, "share of the norm")
-  overflows = _mean(look.overflow_rate for look in looks)
+  overflows = _average(each.overflow_rate for each in snapshots)
   yield _Found(net, "overflow_rate", overflows, "share of tiles")
-  yield from _gains(last)
-  for look in looks:
-    case = f"{net}_step{look.step}"
-    yield _Found(case, "sparsity", look.sparsity, "share")
-    yield from _ratios(case, [look])
+  yield from _predict_gains(last)
+  for each in snapshots:
+    case = f"{net}_step{each.step}"
+    yield _Found(case, "sparsity", each.sparsity, "share")
+    yield from _list_ratios(case, [each])
   for layer in last.layers:
     case = f"{net}/{layer.name}"
     yield _Found(case, "sparsity", layer.sparsity, "share")
@@ -87,47 +87,49 @@ def _of_net(looks: list[Measured]) -> Iterator[_Found]:
       yield _Found(case, f"{code}_ratio", layer.ratio(code), "x", base)
 
 
-def _ratios(case: str, looks: list[Measured]) -> Iterator[_Found]:
-  base = _mean(look.ratio(PUBLISHED_CODE) for look in looks)
+def _list_ratios(case: str, snapshots: list[Measured]) -> Iterator[_Found]:
+  base = _average(each.ratio(PUBLISHED_CODE) for each in snapshots)
   for code in CODES:
-    ratio = _mean(look.ratio(code) for look in looks)
+    ratio = _average(each.ratio(code) for each in snapshots)
     yield _Found(case, f"{code}_ratio", ratio, "x", base)
 
 
-def _gains(look: Measured) -> Iterator[_Found]:
-  """Of the network at full size, whose layers compress as the small one's."""
-  net = models.make_network(look.net)
+def _predict_gains(measured: Measured) -> Iterator[_Found]:
+  """Yields gains of the full-size network, with the narrow one's ratios."""
+  net = models.make_network(measured.net)
   for name, platform in offload.PLATFORMS.items():
-    stages = offload.stages(net, _BATCH, platform.device)
-    plain = offload.step_seconds(stages, platform, 1.0)
-    bound = offload.compute_seconds(stages)
+    stages = offload.predict_stages(net, _BATCH, platform.device)
+    plain = offload.predict_step(stages, platform, 1.0)
+    bound = offload.sum_compute(stages)
     metric = f"predicted_{name}"
-    yield _Found(look.net, f"{metric}_step_ms", 1e3 * plain, "ms (predicted)")
+    yield _Found(
+      measured.net, f"{metric}_step_ms", 1e3 * plain, "ms (predicted)"
+    )
     gains = {"no_transfer": 100 * (plain / bound - 1)}
     for code in (PUBLISHED_CODE, OURS):
-      ratios = {layer.name: layer.ratio(code) for layer in look.layers}
-      coded = offload.step_seconds(stages, platform, ratios)
+      ratios = {layer.name: layer.ratio(code) for layer in measured.layers}
+      coded = offload.predict_step(stages, platform, ratios)
       gains[code] = 100 * (plain / coded - 1)
     for code, gain in gains.items():
-      yield _Found(look.net, f"{metric}_{code}_gain", gain, "% (predicted)")
-  yield _Found(look.net, "gpu_gain", "not measured", "%")
+      yield _Found(measured.net, f"{metric}_{code}_gain", gain, "% (predicted)")
+  yield _Found(measured.net, "gpu_gain", "not measured", "%")
 
 
-def _means(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
-  """Over the networks, of what all of them have."""
+def _average_networks(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
+  """Yields means over the networks of the metrics that all of them have."""
   values = {(one.case, one.metric): one for one in found}
   for one in [one for one in found if one.case == nets[0]]:
     if one.metric == "gpu_gain":
       continue
     each = [values[net, one.metric] for net in nets]
-    value = _mean(float(e.value) for e in each)
+    value = _average(float(e.value) for e in each)
     bases = [e.baseline for e in each if e.baseline is not None]
     yield _Found(
-      MEAN, one.metric, value, one.unit, _mean(bases) if bases else None
+      MEAN, one.metric, value, one.unit, _average(bases) if bases else None
     )
 
 
-def _published() -> list[_Found]:
+def _list_published() -> list[_Found]:
   gain = "offload_gain"
   return [
     _Found(PUBLISHED, f"{PUBLISHED_CODE}_ratio", paper.MEAN_RATIO, "x"),
@@ -137,5 +139,10 @@ def _published() -> list[_Found]:
   ]
 
 
-def _mean(values: Iterable[float]) -> float:
+def _average(values: Iterable[float]) -> float:
   return float(np.mean(list(values)))
+
+
+def list_networks(rows: Sequence[Row]) -> list[str]:
+  """Returns the names of the networks that rows measure, in order."""
+  return [row.case for row in rows if row.metric == "gpu_gain"]

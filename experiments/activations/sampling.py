@@ -1,46 +1,36 @@
-"""Trains a network and stops now and then to look at its activations."""
+"""Training of a network with snapshots of its activations on the way."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from experiments import models
-from experiments.data.images import (
-  ImageData,
-  Images,
-  batch_indices,
-  load_images,
-  resize_images,
+from experiments.common.loop import OnStep, run_steps
+from experiments.data.images import ImageData, Images
+from experiments.models.training import (
+  make_batches,
+  make_optimizer,
+  select_batch,
 )
 from jaxmotion.core import Array, PyTree
 
-WIDTHS = {
-  "alexnet": 0.25,
-  "vgg16": 0.125,
-  "googlenet": 0.125,
-  "squeezenet": 0.25,
-  "nin": 0.25,
-}
-"""The networks, and what share of their channels is trained."""
-_PEAK = 1e-3  # Of the learning rate.
-_SCORED = 1024  # Held-out images, at most.
-_LOOKED_AT = 32  # Images of a look, at most.
+_SCORED = 1024  # Held-out images that are scored, at most.
+_SAMPLED = 32  # Images of a snapshot, at most.
 
 
-class Look(NamedTuple):
-  """What a network does after some steps.
+class Snapshot(NamedTuple):
+  """Activations and accuracy of a network after some steps.
 
   Attributes:
-    step: how many.
-    loss: mean of the batch that is looked at, in nats.
-    accuracy: of up to 1024 held-out images, in per cent.
+    step: number of training steps done.
+    loss: mean loss of the held-out images of the snapshot, in nats.
+    accuracy: share of up to 1024 held-out images, in per cent.
     calibration: activations of a batch of training images, by name.
-    held_out: of as many held-out images.
+    held_out: activations of as many held-out images, by name.
   """
 
   step: int
@@ -50,81 +40,77 @@ class Look(NamedTuple):
   held_out: dict[str, np.ndarray]
 
 
-def load(data: str, size: int) -> ImageData:
-  """Images of three channels.
-
-  Args:
-    data: `digits` or `photographs`.
-    size: height and width in pixels.
-  """
-  images = load_images(ConfigDict({"data": data}))
-  train, test = (
-    _mixed(_coloured(part)) for part in resize_images(images, size)[:2]
-  )
-  return images._replace(train=train, test=test)
-
-
-def train(
+def train_network(
   net: models.Network,
   images: ImageData,
   *,
   steps: Sequence[int],
   batch: int,
   seed: int,
-  on_step: Callable[[int, float], None],
-) -> Iterator[Look]:
-  """Trains with Adam and yields a look at each of some steps.
+  on_snapshot: Callable[[Snapshot], None],
+  on_step: OnStep,
+) -> float:
+  """Trains a network with Adam and takes snapshots at some steps.
 
   Args:
-    net: what is trained.
-    images: to train on.
-    steps: when to look; the last one ends it.
-    batch: images of a step; a look has as many, up to 32.
-    seed: of the parameters and the batches.
-    on_step: is called with each step and its loss.
+    net: network to train.
+    images: images to train on and to hold out.
+    steps: steps at which to take a snapshot, ascending; the last one ends the
+      training.
+    batch: number of images in a batch; a snapshot has as many, up to 32.
+    seed: seed of the parameters and the batches.
+    on_snapshot: called with each snapshot.
+    on_step: called with the number of steps done and the loss.
+
+  Returns:
+    The mean time of a step, milliseconds.
   """
   last = steps[-1]
   optimizer = make_optimizer(last)
   params = jax.jit(net.init)(jax.random.key(seed))
-  state = optimizer.init(params)
 
   @jax.jit
   def update(
-    params: PyTree, state: PyTree, batch: tuple[Array, Array]
-  ) -> tuple:
+    params: PyTree, opt_state: PyTree, batch: tuple[Array, Array]
+  ) -> tuple[PyTree, PyTree, Array]:
     loss, grads = jax.value_and_grad(net.loss)(params, batch)
-    updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, loss
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
 
-  look = _Looks(net, images, min(batch, _LOOKED_AT))
-  for step in range(last + 1):
-    if step in steps:
-      yield look(step, params)
-    if step < last:
-      count = len(images.train.labels)
-      chosen = batch_indices(count, batch, seed, step)
-      params, state, loss = update(
-        params, state, to_batch(images.train, chosen)
-      )
-      on_step(step + 1, float(loss))
+  def step(
+    state: tuple[PyTree, PyTree], batch: tuple[Array, Array]
+  ) -> tuple[tuple[PyTree, PyTree], float]:
+    *state, loss = update(*state, batch)
+    return tuple(state), float(loss)
 
+  sampler = _Sampler(net, images, min(batch, _SAMPLED))
 
-def make_optimizer(steps: int) -> optax.GradientTransformation:
-  """Adam whose rate rises for a tenth of the steps and then falls to zero."""
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, _PEAK, max(1, steps // 10), steps
+  def take_snapshot(done: int, state: tuple[PyTree, PyTree]) -> None:
+    if done in steps:
+      on_snapshot(sampler.sample(done, state[0]))
+
+  state = params, jax.jit(optimizer.init)(params)
+  take_snapshot(0, state)
+  _, log = run_steps(
+    state,
+    step,
+    make_batches(images.train, batch, seed),
+    steps=last,
+    checkpoint_every=max(1, last),
+    evaluate=take_snapshot,
+    on_step=on_step,
   )
-  return optax.adam(schedule)
+  return sum(log.step_ms) / max(1, last)
 
 
-class _Looks:
-  """Looks at always the same images."""
+class _Sampler:
+  """Takes snapshots of always the same images."""
 
   def __init__(self, net: models.Network, images: ImageData, batch: int):
     self._images = images
-    self._size = batch
+    self._batch = batch
 
-    # One program: what the parts of it share is compiled once.
+    # One program, because its three results share most of the forward pass.
     @jax.jit
     def run(params: PyTree, batch: tuple[Array, Array]) -> tuple:
       logits = net.apply(params, batch[0])
@@ -133,42 +119,23 @@ class _Looks:
 
     self._run = run
 
-  def __call__(self, step: int, params: PyTree) -> Look:
-    _, _, calibration = self._at(self._images.train, 0, params)
-    loss, _, held_out = self._at(self._images.test, 0, params)
-    count = min(_SCORED, len(self._images.test.labels)) // self._size
+  def sample(self, step: int, params: PyTree) -> Snapshot:
+    """Takes a snapshot after a number of steps."""
+    _, _, calibration = self._run_batch(self._images.train, 0, params)
+    loss, _, held_out = self._run_batch(self._images.test, 0, params)
+    count = min(_SCORED, len(self._images.test.labels)) // self._batch
     hits = sum(
-      int(self._at(self._images.test, i, params)[1]) for i in range(count)
+      int(self._run_batch(self._images.test, i, params)[1])
+      for i in range(count)
     )
-    accuracy = 100 * hits / (count * self._size)
-    seen = (
+    accuracy = 100 * hits / (count * self._batch)
+    sampled = (
       {name: np.asarray(y) for name, y in part.items()}
       for part in (calibration, held_out)
     )
-    return Look(step, float(loss), accuracy, *seen)
+    return Snapshot(step, float(loss), accuracy, *sampled)
 
-  def _at(self, images: Images, i: int, params: PyTree) -> tuple:
-    """(loss, hits, activations) of the i-th batch."""
-    chosen = np.arange(i * self._size, (i + 1) * self._size)
-    return self._run(params, to_batch(images, chosen))
-
-
-def to_batch(images: Images, chosen: np.ndarray) -> tuple[Array, Array]:
-  """Some of the images, between -1 and 1, and their labels."""
-  pixels = images.pixels[chosen].astype(np.float32) / 127.5 - 1
-  return jnp.asarray(pixels), jnp.asarray(images.labels[chosen])
-
-
-def _coloured(images: Images) -> Images:
-  """Grey images get three equal channels."""
-  *shape, channels = images.pixels.shape
-  pixels = np.broadcast_to(
-    images.pixels, (*shape, 3 if channels == 1 else channels)
-  )
-  return images._replace(pixels=pixels)
-
-
-def _mixed(images: Images) -> Images:
-  """In an order where neighbours have nothing to do with each other."""
-  order = np.random.default_rng(0).permutation(len(images.labels))
-  return Images(*(x[order] for x in images))
+  def _run_batch(self, images: Images, i: int, params: PyTree) -> tuple:
+    """Returns loss, hits and activations of the i-th batch."""
+    chosen = np.arange(i * self._batch, (i + 1) * self._batch)
+    return self._run(params, select_batch(images, chosen))

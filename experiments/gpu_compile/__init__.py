@@ -1,20 +1,18 @@
-"""Programs compiled for an NVIDIA GPU that is not there: compiled, not run.
+"""Compiles programs for an NVIDIA GPU that is not there, without running them.
 
-  JAX_PLATFORMS=cpu python ...
-
-XLA's own compiler for GPUs runs on any machine; only its results do not. It
-needs the extra `cuda-compile`, and JAX must be told before it starts that no
-GPU is to be found: by JAX_PLATFORMS=cpu, or by `stay_on_the_host`.
+XLA's compiler for GPUs works on any machine; only its programs do not. It needs
+the extra `cuda-compile`, and JAX must be told before it starts that it will
+find no GPU: by JAX_PLATFORMS=cpu, or by `stay_on_host`.
 """
 
 from experiments.gpu_compile.compile import (
   Compiled as Compiled,
-  Memory as Memory,
   compile_for as compile_for,
-  memory_for as memory_for,
-  refusal as refusal,
-  stay_on_the_host as stay_on_the_host,
+  compile_memory as compile_memory,
+  explain_refusal as explain_refusal,
+  find_gpu as find_gpu,
+  stay_on_host as stay_on_host,
 )
 from experiments.gpu_compile.hlo import Kernel as Kernel
 from experiments.gpu_compile.ptx import Assembly as Assembly
-from experiments.gpu_compile.targets import GPUS as GPUS
+from experiments.gpu_compile.targets import GPUS as GPUS, Gpu as Gpu

@@ -1,11 +1,11 @@
-"""What a compiled program runs on the device and moves, read from its text."""
+"""Kernels of a compiled program and the bytes they move, read from HLO."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxmotion.program import Instruction, parse_hlo
 
-# Instructions that move nothing.
+# Instructions that move no bytes.
 _FREE = {
   "add-dependency",
   "after-all",
@@ -19,7 +19,8 @@ _FREE = {
   "tuple",
 }
 _SLICES = {"dynamic-slice", "gather", "slice"}
-# Instructions that change part of their first operand, where it is.
+# Instructions that update their first operand in place, and the operand that
+# holds the updates.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": -1}
 
 
@@ -27,15 +28,17 @@ class Kernel(NamedTuple):
   """One instruction that runs on the device.
 
   Attributes:
-    name: of the instruction.
-    opcode: fusion, custom-call, copy, ...
-    read_bytes: of its operands, each once, though a fusion may load a value
-      several times; of what it only slices, the slices.
-    write_bytes: of its results; of what it updates in place, the updates.
-    launches: kernels it takes, each of which moves those bytes: a sort takes
-      several.
-    runs: how often it runs, as part of a loop; None if the compiler does not
-      know.
+    name: name of the instruction.
+    opcode: opcode of the instruction: fusion, custom-call, copy, ...
+    read_bytes: bytes of the operands, each counted once, though a fusion may
+      load a value several times; of an operand that is only sliced, the bytes
+      of the slices.
+    write_bytes: bytes of the results; of a result updated in place, the bytes
+      of the updates.
+    launches: number of kernels that the instruction takes, each of which moves
+      those bytes: a sort takes several.
+    runs: number of times that it runs, in a loop; None if the compiler does
+      not know.
   """
 
   name: str
@@ -47,7 +50,7 @@ class Kernel(NamedTuple):
 
   @property
   def traffic_bytes(self) -> int | None:
-    """Bytes read and written by all launches of all runs."""
+    """Bytes read and written by all launches of all runs; None if unknown."""
     if self.runs is None:
       return None
     return self.runs * self.launches * (self.read_bytes + self.write_bytes)
@@ -56,28 +59,30 @@ class Kernel(NamedTuple):
 _Computation = Mapping[str, Instruction]
 
 
-def kernels(text: str, launches: Mapping[str, int]) -> list[Kernel]:
-  """Lists what a program runs on the device, in its order.
+def list_kernels(text: str, launches: Mapping[str, int]) -> list[Kernel]:
+  """Lists the instructions that a program runs on the device, in order.
 
-  Of a conditional, the branch that moves most is listed.
+  Of a conditional, the branch that moves most bytes is listed.
 
   Args:
-    text: of a scheduled module.
-    launches: kernels that an instruction takes, by its name, if not one.
+    text: text of a scheduled module.
+    launches: number of kernels that an instruction takes, by its name; an
+      absent instruction takes one.
   """
   module = parse_hlo(text)
   entry = module.computations[module.entry]
-  return list(_walk(entry, 1, module.computations, launches))
+  return list(_walk_instructions(entry, 1, module.computations, launches))
 
 
-def _walk(
+def _walk_instructions(
   computation: _Computation,
   runs: int | None,
   computations: Mapping[str, _Computation],
   launches: Mapping[str, int],
 ) -> Iterator[Kernel]:
-  def inside(name: str, runs: int | None) -> list[Kernel]:
-    return list(_walk(computations[name], runs, computations, launches))
+  def list_inner(name: str, runs: int | None) -> list[Kernel]:
+    inner = computations[name]
+    return list(_walk_instructions(inner, runs, computations, launches))
 
   for each in computation.values():
     if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
@@ -85,57 +90,61 @@ def _walk(
     if each.opcode == "while":
       trips = each.known_trips
       times = None if trips is None or runs is None else trips * runs
-      for name in _called(each, "condition", "body"):
-        yield from inside(name, times)
+      for name in _called_computations(each, "condition", "body"):
+        yield from list_inner(name, times)
     elif each.opcode == "conditional":
-      branches = _called(
+      branches = _called_computations(
         each, "branch_computations", "true_computation", "false_computation"
       )
-      yield from max((inside(name, runs) for name in branches), key=_moved)
+      yield from max(
+        (list_inner(name, runs) for name in branches), key=_traffic_of
+      )
     elif each.opcode in ("call", "async-start"):
-      for name in _called(each, "to_apply", "calls"):
-        yield from inside(name, runs)
+      for name in _called_computations(each, "to_apply", "calls"):
+        yield from list_inner(name, runs)
     else:
-      read, written = _moves(each, computation, computations)
+      read, written = _count_bytes(each, computation, computations)
       count = launches.get(each.name, 1)
       yield Kernel(each.name, each.opcode, read, written, count, runs)
 
 
-def _called(each: Instruction, *keys: str) -> list[str]:
+def _called_computations(each: Instruction, *keys: str) -> list[str]:
   """Returns the computations that an instruction calls by these attributes."""
   return [name for key in keys for name in each.called.get(key, ())]
 
 
-def _moved(branch: list[Kernel]) -> int:
+def _traffic_of(branch: list[Kernel]) -> int:
   return sum(k.launches * (k.read_bytes + k.write_bytes) for k in branch)
 
 
-def _moves(
+def _count_bytes(
   each: Instruction,
   computation: _Computation,
   computations: Mapping[str, _Computation],
 ) -> tuple[int, int]:
-  """Bytes that an instruction reads and writes."""
+  """Returns the bytes that an instruction reads and writes."""
   if each.opcode == "copy-start":
     size = sum(computation[name].memory_bytes for name in each.operand_names)
     return size, size
   if each.opcode == "fusion":
-    inner = computations[_called(each, "calls")[0]]
+    inner = computations[_called_computations(each, "calls")[0]]
     read = sum(
-      _touched(name, inner)
+      _read_bytes(name, inner)
       for name, i in inner.items()
       if i.opcode == "parameter"
     )
-    return read, _written(next(i for i in inner.values() if i.is_root), inner)
+    return read, _written_bytes(
+      next(i for i in inner.values() if i.is_root), inner
+    )
   distinct = dict.fromkeys(each.operand_names)
-  # As if it were a fusion of this one instruction.
+  # An instruction alone is counted like a fusion of this one instruction.
   alone = {name: computation[name] for name in distinct} | {each.name: each}
-  read = sum(_touched(name, alone) for name in distinct)
-  return read, _written(each, alone)
+  read = sum(_read_bytes(name, alone) for name in distinct)
+  return read, _written_bytes(each, alone)
 
 
-def _touched(name: str, computation: _Computation) -> int:
-  """Bytes of a value that its users read."""
+def _read_bytes(name: str, computation: _Computation) -> int:
+  """Returns the bytes of a value that its users read."""
   whole, parts = computation[name].memory_bytes, 0
   for user in computation.values():
     if name not in user.operand_names:
@@ -144,7 +153,7 @@ def _touched(name: str, computation: _Computation) -> int:
       user.operand_names.count(name) == 1
     )
     if user.opcode == "bitcast":
-      parts += _touched(user.name, computation)
+      parts += _read_bytes(user.name, computation)
     elif user.opcode in _SLICES and first_only:
       parts += user.memory_bytes
     elif not (user.opcode in _UPDATES and first_only):
@@ -152,11 +161,12 @@ def _touched(name: str, computation: _Computation) -> int:
   return min(whole, parts)
 
 
-def _written(root: Instruction, computation: _Computation) -> int:
-  """Bytes of a value that are written to make it."""
+def _written_bytes(root: Instruction, computation: _Computation) -> int:
+  """Returns the bytes that are written to make a value."""
   if root.opcode in ("bitcast", "tuple"):
     return sum(
-      _written(computation[name], computation) for name in root.operand_names
+      _written_bytes(computation[name], computation)
+      for name in root.operand_names
     )
   if root.opcode in _UPDATES:
     return computation[root.operand_names[_UPDATES[root.opcode]]].memory_bytes

@@ -1,4 +1,4 @@
-"""What the assembly of a kernel says: registers, spills, width of accesses."""
+"""Reads a kernel's PTX: registers, spills and width of memory accesses."""
 
 import functools
 import importlib.util
@@ -26,19 +26,19 @@ _SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 class Assembly(NamedTuple):
-  """One kernel's assembly.
+  """Figures of one kernel's assembly.
 
   Attributes:
-    name: of the kernel.
-    instruction: that it belongs to.
-    threads: in a block.
+    name: name of the kernel.
+    instruction: name of the HLO instruction that the kernel belongs to.
+    threads: number of threads in a block.
     shared_bytes: shared memory of a block.
-    loads: instructions that load from global memory, by the bytes that each
-      loads for a thread (4 to 16).
-    stores: likewise, those that store.
-    registers: of a thread; None if no assembler is here.
-    spill_bytes: stored to and loaded from memory for want of registers; None
-      if no assembler is here.
+    loads: number of instructions that load from global memory, by the bytes
+      that each loads for a thread (4 to 16).
+    stores: number of instructions that store to global memory, by bytes.
+    registers: registers of a thread; None without an assembler.
+    spill_bytes: bytes stored and loaded for lack of registers; None without an
+      assembler.
   """
 
   name: str
@@ -52,10 +52,10 @@ class Assembly(NamedTuple):
 
   @property
   def occupancy(self) -> float | None:
-    """The part of a multiprocessor's threads that can be resident."""
+    """Share of a multiprocessor's threads that can be resident."""
     if self.registers is None:
       return None
-    # Registers are given out in eights.
+    # Registers are allocated in multiples of eight.
     registers = -(-self.registers // 8) * 8 * self.threads
     shared = self.shared_bytes + targets.SHARED_BYTES_RESERVED
     blocks = min(
@@ -67,39 +67,40 @@ class Assembly(NamedTuple):
     return blocks * self.threads / targets.THREADS_PER_CORE
 
 
-def kernel_of(path: pathlib.Path) -> str | None:
-  """The name of the one kernel of a file; None if there is none."""
+def kernel_name(path: pathlib.Path) -> str | None:
+  """Returns the name of the one kernel of a file; None if there is none."""
   entry = _ENTRY.search(path.read_text())
   return None if entry is None else entry.group(1)
 
 
-def assembly(
+def read_assembly(
   path: pathlib.Path, instruction: str, shared_bytes: int
 ) -> Assembly:
   """Reads the one kernel of a file.
 
   Args:
-    path: of a PTX file.
-    instruction: that it belongs to.
-    shared_bytes: shared memory that its launch asks for.
+    path: a PTX file.
+    instruction: name of the HLO instruction that the kernel belongs to.
+    shared_bytes: shared memory that its launch asks for, besides that of the
+      file.
   """
   text = path.read_text()
   entry, threads = _ENTRY.search(text), _THREADS.search(text)
-  assert entry and threads, f"{path} is not what is read here"
-  registers, spill_bytes = _assemble(path, text)
+  assert entry and threads, f"{path} must be PTX that XLA wrote"
+  registers, spill_bytes = _run_assembler(path, text)
   return Assembly(
     entry.group(1),
     instruction,
     math.prod(int(n) for n in threads.group(1).split(",")),
     shared_bytes + sum(int(n) for n in _SHARED.findall(text)),
-    _accesses(text, "ld"),
-    _accesses(text, "st"),
+    _count_accesses(text, "ld"),
+    _count_accesses(text, "st"),
     registers,
     spill_bytes,
   )
 
 
-def _accesses(text: str, kind: str) -> dict[int, int]:
+def _count_accesses(text: str, kind: str) -> dict[int, int]:
   widths = Counter(
     int(count or 1) * int(bits) // 8
     for found, count, bits in _ACCESS.findall(text)
@@ -108,9 +109,11 @@ def _accesses(text: str, kind: str) -> dict[int, int]:
   return dict(sorted(widths.items()))
 
 
-def _assemble(path: pathlib.Path, text: str) -> tuple[int | None, int | None]:
-  """Registers and spilled bytes, as the assembler reports them."""
-  ptxas = _ptxas()
+def _run_assembler(
+  path: pathlib.Path, text: str
+) -> tuple[int | None, int | None]:
+  """Returns registers and spilled bytes, as the assembler reports them."""
+  ptxas = _find_ptxas()
   target = _TARGET.search(text)
   if ptxas is None or target is None:
     return None, None
@@ -126,8 +129,8 @@ def _assemble(path: pathlib.Path, text: str) -> tuple[int | None, int | None]:
 
 
 @functools.cache
-def _ptxas() -> str | None:
-  """The assembler of the extra `cuda-compile`, else one that is on PATH."""
+def _find_ptxas() -> str | None:
+  """Returns the assembler of the extra `cuda-compile`, else one on PATH."""
   spec = importlib.util.find_spec("nvidia")
   for place in (spec.submodule_search_locations or []) if spec else []:
     for found in sorted(pathlib.Path(place).glob("cu*/bin/ptxas")):

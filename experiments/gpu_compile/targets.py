@@ -1,4 +1,4 @@
-"""The GPUs that programs are compiled for, as XLA wants them described.
+"""GPUs that programs are compiled for, and their description for XLA.
 
 References: NVIDIA H100 and H200 datasheets (memory, bandwidth); NVIDIA H100
 Tensor Core GPU Architecture (multiprocessors, L2); CUDA C++ Programming Guide,
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-  """What tells one GPU of compute capability 9.0 from another.
+  """A GPU of compute capability 9.0: name, memory and bandwidth.
 
   Attributes:
     kind: name of the device.
-    memory_gib: its memory.
-    bandwidth: of that memory, bytes a second.
+    memory_gib: memory of the device, GiB.
+    bandwidth: bandwidth of that memory, bytes per second.
   """
 
   kind: str
@@ -32,12 +32,12 @@ THREADS_PER_CORE = 2048
 BLOCKS_PER_CORE = 32
 REGISTERS_PER_CORE = 65536
 SHARED_BYTES_PER_CORE = 233472
-# What the system takes of it for each block.
+# Shared memory that the system takes for each block.
 SHARED_BYTES_RESERVED = 1024
 
 
-def describe(gpu: Gpu, memory_gib: float) -> str:
-  """The text of a `GpuTargetConfigProto` with that much memory."""
+def describe_target(gpu: Gpu) -> str:
+  """Returns the text of a `GpuTargetConfigProto` of a GPU."""
   return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -53,7 +53,7 @@ gpu_device_info {{
   memory_bandwidth: {gpu.bandwidth}
   l2_cache_size: 52428800
   clock_rate_ghz: 1.98
-  device_memory_size: {int(memory_gib * 2**30)}
+  device_memory_size: {int(gpu.memory_gib * 2**30)}
   shared_memory_per_block_optin: 232448
   cuda_compute_capability {{ major: 9 }}
   registers_per_core_limit: {REGISTERS_PER_CORE}

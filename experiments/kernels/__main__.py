@@ -63,8 +63,8 @@ def main() -> None:
 
 def _compile_ops() -> tuple[list[records.Row], list[str]]:
   """Returns rows, and the kernels that spill registers."""
-  gpu_compile.stay_on_the_host()
-  if why := gpu_compile.refusal():
+  gpu_compile.stay_on_host()
+  if why := gpu_compile.explain_refusal():
     sys.exit(f"Nothing can be compiled for a GPU: {why}.")
   found = run.compile_all(cases.select_ops(_OPS.value), _GPU.value)
   made = list(rows.make_compiled_rows(found, gpu_compile.GPUS[_GPU.value].kind))

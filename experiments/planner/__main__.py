@@ -1,13 +1,13 @@
-"""Says which codec each tensor of a configuration should travel by, if any.
+"""Advises on the codec for each tensor of a configuration.
 
   python -m experiments.planner --config=configs/digits.py \
     --platform=ethernet_1gbit --json=advice.jsonl
 
-The platform is one that comes with `jaxmotion.perfmodel`, by its name, or a
-JSON file that `experiments.perfmodel.calibrate` or a person wrote. It gets as
-many workers as the configuration has. All times are predicted: nothing runs but
-one backward pass, on whose gradient the codecs' errors are measured; with
-`--nogradients` not even that, and errors are what the codecs state of any.
+The platform is a built-in one of `jaxmotion.perfmodel`, by its name, or a JSON
+file such as `experiments.perfmodel.calibrate` writes. It gets as many workers
+as the configuration has. All times are predicted: only one backward pass runs,
+and the codecs' errors are measured on its gradient. With `--nogradients`
+nothing runs, and errors are the codecs' own bounds.
 """
 
 from absl import flags
@@ -15,8 +15,12 @@ from absl import flags
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.planner import run
+from experiments.planner.rows import make_rows
+from experiments.planner.tables import codec_table, tensor_table
 
-_CONFIG = shared_flags.define_config("digits", "What is trained.")
+_CONFIG = shared_flags.define_config(
+  "digits", "Configuration of the training step."
+)
 _PLATFORM = flags.DEFINE_string(
   "platform",
   "ethernet_1gbit",
@@ -24,19 +28,22 @@ _PLATFORM = flags.DEFINE_string(
   allow_override=True,
 )
 _MESH_AXIS = flags.DEFINE_string(
-  "mesh_axis", None, "Of the workers; the only one.", allow_override=True
+  "mesh_axis",
+  None,
+  "Mesh axis of the workers; by default the platform's only one.",
+  allow_override=True,
 )
 _BUDGET = flags.DEFINE_float(
   "accuracy_budget", 0.1, "Greatest relative error of the gradient."
 )
 _GRADIENTS = flags.DEFINE_bool(
-  "gradients", True, "Measure errors on a gradient."
+  "gradients", True, "Whether errors are measured on a gradient."
 )
 _JSON = shared_flags.define_rows()
 
 
 def main() -> None:
-  """Prints the plan that the flags ask for, and writes its rows."""
+  """Plans the exchange, prints the plan and writes rows."""
   plan = run.make_plan(
     _CONFIG.value,
     run.load_platform(_PLATFORM.value),
@@ -45,8 +52,8 @@ def main() -> None:
     gradients=_GRADIENTS.value,
   )
   console = make_console()
-  for table in run.make_tables(plan):
-    console.print(table)
+  console.print(tensor_table(plan).to_console())
+  console.print(codec_table(plan).to_console())
   console.print(
     f"{_CONFIG.value.experiment} on {plan.platform.name}, predicted"
   )
@@ -54,7 +61,7 @@ def main() -> None:
   codec = f"codec: {plan.codec!r}, method: {plan.method!r}"
   console.print(codec, markup=False)
   if _JSON.value:
-    rows = run.make_rows(_CONFIG.value.experiment, plan)
+    rows = make_rows(_CONFIG.value.experiment, plan)
     records.write_rows(_JSON.value, rows)
 
 

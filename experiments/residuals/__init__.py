@@ -1,1 +1,4 @@
-"""What training a network takes of a device's memory, and of its time."""
+"""Memory that training takes when the residuals of a network are compressed.
+
+The first subject is that of Layrub and Layup; see `experiments.residuals.paper`.
+"""

@@ -1,13 +1,10 @@
-"""What `planner.fit_memory` makes of a network under budgets of memory."""
+"""Plans that `planner.fit_memory` makes of a network under memory budgets."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-
-from experiments.common import records
 from experiments.residuals import cases, measure
-from experiments.residuals.points import Spec
+from experiments.residuals.networks import NetworkSpec
 from jaxmotion import memory, perfmodel, planner
 
 _OPTIONS = (
@@ -18,45 +15,53 @@ _OPTIONS = (
 )
 
 
-def rows(
-  experiment: str, spec: Spec, shares: Sequence[float], target: str
-) -> Iterator[records.Row]:
-  """Rows of the plan for each budget, beside plain training.
+class BudgetPlan(NamedTuple):
+  """A memory budget of a network, and its plan beside plain training.
 
-  Residuals may be kept, rounded to 8 bits, sent to the host as they are or
-  rounded, and computed again. The whole loss is one function to the planner.
+  Attributes:
+    spec: the network and its batch.
+    share: budget relative to the device memory of plain training.
+    budget_bytes: the budget.
+    plain_memory: memory of plain training.
+    plain_s: predicted seconds of a plain step.
+    plan: the fastest plan within the budget; None if no plan fits.
+    least_bytes: smallest budget that a plan fits; None with `plan`.
+  """
+
+  spec: NetworkSpec
+  share: float
+  budget_bytes: float
+  plain_memory: measure.StepMemory
+  plain_s: float
+  plan: planner.MemoryPlan | None
+  least_bytes: float | None
+
+
+def fit_budgets(
+  spec: NetworkSpec, shares: Sequence[float], target: str
+) -> Iterator[BudgetPlan]:
+  """Yields the plan of a network for each memory budget.
+
+  A residual may be kept, rounded to 8 bits, offloaded to the host exactly or
+  rounded, or recomputed. The planner sees the whole loss as one function.
 
   Args:
-    experiment: what rows say that they are of.
-    spec: the network.
-    shares: budgets, of what the device holds in plain training.
-    target: to compile for.
+    spec: the network and its batch.
+    shares: budgets, relative to the device memory of plain training.
+    target: device to compile for, a key of `TARGETS`.
   """
-  net = spec.make()
-  plain = cases.job("plain", net, spec.batch)
-  whole = measure.compile_step(plain, target)
-  usual = measure.predict(plain, 0, target).step_s
+  net = spec.make_network()
+  plain = cases.build_step("plain", net, spec.batch)
+  plain_memory = measure.compile_step(plain, target)
+  plain_s = measure.predict_figures(plain, 0, target).step_s
 
-  def measure_memory(step: Any, *args: Any) -> int:
-    job = cases.Job(step, args)
-    return measure.compile_step(job, target).device_bytes
+  def measure_memory(fn: Any, *args: Any) -> int:
+    step = cases.StepProgram(fn, args)
+    return measure.compile_step(step, target).device_bytes
 
   for share in shares:
-    budget = share * whole.device_bytes
-    case = f"{spec.case}/budget_{100 * share:g}%"
-    say = lambda metric, value, unit, base=None, case=case: records.Row(
-      experiment,
-      case,
-      metric,
-      value,
-      unit,
-      base,
-      None if base is None else value / base,
-      None,
-      f"{whole.machine}; predicted from datasheets",
-      jax.__version__,
-    )
-    yield say("budget_bytes", budget, "bytes", whole.device_bytes)
+    budget = share * plain_memory.device_bytes
+    plan, least_bytes = None, None
     try:
       plan = planner.fit_memory(
         lambda p, *b: net.loss(p, b),
@@ -68,12 +73,7 @@ def rows(
         measure_memory=measure_memory,
       )
     except planner.BudgetTooSmallError as error:
-      yield say("least_bytes", error.least_bytes, "bytes", whole.device_bytes)
-      continue
-    compiled = float(plan.compiled_bytes or 0)
-    yield say("device_bytes", compiled, "bytes", whole.device_bytes)
-    yield say("device_bytes_predicted", plan.predicted_bytes, "bytes", compiled)
-    yield say("step_ms_predicted", 1e3 * plan.step_s, "ms", 1e3 * usual)
-    for action in ("keep", "compress", "offload", "recompute"):
-      count = sum(row.action == action for row in plan.rows)
-      yield say(f"{action}_residuals", count, "residuals")
+      least_bytes = error.least_bytes
+    yield BudgetPlan(
+      spec, share, budget, plain_memory, plain_s, plan, least_bytes
+    )

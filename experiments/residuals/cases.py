@@ -1,4 +1,4 @@
-"""Ways to train a network, by what they keep for the backward pass."""
+"""Modes of training: ways to choose what the backward pass keeps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 _INPUT = "input"
 
 
-class Job(NamedTuple):
-  """A step of training.
+class StepProgram(NamedTuple):
+  """A training step as a function and the shapes of its arguments.
 
   Attributes:
-    fn: parameters first; the loss and the gradients, or new parameters.
-    args: shapes of what it takes.
+    fn: function of the parameters and more; returns the loss and gradients,
+      or new parameters.
+    args: shapes of the arguments.
     donated: positions of arguments that results may overwrite.
   """
 
@@ -32,13 +33,13 @@ class Job(NamedTuple):
   donated: tuple[int, ...] = ()
 
 
-def job(mode: str, net: Network, batch: int) -> Job:
-  """Makes the step of a mode.
+def build_step(mode: str, net: Network, batch: int) -> StepProgram:
+  """Builds the training step of a mode.
 
   Args:
-    mode: of `MODES`.
-    net: what is trained.
-    batch: examples.
+    mode: name of the mode, a key of `MODES`.
+    net: network to train.
+    batch: number of examples in the batch.
 
   Raises:
     ValueError: there is no such mode.
@@ -47,64 +48,66 @@ def job(mode: str, net: Network, batch: int) -> Job:
   return MODES[mode](net, batch)
 
 
-def _gradients(
-  wrap: Callable[[Network], Wrap | None], together: int = 1
-) -> Callable[..., Job]:
-  """Modes that return the loss and all gradients."""
+def _make_gradient_mode(
+  make_wrap: Callable[[Network], Wrap | None], together: int = 1
+) -> Callable[..., StepProgram]:
+  """Returns a mode whose step returns the loss and all gradients."""
 
-  def make(net: Network, batch: int) -> Job:
-    own = wrap(net)
-    fn = jax.value_and_grad(lambda p, b: net.loss(p, b, own, together))
-    return Job(fn, (net.params, net.batch(batch)))
+  def build(net: Network, batch: int) -> StepProgram:
+    wrap = make_wrap(net)
+    fn = jax.value_and_grad(lambda p, b: net.loss(p, b, wrap, together))
+    return StepProgram(fn, (net.params, net.batch(batch)))
 
-  return make
+  return build
 
 
-def _checkpoint(
+def _make_checkpoint_mode(
   policy: Any = None, name: str | None = None
-) -> Callable[..., Job]:
-  """Modes of JAX's own."""
+) -> Callable[..., StepProgram]:
+  """Returns a mode of `jax.checkpoint` around each block."""
 
-  def wrap(block: Block, _: str) -> Block:
-    def named(params: PyTree, x: Array) -> Array:
+  def wrap_block(block: Block, _: str) -> Block:
+    def run_block(params: PyTree, x: Array) -> Array:
       return block(params, checkpoint_name(x, name) if name else x)
 
-    return jax.checkpoint(named, policy=policy)
+    return jax.checkpoint(run_block, policy=policy)
 
-  return _gradients(lambda _: wrap)
+  return _make_gradient_mode(lambda _: wrap_block)
 
 
-def _ours(
+def _make_residual_mode(
   codec: Any = None, together: int = 1, **options: Any
-) -> Callable[..., Job]:
-  """Modes of `memory.compress_residuals`, around some blocks at a time."""
+) -> Callable[..., StepProgram]:
+  """Returns a mode of `memory.compress_residuals` around groups of blocks."""
 
-  def wrap(net: Network) -> Wrap:
+  def make_wrap(net: Network) -> Wrap:
     first = net.stages[0].name
 
-    def around(block: Block, name: str) -> Block:
-      # The batch is there anyway.
-      free = (0, 1) if name == first else 0
-      return memory.compress_residuals(block, codec, params=free, **options)
+    def wrap_block(block: Block, name: str) -> Block:
+      # The batch stays in memory anyway: the first block need not save it.
+      params = (0, 1) if name == first else 0
+      return memory.compress_residuals(block, codec, params=params, **options)
 
-    return around
+    return wrap_block
 
-  return _gradients(wrap, together)
+  return _make_gradient_mode(make_wrap, together)
 
 
-def _updates(codec: Any = None, **options: Any) -> Callable[..., Job]:
-  """Modes of `memory.OptimizerInBackward`, by gradient descent."""
+def _make_update_mode(
+  codec: Any = None, **options: Any
+) -> Callable[..., StepProgram]:
+  """Returns a mode of `memory.OptimizerInBackward` with gradient descent."""
 
-  def make(net: Network, batch: int) -> Job:
+  def build(net: Network, batch: int) -> StepProgram:
     blocks = [(stage.block, stage.repeats) for stage in net.stages]
     model = memory.OptimizerInBackward(
       blocks, cross_entropy, optax.sgd(0.1), codec=codec, **options
     )
     params = [net.params[stage.name] for stage in net.stages]
     state = jax.eval_shape(model.init, params)
-    return Job(model.step, (params, state, *net.batch(batch)), (0, 1))
+    return StepProgram(model.step, (params, state, *net.batch(batch)), (0, 1))
 
-  return make
+  return build
 
 
 def _is_product(prim: Any, *_: Any, **params: Any) -> bool:
@@ -118,31 +121,32 @@ _OFFLOAD_INPUT = jax.checkpoint_policies.save_and_offload_only_these_names(
   offload_dst="pinned_host",
 )
 
-MODES: dict[str, Callable[[Network, int], Job]] = {
-  "plain": _gradients(lambda _: None),
-  "jax_checkpoint": _checkpoint(),
-  "jax_checkpoint_products": _checkpoint(_is_product),
-  "jax_offload": _checkpoint(_OFFLOAD_INPUT, _INPUT),
-  "cut": _ours(),
-  "cut_int8": _ours(INT8),
-  "cut_int4": _ours(INT4),
-  "cut_together": _ours(together=7),
-  "cut_int4_together": _ours(INT4, together=7),
-  "cut_host": _ours(memory.offload()),
-  "cut_int8_host": _ours(memory.offload(INT8)),
-  "again_int8": _ours(INT8, recompute="all"),
-  "again_int8_host": _ours(memory.offload(INT8), recompute="all"),
-  "update": _updates(),
-  "update_int4_host": _updates(memory.offload(INT4)),
-  "everything": _updates(memory.offload(INT8), segment=1),
+MODES: dict[str, Callable[[Network, int], StepProgram]] = {
+  "plain": _make_gradient_mode(lambda _: None),
+  "jax_checkpoint": _make_checkpoint_mode(),
+  "jax_checkpoint_products": _make_checkpoint_mode(_is_product),
+  "jax_offload": _make_checkpoint_mode(_OFFLOAD_INPUT, _INPUT),
+  "cut": _make_residual_mode(),
+  "cut_int8": _make_residual_mode(INT8),
+  "cut_int4": _make_residual_mode(INT4),
+  "cut_together": _make_residual_mode(together=7),
+  "cut_int4_together": _make_residual_mode(INT4, together=7),
+  "cut_host": _make_residual_mode(memory.offload()),
+  "cut_int8_host": _make_residual_mode(memory.offload(INT8)),
+  "again_int8": _make_residual_mode(INT8, recompute="all"),
+  "again_int8_host": _make_residual_mode(memory.offload(INT8), recompute="all"),
+  "update": _make_update_mode(),
+  "update_int4_host": _make_update_mode(memory.offload(INT4)),
+  "everything": _make_update_mode(memory.offload(INT8), segment=1),
 }
-"""Steps by name, made of a network and a size of its batch.
+"""Function that builds a training step from a network and a batch, by mode.
 
 plain: `jax.value_and_grad`. jax_checkpoint: `jax.checkpoint` of each block;
-_products: that keeps products and convolutions; jax_offload: that puts the
-inputs of blocks on the host. Ours: cut keeps what is dear to compute, exactly
-or in 8 or 4 bits, on the device or the host, of each block or of up to seven
-together; again keeps the inputs of blocks and computes the rest again; update
-changes parameters in the backward pass; everything is all of it at once. Eight
-and four bits round stochastically.
+jax_checkpoint_products: the same, saving matmuls and convolutions; jax_offload:
+the same, with the inputs of blocks in host memory. The other modes are those of
+`jaxmotion.memory`. cut: saves a minimum cut of each block, exactly or in 8 or 4
+bits, on the device or in host memory; cut_together: one cut for up to seven
+blocks. again: saves the inputs of blocks and recomputes the rest. update:
+updates the parameters in the backward pass. everything: update with the inputs
+of blocks in host memory in 8 bits. 8 and 4 bits round stochastically.
 """

@@ -1,7 +1,7 @@
-"""A step on a real GPU: the most bytes in use, and its time.
+"""Peak memory and time of a training step on a real GPU.
 
-A process of its own for each step, since a device remembers only the most bytes
-that were ever in use.
+Each step runs in a process of its own, because a device remembers only the peak
+of its whole process.
 """
 
 import json
@@ -22,12 +22,12 @@ from jaxmotion.core import PyTree
 
 
 class Measured(NamedTuple):
-  """What was measured, or why nothing was.
+  """Figures measured on a device, or the reason for having none.
 
   Attributes:
-    peak_bytes: most that were in use; None if the device does not say.
-    step_ms: median of a step.
-    reason: why there is nothing else; empty if there is.
+    peak_bytes: peak of the bytes in use; None if the device does not say.
+    step_ms: median time of a step, milliseconds.
+    reason: error that ended the measurement; empty if it succeeded.
   """
 
   peak_bytes: int | None
@@ -35,29 +35,30 @@ class Measured(NamedTuple):
   reason: str = ""
 
 
-def there_is_one() -> bool:
-  """Whether this machine has an NVIDIA GPU."""
+def has_gpu() -> bool:
+  """Returns whether this machine has an NVIDIA GPU."""
   return pathlib.Path("/dev/nvidia0").exists()
 
 
-def measure(
+def measure_step(
   name: str, options: dict[str, Any], batch: int, mode: str, steps: int = 20
 ) -> Measured:
-  """Runs a step in a fresh process, on the first device that JAX finds there.
+  """Runs a step in a new process, on the first device that JAX finds there.
 
   Args:
-    name: of the network.
-    options: of the network.
-    batch: examples.
-    mode: of `MODES`.
-    steps: that are timed.
+    name: name of the network.
+    options: options of the network.
+    batch: number of examples in the batch.
+    mode: name of the mode, a key of `MODES`.
+    steps: number of timed steps.
   """
-  what = json.dumps([name, options, batch, mode, steps])
+  arguments = json.dumps([name, options, batch, mode, steps])
   environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-  if there_is_one():  # This process may have been told to stay on the host.
+  if has_gpu():
+    # This process may have been restricted to the host, to compile for a GPU.
     environment.pop("JAX_PLATFORMS", None)
   child = subprocess.run(
-    [sys.executable, "-m", __name__, what],
+    [sys.executable, "-m", __name__, arguments],
     env=environment,
     capture_output=True,
     text=True,
@@ -68,32 +69,32 @@ def measure(
   return Measured(*json.loads(child.stdout.splitlines()[-1]))
 
 
-def _run(
+def _time_steps(
   name: str, options: dict[str, Any], batch: int, mode: str, steps: int
 ) -> Measured:
   net = models.make_network(name, **options)
-  job = cases.job(mode, net, batch)
-  args = jax.tree.map(_some, job.args)
-  step = jax.jit(job.fn, donate_argnums=job.donated)
+  program = cases.build_step(mode, net, batch)
+  args = jax.tree.map(_fill_array, program.args)
+  step = jax.jit(program.fn, donate_argnums=program.donated)
   times = []
   for i in range(steps + 2):
     begin = time.perf_counter()
     out = jax.block_until_ready(step(*args))
     if i >= 2:
       times.append(time.perf_counter() - begin)
-    # What was donated is in the results, in the same places.
-    args = (*out[: len(job.donated)], *args[len(job.donated) :])
+    # Donated arguments are gone: their new values are the first results.
+    args = (*out[: len(program.donated)], *args[len(program.donated) :])
     del out
   stats = jax.devices()[0].memory_stats() or {}
   peak = stats.get("peak_bytes_in_use")
   return Measured(peak, 1e3 * statistics.median(times))
 
 
-def _some(like: Any) -> PyTree:
-  """Small values; zero is a class or a token."""
+def _fill_array(like: Any) -> PyTree:
+  """Returns an array of 0.01, or of 0 for labels and tokens."""
   fill = 0.01 if jnp.issubdtype(like.dtype, jnp.floating) else 0
   return jnp.full(like.shape, fill, like.dtype)
 
 
 if __name__ == "__main__":
-  print(json.dumps(_run(*json.loads(sys.argv[1]))))
+  print(json.dumps(_time_steps(*json.loads(sys.argv[1]))))

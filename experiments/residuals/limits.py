@@ -1,117 +1,119 @@
-"""The deepest network and the largest batch that fit a device.
+"""Search for the deepest network and the largest batch that fit a device.
 
-What a device must hold is affine in the depth, and nearly so in the batch: two
-small programs are compiled, the size at which the device is full is drawn from
-them, and the program of that size is compiled to see whether it does fit.
+Device memory is affine in the depth, and nearly affine in the batch. Two small
+programs are compiled first. The line through them says at which size the device
+is full, and the program of that size is compiled to see whether it fits.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+from experiments.models import count_layers
 from experiments.residuals import cases, measure, streamed
-from experiments.residuals.points import Spec
+from experiments.residuals.networks import NetworkSpec
 
-# The bottleneck ResNets of the papers have five blocks in the third stage for
-# each in the second, and three in the others.
-_PER_STEP = 18
-_AROUND = 3 * 6 + 2
-
-_Compile = Callable[[int], measure.Memory]
+_CompileSize = Callable[[int], measure.StepMemory]
 
 
-class Fit(NamedTuple):
-  """The largest size found to fit.
+class FittingSize(NamedTuple):
+  """The largest size found to fit a device.
 
   Attributes:
-    size: depth in layers, or examples.
-    memory: of the program of that size, as compiled.
-    drawn_bytes: what it was to take by the line through two small ones.
+    size: depth in layers, or number of examples.
+    memory: memory of the compiled program of that size.
+    drawn_bytes: device memory that the line through two other sizes predicted.
   """
 
   size: int
-  memory: measure.Memory
+  memory: measure.StepMemory
   drawn_bytes: float
 
 
-def resnet(steps: int) -> Spec:
-  """The ResNet with that many blocks in its second stage, at batch 16.
+def resnet_spec(blocks: int) -> NetworkSpec:
+  """Returns the ResNet with that many blocks in its second stage, at batch 16.
 
-  >>> resnet(138).options
+  The bottleneck ResNets of the papers have five blocks in the third stage for
+  each block in the second, and three blocks in the others.
+
+  >>> resnet_spec(138).options
   {'blocks': (3, 138, 690, 3)}
   """
-  return Spec("resnet", 16, {"blocks": (3, steps, 5 * steps, 3)})
+  return NetworkSpec("resnet", 16, {"blocks": (3, blocks, 5 * blocks, 3)})
 
 
-def layers(steps: int) -> int:
-  """Its depth.
-
-  >>> layers(138)
-  2504
-  """
-  return _PER_STEP * steps + _AROUND
-
-
-def deepest(
+def find_deepest(
   mode: str,
   target: str,
   limit_bytes: float,
-  small: tuple[int, int] = (40, 120),
-) -> Fit | None:
-  """The deepest bottleneck ResNet of batch 16 and 224 pixels that fits.
+  first_sizes: tuple[int, int] = (40, 120),
+) -> FittingSize | None:
+  """Finds the deepest ResNet of batch 16 and 224 pixels that fits.
 
   Args:
-    mode: of `MODES`, or "streamed".
-    target: of `TARGETS`.
-    limit_bytes: all that the device holds, arguments and gradients included.
-    small: blocks of the second stage of the two that are compiled first.
+    mode: a key of `MODES`, or "streamed".
+    target: device to compile for, a key of `TARGETS`.
+    limit_bytes: memory of the device, for arguments and gradients too.
+    first_sizes: blocks in the second stage of the two that are compiled first.
   """
-  compiled = _compiler(resnet, mode, target, limit_bytes)
-  found = largest(compiled, limit_bytes, small)
-  return found and found._replace(size=layers(found.size))
+  compile_size = _make_compiler(resnet_spec, mode, target, limit_bytes)
+  found = search_largest(compile_size, limit_bytes, first_sizes)
+  if found is None:
+    return None
+  blocks = resnet_spec(found.size).options["blocks"]
+  return found._replace(size=count_layers(blocks))
 
 
-def largest_batch(
-  spec: Spec,
+def find_largest_batch(
+  spec: NetworkSpec,
   mode: str,
   target: str,
   limit_bytes: float,
-  small: tuple[int, int] = (16, 32),
-) -> Fit | None:
-  """The largest batch of a network that fits.
+  first_sizes: tuple[int, int] = (16, 32),
+) -> FittingSize | None:
+  """Finds the largest batch of a network that fits.
 
   Args:
-    spec: the network; its batch is not used.
-    mode: of `MODES`, or "streamed".
-    target: of `TARGETS`.
-    limit_bytes: all that the device holds, arguments and gradients included.
-    small: the batches that are compiled first.
+    spec: the network; its own batch is not used.
+    mode: a key of `MODES`, or "streamed".
+    target: device to compile for, a key of `TARGETS`.
+    limit_bytes: memory of the device, for arguments and gradients too.
+    first_sizes: the two batches that are compiled first.
   """
-  at = lambda batch: spec._replace(batch=batch)
-  return largest(_compiler(at, mode, target, limit_bytes), limit_bytes, small)
+  at_batch = lambda batch: spec._replace(batch=batch)
+  compile_size = _make_compiler(at_batch, mode, target, limit_bytes)
+  return search_largest(compile_size, limit_bytes, first_sizes)
 
 
-def largest(
-  compiled: _Compile, limit_bytes: float, small: tuple[int, int]
-) -> Fit | None:
-  """The largest size found to fit, its program compiled.
+def search_largest(
+  compile_size: _CompileSize, limit_bytes: float, first_sizes: tuple[int, int]
+) -> FittingSize | None:
+  """Searches the largest size that fits by compiling a few programs.
 
-  The line is drawn through the largest size that fits and the smallest that
-  does not, or the next that does, until 99 % of the limit are used. After a
-  miss it is followed to a thousandth less: sizes go in steps. After five the
-  largest that fits by then is returned, or None.
+  Each of up to five more sizes is read off a line: through the largest size
+  that fits and the smallest that does not, or the next one that fits. The
+  search ends at 99 % of the limit. After each miss it aims a thousandth of the
+  limit lower, because memory grows in pages and segments.
+
+  Args:
+    compile_size: returns the memory of the program of a size.
+    limit_bytes: memory of the device.
+    first_sizes: two sizes that are compiled first.
+
+  Returns:
+    The largest compiled size that fits; None if none does.
   """
-  known: dict[int, Fit] = {}
+  known: dict[int, FittingSize] = {}
 
-  def look(size: int, drawn_bytes: float | None = None) -> None:
-    memory = compiled(size)
+  def try_size(size: int, drawn_bytes: float | None = None) -> None:
+    memory = compile_size(size)
     drawn_bytes = memory.device_bytes if drawn_bytes is None else drawn_bytes
-    known[size] = Fit(size, memory, drawn_bytes)
+    known[size] = FittingSize(size, memory, drawn_bytes)
 
-  def bytes_of(fit: Fit) -> int:
-    return fit.memory.device_bytes
+  def bytes_of(tried: FittingSize) -> int:
+    return tried.memory.device_bytes
 
-  for size in small:
-    look(size)
+  for size in first_sizes:
+    try_size(size)
   for _ in range(5):
     fitting = sorted(f for f in known.values() if bytes_of(f) <= limit_bytes)
     missing = sorted(f for f in known.values() if bytes_of(f) > limit_bytes)
@@ -119,26 +121,31 @@ def largest(
       break
     low, other = [*fitting[:-2:-1], *missing, *fitting[-2::-1]][:2]
     slope = (bytes_of(other) - bytes_of(low)) / (other.size - low.size)
-    misses = sum(f.size not in small for f in missing)
-    aim = limit_bytes * (1 - misses / 1000)
-    size = low.size + int((aim - bytes_of(low)) // slope)
+    misses = sum(f.size not in first_sizes for f in missing)
+    aim_bytes = limit_bytes * (1 - misses / 1000)
+    size = low.size + int((aim_bytes - bytes_of(low)) // slope)
     if size < 1 or size in known:
       break
-    look(size, bytes_of(low) + slope * (size - low.size))
+    try_size(size, bytes_of(low) + slope * (size - low.size))
   fitting = [f for f in known.values() if bytes_of(f) <= limit_bytes]
   return max(fitting, default=None)
 
 
-def _compiler(
-  at: Callable[[int], Spec], mode: str, target: str, limit_bytes: float
-) -> _Compile:
-  def compiled(size: int) -> measure.Memory:
-    spec = at(size)
-    if mode == "streamed":
-      return streamed.compile_step(
-        spec.make(), spec.batch, target, limit_bytes / 2**30
-      )
-    job = cases.job(mode, spec.make(), spec.batch)
-    return measure.compile_step(job, target, limit_bytes / 2**30)
+def _make_compiler(
+  at_size: Callable[[int], NetworkSpec],
+  mode: str,
+  target: str,
+  limit_bytes: float,
+) -> _CompileSize:
+  """Returns a function that compiles the network of a size in a mode."""
 
-  return compiled
+  def compile_size(size: int) -> measure.StepMemory:
+    spec = at_size(size)
+    net = spec.make_network()
+    memory_gib = limit_bytes / 2**30
+    if mode == "streamed":
+      return streamed.compile_step(net, spec.batch, target, memory_gib)
+    step = cases.build_step(mode, net, spec.batch)
+    return measure.compile_step(step, target, memory_gib)
+
+  return compile_size

@@ -1,4 +1,4 @@
-"""What a step takes: compiled, predicted, and measured where it can be."""
+"""Memory of a compiled training step, and its predicted FLOPs and time."""
 
 import time
 from typing import NamedTuple
@@ -6,24 +6,24 @@ from typing import NamedTuple
 import jax
 
 from experiments import gpu_compile
-from experiments.residuals.cases import Job
+from experiments.residuals.cases import StepProgram
 from jaxmotion import perfmodel
 from jaxmotion.core import check_choice
 from jaxmotion.program import program_memory
 
-# By target: the platform that predictions are for.
 TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
+"""Platform that predictions are for, by the target that is compiled for."""
 
 
-class Memory(NamedTuple):
-  """What the compiler says that a step takes.
+class StepMemory(NamedTuple):
+  """Memory of a step, as its compiler states it.
 
   Attributes:
-    machine: that it was compiled for.
-    temp_bytes: of everything in between, on the device.
-    host_temp_bytes: of everything in between, on the host.
-    argument_bytes: of parameters, state and batch.
-    result_bytes: of gradients, if any: of what overwrites no argument.
+    machine: device that the step was compiled for.
+    temp_bytes: temporaries on the device.
+    host_temp_bytes: temporaries in host memory.
+    argument_bytes: parameters, state and batch.
+    result_bytes: results that overwrite no argument, such as gradients.
     compile_s: seconds that the compilation took, on this machine.
   """
 
@@ -36,16 +36,16 @@ class Memory(NamedTuple):
 
   @property
   def device_bytes(self) -> int:
-    """All that must fit the device."""
+    """All bytes that the device must hold."""
     return self.temp_bytes + self.argument_bytes + self.result_bytes
 
 
-class Prediction(NamedTuple):
-  """What a step takes by the performance model.
+class PredictedStep(NamedTuple):
+  """Figures of a step by the performance model.
 
   Attributes:
-    flops: of the step, each operation counted as often as it is done.
-    bytes: between memory and processor.
+    flops: FLOPs of the step, recomputed operations included.
+    bytes: bytes moved between memory and processor.
     step_s: seconds of a step.
   """
 
@@ -54,23 +54,24 @@ class Prediction(NamedTuple):
   step_s: float
 
 
-def refusal(target: str) -> str | None:
-  """Says why nothing can be compiled for a target here; None if it can."""
+def explain_refusal(target: str) -> str | None:
+  """Returns the reason why a target cannot be compiled for; None if it can."""
   if target == "cpu":
     return None
-  gpu_compile.stay_on_the_host()
-  return gpu_compile.refusal()
+  gpu_compile.stay_on_host()
+  return gpu_compile.explain_refusal()
 
 
 def compile_step(
-  job: Job, target: str, memory_gib: float | None = None
-) -> Memory:
-  """Compiles a step.
+  step: StepProgram, target: str, memory_gib: float | None = None
+) -> StepMemory:
+  """Compiles a step and returns its memory.
 
   Args:
-    job: the step.
-    target: of `TARGETS`.
-    memory_gib: memory that the compiler is told of; None: what the GPU has.
+    step: the step.
+    target: device to compile for, a key of `TARGETS`.
+    memory_gib: device memory that the compiler is told of, GiB; None for the
+      memory that the GPU has.
 
   Raises:
     ValueError: there is no such target.
@@ -78,26 +79,24 @@ def compile_step(
   check_choice("target", target, tuple(TARGETS))
   begin = time.monotonic()
   if target == "cpu":
-    jitted = jax.jit(job.fn, donate_argnums=job.donated)
-    found = program_memory(jitted.lower(*job.args).compile())
-    return Memory(
-      "CPU: compiled, not run; has no memory of a host beside its own",
-      found.temp_bytes,
-      found.host_temp_bytes,
-      found.argument_bytes,
-      found.output_bytes - found.alias_bytes,
-      time.monotonic() - begin,
+    machine = "CPU: compiled, not run; has no memory of a host beside its own"
+    jitted = jax.jit(step.fn, donate_argnums=step.donated)
+    needs = program_memory(jitted.lower(*step.args).compile())
+  else:
+    gpu = gpu_compile.find_gpu(target.upper(), memory_gib)
+    machine = (
+      f"{gpu.kind}, {gpu.memory_gib:g} GiB: compiled, not run; without cuDNN's"
+      " workspace"
     )
-  needs = gpu_compile.memory_for(
-    job.fn,
-    *job.args,
-    gpu=target.upper(),
-    memory_gib=memory_gib,
-    donate_argnums=job.donated,
-  )
-  return Memory(
-    f"{needs.gpu}, {needs.memory_gib:g} GiB: compiled, not run; without "
-    "cuDNN's workspace",
+    needs = gpu_compile.compile_memory(
+      step.fn,
+      *step.args,
+      gpu=target.upper(),
+      memory_gib=memory_gib,
+      donate_argnums=step.donated,
+    )
+  return StepMemory(
+    machine,
     needs.temp_bytes,
     needs.host_temp_bytes,
     needs.argument_bytes,
@@ -106,25 +105,27 @@ def compile_step(
   )
 
 
-def predict(job: Job, host_bytes: int, target: str) -> Prediction:
-  """Predicts a step, from datasheets.
+def predict_figures(
+  step: StepProgram, host_bytes: int, target: str
+) -> PredictedStep:
+  """Predicts FLOPs, bytes and time of a step from datasheets.
 
-  What goes to the host does so during the first third of the computation, the
-  forward pass, and comes back during the rest; what does not fit there is time
-  of its own.
+  Bytes for the host leave during the first third of the computation, the
+  forward pass, and return during the rest. A transfer that takes longer than
+  its part of the computation makes the step wait.
 
   Args:
-    job: the step.
-    host_bytes: that go to the host and come back.
-    target: of `TARGETS`.
+    step: the step.
+    host_bytes: bytes that go to the host and return.
+    target: device to predict for, a key of `TARGETS`.
   """
   platform = perfmodel.builtin_platform(TARGETS[target])
   backend = "cpu" if target == "cpu" else "cuda"
-  cost = perfmodel.predict_cost(job.fn, *job.args, backend=backend)
-  compute = perfmodel.predict_seconds(cost, platform.device)
+  cost = perfmodel.predict_cost(step.fn, *step.args, backend=backend)
+  compute_s = perfmodel.predict_seconds(cost, platform.device)
   waits = (
-    max(0.0, link.transfer_seconds(host_bytes) - share * compute)
+    max(0.0, link.transfer_seconds(host_bytes) - share * compute_s)
     for link, share in ((platform.to_host, 1 / 3), (platform.from_host, 2 / 3))
   )
-  step = compute + (sum(waits) if host_bytes else 0.0)
-  return Prediction(cost.flops, cost.bytes, step)
+  step_s = compute_s + (sum(waits) if host_bytes else 0.0)
+  return PredictedStep(cost.flops, cost.bytes, step_s)

@@ -1,28 +1,33 @@
-"""What training a network takes of a device's memory, in every mode.
+"""Memory that training a network takes of a device, in every mode.
 
   JAX_PLATFORMS=cpu python -m experiments.residuals.one_network \\
     --json=memory.jsonl
 
 Compiled for a GPU that need not be there (the extra `cuda-compile`):
-  temp_bytes       on the device, beside arguments and results; baseline: plain;
-  host_temp_bytes  on the host;
-  argument_bytes   parameters and the batch; result_bytes: gradients, if any;
-  device_bytes     all three on the device.
-The compiler spends what memory it is told of, so no two figures compare unless
-that is the same; it is named in `machine`. It knows of no workspace that cuDNN
-would ask for. On the target `cpu` only what a network keeps in loops counts:
-XLA orders the rest for speed, not for memory.
+  temp_bytes       temporaries on the device; baseline: plain;
+  host_temp_bytes  temporaries in host memory;
+  argument_bytes   parameters and the batch;
+  result_bytes     gradients, if any;
+  device_bytes     temp_bytes, argument_bytes and result_bytes.
+The compiler spends the memory that it is told of. Figures compare only if that
+memory is the same; `machine` names it. cuDNN's workspace is not in the figures.
+On the target `cpu` only residuals in loops count: XLA orders the rest for
+speed, not for memory.
 
-Predicted: flops (with what is computed again), traffic_bytes_predicted,
-step_ms_predicted. Measured where this machine has a GPU, in a process of its
-own for each: peak_bytes_in_use and step_ms.
+Predicted: flops (recomputed operations included), traffic_bytes_predicted and
+step_ms_predicted. Measured on a machine with a GPU, each in a process of its
+own: peak_bytes_in_use and step_ms.
 """
 
 from absl import flags
 
 from experiments.common import shared_flags
 from experiments.common.console import make_console
-from experiments.residuals import cases, measure, points, report
+from experiments.residuals import cases, measure
+from experiments.residuals.networks import parse_networks
+from experiments.residuals.plot import save_plot
+from experiments.residuals.run import measure_networks
+from experiments.residuals.tables import point_table
 
 _NETWORKS = flags.DEFINE_list(
   "networks",
@@ -31,19 +36,19 @@ _NETWORKS = flags.DEFINE_list(
   allow_override=True,
 )
 _MODES = flags.DEFINE_list(
-  "modes", list(cases.MODES), "Of training.", allow_override=True
+  "modes", list(cases.MODES), "Modes of training.", allow_override=True
 )
 _TARGET = flags.DEFINE_enum(
   "target",
   "h100",
   list(measure.TARGETS),
-  "To compile for.",
+  "Device to compile for.",
   allow_override=True,
 )
 _MEMORY = flags.DEFINE_float(
   "memory_gib",
   None,
-  "Memory that the compiler is told of; by default what the GPU comes with.",
+  "Memory that the compiler is told of; by default that of the GPU.",
   allow_override=True,
 )
 _JSON = shared_flags.define_rows()
@@ -51,23 +56,23 @@ _PLOT = shared_flags.define_plot()
 
 
 def main() -> None:
-  """Compiles, predicts, measures; prints a table and writes rows."""
+  """Compiles, predicts and measures; prints a table, writes rows and a plot."""
   target, console = _TARGET.value, make_console()
-  wanted = points.parse(_NETWORKS.value)
-  if why := measure.refusal(target):
+  specs = parse_networks(_NETWORKS.value)
+  if why := measure.explain_refusal(target):
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
-  rows = points.find_all(
-    wanted,
+  rows = measure_networks(
+    specs,
     _MODES.value,
     target,
     "residuals_one_network",
     _JSON.value,
     _MEMORY.value,
   )
-  console.print(report.table(rows))
+  console.print(point_table(rows).to_console())
   if _PLOT.value:
-    report.save_plot(rows, _PLOT.value)
+    save_plot(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

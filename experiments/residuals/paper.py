@@ -1,25 +1,25 @@
-"""What the authors of Layrub, Layup and SuperNeurons published.
+"""Figures that the authors of Layrub, Layup and SuperNeurons published.
 
 Jin et al., *Layrub: layer-centric GPU memory reuse and data migration in
 extreme-scale deep learning systems*, ACM TACO 2018; *Layup: layer-adaptive and
 multi-type intermediate-oriented memory optimization for GPU-based CNNs*, ACM
 TACO 2019; Wang et al., *SuperNeurons: dynamic GPU memory management for
-training deep neural networks*, PPoPP 2018 (arXiv:1801.04380). Only what they
-say of all networks is here, not of each.
+training deep neural networks*, PPoPP 2018 (arXiv:1801.04380). Only figures over
+all networks are here.
 """
 
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-  """One figure.
+  """One published figure, as a row.
 
   Attributes:
-    case: of the row.
-    metric: of the row.
-    value: as printed.
-    unit: of the value.
-    source: of the figure.
+    case: case of the row.
+    metric: metric of the row.
+    value: value as printed.
+    unit: unit of the value.
+    source: publication of the figure.
   """
 
   case: str

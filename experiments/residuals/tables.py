@@ -1,9 +1,16 @@
-"""Tables of residual memory and accuracy that the docs show."""
+"""Tables of residual memory, of fits and budgets, of accuracy and equality."""
 
 from collections.abc import Sequence
 
 from experiments.common.records import Row
-from experiments.common.tables import Table, format_gap, format_noise
+from experiments.common.tables import (
+  Table,
+  format_gap,
+  format_noise,
+  index_rows,
+)
+
+_GIB = 2**30
 
 _MODES = {
   "jax_checkpoint": "`jax.checkpoint`",
@@ -16,14 +23,29 @@ _MODES = {
 }
 
 
+_COMPARED = (
+  "saved_percent",
+  "step_percent",
+  "step_percent_predicted",
+  "deepest",
+  "largest_batch",
+  "budget_bytes",
+  "device_bytes_predicted",
+  "least_bytes",
+)
+
+
 def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the accuracy table of rows with accuracies, else the memory table.
+  """Returns the table that the docs show of accuracy, equality or memory rows.
 
   Args:
-    rows: of `experiments.residuals` or `experiments.residuals.accuracy`.
+    rows: rows of one command of `experiments.residuals`.
   """
-  if any(row.metric == "test_accuracy" for row in rows):
+  metrics = {row.metric for row in rows}
+  if "test_accuracy" in metrics:
     return accuracy_table(rows)
+  if "values_equal" in metrics:
+    return equality_table(rows)
   return memory_table(rows)
 
 
@@ -78,4 +100,130 @@ def accuracy_table(rows: Sequence[Row]) -> Table:
     "to fp32, points",
     "error of the first gradient",
   )
-  return Table(header, lines)
+  return Table(
+    header,
+    lines,
+    title="Training with compressed residuals",
+    caption="± is the standard deviation over the seeds.",
+    text_columns=(0, 1),
+  )
+
+
+def equality_table(rows: Sequence[Row]) -> Table:
+  """Returns the errors of the first gradient, a line for each mode.
+
+  Args:
+    rows: made by `rows.make_equality_rows`.
+  """
+  found = index_rows(rows)
+
+  def format_cell(case: str, metric: str, style: str) -> str:
+    row = found.get((case, metric))
+    return "" if row is None else format(float(row.value), style)
+
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    ratio = found[case, "gradient_error"].ratio
+    lines.append(
+      (
+        case,
+        format_cell(case, "gradient_error", ".2e"),
+        "" if ratio is None else f"{ratio:.2f}",
+        format_cell(case, "gradient_from_plain", ".2e"),
+        format_cell(case, "values_equal", ".1%"),
+        format_cell(case, "gradient_error_float64", ".2e"),
+      )
+    )
+  header = (
+    "network, mode",
+    "error to float64",
+    "over plain's",
+    "distance to plain",
+    "equal elements",
+    "error, both in float64",
+  )
+  return Table(header, lines, title="Gradients of the first step")
+
+
+def point_table(rows: Sequence[Row]) -> Table:
+  """Returns the figures of each network, batch and mode.
+
+  Args:
+    rows: made by `rows.make_point_rows`.
+  """
+  found = index_rows(rows)
+  cases = [case for case, metric in found if metric == "temp_bytes"]
+  machines = {row.machine for row in rows if row.metric == "temp_bytes"}
+  header = (
+    "network, batch, mode",
+    "temp",
+    "of plain",
+    "host",
+    "args",
+    "results",
+    "FLOPs",
+    "step",
+    "measured",
+    "compile, s",
+  )
+  return Table(
+    header,
+    [_point_cells(found, case) for case in cases],
+    title="; ".join(sorted(machines)),
+    caption="GiB of temporaries on the device and in host memory, of arguments"
+    " and of results. FLOPs, step: predicted, relative to plain. measured: time"
+    " of a step on a GPU.",
+  )
+
+
+def _point_cells(found: dict[tuple[str, str], Row], case: str) -> list[str]:
+  temp = found[case, "temp_bytes"]
+  if isinstance(temp.value, str):
+    return [case, temp.value, *[""] * 8]
+  step = found[case, "step_ms"].value
+  return [
+    case,
+    _format_gib(temp),
+    _format_ratio(temp),
+    *(
+      _format_gib(found[case, metric])
+      for metric in ("host_temp_bytes", "argument_bytes", "result_bytes")
+    ),
+    _format_ratio(found[case, "flops"]),
+    _format_ratio(found[case, "step_ms_predicted"]),
+    "not measured" if isinstance(step, str) else f"{step:.1f} ms",
+    f"{found[case, 'compile_s'].value:.0f}",
+  ]
+
+
+def _format_gib(row: Row) -> str:
+  return f"{float(row.value) / _GIB:.2f}"
+
+
+def _format_ratio(row: Row) -> str:
+  return "-" if row.ratio is None else f"{row.ratio:.3f}"
+
+
+def comparison_table(rows: Sequence[Row]) -> Table:
+  """Returns savings, fitting sizes and budgets beside the published figures.
+
+  Args:
+    rows: rows of `experiments.residuals`.
+  """
+  lines = [
+    (
+      row.case,
+      row.metric,
+      row.value if isinstance(row.value, str) else f"{row.value:.4g}",
+      row.unit,
+      row.machine,
+    )
+    for row in rows
+    if row.metric in _COMPARED
+  ]
+  return Table(
+    ("case", "metric", "value", "unit", "source"),
+    lines,
+    title="Beside the published figures",
+    text_columns=(0, 1, 3, 4),
+  )

@@ -2,19 +2,20 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments.activations import __main__ as activations
-from experiments.activations.measure import CODES, OURS, PUBLISHED_CODE
+from experiments.activations import __main__ as activations, run
+from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
 from experiments.common import records
 from experiments.common.console import make_console
 
 
 def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
-  monkeypatch.setitem(activations.sampling.WIDTHS, "nin", 1 / 16)
+  # AlexNet's programs are the fastest to compile.
+  monkeypatch.setitem(run.NARROW_WIDTHS, "alexnet", 1 / 16)
   flags.FLAGS.unparse_flags()
   flags.FLAGS(["activations"])
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   with flagsaver.flagsaver(
-    nets=["nin"],
+    nets=["alexnet"],
     looks=["0", "2"],
     batch=8,
     json=str(json),
@@ -25,17 +26,17 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
   assert "not measured" in printed and "really takes" in printed
   assert plot.stat().st_size > 0
   cells = {(row.case, row.metric): row for row in records.read_rows(json)}
-  for case in ("nin", "mean", "nin_step0", "nin_step2"):
+  for case in ("alexnet", "mean", "alexnet_step0", "alexnet_step2"):
     assert 0 < cells[case, "sparsity"].value < 1
     for code in CODES:
       assert cells[case, f"{code}_ratio"].value > 0.9
-  ours = cells["nin", f"{OURS}_ratio"]
-  assert ours.baseline == cells["nin", f"{PUBLISHED_CODE}_ratio"].value
+  ours = cells["alexnet", f"{OURS}_ratio"]
+  assert ours.baseline == cells["alexnet", f"{PUBLISHED_CODE}_ratio"].value
   assert ours.ratio == ours.value / ours.baseline > 1
-  assert cells["nin/conv1/conv1", "sparsity"].value > 0
-  gain = cells["nin", f"predicted_h200_{OURS}_gain"]
+  assert cells["alexnet/conv1/conv1", "sparsity"].value > 0
+  gain = cells["alexnet", f"predicted_h200_{OURS}_gain"]
   assert gain.unit == "% (predicted)" and gain.value > 0
-  assert cells["nin", "gpu_gain"].value == "not measured"
+  assert cells["alexnet", "gpu_gain"].value == "not measured"
   published = cells["published", f"{PUBLISHED_CODE}_ratio"]
   assert (published.value, published.machine) == (2.6, "arXiv:1705.01626")
 
@@ -51,7 +52,7 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
 def test_settings_are_checked(changes, message):
   given = {"nets": ["nin"], "steps": [1]} | changes
   with pytest.raises(ValueError, match=message):
-    activations.run(
+    run.measure_networks(
       **given,
       data="digits",
       image=32,

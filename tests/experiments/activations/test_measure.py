@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from experiments.activations import measure
-from experiments.activations.measure import OURS, PUBLISHED_CODE
-from experiments.activations.sampling import Look
+from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
+from experiments.activations.sampling import Snapshot
 
 
 def sparse(seed, share=0.3):
@@ -14,7 +14,7 @@ def sparse(seed, share=0.3):
 
 def test_a_layer_is_measured_under_every_code():
   layer = measure.measure_layer("conv1", sparse(0), sparse(1))
-  assert set(layer.code_bytes) == set(measure.CODES)
+  assert set(layer.code_bytes) == set(CODES)
   assert layer.sparsity == pytest.approx(0.7, abs=0.02)
   # A word in three and a bit for each.
   expected = 1 / (1 - layer.sparsity + 1 / 32)
@@ -25,20 +25,20 @@ def test_a_layer_is_measured_under_every_code():
   assert 0 < layer.bf16_error < 2**-8
 
 
-def test_what_overflows_travels_plainly_as_well():
+def test_an_array_that_overflows_counts_twice():
   layer = measure.measure_layer("conv1", sparse(0, 0.1), sparse(1, 0.3))
   assert layer.overflows == layer.tiles
   assert layer.ratio("zero_value") < 1
-  assert layer.code_bytes["zero_value"] > 4 * layer.values
+  assert layer.code_bytes["zero_value"] > 4 * layer.elements
 
 
-def test_what_is_dense_is_left_as_it_is():
+def test_dense_arrays_stay_uncompressed():
   layer = measure.measure_layer("conv1", sparse(0, 1.0), sparse(1, 1.0))
   assert layer.ratio("zero_value") == 1
   assert layer.ratio(OURS) == 2
 
 
-def test_layers_weigh_what_their_values_do():
+def test_layers_weigh_as_much_as_their_elements():
   layers = [
     measure.measure_layer(name, x, x)
     for name, x in {"a": sparse(0, 1.0), "b": sparse(1, 0.1)[:1]}.items()
@@ -52,7 +52,7 @@ def test_layers_weigh_what_their_values_do():
 def test_the_largest_activation_is_really_encoded():
   small, large = sparse(0)[:1], sparse(1)
   seen = {"small": small, "large": large}
-  name, payload_bytes = measure.check(Look(0, 0.0, 0.0, seen, seen))
+  name, payload_bytes = measure.check_largest(Snapshot(0, 0.0, 0.0, seen, seen))
   assert name == "large"
   layer = measure.measure_layer("large", large, large)
   assert payload_bytes == layer.code_bytes[OURS]

@@ -9,24 +9,24 @@ NET = models.make_network("alexnet", image=64, width=0.25)
 
 @pytest.fixture(scope="module")
 def alexnet():
-  return offload.stages(NET, 16, offload.PLATFORMS["h200"].device)
+  return offload.predict_stages(NET, 16, offload.PLATFORMS["h200"].device)
 
 
 def test_a_layer_takes_the_longer_of_computing_and_moving():
   stage = offload.Stage("a", 1.0, 2.0, {"a/relu": 1000})
   fast = offload.PLATFORMS["h200"]
-  assert offload.step_seconds([stage], fast, 1.0) == 3.0
+  assert offload.predict_step([stage], fast, 1.0) == 3.0
   rate = fast.to_host.rate.bytes_per_s
   slow = stage._replace(moved_bytes={"a/relu": 8 * rate})
   latency = 2 * fast.to_host.latency_s
-  moved = offload.step_seconds([slow], fast, {"a/relu": 2.0})
+  moved = offload.predict_step([slow], fast, {"a/relu": 2.0})
   assert moved == pytest.approx(2 * 4.0 + latency)
 
 
 def test_compression_is_worth_no_more_than_no_transfer_at_all(alexnet):
   platform = offload.PLATFORMS["h200"]
-  times = [offload.step_seconds(alexnet, platform, r) for r in (1.0, 2.6, 1e9)]
-  assert times[0] > times[1] > times[2] >= offload.compute_seconds(alexnet)
+  times = [offload.predict_step(alexnet, platform, r) for r in (1.0, 2.6, 1e9)]
+  assert times[0] > times[1] > times[2] >= offload.sum_compute(alexnet)
 
 
 def test_every_activation_is_moved_once(alexnet):

@@ -34,7 +34,7 @@ def kernel(x):
   return _triton.call_kernel(double, "double", SIZE // 1024, 1024, [x], x)
 
 
-def turns(x):
+def repeat(x):
   return jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) + 1, x)
 
 
@@ -46,17 +46,18 @@ def twice(x):
 programs = {
   "scale": (lambda x: 2 * x, (x,), {}),
   "kernel": (kernel, (x,), {}),
-  "turns": (turns, (x,), {}),
+  "loop": (repeat, (x,), {}),
   "update": (lambda x, i, v: x.at[i].add(v), (x, index, few),
              {"donate_argnums": 0}),
   "twice": (twice, (x,), {"gpu": "H200"}),
 }
-found = {"refusal": gpu_compile.refusal()}
+found = {"refusal": gpu_compile.explain_refusal()}
 if found["refusal"] is None:
   for name, (fn, args, options) in programs.items():
     c = gpu_compile.compile_for(fn, *args, **options)
     found[name] = {
-      **c._asdict(), "launches": c.launches, "traffic_bytes": c.traffic_bytes,
+      "gpu": c.gpu.kind, **c.memory._asdict(),
+      "launches": c.launches, "traffic_bytes": c.traffic_bytes,
       "kernels": [k._asdict() for k in c.kernels],
       "assembly": [a._asdict() for a in c.assembly],
     }
@@ -96,8 +97,8 @@ def test_a_pallas_kernel_is_one_kernel(found):
   assert assembly["loads"] == assembly["stores"] == {"16": 4}
 
 
-def test_every_turn_of_a_loop_counts(found):
-  assert found["turns"]["traffic_bytes"] >= 7 * 2 * BYTES
+def test_every_iteration_of_a_loop_counts(found):
+  assert found["loop"]["traffic_bytes"] >= 7 * 2 * BYTES
 
 
 def test_a_donated_argument_is_updated_in_place(found):
@@ -107,7 +108,7 @@ def test_a_donated_argument_is_updated_in_place(found):
   assert update["traffic_bytes"] < BYTES
 
 
-def test_what_is_read_twice_has_a_place_in_between(found):
+def test_a_value_that_is_read_twice_has_a_temporary(found):
   twice = found["twice"]
   assert twice["gpu"] == "NVIDIA H200"
   assert twice["launches"] > 1
@@ -130,9 +131,9 @@ def test_the_refusal_names_missing_wheels_and_other_versions(monkeypatch):
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, "version", version)
-  assert "`cuda-compile` is not installed" in gpu_compile.refusal()
+  assert "`cuda-compile` is not installed" in gpu_compile.explain_refusal()
   with pytest.raises(RuntimeError, match="cuda-compile"):
     gpu_compile.compile_for(abs, 1.0)
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
-  assert "0.0.1" in gpu_compile.refusal()
-  assert jaxlib.__version__ in gpu_compile.refusal()
+  assert "0.0.1" in gpu_compile.explain_refusal()
+  assert jaxlib.__version__ in gpu_compile.explain_refusal()

@@ -78,19 +78,19 @@ ENTRY %main (x: f32[256]) -> f32[256] {{
 
 
 def test_slices_and_updates_move_only_what_they_touch():
-  row, out = hlo.kernels(SLICES, {})
+  row, out = hlo.list_kernels(SLICES, {})
   assert (row.read_bytes, row.write_bytes) == (4096 + 4, 4096)
   assert (out.read_bytes, out.write_bytes) == (4096 + 4, 4096)
 
 
-def test_a_loop_counts_every_turn_and_a_conditional_its_larger_branch():
-  negate, sort = hlo.kernels(_control(TRIPS), {"sorted": 3})
+def test_a_loop_counts_every_iteration_and_a_conditional_its_larger_branch():
+  negate, sort = hlo.list_kernels(_control(TRIPS), {"sorted": 3})
   assert (negate.name, negate.runs, negate.traffic_bytes) == ("w", 5, 2560)
   assert (sort.name, sort.launches, sort.traffic_bytes) == ("sorted", 3, 1536)
 
 
 def test_a_loop_of_unknown_length_has_unknown_traffic():
-  negate, _ = hlo.kernels(_control(""), {})
+  negate, _ = hlo.list_kernels(_control(""), {})
   assert negate.runs is None
   assert negate.traffic_bytes is None
 
@@ -110,7 +110,7 @@ def test_a_loop_of_unknown_length_has_unknown_traffic():
   ],
 )
 def test_bytes_of_a_result(result, written):
-  (kernel,) = hlo.kernels(
+  (kernel,) = hlo.list_kernels(
     _entry(f'ROOT %y = {result} custom-call(%x), metadata={{op_name="f)("}}'),
     {},
   )
@@ -119,12 +119,12 @@ def test_bytes_of_a_result(result, written):
 
 
 def test_an_operand_used_twice_is_read_once():
-  (kernel,) = hlo.kernels(_entry("ROOT %y = f32[256]{0} add(%x, %x)"), {})
+  (kernel,) = hlo.list_kernels(_entry("ROOT %y = f32[256]{0} add(%x, %x)"), {})
   assert kernel.read_bytes == 1024
 
 
 def test_an_asynchronous_copy_is_counted_where_it_starts():
-  (kernel,) = hlo.kernels(
+  (kernel,) = hlo.list_kernels(
     _entry(
       "%s = (f32[256]{0:S(5)}, f32[256]{0}, u32[]) copy-start(%x)\n"
       "  ROOT %d = f32[256]{0:S(5)} copy-done(%s)"

@@ -41,8 +41,8 @@ def write(tmp_path):
 
 
 def test_widths_threads_and_shared_memory_are_read(write, monkeypatch):
-  monkeypatch.setattr(ptx, "_ptxas", lambda: None)
-  found = ptx.assembly(write(TEXT), "fusion.1", 512)
+  monkeypatch.setattr(ptx, "_find_ptxas", lambda: None)
+  found = ptx.read_assembly(write(TEXT), "fusion.1", 512)
   assert (found.name, found.instruction) == ("scale", "fusion.1")
   assert (found.threads, found.shared_bytes) == (128, 1536)
   assert found.loads == {4: 1, 16: 1}
@@ -51,23 +51,23 @@ def test_widths_threads_and_shared_memory_are_read(write, monkeypatch):
 
 
 def test_a_file_holds_one_kernel_or_none(write):
-  assert ptx.kernel_of(write(TEXT)) == "scale"
-  assert ptx.kernel_of(write(".version 8.8\n")) is None
+  assert ptx.kernel_name(write(TEXT)) == "scale"
+  assert ptx.kernel_name(write(".version 8.8\n")) is None
 
 
-@pytest.mark.skipif(ptx._ptxas() is None, reason="there is no ptxas")
+@pytest.mark.skipif(ptx._find_ptxas() is None, reason="there is no ptxas")
 def test_the_assembler_tells_registers_and_spills(write):
-  found = ptx.assembly(write(TEXT), "fusion", 0)
+  found = ptx.read_assembly(write(TEXT), "fusion", 0)
   assert found.registers is not None
   assert 8 <= found.registers <= 32
   assert found.spill_bytes == 0
   assert found.occupancy == 1.0
 
 
-@pytest.mark.skipif(ptx._ptxas() is None, reason="there is no ptxas")
+@pytest.mark.skipif(ptx._find_ptxas() is None, reason="there is no ptxas")
 def test_what_the_assembler_refuses_is_an_error(write):
   with pytest.raises(RuntimeError, match="ptxas"):
-    ptx.assembly(write(TEXT.replace("ret;", "return;")), "", 0)
+    ptx.read_assembly(write(TEXT.replace("ret;", "return;")), "", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import functools
 import os
 import subprocess
 import sys
@@ -6,13 +7,20 @@ import pytest
 
 from experiments.common import records
 from experiments.planner import run
-from jaxmotion import perfmodel
+from jaxmotion import codecs, perfmodel, planner
 from tests.paths import ROOT
 
 WAIT = 120  # Seconds that a slow machine may take.
 
 
-def test_a_configuration_has_its_workers_optimizer_and_gradient(tiny):
+def test_a_configuration_has_its_workers_optimizer_and_gradient(
+  tiny, monkeypatch
+):
+  # Errors are measured for each candidate and tensor: one candidate is fast.
+  advise = functools.partial(
+    planner.advise, candidates=[codecs.uniform(bits=8)]
+  )
+  monkeypatch.setattr(run.planner, "advise", advise)
   config = tiny("digits", channels=(4,), hidden=4)
   plan = run.make_plan(config, perfmodel.builtin_platform("ethernet_1gbit"))
   assert plan.platform.axis("data").workers == config.workers
@@ -53,6 +61,7 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
   assert "convs/0/kernel" in done.stdout and "codec: " in done.stdout
   assert "\x1b[" not in done.stdout
   rows = records.read_rows(json)
+  assert {row.experiment for row in rows} == {"planner_digits"}
   steps = {r.case: r for r in rows if r.metric == "step_ms_predicted"}
   assert {"plan", "identity()", "uniform(bits=8)"} <= set(steps)
   assert steps["identity()"].ratio == 1 and steps["plan"].ratio <= 1
@@ -61,7 +70,7 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
   assert all(row.machine == "ethernet_10gbit" for row in rows)
 
 
-def test_invalid_arguments_are_named(tiny):
+def test_unknown_platforms_workers_and_axes_are_refused(tiny):
   with pytest.raises(ValueError, match="`name` must be one of 'h200_node'"):
     run.load_platform("token_ring")
   with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):

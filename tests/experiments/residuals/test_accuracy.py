@@ -4,28 +4,38 @@ import pytest
 import rich.console
 
 from experiments.common.progress import Display
-from experiments.residuals import accuracy
+from experiments.residuals import rows, tables, training
 
 
-def run(case, net="alexnet"):
-  console = rich.console.Console(file=io.StringIO())
-  with Display(console, steps=2, runs=1) as display:
-    return accuracy.run(
-      net, case, steps=2, batch=16, seeds=1, image=32, display=display
-    )
+@pytest.fixture
+def train(monkeypatch):
+  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25})
+
+  def run(case, net="tiny"):
+    console = rich.console.Console(file=io.StringIO())
+    with Display(console, steps=2, runs=1) as display:
+      return training.train_network(
+        net, case, steps=2, batch=16, seeds=1, image=32, display=display
+      )
+
+  return run
 
 
-def test_rows_say_accuracies_and_errors_beside_plain_training():
-  results = [run("fp32"), run("int8")]
+def test_rows_have_accuracies_and_errors_beside_plain_training(train):
+  results = [train("fp32"), train("int8")]
   assert results[0].error == [0.0]
   assert 0 < results[1].error[0] < 0.05
-  made = accuracy.rows(results)
+  made = rows.make_accuracy_rows(results)
+  assert {r.experiment for r in made} == {"residuals_accuracy_tiny"}
   (row,) = [r for r in made if r.case == "int8" and r.metric == "test_accuracy"]
   assert row.baseline == results[0].accuracy[0]
   assert row.value == results[1].accuracy[0]
-  assert accuracy.table(made).row_count == 2
+  assert [line[1] for line in tables.accuracy_table(made).lines] == [
+    "fp32",
+    "int8",
+  ]
 
 
-def test_a_network_that_is_not_there_is_named():
+def test_an_unknown_network_is_refused(train):
   with pytest.raises(ValueError, match="`nets` must be some of .* got 'lenet'"):
-    run("fp32", net="lenet")
+    train("fp32", net="lenet")

@@ -11,8 +11,10 @@ WIDTH, REPEATS = 128, 24
 
 
 def _block(kernel, x):
-  how = ("NHWC", "HWIO", "NHWC")
-  y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=how)
+  layout = ("NHWC", "HWIO", "NHWC")
+  y = lax.conv_general_dilated(
+    x, kernel, (1, 1), "SAME", dimension_numbers=layout
+  )
   return x + jnp.tanh(y)
 
 
@@ -21,7 +23,7 @@ def _loss(x, y):
 
 
 pytestmark = pytest.mark.skipif(
-  gpu_compile.refusal() is not None, reason="cannot be compiled"
+  gpu_compile.explain_refusal() is not None, reason="cannot be compiled"
 )
 
 
@@ -32,7 +34,7 @@ def test_an_update_in_the_backward_pass_holds_no_copy_of_the_kernels():
   kernels = jax.ShapeDtypeStruct((REPEATS, 3, 3, WIDTH, WIDTH), "float32")
   x = jax.ShapeDtypeStruct((2, 4, 4, WIDTH), "float32")
   state = jax.eval_shape(model.init, [kernels])
-  needs = gpu_compile.memory_for(
+  needs = gpu_compile.compile_memory(
     model.step, [kernels], state, x, x, donate_argnums=(0, 1)
   )
   assert needs.alias_bytes == kernels.size * 4
@@ -43,7 +45,7 @@ def _dense(params, x):
   return x + jax.nn.gelu(x @ params["up"]) @ params["down"]
 
 
-def test_what_is_sent_to_the_host_leaves_the_device_without_a_loop_too():
+def test_offloaded_residuals_leave_the_device_without_a_loop_too():
   dense = memory.compress_residuals(_dense, memory.offload())
   like = jax.ShapeDtypeStruct
   blocks = [
@@ -56,25 +58,27 @@ def test_what_is_sent_to_the_host_leaves_the_device_without_a_loop_too():
       x = dense(own, x)
     return jnp.mean(x**2)
 
-  needs = gpu_compile.memory_for(jax.grad(loss), blocks, x)
+  needs = gpu_compile.compile_memory(jax.grad(loss), blocks, x)
   kept = 8 * (512 + 2048) * 8192 * 4
   assert needs.host_temp_bytes == kept
   assert needs.temp_bytes < kept / 1.5
 
 
-def _turns(params, x):
+def _scan_dense(params, x):
   return jnp.mean(lax.scan(lambda x, own: (_dense(own, x), None), x, params)[0])
 
 
-def test_a_loop_is_never_on_the_device_as_a_whole():
-  turns = memory.compress_residuals(_turns, memory.offload(), params=(0, 1))
+def test_offloaded_residuals_of_a_loop_are_never_all_on_the_device():
+  scanned = memory.compress_residuals(
+    _scan_dense, memory.offload(), params=(0, 1)
+  )
   like = jax.ShapeDtypeStruct
   stack = {
     "up": like((24, 512, 2048), "float32"),
     "down": like((24, 2048, 512), "float32"),
   }
-  needs = gpu_compile.memory_for(
-    jax.grad(turns), stack, like((4096, 512), "float32")
+  needs = gpu_compile.compile_memory(
+    jax.grad(scanned), stack, like((4096, 512), "float32")
   )
   kept = 24 * (512 + 2048) * 4096 * 4
   assert kept <= needs.host_temp_bytes < 1.1 * kept

@@ -4,18 +4,25 @@ import pytest
 
 from experiments import models
 from experiments.residuals import cases, measure, points as residuals_points
+from experiments.residuals.networks import NetworkSpec, parse_networks
+from experiments.residuals.rows import make_point_rows
 
-TINY = {"blocks": (1, 3, 1, 1), "image": 32, "classes": 10, "width": 1 / 16}
-SPEC = residuals_points.Spec("resnet", 2, TINY)
+SPEC = NetworkSpec("tiny", 2)
 
 
 @pytest.fixture(scope="module")
 def points():
   modes = ("plain", "cut_int8", "everything")
-  return {mode: residuals_points.find(SPEC, mode, "cpu") for mode in modes}
+  return {
+    mode: residuals_points.measure_point(SPEC, mode, "cpu") for mode in modes
+  }
 
 
-def test_what_is_kept_is_less_than_plain_keeps(points):
+def build_step(mode):
+  return cases.build_step(mode, SPEC.make_network(), SPEC.batch)
+
+
+def test_compressed_residuals_are_smaller_than_plain_ones(points):
   plain, ours = points["plain"].memory, points["cut_int8"].memory
   assert ours.temp_bytes < plain.temp_bytes
   assert ours.argument_bytes == plain.argument_bytes
@@ -23,29 +30,31 @@ def test_what_is_kept_is_less_than_plain_keeps(points):
 
 
 def test_an_update_in_the_backward_pass_returns_no_gradients(points):
-  sizes = [p.size for p in jax.tree.leaves(SPEC.make().params)]
+  sizes = [p.size for p in jax.tree.leaves(SPEC.make_network().params)]
   assert points["plain"].memory.result_bytes >= 4 * sum(sizes)
   assert points["everything"].memory.result_bytes < 4 * sum(sizes) / 10
 
 
-def test_what_is_computed_again_is_predicted():
+def test_recomputed_operations_are_in_the_predicted_flops():
   flops = {
-    mode: measure.predict(cases.job(mode, SPEC.make(), 2), 0, "cpu").flops
+    mode: measure.predict_figures(build_step(mode), 0, "cpu").flops
     for mode in ("plain", "cut", "jax_checkpoint")
   }
   assert flops["plain"] <= flops["cut"] < flops["jax_checkpoint"]
   assert flops["jax_checkpoint"] > 1.2 * flops["plain"]
 
 
-def test_what_waits_for_the_host_takes_time():
-  job = cases.job("plain", SPEC.make(), 2)
-  at_once, moved = (measure.predict(job, n, "h100") for n in (0, 10**9))
+def test_a_step_that_waits_for_the_host_takes_longer():
+  step = build_step("plain")
+  at_once, moved = (
+    measure.predict_figures(step, n, "h100") for n in (0, 10**9)
+  )
   assert moved.flops == at_once.flops
   assert moved.step_s > at_once.step_s + 0.01
 
 
 def test_rows_compare_with_plain_and_say_what_was_not_measured(points):
-  rows = list(residuals_points.rows("test", list(points.values()), "cpu"))
+  rows = list(make_point_rows("test", list(points.values()), "cpu"))
   found = {(row.case, row.metric): row for row in rows}
   case = f"{SPEC.case}/cut_int8"
   temp = found[case, "temp_bytes"]
@@ -57,36 +66,36 @@ def test_rows_compare_with_plain_and_say_what_was_not_measured(points):
   assert "predicted" in found[case, "step_ms_predicted"].machine
 
 
-def test_what_is_kept_exactly_makes_the_same_loss():
-  params = SPEC.make().init(jax.random.key(0))
+def test_lossless_modes_have_the_same_loss_and_gradient():
+  params = SPEC.make_network().init(jax.random.key(0))
   x = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
   labels = np.array([1, 2])
-  want, plain = (
-    jax.jit(cases.job(mode, SPEC.make(), 2).fn)(params, (x, labels))
+  ours, plain = (
+    jax.jit(build_step(mode).fn)(params, (x, labels))
     for mode in ("cut", "plain")
   )
-  np.testing.assert_allclose(want[0], plain[0], rtol=1e-6)
+  np.testing.assert_allclose(ours[0], plain[0], rtol=1e-6)
   for a, b in zip(
-    jax.tree.leaves(want[1]), jax.tree.leaves(plain[1]), strict=True
+    jax.tree.leaves(ours[1]), jax.tree.leaves(plain[1]), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", list(cases.MODES))
 def test_every_mode_is_a_step_of_training(mode):
-  job = cases.job(mode, SPEC.make(), 2)
-  out = jax.eval_shape(job.fn, *job.args)
-  new = out[: len(job.donated)] or out[1:]
-  old = job.args[: len(job.donated)] or job.args[:1]
+  step = build_step(mode)
+  out = jax.eval_shape(step.fn, *step.args)
+  new = out[: len(step.donated)] or out[1:]
+  old = step.args[: len(step.donated)] or step.args[:1]
   same = jax.tree.map(lambda a, b: a.shape == b.shape, tuple(new), tuple(old))
   assert all(jax.tree.leaves(same))
 
 
-def test_a_mode_or_a_network_that_is_none_is_an_error():
+def test_unknown_modes_networks_and_targets_are_refused():
   with pytest.raises(ValueError, match="`mode` must be one of"):
-    cases.job("fast", models.make_network("resnet50"), 1)
+    cases.build_step("fast", models.make_network("resnet50"), 1)
   for text in ("gpt", "gpt:x", "gpt:8:layers", "gpt:8:layers=a"):
     with pytest.raises(ValueError, match="`networks` must be NAME:BATCH or"):
-      residuals_points.parse([text])
+      parse_networks([text])
   with pytest.raises(ValueError, match="`target` must be one of"):
-    measure.compile_step(cases.job("plain", SPEC.make(), 2), "h300")
+    measure.compile_step(build_step("plain"), "h300")

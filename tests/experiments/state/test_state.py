@@ -5,7 +5,8 @@ import pytest
 
 from experiments import gpu_compile
 from experiments.common import records
-from experiments.state import __main__ as state_main
+from experiments.state import __main__ as state_main, rows, run
+from experiments.state.cases import PACKINGS, list_programs
 
 WIDTH = 16
 
@@ -14,10 +15,10 @@ def test_the_order_in_which_state_comes_changes_no_bit():
   params = {"a": jnp.ones((WIDTH, WIDTH)), "b": jnp.full((WIDTH, 3), 2.0)}
   grads = jax.tree.map(lambda p: jnp.sin(p * 3), params)
   found = {}
-  for case, fn, tx, _ in state_main.programs():
+  for case, fn, tx, _ in list_programs():
     if "host" in case:
       found[case] = jax.jit(fn)(params, grads, jax.jit(tx.init)(params))
-  for name in state_main.PACKINGS:
+  for name in PACKINGS:
     ours, naive = (
       [np.asarray(a).tobytes() for a in jax.tree.leaves(found[case])]
       for case in (f"{name}_host", f"{name}_host_naive")
@@ -28,9 +29,10 @@ def test_the_order_in_which_state_comes_changes_no_bit():
 
 
 def test_rows_say_that_nothing_ran(tmp_path):
-  if why := gpu_compile.refusal():
+  if why := gpu_compile.explain_refusal():
     pytest.skip(why)
-  records.write_rows(tmp_path / "rows", state_main.rows(8, 512, "H100"))
+  found = run.compile_all(8, 512, "H100")
+  records.write_rows(tmp_path / "rows", rows.make_rows(found, 8, 512))
   found = {
     (row.case.rpartition("/")[2], row.metric): row
     for row in records.read_rows(tmp_path / "rows")
@@ -43,12 +45,12 @@ def test_rows_say_that_nothing_ran(tmp_path):
   assert found["packed", "argument_bytes"].ratio < 0.65
   # Of the 16 moments, about four are decoded at a time.
   assert found["packed", "temp_bytes"].value < 5 * leaf
-  for name in state_main.PACKINGS:
+  for name in PACKINGS:
     assert found[f"{name}_host", "temp_bytes"].ratio < 1
 
 
 def test_without_the_compiler_it_says_why(monkeypatch):
-  monkeypatch.setattr(gpu_compile, "refusal", lambda: "no wheels")
-  monkeypatch.setattr(gpu_compile, "stay_on_the_host", lambda: None)
+  monkeypatch.setattr(gpu_compile, "explain_refusal", lambda: "no wheels")
+  monkeypatch.setattr(gpu_compile, "stay_on_host", lambda: None)
   with pytest.raises(SystemExit, match="for a GPU: no wheels"):
     state_main.main()

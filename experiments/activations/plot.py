@@ -1,0 +1,55 @@
+"""Plot of activation rows: zeros and ratios over training."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.activations import paper
+from experiments.activations.cases import OURS, PUBLISHED_CODE
+from experiments.activations.rows import list_networks
+from experiments.common.records import Row
+
+
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+  """Draws the share of zeros and the ratios over training.
+
+  Args:
+    rows: made by `rows.make_rows`.
+    path: file of the image; its suffix chooses the format.
+  """
+  figure = Figure(figsize=(11, 4.5), layout="constrained")
+  FigureCanvasAgg(figure)
+  zeros, ratios = figure.subplots(1, 2)
+  for i, net in enumerate(list_networks(rows)):
+    zeros.plot(*_read_curve(rows, net, "sparsity"), f"C{i}o-", label=net)
+    for code, style in ((OURS, "-"), (PUBLISHED_CODE, ":")):
+      ratios.plot(*_read_curve(rows, net, f"{code}_ratio"), f"C{i}{style}")
+  zeros.set_ylabel("share of zeros of all activations")
+  zeros.legend(fontsize="small")
+  ratios.set_ylabel(f"ratio: {OURS} (solid), {PUBLISHED_CODE} (dotted)")
+  ratios.axhline(paper.MEAN_RATIO, color="black", linewidth=0.8)
+  label = f"{PUBLISHED_CODE}, mean of {paper.SOURCE}"
+  ratios.annotate(label, (0, paper.MEAN_RATIO), va="bottom")
+  for axes in (zeros, ratios):
+    axes.set_xscale("symlog", linthresh=10)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("steps")
+    axes.grid(alpha=0.3)
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=150)
+
+
+def _read_curve(
+  rows: Sequence[Row], net: str, metric: str
+) -> tuple[list[int], list[float]]:
+  """Returns the steps of a network, and a metric at each of them."""
+  start = f"{net}_step"
+  points = [
+    (int(row.case.removeprefix(start)), float(row.value))
+    for row in rows
+    if row.case.startswith(start) and row.metric == metric
+  ]
+  return [step for step, _ in points], [value for _, value in points]

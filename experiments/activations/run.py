@@ -1,0 +1,68 @@
+"""Trains networks and measures their activations under every code."""
+
+from collections.abc import Sequence
+
+import rich.console
+
+from experiments import models
+from experiments.activations import measure, sampling
+from experiments.common.progress import Display
+from experiments.models.training import NARROW_WIDTHS, load_color_images
+
+
+def measure_networks(
+  nets: Sequence[str],
+  *,
+  data: str,
+  image: int,
+  steps: Sequence[int],
+  batch: int,
+  seed: int,
+  console: rich.console.Console,
+) -> list[measure.Measured]:
+  """Trains networks and measures their activations several times on the way.
+
+  Args:
+    nets: names of networks, keys of `NARROW_WIDTHS`.
+    data: "digits" or "photographs".
+    image: height and width of the images in pixels.
+    steps: steps at which to measure, ascending; the last ends the training.
+    batch: number of images in a batch.
+    seed: seed of parameters and batches.
+    console: shows the progress.
+
+  Raises:
+    ValueError: a network is not one of ReLUs, or the steps do not ascend.
+  """
+  for name in nets:
+    if name not in NARROW_WIDTHS:
+      raise ValueError(
+        f"`nets` must be some of {', '.join(NARROW_WIDTHS)}, got {name!r}."
+      )
+  if not steps or list(steps) != sorted(set(steps)) or steps[0] < 0:
+    raise ValueError(f"`looks` must ascend from 0 or more, got {steps}.")
+  images = load_color_images(data, image)
+  measured = []
+  with Display(console, steps=steps[-1], runs=len(nets)) as display:
+    for name in nets:
+      net = models.make_network(
+        name, image=image, classes=images.classes, width=NARROW_WIDTHS[name]
+      )
+
+      def on_snapshot(snapshot: sampling.Snapshot, name: str = name) -> None:
+        measured.append(measure.measure_snapshot(name, snapshot))
+        if snapshot.step == steps[-1]:
+          layer, payload_bytes = measure.check_largest(snapshot)
+          console.print(f"{name}: {layer} really takes {payload_bytes:,} bytes")
+
+      step_ms = sampling.train_network(
+        net,
+        images,
+        steps=steps,
+        batch=batch,
+        seed=seed,
+        on_snapshot=on_snapshot,
+        on_step=display.begin_run(name, seed),
+      )
+      display.end_run(name, seed, measured[-1].accuracy, step_ms)
+  return measured

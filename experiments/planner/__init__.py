@@ -1,0 +1,1 @@
+"""Advice of `jaxmotion.planner` on the training step of a configuration."""

@@ -1,0 +1,255 @@
+"""Rows of residual memory, fitting sizes, budgets, accuracy and equality."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.residuals import measure, paper
+from experiments.residuals.budgets import BudgetPlan
+from experiments.residuals.gradients import GradientErrors
+from experiments.residuals.limits import FittingSize
+from experiments.residuals.points import Point
+from experiments.residuals.training import Result
+
+EXPERIMENT = "residuals"
+
+# Metrics that rows compare with those of `plain`.
+_COMPARED = (
+  "temp_bytes",
+  "device_bytes",
+  "flops",
+  "traffic_bytes_predicted",
+  "step_ms_predicted",
+  "peak_bytes_in_use",
+  "step_ms",
+)
+
+
+def make_point_rows(
+  experiment: str, points: Sequence[Point], target: str
+) -> Iterator[Row]:
+  """Yields the rows of points; baselines are those of the network's `plain`.
+
+  Args:
+    experiment: name of the experiment in the rows.
+    points: figures of networks in modes.
+    target: device that was compiled for, a key of `TARGETS`.
+  """
+  plain = {
+    p.spec.case: dict(_list_figures(p)) for p in points if p.mode == "plain"
+  }
+  for point in points:
+    case = f"{point.spec.case}/{point.mode}"
+    for metric, value in _list_figures(point):
+      baseline = plain.get(point.spec.case, {}).get(metric)
+      if metric not in _COMPARED or isinstance(baseline, str):
+        baseline = None
+      ratio = None
+      if baseline and not isinstance(value, str):
+        ratio = value / baseline
+      yield Row(
+        experiment,
+        case,
+        metric,
+        value,
+        _unit_of(metric),
+        baseline,
+        ratio,
+        None,
+        _machine_of(metric, point, target),
+        jax.__version__,
+      )
+
+
+def _list_figures(point: Point) -> Iterator[tuple[str, float | str]]:
+  """Yields (metric, value) of a point; a missing value is its reason."""
+  memory, prediction = point.memory, point.prediction
+  if isinstance(memory, str) or prediction is None:
+    yield "temp_bytes", f"none: {memory}"
+    return
+  yield "temp_bytes", memory.temp_bytes
+  yield "host_temp_bytes", memory.host_temp_bytes
+  yield "argument_bytes", memory.argument_bytes
+  yield "result_bytes", memory.result_bytes
+  yield "device_bytes", memory.device_bytes
+  yield "compile_s", memory.compile_s
+  yield "flops", prediction.flops
+  yield "traffic_bytes_predicted", prediction.bytes
+  yield "step_ms_predicted", 1e3 * prediction.step_s
+  measured = point.measured
+  if measured is None or measured.reason:
+    why = measured.reason if measured else "no GPU"
+    yield "peak_bytes_in_use", f"not measured: {why}"
+    yield "step_ms", f"not measured: {why}"
+    return
+  peak = measured.peak_bytes
+  yield "peak_bytes_in_use", "not measured" if peak is None else peak
+  yield "step_ms", measured.step_ms
+
+
+def _unit_of(metric: str) -> str:
+  if "bytes" in metric:
+    return "bytes"
+  return {"compile_s": "s", "flops": "FLOP"}.get(metric, "ms")
+
+
+def _machine_of(metric: str, point: Point, target: str) -> str:
+  if metric in ("step_ms", "peak_bytes_in_use", "compile_s"):
+    return records.describe_machine()
+  if metric in ("flops", "traffic_bytes_predicted", "step_ms_predicted"):
+    return f"{measure.TARGETS[target]}: predicted from datasheets"
+  return point.memory.machine if not isinstance(point.memory, str) else target
+
+
+def make_paper_rows() -> Iterator[Row]:
+  """Yields the figures that the papers published."""
+  for p in paper.PUBLISHED:
+    yield _make_row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
+
+
+def make_mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
+  """Yields the mean savings and costs of each mode over the networks.
+
+  Args:
+    rows: made by `make_point_rows`.
+  """
+  for metric, name, sign in (
+    ("temp_bytes", "saved_percent", -1),
+    ("step_ms_predicted", "step_percent_predicted", 1),
+  ):
+    ratios: dict[str, list[float]] = {}
+    machine = ""
+    for row in rows:
+      mode = row.case.rpartition("/")[2]
+      if row.metric == metric and row.ratio is not None and mode != "plain":
+        ratios.setdefault(mode, []).append(row.ratio)
+        machine = row.machine
+    for mode, found in ratios.items():
+      changes = [sign * 100 * (ratio - 1) for ratio in found]
+      mean = statistics.fmean(changes)
+      yield _make_row(f"mean_of_{len(found)}/{mode}", name, mean, "%", machine)
+      if metric == "temp_bytes":
+        yield _make_row(f"best/{mode}", name, max(changes), "%", machine)
+
+
+def make_fit_rows(
+  case: str, metric: str, found: FittingSize | None, target: str
+) -> Iterator[Row]:
+  """Yields the rows of the largest size that fits a device.
+
+  Args:
+    case: network, limit and mode.
+    metric: "deepest" or "largest_batch".
+    found: the largest size that fits, if any.
+    target: device that was compiled for, a key of `TARGETS`.
+  """
+  unit = "layers" if metric == "deepest" else "examples"
+  if found is None:
+    yield _make_row(case, metric, "none fits", unit, target)
+    return
+  memory = found.memory
+  yield _make_row(case, metric, found.size, unit, memory.machine)
+  compiled = f"{case}/{metric}"
+  for name, value in (
+    ("device_bytes", memory.device_bytes),
+    ("device_bytes_drawn", found.drawn_bytes),
+    ("temp_bytes", memory.temp_bytes),
+    ("host_temp_bytes", memory.host_temp_bytes),
+    ("argument_bytes", memory.argument_bytes),
+  ):
+    yield _make_row(compiled, name, value, "bytes", memory.machine)
+  host = records.describe_machine()
+  yield _make_row(compiled, "compile_s", memory.compile_s, "s", host)
+
+
+def make_budget_rows(found: BudgetPlan) -> Iterator[Row]:
+  """Yields the rows of the plan for a memory budget.
+
+  Args:
+    found: the budget and its plan.
+  """
+  case = f"{found.spec.case}/budget_{100 * found.share:g}%"
+  machine = f"{found.plain_memory.machine}; predicted from datasheets"
+  whole = found.plain_memory.device_bytes
+
+  def make(
+    metric: str, value: float, unit: str, baseline: float | None = None
+  ) -> Row:
+    return _make_row(case, metric, value, unit, machine, baseline)
+
+  yield make("budget_bytes", found.budget_bytes, "bytes", whole)
+  plan = found.plan
+  if plan is None:
+    assert found.least_bytes is not None
+    yield make("least_bytes", found.least_bytes, "bytes", whole)
+    return
+  compiled = float(plan.compiled_bytes or 0)
+  yield make("device_bytes", compiled, "bytes", whole)
+  yield make("device_bytes_predicted", plan.predicted_bytes, "bytes", compiled)
+  yield make("step_ms_predicted", 1e3 * plan.step_s, "ms", 1e3 * found.plain_s)
+  for action in ("keep", "compress", "offload", "recompute"):
+    count = sum(row.action == action for row in plan.rows)
+    yield make(f"{action}_residuals", count, "residuals")
+
+
+def _make_row(
+  case: str,
+  metric: str,
+  value: float | str,
+  unit: str,
+  machine: str,
+  baseline: float | None = None,
+) -> Row:
+  ratio = None if baseline is None else float(value) / baseline
+  key = (EXPERIMENT, case, metric, value, unit)
+  return Row(*key, baseline, ratio, None, machine, jax.__version__)
+
+
+def make_accuracy_rows(results: Sequence[Result]) -> list[Row]:
+  """Returns means over seeds, with deviations and plain training's accuracy.
+
+  Args:
+    results: networks trained in every case, `fp32` among the cases.
+  """
+  stamp = (records.describe_machine(), jax.__version__)
+  baselines = {
+    r.net: float(np.mean(r.accuracy)) for r in results if r.case == "fp32"
+  }
+  rows = []
+  for r in results:
+    for metric, values, unit in (
+      ("test_accuracy", r.accuracy, "%"),
+      ("gradient_error", r.error, "1"),
+    ):
+      mean = float(np.mean(values))
+      baseline = baselines.get(r.net) if metric == "test_accuracy" else None
+      key = (f"{EXPERIMENT}_accuracy_{r.net}", r.case, metric)
+      ratio = mean / baseline if baseline else None
+      noise = float(np.std(values, ddof=1)) if len(values) > 1 else None
+      rows.append(Row(*key, mean, unit, baseline, ratio, noise, *stamp))
+  return rows
+
+
+def make_equality_rows(found: GradientErrors) -> Iterator[Row]:
+  """Yields the distances between one mode's gradient and others.
+
+  Args:
+    found: errors of the gradient of one network in one mode.
+  """
+  case = f"{found.case}/{found.mode}"
+  stamp = (records.describe_machine(), jax.__version__)
+  for metric, value, baseline in (
+    ("gradient_error", found.error, found.plain_error),
+    ("gradient_from_plain", found.from_plain, None),
+    ("values_equal", found.equal_share, None),
+    ("gradient_error_float64", found.error_float64, None),
+  ):
+    if value is not None:
+      unit = "relative" if metric.startswith("gradient") else "of all"
+      key = (f"{EXPERIMENT}_equality", case, metric, value, unit)
+      ratio = value / baseline if baseline else None
+      yield Row(*key, baseline, ratio, None, *stamp)

@@ -1,0 +1,142 @@
+"""Training of narrow networks with compressed residuals."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import models
+from experiments.common.loop import run_steps
+from experiments.common.progress import Display
+from experiments.models.training import (
+  NARROW_WIDTHS,
+  load_color_images,
+  make_batches,
+  make_optimizer,
+  select_batch,
+)
+from jaxmotion import codecs
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import compress_residuals
+
+CODECS = {
+  "fp32": None,
+  "lossless": None,
+  "int8": codecs.uniform(bits=8, block=128, rounding="stochastic"),
+  "int4": codecs.uniform(bits=4, block=64, rounding="stochastic"),
+}
+"""Codec of the residuals, by case; `fp32` is plain training."""
+
+NETWORKS: dict[str, dict] = {
+  "resnet": {"blocks": (1, 2, 2, 1), "width": 0.125},
+  "alexnet": {"width": NARROW_WIDTHS["alexnet"]},
+  "vgg16": {"width": NARROW_WIDTHS["vgg16"]},
+}
+"""Options of the networks that are trained, by name."""
+
+
+class Result(NamedTuple):
+  """Accuracies and gradient errors of one network in one case.
+
+  Attributes:
+    net: name of the network.
+    case: name of the case, a key of `CODECS`.
+    accuracy: correctly classified held-out images in per cent, by seed.
+    error: relative error of the first gradient, by seed.
+  """
+
+  net: str
+  case: str
+  accuracy: list[float]
+  error: list[float]
+
+
+def train_network(
+  net_name: str,
+  case: str,
+  *,
+  steps: int,
+  batch: int,
+  seeds: int,
+  image: int,
+  display: Display,
+) -> Result:
+  """Trains a network once for each seed, from the same start in each case.
+
+  Args:
+    net_name: name of the network, a key of `NETWORKS`.
+    case: name of the case, a key of `CODECS`.
+    steps: number of training steps.
+    batch: number of images in a batch.
+    seeds: number of runs.
+    image: height and width of the images in pixels.
+    display: shows the progress.
+
+  Raises:
+    ValueError: there is no such network.
+  """
+  if net_name not in NETWORKS:
+    raise ValueError(
+      f"`nets` must be some of {', '.join(NETWORKS)}, got {net_name!r}."
+    )
+  net = models.make_network(
+    net_name, image=image, classes=10, **NETWORKS[net_name]
+  )
+  images = load_color_images("digits", image)
+  plain = jax.jit(jax.value_and_grad(net.loss))
+  grad = plain
+  if case != "fp32":
+    loss_fn = compress_residuals(
+      lambda params, batch: net.loss(params, batch), CODECS[case]
+    )
+    grad = jax.jit(jax.value_and_grad(loss_fn))
+  predict = jax.jit(lambda params, x: net.apply(params, x).argmax(-1))
+  optimizer = make_optimizer(steps)
+
+  @jax.jit
+  def update(
+    grads: PyTree, state: PyTree, params: PyTree
+  ) -> tuple[PyTree, PyTree]:
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  def step(
+    state: tuple[PyTree, PyTree], batch: tuple[Array, Array]
+  ) -> tuple[tuple[PyTree, PyTree], float]:
+    params, opt_state = state
+    loss, grads = grad(params, batch)
+    return update(grads, opt_state, params), float(loss)
+
+  result = Result(net_name, case, [], [])
+  for seed in range(seeds):
+    params = jax.jit(net.init)(jax.random.key(seed))
+    load_batch = make_batches(images.train, batch, seed)
+    first = load_batch(0)
+    result.error.append(
+      _relative_distance(plain(params, first)[1], grad(params, first)[1])
+    )
+    (params, _), log = run_steps(
+      (params, jax.jit(optimizer.init)(params)),
+      step,
+      load_batch,
+      steps=steps,
+      checkpoint_every=steps,
+      on_step=display.begin_run(f"{net_name} {case}", seed),
+    )
+    hits = total = 0
+    for start in range(0, len(images.test.labels) - batch + 1, batch):
+      x, labels = select_batch(images.test, np.arange(start, start + batch))
+      hits += int((predict(params, x) == labels).sum())
+      total += batch
+    result.accuracy.append(100 * hits / total)
+    step_ms = sum(log.step_ms) / steps
+    display.end_run(f"{net_name} {case}", seed, result.accuracy[-1], step_ms)
+  return result
+
+
+def _relative_distance(exact: PyTree, found: PyTree) -> float:
+  """Returns the norm of all differences over the norm of `exact`."""
+  gap = jax.tree.map(jnp.subtract, exact, found)
+  return float(optax.tree.norm(gap) / optax.tree.norm(exact))

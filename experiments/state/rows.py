@@ -1,0 +1,54 @@
+"""Rows of compiled updates: memory, and bytes that the kernels move."""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+
+from experiments.common.records import Row
+from experiments.gpu_compile import Compiled
+
+
+def make_rows(
+  found: Iterable[tuple[str, Compiled]], leaves: int, width: int
+) -> Iterator[Row]:
+  """Yields the rows of all cases.
+
+  The baseline of state on the host is the naive loop, that of encoded state on
+  the device is plain state.
+
+  Args:
+    found: cases and their programs, in the order of `list_programs`.
+    leaves: number of matrices.
+    width: number of rows and columns of each.
+  """
+  known: dict[tuple[str, str], int] = {}
+  for case, program in found:
+    on_host = "host" in case
+    values: dict[str, int | None] = {"temp_bytes": program.memory.temp_bytes}
+    if not on_host:
+      values = {
+        "argument_bytes": program.memory.argument_bytes,
+        "temp_bytes": program.memory.temp_bytes,
+        "traffic_bytes": program.traffic_bytes,
+      }
+    for metric, value in values.items():
+      assert value is not None, f"{metric} of {case} is unknown"
+      known[case, metric] = value
+      baseline = None
+      if on_host:
+        baseline = known.get((f"{case}_naive", metric))
+      elif case != "plain" and metric != "temp_bytes":
+        baseline = known["plain", metric]
+      yield Row(
+        "state_compiled",
+        f"adam/{leaves}x{width}x{width}/{case}",
+        metric,
+        value,
+        "bytes",
+        baseline,
+        value / baseline if baseline else None,
+        None,
+        f"compiled, not run: {program.gpu.kind}, {program.gpu.memory_gib:g}"
+        " GiB",
+        jax.__version__,
+      )

@@ -1,0 +1,34 @@
+"""Compiles the update of an optimizer for a GPU, in every case."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from experiments import gpu_compile
+from experiments.state.cases import list_programs
+
+
+def compile_all(
+  leaves: int, width: int, gpu: str
+) -> Iterator[tuple[str, gpu_compile.Compiled]]:
+  """Yields each case and its compiled program.
+
+  Args:
+    leaves: number of float32 matrices.
+    width: number of rows and columns of each.
+    gpu: name of the GPU, a key of `gpu_compile.GPUS`.
+  """
+  like = jax.ShapeDtypeStruct((width, width), jnp.float32)
+  params = {f"layer{i:03d}": like for i in range(leaves)}
+  for case, fn, tx, donated in list_programs():
+    # Shapes without shardings: memory kinds of arguments are not compiled.
+    state = jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
+      jax.eval_shape(tx.init, params),
+    )
+    args = params, params, state
+    yield (
+      case,
+      gpu_compile.compile_for(fn, *args, gpu=gpu, donate_argnums=donated),
+    )
