@@ -5,8 +5,8 @@
 
 Trains narrow forms of the networks of cDMA (arXiv:1705.01626) on real images.
 At several steps it measures, layer by layer, the share of zeros and the bytes
-of five codes: run lengths, cDMA's zero-value code, `jaxmotion.codecs.zero_value`
-in float32 and in bf16 words, and byte planes under zlib as a host could use.
+of its codes: run lengths, cDMA's zero-value code, `jaxmotion.codecs.zero_value`
+in float32 and bf16 words, and byte planes under zlib, as a host could use.
 Tiles of `zero_value` are calibrated on other images than those measured.
 
 A second table predicts, from datasheets, how much faster the ratios make a step
@@ -16,7 +16,6 @@ value; the other codes are lossless.
 
 from absl import flags
 
-from experiments.activations.plot import save_plot
 from experiments.activations.rows import make_rows
 from experiments.activations.run import measure_networks
 from experiments.activations.tables import gain_table, ratio_table
@@ -62,6 +61,8 @@ def main() -> None:
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:
+    from experiments.activations.plot import save_plot  # Imports matplotlib.
+
     save_plot(rows, _PLOT.value)
 
 

@@ -1,7 +1,7 @@
 """Bytes of an activation under codes that leave zeros out.
 
-Only the codes of `jaxmotion.codecs` have a static shape. The bytes of the others
-depend on the values, as those of a DMA engine do.
+Only the codes of `jaxmotion.codecs` have a static shape. The bytes of the other
+codes depend on the values, as those of a DMA engine do.
 """
 
 import functools
@@ -84,7 +84,7 @@ def spread_tiles(x: Array) -> Array:
 
   Elements that are not zero have neighbors that are not zero. So the fullest
   tile of neighbors needs much more room than the mean tile, and it decides the
-  room of all. Tiles of elements from all over the array are nearly equally full.
+  room of all. Tiles of elements from all over the array are about equally full.
 
   Args:
     x: array, channels last.

@@ -1,1 +1,1 @@
-"""Training on workers of unequal speed; see `experiments.hetero`."""
+"""Training on workers of unequal speed, with shares of the work (HetGrad)."""

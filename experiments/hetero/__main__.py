@@ -1,18 +1,17 @@
-"""Trains on workers of unequal speed, and compares how to share the work.
+"""Trains on workers of unequal speed and compares ways to share the work.
 
   python -m experiments.hetero --json=hetero.jsonl --plot=hetero.png
 
-Four workers, of which some are slowed by really doing their work 2 or 4 times
-over, train a small CNN on digits: `equal` shares, shares of the speeds measured
-before training with a plain mean of the workers' gradients
-(`uneven_plain_mean`) and with the exact weights (`uneven_weighted`), and shares
-that follow the speeds while training runs (`rebalanced`). Data are `shuffled`,
-or dealt `by_class`, so that workers see different ones.
+Four workers train a small CNN on digits; slowed workers really do their work 2
+or 4 times. The cases are `equal` shares; shares by the speeds measured before
+training, with a plain mean of the workers' gradients (`uneven_plain_mean`) or
+with exact weights (`uneven_weighted`); and shares that follow the speeds during
+training (`rebalanced`). Data are `shuffled`, or dealt `by_class`, so that
+workers see different classes.
 
-Workers are emulated. Where they are more than the machine's cores they would
-slow one another, so each is timed alone, in its turn, on one thread; the time
-of a step is that of the slowest worker and of the exchange of all. Takes about
-4 minutes.
+Workers are emulated. More workers than cores would slow one another, so each
+worker is timed alone, in turn, on one thread. The time of a step is that of the
+slowest worker plus that of the exchange. Takes about 4 minutes.
 """
 
 import os
@@ -20,13 +19,15 @@ import os
 from absl import app, flags
 
 from experiments.common import shared_flags
-from experiments.hetero import run
 from experiments.hetero.cases import DEALS, SCENARIOS, Settings
+from experiments.hetero.run import run_experiment
 
-_SCENARIOS = flags.DEFINE_list("scenarios", list(SCENARIOS), "Slowdowns.")
+_SCENARIOS = flags.DEFINE_list(
+  "scenarios", list(SCENARIOS), "Names of slowdowns."
+)
 _DEALS = flags.DEFINE_list("deals", list(DEALS), "Ways to deal the data.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "How many runs of each.", 1)
-_STEPS = flags.DEFINE_integer("steps", Settings.steps, "Of each run.", 1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each case.", 1)
+_STEPS = flags.DEFINE_integer("steps", Settings.steps, "Steps of each run.", 1)
 _SETTLE = flags.DEFINE_integer(
   "settle", Settings.settle, "Steps that medians leave out after a change.", 0
 )
@@ -38,7 +39,7 @@ _PLOT = shared_flags.define_plot()
 
 
 def main() -> None:
-  """Runs what the flags describe."""
+  """Runs the experiment that the flags describe."""
   try:
     settings = Settings(
       scenarios=tuple(_SCENARIOS.value),
@@ -50,10 +51,10 @@ def main() -> None:
     )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  # Before JAX starts: one thread a worker.
+  # Before JAX starts: each worker runs on one thread.
   one_thread = "--xla_cpu_multi_thread_eigen=false"
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one_thread}"
-  run.run(settings, json=_JSON.value, plot=_PLOT.value)
+  run_experiment(settings, json=_JSON.value, plot=_PLOT.value)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who is dealt which examples."""
+"""Batches that deal the training images to workers."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ Batch = tasks.Batch
 
 
 class Dealer:
-  """Deals the training images to workers, a pure function of seed and step.
+  """Deals the training images to workers, as a function of seed and step.
 
   Args:
-    how: "shuffled" deals every batch at random, each epoch a permutation.
-      "by_class" sorts the images by label and gives each worker its own
-      stretch, as long as its share of the work, to draw from: so every image
-      is as likely as any other, but workers see different classes.
-    microbatch: examples a microbatch.
-    total: microbatches a step.
+    deal: "shuffled" deals every batch at random, each epoch a permutation.
+      "by_class" sorts the images by label. Each worker draws from its own
+      range, as long as its share of the work: all images are equally likely,
+      but workers see different classes.
+    microbatch: number of examples in a microbatch.
+    total: number of microbatches in a step.
   """
 
-  def __init__(self, how: str, *, microbatch: int, total: int):
-    self._shuffled = how == "shuffled"
+  def __init__(self, deal: str, *, microbatch: int, total: int):
+    self._is_shuffled = deal == "shuffled"
     self._microbatch, self._total = microbatch, total
     data = load_digits()
     count = len(data.train.labels)
@@ -33,7 +33,7 @@ class Dealer:
     order = np.argsort(batch["labels"], kind="stable")
     self.images: Batch = {k: a[order] for k, a in batch.items()}
 
-  def deal(
+  def deal_batch(
     self,
     counts: Sequence[int],
     slow: Sequence[int],
@@ -45,13 +45,13 @@ class Dealer:
     """Returns a batch of (workers, total, ...) arrays for `uneven.step`.
 
     Args:
-      counts: microbatches of each worker.
-      slow: how often each worker does every microbatch.
-      seed: of the run.
-      step: of the run.
-      weighted: whether examples weigh the same; else workers do.
+      counts: number of microbatches of each worker.
+      slow: number of times that each worker does every microbatch.
+      seed: seed of the run.
+      step: number of the step in the run.
+      weighted: whether all examples weigh the same; otherwise all workers do.
     """
-    index = self._indices(np.asarray(counts), seed, step)
+    index = self._choose_images(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
     batch, valid = hetero.assign_microbatches(
       examples,
@@ -68,9 +68,11 @@ class Dealer:
       "repeats": np.broadcast_to(repeats.astype(np.int32), shape),
     }
 
-  def _indices(self, counts: np.ndarray, seed: int, step: int) -> np.ndarray:
+  def _choose_images(
+    self, counts: np.ndarray, seed: int, step: int
+  ) -> np.ndarray:
     size, images = self._total * self._microbatch, len(self.images["labels"])
-    if self._shuffled:
+    if self._is_shuffled:
       return batch_indices(images, size, seed, step)
     ends = np.rint(np.cumsum(counts) / self._total * images).astype(int)
     random = np.random.default_rng([seed, step])

@@ -1,4 +1,4 @@
-"""What is run: a model, slowdowns, ways to deal the data, ways to split it."""
+"""Cases: slowdowns, ways to deal the data, ways to share the work, a model."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,24 +7,24 @@ from ml_collections import ConfigDict
 
 WORKERS = 4
 
-# By which factor each worker is slowed; phases take equal parts of a run.
 SCENARIOS = {
   "one_2x": ((1, 1, 1, 2),),
   "one_4x": ((1, 1, 1, 4),),
   "changing": ((1, 1, 1, 4), (2, 1, 1, 1)),
 }
+"""Factors by which workers are slowed, by phase; phases are equally long."""
 
-# Whom the examples go to: anyone, or each worker its own classes.
 DEALS = ("shuffled", "by_class")
+"""Ways to deal the examples: to any worker, or to each its own classes."""
 
 
 class Case(NamedTuple):
-  """One of the ways that are compared.
+  """A way to share the work and to average the gradients.
 
   Attributes:
     split: "equal", "measured" (once, before training) or "rebalanced".
-    weighted: whether gradients are weighted by what counts, or a plain mean
-      is taken of the workers' means.
+    weighted: whether gradients are weighted by numbers of examples; otherwise
+      the mean of the workers' means is taken.
   """
 
   split: str
@@ -41,20 +41,20 @@ CASES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """Of a whole experiment.
+  """Settings of a whole experiment.
 
   Attributes:
     scenarios: names of slowdowns.
     deals: names of ways to deal the data.
-    seeds: of initial parameters and batches.
-    steps: of each run.
-    total: microbatches a step, over all workers.
-    microbatch: examples a microbatch.
-    settle: steps after every change of speed that medians leave out.
-    channels: outputs of each convolution of the model.
+    seeds: seeds of initial parameters and batches.
+    steps: number of steps of each run.
+    total: number of microbatches in a step, over all workers.
+    microbatch: number of examples in a microbatch.
+    settle: number of steps after every change of speed that medians leave out.
+    channels: output channels of each convolution of the model.
     hidden: width of the model's layer before the classifier.
-    learning_rate: at its peak.
-    draws: batches that a gradient's mean and variance are taken over.
+    learning_rate: peak of the learning rate.
+    draws: number of batches that moments of gradients are taken over.
   """
 
   scenarios: tuple[str, ...] = tuple(SCENARIOS)
@@ -87,11 +87,11 @@ class Settings:
 
   @property
   def batch_size(self) -> int:
-    """Examples a step, over all workers."""
+    """Number of examples in a step, over all workers."""
     return self.total * self.microbatch
 
-  def config(self) -> ConfigDict:
-    """The same as other runners' parts want it."""
+  def make_config(self) -> ConfigDict:
+    """Returns the settings as a configuration of `experiments.train`."""
     return ConfigDict(
       dict(
         model="cnn",
@@ -110,7 +110,13 @@ class Settings:
     )
 
 
-def slowdowns(scenario: str, step: int, steps: int) -> tuple[int, ...]:
-  """By which factor each worker is slowed at a step."""
+def find_slowdowns(scenario: str, step: int, steps: int) -> tuple[int, ...]:
+  """Returns the factor by which each worker is slowed at a step.
+
+  Args:
+    scenario: name of the slowdowns.
+    step: number of the step.
+    steps: number of steps of the run.
+  """
   phases = SCENARIOS[scenario]
   return phases[min(step * len(phases) // steps, len(phases) - 1)]

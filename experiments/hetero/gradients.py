@@ -1,4 +1,4 @@
-"""How far the two means of gradients are from the gradient of all images."""
+"""Bias and variance of the two ways to average the workers' gradients."""
 
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ class Gradients(NamedTuple):
 
   Attributes:
     bias: norm of the mean estimate's error.
-    bias_noise: what the norm would be for an unbiased estimate, from the
-      variance over the number of draws.
+    bias_noise: expected norm for an unbiased estimate, from the variance over
+      the number of draws.
     variance: mean squared distance of an estimate from the mean estimate.
   """
 
@@ -25,54 +25,54 @@ class Gradients(NamedTuple):
   variance: float
 
 
-def predicted_ratio(counts: tuple[int, ...]) -> float:
-  """Variance of the plain mean over that of the weighted, for shuffled data.
+def predict_variance_ratio(counts: tuple[int, ...]) -> float:
+  """Predicts the plain mean's variance over the weighted mean's.
 
   Args:
-    counts: of each worker.
+    counts: number of microbatches of each worker; the data are shuffled.
   """
   n = np.array(counts, float)
   return float(n.sum() * np.mean(1 / n) / len(n))
 
 
-def counts_of(bench: Bench) -> tuple[int, ...]:
-  """The shares that are examined: those of one worker 4 times as slow."""
+def examined_counts(bench: Bench) -> tuple[int, ...]:
+  """Returns the shares that are examined: one worker is 4 times as slow."""
   speeds = 1 / np.array(SCENARIOS["one_4x"][0])
   return hetero.integer_shares(bench.settings.total, speeds.tolist())
 
 
-def examine(bench: Bench, deal: str) -> dict[str, Gradients]:
-  """Draws many batches at the initial parameters, without any slowdown.
+def examine_means(bench: Bench, deal: str) -> dict[str, Gradients]:
+  """Returns the moments of both means over batches at initial parameters.
 
   Args:
-    bench: what runs have in common.
+    bench: compiled programs; no worker is slowed.
     deal: name of the way to deal the data.
   """
-  dealer, counts = bench.dealers[deal], counts_of(bench)
-  params = bench.params(0)
+  dealer, counts = bench.dealers[deal], examined_counts(bench)
+  params = bench.init_params(0)
   state = bench.uneven.init(params)
   gradient = jax.grad(bench.mean_loss)(params, dealer.images)
-  exact = _rows(jax.tree.map(lambda a: a[None], gradient))[0]
+  exact = _flatten_rows(jax.tree.map(lambda a: a[None], gradient))[0]
   weighted, plain = [], []
   for step in range(bench.settings.draws):
-    batch = dealer.deal(counts, (1,) * WORKERS, 0, step)
+    batch = dealer.deal_batch(counts, (1,) * WORKERS, 0, step)
     sums = bench.uneven.work(state, batch, counts).value
-    of_workers, count = _rows(sums.grads), np.asarray(sums.count)
+    of_workers, count = _flatten_rows(sums.grads), np.asarray(sums.count)
     weighted.append(of_workers.sum(axis=0) / count.sum())
     plain.append((of_workers / count[:, None]).mean(axis=0))
   return {
-    "weighted": _moments(np.stack(weighted), exact),
-    "plain_mean": _moments(np.stack(plain), exact),
+    "weighted": _compute_moments(np.stack(weighted), exact),
+    "plain_mean": _compute_moments(np.stack(plain), exact),
   }
 
 
-def _rows(tree: Any) -> np.ndarray:
-  """All leaves in one row for each worker, along their leading axis."""
+def _flatten_rows(tree: Any) -> np.ndarray:
+  """Returns all leaves as one row for each worker, their leading axis."""
   leaves = [np.asarray(a, np.float64) for a in jax.tree.leaves(tree)]
   return np.concatenate([a.reshape(len(a), -1) for a in leaves], axis=1)
 
 
-def _moments(estimates: np.ndarray, exact: np.ndarray) -> Gradients:
+def _compute_moments(estimates: np.ndarray, exact: np.ndarray) -> Gradients:
   scale = np.linalg.norm(exact)
   mean = estimates.mean(axis=0)
   variance = ((estimates - mean) ** 2).sum(axis=1).mean() / scale**2

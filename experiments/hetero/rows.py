@@ -1,4 +1,4 @@
-"""From runs to rows."""
+"""Rows of runs: times, accuracy and shares of each case, and gradients."""
 
 import statistics
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ Found = dict[str, tuple[float, str, float | None]]
 
 
 class Times(NamedTuple):
-  """Medians over the steps at which shares have settled, of one run.
+  """Median times of one run, over the steps at which shares have settled.
 
   Attributes:
-    work_ms: the slowest worker's.
-    update_ms: of exchange and optimiser.
-    step_ms: of both.
-    ideal_ms: of the work if shares were those of the speeds, exactly.
-    ideal_ratio: work over ideal; of several phases, the worst.
-    balance_ratio: the same of the greatest of the workers' medians, which the
-      noise of single steps does not lengthen.
+    work_ms: time of the slowest worker.
+    update_ms: time of exchange and optimizer.
+    step_ms: time of both.
+    ideal_ms: time of the work if shares were exactly by speed.
+    ideal_ratio: work over ideal; the greatest of all phases.
+    balance_ratio: greatest of the workers' medians over ideal, which the noise
+      of single steps does not lengthen.
   """
 
   work_ms: float
@@ -40,16 +40,16 @@ class Times(NamedTuple):
   balance_ratio: float
 
 
-def times(run: Run, equal: Run, settings: Settings) -> Times:
-  """Times of a run.
+def summarize_times(run: Run, equal: Run, settings: Settings) -> Times:
+  """Returns the median times of a run.
 
   Args:
-    run: of any case.
-    equal: that of equal shares beside it, which tells the workers' speeds.
-    settings: of the experiment.
+    run: run of any case.
+    equal: run of equal shares beside it, which gives the workers' speeds.
+    settings: settings of the experiment.
   """
   work, update, ideal, ratios, balance = [], [], [], [], []
-  for phase in phases(run.scenario, settings):
+  for phase in settled_phases(run.scenario, settings):
     took = np.median(equal.seconds[phase], axis=0)
     speeds = equal.counts[phase][0] / took
     best = settings.total / speeds.sum()
@@ -70,8 +70,8 @@ def times(run: Run, equal: Run, settings: Settings) -> Times:
   )
 
 
-def phases(scenario: str, settings: Settings) -> list[slice]:
-  """The steps of every phase at which shares have settled."""
+def settled_phases(scenario: str, settings: Settings) -> list[slice]:
+  """Returns the steps of every phase at which shares have settled."""
   count = len(SCENARIOS[scenario])
   ends = [settings.steps * (i + 1) // count for i in range(count)]
   return [
@@ -86,13 +86,13 @@ def make_rows(
   gradients: dict[str, dict[str, Gradients]],
   ratio: float,
 ) -> list[Row]:
-  """Everything that was found, as rows.
+  """Returns the rows of all runs and of the moments of gradients.
 
   Args:
-    settings: of the experiment.
-    runs: one for each scenario, deal, case and seed.
-    gradients: moments of each mean, for each way to deal the data.
-    ratio: of the variances, as predicted for shuffled data.
+    settings: settings of the experiment.
+    runs: one run for each scenario, deal, case and seed.
+    gradients: moments of each mean, by the way to deal the data.
+    ratio: predicted ratio of the variances, for shuffled data.
   """
   groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
   for run in runs:
@@ -101,65 +101,75 @@ def make_rows(
   rows = []
   for (scenario, deal), cases in groups.items():
     found = {
-      case: _measured(of_case, cases[BASELINE], settings)
+      case: _measure_case(of_case, cases[BASELINE], settings)
       for case, of_case in cases.items()
     }
-    rows += _to_rows(f"hetero_{scenario}_{deal}", found, BASELINE)
+    rows += _make_case_rows(f"hetero_{scenario}_{deal}", found, BASELINE)
   for deal, means in gradients.items():
-    found = {case: _of_gradient(g) for case, g in means.items()}
+    found = {case: _list_moments(g) for case, g in means.items()}
     if deal == "shuffled":
       found["plain_mean"]["predicted_variance_ratio"] = (ratio, "x", None)
-    rows += _to_rows(f"hetero_gradient_{deal}", found, "weighted")
+    rows += _make_case_rows(f"hetero_gradient_{deal}", found, "weighted")
   return rows
 
 
-def _measured(
+def _measure_case(
   runs: Sequence[Run], equal: Sequence[Run], settings: Settings
 ) -> Found:
-  """The measurements of one case over its seeds."""
-  timed = [times(r, e, settings) for r, e in zip(runs, equal, strict=True)]
+  """Returns the measurements of one case over its seeds."""
+  timed = [
+    summarize_times(r, e, settings) for r, e in zip(runs, equal, strict=True)
+  ]
   found: Found = {
-    "test_accuracy": _over([r.score for r in runs], "%"),
-    "train_loss": _over([r.loss for r in runs], "nats"),
-    # Seeds differ more than cases do: each is compared with its own.
-    "loss_gap": _over(
+    "test_accuracy": _average_seeds([r.score for r in runs], "%"),
+    "train_loss": _average_seeds([r.loss for r in runs], "nats"),
+    # Seeds differ more than cases do: compare each run with its own seed.
+    "loss_gap": _average_seeds(
       [r.loss - e.loss for r, e in zip(runs, equal, strict=True)], "nats"
     ),
   }
   for name in ("work_ms", "update_ms", "step_ms", "ideal_ms"):
-    found[name] = _over([getattr(t, name) for t in timed], EMULATED)
+    found[name] = _average_seeds([getattr(t, name) for t in timed], EMULATED)
   for name in ("ideal_ratio", "balance_ratio"):
-    found[name] = _over([getattr(t, name) for t in timed], "T/T*")
+    found[name] = _average_seeds([getattr(t, name) for t in timed], "T/T*")
   whole = [float((r.seconds.max(axis=1) + r.update_s).sum()) for r in runs]
-  found["train_s"] = _over(whole, EMULATED.replace("ms", "s"))
-  found["moves"] = _over([float(r.moves) for r in runs], "changes of shares")
-  last = phases(runs[0].scenario, settings)[-1]
+  found["train_s"] = _average_seeds(whole, EMULATED.replace("ms", "s"))
+  found["moves"] = _average_seeds(
+    [float(r.moves) for r in runs], "changes of shares"
+  )
+  last = settled_phases(runs[0].scenario, settings)[-1]
   for worker in range(WORKERS):
     shares = [float(np.median(r.counts[last, worker])) for r in runs]
-    found[f"microbatches_{worker}"] = _over(shares, "microbatches/step")
+    found[f"microbatches_{worker}"] = _average_seeds(
+      shares, "microbatches/step"
+    )
     speed = [
       settings.microbatch
       * float(np.median(r.counts[last, worker] / r.seconds[last, worker]))
       for r in runs
     ]
-    found[f"throughput_{worker}"] = _over(speed, "examples/s (emulated)")
+    found[f"throughput_{worker}"] = _average_seeds(
+      speed, "examples/s (emulated)"
+    )
   return found
 
 
-def _of_gradient(found: Gradients) -> Found:
+def _list_moments(found: Gradients) -> Found:
   return {
     "gradient_bias": (found.bias, "of the full gradient", found.bias_noise),
     "gradient_variance": (found.variance, "of its squared norm", None),
   }
 
 
-def _over(values: list[float], unit: str) -> tuple[float, str, float | None]:
-  """The mean over seeds and its spread."""
+def _average_seeds(
+  values: list[float], unit: str
+) -> tuple[float, str, float | None]:
+  """Returns the mean over seeds, the unit and the standard deviation."""
   spread = statistics.stdev(values) if len(values) > 1 else None
   return statistics.fmean(values), unit, spread
 
 
-def _to_rows(
+def _make_case_rows(
   experiment: str, found: dict[str, Found], baseline: str
 ) -> list[Row]:
   stamp = (records.describe_machine(), jax.__version__)

@@ -1,4 +1,4 @@
-"""One job, from settings to tables, rows and a plot."""
+"""Runs an experiment from its settings to tables, rows and a plot."""
 
 import rich.progress
 
@@ -7,19 +7,23 @@ from experiments.common.console import make_console
 from experiments.common.progress import Display
 from experiments.hetero import tables, trainer
 from experiments.hetero.cases import Settings
-from experiments.hetero.gradients import counts_of, examine, predicted_ratio
-from experiments.hetero.rows import make_rows, times
+from experiments.hetero.gradients import (
+  examine_means,
+  examined_counts,
+  predict_variance_ratio,
+)
+from experiments.hetero.rows import make_rows, summarize_times
 
 
-def run(
+def run_experiment(
   settings: Settings, *, json: str | None = None, plot: str | None = None
 ) -> list[records.Row]:
-  """Runs the experiment, prints its tables and writes what is asked for.
+  """Trains all cases, prints tables, and writes rows and a plot.
 
   Args:
-    settings: of the experiment.
-    json: where to write rows, if anywhere.
-    plot: where to write the plot, if anywhere.
+    settings: settings of the experiment.
+    json: file to write rows to, if any.
+    plot: file to write the plot to, if any.
   """
   console = make_console()
   bench = trainer.Bench(settings)
@@ -35,21 +39,23 @@ def run(
     for scenario, deal, seed in wanted:
       name = f"{scenario} {deal}"
       on_step = display.begin_run(name, seed)
-      *others, ours = trainer.train(bench, scenario, deal, seed, on_step)
+      *others, ours = trainer.train_cases(bench, scenario, deal, seed, on_step)
       runs += [*others, ours]
-      shown = times(ours, others[0], settings)
+      shown = summarize_times(ours, others[0], settings)
       display.end_run(name, seed, ours.score, shown.step_ms)
   with rich.progress.Progress(console=console, transient=True) as progress:
     gradients = {
-      deal: examine(bench, deal)
+      deal: examine_means(bench, deal)
       for deal in progress.track(settings.deals, description="gradients")
     }
-  ratio = predicted_ratio(counts_of(bench))
+  ratio = predict_variance_ratio(examined_counts(bench))
   rows = make_rows(settings, runs, gradients, ratio)
-  console.print(tables.training_table(rows))
-  console.print(tables.gradient_table(rows))
+  console.print(tables.summary_table(rows).to_console())
+  console.print(tables.gradient_table(rows).to_console())
   if json:
     records.write_rows(json, rows)
   if plot:
-    tables.save_plot(rows, plot)
+    from experiments.hetero.plot import save_plot  # Imports matplotlib.
+
+    save_plot(rows, plot)
   return rows

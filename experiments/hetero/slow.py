@@ -1,4 +1,4 @@
-"""A loss whose worker is slowed by real extra work, and a clock for it."""
+"""Loss that slows workers by real extra work, and the timing of workers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,34 +19,34 @@ Params = Any
 def make_loss(
   task: Task,
 ) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
-  """Returns (params, microbatch) -> (total, count).
+  """Returns the function (params, microbatch) -> (total, count).
 
-  A microbatch with `repeats` of r is computed r times, forwards and backwards,
-  of which the last counts.
+  A microbatch with `repeats` of r is computed r times, forward and backward.
+  Only the last time counts.
   """
   graph = nnx.graphdef(task.build(0))
 
-  def once(params: Params, batch: Batch) -> jax.Array:
+  def mean_loss(params: Params, batch: Batch) -> jax.Array:
     return task.loss(nnx.merge(graph, params), batch)
 
-  def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    still = lax.stop_gradient(params)
+  def slow_loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    frozen = lax.stop_gradient(params)
 
-    def again(_: Any, pixels: jax.Array) -> jax.Array:
-      grads = jax.grad(once)(still, batch | {"pixels": pixels})
-      # Zero, which no compiler may know: the work has to be done in turn.
+    def repeat_work(_: Any, pixels: jax.Array) -> jax.Array:
+      grads = jax.grad(mean_loss)(frozen, batch | {"pixels": pixels})
+      # Adds zero, but XLA cannot know that: each repeat needs the last one.
       return pixels + 0.0 * sum(jnp.sum(g) for g in jax.tree.leaves(grads))
 
-    pixels = lax.fori_loop(1, batch["repeats"], again, batch["pixels"])
-    mean = once(params, batch | {"pixels": pixels})
+    pixels = lax.fori_loop(1, batch["repeats"], repeat_work, batch["pixels"])
+    mean = mean_loss(params, batch | {"pixels": pixels})
     weight = jnp.asarray(batch["weight"])
     return mean * weight, weight
 
-  return loss
+  return slow_loss
 
 
 @jax.jit
-def _add(a: Any, b: Any) -> Any:
+def _add_trees(a: Any, b: Any) -> Any:
   return jax.tree.map(jnp.add, a, b)
 
 
@@ -56,20 +56,20 @@ def take_turns(
   batch: Batch,
   counts: Sequence[int],
 ) -> tuple[Any, np.ndarray]:
-  """Does a step's work one worker after the other, and times each.
+  """Does a step's work one worker after another, and times each worker.
 
   The same compiled program runs once for each worker, with no work for the
-  others: emulated workers share the machine's cores, so that together none of
-  them would have the time it has alone.
+  others. Emulated workers share the machine's cores: if they ran together, each
+  would take longer than alone.
 
   Args:
-    uneven: of `hetero.uneven_data_parallel`.
-    state: of training.
-    batch: of a step.
-    counts: microbatches of each worker.
+    uneven: step made by `hetero.uneven_data_parallel`.
+    state: training state.
+    batch: batch of a step.
+    counts: number of microbatches of each worker.
 
   Returns:
-    What `uneven.work` returns, and the seconds of each worker.
+    The work, as `uneven.work` returns it, and the seconds of each worker.
   """
   parts, seconds = [], np.zeros(len(counts))
   for worker in range(len(counts)):
@@ -79,5 +79,5 @@ def take_turns(
     seconds[worker] = time.perf_counter() - begin
   work = parts[0]
   for part in parts[1:]:
-    work = _add(work, part)
+    work = _add_trees(work, part)
   return work, seconds

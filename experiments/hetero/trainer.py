@@ -1,4 +1,4 @@
-"""Trains every case of a run in turns, step by step."""
+"""Training of all cases of a run in turns, step by step."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxmotion
 from experiments.hetero.batches import Dealer
-from experiments.hetero.cases import CASES, WORKERS, Settings, slowdowns
+from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
 from experiments.hetero.slow import make_loss, take_turns
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
@@ -20,24 +20,25 @@ from experiments.train.optimizer import make_optimizer
 from experiments.train.trainer import make_score
 from jaxmotion import hetero
 
-_PROBED = (2, 7, 14)  # Microbatches at which a worker's speed is measured.
+# Numbers of microbatches at which a worker's speed is measured.
+_PROBED = (2, 7, 14)
 _PROBES = 5
 
 
 class Run(NamedTuple):
-  """What one case has shown in one run.
+  """Accuracy, shares and times of one case in one run.
 
   Attributes:
     scenario: name of the slowdowns.
     deal: name of the way the data were dealt.
     case: name of the case.
-    seed: of the run.
+    seed: seed of the run.
     score: test accuracy in per cent.
     loss: mean loss over all training images at the end.
-    counts: int[steps, workers].
-    seconds: float[steps, workers], of each worker's own work.
-    update_s: float[steps], of exchange and optimiser.
-    moves: how often the shares have changed.
+    counts: int[steps, workers], microbatches of each worker.
+    seconds: float[steps, workers], time of each worker's own work.
+    update_s: float[steps], time of exchange and optimizer.
+    moves: number of changes of the shares.
   """
 
   scenario: str
@@ -53,15 +54,15 @@ class Run(NamedTuple):
 
 
 class Bench:
-  """What all runs have in common: compiled once.
+  """Task, data and compiled programs that all runs share.
 
   Args:
-    settings: of the experiment.
+    settings: settings of the experiment.
   """
 
   def __init__(self, settings: Settings):
     self.settings = settings
-    config = settings.config()
+    config = settings.make_config()
     self.mesh = make_mesh(WORKERS)
     self.task = tasks.load_task(config)
     self.loss = make_loss(self.task)
@@ -69,32 +70,32 @@ class Bench:
     self.uneven = hetero.uneven_data_parallel(self.loss, tx, self.mesh)
     self.score = make_score(self.task)
     self.dealers = {
-      how: Dealer(how, microbatch=settings.microbatch, total=settings.total)
-      for how in settings.deals
+      deal: Dealer(deal, microbatch=settings.microbatch, total=settings.total)
+      for deal in settings.deals
     }
     graph = nnx.graphdef(self.task.build(0))
     self.mean_loss = jax.jit(
       lambda p, b: self.task.loss(nnx.merge(graph, p), b)
     )
 
-  def params(self, seed: int) -> Any:
-    """The model's parameters before training."""
+  def init_params(self, seed: int) -> Any:
+    """Returns the model's parameters before training."""
     return nnx.to_pure_dict(nnx.state(self.task.build(seed), nnx.Param))
 
   def measure_speeds(
     self, dealer: Dealer, slow: Sequence[int]
   ) -> tuple[list[float], float]:
-    """Every worker's microbatches a second, and the fixed time of all."""
-    state = self.uneven.init(self.params(0))
+    """Returns each worker's microbatches per second, and the fixed seconds."""
+    state = self.uneven.init(self.init_params(0))
     seconds: dict[int, np.ndarray] = {}
     for n in _PROBED:
       counts = (n,) * WORKERS
-      total = dealer.deal(self._even(), slow, 0, 0)
+      total = dealer.deal_batch(self._equal_counts(), slow, 0, 0)
       times = [
         take_turns(self.uneven, state, total, counts)[1]
         for _ in range(_PROBES + 1)
       ]
-      # What disturbs a measurement makes it longer.
+      # The fastest repeat: disturbances only make a measurement longer.
       seconds[n] = np.min(times[1:], axis=0)
     fits = [
       hetero.fit_speed(_PROBED, [seconds[n][worker] for n in _PROBED])
@@ -103,12 +104,12 @@ class Bench:
     speeds, fixed = zip(*fits, strict=True)
     return list(speeds), statistics.median(fixed)
 
-  def _even(self) -> tuple[int, ...]:
+  def _equal_counts(self) -> tuple[int, ...]:
     return hetero.integer_shares(self.settings.total, (1.0,) * WORKERS)
 
 
 class _Trainee:
-  """One case on its way."""
+  """Training state, shares and times of one case."""
 
   def __init__(self, bench: Bench, name: str, speeds: Any, fixed_s: float):
     self.case = CASES[name]
@@ -130,9 +131,11 @@ class _Trainee:
     seed: int,
     step: int,
   ) -> float:
-    """Trains a step; returns the loss."""
+    """Trains one step and returns the loss."""
     counts = self.shares.counts
-    batch = dealer.deal(counts, slow, seed, step, weighted=self.case.weighted)
+    batch = dealer.deal_batch(
+      counts, slow, seed, step, weighted=self.case.weighted
+    )
     work, seconds = take_turns(bench.uneven, self.state, batch, counts)
     begin = time.perf_counter()
     self.state, metrics = jax.block_until_ready(
@@ -146,29 +149,31 @@ class _Trainee:
     return float(metrics.loss)
 
 
-def train(
+def train_cases(
   bench: Bench,
   scenario: str,
   deal: str,
   seed: int,
   on_step: Callable[[int, float], None],
 ) -> list[Run]:
-  """Trains all cases, in turns, so that a slow minute falls on all alike.
+  """Trains all cases in turns, so that a slow minute falls on all alike.
 
   Args:
-    bench: what runs have in common.
+    bench: task, data and compiled programs.
     scenario: name of the slowdowns.
     deal: name of the way to deal the data.
-    seed: of the run.
+    seed: seed of the run.
     on_step: called with the number of steps done and a loss.
   """
   steps, dealer = bench.settings.steps, bench.dealers[deal]
-  speeds, fixed_s = bench.measure_speeds(dealer, slowdowns(scenario, 0, steps))
+  speeds, fixed_s = bench.measure_speeds(
+    dealer, find_slowdowns(scenario, 0, steps)
+  )
   trainees = {name: _Trainee(bench, name, speeds, fixed_s) for name in CASES}
   for trainee in trainees.values():
-    trainee.state = bench.uneven.init(bench.params(seed))
+    trainee.state = bench.uneven.init(bench.init_params(seed))
   for step in range(steps):
-    slow = slowdowns(scenario, step, steps)
+    slow = find_slowdowns(scenario, step, steps)
     for trainee in trainees.values():
       loss = trainee.step(bench, dealer, slow, seed, step)
     on_step(step + 1, loss)
@@ -179,7 +184,7 @@ def train(
       name,
       seed,
       bench.score(t.state.params),
-      float(bench.mean_loss(_local(t.state.params), dealer.images)),
+      float(bench.mean_loss(_take_local(t.state.params), dealer.images)),
       np.array(t.counts),
       np.array(t.seconds),
       np.array(t.update_s),
@@ -189,6 +194,6 @@ def train(
   ]
 
 
-def _local(params: Any) -> Any:
-  """One worker's copy."""
+def _take_local(params: Any) -> Any:
+  """Returns the first worker's copy of replicated parameters."""
   return jax.tree.map(lambda a: a.addressable_data(0), params)

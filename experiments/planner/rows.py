@@ -40,6 +40,6 @@ def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[Row]:
 
 
 def list_step_times(plan: planner.ExchangePlan) -> dict[str, float]:
-  """Returns predicted seconds of a step of the plan, and of each codec alone."""
+  """Returns predicted step seconds of the plan, and of each codec alone."""
   alone = {planner.format_codec(c): s for c, s in plan.uniform_s.items()}
   return {"plan": plan.step.total_s} | alone

@@ -1,4 +1,4 @@
-"""Tables of an exchange plan: its tensors, and the plan beside single codecs."""
+"""Tables of an exchange plan: its tensors, and its time beside one codec."""
 
 from experiments.common.tables import Table
 from experiments.planner.rows import list_step_times

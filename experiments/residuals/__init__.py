@@ -1,4 +1,4 @@
 """Memory that training takes when the residuals of a network are compressed.
 
-The first subject is that of Layrub and Layup; see `experiments.residuals.paper`.
+`experiments.residuals.paper` has the figures of Layrub and Layup beside ours.
 """

@@ -25,7 +25,6 @@ from experiments.common import shared_flags
 from experiments.common.console import make_console
 from experiments.residuals import cases, measure
 from experiments.residuals.networks import parse_networks
-from experiments.residuals.plot import save_plot
 from experiments.residuals.run import measure_networks
 from experiments.residuals.tables import point_table
 
@@ -72,6 +71,8 @@ def main() -> None:
   )
   console.print(point_table(rows).to_console())
   if _PLOT.value:
+    from experiments.residuals.plot import save_plot  # Imports matplotlib.
+
     save_plot(rows, _PLOT.value)
 
 

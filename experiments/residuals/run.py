@@ -11,7 +11,6 @@ from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.residuals import budgets, limits, rows as residuals_rows
 from experiments.residuals.networks import NetworkSpec
-from experiments.residuals.plot import save_plot
 from experiments.residuals.points import Point, measure_point
 from experiments.residuals.tables import comparison_table, point_table
 
@@ -79,6 +78,8 @@ def run_experiment(
   if json:
     records.write_rows(json, rows)
   if plot:
+    from experiments.residuals.plot import save_plot  # Imports matplotlib.
+
     save_plot(rows, plot)
 
 

@@ -1,4 +1,4 @@
-import os
+import dataclasses
 import subprocess
 import sys
 
@@ -9,10 +9,11 @@ import pytest
 from experiments import tables
 from experiments.common import records
 from experiments.hetero import gradients, rows as hetero_rows, trainer
-from experiments.hetero.cases import CASES, WORKERS, Settings, slowdowns
+from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
+from experiments.hetero.run import run_experiment
+from tests.experiments.jobs import WAIT, environment
 from tests.paths import ROOT
 
-WAIT_S = 240
 TINY = Settings(
   seeds=(0,), steps=6, settle=1, channels=(4, 4), hidden=8, draws=60
 )
@@ -23,29 +24,17 @@ def bench():
   return trainer.Bench(TINY)
 
 
-def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path):
+def test_job_prints_tables_and_writes_rows_and_a_plot(
+  bench, tmp_path, monkeypatch, capsys
+):
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "experiments.hetero", "--scenarios=changing"),
-      *(
-        "--deals=by_class",
-        "--seeds=1",
-        "--steps=6",
-        "--settle=1",
-        "--draws=2",
-      ),
-      *(f"--json={json}", f"--plot={plot}"),
-    ],
-    cwd=ROOT,
-    env=kept | {"JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=WAIT_S,
+  monkeypatch.setattr(trainer, "Bench", lambda settings: bench)
+  settings = dataclasses.replace(
+    TINY, scenarios=("changing",), deals=("by_class",)
   )
-  assert done.returncode == 0, done.stderr
-  assert "emulated" in done.stdout and "\x1b[" not in done.stdout
+  run_experiment(settings, json=str(json), plot=str(plot))
+  printed = capsys.readouterr().out
+  assert "emulated" in printed and "\x1b[" not in printed
   rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {
     "hetero_changing_by_class",
@@ -62,7 +51,20 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(tmp_path):
   assert tables.render_markdown(rows).count("\n") == 1 + len(CASES)
 
 
-def test_a_misspelt_scenario_is_refused_before_any_work():
+def test_the_command_refuses_a_misspelt_scenario_with_its_usage():
+  done = subprocess.run(
+    [sys.executable, "-m", "experiments.hetero", "--scenarios=one_3x"],
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=WAIT,
+  )
+  assert done.returncode != 0
+  assert "`scenarios` must name" in done.stdout + done.stderr
+
+
+def test_settings_are_checked():
   with pytest.raises(ValueError, match=r"`scenarios` must name .*got 'one_3x'"):
     Settings(scenarios=("one_3x",))
   with pytest.raises(ValueError, match="`steps` must be more than twice"):
@@ -70,16 +72,16 @@ def test_a_misspelt_scenario_is_refused_before_any_work():
 
 
 def test_phases_take_equal_parts():
-  seen = [slowdowns("changing", step, 6) for step in range(6)]
+  seen = [find_slowdowns("changing", step, 6) for step in range(6)]
   assert seen == [(1, 1, 1, 4)] * 3 + [(2, 1, 1, 1)] * 3
-  parts = hetero_rows.phases("changing", TINY)
+  parts = hetero_rows.settled_phases("changing", TINY)
   assert parts == [slice(1, 3), slice(4, 6)]
 
 
 @pytest.mark.parametrize("deal", TINY.deals)
 @pytest.mark.parametrize("counts", [(7, 7, 7, 7), (9, 9, 8, 2), (28, 0, 0, 0)])
 def test_a_batch_has_every_microbatch_once(bench, deal, counts):
-  batch = bench.dealers[deal].deal(counts, (1, 1, 2, 4), 0, 3)
+  batch = bench.dealers[deal].deal_batch(counts, (1, 1, 2, 4), 0, 3)
   assert batch["pixels"].shape == (WORKERS, TINY.total, 4, 8, 8, 1)
   assert batch["repeats"][:, 0].tolist() == [1, 1, 2, 4]
   filled = np.arange(TINY.total) < np.array(counts)[:, None]
@@ -91,7 +93,7 @@ def test_a_batch_has_every_microbatch_once(bench, deal, counts):
 
 def test_workers_see_their_own_classes(bench):
   counts = (9, 9, 8, 2)
-  batch = bench.dealers["by_class"].deal(counts, (1,) * 4, 0, 0)
+  batch = bench.dealers["by_class"].deal_batch(counts, (1,) * 4, 0, 0)
   seen = [set(batch["labels"][i, :n].ravel()) for i, n in enumerate(counts)]
   assert max(seen[0]) <= min(seen[1]) and max(seen[1]) <= min(seen[2])
   assert seen[3] == {9}
@@ -99,17 +101,21 @@ def test_workers_see_their_own_classes(bench):
 
 def test_weights_of_a_plain_mean_are_the_workers(bench):
   counts = (9, 9, 8, 2)
-  batch = bench.dealers["shuffled"].deal(counts, (1,) * 4, 0, 0, weighted=False)
+  batch = bench.dealers["shuffled"].deal_batch(
+    counts, (1,) * 4, 0, 0, weighted=False
+  )
   totals = [batch["weight"][i, :n].sum() for i, n in enumerate(counts)]
   np.testing.assert_allclose(totals, 1.0, rtol=1e-6)
 
 
 def test_turns_do_the_work_of_all_and_slowness_changes_no_number(bench):
-  state = bench.uneven.init(bench.params(0))
+  state = bench.uneven.init(bench.init_params(0))
   counts = (9, 9, 8, 2)
   dealer = bench.dealers["shuffled"]
-  plain = bench.uneven.work(state, dealer.deal(counts, (1,) * 4, 0, 0), counts)
-  slow = dealer.deal(counts, (1, 2, 1, 4), 0, 0)
+  plain = bench.uneven.work(
+    state, dealer.deal_batch(counts, (1,) * 4, 0, 0), counts
+  )
+  slow = dealer.deal_batch(counts, (1, 2, 1, 4), 0, 0)
   turns, seconds = trainer.take_turns(bench.uneven, state, slow, counts)
   assert seconds.shape == (WORKERS,) and (seconds > 0).all()
   for a, b in zip(turns.value.grads, plain.value.grads, strict=True):
@@ -118,8 +124,8 @@ def test_turns_do_the_work_of_all_and_slowness_changes_no_number(bench):
 
 
 def test_the_extra_work_is_in_the_compiled_program(bench):
-  params = bench.params(0)
-  batch = bench.dealers["shuffled"].deal((7,) * 4, (4,) * 4, 0, 0)
+  params = bench.init_params(0)
+  batch = bench.dealers["shuffled"].deal_batch((7,) * 4, (4,) * 4, 0, 0)
   one = jax.tree.map(lambda a: a[0, 0], batch)
 
   def compiled(loss):
@@ -134,20 +140,20 @@ def test_the_extra_work_is_in_the_compiled_program(bench):
 
 
 def test_the_plain_mean_is_biased_and_noisier(bench):
-  shuffled = gradients.examine(bench, "shuffled")
-  by_class = gradients.examine(bench, "by_class")
+  shuffled = gradients.examine_means(bench, "shuffled")
+  by_class = gradients.examine_means(bench, "by_class")
   # Each worker's own classes: the plain mean is another gradient.
   assert by_class["plain_mean"].bias > 5 * by_class["plain_mean"].bias_noise
   assert by_class["weighted"].bias < by_class["plain_mean"].bias / 3
   for case in ("weighted", "plain_mean"):
     assert shuffled[case].bias < 3 * shuffled[case].bias_noise
   # Shuffled, it only has a greater variance: N mean(1 / n) / P times.
-  predicted = gradients.predicted_ratio(gradients.counts_of(bench))
+  predicted = gradients.predict_variance_ratio(gradients.examined_counts(bench))
   ratio = shuffled["plain_mean"].variance / shuffled["weighted"].variance
   assert ratio == pytest.approx(predicted, rel=0.3) and predicted > 1.4
 
 
-def test_times_are_told_against_the_sum_of_speeds():
+def test_times_are_relative_to_work_split_exactly_by_speed():
   steps = Settings(steps=8, settle=1, seeds=(0,))
 
   def run(counts, seconds):
@@ -160,10 +166,12 @@ def test_times_are_told_against_the_sum_of_speeds():
     )
 
   equal = run((7, 7, 7, 7), (0.007, 0.007, 0.007, 0.014))
-  even = hetero_rows.times(equal, equal, steps)
+  even = hetero_rows.summarize_times(equal, equal, steps)
   assert even.ideal_ms == pytest.approx(8) and even.work_ms == 14
   assert even.ideal_ratio == even.balance_ratio == pytest.approx(14 / 8)
-  ours = hetero_rows.times(run((8, 8, 8, 4), (0.008,) * 4), equal, steps)
+  ours = hetero_rows.summarize_times(
+    run((8, 8, 8, 4), (0.008,) * 4), equal, steps
+  )
   assert ours.ideal_ratio == pytest.approx(1)
   assert ours.step_ms == pytest.approx(9)
 

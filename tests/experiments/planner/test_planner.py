@@ -1,5 +1,4 @@
 import functools
-import os
 import subprocess
 import sys
 
@@ -8,9 +7,8 @@ import pytest
 from experiments.common import records
 from experiments.planner import run
 from jaxmotion import codecs, perfmodel, planner
+from tests.experiments.jobs import WAIT, environment
 from tests.paths import ROOT
-
-WAIT = 120  # Seconds that a slow machine may take.
 
 
 def test_a_configuration_has_its_workers_optimizer_and_gradient(
@@ -51,7 +49,7 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
       f"--json={json}",
     ],
     cwd=ROOT,
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    env=environment(),
     capture_output=True,
     text=True,
     timeout=WAIT,

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ from absl.testing import flagsaver
 from experiments import gpu_compile
 from experiments.common import records
 from experiments.residuals import one_network
+from tests.experiments.jobs import environment
 
 
 def test_the_command_writes_rows_and_draws_them(tmp_path, capsys):
@@ -39,7 +39,7 @@ def test_without_the_compiler_the_command_says_so_and_ends_well():
       *(sys.executable, "-m", "experiments.residuals.one_network"),
       *("--networks=alexnet:1", "--target=h100"),
     ],
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    env=environment(),
     capture_output=True,
     text=True,
     check=True,

@@ -1,0 +1,57 @@
+"""Plot of unequal workers: step time over its ideal, loss over equal shares."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.common.records import Row
+from experiments.hetero.cases import CASES, DEALS
+from experiments.hetero.tables import index_experiments, list_experiments
+
+
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+  """Draws step time over its ideal, and the loss over that of equal shares.
+
+  Args:
+    rows: made by `rows.make_rows`.
+    path: file of the image; its suffix chooses the format.
+  """
+  figure = Figure(figsize=(10, 4.5), layout="constrained")
+  FigureCanvasAgg(figure)
+  left, right = figure.subplots(1, 2)
+  _draw_bars(
+    left, rows, "ideal_ratio", "work of a step / ideal split (emulated)"
+  )
+  left.axhline(1.0, color="black", linewidth=1)
+  left.axhline(1.1, color="black", linewidth=1, linestyle=":")
+  left.legend(fontsize=8)
+  _draw_bars(right, rows, "loss_gap", "training loss over that of equal, nats")
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=150)
+
+
+def _draw_bars(
+  axes: Axes, rows: Sequence[Row], metric: str, label: str
+) -> None:
+  found, names = index_experiments(rows), list_experiments(rows)
+  width = 0.8 / len(CASES)
+  for i, case in enumerate(CASES):
+    shown = [found[name, case, metric] for name in names]
+    axes.bar(
+      [j + (i - (len(CASES) - 1) / 2) * width for j in range(len(names))],
+      [float(row.value) for row in shown],
+      width,
+      yerr=[row.noise or 0.0 for row in shown],
+      capsize=2,
+      label=case,
+    )
+  short = [name.removeprefix("hetero_") for name in names]
+  for deal in DEALS:
+    short = [name.replace(f"_{deal}", f"\n{deal}") for name in short]
+  axes.set_xticks(range(len(names)), short, fontsize=8)
+  axes.set_ylabel(label)
+  axes.grid(axis="y", alpha=0.3)
