@@ -91,6 +91,22 @@ def test_every_mode_is_a_step_of_training(mode):
   assert all(jax.tree.leaves(same))
 
 
+def test_a_step_for_a_gpu_names_the_memory_that_the_compiler_is_told_of(
+  monkeypatch, points
+):
+  # Without the extra `cuda-compile` the host's compiler stands in.
+  monkeypatch.setattr(
+    "experiments.gpu_compile.compile._lower_program",
+    lambda fn, args, gpu, options: jax.jit(fn, **options).lower(*args),
+  )
+  found = measure.compile_step(build_step("plain"), "h100", 12)
+  assert found.machine.startswith(
+    "NVIDIA H100 80GB HBM3, 12 GiB: compiled, not"
+  )
+  on_host = points["plain"].memory
+  assert found[1:5] == on_host[1:5]
+
+
 def test_unknown_modes_networks_and_targets_are_refused():
   with pytest.raises(ValueError, match="`mode` must be one of"):
     cases.build_step("fast", models.make_network("resnet50"), 1)
