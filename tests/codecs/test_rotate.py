@@ -66,7 +66,7 @@ def test_a_short_array_is_one_block_of_the_next_power_of_two():
     assert payload.values.shape == (-(-size // width), width)
 
 
-def test_quantising_after_it_loses_less_of_a_spiky_array():
+def test_quantizing_after_it_loses_less_of_a_spiky_array():
   x = normal(64, 128)
   x[:, 0] *= 100
 

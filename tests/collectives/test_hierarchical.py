@@ -192,7 +192,7 @@ def test_a_device_sends_its_shard_between_hosts(codec):
   program = ours.lower(x).compile()
   ledger = wire.compiled_bytes(program)
   assert ledger.total_bytes == wire.step_bytes(ours, x).total_bytes
-  # Groups of devices that are not neighbours are the hosts.
+  # Groups of devices that are not neighbors are the hosts.
   crossing = wire.step_bytes(ours, x).select(axes=("host",))
   assert {m.workers for m in crossing.moves} == {HOSTS}
   if codec != codecs.identity():

@@ -66,7 +66,7 @@ def test_a_code_sets_only_its_own_bits(bits):
 
 
 @BITS
-def test_a_column_does_not_depend_on_its_neighbours(bits):
+def test_a_column_does_not_depend_on_its_neighbors(bits):
   codes = codes_of(bits, (COLUMNS,))
   alone = np.where(np.arange(COLUMNS) == 2, codes, 0).astype(np.uint32)
   words, own = PACK(codes, bits), PACK(alone, bits)
