@@ -114,9 +114,8 @@ def train_network(
     params = jax.jit(net.init)(jax.random.key(seed))
     load_batch = make_batches(images.train, batch, seed)
     first = load_batch(0)
-    result.error.append(
-      _relative_distance(plain(params, first)[1], grad(params, first)[1])
-    )
+    exact, found = plain(params, first)[1], grad(params, first)[1]
+    result.error.append(float(_relative_distance(exact, found)))
     (params, _), log = run_steps(
       (params, jax.jit(optimizer.init)(params)),
       step,
@@ -136,7 +135,7 @@ def train_network(
   return result
 
 
-def _relative_distance(exact: PyTree, found: PyTree) -> float:
+def _relative_distance(exact: PyTree, found: PyTree) -> Array:
   """Returns the norm of all differences over the norm of `exact`."""
   gap = jax.tree.map(jnp.subtract, exact, found)
-  return float(optax.tree.norm(gap) / optax.tree.norm(exact))
+  return optax.tree.norm(gap) / optax.tree.norm(exact)

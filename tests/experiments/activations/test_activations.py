@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -6,16 +8,19 @@ from experiments.activations import __main__ as activations, run
 from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
 from experiments.common import records
 from experiments.common.console import make_console
+from experiments.models import catalog
+from tests.experiments.tiny_network import make_tiny
 
 
 def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
-  # AlexNet's programs are the fastest to compile.
-  monkeypatch.setitem(run.NARROW_WIDTHS, "alexnet", 1 / 16)
+  network = functools.partial(make_tiny, repeats=1, stride=1)
+  monkeypatch.setitem(catalog.NETWORKS, "tiny", network)
+  monkeypatch.setitem(run.NARROW_WIDTHS, "tiny", 1.0)
   flags.FLAGS.unparse_flags()
   flags.FLAGS(["activations"])
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   with flagsaver.flagsaver(
-    nets=["alexnet"],
+    nets=["tiny"],
     looks=["0", "2"],
     batch=8,
     json=str(json),
@@ -26,17 +31,17 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
   assert "not measured" in printed and "really takes" in printed
   assert plot.stat().st_size > 0
   cells = {(row.case, row.metric): row for row in records.read_rows(json)}
-  for case in ("alexnet", "mean", "alexnet_step0", "alexnet_step2"):
+  for case in ("tiny", "mean", "tiny_step0", "tiny_step2"):
     assert 0 < cells[case, "sparsity"].value < 1
     for code in CODES:
       assert cells[case, f"{code}_ratio"].value > 0.9
-  ours = cells["alexnet", f"{OURS}_ratio"]
-  assert ours.baseline == cells["alexnet", f"{PUBLISHED_CODE}_ratio"].value
+  ours = cells["tiny", f"{OURS}_ratio"]
+  assert ours.baseline == cells["tiny", f"{PUBLISHED_CODE}_ratio"].value
   assert ours.ratio == ours.value / ours.baseline > 1
-  assert cells["alexnet/conv1/conv1", "sparsity"].value > 0
-  gain = cells["alexnet", f"predicted_h200_{OURS}_gain"]
+  assert cells["tiny/stem/conv", "sparsity"].value > 0
+  gain = cells["tiny", f"predicted_h200_{OURS}_gain"]
   assert gain.unit == "% (predicted)" and gain.value > 0
-  assert cells["alexnet", "gpu_gain"].value == "not measured"
+  assert cells["tiny", "gpu_gain"].value == "not measured"
   published = cells["published", f"{PUBLISHED_CODE}_ratio"]
   assert (published.value, published.machine) == (2.6, "arXiv:1705.01626")
 

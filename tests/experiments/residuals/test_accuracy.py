@@ -9,7 +9,7 @@ from experiments.residuals import rows, tables, training
 
 @pytest.fixture
 def train(monkeypatch):
-  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25})
+  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
 
   def run(case, net="tiny"):
     console = rich.console.Console(file=io.StringIO())

@@ -14,7 +14,7 @@ def rows(tmp_path_factory):
   path = tmp_path_factory.mktemp("equality") / "rows.jsonl"
   flags.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(
-    networks=["tiny:2:width=0.5:stride=1"],
+    networks=["tiny:2:width=0.5:stride=1:repeats=1"],
     modes=["plain", "cut", "cut_int8"],
     json=str(path),
   ):
