@@ -113,6 +113,19 @@ CODECS = {
 }
 
 
+# Rows that run the code of another row, with another width, format or density.
+# Round trips and frozen payloads hold them. Suites that compile programs for
+# every codec take the other rows.
+VARIANTS = frozenset(
+  """
+  f16 e5m2 truncate2 truncate4 int8_stochastic int7 int6 int3 int1_minmax
+  topk_many mxfp8_e5m2 mxfp6_e2m3 mxfp4 random_k_plain zero_value rotate
+  random_k_int8
+  """.split()
+)
+KINDS = [name for name in CODECS if name not in VARIANTS]
+
+
 # These add values up, which no two programs do in the same order.
 ULPS = {"sign": 8, "ternary_threshold": 8, "rotate": 16, "rotate_int4": 16}
 
