@@ -98,6 +98,12 @@ class Step:
     return self.eqn.params
 
   @property
+  def axis_names(self) -> tuple[Any, ...]:
+    """Mesh axes that the equation names; `vmap` leaves positions (ints)."""
+    names = self.params.get("axes", self.params.get("axis_name", ()))
+    return tuple(names) if isinstance(names, (tuple, list)) else (names,)
+
+  @property
   def arrays(self) -> tuple[Value | None, ...]:
     """Operands by position; None is a literal."""
     return tuple(v if isinstance(v, Value) else None for v in self.ins)

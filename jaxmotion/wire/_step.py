@@ -162,7 +162,7 @@ def _count_while(step: Step, context: _Context) -> list[Move]:
 
 
 def _count_collective(step: Step, op: str) -> list[Move]:
-  axes = _axis_names(step.params)
+  axes = step.axis_names
   names = [axis for axis in axes if not isinstance(axis, int)]
   if not names:  # `vmap` has turned the collective into a local reduction.
     return []
@@ -187,16 +187,10 @@ def _aval_of(operand: Any) -> Any:
   return operand.aval
 
 
-def _axis_names(params: Mapping[str, Any]) -> tuple[Any, ...]:
-  names = params.get("axes", params.get("axis_name", ()))
-  return tuple(names) if isinstance(names, (tuple, list)) else (names,)
-
-
 def _check_no_collective(step: Step) -> None:
   # An unknown collective must be an error: silence would count as 0 bytes.
   name = collective_name(step.name)
-  named = _axis_names(step.params)
-  axes = [axis for axis in step.sizes if axis in named]
+  axes = [axis for axis in step.sizes if axis in step.axis_names]
   if axes and not name.endswith("_done"):
     raise ValueError(
       f"`fn` must use collectives of known size, got {name} over {axes}."

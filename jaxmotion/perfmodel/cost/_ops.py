@@ -86,10 +86,7 @@ def is_reduction(step: Step) -> bool:
 
 def is_collective(step: Step) -> bool:
   """Says whether an operation names a mesh axis and moves bytes over it."""
-  params = step.params
-  names = params.get("axes", params.get("axis_name", ()))
-  names = names if isinstance(names, (tuple, list)) else (names,)
-  bound = any(isinstance(name, str) for name in names)
+  bound = any(isinstance(name, str) for name in step.axis_names)
   return bound and step.name not in VIEWS | _QUIET
 
 
