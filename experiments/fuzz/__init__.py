@@ -1,0 +1,1 @@
+"""Generated cases, checked against the stated laws of the library."""
