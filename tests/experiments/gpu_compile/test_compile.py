@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import jaxlib
 import pytest
 
 from experiments import gpu_compile
+from tests.paths import ROOT
 
 # JAX has to be told before it starts that it will find no GPU.
 PROGRAM = """
@@ -124,6 +126,17 @@ def test_a_gpu_nobody_described_is_refused():
 def test_a_gpu_without_memory_is_refused():
   with pytest.raises(ValueError, match="`memory_gib` must be positive, got 0"):
     gpu_compile.compile_for(abs, 1.0, memory_gib=0)
+
+
+def test_the_checks_of_a_bare_clone_ask_for_a_refusal_that_exists(capsys):
+  text = (ROOT / ".ci" / "run").read_text()
+  (program,) = re.findall(
+    r"bin/python -c \\\n\s*'([^']*gpu_compile[^']*)'", text
+  )
+  exec(program, {})
+  assert capsys.readouterr().out.strip() == (
+    gpu_compile.explain_refusal() or ""
+  )
 
 
 def test_the_refusal_names_missing_wheels_and_other_versions(monkeypatch):

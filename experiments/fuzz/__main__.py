@@ -1,0 +1,110 @@
+"""Checks generated cases against the stated laws of the library.
+
+  python -m experiments.fuzz --minutes=30 --json=results/fuzz.jsonl
+
+Each subject gets the same time. Every defect is printed with a case that shows
+it; its round can be run again alone:
+
+  python -m experiments.fuzz --round=codecs:17
+
+The exit code is 1 if there was a defect.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+import rich.markup
+import rich.progress
+from absl import flags
+
+# Before JAX starts, here and in the processes that are started: exchanges need
+# several workers.
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+from experiments.common import records, shared_flags
+from experiments.common.console import make_console
+from experiments.fuzz.rounds import Defect
+from experiments.fuzz.rows import make_rows
+from experiments.fuzz.run import Tally, run_guarded, run_subjects
+from experiments.fuzz.subjects import SUBJECTS
+from experiments.fuzz.tables import summary_table
+
+_MINUTES = flags.DEFINE_float(
+  "minutes", 1.0, "Time after which no round starts.", lower_bound=0
+)
+_SUBJECTS = flags.DEFINE_list(
+  "subjects", list(SUBJECTS), "Subjects to check, with commas between them."
+)
+flags.register_validator(
+  _SUBJECTS,
+  lambda names: set(names) <= set(SUBJECTS),
+  f"must be some of {', '.join(SUBJECTS)}.",
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first round.")
+_PROCESSES = flags.DEFINE_integer(
+  "processes", os.cpu_count(), "Rounds at the same time.", lower_bound=1
+)
+_ROUND = flags.DEFINE_string(
+  "round", None, "One round to run, SUBJECT:SEED, instead of all."
+)
+flags.register_validator(
+  _ROUND,
+  lambda text: (
+    text is None
+    or text.partition(":")[0] in SUBJECTS
+    and text.partition(":")[2].isdecimal()
+  ),
+  f"must be one of {', '.join(SUBJECTS)}, a colon and a seed.",
+)
+_JSON = shared_flags.define_rows()
+
+
+def main() -> None:
+  """Runs the rounds, prints defects and counts, and writes rows."""
+  console = make_console()
+
+  def show(defect: Defect) -> None:
+    text = rich.markup.escape(f"{defect.case}\n{defect.detail.rstrip()}")
+    console.print(f"[bold]Broken: {rich.markup.escape(defect.law)}[/]\n{text}")
+
+  if _ROUND.value:
+    name, _, seed = _ROUND.value.partition(":")
+    found = run_guarded(SUBJECTS[name], name, int(seed))
+    for defect in found.defects:
+      show(defect)
+    console.print(f"{found.cases} cases, {len(found.defects)} defects")
+    sys.exit(bool(found.defects))
+
+  with rich.progress.Progress(
+    rich.progress.TextColumn("{task.description}"),
+    rich.progress.TimeElapsedColumn(),
+    console=console,
+    transient=True,
+  ) as progress:
+    line = progress.add_task("starting", total=None)
+
+    def report(tallies: Mapping[str, Tally], defect: Defect | None) -> None:
+      if defect:
+        show(defect)
+      counts = ", ".join(f"{n} {t.cases:,}" for n, t in tallies.items())
+      progress.update(line, description=f"cases: {counts}")
+
+    tallies = run_subjects(
+      {name: SUBJECTS[name] for name in _SUBJECTS.value},
+      60 * _MINUTES.value,
+      first_seed=_SEED.value,
+      processes=_PROCESSES.value,
+      report=report,
+    )
+  rows = make_rows(tallies)
+  console.print(summary_table(rows).to_console())
+  if _JSON.value:
+    records.write_rows(_JSON.value, rows)
+  sys.exit(any(tally.defects for tally in tallies.values()))
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)

@@ -1,0 +1,198 @@
+"""Rounds of all subjects in several processes, until the time is over."""
+
+import dataclasses
+import heapq
+import multiprocessing
+import multiprocessing.connection
+import time
+import traceback
+from collections.abc import Callable, Mapping
+
+import jax
+
+from experiments.fuzz.rounds import Defect, Round
+
+RunRound = Callable[[int], Round]
+
+_EXIT_S = 10.0  # Seconds that a worker gets to end after its last round.
+
+
+@dataclasses.dataclass
+class Tally:
+  """Sums over all rounds of one subject.
+
+  Attributes:
+    rounds: rounds that ended, were stopped or lost their process.
+    cases: cases that those rounds checked.
+    seconds: time in those rounds, summed over processes.
+    defects: found in the order in which rounds ended.
+  """
+
+  rounds: int = 0
+  cases: int = 0
+  seconds: float = 0.0
+  defects: list[Defect] = dataclasses.field(default_factory=list)
+
+
+class _Worker:
+  """A process that runs one round at a time."""
+
+  def __init__(self, subjects: Mapping[str, RunRound]):
+    # A forked process would share locks and threads of XLA.
+    context = multiprocessing.get_context("spawn")
+    self.pipe, theirs = context.Pipe()
+    self.process = context.Process(
+      target=_serve_rounds, args=(theirs, dict(subjects)), daemon=True
+    )
+    self.process.start()
+    theirs.close()  # The end of the process then ends `recv`.
+    self.job: tuple[str, int] | None = None
+    self.started = 0.0
+
+  def begin(self, subject: str, seed: int) -> None:
+    """Starts one round."""
+    self.job, self.started = (subject, seed), time.monotonic()
+    self.pipe.send(self.job)
+
+  def stop(self) -> None:
+    """Ends the process, by force if it does not end by itself."""
+    self.pipe.close()
+    self.process.join(_EXIT_S if self.job is None else 0.0)
+    self.process.kill()
+    self.process.join()
+
+
+def run_subjects(
+  subjects: Mapping[str, RunRound],
+  seconds: float,
+  *,
+  rounds: int | None = None,
+  first_seed: int = 0,
+  processes: int = 2,
+  limit_s: float = 300.0,
+  report: Callable[[Mapping[str, Tally], Defect | None], None] | None = None,
+) -> dict[str, Tally]:
+  """Runs rounds of each subject and gives all subjects the same time.
+
+  A round that raises, that ends its process or that takes too long counts as a
+  defect. A process that ended is started again.
+
+  Args:
+    subjects: a function for each name that runs the round of one seed.
+    seconds: no round starts later than this.
+    rounds: most rounds of each subject; None stands for no limit.
+    first_seed: seed of the first round of each subject; the next is one more.
+    processes: rounds that run at the same time.
+    limit_s: longest time of a round, in seconds.
+    report: called with all sums after each round, and once more for each
+      defect.
+
+  Returns:
+    The sums of each subject.
+  """
+  tallies = {name: Tally() for name in subjects}
+  end = time.monotonic() + seconds
+  # The subject with the least time so far comes first.
+  queue = [(0.0, name, first_seed) for name in subjects]
+  heapq.heapify(queue)
+  workers = [_Worker(subjects) for _ in range(processes)]
+
+  def begin_next(worker: _Worker) -> None:
+    if time.monotonic() > end or not queue:
+      return
+    _, name, seed = heapq.heappop(queue)
+    # Time that a running round will take is not known yet: count its start.
+    busy = sum(other.job is not None for other in workers)
+    if rounds is None or seed + 1 - first_seed < rounds:
+      cost = tallies[name].seconds + busy * 1e-3
+      heapq.heappush(queue, (cost, name, seed + 1))
+    worker.begin(name, seed)
+
+  try:
+    for worker in workers:
+      begin_next(worker)
+    while any(worker.job for worker in workers):
+      busy = [worker for worker in workers if worker.job]
+      first = min(worker.started for worker in busy) + limit_s
+      multiprocessing.connection.wait(
+        [worker.pipe for worker in busy], max(0.0, first - time.monotonic())
+      )
+      for worker in busy:
+        outcome = _take_outcome(worker, limit_s)
+        if outcome is None:
+          continue
+        assert worker.job is not None
+        name, _ = worker.job
+        tally = tallies[name]
+        tally.rounds += 1
+        tally.cases += outcome.cases
+        tally.seconds += time.monotonic() - worker.started
+        tally.defects += outcome.defects
+        queue[:] = [(tallies[n].seconds, n, seed) for _, n, seed in queue]
+        heapq.heapify(queue)
+        if report:
+          for defect in [*outcome.defects, None]:
+            report(tallies, defect)
+        worker.job = None
+        if not worker.process.is_alive():
+          workers[workers.index(worker)] = worker = _Worker(subjects)
+        begin_next(worker)
+  finally:
+    for worker in workers:
+      worker.stop()
+  return tallies
+
+
+def run_guarded(run_round: RunRound, name: str, seed: int) -> Round:
+  """Runs one round; an error becomes a defect.
+
+  Args:
+    run_round: runs the round of a seed.
+    name: name of the subject.
+    seed: seed of the round.
+  """
+  try:
+    return run_round(seed)
+  except Exception:
+    return _lost_round(
+      "a case raises only documented errors", name, seed, traceback.format_exc()
+    )
+
+
+def _take_outcome(worker: _Worker, limit_s: float) -> Round | None:
+  """Returns the round of a worker, or None while it runs."""
+  assert worker.job is not None
+  name, seed = worker.job
+  if worker.pipe.poll():
+    try:
+      return worker.pipe.recv()
+    except (EOFError, OSError):
+      worker.process.join()
+      code = worker.process.exitcode
+      return _lost_round(
+        "a case never ends the process", name, seed, f"exit code {code}"
+      )
+  if time.monotonic() - worker.started < limit_s:
+    return None
+  worker.process.kill()
+  worker.process.join()
+  return _lost_round(
+    "a round ends in time", name, seed, f"it ran for more than {limit_s:g} s"
+  )
+
+
+def _lost_round(law: str, name: str, seed: int, detail: str) -> Round:
+  return Round(0, (Defect(law, f"--round={name}:{seed}", detail),))
+
+
+def _serve_rounds(
+  pipe: multiprocessing.connection.Connection, subjects: dict[str, RunRound]
+) -> None:
+  """Runs the rounds that arrive until the other end of the pipe is closed."""
+  while True:
+    try:
+      name, seed = pipe.recv()
+    except EOFError:
+      return
+    pipe.send(run_guarded(subjects[name], name, seed))
+    jax.clear_caches()  # Hundreds of programs a round would fill the memory.

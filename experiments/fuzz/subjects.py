@@ -1,0 +1,5 @@
+"""Subjects of generated cases by name."""
+
+from experiments.fuzz.run import RunRound
+
+SUBJECTS: dict[str, RunRound] = {}

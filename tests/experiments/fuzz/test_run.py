@@ -1,0 +1,65 @@
+import os
+import time
+
+from experiments.fuzz.rounds import Defect, Round
+from experiments.fuzz.rows import make_rows
+from experiments.fuzz.run import run_subjects
+from experiments.fuzz.tables import summary_table
+
+
+def run_sound(seed):
+  return Round(10)
+
+
+def run_odd(seed):
+  """Breaks a law at odd seeds, in the four ways in which a round can end."""
+  if seed == 1:
+    return Round(1, (Defect("even", f"seed {seed}", "it is odd"),))
+  if seed == 3:
+    raise IndexError("out of range")
+  if seed == 5:
+    os._exit(139)
+  if seed == 7:
+    time.sleep(60)
+  return Round(1)
+
+
+def test_every_kind_of_defect_is_found_and_rounds_go_on():
+  seen = []
+
+  def report(tallies, defect):
+    seen.append((tallies["odd"].rounds, defect))
+
+  tallies = run_subjects(
+    {"odd": run_odd},
+    600.0,
+    rounds=9,
+    processes=1,
+    limit_s=3.0,
+    report=report,
+  )
+  tally = tallies["odd"]
+  assert (tally.rounds, tally.cases) == (9, 6)
+  laws = {defect.law: defect for defect in tally.defects}
+  assert len(tally.defects) == len(laws) == 4
+  assert laws["even"].case == "seed 1"
+  error = laws["a case raises only documented errors"]
+  assert error.case == "--round=odd:3" and "IndexError" in error.detail
+  assert "exit code 139" in laws["a case never ends the process"].detail
+  assert laws["a round ends in time"].case == "--round=odd:7"
+  assert [defect for _, defect in seen if defect] == tally.defects
+
+
+def test_rows_count_the_rounds_of_every_subject():
+  def total(rows, case, metric):
+    (row,) = [r for r in rows if (r.case, r.metric) == (case, metric)]
+    return row.value
+
+  tallies = run_subjects(
+    {"a": run_sound, "b": run_sound}, 600.0, rounds=3, processes=1
+  )
+  rows = make_rows(tallies)
+  for case in ("a", "b"):
+    assert total(rows, case, "cases") == 10 * total(rows, case, "rounds") == 30
+    assert total(rows, case, "defects") == 0
+  assert [line[0] for line in summary_table(rows).lines] == ["a", "b"]
