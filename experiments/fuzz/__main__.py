@@ -54,8 +54,9 @@ flags.register_validator(
   _ROUND,
   lambda text: (
     text is None
-    or text.partition(":")[0] in SUBJECTS
-    and text.partition(":")[2].isdecimal()
+    or (
+      text.partition(":")[0] in SUBJECTS and text.partition(":")[2].isdecimal()
+    )
   ),
   f"must be one of {', '.join(SUBJECTS)}, a colon and a seed.",
 )
