@@ -45,7 +45,7 @@ flags.register_validator(
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the first round.")
 _PROCESSES = flags.DEFINE_integer(
-  "processes", os.cpu_count(), "Rounds at the same time.", lower_bound=1
+  "processes", os.cpu_count() or 1, "Rounds at the same time.", lower_bound=1
 )
 _ROUND = flags.DEFINE_string(
   "round", None, "One round to run, SUBJECT:SEED, instead of all."
