@@ -13,7 +13,6 @@ from experiments.activations import tables as activations
 from experiments.codecs import tables as codecs
 from experiments.common.records import Row, read_rows
 from experiments.common.tables import Table
-from experiments.fuzz import tables as fuzz
 from experiments.hetero import tables as hetero
 from experiments.hosts import tables as hosts
 from experiments.kernels import tables as kernels
@@ -24,7 +23,6 @@ from experiments.weights import tables as weights
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
-  "fuzz": fuzz.summary_table,
   "hetero": hetero.summary_table,
   "hosts": hosts.summary_table,
   "kernels": kernels.summary_table,
