@@ -50,6 +50,12 @@ def compress_residuals(
   rather than its body: the buffers of one iteration then travel while other
   iterations compute.
 
+  Arguments may be sharded over the devices of a mesh with `Auto` axes. Exact
+  residuals and those of `codecs.cast` are then encoded where they are. A codec
+  that packs codes or selects elements of a whole array makes XLA move about as
+  many bytes between the devices as its payload has. Inside `jax.shard_map`
+  none does.
+
   Args:
     fn: function of arrays that is differentiated once, in reverse mode.
       Keyword arguments are passed on and not differentiated.

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmotion.codecs import Codec, identity, zero_value
 from jaxmotion.core import (
@@ -271,10 +270,24 @@ def _key_from_data(x: Array) -> Key:
   Rounding is then reproducible, and differs between steps and layers without
   a counter that the caller would have to pass.
   """
-  flat = x.reshape(-1)
-  sample = flat[:: max(1, flat.size // _MIN_ELEMENTS)]
-  words = _float_bits(sample).astype(jnp.uint32)
-  return make_key(lax.reduce(words, jnp.uint32(0), lax.bitwise_xor, (0,)))
+  words = _float_bits(_sample(x)).astype(jnp.uint32)
+  # A sum, since a compiler that partitions the array cannot reduce by `xor`
+  # over the devices.
+  return make_key(jnp.sum(words, dtype=jnp.uint32))
+
+
+def _sample(x: Array) -> Array:
+  """Returns about 2048 elements or more, spread over the array.
+
+  The first axis is thinned out only if it is the only one. It is the one that
+  is most often partitioned, and a part of each device's rows is local.
+  """
+  to_drop = x.size // _MIN_ELEMENTS
+  steps = [1] * x.ndim
+  for axis in reversed(range(min(1, x.ndim - 1), x.ndim)):
+    steps[axis] = max(1, min(to_drop, x.shape[axis]))
+    to_drop //= steps[axis]
+  return x[tuple(slice(None, None, step) for step in steps)]
 
 
 def _float_bits(x: Array) -> Array:

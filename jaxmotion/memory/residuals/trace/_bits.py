@@ -3,9 +3,11 @@
 `kernels.pack` reads codes that are in memory, 32 bits each. For a mask, that
 is 32 times what is saved of it. Here the codes are the operand of a reduction,
 so the compiler computes them inside the pass that packs them.
-"""
 
-import math
+A word holds neighboring codes of the last axes, and the axes before these
+stay. A compiler that partitions the array then packs each part where it is.
+Words whose codes are far apart would make it reduce over the devices.
+"""
 
 import jax.numpy as jnp
 from jax import lax
@@ -24,21 +26,25 @@ def code_width(count: int) -> int:
 
 
 def pack_codes(codes: Array, bits: int) -> Array:
-  """Packs codes of any shape into uint32[ceil(size * bits / 32)].
-
-  Word i holds the codes i, i + n, i + 2 n, ..., n being the number of words:
-  the reduction then runs along the first axis and vectorizes along the second.
+  """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of them.
 
   Args:
     codes: booleans or integers below 2**bits.
     bits: 1, 2, 4, 8 or 16.
+
+  Returns:
+    Words whose last axis stands for the last axes of `codes`; see
+    `_word_rows`.
   """
-  planes = 32 // bits
-  flat = codes.reshape(-1)
-  flat = jnp.pad(flat, (0, -flat.size % planes)).reshape(planes, -1)
-  shifts = jnp.uint32(bits) * lax.iota(jnp.uint32, planes)[:, None]
-  words = flat.astype(jnp.uint32) << shifts
-  return lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (0,))
+  per_word = 32 // bits
+  rows = codes.reshape(_word_rows(codes.shape, per_word))
+  if padding := -rows.shape[-1] % per_word:
+    rows = jnp.pad(rows, (0, padding))
+  groups = rows.reshape(*rows.shape[:-1], -1, per_word).astype(jnp.uint32)
+  # The sum of shifted codes has no carries. A reduction by `or` would say so,
+  # but compilers that partition programs cannot run it across devices.
+  words = groups << _code_shifts(groups.shape, bits)
+  return jnp.sum(words, -1, dtype=jnp.uint32)
 
 
 def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
@@ -48,7 +54,33 @@ def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
   >>> unpack_codes(pack_codes(codes, 2), 2, (2, 5)).tolist()
   [[0, 1, 2, 3, 0], [1, 2, 3, 0, 1]]
   """
-  planes = 32 // bits
-  shifts = jnp.uint32(bits) * lax.iota(jnp.uint32, planes)[:, None]
-  codes = (words[None] >> shifts) & jnp.uint32(2**bits - 1)
-  return codes.reshape(-1)[: math.prod(shape)].reshape(shape)
+  rows = _word_rows(shape, 32 // bits)
+  shifts = _code_shifts((*words.shape, 32 // bits), bits)
+  codes = (words[..., None] >> shifts) & jnp.uint32(2**bits - 1)
+  codes = codes.reshape(*rows[:-1], -1)
+  if codes.shape[-1] > rows[-1]:
+    codes = codes[: rows[-1]]
+  return codes.reshape(shape)
+
+
+def _code_shifts(shape: tuple[int, ...], bits: int) -> Array:
+  """Returns by how many bits each code of a word is shifted."""
+  return jnp.uint32(bits) * lax.broadcasted_iota(
+    jnp.uint32, shape, len(shape) - 1
+  )
+
+
+def _word_rows(shape: tuple[int, ...], per_word: int) -> tuple[int, ...]:
+  """Returns a shape with the last axes merged until they fill whole words.
+
+  Where no number of axes does, all are merged, and the last word is not full.
+
+  >>> _word_rows((8, 4, 6, 16), 32), _word_rows((3, 5), 32)
+  ((8, 4, 96), (15,))
+  """
+  last = 1
+  for axis in reversed(range(len(shape))):
+    last *= shape[axis]
+    if last % per_word == 0:
+      return (*shape[:axis], last)
+  return (last,)
