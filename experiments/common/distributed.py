@@ -14,18 +14,27 @@ process that
 
 * died in a collective: at once (its connection is reset);
 * stalled in a collective, or lost its link: after `COLLECTIVE_TIMEOUT_S`;
-* died while they wait outside of a collective (for a checkpoint, or at the
+* died while they wait outside of a collective (at the start or at the
   end): after `HEARTBEAT_TIMEOUT_S`;
 * never started: after `INITIALIZATION_TIMEOUT_S` and a few seconds.
 
-In a collective the others exit with code 1 and one line that says so.
-Elsewhere, and sometimes when process 0 died, JAX's own client is faster: it
-prints its message and raises SIGABRT. `jax_enable_recoverability` changes
-neither, and with it no process notices a death outside of collectives.
+SIGINT and SIGTERM end a process in `signals.GRACE_S` seconds, and the others
+as if it had died. In a collective the others exit with code 1 and one line that
+says so. Elsewhere, and sometimes when process 0 died, JAX's own client is
+faster: it prints its message and raises SIGABRT. `jax_enable_recoverability`
+changes neither, and with it no process notices a death outside of collectives.
+
+Process 0 listens on the address in numbers that `--coordinator_address` gives.
+A name makes it listen on all addresses of its host, as does an address that its
+host does not have; JAX_COORDINATOR_BIND_ADDRESS overrides both. Whoever reaches
+that port, or the port of a worker's transport, can take part: there is no
+password and no encryption. Keep the hosts of a job in a network of their own.
 """
 
 import contextlib
+import ipaddress
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -33,6 +42,9 @@ from typing import Any
 
 import jax
 from absl import flags
+
+from experiments.common import signals
+from experiments.common.console import JobError, describe_failure
 
 INITIALIZATION_TIMEOUT_S = 60
 # A process that compiles or writes for longer than this is taken for dead.
@@ -98,16 +110,38 @@ def initialize(**arguments: Any) -> None:
   Args:
     **arguments: arguments of that function, without its timeouts.
   """
+  # JAX's preemption service would catch SIGTERM and let the process go on.
+  jax.config.update("jax_enable_preemption_service", False)
   flags_given = os.environ.get("XLA_FLAGS", "")
   if _COLLECTIVE_FLAG not in flags_given:  # By default half an hour.
     limit = f"{_COLLECTIVE_FLAG}={COLLECTIVE_TIMEOUT_S}"
     os.environ["XLA_FLAGS"] = f"{flags_given} {limit}".strip()
   jax.distributed.initialize(
-    **arguments,
+    **_bind_narrowly(arguments),
     initialization_timeout=INITIALIZATION_TIMEOUT_S,
     heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
     shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_S,
   )
+
+
+def _bind_narrowly(arguments: dict[str, Any]) -> dict[str, Any]:
+  """Adds the address that process 0 listens on, if it is known to be its own.
+
+  JAX listens on all addresses of the host, and lets in whoever connects. A name
+  may mean another address on its own host than on the others, so only an
+  address in numbers is taken; JAX_COORDINATOR_BIND_ADDRESS overrides it.
+  """
+  host, _, port = str(arguments.get("coordinator_address")).rpartition(":")
+  if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ or not port.isdigit():
+    return arguments
+  try:
+    bare = ipaddress.ip_address(host.strip("[]"))
+    family = socket.AF_INET if bare.version == 4 else socket.AF_INET6
+    with socket.socket(family) as probe:
+      probe.bind((str(bare), 0))
+  except (OSError, ValueError):
+    return arguments  # A name, or an address of a translating router.
+  return arguments | {"coordinator_bind_address": f"{host}:{port}"}
 
 
 def _read_arguments() -> dict[str, Any] | None:
@@ -164,17 +198,27 @@ def _read_membership() -> tuple[int, int]:
 
 def _end_process(who: str, error: BaseException) -> None:
   """Ends the process without the barrier of an ordinary exit."""
+  if isinstance(error, KeyboardInterrupt):
+    os._exit(signals.say_stopped(error, f"{who} ended"))
   text = " ".join(str(error).split())
-  if isinstance(error, SystemExit):
+  reason = f"{type(error).__name__}: {text}"
+  if isinstance(error, SystemExit | JobError):
     reason = text
+  elif isinstance(error, OSError):
+    reason = describe_failure(error)
+  elif _is_loss(error, text):
+    reason = f"another process died, stalled or was cut off ({reason})"
   else:
-    reason = f"{type(error).__name__}: {text}"
-    if isinstance(error, jax.errors.JaxRuntimeError) and any(
-      word in text for word in _LOST
-    ):
-      reason = f"another process died, stalled or was cut off ({reason})"
-    else:
-      traceback.print_exception(error)
-  sys.stdout.flush()
+    traceback.print_exception(error)
+  with contextlib.suppress(OSError):  # Where output goes to a full disk.
+    sys.stdout.flush()
   print(f"{who} ended: {reason}", file=sys.stderr, flush=True)
   os._exit(1)
+
+
+def _is_loss(error: BaseException, text: str) -> bool:
+  """Returns whether an error says that another process is gone."""
+  # JAX raises a status of the transport as ValueError where its code is that
+  # of an invalid argument, such as a peer that does not connect in time.
+  kinds = jax.errors.JaxRuntimeError, ValueError
+  return isinstance(error, kinds) and any(word in text for word in _LOST)

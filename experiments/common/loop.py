@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from experiments.common.checkpoint import CheckpointStore, Log, Workdir
+from experiments.common.checkpoint import CheckpointStore, Log
 from experiments.common.progress import Display
+from experiments.common.workdir import Workdir
 
 State = TypeVar("State")
 OnStep = Callable[[int, float], None]
@@ -106,8 +107,6 @@ def run_cases(
     store = workdir.open_store(case, seed) if workdir else None
     run = run_case(case, seed, store, on_step)
     records[case, seed] = run
-    if store:
-      store.close()
     if workdir:
       workdir.add_run(run)
     if display:

@@ -9,6 +9,9 @@ from typing import Any
 
 from absl import app, flags
 
+from experiments.common import signals
+from experiments.common.console import JobError, describe_failure
+
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -24,13 +27,21 @@ def run_main(main: Callable[[], None]) -> None:
 
   Raises:
     SystemExit: always; a flag that does not exist or a positional argument
-      prints the usage and gives exit code 1.
+      prints the usage and gives exit code 1. A job that is refused, stopped by
+      a signal, or refused a file by the system, ends with one line.
   """
 
   def call(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
-    main()
+    try:
+      main()
+    except JobError as error:
+      raise SystemExit(f"Stopped: {error}") from error
+    except OSError as error:
+      raise SystemExit(f"Stopped: {describe_failure(error)}") from error
+    except KeyboardInterrupt as stop:
+      raise SystemExit(signals.say_stopped(stop)) from stop
 
   app.run(call)
 

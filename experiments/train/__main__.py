@@ -11,7 +11,7 @@ equal shares of the workers. `experiments.common.distributed` documents the
 flags. `--workdir` must then be a folder that all hosts see.
 """
 
-from experiments.common import distributed, shared_flags
+from experiments.common import distributed, shared_flags, signals
 from experiments.train.run import run_experiment
 
 _CONFIG = shared_flags.define_config("digits")
@@ -22,6 +22,7 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the job that the flags describe."""
+  signals.end_on_signals()
   with distributed.join_job() as processes:
     run_experiment(
       _CONFIG.value,

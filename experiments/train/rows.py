@@ -8,8 +8,8 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import Run
 from experiments.common.records import Row
+from experiments.common.workdir import Run
 from experiments.train.tasks import Task
 
 LINK_SPEEDS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10}

@@ -4,10 +4,11 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import CheckpointStore, Run, Workdir
+from experiments.common.checkpoint import CheckpointStore
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
+from experiments.common.workdir import Run, Workdir
 from experiments.train import tables, tasks
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import Mesh, make_mesh

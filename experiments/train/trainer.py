@@ -13,8 +13,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common.checkpoint import CheckpointStore, Log, Run
+from experiments.common.checkpoint import CheckpointStore, Log
 from experiments.common.loop import OnStep, ignore_step, run_steps
+from experiments.common.workdir import Run
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer

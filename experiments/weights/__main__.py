@@ -13,7 +13,7 @@ are measured. With `--workdir` a killed job continues from its last checkpoint.
 
 from absl import flags
 
-from experiments.common import shared_flags
+from experiments.common import shared_flags, signals
 from experiments.weights.host_link import HOST_LINKS
 from experiments.weights.run import run_experiment
 
@@ -31,6 +31,7 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the job that the flags describe."""
+  signals.end_on_signals()
   run_experiment(
     _CONFIG.value,
     link=_LINK.value,

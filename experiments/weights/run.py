@@ -9,10 +9,11 @@ import rich.progress
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.checkpoint import CheckpointStore, Workdir
+from experiments.common.checkpoint import CheckpointStore
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
+from experiments.common.workdir import Workdir
 from experiments.models import staged
 from experiments.weights import paper, plot as weights_plot, tables
 from experiments.weights.cases import get_case

@@ -1,28 +1,21 @@
+import os
+import resource
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from experiments.common.checkpoint import CheckpointStore, Log, Run, Workdir
-
-RUN = Run(
-  "int8",
-  0,
-  score=97.5,
-  loss=0.1,
-  wire_bytes=10,
-  compiled_bytes=10,
-  compile_s=1.0,
-  step_ms=1.5,
-)
+from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.console import JobError
 
 
 def test_nothing_saved_leaves_everything_as_it_was(tmp_path):
   store = CheckpointStore(tmp_path)
   tree = {"a": jnp.ones(3)}
   restored, log = store.restore(tree)
-  store.close()
   assert restored is tree
   assert log == Log([], [])
 
@@ -40,12 +33,10 @@ def test_the_latest_state_comes_back_bit_for_bit(tmp_path):
   store = CheckpointStore(tmp_path)
   store.save(jax.tree.map(jnp.zeros_like, tree), Log([0.1], [4.0]))
   store.save(tree, log)
-  store.close()
 
   other = CheckpointStore(tmp_path)
   like = jax.tree.map(jnp.zeros_like, tree)
   restored, restored_log = other.restore(like)
-  other.close()
   assert restored_log == log
   np.testing.assert_array_equal(np.asarray(restored[0]).view(np.uint32), words)
   assert restored[1]["count"] == 7
@@ -60,27 +51,156 @@ def test_arrays_of_the_host_come_back_as_they_are(tmp_path):
   store = CheckpointStore(tmp_path)
   store.save(tree, Log([0.1], [4.0]))
   restored, _ = store.restore(tree)
-  store.close()
   assert restored["count"].dtype == np.int64  # Which JAX would narrow.
   assert restored["count"] == 2**40
   np.testing.assert_array_equal(restored["curve"], tree["curve"])
 
 
-def test_finished_runs_are_remembered(tmp_path, tiny):
-  config = tiny("digits")
-  Workdir(tmp_path, config).add_run(RUN)
-  Workdir(tmp_path, config).add_run(RUN._replace(seed=1))
-  assert Workdir(tmp_path, config).read_runs() == [RUN, RUN._replace(seed=1)]
+TREE = {"w": np.arange(6, dtype=np.float32), "count": np.int32(3)}
+LOGS = Log([0.5], [1.0]), Log([0.5, 0.25], [1.0, 2.0])
 
 
-def test_a_folder_of_another_configuration_is_refused(tmp_path, tiny):
-  Workdir(tmp_path, tiny("digits"))
-  other = tiny("digits", learning_rate=0.5, steps=9)
-  with pytest.raises(ValueError, match=r"differs in learning_rate, steps\.$"):
-    Workdir(tmp_path, other)
+@pytest.fixture
+def saved(tmp_path):
+  """A run with the checkpoints of two steps."""
+  store = CheckpointStore(tmp_path / "run")
+  for log in LOGS:
+    store.save(scale(TREE, len(log.loss)), log)
+  return store, tmp_path / "run"
 
 
-def test_more_seeds_and_exchanges_may_be_added(tmp_path, tiny):
-  Workdir(tmp_path, tiny("digits", seeds=(0,))).add_run(RUN)
-  wider = tiny("digits", seeds=(0, 1), exchanges=("int8",))
-  assert Workdir(tmp_path, wider).read_runs() == [RUN]
+def scale(tree, factor):
+  return {name: x * x.dtype.type(factor) for name, x in tree.items()}
+
+
+def assert_step(found, step):
+  tree, log = found
+  assert log == LOGS[step - 1]
+  for name, expected in scale(TREE, step).items():
+    np.testing.assert_array_equal(tree[name], expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(
+  saved, capsys, seed
+):
+  store, folder = saved
+  random = np.random.default_rng(seed)
+  (path,) = (folder / "2").iterdir()
+  whole = path.read_bytes()
+  for bit in random.integers(0, 8 * len(whole), 40):
+    broken = bytearray(whole)
+    broken[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(broken)
+    assert_step(store.restore(TREE), 1)
+    said = capsys.readouterr().err
+    assert said == (
+      f"Checkpoint {folder / '2'} is broken: part-0 does not match its"
+      " checksum. The run goes on from step 1.\n"
+    )
+    (folder / "2.broken").rename(folder / "2")
+
+
+def test_a_checkpoint_that_was_cut_is_refused_at_every_length(saved):
+  store, folder = saved
+  (path,) = (folder / "2").iterdir()
+  whole = path.read_bytes()
+  for length in range(0, len(whole), 7):
+    path.write_bytes(whole[:length])
+    assert_step(store.restore(TREE), 1)
+    (folder / "2.broken").rename(folder / "2")
+  path.unlink()
+  assert_step(store.restore(TREE), 1)
+
+
+def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
+  saved, capsys
+):
+  store, folder = saved
+  for step in (1, 2):
+    (folder / str(step) / "part-0").write_bytes(b"")
+  restored, log = store.restore(TREE)
+  assert restored is TREE
+  assert log == Log([], [])
+  assert "The run goes on from step 0." in capsys.readouterr().err
+  for later in LOGS:  # Broken folders do not stand in the way.
+    store.save(scale(TREE, len(later.loss)), later)
+  assert_step(store.restore(TREE), 2)
+
+
+def test_parts_of_another_checkpoint_are_refused(saved, capsys):
+  store, folder = saved
+  (folder / "2" / "part-0").write_bytes((folder / "1/part-0").read_bytes())
+  assert_step(store.restore(TREE), 1)
+  assert "part-0 is of another checkpoint" in capsys.readouterr().err
+
+
+def test_what_killed_jobs_left_is_no_checkpoint_and_is_removed(saved):
+  store, folder = saved
+  for name in ("3.partial-77", "1.old"):
+    (folder / "2").rename(folder / name)
+    (folder / name / "part-0").read_bytes()
+    (folder / "2").mkdir()
+    (folder / name / "part-0").rename(folder / "2" / "part-0")
+  assert_step(store.restore(TREE), 2)
+  store.save(TREE, Log([0.5] * 3, [1.0] * 3))
+  assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+
+
+def test_times_of_files_decide_nothing(saved):
+  store, folder = saved
+  for future, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
+    os.utime(path, (4e9 * future, 4e9 * future))
+  assert_step(store.restore(TREE), 2)
+
+
+def test_leaves_of_another_program_are_named(saved):
+  store, _ = saved
+  other = TREE | {"w": np.zeros(7, np.float32)}
+  with pytest.raises(
+    JobError, match=r"leaf 1 is float32\[6\], not float32\[7\]"
+  ):
+    store.restore(other)
+  with pytest.raises(JobError, match=r"it has 2 leaves, not 1\."):
+    store.restore([TREE["count"]])
+
+
+def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved):
+  store, folder = saved
+  large = {"w": np.zeros(1 << 16, np.float32)}
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+  before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  try:
+    with pytest.raises(JobError, match=r"step 3 cannot be .*File too large"):
+      store.save(large, Log([0.5] * 3, [1.0] * 3))
+  finally:
+    signal.signal(signal.SIGXFSZ, before)
+    limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+  assert_step(store.restore(TREE), 2)
+
+
+def test_every_dtype_shape_and_memory_comes_back(tmp_path):
+  import ml_dtypes
+
+  device = jax.devices()[1]
+  pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+  tree = [
+    np.array([True, False]),
+    np.zeros((0, 3), np.uint8),
+    np.array([1.5, -0.0], ml_dtypes.bfloat16),
+    np.array([3, -4], ml_dtypes.int4),
+    jax.device_put(np.float16(2), pinned),
+    jax.device_put(np.asfortranarray(np.arange(6).reshape(2, 3)), device),
+  ]
+  store = CheckpointStore(tmp_path)
+  store.save(tree, LOGS[0])
+  restored, _ = store.restore(tree)
+  for found, expected in zip(restored, tree, strict=True):
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+    if isinstance(expected, jax.Array):
+      assert found.sharding == expected.sharding
+    else:
+      assert found.flags.writeable

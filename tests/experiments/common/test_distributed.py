@@ -1,7 +1,6 @@
 """Jobs of several real processes on this machine, and how they end."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments.common import distributed, records
+from experiments.common.parts import read_part
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.trainer import Trainer
@@ -103,7 +103,7 @@ def hit_after_checkpoint(processes, folder, victim, sent):
 def log_of(folder, exchange, step):
   """Losses and times of the steps before a checkpoint."""
   path = folder / "work" / "checkpoints" / f"{exchange}-seed0" / str(step)
-  log = json.loads((path / "log" / "metadata").read_text())
+  log = read_part(path / "part-0").facts["log"]
   return log["loss"], log["step_ms"]
 
 

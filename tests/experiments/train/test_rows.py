@@ -6,7 +6,7 @@ import rich.console
 from ml_collections import ConfigDict
 from PIL import Image
 
-from experiments.common.checkpoint import Run
+from experiments.common.workdir import Run
 from experiments.train import plot as train_plot
 from experiments.train.rows import make_rows
 from experiments.train.tables import summary_table

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.common import records
-from experiments.common.checkpoint import Workdir
+from experiments.common.workdir import Workdir
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.run import run_experiment
@@ -76,7 +76,6 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   resumed = trainer.train_seed(
     seed=0, store=store
   )  # Reads the last checkpoint.
-  store.close()
 
   assert resumed.log.loss == straight.log.loss
   pairs = zip(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.common.checkpoint import Workdir
+from experiments.common.workdir import Workdir
 from experiments.data import images
 from experiments.train import tasks, trainer as trainers
 from experiments.train.mesh import make_mesh
@@ -40,13 +40,11 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
   workdir = Workdir(tmp_path, config)
   store = workdir.open_store(FEEDBACK, 0)
   trainer.train_seed(seed=0, store=store, stop=3)
-  store.close()
   store = workdir.open_store(FEEDBACK, 0)
   seen = []
   resumed = trainer.train_seed(
     seed=0, store=store, on_step=lambda done, loss: seen.append(done)
   )
-  store.close()
   assert seen == [3, 4, 5, 6]  # Step 3 came after the checkpoint.
   assert_same_bits(
     (straight.params, straight.state), (resumed.params, resumed.state)

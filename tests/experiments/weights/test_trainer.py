@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.common.checkpoint import Workdir
+from experiments.common.workdir import Workdir
 from experiments.weights.cases import get_case
 from experiments.weights.context import load_context
 from experiments.weights.run import train_all
@@ -29,13 +29,11 @@ def test_stopped_and_resumed_equals_straight(tmp_path, context):
   workdir = Workdir(tmp_path, context.config, Run)
   store = workdir.open_store("int4_delta", 0)
   trainer.train_seed(seed=0, store=store, stop=3)
-  store.close()
   store = workdir.open_store("int4_delta", 0)
   seen = []
   resumed, resumed_log = trainer.train_seed(
     seed=0, store=store, on_step=lambda done, loss: seen.append(done)
   )
-  store.close()
   assert seen == [3, 4]  # Step 3 came after the checkpoint.
   assert_same_bits(straight, resumed)
   assert straight_log.loss == resumed_log.loss

@@ -1,0 +1,196 @@
+"""Work folders of jobs: a killed job continues bit for bit."""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from experiments.common import records
+from experiments.common.checkpoint import CheckpointStore
+from experiments.common.console import (
+  JobError,
+  describe_failure,
+  print_notice,
+)
+from experiments.common.job_lock import lock_folder
+
+# Fields that may change between two starts: a longer list only adds runs.
+_FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
+
+
+class Run(NamedTuple):
+  """Measurements of one finished training run.
+
+  Attributes:
+    exchange: name of the exchange.
+    seed: seed of the run.
+    score: score on the held-out data, in the task's unit.
+    loss: loss of the last training step.
+    wire_bytes: bytes that one worker sends in one step, by the traced program;
+      with several processes, bytes sent to other processes.
+    compiled_bytes: the same bytes, by the compiled program.
+    compile_s: seconds to trace and compile the step.
+    step_ms: median time of a step, milliseconds.
+  """
+
+  exchange: str
+  seed: int
+  score: float
+  loss: float
+  wire_bytes: int
+  compiled_bytes: int
+  compile_s: float
+  step_ms: float
+
+
+class Workdir:
+  """Folder of one job: its configuration, checkpoints and finished runs.
+
+  One job at a time uses the folder: `job_lock` says what is guaranteed. The
+  lock is free when the object is gone. Several processes of a job share the
+  folder. Only the first process writes to it, except for checkpoints: each
+  process writes those of its own workers.
+
+  Args:
+    folder: path of the folder; created if absent.
+    config: configuration of the job.
+    record: NamedTuple type of finished runs, with values that JSON knows.
+
+  Raises:
+    JobError: the folder is no folder, belongs to another configuration, is
+      used by another job, is not shared by the processes, or is refused by the
+      system.
+  """
+
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    config: ConfigDict,
+    record: Callable[..., Any] = Run,
+  ):
+    self._record = record
+    self._folder = pathlib.Path(folder)
+    self._runs = self._folder / "runs.jsonl"
+    self._is_first = jax.process_index() == 0
+    if self._is_first:
+      self._make_folder()
+      self._claim_folder(config)
+    if jax.process_count() > 1:
+      # The other processes must see the file that the first one wrote.
+      multihost_utils.sync_global_devices(f"{self._folder} is claimed")
+      self._find_claim(config)
+
+  def _make_folder(self) -> None:
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._lock = lock_folder(self._folder)
+    except (FileExistsError, NotADirectoryError) as error:
+      raise JobError(
+        f"`workdir` must be a folder, got {str(self._folder)!r}, where"
+        f" {error.filename!r} is a file."
+      ) from error
+    except OSError as error:
+      raise self._refuse_write(error) from error
+
+  def _refuse_write(self, error: OSError) -> JobError:
+    return JobError(
+      "`workdir` must be a folder that this process can write to, got"
+      f" {str(self._folder)!r}: {describe_failure(error)}"
+    )
+
+  def _claim_folder(self, config: ConfigDict) -> None:
+    fields = json.loads(config.to_json())
+    ours = {k: v for k, v in fields.items() if k not in _FREE_FIELDS}
+    path = self._folder / "config.json"
+    if not path.exists():
+      if self._runs.exists() or (self._folder / "checkpoints").exists():
+        raise JobError(
+          "`workdir` must be empty or have the config.json of its runs, got"
+          f" {str(self._folder)!r}, which has runs only. Use another folder."
+        )
+      self._write_sealed(path, [ours])
+      return
+    found = _read_sealed(path)
+    theirs = found[0] if len(found) == 1 else None
+    if theirs is None:
+      raise JobError(
+        "`workdir` must be empty or have a whole config.json, got"
+        f" {str(path)!r}, which is cut or changed. Use another folder."
+      )
+    changed = sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k))
+    if changed:
+      raise JobError(
+        "`workdir` must be empty or belong to this configuration, got"
+        f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
+      )
+
+  def _find_claim(self, config: ConfigDict) -> None:
+    if not (self._folder / "config.json").exists():
+      raise JobError(
+        "`workdir` must be a folder that all processes share, got"
+        f" {str(self._folder)!r}, where process {jax.process_index()} does not"
+        " find what process 0 has written."
+      )
+    self._claim_folder(config)
+
+  def read_runs(self) -> list[Any]:
+    """Returns the finished runs, in the order they finished.
+
+    A run whose line is broken is left out: it is read from its last checkpoint
+    again.
+    """
+    if not self._runs.exists():
+      return []
+    found = _read_sealed(self._runs)
+    if self._is_first:
+      for number, line in enumerate(found, 1):
+        if line is None:
+          print_notice(
+            f"Line {number} of {self._runs} is cut or changed: its run is"
+            " repeated from its last checkpoint."
+          )
+    return [self._record(**line) for line in found if line is not None]
+
+  def add_run(self, run: Any) -> None:
+    """Records that a run is finished, so that it is not repeated."""
+    if not self._is_first:
+      return
+    runs = [*self.read_runs(), run]
+    self._write_sealed(self._runs, [r._asdict() for r in runs])
+
+  def open_store(self, case: str, seed: int) -> CheckpointStore:
+    """Returns the checkpoints of one run."""
+    return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")
+
+  def _write_sealed(self, path: pathlib.Path, lines: list[dict]) -> None:
+    try:
+      records.write_lines(
+        path, ({"digest": _digest(line), "line": line} for line in lines)
+      )
+    except OSError as error:
+      raise self._refuse_write(error) from error
+
+
+def _digest(line: Any) -> str:
+  text = json.dumps(line, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_sealed(path: pathlib.Path) -> list[Any]:
+  """Returns the lines of a file, None for each that is not as written."""
+  found = []
+  for text in path.read_bytes().splitlines():
+    try:
+      sealed = json.loads(text)
+      line = sealed["line"]
+      is_whole = sealed["digest"] == _digest(line)
+    except (ValueError, KeyError, TypeError):
+      is_whole = False
+    found.append(line if is_whole else None)
+  return found

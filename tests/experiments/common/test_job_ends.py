@@ -1,0 +1,152 @@
+"""How jobs of one process and of several end, and who may join them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from experiments.common import distributed
+from experiments.common.console import JobError
+from experiments.common.signals import StopSignal
+from tests.paths import ROOT
+
+LOST = "another process died, stalled or was cut off"
+WAIT = 60  # Seconds that a slow machine may take.
+
+RUNNER = """
+import signal, sys, time
+from experiments.common import shared_flags, signals
+from experiments.common.console import JobError
+
+def main():
+  signals.end_on_signals()
+  if sys.argv[0] == "busy":  # As a long call into a library is.
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    signal.signal(signal.SIGTERM, lambda *_: None)
+  print("ready", flush=True)
+  if sys.argv[0] == "refused":
+    raise JobError("`a` must be b, got 'c'.")
+  if sys.argv[0] == "full":
+    raise OSError(28, "No space left on device", "/some/file")
+  while True:
+    time.sleep(0.01)
+
+sys.argv = sys.argv[1:]
+shared_flags.run_main(main)
+"""
+
+
+def start(kind):
+  process = subprocess.Popen(
+    [sys.executable, "-c", RUNNER, kind],
+    cwd=ROOT,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stdout.readline() == "ready\n"
+  return process
+
+
+@pytest.mark.parametrize(
+  ("kind", "sent", "name"),
+  [
+    ("idle", signal.SIGINT, "SIGINT"),
+    ("idle", signal.SIGTERM, "SIGTERM"),
+    ("busy", signal.SIGTERM, "SIGTERM"),
+  ],
+)
+def test_a_signal_ends_a_job_with_one_line(kind, sent, name):
+  process = start(kind)
+  process.send_signal(sent)
+  _, said = process.communicate(timeout=WAIT)
+  assert said == f"Stopped: stopped by {name}.\n"
+  assert process.returncode == 128 + sent
+
+
+@pytest.mark.parametrize(
+  ("kind", "line"),
+  [
+    ("refused", "Stopped: `a` must be b, got 'c'."),
+    ("full", "Stopped: No space left on device (/some/file)"),
+  ],
+)
+def test_a_refusal_ends_a_job_with_one_line(kind, line):
+  process = start(kind)
+  _, said = process.communicate(timeout=WAIT)
+  assert said == f"{line}\n"
+  assert process.returncode == 1
+
+
+class Ended(BaseException):
+  """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+  ("error", "code", "line"),
+  [
+    (
+      ValueError("Gloo context initialization failed: timed out"),
+      1,
+      f"{LOST} (ValueError: Gloo context initialization failed: timed out)",
+    ),
+    (JobError("`a` must be b, got 'c'."), 1, "`a` must be b, got 'c'."),
+    (OSError(28, "No space left"), 1, "No space left"),
+    (StopSignal(signal.SIGTERM), 143, None),
+  ],
+)
+def test_a_process_of_several_ends_with_one_line(
+  monkeypatch, capsys, error, code, line
+):
+  codes = []
+
+  def end(given):
+    codes.append(given)
+    raise Ended
+
+  monkeypatch.setattr(os, "_exit", end)
+  with pytest.raises(Ended):
+    distributed._end_process("Process 1 of 2", error)
+  assert codes == [code]
+  said = capsys.readouterr().err
+  if line is None:
+    assert said == "Process 1 of 2 ended: stopped by SIGTERM.\n"
+  else:
+    assert said == f"Process 1 of 2 ended: {line}\n"
+
+
+def test_jax_does_not_keep_sigterm_from_a_process(monkeypatch):
+  given = {}
+  monkeypatch.setattr(
+    jax.distributed, "initialize", lambda **a: given.update(a)
+  )
+  monkeypatch.setenv("XLA_FLAGS", "")
+  before = jax.config.values["jax_enable_preemption_service"]
+  try:
+    distributed.initialize(coordinator_address="127.0.0.1:1")
+    assert not jax.config.values["jax_enable_preemption_service"]
+  finally:
+    jax.config.update("jax_enable_preemption_service", before)
+
+
+@pytest.mark.parametrize(
+  ("address", "bound"),
+  [
+    ("127.0.0.1:5000", "127.0.0.1:5000"),
+    ("localhost:5000", None),  # A name: which address is it elsewhere?
+    ("203.0.113.1:5000", None),  # Not an address of this host.
+  ],
+)
+def test_the_coordinator_listens_on_its_own_address_alone(
+  monkeypatch, address, bound
+):
+  monkeypatch.delenv("JAX_COORDINATOR_BIND_ADDRESS", raising=False)
+  arguments = {"coordinator_address": address}
+  found = distributed._bind_narrowly(arguments)
+  assert found.get("coordinator_bind_address") == bound
+  monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:5000")
+  assert distributed._bind_narrowly(arguments) == arguments
