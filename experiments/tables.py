@@ -6,8 +6,9 @@ The first word of a row's `experiment` names the subject whose function lays the
 rows out.
 """
 
-import sys
 from collections.abc import Callable, Sequence
+
+from absl import app
 
 from experiments.activations import tables as activations
 from experiments.codecs import tables as codecs
@@ -39,8 +40,10 @@ def render_markdown(rows: Sequence[Row]) -> str:
     rows: of one subject, at least one.
 
   Raises:
-    ValueError: no table is known for the subject of the rows.
+    ValueError: no rows, or no table is known for their subject.
   """
+  if not rows:
+    raise ValueError("`rows` must hold at least one row, got none.")
   subject = rows[0].experiment.split("_")[0]
   if subject not in _SUMMARIES:
     raise ValueError(
@@ -50,11 +53,24 @@ def render_markdown(rows: Sequence[Row]) -> str:
   return _SUMMARIES[subject](rows).to_markdown()
 
 
-def main(paths: Sequence[str]) -> None:
-  """Prints one table for each file of rows."""
-  for path in paths:
-    print(render_markdown(read_rows(path)))
+def main(argv: Sequence[str]) -> None:
+  """Prints one table for each file of rows.
+
+  Args:
+    argv: name of the program, then paths of the files.
+
+  Raises:
+    absl.app.UsageError: no file is named, or one is no file of rows.
+  """
+  if len(argv) < 2:
+    raise app.UsageError("Name at least one file of rows, got none.")
+  for path in argv[1:]:
+    try:
+      text = render_markdown(read_rows(path))
+    except (ValueError, TypeError) as error:
+      raise app.UsageError(f"No table of {path}: {error}") from error
+    print(text)
 
 
 if __name__ == "__main__":
-  main(sys.argv[1:])
+  app.run(main)

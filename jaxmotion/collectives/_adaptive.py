@@ -78,6 +78,34 @@ def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
   return value
 
 
+def check_codecs(name: str, codecs: Any) -> None:
+  """Raises unless an argument is a sequence with one codec for each level.
+
+  Args:
+    name: the argument's name, for the message.
+    codecs: what the caller gave.
+
+  Raises:
+    TypeError: not a list or tuple of codecs.
+    ValueError: no codec at all.
+
+  >>> check_codecs("codec", "int8")
+  Traceback (most recent call last):
+  ...
+  TypeError: `codec` must be a codec, such as codecs.uniform(bits=8), or a \
+list of codecs with one for each level, got 'int8'.
+  """
+  if not isinstance(codecs, list | tuple) or not all(
+    isinstance(codec, Codec) for codec in codecs
+  ):
+    raise TypeError(
+      f"`{name}` must be a codec, such as codecs.uniform(bits=8), or a list of "
+      f"codecs with one for each level, got {codecs!r}."
+    )
+  if not codecs:
+    raise ValueError(f"`{name}` must hold at least one codec, got none.")
+
+
 def check_level_given(level: Any, codec: Any) -> None:
   """Raises unless `level` is given for a sequence of codecs, and only then.
 
@@ -111,8 +139,7 @@ def all_reduce_adaptive_init(
   Raises:
     ValueError: no codecs, or codecs whose states differ in shape.
   """
-  if not codecs:
-    raise ValueError("`codecs` must hold at least one codec, got none.")
+  check_codecs("codecs", codecs)
   states = [
     canonical_state(
       all_reduce_init(x, axis_name, codec, method=method), x, codec
@@ -175,6 +202,7 @@ def all_reduce_adaptive(
     >>> f(x, 0).tolist(), f(x, 1).tolist()
     ([1.0, 0.0], [1.0, 0.25])
   """
+  check_codecs("codecs", codecs)
   level = check_level(level, len(codecs), axis_name)
   method = options.get("method")
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)

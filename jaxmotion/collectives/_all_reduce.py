@@ -35,12 +35,12 @@ from jaxmotion.collectives._rows import (
 )
 from jaxmotion.collectives._state import check_state, init_rows
 from jaxmotion.collectives._straight_through import (
-  apply_weight,
   reference_reduce,
   straight_through,
 )
 from jaxmotion.collectives._sum_payloads import sum_payloads
 from jaxmotion.collectives._transport import exchange_rows, gather_payloads
+from jaxmotion.collectives._weight import apply_weight
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -121,7 +121,10 @@ def all_reduce(
     op: "mean" or "sum" over workers.
     weight: this worker's weight, a scalar. The mean becomes
       sum(weight x) / sum(weight), the sum becomes sum(weight x). Weights are
-      applied before the codec, so before error memory is added.
+      applied before the codec, so before error memory is added. If all weights
+      are zero, so is the mean. Negative weights follow the formula. If a
+      weight is not finite, or if others than zeros cancel, the mean is not
+      finite on any worker.
     method: "gather" sends every payload to every worker. "two_phase" is a
       reduce-scatter and an all-gather: each worker gets the payloads of its
       shard, then sends the encoded mean of the shard to all. That encodes
@@ -168,10 +171,13 @@ def all_reduce(
   own = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   own = apply_weight(own, weight, axis_name, op)
   reductions = [
-    _Reduction(group.codec, to_encode_dtype(group.codec, a), s, k, m)
-    for group, a, s, k, m in zip(
+    _Reduction(
+      group.codec, to_encode_dtype(group.codec, a, like.dtype), s, k, m
+    )
+    for group, a, like, s, k, m in zip(
       arrays.leaf_groups,
       arrays.split(own),
+      arrays.array_likes(),
       states,
       arrays.array_keys(key),
       methods,

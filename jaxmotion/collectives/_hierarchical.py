@@ -26,10 +26,10 @@ from jaxmotion.collectives._layout import is_sharded, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._rows import pad_to_rows
 from jaxmotion.collectives._straight_through import (
-  apply_weight,
   reference_reduce,
   straight_through,
 )
+from jaxmotion.collectives._weight import apply_weight
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -192,11 +192,13 @@ def all_reduce_hierarchical(
   local_codecs = _local_codecs(local_codec, x, key)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
   own = apply_weight(own, weight, both, op)
-  leaves = jax.tree.leaves(own)
-  treedef: Any = jax.tree.structure(own)
+  leaves = jax.tree.leaves(x)
+  treedef: Any = jax.tree.structure(x)
   shards = [
-    _reduce_locally(a, local_axis, devices, local, op)
-    for a, local in zip(leaves, local_codecs, strict=True)
+    _reduce_locally(a, like.dtype, local_axis, devices, local, op)
+    for a, like, local in zip(
+      jax.tree.leaves(own), leaves, local_codecs, strict=True
+    )
   ]
   # Typed as varying over both axes; otherwise the branches of the levels would
   # differ in type.
@@ -243,17 +245,22 @@ def _local_codecs(
 
 
 def _reduce_locally(
-  x: Array, local_axis: AxisName, devices: int, local: _LocalCodec, op: str
+  x: Array,
+  dtype: Any,
+  local_axis: AxisName,
+  devices: int,
+  local: _LocalCodec,
+  op: str,
 ) -> Array:
   """Returns this device's shard of the host's result; a small array whole."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if not is_sharded(x, devices):
-    return reference_reduce(local_axis, op, None)(wide).astype(x.dtype)
+    return reference_reduce(local_axis, op, None)(wide).astype(dtype)
   rows = pad_to_rows(wide, devices)
   (shard,), _ = reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
-  return shard.astype(x.dtype)
+  return shard.astype(dtype)
 
 
 def _gather_shards(

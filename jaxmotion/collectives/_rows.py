@@ -1,6 +1,7 @@
 """Rows of an array, one for each worker, that are encoded one by one."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,15 +53,20 @@ def pad_to_rows(x: Array, workers: int) -> Array:
   return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
 
 
-def to_encode_dtype(codec: Codec, x: Array) -> Array:
+def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:
   """Returns `x` in the dtype it is encoded in: float32 at least.
 
   A codec of float32 decodes to float32 too, so sums over workers are made
   before anything is rounded to the dtype of `x`. A codec that keeps the
-  array's dtype gets the array as it is.
+  array's dtype gets the array in that dtype.
+
+  Args:
+    codec: encodes `x`.
+    x: floating-point array.
+    dtype: the array's own dtype, if `x` was made wider; None is that of `x`.
   """
   if codec.keeps_dtype:
-    return x
+    return x if dtype is None else x.astype(dtype)
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

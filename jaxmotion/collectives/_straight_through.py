@@ -1,13 +1,13 @@
 """Gradients of compressed collectives: those of the uncompressed ones."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, AxisName, PyTree, axis_size, to_varying
+from jaxmotion.collectives._weight import apply_weight
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def straight_through(
@@ -52,34 +52,8 @@ def reference_reduce(
   collective = lax.pmean if op == "mean" else lax.psum
 
   def reduce(x: PyTree) -> PyTree:
-    return collective(apply_weight(x, weight, axis_name, op), axis_name)
+    weighted = apply_weight(x, weight, axis_name, op)
+    weighted = jax.tree.map(lambda w, a: w.astype(a.dtype), weighted, x)
+    return collective(weighted, axis_name)
 
   return reduce
-
-
-def apply_weight(
-  x: PyTree, weight: Any, axis_name: AxisName, op: str
-) -> PyTree:
-  """Returns `x` times this worker's share of the mean, or weight in the sum.
-
-  Args:
-    x: pytree of arrays, this worker's own.
-    weight: this worker's weight, a scalar; None leaves `x` as it is.
-    axis_name: the workers' axis.
-    op: "mean" or "sum", the reduction that follows.
-
-  Raises:
-    ValueError: the weight is not a scalar.
-  """
-  if weight is None:
-    return x
-  if jnp.ndim(weight) != 0:
-    raise ValueError(
-      f"`weight` must be a scalar, got an array of shape {jnp.shape(weight)}."
-    )
-  w = to_varying(jnp.asarray(weight, jnp.float32), axis_name)
-  if op == "mean":
-    total = lax.psum(w, axis_name)
-    # The mean that follows divides by the number of workers.
-    w = jnp.where(total > 0, w * axis_size(axis_name) / total, 0.0)
-  return jax.tree.map(lambda a: a * w.astype(a.dtype), x)

@@ -26,7 +26,7 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   """Returns the sums of summable payloads over workers.
 
   Floats are added. Unsigned words (the seed of a shared random sample) are
-  equal on all workers, so they stay as they are.
+  equal on all workers, so they stay as they are. Empty arrays are not sent.
 
   A sum is a sum of floats, so its bits depend on the order of its terms. That
   order must not depend on what else is exchanged in the step: only between two
@@ -41,7 +41,7 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   joined: dict[Any, list[int]] = {}
   is_pair = axis_size(axis_name) == 2
   for i, leaf in enumerate(leaves):
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if not leaf.size or not jnp.issubdtype(leaf.dtype, jnp.floating):
       leaves[i] = assert_replicated(leaf, axis_name)
     elif is_pair and leaf.size < _MIN_ELEMENTS_ALONE:
       joined.setdefault(leaf.dtype, []).append(i)

@@ -4,6 +4,7 @@ Users of the collectives need none of these names.
 """
 
 from jaxmotion.collectives._adaptive import (
+  check_codecs as check_codecs,
   check_level as check_level,
   check_level_given as check_level_given,
 )
@@ -20,4 +21,9 @@ from jaxmotion.collectives._nonfinite import (
   apply_nonfinite_policy as apply_nonfinite_policy,
   keep_update as keep_update,
 )
+from jaxmotion.collectives._replicated import (
+  check_batch as check_batch,
+  check_exchanged as check_exchanged,
+)
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
+from jaxmotion.collectives._weight import check_weight as check_weight

@@ -17,16 +17,20 @@ def schedule_after(x: Array, token: Array) -> Array:
   On other backends `x` is returned as it is: they have schedulers of their own.
 
   Args:
-    x: array of at least one element, of any integer or floating dtype.
-    token: array of at least one element, of any integer or floating dtype.
+    x: array of any integer or floating dtype.
+    token: array of any integer or floating dtype.
 
   Returns:
     `x`; to its first element a zero is added that is computed from `token`.
+    Without an element there is nothing to wait with, or for.
 
   Example:
     >>> schedule_after(jnp.arange(3), jnp.ones(2)).tolist()
     [0, 1, 2]
   """
+
+  if not x.size or not token.size:
+    return x
 
   def add_dependency(x: Array, token: Array) -> Array:
     word = to_bits(token.reshape(-1)[0]).astype(jnp.uint32)

@@ -77,9 +77,10 @@ def accumulate_microbatches(
       loss_of_params, has_aux=True
     )(params, microbatch)
     weighted = jax.tree.map(lambda a: a * count.astype(_sum_dtype(a)), new)
-    # A microbatch of count 0 adds nothing, even if its loss is not finite.
+    # A microbatch of count 0 adds nothing, even if its loss is not finite. A
+    # count of NaN is no count of 0: it reaches every worker.
     return jax.tree.map(
-      lambda a, b: jnp.where(count > 0, a + b.astype(a.dtype), a),
+      lambda a, b: jnp.where(count <= 0, a, a + b.astype(a.dtype)),
       sums,
       MicrobatchSums(grads, total, count, weighted),
     )

@@ -12,6 +12,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion.collectives.extend import check_exchanged
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -126,7 +127,7 @@ def uneven_data_parallel(
       the number of examples (or tokens, or the sum of weights) in that sum.
       With `stateful` (params, stats, microbatch) -> (total, count, stats). A
       microbatch is `batch` without its two leading axes; one whose count is
-      not positive adds nothing.
+      0 or negative adds nothing.
     tx: optax chain with an `exchange` over `axis_name` and of op "mean".
     mesh: device mesh that has the axis.
     axis_name: the workers' axis, or a tuple of axes.
@@ -141,8 +142,9 @@ def uneven_data_parallel(
 
   Raises:
     ValueError: the mesh has no such axis. The returned functions raise it for
-      counts that the batch has no room for, and for a `loss_fn` that returns
-      something else.
+      counts that the batch has no room for, for a `loss_fn` that returns
+      something else, and for a `tx` that does not exchange gradients before
+      they are used.
 
   Example:
     >>> import numpy as np
@@ -279,7 +281,7 @@ def _local_update(
   sums: MicrobatchSums = unpack_worker(work)
   params, opt_state, stats = state
   # A worker without work has sums of zero: divide by 1 instead of 0.
-  inverse = 1 / jnp.where(sums.count > 0, sums.count, 1)
+  inverse = 1 / jnp.where(sums.count == 0, 1, sums.count)
   grads = jax.tree.map(
     lambda a, p: (a * inverse.astype(a.dtype)).astype(p.dtype),
     sums.grads,
@@ -289,6 +291,7 @@ def _local_update(
     grads, opt_state, params, weight=sums.count, **extra_args
   )
   params = optax.apply_updates(params, updates)
+  check_exchanged(params, opt_state, axis_name)
   metrics = _gather_metrics(sums, seconds[0], axis_name)
   stats = _average_stats(stats, sums.stats, metrics.counts.sum(), axis_name)
   return UnevenState(params, opt_state, stats), metrics
@@ -301,7 +304,7 @@ def _gather_metrics(
   own = jnp.stack([sums.total, sums.count, seconds])
   rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]
   total, counts, all_seconds = lax.psum(rows.set(own), axis_name).T
-  loss = total.sum() / jnp.where(counts.sum() > 0, counts.sum(), 1)
+  loss = total.sum() / jnp.where(counts.sum() == 0, 1, counts.sum())
   return Metrics(loss, counts, all_seconds)
 
 
@@ -311,8 +314,8 @@ def _average_stats(
   """Returns the mean of the statistics by count; the old ones for count 0."""
 
   def average_leaf(a: Array, total: Array) -> Array:
-    mean = lax.psum(total, axis_name) / jnp.where(count > 0, count, 1)
-    return jnp.where(count > 0, mean.astype(a.dtype), a)
+    mean = lax.psum(total, axis_name) / jnp.where(count == 0, 1, count)
+    return jnp.where(count == 0, a, mean.astype(a.dtype))
 
   return jax.tree.map(average_leaf, old, sums)
 

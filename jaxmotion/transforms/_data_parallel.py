@@ -9,6 +9,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion.collectives.extend import check_batch, check_exchanged
 from jaxmotion.core import (
   AxisName,
   PyTree,
@@ -86,7 +87,9 @@ def data_parallel(
       arguments go to `tx.update`: scalars that all workers share.
 
   Raises:
-    ValueError: the mesh has no such axis.
+    ValueError: the mesh has no such axis. `step` raises it for a `tx` that
+      does not exchange gradients before they are used, and for a batch that
+      the workers do not divide.
 
   Example:
     >>> from jaxmotion import codecs, transforms
@@ -132,6 +135,7 @@ def data_parallel(
     metrics, grads = grad_fn(params, batch)
     updates, opt_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
+    check_exchanged(params, opt_state, axis_name)
     if mean_loss:
       metrics = _average_workers(metrics, axis_name)
     else:
@@ -143,6 +147,7 @@ def data_parallel(
   def step(
     params: PyTree, opt_state: PyTree, batch: PyTree, **extra_args: Any
   ) -> tuple[PyTree, PyTree, PyTree]:
+    check_batch(batch, mesh, axis_name)
     specs = state_specs(opt_state, axis_name)
     return jax.shard_map(
       local_step,

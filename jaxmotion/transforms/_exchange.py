@@ -18,7 +18,9 @@ from jaxmotion.collectives import (
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   apply_nonfinite_policy,
+  check_codecs,
   check_level_given,
+  check_weight,
   joint_axes,
   keep_update,
 )
@@ -79,10 +81,11 @@ def exchange(
       codec's payloads.
     op: "mean" or "sum" over workers.
     method: "gather" or "two_phase"; None chooses by the number of workers.
-    nonfinite: policy for gradients that are not finite on some worker:
-      "propagate" (the element reaches every worker), "skip" (all workers agree
-      to emit zeros and to keep their error memory as it was; see also
-      `skip_nonfinite`) or "zero" (the element is replaced by zero).
+    nonfinite: policy for gradients, and weights, that are not finite on some
+      worker: "propagate" (the element reaches every worker, a weight makes all
+      elements NaN), "skip" (all workers agree to emit zeros and to keep their
+      error memory as it was; see also `skip_nonfinite`) or "zero" (the element
+      or weight is replaced by zero).
     seed: seed of stochastic rounding and sampling. With the step, the leaf's
       path and the worker it determines every random bit.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
@@ -113,12 +116,8 @@ def exchange(
   """
   codec = identity() if codec is None else codec
   if not isinstance(codec, Codec):
+    check_codecs("codec", codec)
     codec = tuple(codec)
-  for c in (codec,) if isinstance(codec, Codec) else codec:
-    if not isinstance(c, Codec):
-      raise TypeError(f"`codec` must be a codec or codecs, got {c!r}.")
-  if codec == ():
-    raise ValueError("`codec` must hold at least one codec, got none.")
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
@@ -147,6 +146,10 @@ def exchange(
   ) -> tuple[PyTree, ExchangeState]:
     del params, extra_args
     check_level_given(level, codec)
+    check_weight(weight)
+    (x, weight), ok = apply_nonfinite_policy(
+      nonfinite, (updates, weight), workers
+    )
     old = unpack_worker(state.codec_state)
     options: dict[str, Any] = dict(
       state=old,
@@ -155,7 +158,6 @@ def exchange(
       weight=weight,
       method=method,
     )
-    x, ok = apply_nonfinite_policy(nonfinite, updates, workers)
     if local_axis is not None:
       options |= dict(level=level, local_codec=local_codec)
       y, new = all_reduce_hierarchical(

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.collectives.extend import all_finite, keep_update
+from jaxmotion.collectives.extend import (
+  all_finite,
+  check_weight,
+  keep_update,
+)
 from jaxmotion.core import Array, AxisName, PyTree
 
 
@@ -26,6 +30,7 @@ def skip_nonfinite(
 ) -> optax.GradientTransformationExtraArgs:
   """Skips the step on all workers if any worker's gradient is not finite.
 
+  The same holds for the `weight=` that its `update` hands to the exchange.
   Unlike `optax.apply_if_finite`, the workers agree first (one 4-byte sum), so
   no worker takes the step alone. Unlike `exchange(nonfinite="skip")`, it covers
   the whole chain, moments and step counts included.
@@ -54,7 +59,9 @@ def skip_nonfinite(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, SkipNonfiniteState]:
-    ok = all_finite(updates, axis_name)
+    weight = extra_args.get("weight")
+    check_weight(weight)
+    ok = all_finite((updates, weight), axis_name)
     new, inner_state = wrapped.update(
       updates, state.inner, params, **extra_args
     )

@@ -410,3 +410,37 @@ def test_empty_and_scalar_leaves_are_reduced_too(method):
   assert y["none"].shape == (0,)
   np.testing.assert_allclose(y["one"], 1.0, rtol=2.0**-7)
   np.testing.assert_allclose(y["w"], 1.0, rtol=2.0**-14)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("places", ["first", "middle", "last"])
+def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(
+  places, workers
+):
+  large = jax.ShapeDtypeStruct((1 << 20,), "float32")
+  leaves = [large, large, large]
+  empty = jax.ShapeDtypeStruct((0, 3), "float32")
+  leaves.insert({"first": 0, "middle": 1, "last": 3}[places], empty)
+  program = jax.shard_map(
+    lambda x: collectives.all_reduce(x, "data")[0],
+    mesh=mesh(workers),
+    in_specs=P(),
+    out_specs=P(),
+  )
+  shapes = [a.shape for a in jax.eval_shape(program, leaves)]
+  assert shapes == [a.shape for a in leaves]
+  sent = wire.step_bytes(program, leaves).total_bytes
+  assert sent == 2 * (workers - 1) / workers * 3 * 4 * large.size
+
+
+@pytest.mark.parametrize(
+  "x",
+  [{}, {"a": np.zeros((4, 0), np.float32)}],
+  ids=["no_leaves", "an_empty_leaf"],
+)
+def test_nothing_to_reduce_is_nothing_sent(x):
+  assert step_ledger_tree(codecs.identity(), x).total_bytes == 0
+  codec = codecs.feedback(codecs.uniform(bits=8))
+  one = jax.tree.map(lambda a: a[0], x)
+  scales = 3 * wire.payload_bytes(codec, one)
+  assert step_ledger_tree(codec, x).total_bytes == scales

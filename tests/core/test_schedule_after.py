@@ -59,3 +59,9 @@ def test_the_type_is_that_of_the_value_and_not_of_the_token():
   specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
   jax.jit(jax.shard_map(f, mesh=mesh(2), **specs))(jnp.ones(4), jnp.ones(4))
   assert seen[0] == (frozenset(), frozenset({"data"}))
+
+
+@pytest.mark.parametrize(("size", "token"), [(0, 3), (3, 0), (0, 0)])
+def test_without_an_element_there_is_nothing_to_wait_for(size, token):
+  y = jax.jit(schedule_after)(jnp.ones(size), jnp.ones(token))
+  np.testing.assert_array_equal(y, np.ones(size))

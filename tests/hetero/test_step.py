@@ -330,6 +330,22 @@ def test_nothing_that_counts_changes_nothing():
     assert float(metrics.loss) == 0 and metrics.counts.tolist() == [0] * 4
 
 
+def test_a_count_that_is_not_a_number_reaches_every_worker():
+  def count_nothing(params, microbatch):
+    total, count = loss_fn(params, microbatch)
+    return total, jnp.where(
+      jnp.any(microbatch["x"] == BATCH["x"][:1]), jnp.nan, count
+    )
+
+  tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  uneven = hetero.uneven_data_parallel(count_nothing, tx, MESH)
+  state, metrics = uneven.step(
+    uneven.init(PARAMS), dealt((2, 2, 2, 2)), [2] * 4
+  )
+  assert all(np.isnan(a).all() for a in jax.tree.leaves(state.params))
+  assert np.isnan(metrics.loss) and np.isnan(metrics.counts[0])
+
+
 def test_a_worker_with_a_shard_of_its_own_weighs_its_examples():
   """Equal shards, unequal draws: weights of shard size / examples drawn."""
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.5))

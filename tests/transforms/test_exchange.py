@@ -282,7 +282,31 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
 @pytest.mark.parametrize(
   ("make", "error", "message"),
   [
-    (lambda: jaxmotion.exchange("data", "int8"), TypeError, "`codec` must be"),
+    (
+      lambda: jaxmotion.exchange("data", "int8"),
+      TypeError,
+      r"`codec` must be a codec, such as .*bits=8.* got 'int8'",
+    ),
+    (
+      lambda: train(optax.adam(0.1)),
+      ValueError,
+      r"`tx` must exchange .*'data'.*got `params/.*begin the chain with",
+    ),
+    (
+      lambda: train(
+        optax.chain(optax.trace(0.9), jaxmotion.exchange("data", INT4))
+      ),
+      ValueError,
+      "`tx` must exchange .*got `opt_state/0/trace/dense/bias` that differs",
+    ),
+    (
+      lambda: train(
+        optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1)),
+        batch=tuple(a[:-1] for a in BATCH),
+      ),
+      ValueError,
+      r"`batch` must have .* 4 workers divide, got shape \(31, 16\) at `0`",
+    ),
     (lambda: jaxmotion.exchange("data", []), ValueError, "`codec` must hold"),
     (
       lambda: jaxmotion.exchange("data", nonfinite="drop"),

@@ -64,3 +64,67 @@ def test_skipping_the_exchange_keeps_its_memory_bit_for_bit():
   _, before = steps(tx, [GOOD])
   _, after = steps(tx, [GOOD, bad])
   assert bits(before[0].codec_state) == bits(after[0].codec_state)
+
+
+def weighted_steps(tx, weights):
+  """Steps with all gradients finite, and these weights of the workers."""
+
+  def step(grads, state, weight):
+    updates, state = tx.update({"w": grads[0]}, state, weight=weight[0])
+    return updates["w"], state
+
+  def init(grads):
+    return tx.init({"w": grads[0]})
+
+  split = jax.P("data")
+  shapes = []
+
+  def note(grads):
+    shapes.append(jax.tree.map(jax.typeof, init(grads)))
+    return jnp.zeros(())
+
+  on = dict(mesh=MESH)
+  jax.eval_shape(
+    jax.shard_map(note, in_specs=split, out_specs=jax.P(), **on), GOOD
+  )
+  specs = jaxmotion.state_specs(shapes[0], "data")
+  state = jax.jit(jax.shard_map(init, in_specs=split, out_specs=specs, **on))(
+    GOOD
+  )
+  program = jax.jit(
+    jax.shard_map(
+      step,
+      in_specs=(split, specs, split),
+      out_specs=(jax.P(), specs),
+      **on,
+    )
+  )
+  results = []
+  for weight in weights:
+    updates, state = program(GOOD, state, np.array(weight, np.float32))
+    results.append((np.asarray(updates), state))
+  return results
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero", "wrapped"])
+def test_a_weight_that_is_not_finite_follows_the_policy(policy):
+  if policy == "wrapped":
+    tx = jaxmotion.skip_nonfinite(jaxmotion.exchange("data", CODEC), "data")
+  else:
+    tx = jaxmotion.exchange("data", CODEC, nonfinite=policy)
+  even, bad, without = [1, 1, 1, 1], [1, np.nan, 1, 1], [1, 0, 1, 1]
+  (_, before), (updates, after), last = weighted_steps(tx, [even, bad, even])
+  for error in jax.tree.leaves(last):
+    assert np.isfinite(np.asarray(error, np.float64)).all()
+  if policy == "propagate":
+    assert np.isnan(updates).all()
+  elif policy == "zero":
+    _, (expected, _) = weighted_steps(tx, [even, without])
+    np.testing.assert_array_equal(updates, expected)
+    assert np.abs(updates).max() > 0
+  else:
+    np.testing.assert_array_equal(updates, 0)
+    assert int(after.skipped) == 1
+    kept = before.inner if policy == "wrapped" else before.codec_state
+    same = after.inner if policy == "wrapped" else after.codec_state
+    assert bits(kept) == bits(same)
