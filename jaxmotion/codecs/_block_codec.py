@@ -1,7 +1,7 @@
 """Base class of codecs whose payload is one pass over blocks."""
 
+import abc
 import dataclasses
-import functools
 
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
@@ -16,15 +16,15 @@ class BlockCodec(Codec):
   payloads are the same for all.
   """
 
-  @functools.cached_property
+  @property
+  @abc.abstractmethod
   def kernel_op(self) -> BlockOp:
     """The kernel op of this codec, built once per codec.
 
-    `functools.cached_property` writes to the instance's `__dict__`, which a
-    frozen dataclass permits. The op is no field: `repr`, equality, hash and
-    `config` do not see it.
+    A subclass defines it by `functools.cached_property`, which writes to the
+    instance's `__dict__`, as a frozen dataclass permits. The op is no field:
+    `repr`, equality, hash and `config` do not see it.
     """
-    raise NotImplementedError
 
   @property
   def needs_key(self) -> bool:

@@ -1,7 +1,9 @@
 """The base class of codecs."""
 
+import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,7 +35,7 @@ class LeafGroup(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Codec:
+class Codec(abc.ABC):
   """Turns an array into a payload of machine words and back.
 
   A codec is its configuration: a frozen dataclass of plain Python values,
@@ -54,6 +56,20 @@ class Codec:
   """
 
   summable: ClassVar[bool] = False
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    """Refuses a class of your own that has the name of a codec of this package.
+
+    Raises:
+      TypeError: the name is taken; a configuration could not tell them apart.
+    """
+    super().__init_subclass__(**kwargs)
+    own = {kind.__name__ for kind in _codec_types() if _is_own(kind)}
+    if cls.__name__ in own and not _is_own(cls):
+      raise TypeError(
+        "`name` of a codec class must be none of a codec of jaxmotion, got "
+        f"{cls.__name__!r}: give the class another name."
+      )
 
   @property
   def needs_key(self) -> bool:
@@ -92,6 +108,7 @@ class Codec:
     del like
     return ()
 
+  @abc.abstractmethod
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
@@ -109,8 +126,8 @@ class Codec:
       TypeError: `x` is not a floating-point array.
       ValueError: the codec needs a key and got none.
     """
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload to an array.
 
@@ -124,7 +141,6 @@ class Codec:
     Raises:
       ValueError: the payload is not one of an array like that.
     """
-    raise NotImplementedError
 
   def encode_error(
     self,
@@ -293,7 +309,9 @@ def from_config(config: dict[str, Any]) -> Codec:
     An equal codec.
 
   Raises:
-    ValueError: the name is no codec's, or a field is none of its fields.
+    TypeError: `config` is no dict.
+    ValueError: the name is no codec's or that of two classes of your own, or a
+      field is none of its fields.
 
   Example:
     >>> from jaxmotion import codecs
@@ -301,15 +319,13 @@ def from_config(config: dict[str, Any]) -> Codec:
     >>> codecs.from_config(codec.config()) == codec
     True
   """
+  if not isinstance(config, dict):
+    raise TypeError(
+      f"`config` must be a dict that `Codec.config` returned, got {config!r}."
+    )
   fields = dict(config)
   name = fields.pop("name", None)
-  kinds = _codec_types(Codec)
-  if name not in kinds:
-    raise ValueError(
-      f"`name` of a codec must be one of {', '.join(sorted(kinds))}, "
-      f"got {name!r}."
-    )
-  kind = kinds[name]
+  kind = _codec_type(name)
   known = [f.name for f in dataclasses.fields(kind)]
   for field in fields:
     if field not in known:
@@ -320,12 +336,36 @@ def from_config(config: dict[str, Any]) -> Codec:
   return kind._from_fields({k: _from_plain(v) for k, v in fields.items()})
 
 
-def _codec_types(base: type[Codec]) -> dict[str, type[Codec]]:
-  found = {}
+def _codec_type(name: Any) -> type[Codec]:
+  """Returns the class of codecs with this name."""
+  kinds = _codec_types()
+  found = [kind for kind in kinds if kind.__name__ == name]
+  if not found:
+    names = ", ".join(sorted({kind.__name__ for kind in kinds}))
+    raise ValueError(f"`name` of a codec must be one of {names}, got {name!r}.")
+  # A class that was refused for its name lives on in its traceback.
+  found = [kind for kind in found if _is_own(kind)] or found
+  places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}
+  if len(places) > 1:
+    raise ValueError(
+      f"`name` of a codec must be that of one class, got {name!r}, which "
+      f"{' and '.join(sorted(places))} have: rename one of them."
+    )
+  # A class that a notebook defines again replaces the one before.
+  return found[-1]
+
+
+def _codec_types(base: type[Codec] = Codec) -> list[type[Codec]]:
+  """Returns the classes of codecs that can be made, older ones first."""
+  found = []
   for kind in base.__subclasses__():
-    found[kind.__name__] = kind
-    found.update(_codec_types(kind))
+    found += [] if inspect.isabstract(kind) else [kind]
+    found += _codec_types(kind)
   return found
+
+
+def _is_own(kind: type[Codec]) -> bool:
+  return kind.__module__.split(".")[0] == "jaxmotion"
 
 
 def _to_plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_choice,
   check_number,
+  saturate_cast,
 )
 from jaxmotion.kernels import ErrorMemory, clear_error, error_of
 
@@ -163,7 +164,7 @@ class feedback(TreeCodec):
     if self.is_tree:
       return super().decode(payload, like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    return self.codec.decode(payload, wide).astype(like.dtype)
+    return saturate_cast(self.codec.decode(payload, wide), like.dtype)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""

@@ -15,6 +15,7 @@ from jaxmotion.core import (
   check_choice,
   check_int,
   random_words,
+  saturate_cast,
 )
 from jaxmotion.kernels import block_shape
 
@@ -118,7 +119,8 @@ class nonnegative(Codec):
     bits = jnp.where(codes > 0, (codes + (base << _MANTISSA)) << _DROP, 0)
     y = lax.bitcast_convert_type(bits, jnp.float32)
     y = jnp.where(base == _NAN_BASE, jnp.nan, y)
-    return y.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
+    y = y.reshape(-1)[: like.size].reshape(like.shape)
+    return saturate_cast(y, like.dtype)
 
   def _to_blocks(self, x: Array) -> Array:
     """Returns the bits of the elements, int32[blocks, width]; 0 if negative."""

@@ -1,5 +1,6 @@
 """Division of trees into the arrays that codecs encode."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -115,11 +116,11 @@ class TreeCodec(Codec):
     """True: the codec encodes trees."""
     return True
 
+  @abc.abstractmethod
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
     """Returns the arrays that the tree is encoded as, and their codecs."""
-    raise NotImplementedError
 
   def init(self, like: PyTree) -> PyTree:
     """Returns a list with the state of every array."""

@@ -14,6 +14,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_choice,
   check_number,
+  saturate_cast,
 )
 from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
 
@@ -105,7 +106,7 @@ class random_k(Codec):
       indices_are_sorted=True,
       unique_indices=True,
     )
-    return flat.reshape(like.shape).astype(like.dtype)
+    return saturate_cast(flat.reshape(like.shape), like.dtype)
 
   def _sample_size(self, like: ShapedLike) -> int:
     size = math.prod(like.shape)

@@ -13,6 +13,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_number,
+  saturate_cast,
 )
 from jaxmotion.kernels.compact import (
   bitmap_positions,
@@ -101,9 +102,12 @@ class threshold(Codec):
     k, bits = self._slot_shape(like)
     positions = unpack_flat(payload.indices, bits, k).astype(jnp.int32)
     flat = jnp.zeros(math.prod(like.shape), jnp.float32)
-    # Empty slots add zero to the first element.
-    flat = flat.at[positions].add(payload.values, mode="promise_in_bounds")
-    return flat.reshape(like.shape).astype(like.dtype)
+    # Empty slots add zero to the first element. Their values are not zero if a
+    # codec that does not keep zeros encoded them.
+    filled = jnp.arange(k, dtype=jnp.uint32) < payload.count
+    values = jnp.where(filled, payload.values, 0.0)
+    flat = flat.at[positions].add(values, mode="promise_in_bounds")
+    return saturate_cast(flat.reshape(like.shape), like.dtype)
 
   def _slot_shape(self, like: ShapedLike) -> tuple[int, int]:
     """Returns (slots, bits of a position)."""

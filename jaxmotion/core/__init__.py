@@ -42,6 +42,7 @@ from jaxmotion.core._per_worker import (
   unpack_worker as unpack_worker,
 )
 from jaxmotion.core._public import set_public_module as set_public_module
+from jaxmotion.core._saturate import saturate_cast as saturate_cast
 from jaxmotion.core._schedule_after import schedule_after as schedule_after
 from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike
+from jaxmotion.core import Array, ShapedLike, saturate_cast
 
 # Rows are kept whole while padding is at most size / _WASTE_DIVISOR elements.
 _WASTE_DIVISOR = 32
@@ -122,11 +122,14 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
 
 
 def from_blocks(y: Array, like: ShapedLike) -> Array:
-  """Inverts `to_blocks`: drops the padding, restores shape and dtype."""
+  """Inverts `to_blocks`: drops the padding, restores shape and dtype.
+
+  Finite levels beyond the dtype saturate.
+  """
   size = math.prod(like.shape)
   flat = y.reshape(-1)
   flat = flat if flat.size == size else flat[:size]
-  return flat.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
@@ -175,9 +178,33 @@ def sum_magnitudes(b: Array, axes: tuple[int, ...]) -> Array:
   return _reduce_blocks(b, axes, lambda x, y: jnp.abs(x) + jnp.abs(y))
 
 
+def min_element(b: Array, axes: tuple[int, ...]) -> Array:
+  """Returns the least element, keeping the axes; NaN if there is one."""
+  # Not `jnp.min` and `jnp.max`: over some axes XLA:CPU makes vector
+  # instructions of them that lose a NaN.
+  least = lambda x, y: jnp.where((x <= y) | jnp.isnan(x), x, y)
+  return _reduce(b, axes, jnp.inf, least)
+
+
+def max_element(b: Array, axes: tuple[int, ...]) -> Array:
+  """Returns the greatest element, keeping the axes; NaN if there is one."""
+  greatest = lambda x, y: jnp.where((x >= y) | jnp.isnan(x), x, y)
+  return _reduce(b, axes, -jnp.inf, greatest)
+
+
 def _reduce_blocks(
   b: Array, axes: tuple[int, ...], op: Callable[[Array, Array], Array]
 ) -> Array:
   # The reducer takes the magnitudes: if `jnp.abs` came before it, XLA:CPU would
-  # write them to memory first (10x).
-  return jnp.expand_dims(lax.reduce(b, jnp.float32(0), op, axes), axes)
+  # write them to memory first (10x). Over axes of one element XLA drops the
+  # reducer, which it takes to leave a single element as it is.
+  return jnp.abs(_reduce(b, axes, 0.0, op))
+
+
+def _reduce(
+  b: Array,
+  axes: tuple[int, ...],
+  start: float,
+  op: Callable[[Array, Array], Array],
+) -> Array:
+  return jnp.expand_dims(lax.reduce(b, jnp.float32(start), op, axes), axes)

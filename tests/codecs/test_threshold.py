@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmotion.codecs._threshold import threshold
+from jaxmotion.codecs import threshold
 
 
 def normal(size):

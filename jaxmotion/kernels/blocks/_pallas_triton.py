@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, saturate_cast
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -359,7 +359,7 @@ def _sum_workers(
   def decode_worker(worker: Any) -> Array:
     y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
     # The reference decodes to the array's dtype before it adds in float32.
-    return y.astype(dtype).astype(jnp.float32)
+    return saturate_cast(y, dtype).astype(jnp.float32)
 
   return add_in_order(decode_worker, workers, MAX_UNROLL_IN_KERNEL)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike
+from jaxmotion.core import Array, ShapedLike, saturate_cast
 from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_flat
 
 _MAGNITUDE = 0x7FFFFFFF
@@ -115,7 +115,7 @@ def mx_decode(
   scale = payload.scale.astype(jnp.int32)[:, None]
   flat = mx_values(codes.reshape(blocks, width), scale, form).reshape(-1)
   flat = flat if flat.size == size else flat[:size]
-  return flat.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def _block_width(size: int, block: int) -> int:

@@ -9,7 +9,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike
+from jaxmotion.core import Array, ShapedLike, saturate_cast
 from jaxmotion.kernels._error_memory import sum_decoded
 from jaxmotion.kernels.narrow import _float8
 
@@ -23,11 +23,8 @@ def cast_encode(x: Array, *, dtype: str) -> Array:
   """Rounds to a narrower float, saturating, and returns words of its bits."""
   if jnp.dtype(dtype).itemsize == 1:
     return _float8.encode(x, dtype)
-  most = float(jnp.finfo(dtype).max)
-  y = x.astype(jnp.float32)
-  # Not `clip` alone, which on a GPU may turn NaN into a number.
-  y = jnp.where(jnp.isfinite(y), jnp.clip(y, -most, most), y)
-  return lax.bitcast_convert_type(y.astype(dtype), jnp.uint16)
+  y = saturate_cast(x.astype(jnp.float32), dtype)
+  return lax.bitcast_convert_type(y, jnp.uint16)
 
 
 def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
@@ -36,7 +33,7 @@ def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
     y = _float8.decode(words, dtype)
   else:
     y = lax.bitcast_convert_type(words, jnp.dtype(dtype))
-  return y.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(y.reshape(like.shape), like.dtype)
 
 
 def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
@@ -79,7 +76,7 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   for i, plane in enumerate(planes):
     u = u | (plane.astype(jnp.uint32) << (24 - 8 * i))
   y = lax.bitcast_convert_type(u, jnp.float32)
-  return y.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(y.reshape(like.shape), like.dtype)
 
 
 def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:

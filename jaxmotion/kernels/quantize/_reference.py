@@ -16,7 +16,9 @@ from jax import lax
 from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
   from_blocks,
+  max_element,
   max_magnitude,
+  min_element,
   scale_axes,
   to_blocks,
 )
@@ -123,9 +125,7 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
   """
   b = to_blocks(x, num_planes(bits), block)
   axes = scale_axes(x.size, block)
-  least = jnp.min(b, axis=axes, keepdims=True, initial=jnp.inf)
-  greatest = jnp.max(b, axis=axes, keepdims=True, initial=-jnp.inf)
-  low, scale = minmax_scale(least, greatest, bits)
+  low, scale = minmax_scale(min_element(b, axes), max_element(b, axes), bits)
   codes = minmax_codes(
     _divide(0.5 * b - low, scale), bits, _random_words_of(key, b)
   )

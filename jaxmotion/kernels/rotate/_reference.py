@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, random_words
+from jaxmotion.core import Array, ShapedLike, random_words, saturate_cast
 
 
 def hadamard(rows: Array) -> Array:
@@ -87,7 +87,7 @@ def row_shape(size: int, block: int) -> tuple[int, int]:
 def from_rows(rows: Array, like: ShapedLike) -> Array:
   """Inverts `to_rows`, to the shape and dtype of `like`."""
   flat = rows.reshape(-1)[: math.prod(like.shape)]
-  return flat.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def rotate(x: Array, block: int, seed: int) -> Array:

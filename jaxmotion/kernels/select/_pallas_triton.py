@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike
+from jaxmotion.core import Array, ShapedLike, saturate_cast
 from jaxmotion.kernels._error_memory import add_in_order
 from jaxmotion.kernels._triton import (
   call_kernel,
@@ -173,7 +173,7 @@ def _scatter_sum(
         y = jnp.zeros((tile,), jnp.float32)
         for value, place in entries[worker * k : worker * k + k]:
           y = jnp.where(place == plane.astype(jnp.uint32), value, y)
-        return y.astype(like.dtype).astype(dtype)
+        return saturate_cast(y, like.dtype).astype(dtype)
 
       index = plane * lanes + lane
       total = add_in_order(decode_worker, workers, workers)

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike
+from jaxmotion.core import Array, ShapedLike, saturate_cast
 from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many elements take one reduction each; more, a sort of every lane.
@@ -55,7 +55,7 @@ def topk_scatter(
   size = math.prod(like.shape)
   flat = dense.reshape(-1)
   flat = flat if flat.size == size else flat[:size]
-  return flat.reshape(like.shape).astype(like.dtype)
+  return saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def topk_sum(

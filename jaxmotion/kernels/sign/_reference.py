@@ -1,9 +1,9 @@
 """Sign quantization: one bit per element and a mean magnitude per block."""
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._block_layout import (
@@ -36,21 +36,25 @@ def sign_encode(x: Array, block: int) -> Signs:
     block: maximum number of elements under one scale.
   """
   b = to_blocks(x, 32, block)
-  scale = _mean_magnitude(b, x.shape, block)
+  scale = _mean_magnitude(x, b, block)
   return Signs(pack((b < 0).astype(jnp.uint32), 1), scale[..., 0])
 
 
-def _mean_magnitude(b: Array, shape: tuple[int, ...], block: int) -> Array:
+def _mean_magnitude(x: Array, b: Array, block: int) -> Array:
   """Returns the mean |b| under each scale, without the padding."""
-  axes = scale_axes(math.prod(shape), block)
-  counts = block_counts(shape, b.shape[0], block)
-  padding = math.prod(b.shape[a] for a in axes) - counts
+  axes = scale_axes(x.size, block)
+  counts = block_counts(x.shape, b.shape[0], block)
   total = sum_magnitudes(b, axes)
-  if padding.any():
-    # Taken off again rather than masked: a mask before the sum is slow on
-    # XLA:CPU. A scale that is all padding is nobody's.
-    total = total - padding * jnp.abs(b[-1:, -1:, -1:])
-  return jnp.maximum(total, 0.0) / counts.clip(1)
+  if b.size != x.size:
+    # The block that holds the end of the array is added up again without its
+    # padding: a mask before the sum of all blocks is slow on XLA:CPU.
+    width = b.size if len(axes) == 3 else b.shape[2]
+    last = (x.size - 1) // width
+    tail = x.reshape(-1)[last * width :].astype(jnp.float32)
+    rest = sum_magnitudes(tail.reshape(1, 1, -1), (2,))
+    number = np.arange(counts.size).reshape(counts.shape)
+    total = jnp.where(number == last, rest, jnp.where(counts > 0, total, 0.0))
+  return total / counts.clip(1)
 
 
 def sign_decode(payload: Signs, like: ShapedLike) -> Array:
