@@ -40,7 +40,8 @@ def render_markdown(rows: Sequence[Row]) -> str:
     rows: of one subject, at least one.
 
   Raises:
-    ValueError: no rows, or no table is known for their subject.
+    ValueError: no rows, no table is known for their subject, or it needs
+      other rows.
   """
   if not rows:
     raise ValueError("`rows` must hold at least one row, got none.")
@@ -50,7 +51,17 @@ def render_markdown(rows: Sequence[Row]) -> str:
       f"`experiment` must begin with one of {', '.join(_SUMMARIES)}, got"
       f" {rows[0].experiment!r}."
     )
-  return _SUMMARIES[subject](rows).to_markdown()
+  try:
+    return _SUMMARIES[subject](rows).to_markdown()
+  # Rows that are missing or of another command fail where the table looks.
+  except (
+    *(ArithmeticError, AttributeError, LookupError),
+    *(StopIteration, TypeError, ValueError),
+  ) as error:
+    raise ValueError(
+      f"`rows` must be all that experiments.{subject} writes:"
+      f" {type(error).__name__} {error}."
+    ) from error
 
 
 def main(argv: Sequence[str]) -> None:
@@ -60,15 +71,17 @@ def main(argv: Sequence[str]) -> None:
     argv: name of the program, then paths of the files.
 
   Raises:
-    absl.app.UsageError: no file is named, or one is no file of rows.
+    absl.app.UsageError: no file is named.
+    SystemExit: a file is not there, empty, cut or of no known subject; the
+      message is one line.
   """
   if len(argv) < 2:
     raise app.UsageError("Name at least one file of rows, got none.")
   for path in argv[1:]:
     try:
       text = render_markdown(read_rows(path))
-    except (ValueError, TypeError) as error:
-      raise app.UsageError(f"No table of {path}: {error}") from error
+    except ValueError as error:
+      raise SystemExit(f"No table of {path}: {error}") from error
     print(text)
 
 

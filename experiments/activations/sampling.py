@@ -10,7 +10,7 @@ import optax
 
 from experiments import models
 from experiments.common.loop import OnStep, run_steps
-from experiments.data.images import ImageData, Images
+from experiments.data.labels import ImageData, Images
 from experiments.models.training import (
   make_batches,
   make_optimizer,

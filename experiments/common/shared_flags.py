@@ -1,15 +1,18 @@
 """Flags that several runners define, and the start of a runner.
 
-A process may import more than one runner.
+A process may import more than one runner. Files that runners write are checked
+while the flags are parsed, before any work.
 """
 
+import os
 import pathlib
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags
 
-from experiments.common import signals
+from experiments.common import files, signals
 from experiments.common.console import JobError, describe_failure
 
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
@@ -27,8 +30,9 @@ def run_main(main: Callable[[], None]) -> None:
 
   Raises:
     SystemExit: always; a flag that does not exist or a positional argument
-      prints the usage and gives exit code 1. A job that is refused, stopped by
-      a signal, or refused a file by the system, ends with one line.
+      prints the usage and gives exit code 1. A value that a flag cannot have,
+      and a job that is refused, stopped by a signal, or refused a file by the
+      system, end with one line.
   """
 
   def call(argv: Sequence[str]) -> None:
@@ -43,13 +47,69 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt as stop:
       raise SystemExit(signals.say_stopped(stop)) from stop
 
-  app.run(call)
+  app.run(call, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    return app.parse_flags_with_usage(argv)
+  # A field that a configuration does not have raises what its container does.
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise SystemExit(_explain_field(error)) from error
+
+
+def _explain_field(error: Exception) -> str:
+  return (
+    "`--config.FIELD` must be a field of the configuration, got"
+    f" {' '.join(str(error).split())}."
+  )
+
+
+class _ConfigParser(flags.ArgumentParser):
+  """Runs a configuration file and returns what its `get_config` returns."""
+
+  def parse(self, path: str) -> Any:
+    """Returns the configuration; errors are one line.
+
+    Args:
+      path: path of the file, and after a colon the argument of `get_config`,
+        if any.
+    """
+    from ml_collections import ConfigDict
+
+    path, *argument = path.split(":", 1)
+    text = files.read_text(path)
+    module: dict[str, Any] = {"__name__": "config", "__file__": path}
+    try:
+      exec(compile(text, path, "exec"), module)
+      config = module["get_config"](*argument) if "get_config" in module else 0
+    # It is somebody's program, which can raise anything.
+    except Exception as error:
+      raise ValueError(_locate_error(error, path)) from error
+    if not isinstance(config, ConfigDict):
+      raise ValueError(
+        f"{path!r} must have a function get_config that returns a ConfigDict."
+      )
+    return config.lock()
+
+  def flag_type(self) -> str:
+    """Returns the name of the type for `--help`."""
+    return "Python file"
+
+
+def _locate_error(error: Exception, path: str) -> str:
+  """Returns one line with the error and its last line of the file."""
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename == path]
+  where = f" at line {lines[-1]}" if lines else ""
+  text = " ".join(str(error).split())
+  return f"{path!r} raises {type(error).__name__}{where}: {text}"
 
 
 def define_config(
   name: str, text: str = "Configuration to run."
 ) -> flags.FlagHolder[Any]:
-  """Defines the flag `--config`.
+  """Defines the flag `--config`, whose file is run as Python.
 
   Args:
     name: name of the default file in `configs`.
@@ -58,23 +118,63 @@ def define_config(
   # Kernels are timed on machines that have few packages.
   from ml_collections import config_flags
 
-  return config_flags.DEFINE_config_file(
-    "config", str(_CONFIGS / f"{name}.py"), text, allow_override=True
-  )
+  try:
+    holder = config_flags.DEFINE_config_file(
+      "config",
+      str(_CONFIGS / f"{name}.py"),
+      f"{text} The file is run as Python: give only files that you trust.",
+      allow_override=True,
+    )
+  # Fields of the default file are read here, before the flags are parsed.
+  except (AttributeError, LookupError, TypeError) as error:
+    raise SystemExit(_explain_field(error)) from error
+  flags.FLAGS["config"].parser = _ConfigParser()
+  return holder
 
 
 def define_rows() -> flags.FlagHolder[str | None]:
   """Defines the flag `--json`."""
-  return flags.DEFINE_string(
-    "json", None, "Where to write rows (JSON Lines).", allow_override=True
-  )
+  return define_output("json", "Where to write rows (JSON Lines).")
 
 
 def define_plot() -> flags.FlagHolder[str | None]:
   """Defines the flag `--plot`."""
-  return flags.DEFINE_string(
-    "plot", None, "Where to write the plot (PNG).", allow_override=True
-  )
+  text = "Where to write the plot (PNG; the suffix chooses the format)."
+  return define_output("plot", text, files.check_plot)
+
+
+def define_output(
+  name: str, text: str, check: Callable[[str], None] = files.check_output
+) -> flags.FlagHolder[str | None]:
+  """Defines the flag of a file that a runner writes.
+
+  Args:
+    name: name of the flag.
+    text: help text.
+    check: function that raises `FileError` if the file cannot be written.
+  """
+  holder = flags.DEFINE_string(name, None, text, allow_override=True)
+
+  def is_valid(path: str | None) -> bool:
+    if path and _may_write():
+      try:
+        check(path)
+      except files.FileError as error:
+        raise flags.ValidationError(str(error)) from error
+    return True
+
+  flags.register_validator(name, is_valid)
+  return holder
+
+
+def _may_write() -> bool:
+  """Returns whether this process writes: of several only the first does."""
+  index = os.environ.get("JAX_PROCESS_ID", "0")
+  if (
+    "process_id" in flags.FLAGS and flags.FLAGS["process_id"].value is not None
+  ):
+    index = flags.FLAGS["process_id"].value
+  return str(index) == "0"
 
 
 def define_workdir() -> flags.FlagHolder[str | None]:

@@ -1,44 +1,16 @@
-"""Labeled images: scikit-learn's, CIFAR-10 files and folders of classes."""
+"""Labeled images: scikit-learn's and those of files; batches of them."""
 
 import functools
-import hashlib
 import pathlib
-from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-_CIFAR_SHAPE = (3, 32, 32)
-_CIFAR_RECORD = 1 + 3 * 32 * 32
-_IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+from experiments.data.image_files import load_cifar10, load_image_folder
+from experiments.data.labels import ImageData, Images
+
 _SPLIT_SEED = 0  # The held-out images are the same for every run and seed.
-
-
-class Images(NamedTuple):
-  """Pixels of images and their labels.
-
-  Attributes:
-    pixels: uint8 `(count, height, width, channels)`.
-    labels: int32 `(count,)`.
-  """
-
-  pixels: np.ndarray
-  labels: np.ndarray
-
-
-class ImageData(NamedTuple):
-  """One fixed split of labeled images.
-
-  Attributes:
-    train: images to train on.
-    test: images that are held out.
-    classes: number of labels.
-  """
-
-  train: Images
-  test: Images
-  classes: int
 
 
 def load_images(config: ConfigDict) -> ImageData:
@@ -54,7 +26,8 @@ def load_images(config: ConfigDict) -> ImageData:
 
   Raises:
     ValueError: `config.data` is not one of the four.
-    FileNotFoundError: a file or folder is missing; the message names it.
+    MissingFileError: a file or folder is missing; the message names it.
+    FileError: a file does not hold such images; the message names it.
   """
   match config.data:
     case "digits":
@@ -129,81 +102,6 @@ def resize_images(data: ImageData, size: int) -> ImageData:
   )
 
 
-def load_cifar10(folder: pathlib.Path) -> ImageData:
-  """Reads CIFAR-10 from its binary files, or from one `.npz` file.
-
-  Args:
-    folder: holds `data_batch_*.bin` and `test_batch.bin`, or a single
-      `.npz` with `x_train`, `y_train`, `x_test`, `y_test`; the
-      `.npz` file itself may be named instead.
-
-  Returns:
-    The split that the files define.
-
-  Raises:
-    FileNotFoundError: neither form exists.
-    ValueError: a file does not have the format of its name.
-  """
-  if folder.suffix == ".npz":
-    return _read_npz(_require_path(folder))
-  _require_path(folder)
-  archives = sorted(folder.glob("*.npz"))
-  if archives:
-    return _read_npz(archives[0])
-  batches = sorted(folder.glob("data_batch_*.bin"))
-  if not batches:
-    raise FileNotFoundError(
-      "`config.data_dir` must hold data_batch_*.bin or an .npz file, got"
-      f" {str(folder)!r} without either."
-    )
-  parts = [_read_cifar_records(path) for path in batches]
-  train = Images(
-    *(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-  )
-  test = _read_cifar_records(_require_path(folder / "test_batch.bin"))
-  return ImageData(train, test, classes=10)
-
-
-def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
-  """Reads a tree with one folder of images for each class, resized to a square.
-
-  Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
-  `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path
-  hashes into the lowest fifth are held out.
-
-  Args:
-    folder: the root of the tree.
-    size: height and width after resizing, in pixels.
-
-  Returns:
-    The split of the images; labels number the class folders in sorted order.
-
-  Raises:
-    FileNotFoundError: a folder is missing or holds no images.
-  """
-  _require_path(folder)
-  held_out = [folder / n for n in ("val", "test") if (folder / n).is_dir()]
-  if (folder / "train").is_dir():
-    if not held_out:
-      raise FileNotFoundError(
-        "`config.data_dir` must hold val/ or test/ beside train/, got"
-        f" {str(folder)!r} without either."
-      )
-    train, test = _list_images(folder / "train"), _list_images(held_out[0])
-  else:
-    files = _list_images(folder)
-    test = [f for f in files if _is_held_out(f[0].relative_to(folder))]
-    train = [f for f in files if f not in test]
-  classes = sorted({name for _, name in train} | {name for _, name in test})
-  _require_some(train, "train", folder)
-  _require_some(test, "test", folder)
-  return ImageData(
-    _read_images(train, classes, size),
-    _read_images(test, classes, size),
-    len(classes),
-  )
-
-
 def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
   """Returns the examples of one step: a pure function of its arguments.
 
@@ -235,15 +133,6 @@ def _draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
   return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def _require_path(path: pathlib.Path) -> pathlib.Path:
-  if str(path) == "." or not path.exists():
-    raise FileNotFoundError(
-      f"`config.data_dir` must lead to existing data, got {str(path)!r}, which"
-      " is not there."
-    )
-  return path
-
-
 def _cut_crops(pixels: np.ndarray, size: int, stride: int) -> list[np.ndarray]:
   height, width = pixels.shape[:2]
   return [
@@ -269,64 +158,3 @@ def _resize_pixels(images: Images, size: int) -> Images:
     bigger = plane.resize((size, size), Image.Resampling.BILINEAR)
     pixels[i, :, :, j] = np.asarray(bigger)
   return images._replace(pixels=pixels)
-
-
-def _read_cifar_records(path: pathlib.Path) -> Images:
-  raw = np.fromfile(path, np.uint8)
-  if raw.size == 0 or raw.size % _CIFAR_RECORD:
-    raise ValueError(
-      f"`{path.name}` must be whole records of {_CIFAR_RECORD} bytes, got"
-      f" {raw.size} bytes."
-    )
-  records = raw.reshape(-1, _CIFAR_RECORD)
-  pixels = records[:, 1:].reshape(-1, *_CIFAR_SHAPE).transpose(0, 2, 3, 1)
-  return Images(pixels, records[:, 0].astype(np.int32))
-
-
-def _read_npz(path: pathlib.Path) -> ImageData:
-  names = ("x_train", "y_train", "x_test", "y_test")
-  with np.load(path) as arrays:
-    missing = [name for name in names if name not in arrays]
-    if missing:
-      raise ValueError(
-        f"`{path.name}` must hold {', '.join(names)}, got no"
-        f" {', '.join(missing)}."
-      )
-    x_train, y_train, x_test, y_test = (arrays[name] for name in names)
-  train = Images(x_train, y_train.reshape(-1).astype(np.int32))
-  test = Images(x_test, y_test.reshape(-1).astype(np.int32))
-  return ImageData(train, test, classes=10)
-
-
-def _list_images(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-  """Returns image files in sorted order, each with its class folder's name."""
-  return [
-    (path, path.relative_to(folder).parts[0])
-    for path in sorted(folder.glob("*/**/*"))
-    if path.suffix.lower() in _IMAGE_SUFFIXES
-  ]
-
-
-def _is_held_out(path: pathlib.PurePath) -> bool:
-  digest = hashlib.sha256(path.as_posix().encode()).digest()
-  return digest[0] < 256 // 5
-
-
-def _require_some(files: list, split: str, folder: pathlib.Path) -> None:
-  if not files:
-    raise FileNotFoundError(
-      "`config.data_dir` must hold class folders of images"
-      f" ({', '.join(sorted(_IMAGE_SUFFIXES))}) for the {split} split, got none"
-      f" in {str(folder)!r}."
-    )
-
-
-def _read_images(
-  files: list[tuple[pathlib.Path, str]], classes: list[str], size: int
-) -> Images:
-  pixels = np.empty((len(files), size, size, 3), np.uint8)
-  for i, (path, _) in enumerate(files):
-    with Image.open(path) as image:
-      pixels[i] = np.asarray(image.convert("RGB").resize((size, size)))
-  labels = np.array([classes.index(name) for _, name in files], np.int32)
-  return Images(pixels, labels)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.common.files import FileError, MissingFileError
+
 _SKIPPED_FOLDERS = frozenset(
   {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 )
@@ -41,7 +43,8 @@ def load_text(config: ConfigDict) -> TextData:
 
   Raises:
     ValueError: `config.data` is not `stdlib`.
-    FileNotFoundError: one half of the split is empty.
+    MissingFileError: one half of the split is empty.
+    FileError: a file cannot be read; the message names it.
   """
   if config.data != "stdlib":
     raise ValueError(
@@ -54,7 +57,7 @@ def load_text(config: ConfigDict) -> TextData:
   train = [path for path in files if path not in held_out]
   for name, paths in (("train", train), ("test", test)):
     if not paths:
-      raise FileNotFoundError(
+      raise MissingFileError(
         f"`config.data_dir` must hold *.py files for the {name} split, got"
         f" none in {str(root)!r}."
       )
@@ -68,6 +71,8 @@ def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
   """Returns Python sources under `root`, sorted by path, without tests."""
   kept = []
   for path in root.rglob("*.py"):
+    if not path.is_file():
+      continue
     relative = path.relative_to(root)
     if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
       if not relative.name.startswith(_SKIPPED_PREFIX):
@@ -101,12 +106,8 @@ def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
   Raises:
     ValueError: `text` is shorter than one window.
   """
+  _require_window(text, length)
   count = (text.size - 1) // length
-  if count < 1:
-    raise ValueError(
-      f"`text` must be longer than one window of {length} bytes, got"
-      f" {text.size}."
-    )
   index = np.arange(count)[:, None] * length + np.arange(length + 1)[None, :]
   return text[index].astype(np.int32)
 
@@ -125,11 +126,23 @@ def draw_windows(
 
   Returns:
     int32 `(size, length + 1)`.
+
+  Raises:
+    ValueError: `text` is shorter than one window.
   """
+  _require_window(text, length)
   random = np.random.default_rng([seed, step])
   start = random.integers(0, text.size - length, size)
   index = start[:, None] + np.arange(length + 1)[None, :]
   return text[index].astype(np.int32)
+
+
+def _require_window(text: np.ndarray, length: int) -> None:
+  if text.size <= length:
+    raise ValueError(
+      f"`text` must be longer than one window of {length} bytes, got"
+      f" {text.size}."
+    )
 
 
 def _is_held_out(path: pathlib.PurePath) -> bool:
@@ -144,6 +157,11 @@ def _read_limited(files: list[pathlib.Path], limit: int) -> np.ndarray:
   for path in files:
     if total >= limit:
       break
-    parts.append(path.read_bytes()[: limit - total])
+    try:
+      parts.append(path.read_bytes()[: limit - total])
+    except OSError as error:
+      raise FileError(
+        f"{str(path)!r} must be a file that can be read: {error.strerror}."
+      ) from error
     total += len(parts[-1])
   return np.frombuffer(b"".join(parts), np.uint8)

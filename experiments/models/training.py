@@ -7,13 +7,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data.images import (
-  ImageData,
-  Images,
-  batch_indices,
-  load_images,
-  resize_images,
-)
+from experiments.data.images import batch_indices, load_images, resize_images
+from experiments.data.labels import ImageData, Images
 from jaxmotion.core import Array
 
 NARROW_WIDTHS = {

@@ -25,8 +25,8 @@ from experiments.perfmodel.rows import calibration_rows
 from experiments.perfmodel.tables import calibration_table
 from jaxmotion import perfmodel
 
-_PLATFORM = flags.DEFINE_string(
-  "platform", None, "Where to write the platform (JSON).", allow_override=True
+_PLATFORM = shared_flags.define_output(
+  "platform", "Where to write the platform (JSON)."
 )
 _JSON = shared_flags.define_rows()
 _AXIS = flags.DEFINE_string(

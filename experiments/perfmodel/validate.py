@@ -20,7 +20,7 @@ import sys
 import rich.console
 from absl import app, flags
 
-from experiments.common import records, shared_flags
+from experiments.common import files, records, shared_flags
 from experiments.common.console import make_console
 from experiments.hosts import links
 from experiments.hosts.processes import HostError
@@ -74,8 +74,10 @@ _LARGEST = flags.DEFINE_integer(
   1 << 12,
   allow_override=True,
 )
-_PLATFORMS = flags.DEFINE_string(
-  "platforms", None, "Folder of platforms: read if there, else written."
+_PLATFORMS = shared_flags.define_output(
+  "platforms",
+  "Folder of platforms: read if there, else written.",
+  files.check_folder,
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()

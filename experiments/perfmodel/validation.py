@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import rich.console
 import rich.progress
 
+from experiments.common.files import FileError
 from experiments.perfmodel.cases import Grid
 from experiments.perfmodel.predict import (
   BaseStepModel,
@@ -48,11 +49,17 @@ def measure_testbed(
 
   Raises:
     HostError: a process failed.
+    FileError: the stored file does not hold a platform.
   """
   codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
   path = platform_path(platforms, testbed)
-  is_stored = path is not None and path.exists()
   platform, rounds = None, []
+  if path is not None and path.exists():
+    try:
+      platform = perfmodel.load_platform(path)
+    except (OSError, TypeError, ValueError) as error:
+      raise FileError(str(error)) from error
+  is_stored = platform is not None
   with (
     start_processes(testbed) as processes,
     rich.progress.Progress(console=console, transient=True) as progress,
@@ -67,9 +74,7 @@ def measure_testbed(
     for _ in range(effort.rounds):
       rounds.append(run_round(processes, effort.steps))
       progress.advance(task)
-    if path is not None and is_stored:
-      platform = perfmodel.load_platform(path)
-    elif is_calibrated:
+    if is_calibrated and not is_stored:
       platform = fetch_platform(processes)
       if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

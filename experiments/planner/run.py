@@ -6,16 +6,27 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from experiments.common.files import FileError
 from experiments.train import tasks
 from experiments.train.optimizer import make_optimizer
 from jaxmotion import perfmodel, planner
 
 
 def load_platform(name: str) -> perfmodel.Platform:
-  """Returns the platform of a name, or of a JSON file."""
-  if name.endswith(".json"):
-    return perfmodel.load_platform(name)
-  return perfmodel.builtin_platform(name)
+  """Returns the platform of a name, or of a JSON file.
+
+  Args:
+    name: name of a built-in platform, or path of a file that ends in `.json`.
+
+  Raises:
+    FileError: there is no such platform, or the file does not hold one.
+  """
+  try:
+    if name.endswith(".json"):
+      return perfmodel.load_platform(name)
+    return perfmodel.builtin_platform(name)
+  except (OSError, TypeError, ValueError) as error:
+    raise FileError(f"`--platform`: {error}") from error
 
 
 def make_plan(

@@ -12,12 +12,8 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.data.images import (
-  ImageData,
-  Images,
-  batch_indices,
-  load_images,
-)
+from experiments.data.images import batch_indices, load_images
+from experiments.data.labels import ImageData, Images
 from experiments.data.text import (
   corpus_sha256,
   cut_windows,

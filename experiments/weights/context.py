@@ -7,6 +7,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.data import images
+from experiments.data.labels import ImageData
 from experiments.models import staged
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, image_batches
@@ -26,7 +27,7 @@ class RunContext(NamedTuple):
 
   config: ConfigDict
   tx: optax.GradientTransformation
-  data: images.ImageData
+  data: ImageData
   batch: Callable[[int, int], Batch]
   test: Callable[[], Any]
 

@@ -25,14 +25,34 @@ def test_the_tables_of_pages_are_made_of_the_rows(name, page):
   assert tables.render_markdown(rows) in (ROOT / page).read_text()
 
 
+def test_no_file_at_all_prints_the_usage():
+  with pytest.raises(absl.app.UsageError, match="Name at least one file"):
+    tables.main(["tables"])
+
+
 @pytest.mark.parametrize(
-  ("paths", "message"),
+  ("text", "match"),
   [
-    ([], "Name at least one file of rows, got none"),
-    (["no_such_file"], "No table of no_such_file: `rows` must hold at least"),
-    ([str(ROOT / "README.md")], "No table of .*README.md: "),
+    (None, r"bad.jsonl' must exist"),
+    ("", r"at least one, got none"),
+    ('{"experiment": "train_di', r"bad.jsonl' line 1 must be a JSON object"),
   ],
 )
-def test_what_is_no_file_of_rows_is_named(paths, message):
-  with pytest.raises(absl.app.UsageError, match=message):
-    tables.main(["tables", *paths])
+def test_files_without_rows_give_one_line(tmp_path, text, match):
+  path = tmp_path / "bad.jsonl"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(SystemExit, match=match) as caught:
+    tables.main(["tables", str(path)])
+  assert "bad.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", sorted([*tables._SUMMARIES, "unknown"]))
+def test_rows_of_another_command_give_one_line(tmp_path, experiment):
+  row = records.Row(experiment, "a", "b", "c", "d", None, None, None, "e", "f")
+  path = tmp_path / "bad.jsonl"
+  records.write_rows(path, [row])
+  try:
+    tables.main(["tables", str(path)])
+  except SystemExit as error:
+    assert "bad.jsonl" in str(error) and "\n" not in str(error)

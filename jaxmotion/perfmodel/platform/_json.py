@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxmotion.perfmodel.platform._curve import Curve
@@ -59,11 +59,15 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
     ValueError: `platform` must have a field 'device', got only 'name'.
   """
   fields = _checked_fields(Platform, "platform", plain)
+  sources = _checked_dict("sources", fields.get("sources", {}))
+  for name, text in sources.items():
+    _check_text(f"sources[{name!r}]", text)
   fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
     fields[name] = _read_link(name, fields[name])
+  axes = _checked_list("axes", fields["axes"])
   fields["axes"] = tuple(
-    _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(fields["axes"])
+    _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(axes)
   )
   return _construct(Platform, "platform", fields)
 
@@ -97,15 +101,48 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
     The platform.
 
   Raises:
-    TypeError: a field has another type.
-    ValueError: the file is not JSON, or a field is missing, unknown or out of
-      range; the message has its path.
+    OSError: the file cannot be read.
+    TypeError: a field has another type; the message has the file and the field.
+    ValueError: the file is not JSON, or a field is missing, unknown, twice
+      there or out of range; the message has the file and the field.
 
   Example:
     >>> load_platform("cluster.json").name  # doctest: +SKIP
     'our cluster'
   """
-  return platform_from_dict(json.loads(pathlib.Path(path).read_text()))
+  content = pathlib.Path(path).read_bytes()
+  try:
+    return platform_from_dict(_parse_json(content))
+  except (TypeError, ValueError) as error:
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    raise kind(
+      f"`path` must be the JSON file of a platform, got {str(path)!r}: {error}"
+    ) from error
+
+
+def _parse_json(content: bytes) -> Any:
+  try:
+    return json.loads(
+      content.decode(), object_pairs_hook=_make_dict, parse_int=_make_int
+    )
+  except RecursionError:
+    raise ValueError("it is nested too deeply.") from None
+
+
+def _make_int(digits: str) -> int:
+  # Figures are multiplied by floats, which no larger integer can be.
+  if len(digits) > 300:
+    raise ValueError(f"numbers must be below 1e300, got {digits[:8]}...")
+  return int(digits)
+
+
+def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for name, value in pairs:
+    if name in found:
+      raise ValueError(f"the field {name!r} is there twice.")
+    found[name] = value
+  return found
 
 
 def _to_plain(value: Any) -> Any:
@@ -119,6 +156,8 @@ def _to_plain(value: Any) -> Any:
 
 def _read_device(path: str, plain: Any) -> Device:
   fields = _checked_fields(Device, path, plain)
+  name = "matmul_flops_per_s"
+  fields[name] = _checked_dict(f"{path}.{name}", fields[name])
   rate_path = f"{path}.memory_rate"
   fields["memory_rate"] = _read_rate(rate_path, fields["memory_rate"])
   fields["measured"] = _read_curves(path, fields)
@@ -133,6 +172,7 @@ def _read_axis(path: str, plain: Any) -> Axis:
 
 def _read_link(path: str, plain: Any) -> Link:
   fields = _checked_fields(Link, path, plain)
+  _checked_dict(f"{path}.efficiency", fields.get("efficiency", {}))
   fields["rate"] = _read_rate(f"{path}.rate", fields["rate"])
   fields["measured"] = _read_curves(path, fields)
   return _construct(Link, path, fields)
@@ -140,9 +180,12 @@ def _read_link(path: str, plain: Any) -> Link:
 
 def _read_curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
   curves = {}
-  for key, plain in fields.get("measured", {}).items():
+  measured = _checked_dict(f"{path}.measured", fields.get("measured", {}))
+  for key, plain in measured.items():
     curve_path = f"{path}.measured[{key!r}]"
     curve_fields = _checked_fields(Curve, curve_path, plain)
+    for name in ("sizes", "seconds"):
+      _checked_list(f"{curve_path}.{name}", curve_fields[name])
     curves[key] = _construct(Curve, curve_path, curve_fields)
   return curves
 
@@ -167,7 +210,26 @@ def _checked_fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
       raise ValueError(
         f"`{path}` must have a field {f.name!r}, got only {given}."
       )
+  if "name" in plain:
+    _check_text(f"{path}.name", plain["name"])
   return dict(plain)
+
+
+def _checked_dict(path: str, plain: Any) -> Mapping[str, Any]:
+  if not isinstance(plain, Mapping):
+    raise TypeError(f"`{path}` must be a dict, got {plain!r}.")
+  return plain
+
+
+def _checked_list(path: str, plain: Any) -> Sequence[Any]:
+  if not isinstance(plain, (list, tuple)):
+    raise TypeError(f"`{path}` must be a list, got {plain!r}.")
+  return plain
+
+
+def _check_text(path: str, plain: Any) -> None:
+  if not isinstance(plain, str):
+    raise TypeError(f"`{path}` must be text, got {plain!r}.")
 
 
 def _construct(kind: type[_T], path: str, fields: dict[str, Any]) -> _T:

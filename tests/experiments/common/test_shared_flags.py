@@ -1,10 +1,12 @@
 """Tests of the flags that several runners define."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+from experiments.common import files, shared_flags
 from tests.experiments.jobs import environment
 from tests.paths import ROOT
 
@@ -14,21 +16,59 @@ RUNNERS = sorted(
   if "shared_flags.run_main(main)" in path.read_text()
 )
 IMPORT_ALL = """
-import importlib, sys
+import importlib, json, sys
 from absl import flags
 
-for name in sys.argv[1:]:
+bad, *names = sys.argv[1:]
+BAD = json.loads(bad)
+sys.argv = ["run"]
+for name in names:
   runner = importlib.import_module(name)
   of_runner = [f.name for f in flags.FLAGS.get_key_flags_for_module(name)]
   assert "json" in of_runner, f"{name} does not show --json in its --help"
+  for flag, bad in BAD.items():
+    if flag in of_runner:
+      try:
+        flags.FLAGS(["run", f"--{flag}={bad}"])
+      except flags.IllegalFlagValueError as error:
+        assert bad in str(error) and "\\n" not in str(error), error
+      else:
+        raise AssertionError(f"{name} accepts --{flag}={bad}")
+      flags.FLAGS[flag].unparse()
 flags.FLAGS(["run", "--json=rows"])
 print(flags.FLAGS.json)
 """
+# Files that cannot be read or written, of flags that runners share.
+REFUSED = {
+  "json": "/dev/null/rows.jsonl",
+  "plot": "plot.unknown",
+  "config": "/nowhere/config.py",
+}
+RUN_ALL = """
+import os, sys
+from experiments.common import files, shared_flags
+
+def main():
+  files.read_text("/nowhere/data")
+
+for line in sys.stdin.read().splitlines():
+  sys.argv = ["run", *line.split()]
+  child = os.fork()
+  if not child:
+    os.dup2(1, 2)
+    shared_flags.define_config("digits")
+    shared_flags.define_rows()
+    shared_flags.define_plot()
+    shared_flags.run_main(main)
+  _, status = os.waitpid(child, 0)
+  print("exit", os.waitstatus_to_exitcode(status), flush=True)
+"""
 
 
-def run_python(*arguments):
+def run_python(*arguments, text=""):
   return subprocess.run(
     [sys.executable, *arguments],
+    input=text,
     check=False,
     capture_output=True,
     cwd=ROOT,
@@ -40,7 +80,7 @@ def run_python(*arguments):
 @pytest.mark.parametrize("order", [1, -1], ids=["forward", "backward"])
 def test_a_process_may_import_all_runners(order):
   assert "experiments.train.__main__" in RUNNERS and len(RUNNERS) >= 15
-  found = run_python("-c", IMPORT_ALL, *RUNNERS[::order])
+  found = run_python("-c", IMPORT_ALL, json.dumps(REFUSED), *RUNNERS[::order])
   assert found.returncode == 0, found.stderr[-2000:]
   assert found.stdout.split() == ["rows"]
 
@@ -50,3 +90,66 @@ def test_a_positional_argument_is_an_error():
   found = run_python("-c", code, "rows.jsonl")
   assert found.returncode == 1
   assert "Flags must start with --, got 'rows.jsonl'." in found.stderr
+
+
+# What a command line must be answered with, in a line of its own.
+ANSWERS = {
+  "--json=/dev/null/rows.jsonl": "'/dev/null' must be a folder",
+  "--json=/": "'/' must be a file, and is a folder",
+  "--json=/proc/rows.jsonl": "'/proc' must be a folder that files can",
+  "--plot=x.unknown": "'x.unknown' must end in .",
+  "--plot=x": "'x' must end in .",
+  "--plot=/dev/null/x.png": "'/dev/null' must be a folder",
+  "--config=/nowhere/x.py": "'/nowhere/x.py' must exist, and does not.",
+  "--config=/": "'/' must be a file that can be read",
+  "--config={}/none.py": "must have a function get_config that returns a Con",
+  "--config={}/other.py": "must have a function get_config that returns a Con",
+  "--config={}/syntax.py": "raises SyntaxError: invalid syntax (syntax.py, ",
+  "--config={}/lines.py": "raises ValueError at line 3: of two lines",
+  "--config={}/imports.py": "raises ModuleNotFoundError at line 1: No module",
+  "--config.nothing=3": "`--config.FIELD` must be a field of the configuration",
+  "--config={}/good.py --config.nothing=3": "`--config.FIELD` must be a field",
+  "--config={}/good.py --config.steps=some": "invalid literal for int()",
+  "--config={}/good.py --config.steps=3": "Stopped: '/nowhere/data' must exist",
+}
+FILES = {
+  "none": "steps = 3",
+  "other": "def get_config():\n  return {}",
+  "syntax": "def get_config(:",
+  "lines": "\ndef get_config():\n  raise ValueError('of two\\nlines')",
+  "imports": "import no_such_package",
+  "good": (
+    "from ml_collections import ConfigDict\n"
+    "def get_config():\n  return ConfigDict({'steps': 1})"
+  ),
+}
+
+
+def test_bad_files_are_refused_in_one_line_before_any_work(tmp_path):
+  for name, text in FILES.items():
+    (tmp_path / f"{name}.py").write_text(text + "\n")
+  lines = [line.format(tmp_path) for line in ANSWERS]
+  found = run_python("-c", RUN_ALL, text="\n".join(lines))
+  assert found.returncode == 0, found.stderr[-2000:]
+  answers = found.stdout.split("exit 1\n")
+  assert len(answers) == len(lines) + 1, found.stdout
+  for line, wanted, answer in zip(
+    lines, ANSWERS.values(), answers[:-1], strict=True
+  ):
+    assert wanted in answer, (line, answer)
+    told = [one for one in answer.splitlines() if "--helpshort" not in one]
+    assert len(told) == 1, (line, answer)
+
+
+def test_checks_of_files_leave_nothing_behind(tmp_path):
+  files.check_output(tmp_path / "new" / "rows.jsonl")
+  files.check_plot(tmp_path / "plot.png")
+  files.check_folder(tmp_path / "other")
+  assert not list(tmp_path.iterdir())
+
+
+def test_another_process_than_the_first_writes_nothing(monkeypatch):
+  monkeypatch.setenv("JAX_PROCESS_ID", "1")
+  assert not shared_flags._may_write()
+  monkeypatch.setenv("JAX_PROCESS_ID", "0")
+  assert shared_flags._may_write()

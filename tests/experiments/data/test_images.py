@@ -1,26 +1,11 @@
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from PIL import Image
 from sklearn import datasets
 
 from experiments.data import images as data_images
 
 RNG = np.random.default_rng(0)
-
-
-def make_records(count):
-  """CIFAR-10 records: pixels, labels, and the bytes of a binary file."""
-  pixels = RNG.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-  labels = RNG.integers(0, 10, count)
-  planes = pixels.transpose(0, 3, 1, 2).reshape(count, -1)
-  records = np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1)
-  return pixels, labels, records
-
-
-def save_image(path, color):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  Image.new("RGB", (20, 10), color).save(path)
 
 
 def test_digits_are_split_two_to_one_without_overlap():
@@ -95,99 +80,6 @@ def test_resizing_keeps_what_there_is():
   )
   assert correlation[0, 1] > 0.95
   assert data_images.resize_images(data, 8).train is data.train
-
-
-def test_cifar10_binary_files_are_read_in_order(tmp_path):
-  parts = [make_records(n) for n in (3, 2, 4)]
-  names = ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin")
-  for name, (_, _, records) in zip(names, parts, strict=True):
-    records.tofile(tmp_path / name)
-  data = data_images.load_cifar10(tmp_path)
-  np.testing.assert_array_equal(
-    data.train.pixels, np.concatenate([parts[0][0], parts[1][0]])
-  )
-  np.testing.assert_array_equal(
-    data.train.labels, np.concatenate([parts[0][1], parts[1][1]])
-  )
-  np.testing.assert_array_equal(data.test.pixels, parts[2][0])
-
-
-@pytest.mark.parametrize("named", ["folder", "file"])
-def test_cifar10_npz_is_read(tmp_path, named):
-  pixels, labels, _ = make_records(5)
-  np.savez(
-    tmp_path / "cifar.npz",
-    x_train=pixels[:3],
-    y_train=labels[:3, None],  # Keras keeps a second axis.
-    x_test=pixels[3:],
-    y_test=labels[3:],
-  )
-  path = tmp_path / "cifar.npz" if named == "file" else tmp_path
-  data = data_images.load_cifar10(path)
-  np.testing.assert_array_equal(data.train.pixels, pixels[:3])
-  np.testing.assert_array_equal(data.train.labels, labels[:3])
-  np.testing.assert_array_equal(data.test.labels, labels[3:])
-
-
-def test_missing_cifar10_is_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match=r"data_batch_\*.bin or an .npz"):
-    data_images.load_cifar10(tmp_path)
-  make_records(1)[2].tofile(tmp_path / "data_batch_1.bin")
-  with pytest.raises(FileNotFoundError, match=r"test_batch.bin"):
-    data_images.load_cifar10(tmp_path)
-
-
-def test_cut_cifar10_file_is_named(tmp_path):
-  make_records(2)[2].reshape(-1)[:-1].tofile(tmp_path / "data_batch_1.bin")
-  with pytest.raises(ValueError, match=r"data_batch_1.bin.*got 6145 bytes"):
-    data_images.load_cifar10(tmp_path)
-
-
-def test_npz_without_labels_is_named(tmp_path):
-  np.savez(tmp_path / "half.npz", x_train=np.zeros(1), x_test=np.zeros(1))
-  with pytest.raises(ValueError, match=r"got no y_train, y_test"):
-    data_images.load_cifar10(tmp_path)
-
-
-@pytest.mark.parametrize("held_out", ["val", "test"])
-def test_image_folder_with_splits_is_read(tmp_path, held_out):
-  save_image(tmp_path / "train" / "cat" / "a.png", (255, 0, 0))
-  save_image(tmp_path / "train" / "dog" / "b.jpg", (0, 255, 0))
-  save_image(tmp_path / held_out / "dog" / "c.png", (0, 0, 255))
-  (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
-  data = data_images.load_image_folder(tmp_path, 8)
-  assert data.classes == 2
-  assert data.train.pixels.shape == (2, 8, 8, 3)
-  assert data.train.labels.tolist() == [0, 1]
-  assert data.test.labels.tolist() == [1]
-  assert (data.train.pixels[0] == (255, 0, 0)).all()
-  assert (data.test.pixels[0] == (0, 0, 255)).all()
-
-
-def test_plain_image_folder_holds_out_by_path(tmp_path):
-  for i in range(40):
-    save_image(tmp_path / "ab"[i % 2] / f"{i}.png", (i, 0, 0))
-  data = data_images.load_image_folder(tmp_path, 4)
-  train, test = (set(s.pixels[:, 0, 0, 0]) for s in (data.train, data.test))
-  assert train | test == set(range(40))
-  assert not train & test
-  assert 2 <= len(test) <= 16  # A fifth of 40, give or take.
-  # More files move none of the others to the other side.
-  save_image(tmp_path / "a" / "new.png", (200, 0, 0))
-  again = data_images.load_image_folder(tmp_path, 4)
-  assert set(again.test.pixels[:, 0, 0, 0]) - {200} == test
-
-
-def test_missing_image_folders_are_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match=r"got '/nowhere/at/all'"):
-    data_images.load_image_folder(
-      data_images.pathlib.Path("/nowhere/at/all"), 8
-    )
-  with pytest.raises(FileNotFoundError, match=r"class folders of images"):
-    data_images.load_image_folder(tmp_path, 8)
-  (tmp_path / "train").mkdir()
-  with pytest.raises(FileNotFoundError, match=r"val/ or test/ beside train/"):
-    data_images.load_image_folder(tmp_path, 8)
 
 
 def test_data_dir_must_be_given():

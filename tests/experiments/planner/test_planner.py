@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from experiments.common import records
+from experiments.common.files import FileError
 from experiments.planner import run
 from jaxmotion import codecs, perfmodel, planner
 from tests.experiments.jobs import WAIT, environment
@@ -68,9 +69,14 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
   assert all(row.machine == "ethernet_10gbit" for row in rows)
 
 
-def test_unknown_platforms_workers_and_axes_are_refused(tiny):
-  with pytest.raises(ValueError, match="`name` must be one of 'h200_node'"):
+def test_unknown_platforms_workers_and_axes_are_refused(tiny, tmp_path):
+  with pytest.raises(FileError, match="`name` must be one of 'h200_node'"):
     run.load_platform("token_ring")
+  path = tmp_path / "cut.json"
+  for text in ("", "{}", '{"name": 3}'):
+    path.write_text(text)
+    with pytest.raises(FileError, match=r"`--platform`: .*cut.json"):
+      run.load_platform(str(path))
   with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):
     run.make_plan(
       tiny("digits", workers=3), perfmodel.builtin_platform("h100_node")
