@@ -43,7 +43,9 @@ flags.register_validator(
   lambda names: set(names) <= set(SUBJECTS),
   f"must be some of {', '.join(SUBJECTS)}.",
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first round.")
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of the first round.", allow_override=True
+)
 _PROCESSES = flags.DEFINE_integer(
   "processes", os.cpu_count() or 1, "Rounds at the same time.", lower_bound=1
 )

@@ -42,7 +42,9 @@ _REPEATS = flags.DEFINE_integer(
 )
 _SECONDS = flags.DEFINE_float("seconds", 420, "Start nothing after that long.")
 _CHECK = flags.DEFINE_bool("check", False, "Check only.")
-_SEED = flags.DEFINE_integer("seed", None, "Of the arrays that are checked.")
+_SEED = flags.DEFINE_integer(
+  "seed", None, "Of the arrays that are checked.", allow_override=True
+)
 _COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
 _GPU = flags.DEFINE_enum(
   "gpu", "H100", list(gpu_compile.GPUS), "Of --compiled."

@@ -34,7 +34,7 @@ def test_no_file_at_all_prints_the_usage():
   ("text", "match"),
   [
     (None, r"bad.jsonl' must exist"),
-    ("", r"at least one, got none"),
+    ("", r"at least one row, got none"),
     ('{"experiment": "train_di', r"bad.jsonl' line 1 must be a JSON object"),
   ],
 )
