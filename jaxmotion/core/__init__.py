@@ -6,9 +6,12 @@ from jaxmotion.core._bits import (
   word_dtype as word_dtype,
 )
 from jaxmotion.core._checks import (
+  check_arrays as check_arrays,
+  check_callable as check_callable,
   check_choice as check_choice,
   check_float as check_float,
   check_int as check_int,
+  check_like as check_like,
   check_number as check_number,
   shape_string as shape_string,
 )
@@ -60,6 +63,7 @@ from jaxmotion.core._types import (
 )
 from jaxmotion.core._update_in_place import update_in_place as update_in_place
 from jaxmotion.core._vjp import (
+  float0_zeros as float0_zeros,
   is_inexact as is_inexact,
   vjp_inexact as vjp_inexact,
 )

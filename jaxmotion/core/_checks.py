@@ -4,7 +4,11 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+
+from jaxmotion.core._tree import named_leaves, same_structure
+from jaxmotion.core._types import PyTree
 
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -118,6 +122,99 @@ def check_float(name: str, x: Any) -> None:
     raise TypeError(
       f"`{name}` must be a floating-point array, got {shape_string(x)}."
     )
+
+
+def check_callable(name: str, value: Any) -> None:
+  """Raises unless `value` can be called.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+
+  Raises:
+    TypeError: it is no function.
+
+  >>> check_callable("loss", 3)
+  Traceback (most recent call last):
+  ...
+  TypeError: `loss` must be a function, got 3.
+  """
+  if not callable(value):
+    raise TypeError(f"`{name}` must be a function, got {value!r}.")
+
+
+def check_arrays(name: str, tree: PyTree) -> None:
+  """Raises unless every leaf of a tree is an array, a number or a shape.
+
+  Args:
+    name: the argument's name, for the message.
+    tree: what the caller gave; a ShapeDtypeStruct is a shape.
+
+  Raises:
+    TypeError: a leaf is something else.
+
+  >>> check_arrays("batch", {"x": jnp.zeros(3), "y": "text"})
+  Traceback (most recent call last):
+  ...
+  TypeError: `batch` must be a tree of arrays, got 'text' at 'y'.
+  """
+  for path, x in named_leaves(tree):
+    if not _is_array(x):
+      place = f" at {path!r}" if path else ""
+      raise TypeError(
+        f"`{name}` must be a tree of arrays, got {x!r:.200}{place}."
+      )
+
+
+def check_like(name: str, tree: PyTree, like: PyTree, source: str) -> None:
+  """Raises unless a tree of arrays has the structure and shapes of another.
+
+  Args:
+    name: the argument's name, for the message.
+    tree: what the caller gave.
+    like: arrays or shapes.
+    source: where a right tree comes from, for the message.
+
+  Raises:
+    TypeError: a leaf is no array.
+    ValueError: structure or a shape is another.
+
+  >>> check_like("state", [jnp.zeros(3)], [jnp.zeros(2)], "`init`")
+  Traceback (most recent call last):
+  ...
+  ValueError: `state` must be like that of `init`, got float32[3] at '0', not \
+float32[2].
+  """
+  check_arrays(name, tree)
+  if not same_structure(tree, like):
+    raise ValueError(
+      f"`{name}` must be like that of {source}, got "
+      f"{jax.tree.structure(tree)}, not {jax.tree.structure(like)}."
+    )
+  for (path, x), y in zip(
+    named_leaves(tree), jax.tree.leaves(like), strict=True
+  ):
+    if jnp.shape(x) != jnp.shape(y):
+      found, wanted = (
+        shape_string(jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)))
+        for a in (x, y)
+      )
+      place = f" at {path!r}" if path else ""
+      raise ValueError(
+        f"`{name}` must be like that of {source}, got {found}{place}, not "
+        f"{wanted}."
+      )
+
+
+def _is_array(x: Any) -> bool:
+  """Says whether JAX can compute with a leaf, or its type with a shape."""
+  if isinstance(x, jax.ShapeDtypeStruct):
+    return True
+  try:
+    jax.typeof(x)
+  except (OverflowError, TypeError, ValueError):
+    return False
+  return True
 
 
 def shape_string(x: Any) -> str:

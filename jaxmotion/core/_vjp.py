@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmotion.core._types import Array, PyTree
 
@@ -20,6 +21,18 @@ def is_inexact(x: Any) -> bool:
   """
   dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
   return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def float0_zeros(x: Any) -> np.ndarray:
+  """Returns the cotangent that JAX expects of an integer or boolean output.
+
+  Args:
+    x: array, ShapeDtypeStruct or abstract value.
+
+  >>> float0_zeros(jnp.arange(3)).shape
+  (3,)
+  """
+  return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def vjp_inexact(

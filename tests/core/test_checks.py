@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import (
+  check_arrays,
+  check_callable,
   check_choice,
   check_float,
   check_int,
+  check_like,
   check_number,
   shape_string,
 )
@@ -81,3 +84,34 @@ def test_shapes_are_spelled_as_jax_does():
   assert (
     shape_string(jax.ShapeDtypeStruct((0, 5), jnp.bfloat16)) == "bfloat16[0,5]"
   )
+
+
+@pytest.mark.parametrize("leaf", ["text", object(), dict, 10**30])
+def test_leaves_that_are_no_arrays_are_named(leaf):
+  with pytest.raises(
+    TypeError, match="`x` must be a tree of arrays, got .*'a'"
+  ):
+    check_arrays("x", {"a": leaf})
+
+
+def test_arrays_numbers_shapes_and_none_are_trees_of_arrays():
+  like = jax.ShapeDtypeStruct((2,), "float32")
+  check_arrays("x", [np.zeros(3), jnp.zeros(2), jax.random.key(0), 1.5, like])
+  check_arrays("x", None)
+
+
+def test_trees_are_compared_by_structure_and_shapes():
+  like = {"a": jax.ShapeDtypeStruct((2,), "float32")}
+  check_like("state", {"a": np.zeros(2)}, like, "`init`")
+  with pytest.raises(ValueError, match=r"`state` .* got float32\[3\] at 'a'"):
+    check_like("state", {"a": jnp.zeros(3)}, like, "`init`")
+  with pytest.raises(ValueError, match="`state` .* got PyTreeDef"):
+    check_like("state", [jnp.zeros(2)], like, "`init`")
+  with pytest.raises(TypeError, match="`state` must be a tree of arrays"):
+    check_like("state", {"a": "b"}, like, "`init`")
+
+
+def test_what_is_no_function_is_named():
+  check_callable("fn", len)
+  with pytest.raises(TypeError, match="`fn` must be a function, got 3"):
+    check_callable("fn", 3)

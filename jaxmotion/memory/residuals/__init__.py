@@ -17,6 +17,8 @@ from jaxmotion.memory.residuals.choose import (
   Residual as Residual,
   ResidualChoice as ResidualChoice,
   ResidualRules as ResidualRules,
+  check_rules as check_rules,
+  make_choice as make_choice,
   offload as offload,
   recompute as recompute,
 )

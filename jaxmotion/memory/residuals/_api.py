@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxmotion.core import PathRules, PyTree, check_choice
-from jaxmotion.memory.residuals._traced import TracedFunction
+from jaxmotion.core import PyTree, check_arrays, check_callable, check_choice
+from jaxmotion.memory.residuals._traced import TracedFunction, check_params
 from jaxmotion.memory.residuals.choose import (
   Action,
-  Options,
   Residual,
   ResidualChoice,
   ResidualRules,
-  make_choice,
+  check_rules,
+  make_options,
 )
 
 
@@ -110,14 +111,18 @@ def compress_residuals(
     Engine*, 2018. Jain et al., *Gist: efficient data encoding for deep neural
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
-  choose = make_choice(codec)
-  check_choice("recompute", recompute, ("cheap", "all"))
+  check_callable("fn", fn)
+  check_params(params)
+  options = make_options(codec, recompute)
+  check_choice("count_overflows", count_overflows, (True, False))
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
-    traced = TracedFunction(bound, args, params, Options(choose, recompute))
-    _check_rules(codec, traced)
+    for name, arg in zip(_argument_names(fn, len(args)), args, strict=True):
+      check_arrays(name, arg)
+    traced = TracedFunction(bound, args, params, options)
+    check_rules(codec, traced.residual_names())
     result, notes = traced()
     return (result, notes.overflows) if count_overflows else result
 
@@ -159,20 +164,25 @@ def residuals_of(
     >>> [(r.name, r.encoded_bytes) for r in residuals_of(loss, w, x)]
     [('dense/1', 8192), ('sparse/custom_jvp_call_0', 8192)]
   """
+  check_callable("fn", fn)
+  check_params(params)
+  options = make_options(codec, recompute)
+  check_arrays("args", args)
   found: list[Residual] = []
 
   def trace(*args: PyTree) -> None:
-    options = Options(make_choice(codec), recompute)
     traced = TracedFunction(fn, args, params, options)
+    check_rules(codec, traced.residual_names())
     found.extend(traced.saved_residuals())
 
   jax.eval_shape(trace, *args)
   return found
 
 
-def _check_rules(codec: Any, traced: TracedFunction) -> None:
-  """Raises if a rule matches no residual, whether saved or recomputed."""
-  if isinstance(codec, list | tuple):
-    saved = [r.name for r in traced.saved_residuals()]
-    rules = PathRules(codec, "codec", "codec or action")
-    rules.require_use(saved + traced.recompute_names(), "residual")
+def _argument_names(fn: Callable[..., PyTree], count: int) -> list[str]:
+  """Returns names of positional arguments, for messages."""
+  try:
+    names = list(inspect.signature(fn).parameters)[:count]
+  except (TypeError, ValueError):  # Functions that Python did not compile.
+    names = []
+  return names + [f"args[{i}]" for i in range(len(names), count)]

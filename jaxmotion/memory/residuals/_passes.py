@@ -12,11 +12,10 @@ from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import (
   Action,
   Buffers,
-  Options,
   Residual,
   ResidualChoice,
   ResidualRules,
-  make_choice,
+  make_options,
 )
 from jaxmotion.memory.residuals.run import backward, forward
 
@@ -35,6 +34,10 @@ class Passes:
     self._traced = traced
     self._params, self._x = (jax.tree.structure(like) for like in likes)
     self._param_count = len(jax.tree.leaves(likes[0]))
+
+  def residual_names(self) -> list[str]:
+    """Returns the names of all residuals that a rule may match."""
+    return self._traced.residual_names()
 
   def saved_residuals(self) -> list[Residual]:
     """Returns the residuals whose encoded buffers `forward` returns."""
@@ -119,5 +122,5 @@ def split_passes(
     >>> ct_w.shape, ct_x.shape
     ((2, 2), (1, 2))
   """
-  options = Options(make_choice(codec), recompute)
+  options = make_options(codec, recompute)
   return Passes(TracedFunction(fn, likes, 0, options), likes)

@@ -120,11 +120,15 @@ class TracedFunction:
     inner = (scan.body for scan in self._scans.values())
     return saved + [r for body in inner for r in body.saved_residuals()]
 
-  def recompute_names(self) -> list[str]:
+  def residual_names(self) -> list[str]:
+    """Returns the names of all residuals that a rule may match."""
+    return [r.name for r in self.saved_residuals()] + self._recompute_names()
+
+  def _recompute_names(self) -> list[str]:
     """Returns names of residuals to be recomputed, those of loops included."""
     inner = (scan.body for scan in self._scans.values())
     own = list(self.selection.recompute_names)
-    return own + [name for body in inner for name in body.recompute_names()]
+    return own + [name for body in inner for name in body._recompute_names()]
 
   def __call__(
     self, leaves: Sequence[Array] | None = None
@@ -298,15 +302,30 @@ def _group_operands(
   )
 
 
+def check_params(params: int | Sequence[int]) -> set[int]:
+  """Returns the positions in `params`, checked.
+
+  Raises:
+    TypeError: `params` is no integer and no sequence of them.
+    ValueError: a position is negative.
+  """
+  positions = params if isinstance(params, list | tuple | range) else [params]
+  message = f"`params` must be positions of arguments, got {params!r}."
+  if any(type(position) is not int for position in positions):
+    raise TypeError(message)
+  if any(position < 0 for position in positions):
+    raise ValueError(message)
+  return set(positions)
+
+
 def _check_positions(params: int | Sequence[int], count: int) -> set[int]:
   """Returns the positions in `params`, each of which must be an argument."""
-  positions = (params,) if isinstance(params, int) else tuple(params)
-  for position in positions:
-    if type(position) is not int or not 0 <= position < count:
-      raise ValueError(
-        f"`params` must be positions of the {count} arguments, got {params!r}."
-      )
-  return set(positions)
+  positions = check_params(params)
+  if any(position >= count for position in positions):
+    raise ValueError(
+      f"`params` must be positions of the {count} arguments, got {params!r}."
+    )
+  return positions
 
 
 def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:

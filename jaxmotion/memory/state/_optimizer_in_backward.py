@@ -16,8 +16,14 @@ from jaxmotion.core import (
   Array,
   PyTree,
   abstract_like,
+  check_arrays,
+  check_callable,
+  check_float,
   check_int,
+  check_like,
+  named_leaves,
   schedule_after,
+  shape_string,
 )
 from jaxmotion.memory._memory_kind import to_device, to_host
 from jaxmotion.memory.residuals import (
@@ -26,6 +32,8 @@ from jaxmotion.memory.residuals import (
   Passes,
   ResidualChoice,
   ResidualRules,
+  check_rules,
+  make_choice,
   split_passes,
 )
 
@@ -58,7 +66,8 @@ class OptimizerInBackward:
       pass; None recomputes nothing but cheap operations.
 
   Raises:
-    TypeError: `tx` is not a transformation, or a block is not a function.
+    TypeError: `tx` is not a transformation, `loss` or a block is not a
+      function, or `codec` is none that `compress_residuals` takes.
     ValueError: there are no blocks, or a number is less than 1.
 
   Example:
@@ -91,14 +100,27 @@ class OptimizerInBackward:
   segment: int | None = None
 
   def __post_init__(self) -> None:
+    if not isinstance(self.blocks, list | tuple):
+      raise TypeError(
+        "`blocks` must be a list of pairs of a function and its repeats, got "
+        f"{self.blocks!r}."
+      )
     if not self.blocks:
       raise ValueError("`blocks` must hold at least one block, got none.")
-    for i, (block, repeats) in enumerate(self.blocks):
+    for i, pair in enumerate(self.blocks):
+      if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise TypeError(
+          f"`blocks[{i}]` must be a pair of a function and its repeats, got "
+          f"{pair!r}."
+        )
+      block, repeats = pair
       if not callable(block):
         raise TypeError(
           f"`blocks[{i}]` must start with a function, got {block!r}."
         )
       check_int(f"blocks[{i}][1]", repeats, 1)
+    check_callable("loss", self.loss)
+    make_choice(self.codec)
     if self.segment is not None:
       check_int("segment", self.segment, 1)
     if not isinstance(self.tx, optax.GradientTransformation):
@@ -113,7 +135,9 @@ class OptimizerInBackward:
       params: parameters of each block.
 
     Raises:
-      ValueError: there is not one tree for each block.
+      TypeError: a parameter is not a floating-point array.
+      ValueError: there is not one tree for each block, or the parameters of a
+        block are not stacked as often as it is repeated.
     """
     self._check_params(params)
     return [
@@ -140,15 +164,29 @@ class OptimizerInBackward:
       New parameters, new state, and the loss before the update.
 
     Raises:
-      ValueError: there is not one tree of `params` for each block.
+      TypeError: a parameter is not a floating-point array, or another argument
+        is no tree of arrays.
+      ValueError: there is not one tree of `params` for each block, or it is not
+        stacked as often as the block is repeated; `state` is that of other
+        parameters; a repeated block changes the shapes of its input; a rule of
+        `codec` matches no residual; `loss` does not return a scalar.
     """
     self._check_params(params)
+    state = list(state) if type(state) is tuple else state
+    check_like("state", state, jax.eval_shape(self.init, params), "`init`")
+    check_arrays("x", x)
+    check_arrays("batch", batch)
     loops: list[tuple[int, _SingleBlock | _BlockLoop, PyTree]] = []
-    for i, (block, repeats) in enumerate(self.blocks):
-      for loop in self._block_loops(block, repeats, params[i], x):
-        x, residuals = loop.forward(params[i], x)
+    names: list[str] = []
+    for i in range(len(self.blocks)):
+      for loop in self._block_loops(i, params[i], x):
+        y, residuals = loop.forward(params[i], x)
+        names += loop.passes.residual_names()
         loops.append((i, loop, residuals))
+        x = y
+    check_rules(self.codec, names)
     value, pullback = jax.vjp(lambda x: self.loss(x, *batch), x)
+    _check_loss(value)
     (ct,) = pullback(jnp.ones_like(value))
     params, state = list(params), list(state)
     for i, loop, residuals in reversed(loops):
@@ -158,22 +196,35 @@ class OptimizerInBackward:
     return params, state, value
 
   def _check_params(self, params: Sequence[PyTree]) -> None:
+    """Raises unless there are parameters for every repeat of every block."""
+    wanted = f"{len(self.blocks)} trees, one for each block"
+    if not isinstance(params, list | tuple):
+      raise TypeError(f"`params` must be {wanted}, got {params!r:.200}.")
     if len(params) != len(self.blocks):
-      raise ValueError(
-        f"`params` must be {len(self.blocks)} trees, one for each block, got "
-        f"{len(params)}."
-      )
+      raise ValueError(f"`params` must be {wanted}, got {len(params)}.")
+    check_arrays("params", params)
+    for i, (_, repeats) in enumerate(self.blocks):
+      for path, x in named_leaves(params[i]):
+        check_float("/".join(filter(None, (f"params[{i}]", path))), x)
+        if repeats > 1 and jnp.shape(x)[:1] != (repeats,):
+          raise ValueError(
+            f"`params[{i}]` must be stacked {repeats} times along a leading "
+            f"axis, got {shape_string(x)} at {path!r}."
+          )
 
   def _block_loops(
-    self, block: Block, repeats: int, params: PyTree, x: PyTree
+    self, index: int, params: PyTree, x: PyTree
   ) -> list[_SingleBlock | _BlockLoop]:
     """Returns the loops that together run all repeats of a block.
 
     A number of repeats that the segment does not divide leaves a shorter last
     segment, which is a loop of its own.
     """
+    block, repeats = self.blocks[index]
     if repeats == 1:
       return [_SingleBlock(self._split_block(block, params, x), self.tx)]
+    row = jax.tree.map(lambda a: abstract_like(a[0]), params)
+    _check_repeated(f"blocks[{index}]", jax.eval_shape(block, row, x), x)
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
     ranges = [_SegmentRange(0, size, whole)]
@@ -196,6 +247,29 @@ class OptimizerInBackward:
       jax.tree.map(abstract_like, (params, x)),
       self.codec,
       recompute="cheap" if self.segment is None else "all",
+    )
+
+
+def _check_loss(value: Any) -> None:
+  """Raises unless the loss is one floating-point number."""
+  is_scalar = isinstance(value, jax.Array) and value.shape == ()
+  if not is_scalar or not jnp.issubdtype(value.dtype, jnp.floating):
+    found = jax.tree.map(shape_string, value)
+    raise ValueError(
+      f"`loss` must return a floating-point scalar, got {found}."
+    )
+
+
+def _check_repeated(name: str, y: PyTree, x: PyTree) -> None:
+  """Raises unless a block's output has the types of its input."""
+  types = [
+    jax.tree.map(lambda a: shape_string(abstract_like(a)), tree)
+    for tree in (y, x)
+  ]
+  if types[0] != types[1]:
+    raise ValueError(
+      f"`{name}` must keep the shapes of its input, because it is repeated, "
+      f"got {types[0]} from {types[1]}."
     )
 
 

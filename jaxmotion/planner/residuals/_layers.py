@@ -8,10 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
-from jaxmotion.core import Array, is_inexact, tree_bytes, vjp_inexact
+from jaxmotion.core import (
+  Array,
+  float0_zeros,
+  is_inexact,
+  tree_bytes,
+  vjp_inexact,
+)
 from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
 from jaxmotion.program import flatten
 
@@ -97,6 +102,4 @@ def _temporary_bytes(closed: core.ClosedJaxpr) -> int:
 
 
 def _unit_cotangent(out: Any) -> Any:
-  if is_inexact(out):
-    return jnp.ones_like(out)
-  return np.zeros(out.shape, jax.dtypes.float0)
+  return jnp.ones_like(out) if is_inexact(out) else float0_zeros(out)

@@ -420,6 +420,8 @@ class TestErrors:
     fn = compress_residuals(block, [("hiden", INT8)])
     with pytest.raises(ValueError, match="got 'hiden', which matches none of"):
       fn(p, x)
+    with pytest.raises(ValueError, match="got 'hiden', which matches none of"):
+      residuals_of(block, p, x, codec=[("hiden", INT8)])
 
   def test_invalid_pattern(self):
     with pytest.raises(ValueError, match="`codec` must have regular"):
@@ -453,6 +455,8 @@ class TestErrors:
   def test_unknown_recompute(self):
     with pytest.raises(ValueError, match="`recompute` must be one of"):
       compress_residuals(len, recompute="some")
+    with pytest.raises(ValueError, match="`recompute` must be one of"):
+      residuals_of(jnp.sin, 1.0, recompute="chaep")
 
 
 def test_names_do_not_depend_on_the_run():

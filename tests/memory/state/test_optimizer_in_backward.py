@@ -119,5 +119,70 @@ def test_invalid_arguments_are_refused():
     OptimizerInBackward([(head, 1)], loss, SGD, segment=0)
   with pytest.raises(TypeError, match="`tx` must be an optax"):
     OptimizerInBackward([(head, 1)], loss, None)
+  with pytest.raises(TypeError, match="`loss` must be a function"):
+    OptimizerInBackward([(head, 1)], 3, SGD)
+  with pytest.raises(TypeError, match="`codec` must be a Codec"):
+    OptimizerInBackward([(head, 1)], loss, SGD, codec="int8")
   with pytest.raises(ValueError, match="`params` must be 1 trees"):
     OptimizerInBackward([(head, 1)], loss, SGD).init([])
+
+
+class TestRefusedSteps:
+  """Steps that would train other parameters than those that were given."""
+
+  def refuse(self, match, blocks, params, *, loss=loss, error=ValueError, **kw):
+    model = OptimizerInBackward(blocks, loss, SGD, **kw)
+    state = [SGD.init(()) for _ in params]
+    with pytest.raises(error, match=match):
+      jax.eval_shape(model.step, params, state, X, Y)
+
+  @pytest.mark.parametrize("rows", [2, 4, 1])
+  @pytest.mark.parametrize("segment", [None, 2])
+  def test_a_stack_of_another_length(self, rows, segment):
+    params = [stacked(OWN, rows)]
+    match = rf"`params\[0\]` must be stacked 3 times.*got float32\[{rows},"
+    self.refuse(match, [(BLOCK, 3)], params, segment=segment)
+    with pytest.raises(ValueError, match=match):
+      OptimizerInBackward([(BLOCK, 3)], loss, SGD).init(params)
+
+  def test_a_scalar_in_a_stack(self):
+    match = r"`params\[0\]` must be stacked 2 times.*got float32\[\] at 'b'"
+    params = [{"b": jnp.float32(1), **stacked(OWN, 2)}]
+    self.refuse(match, [(BLOCK, 2)], params)
+
+  def test_integer_parameters(self):
+    params = [{**OWN, "n": jnp.arange(3)}]
+    match = r"`params\[0\]/n` must be a floating-point"
+    self.refuse(match, [(BLOCK, 1)], params, error=TypeError)
+
+  def test_a_state_of_other_parameters(self):
+    model = OptimizerInBackward([(head, 1)], loss, ADAM)
+    state = model.init([normal(0, 8, 4)])
+    with pytest.raises(ValueError, match="`state` must be like that of `init`"):
+      jax.eval_shape(model.step, [normal(0, 16, 4)], state, X, Y)
+
+  @pytest.mark.parametrize(
+    "loss",
+    [
+      lambda x, y: jnp.sum((x - y) ** 2, 1),
+      lambda x, y: {"loss": jnp.sum(x)},
+      lambda x, y: jnp.sum(x > y),
+    ],
+    ids=["one_each", "dict", "integer"],
+  )
+  def test_a_loss_that_is_no_scalar(self, loss):
+    match = "`loss` must return a floating-point scalar, got"
+    self.refuse(match, [(head, 1)], [normal(6, 16, 4)], loss=loss)
+
+  def test_a_repeated_block_that_changes_the_shape(self):
+    match = r"`blocks\[0\]` must keep the shapes of its input"
+    self.refuse(match, [(head, 2)], [stacked(normal(6, 16, 4), 2)])
+
+  def test_a_rule_that_matches_no_residual(self):
+    match = "`codec` must match a residual each, got 'hiden'"
+    rules = [("hiden", codecs.cast("bfloat16"))]
+    blocks, params = make_blocks(2)
+    self.refuse(match, blocks, params, codec=rules)
+    rules = [("tanh|erf|dot_general", codecs.cast("bfloat16"))]
+    model = OptimizerInBackward(blocks, loss, SGD, codec=rules)
+    jax.eval_shape(model.step, params, model.init(params), X, Y)

@@ -4,6 +4,7 @@ from jaxmotion.memory.residuals.choose._actions import (
   Action as Action,
   ResidualChoice as ResidualChoice,
   ResidualRules as ResidualRules,
+  check_rules as check_rules,
   make_choice as make_choice,
   offload as offload,
   recompute as recompute,
@@ -21,4 +22,5 @@ from jaxmotion.memory.residuals.choose._selection import (
   SavedResidual as SavedResidual,
   Selection as Selection,
   choose_residuals as choose_residuals,
+  make_options as make_options,
 )

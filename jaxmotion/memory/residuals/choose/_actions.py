@@ -80,7 +80,7 @@ def make_choice(
     return lambda residual: offload(inner(residual))  # type: ignore[arg-type]
   if codec is None or isinstance(codec, recompute):
     return lambda residual: codec
-  if callable(codec):
+  if callable(codec) and not isinstance(codec, type):
     return codec
   if isinstance(codec, list | tuple):
     return _choose_by_rules(codec)
@@ -88,6 +88,23 @@ def make_choice(
     "`codec` must be a Codec, `offload`, `recompute`, pairs of a pattern and "
     f"one of these, a function of a Residual, or None, got {codec!r}."
   )
+
+
+def check_rules(
+  codec: Action | ResidualRules | ResidualChoice, names: Sequence[str]
+) -> None:
+  """Raises if a rule matches no residual, whether saved or recomputed.
+
+  Args:
+    codec: the `codec` argument of `compress_residuals`.
+    names: names of all residuals.
+
+  Raises:
+    ValueError: a pattern is found in none of the names.
+  """
+  if isinstance(codec, list | tuple):
+    rules = PathRules(codec, "codec", "codec or action")
+    rules.require_use(names, "residual")
 
 
 def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, check_choice
 from jaxmotion.memory._memory_kind import is_on_host
-from jaxmotion.memory.residuals.choose._actions import ResidualChoice
+from jaxmotion.memory.residuals.choose._actions import (
+  Action,
+  ResidualChoice,
+  ResidualRules,
+  make_choice,
+)
 from jaxmotion.memory.residuals.choose._min_cut import (
   find_minimum_cut,
   values_read_by_backward,
@@ -44,6 +49,23 @@ class Options(NamedTuple):
   choose: ResidualChoice
   recompute: str
   measure: bool = False
+
+
+def make_options(
+  codec: Action | ResidualRules | ResidualChoice, recompute: str
+) -> Options:
+  """Returns the options that `compress_residuals` was given, checked.
+
+  Args:
+    codec: how residuals are saved.
+    recompute: "cheap" or "all".
+
+  Raises:
+    TypeError: `codec` is of the wrong type.
+    ValueError: an option is not among its choices.
+  """
+  check_choice("recompute", recompute, ("cheap", "all"))
+  return Options(make_choice(codec), recompute)
 
 
 class SavedResidual(NamedTuple):

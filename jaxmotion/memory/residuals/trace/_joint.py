@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxmotion.core import (
   Array,
   PyTree,
   abstract_like,
+  float0_zeros,
   is_inexact,
   vjp_inexact,
 )
@@ -89,7 +89,7 @@ def trace_joint(
   def run_both_passes(*values: Array) -> list[Array]:
     inexact_cts = iter(values[count:])
     cts = [
-      next(inexact_cts) if is_inexact(o) else _float0_zeros(o) for o in outs
+      next(inexact_cts) if is_inexact(o) else float0_zeros(o) for o in outs
     ]
     results, pull, notes = vjp_inexact(fn, *values[:count])
     flat_notes, trees["notes"] = jax.tree.flatten(notes)
@@ -109,11 +109,6 @@ def trace_joint(
     tuple(next(gradients) if h else None for h in has_gradient),
     _find_dependents(cotangents, program.steps),
   )
-
-
-def _float0_zeros(x: Any) -> np.ndarray:
-  """Returns the cotangent that JAX expects for an integer or boolean output."""
-  return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _find_dependents(
