@@ -309,7 +309,9 @@ def check_params(params: int | Sequence[int]) -> set[int]:
     TypeError: `params` is no integer and no sequence of them.
     ValueError: a position is negative.
   """
-  positions = params if isinstance(params, list | tuple | range) else [params]
+  positions: list[Any] = (
+    list(params) if isinstance(params, list | tuple | range) else [params]
+  )
   message = f"`params` must be positions of arguments, got {params!r}."
   if any(type(position) is not int for position in positions):
     raise TypeError(message)
