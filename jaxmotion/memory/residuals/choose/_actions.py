@@ -70,6 +70,13 @@ def make_choice(
   Raises:
     TypeError: `codec` is none of these, or a rule is not a pair.
     ValueError: a rule's pattern is not a regular expression.
+
+  Example:
+    >>> make_choice("int8")
+    Traceback (most recent call last):
+    ...
+    TypeError: `codec` must be a Codec, `offload`, `recompute`, pairs of a \
+pattern and one of these, a function of a Residual, or None, got 'int8'.
   """
   if isinstance(codec, zero_value):
     return lambda residual: codec if residual.kind == "sparse" else None
@@ -101,6 +108,14 @@ def check_rules(
 
   Raises:
     ValueError: a pattern is found in none of the names.
+
+  Example:
+    >>> check_rules([("dens", None)], ["dense/dot_general_0"])
+    >>> check_rules([("danse", None)], ["dense/dot_general_0"])
+    Traceback (most recent call last):
+    ...
+    ValueError: `codec` must match a residual each, got 'danse', which matches \
+none of 'dense/dot_general_0'.
   """
   if isinstance(codec, list | tuple):
     rules = PathRules(codec, "codec", "codec or action")
