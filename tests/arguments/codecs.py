@@ -1,0 +1,273 @@
+"""Calls of the codecs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion import codecs, make_key
+from jaxmotion.codecs.extend import partition
+from jaxmotion.kernels import ErrorMemory
+from tests.arguments.calls import Call, Lazy
+
+X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32)
+LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)
+INT8 = codecs.uniform(bits=8)
+KEY = Lazy(lambda: make_key(0))
+TABLE = {
+  "cast": codecs.cast("bfloat16"),
+  "chain": codecs.chain(codecs.rotate(block=32), codecs.sign()),
+  "feedback": codecs.feedback(INT8),
+  "identity": codecs.identity(),
+  "microscaling": codecs.microscaling(format="float8_e4m3fn"),
+  "nonnegative": codecs.nonnegative(),
+  "random_k": codecs.random_k(density=0.1),
+  "rotate": codecs.rotate(),
+  "sign": codecs.sign(),
+  "ternary": codecs.ternary(),
+  "threshold": codecs.threshold(value=0.5, capacity=0.5),
+  "topk": codecs.topk(density=0.1),
+  "truncate": codecs.truncate(bytes=2),
+  "uniform": INT8,
+  "zero_value": codecs.zero_value(capacity=0.5),
+}
+TREES = {
+  "buckets": codecs.buckets(INT8),
+  "rules": codecs.rules(((".*", INT8),)),
+}
+
+
+@functools.cache
+def likes(codec):
+  state = jax.eval_shape(codec.init, LIKE)
+  encode = lambda x, state: codec.encode(x, state, make_key(0))
+  payload, state = jax.eval_shape(encode, LIKE, state)
+  return payload, state
+
+
+def zeros(like):
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+
+
+def stacked(like):
+  return jax.tree.map(lambda a: jnp.zeros((2, *a.shape), a.dtype), like)
+
+
+CALLS = {
+  "codecs.buckets": Call(INT8),
+  "codecs.cast": Call("bfloat16"),
+  "codecs.chain": Call(codecs.rotate(), codecs.sign()),
+  "codecs.feedback": Call(INT8),
+  "codecs.identity": Call(),
+  "codecs.microscaling": Call(format="float8_e4m3fn"),
+  "codecs.nonnegative": Call(),
+  "codecs.random_k": Call(density=0.1),
+  "codecs.rotate": Call(),
+  "codecs.rules": Call(((".*", INT8),)),
+  "codecs.sign": Call(),
+  "codecs.ternary": Call(),
+  "codecs.threshold": Call(value=0.5, capacity=0.5),
+  "codecs.topk": Call(density=0.1, block=32),
+  "codecs.truncate": Call(bytes=2),
+  "codecs.uniform": Call(bits=8),
+  "codecs.zero_value": Call(capacity=0.5),
+  "codecs.from_config": Call(INT8.config()),
+  "codecs.feedback.error": Call(
+    Lazy(lambda: zeros(likes(TABLE["feedback"])[1])),
+    on=TABLE["feedback"].error,
+    traced=True,
+  ),
+  "codecs.chain.encode_error": Call(
+    X,
+    Lazy(lambda: ErrorMemory(jnp.uint32(0), jnp.zeros(X.shape))),
+    (),
+    KEY,
+    decay=0.5,
+    on=TABLE["chain"].encode_error,
+    traced=True,
+  ),
+  "codecs.extend.partition": Call(INT8, {"w": X}),
+  "codecs.extend.Partition.split": Call(
+    {"w": X},
+    on=Lazy(lambda: partition(INT8, {"w": LIKE}).split),
+    traced=True,
+  ),
+  "codecs.extend.Partition.merge": Call(
+    [X],
+    on=Lazy(lambda: partition(INT8, {"w": LIKE}).merge),
+    traced=True,
+  ),
+  "codecs.extend.Partition.array_keys": Call(
+    KEY,
+    on=Lazy(lambda: partition(INT8, {"w": LIKE}).array_keys),
+    traced=True,
+  ),
+}
+
+
+def calls_of(name, codec):
+  """Calls of the methods that a codec of arrays defines, and of the usual."""
+  payload = Lazy(lambda: zeros(likes(codec)[0]))
+  payloads = Lazy(lambda: stacked(likes(codec)[0]))
+  state = Lazy(lambda: zeros(likes(codec)[1]))
+  calls = {
+    "init": Call(X, on=codec.init, traced=True),
+    "encode": Call(X, state, KEY, on=codec.encode, traced=True),
+    "decode": Call(payload, X, on=codec.decode, traced=True),
+    "sum_decoded": Call(payloads, X, on=codec.sum_decoded, traced=True),
+    "encode_mean": Call(
+      payloads, X, state, KEY, on=codec.encode_mean, traced=True
+    ),
+    "after_reduce": Call(state, X, on=codec.after_reduce, traced=True),
+    "canonical_state": Call(state, on=codec.canonical_state, traced=True),
+    "payload_like": Call(LIKE, on=codec.payload_like),
+    "leaf_groups": Call([("w", LIKE)], on=codec.leaf_groups),
+  }
+  return {
+    f"codecs.{name}.{method}": call
+    for method, call in calls.items()
+    # One codec calls what all others inherit.
+    if method in ("encode", "decode", *vars(type(codec))) or name == "uniform"
+  }
+
+
+for _name, _codec in TABLE.items():
+  CALLS |= calls_of(_name, _codec)
+for _name, _codec in TREES.items():
+  CALLS[f"codecs.{_name}.leaf_groups"] = Call(
+    [("w", LIKE)], on=_codec.leaf_groups
+  )
+UNCALLED = {
+  "codecs.Codec*": "abstract: the calls of every codec are called",
+  "codecs.extend.Partition": "a record that `partition` returns",
+  "codecs.extend.Partition.array_likes": "it has no arguments",
+  "codecs.extend.check_codec": "it is a check of arguments itself",
+}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("codecs.buckets", "max_leaf_size"),
+  ("codecs.buckets", "max_bucket_size"),
+  ("codecs.microscaling", "block"),
+  ("codecs.nonnegative", "block"),
+  ("codecs.rules", "rules"),
+  ("codecs.sign", "block"),
+  ("codecs.ternary", "block"),
+  ("codecs.threshold", "value"),
+  ("codecs.topk", "block"),
+  ("codecs.uniform", "block"),
+  ("codecs.from_config", "config"),
+  ("codecs.feedback.error", "state"),
+  ("codecs.chain.encode_error", "x"),
+  ("codecs.chain.encode_error", "memory"),
+  ("codecs.chain.encode_error", "state"),
+  ("codecs.chain.encode_error", "key"),
+  ("codecs.chain.encode_error", "decay"),
+  ("codecs.extend.partition", "codec"),
+  ("codecs.extend.partition", "tree"),
+  ("codecs.extend.Partition.split", "tree"),
+  ("codecs.extend.Partition.merge", "arrays"),
+  ("codecs.extend.Partition.array_keys", "key"),
+  ("codecs.cast.encode", "x"),
+  ("codecs.cast.encode", "state"),
+  ("codecs.cast.encode", "key"),
+  ("codecs.cast.decode", "payload"),
+  ("codecs.cast.decode", "like"),
+  ("codecs.cast.sum_decoded", "payloads"),
+  ("codecs.cast.sum_decoded", "like"),
+  ("codecs.chain.init", "like"),
+  ("codecs.chain.encode", "x"),
+  ("codecs.chain.encode", "state"),
+  ("codecs.chain.encode", "key"),
+  ("codecs.chain.decode", "payload"),
+  ("codecs.chain.decode", "like"),
+  ("codecs.feedback.init", "like"),
+  ("codecs.feedback.encode", "x"),
+  ("codecs.feedback.encode", "state"),
+  ("codecs.feedback.encode", "key"),
+  ("codecs.feedback.decode", "payload"),
+  ("codecs.feedback.decode", "like"),
+  ("codecs.feedback.sum_decoded", "payloads"),
+  ("codecs.feedback.sum_decoded", "like"),
+  ("codecs.feedback.after_reduce", "state"),
+  ("codecs.feedback.after_reduce", "output"),
+  ("codecs.feedback.canonical_state", "state"),
+  ("codecs.feedback.payload_like", "like"),
+  ("codecs.feedback.leaf_groups", "leaves"),
+  ("codecs.identity.encode", "x"),
+  ("codecs.identity.encode", "state"),
+  ("codecs.identity.encode", "key"),
+  ("codecs.identity.decode", "payload"),
+  ("codecs.identity.decode", "like"),
+  ("codecs.microscaling.encode", "x"),
+  ("codecs.microscaling.encode", "state"),
+  ("codecs.microscaling.encode", "key"),
+  ("codecs.microscaling.decode", "payload"),
+  ("codecs.microscaling.decode", "like"),
+  ("codecs.nonnegative.encode", "x"),
+  ("codecs.nonnegative.encode", "state"),
+  ("codecs.nonnegative.encode", "key"),
+  ("codecs.nonnegative.decode", "payload"),
+  ("codecs.nonnegative.decode", "like"),
+  ("codecs.random_k.encode", "x"),
+  ("codecs.random_k.encode", "state"),
+  ("codecs.random_k.encode", "key"),
+  ("codecs.random_k.decode", "payload"),
+  ("codecs.random_k.decode", "like"),
+  ("codecs.rotate.encode", "x"),
+  ("codecs.rotate.encode", "state"),
+  ("codecs.rotate.encode", "key"),
+  ("codecs.rotate.decode", "payload"),
+  ("codecs.rotate.decode", "like"),
+  ("codecs.sign.encode", "x"),
+  ("codecs.sign.encode", "state"),
+  ("codecs.sign.encode", "key"),
+  ("codecs.sign.decode", "payload"),
+  ("codecs.sign.decode", "like"),
+  ("codecs.ternary.encode", "x"),
+  ("codecs.ternary.encode", "state"),
+  ("codecs.ternary.encode", "key"),
+  ("codecs.ternary.decode", "payload"),
+  ("codecs.ternary.decode", "like"),
+  ("codecs.threshold.encode", "x"),
+  ("codecs.threshold.encode", "state"),
+  ("codecs.threshold.encode", "key"),
+  ("codecs.threshold.decode", "payload"),
+  ("codecs.threshold.decode", "like"),
+  ("codecs.topk.encode", "x"),
+  ("codecs.topk.encode", "state"),
+  ("codecs.topk.encode", "key"),
+  ("codecs.topk.decode", "payload"),
+  ("codecs.topk.decode", "like"),
+  ("codecs.truncate.encode", "x"),
+  ("codecs.truncate.encode", "state"),
+  ("codecs.truncate.encode", "key"),
+  ("codecs.truncate.decode", "payload"),
+  ("codecs.truncate.decode", "like"),
+  ("codecs.truncate.sum_decoded", "payloads"),
+  ("codecs.truncate.sum_decoded", "like"),
+  ("codecs.uniform.init", "like"),
+  ("codecs.uniform.encode", "x"),
+  ("codecs.uniform.encode", "state"),
+  ("codecs.uniform.encode", "key"),
+  ("codecs.uniform.decode", "payload"),
+  ("codecs.uniform.decode", "like"),
+  ("codecs.uniform.sum_decoded", "payloads"),
+  ("codecs.uniform.sum_decoded", "like"),
+  ("codecs.uniform.encode_mean", "payloads"),
+  ("codecs.uniform.encode_mean", "like"),
+  ("codecs.uniform.encode_mean", "state"),
+  ("codecs.uniform.encode_mean", "key"),
+  ("codecs.uniform.after_reduce", "state"),
+  ("codecs.uniform.after_reduce", "output"),
+  ("codecs.uniform.canonical_state", "state"),
+  ("codecs.uniform.payload_like", "like"),
+  ("codecs.uniform.leaf_groups", "leaves"),
+  ("codecs.zero_value.encode", "x"),
+  ("codecs.zero_value.encode", "state"),
+  ("codecs.zero_value.encode", "key"),
+  ("codecs.zero_value.decode", "payload"),
+  ("codecs.zero_value.decode", "like"),
+  ("codecs.buckets.leaf_groups", "leaves"),
+  ("codecs.rules.leaf_groups", "leaves"),
+}

@@ -1,0 +1,180 @@
+"""Calls of the ops that pack payloads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion import make_key
+from jaxmotion.kernels import ErrorMemory, blocks, compact
+from jaxmotion.kernels.quantize import AbsmaxOp
+from tests.arguments.calls import Call, Lazy
+
+X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32)
+OP = AbsmaxOp(bits=8, block=32)
+KEY = Lazy(lambda: make_key(0))
+
+
+def payload(*batch):
+  like = jax.eval_shape(lambda x: blocks.encode(OP, x), X)
+  return jax.tree.map(lambda a: jnp.zeros((*batch, *a.shape), a.dtype), like)
+
+
+WORDS = np.zeros((4, 2), np.uint32)
+TILES = Lazy(lambda: compact.compact_tiles(jnp.zeros(32, jnp.uint32), 32, 8))
+BITMAP = np.zeros(4, np.uint32)
+
+CALLS = {
+  "kernels.blocks.encode": Call(OP, X, KEY, traced=True),
+  "kernels.blocks.encode_error": Call(
+    OP,
+    X,
+    Lazy(lambda: ErrorMemory(jnp.uint32(0), jnp.zeros(X.shape), payload())),
+    KEY,
+    decay=0.5,
+    traced=True,
+  ),
+  "kernels.blocks.encode_mean": Call(
+    OP, Lazy(lambda: payload(2)), X, KEY, traced=True
+  ),
+  "kernels.blocks.sum_decoded": Call(
+    OP, Lazy(lambda: payload(2)), X, traced=True
+  ),
+  "kernels.compact.threshold_bitmap": Call(X, 0.5, traced=True),
+  "kernels.compact.bitmap_positions": Call(
+    BITMAP, np.zeros(5, np.int32), 8, traced=True
+  ),
+  "kernels.compact.compact_tiles": Call(
+    np.zeros(32, np.uint32), 32, 8, traced=True
+  ),
+  "kernels.compact.expand_tiles": Call(TILES, 32, traced=True),
+  "kernels.narrow.cast_encode": Call(X, "bfloat16", traced=True),
+  "kernels.narrow.cast_decode": Call(
+    X.astype(np.uint16), X, "bfloat16", traced=True
+  ),
+  "kernels.narrow.cast_sum": Call(
+    X.astype(np.uint16)[None], X, "bfloat16", traced=True
+  ),
+  "kernels.narrow.truncate_encode": Call(X, 2, traced=True),
+  "kernels.narrow.truncate_decode": Call(
+    Lazy(lambda: (jnp.zeros(X.shape, jnp.uint8),) * 2), X, traced=True
+  ),
+  "kernels.narrow.truncate_sum": Call(
+    Lazy(lambda: (jnp.zeros((2, *X.shape), jnp.uint8),) * 2), X, traced=True
+  ),
+  "kernels.pack.pack": Call(np.zeros((8, 2), np.uint32), 4, traced=True),
+  "kernels.pack.unpack": Call(np.zeros((1, 2), np.uint32), 4, traced=True),
+  "kernels.pack.pack_flat": Call(np.zeros(16, np.uint32), 4, traced=True),
+  "kernels.pack.unpack_flat": Call(np.zeros(2, np.uint32), 4, 16, traced=True),
+  "kernels.select.topk_select": Call(X, 1, 4, traced=True),
+  "kernels.select.topk_scatter": Call(
+    np.zeros((1, 32), np.float32),
+    np.zeros((1, 32), np.uint32),
+    X,
+    4,
+    traced=True,
+  ),
+  "kernels.select.topk_sum": Call(
+    np.zeros((2, 1, 32), np.float32),
+    np.zeros((2, 1, 32), np.uint32),
+    X,
+    4,
+    traced=True,
+  ),
+  "kernels.quantize.AbsmaxOp": Call(bits=8, block=32),
+  "kernels.quantize.MinMaxOp": Call(bits=8, block=32),
+  "kernels.sign.SignOp": Call(block=32),
+  "kernels.ternary.TernaryOp": Call(block=32),
+  "kernels.microscaling.MicroscalingOp": Call(format="float8_e4m3fn", block=32),
+  "kernels.rotate.RotateOp": Call(op=OP, length=32, seed=0),
+}
+_PASS = "the passes of kernels.blocks call it"
+_UNCHECKED = "codecs and ops call it with what they have checked"
+UNCALLED = {
+  "kernels.BlockOp*": "abstract: every op defines it",
+  "kernels.quantize.UniformOp*": "abstract: two ops define it",
+  "kernels.*Op.*": _PASS,
+  **dict.fromkeys(
+    """
+    kernels.block_shape kernels.nearest_planes kernels.add_error
+    kernels.clear_error kernels.error_of kernels.sum_decoded
+    kernels.compact.prefix_counts kernels.pack.field_widths
+    kernels.pack.num_planes kernels.pack.unpack_to_float kernels.pack.*tile
+    kernels.pack.piece_rows kernels.quantize.*code kernels.sign.*code
+    kernels.ternary.*code kernels.ternary.*pack_trits
+    kernels.microscaling.*code kernels.rotate.flip_signs
+    kernels.rotate.hadamard kernels.rotate.rotate* kernels.rotate.row_shape
+    kernels.sample.*
+    """.split(),
+    _UNCHECKED,
+  ),
+}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("kernels.blocks.encode", "op"),
+  ("kernels.blocks.encode", "x"),
+  ("kernels.blocks.encode", "key"),
+  ("kernels.blocks.encode_error", "op"),
+  ("kernels.blocks.encode_error", "x"),
+  ("kernels.blocks.encode_error", "memory"),
+  ("kernels.blocks.encode_error", "key"),
+  ("kernels.blocks.encode_error", "decay"),
+  ("kernels.blocks.encode_mean", "op"),
+  ("kernels.blocks.encode_mean", "payloads"),
+  ("kernels.blocks.encode_mean", "like"),
+  ("kernels.blocks.encode_mean", "key"),
+  ("kernels.blocks.sum_decoded", "op"),
+  ("kernels.blocks.sum_decoded", "payloads"),
+  ("kernels.blocks.sum_decoded", "like"),
+  ("kernels.compact.threshold_bitmap", "x"),
+  ("kernels.compact.threshold_bitmap", "threshold"),
+  ("kernels.compact.bitmap_positions", "bitmap"),
+  ("kernels.compact.bitmap_positions", "before"),
+  ("kernels.compact.bitmap_positions", "capacity"),
+  ("kernels.compact.compact_tiles", "words"),
+  ("kernels.compact.expand_tiles", "tiles"),
+  ("kernels.compact.expand_tiles", "size"),
+  ("kernels.narrow.cast_encode", "x"),
+  ("kernels.narrow.cast_encode", "dtype"),
+  ("kernels.narrow.cast_decode", "words"),
+  ("kernels.narrow.cast_decode", "like"),
+  ("kernels.narrow.cast_decode", "dtype"),
+  ("kernels.narrow.cast_sum", "words"),
+  ("kernels.narrow.cast_sum", "like"),
+  ("kernels.narrow.cast_sum", "dtype"),
+  ("kernels.narrow.truncate_encode", "x"),
+  ("kernels.narrow.truncate_encode", "bytes"),
+  ("kernels.narrow.truncate_encode", "rounding"),
+  ("kernels.narrow.truncate_decode", "planes"),
+  ("kernels.narrow.truncate_decode", "like"),
+  ("kernels.narrow.truncate_sum", "planes"),
+  ("kernels.narrow.truncate_sum", "like"),
+  ("kernels.pack.pack", "codes"),
+  ("kernels.pack.unpack", "words"),
+  ("kernels.pack.pack_flat", "codes"),
+  ("kernels.pack.unpack_flat", "words"),
+  ("kernels.pack.unpack_flat", "size"),
+  ("kernels.select.topk_select", "x"),
+  ("kernels.select.topk_select", "planes"),
+  ("kernels.select.topk_scatter", "values"),
+  ("kernels.select.topk_scatter", "places"),
+  ("kernels.select.topk_scatter", "like"),
+  ("kernels.select.topk_scatter", "planes"),
+  ("kernels.select.topk_sum", "values"),
+  ("kernels.select.topk_sum", "places"),
+  ("kernels.select.topk_sum", "like"),
+  ("kernels.select.topk_sum", "planes"),
+  ("kernels.quantize.AbsmaxOp", "bits"),
+  ("kernels.quantize.AbsmaxOp", "block"),
+  ("kernels.quantize.AbsmaxOp", "stochastic"),
+  ("kernels.quantize.MinMaxOp", "bits"),
+  ("kernels.quantize.MinMaxOp", "block"),
+  ("kernels.quantize.MinMaxOp", "stochastic"),
+  ("kernels.sign.SignOp", "block"),
+  ("kernels.ternary.TernaryOp", "block"),
+  ("kernels.ternary.TernaryOp", "stochastic"),
+  ("kernels.microscaling.MicroscalingOp", "format"),
+  ("kernels.microscaling.MicroscalingOp", "block"),
+  ("kernels.rotate.RotateOp", "op"),
+  ("kernels.rotate.RotateOp", "length"),
+  ("kernels.rotate.RotateOp", "seed"),
+}

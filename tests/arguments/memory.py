@@ -1,0 +1,192 @@
+"""Calls of the memory savings."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmotion import codecs, memory
+from tests.arguments.calls import Call, Lazy
+
+INT8 = codecs.uniform(bits=8)
+W = np.ones((4, 4), np.float32)
+X = np.ones((2, 4), np.float32)
+BATCH = {"x": X, "y": X}
+
+
+def loss(w, x):
+  return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+def loss_fn(params, batch):
+  return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+
+def layer(w, x):
+  return jnp.tanh(x @ w)
+
+
+def distance(x, y):
+  return jnp.mean((x - y) ** 2)
+
+
+HOST = memory.HostResident(loss_fn, optax.sgd(0.1), min_leaf_size=0)
+BACKWARD = memory.OptimizerInBackward([(layer, 2)], distance, optax.sgd(0.1))
+COMPRESSED = memory.compress_state(optax.adam(0.1), min_leaf_size=0)
+PARAMS = {"w": W}
+STACKED = np.ones((2, 4, 4), np.float32)
+
+
+def host_state():
+  return HOST.init({"w": jnp.ones((4, 4))})
+
+
+@functools.cache
+def compressed_like():
+  return jax.eval_shape(COMPRESSED.init, {"w": jnp.ones((4, 4))})
+
+
+CALLS = {
+  "memory.memory_kinds": Call(jax.devices()[0]),
+  "memory.resolve_memory_kind": Call(
+    "pinned_host", jax.devices()[0], warn=False
+  ),
+  "memory.calibrate_zero_value": Call(
+    lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)]
+  ),
+  "memory.compress_residuals": Call(loss, INT8, params=0, recompute="all"),
+  "memory.compress_residuals -> fn": Call(
+    W, X, on=memory.compress_residuals(loss, INT8), traced=True
+  ),
+  "memory.residuals_of": Call(loss, W, X, codec=INT8),
+  "memory.offload": Call(INT8),
+  "memory.recompute": Call(),
+  "memory.EncodedLeaf.decode": Call(
+    on=Lazy(
+      lambda: (
+        memory.EncodedLeaf(
+          INT8.encode(jnp.ones(4))[0], INT8, (4,), "float32"
+        ).decode
+      )
+    ),
+    traced=True,
+  ),
+  "memory.compress_state": Call(optax.adam(0.1), rules=((".*", INT8),)),
+  "memory.compress_state -> init": Call(
+    PARAMS, on=COMPRESSED.init, traced=True
+  ),
+  "memory.compress_state -> update": Call(
+    PARAMS,
+    Lazy(
+      lambda: jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), compressed_like()
+      )
+    ),
+    PARAMS,
+    on=COMPRESSED.update,
+    traced=True,
+  ),
+  "memory.decompress_state": Call(
+    Lazy(
+      lambda: jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), compressed_like()
+      )
+    ),
+    traced=True,
+  ),
+  "memory.OptimizerInBackward": Call(
+    [(layer, 2)], distance, optax.sgd(0.1), codec=INT8, segment=1
+  ),
+  "memory.OptimizerInBackward.init": Call(
+    [STACKED], on=BACKWARD.init, traced=True
+  ),
+  "memory.OptimizerInBackward.step": Call(
+    [STACKED],
+    Lazy(lambda: BACKWARD.init([jnp.asarray(STACKED)])),
+    X,
+    X,
+    on=BACKWARD.step,
+    traced=True,
+  ),
+  "memory.HostResident": Call(
+    [("loss", loss_fn)],
+    optax.sgd(0.1),
+    groups=[(".*", "all")],
+    device=jax.devices()[0],
+  ),
+  "memory.HostResident.init": Call(PARAMS, on=HOST.init),
+  "memory.HostResident.place_state": Call(
+    Lazy(host_state), on=HOST.place_state
+  ),
+  "memory.HostResident.step": Call(Lazy(host_state), BATCH, 0, on=HOST.step),
+  "memory.HostResident.groups_of": Call(PARAMS, on=HOST.groups_of),
+  "memory.HostResident.norms": Call(Lazy(host_state), on=HOST.norms),
+  "memory.HostResident.errors": Call(Lazy(host_state), 0, on=HOST.errors),
+  "memory.HostResident.device_bytes": Call(
+    PARAMS,
+    BATCH,
+    measure_memory=lambda fn, *args: 0,
+    on=HOST.device_bytes,
+  ),
+  "memory.HostResident.plain_bytes": Call(PARAMS, on=HOST.plain_bytes),
+}
+UNCALLED = {"memory.EncodedLeaf": "a record that `compress_state` makes"}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("memory.memory_kinds", "device"),
+  ("memory.resolve_memory_kind", "device"),
+  ("memory.resolve_memory_kind", "warn"),
+  ("memory.calibrate_zero_value", "fn"),
+  ("memory.calibrate_zero_value", "batches"),
+  ("memory.calibrate_zero_value", "params"),
+  ("memory.calibrate_zero_value", "headroom"),
+  ("memory.compress_residuals", "fn"),
+  ("memory.compress_residuals", "codec"),
+  ("memory.compress_residuals", "params"),
+  ("memory.compress_residuals", "count_overflows"),
+  ("memory.compress_residuals -> fn", "w"),
+  ("memory.compress_residuals -> fn", "x"),
+  ("memory.residuals_of", "fn"),
+  ("memory.residuals_of", "args"),
+  ("memory.residuals_of", "codec"),
+  ("memory.residuals_of", "params"),
+  ("memory.residuals_of", "recompute"),
+  ("memory.compress_state", "rules"),
+  ("memory.compress_state", "min_leaf_size"),
+  ("memory.compress_state -> init", "params"),
+  ("memory.compress_state -> update", "updates"),
+  ("memory.compress_state -> update", "state"),
+  ("memory.compress_state -> update", "params"),
+  ("memory.decompress_state", "state"),
+  ("memory.OptimizerInBackward", "blocks"),
+  ("memory.OptimizerInBackward", "loss"),
+  ("memory.OptimizerInBackward", "codec"),
+  ("memory.OptimizerInBackward", "segment"),
+  ("memory.OptimizerInBackward.init", "params"),
+  ("memory.OptimizerInBackward.step", "params"),
+  ("memory.OptimizerInBackward.step", "state"),
+  ("memory.OptimizerInBackward.step", "x"),
+  ("memory.OptimizerInBackward.step", "batch"),
+  ("memory.HostResident", "stages"),
+  ("memory.HostResident", "weights"),
+  ("memory.HostResident", "groups"),
+  ("memory.HostResident", "min_leaf_size"),
+  ("memory.HostResident", "device"),
+  ("memory.HostResident.init", "params"),
+  ("memory.HostResident.place_state", "state"),
+  ("memory.HostResident.step", "state"),
+  ("memory.HostResident.step", "batch"),
+  ("memory.HostResident.step", "run_op"),
+  ("memory.HostResident.step", "level"),
+  ("memory.HostResident.groups_of", "params"),
+  ("memory.HostResident.norms", "state"),
+  ("memory.HostResident.errors", "state"),
+  ("memory.HostResident.errors", "level"),
+  ("memory.HostResident.device_bytes", "params"),
+  ("memory.HostResident.device_bytes", "batch"),
+  ("memory.HostResident.device_bytes", "measure_memory"),
+  ("memory.HostResident.device_bytes", "level"),
+  ("memory.HostResident.plain_bytes", "params"),
+}

@@ -1,0 +1,247 @@
+"""Calls of the performance model."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmotion import codecs, perfmodel
+from jaxmotion.perfmodel import IMAGES, LABELS, Kernel, Layer, Message, Network
+from jaxmotion.wire import Ledger, Move
+from tests.arguments.calls import Call, Lazy
+from tests.paths import ROOT
+
+PLATFORM = perfmodel.builtin_platform("ethernet_1gbit")
+DEVICE, AXIS = PLATFORM.device, PLATFORM.axes[0]
+LINK = AXIS.link
+W = jax.ShapeDtypeStruct((16, 16), "float32")
+X = jax.ShapeDtypeStruct((8, 16), "float32")
+LEDGER = Ledger((Move("all_reduce", ("data",), 8, "float32", 1000, 1),))
+CURVE = perfmodel.Curve(sizes=(1.0, 2.0), seconds=(1.0, 2.0), noise=0.1)
+KERNEL = Kernel("elementwise", "float32", 0.0, 1000.0)
+MESSAGES = [Message(2.0, 0.0, 3.0, 0.0)]
+PLAIN = perfmodel.platform_to_dict(PLATFORM)
+CPU2 = f"{ROOT}/jaxmotion/perfmodel/platform/cpu2.json"
+INT8 = codecs.uniform(bits=8)
+
+
+def loss(w, x):
+  return jnp.mean((x @ w) ** 2)
+
+
+def dense(params, x):
+  return x @ params["kernel"]
+
+
+def layer_loss(params, y, labels):
+  return ((y[:, 0] - labels) ** 2).mean()
+
+
+LAYERS = (
+  Layer("dense", dense, {"kernel": W}, (IMAGES,), mixes=True),
+  Layer("loss", layer_loss, {}, (0, LABELS), mixes=True),
+)
+NETWORK = Network("net", LAYERS, image=(16,))
+
+
+@functools.cache
+def step_cost():
+  return perfmodel.trace_step(loss, W, (X,))
+
+
+@functools.cache
+def cost():
+  return perfmodel.predict_cost(loss, W, X)
+
+
+CALLS = {
+  "perfmodel.predict_cost": Call(
+    loss, W, X, while_trips={}, branch_shares=None, backend="cpu"
+  ),
+  "perfmodel.Layer": Call("dense", dense, {"kernel": W}, (IMAGES,), True),
+  "perfmodel.Network": Call("net", LAYERS, (16,)),
+  "perfmodel.Network.batch": Call(8, on=NETWORK.batch),
+  "perfmodel.Network.shapes": Call(8, on=NETWORK.shapes),
+  "perfmodel.Network.loss": Call(
+    {"dense": {"kernel": np.ones((16, 16), np.float32)}},
+    np.ones((8, 16), np.float32),
+    np.ones(8, np.int32),
+    on=NETWORK.loss,
+    traced=True,
+  ),
+  "perfmodel.Axis": Call(name="data", workers=8, link=LINK),
+  "perfmodel.Curve": Call(sizes=(1.0, 2.0), seconds=(1.0, 2.0), noise=0.1),
+  "perfmodel.Curve.covers": Call(1.5, on=CURVE.covers),
+  "perfmodel.Curve.seconds_at": Call(1.5, on=CURVE.seconds_at),
+  "perfmodel.Device": Call(
+    name="example",
+    matmul_flops_per_s={"float32": 1e12},
+    vector_flops_per_s=1e11,
+    memory_rate=perfmodel.gbyte_per_s(50),
+    memory_bytes=16e9,
+    kernel_s=1e-6,
+    measured={"elementwise": CURVE},
+  ),
+  "perfmodel.Link": Call(
+    latency_s=5e-5,
+    rate=perfmodel.gbit_per_s(1),
+    efficiency={"all_gather": 0.5},
+    measured={"all_gather 8": CURVE},
+  ),
+  "perfmodel.Link.transfer_seconds": Call(1e6, on=LINK.transfer_seconds),
+  "perfmodel.Platform": Call(
+    name="example",
+    device=DEVICE,
+    to_host=LINK,
+    from_host=LINK,
+    axes=(AXIS,),
+    sources={"to_host.rate": "a datasheet"},
+  ),
+  "perfmodel.Platform.axis": Call("data", on=PLATFORM.axis),
+  "perfmodel.Platform.resize": Call(data=4, on=PLATFORM.resize),
+  "perfmodel.Rate": Call(bytes_per_s=1e9),
+  "perfmodel.builtin_platform": Call("cpu2"),
+  "perfmodel.gbit_per_s": Call(1.0),
+  "perfmodel.gbyte_per_s": Call(1.0),
+  "perfmodel.platform_from_dict": Call(PLAIN),
+  "perfmodel.platform_to_dict": Call(PLATFORM),
+  "perfmodel.save_platform": Call(PLATFORM, "/dev/null"),
+  "perfmodel.load_platform": Call(CPU2),
+  "perfmodel.blocking_seconds": Call(MESSAGES),
+  "perfmodel.overlapped_seconds": Call(MESSAGES),
+  "perfmodel.collective_seconds": Call("all_reduce", 1e6, 8, LINK),
+  "perfmodel.collective_traffic": Call("all_reduce", 1e6, 8),
+  "perfmodel.exchange_ledger": Call(W, AXIS, INT8, method="gather"),
+  "perfmodel.hierarchical_all_reduce_ledger": Call(1000, PLATFORM.axes),
+  "perfmodel.ledger_seconds": Call(LEDGER, PLATFORM),
+  "perfmodel.predict_exchange": Call(W, PLATFORM, "data", INT8),
+  "perfmodel.predict_ready_seconds": Call(Lazy(cost), DEVICE),
+  "perfmodel.predict_seconds": Call(Lazy(cost), DEVICE),
+  "perfmodel.predict_split_step": Call(
+    NETWORK, 16, PLATFORM, data_axis="data", codec=INT8, bucket_bytes=1000
+  ),
+  "perfmodel.predict_step": Call(
+    Lazy(step_cost),
+    PLATFORM,
+    "data",
+    INT8,
+    bucket_bytes=1000,
+    base_step_s=1.0,
+  ),
+  "perfmodel.trace_step": Call(loss, W, (X,), optimizer=optax.sgd(0.1)),
+  "perfmodel.uncalibrated": Call(PLATFORM, Lazy(cost), LEDGER),
+}
+_UNCHECKED = "the planner calls it with what is checked, thousands of times"
+_RECORD = "a record that a function of the room returns"
+UNCALLED = {
+  "perfmodel.Cost": _RECORD,
+  "perfmodel.StepCost": _RECORD,
+  "perfmodel.StepPrediction": _RECORD,
+  "perfmodel.Curve.fit_line": "it has no arguments",
+  "perfmodel.Platform.figure_paths": "it has no arguments",
+  "perfmodel.extend.*": _UNCHECKED,
+}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("perfmodel.predict_cost", "fn"),
+  ("perfmodel.predict_cost", "args"),
+  ("perfmodel.predict_cost", "while_trips"),
+  ("perfmodel.predict_cost", "branch_shares"),
+  ("perfmodel.Layer", "name"),
+  ("perfmodel.Layer", "fn"),
+  ("perfmodel.Layer", "params"),
+  ("perfmodel.Layer", "inputs"),
+  ("perfmodel.Layer", "mixes"),
+  ("perfmodel.Network", "name"),
+  ("perfmodel.Network", "layers"),
+  ("perfmodel.Network", "image"),
+  ("perfmodel.Network.batch", "images"),
+  ("perfmodel.Network.shapes", "images"),
+  ("perfmodel.Network.loss", "params"),
+  ("perfmodel.Network.loss", "images"),
+  ("perfmodel.Network.loss", "labels"),
+  ("perfmodel.Axis", "name"),
+  ("perfmodel.Axis", "workers"),
+  ("perfmodel.Axis", "link"),
+  ("perfmodel.Curve", "sizes"),
+  ("perfmodel.Curve", "seconds"),
+  ("perfmodel.Curve", "noise"),
+  ("perfmodel.Curve.covers", "size"),
+  ("perfmodel.Curve.seconds_at", "size"),
+  ("perfmodel.Device", "name"),
+  ("perfmodel.Device", "matmul_flops_per_s"),
+  ("perfmodel.Device", "kernel_s"),
+  ("perfmodel.Device", "call_s"),
+  ("perfmodel.Device", "measured"),
+  ("perfmodel.Link", "latency_s"),
+  ("perfmodel.Link", "shared_by"),
+  ("perfmodel.Link", "efficiency"),
+  ("perfmodel.Link", "measured"),
+  ("perfmodel.Link.transfer_seconds", "nbytes"),
+  ("perfmodel.Platform", "name"),
+  ("perfmodel.Platform", "device"),
+  ("perfmodel.Platform", "to_host"),
+  ("perfmodel.Platform", "from_host"),
+  ("perfmodel.Platform", "axes"),
+  ("perfmodel.Platform", "sources"),
+  ("perfmodel.Platform.resize", "data"),
+  ("perfmodel.Rate", "bytes_per_s"),
+  ("perfmodel.gbit_per_s", "gbit"),
+  ("perfmodel.gbyte_per_s", "gbyte"),
+  ("perfmodel.platform_from_dict", "plain"),
+  ("perfmodel.platform_to_dict", "platform"),
+  ("perfmodel.save_platform", "platform"),
+  ("perfmodel.save_platform", "path"),
+  ("perfmodel.load_platform", "path"),
+  ("perfmodel.blocking_seconds", "messages"),
+  ("perfmodel.overlapped_seconds", "messages"),
+  ("perfmodel.collective_seconds", "payload_bytes"),
+  ("perfmodel.collective_seconds", "workers"),
+  ("perfmodel.collective_seconds", "link"),
+  ("perfmodel.collective_traffic", "payload_bytes"),
+  ("perfmodel.collective_traffic", "workers"),
+  ("perfmodel.exchange_ledger", "tree"),
+  ("perfmodel.exchange_ledger", "mesh_axis"),
+  ("perfmodel.exchange_ledger", "codec"),
+  ("perfmodel.exchange_ledger", "local_axis"),
+  ("perfmodel.hierarchical_all_reduce_ledger", "payload_bytes"),
+  ("perfmodel.hierarchical_all_reduce_ledger", "mesh_axes"),
+  ("perfmodel.hierarchical_all_reduce_ledger", "dtype"),
+  ("perfmodel.ledger_seconds", "ledger"),
+  ("perfmodel.ledger_seconds", "platform"),
+  ("perfmodel.ledger_seconds", "algorithm"),
+  ("perfmodel.predict_exchange", "tree"),
+  ("perfmodel.predict_exchange", "platform"),
+  ("perfmodel.predict_exchange", "codec"),
+  ("perfmodel.predict_exchange", "algorithm"),
+  ("perfmodel.predict_ready_seconds", "cost"),
+  ("perfmodel.predict_ready_seconds", "device"),
+  ("perfmodel.predict_seconds", "cost"),
+  ("perfmodel.predict_seconds", "device"),
+  ("perfmodel.predict_split_step", "network"),
+  ("perfmodel.predict_split_step", "batch"),
+  ("perfmodel.predict_split_step", "platform"),
+  ("perfmodel.predict_split_step", "codec"),
+  ("perfmodel.predict_split_step", "activation_codec"),
+  ("perfmodel.predict_split_step", "bucket_bytes"),
+  ("perfmodel.predict_split_step", "overlap"),
+  ("perfmodel.predict_split_step", "state_copies"),
+  ("perfmodel.predict_split_step", "algorithm"),
+  ("perfmodel.predict_step", "step_cost"),
+  ("perfmodel.predict_step", "platform"),
+  ("perfmodel.predict_step", "codec"),
+  ("perfmodel.predict_step", "bucket_bytes"),
+  ("perfmodel.predict_step", "overlap"),
+  ("perfmodel.predict_step", "algorithm"),
+  ("perfmodel.predict_step", "base_step_s"),
+  ("perfmodel.trace_step", "loss_fn"),
+  ("perfmodel.trace_step", "params"),
+  ("perfmodel.trace_step", "optimizer"),
+  ("perfmodel.trace_step", "while_trips"),
+  ("perfmodel.trace_step", "branch_shares"),
+  ("perfmodel.uncalibrated", "platform"),
+  ("perfmodel.uncalibrated", "cost"),
+  ("perfmodel.uncalibrated", "ledger"),
+}

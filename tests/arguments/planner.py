@@ -1,0 +1,71 @@
+"""Calls of the planner."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion import codecs, planner
+from jaxmotion.perfmodel import builtin_platform
+from tests.arguments.calls import Call, Lazy
+
+PLATFORM = builtin_platform("ethernet_1gbit")
+W = jax.ShapeDtypeStruct((64, 64), "float32")
+X = jax.ShapeDtypeStruct((8, 64), "float32")
+
+
+def loss(w, x):
+  return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+@functools.cache
+def plan():
+  return planner.advise(loss, W, (X,), PLATFORM)
+
+
+def no_memory(fn, *args):
+  return 0
+
+
+CALLS = {
+  "planner.advise": Call(loss, W, (X,), PLATFORM, mesh_axis="data"),
+  "planner.replan": Call(
+    Lazy(plan), compute_s=1e-4, coding_s=1e-5, link_s=1e-3, step_s=None
+  ),
+  "planner.format_codec": Call(codecs.sign()),
+  "planner.fit_memory": Call(
+    loss, W, (X,), PLATFORM, 1e6, measure_memory=no_memory
+  ),
+  "planner.program_memory_bytes": Call(loss, W, X),
+}
+_RECORD = "a record that a function of the room returns"
+UNCALLED = {
+  "planner.ExchangePlan": _RECORD,
+  "planner.MemoryPlan*": _RECORD,
+  "planner.BudgetTooSmallError": _RECORD,
+}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("planner.advise", "loss_fn"),
+  ("planner.advise", "params"),
+  ("planner.advise", "accuracy_budget"),
+  ("planner.advise", "gradients"),
+  ("planner.advise", "candidates"),
+  ("planner.advise", "optimizer"),
+  ("planner.advise", "bucket_bytes"),
+  ("planner.advise", "overlap"),
+  ("planner.advise", "while_trips"),
+  ("planner.advise", "branch_shares"),
+  ("planner.replan", "plan"),
+  ("planner.replan", "compute_s"),
+  ("planner.replan", "coding_s"),
+  ("planner.replan", "link_s"),
+  ("planner.format_codec", "codec"),
+  ("planner.fit_memory", "fn"),
+  ("planner.fit_memory", "params"),
+  ("planner.fit_memory", "budget_bytes"),
+  ("planner.fit_memory", "options"),
+  ("planner.fit_memory", "measure_memory"),
+  ("planner.program_memory_bytes", "fn"),
+  ("planner.program_memory_bytes", "args"),
+}

@@ -1,0 +1,116 @@
+"""Calls of the optax transformations and data-parallel steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmotion import codecs, transforms
+from tests.arguments.calls import Call, Lazy
+
+MESH = jax.sharding.Mesh(jax.devices()[:2], ("data",))
+PARAMS = {"w": np.zeros((4, 1), np.float32)}
+BATCH = {"x": np.ones((4, 4), np.float32), "y": np.ones((4, 1), np.float32)}
+CODEC = codecs.feedback(codecs.uniform(bits=8))
+
+
+def loss_fn(params, batch):
+  return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+
+def exchange(**options):
+  return transforms.exchange("data", CODEC, **options)
+
+
+def state_of(tx):
+  """A state of the right shapes on no worker in particular."""
+  init, _ = transforms.data_parallel(loss_fn, tx, MESH)
+  like = jax.eval_shape(init, {"w": jnp.zeros((4, 1))})[1]
+  return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
+
+
+def data_parallel(position):
+  tx = optax.chain(exchange(), optax.sgd(0.1))
+  return transforms.data_parallel(loss_fn, tx, MESH)[position]
+
+
+CAST = transforms.exchange("data", codecs.cast("bfloat16"))
+SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
+
+CALLS = {
+  "transforms.exchange": Call(
+    "data", CODEC, method=None, nonfinite="skip", seed=1, local_axis="device"
+  ),
+  "transforms.exchange -> init": Call(
+    PARAMS, on=exchange().init, mesh=["data"]
+  ),
+  "transforms.exchange -> update": Call(
+    PARAMS,
+    Lazy(lambda: CAST.init({"w": jnp.zeros((4, 1))})),
+    on=CAST.update,
+    mesh=["data"],
+    varying=["updates"],
+  ),
+  "transforms.skip_nonfinite": Call(optax.sgd(0.1), "data"),
+  "transforms.skip_nonfinite -> init": Call(
+    PARAMS, on=SKIP.init, mesh=["data"]
+  ),
+  "transforms.skip_nonfinite -> update": Call(
+    PARAMS,
+    Lazy(lambda: SKIP.init(jax.tree.map(jnp.asarray, PARAMS))),
+    on=SKIP.update,
+    mesh=["data"],
+    varying=["updates"],
+  ),
+  "transforms.local_value_and_grad": Call(loss_fn, "data"),
+  "transforms.local_value_and_grad -> grad": Call(
+    PARAMS,
+    BATCH,
+    on=transforms.local_value_and_grad(loss_fn, "data"),
+    mesh=["data"],
+    varying=["args"],
+  ),
+  "transforms.data_parallel": Call(loss_fn, exchange(), MESH),
+  "transforms.data_parallel -> init": Call(
+    PARAMS, on=Lazy(lambda: data_parallel(0)), traced=True
+  ),
+  "transforms.data_parallel -> step": Call(
+    PARAMS,
+    Lazy(lambda: state_of(optax.chain(exchange(), optax.sgd(0.1)))),
+    BATCH,
+    on=Lazy(lambda: data_parallel(1)),
+    traced=True,
+  ),
+}
+UNCALLED = {}
+ACCEPTED = {}
+KNOWN_BAD = {
+  ("transforms.exchange", "axis_name"),
+  ("transforms.exchange", "seed"),
+  ("transforms.exchange", "local_axis"),
+  ("transforms.exchange", "local_codec"),
+  ("transforms.exchange -> init", "params"),
+  ("transforms.exchange -> update", "updates"),
+  ("transforms.exchange -> update", "state"),
+  ("transforms.exchange -> update", "params"),
+  ("transforms.skip_nonfinite", "inner"),
+  ("transforms.skip_nonfinite", "axis_name"),
+  ("transforms.skip_nonfinite -> init", "params"),
+  ("transforms.skip_nonfinite -> update", "updates"),
+  ("transforms.skip_nonfinite -> update", "state"),
+  ("transforms.skip_nonfinite -> update", "params"),
+  ("transforms.local_value_and_grad", "fun"),
+  ("transforms.local_value_and_grad", "axis_name"),
+  ("transforms.local_value_and_grad", "has_aux"),
+  ("transforms.local_value_and_grad -> grad", "params"),
+  ("transforms.local_value_and_grad -> grad", "args"),
+  ("transforms.data_parallel", "loss_fn"),
+  ("transforms.data_parallel", "tx"),
+  ("transforms.data_parallel", "mesh"),
+  ("transforms.data_parallel", "has_aux"),
+  ("transforms.data_parallel", "mean_loss"),
+  ("transforms.data_parallel -> init", "params"),
+  ("transforms.data_parallel -> step", "params"),
+  ("transforms.data_parallel -> step", "opt_state"),
+  ("transforms.data_parallel -> step", "batch"),
+}
