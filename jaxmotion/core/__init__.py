@@ -7,12 +7,18 @@ from jaxmotion.core._bits import (
 )
 from jaxmotion.core._checks import (
   check_arrays as check_arrays,
+  check_axis_name as check_axis_name,
+  check_bool as check_bool,
   check_callable as check_callable,
   check_choice as check_choice,
   check_float as check_float,
+  check_instance as check_instance,
   check_int as check_int,
   check_like as check_like,
+  check_mapping as check_mapping,
   check_number as check_number,
+  check_sequence as check_sequence,
+  check_text as check_text,
   shape_string as shape_string,
 )
 from jaxmotion.core._compat import (

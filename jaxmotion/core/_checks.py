@@ -1,7 +1,21 @@
-"""Argument checks; errors name the argument, its condition and its value."""
+"""Argument checks; errors name the argument, its condition and its value.
+
+Each is one line at the top of a public function, `check_int("bits", bits, 1)`:
+
+- `check_int`, `check_number`, `check_bool`, `check_text`, `check_choice`: plain
+  Python values; no bool is a number, no tracer is any of them;
+- `check_axis_name`: names of mesh axes;
+- `check_callable`, `check_instance`: functions, objects of a class;
+- `check_sequence`, `check_mapping`: lists and tuples, dicts; their elements
+  are checked one by one as `sizes[0]`, `measured['copy']`;
+- `check_float`, `check_arrays`, `check_like`: one array, a tree of arrays, a
+  tree that has to fit another one.
+
+`codecs.extend.check_codec` checks codecs.
+"""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +115,141 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
   if not any(type(value) is type(c) and value == c for c in choices):
     names = ", ".join(map(repr, choices))
     raise ValueError(f"`{name}` must be one of {names}, got {value!r}.")
+
+
+def check_bool(name: str, value: Any) -> None:
+  """Raises unless `value` is True or False.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+
+  Raises:
+    TypeError: it is anything else, such as 1 or a tracer.
+
+  >>> check_bool("overlap", 1)
+  Traceback (most recent call last):
+  ...
+  TypeError: `overlap` must be True or False, got 1.
+  """
+  if type(value) is not bool:
+    raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+
+
+def check_text(name: str, value: Any) -> None:
+  """Raises unless `value` is a string.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+
+  Raises:
+    TypeError: it is no string.
+
+  >>> check_text("name", None)
+  Traceback (most recent call last):
+  ...
+  TypeError: `name` must be a string, got None.
+  """
+  if not isinstance(value, str):
+    raise TypeError(f"`{name}` must be a string, got {value!r}.")
+
+
+def check_axis_name(name: str, value: Any) -> None:
+  """Raises unless `value` names a mesh axis, or several as a tuple.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+
+  Raises:
+    TypeError: it is no string and no tuple of strings.
+    ValueError: it is an empty tuple, or has a name twice.
+
+  >>> check_axis_name("axis_name", ("host", 1))
+  Traceback (most recent call last):
+  ...
+  TypeError: `axis_name` must be the name of a mesh axis or a tuple of names, \
+got ('host', 1).
+  """
+  message = (
+    f"`{name}` must be the name of a mesh axis or a tuple of names, got "
+    f"{value!r}."
+  )
+  names = value if isinstance(value, tuple) else (value,)
+  if not all(isinstance(axis, str) for axis in names):
+    raise TypeError(message)
+  if not names or len(set(names)) < len(names):
+    raise ValueError(message)
+
+
+def check_instance(
+  name: str, value: Any, kind: type | tuple[type, ...], noun: str
+) -> None:
+  """Raises unless `value` is an object of a class.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+    kind: class, or several that are allowed.
+    noun: what the value must be, for the message ("a Key or None").
+
+  Raises:
+    TypeError: it is an object of another class.
+
+  >>> check_instance("groups", [1], dict, "a dict of groups")
+  Traceback (most recent call last):
+  ...
+  TypeError: `groups` must be a dict of groups, got [1].
+  """
+  if not isinstance(value, kind):
+    raise TypeError(f"`{name}` must be {noun}, got {value!r:.300}.")
+
+
+def check_sequence(name: str, value: Any, noun: str) -> tuple[Any, ...]:
+  """Returns the elements of a list or a tuple, or raises.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+    noun: what the elements must be, for the message ("codecs").
+
+  Raises:
+    TypeError: it is no sequence, or a string.
+
+  >>> check_sequence("sizes", 3, "numbers")
+  Traceback (most recent call last):
+  ...
+  TypeError: `sizes` must be a list or tuple of numbers, got 3.
+  """
+  if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    raise TypeError(
+      f"`{name}` must be a list or tuple of {noun}, got {value!r:.300}."
+    )
+  return tuple(value)
+
+
+def check_mapping(name: str, value: Any, noun: str) -> dict[Any, Any]:
+  """Returns a mapping as a dict, or raises.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+    noun: what it maps, for the message ("dtypes to rates").
+
+  Raises:
+    TypeError: it is no mapping, or a key is no string.
+
+  >>> check_mapping("efficiency", 0.5, "collectives to shares")
+  Traceback (most recent call last):
+  ...
+  TypeError: `efficiency` must be a dict of collectives to shares, got 0.5.
+  """
+  if not isinstance(value, Mapping) or not all(
+    isinstance(key, str) for key in value
+  ):
+    raise TypeError(f"`{name}` must be a dict of {noun}, got {value!r:.300}.")
+  return dict(value)
 
 
 def check_float(name: str, x: Any) -> None:

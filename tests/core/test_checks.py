@@ -5,12 +5,18 @@ import pytest
 
 from jaxmotion.core import (
   check_arrays,
+  check_axis_name,
+  check_bool,
   check_callable,
   check_choice,
   check_float,
+  check_instance,
   check_int,
   check_like,
+  check_mapping,
   check_number,
+  check_sequence,
+  check_text,
   shape_string,
 )
 
@@ -115,3 +121,52 @@ def test_what_is_no_function_is_named():
   check_callable("fn", len)
   with pytest.raises(TypeError, match="`fn` must be a function, got 3"):
     check_callable("fn", 3)
+
+
+@pytest.mark.parametrize("value", [1, 0, None, np.True_, "True"])
+def test_only_true_and_false_are_flags(value):
+  check_bool("overlap", False)
+  with pytest.raises(TypeError, match="`overlap` must be True or False, got"):
+    check_bool("overlap", value)
+
+
+def test_what_is_no_string_is_named():
+  check_text("name", "")
+  with pytest.raises(TypeError, match="`name` must be a string, got 3"):
+    check_text("name", 3)
+
+
+@pytest.mark.parametrize("value", [None, 1, ["a"], ("a", None), float("nan")])
+def test_names_of_axes_are_strings(value):
+  check_axis_name("axis_name", "data")
+  check_axis_name("axis_name", ("host", "device"))
+  with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
+    check_axis_name("axis_name", value)
+
+
+@pytest.mark.parametrize("value", [(), ("a", "a")])
+def test_tuples_of_axes_have_names_each_once(value):
+  with pytest.raises(
+    ValueError, match="`axis_name` must be the name of a mesh"
+  ):
+    check_axis_name("axis_name", value)
+
+
+def test_objects_of_another_class_are_named():
+  check_instance("key", None, (int, type(None)), "an int or None")
+  with pytest.raises(TypeError, match="`key` must be an int or None, got 'a'"):
+    check_instance("key", "a", (int, type(None)), "an int or None")
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", {1: 2}, np.zeros(2)])
+def test_sequences_are_lists_and_tuples(value):
+  assert check_sequence("sizes", [1, 2], "numbers") == (1, 2)
+  with pytest.raises(TypeError, match="`sizes` must be a list or tuple of num"):
+    check_sequence("sizes", value, "numbers")
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1], {1: 2}])
+def test_mappings_have_strings_as_keys(value):
+  assert check_mapping("rates", {"a": 1}, "dtypes to rates") == {"a": 1}
+  with pytest.raises(TypeError, match="`rates` must be a dict of dtypes to"):
+    check_mapping("rates", value, "dtypes to rates")
