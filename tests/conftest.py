@@ -1,3 +1,4 @@
+import gc
 import os
 import pathlib
 
@@ -7,6 +8,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # What XLA has made is not made again: not in the other process of pytest, not
@@ -18,3 +20,14 @@ jax.config.update(
   str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax"),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+  """Lets the garbage collector pass over modules and tests, which stay.
+
+  Tracing makes many objects at once, so that the collector would otherwise look
+  at all of them hundreds of times. At the end pytest collects whatever is left.
+  """
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(100_000, 50, 20)
