@@ -1,5 +1,6 @@
 """Subjects of generated cases by name."""
 
+from experiments.fuzz import files
 from experiments.fuzz.run import RunRound
 
-SUBJECTS: dict[str, RunRound] = {}
+SUBJECTS: dict[str, RunRound] = {"files": files.run_round}
