@@ -117,15 +117,13 @@ class bandwidth(Controller):
       signal: times, of which only the number of groups is read.
     """
     groups = check_signal("signal.transfer", signal.transfer).shape[0]
-    times, counts = (
-      jnp.zeros((groups,), dtype) for dtype in (jnp.float32, jnp.int32)
-    )
+    # Arrays of their own: a step that donates the state donates each once.
     return BandwidthState(
       history=start_history(groups, 0, self.history_size),
-      seconds_per_byte=times,
-      compute=times,
-      measured=counts,
-      streak=counts,
+      seconds_per_byte=jnp.zeros((groups,), jnp.float32),
+      compute=jnp.zeros((groups,), jnp.float32),
+      measured=jnp.zeros((groups,), jnp.int32),
+      streak=jnp.zeros((groups,), jnp.int32),
     )
 
   def update(self, signal: Times, state: BandwidthState) -> BandwidthState:

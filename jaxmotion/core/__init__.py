@@ -5,6 +5,7 @@ from jaxmotion.core._bits import (
   to_bits as to_bits,
   word_dtype as word_dtype,
 )
+from jaxmotion.core._buffers import check_buffers as check_buffers
 from jaxmotion.core._checks import (
   check_arrays as check_arrays,
   check_axis_name as check_axis_name,
@@ -53,6 +54,7 @@ from jaxmotion.core._per_worker import (
 from jaxmotion.core._public import set_public_module as set_public_module
 from jaxmotion.core._saturate import saturate_cast as saturate_cast
 from jaxmotion.core._schedule_after import schedule_after as schedule_after
+from jaxmotion.core._steps_in_flight import StepsInFlight as StepsInFlight
 from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   leaf_path as leaf_path,

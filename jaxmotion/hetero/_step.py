@@ -18,8 +18,11 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  StepsInFlight,
   axis_names,
   axis_size,
+  check_buffers,
+  check_choice,
   check_float,
   named_leaves,
   pack_worker,
@@ -99,6 +102,7 @@ def uneven_data_parallel(
   *,
   axis_name: AxisName = "data",
   stateful: bool = False,
+  donate: bool = True,
 ) -> UnevenStep:
   r"""Makes a data-parallel step in which workers do unequal amounts of work.
 
@@ -132,19 +136,23 @@ def uneven_data_parallel(
     mesh: device mesh that has the axis.
     axis_name: the workers' axis, or a tuple of axes.
     stateful: whether there are statistics, floating-point arrays.
+    donate: whether `update` and `step` take the buffers of the state for their
+      results, so that it exists once. It is deleted then: go on with the state
+      that they return. False keeps it, for a notebook whose cells run twice.
 
   Returns:
     init, work, update and step; see `UnevenStep`. `batch` is a pytree of arrays
     of shape (workers, max_microbatches, ...), as `assign_microbatches` makes
     it; `counts` is int[workers] on the host, at most `max_microbatches` each.
-    The state given to `update` and `step` is donated. Sums are made in float32
-    at least.
+    The state given to `update` and `step` is donated (see `donate`). Sums are
+    made in float32 at least. On several CPU devices of one process, `update`
+    and `step` wait until at most 4 steps are in flight.
 
   Raises:
     ValueError: the mesh has no such axis. The returned functions raise it for
       counts that the batch has no room for, for a `loss_fn` that returns
-      something else, and for a `tx` that does not exchange gradients before
-      they are used.
+      something else, for a `tx` that does not exchange gradients before they
+      are used, and for a state that was donated before.
 
   Example:
     >>> import numpy as np
@@ -165,6 +173,9 @@ def uneven_data_parallel(
     Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
     computing optimization for scalable deep neural networks*, 2022 (HetGrad).
   """
+  check_choice("donate", donate, (True, False))
+  donated, donate_argnums = (("state",), (0,)) if donate else ((), ())
+  in_flight = StepsInFlight(mesh)
   init_params, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
@@ -199,7 +210,7 @@ def uneven_data_parallel(
       out_specs=(specs, P()),
     )(state, work, seconds, extra_args)
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=donate_argnums)
   def jitted_step(
     state: UnevenState, batch: PyTree, counts: Array, extra_args: PyTree
   ) -> tuple[UnevenState, Metrics]:
@@ -207,14 +218,14 @@ def uneven_data_parallel(
     return update(state, sums, jnp.zeros(workers), extra_args)
 
   jitted_work = jax.jit(sum_microbatches)
-  jitted_update = jax.jit(update, donate_argnums=0)
+  jitted_update = jax.jit(update, donate_argnums=donate_argnums)
 
   def checked_work(
     state: UnevenState, batch: PyTree, counts: Sequence[int]
   ) -> PerWorker:
-    return jitted_work(
-      _get_model(state), batch, _check_batch(batch, counts, workers)
-    )
+    checked = _check_batch(batch, counts, workers)
+    check_buffers({"state": state, "batch": batch})
+    return jitted_work(_get_model(state), batch, checked)
 
   def checked_update(
     state: UnevenState, work: PerWorker, seconds: Any = None, **extra_args: Any
@@ -225,14 +236,22 @@ def uneven_data_parallel(
       raise ValueError(
         f"`seconds` must be float32[{workers}], got {seconds!r}."
       )
-    return jitted_update(state, work, seconds, extra_args)
+    args = {"state": state, "work": work, "seconds": seconds}
+    check_buffers(args | extra_args, donated)
+    in_flight.wait(state)
+    state, metrics = jitted_update(state, work, seconds, extra_args)
+    in_flight.add(metrics)
+    return state, metrics
 
   def checked_step(
     state: UnevenState, batch: PyTree, counts: Sequence[int], **extra_args: Any
   ) -> tuple[UnevenState, Metrics]:
-    return jitted_step(
-      state, batch, _check_batch(batch, counts, workers), extra_args
-    )
+    checked = _check_batch(batch, counts, workers)
+    check_buffers({"state": state, "batch": batch} | extra_args, donated)
+    in_flight.wait(state)
+    state, metrics = jitted_step(state, batch, checked, extra_args)
+    in_flight.add(metrics)
+    return state, metrics
 
   return UnevenStep(init, checked_work, checked_update, checked_step)
 

@@ -38,7 +38,8 @@ def check_codec(
     bits; a second call compiles nothing.
   * `vmap` encodes and decodes each row as a single call does.
   * The result has the shape and dtype of `x` and is finite.
-  * State keeps its shapes, and never keeps a non-finite element.
+  * State keeps its shapes, holds no array twice, and never keeps a non-finite
+    element.
   * Configuration and `repr` construct an equal codec.
 
   Args:
@@ -71,7 +72,13 @@ def check_codec(
   jitted(x, new_state, key)
   _require(len(traces) == 1, f"{codec} compiles again on its second call")
   _check_payload(codec, x, payload)
-  eager, _ = codec.encode(x, state, key)
+  eager, eager_state = codec.encode(x, state, key)
+  for tree in (state, eager_state):
+    leaves = jax.tree.leaves(tree)
+    _require(
+      len({id(a) for a in leaves}) == len(leaves),
+      f"{codec} holds one array twice in its state",
+    )
   _require(
     _same_trees(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
   )

@@ -26,8 +26,8 @@ def check_transform(
 
   It runs in a real training step on the mesh with `check_vma`. The step
   compiles once. The parameters have the same bits on every worker and stay
-  finite. The state keeps its structure, shapes and dtypes. A second run gives
-  the same bits.
+  finite. The state keeps its structure, shapes and dtypes, and holds no array
+  twice, so that a step may donate it. A second run gives the same bits.
 
   Args:
     tx: an optax chain with an exchange over `axis_name`.
@@ -58,6 +58,7 @@ def check_transform(
       jnp.float32(0),
     )
 
+  _check_own_arrays(tx, mesh, params)
   init, step = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
   workers = math.prod(mesh.shape[a] for a in axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
@@ -82,6 +83,24 @@ def check_transform(
     _require(a.sharding.spec == P(), "a parameter is not replicated")
     copies = {_bytes_of(s.data) for s in a.addressable_shards}
     _require(len(copies) == 1, "workers hold different parameters")
+
+
+def _check_own_arrays(
+  tx: optax.GradientTransformation, mesh: Mesh, params: PyTree
+) -> None:
+  """Requires that no two leaves of the first state are one array."""
+
+  def init(params: PyTree) -> None:
+    leaves = jax.tree.leaves(tx.init(params))
+    _require(
+      len({id(a) for a in leaves}) == len(leaves),
+      "the state holds one array twice",
+    )
+
+  # Tracers tell: in a compiled `init` every result has its own buffer.
+  jax.eval_shape(
+    jax.shard_map(init, mesh=mesh, in_specs=P(), out_specs=P()), params
+  )
 
 
 def _bytes_of(a: Any) -> bytes:

@@ -1,5 +1,6 @@
 """Data-parallel training step made from a loss function."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ from jaxmotion.collectives.extend import check_batch, check_exchanged
 from jaxmotion.core import (
   AxisName,
   PyTree,
+  StepsInFlight,
   axis_names,
+  check_buffers,
+  check_choice,
   state_specs,
   to_varying,
 )
@@ -62,6 +66,7 @@ def data_parallel(
   axis_name: AxisName = "data",
   has_aux: bool = False,
   mean_loss: bool = True,
+  donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
   """Makes `init` and `step` for training over a mesh axis.
 
@@ -77,19 +82,25 @@ def data_parallel(
       That mean is a collective of its own, which costs round trips and makes
       workers wait for one another. Without it each value has a leading axis of
       workers, and a process holds only its own workers' values.
+    donate: whether `step` takes the buffers of `params` and `opt_state` for its
+      results, so that both exist once. They are deleted then: go on with what
+      `step` returned. False keeps them, for a notebook whose cells run twice.
 
   Returns:
     init: params -> (params, opt_state), placed on the mesh; per-worker state
       is split over the axis, all else replicated. The result is a copy.
     step: (params, opt_state, batch, **extra_args) -> (params, opt_state, loss
       or (loss, aux)), jitted; the buffers of `params` and `opt_state` are
-      donated. Every leaf of `batch` is split along its leading axis. Extra
-      arguments go to `tx.update`: scalars that all workers share.
+      donated (see `donate`). Every leaf of `batch` is split along its leading
+      axis. Extra arguments go to `tx.update`: scalars that all workers share.
+      On several CPU devices of one process, a call waits until at most 4 steps
+      are in flight: XLA:CPU can hang when a loop runs further ahead.
 
   Raises:
     ValueError: the mesh has no such axis. `step` raises it for a `tx` that
-      does not exchange gradients before they are used, and for a batch that
-      the workers do not divide.
+      does not exchange gradients before they are used, for a batch that the
+      workers do not divide, and for `params` or an `opt_state` that was
+      donated before.
 
   Example:
     >>> from jaxmotion import codecs, transforms
@@ -106,6 +117,7 @@ def data_parallel(
     >>> float(loss)
     1.0
   """
+  check_choice("donate", donate, (True, False))
   for name in axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(
@@ -115,8 +127,12 @@ def data_parallel(
   grad_fn = local_value_and_grad(loss_fn, axis_name, has_aux=has_aux)
   update = optax.with_extra_args_support(tx).update
 
-  @jax.jit
   def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    check_buffers({"params": params})
+    return jitted_init(params)
+
+  @jax.jit
+  def jitted_init(params: PyTree) -> tuple[PyTree, PyTree]:
     specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
     opt_state = jax.shard_map(
       tx.init, mesh=mesh, in_specs=P(), out_specs=specs
@@ -156,7 +172,24 @@ def data_parallel(
       out_specs=(P(), specs, P() if mean_loss else P(axis_name)),
     )(params, opt_state, batch, extra_args)
 
-  return init, jax.jit(step, donate_argnums=(0, 1))
+  jitted = jax.jit(step, donate_argnums=(0, 1) if donate else ())
+  donated = ("params", "opt_state") if donate else ()
+  in_flight = StepsInFlight(mesh)
+
+  @functools.wraps(step)
+  def checked_step(
+    params: PyTree, opt_state: PyTree, batch: PyTree, **extra_args: Any
+  ) -> tuple[PyTree, PyTree, PyTree]:
+    args = {"params": params, "opt_state": opt_state, "batch": batch}
+    check_buffers(args | extra_args, donated)
+    in_flight.wait(params)
+    results = jitted(params, opt_state, batch, **extra_args)
+    in_flight.add(results[2])
+    return results
+
+  for name in ("lower", "trace", "eval_shape"):
+    setattr(checked_step, name, getattr(jitted, name))
+  return init, checked_step
 
 
 def _state_shapes(

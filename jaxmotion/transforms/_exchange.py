@@ -132,8 +132,9 @@ def exchange(
       states = all_reduce_init(params, axis_name, codec, method=method)
     else:
       states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
-    zero = jnp.zeros((), jnp.int32)
-    return ExchangeState(zero, zero, pack_worker(states))
+    # Two arrays: a step that donates the state may not donate one twice.
+    count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    return ExchangeState(count, skipped, pack_worker(states))
 
   def update_fn(
     updates: PyTree,

@@ -75,6 +75,22 @@ def test_the_signals_make_it_switch(name):
 
 
 @ALL
+def test_a_state_holds_no_array_twice(name):
+  controller, values = TABLE[name]
+
+  def require_own_arrays(state):
+    leaves = jax.tree.leaves(state)
+    assert len({id(a) for a in leaves}) == len(leaves)
+
+  signal = at(values, 0)
+  require_own_arrays(controller.init(signal))
+  jax.eval_shape(
+    lambda state: require_own_arrays(controller.update(signal, state)),
+    controller.init(signal),
+  )
+
+
+@ALL
 def test_one_program_serves_all_steps_and_equals_eager(name):
   controller, values = TABLE[name]
   update = jax.jit(controller.update)

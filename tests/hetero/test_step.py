@@ -106,6 +106,24 @@ def test_work_and_update_are_the_step():
   assert told.throughput.tolist() == [0] * WORKERS
 
 
+def test_a_donated_state_is_refused_and_a_kept_one_trains_again():
+  counts = (2, 2, 2, 2)
+  donating = trained_by("plain")
+  tx = optax.chain(jaxmotion.exchange("data"), optax.trace(0.0))
+  keeping = hetero.uneven_data_parallel(loss_fn, tx, MESH, donate=False)
+  state, batch = donating.init(PARAMS), dealt(counts)
+  first, _ = keeping.step(state, batch, counts)
+  work = keeping.work(state, batch, counts)
+  donating.update(state, work)
+  with pytest.raises(ValueError, match="`state/params/a` must be"):
+    donating.step(state, batch, counts)
+  with pytest.raises(ValueError, match="`state/params/a` must be"):
+    keeping.work(state, batch, counts)
+  with pytest.raises(ValueError, match="`state/params/a` must be"):
+    keeping.update(state, work)
+  keeping.update(first, work)
+
+
 def test_one_program_serves_all_counts():
   uneven = trained_by("plain")
   state, seen = uneven.init(PARAMS), []

@@ -13,7 +13,14 @@ import optax
 from jaxmotion.codecs import Codec, identity, uniform
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.controllers import Groups, group_norms
-from jaxmotion.core import Array, PyTree, abstract_like, check_choice, check_int
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  abstract_like,
+  check_buffers,
+  check_choice,
+  check_int,
+)
 from jaxmotion.memory.weights import _state as states
 from jaxmotion.memory.weights._device_bytes import (
   StepShapes,
@@ -207,11 +214,13 @@ class HostResident:
     level: Any = 0,
     *,
     run_op: Callable[..., Any] = call_directly,
+    donate: bool = True,
   ) -> tuple[HostState, Array]:
     """Trains on one batch.
 
     Args:
-      state: state from `init` or the last `step`; its buffers are donated.
+      state: state from `init` or the last `step`; its buffers are donated: go
+        on with the state that `step` returns.
       batch: pytree of arrays, sent to the device as it is.
       level: position in `weights` for every group, int[groups], or one int
         for all.
@@ -219,6 +228,9 @@ class HostResident:
         several times per step, under the names "pack", "send", "unpack",
         "forward", "backward", "return" and "update". Use it to time the ops: a
         hook that waits for what an op returns lets nothing overlap.
+      donate: whether the step takes the buffers of `state` for the new state.
+        False copies the state first and keeps it, for a notebook whose cells
+        run twice.
 
     Returns:
       The new state and the loss, a scalar on the device.
@@ -226,9 +238,20 @@ class HostResident:
     Raises:
       TypeError: `level` is not of integers, or a stage returns arrays that are
         not floating-point.
-      ValueError: a level is out of range, there is not one for each group, or
-        the loss is not a scalar.
+      ValueError: a level is out of range, there is not one for each group, the
+        loss is not a scalar, or `state` was donated before.
     """
+    check_choice("donate", donate, (True, False))
+    args = {
+      "state": state._replace(stats=()),
+      "state/stats": state.stats,
+      "batch": batch,
+    }
+    check_buffers(args, ("state",) if donate else ())
+    if not donate:
+      state = jax.tree.map(
+        lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, state
+      )
     step = self._start_step(state, level, run_op)
     loss = step.run(batch)
     return step.new_state(), loss

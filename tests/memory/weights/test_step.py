@@ -162,3 +162,15 @@ def test_a_step_that_fails_before_it_packs_leaves_the_state():
   with pytest.raises(TypeError):
     model.step(state, wrong)
   model.step(state, batch_of())
+
+
+def test_a_donated_state_is_refused_and_a_kept_one_trains_again():
+  model = model_of(1, tx=SGD, send_difference=True)
+  state = model.init(params_of(1))
+  kept, loss = model.step(state, batch_of(), donate=False)
+  donated, again = model.step(state, batch_of())
+  assert float(loss) == float(again)
+  for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(donated), strict=True):
+    np.testing.assert_array_equal(a, b)
+  with pytest.raises(ValueError, match="`state/.*` must be .* still exists"):
+    model.step(state, batch_of())

@@ -1,0 +1,66 @@
+"""Check of the arrays given to a compiled step that donates some of them."""
+
+from collections.abc import Collection, Mapping
+
+import jax
+
+from jaxmotion.core._tree import named_leaves
+from jaxmotion.core._types import PyTree
+
+
+def check_buffers(
+  args: Mapping[str, PyTree], donated: Collection[str] = ()
+) -> None:
+  """Raises unless every array exists and every donated one is given once.
+
+  On several devices of one process, XLA:CPU ends the process where it should
+  raise. So the check comes before the call.
+
+  Args:
+    args: the arguments of the call, by name.
+    donated: names of those whose buffers are donated.
+
+  Raises:
+    ValueError: the buffer of an array was donated before, or is donated and
+      given twice.
+
+  >>> x = jax.numpy.ones(2)
+  >>> check_buffers({"params": {"a": x}, "batch": x}, donated=("params",))
+  Traceback (most recent call last):
+  ...
+  ValueError: `batch` must be an array of its own, because `params` is \
+donated, got the array of `params/a`: copy one of them with `jnp.copy`.
+  """
+  owners: dict[int, str] = {}
+  for name, tree in args.items():
+    for leaf in jax.tree.leaves(tree):
+      if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        continue
+      if leaf.is_deleted():
+        raise ValueError(
+          f"`{_find_places(args, leaf)[0]}` must be an array that still "
+          "exists, got one whose buffer was donated to an earlier call: go on "
+          "with what that call returned, copy before it (`jnp.copy`), or make "
+          "a step that does not donate."
+        )
+      if id(leaf) not in owners:
+        owners[id(leaf)] = name
+        continue
+      owner = owners[id(leaf)]
+      if owner in donated or name in donated:
+        first, second, *_ = _find_places(args, leaf)
+        raise ValueError(
+          f"`{second}` must be an array of its own, because "
+          f"`{owner if owner in donated else name}` is donated, got the array "
+          f"of `{first}`: copy one of them with `jnp.copy`."
+        )
+
+
+def _find_places(args: Mapping[str, PyTree], leaf: jax.Array) -> list[str]:
+  """Returns the argument and path of every place where the array is given."""
+  return [
+    f"{name}/{path}" if path else name
+    for name, tree in args.items()
+    for path, other in named_leaves(tree)
+    if other is leaf
+  ]
