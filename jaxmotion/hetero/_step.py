@@ -21,8 +21,8 @@ from jaxmotion.core import (
   StepsInFlight,
   axis_names,
   axis_size,
+  check_bool,
   check_buffers,
-  check_choice,
   check_float,
   named_leaves,
   pack_worker,
@@ -173,7 +173,7 @@ def uneven_data_parallel(
     Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
     computing optimization for scalable deep neural networks*, 2022 (HetGrad).
   """
-  check_choice("donate", donate, (True, False))
+  check_bool("donate", donate)
   donated, donate_argnums = (("state",), (0,)) if donate else ((), ())
   in_flight = StepsInFlight(mesh)
   init_params, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)

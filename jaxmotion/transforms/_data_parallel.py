@@ -16,8 +16,8 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   axis_names,
+  check_bool,
   check_buffers,
-  check_choice,
   state_specs,
   to_varying,
 )
@@ -117,7 +117,7 @@ def data_parallel(
     >>> float(loss)
     1.0
   """
-  check_choice("donate", donate, (True, False))
+  check_bool("donate", donate)
   for name in axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   Array,
   PyTree,
   abstract_like,
+  check_bool,
   check_buffers,
   check_choice,
   check_int,
@@ -241,7 +242,7 @@ class HostResident:
       ValueError: a level is out of range, there is not one for each group, the
         loss is not a scalar, or `state` was donated before.
     """
-    check_choice("donate", donate, (True, False))
+    check_bool("donate", donate)
     args = {
       "state": state._replace(stats=()),
       "state/stats": state.stats,
