@@ -23,7 +23,8 @@ UNCALLED = dict.fromkeys(
   worker_index combine_seeds random_words random_words_at PathRules
   PathRules.* pack_worker unpack_worker set_public_module schedule_after
   text_table leaf_path named_leaves same_structure tree_bytes shape_dtype
-  update_in_place is_inexact vjp_inexact
+  update_in_place is_inexact vjp_inexact StepsInFlight StepsInFlight.*
+  float0_zeros
   """.split(),
   _INTERNAL,
 )

@@ -47,8 +47,7 @@ def test_extra_arguments_reach_the_chain():
 
 
 def test_a_chain_without_an_exchange_is_caught():
-  # check_vma itself sees that the parameters differ between workers.
-  with pytest.raises(ValueError, match="(?i)replicat|vary|invariant"):
+  with pytest.raises(ValueError, match="`tx` must exchange"):
     check_transform(SGD, MESH, PARAMS, steps=1)
 
 
@@ -57,7 +56,7 @@ def test_an_update_of_each_workers_own_is_caught():
     own = lax.axis_index("data").astype(jnp.float32)
     return jax.tree.map(lambda a: a + own, g), s
 
-  with pytest.raises(ValueError, match="(?i)replicat|vary|invariant"):
+  with pytest.raises(ValueError, match="`tx` must exchange"):
     check_transform(after_pmean(update), MESH, PARAMS, steps=1)
 
 
