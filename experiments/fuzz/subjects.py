@@ -1,6 +1,9 @@
 """Subjects of generated cases by name."""
 
-from experiments.fuzz import files
+from experiments.fuzz import exchanges, files
 from experiments.fuzz.run import RunRound
 
-SUBJECTS: dict[str, RunRound] = {"files": files.run_round}
+SUBJECTS: dict[str, RunRound] = {
+  "exchanges": exchanges.run_round,
+  "files": files.run_round,
+}

@@ -82,10 +82,10 @@ def exchange(
     op: "mean" or "sum" over workers.
     method: "gather" or "two_phase"; None chooses by the number of workers.
     nonfinite: policy for gradients, and weights, that are not finite on some
-      worker: "propagate" (the element reaches every worker, a weight makes all
-      elements NaN), "skip" (all workers agree to emit zeros and to keep their
-      error memory as it was; see also `skip_nonfinite`) or "zero" (the element
-      or weight is replaced by zero).
+      worker: "propagate" (the element reaches every worker, unless its codec
+      does not send it; a weight makes all elements NaN), "skip" (all workers
+      agree to emit zeros and to keep their error memory as it was; see also
+      `skip_nonfinite`) or "zero" (the element or weight is replaced by zero).
     seed: seed of stochastic rounding and sampling. With the step, the leaf's
       path and the worker it determines every random bit.
     local_axis: the axis of the devices of one host, if `axis_name` is that of

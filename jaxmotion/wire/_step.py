@@ -56,8 +56,10 @@ def step_bytes(
   The function is traced and never run; its devices need not exist. The count
   is of the explicit collectives in its `shard_map` bodies, in the dtypes the
   program asks for, without those whose results nobody uses. What the compiler
-  changes (dtypes; two equal collectives become one), and what it adds for
-  automatically sharded arrays, is in `compiled_bytes`.
+  changes, and what it adds for automatically sharded arrays, is in
+  `compiled_bytes`. It changes dtypes, and two equal collectives of equal
+  arrays become one: `skip_nonfinite` around `exchange(nonfinite="skip")` asks
+  twice for the same sum of 4 bytes.
 
   Args:
     fn: The function, jitted or not.
@@ -129,7 +131,10 @@ def _count_step(step: Step, live: set[int], context: _Context) -> list[Move]:
   if name == "cond":
     choices = [_count_moves(b, used, context) for b in eqn.params["branches"]]
     said = describe_equation(eqn, "a conditional")
-    return pick_branch(choices, context.branch, said)
+    # The branches of `lax.platform_dependent` are no choice of the caller's.
+    by_platform = eqn.params.get("branches_platforms") is not None
+    branch = None if by_platform else context.branch
+    return pick_branch(choices, branch, said)
   if name not in AXIS_ONLY:
     _check_no_collective(step)
   mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))

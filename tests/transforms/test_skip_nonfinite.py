@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jaxmotion
-from jaxmotion import codecs
+from jaxmotion import codecs, wire
 from tests.transforms.helpers import bits
 
 WORKERS = 4
@@ -104,6 +104,18 @@ def weighted_steps(tx, weights):
     updates, state = program(GOOD, state, np.array(weight, np.float32))
     results.append((np.asarray(updates), state))
   return results
+
+
+def test_two_guards_agree_by_one_sum_once_compiled():
+  chain = jaxmotion.exchange("data", CODEC, nonfinite="skip")
+  tx = jaxmotion.skip_nonfinite(optax.chain(chain, optax.sgd(1e-2)), "data")
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  args = (*init(PARAMS), GOOD)
+  traced = wire.step_bytes(step, *args).select(dtype="int32")
+  compiled = wire.compiled_bytes(step.lower(*args).compile())
+  assert [(m.payload_bytes, m.count) for m in traced.moves] == [(4, 2)]
+  merged = compiled.select(dtype="int32").moves
+  assert [(m.payload_bytes, m.count) for m in merged] == [(4, 1)]
 
 
 @pytest.mark.parametrize("policy", ["propagate", "skip", "zero", "wrapped"])

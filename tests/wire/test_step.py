@@ -342,3 +342,19 @@ def test_gradients_show_the_sum_that_checking_inserts() -> None:
   apart = jax.shard_map(local, out_specs=P("data"), **specs)
   assert step_bytes(summed, w, x).total_bytes == 1.5 * 32
   assert step_bytes(apart, w, x).moves == ()
+
+
+def test_the_branches_of_platforms_are_not_those_of_levels() -> None:
+  def on_platform(x: jax.Array) -> jax.Array:
+    return lax.platform_dependent(x, cpu=gather, default=gather)
+
+  def body(x: jax.Array) -> jax.Array:
+    level = x[0, 0].astype(jnp.int32)
+    return lax.switch(level, [on_platform, gather_bytes, gather], x)
+
+  sent = [
+    step_bytes(on(LINE, body), WORDS, branch=i).total_bytes for i in range(3)
+  ]
+  assert sent == [3 * PAYLOAD, 3 * PAYLOAD / 4, 3 * PAYLOAD]
+  fn = on(LINE, on_platform)
+  assert step_bytes(fn, WORDS, branch=2).total_bytes == 3 * PAYLOAD

@@ -1,0 +1,53 @@
+"""Generated exchanges: sound ones keep all laws, broken parts are found."""
+
+import pytest
+
+from experiments.fuzz import exchanges
+from experiments.fuzz.exchange_setups import Setup
+from jaxmotion import codecs
+from jaxmotion.collectives import _all_reduce
+from jaxmotion.transforms import _exchange
+
+SETUP = Setup(
+  hosts=3,
+  codec=codecs.feedback(codecs.uniform(bits=4)),
+  shapes=((200,), (3,)),
+  dtypes=("float32", "float32"),
+  nonfinite="skip",
+  weighted=True,
+)
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_fixed_rounds_break_no_law(seed):
+  done = exchanges.run_round(seed)
+  assert done.cases > 3
+  assert done.defects == ()
+
+
+def find_laws(setup):
+  found = exchanges.check_exchange(setup, 0).defects
+  assert all(repr(setup) in defect.case for defect in found)
+  return {defect.law for defect in found}
+
+
+def test_a_sound_exchange_keeps_every_law():
+  assert find_laws(SETUP) == set()
+
+
+def test_an_exchange_with_broken_parts_is_found(monkeypatch):
+  monkeypatch.setattr(_all_reduce, "apply_weight", lambda x, *_: x)
+  monkeypatch.setattr(
+    _exchange, "keep_update", lambda ok, new, state, old: (new, state)
+  )
+  assert find_laws(SETUP) >= {
+    "predicted bytes are the traced ones",
+    "sent and remembered is what came and was remembered",
+    "skip does what its page says",
+  }
+
+
+def test_shards_that_stay_where_they_are_are_found(monkeypatch):
+  monkeypatch.setattr(_all_reduce, "exchange_rows", lambda payload, _: payload)
+  plain = Setup(3, codecs.uniform(bits=8), ((200,),), ("float32",))
+  assert "the result is the mean of what was decoded" in find_laws(plain)
