@@ -94,7 +94,7 @@ def draw_setup(rng: np.random.Generator) -> Setup:
   return Setup(
     hosts=hosts,
     devices=devices,
-    codec=_draw_codec(rng),
+    codec=_draw_codec(count, rng),
     shapes=tuple(shapes[rng.integers(len(shapes))] for _ in range(count)),
     dtypes=tuple(str(rng.choice(dtypes)) for _ in range(count)),
     op=str(rng.choice(("mean", "mean", "sum"))),
@@ -142,7 +142,9 @@ def _draw_workers(rng: np.random.Generator) -> tuple[int, int]:
   return pairs[rng.integers(len(pairs))]
 
 
-def _draw_codec(rng: np.random.Generator) -> Codec | tuple[Codec, ...]:
+def _draw_codec(
+  leaves: int, rng: np.random.Generator
+) -> Codec | tuple[Codec, ...]:
   def draw_base() -> Codec:
     return _BASES[rng.integers(len(_BASES))]
 
@@ -164,7 +166,11 @@ def _draw_codec(rng: np.random.Generator) -> Codec | tuple[Codec, ...]:
     joined = codecs.buckets(draw_base(), max_leaf_size=200)
     return wrap(joined, decay, form)
   first = wrap(draw_base(), decay, form)
-  return codecs.rules([("0$", first), ("1$", draw_base()), ("", draw_base())])
+  # Every rule must match a leaf: one less than there are leaves, and the rest.
+  named = [
+    (f"{i}$", (first, draw_base())[i]) for i in range(min(leaves - 1, 2))
+  ]
+  return codecs.rules((*named, ("", draw_base())))
 
 
 def _draw_leaf(
