@@ -25,8 +25,10 @@ SAME = P()
 
 
 def spread(fn, *args, in_specs=SAME, out_specs=SAME, **options):
-  return jax.shard_map(
-    fn, mesh=MESH, in_specs=in_specs, out_specs=out_specs, **options
+  return jax.jit(
+    jax.shard_map(
+      fn, mesh=MESH, in_specs=in_specs, out_specs=out_specs, **options
+    )
   )(*args)
 
 

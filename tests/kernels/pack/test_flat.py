@@ -1,4 +1,6 @@
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +13,9 @@ from jaxmotion.kernels.pack import (
 )
 
 # One field, two, three and five of them, below and above half a word.
+PACK = functools.partial(jax.jit, static_argnums=1)(pack)
+PACK_FLAT = functools.partial(jax.jit, static_argnums=1)(pack_flat)
+UNPACK_FLAT = functools.partial(jax.jit, static_argnums=(1, 2))(unpack_flat)
 BITS = pytest.mark.parametrize("bits", [1, 3, 4, 7, 8, 11, 14, 16, 22, 31, 32])
 
 
@@ -40,7 +45,7 @@ def pack_by_definition(codes: np.ndarray, bits: int) -> np.ndarray:
 def test_words_are_the_fields_in_order(bits, trailing):
   shape = (num_planes(bits), *trailing)
   codes = codes_of(bits, int(np.prod(shape))).reshape(shape)
-  words = pack(jnp.asarray(codes), bits)
+  words = PACK(codes, bits)
   np.testing.assert_array_equal(words, pack_by_definition(codes, bits))
 
 
@@ -48,7 +53,7 @@ def test_words_are_the_fields_in_order(bits, trailing):
 def test_any_number_of_codes_comes_back_from_less_than_a_column_more(bits):
   for size in (0, 1, 31, 100):
     codes = codes_of(bits, size)
-    words = pack_flat(jnp.asarray(codes), bits)
+    words = PACK_FLAT(codes, bits)
     columns = -(-size // num_planes(bits))
     assert words.shape == (num_planes(bits) * bits // 32, columns)
-    np.testing.assert_array_equal(unpack_flat(words, bits, size), codes)
+    np.testing.assert_array_equal(UNPACK_FLAT(words, bits, size), codes)

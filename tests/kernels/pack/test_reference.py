@@ -19,6 +19,7 @@ COLUMNS = 32
 BITS = pytest.mark.parametrize("bits", WIDTHS)
 PACK = functools.partial(jax.jit, static_argnums=1)(pack)
 UNPACK = functools.partial(jax.jit, static_argnums=1)(unpack)
+UNPACK_TO_FLOAT = functools.partial(jax.jit, static_argnums=1)(unpack_to_float)
 
 
 def codes_of(bits, shape):
@@ -99,7 +100,7 @@ def test_other_widths_are_words_of_each_power_of_two_narrowest_first(bits):
 @pytest.mark.parametrize("bits", [1, 7, 8, 16, 24])
 def test_values_are_the_codes_as_floats(bits):
   codes = codes_of(bits, (COLUMNS,))
-  values = unpack_to_float(PACK(codes, bits), bits)
+  values = UNPACK_TO_FLOAT(PACK(codes, bits), bits)
   assert values.dtype == jnp.float32
   np.testing.assert_array_equal(values, codes.astype(np.float32))
 
