@@ -59,6 +59,7 @@ def compress_residuals(
 
   Args:
     fn: function of arrays that is differentiated once, in reverse mode.
+      All of its floating-point arguments must have a gradient, wanted or not.
       Keyword arguments are passed on and not differentiated.
     codec: how residuals are saved. One of:
 
@@ -89,8 +90,9 @@ def compress_residuals(
   Raises:
     TypeError: `codec` is none of these, or does not take an array that it was
       chosen for.
-    ValueError: `fn` has side effects, `params` are not positions of arguments,
-      a rule matches no residual, or a codec has state.
+    ValueError: `fn` has side effects, or no gradient in reverse mode with
+      respect to one of its floating-point arguments; `params` are not positions
+      of arguments; a rule matches no residual; or a codec has state.
 
   Example:
     >>> import jax.numpy as jnp

@@ -415,6 +415,21 @@ class TestErrors:
     with pytest.raises(ValueError, match="`fn` must have no side effects"):
       compress_residuals(talks)(jnp.eye(2), jnp.eye(2))
 
+  def test_arguments_without_a_gradient_in_reverse_mode(self):
+    def halve(w, x):
+      small = lax.while_loop(lambda x: x.max() > 1, lambda x: x / 2, x)
+      return jnp.sum(w * small)
+
+    match = "`fn` must be differentiable.*stop_gradient"
+    with pytest.raises(ValueError, match=match):
+      jax.grad(compress_residuals(halve))(jnp.ones(3), jnp.ones(3))
+
+    def stopped(w, x):
+      return halve(w, lax.stop_gradient(x))
+
+    grad = jax.grad(compress_residuals(stopped))
+    assert grad(jnp.ones(3), jnp.full(3, 4.0)).tolist() == [1, 1, 1]
+
   def test_rule_without_a_residual(self):
     block, p, x = make("mlp")
     fn = compress_residuals(block, [("hiden", INT8)])

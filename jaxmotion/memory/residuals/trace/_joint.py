@@ -80,6 +80,9 @@ def trace_joint(
       diagnostics.
     args: arrays, tracers or shapes that it is called with.
     outs: types of the arrays it returns.
+
+  Raises:
+    ValueError: JAX has no backward pass of the function.
   """
   has_gradient = [is_inexact(a) for a in args]
   ct_types = [abstract_like(o) for o in outs if is_inexact(o)]
@@ -91,9 +94,17 @@ def trace_joint(
     cts = [
       next(inexact_cts) if is_inexact(o) else float0_zeros(o) for o in outs
     ]
-    results, pull, notes = vjp_inexact(fn, *values[:count])
+    try:
+      results, pull, notes = vjp_inexact(fn, *values[:count])
+      gradients = pull(cts)
+    except (NotImplementedError, ValueError) as e:
+      raise ValueError(
+        "`fn` must be differentiable in reverse mode with respect to all of "
+        f"its floating-point arguments, got {_first_line(e)} Apply "
+        "`jax.lax.stop_gradient` to what needs no gradient."
+      ) from e
     flat_notes, trees["notes"] = jax.tree.flatten(notes)
-    return [*results, *flat_notes, *pull(cts)]
+    return [*results, *flat_notes, *gradients]
 
   program = reuse_relu_outputs(trace_program(run_both_passes, *args, *ct_types))
   inputs, cotangents = program.inputs[:count], program.inputs[count:]
@@ -109,6 +120,11 @@ def trace_joint(
     tuple(next(gradients) if h else None for h in has_gradient),
     _find_dependents(cotangents, program.steps),
   )
+
+
+def _first_line(error: Exception) -> str:
+  line = str(error).strip().partition("\n")[0]
+  return f"{type(error).__name__}: {line.rstrip('.')}."
 
 
 def _find_dependents(
