@@ -133,8 +133,8 @@ def sum_compute(stages: list[Stage]) -> float:
   return sum(stage.forward_s + stage.backward_s for stage in stages)
 
 
-def _transfer_seconds(link: Link, sent: float) -> float:
-  return link.transfer_seconds(sent) if sent else 0.0
+def _transfer_seconds(link: Link | None, sent: float) -> float:
+  return link.transfer_seconds(sent) if link and sent else 0.0
 
 
 def _run_backward(

@@ -126,6 +126,7 @@ def predict_figures(
   waits = (
     max(0.0, link.transfer_seconds(host_bytes) - share * compute_s)
     for link, share in ((platform.to_host, 1 / 3), (platform.from_host, 2 / 3))
+    if link is not None
   )
   step_s = compute_s + (sum(waits) if host_bytes else 0.0)
   return PredictedStep(cost.flops, cost.bytes, step_s)

@@ -82,18 +82,18 @@ def check_number(
   """
   open_low = open_low or math.isinf(low)
   open_high = open_high or math.isinf(high)
+  # Only plain Python values: the repr and the config of a codec print them.
+  is_number = type(value) in (int, float)
+  if is_number:
+    above = low < value or (value == low and not open_low)
+    below = value < high or (value == high and not open_high)
+    if above and below:
+      return
   left, right = "(" if open_low else "[", ")" if open_high else "]"
-  message = (
+  raise (ValueError if is_number else TypeError)(
     f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
     f"{value!r}."
   )
-  # Only plain Python values: the repr and the config of a codec print them.
-  if type(value) not in (int, float):
-    raise TypeError(message)
-  above = low < value or (value == low and not open_low)
-  below = value < high or (value == high and not open_high)
-  if not (above and below):
-    raise ValueError(message)
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -292,12 +292,13 @@ def check_callable(name: str, value: Any) -> None:
     raise TypeError(f"`{name}` must be a function, got {value!r}.")
 
 
-def check_arrays(name: str, tree: PyTree) -> None:
+def check_arrays(name: str, tree: PyTree, *, numbers: bool = True) -> None:
   """Raises unless every leaf of a tree is an array, a number or a shape.
 
   Args:
     name: the argument's name, for the message.
     tree: what the caller gave; a ShapeDtypeStruct is a shape.
+    numbers: whether Python numbers, which have no dtype, are allowed.
 
   Raises:
     TypeError: a leaf is something else.
@@ -308,7 +309,7 @@ def check_arrays(name: str, tree: PyTree) -> None:
   TypeError: `batch` must be a tree of arrays, got 'text' at 'y'.
   """
   for path, x in named_leaves(tree):
-    if not _is_array(x):
+    if not _is_array(x) or not (numbers or hasattr(x, "dtype")):
       place = f" at {path!r}" if path else ""
       raise TypeError(
         f"`{name}` must be a tree of arrays, got {x!r:.200}{place}."

@@ -73,6 +73,8 @@ def find_defects(
 
 def is_clear(error: BaseException, names: Collection[str]) -> bool:
   """Returns whether an error names an argument and what it was."""
+  if isinstance(error, OSError):
+    return error.filename is not None  # A file that is not there is named.
   named = re.search(rf"`({'|'.join(map(re.escape, names))})\b", str(error))
   clear = isinstance(error, TypeError | ValueError) and "got" in str(error)
   return bool(clear and named)
@@ -119,7 +121,7 @@ def _replacements(
       now = valid[outer] if inner is None else valid[outer][inner]
       for label, value, allowed in wrong_values(argument, parameter, now):
         either = allowed or label in RELATIVE
-        names = tuple(signature.parameters) if either else (argument,)
+        names = (argument, *signature.parameters) if either else (argument,)
         # Fresh arguments: a call may consume an iterator or donate an array.
         bound = call.bind(target)
         yield Replacement(

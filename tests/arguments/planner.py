@@ -46,16 +46,13 @@ UNCALLED = {
 }
 ACCEPTED = {}
 KNOWN_BAD = {
-  ("planner.advise", "loss_fn"),
-  ("planner.advise", "params"),
   ("planner.advise", "accuracy_budget"),
   ("planner.advise", "gradients"),
   ("planner.advise", "candidates"),
-  ("planner.advise", "optimizer"),
   ("planner.advise", "bucket_bytes"),
-  ("planner.advise", "overlap"),
   ("planner.advise", "while_trips"),
-  ("planner.advise", "branch_shares"),
+  ("planner.advise", "params"),
+  ("planner.advise", "overlap"),
   ("planner.replan", "plan"),
   ("planner.replan", "compute_s"),
   ("planner.replan", "coding_s"),

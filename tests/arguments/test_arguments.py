@@ -40,7 +40,8 @@ def test_every_public_function_has_a_call_or_a_reason(room):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_wrong_arguments_are_refused_by_name(name):
+def test_wrong_arguments_are_refused_by_name(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # A string is a path where files are written.
   table, call = CALLS[name]
   known = {argument for n, argument in table.KNOWN_BAD if n == name}
   defects = find_defects(name, call, table.ACCEPTED, known)

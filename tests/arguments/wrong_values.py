@@ -39,11 +39,11 @@ ALLOWED = {
   "float": {"numpy", "fraction"},
   "array": {"numpy", "fraction", "tracer"},
   "tree": {"numpy", "fraction", "tracer", "none", "empty"},
-  "callable": {"class"},
 }
-# What is not tried: numbers are all the same to what takes arrays.
+# What is not tried: numbers are all the same to what takes arrays, and a class
+# can be called.
 _NUMBERS = {"nan", "inf", "minus_one", "zero", "true"}
-UNTRIED = {"array": _NUMBERS, "tree": _NUMBERS}
+UNTRIED = {"array": _NUMBERS, "tree": _NUMBERS, "callable": {"class"}}
 # An error about these may name the other argument that they do not fit.
 RELATIVE = {"minus_one", "zero", "huge", "empty", "wrapped", "reshaped"}
 KINDS = {

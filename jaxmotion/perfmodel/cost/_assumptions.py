@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxmotion.core import check_choice, check_int
+from jaxmotion.core import (
+  check_choice,
+  check_int,
+  check_number,
+  check_sequence,
+)
 from jaxmotion.program import Step, describe_equation, loop_body_name
 
 BACKENDS = ("cpu", "cuda", "rocm", "tpu")
@@ -22,14 +27,17 @@ class Assumptions:
     branch_shares: Sequence[float] | None,
     backend: str | None,
   ):
+    if branch_shares is not None:
+      branch_shares = check_sequence("branch_shares", branch_shares, "numbers")
+      for i, share in enumerate(branch_shares):
+        check_number(f"branch_shares[{i}]", share, 0, 1)
     if isinstance(while_trips, Mapping):
       for name, trips in while_trips.items():
         check_int(f"while_trips[{name!r}]", trips, 0)
     elif while_trips is not None:
       check_int("while_trips", while_trips, 0)
-    if branch_shares is not None and (
-      min(branch_shares, default=-1) < 0
-      or not math.isclose(math.fsum(branch_shares), 1)
+    if branch_shares is not None and not math.isclose(
+      math.fsum(branch_shares), 1
     ):
       raise ValueError(
         "`branch_shares` must be numbers of at least 0 that add up to 1, got "

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxmotion.core import text_table
+from jaxmotion.perfmodel._names import KINDS
 from jaxmotion.perfmodel.cost._fusion import Kernel
-from jaxmotion.perfmodel.cost._ops import KINDS
 
 
 class Total(NamedTuple):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
+from jaxmotion.core import check_arrays, check_callable
 from jaxmotion.perfmodel.cost._assumptions import Assumptions
 from jaxmotion.perfmodel.cost._cost import Cost, Total
 from jaxmotion.perfmodel.cost._fusion import Kernel, fuse_kernels, moved_bytes
@@ -57,6 +60,7 @@ def predict_cost(
     The cost.
 
   Raises:
+    TypeError: `fn` is not a function, or `args` has a leaf that is no array.
     ValueError: a while loop has no trips (it is named), or an argument
       names a loop, or has a number of branches, that the program has not.
 
@@ -69,6 +73,9 @@ def predict_cost(
     >>> predict_cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
+  check_callable("fn", fn)
+  if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
+    check_arrays("args", args)
   assumptions = Assumptions(while_trips, branch_shares, backend)
   program = trace_counted(fn, *args, backend=assumptions.backend)
   result = _count_program(program, assumptions, len(program.outputs))

@@ -28,18 +28,6 @@ from jaxmotion.program import (
 COSTLY = TRANSCENDENTAL | SPECIAL
 _QUIET = AXIS_ONLY | {"platform_index"}
 
-KINDS = (
-  "matmul",
-  "convolution",
-  "elementwise",
-  "reduction",
-  "data_movement",
-  "gather_scatter",
-  "random",
-  "collective",
-  "other",
-)
-
 # A reduction of so few elements (the codes of a word) is fused into its
 # readers: XLA computes it there rather than write its result.
 _FUSED_REDUCTION_SIZE = 32

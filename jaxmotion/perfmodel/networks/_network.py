@@ -9,7 +9,20 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  ShapedLike,
+  check_arrays,
+  check_bool,
+  check_callable,
+  check_instance,
+  check_int,
+  check_like,
+  check_mapping,
+  check_sequence,
+  check_text,
+)
 
 IMAGES, LABELS = -1, -2
 """Positions of the layer inputs that are not layers: the batch's parts."""
@@ -28,6 +41,10 @@ class Layer:
       (-2) are the batch.
     mixes: whether each output channel reads all channels of its inputs.
 
+  Raises:
+    TypeError: an argument is of another class.
+    ValueError: an input is below -2.
+
   Example:
     >>> import jax.numpy as jnp
     >>> relu = Layer("relu", lambda params, x: jax.nn.relu(x), {}, (0,))
@@ -41,6 +58,17 @@ class Layer:
   inputs: tuple[int, ...]
   mixes: bool = False
 
+  def __post_init__(self) -> None:
+    check_text("name", self.name)
+    check_callable("fn", self.fn)
+    params = check_mapping("params", self.params, "names to shapes")
+    check_arrays("params", params, numbers=False)
+    inputs = check_sequence("inputs", self.inputs, "positions of layers")
+    for i, position in enumerate(inputs):
+      check_int(f"inputs[{i}]", position, LABELS)
+    object.__setattr__(self, "inputs", inputs)
+    check_bool("mixes", self.mixes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -50,6 +78,10 @@ class Network:
     name: the network's name.
     layers: each layer reads only layers before it.
     image: shape of one image, channels last.
+
+  Raises:
+    TypeError: an argument is of another class.
+    ValueError: two layers have one name, or a layer reads one after it.
 
   Example:
     >>> import jax.numpy as jnp
@@ -78,6 +110,31 @@ class Network:
   layers: tuple[Layer, ...]
   image: tuple[int, ...]
 
+  def __post_init__(self) -> None:
+    check_text("name", self.name)
+    layers = check_sequence("layers", self.layers, "Layer objects")
+    if not layers:
+      raise ValueError("`layers` must have a layer, the loss, got none.")
+    names = set()
+    for i, layer in enumerate(layers):
+      check_instance(f"layers[{i}]", layer, Layer, "a Layer")
+      if layer.name in names:
+        raise ValueError(
+          f"`layers[{i}]` must have a name of its own, got {layer.name!r}."
+        )
+      names.add(layer.name)
+      for position in layer.inputs:
+        if position >= i:
+          raise ValueError(
+            f"`layers[{i}]` must read layers before it, got {position} in "
+            "its inputs."
+          )
+    object.__setattr__(self, "layers", layers)
+    image = check_sequence("image", self.image, "lengths")
+    for i, length in enumerate(image):
+      check_int(f"image[{i}]", length, 1)
+    object.__setattr__(self, "image", image)
+
   @property
   def params(self) -> dict[str, Mapping[str, ShapedLike]]:
     """The parameters by layer and name, as ShapeDtypeStructs."""
@@ -89,18 +146,53 @@ class Network:
     return sum(math.prod(a.shape) for a in jax.tree.leaves(self.params))
 
   def batch(self, images: int) -> tuple[ShapedLike, ShapedLike]:
-    """Returns the shapes of a number of images and of their labels."""
+    """Returns the shapes of a number of images and of their labels.
+
+    Args:
+      images: number of images.
+
+    Raises:
+      TypeError: `images` is not an integer.
+      ValueError: `images` is not positive.
+    """
+    check_int("images", images, 1)
     return (
       jax.ShapeDtypeStruct((images, *self.image), "float32"),
       jax.ShapeDtypeStruct((images,), "int32"),
     )
 
   def loss(self, params: PyTree, images: Array, labels: Array) -> Array:
-    """Returns the mean loss of a batch."""
+    """Returns the mean loss of a batch.
+
+    Args:
+      params: arrays of the names and shapes of `Network.params`.
+      images: array of the shape (number, *image).
+      labels: array of one label for each image.
+
+    Raises:
+      TypeError: an argument has a leaf that is no array.
+      ValueError: an argument has another shape.
+    """
+    check_like("params", params, self.params, "`Network.params`")
+    check_arrays("images", images, numbers=False)
+    shape = getattr(images, "shape", ())
+    if not shape or shape[1:] != self.image:
+      raise ValueError(
+        f"`images` must have the shape (number, *{self.image}), got {shape}."
+      )
+    check_like("labels", labels, self.batch(shape[0])[1], "`Network.batch`")
     return self._run_layers(params, images, labels)[-1]
 
   def shapes(self, images: int) -> list[ShapedLike]:
-    """Returns the shapes of all layers' outputs for a number of images."""
+    """Returns the shapes of all layers' outputs for a number of images.
+
+    Args:
+      images: number of images.
+
+    Raises:
+      TypeError: `images` is not an integer.
+      ValueError: `images` is not positive.
+    """
     return list(
       jax.eval_shape(self._run_layers, self.params, *self.batch(images))
     )

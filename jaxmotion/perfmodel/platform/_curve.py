@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from jaxmotion.core import check_number
+from jaxmotion.core import check_number, check_sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Curve:
 
   def __post_init__(self) -> None:
     for name in ("sizes", "seconds"):
-      figures = tuple(getattr(self, name))
+      figures = check_sequence(name, getattr(self, name), "numbers")
       object.__setattr__(self, name, figures)
       for i, figure in enumerate(figures):
         check_number(f"{name}[{i}]", figure, 0, open_low=True)
@@ -62,7 +62,16 @@ class Curve:
       raise ValueError(f"`seconds` must never decrease, got {self.seconds}.")
 
   def covers(self, size: float) -> bool:
-    """Returns whether a size is between the smallest and the largest."""
+    """Returns whether a size is between the smallest and the largest.
+
+    Args:
+      size: size in the unit of `sizes`.
+
+    Raises:
+      TypeError: `size` is not a number.
+      ValueError: `size` is negative, infinite or NaN.
+    """
+    _check_size(size)
     return self.sizes[0] <= size <= self.sizes[-1]
 
   def seconds_at(self, size: float) -> float:
@@ -70,7 +79,12 @@ class Curve:
 
     Args:
       size: size in the unit of `sizes`.
+
+    Raises:
+      TypeError: `size` is not a number.
+      ValueError: `size` is negative, infinite or NaN.
     """
+    _check_size(size)
     if size <= self.sizes[0]:
       constant = min(self.fit_line()[0], self.seconds[0])
       growing = self.seconds[0] - constant
@@ -107,3 +121,8 @@ class Curve:
         line = float(ab[0]), float(ab[1]), float(error.mean())
         fits.append((float(np.sum(error**2)), line))
     return min(fits)[1]
+
+
+def _check_size(size: float) -> None:
+  # Sizes are often products of NumPy's float64, which is a float.
+  check_number("size", float(size) if isinstance(size, float) else size, 0)

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from jaxmotion.core import check_instance
 from jaxmotion.perfmodel.platform._curve import Curve
 from jaxmotion.perfmodel.platform._platform import Axis, Device, Link, Platform
 from jaxmotion.perfmodel.platform._units import Rate
@@ -25,6 +26,9 @@ def platform_to_dict(platform: Platform) -> dict[str, Any]:
   Returns:
     A dict of strings, numbers, lists and dicts that `json.dumps` accepts.
 
+  Raises:
+    TypeError: `platform` is not a `Platform`.
+
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
     >>> plain = platform_to_dict(builtin_platform("ethernet_10gbit"))
@@ -33,6 +37,7 @@ def platform_to_dict(platform: Platform) -> dict[str, Any]:
     >>> platform_from_dict(plain) == builtin_platform("ethernet_10gbit")
     True
   """
+  _check_platform(platform)
   plain: dict[str, Any] = _to_plain(platform)
   return plain
 
@@ -56,20 +61,22 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
     >>> platform_from_dict({"name": "mine"})
     Traceback (most recent call last):
     ...
-    ValueError: `platform` must have a field 'device', got only 'name'.
+    ValueError: `plain` must have a field 'device', got only 'name'.
   """
-  fields = _checked_fields(Platform, "platform", plain)
+  check_instance("plain", plain, Mapping, "a dict of a platform's fields")
+  fields = _checked_fields(Platform, "plain", plain)
   sources = _checked_dict("sources", fields.get("sources", {}))
   for name, text in sources.items():
     _check_text(f"sources[{name!r}]", text)
   fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
-    fields[name] = _read_link(name, fields[name])
+    if fields[name] is not None:  # A device may have no link to a host.
+      fields[name] = _read_link(name, fields[name])
   axes = _checked_list("axes", fields["axes"])
   fields["axes"] = tuple(
     _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(axes)
   )
-  return _construct(Platform, "platform", fields)
+  return _construct(Platform, "plain", fields)
 
 
 def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
@@ -79,6 +86,10 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
     platform: any platform.
     path: path of the file, which is overwritten.
 
+  Raises:
+    OSError: the file cannot be written.
+    TypeError: `platform` is not a `Platform`, or `path` not a path.
+
   Example:
     >>> import tempfile
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -87,6 +98,7 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
     ...   load_platform(f"{folder}/h100.json").device.name
     'H100 SXM 80 GB'
   """
+  check_instance("path", path, (str, os.PathLike), "a path")
   text = json.dumps(platform_to_dict(platform), indent=2)
   pathlib.Path(path).write_text(text + "\n")
 
@@ -110,6 +122,7 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
     >>> load_platform("cluster.json").name  # doctest: +SKIP
     'our cluster'
   """
+  check_instance("path", path, (str, os.PathLike), "a path")
   content = pathlib.Path(path).read_bytes()
   try:
     return platform_from_dict(_parse_json(content))
@@ -118,6 +131,10 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
     raise kind(
       f"`path` must be the JSON file of a platform, got {str(path)!r}: {error}"
     ) from error
+
+
+def _check_platform(platform: Any) -> None:
+  check_instance("platform", platform, Platform, "a Platform")
 
 
 def _parse_json(content: bytes) -> Any:

@@ -7,7 +7,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxmotion.core import check_choice, check_int, check_number
+from jaxmotion.core import (
+  check_bool,
+  check_choice,
+  check_instance,
+  check_int,
+  check_mapping,
+  check_number,
+  check_sequence,
+  check_text,
+)
+from jaxmotion.perfmodel._names import (
+  COLLECTIVES,
+  check_collective_name,
+  check_dtype_name,
+  check_kernel_name,
+)
 from jaxmotion.perfmodel.platform._curve import Curve
 from jaxmotion.perfmodel.platform._units import Rate, check_quantity, check_rate
 
@@ -33,7 +48,7 @@ class Device:
   Raises:
     TypeError: `memory_rate` is not a `Rate`, or a figure not a number.
     ValueError: a figure is not positive, or so small or large that it must
-      have been given in another unit.
+      have been given in another unit. Or a name is that of no dtype or curve.
 
   Example:
     >>> import dataclasses
@@ -63,13 +78,18 @@ Its unit is bytes, not GB.
   measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    rates = dict(self.matmul_flops_per_s)
+    check_text("name", self.name)
+    rates = check_mapping(
+      "matmul_flops_per_s", self.matmul_flops_per_s, "dtypes to FLOP/s"
+    )
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
-    _freeze_curves(self)
+    for name in _freeze_curves(self):
+      check_kernel_name(f"measured[{name!r}]", name)
     unit = "FLOP/s, not GFLOP/s or TFLOP/s"
     if not rates:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
     for dtype, rate in rates.items():
+      check_dtype_name(f"matmul_flops_per_s[{dtype!r}]", dtype)
       check_quantity(f"matmul_flops_per_s[{dtype!r}]", rate, 1e6, 1e18, unit)
     check_quantity(
       "vector_flops_per_s", self.vector_flops_per_s, 1e6, 1e18, unit
@@ -99,7 +119,7 @@ class Link:
 
   Raises:
     TypeError: `rate` is not a `Rate`: a plain number may be bits or bytes.
-    ValueError: a figure is out of range.
+    ValueError: a figure is out of range, or a name is that of no collective.
 
   Example:
     >>> from jaxmotion.perfmodel import gbit_per_s
@@ -120,15 +140,19 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    shares = dict(self.efficiency)
+    shares = check_mapping(
+      "efficiency", self.efficiency, "collectives to shares"
+    )
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
-    _freeze_curves(self)
+    for name in _freeze_curves(self):
+      check_collective_name(f"measured[{name!r}]", name)
     unit = "seconds, not microseconds"
     check_quantity("latency_s", self.latency_s, 0, 1, unit)
     check_rate("rate", self.rate, 1e3, 1e13)
-    check_choice("full_duplex", self.full_duplex, (True, False))
+    check_bool("full_duplex", self.full_duplex)
     check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
+      check_choice(f"efficiency[{op!r}]", op, COLLECTIVES)
       check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
 
   def transfer_seconds(self, nbytes: float) -> float:
@@ -136,7 +160,12 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
 
     Args:
       nbytes: number of bytes that one worker sends.
+
+    Raises:
+      TypeError: `nbytes` is not a number.
+      ValueError: `nbytes` is negative, infinite or NaN.
     """
+    check_number("nbytes", nbytes, 0)
     return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
 
 
@@ -150,7 +179,8 @@ class Axis:
     link: link from each worker to the next.
 
   Raises:
-    TypeError: `workers` is not an integer.
+    TypeError: `name` is not a string, `workers` not an integer, or `link` not
+      a `Link`.
     ValueError: `workers` is not positive.
 
   Example:
@@ -165,7 +195,9 @@ class Axis:
   link: Link
 
   def __post_init__(self) -> None:
+    check_text("name", self.name)
     check_int("workers", self.workers, 1)
+    check_instance("link", self.link, Link, "a Link")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,13 +207,14 @@ class Platform:
   Args:
     name: name of the platform, for reports.
     device: the device of every worker.
-    to_host: link from a device to the memory of its host.
-    from_host: link from the host's memory to the device.
+    to_host: link from a device to the memory of its host, or None.
+    from_host: link from the host's memory to the device, or None.
     axes: axes of the mesh, outermost (slowest) first.
     sources: origin of each figure, as text, by its path
       ("device.memory_rate", "axes.data.rate").
 
   Raises:
+    TypeError: an argument is of another class.
     ValueError: two axes have one name, or `sources` names a figure that the
       platform does not have.
 
@@ -196,21 +229,30 @@ class Platform:
 
   name: str
   device: Device
-  to_host: Link
-  from_host: Link
+  to_host: Link | None
+  from_host: Link | None
   axes: tuple[Axis, ...]
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "axes", tuple(self.axes))
-    sources = dict(self.sources)
+    check_text("name", self.name)
+    check_instance("device", self.device, Device, "a Device")
+    for name in ("to_host", "from_host"):
+      kinds = (Link, type(None))
+      check_instance(name, getattr(self, name), kinds, "a Link or None")
+    axes = check_sequence("axes", self.axes, "Axis objects")
+    for i, axis in enumerate(axes):
+      check_instance(f"axes[{i}]", axis, Axis, "an Axis")
+    object.__setattr__(self, "axes", axes)
+    sources = check_mapping("sources", self.sources, "figures to their origin")
     object.__setattr__(self, "sources", MappingProxyType(sources))
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
       raise ValueError(f"`axes` must have names of their own, got {names}.")
     paths = self.figure_paths()
-    for path in sources:
+    for path, source in sources.items():
       check_choice(f"sources[{path!r}]", path, paths)
+      check_text(f"sources[{path!r}]", source)
 
   def figure_paths(self) -> list[str]:
     """Returns the paths of all figures, which `sources` may explain."""
@@ -246,10 +288,12 @@ class Platform:
       **workers: new number of workers of each axis that changes.
 
     Raises:
-      ValueError: the platform has no such axis.
+      TypeError: a number of workers is not an integer.
+      ValueError: the platform has no such axis, or a number is not positive.
     """
-    for name in workers:
-      self.axis(name)
+    for name, number in workers.items():
+      find_axis(self, name, name)
+      check_int(name, number, 1)
     axes = tuple(
       dataclasses.replace(axis, workers=workers.get(axis.name, axis.workers))
       for axis in self.axes
@@ -266,10 +310,11 @@ def find_axis(platform: Platform, argument: str, name: str) -> Axis:
   return found
 
 
-def _freeze_curves(part: Device | Link) -> None:
-  """Makes `measured` read-only, and checks that it holds curves."""
-  curves = dict(part.measured)
+def _freeze_curves(part: Device | Link) -> list[str]:
+  """Makes `measured` read-only, checks its curves, and returns their names."""
+  curves = check_mapping("measured", part.measured, "names to curves")
   object.__setattr__(part, "measured", MappingProxyType(curves))
   for name, curve in curves.items():
     if not isinstance(curve, Curve):
       raise TypeError(f"`measured[{name!r}]` must be a Curve, got {curve!r}.")
+  return list(curves)

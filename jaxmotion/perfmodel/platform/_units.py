@@ -43,10 +43,15 @@ def gbit_per_s(gbit: float) -> Rate:
   Returns:
     The rate.
 
+  Raises:
+    TypeError: `gbit` is not a number.
+    ValueError: `gbit` is not positive and finite.
+
   Example:
     >>> print(gbit_per_s(100))
     12.5 GB/s = 100 Gbit/s
   """
+  check_number("gbit", gbit, 0, open_low=True)
   return Rate(bytes_per_s=gbit * 1e9 / 8)
 
 
@@ -59,10 +64,15 @@ def gbyte_per_s(gbyte: float) -> Rate:
   Returns:
     The rate.
 
+  Raises:
+    TypeError: `gbyte` is not a number.
+    ValueError: `gbyte` is not positive and finite.
+
   Example:
     >>> print(gbyte_per_s(3350))
     3350 GB/s = 2.68e+04 Gbit/s
   """
+  check_number("gbyte", gbyte, 0, open_low=True)
   return Rate(bytes_per_s=gbyte * 1e9)
 
 

@@ -11,8 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxmotion.core import check_choice, check_int, check_number
-from jaxmotion.perfmodel.platform import Axis, Link, Platform
+from jaxmotion.core import (
+  check_choice,
+  check_instance,
+  check_int,
+  check_number,
+  check_sequence,
+  check_text,
+)
+from jaxmotion.perfmodel.platform import Axis, Link, Platform, find_axis
+from jaxmotion.perfmodel.predict._checks import (
+  check_axis,
+  check_ledger,
+  check_platform,
+)
 from jaxmotion.wire import Ledger, Move
 
 ALGORITHMS = ("ring", "halving_doubling", "tree")
@@ -164,7 +176,8 @@ def collective_seconds(
     Seconds.
 
   Raises:
-    TypeError: `workers` is not an integer, or `payload_bytes` not a number.
+    TypeError: `workers` is not an integer, `payload_bytes` not a number, or
+      `link` not a `Link`.
     ValueError: the collective is unknown, has no such algorithm, or the
       algorithm cannot serve that number of workers.
 
@@ -175,6 +188,7 @@ def collective_seconds(
     0.0126
   """
   _check_collective(op, payload_bytes, workers, algorithm)
+  check_instance("link", link, Link, "a Link")
   shared_by = link.shared_by
   return _link_seconds(op, payload_bytes, workers, link, shared_by, algorithm)
 
@@ -222,8 +236,9 @@ def ledger_seconds(
     Seconds.
 
   Raises:
+    TypeError: `ledger` is not a `Ledger`, or `platform` not a `Platform`.
     ValueError: the platform lacks an axis of the ledger, or has another
-      number of workers there.
+      number of workers there. Or `algorithm` is unknown.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -232,6 +247,9 @@ def ledger_seconds(
     >>> round(ledger_seconds(Ledger((move,)), cluster), 6)
     0.0147
   """
+  check_ledger(ledger)
+  check_platform(platform)
+  check_algorithm(algorithm)
   for move in ledger.moves:
     _check_move(move, platform, algorithm)
   return math.fsum(
@@ -239,8 +257,13 @@ def ledger_seconds(
   )
 
 
+def check_algorithm(algorithm: str) -> None:
+  """Raises unless some collective has this algorithm."""
+  check_choice("algorithm", algorithm, ALGORITHMS)
+
+
 def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
-  axes = [platform.axis(name) for name in move.axes]
+  axes = [find_axis(platform, "ledger", name) for name in move.axes]
   if math.prod(axis.workers for axis in axes) != move.workers:
     sizes = {axis.name: axis.workers for axis in axes}
     raise ValueError(
@@ -313,6 +336,10 @@ def hierarchical_all_reduce_ledger(
   Returns:
     The ledger; `ledger_seconds` predicts how long it takes.
 
+  Raises:
+    TypeError: an argument is of another class.
+    ValueError: `payload_bytes` is negative, or there is no axis.
+
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
     >>> cluster = builtin_platform("h100_cluster")
@@ -325,7 +352,14 @@ def hierarchical_all_reduce_ledger(
     >>> ledger_seconds(by_axis, cluster) < flat_s
     True
   """
-  *outer, inner = mesh_axes
+  check_int("payload_bytes", payload_bytes, 0)
+  axes = check_sequence("mesh_axes", mesh_axes, "Axis objects")
+  if not axes:
+    raise ValueError("`mesh_axes` must have an axis, got none.")
+  for i, axis in enumerate(axes):
+    check_axis(f"mesh_axes[{i}]", axis)
+  check_text("dtype", dtype)
+  *outer, inner = axes
 
   def inner_move(op: str, nbytes: int) -> Move:
     return Move(op, (inner.name,), inner.workers, dtype, nbytes, 1)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxmotion.perfmodel.cost import Cost
-from jaxmotion.perfmodel.platform import Platform
+from jaxmotion.perfmodel.platform import Platform, find_axis
+from jaxmotion.perfmodel.predict._checks import (
+  check_cost,
+  check_ledger,
+  check_platform,
+)
 from jaxmotion.perfmodel.predict._roofline import kernel_curve
 from jaxmotion.wire import Ledger
 
@@ -27,6 +32,10 @@ def uncalibrated(
     For each kind of kernel or collective, the smallest and the largest size
     (FLOPs, bytes or payload bytes) that no curve covers.
 
+  Raises:
+    TypeError: an argument is of another class.
+    ValueError: the platform lacks an axis of the ledger.
+
   Example:
     >>> import jax
     >>> from jaxmotion.perfmodel import predict_cost, builtin_platform
@@ -35,6 +44,11 @@ def uncalibrated(
     >>> uncalibrated(builtin_platform("h100_node"), cost)
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
+  check_platform(platform)
+  if cost is not None:
+    check_cost("cost", cost)
+  if ledger is not None:
+    check_ledger(ledger)
   found: dict[str, tuple[float, float]] = {}
   for name, size, is_covered in _curve_lookups(platform, cost, ledger):
     if not is_covered:
@@ -53,6 +67,6 @@ def _curve_lookups(
     yield name, size, curve is not None and curve.covers(size)
   for move in ledger.moves if ledger else ():
     name, size = f"{move.op} {move.workers}", float(move.payload_bytes)
-    links = [platform.axis(axis).link for axis in move.axes]
+    links = [find_axis(platform, "ledger", axis).link for axis in move.axes]
     curves = [link.measured.get(name) for link in links]
     yield name, size, all(c is not None and c.covers(size) for c in curves)

@@ -10,9 +10,19 @@ import jax
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import row_like
 from jaxmotion.core import PyTree, ShapedLike, tree_bytes
-from jaxmotion.perfmodel.platform import Axis, Device, Platform, find_axis
+from jaxmotion.perfmodel.platform import Axis, Device, Platform
+from jaxmotion.perfmodel.predict._checks import (
+  check_axis,
+  check_codec_given,
+  check_gradients,
+  check_platform,
+  named_axis,
+)
 from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
-from jaxmotion.perfmodel.predict._collectives import ledger_seconds
+from jaxmotion.perfmodel.predict._collectives import (
+  check_algorithm,
+  ledger_seconds,
+)
 from jaxmotion.perfmodel.predict._layout import (
   ExchangedArray,
   ExchangeLayout,
@@ -77,7 +87,7 @@ def exchange_ledger(
     The ledger.
 
   Raises:
-    TypeError: a leaf is not floating-point.
+    TypeError: a leaf is not floating-point, or an argument of another class.
     ValueError: `method` is unknown.
 
   Example:
@@ -91,6 +101,11 @@ def exchange_ledger(
     >>> round(plain.total_bytes / sign.total_bytes)
     31
   """
+  check_gradients(tree)
+  check_axis("mesh_axis", mesh_axis)
+  check_codec_given("codec", codec)
+  if local_axis is not None:
+    check_axis("local_axis", local_axis)
   return make_layout(tree, mesh_axis, codec, method, local_axis).ledger
 
 
@@ -134,8 +149,9 @@ def predict_exchange(
     Seconds, bytes and memory of one worker.
 
   Raises:
-    TypeError: a leaf is not floating-point.
-    ValueError: the platform has no such axis, or `method` is unknown.
+    TypeError: a leaf is not floating-point, or an argument of another class.
+    ValueError: the platform has no such axis, or `method` or `algorithm` is
+      unknown.
 
   Example:
     >>> from jaxmotion import codecs
@@ -147,10 +163,14 @@ def predict_exchange(
     >>> sign.total_s < plain.total_s / 10
     True
   """
-  workers = find_axis(platform, "mesh_axis", mesh_axis)
+  check_gradients(tree)
+  check_platform(platform)
+  check_codec_given("codec", codec)
+  check_algorithm(algorithm)
+  workers = named_axis(platform, "mesh_axis", mesh_axis)
   devices = None
   if local_axis is not None:
-    devices = find_axis(platform, "local_axis", local_axis)
+    devices = named_axis(platform, "local_axis", local_axis)
   layout = make_layout(tree, workers, codec, method, devices)
   return predict_layout(layout, platform, algorithm)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxmotion.core import check_instance
+
 
 class Message(NamedTuple):
   """One bucket of gradients that is encoded, sent and decoded by itself.
@@ -38,11 +40,16 @@ def blocking_seconds(messages: Iterable[Message]) -> float:
   Returns:
     Seconds from the start of the step.
 
+  Raises:
+    TypeError: `messages` has something else than messages.
+
   Example:
     >>> blocking_seconds([Message(2, 0, 3, 0), Message(2, 0, 3, 0)])
     10.0
   """
-  return math.fsum(part for message in messages for part in message)
+  return math.fsum(
+    part for message in _check_messages(messages) for part in message
+  )
 
 
 def overlapped_seconds(messages: Iterable[Message]) -> float:
@@ -65,6 +72,9 @@ def overlapped_seconds(messages: Iterable[Message]) -> float:
   Returns:
     Seconds from the start of the step.
 
+  Raises:
+    TypeError: `messages` has something else than messages.
+
   Example:
     >>> overlapped_seconds([Message(2, 0, 3, 0), Message(2, 0, 3, 0)])
     8.0
@@ -75,7 +85,7 @@ def overlapped_seconds(messages: Iterable[Message]) -> float:
   """
   device = link = 0.0
   arrivals = []
-  for message in messages:
+  for message in _check_messages(messages):
     device += message.compute_s + message.encode_s
     link = max(device, link) + message.link_s
     arrivals.append((link, message.decode_s))
@@ -83,3 +93,15 @@ def overlapped_seconds(messages: Iterable[Message]) -> float:
   for arrival, decode_s in arrivals:
     end = max(end, arrival) + decode_s
   return end
+
+
+def _check_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+  try:
+    found = tuple(messages)
+  except TypeError:
+    raise TypeError(
+      f"`messages` must be Message objects, got {messages!r}."
+    ) from None
+  for i, message in enumerate(found):
+    check_instance(f"messages[{i}]", message, Message, "a Message")
+  return found

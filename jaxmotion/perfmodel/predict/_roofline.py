@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 
+from jaxmotion.perfmodel._names import MATMULS
 from jaxmotion.perfmodel.cost import Cost, Kernel
 from jaxmotion.perfmodel.platform import Device
-
-_MATMUL = ("matmul", "convolution")
+from jaxmotion.perfmodel.predict._checks import check_cost, check_device
 
 
 def predict_seconds(cost: Cost, device: Device) -> float:
@@ -48,6 +48,8 @@ def predict_seconds(cost: Cost, device: Device) -> float:
     Williams, Waterman and Patterson, Roofline: an insightful visual
     performance model for multicore architectures, 2009.
   """
+  check_cost("cost", cost)
+  check_device("device", device)
   return math.fsum(kernel_seconds(kernel, device) for kernel in cost.kernels)
 
 
@@ -76,10 +78,10 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
   """
   curve = device.measured.get(kernel_curve(kernel)[0])
   moved_s = kernel.bytes / device.memory_rate.bytes_per_s
-  if kernel.kind in _MATMUL and curve is not None:
+  if kernel.kind in MATMULS and curve is not None:
     return kernel.count * max(curve.seconds_at(kernel.flops), moved_s)
   rate = device.vector_flops_per_s
-  if kernel.kind in _MATMUL:
+  if kernel.kind in MATMULS:
     if kernel.dtype not in device.matmul_flops_per_s:
       raise ValueError(
         f"`matmul_flops_per_s` of {device.name!r} must have a rate for "
@@ -107,7 +109,7 @@ def kernel_curve(kernel: Kernel) -> tuple[str, float]:
     >>> kernel_curve(Kernel("matmul", "float32", 2e6, 1.2e5))
     ('matmul float32', 2000000.0)
   """
-  if kernel.kind in _MATMUL:
+  if kernel.kind in MATMULS:
     return f"{kernel.kind} {kernel.dtype}", kernel.flops
   return kernel.kind, kernel.bytes
 
@@ -138,6 +140,8 @@ def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
     >>> first < last == predict_seconds(both, h100)
     True
   """
+  check_cost("cost", cost)
+  check_device("device", device)
   each = (kernel_seconds(kernel, device) for kernel in cost.kernels)
   after = [0.0, *itertools.accumulate(each)]
   return tuple(after[count] for count in cost.written)

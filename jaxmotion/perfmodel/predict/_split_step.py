@@ -15,10 +15,16 @@ import math
 import jax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import check_int, tree_bytes
+from jaxmotion.core import check_bool, check_instance, check_int, tree_bytes
 from jaxmotion.perfmodel.cost import Kernel
 from jaxmotion.perfmodel.networks import Network
-from jaxmotion.perfmodel.platform import Device, Platform, find_axis
+from jaxmotion.perfmodel.platform import Device, Platform
+from jaxmotion.perfmodel.predict._checks import (
+  check_codec_given,
+  check_platform,
+  named_axis,
+)
+from jaxmotion.perfmodel.predict._collectives import check_algorithm
 from jaxmotion.perfmodel.predict._exchange import ExchangePrediction
 from jaxmotion.perfmodel.predict._layout import make_layout
 from jaxmotion.perfmodel.predict._overlap import Message
@@ -92,9 +98,10 @@ def predict_split_step(
     writes all but gradients.
 
   Raises:
-    TypeError: `batch` or `state_copies` is not an integer.
+    TypeError: `batch` or `state_copies` is not an integer, or an argument is
+      of another class.
     ValueError: `data_axis` does not divide the batch, both axes are the same,
-      or the platform has no such axis.
+      the platform has no such axis, or `algorithm` is unknown.
 
   Example:
     >>> from jaxmotion.perfmodel import IMAGES, LABELS, Layer, builtin_platform
@@ -116,6 +123,12 @@ def predict_split_step(
     >>> by_batch.memory_bytes > by_channel.memory_bytes
     True
   """
+  check_instance("network", network, Network, "a Network")
+  check_platform(platform)
+  check_codec_given("codec", codec)
+  check_codec_given("activation_codec", activation_codec)
+  check_bool("overlap", overlap)
+  check_algorithm(algorithm)
   if data_axis is not None and data_axis == model_axis:
     raise ValueError(
       f"`model_axis` must be another axis than `data_axis`, got {model_axis!r}."
@@ -124,9 +137,9 @@ def predict_split_step(
   check_int("state_copies", state_copies, 0)
   groups = sharers = None
   if data_axis is not None:
-    groups = find_axis(platform, "data_axis", data_axis)
+    groups = named_axis(platform, "data_axis", data_axis)
   if model_axis is not None:
-    sharers = find_axis(platform, "model_axis", model_axis)
+    sharers = named_axis(platform, "model_axis", model_axis)
   if groups and batch % groups.workers:
     raise ValueError(
       f"`batch` must be a multiple of the {groups.workers} workers on "

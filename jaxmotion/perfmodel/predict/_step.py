@@ -18,9 +18,24 @@ import jax
 import optax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import PyTree, check_int, check_number, tree_bytes
+from jaxmotion.core import (
+  PyTree,
+  check_arrays,
+  check_bool,
+  check_callable,
+  check_instance,
+  check_int,
+  check_number,
+  tree_bytes,
+)
 from jaxmotion.perfmodel.cost import Cost, predict_cost
-from jaxmotion.perfmodel.platform import Platform, find_axis
+from jaxmotion.perfmodel.platform import Platform
+from jaxmotion.perfmodel.predict._checks import (
+  check_codec_given,
+  check_platform,
+  named_axis,
+)
+from jaxmotion.perfmodel.predict._collectives import check_algorithm
 from jaxmotion.perfmodel.predict._exchange import (
   ExchangePrediction,
   predict_layout,
@@ -130,7 +145,8 @@ def trace_step(
     The cost, for `predict_step` on any platform.
 
   Raises:
-    TypeError: `batch` is not a tuple.
+    TypeError: `batch` is not a tuple, a leaf of it or of `params` is no array,
+      or `optimizer` is no optax transformation.
     ValueError: a loop or branch has no trip count or share, as for
       `predict_cost`.
 
@@ -143,6 +159,12 @@ def trace_step(
     >>> int(cost.gradient.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
+  check_callable("loss_fn", loss_fn)
+  check_arrays("params", params, numbers=False)
+  check_arrays("batch", batch)
+  if optimizer is not None:
+    noun = "an optax transformation or None"
+    check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
   if not isinstance(batch, tuple):
     raise TypeError(
       "`batch` must be a tuple of the arguments of `loss_fn` after `params`, "
@@ -213,10 +235,11 @@ def predict_step(
     The step; parameters and optimizer state are updated in place.
 
   Raises:
-    TypeError: a parameter is not floating-point.
+    TypeError: a parameter is not floating-point, or an argument of another
+      class.
     ValueError: the platform has no such axis, the device no rate for the dtype
-      of a matmul, `method` is unknown, or `base_step_s` or `bucket_bytes` is
-      not positive.
+      of a matmul, `method` or `algorithm` is unknown, or `base_step_s` or
+      `bucket_bytes` is not positive.
 
   Example:
     >>> from jaxmotion import codecs
@@ -234,11 +257,17 @@ def predict_step(
     >>> plain.total_s > int8.total_s
     True
   """
+  noun = "a StepCost, as `trace_step` returns it"
+  check_instance("step_cost", step_cost, StepCost, noun)
+  check_platform(platform)
+  check_codec_given("codec", codec)
+  check_bool("overlap", overlap)
+  check_algorithm(algorithm)
   device = platform.device
-  workers = find_axis(platform, "mesh_axis", mesh_axis)
+  workers = named_axis(platform, "mesh_axis", mesh_axis)
   local_devices = None
   if local_axis is not None:
-    local_devices = find_axis(platform, "local_axis", local_axis)
+    local_devices = named_axis(platform, "local_axis", local_axis)
   layout = make_layout(step_cost.params, workers, codec, method, local_devices)
   compute_s = predict_seconds(step_cost.gradient, device)
   update_s = predict_seconds(step_cost.update, device)

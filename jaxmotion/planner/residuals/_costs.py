@@ -22,7 +22,12 @@ from jaxmotion.memory.residuals import (
   recompute,
   residuals_of,
 )
-from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
+from jaxmotion.perfmodel import (
+  Link,
+  Platform,
+  predict_cost,
+  predict_seconds,
+)
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.residuals._layers import layer_of, list_layers
 
@@ -181,7 +186,6 @@ class ResidualCosts:
 
   def sum_costs(self, residuals: Sequence[Residual]) -> KeepOption:
     """Returns the costs of residuals by their own codecs and places."""
-    to_host, from_host = self._platform.to_host, self._platform.from_host
     moved = [r for r in residuals if r.on_host]
     # The device's memory is read on the way out and written on the way back.
     passed_bytes = 2 * sum(r.encoded_bytes * r.repeats for r in moved)
@@ -190,10 +194,8 @@ class ResidualCosts:
       None,
       sum(r.encoded_bytes * r.repeats for r in residuals if not r.on_host),
       sum(map(self._coding_seconds, residuals)) + memory_s,
-      sum(r.repeats * to_host.transfer_seconds(r.encoded_bytes) for r in moved),
-      sum(
-        r.repeats * from_host.transfer_seconds(r.encoded_bytes) for r in moved
-      ),
+      _transfer_seconds(self._platform.to_host, moved),
+      _transfer_seconds(self._platform.from_host, moved),
     )
 
   def _coding_seconds(self, residual: Residual) -> float:
@@ -266,3 +268,9 @@ def _is_smaller(codec: Codec, residual: Residual) -> bool:
   except TypeError:  # The codec does not encode this dtype.
     return False
   return encoded_bytes < residual.nbytes
+
+
+def _transfer_seconds(link: Link | None, moved: Sequence[Residual]) -> float:
+  if link is None:  # Nothing is moved: `fit_memory` offers no `offload`.
+    return 0.0
+  return sum(r.repeats * link.transfer_seconds(r.encoded_bytes) for r in moved)

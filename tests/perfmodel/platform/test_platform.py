@@ -189,7 +189,7 @@ def test_axes_are_resized_by_name():
   assert [axis.workers for axis in cluster.axes] == [4, 8]
   assert cluster.resize(host=16) == perfmodel.builtin_platform("h100_cluster")
   with pytest.raises(
-    ValueError, match="`name` must be one of 'host', 'device'"
+    ValueError, match="`data` must be one of 'host', 'device'"
   ):
     cluster.resize(data=4)
   with pytest.raises(ValueError, match="`axes` must have names of their own"):
