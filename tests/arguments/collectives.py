@@ -79,8 +79,6 @@ KNOWN_BAD = {
   ("collectives.all_reduce_adaptive", "axis_name"),
   ("collectives.all_reduce_adaptive", "level"),
   ("collectives.all_reduce_adaptive", "state"),
-  ("collectives.all_reduce_adaptive", "op"),
-  ("collectives.all_reduce_adaptive", "method"),
   ("collectives.all_reduce_adaptive_init", "x"),
   ("collectives.all_reduce_adaptive_init", "axis_name"),
   ("collectives.all_reduce_adaptive_init", "method"),
