@@ -1,5 +1,6 @@
 """Check of the arrays given to a compiled step that donates some of them."""
 
+import functools
 from collections.abc import Collection, Mapping
 
 import jax
@@ -34,7 +35,7 @@ donated, got the array of `params/a`: copy one of them with `jnp.copy`.
   owners: dict[int, str] = {}
   for name, tree in args.items():
     for leaf in jax.tree.leaves(tree):
-      if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+      if not _has_buffer(type(leaf)):
         continue
       if leaf.is_deleted():
         raise ValueError(
@@ -54,6 +55,16 @@ donated, got the array of `params/a`: copy one of them with `jnp.copy`.
           f"`{owner if owner in donated else name}` is donated, got the array "
           f"of `{first}`: copy one of them with `jnp.copy`."
         )
+
+
+@functools.cache
+def _has_buffer(kind: type) -> bool:
+  """Returns whether leaves of this type are arrays of JAX and no tracers.
+
+  By type, because `isinstance(leaf, jax.Array)` costs more than the rest of
+  the check, which every step makes.
+  """
+  return hasattr(kind, "is_deleted") and not issubclass(kind, jax.core.Tracer)
 
 
 def _find_places(args: Mapping[str, PyTree], leaf: jax.Array) -> list[str]:

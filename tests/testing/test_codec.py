@@ -85,6 +85,11 @@ class keeps_nan(plain_for_test):
     return Holder(x), state + x
 
 
+class holds_an_array_twice(plain_for_test):
+  def init(self, like):
+    return (jnp.zeros(3),) * 2
+
+
 class eager_differs(plain_for_test):
   def encode(self, x, state=(), key=None):
     return Holder(x if isinstance(x, jax.core.Tracer) else x + 1), state
@@ -148,6 +153,7 @@ def test_many_arrays_are_checked_in_one_program():
     (overflows(), "makes a finite array non-finite"),
     (grows(), "compiles again|shapes of its state"),
     (keeps_nan(), "keeps a NaN in its state"),
+    (holds_an_array_twice(), "holds one array twice"),
     (eager_differs(), "jit and eager payloads differ"),
     (eager_decodes_differently(), "jit and eager decode differ"),
     (loses_its_field(3), "is not its config"),

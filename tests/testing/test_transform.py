@@ -75,3 +75,13 @@ def test_a_state_that_changes_its_dtype_is_caught():
   tx = after_pmean(update, lambda params: jnp.zeros((), jnp.int32))
   with pytest.raises(AssertionError, match="traced 2 times|the state changed"):
     check_transform(tx, MESH, PARAMS, steps=2)
+
+
+def test_a_state_that_holds_one_array_twice_is_caught():
+  def hold_twice(params):
+    zero = jnp.zeros(())
+    return {"count": zero, "skipped": zero}
+
+  tx = after_pmean(lambda g, s, params=None: (g, s), hold_twice)
+  with pytest.raises(AssertionError, match="holds one array twice"):
+    check_transform(tx, MESH, PARAMS, steps=1)
