@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 
@@ -35,7 +36,8 @@ donated, got the array of `params/a`: copy one of them with `jnp.copy`.
   owners: dict[int, str] = {}
   for name, tree in args.items():
     for leaf in jax.tree.leaves(tree):
-      if not _has_buffer(type(leaf)):
+      kind: Any = type(leaf)
+      if not _has_buffer(kind):
         continue
       if leaf.is_deleted():
         raise ValueError(
