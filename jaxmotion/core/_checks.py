@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jaxmotion.core._tree import named_leaves, same_structure
 from jaxmotion.core._types import PyTree
 
+_AVAL = type(jax.typeof(0.0))
+
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   """Raises unless `value` is an int in [low, high].
@@ -358,7 +360,7 @@ float32[2].
 
 def _is_array(x: Any) -> bool:
   """Says whether JAX can compute with a leaf, or its type with a shape."""
-  if isinstance(x, jax.ShapeDtypeStruct):
+  if isinstance(x, jax.ShapeDtypeStruct | _AVAL):
     return True
   try:
     jax.typeof(x)

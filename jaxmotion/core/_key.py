@@ -9,11 +9,12 @@ two-round xorshift-multiply `lowbias32` (Wellons, *hash-prospector*, 2018).
 import math
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion.core._checks import check_text
 from jaxmotion.core._types import Array
 
 
@@ -29,6 +30,16 @@ def _low_word(value: Array | int) -> Array:
   if isinstance(value, int):
     return jnp.uint32(value & 0xFFFFFFFF)
   return jnp.asarray(value).astype(jnp.uint32)
+
+
+def _check_word(name: str, value: Any) -> None:
+  """Raises unless `value` is a Python int or an array of integers."""
+  if type(value) is not int and not (
+    hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer)
+  ):
+    raise TypeError(
+      f"`{name}` must be an int or an array of integers, got {value!r:.200}."
+    )
 
 
 def combine_seeds(seed: Array, data: Array | int) -> Array:
@@ -50,13 +61,29 @@ class Key(NamedTuple):
   worker: Array
 
   def fold(self, data: Array | int) -> "Key":
-    """Returns the key for one more coordinate (a step, a leaf, a shard)."""
+    """Returns the key for one more coordinate (a step, a leaf, a shard).
+
+    Args:
+      data: the coordinate, an int or an array of integers.
+
+    Raises:
+      TypeError: `data` is no integer.
+    """
+    _check_word("data", data)
     return Key(
       combine_seeds(self.shared, data), combine_seeds(self.worker, data)
     )
 
   def fold_path(self, path: str) -> "Key":
-    """Returns the key of the leaf with this path, in any order of leaves."""
+    """Returns the key of the leaf with this path, in any order of leaves.
+
+    Args:
+      path: path of the leaf, such as "dense/kernel".
+
+    Raises:
+      TypeError: `path` is not a string.
+    """
+    check_text("path", path)
     return self.fold(zlib.crc32(path.encode()))
 
 
@@ -70,11 +97,16 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
   Returns:
     The key; `make_key(seed, w).shared` does not depend on `w`.
 
+  Raises:
+    TypeError: `seed` or `worker` is no integer.
+
   Example:
     >>> a, b = make_key(0, worker=0), make_key(0, worker=1)
     >>> bool(a.shared == b.shared), bool(a.worker == b.worker)
     (True, False)
   """
+  _check_word("seed", seed)
+  _check_word("worker", worker)
   shared = mix_bits(_low_word(seed))
   return Key(shared, combine_seeds(shared, worker))
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxmotion.core._checks import check_arrays, check_axis_name
 from jaxmotion.core._types import AxisName, PyTree
 
 
@@ -61,12 +62,18 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     workers and `P()` at those that do not: `in_specs` and `out_specs` for
     `shard_map`.
 
+  Raises:
+    TypeError: `axis_name` is no name, or a leaf of `state` no array.
+
   Example:
     >>> state = {"count": jnp.zeros(()), "e": PerWorker(jnp.zeros((4, 3)))}
     >>> specs = state_specs(state, "data")
     >>> specs["count"] == PartitionSpec(), specs["e"].value[0]
     (True, 'data')
   """
+
+  check_axis_name("axis_name", axis_name)
+  check_arrays("state", state)
 
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
