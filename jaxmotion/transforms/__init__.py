@@ -3,6 +3,7 @@
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._data_parallel import (
   data_parallel as data_parallel,
+  init_state as init_state,
   local_value_and_grad as local_value_and_grad,
 )
 from jaxmotion.transforms._exchange import (

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.collectives.extend import check_batch, check_exchanged
 from jaxmotion.core import (
+  Array,
   AxisName,
   PyTree,
   StepsInFlight,
@@ -76,12 +77,14 @@ def data_parallel(
     tx: optax chain with an `exchange` over `axis_name`.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) that the batch is split over.
-    has_aux: whether `loss_fn` returns auxiliary values; floating-point ones
-      are averaged over workers.
-    mean_loss: whether the loss (and auxiliary values) are the workers' mean.
-      That mean is a collective of its own, which costs round trips and makes
-      workers wait for one another. Without it each value has a leading axis of
-      workers, and a process holds only its own workers' values.
+    has_aux: whether `loss_fn` returns auxiliary values. Floating-point scalars
+      are averaged over workers. Other values, such as counts and logits, get a
+      leading axis of workers.
+    mean_loss: whether the loss (and floating-point scalars of the auxiliary
+      values) are the workers' mean. That mean is a collective of its own,
+      which costs round trips and makes workers wait for one another. Without
+      it each value has a leading axis of workers, and a process holds only its
+      own workers' values.
     donate: whether `step` takes the buffers of `params` and `opt_state` for its
       results, so that both exist once. They are deleted then: go on with what
       `step` returned. False keeps them, for a notebook whose cells run twice.
@@ -118,14 +121,10 @@ def data_parallel(
     1.0
   """
   check_bool("donate", donate)
-  for name in axis_names(axis_name):
-    if name not in mesh.axis_names:
-      raise ValueError(
-        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
-        f"got {name!r}."
-      )
-  grad_fn = local_value_and_grad(loss_fn, axis_name, has_aux=has_aux)
+  _check_axes(mesh, axis_name)
+  value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
   update = optax.with_extra_args_support(tx).update
+  split = P(axis_name)
 
   def init(params: PyTree) -> tuple[PyTree, PyTree]:
     check_buffers({"params": params})
@@ -133,31 +132,30 @@ def data_parallel(
 
   @jax.jit
   def jitted_init(params: PyTree) -> tuple[PyTree, PyTree]:
-    specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
-    opt_state = jax.shard_map(
-      tx.init, mesh=mesh, in_specs=P(), out_specs=specs
-    )(params)
-    copy = jax.shard_map(
-      lambda p: jax.tree.map(jnp.copy, p),
-      mesh=mesh,
-      in_specs=P(),
-      out_specs=P(),
-    )
-    return copy(params), opt_state
+    params = _place_tree(params, mesh, P())
+    copy = jax.tree.map(jnp.copy, params)
+    return copy, _init_state(tx, params, mesh, axis_name)
 
-  def local_step(
-    params: PyTree, opt_state: PyTree, batch: PyTree, extra_args: PyTree
+  def is_averaged(metric: Array) -> bool:
+    """Whether a metric, with its axis of workers, becomes their mean."""
+    is_scalar = metric.ndim == 1
+    return mean_loss and is_scalar and jnp.issubdtype(metric, jnp.floating)
+
+  def compute_gradients(params: PyTree, batch: PyTree) -> PyTree:
+    own = value_and_grad(params, batch)
+    return jax.tree.map(lambda a: jnp.expand_dims(a, 0), own)
+
+  def update_params(
+    params: PyTree, opt_state: PyTree, own: PyTree, extra_args: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
-    metrics, grads = grad_fn(params, batch)
+    metrics, grads = own
+    grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), grads)
     updates, opt_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
     check_exchanged(params, opt_state, axis_name)
-    if mean_loss:
-      metrics = _average_workers(metrics, axis_name)
-    else:
-      metrics = jax.tree.map(
-        lambda m: to_varying(jnp.expand_dims(m, 0), axis_name), metrics
-      )
+    metrics = jax.tree.map(
+      lambda m: lax.pmean(m[0], axis_name) if is_averaged(m) else m, metrics
+    )
     return params, opt_state, metrics
 
   def step(
@@ -165,12 +163,31 @@ def data_parallel(
   ) -> tuple[PyTree, PyTree, PyTree]:
     check_batch(batch, mesh, axis_name)
     specs = state_specs(opt_state, axis_name)
-    return jax.shard_map(
-      local_step,
+    params, opt_state, batch, extra_args = _place_tree(
+      (params, opt_state, batch, extra_args), mesh, (P(), specs, split, P())
+    )
+    # Two maps. The first does not check which values vary over workers: types
+    # would refuse loops whose carry starts as zeros, and JAX would sum the
+    # gradients of replicated parameters. The second checks, so that replicas
+    # that could differ are an error. XLA makes one program of both.
+    own = jax.shard_map(
+      compute_gradients,
       mesh=mesh,
-      in_specs=(P(), specs, P(axis_name), P()),
-      out_specs=(P(), specs, P() if mean_loss else P(axis_name)),
-    )(params, opt_state, batch, extra_args)
+      in_specs=(P(), split),
+      out_specs=split,
+      axis_names=set(axis_names(axis_name)),
+      check_vma=False,
+    )(params, batch)
+    metrics, _ = own
+    metric_specs = jax.tree.map(
+      lambda m: P() if is_averaged(m) else split, metrics
+    )
+    return jax.shard_map(
+      update_params,
+      mesh=mesh,
+      in_specs=(P(), specs, split, P()),
+      out_specs=(P(), specs, metric_specs),
+    )(params, opt_state, own, extra_args)
 
   jitted = jax.jit(step, donate_argnums=(0, 1) if donate else ())
   donated = ("params", "opt_state") if donate else ()
@@ -190,6 +207,71 @@ def data_parallel(
   for name in ("lower", "trace", "eval_shape"):
     setattr(checked_step, name, getattr(jitted, name))
   return init, checked_step
+
+
+def init_state(
+  tx: optax.GradientTransformation,
+  params: PyTree,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+) -> PyTree:
+  """Makes the optimizer state of a chain with an exchange, on the mesh.
+
+  `tx.init` of a codec with state runs only where the workers' axis is bound.
+  This function binds it, for a training step of one's own.
+
+  Args:
+    tx: optax chain with an `exchange` over `axis_name`.
+    params: parameters, the same on all workers.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) of the workers.
+
+  Returns:
+    The state of `tx.init`: per-worker state is split over the axis, all else
+    is replicated. `jaxmotion.state_specs` has its specs for `shard_map`.
+
+  Raises:
+    ValueError: the mesh has no such axis.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> state = init_state(tx, jnp.zeros(3), mesh)
+    >>> int(state.count)
+    0
+  """
+  _check_axes(mesh, axis_name)
+  check_buffers({"params": params})
+
+  @jax.jit
+  def init(params: PyTree) -> PyTree:
+    return _init_state(tx, _place_tree(params, mesh, P()), mesh, axis_name)
+
+  return init(params)
+
+
+def _check_axes(mesh: Mesh, axis_name: AxisName) -> None:
+  for name in axis_names(axis_name):
+    if name not in mesh.axis_names:
+      raise ValueError(
+        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
+        f"got {name!r}."
+      )
+
+
+def _init_state(
+  tx: optax.GradientTransformation,
+  params: PyTree,
+  mesh: Mesh,
+  axis_name: AxisName,
+) -> PyTree:
+  """Returns the state of parameters that are placed on the mesh."""
+  specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
+  return jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)(
+    params
+  )
 
 
 def _state_shapes(
@@ -212,8 +294,22 @@ def _state_shapes(
   return found[0]
 
 
-def _average_workers(metrics: PyTree, axis_name: AxisName) -> PyTree:
-  def mean(x: Any) -> Any:
-    return lax.pmean(to_varying(x, axis_name), axis_name)
+def _place_tree(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+  """Gives arrays the sharding that a map over explicit axes asks for.
 
-  return jax.tree.map(mean, metrics)
+  JAX moves arrays to the sharding of a map by itself, but for explicit axes,
+  where it raises an error instead.
+
+  Args:
+    tree: arrays, inside of a jitted function.
+    mesh: the mesh of the map.
+    specs: partition specs, a prefix of the tree.
+  """
+  if AxisType.Explicit not in mesh.axis_types:
+    return tree
+
+  def place_branch(spec: P, branch: PyTree) -> PyTree:
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), branch)
+
+  return jax.tree.map(place_branch, specs, tree)

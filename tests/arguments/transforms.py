@@ -71,6 +71,7 @@ CALLS = {
     varying=["args"],
   ),
   "transforms.data_parallel": Call(loss_fn, exchange(), MESH),
+  "transforms.init_state": Call(exchange(), PARAMS, MESH),
   "transforms.data_parallel -> init": Call(
     PARAMS, on=Lazy(lambda: data_parallel(0)), traced=True
   ),
@@ -109,6 +110,9 @@ KNOWN_BAD = {
   ("transforms.data_parallel", "mesh"),
   ("transforms.data_parallel", "has_aux"),
   ("transforms.data_parallel", "mean_loss"),
+  ("transforms.init_state", "tx"),
+  ("transforms.init_state", "params"),
+  ("transforms.init_state", "mesh"),
   ("transforms.data_parallel -> init", "params"),
   ("transforms.data_parallel -> step", "params"),
   ("transforms.data_parallel -> step", "opt_state"),
