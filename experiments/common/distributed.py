@@ -18,11 +18,11 @@ process that
   end): after `HEARTBEAT_TIMEOUT_S`;
 * never started: after `INITIALIZATION_TIMEOUT_S` and a few seconds.
 
-SIGINT and SIGTERM end a process in `signals.GRACE_S` seconds, and the others
-as if it had died. In a collective the others exit with code 1 and one line that
-says so. Elsewhere, and sometimes when process 0 died, JAX's own client is
-faster: it prints its message and raises SIGABRT. `jax_enable_recoverability`
-changes neither, and with it no process notices a death outside of collectives.
+SIGINT and SIGTERM end a process at once, and the others as if it had died. In a
+collective the others exit with code 1 and one line that says so. Elsewhere, and
+sometimes when process 0 died, JAX's own client is faster: it prints its message
+and raises SIGABRT. `jax_enable_recoverability` changes neither, and with it no
+process notices a death outside of collectives.
 
 Process 0 listens on the address in numbers that `--coordinator_address` gives.
 A name makes it listen on all addresses of its host, as does an address that its
@@ -33,6 +33,7 @@ password and no encryption. Keep the hosts of a job in a network of their own.
 
 import contextlib
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -43,7 +44,6 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.common import signals
 from experiments.common.console import JobError, describe_failure
 
 INITIALIZATION_TIMEOUT_S = 60
@@ -110,6 +110,8 @@ def initialize(**arguments: Any) -> None:
   Args:
     **arguments: arguments of that function, without its timeouts.
   """
+  # It tells of each start, on standard error.
+  logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)
   # JAX's preemption service would catch SIGTERM and let the process go on.
   jax.config.update("jax_enable_preemption_service", False)
   flags_given = os.environ.get("XLA_FLAGS", "")
@@ -198,8 +200,6 @@ def _read_membership() -> tuple[int, int]:
 
 def _end_process(who: str, error: BaseException) -> None:
   """Ends the process without the barrier of an ordinary exit."""
-  if isinstance(error, KeyboardInterrupt):
-    os._exit(signals.say_stopped(error, f"{who} ended"))
   text = " ".join(str(error).split())
   reason = f"{type(error).__name__}: {text}"
   if isinstance(error, SystemExit | JobError):

@@ -93,7 +93,7 @@ def read_part(path: pathlib.Path) -> Part:
   except OSError as error:
     raise BrokenFileError(f"{path.name}: {error.strerror}") from error
   body = data[: max(0, len(data) - _DIGEST_BYTES)]
-  if hashlib.sha256(body).digest() != data[len(body) :]:
+  if not _is_whole(body, data[len(body) :]):
     raise BrokenFileError(f"{path.name} does not match its checksum")
   line = bytes(body).index(b"\n")
   header = json.loads(bytes(body[:line]))
@@ -106,3 +106,7 @@ def read_part(path: pathlib.Path) -> Part:
     pieces.append(Piece(leaf, tuple(begin), array))
     offset += array.nbytes
   return Part(header["facts"], pieces)
+
+
+def _is_whole(body: memoryview, digest: memoryview) -> bool:
+  return hashlib.sha256(body).digest() == digest

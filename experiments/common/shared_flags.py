@@ -6,6 +6,8 @@ while the flags are parsed, before any work.
 
 import os
 import pathlib
+import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,8 +46,9 @@ def run_main(main: Callable[[], None]) -> None:
       raise SystemExit(f"Stopped: {error}") from error
     except OSError as error:
       raise SystemExit(f"Stopped: {describe_failure(error)}") from error
-    except KeyboardInterrupt as stop:
-      raise SystemExit(signals.say_stopped(stop)) from stop
+    except KeyboardInterrupt as error:
+      print(signals.describe_stop(signal.SIGINT), file=sys.stderr)
+      raise SystemExit(128 + signal.SIGINT) from error
 
   app.run(call, flags_parser=_parse_flags)
 

@@ -1,77 +1,54 @@
-"""Signals that ask a job to end: it says so in one line and ends soon."""
+"""Signals that ask a job to end: it says so in one line and ends at once."""
 
 import os
 import signal
 import sys
 import threading
-import time
 from types import FrameType
 
-GRACE_S = 2
-"""Seconds that the main thread has to end, before the process ends anyway."""
-
 _SHOW_CURSOR = "\x1b[?25h"
-_said = threading.Event()
-
-
-class StopSignal(KeyboardInterrupt):
-  """A signal asks this process to end.
-
-  Args:
-    number: number of the signal.
-  """
-
-  def __init__(self, number: int):
-    super().__init__(f"stopped by {signal.Signals(number).name}")
-    self.code = 128 + number
+_NUMBERS = signal.SIGINT, signal.SIGTERM
 
 
 def end_on_signals() -> None:
-  """Makes SIGINT and SIGTERM raise `StopSignal` in the main thread.
+  """Makes SIGINT and SIGTERM end this process at once, with one line.
 
   Python runs handlers only between its own instructions. A compilation, or a
   collective whose other workers are gone, can keep the main thread from its
-  handler, so another thread ends the process after `GRACE_S`. A process may
-  end at any moment: checkpoints get their names when they are complete.
+  handler. An exception of a handler is lost if it is raised in a callback of
+  another library. Therefore a thread ends the process. A job may end at any
+  moment: checkpoints get their names when they are complete.
   """
   if threading.current_thread() is not threading.main_thread():
     return
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-  for number in (signal.SIGINT, signal.SIGTERM):
+  for number in _NUMBERS:
     if signal.getsignal(number) != signal.SIG_IGN:
-      signal.signal(number, _raise_stop)
-  watch = threading.Thread(target=_end_late, args=(reader,), daemon=True)
+      signal.signal(number, _do_nothing)
+  watch = threading.Thread(target=_end_process, args=(reader,), daemon=True)
   watch.start()
 
 
-def say_stopped(stop: KeyboardInterrupt, who: str = "Stopped") -> int:
-  """Prints the one line of a stopped process and returns its exit code.
+def describe_stop(number: int) -> str:
+  """Returns the line of a process that a signal has stopped.
 
   Args:
-    stop: what ended the main thread.
-    who: first word of the line.
+    number: number of the signal.
   """
-  if not _said.is_set():
-    _said.set()
-    reason = str(stop) or "stopped by SIGINT"
-    print(f"{who}: {reason}.", file=sys.stderr, flush=True)
-  return getattr(stop, "code", 128 + signal.SIGINT)
+  return f"Stopped by {signal.Signals(number).name}."
 
 
-def _raise_stop(number: int, frame: FrameType | None) -> None:
-  raise StopSignal(number)
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+  """Stands for the thread, which the signal has woken."""
 
 
-def _end_late(reader: int) -> None:
-  while (number := os.read(reader, 1)[0]) not in (
-    signal.SIGINT,
-    signal.SIGTERM,
-  ):
+def _end_process(reader: int) -> None:
+  while (number := os.read(reader, 1)[0]) not in _NUMBERS:
     pass
-  time.sleep(GRACE_S)
-  if sys.stdout.isatty():  # A progress bar hides the cursor.
-    sys.stdout.write(_SHOW_CURSOR)
-    sys.stdout.flush()
-  os._exit(say_stopped(StopSignal(number)))
+  # A progress bar hides the cursor.
+  start = _SHOW_CURSOR if sys.stderr.isatty() else ""
+  # Not by way of `sys.stderr`, which the main thread may hold.
+  os.write(2, f"{start}{describe_stop(number)}\n".encode())
+  os._exit(128 + number)

@@ -114,9 +114,9 @@ class Workdir:
           "`workdir` must be empty or have the config.json of its runs, got"
           f" {str(self._folder)!r}, which has runs only. Use another folder."
         )
-      self._write_sealed(path, [ours])
+      self._write_lines(path, [ours])
       return
-    found = _read_sealed(path)
+    found = read_sealed(path)
     theirs = found[0] if len(found) == 1 else None
     if theirs is None:
       raise JobError(
@@ -145,9 +145,7 @@ class Workdir:
     A run whose line is broken is left out: it is read from its last checkpoint
     again.
     """
-    if not self._runs.exists():
-      return []
-    found = _read_sealed(self._runs)
+    found = read_sealed(self._runs)
     if self._is_first:
       for number, line in enumerate(found, 1):
         if line is None:
@@ -162,19 +160,31 @@ class Workdir:
     if not self._is_first:
       return
     runs = [*self.read_runs(), run]
-    self._write_sealed(self._runs, [r._asdict() for r in runs])
+    self._write_lines(self._runs, [r._asdict() for r in runs])
 
   def open_store(self, case: str, seed: int) -> CheckpointStore:
     """Returns the checkpoints of one run."""
     return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")
 
-  def _write_sealed(self, path: pathlib.Path, lines: list[dict]) -> None:
+  def _write_lines(self, path: pathlib.Path, lines: list[dict]) -> None:
     try:
-      records.write_lines(
-        path, ({"digest": _digest(line), "line": line} for line in lines)
-      )
+      write_sealed(path, lines)
     except OSError as error:
       raise self._refuse_write(error) from error
+
+
+def write_sealed(path: pathlib.Path, lines: list[dict]) -> None:
+  """Writes one JSON object a line, each with its digest.
+
+  Args:
+    path: file of a work folder.
+    lines: objects to write.
+
+  Raises:
+    OSError: the system refuses.
+  """
+  sealed = ({"digest": _digest(line), "line": line} for line in lines)
+  records.write_lines(path, sealed)
 
 
 def _digest(line: Any) -> str:
@@ -182,8 +192,14 @@ def _digest(line: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_sealed(path: pathlib.Path) -> list[Any]:
-  """Returns the lines of a file, None for each that is not as written."""
+def read_sealed(path: pathlib.Path) -> list[Any]:
+  """Returns the lines of a file, None for each that is not as written.
+
+  Args:
+    path: file of a work folder; an absent one has no lines.
+  """
+  if not path.exists():
+    return []
   found = []
   for text in path.read_bytes().splitlines():
     try:

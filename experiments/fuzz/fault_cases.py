@@ -1,0 +1,175 @@
+"""Faults of disks, folders and clocks, and how training jobs end."""
+
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from experiments.fuzz.fault_jobs import Ended, Outcome, Rig, read_outcome
+from experiments.fuzz.rounds import Defect, Round
+
+_START_S = 120  # A job has a checkpoint by then.
+
+
+def run_faults(rig: Rig, expected: Outcome, seed: int) -> Round:
+  """Runs a job under each fault and compares its end.
+
+  Args:
+    rig: starts jobs of one process.
+    expected: state at the end of a job without faults.
+    seed: seed of what is broken.
+
+  Returns:
+    One case for each fault.
+  """
+  chooser = random.Random(seed)
+  defects: list[Defect] = []
+  for name, fault in FAULTS.items():
+    workdir = rig.folder / f"fault-{name}"
+    shutil.rmtree(workdir, ignore_errors=True)
+    detail = fault(rig, workdir, chooser) or _resume(rig, workdir, expected)
+    if detail:
+      law = "a fault ends a job with one line, and it goes on bit for bit"
+      defects.append(Defect(law, f"{name}, seed {seed}", detail))
+  return Round(len(FAULTS), tuple(defects))
+
+
+def _resume(rig: Rig, workdir: pathlib.Path, expected: Outcome) -> str:
+  """Returns what is wrong with a job after its fault, if anything."""
+  (ended,) = rig.start(workdir).finish()
+  if ended.code:
+    return f"it does not go on: {ended}"
+  found = read_outcome(workdir)
+  return "" if found == expected else f"it ends with {found}, not {expected}"
+
+
+def _expect_line(ended: Ended, pattern: str) -> str:
+  """Returns what is wrong with the end of a refused job, if anything."""
+  lines = ended.said.splitlines()
+  if ended.code == 1 and len(lines) == 1 and re.search(pattern, lines[0]):
+    return ""
+  return f"no line like {pattern!r}: {ended}"
+
+
+def _interrupt(rig: Rig, workdir: pathlib.Path, checkpoints: int = 1) -> None:
+  """Kills a job that has some checkpoints."""
+  job = rig.start(workdir)
+  deadline = time.monotonic() + _START_S
+  while len(_list_checkpoints(workdir)) < checkpoints:
+    if time.monotonic() > deadline or job.wait(0.0):
+      job.kill()
+      raise RuntimeError("the job has no checkpoint")
+    time.sleep(0.001)
+  job.kill()
+
+
+def _list_checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the folders of the checkpoints, latest last."""
+  folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
+  return sorted(folders, key=lambda path: int(path.name))
+
+
+def fill_disk(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+  """Runs a job on a disk that is full after its second checkpoint."""
+  _interrupt(rig, workdir)
+  size = (_list_checkpoints(workdir)[-1] / "part-0").stat().st_size
+  shutil.rmtree(workdir)
+  workdir.mkdir()
+  limit = size + chooser.randrange(100, 1000)
+
+  def limit_files() -> None:
+    # A write past this size fails, as one to a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+  mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * limit // 1024}k", "none"]
+  mounted = subprocess.run([*mount, workdir], capture_output=True)
+  if mounted.returncode:
+    (ended,) = rig.start(workdir, prepare=limit_files).finish()
+    return _expect_line(ended, "checkpoint of step .* File too large")
+  try:
+    (ended,) = rig.start(workdir).finish()
+    detail = _expect_line(ended, "cannot be written .* No space left")
+    copy = workdir.with_name(f"{workdir.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(workdir, copy)
+  finally:
+    subprocess.run(["umount", workdir], check=True)
+  workdir.rmdir()
+  copy.rename(workdir)
+  return detail
+
+
+def refuse_writes(
+  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
+  """Runs a job on a folder that takes no files."""
+  (ended,) = rig.start(pathlib.Path("/proc/self/none")).finish()
+  return _expect_line(ended, "`workdir` must be a folder that this process can")
+
+
+def give_file(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+  """Runs a job on a file instead of a folder."""
+  workdir.write_bytes(b"")
+  (ended,) = rig.start(workdir).finish()
+  workdir.unlink()
+  return _expect_line(ended, "`workdir` must be a folder, got .* is a file")
+
+
+def share_folder(
+  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
+  """Runs a second job on the folder of a job that has been stopped."""
+  job = rig.start(workdir)
+  deadline = time.monotonic() + _START_S
+  while not (workdir / "config.json").exists():
+    if time.monotonic() > deadline or job.wait(0.0):
+      return f"no job to share with: {job.kill()}"
+  job.send(0, signal.SIGSTOP)
+  (ended,) = rig.start(workdir).finish()
+  detail = _expect_line(ended, f"which process {job.pids[0]} on host .* uses")
+  job.send(0, signal.SIGCONT)
+  (first,) = job.finish()
+  return detail or (f"the first job fails: {first}" if first.code else "")
+
+
+def break_checkpoint(
+  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
+  """Flips a bit of the last checkpoint of a killed job and goes on."""
+  _interrupt(rig, workdir, checkpoints=2)
+  path = _list_checkpoints(workdir)[-1] / "part-0"
+  data = bytearray(path.read_bytes())
+  data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+  path.write_bytes(data)
+  job = rig.start(workdir)
+  (ended,) = job.finish()
+  lines = ended.said.splitlines()
+  if ended.code or len(lines) != 1 or "is broken" not in lines[0]:
+    return f"no single line about the broken checkpoint: {ended}"
+  return ""
+
+
+def move_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+  """Gives the files of a killed job times in the past and in the future."""
+  _interrupt(rig, workdir, checkpoints=2)
+  for path in workdir.rglob("*"):
+    moment = chooser.uniform(0.0, 4e9)
+    os.utime(path, (moment, moment))
+  return ""
+
+
+FAULTS: dict[str, Callable[[Rig, pathlib.Path, random.Random], str]] = {
+  "full disk": fill_disk,
+  "no writes": refuse_writes,
+  "file": give_file,
+  "two jobs": share_folder,
+  "flipped bit": break_checkpoint,
+  "clock": move_clock,
+}
+"""Faults by name; each returns what is wrong with how the job ended."""

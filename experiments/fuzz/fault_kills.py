@@ -1,0 +1,216 @@
+"""Kills of training jobs at random moments, and how the jobs go on."""
+
+import dataclasses
+import pathlib
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from experiments.common import distributed
+from experiments.common.parts import BrokenFileError
+from experiments.fuzz.fault_jobs import Ended, Job, Outcome, Rig, read_outcome
+from experiments.fuzz.rounds import Defect
+
+END_S = distributed.INITIALIZATION_TIMEOUT_S + 15
+"""Seconds in which the other processes of a job end, at the latest."""
+
+_COMPILING = 0.2  # Share of the starts that compile.
+_STOPPED_S = 1.0  # Pause of a stopped job of one process.
+_END_WORDS = "ended: ", "Stopped"
+
+
+@dataclasses.dataclass
+class Kills:
+  """Counts of the signals that jobs were sent.
+
+  Attributes:
+    sent: processes that were sent a signal.
+    exact: of these, in jobs that went on and ended bit for bit as a job that
+      nothing interrupted.
+    starting: of these, before the job had made a step since its start.
+    writing: of these, while a checkpoint was written.
+    longest_s: longest time in which the other processes ended.
+    defects: what broke a law.
+  """
+
+  sent: int = 0
+  exact: int = 0
+  starting: int = 0
+  writing: int = 0
+  longest_s: float = 0.0
+  defects: list[Defect] = dataclasses.field(default_factory=list)
+
+
+def run_kills(
+  rig: Rig,
+  kills: int,
+  seed: int,
+  signals: Sequence[signal.Signals] = (signal.SIGKILL,),
+  report: Callable[[Kills], None] = lambda counts: None,
+) -> Kills:
+  """Sends signals to jobs at random moments until they have been sent.
+
+  A job is started again on its work folder until it ends by itself. Then its
+  state is compared with that of a job that nothing interrupted.
+
+  Args:
+    rig: starts the jobs.
+    kills: number of signals to send.
+    seed: seed of the moments, processes and signals.
+    signals: signals to choose from.
+    report: called after each signal.
+  """
+  chooser = random.Random(seed)
+  counts = Kills()
+  expected, seconds = _run_straight(rig, counts)
+  case = f"--kills={kills} --processes={rig.processes} --seed={seed}"
+  chain = 0
+  while counts.sent < kills and len(counts.defects) < 10:
+    chain += 1
+    workdir = rig.folder / f"killed-{chain}"
+    before = counts.sent
+    done: list[Ended] | None = None
+    while done is None:
+      steps = len(_read_quietly(workdir).losses)
+      partials = _list_partials(workdir)
+      is_cached = chooser.random() > _COMPILING
+      job = rig.start(workdir, is_cached=is_cached)
+      if counts.sent == kills:
+        done = job.finish()
+      else:
+        done = job.wait(chooser.uniform(0.0, seconds))
+      if done is None:
+        sent = chooser.choice(signals)
+        victim = chooser.randrange(rig.processes)
+        where = f"{case}: {sent.name} {counts.sent} to process {victim}"
+        _send_signal(job, victim, sent, where, counts)
+        counts.writing += bool(_list_partials(workdir) - partials)
+        _check_state(workdir, expected, steps, where, counts)
+        report(counts)
+    detail = _compare_end(workdir, done, expected)
+    if detail:
+      law = "a killed job goes on bit for bit"
+      counts.defects.append(Defect(law, f"{case}: job {chain}", detail))
+    else:
+      counts.exact += counts.sent - before
+      shutil.rmtree(workdir)
+    report(counts)
+  return counts
+
+
+def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float]:
+  """Returns the state that nothing interrupted, and the seconds it took."""
+  found = []
+  for index in range(2):  # The first one compiles.
+    workdir = rig.folder / f"straight-{index}"
+    begin = time.monotonic()
+    ended = rig.start(workdir).finish()
+    seconds = time.monotonic() - begin
+    if any(end.code for end in ended):
+      raise RuntimeError(f"the job fails by itself: {ended}")
+    found.append(read_outcome(workdir))
+  if found[0] != found[1]:
+    law = "a job gives the same bits twice"
+    counts.defects.append(Defect(law, "straight", _differ(*found)))
+  return found[0], seconds
+
+
+def _send_signal(
+  job: Job, victim: int, sent: signal.Signals, where: str, counts: Kills
+) -> None:
+  """Sends a signal and sees how all processes end."""
+  job.send(victim, sent)
+  counts.sent += 1
+  begin = time.monotonic()
+  if sent == signal.SIGSTOP and len(job.pids) == 1:
+    time.sleep(_STOPPED_S)
+    job.kill()
+    return
+  if sent == signal.SIGSTOP:
+    others = _wait_for_others(job, victim)
+    job.send(victim, signal.SIGKILL)
+  else:
+    others = job.wait(END_S) is not None
+  counts.longest_s = max(counts.longest_s, time.monotonic() - begin)
+  if not others:
+    law = f"a job ends in {END_S} s"
+    counts.defects.append(Defect(law, where, "it did not"))
+  for index, end in enumerate(job.kill()):
+    law = "a process ends with one line and a code"
+    if index == victim and sent in (signal.SIGKILL, signal.SIGSTOP):
+      continue
+    own = [x for x in end.said.splitlines() if any(w in x for w in _END_WORDS)]
+    is_plain = "Traceback" not in end.said and len(own) < 2
+    # It may have ended well before the signal came.
+    if not is_plain or (index == victim and end.code not in (0, 1, 128 + sent)):
+      text = f"process {index} ended with {end.code}: {end.said[-1500:]}"
+      counts.defects.append(Defect(law, where, text))
+
+
+def _wait_for_others(job: Job, victim: int) -> bool:
+  """Returns whether all processes but one have ended in time."""
+  deadline = time.monotonic() + END_S
+  while time.monotonic() < deadline:
+    job.wait(0.0)
+    if all(job.has_ended(i) for i in range(len(job.pids)) if i != victim):
+      return True
+    time.sleep(0.01)
+  return False
+
+
+def _check_state(
+  workdir: pathlib.Path,
+  expected: Outcome,
+  steps: int,
+  where: str,
+  counts: Kills,
+) -> None:
+  """Checks that what a killed job has left is whole and right so far."""
+  try:
+    left = read_outcome(workdir)
+  except BrokenFileError as error:
+    law = "a kill leaves no broken checkpoint"
+    counts.defects.append(Defect(law, where, str(error)))
+    return
+  counts.starting += len(left.losses) == steps
+  if left.losses != expected.losses[: len(left.losses)]:
+    law = "every step is that of a job that nothing interrupted"
+    counts.defects.append(Defect(law, where, _differ(expected, left)))
+
+
+def _list_partials(workdir: pathlib.Path) -> set[str]:
+  """Returns the names of checkpoints that were not written to the end."""
+  return {path.name for path in workdir.glob("checkpoints/*/*.partial-*")}
+
+
+def _read_quietly(workdir: pathlib.Path) -> Outcome:
+  try:
+    return read_outcome(workdir)
+  except BrokenFileError:
+    return Outcome([], "", [])
+
+
+def _compare_end(
+  workdir: pathlib.Path, ended: list[Ended], expected: Outcome
+) -> str:
+  """Returns what is wrong with a job that was not interrupted any more."""
+  if any(end.code for end in ended):
+    return f"it fails: {ended}"
+  if any("broken" in end.said for end in ended):
+    return f"it finds a broken file: {ended}"
+  found = read_outcome(workdir)
+  return "" if found == expected else _differ(expected, found)
+
+
+def _differ(expected: Outcome, found: Outcome) -> str:
+  """Returns the first difference between two states, as text."""
+  pairs = zip(expected.losses, found.losses, strict=False)
+  for step, (ours, theirs) in enumerate(pairs):
+    if ours != theirs:
+      return f"loss {theirs} instead of {ours} at step {step}"
+  for name in Outcome._fields:
+    if getattr(expected, name) != getattr(found, name):
+      return f"{name}: {getattr(found, name)}, not {getattr(expected, name)}"
+  return "nothing differs"

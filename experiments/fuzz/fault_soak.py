@@ -1,0 +1,95 @@
+"""A long training job, whose memory, files and threads must not grow."""
+
+import pathlib
+import shutil
+import statistics
+import time
+from typing import NamedTuple
+
+from experiments.fuzz.fault_jobs import Rig
+from experiments.fuzz.rounds import Defect, Round
+
+_PERIOD_S = 0.5
+_STEPS = 10_000_000  # More than a soak makes.
+# A log of the steps is kept: 2 floats and 2 entries of lists a step.
+_GROWTH_KB = 8192.0
+"""Growth of the memory that is no defect: allocators keep some."""
+
+
+class Sample(NamedTuple):
+  """What a process holds at one moment.
+
+  Attributes:
+    memory_kb: resident memory, KiB.
+    descriptors: open files.
+    threads: threads.
+    files: files in the work folder.
+  """
+
+  memory_kb: float
+  descriptors: float
+  threads: float
+  files: float
+
+
+def run_soak(folder: pathlib.Path, minutes: float) -> tuple[Round, Sample]:
+  """Runs a job for some minutes and watches what it holds.
+
+  Args:
+    folder: folder for the job.
+    minutes: minutes to run.
+
+  Returns:
+    Samples as cases, and the growth from the second quarter of the time to the
+    last one.
+  """
+  rig = Rig(folder, steps=_STEPS)
+  workdir = folder / "soak"
+  shutil.rmtree(workdir, ignore_errors=True)
+  job = rig.start(workdir)
+  samples: list[Sample] = []
+  end = time.monotonic() + 60 * minutes
+  while time.monotonic() < end:
+    if job.wait(_PERIOD_S):
+      detail = str(job.kill())
+      defect = Defect("a job goes on", f"--minutes={minutes}", detail)
+      return Round(len(samples), (defect,)), Sample(0.0, 0.0, 0.0, 0.0)
+    if list(workdir.glob("checkpoints/*/[0-9]*")):
+      samples.append(_take_sample(job.pids[0], workdir))
+  job.kill()
+  growth = _measure_growth(samples)
+  allowed = Sample(_GROWTH_KB, 0.0, 0.0, 0.0)
+  defects = tuple(
+    Defect("nothing grows", f"--minutes={minutes}", f"{name} by {grown}")
+    for name, grown, limit in zip(Sample._fields, growth, allowed, strict=True)
+    if grown > limit
+  )
+  return Round(len(samples), defects), growth
+
+
+def _take_sample(pid: int, workdir: pathlib.Path) -> Sample:
+  process = pathlib.Path("/proc", str(pid))
+  status = dict(
+    line.split(":", 1) for line in (process / "status").read_text().splitlines()
+  )
+  return Sample(
+    float(status["VmRSS"].split()[0]),
+    len(list((process / "fd").iterdir())),
+    float(status["Threads"]),
+    len([path for path in workdir.rglob("*") if path.is_file()]),
+  )
+
+
+def _measure_growth(samples: list[Sample]) -> Sample:
+  """Returns medians of the last quarter less those of the second quarter."""
+  quarter = len(samples) // 4
+  if not quarter:
+    return Sample(0.0, 0.0, 0.0, 0.0)
+  early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+  growth = [
+    statistics.median(after) - statistics.median(before)
+    for before, after in zip(
+      zip(*early, strict=True), zip(*late, strict=True), strict=True
+    )
+  ]
+  return Sample(*growth)

@@ -1,0 +1,137 @@
+"""Interrupts training jobs at random moments and checks how they go on.
+
+  python -m experiments.fuzz.faults --kills=50 --processes=1,2 \
+    --json=results/fuzz_faults.jsonl
+
+Jobs of each number of processes are sent signals until `--kills` have been
+sent. `--faults` breaks disks, folders, clocks and checkpoints of jobs too, and
+`--minutes` watches one long job. A defect is printed with its case, and the
+exit code is 1.
+"""
+
+import pathlib
+import signal
+import sys
+import tempfile
+
+import jax
+import rich.markup
+from absl import flags
+
+from experiments.common import records, shared_flags
+from experiments.common.console import make_console
+from experiments.common.records import Row
+from experiments.common.tables import Table
+from experiments.fuzz.fault_cases import run_faults
+from experiments.fuzz.fault_jobs import STEPS, Rig, read_outcome
+from experiments.fuzz.fault_kills import END_S, Kills, run_kills
+from experiments.fuzz.fault_soak import run_soak
+from experiments.fuzz.rounds import Defect
+
+_SIGNALS = {
+  "kill": signal.SIGKILL,
+  "term": signal.SIGTERM,
+  "int": signal.SIGINT,
+  "stop": signal.SIGSTOP,
+}
+_KILLS = flags.DEFINE_integer(
+  "kills", 50, "Signals to jobs of each number of processes.", 0
+)
+_PROCESSES = flags.DEFINE_list(
+  "processes", ["1", "2"], "Numbers of processes of a job.", allow_override=True
+)
+flags.register_validator(
+  "processes",
+  lambda counts: all(c.isdecimal() and int(c) > 0 for c in counts),
+  "must be numbers of processes with commas between them.",
+)
+_CHOSEN = flags.DEFINE_multi_enum(
+  "signal", ["kill"], list(_SIGNALS), "Signals to choose from; repeatable."
+)
+_FAULTS = flags.DEFINE_bool(
+  "faults", False, "Also break disks, folders, clocks and checkpoints."
+)
+_MINUTES = flags.DEFINE_float(
+  "minutes", 0.0, "Minutes of a job that is watched.", 0, allow_override=True
+)
+_STEPS = flags.DEFINE_integer(
+  "steps", STEPS, "Steps of a job.", 20, allow_override=True
+)
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of all choices.", allow_override=True
+)
+_JSON = shared_flags.define_rows()
+
+_Fact = tuple[str, str, float, str]
+
+
+def main() -> None:
+  """Runs the jobs, prints defects and counts, and writes rows."""
+  console = make_console()
+  facts: list[_Fact] = []
+  defects: list[Defect] = []
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    for count in map(int, _PROCESSES.value):
+      if not _KILLS.value:
+        break
+      rig = Rig(folder / f"processes-{count}", count, _STEPS.value)
+      kills = run_kills(
+        rig,
+        _KILLS.value,
+        _SEED.value,
+        [_SIGNALS[name] for name in _CHOSEN.value],
+        lambda kills: console.print(f"{kills.sent} sent, {kills.exact} exact"),
+      )
+      facts += _describe_kills(count, kills)
+      defects += kills.defects
+    if _FAULTS.value:
+      rig = Rig(folder / "faults", 1, _STEPS.value)
+      rig.start(folder / "straight").finish()
+      found = run_faults(rig, read_outcome(folder / "straight"), _SEED.value)
+      facts.append(("faults", "cases", found.cases, "cases"))
+      facts.append(("faults", "defects", len(found.defects), "defects"))
+      defects += found.defects
+    if _MINUTES.value:
+      found, growth = run_soak(folder / "soak", _MINUTES.value)
+      facts.append(("soak", "samples", found.cases, "samples"))
+      for metric, grown in growth._asdict().items():
+        unit = "KiB" if metric == "memory_kb" else metric
+        facts.append(("soak", f"growth_{metric}", grown, unit))
+      defects += found.defects
+  for defect in defects:
+    text = f"Broken: {defect.law}\n{defect.case}\n{defect.detail}"
+    console.print(rich.markup.escape(text))
+  lines = [
+    [case, what, f"{value:g}", unit] for case, what, value, unit in facts
+  ]
+  table = Table(("case", "metric", "value", "unit"), lines, text_columns=(0, 1))
+  console.print(table.to_console())
+  if _JSON.value:
+    stamp = (records.describe_machine(), jax.__version__)
+    records.write_rows(
+      _JSON.value,
+      [Row("fuzz_faults", *fact, None, None, None, *stamp) for fact in facts],
+    )
+  sys.exit(bool(defects))
+
+
+def _describe_kills(processes: int, kills: Kills) -> list[_Fact]:
+  """Returns the counts of one number of processes."""
+  names = "_".join(_CHOSEN.value)
+  case = f"{names}_{processes}_processes"
+  facts: list[_Fact] = [
+    (case, "signals", kills.sent, "signals"),
+    (case, "resumed_bit_exact", kills.exact, "signals"),
+    (case, "before_a_step", kills.starting, "signals"),
+    (case, "while_writing", kills.writing, "signals"),
+    (case, "defects", len(kills.defects), "defects"),
+  ]
+  if processes > 1:
+    facts.append((case, "longest_end_s", kills.longest_s, "s"))
+    facts.append((case, "limit_end_s", END_S, "s"))
+  return facts
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)

@@ -1,0 +1,74 @@
+"""Jobs under faults: the short form of `experiments.fuzz.faults`."""
+
+import subprocess
+import sys
+
+import pytest
+
+from experiments.common import parts, records, workdir
+from experiments.fuzz import fault_files, fault_kills, fault_soak
+from experiments.fuzz.fault_jobs import Outcome
+from experiments.fuzz.run import run_guarded
+from tests.experiments.jobs import WAIT, environment
+from tests.paths import ROOT
+
+GOOD = Outcome([0.5, 0.25], "digest", [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_broken_file_is_read(seed):
+  found = fault_files.run_round(seed)
+  assert found.cases > 0
+  assert found.defects == ()
+
+
+@pytest.mark.parametrize(
+  ("module", "name", "blind"),
+  [
+    (parts, "_is_whole", lambda body, digest: True),
+    (workdir, "_digest", lambda line: ""),
+  ],
+)
+def test_files_without_a_checksum_are_found(monkeypatch, module, name, blind):
+  monkeypatch.setattr(module, name, blind)
+  rounds = [run_guarded(fault_files.run_round, "faults", i) for i in range(2)]
+  assert any(found.defects for found in rounds)
+
+
+@pytest.mark.parametrize(
+  ("found", "said"),
+  [
+    (GOOD, "nothing differs"),
+    (
+      GOOD._replace(losses=[0.5, 0.125]),
+      "loss 0.125 instead of 0.25 at step 1",
+    ),
+    (GOOD._replace(digest="other"), "digest: other, not digest"),
+  ],
+)
+def test_a_difference_is_named(found, said):
+  assert fault_kills._differ(GOOD, found) == said
+
+
+def test_growth_is_measured_between_quarters():
+  steady = [fault_soak.Sample(100, 5, 7, 3)] * 8
+  assert fault_soak._measure_growth(steady) == (0, 0, 0, 0)
+  leaking = [sample._replace(threads=i) for i, sample in enumerate(steady)]
+  assert fault_soak._measure_growth(leaking).threads == 4
+
+
+def test_a_killed_job_goes_on_bit_for_bit(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  flags = ["--kills=1", "--processes=1", "--steps=20", f"--json={path}"]
+  done = subprocess.run(
+    [sys.executable, "-m", "experiments.fuzz.faults", *flags],
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=WAIT,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  rows = {row.metric: row.value for row in records.read_rows(path)}
+  assert rows["signals"] == rows["resumed_bit_exact"] == 1
+  assert rows["defects"] == 0
