@@ -49,9 +49,10 @@ from experiments.common.console import JobError, describe_failure
 INITIALIZATION_TIMEOUT_S = 60
 # A process that compiles or writes for longer than this is taken for dead.
 COLLECTIVE_TIMEOUT_S = 30
-# Longer than that of collectives, because the error of a collective can be
-# caught, whereas a lost heartbeat aborts the process.
-HEARTBEAT_TIMEOUT_S = 40
+# Heartbeats come every half of this time. Even the half is longer than the time
+# of collectives, because their error can be caught, whereas a lost heartbeat
+# aborts the process.
+HEARTBEAT_TIMEOUT_S = 80
 
 _COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
 _LOST = ("Gloo", "Timed out waiting", "heartbeat", "oordination", "Barrier")

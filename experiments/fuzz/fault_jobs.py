@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _POLL_S = 0.002
 _KEEP_S = 300  # No job takes longer.
 
-STEPS = 240
+STEPS = 120
 """Steps of a job."""
 
 
@@ -171,14 +171,19 @@ class Rig:
       def start() -> None:
         jax.config.update("jax_enable_compilation_cache", is_cached)
         prepare()
-        self._train([*self._arguments(workdir), *several, *flags])
+        self._train([*self.arguments(workdir), *several, *flags])
 
       return start
 
     starts = [make_start(index) for index in range(self.processes)]
     return Job(starts, self.folder / f"output-{self._started}")
 
-  def _arguments(self, workdir: pathlib.Path) -> list[str]:
+  def arguments(self, workdir: pathlib.Path) -> list[str]:
+    """Returns the flags of a job of one process.
+
+    Args:
+      workdir: work folder of the job.
+    """
     fields = {
       "channels": (4, 4),
       "hidden": 8,
@@ -188,7 +193,7 @@ class Rig:
       "steps": self.steps,
       "batch_size": 8,
       "warmup_steps": 1,
-      "checkpoint_every": 10,
+      "checkpoint_every": 4,
       "data": "cifar10",
       "data_dir": str(self._images),
     }

@@ -13,10 +13,11 @@ from experiments.common.parts import BrokenFileError
 from experiments.fuzz.fault_jobs import Ended, Job, Outcome, Rig, read_outcome
 from experiments.fuzz.rounds import Defect
 
-END_S = distributed.INITIALIZATION_TIMEOUT_S + 15
+END_S = distributed.HEARTBEAT_TIMEOUT_S + 15
 """Seconds in which the other processes of a job end, at the latest."""
 
 _COMPILING = 0.2  # Share of the starts that compile.
+_STARTING = 0.4  # Share of the signals that may come before a checkpoint.
 _STOPPED_S = 1.0  # Pause of a stopped job of one process.
 _END_WORDS = "ended: ", "Stopped"
 
@@ -29,7 +30,7 @@ class Kills:
     sent: processes that were sent a signal.
     exact: of these, in jobs that went on and ended bit for bit as a job that
       nothing interrupted.
-    starting: of these, before the job had made a step since its start.
+    starting: of these, before the job had a checkpoint since its start.
     writing: of these, while a checkpoint was written.
     longest_s: longest time in which the other processes ended.
     defects: what broke a law.
@@ -64,7 +65,7 @@ def run_kills(
   """
   chooser = random.Random(seed)
   counts = Kills()
-  expected, seconds = _run_straight(rig, counts)
+  expected, seconds, stepping_s = _run_straight(rig, counts)
   case = f"--kills={kills} --processes={rig.processes} --seed={seed}"
   chain = 0
   while counts.sent < kills and len(counts.defects) < 10:
@@ -73,14 +74,18 @@ def run_kills(
     before = counts.sent
     done: list[Ended] | None = None
     while done is None:
-      steps = len(_read_quietly(workdir).losses)
+      steps = _find_step(workdir)
       partials = _list_partials(workdir)
       is_cached = chooser.random() > _COMPILING
       job = rig.start(workdir, is_cached=is_cached)
       if counts.sent == kills:
         done = job.finish()
       else:
-        done = job.wait(chooser.uniform(0.0, seconds))
+        if chooser.random() < _STARTING:
+          done = job.wait(chooser.uniform(0.0, seconds))
+        else:
+          _wait_for_step(job, workdir, steps)
+          done = job.wait(chooser.uniform(0.0, stepping_s))
       if done is None:
         sent = chooser.choice(signals)
         victim = chooser.randrange(rig.processes)
@@ -100,13 +105,20 @@ def run_kills(
   return counts
 
 
-def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float]:
-  """Returns the state that nothing interrupted, and the seconds it took."""
+def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
+  """Returns the state that nothing interrupted, and the seconds it took.
+
+  Returns:
+    The state, the seconds of the job, and those after its first checkpoint.
+  """
   found = []
   for index in range(2):  # The first one compiles.
     workdir = rig.folder / f"straight-{index}"
     begin = time.monotonic()
-    ended = rig.start(workdir).finish()
+    job = rig.start(workdir)
+    _wait_for_step(job, workdir, 0)
+    first = time.monotonic()
+    ended = job.finish()
     seconds = time.monotonic() - begin
     if any(end.code for end in ended):
       raise RuntimeError(f"the job fails by itself: {ended}")
@@ -114,7 +126,19 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float]:
   if found[0] != found[1]:
     law = "a job gives the same bits twice"
     counts.defects.append(Defect(law, "straight", _differ(*found)))
-  return found[0], seconds
+  return found[0], seconds, time.monotonic() - first
+
+
+def _wait_for_step(job: Job, workdir: pathlib.Path, step: int) -> None:
+  """Waits until a job has a checkpoint past a step, or has ended."""
+  while not job.wait(0.0) and _find_step(workdir) <= step:
+    time.sleep(0.001)
+
+
+def _find_step(workdir: pathlib.Path) -> int:
+  """Returns the step of the latest checkpoint, 0 if there is none."""
+  names = [path.name for path in workdir.glob("checkpoints/*/*")]
+  return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def _send_signal(
@@ -183,13 +207,6 @@ def _check_state(
 def _list_partials(workdir: pathlib.Path) -> set[str]:
   """Returns the names of checkpoints that were not written to the end."""
   return {path.name for path in workdir.glob("checkpoints/*/*.partial-*")}
-
-
-def _read_quietly(workdir: pathlib.Path) -> Outcome:
-  try:
-    return read_outcome(workdir)
-  except BrokenFileError:
-    return Outcome([], "", [])
 
 
 def _compare_end(

@@ -4,9 +4,9 @@
     --json=results/fuzz_faults.jsonl
 
 Jobs of each number of processes are sent signals until `--kills` have been
-sent. `--faults` breaks disks, folders, clocks and checkpoints of jobs too, and
-`--minutes` watches one long job. A defect is printed with its case, and the
-exit code is 1.
+sent. `--faults` breaks disks, folders, clocks and checkpoints of jobs too,
+`--links` cuts the link between two hosts, and `--minutes` watches one long job.
+A defect is printed with its case, and the exit code is 1.
 """
 
 import pathlib
@@ -25,6 +25,7 @@ from experiments.common.tables import Table
 from experiments.fuzz.fault_cases import run_faults
 from experiments.fuzz.fault_jobs import STEPS, Rig, read_outcome
 from experiments.fuzz.fault_kills import END_S, Kills, run_kills
+from experiments.fuzz.fault_links import run_links
 from experiments.fuzz.fault_soak import run_soak
 from experiments.fuzz.rounds import Defect
 
@@ -35,7 +36,7 @@ _SIGNALS = {
   "stop": signal.SIGSTOP,
 }
 _KILLS = flags.DEFINE_integer(
-  "kills", 50, "Signals to jobs of each number of processes.", 0
+  "kills", 50, "Signals to jobs of each number of processes; may be 0.", 0
 )
 _PROCESSES = flags.DEFINE_list(
   "processes", ["1", "2"], "Numbers of processes of a job.", allow_override=True
@@ -50,6 +51,9 @@ _CHOSEN = flags.DEFINE_multi_enum(
 )
 _FAULTS = flags.DEFINE_bool(
   "faults", False, "Also break disks, folders, clocks and checkpoints."
+)
+_LINKS = flags.DEFINE_bool(
+  "links", False, "Also cut the link of a job of two hosts; needs root."
 )
 _MINUTES = flags.DEFINE_float(
   "minutes", 0.0, "Minutes of a job that is watched.", 0, allow_override=True
@@ -92,6 +96,14 @@ def main() -> None:
       facts.append(("faults", "cases", found.cases, "cases"))
       facts.append(("faults", "defects", len(found.defects), "defects"))
       defects += found.defects
+    if _LINKS.value:
+      rig = Rig(folder / "links", 2, _STEPS.value)
+      rig.start(folder / "straight-2").finish()
+      found, seconds = run_links(rig, read_outcome(folder / "straight-2"))
+      facts.append(("links", "cases", found.cases, "cases"))
+      facts.append(("links", "defects", len(found.defects), "defects"))
+      facts.append(("links", "end_on_dead_link_s", seconds, "s"))
+      defects += found.defects
     if _MINUTES.value:
       found, growth = run_soak(folder / "soak", _MINUTES.value)
       facts.append(("soak", "samples", found.cases, "samples"))
@@ -123,7 +135,7 @@ def _describe_kills(processes: int, kills: Kills) -> list[_Fact]:
   facts: list[_Fact] = [
     (case, "signals", kills.sent, "signals"),
     (case, "resumed_bit_exact", kills.exact, "signals"),
-    (case, "before_a_step", kills.starting, "signals"),
+    (case, "before_a_checkpoint", kills.starting, "signals"),
     (case, "while_writing", kills.writing, "signals"),
     (case, "defects", len(kills.defects), "defects"),
   ]

@@ -249,7 +249,7 @@ def test_arguments_come_from_flags_or_the_environment(
   (given,) = started
   assert given["coordinator_address"] == "a:1"
   assert (given["num_processes"], given["process_id"]) == (2, 1)
-  assert given["heartbeat_timeout_seconds"] == 40
+  assert given["heartbeat_timeout_seconds"] == 80
   limit = f"{distributed._COLLECTIVE_FLAG}=30"
   assert os.environ["XLA_FLAGS"] == f"--some_flag=1 {limit}"
 
