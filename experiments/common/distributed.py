@@ -14,8 +14,8 @@ process that
 
 * died in a collective: at once (its connection is reset);
 * stalled in a collective, or lost its link: after `COLLECTIVE_TIMEOUT_S`;
-* died while they wait outside of a collective (at the start or at the
-  end): after `HEARTBEAT_TIMEOUT_S`;
+* died while they compile or wait outside of a collective, at the start or at
+  the end: after `HEARTBEAT_TIMEOUT_S`;
 * never started: after `INITIALIZATION_TIMEOUT_S` and a few seconds.
 
 SIGINT and SIGTERM end a process at once, and the others as if it had died. In a
@@ -47,7 +47,9 @@ from absl import flags
 from experiments.common.console import JobError, describe_failure
 
 INITIALIZATION_TIMEOUT_S = 60
-# A process that compiles or writes for longer than this is taken for dead.
+# Some processes find their programs in the compilation cache, others compile.
+COMPILATION_TIMEOUT_S = 1800
+# A process that writes or stalls for longer than this is taken for dead.
 COLLECTIVE_TIMEOUT_S = 30
 # Heartbeats come every half of this time. Even the half is longer than the time
 # of collectives, because their error can be caught, whereas a lost heartbeat
@@ -125,6 +127,24 @@ def initialize(**arguments: Any) -> None:
     heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
     shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_S,
   )
+
+
+def wait_for_processes(name: str) -> None:
+  """Waits until all processes have come this far, however long they compile.
+
+  A collective would take a process that compiles for one that stalls.
+
+  Args:
+    name: name of the place, used once in a job.
+
+  Raises:
+    JaxRuntimeError: a process did not come in `COMPILATION_TIMEOUT_S`.
+  """
+  from jax._src.distributed import global_state
+
+  if global_state.client is not None:
+    limit_ms = 1000 * COMPILATION_TIMEOUT_S
+    global_state.client.wait_at_barrier(name, timeout_in_ms=limit_ms)
 
 
 def _bind_narrowly(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from experiments.fuzz.rounds import Defect
 END_S = distributed.HEARTBEAT_TIMEOUT_S + 15
 """Seconds in which the other processes of a job end, at the latest."""
 
-_COMPILING = 0.2  # Share of the starts that compile.
+_COMPILING = 0.1  # Share of the starts that compile.
 _STARTING = 0.4  # Share of the signals that may come before a checkpoint.
 _STOPPED_S = 1.0  # Pause of a stopped job of one process.
 _END_WORDS = "ended: ", "Stopped"
@@ -121,7 +121,8 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
     ended = job.finish()
     seconds = time.monotonic() - begin
     if any(end.code for end in ended):
-      raise RuntimeError(f"the job fails by itself: {ended}")
+      text = f"the job fails by itself: {[end.said[:500] for end in ended]}"
+      raise RuntimeError(text)
     found.append(read_outcome(workdir))
   if found[0] != found[1]:
     law = "a job gives the same bits twice"

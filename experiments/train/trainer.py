@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 import jaxmotion
 from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
 from experiments.train.cases import get_exchange
@@ -162,6 +163,7 @@ class Trainer:
     if self.program is None:
       first = self._load_batch(seed, 0)
       self.program = compile_step(self._step, params, state, first)
+      wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
     def step(trained: Any, batch: Batch) -> tuple[Any, float]:
