@@ -5,7 +5,7 @@ WORKERS ?= 2
 EXTRAS ?= experiments,test
 ARGS ?=
 
-.PHONY: train test lint types codecs kernels compile-kernels hosts newest clean
+.PHONY: train test pytest lint types codecs kernels compile-kernels hosts newest clean
 
 # Train digits under six exchanges; print a table, write rows and a plot to
 # results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
@@ -13,8 +13,12 @@ train: $(VENV)/installed
 	$(RUN) -m experiments.train --json=results/train.jsonl \
 	  --plot=results/train.png $(ARGS)
 
-# Run all checks: lint, types, doctests and tests.
-test: lint types
+# Run all checks: lint, then types beside doctests and tests.
+test: lint
+	$(MAKE) --jobs=2 types pytest
+
+# Run doctests and tests.
+pytest: $(VENV)/installed
 	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 # Check format and style.

@@ -231,7 +231,7 @@ def test_local_feedback_sends_everything_in_the_end():
     y, state = step(x, state)
     sent += np.asarray(y, np.float64)
   exact = 60 * np.asarray(x, np.float64).mean(0)
-  error = jax.vmap(codec.error)(state.value[0].first)
+  error = jax.jit(jax.vmap(codec.error))(state.value[0].first)
   left = np.asarray(error, np.float64).mean(0)
   np.testing.assert_allclose(sent + left, exact, rtol=1e-4, atol=1e-4)
   assert np.abs(left).max() < 30
@@ -278,7 +278,7 @@ def test_global_feedback_gives_the_same_sum_with_its_own_memory():
   codec = codecs.feedback(codecs.topk(density=0.1), form="global")
   step = stepper(codec, x)
   y, state = step(x, None)
-  error = jax.vmap(codec.error)(state.value[0].first)
+  error = jax.jit(jax.vmap(codec.error))(state.value[0].first)
   np.testing.assert_allclose(error, np.asarray(x) - np.asarray(y), atol=1e-6)
   y, _ = local(x, None)
   np.testing.assert_allclose(y, np.asarray(x).mean(0), atol=1e-6)

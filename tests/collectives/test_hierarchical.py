@@ -239,7 +239,8 @@ def test_error_memory_is_a_shards_and_sends_everything_in_the_end():
   for _ in range(40):
     y, state = program(X, state)
     sent = jax.tree.map(lambda s, a: s + np.asarray(a, np.float64), sent, y)
-  memory = [jax.vmap(codec.error)(s.first) for s in state.value]
+  errors = jax.jit(jax.vmap(codec.error))
+  memory = [errors(s.first) for s in state.value]
   bias, kernel, odd = map(np.asarray, memory)
   assert bias.shape == (WORKERS, 5)
   assert kernel.shape == (WORKERS, 64 // DEVICES, 33)

@@ -30,8 +30,14 @@ from tests.paths import ROOT
 AT_ONCE = 10  # Seconds that a slow machine may take to notice a death.
 STALLED = 3  # Seconds that a stalled process is waited for, in these tests.
 # Enough steps to be hit between two checkpoints, and two kernels that are large
-# enough to be cut between the devices of a process.
-LONG = {"steps": 120, "checkpoint_every": 60, "hidden": 64}
+# enough to be cut between the devices of a process. Every process compiles for
+# itself: one convolution is enough.
+LONG = {
+  "steps": 120,
+  "checkpoint_every": 60,
+  "channels": (4,),
+  "hidden": 64,
+}
 LOST = "another process died, stalled or was cut off"
 ABORTED = "the JAX distributed service detected fatal errors"
 # The transport's threads report their peers in pieces, which may mix.

@@ -14,12 +14,15 @@ from jaxmotion.kernels.pack import (
 from jaxmotion.kernels.pack._cases import CASES
 from tests.kernels.triton import kernel_calls, on_gpus
 
+PACK = functools.partial(jax.jit, static_argnums=1)(reference.pack)
+PACK_FLAT = functools.partial(jax.jit, static_argnums=1)(reference.pack_flat)
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_words_and_codes_are_those_of_the_reference(case):
   bits = CASES[case].bits
   codes = jnp.asarray(CASES[case].make())
-  words = reference.pack_flat(codes, bits)
+  words = PACK_FLAT(codes, bits)
   packing = functools.partial(triton.pack_flat, bits=bits, interpret=True)
   got = jax.jit(packing)(codes)
   assert got.dtype == jnp.uint32
@@ -32,16 +35,17 @@ def test_words_and_codes_are_those_of_the_reference(case):
 
 @pytest.mark.parametrize("shape", [(2, 3), ()])
 def test_trailing_axes_are_kept(shape):
-  codes = jnp.arange(num_planes(6), dtype=jnp.uint32).reshape(
-    -1, *[1] * len(shape)
-  )
-  codes = jnp.broadcast_to(codes, (num_planes(6), *shape))
-  words = reference.pack(codes, 6)
+  codes = np.arange(num_planes(6), dtype=np.uint32)
+  codes = codes.reshape(-1, *[1] * len(shape))
+  codes = jnp.asarray(np.broadcast_to(codes, (num_planes(6), *shape)))
+  words = PACK(codes, 6)
   np.testing.assert_array_equal(
-    triton.pack(codes, bits=6, interpret=True), words
+    jax.jit(functools.partial(triton.pack, bits=6, interpret=True))(codes),
+    words,
   )
   np.testing.assert_array_equal(
-    triton.unpack(words, bits=6, interpret=True), codes
+    jax.jit(functools.partial(triton.unpack, bits=6, interpret=True))(words),
+    codes,
   )
 
 
