@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from jaxmotion.controllers._base import (
   Controller,
   check_signal,
+  check_slots,
+  check_state,
+  check_updates,
   select_groups,
 )
 from jaxmotion.controllers._history import (
@@ -15,7 +18,7 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_choice, check_int, check_number
+from jaxmotion.core import Array, check_choice, check_number
 
 
 class AwpState(NamedTuple):
@@ -91,9 +94,9 @@ class awp(Controller):
 
   def __post_init__(self) -> None:
     check_number("threshold", self.threshold, -1)
-    check_int("interval", self.interval, 1)
-    check_int("levels", self.levels, 1)
-    check_int("window", self.window, 1)
+    check_updates("interval", self.interval)
+    check_slots("levels", self.levels)
+    check_slots("window", self.window)
     check_choice("counter", self.counter, ("cumulative", "consecutive"))
     check_choice("reference", self.reference, ("previous", "last_reset"))
 
@@ -124,7 +127,7 @@ class awp(Controller):
       signal: float32[groups], norms of the weights after the step.
       state: what `init` or the last `update` returned.
     """
-    groups = state.counter.shape[0]
+    groups = check_state(state, AwpState).counter.shape[0]
     norm = check_signal("signal", signal, groups)
     ok = jnp.isfinite(norm)
     norms = jnp.concatenate([norm[:, None], state.norms[:, :-1]], axis=1)

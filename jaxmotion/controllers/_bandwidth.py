@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from jaxmotion.controllers._base import (
   Controller,
   check_signal,
+  check_slots,
+  check_state,
+  check_updates,
   select_groups,
 )
 from jaxmotion.controllers._history import (
@@ -15,7 +18,13 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_int, check_number
+from jaxmotion.core import (
+  Array,
+  check_instance,
+  check_int,
+  check_number,
+  check_sequence,
+)
 
 
 class Times(NamedTuple):
@@ -96,9 +105,10 @@ class bandwidth(Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "level_bytes", tuple(self.level_bytes))
-    for count in self.level_bytes:
-      check_int("level_bytes", count, 1)
+    level_bytes = check_sequence("level_bytes", self.level_bytes, "integers")
+    object.__setattr__(self, "level_bytes", level_bytes)
+    for i, count in enumerate(level_bytes):
+      check_int(f"level_bytes[{i}]", count, 1, 1 << 62)
     if not self.level_bytes or list(self.level_bytes) != sorted(
       set(self.level_bytes)
     ):
@@ -107,8 +117,8 @@ class bandwidth(Controller):
       )
     check_number("decay", self.decay, 0, 1, open_high=True)
     check_number("margin", self.margin, 0, 1, open_low=True)
-    check_int("patience", self.patience, 1)
-    check_int("history_size", self.history_size, 1)
+    check_updates("patience", self.patience)
+    check_slots("history_size", self.history_size)
 
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state before training, at level 0.
@@ -116,6 +126,7 @@ class bandwidth(Controller):
     Args:
       signal: times, of which only the number of groups is read.
     """
+    _check_times(signal)
     groups = check_signal("signal.transfer", signal.transfer).shape[0]
     # Arrays of their own: a step that donates the state donates each once.
     return BandwidthState(
@@ -133,7 +144,8 @@ class bandwidth(Controller):
       signal: times of the step.
       state: what `init` or the last `update` returned.
     """
-    groups = state.measured.shape[0]
+    _check_times(signal)
+    groups = check_state(state, BandwidthState).measured.shape[0]
     transfer = check_signal("signal.transfer", signal.transfer, groups)
     compute = check_signal("signal.compute", signal.compute, groups)
     low, high = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
@@ -167,3 +179,7 @@ class bandwidth(Controller):
       streak=jnp.where(rises, 0, streak),
     )
     return BandwidthState(new.history, *select_groups(ok, new[1:], state[1:]))
+
+
+def _check_times(signal: Times) -> None:
+  check_instance("signal", signal, Times, "the Times of a step")

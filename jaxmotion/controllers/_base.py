@@ -6,7 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, shape_string
+from jaxmotion.controllers._history import History
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  check_instance,
+  check_int,
+  shape_string,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class Controller:
     Args:
       state: what `init` or `update` returned.
     """
-    level: Array = state.history.level
+    level: Array = check_state(state).history.level
     return level
 
 
@@ -56,14 +63,68 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
     name: the argument's name, for the message.
     signal: what the caller gave.
     groups: number of groups, or None if any number will do.
+
+  Raises:
+    TypeError: it is no array of numbers.
+    ValueError: it has another shape.
   """
-  signal = jnp.asarray(signal)
-  if signal.ndim != 1 or groups not in (None, signal.shape[0]):
+  try:
+    signal = jnp.asarray(signal)
+  except (OverflowError, TypeError, ValueError):
+    raise TypeError(
+      f"`{name}` must be an array of numbers, got {signal!r:.200}."
+    ) from None
+  if not _is_number(signal):
+    raise TypeError(
+      f"`{name}` must be an array of numbers, got {shape_string(signal)}."
+    )
+  if signal.ndim != 1 or not signal.size or groups not in (None, signal.size):
     span = "groups" if groups is None else str(groups)
     raise ValueError(
       f"`{name}` must be float32[{span}], got {shape_string(signal)}."
     )
   return signal.astype(jnp.float32)
+
+
+def _is_number(x: Array) -> bool:
+  kinds = (jnp.floating, jnp.integer)
+  return any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
+
+
+def check_state(state: Any, kind: type[Any] = tuple) -> Any:
+  """Returns a controller's state; raises unless it is one.
+
+  Args:
+    state: what the caller gave.
+    kind: NamedTuple of the controller's states.
+
+  Raises:
+    TypeError: it is something else.
+    ValueError: its arrays do not have the shapes of one.
+  """
+  source = "what `init` or the last `update` returned"
+  check_instance("state", state, kind, source)
+  check_instance("state", getattr(state, "history", None), History, source)
+  shape = jnp.shape(state.history.levels)
+  of_groups = jax.tree.leaves(state._replace(history=state.history[1:]))
+  if (
+    len(shape) != 2
+    or jnp.shape(state.history.steps) != shape
+    or any(jnp.shape(x)[:1] != shape[:1] for x in of_groups)
+  ):
+    shapes = jax.tree.map(jnp.shape, tuple(state))
+    raise ValueError(f"`state` must be {source}, got shapes {shapes}.")
+  return state
+
+
+def check_slots(name: str, value: Any) -> None:
+  """Raises unless `value` is a number of slots that fits into memory."""
+  check_int(name, value, 1, 1 << 20)
+
+
+def check_updates(name: str, value: Any) -> None:
+  """Raises unless `value` is a number of updates that int32 counts."""
+  check_int(name, value, 1, jnp.iinfo(jnp.int32).max)
 
 
 def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from jaxmotion.controllers._base import (
   Controller,
   check_signal,
+  check_slots,
+  check_state,
+  check_updates,
   select_groups,
 )
 from jaxmotion.controllers._history import (
@@ -15,12 +18,13 @@ from jaxmotion.controllers._history import (
   advance_history,
   start_history,
 )
-from jaxmotion.core import Array, check_int, check_number
+from jaxmotion.core import Array, check_number
 
 # Smallest error assumed: half a unit in the last place of float32, relative to
 # the element. A lossless level measures zero, which would predict zero for the
 # level below.
 _MIN_ERROR = 2.0**-24
+_MAX_GROWTH = 2.0**64  # All bits of a level; float32 holds its product.
 
 
 class ErrorBudgetState(NamedTuple):
@@ -83,10 +87,10 @@ class error_budget(Controller):
 
   def __post_init__(self) -> None:
     check_number("budget", self.budget, 0)
-    check_int("levels", self.levels, 1)
-    check_number("growth", self.growth, 1)
-    check_int("patience", self.patience, 1)
-    check_int("history_size", self.history_size, 1)
+    check_slots("levels", self.levels)
+    check_number("growth", self.growth, 1, _MAX_GROWTH)
+    check_updates("patience", self.patience)
+    check_slots("history_size", self.history_size)
 
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state before training, at the highest level.
@@ -107,6 +111,7 @@ class error_budget(Controller):
       signal: float32[groups], errors measured at the present levels.
       state: what `init` or the last `update` returned.
     """
+    check_state(state, ErrorBudgetState)
     error = check_signal("signal", signal, state.streak.shape[0])
     ok = jnp.isfinite(error)
     now = state.history.level

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.controllers._base import Controller
+from jaxmotion.controllers._base import Controller, check_state
 from jaxmotion.controllers._history import (
   History,
   advance_history,
   start_history,
 )
-from jaxmotion.core import PyTree, check_int
+from jaxmotion.core import PyTree, check_arrays, check_int
 
 
 class FixedState(NamedTuple):
@@ -47,7 +47,7 @@ class fixed(Controller):
   at: int
 
   def __post_init__(self) -> None:
-    check_int("at", self.at, 0)
+    check_int("at", self.at, 0, jnp.iinfo(jnp.int32).max)
 
   def init(self, signal: PyTree) -> FixedState:
     """Returns the state of the one level.
@@ -55,9 +55,14 @@ class fixed(Controller):
     Args:
       signal: pytree of float32[groups], of which only the shape is read.
     """
-    return FixedState(
-      start_history(jax.tree.leaves(signal)[0].shape[0], self.at, 1)
-    )
+    check_arrays("signal", signal)
+    shapes = {jnp.shape(x) for x in jax.tree.leaves(signal)}
+    if len(shapes) != 1 or len(min(shapes)) != 1:
+      raise ValueError(
+        f"`signal` must be arrays float32[groups], got shapes {sorted(shapes)}."
+      )
+    ((groups,),) = shapes
+    return FixedState(start_history(groups, self.at, 1))
 
   def update(self, signal: PyTree, state: FixedState) -> FixedState:
     """Returns the state after a step, at the same level.
@@ -67,7 +72,7 @@ class fixed(Controller):
       state: what `init` or the last `update` returned.
     """
     del signal
-    level = state.history.level
+    level = check_state(state, FixedState).history.level
     return FixedState(
       advance_history(state.history, level, jnp.full_like(level, True, bool))
     )

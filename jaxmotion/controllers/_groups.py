@@ -7,7 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PathRules, PyTree, named_leaves
+from jaxmotion.core import (
+  Array,
+  PathRules,
+  PyTree,
+  check_arrays,
+  check_instance,
+  check_int,
+  check_sequence,
+  check_text,
+  named_leaves,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +32,24 @@ class Groups:
 
   names: tuple[str, ...]
   of_leaf: tuple[int | None, ...]
+
+  def __post_init__(self) -> None:
+    names = check_sequence("names", self.names, "strings")
+    of_leaf = check_sequence("of_leaf", self.of_leaf, "integers and None")
+    for i, name in enumerate(names):
+      check_text(f"names[{i}]", name)
+    for i, group in enumerate(of_leaf):
+      if group is not None:
+        check_int(f"of_leaf[{i}]", group, 0, len(names) - 1)
+    if not names or len(set(names)) < len(names):
+      raise ValueError(f"`names` must be at least one, each once, got {names}.")
+    if len(set(of_leaf) - {None}) < len(names):
+      raise ValueError(
+        f"`of_leaf` must have a leaf of each of the {len(names)} groups, got"
+        f" {of_leaf}."
+      )
+    object.__setattr__(self, "names", names)
+    object.__setattr__(self, "of_leaf", of_leaf)
 
   def split(self, tree: PyTree) -> list[list[Any]]:
     """Returns the leaves of every group.
@@ -45,7 +73,17 @@ class Groups:
       parts: the leaves of every group.
       tree: pytree of the same structure; it has the leaves of no group.
     """
-    remaining = [iter(part) for part in parts]
+    wanted = [self.of_leaf.count(group) for group in range(len(self.names))]
+    given = [
+      check_sequence(f"parts[{i}]", part, "leaves")
+      for i, part in enumerate(check_sequence("parts", parts, "lists"))
+    ]
+    if [len(part) for part in given] != wanted:
+      raise ValueError(
+        f"`parts` must have {wanted} leaves by group, got"
+        f" {[len(part) for part in given]}."
+      )
+    remaining = [iter(part) for part in given]
     leaves = [
       leaf if group is None else next(remaining[group])
       for leaf, group in zip(
@@ -54,11 +92,11 @@ class Groups:
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
-  def _check_leaves(self, tree: PyTree) -> list[Any]:
+  def _check_leaves(self, tree: PyTree, name: str = "tree") -> list[Any]:
     leaves = jax.tree.leaves(tree)
     if len(leaves) != len(self.of_leaf):
       raise ValueError(
-        f"`tree` must have the {len(self.of_leaf)} leaves that were grouped, "
+        f"`{name}` must have the {len(self.of_leaf)} leaves that were grouped, "
         f"got {len(leaves)}."
       )
     return leaves
@@ -90,7 +128,9 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
     >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
     Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
   """
-  path_rules = PathRules(rules, value="name")
+  check_arrays("params", params)
+  pairs = check_sequence("rules", rules, "pairs of a pattern and a name")
+  path_rules = PathRules(pairs, value="name")
   paths = [path for path, _ in named_leaves(params)]
   path_rules.require_use(paths)
   names: dict[str, int] = {}
@@ -124,6 +164,9 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
     >>> group_norms(params, group_by(params, [("(.*)", r"\1")])).tolist()
     [5.0, 2.0]
   """
+  check_instance("groups", groups, Groups, "what `group_by` returned")
+  check_arrays("params", params)
+  groups._check_leaves(params, "params")
   totals = [
     sum(_sum_squares(leaf) for leaf in leaves)
     for leaves in groups.split(params)
@@ -132,4 +175,4 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
 
 
 def _sum_squares(x: Array) -> Array:
-  return jnp.sum(jnp.square(x.astype(jnp.float32)))
+  return jnp.sum(jnp.square(jnp.asarray(x, jnp.float32)))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, check_instance
 
 
 class History(NamedTuple):
@@ -116,6 +116,7 @@ def level_changes(history: History) -> list[LevelChange]:
     >>> [tuple(change) for change in level_changes(state.history)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
+  check_instance("history", history, History, "the history of a state")
   steps, levels = np.asarray(history.steps), np.asarray(history.levels)
   found = [
     LevelChange(int(steps[g, i]), int(g), int(levels[g, i]))

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxmotion.core import PyTree, check_int
+from jaxmotion.core import PyTree, check_arrays, check_int
+from jaxmotion.hetero._shares import as_integers
+
+_MOST = np.iinfo(np.int32).max
 
 
 def assign_microbatches(
@@ -47,7 +50,8 @@ def assign_microbatches(
     >>> valid.sum(axis=(1, 2)).tolist()
     [0, 4, 1]
   """
-  check_int("microbatch", microbatch, 1)
+  check_int("microbatch", microbatch, 1, _MOST)
+  check_arrays("batch", batch)
   lengths = {np.shape(a)[:1] for a in jax.tree.leaves(batch)}
   if len(lengths) != 1 or () in lengths:
     raise ValueError(
@@ -86,12 +90,11 @@ def check_counts(
     max_microbatches: number of microbatches that a worker's buffer holds.
     workers: number of workers, or None if any number will do.
   """
-  check_int("max_microbatches", max_microbatches, 1)
-  count = np.asarray(counts)
+  check_int("max_microbatches", max_microbatches, 1, _MOST)
+  count = as_integers(counts)
   if (
     count.ndim != 1
     or workers not in (None, len(count))
-    or not np.issubdtype(count.dtype, np.integer)
     or (count < 0).any()
     or (count > max_microbatches).any()
   ):

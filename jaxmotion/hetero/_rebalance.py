@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.core import check_int, check_number
-from jaxmotion.hetero._shares import integer_shares, makespan_s
+from jaxmotion.core import check_instance, check_int, check_number
+from jaxmotion.hetero._shares import as_float64, integer_shares, makespan_s
 
 
 class RebalanceState(NamedTuple):
@@ -88,10 +88,10 @@ class rebalance:
   window: int = 5
 
   def __post_init__(self) -> None:
-    check_int("workers", self.workers, 1)
-    check_int("total", self.total, 1)
+    check_int("workers", self.workers, 1, 1 << 20)
+    check_int("total", self.total, 1, 1 << 30)
     check_number("min_gain", self.min_gain, 0, 1, open_low=True)
-    check_int("window", self.window, 1)
+    check_int("window", self.window, 1, 1 << 20)
     # Raises if caps, fixed times or the minimum do not allow any split.
     self._split_work((1.0,) * self.workers)
 
@@ -119,13 +119,15 @@ class rebalance:
     Raises:
       ValueError: `seconds` has another length than `workers`.
     """
-    if len(seconds) != self.workers:
+    elapsed_s = as_float64(seconds)
+    if elapsed_s.shape != (self.workers,):
       raise ValueError(
-        f"`seconds` must be {self.workers} times, got {tuple(seconds)}."
+        f"`seconds` must be {self.workers} times, got {seconds!r}."
       )
+    self._check_state(state)
     microbatch_s, skipped = list(state.microbatch_s), state.skipped
     fixed_s = np.broadcast_to(self.fixed_s, self.workers).tolist()
-    for i, (n, s) in enumerate(zip(state.counts, seconds, strict=True)):
+    for i, (n, s) in enumerate(zip(state.counts, elapsed_s, strict=True)):
       elapsed = float(s) - fixed_s[i]
       if n and math.isfinite(elapsed) and elapsed > 0:
         microbatch_s[i] = (*microbatch_s[i], elapsed / n)[-self.window :]
@@ -141,9 +143,17 @@ class rebalance:
     Args:
       state: what `init` or `update` returned.
     """
+    self._check_state(state)
     return tuple(
       1 / statistics.median(t) if t else 0.0 for t in state.microbatch_s
     )
+
+  def _check_state(self, state: RebalanceState) -> None:
+    source = "what `init` or the last `update` returned"
+    check_instance("state", state, RebalanceState, source)
+    for field in (state.counts, state.microbatch_s):
+      if not isinstance(field, tuple) or len(field) != self.workers:
+        raise ValueError(f"`state` must be {source}, got {state!r:.300}.")
 
   def _change_counts(self, state: RebalanceState) -> RebalanceState:
     """Returns the state with the best counts, if they gain enough."""
@@ -166,9 +176,9 @@ class rebalance:
   def _split_work(
     self, speeds: Sequence[float], caps: tuple[int, ...] | None = None
   ) -> tuple[int, ...]:
-    if len(speeds) != self.workers:
+    if as_float64(speeds).shape != (self.workers,):
       raise ValueError(
-        f"`speeds` must be {self.workers} numbers, got {tuple(speeds)}."
+        f"`speeds` must be {self.workers} numbers, got {speeds!r}."
       )
     return integer_shares(
       self.total,

@@ -157,7 +157,7 @@ def makespan_s(
     14.0
   """
   v, a = _check_speeds(speeds, fixed_s)
-  n = np.asarray(counts, np.float64)
+  n = as_float64(counts)
   if n.shape != v.shape or not (np.isfinite(n) & (n >= 0)).all():
     raise ValueError(
       f"`counts` must be {len(v)} numbers of at least 0, got {counts}."
@@ -189,8 +189,7 @@ def fit_speed(
     >>> round(speed, 6), round(fixed_s, 6)
     (2.0, 0.1)
   """
-  n = np.asarray(counts, np.float64)
-  t = np.asarray(seconds, np.float64)
+  n, t = as_float64(counts), as_float64(seconds)
   if n.ndim != 1 or n.shape != t.shape or len(np.unique(n)) < 2:
     raise ValueError(
       "`counts` must be at least two that differ, one for each of `seconds`,"
@@ -222,9 +221,8 @@ def _check_work(
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))
-  cap = np.asarray(caps)
-  is_integer = np.issubdtype(cap.dtype, np.integer)
-  if cap.shape != v.shape or not is_integer or (cap < 0).any():
+  cap = as_integers(caps)
+  if cap.shape != v.shape or (cap < 0).any():
     raise ValueError(
       f"`caps` must be {len(v)} integers of at least 0, got {caps}."
     )
@@ -240,13 +238,13 @@ def _check_speeds(
   speeds: Sequence[float], fixed_s: PerWorkerSeconds
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns speeds and fixed times as float64[workers], checked."""
-  v = _as_float64(speeds)
+  v = as_float64(speeds)
   if v.ndim != 1 or not v.size or not (np.isfinite(v) & (v > 0)).all():
     raise ValueError(
       "`speeds` must be positive, one for each worker (give a worker without"
       f" work a cap of 0), got {speeds}."
     )
-  a = _as_float64(fixed_s)
+  a = as_float64(fixed_s)
   if a.shape not in ((), v.shape) or not (np.isfinite(a) & (a >= 0)).all():
     raise ValueError(
       f"`fixed_s` must be seconds of at least 0, one or {len(v)} of them, got"
@@ -255,9 +253,31 @@ def _check_speeds(
   return v, np.broadcast_to(a, v.shape)
 
 
-def _as_float64(values: Any) -> np.ndarray:
-  """Returns float64 numbers, or NaN (which no check passes) for no numbers."""
+def as_float64(values: Any) -> np.ndarray:
+  """Returns float64 numbers, or NaN (which no check passes) for no numbers.
+
+  Args:
+    values: what the caller gave; a traced array is no numbers.
+  """
   try:
-    return np.asarray(values, np.float64)
-  except (TypeError, ValueError):
-    return np.asarray(math.nan)
+    array = np.asarray(values)
+    if array.dtype != bool:
+      return array.astype(np.float64)
+  except (OverflowError, TypeError, ValueError):
+    pass
+  return np.asarray(math.nan)
+
+
+def as_integers(values: Any) -> np.ndarray:
+  """Returns int64 integers, or -1 (which no check passes) for none.
+
+  Args:
+    values: what the caller gave; a traced array is no integers.
+  """
+  try:
+    array = np.asarray(values)
+  except (OverflowError, TypeError, ValueError):
+    return np.asarray(-1)
+  if not np.issubdtype(array.dtype, np.integer):
+    return np.asarray(-1)
+  return array.astype(np.int64)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +21,12 @@ from jaxmotion.core import (
   StepsInFlight,
   axis_names,
   axis_size,
+  check_arrays,
   check_bool,
   check_buffers,
+  check_callable,
   check_float,
+  check_instance,
   named_leaves,
   pack_worker,
   state_specs,
@@ -173,12 +176,18 @@ def uneven_data_parallel(
     Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
     computing optimization for scalable deep neural networks*, 2022 (HetGrad).
   """
+  check_callable("loss_fn", loss_fn)
+  noun = "an optax transformation"
+  check_instance("tx", tx, optax.GradientTransformation, noun)
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_bool("stateful", stateful)
   check_bool("donate", donate)
   donated, donate_argnums = (("state",), (0,)) if donate else ((), ())
   in_flight = StepsInFlight(mesh)
   init_params, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
+  made: set[Any] = set()  # Structures and shapes of the states of `init`.
 
   def init(params: PyTree, stats: PyTree = None) -> UnevenState:
     if stateful != (stats is not None):
@@ -186,8 +195,11 @@ def uneven_data_parallel(
         "`stats` must be given if `stateful` and only then, got"
         f" {'none' if stats is None else 'some'} for {stateful}."
       )
+    check_arrays("params", params)
     params, opt_state = init_params(params)
-    return UnevenState(params, opt_state, _replicate_stats(stats, mesh))
+    state = UnevenState(params, opt_state, _replicate_stats(stats, mesh))
+    made.add(_list_shapes(state))
+    return state
 
   def sum_microbatches(
     model: _Model, batch: PyTree, counts: Array
@@ -223,6 +235,7 @@ def uneven_data_parallel(
   def checked_work(
     state: UnevenState, batch: PyTree, counts: Sequence[int]
   ) -> PerWorker:
+    _check_state(state, made)
     checked = _check_batch(batch, counts, workers)
     check_buffers({"state": state, "batch": batch})
     return jitted_work(_get_model(state), batch, checked)
@@ -236,6 +249,8 @@ def uneven_data_parallel(
       raise ValueError(
         f"`seconds` must be float32[{workers}], got {seconds!r}."
       )
+    _check_state(state, made)
+    check_instance("work", work, PerWorker, "what `work` returned")
     args = {"state": state, "work": work, "seconds": seconds}
     check_buffers(args | extra_args, donated)
     in_flight.wait(state)
@@ -246,6 +261,7 @@ def uneven_data_parallel(
   def checked_step(
     state: UnevenState, batch: PyTree, counts: Sequence[int], **extra_args: Any
   ) -> tuple[UnevenState, Metrics]:
+    _check_state(state, made)
     checked = _check_batch(batch, counts, workers)
     check_buffers({"state": state, "batch": batch} | extra_args, donated)
     in_flight.wait(state)
@@ -254,6 +270,26 @@ def uneven_data_parallel(
     return state, metrics
 
   return UnevenStep(init, checked_work, checked_update, checked_step)
+
+
+def _check_state(state: UnevenState, made: Collection[Any]) -> None:
+  """Raises unless a state has the shapes of one that `init` made.
+
+  Args:
+    state: what the caller gave.
+    made: structures and shapes of states, if `init` has made any: a restored
+      state may be the first one.
+  """
+  source = "the UnevenState that `init` or the last step returned"
+  check_instance("state", state, UnevenState, source)
+  found = _list_shapes(state)
+  if made and found not in made:
+    raise ValueError(f"`state` must be {source}, got shapes {found[1]}.")
+
+
+def _list_shapes(tree: PyTree) -> tuple[Any, tuple[Any, ...]]:
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, tuple(map(jnp.shape, leaves))
 
 
 def _replicate_stats(stats: PyTree, mesh: Mesh) -> PyTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jaxmotion.core import check_number
@@ -46,13 +47,14 @@ def check_platform(platform: Any) -> None:
     )
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any, most: float = math.inf) -> None:
   """Raises unless `value` is a positive, finite number.
 
   Args:
     name: the argument's name, for the message.
     value: what the caller gave. A NumPy float64 is allowed: measured times
       are often medians of arrays.
+    most: greatest number allowed.
 
   Raises:
     TypeError: not a number.
@@ -64,4 +66,4 @@ def check_positive(name: str, value: Any) -> None:
   ValueError: `step_s` must be a number in (0, inf), got 0.0.
   """
   value = float(value) if isinstance(value, float) else value
-  check_number(name, value, 0, open_low=True)
+  check_number(name, value, 0, most, open_low=True)

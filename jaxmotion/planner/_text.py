@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxmotion.codecs import Codec
+from jaxmotion.core import check_instance
 
 
 def format_codec(codec: Codec) -> str:
@@ -19,6 +20,7 @@ def format_codec(codec: Codec) -> str:
     >>> format_codec(codecs.feedback(codecs.uniform(bits=4)))
     'feedback(uniform(bits=4))'
   """
+  check_instance("codec", codec, Codec, "a codec")
   return _format_value(codec)
 
 

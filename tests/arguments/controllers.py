@@ -6,6 +6,7 @@ import numpy as np
 from jaxmotion import controllers
 from jaxmotion.controllers import Times
 from tests.arguments.calls import Call, Lazy
+from tests.arguments.wrong_values import WRONG
 
 SIGNAL = np.ones(3, np.float32)
 TIMES = Times(SIGNAL, SIGNAL)
@@ -54,44 +55,18 @@ for _name, (_controller, _signal) in TABLE.items():
     ),
   }
 UNCALLED = {"controllers.Controller*": "abstract: every controller defines it"}
-ACCEPTED = {}
-KNOWN_BAD = {
-  ("controllers.awp", "threshold"),
-  ("controllers.awp", "interval"),
-  ("controllers.awp", "levels"),
-  ("controllers.awp", "window"),
-  ("controllers.bandwidth", "level_bytes"),
-  ("controllers.bandwidth", "decay"),
-  ("controllers.bandwidth", "patience"),
-  ("controllers.bandwidth", "history_size"),
-  ("controllers.error_budget", "budget"),
-  ("controllers.error_budget", "levels"),
-  ("controllers.error_budget", "growth"),
-  ("controllers.error_budget", "patience"),
-  ("controllers.error_budget", "history_size"),
-  ("controllers.fixed", "at"),
-  ("controllers.Groups", "names"),
-  ("controllers.Groups", "of_leaf"),
-  ("controllers.Groups.merge", "parts"),
-  ("controllers.group_by", "params"),
-  ("controllers.group_by", "rules"),
-  ("controllers.group_norms", "params"),
-  ("controllers.group_norms", "groups"),
-  ("controllers.level_changes", "history"),
-  ("controllers.awp.init", "signal"),
-  ("controllers.awp.update", "signal"),
-  ("controllers.awp.update", "state"),
-  ("controllers.awp.level", "state"),
-  ("controllers.bandwidth.init", "signal"),
-  ("controllers.bandwidth.update", "signal"),
-  ("controllers.bandwidth.update", "state"),
-  ("controllers.bandwidth.level", "state"),
-  ("controllers.error_budget.init", "signal"),
-  ("controllers.error_budget.update", "signal"),
-  ("controllers.error_budget.update", "state"),
-  ("controllers.error_budget.level", "state"),
-  ("controllers.fixed.init", "signal"),
-  ("controllers.fixed.update", "signal"),
-  ("controllers.fixed.update", "state"),
-  ("controllers.fixed.level", "state"),
+ACCEPTED = {
+  ("controllers.awp", "threshold"): {
+    "minus_one": "no norm falls by more: the level never rises",
+    "zero": "every fall counts",
+    "huge": "every update counts",
+  },
+  ("controllers.bandwidth", "decay"): {"zero": "the past has no weight"},
+  ("controllers.error_budget", "budget"): {
+    "zero": "no error is allowed",
+    "huge": "every error is allowed",
+  },
+  ("controllers.fixed", "at"): {"zero": "the lowest level"},
+  ("controllers.fixed.update", "signal"): dict.fromkeys(WRONG, "it is ignored"),
 }
+KNOWN_BAD = set()

@@ -44,25 +44,7 @@ UNCALLED = {
   "planner.MemoryPlan*": _RECORD,
   "planner.BudgetTooSmallError": _RECORD,
 }
-ACCEPTED = {}
-KNOWN_BAD = {
-  ("planner.advise", "accuracy_budget"),
-  ("planner.advise", "gradients"),
-  ("planner.advise", "candidates"),
-  ("planner.advise", "bucket_bytes"),
-  ("planner.advise", "while_trips"),
-  ("planner.advise", "params"),
-  ("planner.advise", "overlap"),
-  ("planner.replan", "plan"),
-  ("planner.replan", "compute_s"),
-  ("planner.replan", "coding_s"),
-  ("planner.replan", "link_s"),
-  ("planner.format_codec", "codec"),
-  ("planner.fit_memory", "fn"),
-  ("planner.fit_memory", "params"),
-  ("planner.fit_memory", "budget_bytes"),
-  ("planner.fit_memory", "options"),
-  ("planner.fit_memory", "measure_memory"),
-  ("planner.program_memory_bytes", "fn"),
-  ("planner.program_memory_bytes", "args"),
+ACCEPTED = {
+  ("planner.advise", "accuracy_budget"): {"zero": "nothing may be lost"},
 }
+KNOWN_BAD: set[tuple[str, str]] = set()

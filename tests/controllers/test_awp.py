@@ -214,8 +214,8 @@ def test_the_presets_have_the_papers_constants():
   [
     ({"threshold": "-1"}, TypeError, r"`threshold` must be a number in \[-1,"),
     ({"threshold": -2.0}, ValueError, r"`threshold` .* got -2.0"),
-    ({"interval": 0}, ValueError, r"`interval` must be an integer >= 1"),
-    ({"levels": 0}, ValueError, r"`levels` must be an integer >= 1"),
+    ({"interval": 0}, ValueError, r"`interval` must be an integer in \[1, "),
+    ({"levels": 0}, ValueError, r"`levels` must be an integer in \[1, "),
     ({"window": 1.5}, TypeError, r"`window` must be an integer"),
     ({"counter": "c"}, ValueError, r"`counter` must be one of 'cumulative'"),
     ({"reference": "r"}, ValueError, r"`reference` must be one of 'previous'"),

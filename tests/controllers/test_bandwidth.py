@@ -63,7 +63,7 @@ def test_negative_times_are_skipped():
   [
     ({"level_bytes": ()}, ValueError, r"`level_bytes` must rise .* got \(\)"),
     ({"level_bytes": (2, 2)}, ValueError, r"`level_bytes` must rise"),
-    ({"level_bytes": (1.5,)}, TypeError, r"`level_bytes` must be an integer"),
+    ({"level_bytes": (1.5,)}, TypeError, r"`level_bytes.*` must be an integer"),
     ({"decay": 1.0}, ValueError, r"`decay` must be a number in \[0, 1\)"),
     ({"margin": 1.1}, ValueError, r"`margin` must be a number in \(0, 1\]"),
   ],

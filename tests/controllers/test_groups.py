@@ -97,5 +97,7 @@ def test_bad_rules_are_named(rules, message):
 
 def test_another_tree_is_refused():
   groups = group_by(PARAMS, BLOCKS)
-  with pytest.raises(ValueError, match="`tree` must have the 10 leaves"):
+  with pytest.raises(
+    ValueError, match="`(params|tree)` must have the 10 leaves"
+  ):
     group_norms({"a": jnp.zeros(2)}, groups)

@@ -20,9 +20,14 @@ from jaxmotion.codecs import (
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import (
   PyTree,
+  check_arrays,
+  check_bool,
+  check_callable,
   check_choice,
+  check_instance,
   check_int,
   check_number,
+  check_sequence,
   named_leaves,
   shape_string,
 )
@@ -143,6 +148,15 @@ def advise(
   check_platform(platform)
   check_batch(batch)
   check_number("accuracy_budget", accuracy_budget, 0, 1)
+  check_bool("overlap", overlap)
+  if not isinstance(loss_fn, StepCost):
+    check_callable("loss_fn", loss_fn)
+  check_arrays("params", params)
+  if gradients is not None:
+    check_arrays("gradients", gradients)
+  if optimizer is not None:
+    noun = "an optax transformation or None"
+    check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
   mesh_axis = _check_axes(platform, mesh_axis, local_axis)
   collective_traffic(  # Raises if the algorithm is unknown.
     "all_reduce", 0.0, 1, algorithm=algorithm
@@ -151,7 +165,7 @@ def advise(
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
   if bucket_bytes is not None:
-    check_int("bucket_bytes", bucket_bytes, 1)
+    check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
   if isinstance(loss_fn, StepCost):
     _check_traced_step(loss_fn, params, batch)
     step_cost = loss_fn
@@ -202,6 +216,7 @@ def _check_axes(
 
 def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
+  candidates = check_sequence("candidates", candidates, "codecs")
   for i, codec in enumerate(candidates):
     check_codec(f"candidates[{i}]", codec)
   return tuple(dict.fromkeys((identity(), *candidates)))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxmotion.core import check_instance
 from jaxmotion.planner._checks import check_positive
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._prices import TensorCosts
@@ -19,6 +20,8 @@ from jaxmotion.planner.exchange._scale_platform import (
 )
 from jaxmotion.planner.exchange._solve import solve_exchange
 from jaxmotion.planner.exchange._table import StepTable, make_table
+
+_MOST_S = 1e6  # Seconds that a part of a step may take: eleven days.
 
 
 def replan(
@@ -65,6 +68,7 @@ def replan(
     >>> new.rate > old.rate
     True
   """
+  check_instance("plan", plan, ExchangePlan, "what `advise` returned")
   given = dict(
     compute_s=compute_s, coding_s=coding_s, link_s=link_s, step_s=step_s
   )
@@ -95,7 +99,7 @@ def _check_measurements(given: Mapping[str, float | None]) -> None:
   if not measured:
     raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
   for name, value in measured.items():
-    check_positive(name, value)
+    check_positive(name, value, _MOST_S)
   if "link_s" in measured and "step_s" in measured:
     raise ValueError(
       "`step_s` must be None where `link_s` is given, got "

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import PyTree, shape_string
+from jaxmotion.core import (
+  PyTree,
+  check_arrays,
+  check_callable,
+  check_sequence,
+  shape_string,
+)
 from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
 from jaxmotion.planner._checks import (
@@ -24,6 +30,7 @@ from jaxmotion.planner.residuals._plan import MemoryPlan
 from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
 from jaxmotion.program import program_memory
 
+_MOST_BYTES = 1e18
 OPTIONS = (offload(), recompute())
 
 
@@ -43,6 +50,8 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
+  check_callable("fn", fn)
+  check_arrays("args", args)
   return program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
 
 
@@ -125,14 +134,18 @@ def fit_memory(
   """
   check_platform(platform)
   check_batch(batch)
-  check_positive("budget_bytes", budget_bytes)
-  _check_options(options)
+  check_callable("fn", fn)
+  check_arrays("params", params)
+  check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
+  if measure_memory is not None:
+    check_callable("measure_memory", measure_memory)
+  options = _check_options(options)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args)
   missing_host = _explain_missing_host(platform, measure_memory)
   notes: tuple[str, ...] = ()
   if missing_host and any(isinstance(o, offload) for o in options):
-    options = [o for o in options if not isinstance(o, offload)]
+    options = tuple(o for o in options if not isinstance(o, offload))
     notes = (f"Nothing is offloaded: {missing_host}.",)
   keep_actions = [
     o for o in options if not (o is None or isinstance(o, recompute))
@@ -162,7 +175,8 @@ def _explain_missing_host(
   return ""
 
 
-def _check_options(options: Sequence[Action]) -> None:
+def _check_options(options: Sequence[Action]) -> tuple[Action, ...]:
+  options = check_sequence("options", options, "actions")
   for i, option in enumerate(options):
     if not (option is None or isinstance(option, Codec | offload | recompute)):
       raise TypeError(
@@ -172,6 +186,7 @@ def _check_options(options: Sequence[Action]) -> None:
     codec: Any = option.codec if isinstance(option, offload) else option
     if isinstance(codec, Codec):
       check_codec(f"options[{i}]", codec, stateless=True)
+  return options
 
 
 def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:
