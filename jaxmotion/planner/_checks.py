@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from jaxmotion.core import check_number
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import check_arrays, check_callable, check_number
 from jaxmotion.perfmodel import Platform
 
 
@@ -45,6 +49,40 @@ def check_platform(platform: Any) -> None:
       f"`platform` must be a perfmodel.Platform, got {platform!r}: see "
       "perfmodel.builtin_platform and perfmodel.load_platform."
     )
+
+
+def check_call(
+  names: tuple[str, str, str],
+  fn: Callable[..., Any],
+  params: Any,
+  batch: tuple[Any, ...],
+) -> None:
+  """Raises unless a function can be traced with its arguments.
+
+  Args:
+    names: names of the function and of its arguments, for the message.
+    fn: function `fn(params, *batch)`.
+    params: pytree of arrays or ShapeDtypeStructs.
+    batch: the arguments after the parameters.
+
+  Raises:
+    TypeError, ValueError: the function raises one. Errors of other classes
+      pass: a function that JAX cannot trace says so itself.
+  """
+  name, params_name, batch_name = names
+  check_callable(name, fn)
+  check_arrays(params_name, params)
+  check_arrays(batch_name, batch)
+  try:
+    jax.eval_shape(fn, params, *batch)
+  except (TypeError, ValueError) as error:
+    if type(error) not in (TypeError, ValueError):
+      raise
+    shapes = jax.tree.map(jnp.shape, (params, *batch))
+    raise type(error)(
+      f"`{name}` must take `{params_name}` and `{batch_name}`, got arguments of"
+      f" shapes {shapes}: {error}"
+    ) from error
 
 
 def check_positive(name: str, value: Any, most: float = math.inf) -> None:

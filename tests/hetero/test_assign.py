@@ -52,11 +52,11 @@ def test_shapes_do_not_depend_on_counts():
     ),
     ((2.0, 2.0, 2.0), {}, "`counts` must be integers"),
     (((2, 2, 2),), {}, "`counts` must be integers"),
-    ((2, 2, 2), {"microbatch": 0}, "`microbatch` must be an integer in \[1, "),
+    ((2, 2, 2), {"microbatch": 0}, r"`microbatch` must be an integer in \[1, "),
     (
       (2, 2, 2),
       {"max_microbatches": 0},
-      "`max_microbatches` must be an integer in \[1, ",
+      r"`max_microbatches` must be an integer in \[1, ",
     ),
   ],
 )

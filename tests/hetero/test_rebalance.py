@@ -139,7 +139,7 @@ def test_state_is_a_value():
     (
       lambda: rebalance(total=8, workers=2, window=0),
       ValueError,
-      "`window` must be an integer in \[1, .*got 0",
+      r"`window` must be an integer in \[1, .*got 0",
     ),
     (
       lambda: rebalance(total=8, workers=2, fixed_s=(0.1,) * 3),

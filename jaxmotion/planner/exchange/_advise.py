@@ -22,7 +22,6 @@ from jaxmotion.core import (
   PyTree,
   check_arrays,
   check_bool,
-  check_callable,
   check_choice,
   check_instance,
   check_int,
@@ -37,7 +36,11 @@ from jaxmotion.perfmodel import (
   collective_traffic,
   trace_step,
 )
-from jaxmotion.planner._checks import check_batch, check_platform
+from jaxmotion.planner._checks import (
+  check_batch,
+  check_call,
+  check_platform,
+)
 from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -149,8 +152,10 @@ def advise(
   check_batch(batch)
   check_number("accuracy_budget", accuracy_budget, 0, 1)
   check_bool("overlap", overlap)
-  if not isinstance(loss_fn, StepCost):
-    check_callable("loss_fn", loss_fn)
+  if branch_shares is not None:
+    shares = check_sequence("branch_shares", branch_shares, "shares")
+    for i, share in enumerate(shares):
+      check_number(f"branch_shares[{i}]", share, 0, 1)
   check_arrays("params", params)
   if gradients is not None:
     check_arrays("gradients", gradients)
@@ -164,6 +169,8 @@ def advise(
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
+  if not isinstance(loss_fn, StepCost):
+    check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
   if bucket_bytes is not None:
     check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
   if isinstance(loss_fn, StepCost):

@@ -134,10 +134,15 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
     )
   pairs = zip(named_leaves(params), named_leaves(gradients), strict=True)
   for (path, leaf), (_, gradient) in pairs:
-    if tuple(leaf.shape) != tuple(gradient.shape):
+    if isinstance(gradient, jax.core.Tracer | jax.ShapeDtypeStruct):
+      raise TypeError(
+        f"`gradients` must be arrays with values, got {gradient!r} at {path!r}."
+      )
+    if tuple(leaf.shape) != jnp.shape(gradient):
       raise ValueError(
         "`gradients` must have the shapes of `params`, "
-        f"{shape_string(leaf)} at {path!r}, got {shape_string(gradient)}."
+        f"{shape_string(leaf)} at {path!r}, got"
+        f" {shape_string(jnp.asarray(gradient))}."
       )
 
 

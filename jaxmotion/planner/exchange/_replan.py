@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -77,20 +78,24 @@ def replan(
   if compute_s is not None:
     step = plan.step
     factor = compute_s / (step.compute_s + step.update_s + step.call_s)
-    problem = problem.on_platform(scale_device(plan.platform, factor))
+    with _name_measurement("compute_s", compute_s):
+      problem = problem.on_platform(scale_device(plan.platform, factor))
   if coding_s is not None:
     table, choice = table_of_plan(plan, problem)
     predicted = float(table.coding_s[np.arange(len(choice)), choice].sum())
     factor = _measured_factor("coding_s", coding_s, predicted)
-    problem = problem.on_platform(scale_codecs(problem, factor))
+    with _name_measurement("coding_s", coding_s):
+      problem = problem.on_platform(scale_codecs(problem, factor))
   table, choice = table_of_plan(plan, problem)
   if link_s is not None:
     predicted = sum_link_seconds(table, choice)
     factor = _measured_factor("link_s", link_s, predicted)
-    problem = problem.on_platform(scale_links(problem, factor))
+    with _name_measurement("link_s", link_s):
+      problem = problem.on_platform(scale_links(problem, factor))
   if step_s is not None:
     factor = _solve_link_factor(table, choice, step_s)
-    problem = problem.on_platform(scale_links(problem, factor))
+    with _name_measurement("step_s", step_s):
+      problem = problem.on_platform(scale_links(problem, factor))
   return solve_exchange(problem)
 
 
@@ -105,6 +110,18 @@ def _check_measurements(given: Mapping[str, float | None]) -> None:
       "`step_s` must be None where `link_s` is given, got "
       f"{measured['step_s']!r}."
     )
+
+
+@contextlib.contextmanager
+def _name_measurement(name: str, measured: float) -> Iterator[None]:
+  """Names the measurement that no platform explains."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(
+      f"`{name}` must be what a platform can take, got {measured!r}, with"
+      f" which {error}"
+    ) from error
 
 
 def _measured_factor(name: str, measured: float, predicted: float) -> float:

@@ -12,7 +12,6 @@ from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import (
   PyTree,
-  check_arrays,
   check_callable,
   check_sequence,
   shape_string,
@@ -21,6 +20,7 @@ from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
 from jaxmotion.planner._checks import (
   check_batch,
+  check_call,
   check_platform,
   check_positive,
 )
@@ -50,8 +50,7 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
-  check_callable("fn", fn)
-  check_arrays("args", args)
+  check_call(("fn", "args", "args"), lambda args: fn(*args), args, ())
   return program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
 
 
@@ -134,8 +133,7 @@ def fit_memory(
   """
   check_platform(platform)
   check_batch(batch)
-  check_callable("fn", fn)
-  check_arrays("params", params)
+  check_call(("fn", "params", "batch"), fn, params, batch)
   check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
   if measure_memory is not None:
     check_callable("measure_memory", measure_memory)

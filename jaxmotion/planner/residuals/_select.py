@@ -15,10 +15,13 @@ compiled. If one fits, its front is searched as well.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmotion.memory.residuals import Action, Residual, recompute
 from jaxmotion.planner.residuals._costs import ResidualCosts
@@ -158,7 +161,8 @@ class _PlanCompiler:
       key = tuple(residuals)
       if key not in self._compiled:
         step = jax.value_and_grad(costs.wrap_function(rules))
-        self._compiled[key] = self._measure_memory(step, *costs.args)
+        measured = _call_measure(self._measure_memory, step, costs.args)
+        self._compiled[key] = measured
       compiled_bytes = self._compiled[key]
     return MemoryPlan(
       rules,
@@ -197,3 +201,24 @@ def _settle_rules(
     if names >= actions.keys():
       return tuple(rules), residuals
     actions = {name: a for name, a in actions.items() if name in names}
+
+
+def _call_measure(
+  measure_memory: MeasureMemory, step: Any, args: Sequence[Any]
+) -> int:
+  """Returns the bytes that a step takes; raises unless they are a number."""
+  try:
+    found = measure_memory(step, *args)
+  except TypeError as error:
+    if type(error) is not TypeError:
+      raise
+    raise TypeError(
+      "`measure_memory` must take (step, params, *batch), got"
+      f" {measure_memory!r}: {error}"
+    ) from error
+  is_number = isinstance(found, int | float | np.integer | np.floating)
+  if not is_number or not 0 <= found < math.inf:
+    raise TypeError(
+      f"`measure_memory` must return a number of bytes, got {found!r:.200}."
+    )
+  return int(found)
