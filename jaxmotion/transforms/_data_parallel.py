@@ -17,8 +17,11 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   axis_names,
+  check_axis_name,
   check_bool,
   check_buffers,
+  check_callable,
+  check_instance,
   state_specs,
   to_varying,
 )
@@ -40,6 +43,9 @@ def local_value_and_grad(
   Returns:
     A function like `jax.value_and_grad(fun)`, to call where the axis is bound.
 
+  Raises:
+    TypeError: an argument of another type.
+
   Example:
     >>> def loss(w, x):
     ...   return jnp.sum(w * x)
@@ -51,6 +57,9 @@ def local_value_and_grad(
     ... ))(jnp.ones(2), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
   """
+  check_callable("fun", fun)
+  check_axis_name("axis_name", axis_name)
+  check_bool("has_aux", has_aux)
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
   def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +109,7 @@ def data_parallel(
       are in flight: XLA:CPU can hang when a loop runs further ahead.
 
   Raises:
+    TypeError: an argument of another type.
     ValueError: the mesh has no such axis. `step` raises it for a `tx` that
       does not exchange gradients before they are used, for a batch that the
       workers do not divide, and for `params` or an `opt_state` that was
@@ -120,6 +130,14 @@ def data_parallel(
     >>> float(loss)
     1.0
   """
+  check_callable("loss_fn", loss_fn)
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_bool("has_aux", has_aux)
+  check_bool("mean_loss", mean_loss)
   check_bool("donate", donate)
   _check_axes(mesh, axis_name)
   value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)

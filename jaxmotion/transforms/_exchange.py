@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import (
   all_reduce,
   all_reduce_adaptive,
@@ -29,7 +30,9 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  check_axis_name,
   check_choice,
+  check_int,
   make_key,
   pack_worker,
   unpack_worker,
@@ -103,9 +106,10 @@ def exchange(
     so.
 
   Raises:
-    TypeError: `codec` is no codec.
-    ValueError: an unknown `op`, `method` or `nonfinite`; an axis in both
-      `axis_name` and `local_axis`; a `local_codec` without `local_axis`.
+    TypeError: an argument of another type, such as a `codec` that is none.
+    ValueError: a `seed` outside [0, 2^32); an unknown `op`, `method` or
+      `nonfinite`; an axis in both `axis_name` and `local_axis`; a
+      `local_codec` without `local_axis`.
 
   Example:
     >>> from jaxmotion import codecs
@@ -114,6 +118,12 @@ def exchange(
     ...   optax.adamw(3e-4),
     ... )
   """
+  check_axis_name("axis_name", axis_name)
+  if local_axis is not None:
+    check_axis_name("local_axis", local_axis)
+  if local_codec is not None:
+    check_codec("local_codec", local_codec, trees=True)
+  check_int("seed", seed, 0, 2**32 - 1)
   codec = identity() if codec is None else codec
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)

@@ -10,7 +10,13 @@ from jaxmotion.collectives.extend import (
   check_weight,
   keep_update,
 )
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PyTree,
+  check_axis_name,
+  check_instance,
+)
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -43,11 +49,18 @@ def skip_nonfinite(
     A transformation that emits zeros and keeps all of `inner`'s state, bit
     for bit, on a skipped step.
 
+  Raises:
+    TypeError: `inner` is no transformation, `axis_name` no name.
+
   Example:
     >>> from jaxmotion.transforms import exchange
     >>> chain = optax.chain(exchange("data"), optax.adam(1e-3))
     >>> tx = skip_nonfinite(chain, "data")
   """
+  check_instance(
+    "inner", inner, optax.GradientTransformation, "an optax transformation"
+  )
+  check_axis_name("axis_name", axis_name)
   wrapped = optax.with_extra_args_support(inner)
 
   def init_fn(params: PyTree) -> SkipNonfiniteState:
