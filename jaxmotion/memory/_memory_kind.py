@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import PyTree, check_choice
+from jaxmotion.core import PyTree, check_bool, check_choice
 
 MEMORY_KINDS = (None, "pinned_host")
 
@@ -15,6 +15,9 @@ def memory_kinds(device: jax.Device | None = None) -> tuple[str, ...]:
 
   Args:
     device: JAX device; the first local one if None.
+
+  Raises:
+    TypeError: `device` is no device.
 
   Example:
     >>> "device" in memory_kinds()
@@ -42,6 +45,7 @@ def resolve_memory_kind(
     `memory_kind`, or None if the device has no such memory.
 
   Raises:
+    TypeError: `device` is no device, or `warn` is not True or False.
     ValueError: `memory_kind` is not one of the choices.
 
   Example:
@@ -49,6 +53,7 @@ def resolve_memory_kind(
     True
   """
   check_choice("memory_kind", memory_kind, MEMORY_KINDS)
+  check_bool("warn", warn)
   kinds = memory_kinds(device)
   if memory_kind is None or memory_kind in kinds:
     return memory_kind
@@ -61,6 +66,16 @@ def resolve_memory_kind(
       stacklevel=3,
     )
   return None
+
+
+def check_device(device: jax.Device | None) -> None:
+  """Raises unless `device` is a JAX device or None.
+
+  Raises:
+    TypeError: it is something else, such as a platform's name.
+  """
+  if device is not None and not hasattr(device, "addressable_memories"):
+    raise TypeError(f"`device` must be a JAX device or None, got {device!r}.")
 
 
 def to_host(tree: PyTree) -> PyTree:
@@ -83,4 +98,5 @@ def _move_arrays(tree: PyTree, space: Any) -> PyTree:
 
 
 def _resolve_device(device: jax.Device | None) -> jax.Device:
+  check_device(device)
   return jax.local_devices()[0] if device is None else device

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import PyTree, check_arrays, check_callable, check_choice
+from jaxmotion.core import PyTree, check_arrays, check_bool, check_callable
 from jaxmotion.memory.residuals._traced import TracedFunction, check_params
 from jaxmotion.memory.residuals.choose import (
   Action,
@@ -116,7 +116,7 @@ def compress_residuals(
   check_callable("fn", fn)
   check_params(params)
   options = make_options(codec, recompute)
-  check_choice("count_overflows", count_overflows, (True, False))
+  check_bool("count_overflows", count_overflows)
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:

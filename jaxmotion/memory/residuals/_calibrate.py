@@ -8,8 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 
 from jaxmotion.codecs import zero_value
-from jaxmotion.core import Array, PyTree, check_number
-from jaxmotion.memory.residuals._traced import TracedFunction
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  check_arrays,
+  check_callable,
+  check_number,
+  check_sequence,
+)
+from jaxmotion.memory.residuals._traced import TracedFunction, check_params
 from jaxmotion.memory.residuals.choose import Action, Options, make_choice
 
 
@@ -38,7 +45,8 @@ def calibrate_zero_value(
     rules for other residuals.
 
   Raises:
-    TypeError: `headroom` is not a number.
+    TypeError: `fn` is no function, `params` are no positions, `headroom` is no
+      number, or a batch is no tuple of arguments.
     ValueError: there are no batches, or `headroom` is negative.
 
   Example:
@@ -56,6 +64,8 @@ def calibrate_zero_value(
     Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity for
     Training Deep Neural Networks*, 2018.
   """
+  check_callable("fn", fn)
+  check_params(params)
   check_number("headroom", headroom, 0)
   options = Options(make_choice(None), "cheap", measure=True)
 
@@ -66,7 +76,13 @@ def calibrate_zero_value(
     return notes.fills
 
   share: dict[str, float] = {}
+  if not isinstance(batches, Iterable) or isinstance(batches, jax.core.Tracer):
+    raise TypeError(
+      f"`batches` must be an iterable of tuples of arguments, got {batches!r}."
+    )
   for args in batches:
+    check_sequence("batches", args, "arguments, for each run of `fn`")
+    check_arrays("batches", args)
     for name, fill in jax.device_get(measure(*args)).items():
       share[name] = max(share.get(name, 0.0), float(fill))
   if not share:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,8 +14,11 @@ from jaxmotion.core import (
   Array,
   Key,
   PyTree,
+  check_arrays,
   check_choice,
+  check_instance,
   check_int,
+  check_like,
   leaf_path,
   make_key,
 )
@@ -25,6 +29,8 @@ from jaxmotion.memory._memory_kind import (
 )
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
+  check_payloads,
+  decoded_likes,
   encode_leaf,
   flatten_encoded,
   is_encoded,
@@ -133,6 +139,7 @@ def compress_state(
   inner_update = optax.with_extra_args_support(tx).update
 
   def init_fn(params: PyTree) -> CompressedState:
+    check_arrays("params", params)
     entries, treedef = flatten_encoded(tx.init(params))
     codecs = moments.choose_codecs(entries)
     steps = jnp.zeros((), jnp.int32)
@@ -151,6 +158,7 @@ def compress_state(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, CompressedState]:
+    _check_update(tx, updates, state, params)
     steps = optax.safe_increment(state.steps)
     entries, treedef = flatten_encoded(state.inner)
     leaves = [x for _, x in entries]
@@ -171,6 +179,31 @@ def compress_state(
     return new_updates, CompressedState(steps, treedef.unflatten(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_update(
+  tx: optax.GradientTransformation,
+  updates: PyTree,
+  state: CompressedState,
+  params: PyTree | None,
+) -> None:
+  """Raises unless the arguments of an update belong together.
+
+  Raises:
+    TypeError: an argument is no tree of arrays, or `state` is that of another
+      transformation.
+    ValueError: `updates` or `state` are not like `params`.
+  """
+  check_arrays("updates", updates)
+  check_arrays("params", params)
+  check_instance("state", state, CompressedState, "a CompressedState")
+  check_payloads("state", state)
+  if params is not None:
+    check_like("updates", updates, params, "`params`")
+    like = jax.eval_shape(
+      lambda params: CompressedState(jnp.int32(0), tx.init(params)), params
+    )
+    check_like("state", decoded_likes(state), like, "`init`")
 
 
 def _leaf_keys(

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, Key, PyTree, shape_varying_like
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  check_arrays,
+  check_like,
+  leaf_path,
+  shape_varying_like,
+)
 from jaxmotion.memory._memory_kind import to_device
 
 
@@ -55,6 +63,10 @@ def decompress_state(state: PyTree) -> PyTree:
   Args:
     state: a `CompressedState`, or a tree that contains some.
 
+  Raises:
+    TypeError: there is no compressed state in the tree.
+    ValueError: a payload does not fit its codec.
+
   Returns:
     The tree, with arrays on the device in place of its `EncodedLeaf` leaves.
 
@@ -66,10 +78,46 @@ def decompress_state(state: PyTree) -> PyTree:
     (64, 64)
   """
 
+  is_state = lambda x: is_encoded(x) or hasattr(x, "_fields")
+  nodes = jax.tree.leaves(state, is_leaf=is_state)
+  if not any(map(is_state, nodes)):
+    raise TypeError(
+      "`state` must be a CompressedState or a tree that contains some, got "
+      f"{state!r:.200}."
+    )
+  check_arrays("state", state)
+  check_payloads("state", state)
+
   def decode_leaf(x: Any) -> Any:
     return move_to_device(x).decode() if is_encoded(x) else x
 
   return jax.tree.map(decode_leaf, state, is_leaf=is_encoded)
+
+
+def decoded_likes(tree: PyTree) -> PyTree:
+  """Returns a tree with shapes in place of its encoded leaves."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_encoded(x) else x,
+    tree,
+    is_leaf=is_encoded,
+  )
+
+
+def check_payloads(name: str, tree: PyTree) -> None:
+  """Raises unless every encoded leaf has the payload that its codec makes.
+
+  Args:
+    name: the argument's name, for the message.
+    tree: state with encoded leaves.
+
+  Raises:
+    ValueError: a payload has other shapes.
+  """
+  for path, x in flatten_encoded(tree)[0]:
+    if is_encoded(x):
+      like = x.codec.payload_like(jax.ShapeDtypeStruct(x.shape, x.dtype))
+      source = f"{x.codec!r} at {leaf_path(path)!r}"
+      check_like(name, x.payload, like, source)
 
 
 def move_to_device(leaf: EncodedLeaf) -> EncodedLeaf:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import PathRules, check_int, leaf_path
+from jaxmotion.core import PathRules, check_int, check_sequence, leaf_path
 
 # Fields in which optax keeps averages of gradients, and of their squares.
 FIRST_MOMENT_FIELDS = ("mu", "trace", "ema")
@@ -37,6 +37,7 @@ class MomentCodecs:
     rules: Sequence[tuple[str, Codec | None]],
     min_leaf_size: int,
   ) -> None:
+    check_sequence("rules", rules, "pairs of a pattern and a codec")
     self._rules = PathRules(rules, value="codec")
     named = [("first", first), ("second", second)]
     named += [("rules", codec) for _, codec in self._rules]

@@ -15,13 +15,19 @@ from jaxmotion.codecs.extend import check_codec
 from jaxmotion.controllers import Groups, group_norms
 from jaxmotion.core import (
   Array,
+  PathRules,
   PyTree,
   abstract_like,
+  check_arrays,
   check_bool,
   check_buffers,
+  check_callable,
   check_choice,
+  check_instance,
   check_int,
+  check_sequence,
 )
+from jaxmotion.memory._memory_kind import check_device
 from jaxmotion.memory.weights import _state as states
 from jaxmotion.memory.weights._device_bytes import (
   StepShapes,
@@ -30,6 +36,7 @@ from jaxmotion.memory.weights._device_bytes import (
 )
 from jaxmotion.memory.weights._layout import (
   Layout,
+  check_outside_jit,
   make_layout,
   resolve_levels,
 )
@@ -151,10 +158,13 @@ class HostResident:
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
       )
     check_codec("grads", self.grads)
+    check_device(self.device)
     # Tuples, because options are part of the keys of compiled programs.
     object.__setattr__(self, "weights", _level_codecs(self.weights))
     if self.groups is not None:
-      object.__setattr__(self, "groups", tuple(map(tuple, self.groups)))
+      check_sequence("groups", self.groups, "pairs of a pattern and a name")
+      rules = tuple(PathRules(self.groups, "groups", "name of a group or None"))
+      object.__setattr__(self, "groups", rules)
     if not callable(self.stages):
       object.__setattr__(self, "stages", _check_stages(self.stages))
 
@@ -172,6 +182,7 @@ class HostResident:
       ValueError: names are not those of the stages, or a rule of `groups` is
         wrong.
     """
+    check_outside_jit("params", params)
     layout, spec = self._layout(params), self._spec()
     params = jax.tree.map(np.array, params)
     reference = states.init_reference(layout) if self.send_difference else ()
@@ -198,6 +209,7 @@ class HostResident:
     Args:
       state: state of JAX or NumPy arrays, wherever they are.
     """
+    _check_state(state)
     spec = self._spec()
     return state._replace(
       params=jax.device_put(state.params, spec.host),
@@ -243,6 +255,7 @@ class HostResident:
         loss is not a scalar, or `state` was donated before.
     """
     check_bool("donate", donate)
+    _check_state(state)
     args = {
       "state": state._replace(stats=()),
       "state/stats": state.stats,
@@ -253,6 +266,8 @@ class HostResident:
       state = jax.tree.map(
         lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, state
       )
+    check_callable("run_op", run_op)
+    check_outside_jit("batch", batch)
     step = self._start_step(state, level, run_op)
     loss = step.run(batch)
     return step.new_state(), loss
@@ -271,6 +286,7 @@ class HostResident:
     Args:
       state: state as for `step`; nothing is donated.
     """
+    _check_state(state)
     return _group_norms(state.params, self.groups_of(state.params))
 
   def errors(self, state: HostState, level: Any = 0) -> Array:
@@ -331,6 +347,8 @@ class HostResident:
       >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
       True
     """
+    check_arrays("batch", batch)
+    check_callable("measure_memory", measure_memory)
     layout, spec = self._layout(params), self._spec()
     codecs = layout.leaf_codecs(self.grads)
     grad_state = jax.eval_shape(lambda: states.init_grad_state(layout, codecs))
@@ -345,6 +363,7 @@ class HostResident:
     Args:
       params: parameters as for `init`.
     """
+    check_arrays("params", params, numbers=False)
     return payload_bytes(identity(), params)
 
   def _spec(self) -> ModelSpec:
@@ -376,6 +395,7 @@ class HostResident:
     return tuple(name for name, _ in self.stages)
 
   def _start_step(self, state: HostState, level: Any, *run_op: Any) -> Step:
+    _check_state(state)
     layout, spec = self._layout(state.params), self._spec()
     levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
     return Step(spec, layout, state, levels, *run_op)
@@ -417,7 +437,11 @@ def _level_codecs(weights: Any) -> tuple[Codec, ...]:
     TypeError: a codec is not one of arrays.
     ValueError: there is none, one has state, or they are in the wrong order.
   """
-  codecs = (weights,) if isinstance(weights, Codec) else tuple(weights)
+  codecs = (
+    (weights,)
+    if isinstance(weights, Codec)
+    else check_sequence("weights", weights, "codecs, or one codec")
+  )
   if not codecs:
     raise ValueError("`weights` must hold at least one codec, got none.")
   sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
@@ -443,15 +467,33 @@ def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
     TypeError: an item is not a pair of a name and a function.
     ValueError: there is no stage, or two have one name.
   """
-  pairs = tuple(map(tuple, stages))
+  noun = "pairs of a name and a function, or one function"
+  pairs = check_sequence("stages", stages, noun)
   if not pairs:
     raise ValueError("`stages` must hold at least one stage, got none.")
   for pair in pairs:
-    if len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
+    is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+    if not is_pair or not isinstance(pair[0], str) or not callable(pair[1]):
       raise TypeError(
         f"`stages` must be pairs of a name and a function, got {pair!r}."
       )
   names = [name for name, _ in pairs]
   if len(set(names)) < len(names):
     raise ValueError(f"`stages` must have different names, got {names!r}.")
-  return pairs
+  return tuple((name, function) for name, function in pairs)
+
+
+def _check_state(state: Any) -> None:
+  """Raises unless `state` is one that `init` returns.
+
+  Raises:
+    TypeError: it is something else, or is traced.
+    ValueError: its step is no scalar.
+  """
+  check_instance("state", state, HostState, "a HostState")
+  check_outside_jit("state", state)
+  if np.shape(state.step) != ():
+    raise ValueError(
+      f"`state` must be that of `init`, got a step of shape "
+      f"{np.shape(state.step)}, not ()."
+    )

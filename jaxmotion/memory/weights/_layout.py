@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.controllers import Groups, group_by
-from jaxmotion.core import PyTree, named_leaves, shape_string
+from jaxmotion.core import PyTree, check_arrays, named_leaves, shape_string
 
 Rules = Sequence[tuple[str, str | None]]
 
@@ -109,6 +109,7 @@ def make_layout(
       f"`params` must be a mapping with the stages {sorted(names)}, "
       f"got {found!r}."
     )
+  check_arrays("params", params)
   likes = tuple(
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
     for x in jax.tree.leaves(params)
@@ -186,6 +187,27 @@ def _drop_small_leaves(groups: Groups, is_large: Sequence[bool]) -> Groups:
   return Groups(groups.names, of_leaf)
 
 
+def check_outside_jit(name: str, tree: PyTree) -> None:
+  """Raises unless every leaf is an array, and none is traced.
+
+  A step sends arrays between backends, which no trace can do.
+
+  Args:
+    name: the argument's name, for the message.
+    tree: what the caller gave.
+
+  Raises:
+    TypeError: a leaf is something else.
+  """
+  check_arrays(name, tree)
+  for path, x in named_leaves(tree):
+    if isinstance(x, jax.core.Tracer):
+      raise TypeError(
+        f"`{name}` must be a tree of arrays outside of `jit`, got {x} at "
+        f"{path!r}."
+      )
+
+
 def resolve_levels(
   level: Any, groups: Groups, level_count: int
 ) -> tuple[int, ...]:
@@ -200,6 +222,7 @@ def resolve_levels(
     TypeError: `level` is not of integers.
     ValueError: a level is out of range, or there is not one for each group.
   """
+  check_outside_jit("level", level)
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):
     raise TypeError(f"`level` must be integers, got {shape_string(array)}.")
