@@ -65,9 +65,6 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
   """
   check_instance("plain", plain, Mapping, "a dict of a platform's fields")
   fields = _checked_fields(Platform, "plain", plain)
-  sources = _checked_dict("sources", fields.get("sources", {}))
-  for name, text in sources.items():
-    _check_text(f"sources[{name!r}]", text)
   fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
     if fields[name] is not None:  # A device may have no link to a host.
@@ -173,8 +170,6 @@ def _to_plain(value: Any) -> Any:
 
 def _read_device(path: str, plain: Any) -> Device:
   fields = _checked_fields(Device, path, plain)
-  name = "matmul_flops_per_s"
-  fields[name] = _checked_dict(f"{path}.{name}", fields[name])
   rate_path = f"{path}.memory_rate"
   fields["memory_rate"] = _read_rate(rate_path, fields["memory_rate"])
   fields["measured"] = _read_curves(path, fields)
@@ -189,7 +184,6 @@ def _read_axis(path: str, plain: Any) -> Axis:
 
 def _read_link(path: str, plain: Any) -> Link:
   fields = _checked_fields(Link, path, plain)
-  _checked_dict(f"{path}.efficiency", fields.get("efficiency", {}))
   fields["rate"] = _read_rate(f"{path}.rate", fields["rate"])
   fields["measured"] = _read_curves(path, fields)
   return _construct(Link, path, fields)
@@ -201,8 +195,6 @@ def _read_curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
   for key, plain in measured.items():
     curve_path = f"{path}.measured[{key!r}]"
     curve_fields = _checked_fields(Curve, curve_path, plain)
-    for name in ("sizes", "seconds"):
-      _checked_list(f"{curve_path}.{name}", curve_fields[name])
     curves[key] = _construct(Curve, curve_path, curve_fields)
   return curves
 
@@ -227,8 +219,6 @@ def _checked_fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
       raise ValueError(
         f"`{path}` must have a field {f.name!r}, got only {given}."
       )
-  if "name" in plain:
-    _check_text(f"{path}.name", plain["name"])
   return dict(plain)
 
 
@@ -242,11 +232,6 @@ def _checked_list(path: str, plain: Any) -> Sequence[Any]:
   if not isinstance(plain, (list, tuple)):
     raise TypeError(f"`{path}` must be a list, got {plain!r}.")
   return plain
-
-
-def _check_text(path: str, plain: Any) -> None:
-  if not isinstance(plain, str):
-    raise TypeError(f"`{path}` must be text, got {plain!r}.")
 
 
 def _construct(kind: type[_T], path: str, fields: dict[str, Any]) -> _T:

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -6,7 +8,7 @@ from experiments.common import records
 from experiments.data import image_files
 from experiments.data.labels import Images
 from experiments.fuzz import files
-from jaxmotion.perfmodel.platform import _json
+from jaxmotion import perfmodel
 
 
 def test_damaged_files_give_what_they_say_or_one_line():
@@ -21,6 +23,10 @@ def test_a_case_is_rebuilt_from_its_seed():
   assert files.make_case(kind, 3, 7) != files.make_case(kind, 4, 7)
 
 
+def load_without_name(path):
+  return perfmodel.platform_from_dict(json.loads(path.read_text()))
+
+
 def read_without_checksum(path, size):
   with Image.open(path) as image:
     return np.asarray(image.convert("RGB"))
@@ -32,8 +38,7 @@ def read_without_checksum(path, size):
     (records, "_make_row", lambda _, f: records.Row(**f), "another type"),
     (records, "_parse_line", lambda *a: {}, "a valid file"),
     (records, "read_rows", lambda path: [], "values that it says"),
-    (_json, "_check_text", lambda *a: None, "another type"),
-    (_json, "_checked_dict", lambda path, plain: plain, "in one line"),
+    (perfmodel, "load_platform", load_without_name, "in one line"),
     (image_files, "_read_image", read_without_checksum, "another type"),
     (
       image_files,
