@@ -3,6 +3,7 @@
 The process that forks has imported JAX, but must not have started it.
 """
 
+import ctypes
 import hashlib
 import os
 import pathlib
@@ -23,6 +24,7 @@ from experiments.hosts.processes import find_free_port
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _POLL_S = 0.002
+_PR_SET_PDEATHSIG = 1
 _KEEP_S = 300  # No job takes longer.
 
 STEPS = 120
@@ -250,6 +252,8 @@ def _fork(
     return pid
   code = 70
   try:
+    # A job does not outlive the command, however that ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, path in ((1, output), (2, errors)):
       descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
       os.dup2(descriptor, number)

@@ -1,5 +1,6 @@
 """A long training job, whose memory, files and threads must not grow."""
 
+import os
 import pathlib
 import shutil
 import statistics
@@ -76,7 +77,8 @@ def _take_sample(pid: int, workdir: pathlib.Path) -> Sample:
     float(status["VmRSS"].split()[0]),
     len(list((process / "fd").iterdir())),
     float(status["Threads"]),
-    len([path for path in workdir.rglob("*") if path.is_file()]),
+    # Folders may vanish while they are walked.
+    sum(len(files) for _, _, files in os.walk(workdir)),
   )
 
 

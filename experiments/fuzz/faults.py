@@ -74,7 +74,7 @@ def main() -> None:
   console = make_console()
   facts: list[_Fact] = []
   defects: list[Defect] = []
-  with tempfile.TemporaryDirectory() as name:
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     folder = pathlib.Path(name)
     for count in map(int, _PROCESSES.value):
       if not _KILLS.value:
