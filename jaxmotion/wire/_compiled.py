@@ -63,6 +63,7 @@ def compiled_bytes(
     gives devices instead of mesh axes.
 
   Raises:
+    TypeError: `compiled` is something else, such as a lowered program.
     ValueError: The program has no text, a loop has a collective, no stated
       number of trips and `while_trips` is not given, a conditional has no
       branch of that index, or the bytes of a collective cannot be told.
@@ -73,6 +74,14 @@ def compiled_bytes(
     >>> compiled_bytes(program).total_bytes
     0.0
   """
+  # The text of a lowered program is in another language, which has no bytes.
+  if isinstance(compiled, jax.stages.Lowered) or not hasattr(
+    compiled, "as_text"
+  ):
+    raise TypeError(
+      "`compiled` must be `jax.jit(fn).lower(*args).compile()`, got "
+      f"{compiled!r:.200}."
+    )
   check_choices(branch, while_trips)
   text = compiled.as_text()
   if text is None:

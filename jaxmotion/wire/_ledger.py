@@ -5,12 +5,36 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
-from jaxmotion.core import text_table
+from jaxmotion.core import (
+  check_choice,
+  check_instance,
+  check_int,
+  check_sequence,
+  check_text,
+  text_table,
+)
+
+_OPS = (
+  "all_reduce",
+  "all_gather",
+  "reduce_scatter",
+  "all_to_all",
+  "collective_permute",
+)
 
 
-class Move(NamedTuple):
+class _MoveFields(NamedTuple):
+  op: str
+  axes: tuple[str, ...]
+  workers: int
+  dtype: str
+  payload_bytes: int
+  count: int  # type: ignore[assignment]  # Hides tuple.count on purpose.
+
+
+class Move(_MoveFields):
   """One kind of collective in a program, and how often it runs.
 
   With `N` workers in a group and `P` payload bytes on each, one worker sends
@@ -32,25 +56,43 @@ class Move(NamedTuple):
     payload_bytes: Bytes of the operand on one worker, for one execution.
     count: Executions per step.
 
+  Raises:
+    TypeError: A field is of another class.
+    ValueError: `op` is not the name of a collective, or a number is negative.
+
   Example:
     >>> Move("all_gather", ("data",), 4, "uint32", 100, 3).wire_bytes
     900.0
   """
 
-  op: str
-  axes: tuple[str, ...]
-  workers: int
-  dtype: str
-  payload_bytes: int
-  count: int  # type: ignore[assignment]  # Hides tuple.count on purpose.
+  __slots__ = ()
+
+  def __new__(
+    cls,
+    op: str,
+    axes: tuple[str, ...],
+    workers: int,
+    dtype: str,
+    payload_bytes: int,
+    count: int,
+  ) -> Self:
+    check_choice("op", op, _OPS)
+    _check_axes(axes)
+    check_int("workers", workers, 0)
+    check_text("dtype", dtype)
+    check_int("payload_bytes", payload_bytes, 0)
+    check_int("count", count, 0)
+    return super().__new__(cls, op, axes, workers, dtype, payload_bytes, count)
+
+  @classmethod
+  def _make(  # type: ignore[override]  # mypy names the first argument _cls.
+    cls, iterable: Iterable[Any]
+  ) -> Self:
+    return cls(*iterable)  # `_replace` makes moves by this: it checks as well.
 
   @property
   def wire_bytes(self) -> float:
-    """Bytes one worker sends per step.
-
-    Raises:
-      ValueError: `op` is not the name of a collective.
-    """
+    """Bytes one worker sends per step."""
     return _wire_factor(self.op, self.workers) * self.payload_bytes * self.count
 
 
@@ -60,6 +102,9 @@ class Ledger:
 
   Args:
     moves: The moves, in program order.
+
+  Raises:
+    TypeError: `moves` has something else than moves.
 
   Example:
     >>> a = Move("all_reduce", ("data",), 4, "uint32", 1024, 1)
@@ -77,7 +122,10 @@ class Ledger:
   moves: tuple[Move, ...] = ()
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "moves", _merge_moves(self.moves))
+    moves = check_sequence("moves", self.moves, "Move objects")
+    for i, move in enumerate(moves):
+      check_instance(f"moves[{i}]", move, Move, "a Move")
+    object.__setattr__(self, "moves", _merge_moves(moves))
 
   @property
   def total_bytes(self) -> float:
@@ -114,12 +162,22 @@ class Ledger:
     Returns:
       A ledger of the matching moves.
 
+    Raises:
+      TypeError: `dtype` is not a string, or `axes` no tuple of strings.
+      ValueError: `op` is not the name of a collective.
+
     Example:
       >>> word = Move("all_gather", ("data",), 4, "uint32", 64, 1)
       >>> scale = Move("all_gather", ("data",), 4, "float32", 4, 1)
       >>> Ledger((word, scale)).select(dtype="float32").total_bytes
       12.0
     """
+    if op is not None:
+      check_choice("op", op, _OPS)
+    if dtype is not None:
+      check_text("dtype", dtype)
+    if axes is not None:
+      _check_axes(axes)
     return Ledger(
       tuple(
         move
@@ -139,20 +197,21 @@ class Ledger:
     return text_table(rows, right=set(range(len(header))) - set(texts))
 
 
+def _check_axes(axes: tuple[str, ...]) -> None:
+  check_instance("axes", axes, tuple, "a tuple of names of mesh axes")
+  for i, name in enumerate(axes):
+    check_text(f"axes[{i}]", name)
+
+
 def _wire_factor(op: str, workers: int) -> float:
   """Returns the bytes that one worker sends per byte of payload."""
   others = max(workers - 1, 0)
   share = others / max(workers, 1)
-  factors = {
-    "all_reduce": 2 * share,
-    "all_gather": float(others),
-    "reduce_scatter": share,
-    "all_to_all": share,
-    "collective_permute": float(others > 0),
-  }
-  if op not in factors:
-    raise ValueError(f"`op` must be one of {tuple(factors)}, got {op!r}.")
-  return factors[op]
+  if op == "all_gather":
+    return float(others)
+  if op == "collective_permute":
+    return float(others > 0)
+  return 2 * share if op == "all_reduce" else share
 
 
 def _merge_moves(moves: Iterable[Move]) -> tuple[Move, ...]:
@@ -232,15 +291,12 @@ def check_choices(branch: int | None, while_trips: int | None) -> None:
   """Checks the arguments that stand for facts that only a run knows.
 
   Raises:
-    ValueError: One of them is negative or not an integer.
+    TypeError: One of them is no integer.
+    ValueError: One of them is negative.
   """
   for name, value in (("branch", branch), ("while_trips", while_trips)):
-    if value is None:
-      continue
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-      raise ValueError(
-        f"`{name}` must be None or an integer of at least 0, got {value!r}."
-      )
+    if value is not None:
+      check_int(name, value, 0)
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:

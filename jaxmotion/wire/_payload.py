@@ -5,8 +5,8 @@ import math
 import jax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.codecs.extend import partition
-from jaxmotion.core import PyTree
+from jaxmotion.codecs.extend import check_codec, partition
+from jaxmotion.core import PyTree, check_arrays, check_float, named_leaves
 
 
 def payload_bytes(codec: Codec, like: PyTree) -> int:
@@ -20,7 +20,7 @@ def payload_bytes(codec: Codec, like: PyTree) -> int:
     Bytes of all payload buffers of one worker, scales and indices included.
 
   Raises:
-    TypeError: a leaf that is not floating-point.
+    TypeError: `codec` is not a codec, or a leaf is not floating-point.
 
   Example:
     >>> import jax.numpy as jnp
@@ -28,6 +28,10 @@ def payload_bytes(codec: Codec, like: PyTree) -> int:
     >>> payload_bytes(codecs.uniform(bits=4, block=512), jnp.zeros(4096))
     2080
   """
+  check_codec("codec", codec, trees=True)
+  check_arrays("like", like, numbers=False)
+  for path, leaf in named_leaves(like):
+    check_float(f"like/{path}" if path else "like", leaf)
   cut = partition(codec, like)
   return sum(
     math.prod(a.shape) * a.dtype.itemsize

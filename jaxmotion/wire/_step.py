@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxmotion.core import check_arrays, check_callable
 from jaxmotion.program import (
   AXIS_ONLY,
   COLLECTIVES,
@@ -74,6 +75,7 @@ def step_bytes(
     The ledger, in bytes one worker sends.
 
   Raises:
+    TypeError: `fn` is not a function, or `args` has a leaf that is no array.
     ValueError: A while loop has a collective and `while_trips` is not given,
       a conditional has no branch of that index, or a collective is one whose
       bytes a trace cannot tell.
@@ -92,6 +94,9 @@ def step_bytes(
     >>> step_bytes(mean, x).total_bytes  # 2 (4 - 1) / 4 of 1024 bytes
     1536.0
   """
+  check_callable("fn", fn)
+  if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
+    check_arrays("args", args)
   check_choices(branch, while_trips)
   traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
   jaxpr = traceable.trace(*args).jaxpr

@@ -451,3 +451,9 @@ def lower(body: Callable[..., Any], mesh: Mesh) -> jax.stages.Compiled:
   )
   x = jax.ShapeDtypeStruct((32, 8), "uint32")
   return jax.jit(fn).lower(x).compile()
+
+
+def test_a_lowered_program_is_refused():
+  lowered = jax.jit(lambda x: 2 * x).lower(1.0)
+  with pytest.raises(TypeError, match="`compiled` must be .*compile"):
+    compiled_bytes(lowered)

@@ -24,9 +24,11 @@ def test_wire_bytes_follow_the_formula(op: str, expected: float) -> None:
   assert Move(op, ("data",), 1, "uint8", 1000, 1).wire_bytes == 0
 
 
-def test_an_unknown_collective_has_no_bytes_to_tell() -> None:
+def test_an_unknown_collective_is_refused() -> None:
   with pytest.raises(ValueError, match=r"`op` must be one of .*'gossip'"):
-    _ = WORD._replace(op="gossip").wire_bytes
+    WORD._replace(op="gossip")
+  with pytest.raises(ValueError, match=r"`op` must be one of .*'gossip'"):
+    Ledger((WORD,)).select(op="gossip")
 
 
 def test_equal_moves_are_merged_and_others_are_not() -> None:

@@ -66,5 +66,7 @@ def test_an_empty_tree_weighs_nothing():
 @pytest.mark.parametrize("codec", [codecs.identity(), RULES])
 def test_a_leaf_that_is_not_floating_point_is_named(codec):
   tree = {"dense": {"bias": jnp.ones(3), "n": jnp.arange(3)}}
-  with pytest.raises(TypeError, match=r"`dense/n` must be .*got int32\[3\]"):
+  with pytest.raises(
+    TypeError, match=r"`like/dense/n` must be .*got int32\[3\]"
+  ):
     payload_bytes(codec, tree)

@@ -274,7 +274,8 @@ def test_a_branch_out_of_range_is_an_error_only_where_bytes_move() -> None:
 @pytest.mark.parametrize("name", ["branch", "while_trips"])
 @pytest.mark.parametrize("value", [-1, 1.5, True])
 def test_choices_are_checked(name: str, value: Any) -> None:
-  with pytest.raises(ValueError, match=f"`{name}` must be"):
+  kinds = (TypeError, ValueError)
+  with pytest.raises(kinds, match=f"`{name}` must be an integer >= 0, got"):
     step_bytes(on(LINE, gather), WORDS, **{name: value})
 
 
