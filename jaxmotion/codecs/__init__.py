@@ -10,6 +10,7 @@ from jaxmotion.codecs._chain import chain as chain
 from jaxmotion.codecs._codec import Codec as Codec, from_config as from_config
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
+from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws
 from jaxmotion.codecs._microscaling import microscaling as microscaling
 from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
 from jaxmotion.codecs._random_k import random_k as random_k

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import ShapedLike, check_int
 
@@ -42,6 +43,11 @@ class buckets(TreeCodec):
     check_codec("codec", self.codec, trees=True)
     check_int("max_leaf_size", self.max_leaf_size, 1)
     check_int("max_bucket_size", self.max_bucket_size, 1)
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of the codec that encodes the arrays."""
+    return self.codec.laws
 
   @property
   def has_state(self) -> bool:

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import Array, Key, PyTree, ShapedLike, check_choice
 from jaxmotion.kernels.narrow import cast_decode, cast_encode, cast_sum
 
@@ -53,6 +56,24 @@ class cast(Codec):
 
   def __post_init__(self) -> None:
     check_choice("dtype", self.dtype, _FORMATS)
+
+  @property
+  def laws(self) -> Laws:
+    """The relative error in the format's range, and saturation beyond it."""
+    info = jnp.finfo(self.dtype)
+    relative = 2.0 ** -(info.nmant + 1)
+    # Elements below 2^-126 count as zero in arithmetic.
+    floor = max(float(info.smallest_subnormal) / 2, 2.0**-126)
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      contraction=1 - relative**2,
+      bounds_memory=True,
+      error=ErrorBound(relative=relative, floor=floor),
+      largest=float(info.max),
+      nonfinite="element",
+    )
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

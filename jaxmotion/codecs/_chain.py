@@ -5,11 +5,13 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
+from jaxmotion.codecs._laws import Laws, chain_laws
 from jaxmotion.codecs._rotate import rotate
 from jaxmotion.core import (
   Array,
@@ -69,6 +71,19 @@ class chain(Codec):
 
   def __repr__(self) -> str:
     return f"chain({', '.join(map(repr, self.codecs))})"
+
+  @property
+  def laws(self) -> Laws:
+    """The laws that all of the codecs keep, one after another."""
+    return chain_laws([codec.laws for codec in self.codecs])
+
+  def count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    """Returns the sum over the codecs."""
+    dropped = jnp.uint32(0)
+    for codec, a in zip(self.codecs, self._input_likes(like), strict=True):
+      dropped = dropped + codec.count_dropped(payload, a)
+      payload = getattr(payload, "values", None)
+    return dropped
 
   @property
   def needs_key(self) -> bool:

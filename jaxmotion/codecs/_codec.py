@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxmotion.codecs._laws import Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -77,6 +78,11 @@ class Codec(abc.ABC):
     return False
 
   @property
+  def laws(self) -> Laws:
+    """The laws that the codec states of every array: by default none."""
+    return Laws()
+
+  @property
   def keeps_dtype(self) -> bool:
     """Whether the payload holds words of the array's own dtype.
 
@@ -141,6 +147,21 @@ class Codec(abc.ABC):
     Raises:
       ValueError: the payload is not one of an array like that.
     """
+
+  def count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    """Returns the number of elements that found no slot in the payload.
+
+    The codec's `laws` hold where it is 0.
+
+    Args:
+      payload: what `encode` made.
+      like: the shape and dtype of the array that was encoded.
+
+    Returns:
+      uint32[], 0 for codecs that have a slot for every element that they send.
+    """
+    del payload, like
+    return jnp.uint32(0)
 
   def encode_error(
     self,

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import (
   Array,
@@ -79,10 +81,33 @@ class feedback(TreeCodec):
   form: str = dataclasses.field(default="local", kw_only=True)
 
   def __post_init__(self) -> None:
-    if not isinstance(self.codec, Codec):
-      raise TypeError(f"`codec` must be a codec, got {self.codec!r}.")
+    check_codec("codec", self.codec, trees=True)
+    if not self.codec.laws.bounds_memory:
+      raise ValueError(
+        "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
+        f"{self.codec!r}, under which it would grow at every step. Take a "
+        "codec whose error is less than its input: more bits, smaller blocks, "
+        "rounding to nearest, `scaled=False`; or no feedback."
+      )
     check_number("decay", self.decay, 0, 1, open_low=True)
     check_choice("form", self.form, ("local", "global"))
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of the wrapped codec that hold without its past."""
+    return dataclasses.replace(
+      self.codec.laws,
+      idempotent=False,
+      unbiased=False,
+      projects=False,
+      # A memory of an error that is remembered already counts it twice.
+      contraction=0.0,
+      bounds_memory=False,
+    )
+
+  def count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    """Returns the number of elements that the wrapped codec dropped."""
+    return self.codec.count_dropped(payload, like)
 
   @property
   def is_tree(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 
 
@@ -36,6 +37,22 @@ class identity(Codec):
   """
 
   summable: ClassVar[bool] = True
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of a codec that loses nothing."""
+    return Laws(
+      lossless=True,
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      unbiased=True,
+      projects=True,
+      contraction=1.0,
+      bounds_memory=True,
+      error=ErrorBound(),
+      nonfinite="element",
+    )
 
   @property
   def keeps_dtype(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice, check_int
 from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 
@@ -46,6 +47,21 @@ class microscaling(BlockCodec):
   def __post_init__(self) -> None:
     check_choice("format", self.format, FORMATS)
     check_int("block", self.block, 1)
+
+  @property
+  def laws(self) -> Laws:
+    """The error of half a unit in the last place of the greatest binade."""
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      contraction=0.9 / self.block,
+      bounds_memory=True,
+      error=ErrorBound(
+        peak=2.0 ** -FORMATS[self.format].mantissa, floor=2.0**-126
+      ),
+      nonfinite="block",
+    )
 
   @functools.cached_property
   def kernel_op(self) -> MicroscalingOp:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -85,6 +86,17 @@ class nonnegative(Codec):
   def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
     return self.rounding == "stochastic"
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of a codec that no error memory holds: it drops all signs."""
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      error=ErrorBound(relative=1.0, peak=2.0**-30, floor=2.0**-125),
+      nonfinite="block",
+    )
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -79,6 +80,27 @@ class random_k(Codec):
   def needs_key(self) -> bool:
     """Whether positions are drawn: always."""
     return True
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of an unbiased codec if scaled, of a projection if not."""
+    # Most elements of a run of which one is drawn.
+    run = math.ceil(1.5 / self.density) if self.density < 1 else 1
+    scale = run if self.scaled else 1
+    is_whole = self.density == 1
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=scale == 1,
+      unbiased=self.scaled,
+      projects=scale == 1,
+      contraction=1 / run if scale == 1 else 0.0,
+      bounds_memory=scale == 1,
+      error=ErrorBound(
+        relative=0.0 if is_whole else max(1.0, scale - 1.0), floor=2.0**-126
+      ),
+      largest=float(jnp.finfo(jnp.float32).max) / scale,
+      nonfinite="element" if is_whole else "lost",
+    )
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -3,8 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
+import jax.numpy as jnp
+
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._identity import Values
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -60,6 +63,20 @@ class rotate(Codec):
     check_int("block", self.block, 1)
     check_choice("block", self.block, _BLOCKS)
     check_int("seed", self.seed, 0, 2**32 - 1)
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of an orthogonal matrix, up to float32 rounding."""
+    most = float(jnp.finfo(jnp.float32).max)
+    root = self.block**0.5
+    return Laws(
+      projects=True,
+      contraction=1.0,
+      bounds_memory=True,
+      error=ErrorBound(peak=2.0**-13 * root, floor=2.0**-126 * self.block),
+      largest=most / (4 * self.block),
+      nonfinite="block",
+    )
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._laws import Laws, weakest_laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import PathRules, ShapedLike
 
@@ -48,6 +49,11 @@ class rules(TreeCodec):
           "`rules` must be pairs of a pattern and a codec, got "
           f"{(pattern, codec)!r}."
         )
+
+  @property
+  def laws(self) -> Laws:
+    """The laws that all codecs of the rules state."""
+    return weakest_laws([codec.laws for _, codec in self.rules])
 
   @property
   def has_state(self) -> bool:

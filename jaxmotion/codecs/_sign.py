@@ -3,7 +3,10 @@
 import dataclasses
 import functools
 
+import jax.numpy as jnp
+
 from jaxmotion.codecs._block_codec import BlockCodec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_int
 from jaxmotion.kernels.sign import SignOp
 
@@ -39,6 +42,17 @@ class sign(BlockCodec):
 
   def __post_init__(self) -> None:
     check_int("block", self.block, 1)
+
+  @property
+  def laws(self) -> Laws:
+    """The contraction by at least one element of each block."""
+    return Laws(
+      contraction=0.99 / self.block,
+      bounds_memory=True,
+      error=ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      largest=float(jnp.finfo(jnp.float32).max) / (2 * self.block),
+      nonfinite="block",
+    )
 
   @functools.cached_property
   def kernel_op(self) -> SignOp:

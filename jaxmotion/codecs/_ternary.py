@@ -3,7 +3,10 @@
 import dataclasses
 import functools
 
+import jax.numpy as jnp
+
 from jaxmotion.codecs._block_codec import BlockCodec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice, check_int
 from jaxmotion.kernels.ternary import TernaryOp
 
@@ -48,6 +51,22 @@ class ternary(BlockCodec):
   def __post_init__(self) -> None:
     check_int("block", self.block, 1)
     check_choice("rounding", self.rounding, ("stochastic", "threshold"))
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of unbiased rounding, or by threshold of a contraction."""
+    by_threshold = self.rounding == "threshold"
+    most = float(jnp.finfo(jnp.float32).max)
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=not by_threshold,
+      unbiased=not by_threshold,
+      contraction=0.089 / self.block if by_threshold else 0.0,
+      bounds_memory=by_threshold,
+      error=ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      largest=most / (2 * self.block) if by_threshold else most,
+      nonfinite="block",
+    )
 
   @functools.cached_property
   def kernel_op(self) -> TernaryOp:

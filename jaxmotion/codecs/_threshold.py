@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -78,6 +79,25 @@ class threshold(Codec):
   def __post_init__(self) -> None:
     check_number("value", self.value, 0, open_low=True)
     check_number("capacity", self.capacity, 0, 1, open_low=True)
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of a projection: only elements below the threshold are lost."""
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      projects=True,
+      contraction=1.0,
+      bounds_memory=True,
+      error=ErrorBound(floor=self.value),
+      nonfinite="element",
+    )
+
+  def count_dropped(self, payload: Above, like: ShapedLike) -> Array:
+    """Returns the number of elements above the threshold without a slot."""
+    k, _ = self._slot_shape(like)
+    return jnp.maximum(payload.count, k) - jnp.uint32(k)
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -69,6 +70,24 @@ class truncate(Codec):
   def __post_init__(self) -> None:
     check_int("bytes", self.bytes, 1, 4)
     check_choice("rounding", self.rounding, ("zero", "nearest"))
+
+  @property
+  def laws(self) -> Laws:
+    """The relative error of the bits left out; lossless with four bytes."""
+    # One byte has every other power of two: to nearest is up to twice x.
+    relative = (0.75, 2.0**-7, 2.0**-15, 0.0)[self.bytes - 1]
+    if self.rounding == "nearest":
+      relative = 1.0 if self.bytes == 1 else relative / 2
+    return Laws(
+      lossless=self.bytes == 4,
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      contraction=1 - relative**2,
+      bounds_memory=True,
+      error=ErrorBound(relative=relative, floor=2.0**-125),
+      nonfinite="lost" if self.bytes == 1 else "element",
+    )
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice, check_int
 from jaxmotion.kernels import quantize
 
@@ -57,6 +58,30 @@ class uniform(BlockCodec):
     check_int("block", self.block, 1)
     check_choice("symmetric", self.symmetric, (True, False))
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+
+  @property
+  def laws(self) -> Laws:
+    """The error of a share of a block's step; see the class."""
+    levels = 2 ** (self.bits - 1) - 1 if self.bits > 1 else 0.5
+    # A step, as a share of the block's greatest magnitude. Scales are rounded
+    # up to 16 significant bits.
+    step = 1 / levels if self.symmetric else 2 / (2**self.bits - 1)
+    nearest = self.rounding == "nearest"
+    peak = step * (0.5 if nearest else 1.0) * (1 + 2.0**-14)
+    has_zero = self.symmetric and self.bits > 1
+    contraction = max(0.0, 1 - self.block * peak**2)
+    if has_zero and nearest:
+      # No element is off by more than itself, and the greatest hardly at all.
+      contraction = max(contraction, 0.99 / self.block)
+    return Laws(
+      keeps_zeros=has_zero,
+      keeps_finite=True,
+      unbiased=not nearest,
+      contraction=contraction,
+      bounds_memory=peak < 0.99,
+      error=ErrorBound(peak=peak, floor=2.0**-111),
+      nonfinite="block",
+    )
 
   @functools.cached_property
   def kernel_op(self) -> quantize.UniformOp:

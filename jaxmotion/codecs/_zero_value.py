@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -63,6 +64,26 @@ class zero_value(Codec):
     check_number("capacity", self.capacity, 0, 1, open_low=True)
     check_int("tile", self.tile, _TILES[0])
     check_choice("tile", self.tile, _TILES)
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of a lossless codec; its words are no projection."""
+    return Laws(
+      lossless=True,
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      unbiased=True,
+      contraction=1.0,
+      bounds_memory=True,
+      error=ErrorBound(),
+      nonfinite="element",
+    )
+
+  def count_dropped(self, payload: NonZeros, like: ShapedLike) -> Array:
+    """Returns the number of elements that are not zero and have no slot."""
+    del like
+    return payload.overflow
 
   @property
   def keeps_dtype(self) -> bool:

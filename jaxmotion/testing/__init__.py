@@ -8,6 +8,11 @@ from jaxmotion.testing._codec import (
   check_round_trips as check_round_trips,
   check_unbiased as check_unbiased,
 )
+from jaxmotion.testing._laws import (
+  Breach as Breach,
+  find_breaches as find_breaches,
+  make_rows as make_rows,
+)
 from jaxmotion.testing._transform import check_transform as check_transform
 
 _set_public_module(__name__, globals())

@@ -151,12 +151,36 @@ def test_a_missing_state_is_an_error(state):
     feedback(INT4).encode(XS[0], state)
 
 
-def test_memories_nest():
-  codec = feedback(feedback(INT4))
-  payload, state = encode(codec, XS[0], init(codec, XS[0]))
-  left = XS[0] - np.asarray(decode(codec, payload, XS[0]))
-  np.testing.assert_array_equal(read_error(codec, state), left)
-  np.testing.assert_array_equal(read_error(codec.codec, state.inner), left)
+@pytest.mark.parametrize(
+  "inner",
+  [
+    codecs.random_k(density=0.1),
+    codecs.uniform(bits=1),
+    codecs.uniform(bits=2, rounding="stochastic"),
+    codecs.ternary(),
+    codecs.nonnegative(),
+    codecs.chain(codecs.random_k(density=0.1), INT4),
+    codecs.chain(TOPK, codecs.ternary()),
+    feedback(INT4),
+    codecs.rules([("a", INT4), ("b", feedback(INT4))]),
+    codecs.buckets(codecs.ternary()),
+  ],
+  ids=repr,
+)
+def test_a_memory_that_would_grow_is_refused(inner):
+  with pytest.raises(ValueError, match="`codec` must bound the error memory"):
+    feedback(inner)
+
+
+def test_a_codec_of_your_own_states_that_it_bounds_the_memory():
+  class halves_for_test(codecs.cast):
+    @property
+    def laws(self):
+      return codecs.Laws()
+
+  with pytest.raises(ValueError, match="`codec` must bound the error memory"):
+    feedback(halves_for_test("bfloat16"))
+  assert feedback(codecs.random_k(density=0.1, scaled=False)).needs_key
 
 
 @pytest.mark.parametrize(

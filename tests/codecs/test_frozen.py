@@ -55,7 +55,7 @@ def stored(name):
 @NAMES
 def test_payloads_are_byte_for_byte_the_frozen_ones(name):
   expected, _ = stored(name)
-  leaves = [as_stored(a) for a in jax.tree.leaves(encode(CODECS[name][0]))]
+  leaves = [as_stored(a) for a in jax.tree.leaves(encode(CODECS[name]))]
   assert len(leaves) == len(expected)
   for a, b in zip(leaves, expected, strict=True):
     assert a.shape == b.shape and a.dtype == b.dtype
@@ -68,7 +68,7 @@ def test_payloads_are_byte_for_byte_the_frozen_ones(name):
 @NAMES
 def test_frozen_payloads_decode_to_the_frozen_array(name):
   expected, y = stored(name)
-  codec = CODECS[name][0]
+  codec = CODECS[name]
   shapes = jax.eval_shape(lambda: encode(codec))
   leaves = [
     jnp.asarray(b.view(a.dtype).reshape(a.shape))
@@ -90,7 +90,7 @@ def test_the_fixture_holds_no_codec_that_is_gone():
 
 def write():
   arrays = {}
-  for name, (codec, _) in CODECS.items():
+  for name, codec in CODECS.items():
     payload = encode(codec)
     leaves = [as_stored(a) for a in jax.tree.leaves(payload)]
     for i, leaf in enumerate([*leaves, decode(codec, payload)]):

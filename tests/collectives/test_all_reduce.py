@@ -52,7 +52,7 @@ def test_identity_is_the_uncompressed_collective_bit_for_bit(dtype, op):
 @functools.cache
 def program(name, method, workers=4):
   """x to its mean, and to what every worker decodes of its own."""
-  codec, _ = CODECS[name]
+  codec = CODECS[name]
 
   def local(x):
     key = make_key(0, lax.axis_index("data")).fold_path("")
@@ -82,7 +82,7 @@ def compiled(name, method, workers=4):
   [*((name, 4) for name in KINDS), ("topk", 3), ("int8_stochastic", 3)],
 )
 def test_the_mean_of_what_was_decoded_is_on_every_worker(name, workers):
-  codec, _ = CODECS[name]
+  codec = CODECS[name]
   y, own = compiled(name, "gather", workers)(tree(workers)["w"])
   assert len(copies(y)) == 1
   if codec.summable and name != "identity":
@@ -141,7 +141,7 @@ BOTH = ("identity", "int4", "topk_feedback", "random_k")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("method", ["gather", "two_phase"])
 def test_bytes_said_traced_and_compiled_are_equal(name, method):
-  codec, _ = CODECS[name]
+  codec = CODECS[name]
   workers = 4
   x = tree(workers)["w"]
   traced = wire.step_bytes(program(name, method), x).total_bytes

@@ -74,18 +74,21 @@ def test_identity_equals_the_uncompressed_collective(op):
 
 @PAIRS
 def test_every_codec_comes_close_to_the_uncompressed_collective(op, name):
-  codec, bound = CODECS[name]
+  codec = CODECS[name]
   y = np.asarray(compiled(op, codec)(X))
   assert y.shape == uncompressed(op).shape
-  if bound is not None:
+  error = codec.laws.error
+  # An element that is not drawn for all workers alike is lost for each of them.
+  if error is not None and "random_k" not in name:
     # Bounds grow with |x|, so the greatest one holds for every slice.
-    most = 4 * bound(np.abs(X).astype(np.float64)).max() + 1e-5
+    peak = np.abs(X).max()
+    most = 4 * ((error.relative + error.peak) * peak + error.floor) + 1e-5
     assert np.abs(y - uncompressed(op)).max() <= most
 
 
 @PAIRS
 def test_bytes_said_traced_and_compiled_are_equal(op, name):
-  codec, _ = CODECS[name]
+  codec = CODECS[name]
   traced = wire.step_bytes(program(op, codec), X).total_bytes
   read = wire.compiled_bytes(compiled(op, codec)).total_bytes
   if op == "all_gather":

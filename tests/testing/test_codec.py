@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.codecs import Codec
+from jaxmotion.codecs import Codec, ErrorBound, Laws
 from jaxmotion.codecs.extend import LeafGroup
 from jaxmotion.testing import (
   check_codec,
@@ -69,6 +69,12 @@ class off_by_a_bit(plain_for_test):
     return payload.values * 1.01
 
 
+class off_by_more_than_stated(off_by_a_bit):
+  @property
+  def laws(self):
+    return Laws(error=ErrorBound(relative=0.005))
+
+
 class grows(plain_for_test):
   def init(self, like):
     return jnp.zeros(3)
@@ -126,8 +132,8 @@ class rounds_down(plain_for_test):
 
 
 def test_a_codec_with_all_properties_passes():
-  check_codec(plain_for_test(), X, bound=lambda a: 0 * a)
-  check_codec(rounds_down(), X, bound=lambda a: 0 * a + 0.25)
+  check_codec(plain_for_test(), X)
+  check_codec(rounds_down(), X)
   check_unbiased(plain_for_test(), X, samples=4)
   check_contraction(plain_for_test(), X, 1.0)
   check_idempotent(rounds_down(), X)
@@ -135,12 +141,12 @@ def test_a_codec_with_all_properties_passes():
 
 def test_many_arrays_are_checked_in_one_program():
   arrays = [X, X.astype(jnp.bfloat16), X[:0], X[0]]
-  check_round_trips(plain_for_test(), arrays, bound=lambda a: 0 * a)
+  check_round_trips(plain_for_test(), arrays)
   for codec in (grows(), more_than_said(), other_dtype(), overflows()):
     with pytest.raises(AssertionError):
       check_round_trips(codec, arrays)
-  with pytest.raises(AssertionError, match="misses its bound by"):
-    check_round_trips(off_by_a_bit(), [X], bound=lambda a: 0.005 * a)
+  with pytest.raises(AssertionError, match="breaks its law error on row 0"):
+    check_round_trips(off_by_more_than_stated(), [X])
 
 
 @pytest.mark.parametrize(
@@ -176,11 +182,10 @@ def test_a_payload_of_float64_is_named():
       check_codec(wide(), X)
 
 
-def test_an_error_beyond_the_bound_is_named():
-  bound = lambda a: 0.005 * a
-  with pytest.raises(AssertionError, match="misses its bound by"):
-    check_codec(off_by_a_bit(), X, bound=bound)
-  check_codec(off_by_a_bit(), X, bound=lambda a: 0.0101 * a)
+def test_an_error_beyond_the_stated_one_is_named():
+  with pytest.raises(AssertionError, match="breaks its law error on row 0"):
+    check_codec(off_by_more_than_stated(), X)
+  check_codec(off_by_a_bit(), X)
 
 
 def test_a_bias_is_named():

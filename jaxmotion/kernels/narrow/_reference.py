@@ -9,7 +9,13 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, saturate_cast
+from jaxmotion.core import (
+  Array,
+  ShapedLike,
+  from_bits,
+  saturate_cast,
+  to_bits,
+)
 from jaxmotion.kernels._error_memory import sum_decoded
 from jaxmotion.kernels.narrow import _float8
 
@@ -46,9 +52,16 @@ def truncate_encode(
   x: Array, *, bytes: int, rounding: str
 ) -> tuple[Array, ...]:
   """Returns the `bytes` most significant bytes of each float32 word."""
-  u = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-  u = _round_to_bytes(u, bytes, rounding)
+  u = _round_to_bytes(_word_of(x), bytes, rounding)
   return tuple((u >> (24 - 8 * i)).astype(jnp.uint8) for i in range(bytes))
+
+
+def _word_of(x: Array) -> Array:
+  """Returns the bits of the elements as float32, uint32."""
+  if x.dtype == jnp.bfloat16:
+    # Not by a conversion, in which hosts flush subnormal numbers to zero.
+    return to_bits(x).astype(jnp.uint32) << 16
+  return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
 
 
 def _round_to_bytes(u: Array, bytes: int, rounding: str) -> Array:
@@ -75,8 +88,15 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   u = jnp.zeros((), jnp.uint32)
   for i, plane in enumerate(planes):
     u = u | (plane.astype(jnp.uint32) << (24 - 8 * i))
+  u = u.reshape(like.shape)
+  if like.dtype == jnp.bfloat16:
+    # The low bytes are zero, as they were in what was encoded.
+    return from_bits((u >> 16).astype(jnp.uint16), like.dtype)
   y = lax.bitcast_convert_type(u, jnp.float32)
-  return saturate_cast(y.reshape(like.shape), like.dtype)
+  if len(planes) == 1 and jnp.finfo(like.dtype).max < 2.0**127:
+    # The last level stands for infinity and NaN: it must not saturate.
+    y = jnp.where(jnp.abs(y) < 2.0**127, y, 2 * y)
+  return saturate_cast(y, like.dtype)
 
 
 def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:

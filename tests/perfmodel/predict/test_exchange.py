@@ -120,7 +120,7 @@ def test_bytes_are_those_of_the_traced_exchange(name, workers, method):
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize("name", CODECS)
 def test_bytes_are_right_for_every_codec(name, workers):
-  codec, _ = CODECS[name]
+  codec = CODECS[name]
   # More elements than one block, and a multiple of no block.
   x = jax.ShapeDtypeStruct((2 * 647,), "float32")
   axis = platform(data=workers).axis("data")

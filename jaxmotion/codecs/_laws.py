@@ -1,0 +1,136 @@
+"""Laws of codecs: what a codec promises of every array, as data."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+# From the weakest promise to the strongest.
+NONFINITE = ("lost", "array", "block", "element")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorBound:
+  """Bound of the error of each element.
+
+  |decode(encode(x)) - x| <= relative |x| + peak max|x| + floor, the maximum
+  over the array, before the result is rounded to the array's dtype.
+
+  Attributes:
+    relative: factor on the element's own magnitude.
+    peak: factor on the greatest magnitude of the array.
+    floor: error of elements however small.
+  """
+
+  relative: float = 0.0
+  peak: float = 0.0
+  floor: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Laws:
+  """Promises of a codec, which `testing.check_codec` checks one by one.
+
+  They hold where no element is dropped (`Codec.count_dropped`). The defaults
+  promise nothing.
+
+  Attributes:
+    lossless: every float32 or narrower array comes back bit for bit.
+    keeps_zeros: a zero decodes to a zero.
+    keeps_finite: finite arrays decode to finite arrays; they saturate.
+    idempotent: encoding a decoded array again loses nothing more.
+    unbiased: the mean of decoded arrays over keys is the array.
+    projects: the payload's `values` are P x and decoding them is P^T, where
+      the rows of P are orthonormal: a selection or a rotation.
+    contraction: greatest d such that ||decode(encode(x)) - x||^2 <=
+      (1 - d) ||x||^2 + n floor^2, in expectation over keys; 0 for none.
+    bounds_memory: whether the memory of `feedback` stays bounded if arrays do.
+    error: bound of each element's error, or None.
+    largest: greatest magnitude for which `contraction`, `bounds_memory` and
+      `error` hold.
+    nonfinite: what a non-finite element does. "element": it alone decodes to a
+      non-finite one. "block": it does, and others of its block may. "array":
+      some element does. "lost": it may vanish.
+  """
+
+  lossless: bool = False
+  keeps_zeros: bool = False
+  keeps_finite: bool = False
+  idempotent: bool = False
+  unbiased: bool = False
+  projects: bool = False
+  contraction: float = 0.0
+  bounds_memory: bool = False
+  error: ErrorBound | None = None
+  largest: float = math.inf
+  nonfinite: str = "lost"
+
+
+def weakest_laws(laws: Sequence[Laws]) -> Laws:
+  """Returns what all of these laws promise together, for codecs of trees.
+
+  Args:
+    laws: laws of one codec or more.
+  """
+  first, *others = laws
+  for other in others:
+    first = _weaker(first, other)
+  return first
+
+
+def chain_laws(laws: Sequence[Laws]) -> Laws:
+  """Returns the laws of codecs that encode each other's values.
+
+  Args:
+    laws: laws of two codecs or more, in order.
+  """
+  first = laws[:-1]
+  every = weakest_laws(laws)
+  if not all(own.projects for own in first):
+    return dataclasses.replace(
+      every, projects=False, contraction=0.0, bounds_memory=False, error=None
+    )
+  # Errors of orthogonal parts: ||x - P^T Q(P x)||^2 = ||x - P^T P x||^2
+  # + ||P x - Q(P x)||^2, so that what is kept of x is kept in turn.
+  contraction = math.prod(own.contraction for own in laws)
+  selects = all(own.keeps_zeros for own in first)
+  return dataclasses.replace(
+    every,
+    idempotent=False,
+    projects=False,
+    contraction=contraction,
+    error=_sum_errors(laws) if selects else None,
+  )
+
+
+def _weaker(a: Laws, b: Laws) -> Laws:
+  both = {
+    field.name: getattr(a, field.name) and getattr(b, field.name)
+    for field in dataclasses.fields(Laws)
+    if field.type in (bool, "bool")
+  }
+  error = None
+  if a.error and b.error:
+    error = ErrorBound(
+      relative=max(a.error.relative, b.error.relative),
+      peak=max(a.error.peak, b.error.peak),
+      floor=max(a.error.floor, b.error.floor),
+    )
+  return Laws(
+    **both,
+    contraction=min(a.contraction, b.contraction),
+    error=error,
+    largest=min(a.largest, b.largest),
+    nonfinite=min(a.nonfinite, b.nonfinite, key=NONFINITE.index),
+  )
+
+
+def _sum_errors(laws: Sequence[Laws]) -> ErrorBound | None:
+  errors = [own.error for own in laws]
+  known = [error for error in errors if error is not None]
+  if len(known) < len(errors):
+    return None
+  return ErrorBound(
+    relative=sum(error.relative for error in known),
+    peak=sum(error.peak for error in known),
+    floor=sum(error.floor for error in known),
+  )

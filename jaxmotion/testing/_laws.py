@@ -1,0 +1,390 @@
+"""Checks of the laws that a codec states."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmotion.codecs import Codec, ErrorBound
+from jaxmotion.core import Array, PyTree, make_key
+
+# Steps of error feedback; two halves are compared.
+_STEPS = 128
+# Encodings whose mean is compared with the array, or its energy.
+_SAMPLES = 400
+_SIGMAS = 6.0
+
+
+class Breach(NamedTuple):
+  """A law that an array breaks.
+
+  Attributes:
+    law: name of the field of `Laws`, or of the codec.
+    row: the array's position among the rows.
+    detail: what was found.
+  """
+
+  law: str
+  row: int
+  detail: str
+
+
+class Trip(NamedTuple):
+  """Result of encoding and decoding rows of arrays.
+
+  Attributes:
+    payload: leaves with a leading axis of rows.
+    y: the decoded rows.
+    dropped: number of dropped elements of each row.
+  """
+
+  payload: PyTree
+  y: np.ndarray
+  dropped: np.ndarray
+
+
+def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
+  """Checks every law that a codec states on rows of arrays, in one program.
+
+  Rows of equal shape and dtype share their compilation, also between calls.
+  A law is checked on the rows for which it is stated: see `codecs.Laws`.
+
+  Args:
+    codec: codec of arrays.
+    rows: floating-point [rows, ...]; each row is one array, of any elements.
+    seed: of the codec's randomness.
+
+  Returns:
+    The breaches, empty if every law holds.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> find_breaches(codecs.uniform(bits=8), jnp.eye(3))
+    []
+  """
+  rows = jnp.asarray(rows)
+  if not rows.size:
+    return []
+  trip = functools.partial(run_trip, codec)
+  first = trip(rows, seed)
+  x = np.asarray(rows)
+  found = [*find_in_rows(codec, x, first)]
+  usable = [i for i in range(len(x)) if _is_inside(codec, x[i])]
+  found += _find_in_energy(codec, x, usable, first)
+  if codec.laws.idempotent:
+    again = trip(jnp.asarray(first.y), seed)
+    for i in range(len(x)):
+      finite = np.isfinite(x[i]).all()
+      if finite and not _same_bits(again.y[i], first.y[i]):
+        found.append(Breach("idempotent", i, "the second decode differs"))
+  if codec.summable:
+    found += _find_in_sums(codec, x, usable, first)
+  if codec.laws.bounds_memory and usable:
+    found += _find_in_memory(codec, x, usable, trip)
+  if codec.needs_key and usable:
+    found += _find_in_means(codec, x, usable, trip)
+  return found
+
+
+@functools.lru_cache(maxsize=256)
+def _programs(codec: Codec, like: jax.ShapeDtypeStruct) -> tuple:
+  """Returns compiled encode and decode of rows of arrays like this."""
+
+  def encode(x: Array, worker: Array, seed: Array) -> tuple[PyTree, Array]:
+    payload, _ = codec.encode(x, codec.init(x), make_key(seed, worker))
+    return payload, codec.count_dropped(payload, like)
+
+  decode = jax.vmap(lambda payload: codec.decode(payload, like))
+  return jax.jit(jax.vmap(encode)), jax.jit(decode)
+
+
+def make_rows(x: np.ndarray) -> np.ndarray:
+  """Returns arrays that codecs find hard, made from one finite array.
+
+  They hold zeros of both signs, equal elements, subnormal and greatest floats,
+  mixed scales, and NaN and infinities at some places.
+
+  Args:
+    x: finite floating-point array.
+
+  Returns:
+    [rows, ...] of its dtype.
+
+  Example:
+    >>> rows = make_rows(np.linspace(-1, 1, 5, dtype=np.float32))
+    >>> rows.shape, int(np.isnan(rows).sum())
+    ((14, 5), 2)
+  """
+  info = jnp.finfo(x.dtype)
+  base = _wide(x).reshape(-1)
+  peak, order = _peak(base) or 1.0, np.arange(base.size)
+  signs = np.where(order % 3 == 1, -1.0, 1.0)
+  most, least = float(info.max), float(info.smallest_subnormal)
+  rows = [
+    base,
+    -base,
+    0 * base,
+    np.where(order % 3 == 0, 0.0, base),
+    np.where(order == order.size // 2, 3.0, -0.0),
+    np.ones(base.size),
+    -0.7 * np.ones(base.size),
+    base * 10.0 ** (4 * np.sin(order)),
+    signs * least * (1 + order % 97),
+    base * (most / peak),
+    signs * most,
+  ]
+  for places in (
+    {0: np.nan},
+    {-1: np.inf, 0: -np.inf},
+    {-1: np.nan, 1: np.inf},
+  ):
+    bad = base.copy()
+    for place, value in places.items():
+      bad[place % base.size] = value
+    rows.append(bad)
+  with np.errstate(over="ignore", invalid="ignore"):
+    return np.stack(rows).astype(x.dtype).reshape(len(rows), *x.shape)
+
+
+def run_trip(codec: Codec, rows: Array, seed: int | np.ndarray) -> Trip:
+  """Encodes and decodes rows, each as the worker of its number.
+
+  Args:
+    codec: codec of arrays.
+    rows: floating-point [rows, ...].
+    seed: of all rows, or of each.
+  """
+  like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+  encode, decode = _programs(codec, like)
+  workers = np.arange(rows.shape[0], dtype=np.uint32)
+  seeds = np.broadcast_to(np.asarray(seed, np.uint32), workers.shape)
+  payload, dropped = encode(rows, workers, seeds)
+  return Trip(payload, np.asarray(decode(payload)), np.asarray(dropped))
+
+
+def find_in_rows(codec: Codec, x: np.ndarray, trip: Trip) -> Iterator[Breach]:
+  """Checks the laws of single elements."""
+  laws = codec.laws
+  for i, (a, b) in enumerate(zip(x, trip.y, strict=True)):
+    if trip.dropped[i]:
+      continue
+    finite, kept = np.isfinite(a), np.isfinite(b)
+    if laws.lossless and a.itemsize <= 4 and not _same_bits(a, b):
+      yield Breach("lossless", i, f"{_count(a, b)} elements differ")
+    if not finite.all():
+      if not _follows_nonfinite(laws.nonfinite, finite, kept):
+        detail = f"{(~finite).sum()} non-finite elements, {(~kept).sum()} left"
+        yield Breach("nonfinite", i, detail)
+      continue
+    if laws.keeps_finite and not kept.all():
+      yield Breach("keeps_finite", i, f"{(~kept).sum()} are not finite")
+    if laws.keeps_zeros and (b[a == 0] != 0).any():
+      yield Breach("keeps_zeros", i, f"zeros became {b[a == 0]}")
+    if laws.error and _peak(a) <= laws.largest:
+      excess = _excess_error(codec, laws.error, a, b)
+      if not excess <= 0:
+        yield Breach("error", i, f"off by {excess} beyond the bound")
+
+
+def _follows_nonfinite(law: str, finite: np.ndarray, kept: np.ndarray) -> bool:
+  match law:
+    case "element":
+      return bool((finite == kept).all())
+    case "block":
+      return not bool(kept[~finite].any())
+    case "array":
+      return not bool(kept.all())
+  return True
+
+
+def _excess_error(
+  codec: Codec, error: ErrorBound, a: np.ndarray, b: np.ndarray
+) -> float:
+  """Returns by how much the worst element exceeds its bound."""
+  exact, found = _wide(a), _wide(b)
+  bound = error.relative * np.abs(exact) + error.peak * _peak(a) + error.floor
+  with np.errstate(invalid="ignore", over="ignore"):
+    excess = np.abs(found - exact) - bound * (1 + 1e-6) - _rounding(codec, a, b)
+  if not np.isfinite(found).all():
+    return np.inf
+  return float(np.max(excess, initial=-np.inf))
+
+
+def _rounding(codec: Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  """Returns the error of rounding a result to the dtype of its array."""
+  info = jnp.finfo(a.dtype)
+  eps = float(info.eps)
+  if not codec.keeps_dtype:
+    eps = max(eps, float(jnp.finfo(jnp.float32).eps))
+  lost = np.zeros(a.shape)
+  if a.dtype.itemsize == 8 and not codec.keeps_dtype:
+    # Rounded to float32 first.
+    lost += np.abs(_wide(a)) * eps + float(jnp.finfo(jnp.float32).tiny)
+  if codec.laws.lossless:
+    return lost
+  return lost + np.abs(_wide(b)) * eps + float(info.smallest_subnormal)
+
+
+def _find_in_energy(
+  codec: Codec, x: np.ndarray, usable: list[int], trip: Trip
+) -> Iterator[Breach]:
+  """Checks the laws of norms: contraction and projection."""
+  laws = codec.laws
+  for i in usable:
+    # Elements that are tiny or huge have no square in float64.
+    if trip.dropped[i] or not 1e-100 < _peak(x[i]) < 1e100:
+      continue
+    whole = _energy(_wide(x[i]))
+    lost = _energy(_wide(trip.y[i]) - _wide(x[i]))
+    slack = _energy(_rounding(codec, x[i], trip.y[i])) + 1e-5 * whole
+    if laws.contraction and not codec.needs_key:
+      allowed = _allowed_energy(codec, x[i])
+      if not lost <= allowed + slack + 2 * (allowed * slack) ** 0.5:
+        detail = f"{lost} of {whole} is lost, {allowed} allowed"
+        yield Breach("contraction", i, detail)
+    if laws.projects and x.dtype == np.float32:
+      kept = _energy(_wide(np.asarray(trip.payload.values)[i]))
+      if not abs(kept + lost - whole) <= slack:
+        detail = f"{kept} is kept and {lost} lost of {whole}"
+        yield Breach("projects", i, detail)
+
+
+def _allowed_energy(codec: Codec, a: np.ndarray) -> float:
+  laws = codec.laws
+  floor = laws.error.floor if laws.error else 0.0
+  return (1 - laws.contraction) * _energy(_wide(a)) + a.size * floor**2
+
+
+def _find_in_sums(
+  codec: Codec, x: np.ndarray, usable: list[int], trip: Trip
+) -> Iterator[Breach]:
+  """Checks that payloads may be added before they are decoded."""
+
+  def add_next(leaf: Array) -> Array:
+    a = np.asarray(leaf)
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+      return jnp.asarray(a)
+    with np.errstate(all="ignore"):
+      return jnp.asarray(a + np.roll(a, 1, 0))
+
+  like = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+  _, decode = _programs(codec, like)
+  found = _wide(np.asarray(decode(jax.tree.map(add_next, trip.payload))))
+  y = _wide(trip.y)
+  eps = max(2.0**-16, 8 * float(jnp.finfo(x.dtype).eps))
+  for i in usable:
+    before = (i - 1) % len(x)
+    if before not in usable or max(_peak(x[i]), _peak(x[before])) > 1e30:
+      continue
+    if x.dtype == np.float16 and max(_peak(y[i]), _peak(y[before])) > 3e4:
+      continue
+    most = max(_peak(y[i]), _peak(y[before])) * x[i].size ** 0.5
+    off = np.abs(found[i] - (y[i] + y[before])).max()
+    if not off <= eps * most + 1e-37:
+      yield Breach("summable", i, f"the sum decodes to something {off} away")
+
+
+def _find_in_memory(
+  codec: Codec,
+  x: np.ndarray,
+  usable: list[int],
+  trip: Callable[..., Trip],
+) -> Iterator[Breach]:
+  """Checks that what error feedback remembers stays bounded."""
+  if x.dtype != np.float32:
+    return
+  chosen = [i for i in usable if 1e-20 < _peak(x[i]) < 1e20]
+  limit = codec.laws.largest / 64
+  chosen = [i for i in chosen if _peak(x[i]) <= limit]
+  if not chosen:
+    return
+  rng = np.random.default_rng(0)
+  memory = np.zeros_like(x)
+  fits = np.ones(len(x), bool)
+  most = np.zeros((2, len(x)))
+  for step in range(_STEPS):
+    given = np.zeros_like(x)
+    given[chosen] = x[chosen]
+    # Some arrays stay, some change, and some push where the memory is.
+    for i in chosen[1::3]:
+      given[i] = rng.permutation(x[i].reshape(-1)).reshape(x[i].shape)
+    for i in chosen[2::3]:
+      given[i] = np.copysign(x[i], memory[i])
+    value = given + memory
+    out = trip(jnp.asarray(value), step)
+    memory = value - out.y
+    fits &= out.dropped == 0
+    half = most[2 * step // _STEPS]
+    for i in chosen:
+      half[i] = max(half[i], _peak(memory[i]))
+  floor = codec.laws.error.floor if codec.laws.error else 0.0
+  for i in chosen:
+    # Growth at every step doubles it, and more.
+    allowed = 1.7 * most[0, i] + 2 * floor + 2 * _peak(x[i])
+    if fits[i] and not most[1, i] <= allowed:
+      detail = f"the memory grows from {most[0, i]} to {most[1, i]}"
+      yield Breach("bounds_memory", i, detail)
+
+
+def _find_in_means(
+  codec: Codec,
+  x: np.ndarray,
+  usable: list[int],
+  trip: Callable[..., Trip],
+) -> Iterator[Breach]:
+  """Checks laws that hold in expectation, on one row."""
+  laws = codec.laws
+  if not (laws.unbiased or laws.contraction):
+    return
+  inside = [i for i in usable if 1e-20 < _peak(x[i]) < 1e20]
+  if not inside or x.dtype != np.float32:
+    return
+  i = inside[0]
+  same = jnp.asarray(np.broadcast_to(x[i], x.shape))
+  seeds = np.arange(-(-_SAMPLES // len(x)) * len(x)).reshape(-1, len(x))
+  drawn = np.concatenate([_wide(trip(same, row).y) for row in seeds])
+  exact = _wide(x[i])
+  if laws.unbiased:
+    spread = drawn.std(0) / np.sqrt(len(drawn))
+    # An element that is almost never drawn may not be drawn in any sample.
+    rare = np.abs(drawn - exact).max() * 2 * _SIGMAS / len(drawn)
+    excess = np.max(np.abs(drawn.mean(0) - exact) - _SIGMAS * spread - rare)
+    # Scales are rounded to 16 significant bits.
+    if not excess <= 2.0**-15 * _peak(x[i]):
+      yield Breach("unbiased", i, f"biased by {excess}")
+  if laws.contraction:
+    lost = np.mean([_energy(y - exact) for y in drawn])
+    allowed = _allowed_energy(codec, x[i])
+    spread = np.std([_energy(y - exact) for y in drawn])
+    spread *= _SIGMAS / np.sqrt(len(drawn))
+    if not lost <= allowed + spread + 1e-5 * _energy(exact):
+      yield Breach("contraction", i, f"{lost} is lost, {allowed} allowed")
+
+
+def _is_inside(codec: Codec, a: np.ndarray) -> bool:
+  """Returns whether the laws of norms are stated for an array."""
+  return bool(np.isfinite(a).all()) and 0 < _peak(a) <= codec.laws.largest
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+  return a.tobytes() == b.tobytes()
+
+
+def _count(a: np.ndarray, b: np.ndarray) -> int:
+  word = np.dtype(f"u{a.itemsize}")
+  return int((a.view(word) != b.view(word)).sum()) if a.ndim else 1
+
+
+def _peak(a: np.ndarray) -> float:
+  return float(np.max(np.abs(_wide(a)), initial=0))
+
+
+def _wide(a: Any) -> np.ndarray:
+  return np.asarray(a).astype(np.float64)
+
+
+def _energy(a: np.ndarray) -> float:
+  return float((a**2).sum())
