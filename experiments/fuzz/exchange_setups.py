@@ -149,6 +149,8 @@ def _draw_codec(
     return _BASES[rng.integers(len(_BASES))]
 
   def wrap(codec: Codec, decay: float, form: str) -> Codec:
+    if not codec.laws.bounds_memory:
+      return codec
     return codecs.feedback(codec, decay=decay, form=form)
 
   decay = (1.0, 1.0, 0.9)[rng.integers(3)]
@@ -161,6 +163,7 @@ def _draw_codec(
   if kind == 5:
     remembers = rng.random() < 0.5
     levels = [draw_base() for _ in range(rng.integers(1, 4))]
+    remembers &= all(codec.laws.bounds_memory for codec in levels)
     return tuple(wrap(c, decay, form) if remembers else c for c in levels)
   if kind == 6:
     joined = codecs.buckets(draw_base(), max_leaf_size=200)

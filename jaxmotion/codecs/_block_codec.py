@@ -35,7 +35,7 @@ class BlockCodec(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns words and scales, and the unchanged state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     return blocks.encode(self.kernel_op, x, self._used_key(key)), state
 
   def encode_error(
@@ -48,7 +48,7 @@ class BlockCodec(Codec):
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error, in the same pass."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     payload, value = blocks.encode_error(
       self.kernel_op, x, memory, self._used_key(key), decay=decay
     )

@@ -79,7 +79,7 @@ class cast(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Words, PyTree]:
     """Returns uint16 (uint8) words of the shape of `x`."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     return Words(cast_encode(x, self.dtype)), state
 
   def decode(self, payload: Words, like: ShapedLike) -> Array:

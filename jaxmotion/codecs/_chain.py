@@ -77,11 +77,10 @@ class chain(Codec):
     """The laws that all of the codecs keep, one after another."""
     return chain_laws([codec.laws for codec in self.codecs])
 
-  def count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Returns the sum over the codecs."""
+  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
     dropped = jnp.uint32(0)
     for codec, a in zip(self.codecs, self._input_likes(like), strict=True):
-      dropped = dropped + codec.count_dropped(payload, a)
+      dropped = dropped + codec._count_dropped(payload, a)
       payload = getattr(payload, "values", None)
     return dropped
 

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_float,
+  check_instance,
   make_key,
   shape_string,
 )
@@ -159,7 +160,14 @@ class Codec(abc.ABC):
 
     Returns:
       uint32[], 0 for codecs that have a slot for every element that they send.
+
+    Raises:
+      ValueError: the payload is not one of an array like that.
     """
+    self._check_payload(payload, like)
+    return self._count_dropped(payload, like)
+
+  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
     del payload, like
     return jnp.uint32(0)
 
@@ -279,12 +287,18 @@ class Codec(abc.ABC):
   def _from_fields(cls, fields: dict[str, Any]) -> "Codec":
     return cls(**fields)
 
-  def _check_input(self, x: Any, key: Key | None) -> None:
-    check_float("x", x)
+  def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
+    _check_shaped("x", x)
+    check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
     if self.needs_key and key is None:
       raise ValueError(
         f"`key` must be a jaxmotion.Key for {self}, got None: "
         "make one with jaxmotion.make_key(seed)."
+      )
+    if not (isinstance(state, tuple) and state == ()):
+      raise ValueError(
+        f"`state` must be () for {self}, which remembers nothing, got "
+        f"{state!r}."
       )
 
   def payload_like(self, like: ShapedLike) -> PyTree:
@@ -297,19 +311,45 @@ class Codec(abc.ABC):
 
   def _check_payloads(self, payloads: PyTree, like: ShapedLike) -> None:
     """Checks the payloads that `sum_decoded` takes."""
-    one = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), payloads
-    )
-    self._check_payload(one, like)
+    _check_shaped("like", like)
+    expected = jax.tree.map(shape_string, self.payload_like(like))
+    found = jax.tree.map(_describe_row, payloads)
+    if found != expected:
+      raise ValueError(
+        f"`payloads` must be what {self} makes of {shape_string(like)}, "
+        f"stacked along a leading axis of workers, {expected} each, got "
+        f"{found}."
+      )
 
   def _check_payload(self, payload: PyTree, like: ShapedLike) -> None:
+    _check_shaped("like", like)
     expected = jax.tree.map(shape_string, self.payload_like(like))
-    found = jax.tree.map(shape_string, payload)
+    found = jax.tree.map(_describe_leaf, payload)
     if found != expected:
       raise ValueError(
         f"`payload` must be what {self} makes of {shape_string(like)}, "
         f"{expected}, got {found}."
       )
+
+
+def _check_shaped(name: str, like: Any) -> None:
+  if not (hasattr(like, "shape") and hasattr(like, "dtype")):
+    raise TypeError(
+      f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
+      f"{like!r}."
+    )
+  check_float(name, like)
+
+
+def _describe_row(leaf: Any) -> str:
+  """Describes one worker's part of a leaf."""
+  if not getattr(leaf, "ndim", 0):
+    return _describe_leaf(leaf)
+  return shape_string(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+
+
+def _describe_leaf(leaf: Any) -> str:
+  return shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -105,9 +105,8 @@ class feedback(TreeCodec):
       bounds_memory=False,
     )
 
-  def count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Returns the number of elements that the wrapped codec dropped."""
-    return self.codec.count_dropped(payload, like)
+  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    return self.codec._count_dropped(payload, like)
 
   @property
   def is_tree(self) -> bool:

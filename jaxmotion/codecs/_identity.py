@@ -63,7 +63,7 @@ class identity(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Values, PyTree]:
     """Returns the array as the payload."""
-    del key
+    self._check_input(x, key, state)
     return Values(x), state
 
   def decode(self, payload: Values, like: ShapedLike) -> Array:

@@ -4,6 +4,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxmotion.core import (
+  check_bool,
+  check_choice,
+  check_instance,
+  check_number,
+)
+
 # From the weakest promise to the strongest.
 NONFINITE = ("lost", "array", "block", "element")
 
@@ -24,6 +31,10 @@ class ErrorBound:
   relative: float = 0.0
   peak: float = 0.0
   floor: float = 0.0
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      check_number(field.name, getattr(self, field.name), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,17 @@ class Laws:
   error: ErrorBound | None = None
   largest: float = math.inf
   nonfinite: str = "lost"
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      if field.type is bool:
+        check_bool(field.name, getattr(self, field.name))
+    check_number("contraction", self.contraction, 0.0, 1.0)
+    if self.error is not None:
+      check_instance("error", self.error, ErrorBound, "an ErrorBound or None")
+    if not (type(self.largest) is float and math.isinf(self.largest)):
+      check_number("largest", self.largest, 0.0, open_low=True)
+    check_choice("nonfinite", self.nonfinite, NONFINITE)
 
 
 def weakest_laws(laws: Sequence[Laws]) -> Laws:
@@ -106,7 +128,7 @@ def _weaker(a: Laws, b: Laws) -> Laws:
   both = {
     field.name: getattr(a, field.name) and getattr(b, field.name)
     for field in dataclasses.fields(Laws)
-    if field.type in (bool, "bool")
+    if field.type is bool
   }
   error = None
   if a.error and b.error:

@@ -102,7 +102,7 @@ class nonnegative(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Unsigned, PyTree]:
     """Returns a byte per element and one per block, and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     bits = self._to_blocks(x)
     peak = jnp.max(bits, axis=1, keepdims=True, initial=0)
     # The binade that the maximum may be rounded up to, or it could not grow

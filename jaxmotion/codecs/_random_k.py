@@ -106,7 +106,7 @@ class random_k(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Sampled, PyTree]:
     """Returns k elements and the seed of their positions, and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     assert key is not None
     k = self._sample_size(x)
     flat = jnp.ravel(x).astype(jnp.float32)

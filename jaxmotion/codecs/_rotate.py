@@ -82,7 +82,7 @@ class rotate(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Values, PyTree]:
     """Returns float32[blocks, block] and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     return Values(kernel.rotate(x, self.block, self.seed)), state
 
   def decode(self, payload: Values, like: ShapedLike) -> Array:

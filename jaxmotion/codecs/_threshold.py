@@ -94,8 +94,7 @@ class threshold(Codec):
       nonfinite="element",
     )
 
-  def count_dropped(self, payload: Above, like: ShapedLike) -> Array:
-    """Returns the number of elements above the threshold without a slot."""
+  def _count_dropped(self, payload: Above, like: ShapedLike) -> Array:
     k, _ = self._slot_shape(like)
     return jnp.maximum(payload.count, k) - jnp.uint32(k)
 
@@ -103,7 +102,7 @@ class threshold(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Above, PyTree]:
     """Returns elements, positions and the count, and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = threshold_bitmap(x, self.value)

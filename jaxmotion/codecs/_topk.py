@@ -95,7 +95,7 @@ class topk(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[Sparse, PyTree]:
     """Returns k elements and places of every block, and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     block, k, bits = self._block_shape(x)
     values, places = topk_select(x, k, block)
     return Sparse(values.reshape(-1), pack_flat(places, bits)), state

@@ -93,7 +93,7 @@ class truncate(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[BytePlanes, PyTree]:
     """Returns `bytes` planes of uint8 of the shape of `x`."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     planes = truncate_encode(x, self.bytes, self.rounding)
     return BytePlanes(planes), state
 

@@ -80,8 +80,7 @@ class zero_value(Codec):
       nonfinite="element",
     )
 
-  def count_dropped(self, payload: NonZeros, like: ShapedLike) -> Array:
-    """Returns the number of elements that are not zero and have no slot."""
+  def _count_dropped(self, payload: NonZeros, like: ShapedLike) -> Array:
     del like
     return payload.overflow
 
@@ -94,7 +93,7 @@ class zero_value(Codec):
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[NonZeros, PyTree]:
     """Returns mask, words and count of every tile, and the state."""
-    self._check_input(x, key)
+    self._check_input(x, key, state)
     words = to_bits(x).reshape(-1)
     return compact_tiles(words, *self._tile_shape(x)), state
 

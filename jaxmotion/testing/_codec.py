@@ -10,7 +10,18 @@ import numpy as np
 
 from jaxmotion import codecs as codecs_room
 from jaxmotion.codecs import Codec, from_config
-from jaxmotion.core import Array, PyTree, make_key, same_structure, shape_string
+from jaxmotion.codecs.extend import check_codec as check_codec_of_arrays
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  check_int,
+  check_number,
+  check_sequence,
+  make_key,
+  same_structure,
+  shape_string,
+)
+from jaxmotion.testing._arguments import check_array, check_codec_and_array
 from jaxmotion.testing._laws import (
   Breach,
   Trip,
@@ -66,6 +77,8 @@ def check_codec(
     >>> from jaxmotion import codecs
     >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
   """
+  check_codec_and_array(codec, "x", x)
+  check_int("ulps", ulps, 0, 1 << 20)
   key = make_key(7)
   state = codec.init(x)
   traces: list[None] = []
@@ -121,6 +134,9 @@ def check_round_trips(codec: Codec, arrays: Sequence[Array]) -> None:
     >>> x = jnp.linspace(-1, 1, 100)
     >>> check_round_trips(codecs.uniform(bits=8), [x, x[:0], x[0]])
   """
+  check_codec_of_arrays("codec", codec)
+  for i, x in enumerate(check_sequence("arrays", arrays, "arrays")):
+    check_array(f"arrays[{i}]", x)
 
   @jax.jit
   def round_trips(arrays: Sequence[Array]) -> list[Any]:
@@ -243,6 +259,9 @@ def check_unbiased(
     >>> codec = codecs.uniform(bits=2, rounding="stochastic")
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
+  check_codec_and_array(codec, "x", x)
+  check_int("samples", samples, 1, 1 << 20)
+  check_number("sigmas", sigmas, 0)
 
   def round_trip(i: Array) -> Array:
     # Both words of the key change: some codecs round by one, some sample by
@@ -278,6 +297,8 @@ def check_contraction(codec: Codec, x: Array, delta: float) -> None:
     >>> from jaxmotion import codecs
     >>> check_contraction(codecs.topk(density=0.5), jnp.arange(8.0), 0.5)
   """
+  check_codec_and_array(codec, "x", x)
+  check_number("delta", delta, 0, 1)
   y = _make_round_trip(codec, x)(x)
   error = np.asarray(y, np.float64) - np.asarray(x)
   left = float((error**2).sum())
@@ -302,6 +323,7 @@ def check_idempotent(codec: Codec, x: Array) -> None:
     >>> from jaxmotion import codecs
     >>> check_idempotent(codecs.cast("bfloat16"), jnp.linspace(0, 1, 9))
   """
+  check_codec_and_array(codec, "x", x)
 
   round_trip = _make_round_trip(codec, x)
   once = round_trip(x)

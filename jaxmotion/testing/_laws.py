@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion.codecs import Codec, ErrorBound
-from jaxmotion.core import Array, PyTree, make_key
+from jaxmotion.core import Array, PyTree, check_int, make_key, shape_string
+from jaxmotion.testing._arguments import check_array, check_codec_and_array
 
 # Steps of error feedback; two halves are compared.
 _STEPS = 128
@@ -65,6 +66,12 @@ def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
     >>> find_breaches(codecs.uniform(bits=8), jnp.eye(3))
     []
   """
+  check_codec_and_array(codec, "rows", rows)
+  check_int("seed", seed, 0, 2**32 - 1)
+  if rows.ndim < 1:
+    raise ValueError(
+      f"`rows` must have a leading axis, got {shape_string(rows)}."
+    )
   rows = jnp.asarray(rows)
   if not rows.size:
     return []
@@ -118,6 +125,8 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     >>> rows.shape, int(np.isnan(rows).sum())
     ((14, 5), 2)
   """
+  check_array("x", x)
+  x = np.asarray(x)
   info = jnp.finfo(x.dtype)
   base = _wide(x).reshape(-1)
   peak, order = _peak(base) or 1.0, np.arange(base.size)

@@ -93,7 +93,7 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
     # The low bytes are zero, as they were in what was encoded.
     return from_bits((u >> 16).astype(jnp.uint16), like.dtype)
   y = lax.bitcast_convert_type(u, jnp.float32)
-  if len(planes) == 1 and jnp.finfo(like.dtype).max < 2.0**127:
+  if len(planes) == 1 and float(jnp.finfo(like.dtype).max) < 2.0**127:
     # The last level stands for infinity and NaN: it must not saturate.
     y = jnp.where(jnp.abs(y) < 2.0**127, y, 2 * y)
   return saturate_cast(y, like.dtype)

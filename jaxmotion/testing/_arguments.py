@@ -1,0 +1,41 @@
+"""Checks of the arguments of the checks."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmotion.codecs.extend import check_codec
+from jaxmotion.core import check_float, check_instance
+
+
+def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
+  """Raises unless the arguments are a codec of arrays and an array for it.
+
+  Args:
+    codec: what the caller gave as `codec`.
+    name: the array's name, for the message.
+    x: what the caller gave as the array.
+
+  Raises:
+    TypeError: another type or dtype, or an array that is being traced.
+  """
+  check_codec("codec", codec)
+  check_array(name, x)
+
+
+def check_array(name: str, x: Any) -> None:
+  """Raises unless an argument is a floating-point array with values.
+
+  Args:
+    name: the argument's name, for the message.
+    x: what the caller gave.
+
+  Raises:
+    TypeError: another type or dtype, or an array that is being traced.
+  """
+  noun = "a floating-point array outside of jit"
+  check_instance(name, x, (jax.Array, np.ndarray), noun)
+  if isinstance(x, jax.core.Tracer):
+    raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
+  check_float(name, x)
