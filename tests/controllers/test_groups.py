@@ -19,7 +19,11 @@ class Net(nnx.Module):
     self.blocks = nnx.List([Block(rngs) for _ in range(2)])
 
 
-PARAMS = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
+RNG = np.random.default_rng(0)
+PARAMS = jax.tree.map(
+  lambda x: jnp.asarray(RNG.normal(size=x.shape), x.dtype),
+  nnx.eval_shape(lambda: nnx.state(Net(nnx.Rngs(0)), nnx.Param)),
+)
 LAYERS = [("bias|scale", None), (r"(.*)/kernel", r"\1")]
 BLOCKS = [(r"(blocks/\d+)/", r"\1"), (r"(.*?)/", r"\1")]
 

@@ -62,12 +62,16 @@ def dealt(counts, batch=None):
 
 def full_gradient(params=PARAMS):
   mean = lambda p: losses(p, BATCH["x"], BATCH["y"]).mean()
-  return jax.value_and_grad(mean)(params)
+  return jax.jit(jax.value_and_grad(mean))(params)
 
 
 def distance(a, b):
-  norm = lambda t: float(optax.tree.norm(t))
-  return norm(jax.tree.map(jnp.subtract, a, b)) / norm(b)
+  def join(tree):
+    leaves = jax.tree.leaves(tree)
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in leaves])
+
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  return np.linalg.norm(join(a) - join(b)) / np.linalg.norm(join(b))
 
 
 @functools.cache

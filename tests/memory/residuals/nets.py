@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 DIMS = ("NHWC", "HWIO", "NHWC")
@@ -46,7 +47,8 @@ def pool_block(p, x):
 
 
 def normal(seed, *shape):
-  return 0.3 * jax.random.normal(jax.random.key(seed), shape)
+  values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+  return jnp.asarray(0.3 * values)
 
 
 def make(name):
@@ -72,7 +74,7 @@ def squared(block):
 
 def stacked(p, count):
   """Returns the parameters of equal blocks, as rows of one tree."""
-  return jax.tree.map(lambda a: jnp.stack([a] * count), p)
+  return jax.tree.map(lambda a: jnp.asarray(np.stack([a] * count)), p)
 
 
 def looped(block):
@@ -113,14 +115,19 @@ def plain_relu_gradients():
 def same(a, b):
   """Says whether two trees have the same bits, but for signs of zeros."""
   return all(
-    bool((x == y).all())
+    np.array_equal(x, y)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )
 
 
 def distance(a, b):
   """Returns the largest relative distance of any leaf."""
+
+  def relative(x, y):
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return np.linalg.norm(np.ravel(x - y)) / np.linalg.norm(np.ravel(x))
+
   return max(
-    float(jnp.linalg.norm((x - y).ravel()) / jnp.linalg.norm(x.ravel()))
+    float(relative(x, y))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )
