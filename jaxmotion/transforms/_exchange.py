@@ -30,12 +30,16 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  axis_names,
   check_axis_name,
   check_choice,
   check_int,
+  is_varying,
   make_key,
+  named_leaves,
   pack_worker,
   unpack_worker,
+  varying_axes,
   worker_index,
 )
 
@@ -109,7 +113,8 @@ def exchange(
     TypeError: an argument of another type, such as a `codec` that is none.
     ValueError: a `seed` outside [0, 2^32); an unknown `op`, `method` or
       `nonfinite`; an axis in both `axis_name` and `local_axis`; a
-      `local_codec` without `local_axis`.
+      `local_codec` without `local_axis`. `update` raises it for a gradient
+      that JAX has summed already, in a `shard_map` that checks types.
 
   Example:
     >>> from jaxmotion import codecs
@@ -158,6 +163,7 @@ def exchange(
     del params, extra_args
     check_level_given(level, codec)
     check_weight(weight)
+    _check_local(updates, workers)
     (x, weight), ok = apply_nonfinite_policy(
       nonfinite, (updates, weight), workers
     )
@@ -186,6 +192,24 @@ def exchange(
     return y, ExchangeState(count, skipped, pack_worker(new))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_local(updates: PyTree, workers: AxisName) -> None:
+  """Raises an error if gradients are typed as equal on all workers.
+
+  JAX has summed such a gradient already. `pmap` and maps with
+  `check_vma=False` give no types, so nothing is known there.
+  """
+  if not is_varying(worker_index(workers), workers):
+    return
+  for path, leaf in named_leaves(updates):
+    if equal := sorted(set(axis_names(workers)) - varying_axes(leaf)):
+      raise ValueError(
+        f"`updates/{path}` must be a worker's own gradient, got one that is"
+        f" equal on all workers of {', '.join(map(repr, equal))}: JAX has"
+        " summed it at full precision. Take gradients by"
+        " `jaxmotion.local_value_and_grad` instead of `jax.grad`."
+      )
 
 
 def _all_axes(

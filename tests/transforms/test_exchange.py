@@ -6,7 +6,7 @@ import optax
 import pytest
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, wire
@@ -347,3 +347,24 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
 def test_bad_arguments_are_named(make, error, message):
   with pytest.raises(error, match=message):
     make()
+
+
+@pytest.mark.parametrize("own", ["", "model"])
+def test_a_gradient_that_jax_has_summed_is_refused_by_name(own):
+  mesh = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  tx = jaxmotion.exchange(("data", "model"))
+
+  def local_update(w, x):
+    w = lax.pcast(w, own, to="varying") if own else w
+    grads = {"w": jax.grad(lambda w: jnp.sum(x @ w))(w)}
+    return tx.update(grads, tx.init(grads))[0]
+
+  with pytest.raises(ValueError, match="`updates/w` must .* of 'data'.*summed"):
+    jax.shard_map(
+      local_update,
+      mesh=mesh,
+      in_specs=(P(), P(("data", "model"))),
+      out_specs=P(),
+    )(jnp.ones(3), jnp.ones((4, 3)))
