@@ -97,7 +97,9 @@ def _make(value: Any) -> Any:
 
 def _vary(value: Any, axes: tuple[str, ...]) -> Any:
   leaves = jax.tree.leaves(value)
-  if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
+  if leaves and all(
+    isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves
+  ):
     return to_varying(value, axes)
   return value
 
