@@ -152,7 +152,8 @@ def experiment_arrows():
 
 def test_experiments_import_one_another_in_few_ways_without_rings():
   found = set(experiment_arrows())
-  assert 0 < len(found) <= 44, sorted(found)
+  between = {pair for pair in found if "tables" not in pair}  # No folder.
+  assert 0 < len(between) <= 40, sorted(between)
   left = {name for pair in found for name in pair}
   while left:
     free = {n for n in left if not any(a == n and b in left for a, b in found)}
