@@ -58,14 +58,16 @@ def find_minimum_cut(
     fusion aware*, 2023 (the partitioner of PyTorch 2 by minimum cut).
   """
   sinks = values_read_by_backward(joint, known)
-  steps = joint.order.leading_to(sinks, ())
   free = {*known, *joint.program.constants}
+  # Not beyond what is known: what a known value follows from may be gone.
+  steps = joint.order.leading_to(sinks, free)
   values = [v for v in joint.inputs if v not in free]
   sources = list(values)
   for step in steps:
-    values += step.outs
+    made = [v for v in step.outs if v not in free]
+    values += made
     if never_recompute(step):
-      sources += step.outs
+      sources += made
   # Node n stands for computing a value, node n + 1 for having it.
   node = {v: 2 + 2 * i for i, v in enumerate(values)}
   graph = FlowGraph(2 + 2 * len(values))
@@ -76,8 +78,9 @@ def find_minimum_cut(
     graph.add_edge(FlowGraph.SOURCE, node[value], UNCUTTABLE)
   for step in steps:
     for operand in step.reads:
-      for result in step.outs if operand in node else ():
-        graph.add_edge(node[operand] + 1, node[result], UNCUTTABLE)
+      for result in step.outs:
+        if operand in node and result in node:
+          graph.add_edge(node[operand] + 1, node[result], UNCUTTABLE)
   for value in sinks:
     graph.add_edge(node[value] + 1, FlowGraph.SINK, UNCUTTABLE)
   sink_side = graph.find_sink_side()
