@@ -65,7 +65,9 @@ def compress_residuals(
 
       * None: exactly, with masks as bits.
       * A codec: encodes dense and sparse floats of 2048 elements or more where
-        that makes them smaller; others are saved exactly. `zero_value`
+        that makes them smaller; others are saved exactly. So are floats that
+        the backward pass divides by, if the codec may round them to zero:
+        gradients would be infinite. `zero_value`
         encodes sparse floats alone, and exactly: a residual whose nonzeros
         exceed the capacity is recomputed.
       * `offload(codec)`: encoded likewise, and saved in host memory.

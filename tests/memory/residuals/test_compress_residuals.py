@@ -185,18 +185,6 @@ def test_the_first_matching_rule_decides():
   assert value == expected and distance(exact, grads) < 0.02
 
 
-def test_what_a_saved_mask_follows_from_is_not_recomputed():
-  def loss(w, x, z):
-    same = z[0][None, :] == z[:, 0][:, None]
-    return jnp.sum(jnp.sin(x @ w) * same.astype(x.dtype))
-
-  w, x, z = normal(0, 8, 64), normal(1, 64, 8), jnp.round(normal(2, 64, 64))
-  saved = residuals_of(loss, w, x, z, recompute="all")
-  assert [r.name for r in saved] == ["dense/1", "mask/eq_0"]
-  found = jax.jit(jax.grad(compress_residuals(loss, recompute="all")))(w, x, z)
-  assert distance(jax.jit(jax.grad(loss))(w, x, z), found) < 1e-6
-
-
 def test_offloaded_residuals_are_exact():
   block, p, x = make("attention")
   loss = looped(compress_residuals(block, offload()))

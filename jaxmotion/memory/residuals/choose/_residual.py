@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec, identity, zero_value
+from jaxmotion.codecs import (
+  Codec,
+  cast,
+  identity,
+  nonnegative,
+  truncate,
+  zero_value,
+)
 from jaxmotion.core import (
   Array,
   Key,
@@ -105,6 +112,14 @@ class Residual(NamedTuple):
     return not (
       self.codec is None or isinstance(self.codec, (identity, zero_value))
     )
+
+  @property
+  def may_round_to_zero(self) -> bool:
+    """Whether its codec may make zeros of other elements."""
+    if isinstance(self.codec, cast):
+      # Narrow exponents have no room for small elements.
+      return jnp.finfo(self.codec.dtype).minexp > -126
+    return self.is_lossy and not isinstance(self.codec, nonnegative | truncate)
 
   @property
   def is_exact(self) -> bool:

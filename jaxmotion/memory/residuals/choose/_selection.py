@@ -21,6 +21,7 @@ from jaxmotion.memory.residuals.choose._residual import Residual, apply_choice
 from jaxmotion.memory.residuals.trace import (
   JointProgram,
   classify_values,
+  find_divisors,
   name_values,
 )
 from jaxmotion.program import (
@@ -181,6 +182,7 @@ class _ResidualTable:
     self._joint, self._choose, self._repeats = joint, choose, repeats
     self._kind = classify_values(joint.program)
     self._name = name_values(joint.program, input_names, self._kind, prefix)
+    self._divisors = find_divisors(joint.program)
     self._described: dict[Value, Residual] = {}
 
   def forward_values(self) -> list[Value]:
@@ -208,6 +210,8 @@ class _ResidualTable:
       # bits held 7076 MiB, and 2017 with the stack left where it is.
       if not (is_on_host(value.aval) or exact.is_of_scan):
         residual = apply_choice(exact, self._choose)
+      if value in self._divisors and residual.may_round_to_zero:
+        residual = residual._replace(codec=None)
       needs_recompute = residual.recomputed or residual.may_overflow
       is_argument = value in self._joint.inputs
       self._described[value] = (

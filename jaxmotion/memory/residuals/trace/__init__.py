@@ -10,6 +10,7 @@ from jaxmotion.memory.residuals.trace._joint import (
 )
 from jaxmotion.memory.residuals.trace._kinds import (
   classify_values as classify_values,
+  find_divisors as find_divisors,
   name_values as name_values,
 )
 from jaxmotion.memory.residuals.trace._max_pool import (

@@ -15,6 +15,19 @@ from jax.extend import core
 
 from jaxmotion.program import ZERO_PRESERVING, Operand, Program, Step, Value
 
+# Primitives that divide by an operand, and its position; None: by any.
+_DIVIDED_BY = {
+  "custom_linear_solve": None,
+  "digamma": 0,
+  "div": 1,
+  "lgamma": 0,
+  "log": 0,
+  "pow": 0,
+  "rem": 1,
+  "rsqrt": 0,
+  "triangular_solve": 0,
+  "tridiagonal_solve": None,
+}
 # Views of an array: a name given to the view is a name of the array.
 _VIEWS = ("reshape", "slice", "split")
 
@@ -82,6 +95,30 @@ def name_values(
       for value in step.reads:
         label[value] = step.eqn.params["name"]
   return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
+
+
+def find_divisors(program: Program) -> set[Value]:
+  """Returns the values that a step divides by, or that are zero if one is.
+
+  Rounded to zero, such a value makes a gradient infinite.
+  """
+  found: set[Value] = set()
+  for step in reversed(program.steps):
+    if step.name in _DIVIDED_BY:
+      index = _DIVIDED_BY[step.name]
+      used = step.ins if index is None else step.ins[index : index + 1]
+      found.update(v for v in used if isinstance(v, Value))
+    is_inverse = step.name == "integer_pow" and step.params["y"] < 0
+    is_zero_with_operand = step.name in ZERO_PRESERVING or step.name in (
+      "div",
+      "integer_pow",
+      "optimization_barrier",
+    )
+    if is_inverse or (
+      is_zero_with_operand and any(v in found for v in step.outs)
+    ):
+      found.update(step.reads)
+  return found
 
 
 def reuse_relu_outputs(program: Program) -> Program:
