@@ -75,5 +75,9 @@ from jaxmotion.core._vjp import (
   is_inexact as is_inexact,
   vjp_inexact as vjp_inexact,
 )
+from jaxmotion.core._worker_maps import (
+  map_local_work as map_local_work,
+  place_tree as place_tree,
+)
 
 set_public_module(__name__, globals())

@@ -9,12 +9,10 @@ from jax import lax
 
 from jaxmotion.core import (
   Array,
-  AxisName,
   PyTree,
   check_float,
   same_structure,
   shape_string,
-  to_varying,
 )
 
 
@@ -36,7 +34,6 @@ class MicrobatchSums(NamedTuple):
 
 def accumulate_microbatches(
   loss_fn: Callable[..., Any],
-  axis_name: AxisName,
   params: PyTree,
   stats: PyTree,
   batch: PyTree,
@@ -44,19 +41,18 @@ def accumulate_microbatches(
 ) -> MicrobatchSums:
   """Sums losses and gradients over microbatches, without a collective.
 
+  Its map must not check what varies over workers (`map_local_work`). Else JAX
+  would sum gradients over workers in the loop's body, and workers with fewer
+  microbatches would never join that sum.
+
   Args:
     loss_fn: (params, stats, microbatch) -> (total, count, stats), or
       (params, microbatch) -> (total, count) if `stats` is None.
-    axis_name: the workers' axis.
     params: parameters of the model.
     stats: statistics that every microbatch starts from, or None.
     batch: pytree of arrays with the microbatches along the leading axis.
     trips: int32[], number of microbatches to run, the first ones.
   """
-  # The parameters must vary over the axis. Otherwise JAX would sum their
-  # gradients over workers in the loop's body, and workers with fewer
-  # microbatches would never join that sum.
-  params, stats = to_varying((params, stats), axis_name)
 
   def loss_of_params(
     params: PyTree, microbatch: PyTree
@@ -95,7 +91,7 @@ def accumulate_microbatches(
     scalar,
     jax.tree.map(zeros_like, stats),
   )
-  return lax.fori_loop(0, trips, add_microbatch, to_varying(start, axis_name))
+  return lax.fori_loop(0, trips, add_microbatch, start)
 
 
 def _sum_dtype(a: Any) -> Any:

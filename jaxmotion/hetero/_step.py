@@ -27,8 +27,10 @@ from jaxmotion.core import (
   check_callable,
   check_float,
   check_instance,
+  map_local_work,
   named_leaves,
   pack_worker,
+  place_tree,
   state_specs,
   unpack_worker,
   worker_index,
@@ -204,23 +206,24 @@ def uneven_data_parallel(
   def sum_microbatches(
     model: _Model, batch: PyTree, counts: Array
   ) -> PerWorker:
-    return jax.shard_map(
-      functools.partial(_local_work, loss_fn, axis_name),
-      mesh=mesh,
-      in_specs=(P(), split, split),
-      out_specs=split,
-    )(model, batch, counts)
+    args, specs = (model, batch, counts), (P(), split, split)
+    local_work = functools.partial(_local_work, loss_fn)
+    return map_local_work(local_work, mesh, axis_name, specs)(
+      *place_tree(args, mesh, specs)
+    )
 
   def update(
     state: UnevenState, work: PerWorker, seconds: Array, extra_args: PyTree
   ) -> tuple[UnevenState, Metrics]:
-    specs = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
+    state_spec = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
+    specs = (state_spec, split, split, P())
+    args = place_tree((state, work, seconds, extra_args), mesh, specs)
     return jax.shard_map(
       functools.partial(_local_update, tx, axis_name),
       mesh=mesh,
-      in_specs=(specs, split, split, P()),
-      out_specs=(specs, P()),
-    )(state, work, seconds, extra_args)
+      in_specs=specs,
+      out_specs=(state_spec, P()),
+    )(*args)
 
   @functools.partial(jax.jit, donate_argnums=donate_argnums)
   def jitted_step(
@@ -314,15 +317,12 @@ def _get_model(state: UnevenState) -> _Model:
 
 def _local_work(
   loss_fn: Callable[..., Any],
-  axis_name: AxisName,
   model: _Model,
   batch: PyTree,
   counts: Array,
 ) -> PerWorker:
   batch = jax.tree.map(lambda a: a[0], batch)
-  return pack_worker(
-    accumulate_microbatches(loss_fn, axis_name, *model, batch, counts[0])
-  )
+  return pack_worker(accumulate_microbatches(loss_fn, *model, batch, counts[0]))
 
 
 def _local_update(

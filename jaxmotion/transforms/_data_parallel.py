@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import check_batch, check_exchanged
 from jaxmotion.core import (
@@ -22,6 +22,8 @@ from jaxmotion.core import (
   check_buffers,
   check_callable,
   check_instance,
+  map_local_work,
+  place_tree,
   state_specs,
   to_varying,
 )
@@ -150,7 +152,7 @@ def data_parallel(
 
   @jax.jit
   def jitted_init(params: PyTree) -> tuple[PyTree, PyTree]:
-    params = _place_tree(params, mesh, P())
+    params = place_tree(params, mesh, P())
     copy = jax.tree.map(jnp.copy, params)
     return copy, _init_state(tx, params, mesh, axis_name)
 
@@ -181,21 +183,14 @@ def data_parallel(
   ) -> tuple[PyTree, PyTree, PyTree]:
     check_batch(batch, mesh, axis_name)
     specs = state_specs(opt_state, axis_name)
-    params, opt_state, batch, extra_args = _place_tree(
+    params, opt_state, batch, extra_args = place_tree(
       (params, opt_state, batch, extra_args), mesh, (P(), specs, split, P())
     )
-    # Two maps. The first does not check which values vary over workers: types
-    # would refuse loops whose carry starts as zeros, and JAX would sum the
-    # gradients of replicated parameters. The second checks, so that replicas
-    # that could differ are an error. XLA makes one program of both.
-    own = jax.shard_map(
-      compute_gradients,
-      mesh=mesh,
-      in_specs=(P(), split),
-      out_specs=split,
-      axis_names=set(axis_names(axis_name)),
-      check_vma=False,
-    )(params, batch)
+    # Two maps, of which XLA makes one program. Only the second checks what
+    # varies over workers, so that replicas that could differ are an error.
+    own = map_local_work(compute_gradients, mesh, axis_name, (P(), split))(
+      params, batch
+    )
     metrics, _ = own
     metric_specs = jax.tree.map(
       lambda m: P() if is_averaged(m) else split, metrics
@@ -265,7 +260,7 @@ def init_state(
 
   @jax.jit
   def init(params: PyTree) -> PyTree:
-    return _init_state(tx, _place_tree(params, mesh, P()), mesh, axis_name)
+    return _init_state(tx, place_tree(params, mesh, P()), mesh, axis_name)
 
   return init(params)
 
@@ -310,24 +305,3 @@ def _state_shapes(
     jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
   )
   return found[0]
-
-
-def _place_tree(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
-  """Gives arrays the sharding that a map over explicit axes asks for.
-
-  JAX moves arrays to the sharding of a map by itself, but for explicit axes,
-  where it raises an error instead.
-
-  Args:
-    tree: arrays, inside of a jitted function.
-    mesh: the mesh of the map.
-    specs: partition specs, a prefix of the tree.
-  """
-  if AxisType.Explicit not in mesh.axis_types:
-    return tree
-
-  def place_branch(spec: P, branch: PyTree) -> PyTree:
-    sharding = NamedSharding(mesh, spec)
-    return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), branch)
-
-  return jax.tree.map(place_branch, specs, tree)

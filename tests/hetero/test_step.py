@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.extend import core
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, hetero, wire
@@ -480,3 +480,20 @@ def run(loss_fn=loss_fn, batch=None, counts=(2, 2, 2, 2), stats=None):
 def test_bad_arguments_are_named(call, error, message):
   with pytest.raises(error, match=message):
     call()
+
+
+def test_a_loss_with_a_loop_trains_on_a_mesh_with_explicit_axes():
+  def loop_loss(params, microbatch):
+    each = losses(params, microbatch["x"], microbatch["y"])
+    kept = jnp.where(microbatch["valid"], each, 0)
+    total = jax.lax.fori_loop(0, MICROBATCH, lambda i, t: t + kept[i], 0.0)
+    return total, jnp.sum(microbatch["valid"])
+
+  mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Explicit,))
+  tx = optax.chain(jaxmotion.exchange("data"), optax.trace(0.0), optax.sgd(0.1))
+  uneven = hetero.uneven_data_parallel(loop_loss, tx, mesh)
+  counts = SHARES[1]
+  state, metrics = uneven.step(uneven.init(PARAMS), dealt(counts), counts)
+  loss, gradient = full_gradient()
+  np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
+  assert distance(state.opt_state[1].trace, gradient) < 1e-6
