@@ -119,8 +119,8 @@ def compress_state(
     ...   return sum(a.nbytes for a in jax.tree.leaves(tree))
     >>> params = {"w": jnp.ones((256, 256)), "b": jnp.ones(256)}
     >>> plain, tx = optax.adam(1e-3), compress_state(optax.adam(1e-3))
-    >>> state = tx.init(params)
-    >>> updates, state = tx.update(params, state, params)
+    >>> state = jax.jit(tx.init)(params)
+    >>> updates, state = jax.jit(tx.update)(params, state, params)
     >>> nbytes(plain.init(params)), nbytes(state)
     (526340, 134408)
 

@@ -71,10 +71,11 @@ def decompress_state(state: PyTree) -> PyTree:
     The tree, with arrays on the device in place of its `EncodedLeaf` leaves.
 
   Example:
-    >>> import optax
+    >>> import jax, optax
     >>> from jaxmotion.memory import compress_state
-    >>> state = compress_state(optax.adam(1e-3)).init(jnp.zeros((64, 64)))
-    >>> decompress_state(state).inner[0].mu.shape
+    >>> tx = compress_state(optax.adam(1e-3))
+    >>> state = jax.jit(tx.init)(jnp.zeros((64, 64)))
+    >>> jax.jit(decompress_state)(state).inner[0].mu.shape
     (64, 64)
   """
 
