@@ -87,7 +87,8 @@ class Codec(abc.ABC):
   def keeps_dtype(self) -> bool:
     """Whether the payload holds words of the array's own dtype.
 
-    Other codecs compute in float32. An exchange hands them float32, and adds up
+    Other codecs compute in float32, in which a float64 element may be infinite.
+    An exchange hands them float32, and adds up
     decoded payloads before it rounds to a narrower dtype.
     """
     return False

@@ -46,7 +46,7 @@ class Laws:
 
   Attributes:
     lossless: every float32 or narrower array comes back bit for bit.
-    keeps_zeros: a zero decodes to a zero.
+    keeps_zeros: a zero decodes to a zero, up to `largest`.
     keeps_finite: finite arrays decode to finite arrays; they saturate.
     idempotent: encoding a decoded array again loses nothing more.
     unbiased: the mean of decoded arrays over keys is the array.
@@ -56,8 +56,8 @@ class Laws:
       (1 - d) ||x||^2 + n floor^2, in expectation over keys; 0 for none.
     bounds_memory: whether the memory of `feedback` stays bounded if arrays do.
     error: bound of each element's error, or None.
-    largest: greatest magnitude for which `contraction`, `bounds_memory` and
-      `error` hold.
+    largest: greatest magnitude for which `contraction`, `bounds_memory`,
+      `error` and `keeps_zeros` hold.
     nonfinite: what a non-finite element does. "element": it alone decodes to a
       non-finite one. "block": it does, and others of its block may. "array":
       some element does. "lost": it may vanish.
@@ -115,11 +115,16 @@ def chain_laws(laws: Sequence[Laws]) -> Laws:
   # + ||P x - Q(P x)||^2, so that what is kept of x is kept in turn.
   contraction = math.prod(own.contraction for own in laws)
   selects = all(own.keeps_zeros for own in first)
+  largest = every.largest
+  if not selects:
+    # A rotation of 256 elements makes elements up to 16 times as large.
+    largest = min(*(own.largest for own in first), laws[-1].largest / 16)
   return dataclasses.replace(
     every,
     idempotent=False,
     projects=False,
     contraction=contraction,
+    largest=largest,
     error=_sum_errors(laws) if selects else None,
   )
 

@@ -1,0 +1,49 @@
+"""Generated codecs: sound ones keep all laws, broken parts are found."""
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.fuzz import codecs as fuzz
+from experiments.fuzz.codec_setups import Setup
+from jaxmotion import codecs
+from jaxmotion.codecs import _feedback, _threshold
+from jaxmotion.kernels.quantize import _reference
+
+MINMAX = codecs.uniform(bits=8, symmetric=False)
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_fixed_rounds_break_no_law(seed):
+  done = fuzz.run_round(seed)
+  assert done.cases > 300
+  assert done.defects == ()
+
+
+def find_laws(done):
+  assert all("check_" in defect.case for defect in done.defects)
+  return {defect.law for defect in done.defects}
+
+
+def test_a_scale_that_loses_nan_is_found(monkeypatch):
+  lost = lambda b, axes: jnp.nanmin(b, axis=axes, keepdims=True)
+  monkeypatch.setattr(_reference, "min_element", lost)
+  monkeypatch.setattr(_reference, "max_element", lost)
+  setup = Setup(MINMAX, (7, 5), "float32")
+  assert "nonfinite" in find_laws(fuzz.check_laws(setup, 0, 14))
+
+
+def test_elements_that_become_infinite_are_found(monkeypatch):
+  plain = lambda x, dtype: x.astype(dtype)
+  monkeypatch.setattr(_threshold, "saturate_cast", plain)
+  chain = codecs.chain(codecs.threshold(value=1.0, capacity=1.0), MINMAX)
+  setup = Setup(chain, (6, 6), "float16")
+  found = find_laws(fuzz.check_laws(setup, 0, 14))
+  assert found & {"keeps_finite", "error"}
+
+
+def test_a_memory_that_forgets_is_found(monkeypatch):
+  halved = lambda decode, memory: memory.value * 0.5
+  monkeypatch.setattr(_feedback, "error_of", halved)
+  setup = Setup(codecs.topk(density=0.3), (9,), "float32")
+  law = "sent and remembered is what came and was remembered"
+  assert find_laws(fuzz.check_memory(setup, 0)) == {law}
