@@ -153,8 +153,14 @@ def data_parallel(
   @jax.jit
   def jitted_init(params: PyTree) -> tuple[PyTree, PyTree]:
     params = place_tree(params, mesh, P())
-    copy = jax.tree.map(jnp.copy, params)
-    return copy, _init_state(tx, params, mesh, axis_name)
+    # A map, so that parameters are on the mesh whatever the state is.
+    copy = jax.shard_map(
+      lambda p: jax.tree.map(jnp.copy, p),
+      mesh=mesh,
+      in_specs=P(),
+      out_specs=P(),
+    )
+    return copy(params), _init_state(tx, params, mesh, axis_name)
 
   def is_averaged(metric: Array) -> bool:
     """Whether a metric, with its axis of workers, becomes their mean."""
