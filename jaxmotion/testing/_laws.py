@@ -142,7 +142,7 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     -0.7 * np.ones(base.size),
     base * 10.0 ** (4 * np.sin(order)),
     signs * least * (1 + order % 97),
-    base * (most / peak),
+    base / peak * most,
     signs * most,
   ]
   for places in (
