@@ -80,7 +80,10 @@ def _check_bytes(programs: Programs) -> Iterator[tuple[str, str]]:
       move.wire_bytes * (2 if _is_narrow_sum(move) else 1)
       for move in traced.moves
     )
-    if compiled.total_bytes != widened:
+    # The scale of an empty array decodes to nothing, so XLA may drop it.
+    empty = sum(0 in shape for shape in setup.shapes)
+    dropped = widened - compiled.total_bytes
+    if not 0 <= dropped <= 8 * setup.hosts * empty:
       yield (
         "traced bytes are the compiled program's",
         f"level {level}: {widened} for {traced}, {compiled}",
