@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec
@@ -13,14 +12,21 @@ from jaxmotion.collectives._all_reduce import (
   all_reduce_init,
   canonical_state,
 )
+from jaxmotion.collectives._arguments import as_level, count_workers
+from jaxmotion.collectives._layout import METHODS
 from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
   axis_names,
+  check_arrays,
+  check_choice,
+  check_int,
   is_varying,
   shape_string,
+  to_varying,
   tracks_varying,
+  varying_axes,
 )
 
 
@@ -40,7 +46,8 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
     >>> int(jax.jit(f)(jnp.array([2])))
     2
   """
-  return lax.pmax(level, axis_name)
+  count_workers(axis_name)
+  return lax.pmax(as_level(level), axis_name)
 
 
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
@@ -60,13 +67,13 @@ def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
     TypeError: not an integer scalar.
     ValueError: out of range (a Python int), or varying over the axis.
   """
+  check_int("num_levels", num_levels, 1)
+  count_workers(axis_name)
+  if isinstance(level, bool):
+    raise TypeError(f"`level` must be an integer scalar, got {level!r}.")
   if isinstance(level, int) and not 0 <= level < num_levels:
     raise ValueError(f"`level` must be in [0, {num_levels - 1}], got {level}.")
-  value = jnp.asarray(level)
-  if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
-    raise TypeError(
-      f"`level` must be an integer scalar, got {shape_string(value)}."
-    )
+  value = as_level(level)
   if is_varying(value, axis_name):
     raise ValueError(
       "`level` must be equal on all workers, got a value that varies over "
@@ -140,6 +147,7 @@ def all_reduce_adaptive_init(
     ValueError: no codecs, or codecs whose states differ in shape.
   """
   check_codecs("codecs", codecs)
+  check_choice("method", method, METHODS)
   states = [
     canonical_state(
       all_reduce_init(x, axis_name, codec, method=method), x, codec
@@ -203,17 +211,22 @@ def all_reduce_adaptive(
     ([1.0, 0.0], [1.0, 0.25])
   """
   check_codecs("codecs", codecs)
+  check_arrays("state", state)
   level = check_level(level, len(codecs), axis_name)
   method = options.get("method")
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
+  def cast_like(y: Array, x: Array) -> Array:
+    others = varying_axes(x) - set(axis_names(axis_name))
+    return to_varying(y, tuple(sorted(others, key=str))) if others else y
+
   def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
       y, state = all_reduce(x, axis_name, codec, state=state, **options)
-      # Branches must return states of one type, and those of codecs differ by
-      # the last payload that some of them hold.
-      return y, canonical_state(state, x, codec)
+      # Branches must return values of one type. An empty array may depend on
+      # nothing, and states of codecs differ by the last payload that some hold.
+      return jax.tree.map(cast_like, y, x), canonical_state(state, x, codec)
 
     return reduce
 

@@ -6,6 +6,12 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
+from jaxmotion.collectives._arguments import (
+  check_key,
+  check_position,
+  check_shaped,
+  count_workers,
+)
 from jaxmotion.collectives._rows import to_encode_dtype
 from jaxmotion.collectives._state import check_state
 from jaxmotion.collectives._straight_through import straight_through
@@ -16,7 +22,7 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  axis_size,
+  check_bool,
   check_float,
   to_varying,
 )
@@ -33,7 +39,8 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
   Returns:
     This worker's state, typed as varying.
   """
-  axis_size(axis_name)
+  check_shaped("x", x)
+  count_workers(axis_name)
   check_codec("codec", codec)
   return to_varying(codec.init(x), axis_name)
 
@@ -80,7 +87,11 @@ def all_gather(
   """
   codec = identity() if codec is None else codec
   check_codec("codec", codec)
+  check_shaped("x", x)
   check_float("x", x)
+  check_key(key)
+  check_bool("tiled", tiled)
+  axis = check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = check_state(expected, state)
   own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))

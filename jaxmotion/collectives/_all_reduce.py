@@ -26,8 +26,13 @@ import jax
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import Partition, partition
-from jaxmotion.collectives._layout import choose_methods, row_like
+from jaxmotion.codecs.extend import Partition, check_codec, partition
+from jaxmotion.collectives._arguments import (
+  check_key,
+  check_tree,
+  count_workers,
+)
+from jaxmotion.collectives._layout import METHODS, choose_methods, row_like
 from jaxmotion.collectives._rows import (
   encode_rows,
   pad_to_rows,
@@ -46,7 +51,7 @@ from jaxmotion.core import (
   AxisName,
   Key,
   PyTree,
-  axis_size,
+  check_axis_name,
   check_choice,
   to_varying,
 )
@@ -83,11 +88,15 @@ def all_reduce_init(
   Raises:
     ValueError: the codec has state and the axis is not bound here.
   """
+  check_tree("x", x)
+  check_axis_name("axis_name", axis_name)
+  check_codec("codec", codec, trees=True)
+  check_choice("method", method, METHODS)
   arrays = partition(codec, x)
   if not _has_state(arrays):
     # Without state, no shape depends on the number of workers.
     return _empty_states(arrays)
-  workers = axis_size(axis_name)
+  workers = count_workers(axis_name)
   methods = choose_methods(arrays, workers, method)
   return to_varying(_init_states(arrays, workers, methods), axis_name)
 
@@ -154,9 +163,12 @@ def all_reduce(
     [0.0, 127.0]
   """
   codec = identity() if codec is None else codec
+  check_tree("x", x)
+  check_codec("codec", codec, trees=True)
+  check_key(key)
   check_choice("op", op, ("mean", "sum"))
-  check_choice("method", method, (None, "gather", "two_phase"))
-  workers = axis_size(axis_name)
+  check_choice("method", method, METHODS)
+  workers = count_workers(axis_name)
   arrays = partition(codec, x)
   methods = choose_methods(arrays, workers, method)
   expected = (

@@ -6,6 +6,12 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
+from jaxmotion.collectives._arguments import (
+  check_key,
+  check_position,
+  check_shaped,
+  count_workers,
+)
 from jaxmotion.collectives._reduce_scatter import reduce_scatter_init
 from jaxmotion.collectives._rows import (
   check_rows,
@@ -22,7 +28,6 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  axis_size,
   check_float,
   to_varying,
 )
@@ -42,6 +47,7 @@ def all_to_all_init(
   Returns:
     This worker's state, typed as varying.
   """
+  check_rows("split_axis", x, split_axis, axis_name)
   return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
 
 
@@ -88,9 +94,12 @@ def all_to_all(
   """
   codec = identity() if codec is None else codec
   check_codec("codec", codec)
+  check_shaped("x", x)
   check_float("x", x)
-  workers = axis_size(axis_name)
+  check_key(key)
+  workers = count_workers(axis_name)
   split_axis = check_rows("split_axis", x, split_axis, axis_name)
+  concat_axis = check_position("concat_axis", concat_axis, x.ndim)
   expected = jax.eval_shape(
     lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
   )

@@ -25,13 +25,18 @@ from jax.flatten_util import ravel_pytree
 
 from jaxmotion.codecs import Codec, truncate
 from jaxmotion.collectives._adaptive import check_level
+from jaxmotion.collectives._arguments import (
+  check_position,
+  check_tree,
+  count_workers,
+)
 from jaxmotion.collectives._straight_through import straight_through
 from jaxmotion.collectives._transport import gather_payloads
 from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
-  axis_size,
+  check_bool,
   check_int,
   named_leaves,
   shape_string,
@@ -93,6 +98,11 @@ def all_gather_planes(
     of Deep Neural Networks*, 2020 (A2DTWP: the same bytes, from host to
     device).
   """
+  check_tree("x", x)
+  check_bool("tiled", tiled)
+  count_workers(axis_name)
+  for leaf in jax.tree.leaves(x):
+    check_position("axis", axis, leaf.ndim + (not tiled))
   join = jnp.concatenate if tiled else jnp.stack
 
   def gather(codec: Codec, leaves: list[Array]) -> list[Array]:
@@ -152,7 +162,8 @@ def broadcast_planes(
     >>> f(jnp.array([1.0, 3.14159274]), 1).tolist()
     [1.0, 3.140625]
   """
-  check_int("source", source, 0, axis_size(axis_name) - 1)
+  check_tree("x", x)
+  check_int("source", source, 0, count_workers(axis_name) - 1)
   is_source = worker_index(axis_name) == source
 
   def sum_from_source(x: PyTree) -> PyTree:

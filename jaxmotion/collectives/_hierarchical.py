@@ -17,12 +17,18 @@ from jaxmotion.codecs.extend import check_codec, partition
 from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive,
   all_reduce_adaptive_init,
+  check_codecs,
   check_level,
   check_level_given,
 )
 from jaxmotion.collectives._all_gather import all_gather
 from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
-from jaxmotion.collectives._layout import is_sharded, shard_like
+from jaxmotion.collectives._arguments import (
+  check_key,
+  check_tree,
+  count_workers,
+)
+from jaxmotion.collectives._layout import METHODS, is_sharded, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._rows import pad_to_rows
 from jaxmotion.collectives._straight_through import (
@@ -39,6 +45,8 @@ from jaxmotion.core import (
   axis_is_bound,
   axis_names,
   axis_size,
+  check_arrays,
+  check_axis_name,
   check_choice,
   combine_seeds,
   to_varying,
@@ -60,6 +68,8 @@ def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
     >>> joint_axes("host", "device")
     ('host', 'device')
   """
+  check_axis_name("axis_name", axis_name)
+  check_axis_name("local_axis", local_axis)
   hosts, devices = axis_names(axis_name), axis_names(local_axis)
   if set(hosts) & set(devices):
     raise ValueError(
@@ -94,6 +104,10 @@ def all_reduce_hierarchical_init(
     ValueError: the codec has state and an axis is not bound here.
   """
   both = joint_axes(axis_name, local_axis)
+  check_tree("x", x)
+  check_choice("method", method, METHODS)
+  if not isinstance(codec, Codec):
+    check_codecs("codec", codec)
   # If the codec has no state, no shape depends on the number of devices.
   devices = axis_size(local_axis) if axis_is_bound(local_axis) else 1
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
@@ -103,7 +117,7 @@ def all_reduce_hierarchical_init(
     states = all_reduce_adaptive_init(shards, axis_name, codec, method=method)
   if not jax.tree.leaves(states):
     return states
-  axis_size(local_axis)  # Raises unless the axis is bound.
+  count_workers(local_axis, "local_axis")
   return to_varying(states, both)
 
 
@@ -185,10 +199,16 @@ def all_reduce_hierarchical(
   """
   codec = identity() if codec is None else codec
   check_choice("op", op, ("mean", "sum"))
+  check_choice("method", method, METHODS)
+  check_tree("x", x)
+  check_key(key)
+  check_arrays("state", state)
+  if local_codec is not None:
+    check_codec("local_codec", local_codec, trees=True)
   check_level_given(level, codec)
   both = joint_axes(axis_name, local_axis)
-  axis_size(both)  # Raises unless both axes are bound.
-  devices = axis_size(local_axis)
+  count_workers(axis_name)
+  devices = count_workers(local_axis, "local_axis")
   local_codecs = _local_codecs(local_codec, x, key)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
   own = apply_weight(own, weight, both, op)

@@ -9,7 +9,16 @@ import math
 import jax
 
 from jaxmotion.codecs.extend import Partition
-from jaxmotion.core import ShapedLike, shape_dtype
+from jaxmotion.collectives._arguments import check_shaped
+from jaxmotion.core import (
+  ShapedLike,
+  check_choice,
+  check_instance,
+  check_int,
+  shape_dtype,
+)
+
+METHODS = (None, "gather", "two_phase")
 
 # A gather sends (N - 1) P bytes, two phases send 2 (N - 1) / N P: equal for 2.
 _GATHER_MAX_WORKERS = 2
@@ -35,6 +44,8 @@ def is_sharded(like: ShapedLike, workers: int) -> bool:
     >>> is_sharded(jnp.zeros(256), 4), is_sharded(jnp.zeros(255), 4)
     (True, False)
   """
+  check_shaped("like", like)
+  check_int("workers", workers, 1)
   return math.prod(like.shape) >= _MIN_SHARD_ELEMENTS * workers
 
 
@@ -55,6 +66,8 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
     >>> [row_like(jnp.zeros((n, 32)), 3).shape for n in (8, 128)]
     [(86,), (43, 32)]
   """
+  check_shaped("like", like)
+  check_int("workers", workers, 1)
   size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
   count = size // minor if len(like.shape) > 1 and minor else 0
   rows = math.ceil(count / workers)
@@ -104,6 +117,9 @@ def choose_methods(
     >>> choose_methods(partition(codecs.uniform(bits=8), tree), 4, None)
     ['gather', 'two_phase']
   """
+  check_instance("partition", partition, Partition, "a Partition")
+  check_int("workers", workers, 1)
+  check_choice("method", method, METHODS)
   if method is None:
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"

@@ -5,6 +5,11 @@ from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
+from jaxmotion.collectives._arguments import (
+  check_key,
+  check_shaped,
+  count_workers,
+)
 from jaxmotion.collectives._rows import (
   check_rows,
   encode_rows,
@@ -21,7 +26,6 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  axis_size,
   check_choice,
   check_float,
   to_varying,
@@ -42,7 +46,7 @@ def reduce_scatter_init(
   Returns:
     This worker's state, typed as varying.
   """
-  workers = axis_size(axis_name)
+  workers = count_workers(axis_name)
   axis = check_rows("axis", x, axis, axis_name)
   shape = list(x.shape)
   shape[axis] //= workers
@@ -97,8 +101,10 @@ def reduce_scatter(
   codec = identity() if codec is None else codec
   check_codec("codec", codec)
   check_choice("op", op, ("sum", "mean"))
+  check_shaped("x", x)
   check_float("x", x)
-  workers = axis_size(axis_name)
+  check_key(key)
+  workers = count_workers(axis_name)
   axis = check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)

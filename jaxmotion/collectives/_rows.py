@@ -7,13 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
+from jaxmotion.collectives._arguments import (
+  check_position,
+  check_shaped,
+  count_workers,
+)
 from jaxmotion.collectives._layout import row_like
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
   PyTree,
-  axis_size,
   shape_string,
 )
 
@@ -27,17 +31,15 @@ def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
     axis: position of the axis, which may be negative.
     axis_name: the workers' axis.
   """
-  workers = axis_size(axis_name)
-  if not -x.ndim <= axis < x.ndim:
-    raise ValueError(
-      f"`{name}` must be an axis of `x`, got {axis} for {shape_string(x)}."
-    )
+  workers = count_workers(axis_name)
+  check_shaped("x", x)
+  axis = check_position(name, axis, len(x.shape))
   if x.shape[axis] % workers:
     raise ValueError(
       f"`{name}` must be an axis whose length {workers} workers divide, "
       f"got {axis} of {shape_string(x)}."
     )
-  return axis % x.ndim
+  return axis
 
 
 def to_rows(x: Array, axis: int, workers: int) -> Array:

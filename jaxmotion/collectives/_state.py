@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import PyTree, ShapedLike, same_structure, shape_string
+from jaxmotion.core import (
+  PyTree,
+  ShapedLike,
+  check_arrays,
+  same_structure,
+  shape_string,
+)
 
 
 def init_rows(codec: Codec, rows: int, like: ShapedLike) -> PyTree:
@@ -30,6 +36,7 @@ def check_state(
     state: what the caller gave; None will do for a codec without state.
     canonical: shapes of the canonical state, which is accepted too, if any.
   """
+  check_arrays("state", state)
   if not jax.tree.leaves((expected, state)):
     return expected
   if state is None:
@@ -47,7 +54,7 @@ def check_state(
 
 def _same_shapes(state: PyTree, expected: PyTree) -> bool:
   return same_structure(state, expected) and all(
-    a.shape == b.shape and a.dtype == b.dtype
+    jnp.shape(a) == b.shape and jnp.result_type(a) == b.dtype
     for a, b in zip(
       jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
     )
@@ -55,5 +62,8 @@ def _same_shapes(state: PyTree, expected: PyTree) -> bool:
 
 
 def _shape_strings(tree: PyTree) -> str:
-  leaves = jax.tree.leaves(tree)
-  return ", ".join(map(shape_string, leaves)) if leaves else "no arrays"
+  likes = [
+    jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+    for a in jax.tree.leaves(tree)
+  ]
+  return ", ".join(map(shape_string, likes)) if likes else "no arrays"

@@ -24,12 +24,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion.collectives._arguments import count_workers
 from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
   assert_replicated,
   axis_size,
+  check_arrays,
+  check_instance,
   from_bits,
   schedule_after,
   to_bits,
@@ -52,6 +55,9 @@ def gather_payloads(
     payloads: payloads of several arrays, in the order of the tree.
     axis_name: the workers' axis.
   """
+  check_instance("payloads", payloads, list, "a list of payloads")
+  check_arrays("payloads", payloads)
+  count_workers(axis_name)
   rows = jax.tree.map(lambda a: a[None], to_varying(payloads, axis_name))
   halves = [half for half in split_in_halves(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   axis_names,
+  check_arrays,
   check_axis_name,
   check_bool,
   check_buffers,
@@ -65,6 +66,7 @@ def local_value_and_grad(
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
   def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
+    check_arrays("params", params)
     return value_and_grad(to_varying(params, axis_name), *args, **kwargs)
 
   return wrapped
@@ -147,6 +149,7 @@ def data_parallel(
   split = P(axis_name)
 
   def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    check_arrays("params", params)
     check_buffers({"params": params})
     return jitted_init(params)
 
@@ -219,7 +222,13 @@ def data_parallel(
     args = {"params": params, "opt_state": opt_state, "batch": batch}
     check_buffers(args | extra_args, donated)
     in_flight.wait(params)
-    results = jitted(params, opt_state, batch, **extra_args)
+    try:
+      results = jitted(params, opt_state, batch, **extra_args)
+    except (TypeError, ValueError, OverflowError):
+      # Only after an error: a step shall not look at every leaf.
+      for name, tree in args.items():
+        check_arrays(name, tree)
+      raise
     in_flight.add(results[2])
     return results
 
@@ -261,6 +270,12 @@ def init_state(
     >>> int(state.count)
     0
   """
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_arrays("params", params)
   _check_axes(mesh, axis_name)
   check_buffers({"params": params})
 

@@ -21,6 +21,7 @@ from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   check_codecs,
   check_level_given,
+  check_tree,
   check_weight,
   joint_axes,
   keep_update,
@@ -31,8 +32,10 @@ from jaxmotion.core import (
   PerWorker,
   PyTree,
   axis_names,
+  check_arrays,
   check_axis_name,
   check_choice,
+  check_instance,
   check_int,
   is_varying,
   make_key,
@@ -93,8 +96,8 @@ def exchange(
       does not send it; a weight makes all elements NaN), "skip" (all workers
       agree to emit zeros and to keep their error memory as it was; see also
       `skip_nonfinite`) or "zero" (the element or weight is replaced by zero).
-    seed: seed of stochastic rounding and sampling. With the step, the leaf's
-      path and the worker it determines every random bit.
+    seed: seed of stochastic rounding and sampling, in [0, 2^32). With the step,
+      the leaf's path and the worker it determines every random bit.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts. Devices of a host then exchange first, at full precision, and
       each sends its shard of the host's gradient to other hosts through the
@@ -139,6 +142,7 @@ def exchange(
   workers = _all_axes(axis_name, local_axis, local_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
+    check_tree("params", params)
     if local_axis is not None:
       states = all_reduce_hierarchical_init(
         params, axis_name, local_axis, codec, method=method
@@ -160,7 +164,10 @@ def exchange(
     level: Any = None,
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
-    del params, extra_args
+    del extra_args
+    check_arrays("params", params)
+    check_tree("updates", updates)
+    _check_state(state)
     check_level_given(level, codec)
     check_weight(weight)
     _check_local(updates, workers)
@@ -209,6 +216,17 @@ def _check_local(updates: PyTree, workers: AxisName) -> None:
         f" equal on all workers of {', '.join(map(repr, equal))}: JAX has"
         " summed it at full precision. Take gradients by"
         " `jaxmotion.local_value_and_grad` instead of `jax.grad`."
+      )
+
+
+def _check_state(state: Any) -> None:
+  """Raises unless a state is one worker's view of what `init` returned."""
+  check_instance("state", state, ExchangeState, "what `init` returned")
+  for name in ("count", "skipped"):
+    if jnp.shape(getattr(state, name)):
+      raise ValueError(
+        f"`state` must have a scalar `{name}`, got shape "
+        f"{jnp.shape(getattr(state, name))}."
       )
 
 

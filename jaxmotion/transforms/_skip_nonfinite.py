@@ -14,6 +14,7 @@ from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
+  check_arrays,
   check_axis_name,
   check_instance,
 )
@@ -64,6 +65,7 @@ def skip_nonfinite(
   wrapped = optax.with_extra_args_support(inner)
 
   def init_fn(params: PyTree) -> SkipNonfiniteState:
+    check_arrays("params", params)
     return SkipNonfiniteState(jnp.zeros((), jnp.int32), wrapped.init(params))
 
   def update_fn(
@@ -72,6 +74,14 @@ def skip_nonfinite(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, SkipNonfiniteState]:
+    check_arrays("params", params)
+    check_arrays("updates", updates)
+    check_instance("state", state, SkipNonfiniteState, "what `init` returned")
+    if jnp.shape(state.skipped):
+      raise ValueError(
+        "`state` must have a scalar `skipped`, got shape "
+        f"{jnp.shape(state.skipped)}."
+      )
     weight = extra_args.get("weight")
     check_weight(weight)
     ok = all_finite((updates, weight), axis_name)

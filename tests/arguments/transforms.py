@@ -91,21 +91,10 @@ ACCEPTED = {
   ("transforms.skip_nonfinite", "axis_name"): _LATER,
   ("transforms.local_value_and_grad", "axis_name"): _LATER,
 }
+# Arguments that only the caller's loss function and optax look into.
 KNOWN_BAD = {
-  ("transforms.exchange -> init", "params"),
-  ("transforms.exchange -> update", "updates"),
-  ("transforms.exchange -> update", "state"),
-  ("transforms.exchange -> update", "params"),
-  ("transforms.skip_nonfinite -> init", "params"),
-  ("transforms.skip_nonfinite -> update", "updates"),
-  ("transforms.skip_nonfinite -> update", "state"),
-  ("transforms.skip_nonfinite -> update", "params"),
   ("transforms.local_value_and_grad -> grad", "params"),
   ("transforms.local_value_and_grad -> grad", "args"),
-  ("transforms.init_state", "tx"),
-  ("transforms.init_state", "params"),
-  ("transforms.init_state", "mesh"),
-  ("transforms.data_parallel -> init", "params"),
   ("transforms.data_parallel -> step", "params"),
   ("transforms.data_parallel -> step", "opt_state"),
   ("transforms.data_parallel -> step", "batch"),

@@ -65,5 +65,5 @@ def test_zero_drops_the_element_and_nothing_else():
 
 
 def test_an_unknown_policy_is_named():
-  with pytest.raises(ValueError, match="`nonfinite` must be one of 'propagate"):
+  with pytest.raises(ValueError, match="`policy` must be one of 'propagate"):
     run(lambda x: exchange(x, "ignore"), X, 4)
