@@ -357,3 +357,23 @@ def test_state_needs_both_axes_only_if_there_is_some():
   assert not jax.tree.leaves(init(x, "host", "device", INT8))
   with pytest.raises(ValueError, match="`axis_name` must name an axis"):
     init(x, "host", "device", codecs.feedback(INT8))
+
+
+def test_levels_give_empty_leaves_one_type():
+  levels = [
+    codecs.microscaling(format="float8_e4m3fn"),
+    codecs.random_k(density=0.3),
+  ]
+  tree = {"none": np.zeros((WORKERS, 0, 3), np.float32), "w": X["odd"]}
+
+  def local(x, level):
+    x = jax.tree.map(lambda a: a[0], x)
+    key = make_key(0, lax.axis_index(BOTH))
+    reduce = collectives.all_reduce_hierarchical
+    return reduce(x, "host", "device", levels, level=level, key=key)[0]
+
+  program = jax.shard_map(
+    local, mesh=MESH, in_specs=(P(BOTH), P()), out_specs=P()
+  )
+  y = jax.eval_shape(program, tree, jnp.int32(0))
+  assert y["none"].shape == (0, 3) and y["w"].shape == X["odd"].shape[1:]
