@@ -325,7 +325,7 @@ def test_the_gradient_is_the_uncompressed_collectives():
     ),
     (
       dict(local_axis="local"),
-      "`axis_name` must name an axis of the enclosing",
+      "`local_axis` must name an axis of the enclosing",
     ),
     (dict(level=1), "`level` must be given if `codec` is a sequence .* got 1"),
     (dict(weight=jnp.ones(3)), "`weight` must be a scalar"),
