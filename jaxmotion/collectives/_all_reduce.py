@@ -29,7 +29,6 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import Partition, check_codec, partition
 from jaxmotion.collectives._arguments import (
   check_key,
-  check_tree,
   count_workers,
 )
 from jaxmotion.collectives._layout import METHODS, choose_methods, row_like
@@ -51,6 +50,7 @@ from jaxmotion.core import (
   AxisName,
   Key,
   PyTree,
+  check_arrays,
   check_axis_name,
   check_choice,
   to_varying,
@@ -88,7 +88,7 @@ def all_reduce_init(
   Raises:
     ValueError: the codec has state and the axis is not bound here.
   """
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_axis_name("axis_name", axis_name)
   check_codec("codec", codec, trees=True)
   check_choice("method", method, METHODS)
@@ -163,7 +163,7 @@ def all_reduce(
     [0.0, 127.0]
   """
   codec = identity() if codec is None else codec
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
   check_key(key)
   check_choice("op", op, ("mean", "sum"))

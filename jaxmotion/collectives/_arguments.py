@@ -7,13 +7,11 @@ import jax.numpy as jnp
 from jaxmotion.core import (
   AxisName,
   Key,
-  PyTree,
   axis_is_bound,
   axis_size,
   check_arrays,
   check_axis_name,
   check_instance,
-  named_leaves,
   shape_string,
 )
 
@@ -50,21 +48,6 @@ def check_key(key: Any) -> None:
   if key is not None:
     noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
     check_instance("key", key, Key, noun)
-
-
-def check_tree(name: str, tree: PyTree) -> None:
-  """Raises unless every leaf of a tree is an array or a ShapeDtypeStruct.
-
-  Args:
-    name: the argument's name, for the message.
-    tree: what the caller gave.
-
-  Raises:
-    TypeError: a leaf is something else, or a Python number.
-  """
-  check_arrays(name, tree)
-  for _, leaf in named_leaves(tree):
-    check_shaped(name, leaf)
 
 
 def check_shaped(name: str, like: Any) -> None:

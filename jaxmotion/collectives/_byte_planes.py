@@ -27,7 +27,6 @@ from jaxmotion.codecs import Codec, truncate
 from jaxmotion.collectives._adaptive import check_level
 from jaxmotion.collectives._arguments import (
   check_position,
-  check_tree,
   count_workers,
 )
 from jaxmotion.collectives._straight_through import straight_through
@@ -36,6 +35,7 @@ from jaxmotion.core import (
   Array,
   AxisName,
   PyTree,
+  check_arrays,
   check_bool,
   check_int,
   named_leaves,
@@ -98,7 +98,7 @@ def all_gather_planes(
     of Deep Neural Networks*, 2020 (A2DTWP: the same bytes, from host to
     device).
   """
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_bool("tiled", tiled)
   count_workers(axis_name)
   for leaf in jax.tree.leaves(x):
@@ -162,7 +162,7 @@ def broadcast_planes(
     >>> f(jnp.array([1.0, 3.14159274]), 1).tolist()
     [1.0, 3.140625]
   """
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_int("source", source, 0, count_workers(axis_name) - 1)
   is_source = worker_index(axis_name) == source
 

@@ -25,7 +25,6 @@ from jaxmotion.collectives._all_gather import all_gather
 from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._arguments import (
   check_key,
-  check_tree,
   count_workers,
 )
 from jaxmotion.collectives._layout import METHODS, is_sharded, shard_like
@@ -104,7 +103,7 @@ def all_reduce_hierarchical_init(
     ValueError: the codec has state and an axis is not bound here.
   """
   both = joint_axes(axis_name, local_axis)
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_choice("method", method, METHODS)
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)
@@ -200,7 +199,7 @@ def all_reduce_hierarchical(
   codec = identity() if codec is None else codec
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, METHODS)
-  check_tree("x", x)
+  check_arrays("x", x, numbers=False)
   check_key(key)
   check_arrays("state", state)
   if local_codec is not None:

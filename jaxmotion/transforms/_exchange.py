@@ -21,7 +21,6 @@ from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   check_codecs,
   check_level_given,
-  check_tree,
   check_weight,
   joint_axes,
   keep_update,
@@ -142,7 +141,7 @@ def exchange(
   workers = _all_axes(axis_name, local_axis, local_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
-    check_tree("params", params)
+    check_arrays("params", params, numbers=False)
     if local_axis is not None:
       states = all_reduce_hierarchical_init(
         params, axis_name, local_axis, codec, method=method
@@ -166,7 +165,7 @@ def exchange(
   ) -> tuple[PyTree, ExchangeState]:
     del extra_args
     check_arrays("params", params)
-    check_tree("updates", updates)
+    check_arrays("updates", updates, numbers=False)
     _check_state(state)
     check_level_given(level, codec)
     check_weight(weight)
