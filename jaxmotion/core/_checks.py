@@ -262,17 +262,17 @@ def check_float(name: str, x: Any) -> None:
     x: array or ShapeDtypeStruct.
 
   Raises:
-    TypeError: another dtype.
+    TypeError: another dtype, or no array at all.
 
   >>> check_float("x", jnp.zeros(3, jnp.int32))
   Traceback (most recent call last):
   ...
   TypeError: `x` must be a floating-point array, got int32[3].
   """
-  if not jnp.issubdtype(x.dtype, jnp.floating):
-    raise TypeError(
-      f"`{name}` must be a floating-point array, got {shape_string(x)}."
-    )
+  shaped = hasattr(x, "shape") and hasattr(x, "dtype")
+  if not shaped or not jnp.issubdtype(x.dtype, jnp.floating):
+    found = shape_string(x) if shaped else f"{x!r:.200}"
+    raise TypeError(f"`{name}` must be a floating-point array, got {found}.")
 
 
 def check_callable(name: str, value: Any) -> None:

@@ -9,8 +9,17 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import AxisName, PyTree, axis_names
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_names,
+  check_int,
+  named_leaves,
+)
+from jaxmotion.testing._arguments import check_array
 from jaxmotion.transforms import data_parallel
+
+_MAX_STEPS = 1000
 
 
 def check_transform(
@@ -58,8 +67,10 @@ def check_transform(
       jnp.float32(0),
     )
 
-  _check_own_arrays(tx, mesh, params)
+  check_int("steps", steps, 1, _MAX_STEPS)
   init, step = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  _check_params(params)
+  _check_own_arrays(tx, mesh, params)
   workers = math.prod(mesh.shape[a] for a in axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
@@ -83,6 +94,16 @@ def check_transform(
     _require(a.sharding.spec == P(), "a parameter is not replicated")
     copies = {_bytes_of(s.data) for s in a.addressable_shards}
     _require(len(copies) == 1, "workers hold different parameters")
+
+
+def _check_params(params: Any) -> None:
+  leaves = named_leaves(params)
+  if not leaves:
+    raise ValueError(
+      f"`params` must be a tree of floating-point arrays, got {params!r}."
+    )
+  for path, x in leaves:
+    check_array(f"params[{path!r}]" if path else "params", x)
 
 
 def _check_own_arrays(

@@ -1,7 +1,22 @@
 """Public functions of the block passes, which choose an implementation."""
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  check_float,
+  check_instance,
+  make_key,
+)
 from jaxmotion.kernels._block_op import BlockOp
+from jaxmotion.kernels._checks import check_key, check_memory, check_payload
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels._error_memory import ErrorMemory
 from jaxmotion.kernels.blocks import _pallas_triton, _reference
@@ -39,6 +54,7 @@ def encode(
     >>> encode(op, jnp.array([1.0, 2.0, 3.0, 4.0])).words.shape
     (1, 1, 1)
   """
+  _check_array(op, x, key)
   return dispatch(
     {"reference": _reference.encode, "pallas_triton": _pallas_triton.encode},
     x,
@@ -72,6 +88,8 @@ def encode_error(
     The payload and the value that it encodes, float32. Both reuse the buffers
     of `memory` if that is donated.
   """
+  _check_array(op, x, key)
+  check_memory(x, memory, _payload_like(op, tuple(x.shape)), decay)
   return dispatch(
     {
       "reference": _reference.encode_error,
@@ -105,6 +123,7 @@ def sum_decoded(
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
+  _check_payloads(op, payloads, like)
   return dispatch(
     {
       "reference": _reference.sum_decoded,
@@ -138,6 +157,8 @@ def encode_mean(
   Returns:
     The payload of the mean.
   """
+  _check_payloads(op, payloads, like)
+  check_key(key, op.needs_key)
   return dispatch(
     {
       "reference": _reference.encode_mean,
@@ -150,3 +171,23 @@ def encode_mean(
     op=op,
     like=like,
   )
+
+
+def _check_array(op: Any, x: Any, key: Any) -> None:
+  check_instance("op", op, BlockOp, "a BlockOp")
+  check_float("x", x)
+  check_key(key, op.needs_key)
+
+
+def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
+  check_instance("op", op, BlockOp, "a BlockOp")
+  check_float("like", like)
+  right = _payload_like(op, tuple(like.shape))
+  check_payload("payloads", payloads, right, workers=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _payload_like(op: BlockOp, shape: tuple[int, ...]) -> PyTree:
+  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return jax.eval_shape(lambda x: op.encode(x, make_key(0)), x)

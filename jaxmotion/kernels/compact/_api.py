@@ -1,6 +1,15 @@
 """Public functions of compaction, which choose an implementation."""
 
-from jaxmotion.core import Array, check_int
+import jax.numpy as jnp
+
+from jaxmotion.core import (
+  Array,
+  check_float,
+  check_instance,
+  check_int,
+  check_number,
+)
+from jaxmotion.kernels._checks import check_shape, check_words
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.compact import _pallas_triton, _reference
 from jaxmotion.kernels.compact._tiles import NonZeros
@@ -9,6 +18,7 @@ from jaxmotion.kernels.compact._tiles import NonZeros
 # scatters all that is dropped to one place.
 _GPU = ("pallas_triton",)
 _MAX_TILE = 1024
+_MAX_FLOAT = float(jnp.finfo(jnp.float32).max)
 
 
 def threshold_bitmap(
@@ -30,6 +40,8 @@ def threshold_bitmap(
     >>> threshold_bitmap(jnp.array([1.0, 0.5, -3.0]), 1.0).tolist()
     [5]
   """
+  check_float("x", x)
+  check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
   return dispatch(
     {
       "reference": _reference.threshold_bitmap,
@@ -67,6 +79,11 @@ def bitmap_positions(
     >>> bitmap_positions(bitmap, prefix_counts(bitmap), 2).tolist()
     [1, 3]
   """
+  check_words("bitmap", bitmap, ("words",), 32)
+  if not hasattr(before, "dtype") or before.dtype != jnp.int32:
+    raise TypeError(f"`before` must be int32[words + 1], got {before!r:.200}.")
+  check_shape("before", before, (bitmap.size + 1,), "int32")
+  check_int("capacity", capacity, 0, 32 * bitmap.size)
   return dispatch(
     {
       "reference": _reference.bitmap_positions,
@@ -107,6 +124,7 @@ def compact_tiles(
   if tile % 32:
     raise ValueError(f"`tile` must be a multiple of 32, got {tile}.")
   check_int("capacity", capacity, 1, tile)
+  check_words("words", words, ("n",))
   return dispatch(
     {
       "reference": _reference.compact_tiles,
@@ -136,6 +154,12 @@ def expand_tiles(
     >>> expand_tiles(tiles, 5).tolist()
     [0, 7, 0, 8, 0]
   """
+  check_instance("tiles", tiles, NonZeros, "the result of `compact_tiles`")
+  check_words("tiles.mask", tiles.mask, ("tiles", "words"), 32)
+  count = tiles.mask.shape[0]
+  check_words("tiles.words", tiles.words, (count, "capacity"))
+  check_words("tiles.count", tiles.count, (count,), 32)
+  check_int("size", size, 0, 32 * tiles.mask.size)
   return dispatch(
     {
       "reference": _reference.expand_tiles,

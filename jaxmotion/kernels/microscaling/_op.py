@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike
+from jaxmotion.core import Array, Key, ShapedLike, check_choice
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -15,6 +15,7 @@ from jaxmotion.kernels._block_op import (
   reject_padding,
   tile_peak,
 )
+from jaxmotion.kernels._checks import check_block
 from jaxmotion.kernels.microscaling._reference import (
   FORMATS,
   Format,
@@ -44,6 +45,10 @@ class MicroscalingOp(BlockOp):
 
   format: str
   block: int
+
+  def __post_init__(self) -> None:
+    check_choice("format", self.format, FORMATS)
+    check_block(self.block)
 
   @property
   def form(self) -> Format:

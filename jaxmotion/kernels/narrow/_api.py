@@ -3,9 +3,23 @@
 No implementation is preferred on a GPU, since XLA makes one pass of each op.
 """
 
-from jaxmotion.core import Array, ShapedLike
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmotion.core import (
+  Array,
+  ShapedLike,
+  check_choice,
+  check_float,
+  check_int,
+  check_sequence,
+)
+from jaxmotion.kernels._checks import check_words
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.narrow import _pallas_triton, _reference
+
+_FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def cast_encode(
@@ -32,6 +46,8 @@ def cast_encode(
     >>> cast_encode(jnp.array([1.0, 500.0]), "float8_e4m3fn").tolist()
     [56, 126]
   """
+  check_float("x", x)
+  check_choice("dtype", dtype, _FORMATS)
   return dispatch(
     {
       "reference": _reference.cast_encode,
@@ -58,6 +74,7 @@ def cast_decode(
     dtype: format of the words.
     implementation: name of the only implementation to try; None chooses one.
   """
+  _check_cast(words, like, dtype)
   return dispatch(
     {
       "reference": _reference.cast_decode,
@@ -88,6 +105,7 @@ def cast_sum(
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
+  _check_cast(words, like, dtype, "workers")
   return dispatch(
     {
       "reference": _reference.cast_sum,
@@ -128,6 +146,9 @@ def truncate_encode(
     >>> [p.tolist() for p in truncate_encode(jnp.array([1.0, -2.0]), 2)]
     [[63, 192], [128, 0]]
   """
+  check_float("x", x)
+  check_int("bytes", bytes, 1, 4)
+  check_choice("rounding", rounding, ("zero", "nearest"))
   return dispatch(
     {
       "reference": _reference.truncate_encode,
@@ -153,6 +174,7 @@ def truncate_decode(
     like: shape and dtype of the result.
     implementation: name of the only implementation to try; None chooses one.
   """
+  _check_planes(planes, like)
   return dispatch(
     {
       "reference": _reference.truncate_decode,
@@ -180,6 +202,7 @@ def truncate_sum(
   Returns:
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
+  _check_planes(planes, like, "workers")
   return dispatch(
     {
       "reference": _reference.truncate_sum,
@@ -189,3 +212,23 @@ def truncate_sum(
     implementation=implementation,
     like=like,
   )
+
+
+def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
+  check_choice("dtype", dtype, _FORMATS)
+  check_float("like", like)
+  bits = jnp.dtype(dtype).itemsize * 8
+  check_words("words", words, (*lead, *like.shape), bits)
+
+
+def _check_planes(planes: Any, like: Any, *lead: str) -> None:
+  check_float("like", like)
+  found = check_sequence("planes", planes, "1 to 4 uint8 arrays")
+  if not 1 <= len(found) <= 4:
+    raise ValueError(
+      f"`planes` must be 1 to 4 uint8 arrays, got {len(found)} of them."
+    )
+  workers: tuple[int | str, ...] = lead
+  for i, plane in enumerate(found):
+    check_words(f"planes[{i}]", plane, (*workers, *like.shape), 8)
+    workers = tuple(plane.shape[: len(lead)])

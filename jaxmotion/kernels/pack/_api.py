@@ -4,10 +4,13 @@ An op that computes codes, or reads them, calls the functions of the reference
 inside its own expression, so that both are one pass.
 """
 
-from jaxmotion.core import Array
+from typing import Any
+
+from jaxmotion.core import Array, check_int
+from jaxmotion.kernels._checks import check_words
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.pack import _pallas_triton, _reference
-from jaxmotion.kernels.pack._reference import field_widths
+from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
 
 def pack(
@@ -29,6 +32,7 @@ def pack(
     >>> hex(int(pack(codes, 4)[0, 0]))
     '0x76543210'
   """
+  check_words("codes", codes, (num_planes(bits), "..."), 32)
   return dispatch(
     {"reference": _reference.pack, "pallas_triton": _pallas_triton.pack},
     codes,
@@ -51,6 +55,7 @@ def unpack(
   Returns:
     uint32[P, ...].
   """
+  _check_packed(words, bits)
   return dispatch(
     {"reference": _reference.unpack, "pallas_triton": _pallas_triton.unpack},
     words,
@@ -77,6 +82,7 @@ def pack_flat(
     >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
     [[197121]]
   """
+  check_words("codes", codes, ("...",), 32)
   return dispatch(
     {
       "reference": _reference.pack_flat,
@@ -106,6 +112,8 @@ def unpack_flat(
     >>> unpack_flat(words, 5, 3).tolist()
     [0, 1, 2]
   """
+  _check_packed(words, bits)
+  check_int("size", size, 0, words.size * 32 // bits)
   return dispatch(
     {
       "reference": _reference.unpack_flat,
@@ -116,6 +124,10 @@ def unpack_flat(
     bits=bits,
     size=size,
   )
+
+
+def _check_packed(words: Any, bits: Any) -> None:
+  check_words("words", words, (num_planes(bits) * bits // 32, "..."), 32)
 
 
 def _preferred_for_packing(bits: int) -> tuple[str, ...]:

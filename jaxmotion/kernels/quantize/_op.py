@@ -5,7 +5,14 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike, random_words_at
+from jaxmotion.core import (
+  Array,
+  Key,
+  ShapedLike,
+  check_bool,
+  check_int,
+  random_words_at,
+)
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -15,6 +22,7 @@ from jaxmotion.kernels._block_op import (
   layout_blocks,
   tile_peak,
 )
+from jaxmotion.kernels._checks import check_block
 from jaxmotion.kernels.pack import (
   num_planes,
   pack_tile,
@@ -51,6 +59,11 @@ class UniformOp(BlockOp):
   bits: int
   block: int
   stochastic: bool = False
+
+  def __post_init__(self) -> None:
+    check_int("bits", self.bits, 1, 8)
+    check_block(self.block)
+    check_bool("stochastic", self.stochastic)
 
   @property
   def planes(self) -> int:

@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, random_words_at
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  check_choice,
+  check_instance,
+  check_int,
+  random_words_at,
+)
 from jaxmotion.kernels._block_op import BlockLayout, BlockOp, LeafLayout, Tile
 from jaxmotion.kernels.rotate._reference import (
   flip_by_words,
@@ -16,6 +25,8 @@ from jaxmotion.kernels.rotate._reference import (
   rotate_back,
   row_shape,
 )
+
+_LENGTHS = tuple(2**i for i in range(17))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +42,11 @@ class RotateOp(BlockOp):
   op: BlockOp
   length: int
   seed: int
+
+  def __post_init__(self) -> None:
+    check_instance("op", self.op, BlockOp, "a BlockOp")
+    check_choice("length", self.length, _LENGTHS)
+    check_int("seed", self.seed, 0, 2**32 - 1)
 
   @property
   def planes(self) -> int:

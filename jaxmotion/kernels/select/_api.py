@@ -1,12 +1,17 @@
 """Public functions of top-k selection, which choose an implementation."""
 
-from jaxmotion.core import Array, ShapedLike, check_int
+import math
+from typing import Any
+
+from jaxmotion.core import Array, ShapedLike, check_float, check_int
+from jaxmotion.kernels._checks import check_shape, check_words
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
 # for each element of the result. Scattering is one pass and needs no kernel.
 _GPU = ("pallas_triton",)
+_MAX_PLANES = 2**31 - 1
 
 
 def topk_select(
@@ -39,8 +44,9 @@ def topk_select(
     >>> values.tolist(), places.tolist()
     ([[2.0, -3.0]], [[1, 0]])
   """
-  check_int("planes", planes, 1)
+  check_int("planes", planes, 1, _MAX_PLANES)
   check_int("k", k, 1, planes)
+  check_float("x", x)
   return dispatch(
     {
       "reference": _reference.topk_select,
@@ -77,6 +83,7 @@ def topk_scatter(
     >>> topk_scatter(values, places.astype("uint32"), jnp.zeros(4), 2).tolist()
     [0.0, -3.0, 2.0, 0.0]
   """
+  _check_selected(values, places, like, planes)
   return dispatch(
     {
       "reference": _reference.topk_scatter,
@@ -117,6 +124,7 @@ def topk_sum(
     >>> topk_sum(values, places, jnp.zeros(4), 2).tolist()
     [1.0, -2.0, 2.0, 0.0]
   """
+  _check_selected(values, places, like, planes, "workers")
   return dispatch(
     {
       "reference": _reference.topk_sum,
@@ -129,3 +137,14 @@ def topk_sum(
     like=like,
     planes=planes,
   )
+
+
+def _check_selected(
+  values: Any, places: Any, like: Any, planes: Any, *lead: str
+) -> None:
+  check_int("planes", planes, 1, _MAX_PLANES)
+  check_float("like", like)
+  check_float("values", values)
+  lanes = -(-math.prod(like.shape) // planes)
+  check_shape("values", values, (*lead, "k", lanes), "float")
+  check_words("places", places, tuple(values.shape), 32)

@@ -13,6 +13,7 @@ from jaxmotion.kernels._block_op import (
   layout_blocks,
   tile_mean,
 )
+from jaxmotion.kernels._checks import check_block
 from jaxmotion.kernels.pack import pack_tile, piece_rows, unpack_tile
 from jaxmotion.kernels.sign._reference import (
   Signs,
@@ -33,6 +34,9 @@ class SignOp(BlockOp):
   """
 
   block: int
+
+  def __post_init__(self) -> None:
+    check_block(self.block)
 
   @property
   def planes(self) -> int:

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike, random_words_at
+from jaxmotion.core import Array, Key, ShapedLike, check_bool, random_words_at
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -15,6 +15,7 @@ from jaxmotion.kernels._block_op import (
   tile_mean,
   tile_peak,
 )
+from jaxmotion.kernels._checks import check_block
 from jaxmotion.kernels.ternary._reference import (
   Trits,
   leading_trit,
@@ -41,6 +42,10 @@ class TernaryOp(BlockOp):
 
   block: int
   stochastic: bool = True
+
+  def __post_init__(self) -> None:
+    check_block(self.block)
+    check_bool("stochastic", self.stochastic)
 
   @property
   def planes(self) -> int:

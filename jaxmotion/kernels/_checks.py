@@ -1,0 +1,173 @@
+"""Checks of the arrays that ops take, by shape and dtype alone.
+
+They run while an op is traced and read no element.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import (
+  Key,
+  PyTree,
+  ShapedLike,
+  check_float,
+  check_instance,
+  check_int,
+  check_number,
+  shape_string,
+)
+from jaxmotion.kernels._error_memory import ErrorMemory
+
+_MAX_BLOCK = 2**31 - 1
+
+
+def check_block(block: Any) -> None:
+  """Raises unless `block` is a number of elements that int32 can index.
+
+  Args:
+    block: what the caller gave.
+
+  Raises:
+    TypeError: not an integer.
+    ValueError: outside the range.
+  """
+  check_int("block", block, 1, _MAX_BLOCK)
+
+
+def check_words(
+  name: str, x: Any, shape: tuple[int | str, ...], bits: int | None = None
+) -> None:
+  """Raises unless `x` is an array of machine words of a shape.
+
+  Args:
+    name: the argument's name, for the message.
+    x: what the caller gave.
+    shape: lengths; a text is the name of an axis of any length, and "..." of
+      any number of axes.
+    bits: width of a word, or None for any.
+
+  Raises:
+    TypeError: another dtype.
+    ValueError: another shape.
+  """
+  kind = "uint" if bits is None else f"uint{bits}"
+  dtype = jnp.dtype(getattr(x, "dtype", bool))
+  right = jnp.issubdtype(dtype, jnp.unsignedinteger)
+  if not right or (bits is not None and dtype.itemsize * 8 != bits):
+    raise TypeError(_describe(name, kind, shape, x))
+  check_shape(name, x, shape, kind)
+
+
+def check_shape(
+  name: str, x: Any, shape: tuple[int | str, ...], kind: str
+) -> None:
+  """Raises unless an array has a shape.
+
+  Args:
+    name: the argument's name, for the message.
+    x: array.
+    shape: as `check_words` takes it.
+    kind: name of the dtype, for the message.
+
+  Raises:
+    ValueError: another shape.
+  """
+  wanted, found = shape, tuple(x.shape)
+  if shape[-1:] == ("...",):
+    wanted = shape[:-1]
+    found = found[: len(wanted)]
+  if len(found) != len(wanted) or any(
+    isinstance(n, int) and n != m for n, m in zip(wanted, found, strict=True)
+  ):
+    raise ValueError(_describe(name, kind, shape, x))
+
+
+def _describe(
+  name: str, kind: str, shape: tuple[int | str, ...], x: Any
+) -> str:
+  found = shape_string(x) if hasattr(x, "dtype") else f"{x!r:.200}"
+  axes = ",".join(map(str, shape))
+  return f"`{name}` must be an array {kind}[{axes}], got {found}."
+
+
+def check_key(key: Any, needs_key: bool) -> None:
+  """Raises unless `key` is a key, or None where none is needed.
+
+  Args:
+    key: what the caller gave.
+    needs_key: whether the op draws random numbers.
+
+  Raises:
+    TypeError: no key.
+    ValueError: None where a key is needed.
+  """
+  check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
+  if needs_key and key is None:
+    raise ValueError(
+      "`key` must be a jaxmotion.Key for an op that draws random numbers, got "
+      "None: make one with jaxmotion.make_key(seed)."
+    )
+
+
+def check_memory(
+  x: ShapedLike, memory: Any, sent: PyTree, decay: float
+) -> None:
+  """Raises unless an error memory fits an array and its payload.
+
+  Args:
+    x: the array, or its shape.
+    memory: what the caller gave as `memory`.
+    sent: the payload of a float32 array like that, as shapes.
+    decay: what the caller gave as the factor on the error.
+
+  Raises:
+    TypeError: `memory` is no ErrorMemory, or `decay` no number.
+    ValueError: a shape or the payload is another, or `decay` is outside [0, 1].
+  """
+  check_number("decay", decay, 0, 1)
+  check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
+  check_float("memory.value", memory.value)
+  check_shape("memory.value", memory.value, tuple(x.shape), "float32")
+  if jnp.shape(memory.count) != ():
+    raise ValueError(
+      f"`memory.count` must be one number, got {memory.count!r:.200}."
+    )
+  if jax.tree.leaves(memory.sent):
+    check_payload("memory.sent", memory.sent, sent)
+
+
+def check_payload(
+  name: str, payload: Any, like: PyTree, *, workers: bool = False
+) -> None:
+  """Raises unless a payload has the structure, shapes and dtypes of another.
+
+  Args:
+    name: the argument's name, for the message.
+    payload: what the caller gave.
+    like: the right payload, as shapes.
+    workers: whether its leaves have a leading axis of workers.
+
+  Raises:
+    ValueError: the payload does not fit.
+  """
+  found = jax.tree.map(_describe_leaf, payload)
+  leaves = jax.tree.leaves(payload)
+  count = leaves[0].shape[0] if workers and _has_rows(leaves) else None
+  lead = () if count is None else (count,)
+  expected = jax.tree.map(
+    lambda a: shape_string(jax.ShapeDtypeStruct((*lead, *a.shape), a.dtype)),
+    like,
+  )
+  if found != expected or (workers and not count):
+    rows = ", stacked along a leading axis of workers" if workers else ""
+    raise ValueError(f"`{name}` must be {expected}{rows}, got {found!s:.400}.")
+
+
+def _has_rows(leaves: list[Any]) -> bool:
+  return all(getattr(leaf, "ndim", 0) for leaf in leaves[:1]) and bool(leaves)
+
+
+def _describe_leaf(leaf: Any) -> str:
+  return shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
