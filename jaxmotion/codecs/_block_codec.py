@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 
-from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._codec import Codec, check_error_memory
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 
@@ -49,6 +49,7 @@ class BlockCodec(Codec):
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error, in the same pass."""
     self._check_input(x, key, state)
+    check_error_memory(x, memory, decay)
     payload, value = blocks.encode_error(
       self.kernel_op, x, memory, self._used_key(key), decay=decay
     )
@@ -63,6 +64,7 @@ class BlockCodec(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' payloads, in the same pass."""
     self._check_payloads(payloads, like)
+    self._check_input(like, key, state)
     payload = blocks.encode_mean(
       self.kernel_op, payloads, like, self._used_key(key)
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._codec import Codec, check_error_memory, check_shaped
 from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
 from jaxmotion.codecs._laws import Laws, chain_laws
@@ -18,6 +18,7 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
+  check_instance,
   shape_dtype as like_of,
 )
 from jaxmotion.kernels import ErrorMemory, blocks
@@ -91,11 +92,12 @@ class chain(Codec):
 
   @property
   def keeps_dtype(self) -> bool:
-    """Whether the first codec keeps the dtype."""
-    return self.codecs[0].keeps_dtype
+    """Whether all of the codecs keep the dtype."""
+    return all(codec.keeps_dtype for codec in self.codecs)
 
   def init(self, like: ShapedLike) -> tuple:
     """Returns the codecs' states; `()` if none has any."""
+    check_shaped("like", like)
     states = tuple(
       codec.init(a)
       for codec, a in zip(self.codecs, self._input_likes(like), strict=True)
@@ -107,6 +109,7 @@ class chain(Codec):
   ) -> tuple[PyTree, PyTree]:
     """Returns the nested payload and the states."""
     self._check_input(x, key)
+    self._check_state(state)
     fused = self._fused_op
     if fused is not None:
       payload = blocks.encode(fused, x, self._last_key(key))
@@ -136,9 +139,12 @@ class chain(Codec):
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error."""
     fused = self._fused_op
+    check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
     if fused is None or not jax.tree.leaves(memory.sent):
       return super().encode_error(x, memory, state, key, decay=decay)
     self._check_input(x, key)
+    check_error_memory(x, memory, decay)
+    self._check_state(state)
     memory = memory._replace(sent=memory.sent.values)
     payload, value = blocks.encode_error(
       fused, x, memory, self._last_key(key), decay=decay
@@ -167,6 +173,12 @@ class chain(Codec):
     if not isinstance(first, rotate):
       return None
     return RotateOp(op=last.kernel_op, length=first.block, seed=first.seed)
+
+  def _check_state(self, state: Any) -> None:
+    if not isinstance(state, tuple) or len(state) not in (0, len(self.codecs)):
+      raise ValueError(
+        f"`state` must be what `init` returned for {self!r}, got {state!r}."
+      )
 
   def _last_key(self, key: Key | None) -> Key | None:
     last = len(self.codecs) - 1

@@ -18,6 +18,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_float,
   check_instance,
+  check_number,
   make_key,
   shape_string,
 )
@@ -113,7 +114,7 @@ class Codec(abc.ABC):
     Returns:
       A pytree of arrays; `()` for a codec that remembers nothing.
     """
-    del like
+    check_shaped("like", like)
     return ()
 
   @abc.abstractmethod
@@ -193,6 +194,7 @@ class Codec(abc.ABC):
     Returns:
       The payload, the value it encodes (float32) and the new state.
     """
+    check_error_memory(x, memory, decay)
     value = add_error(self.decode, x, memory, decay)
     payload, state = self.encode(value, state, key)
     return payload, value, state
@@ -289,7 +291,7 @@ class Codec(abc.ABC):
     return cls(**fields)
 
   def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
-    _check_shaped("x", x)
+    check_shaped("x", x)
     check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
     if self.needs_key and key is None:
       raise ValueError(
@@ -308,11 +310,12 @@ class Codec(abc.ABC):
     Args:
       like: shape and dtype of the array.
     """
+    check_shaped("like", like)
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
 
   def _check_payloads(self, payloads: PyTree, like: ShapedLike) -> None:
     """Checks the payloads that `sum_decoded` takes."""
-    _check_shaped("like", like)
+    check_shaped("like", like)
     expected = jax.tree.map(shape_string, self.payload_like(like))
     found = jax.tree.map(_describe_row, payloads)
     if found != expected:
@@ -323,7 +326,7 @@ class Codec(abc.ABC):
       )
 
   def _check_payload(self, payload: PyTree, like: ShapedLike) -> None:
-    _check_shaped("like", like)
+    check_shaped("like", like)
     expected = jax.tree.map(shape_string, self.payload_like(like))
     found = jax.tree.map(_describe_leaf, payload)
     if found != expected:
@@ -333,13 +336,37 @@ class Codec(abc.ABC):
       )
 
 
-def _check_shaped(name: str, like: Any) -> None:
+def check_shaped(name: str, like: Any) -> None:
+  """Raises unless an argument has the shape and dtype of a floating array.
+
+  Args:
+    name: the argument's name, for the message.
+    like: what the caller gave.
+  """
   if not (hasattr(like, "shape") and hasattr(like, "dtype")):
     raise TypeError(
       f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
       f"{like!r}."
     )
   check_float(name, like)
+
+
+def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
+  """Raises unless the arguments are an array, its error memory and a factor.
+
+  Args:
+    x: floating array.
+    memory: error memory of that array.
+    decay: factor on the error.
+  """
+  check_shaped("x", x)
+  check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
+  if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
+    raise ValueError(
+      f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
+      f"{shape_string(x)} and a count {jnp.shape(memory.count)}."
+    )
+  check_number("decay", decay, 0, 1, open_low=True)
 
 
 def _describe_row(leaf: Any) -> str:
@@ -404,7 +431,9 @@ def _codec_type(name: Any) -> type[Codec]:
   found = [kind for kind in kinds if kind.__name__ == name]
   if not found:
     names = ", ".join(sorted({kind.__name__ for kind in kinds}))
-    raise ValueError(f"`name` of a codec must be one of {names}, got {name!r}.")
+    raise ValueError(
+      f"`name` of a codec in `config` must be one of {names}, got {name!r}."
+    )
   # A class that was refused for its name lives on in its traceback.
   found = [kind for kind in found if _is_own(kind)] or found
   places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}

@@ -5,14 +5,14 @@ What an encoding leaves out is added to the next value.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._codec import Codec, LeafGroup, check_shaped
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import (
@@ -131,6 +131,7 @@ class feedback(TreeCodec):
     """Returns zero error memory."""
     if self.is_tree:
       return super().init(like)
+    check_shaped("like", like)
     zeros = jnp.zeros(like.shape, jnp.float32)
     sent: PyTree = ()
     if self.form == "local":
@@ -144,6 +145,7 @@ class feedback(TreeCodec):
     """Returns the wrapped codec's payload of a float32 array."""
     if self.is_tree:
       return super().payload_like(like)
+    check_shaped("like", like)
     return self.codec.payload_like(
       jax.ShapeDtypeStruct(like.shape, jnp.float32)
     )
@@ -154,6 +156,7 @@ class feedback(TreeCodec):
     Args:
       state: state of one array.
     """
+    self._check_state(state)
     return error_of(self.codec.decode, state.memory)
 
   def encode(
@@ -166,11 +169,7 @@ class feedback(TreeCodec):
     """
     if self.is_tree:
       return super().encode(x, state, key)
-    if not isinstance(state, Feedback):
-      raise ValueError(
-        f"`state` must be what `init` returned for {self!r}, got {state!r}."
-      )
-
+    self._check_state(state)
     payload, v, inner = self.codec.encode_error(
       x, state.memory, state.inner, key, decay=self.decay
     )
@@ -180,25 +179,36 @@ class feedback(TreeCodec):
 
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the error itself in place of the value and its payload."""
-    memory = ErrorMemory(state.memory.count, self.error(state))
+    error = self.error(state)
+    memory = ErrorMemory(state.memory.count, error)
     return Feedback(memory, self.codec.canonical_state(state.inner))
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""
     if self.is_tree:
       return super().decode(payload, like)
+    check_shaped("like", like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return saturate_cast(self.codec.decode(payload, wide), like.dtype)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""
+    check_shaped("like", like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.sum_decoded(payloads, wide)
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Subtracts the workers' mean from the error, in global form."""
+    self._check_state(state)
+    check_shaped("output", output)
     state = state._replace(inner=self.codec.after_reduce(state.inner, output))
     if self.form == "local":
       return state
     error = clear_error(state.memory.value - output.astype(jnp.float32))
     return state._replace(memory=state.memory._replace(value=error))
+
+  def _check_state(self, state: Any) -> None:
+    if not isinstance(state, Feedback) or jnp.ndim(state.memory.count):
+      raise ValueError(
+        f"`state` must be what `init` returned for {self!r}, got {state!r}."
+      )

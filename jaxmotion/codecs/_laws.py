@@ -115,17 +115,22 @@ def chain_laws(laws: Sequence[Laws]) -> Laws:
   # + ||P x - Q(P x)||^2, so that what is kept of x is kept in turn.
   contraction = math.prod(own.contraction for own in laws)
   selects = all(own.keeps_zeros for own in first)
-  largest = every.largest
+  error, largest = _sum_errors(laws), every.largest
   if not selects:
-    # A rotation of 256 elements makes elements up to 16 times as large.
+    # A rotation of 256 elements may put all of their energy, 16 times the
+    # greatest of them, in one element, and its inverse all of the errors.
     largest = min(*(own.largest for own in first), laws[-1].largest / 16)
+    if error is not None:
+      error = ErrorBound(
+        peak=256 * (error.relative + error.peak), floor=16 * error.floor
+      )
   return dataclasses.replace(
     every,
     idempotent=False,
     projects=False,
     contraction=contraction,
     largest=largest,
-    error=_sum_errors(laws) if selects else None,
+    error=error,
   )
 
 

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_float,
+  check_instance,
   named_leaves,
   shape_dtype as like_of,
 )
@@ -42,6 +43,7 @@ class Partition:
 
   def array_keys(self, key: Key | None) -> list[Key | None]:
     """Returns a key for each array, derived from the paths of its leaves."""
+    check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
     if key is None:
       return [None] * len(self.leaf_groups)
     return [
@@ -100,8 +102,13 @@ def partition(codec: Codec, tree: PyTree) -> Partition:
     >>> [like.shape for like in partition(codec, tree).array_likes()]
     [(9,)]
   """
+  check_instance("codec", codec, Codec, "a codec")
   leaves = []
   for path, x in named_leaves(tree):
+    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+      raise TypeError(
+        f"`tree` must hold floating-point arrays, got {x!r} at {path!r}."
+      )
     check_float(path, x)
     leaves.append((path, like_of(x)))
   groups = tuple(codec.leaf_groups(leaves))

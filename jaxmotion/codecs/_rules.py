@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._laws import Laws, weakest_laws
 from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import PathRules, ShapedLike
+from jaxmotion.core import PathRules, ShapedLike, check_sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,10 @@ class rules(TreeCodec):
   rules: tuple[tuple[str, Codec], ...]
 
   def __post_init__(self) -> None:
-    pairs = tuple(tuple(rule) for rule in self.rules)
+    rules = check_sequence("rules", self.rules, "pairs of pattern and codec")
+    for rule in rules:
+      check_sequence("rules", rule, "pairs of pattern and codec")
+    pairs = tuple(tuple(rule) for rule in rules)
     object.__setattr__(self, "rules", pairs)
     if not pairs:
       raise ValueError("`rules` must hold at least one rule, got none.")

@@ -63,7 +63,9 @@ ABSTRACT = ["Codec", "BlockCodec", "TreeCodec"]
 
 @pytest.mark.parametrize("name", ["zip", None, *ABSTRACT])
 def test_an_unknown_name_is_named(name):
-  with pytest.raises(ValueError, match="`name` of a codec must be one of") as e:
+  with pytest.raises(
+    ValueError, match="`name` of a codec in `config` must be"
+  ) as e:
     from_config({"name": name})
   assert "uniform" in str(e.value) and repr(name) in str(e.value)
 
