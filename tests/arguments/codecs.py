@@ -172,7 +172,6 @@ ACCEPTED = {
 KNOWN_BAD = {
   ("codecs.extend.Partition.split", "tree"),
   ("codecs.extend.Partition.merge", "arrays"),
-  ("codecs.feedback.encode", "state"),
   ("codecs.feedback.leaf_groups", "leaves"),
   ("codecs.uniform.after_reduce", "state"),
   ("codecs.uniform.after_reduce", "output"),
