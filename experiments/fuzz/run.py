@@ -46,11 +46,14 @@ class _Worker:
     )
     self.process.start()
     theirs.close()  # The end of the process then ends `recv`.
+    self._is_ready = False
     self.job: tuple[str, int] | None = None
     self.started = 0.0
 
   def begin(self, subject: str, seed: int) -> None:
-    """Starts one round."""
+    """Starts one round, whose time does not include imports."""
+    if not self._is_ready:
+      self._is_ready = self.pipe.recv()
     self.job, self.started = (subject, seed), time.monotonic()
     self.pipe.send(self.job)
 
@@ -189,6 +192,7 @@ def _serve_rounds(
   pipe: multiprocessing.connection.Connection, subjects: dict[str, RunRound]
 ) -> None:
   """Runs the rounds that arrive until the other end of the pipe is closed."""
+  pipe.send(True)
   while True:
     try:
       name, seed = pipe.recv()

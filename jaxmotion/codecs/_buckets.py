@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._codec import Codec, LeafGroup, check_leaves
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import ShapedLike, check_int
@@ -58,6 +58,7 @@ class buckets(TreeCodec):
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
     """Keeps large arrays alone and joins small ones."""
+    check_leaves(leaves)
     alone = []
     joined: dict[tuple, list[list[int]]] = {}
     sizes: dict[tuple, int] = {}

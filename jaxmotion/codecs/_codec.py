@@ -19,6 +19,7 @@ from jaxmotion.core import (
   check_float,
   check_instance,
   check_number,
+  check_sequence,
   make_key,
   shape_string,
 )
@@ -250,7 +251,8 @@ class Codec(abc.ABC):
       state: what `encode` returned.
       output: the decoded mean over workers, of the shape of `x`.
     """
-    del output
+    check_float("output", output)
+    self._check_state(state)
     return state
 
   def canonical_state(self, state: PyTree) -> PyTree:
@@ -263,6 +265,7 @@ class Codec(abc.ABC):
     Args:
       state: state of one array.
     """
+    self._check_state(state)
     return state
 
   def leaf_groups(
@@ -277,6 +280,7 @@ class Codec(abc.ABC):
       Groups that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
+    check_leaves(leaves)
     return [LeafGroup((i,), self) for i in range(len(leaves))]
 
   def config(self) -> dict[str, Any]:
@@ -298,11 +302,12 @@ class Codec(abc.ABC):
         f"`key` must be a jaxmotion.Key for {self}, got None: "
         "make one with jaxmotion.make_key(seed)."
       )
-    if not (isinstance(state, tuple) and state == ()):
-      raise ValueError(
-        f"`state` must be () for {self}, which remembers nothing, got "
-        f"{state!r}."
-      )
+    _check_nothing(self, state)
+
+  def _check_state(self, state: Any) -> None:
+    """Checks a state; that of a codec with its own `init` is its affair."""
+    if type(self).init is Codec.init:
+      _check_nothing(self, state)
 
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.
@@ -349,6 +354,30 @@ def check_shaped(name: str, like: Any) -> None:
       f"{like!r}."
     )
   check_float(name, like)
+
+
+def check_leaves(leaves: Any) -> None:
+  """Raises unless an argument is a list of paths and shapes.
+
+  Args:
+    leaves: what the caller gave.
+
+  Raises:
+    TypeError: it is no list or tuple, or an element is no such pair.
+  """
+  noun = "pairs of a path and a shape"
+  for leaf in check_sequence("leaves", leaves, noun):
+    pair = check_sequence("leaves", leaf, noun)
+    if len(pair) != 2 or not isinstance(pair[0], str):
+      raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
+    check_shaped(f"leaves[{pair[0]!r}]", pair[1])
+
+
+def _check_nothing(codec: Codec, state: Any) -> None:
+  if not (isinstance(state, tuple) and state == ()):
+    raise ValueError(
+      f"`state` must be () for {codec}, which remembers nothing, got {state!r}."
+    )
 
 
 def check_error_memory(x: Any, memory: Any, decay: Any) -> None:

@@ -5,7 +5,8 @@ import functools
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_choice, check_int
+from jaxmotion.core import check_choice
+from jaxmotion.kernels import check_block
 from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 
 
@@ -46,7 +47,7 @@ class microscaling(BlockCodec):
 
   def __post_init__(self) -> None:
     check_choice("format", self.format, FORMATS)
-    check_int("block", self.block, 1)
+    check_block(self.block)
 
   @property
   def laws(self) -> Laws:

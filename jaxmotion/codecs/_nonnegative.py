@@ -14,11 +14,10 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_choice,
-  check_int,
   random_words,
   saturate_cast,
 )
-from jaxmotion.kernels import block_shape
+from jaxmotion.kernels import block_shape, check_block
 
 # A code is the 5 low bits of the exponent, above the block's, and 3 bits of
 # the mantissa; a float32 has 20 bits more.
@@ -79,7 +78,7 @@ class nonnegative(Codec):
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
-    check_int("block", self.block, 1)
+    check_block(self.block)
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   @property

@@ -18,8 +18,11 @@ from jaxmotion.core import (
   ShapedLike,
   check_float,
   check_instance,
+  check_like,
+  check_sequence,
   named_leaves,
   shape_dtype as like_of,
+  shape_string,
 )
 
 
@@ -53,6 +56,8 @@ class Partition:
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""
+    likes = self.treedef.unflatten([like for _, like in self.leaves])
+    check_like("tree", tree, likes, "`partition`")
     leaves = self.treedef.flatten_up_to(tree)
     return [
       self._join_arrays([leaves[i] for i in p.leaves]) for p in self.leaf_groups
@@ -60,6 +65,7 @@ class Partition:
 
   def merge(self, arrays: Sequence[Array]) -> PyTree:
     """Returns the tree of these arrays: inverts `split`."""
+    self._check_merged(arrays)
     leaves: list[Any] = [None] * len(self.leaves)
     for group, array in zip(self.leaf_groups, arrays, strict=True):
       if len(group.leaves) == 1:
@@ -71,6 +77,17 @@ class Partition:
       for i, piece, leaf in zip(group.leaves, pieces, likes, strict=True):
         leaves[i] = piece.reshape(leaf.shape)
     return self.treedef.unflatten(leaves)
+
+  def _check_merged(self, arrays: Any) -> None:
+    count = len(self.leaf_groups)
+    found = check_sequence("arrays", arrays, "arrays")
+    if len(found) != count:
+      raise ValueError(f"`arrays` must be {count} arrays, got {len(found)}.")
+    for i, (x, like) in enumerate(zip(found, self.array_likes(), strict=True)):
+      if getattr(x, "shape", None) != like.shape:
+        raise ValueError(
+          f"`arrays[{i}]` must be like {shape_string(like)}, got {x!r:.200}."
+        )
 
   def _like_of(self, group: LeafGroup) -> jax.ShapeDtypeStruct:
     likes = [self.leaves[i][1] for i in group.leaves]

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._codec import Codec, LeafGroup, check_leaves
 from jaxmotion.codecs._laws import Laws, weakest_laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import PathRules, ShapedLike, check_sequence
@@ -67,12 +67,14 @@ class rules(TreeCodec):
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[LeafGroup]:
     """Returns the leaves with the codec of the first rule that matches."""
+    check_leaves(leaves)
     rules = self._path_rules()
     paths = [path for path, _ in leaves]
     claimed: dict[int, list[int]] = {i: [] for i in range(len(self.rules))}
     for leaf, path in enumerate(paths):
       claimed[rules.require_match(path, "('.*', codec)").rule].append(leaf)
-    rules.require_use(paths)
+    if paths:  # In a tree without leaves no rule can be misspelt.
+      rules.require_use(paths)
     groups = []
     for positions, (_, codec) in zip(claimed.values(), self.rules, strict=True):
       for inner, own_codec in codec.leaf_groups([leaves[i] for i in positions]):

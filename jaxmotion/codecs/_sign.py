@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_int
+from jaxmotion.kernels import check_block
 from jaxmotion.kernels.sign import SignOp
 
 
@@ -41,7 +41,7 @@ class sign(BlockCodec):
   block: int = 1024
 
   def __post_init__(self) -> None:
-    check_int("block", self.block, 1)
+    check_block(self.block)
 
   @property
   def laws(self) -> Laws:

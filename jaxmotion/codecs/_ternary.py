@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_choice, check_int
+from jaxmotion.core import check_choice
+from jaxmotion.kernels import check_block
 from jaxmotion.kernels.ternary import TernaryOp
 
 
@@ -49,7 +50,7 @@ class ternary(BlockCodec):
   rounding: str = "stochastic"
 
   def __post_init__(self) -> None:
-    check_int("block", self.block, 1)
+    check_block(self.block)
     check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
   @property

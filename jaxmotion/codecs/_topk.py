@@ -11,10 +11,9 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
-  check_int,
   check_number,
 )
-from jaxmotion.kernels import nearest_planes
+from jaxmotion.kernels import check_block, nearest_planes
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select
 
@@ -73,7 +72,7 @@ class topk(Codec):
   def __post_init__(self) -> None:
     check_number("density", self.density, 0, 1, open_low=True)
     if self.block is not None:
-      check_int("block", self.block, 1)
+      check_block(self.block)
 
   @property
   def laws(self) -> Laws:

@@ -6,7 +6,7 @@ import functools
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice, check_int
-from jaxmotion.kernels import quantize
+from jaxmotion.kernels import check_block, quantize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class uniform(BlockCodec):
 
   def __post_init__(self) -> None:
     check_int("bits", self.bits, 1, 8)
-    check_int("block", self.block, 1)
+    check_block(self.block)
     check_choice("symmetric", self.symmetric, (True, False))
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 

@@ -6,6 +6,7 @@ from jaxmotion.kernels._block_layout import (
   nearest_planes as nearest_planes,
 )
 from jaxmotion.kernels._block_op import BlockOp as BlockOp
+from jaxmotion.kernels._checks import check_block as check_block
 from jaxmotion.kernels._error_memory import (
   ErrorMemory as ErrorMemory,
   add_error as add_error,

@@ -157,26 +157,6 @@ ACCEPTED = {
   ("codecs.buckets", "max_leaf_size"): {"huge": "every leaf is joined"},
   ("codecs.buckets", "max_bucket_size"): {"huge": "one bucket"},
   ("codecs.threshold", "value"): {"huge": "nothing is sent"},
-  **{
-    (f"codecs.{name}", "block"): {"huge": "one block"}
-    for name in (
-      "microscaling",
-      "nonnegative",
-      "sign",
-      "ternary",
-      "topk",
-      "uniform",
-    )
-  },
+  ("*", "leaves"): {"empty": "a tree without leaves"},
 }
-KNOWN_BAD = {
-  ("codecs.extend.Partition.split", "tree"),
-  ("codecs.extend.Partition.merge", "arrays"),
-  ("codecs.feedback.leaf_groups", "leaves"),
-  ("codecs.uniform.after_reduce", "state"),
-  ("codecs.uniform.after_reduce", "output"),
-  ("codecs.uniform.canonical_state", "state"),
-  ("codecs.uniform.leaf_groups", "leaves"),
-  ("codecs.buckets.leaf_groups", "leaves"),
-  ("codecs.rules.leaf_groups", "leaves"),
-}
+KNOWN_BAD = set()

@@ -97,8 +97,9 @@ UNCALLED = {
   "kernels.*Op.*": _PASS,
   **dict.fromkeys(
     """
-    kernels.block_shape kernels.nearest_planes kernels.add_error
-    kernels.clear_error kernels.error_of kernels.sum_decoded
+    kernels.block_shape kernels.check_block kernels.nearest_planes
+    kernels.add_error kernels.clear_error kernels.error_of
+    kernels.sum_decoded
     kernels.compact.prefix_counts kernels.pack.field_widths
     kernels.pack.num_planes kernels.pack.unpack_to_float kernels.pack.*tile
     kernels.pack.piece_rows kernels.quantize.*code kernels.sign.*code

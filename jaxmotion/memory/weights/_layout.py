@@ -99,7 +99,8 @@ def make_layout(
 
   Raises:
     TypeError: a leaf is not float32.
-    ValueError: the names are not those of the stages, or a rule is wrong.
+    ValueError: the names are not those of the stages, a rule is wrong, or there
+      is no array.
   """
   if names is not None and (
     not isinstance(params, Mapping) or set(params) != set(names)
@@ -110,6 +111,10 @@ def make_layout(
       f"got {found!r}."
     )
   check_arrays("params", params)
+  if not jax.tree.leaves(params):
+    raise ValueError(
+      f"`params` must hold at least one array, got {params!r:.200}."
+    )
   likes = tuple(
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
     for x in jax.tree.leaves(params)
