@@ -3,7 +3,8 @@
 import abc
 import dataclasses
 
-from jaxmotion.codecs._codec import Codec, check_error_memory
+from jaxmotion.codecs._arguments import check_error_memory
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 

@@ -4,8 +4,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from jaxmotion.codecs._arguments import check_leaves
 from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup, check_leaves
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import ShapedLike, check_int

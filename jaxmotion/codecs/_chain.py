@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmotion.codecs._arguments import check_error_memory, check_shaped
 from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._codec import Codec, check_error_memory, check_shaped
+from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
 from jaxmotion.codecs._laws import Laws, chain_laws

@@ -10,6 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxmotion.codecs._arguments import (
+  check_error_memory,
+  check_leaves,
+  check_shaped,
+)
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.core import (
   Array,
@@ -18,8 +23,6 @@ from jaxmotion.core import (
   ShapedLike,
   check_float,
   check_instance,
-  check_number,
-  check_sequence,
   make_key,
   shape_string,
 )
@@ -341,61 +344,11 @@ class Codec(abc.ABC):
       )
 
 
-def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of a floating array.
-
-  Args:
-    name: the argument's name, for the message.
-    like: what the caller gave.
-  """
-  if not (hasattr(like, "shape") and hasattr(like, "dtype")):
-    raise TypeError(
-      f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
-      f"{like!r}."
-    )
-  check_float(name, like)
-
-
-def check_leaves(leaves: Any) -> None:
-  """Raises unless an argument is a list of paths and shapes.
-
-  Args:
-    leaves: what the caller gave.
-
-  Raises:
-    TypeError: it is no list or tuple, or an element is no such pair.
-  """
-  noun = "pairs of a path and a shape"
-  for leaf in check_sequence("leaves", leaves, noun):
-    pair = check_sequence("leaves", leaf, noun)
-    if len(pair) != 2 or not isinstance(pair[0], str):
-      raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
-    check_shaped(f"leaves[{pair[0]!r}]", pair[1])
-
-
 def _check_nothing(codec: Codec, state: Any) -> None:
   if not (isinstance(state, tuple) and state == ()):
     raise ValueError(
       f"`state` must be () for {codec}, which remembers nothing, got {state!r}."
     )
-
-
-def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
-  """Raises unless the arguments are an array, its error memory and a factor.
-
-  Args:
-    x: floating array.
-    memory: error memory of that array.
-    decay: factor on the error.
-  """
-  check_shaped("x", x)
-  check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
-  if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
-    raise ValueError(
-      f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
-      f"{shape_string(x)} and a count {jnp.shape(memory.count)}."
-    )
-  check_number("decay", decay, 0, 1, open_low=True)
 
 
 def _describe_row(leaf: Any) -> str:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmotion.codecs._arguments import check_shaped
 from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup, check_shaped
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import (

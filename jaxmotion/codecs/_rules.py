@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmotion.codecs._codec import Codec, LeafGroup, check_leaves
+from jaxmotion.codecs._arguments import check_leaves
+from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._laws import Laws, weakest_laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.core import PathRules, ShapedLike, check_sequence
