@@ -41,8 +41,8 @@ class Groups:
     for i, group in enumerate(of_leaf):
       if group is not None:
         check_int(f"of_leaf[{i}]", group, 0, len(names) - 1)
-    if not names or len(set(names)) < len(names):
-      raise ValueError(f"`names` must be at least one, each once, got {names}.")
+    if len(set(names)) < len(names):
+      raise ValueError(f"`names` must be given once each, got {names}.")
     if len(set(of_leaf) - {None}) < len(names):
       raise ValueError(
         f"`of_leaf` must have a leaf of each of the {len(names)} groups, got"

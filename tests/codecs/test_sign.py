@@ -60,7 +60,7 @@ def test_it_contracts_by_the_stated_share(size):
   x = normal(size)
   exact = x.astype(np.float64)
   share = np.abs(exact).sum() ** 2 / (size * (exact**2).sum())
-  check_contraction(sign(block=4096), jnp.asarray(x), share * (1 - 1e-6))
+  check_contraction(sign(block=4096), jnp.asarray(x), float(share) * (1 - 1e-6))
   _, y = trip(sign(block=4096), x)
   left = ((exact - y) ** 2).sum()
   np.testing.assert_allclose(
@@ -78,7 +78,7 @@ def test_a_non_finite_value_spoils_its_block_and_no_other(bad):
 
 
 def test_bad_blocks_are_named():
-  with pytest.raises(ValueError, match="`block` must be an integer >= 1"):
+  with pytest.raises(ValueError, match="`block` must be an integer in .1, "):
     sign(block=0)
 
 

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, perfmodel, planner, wire
+from jaxmotion.core import to_varying
 from jaxmotion.perfmodel import predict_step
 from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from tests.planner.problems import (
@@ -147,6 +148,7 @@ def traced_ledger(plan, workers):
 
   def exchange():
     grads = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), PARAMS)
+    grads = to_varying(grads, "data")
     return tx.update(grads, tx.init(grads))[0]
 
   program = jax.shard_map(exchange, mesh=mesh, in_specs=(), out_specs=P())
