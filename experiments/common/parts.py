@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-  """What one process saves of a checkpoint.
+  """The share of a checkpoint that one process saves.
 
   Attributes:
     facts: values that JSON knows.

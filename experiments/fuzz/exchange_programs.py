@@ -24,7 +24,7 @@ PyTree = Any
 
 
 class Result(NamedTuple):
-  """What one update returned.
+  """Results of one update.
 
   Attributes:
     y: updates, one array for each leaf.

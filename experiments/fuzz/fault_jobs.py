@@ -32,7 +32,7 @@ STEPS = 120
 
 
 class Ended(NamedTuple):
-  """How a process of a job ended.
+  """The end of one process of a job.
 
   Attributes:
     code: exit code, negative for a signal.

@@ -18,7 +18,7 @@ _GROWTH_KB = 8192.0
 
 
 class Sample(NamedTuple):
-  """What a process holds at one moment.
+  """Resources that a process holds at one moment.
 
   Attributes:
     memory_kb: resident memory, KiB.

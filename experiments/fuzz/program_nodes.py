@@ -42,7 +42,7 @@ class Node(NamedTuple):
 def make_nodes(
   rng: np.random.Generator, count: int, depth: int = 1
 ) -> tuple[Node, ...]:
-  """Returns random operations.
+  """Returns random operations as nodes of a program.
 
   Args:
     rng: source of the choices.

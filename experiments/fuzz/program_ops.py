@@ -22,7 +22,7 @@ _TABLE = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(SHAPE)
 
 
 class Env(NamedTuple):
-  """What operations read besides their operands.
+  """Values that operations read besides their operands.
 
   Attributes:
     params: matrix "w", row "b", kernel "k", stack of three matrices "stack".

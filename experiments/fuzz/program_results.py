@@ -17,7 +17,7 @@ _OPTIONS: Any = {"xla_backend_optimization_level": 0}
 
 
 class Comparison(NamedTuple):
-  """What a function of plain JAX gives, and what ours gives.
+  """Results of a function of plain JAX and of ours.
 
   Attributes:
     law: what must be equal.

@@ -82,7 +82,7 @@ def run_subjects(
 
   Args:
     subjects: a function for each name that runs the round of one seed.
-    seconds: no round starts later than this.
+    seconds: no round but the first of each process starts later than this.
     rounds: most rounds of each subject; None stands for no limit.
     first_seed: seed of the first round of each subject; the next is one more.
     processes: rounds that run at the same time.
@@ -101,7 +101,7 @@ def run_subjects(
   workers = [_Worker(subjects) for _ in range(processes)]
 
   def begin_next(worker: _Worker) -> None:
-    if time.monotonic() > end or not queue:
+    if not queue:
       return
     _, name, seed = heapq.heappop(queue)
     # Time that a running round will take is not known yet: count its start.
@@ -139,7 +139,8 @@ def run_subjects(
         worker.job = None
         if not worker.process.is_alive():
           workers[workers.index(worker)] = worker = _Worker(subjects)
-        begin_next(worker)
+        if time.monotonic() < end:
+          begin_next(worker)
   finally:
     for worker in workers:
       worker.stop()
