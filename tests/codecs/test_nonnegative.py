@@ -119,7 +119,7 @@ def test_a_value_costs_a_byte_and_a_block_one_more():
 @pytest.mark.parametrize(
   ("fields", "match"),
   [
-    ({"block": 0}, "`block` must be an integer >= 1, got 0"),
+    ({"block": 0}, "`block` must be an integer in .1, 2147483647., got 0"),
     ({"rounding": "up"}, "`rounding` must be one of 'nearest', 'stochastic'"),
   ],
 )
