@@ -169,7 +169,10 @@ def test_workers_round_apart_and_a_key_is_required():
   [
     ({"bits": 0}, r"`bits` must be an integer in \[1, 8\], got 0"),
     ({"bits": 9}, r"`bits` must be an integer in \[1, 8\], got 9"),
-    ({"bits": 4, "block": 0}, "`block` must be an integer in .1, 2147483647., got 0"),
+    (
+      {"bits": 4, "block": 0},
+      "`block` must be an integer in .1, 2147483647., got 0",
+    ),
     ({"bits": 4, "symmetric": "no"}, "`symmetric` must be one of True"),
     ({"bits": 4, "rounding": "up"}, "`rounding` must be one of 'nearest'"),
   ],
