@@ -34,7 +34,7 @@ _OPTIMIZERS = {
   "adamw": optax.adamw(1e-2, eps=0.1, weight_decay=0.1),
   "rmsprop": optax.chain(optax.clip(0.5), optax.rmsprop(1e-2, eps=0.1)),
 }
-_CODECS = (
+EXACT_CODECS = (
   None,
   memory.offload(),
   memory.recompute(),
@@ -75,7 +75,7 @@ def check_optimizer_in_backward(
     params.append(rows[0] if size == 1 else stack)
   name = _pick(rng, _OPTIMIZERS)
   tx = _OPTIMIZERS[name]
-  codec = _CODECS[rng.integers(len(_CODECS))]
+  codec = EXACT_CODECS[rng.integers(len(EXACT_CODECS))]
   segment = (None, 1, 2)[rng.integers(3)]
   model = memory.OptimizerInBackward(
     list(zip(blocks, sizes, strict=True)),

@@ -24,6 +24,7 @@ from experiments.fuzz.program_results import (
   rounding_tolerance,
 )
 from experiments.fuzz.program_updates import (
+  EXACT_CODECS,
   check_compressed_state,
   check_host_resident,
   check_optimizer_in_backward,
@@ -32,12 +33,7 @@ from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import codecs, memory
 
 _EXACT = (
-  None,
-  memory.offload(),
-  memory.recompute(),
-  codecs.identity(),
-  codecs.zero_value(capacity=0.7),
-  codecs.zero_value(capacity=0.01),
+  *EXACT_CODECS,
   (("mask|integer", memory.offload()), (".", codecs.identity())),
   lambda residual: memory.recompute() if residual.kind == "dense" else None,
 )
