@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
+from jaxmotion.codecs._laws import LOSSLESS, Laws
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 
 
@@ -41,18 +41,7 @@ class identity(Codec):
   @property
   def laws(self) -> Laws:
     """The laws of a codec that loses nothing."""
-    return Laws(
-      lossless=True,
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
-      unbiased=True,
-      projects=True,
-      contraction=1.0,
-      bounds_memory=True,
-      error=ErrorBound(),
-      nonfinite="element",
-    )
+    return dataclasses.replace(LOSSLESS, projects=True)
 
   @property
   def keeps_dtype(self) -> bool:

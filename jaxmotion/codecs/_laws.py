@@ -87,6 +87,20 @@ class Laws:
     check_choice("nonfinite", self.nonfinite, NONFINITE)
 
 
+# Laws of a codec that loses nothing; its payload need not be a projection.
+LOSSLESS = Laws(
+  lossless=True,
+  keeps_zeros=True,
+  keeps_finite=True,
+  idempotent=True,
+  unbiased=True,
+  contraction=1.0,
+  bounds_memory=True,
+  error=ErrorBound(),
+  nonfinite="element",
+)
+
+
 def weakest_laws(laws: Sequence[Laws]) -> Laws:
   """Returns what all of these laws promise together, for codecs of trees.
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
+from jaxmotion.codecs._laws import LOSSLESS, Laws
 from jaxmotion.core import (
   Array,
   Key,
@@ -68,17 +68,7 @@ class zero_value(Codec):
   @property
   def laws(self) -> Laws:
     """The laws of a lossless codec; its words are no projection."""
-    return Laws(
-      lossless=True,
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
-      unbiased=True,
-      contraction=1.0,
-      bounds_memory=True,
-      error=ErrorBound(),
-      nonfinite="element",
-    )
+    return LOSSLESS
 
   def _count_dropped(self, payload: NonZeros, like: ShapedLike) -> Array:
     del like
