@@ -2,7 +2,7 @@
 
   python -m experiments.fuzz --minutes=30 --json=results/fuzz.jsonl
 
-Each subject gets the same time. Every defect is printed with a case that shows
+The time is shared as in `subjects.SHARES`. Every defect is printed with a case that shows
 it; its round can be run again alone:
 
   python -m experiments.fuzz --round=codecs:17
@@ -29,7 +29,7 @@ from experiments.common.console import make_console
 from experiments.fuzz.rounds import Defect
 from experiments.fuzz.rows import make_rows
 from experiments.fuzz.run import Tally, run_guarded, run_subjects
-from experiments.fuzz.subjects import SUBJECTS
+from experiments.fuzz.subjects import SHARES, SUBJECTS
 from experiments.fuzz.tables import summary_table
 
 _MINUTES = flags.DEFINE_float(
@@ -98,6 +98,7 @@ def main() -> None:
     tallies = run_subjects(
       {name: SUBJECTS[name] for name in _SUBJECTS.value},
       60 * _MINUTES.value,
+      shares=SHARES,
       first_seed=_SEED.value,
       processes=_PROCESSES.value,
       report=report,

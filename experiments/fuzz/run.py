@@ -69,13 +69,14 @@ def run_subjects(
   subjects: Mapping[str, RunRound],
   seconds: float,
   *,
+  shares: Mapping[str, float] | None = None,
   rounds: int | None = None,
   first_seed: int = 0,
   processes: int = 2,
   limit_s: float = 300.0,
   report: Callable[[Mapping[str, Tally], Defect | None], None] | None = None,
 ) -> dict[str, Tally]:
-  """Runs rounds of each subject and gives all subjects the same time.
+  """Runs rounds of each subject and shares the time between subjects.
 
   A round that raises, that ends its process or that takes too long counts as a
   defect. A process that ended is started again.
@@ -83,6 +84,7 @@ def run_subjects(
   Args:
     subjects: a function for each name that runs the round of one seed.
     seconds: no round but the first of each process starts later than this.
+    shares: relative time of each subject; 1.0 for subjects without an entry.
     rounds: most rounds of each subject; None stands for no limit.
     first_seed: seed of the first round of each subject; the next is one more.
     processes: rounds that run at the same time.
@@ -95,7 +97,12 @@ def run_subjects(
   """
   tallies = {name: Tally() for name in subjects}
   end = time.monotonic() + seconds
-  # The subject with the least time so far comes first.
+  shares = {name: 1.0 for name in subjects} | dict(shares or {})
+
+  def cost_so_far(name: str) -> float:
+    return tallies[name].seconds / shares[name]
+
+  # The subject with the least of its share so far comes first.
   queue = [(0.0, name, first_seed) for name in subjects]
   heapq.heapify(queue)
   workers = [_Worker(subjects) for _ in range(processes)]
@@ -107,7 +114,7 @@ def run_subjects(
     # Time that a running round will take is not known yet: count its start.
     busy = sum(other.job is not None for other in workers)
     if rounds is None or seed + 1 - first_seed < rounds:
-      cost = tallies[name].seconds + busy * 1e-3
+      cost = cost_so_far(name) + busy * 1e-3
       heapq.heappush(queue, (cost, name, seed + 1))
     worker.begin(name, seed)
 
@@ -131,7 +138,7 @@ def run_subjects(
         tally.cases += outcome.cases
         tally.seconds += time.monotonic() - worker.started
         tally.defects += outcome.defects
-        queue[:] = [(tallies[n].seconds, n, seed) for _, n, seed in queue]
+        queue[:] = [(cost_so_far(n), n, seed) for _, n, seed in queue]
         heapq.heapify(queue)
         if report:
           for defect in [*outcome.defects, None]:

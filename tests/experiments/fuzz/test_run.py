@@ -11,6 +11,11 @@ def run_sound(seed):
   return Round(10)
 
 
+def run_slowly(seed):
+  time.sleep(0.02)
+  return Round(1)
+
+
 def run_odd(seed):
   """Breaks a law at odd seeds, in the four ways in which a round can end."""
   if seed == 1:
@@ -63,3 +68,13 @@ def test_rows_count_the_rounds_of_every_subject():
     assert total(rows, case, "cases") == 10 * total(rows, case, "rounds") == 30
     assert total(rows, case, "defects") == 0
   assert [line[0] for line in summary_table(rows).lines] == ["a", "b"]
+
+
+def test_time_is_shared_as_asked():
+  tallies = run_subjects(
+    {"rare": run_slowly, "often": run_slowly},
+    0.6,
+    shares={"often": 4.0},
+    processes=1,
+  )
+  assert 0 < 2 * tallies["rare"].rounds < tallies["often"].rounds
