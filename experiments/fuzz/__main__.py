@@ -2,8 +2,8 @@
 
   python -m experiments.fuzz --minutes=30 --json=results/fuzz.jsonl
 
-The time is shared as in `subjects.SHARES`. Every defect is printed with a case that shows
-it; its round can be run again alone:
+The time is shared as in `subjects.SHARES`. Every defect is printed with a case
+that shows it; its round can be run again alone:
 
   python -m experiments.fuzz --round=codecs:17
 

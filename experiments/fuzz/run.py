@@ -96,7 +96,6 @@ def run_subjects(
     The sums of each subject.
   """
   tallies = {name: Tally() for name in subjects}
-  end = time.monotonic() + seconds
   shares = {name: 1.0 for name in subjects} | dict(shares or {})
 
   def cost_so_far(name: str) -> float:
@@ -121,6 +120,7 @@ def run_subjects(
   try:
     for worker in workers:
       begin_next(worker)
+    end = time.monotonic() + seconds  # Imports are over and do not count.
     while any(worker.job for worker in workers):
       busy = [worker for worker in workers if worker.job]
       first = min(worker.started for worker in busy) + limit_s
