@@ -108,13 +108,12 @@ def check_optimizer_in_backward(
   )
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} repeats={sizes} {codec=} {segment=} {name}"
-  yield Comparison("loss in backward is exact", text, value, our_value, 1e-4)
+  tolerance = rounding_tolerance(nodes)
   yield Comparison(
-    "update in backward is that of optax",
-    text,
-    expected,
-    found,
-    rounding_tolerance(nodes),
+    "loss in backward is exact", text, value, our_value, tolerance
+  )
+  yield Comparison(
+    "update in backward is that of optax", text, expected, found, tolerance
   )
 
 
