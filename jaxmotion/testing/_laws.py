@@ -376,7 +376,10 @@ def _find_in_means(
   i = inside[0]
   same = jnp.asarray(np.broadcast_to(x[i], x.shape))
   seeds = np.arange(-(-_SAMPLES // len(x)) * len(x)).reshape(-1, len(x))
-  drawn = np.concatenate([_wide(trip(same, row).y) for row in seeds])
+  trips = [trip(same, row) for row in seeds]
+  if any(one.dropped.any() for one in trips):
+    return  # Other keys choose other elements, which may not all have a slot.
+  drawn = np.concatenate([_wide(one.y) for one in trips])
   exact = _wide(x[i])
   if laws.unbiased:
     spread = drawn.std(0) / np.sqrt(len(drawn))

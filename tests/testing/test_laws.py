@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.codecs import Codec, ErrorBound, Laws, random_k
+from jaxmotion.codecs import (
+  Codec,
+  ErrorBound,
+  Laws,
+  chain,
+  random_k,
+  zero_value,
+)
 from jaxmotion.testing import find_breaches, make_rows
 
 ROWS = make_rows(np.random.default_rng(0).normal(size=12).astype(np.float32))
@@ -112,3 +119,8 @@ def test_payloads_that_may_not_be_added_are_found():
 
 def test_a_codec_that_states_nothing_breaks_nothing():
   assert find_breaches(states_for_test(Laws(), lambda x: 7 + 0 * x), ROWS) == []
+
+
+def test_laws_are_not_asked_of_draws_that_drop_elements():
+  codec = chain(random_k(density=0.5, scaled=False), zero_value(capacity=0.3))
+  assert find_breaches(codec, jnp.ones((4, 12))) == []
