@@ -17,8 +17,11 @@ class rules(TreeCodec):
   Properties: those of the codec that a leaf gets.
 
   Args:
-    rules: pairs of a regular expression, searched for in the leaf's path
-      ("dense/kernel"), and a codec. The first that matches wins.
+    rules: pairs of a regular expression, searched for in the leaf's path, and a
+      codec. The first that matches wins. A path has keys, attributes and
+      positions between slashes, such as "layers/0/kernel", for dicts, modules
+      and flax alike: the `value` of an `nnx.Variable` or `nn.Partitioned` is
+      left out, so "kernel$" matches.
 
   Raises:
     TypeError: a rule is no pair of a string and a codec.

@@ -11,10 +11,17 @@ from jaxmotion.core._types import PyTree
 def leaf_path(key_path: Any) -> str:
   """Returns a leaf's key path as a string such as `a/b/0`.
 
+  Keys, attributes and positions are joined by slashes. A last attribute `value`
+  is left out: it is that of the box that flax puts around an array
+  (`nnx.Variable`, `nn.Partitioned`). So a kernel ends in `kernel` whatever
+  library holds it.
+
   >>> [(path, _)] = jax.tree.leaves_with_path({"dense": [1.0]})
   >>> leaf_path(path)
   'dense/0'
   """
+  if key_path and key_path[-1] == jax.tree_util.GetAttrKey("value"):
+    key_path = key_path[:-1]
   return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
