@@ -3,12 +3,14 @@
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._data_parallel import (
   data_parallel as data_parallel,
-  init_state as init_state,
-  local_value_and_grad as local_value_and_grad,
 )
 from jaxmotion.transforms._exchange import (
   ExchangeState as ExchangeState,
   exchange as exchange,
+)
+from jaxmotion.transforms._init_state import init_state as init_state
+from jaxmotion.transforms._local_work import (
+  local_value_and_grad as local_value_and_grad,
 )
 from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,

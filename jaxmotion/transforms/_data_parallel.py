@@ -1,6 +1,7 @@
 """Data-parallel training step made from a loss function."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxmotion.collectives.extend import check_batch, check_exchanged
 from jaxmotion.core import (
   Array,
   AxisName,
+  PerWorker,
   PyTree,
   StepsInFlight,
   axis_names,
@@ -22,54 +24,23 @@ from jaxmotion.core import (
   check_bool,
   check_buffers,
   check_callable,
+  check_choice,
   check_instance,
   map_local_work,
+  pack_worker,
   place_tree,
   state_specs,
-  to_varying,
+  unpack_worker,
 )
-
-
-def local_value_and_grad(
-  fun: Callable[..., Any], axis_name: AxisName, *, has_aux: bool = False
-) -> Callable[..., Any]:
-  """Returns `jax.value_and_grad` whose gradient stays this worker's own.
-
-  Inside `shard_map`, plain `jax.grad` with respect to replicated parameters
-  sums the gradient over workers at full precision before any codec sees it.
-
-  Args:
-    fun: function whose first argument are the parameters.
-    axis_name: the workers' axis.
-    has_aux: whether `fun` returns (value, aux).
-
-  Returns:
-    A function like `jax.value_and_grad(fun)`, to call where the axis is bound.
-
-  Raises:
-    TypeError: an argument of another type.
-
-  Example:
-    >>> def loss(w, x):
-    ...   return jnp.sum(w * x)
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> def grads(w, x):
-    ...   return local_value_and_grad(loss, "data")(w, x)[1]
-    >>> jax.jit(jax.shard_map(
-    ...   grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data")
-    ... ))(jnp.ones(2), jnp.array([3.0, 4.0])).tolist()
-    [3.0, 4.0]
-  """
-  check_callable("fun", fun)
-  check_axis_name("axis_name", axis_name)
-  check_bool("has_aux", has_aux)
-  value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
-
-  def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
-    check_arrays("params", params)
-    return value_and_grad(to_varying(params, axis_name), *args, **kwargs)
-
-  return wrapped
+from jaxmotion.transforms._init_state import check_axes, make_state
+from jaxmotion.transforms._local_work import LocalWork, make_local_work
+from jaxmotion.transforms._model_state import (
+  check_equal,
+  is_floating,
+  keep_if_skipped,
+  merge_states,
+)
+from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
 def data_parallel(
@@ -79,6 +50,7 @@ def data_parallel(
   *,
   axis_name: AxisName = "data",
   has_aux: bool = False,
+  model_state: str | None = None,
   mean_loss: bool = True,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -86,38 +58,57 @@ def data_parallel(
 
   Args:
     loss_fn: (params, batch) -> scalar mean over the worker's own batch, or
-      (scalar, aux) with `has_aux`.
+      (scalar, aux) with `has_aux`. With `model_state` it is
+      (params, model_state, batch) -> (scalar, model_state), or
+      (scalar, (model_state, aux)). It also takes `key=` if `step` is given one.
     tx: optax chain with an `exchange` over `axis_name`.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) that the batch is split over.
     has_aux: whether `loss_fn` returns auxiliary values. Floating-point scalars
       are averaged over workers. Other values, such as counts and logits, get a
       leading axis of workers.
+    model_state: what becomes of state that `loss_fn` returns anew, such as
+      batch statistics. "mean" averages floating-point leaves over workers, in
+      one sum with the loss. Integers, bools and keys have no mean: they must
+      not depend on the batch, which is checked, and so are equal. "local"
+      keeps each worker's own, as a `PerWorker` with a leading axis of workers.
+      None: there is no such state. A step that `skip_nonfinite` or
+      `exchange(nonfinite="skip")` skips keeps the floating-point leaves too.
     mean_loss: whether the loss (and floating-point scalars of the auxiliary
       values) are the workers' mean. That mean is a collective of its own,
       which costs round trips and makes workers wait for one another. Without
       it each value has a leading axis of workers, and a process holds only its
       own workers' values.
-    donate: whether `step` takes the buffers of `params` and `opt_state` for its
-      results, so that both exist once. They are deleted then: go on with what
-      `step` returned. False keeps them, for a notebook whose cells run twice.
+    donate: whether `step` takes the buffers of `params`, `model_state` and
+      `opt_state` for its results, so that all exist once. They are deleted
+      then: go on with what `step` returned. False keeps them, for a notebook
+      whose cells run twice.
 
   Returns:
     init: params -> (params, opt_state), placed on the mesh; per-worker state
-      is split over the axis, all else replicated. The result is a copy.
-    step: (params, opt_state, batch, **extra_args) -> (params, opt_state, loss
-      or (loss, aux)), jitted; the buffers of `params` and `opt_state` are
+      is split over the axis, all else replicated. The result is a copy. With
+      `model_state`, (params, model_state) -> (params, model_state, opt_state).
+    step: (params, opt_state, batch, *, key=None, **extra_args) ->
+      (params, opt_state, loss or (loss, aux)), jitted. With `model_state`,
+      (params, model_state, opt_state, batch, *, key=None, **extra_args) ->
+      (params, model_state, opt_state, loss or (loss, aux)): what a step
+      returns is what the next one takes, in the same order. Buffers are
       donated (see `donate`). Every leaf of `batch` is split along its leading
-      axis. Extra arguments go to `tx.update`: scalars that all workers share.
+      axis. `key` is a key of `jax.random`; `loss_fn` gets
+      `fold_in(fold_in(key, count), worker)`, in which `count` is that of the
+      exchange's state. So one key serves all steps: every worker and every
+      step draws its own dropout mask. Extra arguments go to `tx.update`:
+      scalars that all workers share.
       On several CPU devices of one process, a call waits until at most 4 steps
       are in flight: XLA:CPU can hang when a loop runs further ahead.
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis. `step` raises it for a `tx` that
-      does not exchange gradients before they are used, for a batch that the
-      workers do not divide, and for `params` or an `opt_state` that was
-      donated before.
+    ValueError: the mesh has no such axis; an unknown `model_state`. `step`
+      raises it for a `tx` that does not exchange gradients before they are
+      used, for a batch that the workers do not divide, for a `loss_fn` that
+      returns something else, and for `params`, a `model_state` or an
+      `opt_state` that was donated before.
 
   Example:
     >>> from jaxmotion import codecs, transforms
@@ -141,188 +132,201 @@ def data_parallel(
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_bool("has_aux", has_aux)
+  check_choice("model_state", model_state, (None, "mean", "local"))
   check_bool("mean_loss", mean_loss)
   check_bool("donate", donate)
-  _check_axes(mesh, axis_name)
-  value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
+  check_axes(mesh, axis_name)
+  stateful, is_local = model_state is not None, model_state == "local"
+  compute_work = make_local_work(loss_fn, has_aux=has_aux, stateful=stateful)
   update = optax.with_extra_args_support(tx).update
+  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
-
-  def init(params: PyTree) -> tuple[PyTree, PyTree]:
-    check_arrays("params", params)
-    check_buffers({"params": params})
-    return jitted_init(params)
+  model_spec = split if is_local else P()
 
   @jax.jit
-  def jitted_init(params: PyTree) -> tuple[PyTree, PyTree]:
-    params = place_tree(params, mesh, P())
+  def make_all(params: PyTree, model: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+    params, model = place_tree((params, model), mesh, (P(), P()))
+
     # A map, so that parameters are on the mesh whatever the state is.
-    copy = jax.shard_map(
-      lambda p: jax.tree.map(jnp.copy, p),
-      mesh=mesh,
-      in_specs=P(),
-      out_specs=P(),
-    )
-    return copy(params), _init_state(tx, params, mesh, axis_name)
+    def copy(params: PyTree, model: PyTree) -> tuple[PyTree, PyTree]:
+      params, model = jax.tree.map(jnp.copy, (params, model))
+      return params, pack_worker(model) if is_local else model
+
+    params, model = jax.shard_map(
+      copy, mesh=mesh, in_specs=P(), out_specs=(P(), model_spec)
+    )(params, model)
+    return params, model, make_state(tx, params, mesh, axis_name)
+
+  def init_params(params: PyTree) -> tuple[PyTree, PyTree]:
+    check_arrays("params", params)
+    check_buffers({"params": params})
+    params, _, opt_state = make_all(params, None)
+    return params, opt_state
+
+  def init_model(
+    params: PyTree, model_state: PyTree
+  ) -> tuple[PyTree, PyTree, PyTree]:
+    check_arrays("params", params)
+    check_arrays("model_state", model_state)
+    check_buffers({"params": params, "model_state": model_state})
+    return make_all(params, model_state)
 
   def is_averaged(metric: Array) -> bool:
     """Whether a metric, with its axis of workers, becomes their mean."""
-    is_scalar = metric.ndim == 1
-    return mean_loss and is_scalar and jnp.issubdtype(metric, jnp.floating)
+    return mean_loss and metric.ndim == 1 and is_floating(metric)
 
-  def compute_gradients(params: PyTree, batch: PyTree) -> PyTree:
-    own = value_and_grad(params, batch)
-    return jax.tree.map(lambda a: jnp.expand_dims(a, 0), own)
+  def compute_own(
+    params: PyTree, model: PyTree, batch: PyTree, keys: PyTree
+  ) -> LocalWork:
+    key = None if keys is None else keys[0]
+    if is_local:
+      check_instance(
+        "model_state", model, PerWorker, "the PerWorker that `init` returned"
+      )
+      model = unpack_worker(model)
+    elif stateful:
+      check_equal(
+        lambda fixed, own: compute_work(*fixed, *own).model_state,
+        (params, model),
+        (batch, key),
+      )
+    work = compute_work(params, model, batch, key)
+    return jax.tree.map(lambda a: jnp.expand_dims(a, 0), work)
 
-  def update_params(
-    params: PyTree, opt_state: PyTree, own: PyTree, extra_args: PyTree
-  ) -> tuple[PyTree, PyTree, PyTree]:
-    metrics, grads = own
-    grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), grads)
-    updates, opt_state = update(grads, opt_state, params, **extra_args)
+  def update_all(
+    params: PyTree,
+    model: PyTree,
+    opt_state: PyTree,
+    work: LocalWork,
+    extra_args: PyTree,
+  ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), work.grads)
+    updates, new_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
-    check_exchanged(params, opt_state, axis_name)
-    metrics = jax.tree.map(
-      lambda m: lax.pmean(m[0], axis_name) if is_averaged(m) else m, metrics
-    )
-    return params, opt_state, metrics
+    check_exchanged(params, new_state, axis_name)
+    metrics, new_model = average_work(work)
+    if stateful:
+      new_model = keep_if_skipped(new_model, model, opt_state, new_state)
+    return params, new_model, new_state, metrics
 
-  def step(
-    params: PyTree, opt_state: PyTree, batch: PyTree, **extra_args: Any
-  ) -> tuple[PyTree, PyTree, PyTree]:
+  def average_work(work: LocalWork) -> tuple[PyTree, PyTree]:
+    """Returns metrics and model state; each mean is over workers."""
+    metrics, treedef = jax.tree.flatten(work.metrics)
+    averaged = [i for i, m in enumerate(metrics) if is_averaged(m)]
+    own = [metrics[i][0] for i in averaged]
+    model = work.model_state
+    if is_local:
+      model = PerWorker(model)
+    if stateful and not is_local:
+      model = jax.tree.map(lambda a: jnp.squeeze(a, 0), model)
+      model, means = merge_states(model, own, axis_name)
+    else:
+      means = [lax.pmean(a, axis_name) for a in own]
+    for i, mean in zip(averaged, means, strict=True):
+      metrics[i] = mean
+    return jax.tree.unflatten(treedef, metrics), model
+
+  def run_step(
+    params: PyTree,
+    model: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    key: Array | None,
+    extra_args: PyTree,
+  ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     check_batch(batch, mesh, axis_name)
+    check_step_key(key)
+    keys = None
+    if key is not None:
+      keys = make_worker_keys(key, opt_state, workers)
     specs = state_specs(opt_state, axis_name)
-    params, opt_state, batch, extra_args = place_tree(
-      (params, opt_state, batch, extra_args), mesh, (P(), specs, split, P())
+    params, model, opt_state, batch, keys, extra_args = place_tree(
+      (params, model, opt_state, batch, keys, extra_args),
+      mesh,
+      (P(), model_spec, specs, split, split, P()),
     )
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
-    own = map_local_work(compute_gradients, mesh, axis_name, (P(), split))(
-      params, batch
-    )
-    metrics, _ = own
+    work = map_local_work(
+      compute_own, mesh, axis_name, (P(), model_spec, split, split)
+    )(params, model, batch, keys)
     metric_specs = jax.tree.map(
-      lambda m: P() if is_averaged(m) else split, metrics
+      lambda m: P() if is_averaged(m) else split, work.metrics
     )
     return jax.shard_map(
-      update_params,
+      update_all,
       mesh=mesh,
-      in_specs=(P(), specs, split, P()),
-      out_specs=(P(), specs, metric_specs),
-    )(params, opt_state, own, extra_args)
+      in_specs=(P(), model_spec, specs, split, P()),
+      out_specs=(P(), model_spec, specs, metric_specs),
+    )(params, model, opt_state, work, extra_args)
 
-  jitted = jax.jit(step, donate_argnums=(0, 1) if donate else ())
-  donated = ("params", "opt_state") if donate else ()
+  def step_params(
+    params: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, PyTree, PyTree]:
+    params, _, opt_state, metrics = run_step(
+      params, None, opt_state, batch, key, extra_args
+    )
+    return params, opt_state, metrics
+
+  def step_model(
+    params: PyTree,
+    model_state: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    return run_step(params, model_state, opt_state, batch, key, extra_args)
+
+  if stateful:
+    return init_model, _compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
+  return init_params, _compile_step(step_params, _PLAIN_ARGS, mesh, donate)
+
+
+_PLAIN_ARGS = ("params", "opt_state", "batch")
+_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
+
+
+def _compile_step(
+  step: Callable[..., Any], names: tuple[str, ...], mesh: Mesh, donate: bool
+) -> Callable[..., Any]:
+  """Returns the jitted step, with checks of what it is given.
+
+  Args:
+    step: function of the arguments with these names, and of keywords.
+    names: positional arguments; all but the last, the batch, may be donated.
+    mesh: devices that the step runs on.
+    donate: whether to donate them.
+  """
+  donated = names[:-1] if donate else ()
+  jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
   in_flight = StepsInFlight(mesh)
 
   @functools.wraps(step)
-  def checked_step(
-    params: PyTree, opt_state: PyTree, batch: PyTree, **extra_args: Any
-  ) -> tuple[PyTree, PyTree, PyTree]:
-    args = {"params": params, "opt_state": opt_state, "batch": batch}
-    check_buffers(args | extra_args, donated)
-    in_flight.wait(params)
+  def checked_step(*args: Any, **kwargs: Any) -> Any:
+    # JAX donates only what is given by position.
+    rest = names[len(args) :]
+    args += tuple(kwargs.pop(name) for name in rest if name in kwargs)
+    given = dict(zip(names, args, strict=False))
+    check_buffers(given | kwargs, donated)
+    check_step_key(kwargs.get("key"))
+    in_flight.wait(args[:1])
     try:
-      results = jitted(params, opt_state, batch, **extra_args)
+      results = jitted(*args, **kwargs)
     except (TypeError, ValueError, OverflowError):
       # Only after an error: a step shall not look at every leaf.
-      for name, tree in args.items():
+      for name, tree in given.items():
         check_arrays(name, tree)
       raise
-    in_flight.add(results[2])
+    in_flight.add(results[-1])
     return results
 
   for name in ("lower", "trace", "eval_shape"):
     setattr(checked_step, name, getattr(jitted, name))
-  return init, checked_step
-
-
-def init_state(
-  tx: optax.GradientTransformation,
-  params: PyTree,
-  mesh: Mesh,
-  *,
-  axis_name: AxisName = "data",
-) -> PyTree:
-  """Makes the optimizer state of a chain with an exchange, on the mesh.
-
-  `tx.init` of a codec with state runs only where the workers' axis is bound.
-  This function binds it, for a training step of one's own.
-
-  Args:
-    tx: optax chain with an `exchange` over `axis_name`.
-    params: parameters, the same on all workers.
-    mesh: device mesh that has the axis.
-    axis_name: the axis (or axes) of the workers.
-
-  Returns:
-    The state of `tx.init`: per-worker state is split over the axis, all else
-    is replicated. `jaxmotion.state_specs` has its specs for `shard_map`.
-
-  Raises:
-    ValueError: the mesh has no such axis.
-
-  Example:
-    >>> from jaxmotion import codecs, transforms
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
-    >>> state = init_state(tx, jnp.zeros(3), mesh)
-    >>> int(state.count)
-    0
-  """
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_arrays("params", params)
-  _check_axes(mesh, axis_name)
-  check_buffers({"params": params})
-
-  @jax.jit
-  def init(params: PyTree) -> PyTree:
-    return _init_state(tx, place_tree(params, mesh, P()), mesh, axis_name)
-
-  return init(params)
-
-
-def _check_axes(mesh: Mesh, axis_name: AxisName) -> None:
-  for name in axis_names(axis_name):
-    if name not in mesh.axis_names:
-      raise ValueError(
-        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
-        f"got {name!r}."
-      )
-
-
-def _init_state(
-  tx: optax.GradientTransformation,
-  params: PyTree,
-  mesh: Mesh,
-  axis_name: AxisName,
-) -> PyTree:
-  """Returns the state of parameters that are placed on the mesh."""
-  specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
-  return jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)(
-    params
-  )
-
-
-def _state_shapes(
-  tx: optax.GradientTransformation, params: PyTree, mesh: Mesh
-) -> PyTree:
-  """Returns the shapes of the state by tracing `tx.init` with the axis bound.
-
-  The specs that `shard_map` needs depend on a state that only exists inside
-  it. So a first trace stores the structure in a list as a side effect.
-  """
-  found = []
-
-  def trace_init(params: PyTree) -> jax.Array:
-    found.append(jax.tree.map(jax.typeof, tx.init(params)))
-    return jnp.zeros(())
-
-  jax.eval_shape(
-    jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
-  )
-  return found[0]
+  return checked_step

@@ -34,6 +34,18 @@ def data_parallel(position):
   return transforms.data_parallel(loss_fn, tx, MESH)[position]
 
 
+def stateful_loss(params, model_state, batch, key):
+  noise = jax.random.normal(key, batch["y"].shape)
+  return loss_fn(params, batch) + jnp.mean(noise), model_state + 1
+
+
+def stateful(position):
+  tx = optax.chain(exchange(), optax.sgd(0.1))
+  return transforms.data_parallel(stateful_loss, tx, MESH, model_state="mean")[
+    position
+  ]
+
+
 CAST = transforms.exchange("data", codecs.cast("bfloat16"))
 SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
 
@@ -82,6 +94,18 @@ CALLS = {
     on=Lazy(lambda: data_parallel(1)),
     traced=True,
   ),
+  "transforms.data_parallel -> init with model_state": Call(
+    PARAMS, np.zeros(2, np.float32), on=Lazy(lambda: stateful(0)), traced=True
+  ),
+  "transforms.data_parallel -> step with model_state": Call(
+    PARAMS,
+    np.zeros(2, np.float32),
+    Lazy(lambda: state_of(optax.chain(exchange(), optax.sgd(0.1)))),
+    BATCH,
+    key=np.zeros(2, np.uint32),
+    on=Lazy(lambda: stateful(1)),
+    traced=True,
+  ),
 }
 UNCALLED = {}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
@@ -98,4 +122,8 @@ KNOWN_BAD = {
   ("transforms.data_parallel -> step", "params"),
   ("transforms.data_parallel -> step", "opt_state"),
   ("transforms.data_parallel -> step", "batch"),
+  ("transforms.data_parallel -> step with model_state", "params"),
+  ("transforms.data_parallel -> step with model_state", "opt_state"),
+  ("transforms.data_parallel -> step with model_state", "model_state"),
+  ("transforms.data_parallel -> step with model_state", "batch"),
 }

@@ -1,0 +1,109 @@
+"""Optimizer state of a chain with an exchange, made on the mesh."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_names,
+  check_arrays,
+  check_axis_name,
+  check_buffers,
+  check_instance,
+  place_tree,
+  state_specs,
+)
+
+
+def init_state(
+  tx: optax.GradientTransformation,
+  params: PyTree,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+) -> PyTree:
+  """Makes the optimizer state of a chain with an exchange, on the mesh.
+
+  `tx.init` of a codec with state runs only where the workers' axis is bound.
+  This function binds it, for a training step of one's own.
+
+  Args:
+    tx: optax chain with an `exchange` over `axis_name`.
+    params: parameters, the same on all workers.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) of the workers.
+
+  Returns:
+    The state of `tx.init`: per-worker state is split over the axis, all else
+    is replicated. `jaxmotion.state_specs` has its specs for `shard_map`.
+
+  Raises:
+    ValueError: the mesh has no such axis.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> state = init_state(tx, jnp.zeros(3), mesh)
+    >>> int(state.count)
+    0
+  """
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_arrays("params", params)
+  check_axes(mesh, axis_name)
+  check_buffers({"params": params})
+
+  @jax.jit
+  def init(params: PyTree) -> PyTree:
+    return make_state(tx, place_tree(params, mesh, P()), mesh, axis_name)
+
+  return init(params)
+
+
+def check_axes(mesh: Mesh, axis_name: AxisName) -> None:
+  for name in axis_names(axis_name):
+    if name not in mesh.axis_names:
+      raise ValueError(
+        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
+        f"got {name!r}."
+      )
+
+
+def make_state(
+  tx: optax.GradientTransformation,
+  params: PyTree,
+  mesh: Mesh,
+  axis_name: AxisName,
+) -> PyTree:
+  """Returns the state of parameters that are placed on the mesh."""
+  specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
+  return jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)(
+    params
+  )
+
+
+def _state_shapes(
+  tx: optax.GradientTransformation, params: PyTree, mesh: Mesh
+) -> PyTree:
+  """Returns the shapes of the state by tracing `tx.init` with the axis bound.
+
+  The specs that `shard_map` needs depend on a state that only exists inside
+  it. So a first trace stores the structure in a list as a side effect.
+  """
+  found = []
+
+  def trace_init(params: PyTree) -> jax.Array:
+    found.append(jax.tree.map(jax.typeof, tx.init(params)))
+    return jnp.zeros(())
+
+  jax.eval_shape(
+    jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
+  )
+  return found[0]

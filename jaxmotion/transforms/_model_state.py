@@ -1,0 +1,171 @@
+"""Model state of a data-parallel step, such as batch statistics."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PyTree,
+  assert_replicated,
+  find_dependent,
+  named_leaves,
+  same_structure,
+  shape_string,
+)
+from jaxmotion.transforms._exchange import ExchangeState
+from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
+
+
+def is_floating(a: Array) -> bool:
+  """Returns whether an array holds floating-point elements."""
+  return jnp.issubdtype(a.dtype, jnp.floating)
+
+
+def check_same_shapes(new: PyTree, old: PyTree) -> PyTree:
+  """Returns the arrays of a new model state; raises unless it fits the old.
+
+  Args:
+    new: model state that the loss function returned.
+    old: model state that it was given.
+
+  Raises:
+    ValueError: structure, a shape or a dtype is another.
+  """
+  message = (
+    "`loss_fn` must return a model state of the structure, shapes and dtypes "
+    "that it was given, "
+  )
+  if not same_structure(new, old):
+    raise ValueError(
+      f"{message}{jax.tree.structure(old)}, got {jax.tree.structure(new)}."
+    )
+  new = jax.tree.map(jnp.asarray, new)
+  for (path, a), b in zip(named_leaves(new), jax.tree.leaves(old), strict=True):
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+      place = f" at {path!r}" if path else ""
+      raise ValueError(f"{message}{_describe(b)}, got {_describe(a)}{place}.")
+  return new
+
+
+def _describe(a: Array) -> str:
+  if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+    return f"{a.dtype}{list(a.shape)}"
+  return shape_string(a)
+
+
+def check_equal(
+  compute_state: Callable[[PyTree, PyTree], PyTree],
+  replicated: PyTree,
+  own: PyTree,
+) -> None:
+  """Raises unless all leaves that have no mean are equal on all workers.
+
+  They are equal if they are computed without the worker's own arguments.
+
+  Args:
+    compute_state: (replicated, own) -> new model state.
+    replicated: arguments that are equal on all workers.
+    own: the worker's batch and key.
+
+  Raises:
+    ValueError: an integer, a bool or a key depends on `own`.
+  """
+  shapes = jax.eval_shape(compute_state, replicated, own)
+  if all(map(is_floating, jax.tree.leaves(shapes))):
+    return
+  dependent = find_dependent(compute_state, replicated, own)
+  for (path, like), is_own in zip(named_leaves(shapes), dependent, strict=True):
+    if is_own and not is_floating(like):
+      raise ValueError(
+        f"`model_state{'/' * bool(path)}{path}` must not depend on the batch "
+        f"or the key, because {_describe(like)} has no mean over workers. Make "
+        "it floating-point, or keep each worker's own: model_state='local'."
+      )
+
+
+def average_over_workers(
+  leaves: Sequence[Array], axis_name: AxisName
+) -> list[Array]:
+  """Returns the means of floating-point arrays, in one sum for each dtype.
+
+  The arrays are joined, because every array that is summed costs round trips.
+  They are summed in float32 at least.
+
+  Args:
+    leaves: the worker's own arrays.
+    axis_name: the workers' axis.
+  """
+  members: dict[jnp.dtype, list[int]] = {}
+  for i, a in enumerate(leaves):
+    wide = jnp.promote_types(a.dtype, jnp.float32)
+    members.setdefault(wide, []).append(i)
+  means = list(leaves)
+  for wide, group in members.items():
+    own = [leaves[i].astype(wide).reshape(-1) for i in group]
+    joined = lax.pmean(jnp.concatenate(own), axis_name)
+    start = 0
+    for i in group:
+      shape = leaves[i].shape
+      stop = start + math.prod(shape)
+      means[i] = joined[start:stop].reshape(shape).astype(leaves[i].dtype)
+      start = stop
+  return means
+
+
+def merge_states(
+  states: PyTree, metrics: Sequence[Array], axis_name: AxisName
+) -> tuple[PyTree, list[Array]]:
+  """Returns the model state that all workers share, and mean metrics.
+
+  Floating-point leaves become the workers' mean, in one sum with the metrics.
+  Others are equal on all workers: see `check_equal`.
+
+  Args:
+    states: this worker's own model state.
+    metrics: this worker's own metrics, which are averaged.
+    axis_name: the workers' axis.
+  """
+  leaves, treedef = jax.tree.flatten(states)
+  floats = [i for i, a in enumerate(leaves) if is_floating(a)]
+  means = average_over_workers(
+    [*metrics, *(leaves[i] for i in floats)], axis_name
+  )
+  merged = dict(zip(floats, means[len(metrics) :], strict=True))
+  leaves = [
+    merged[i] if i in merged else assert_replicated(a, axis_name)
+    for i, a in enumerate(leaves)
+  ]
+  return jax.tree.unflatten(treedef, leaves), means[: len(metrics)]
+
+
+def keep_if_skipped(
+  new: PyTree, old: PyTree, old_opt_state: PyTree, opt_state: PyTree
+) -> PyTree:
+  """Returns the old floating-point model state if the update was skipped.
+
+  What made a gradient not finite made statistics so too.
+
+  Args:
+    new: model state after the step.
+    old: model state before it.
+    old_opt_state: optimizer state before the step.
+    opt_state: optimizer state after it.
+  """
+  before, after = _list_skipped(old_opt_state), _list_skipped(opt_state)
+  if not after:
+    return new
+  skipped = jnp.stack(after).sum() > jnp.stack(before).sum()
+  return jax.tree.map(
+    lambda a, b: jnp.where(skipped, b, a) if is_floating(a) else a, new, old
+  )
+
+
+def _list_skipped(opt_state: PyTree) -> list[Array]:
+  kinds = (ExchangeState, SkipNonfiniteState)
+  leaves = jax.tree.leaves(opt_state, is_leaf=lambda n: isinstance(n, kinds))
+  return [node.skipped for node in leaves if isinstance(node, kinds)]

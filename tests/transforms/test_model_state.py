@@ -1,0 +1,212 @@
+"""Model state in a data-parallel step: statistics, counters and keys."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import transforms, wire
+
+WORKERS = 4
+BATCH = {
+  "x": np.random.default_rng(0).normal(1, 2, size=(8, 3)).astype(np.float32),
+  "y": np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32),
+}
+
+
+class Net(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Dense(4)(x))
+    seen = self.variable("batch_stats", "seen", lambda: jnp.zeros((), int))
+    seen.value += 1
+    return nn.Dense(2)(nn.relu(x))
+
+
+NET = Net()
+VARIABLES = jax.jit(NET.init)(jax.random.key(0), BATCH["x"])
+PARAMS, STATS = VARIABLES["params"], VARIABLES["batch_stats"]
+TX = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+
+
+def loss_fn(params, batch_stats, batch):
+  variables = {"params": params, "batch_stats": batch_stats}
+  y, changed = NET.apply(variables, batch["x"], mutable=["batch_stats"])
+  return jnp.mean((y - batch["y"]) ** 2), changed["batch_stats"]
+
+
+def make_mesh(kind=AxisType.Auto):
+  return jax.make_mesh((WORKERS,), ("data",), axis_types=(kind,))
+
+
+@functools.cache
+def trained(model_state, kind=AxisType.Auto):
+  """State and loss after two steps, and the step."""
+  init, step = jaxmotion.data_parallel(
+    loss_fn, TX, make_mesh(kind), model_state=model_state, donate=False
+  )
+  state = init(PARAMS, STATS)
+  for _ in range(2):
+    *state, loss = step(*state, BATCH)
+  return state, loss, step
+
+
+@functools.cache
+def by_hand():
+  """The same two steps in a `shard_map` as users write it."""
+  tx = optax.sgd(0.1)
+
+  def local_step(params, stats, opt_state, batch):
+    varying = lax.pcast(params, "data", to="varying")
+    (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+      varying, stats, batch
+    )
+    seen = stats.pop("seen")
+    grads, stats, loss = lax.pmean((grads, stats, loss), "data")
+    updates, opt_state = tx.update(grads, opt_state, params)
+    stats["seen"] = seen
+    return optax.apply_updates(params, updates), stats, opt_state, loss
+
+  step = jax.jit(
+    jax.shard_map(
+      local_step,
+      mesh=make_mesh(),
+      in_specs=(P(), P(), P(), P("data")),
+      out_specs=P(),
+    )
+  )
+  state = PARAMS, STATS, tx.init(PARAMS)
+  for _ in range(2):
+    *state, loss = step(*state, BATCH)
+  return state, loss
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+def test_mean_statistics_are_those_of_a_step_written_by_hand(kind):
+  (params, stats, _), loss, _ = trained("mean", kind)
+  (expected, expected_stats, _), expected_loss = by_hand()
+  for a, b in zip(
+    jax.tree.leaves((params, stats, loss)),
+    jax.tree.leaves((expected, expected_stats, expected_loss)),
+    strict=True,
+  ):
+    assert a.sharding.is_fully_replicated and a.dtype == b.dtype
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+  assert int(stats["seen"]) == 3  # `NET.init` counts too.
+
+
+def test_mean_statistics_travel_with_the_loss_in_one_sum():
+  state, _, step = trained("mean")
+  traced = wire.step_bytes(step, *state, BATCH)
+  compiled = wire.compiled_bytes(step.lower(*state, BATCH).compile())
+  floats = 2 * 4 + 1  # Mean and variance of 4 features, and the loss.
+  sums = [m for m in traced.moves if m.payload_bytes == 4 * floats]
+  assert len(sums) == 1
+  assert sum(m.count for m in traced.moves) == 1 + len(jax.tree.leaves(PARAMS))
+  assert compiled.total_bytes == traced.total_bytes
+
+
+def test_local_statistics_are_each_workers_own():
+  (_, stats, _), _, _ = trained("local")
+  assert isinstance(stats, jaxmotion.PerWorker)
+  norm = stats.value["BatchNorm_0"]
+  assert norm["mean"].sharding.spec == P("data")
+  np.testing.assert_array_equal(stats.value["seen"], [3] * WORKERS)
+  (_, mean, _), _, _ = trained("mean")
+  # Workers saw other examples. Their mean is that of the averaged statistics,
+  # which do not enter the training step of batch normalization.
+  assert len(np.unique(np.asarray(norm["mean"])[:, 0])) == WORKERS
+  np.testing.assert_allclose(
+    norm["mean"].mean(0), mean["BatchNorm_0"]["mean"], rtol=1e-5, atol=1e-6
+  )
+
+
+def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
+  def make_step(new_state):
+    def loss(params, model_state, batch):
+      return jnp.mean(batch["x"] @ params), new_state(model_state, batch)
+
+    return jaxmotion.data_parallel(loss, TX, make_mesh(), model_state="mean")
+
+  model = {"key": jax.random.key(0), "n": jnp.zeros((), int)}
+
+  def count_steps(state, batch):
+    half = {"bf16": jnp.mean(batch["x"]).astype(jnp.bfloat16)}
+    return half | {
+      "key": jax.random.split(state["key"])[0],
+      "n": lax.fori_loop(0, 3, lambda i, n: n + 1, state["n"]),
+    }
+
+  init, step = make_step(count_steps)
+  args = init(jnp.ones(3), model | {"bf16": jnp.zeros((), jnp.bfloat16)})
+  _, new, _, _ = step(*args, BATCH)
+  assert int(new["n"]) == 3 and new["bf16"].dtype == jnp.bfloat16
+  assert new["key"] == jax.random.split(jax.random.key(0))[0]
+  np.testing.assert_allclose(new["bf16"], BATCH["x"].mean(), rtol=1e-2)
+
+  init, step = make_step(
+    lambda state, batch: state | {"n": jnp.sum(batch["x"] > 0)}
+  )
+  args = init(jnp.ones(3), model)
+  with pytest.raises(ValueError, match="`model_state/n` .*'local'"):
+    step(*args, BATCH)
+
+
+def test_auxiliary_values_come_beside_the_model_state():
+  def loss(params, model_state, batch):
+    y = batch["x"] @ params
+    return jnp.mean(y), (model_state + 1, {"norm": jnp.mean(y**2), "y": y})
+
+  init, step = jaxmotion.data_parallel(
+    loss, TX, make_mesh(), model_state="mean", has_aux=True, donate=False
+  )
+  _, state, _, (value, aux) = step(*init(jnp.ones(3), jnp.zeros(2)), BATCH)
+  y = BATCH["x"].sum(1)
+  np.testing.assert_allclose(value, y.mean(), rtol=1e-6)
+  np.testing.assert_allclose(aux["norm"], (y**2).mean(), rtol=1e-6)
+  np.testing.assert_allclose(aux["y"], y.reshape(WORKERS, 2), rtol=1e-6)
+  np.testing.assert_array_equal(state, [1, 1])
+
+
+def test_a_skipped_step_keeps_the_statistics():
+  tx = transforms.skip_nonfinite(TX, "data")
+  bad = BATCH | {"x": BATCH["x"].copy()}
+  bad["x"][0] = np.nan
+  for mode in ("mean", "local"):
+    init, step = jaxmotion.data_parallel(
+      loss_fn, tx, make_mesh(), model_state=mode, donate=False
+    )
+    args = init(PARAMS, STATS)
+    _, stats, opt_state, _ = step(*args, bad)
+    assert int(opt_state.skipped) == 1
+    for a, b in zip(
+      jax.tree.leaves(stats), jax.tree.leaves(args[1]), strict=True
+    ):
+      if jnp.issubdtype(a.dtype, jnp.floating):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+  ("result", "message"),
+  [
+    (lambda loss, state: loss, r"must return \(loss, model_state\)"),
+    (lambda loss, state: (loss, {}), "`loss_fn` must return a model state"),
+    (lambda loss, state: (loss, state + jnp.ones(2)), "of the structure, .*"),
+  ],
+)
+def test_another_result_of_the_loss_is_refused(result, message):
+  init, step = jaxmotion.data_parallel(
+    lambda params, state, batch: result(jnp.mean(params), state),
+    TX,
+    make_mesh(),
+    model_state="mean",
+  )
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(step, *init(jnp.ones(3), jnp.zeros(())), BATCH)
