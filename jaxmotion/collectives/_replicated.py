@@ -48,13 +48,16 @@ def check_exchanged(
         )
 
 
-def check_batch(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+def check_batch(
+  batch: PyTree, mesh: Mesh, axis_name: AxisName, microbatches: int = 1
+) -> None:
   """Raises unless the workers divide the leading axis of every leaf.
 
   Args:
     batch: pytree of arrays.
     mesh: device mesh that has the axis.
     axis_name: the workers' axis.
+    microbatches: number of parts that divide a worker's examples.
 
   Raises:
     ValueError: a leaf has no such axis; it is named by its path.
@@ -62,10 +65,16 @@ def check_batch(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   for path, leaf in named_leaves(batch):
     shape = jax.numpy.shape(leaf)
+    at = f" at `{path}`" if path else ""
     if not shape or shape[0] % workers:
-      at = f" at `{path}`" if path else ""
       raise ValueError(
         "`batch` must have leaves with a leading axis of examples that "
         f"{workers} workers divide, got shape {shape}{at}: drop or pad the "
         "last examples."
+      )
+    own = shape[0] // workers
+    if own % microbatches:
+      raise ValueError(
+        f"`microbatches` must divide the {own} examples of a worker, got "
+        f"{microbatches} for a batch of shape {shape}{at}."
       )

@@ -9,7 +9,7 @@ from jaxmotion.transforms._exchange import (
   exchange as exchange,
 )
 from jaxmotion.transforms._init_state import init_state as init_state
-from jaxmotion.transforms._local_work import (
+from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
 )
 from jaxmotion.transforms._skip_nonfinite import (

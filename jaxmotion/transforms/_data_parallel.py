@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import check_batch, check_exchanged
@@ -26,19 +25,20 @@ from jaxmotion.core import (
   check_callable,
   check_choice,
   check_instance,
+  check_int,
   map_local_work,
   pack_worker,
   place_tree,
   state_specs,
   unpack_worker,
 )
+from jaxmotion.transforms._averages import average_metrics, average_states
 from jaxmotion.transforms._init_state import check_axes, make_state
 from jaxmotion.transforms._local_work import LocalWork, make_local_work
 from jaxmotion.transforms._model_state import (
   check_equal,
   is_floating,
   keep_if_skipped,
-  merge_states,
 )
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
@@ -51,6 +51,8 @@ def data_parallel(
   axis_name: AxisName = "data",
   has_aux: bool = False,
   model_state: str | None = None,
+  weight_fn: Callable[..., Any] | None = None,
+  microbatches: int = 1,
   mean_loss: bool = True,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -74,6 +76,17 @@ def data_parallel(
       keeps each worker's own, as a `PerWorker` with a leading axis of workers.
       None: there is no such state. A step that `skip_nonfinite` or
       `exchange(nonfinite="skip")` skips keeps the floating-point leaves too.
+    weight_fn: batch -> the worker's weight, such as the number of tokens that
+      are no padding, for a `loss_fn` that is a mean over these. Gradient, loss,
+      averaged scalars and model state are then the weighted means: those of the
+      whole batch. A worker of weight 0 adds nothing, even if its loss is not
+      finite. The exchange gets the weight as `weight=`. None: all weigh the
+      same.
+    microbatches: number of parts that a worker's batch is computed in, one
+      after the other, to save memory. Their gradients are averaged in float32
+      and exchanged once. Model state goes from one part to the next. Part i
+      gets the key `fold_in(key, i)`. Auxiliary values that are not averaged
+      have axes of workers and microbatches.
     mean_loss: whether the loss (and floating-point scalars of the auxiliary
       values) are the workers' mean. That mean is a collective of its own,
       which costs round trips and makes workers wait for one another. Without
@@ -99,6 +112,9 @@ def data_parallel(
       exchange's state. So one key serves all steps: every worker and every
       step draws its own dropout mask. Extra arguments go to `tx.update`:
       scalars that all workers share.
+      To log the norm of the mean gradient, put
+      `optax.snapshot("norm", optax.tree.norm)` behind the exchange and read
+      `optax.tree.get(opt_state, "norm")`.
       On several CPU devices of one process, a call waits until at most 4 steps
       are in flight: XLA:CPU can hang when a loop runs further ahead.
 
@@ -106,9 +122,9 @@ def data_parallel(
     TypeError: an argument of another type.
     ValueError: the mesh has no such axis; an unknown `model_state`. `step`
       raises it for a `tx` that does not exchange gradients before they are
-      used, for a batch that the workers do not divide, for a `loss_fn` that
-      returns something else, and for `params`, a `model_state` or an
-      `opt_state` that was donated before.
+      used, for a batch that workers and `microbatches` do not divide, for a
+      `loss_fn` that returns something else, and for `params`, a `model_state`
+      or an `opt_state` that was donated before.
 
   Example:
     >>> from jaxmotion import codecs, transforms
@@ -133,11 +149,20 @@ def data_parallel(
   check_axis_name("axis_name", axis_name)
   check_bool("has_aux", has_aux)
   check_choice("model_state", model_state, (None, "mean", "local"))
+  if weight_fn is not None:
+    check_callable("weight_fn", weight_fn)
+  check_int("microbatches", microbatches, 1, 2**31 - 1)
   check_bool("mean_loss", mean_loss)
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
   stateful, is_local = model_state is not None, model_state == "local"
-  compute_work = make_local_work(loss_fn, has_aux=has_aux, stateful=stateful)
+  compute_work = make_local_work(
+    loss_fn,
+    has_aux=has_aux,
+    stateful=stateful,
+    weight_fn=weight_fn,
+    microbatches=microbatches,
+  )
   update = optax.with_extra_args_support(tx).update
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
@@ -201,27 +226,28 @@ def data_parallel(
     extra_args: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), work.grads)
+    if work.weight is not None:
+      extra_args = extra_args | {"weight": work.weight[0]}
     updates, new_state = update(grads, opt_state, params, **extra_args)
     params = optax.apply_updates(params, updates)
     check_exchanged(params, new_state, axis_name)
-    metrics, new_model = average_work(work)
+    metrics, new_model = average_work(work, model)
     if stateful:
       new_model = keep_if_skipped(new_model, model, opt_state, new_state)
     return params, new_model, new_state, metrics
 
-  def average_work(work: LocalWork) -> tuple[PyTree, PyTree]:
+  def average_work(work: LocalWork, model: PyTree) -> tuple[PyTree, PyTree]:
     """Returns metrics and model state; each mean is over workers."""
     metrics, treedef = jax.tree.flatten(work.metrics)
     averaged = [i for i, m in enumerate(metrics) if is_averaged(m)]
     own = [metrics[i][0] for i in averaged]
-    model = work.model_state
-    if is_local:
-      model = PerWorker(model)
+    weight = None if work.weight is None else work.weight[0]
     if stateful and not is_local:
-      model = jax.tree.map(lambda a: jnp.squeeze(a, 0), model)
-      model, means = merge_states(model, own, axis_name)
+      new = jax.tree.map(lambda a: jnp.squeeze(a, 0), work.model_state)
+      model, means = average_states(new, model, own, axis_name, weight)
     else:
-      means = [lax.pmean(a, axis_name) for a in own]
+      model = PerWorker(work.model_state) if is_local else None
+      means = average_metrics(own, axis_name, weight)
     for i, mean in zip(averaged, means, strict=True):
       metrics[i] = mean
     return jax.tree.unflatten(treedef, metrics), model
@@ -234,7 +260,12 @@ def data_parallel(
     key: Array | None,
     extra_args: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-    check_batch(batch, mesh, axis_name)
+    check_batch(batch, mesh, axis_name, microbatches)
+    if weight_fn is not None and "weight" in extra_args:
+      raise ValueError(
+        "`weight` must not be given beside `weight_fn`, got "
+        f"{extra_args['weight']!r}."
+      )
     check_step_key(key)
     keys = None
     if key is not None:

@@ -4,60 +4,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_callable,
-  to_varying,
-)
-from jaxmotion.transforms._model_state import check_same_shapes
-
-
-def local_value_and_grad(
-  fun: Callable[..., Any], axis_name: AxisName, *, has_aux: bool = False
-) -> Callable[..., Any]:
-  """Returns `jax.value_and_grad` whose gradient stays this worker's own.
-
-  Inside `shard_map`, plain `jax.grad` with respect to replicated parameters
-  sums the gradient over workers at full precision before any codec sees it.
-
-  Args:
-    fun: function whose first argument are the parameters.
-    axis_name: the workers' axis.
-    has_aux: whether `fun` returns (value, aux).
-
-  Returns:
-    A function like `jax.value_and_grad(fun)`, to call where the axis is bound.
-
-  Raises:
-    TypeError: an argument of another type.
-
-  Example:
-    >>> def loss(w, x):
-    ...   return jnp.sum(w * x)
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> def grads(w, x):
-    ...   return local_value_and_grad(loss, "data")(w, x)[1]
-    >>> jax.jit(jax.shard_map(
-    ...   grads, mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P("data")
-    ... ))(jnp.ones(2), jnp.array([3.0, 4.0])).tolist()
-    [3.0, 4.0]
-  """
-  check_callable("fun", fun)
-  check_axis_name("axis_name", axis_name)
-  check_bool("has_aux", has_aux)
-  value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
-
-  def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
-    check_arrays("params", params)
-    return value_and_grad(to_varying(params, axis_name), *args, **kwargs)
-
-  return wrapped
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms._model_state import check_same_shapes, is_floating
 
 
 class LocalWork(NamedTuple):
@@ -67,15 +18,22 @@ class LocalWork(NamedTuple):
     metrics: loss, or (loss, aux).
     model_state: model state after the batch, or None.
     grads: gradient of the worker's own loss.
+    weight: float32[], the worker's weight in the mean, or None.
   """
 
   metrics: PyTree
   model_state: PyTree
   grads: PyTree
+  weight: Array | None
 
 
 def make_local_work(
-  loss_fn: Callable[..., Any], *, has_aux: bool, stateful: bool
+  loss_fn: Callable[..., Any],
+  *,
+  has_aux: bool,
+  stateful: bool,
+  weight_fn: Callable[..., Any] | None,
+  microbatches: int,
 ) -> Callable[..., LocalWork]:
   """Makes the function that computes one worker's gradient.
 
@@ -83,6 +41,8 @@ def make_local_work(
     loss_fn: loss of the caller of `data_parallel`.
     has_aux: whether it returns auxiliary values.
     stateful: whether it takes and returns model state.
+    weight_fn: batch -> weight, or None.
+    microbatches: number of parts that the batch is computed in.
 
   Returns:
     A function (params, model_state, batch, key) -> LocalWork; the key is not
@@ -115,9 +75,93 @@ def make_local_work(
     params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
   ) -> LocalWork:
     (loss, (new, aux)), grads = value_and_grad(params, model_state, batch, key)
-    return LocalWork((loss, aux) if has_aux else loss, new, grads)
+    metrics = (loss, aux) if has_aux else loss
+    if weight_fn is None:
+      return LocalWork(metrics, new, grads, None)
+    weight = _check_result(weight_fn(batch))
+    # The mean over no tokens is not finite, nor is its gradient. A weight of
+    # 0 adds nothing.
+    grads = jax.tree.map(lambda g: jnp.where(weight == 0, 0, g), grads)
+    new = jax.tree.map(
+      lambda a, b: jnp.where(weight == 0, b, a) if is_floating(a) else a,
+      new,
+      model_state,
+    )
+    return LocalWork(metrics, new, grads, weight)
 
-  return compute_work
+  if microbatches == 1:
+    return compute_work
+
+  def accumulate_work(
+    params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
+  ) -> LocalWork:
+    def add_microbatch(
+      carry: tuple[PyTree, PyTree], microbatch: tuple[Array, PyTree]
+    ) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array | None]]:
+      (sums, model_state), (i, part) = carry, microbatch
+      own_key = None if key is None else jax.random.fold_in(key, i)
+      work = compute_work(params, model_state, part, own_key)
+      share = 1 / microbatches if work.weight is None else work.weight
+      sums = jax.tree.map(
+        lambda s, g: s + g.astype(s.dtype) * share, sums, work.grads
+      )
+      return (sums, work.model_state), (work.metrics, work.weight)
+
+    parts = jax.tree.map(
+      lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch
+    )
+    zeros = jax.tree.map(
+      lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
+      params,
+    )
+    (sums, model_state), (metrics, weights) = lax.scan(
+      add_microbatch,
+      (zeros, model_state),
+      (jnp.arange(microbatches), parts),
+    )
+    weight = None if weights is None else weights.sum()
+    divisor = 1 if weight is None else jnp.where(weight == 0, 1, weight)
+    grads = jax.tree.map(
+      lambda s, p: (s / divisor).astype(p.dtype), sums, params
+    )
+    metrics = jax.tree.map(lambda m: _average_scalar(m, weights), metrics)
+    return LocalWork(metrics, model_state, grads, weight)
+
+  return accumulate_work
+
+
+def _average_scalar(metric: Array, weights: Array | None) -> Array:
+  """Returns the mean over microbatches of a floating-point scalar.
+
+  Args:
+    metric: values with a leading axis of microbatches; others stay as they
+      are.
+    weights: the microbatches' weights, or None.
+  """
+  if metric.ndim != 1 or not is_floating(metric):
+    return metric
+  values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))
+  if weights is None:
+    return values.mean().astype(metric.dtype)
+  total = weights.sum()
+  values = jnp.where(weights == 0, 0, values * weights)
+  mean = values.sum() / jnp.where(total == 0, 1, total)
+  return mean.astype(metric.dtype)
+
+
+def _check_result(weight: Any) -> Array:
+  """Returns a weight as float32[]; raises unless it is a real scalar."""
+  shaped = hasattr(weight, "shape") and hasattr(weight, "dtype")
+  if shaped:
+    kinds = (jnp.floating, jnp.integer)
+    is_real = any(jnp.issubdtype(weight.dtype, kind) for kind in kinds)
+    is_scalar = is_real and not weight.shape
+  else:
+    is_scalar = type(weight) in (int, float)
+  if not is_scalar:
+    found = f"{weight.dtype}{list(weight.shape)}" if shaped else repr(weight)
+    raise TypeError(f"`weight_fn` must return a real scalar, got {found}.")
+  return jnp.asarray(weight, jnp.float32)
 
 
 def _split_pair(

@@ -1,17 +1,13 @@
 """Model state of a data-parallel step, such as batch statistics."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmotion.core import (
   Array,
-  AxisName,
   PyTree,
-  assert_replicated,
   find_dependent,
   named_leaves,
   same_structure,
@@ -86,61 +82,6 @@ def check_equal(
         f"or the key, because {_describe(like)} has no mean over workers. Make "
         "it floating-point, or keep each worker's own: model_state='local'."
       )
-
-
-def average_over_workers(
-  leaves: Sequence[Array], axis_name: AxisName
-) -> list[Array]:
-  """Returns the means of floating-point arrays, in one sum for each dtype.
-
-  The arrays are joined, because every array that is summed costs round trips.
-  They are summed in float32 at least.
-
-  Args:
-    leaves: the worker's own arrays.
-    axis_name: the workers' axis.
-  """
-  members: dict[jnp.dtype, list[int]] = {}
-  for i, a in enumerate(leaves):
-    wide = jnp.promote_types(a.dtype, jnp.float32)
-    members.setdefault(wide, []).append(i)
-  means = list(leaves)
-  for wide, group in members.items():
-    own = [leaves[i].astype(wide).reshape(-1) for i in group]
-    joined = lax.pmean(jnp.concatenate(own), axis_name)
-    start = 0
-    for i in group:
-      shape = leaves[i].shape
-      stop = start + math.prod(shape)
-      means[i] = joined[start:stop].reshape(shape).astype(leaves[i].dtype)
-      start = stop
-  return means
-
-
-def merge_states(
-  states: PyTree, metrics: Sequence[Array], axis_name: AxisName
-) -> tuple[PyTree, list[Array]]:
-  """Returns the model state that all workers share, and mean metrics.
-
-  Floating-point leaves become the workers' mean, in one sum with the metrics.
-  Others are equal on all workers: see `check_equal`.
-
-  Args:
-    states: this worker's own model state.
-    metrics: this worker's own metrics, which are averaged.
-    axis_name: the workers' axis.
-  """
-  leaves, treedef = jax.tree.flatten(states)
-  floats = [i for i, a in enumerate(leaves) if is_floating(a)]
-  means = average_over_workers(
-    [*metrics, *(leaves[i] for i in floats)], axis_name
-  )
-  merged = dict(zip(floats, means[len(metrics) :], strict=True))
-  leaves = [
-    merged[i] if i in merged else assert_replicated(a, axis_name)
-    for i, a in enumerate(leaves)
-  ]
-  return jax.tree.unflatten(treedef, leaves), means[: len(metrics)]
 
 
 def keep_if_skipped(

@@ -82,7 +82,9 @@ CALLS = {
     mesh=["data"],
     varying=["args"],
   ),
-  "transforms.data_parallel": Call(loss_fn, exchange(), MESH),
+  "transforms.data_parallel": Call(
+    loss_fn, exchange(), MESH, weight_fn=lambda batch: 1.0
+  ),
   "transforms.init_state": Call(exchange(), PARAMS, MESH),
   "transforms.data_parallel -> init": Call(
     PARAMS, on=Lazy(lambda: data_parallel(0)), traced=True

@@ -1,4 +1,4 @@
-"""Donation of the arguments of a data-parallel step."""
+"""Arguments and records of a data-parallel step."""
 
 import functools
 
@@ -74,3 +74,16 @@ def test_a_state_made_outside_of_a_program_may_be_donated():
   step = jax.jit(update, donate_argnums=1)
   _, state = step({"w": jnp.ones((16, 2))}, state)
   assert int(state.count) == 1
+
+
+def test_the_norm_of_the_mean_gradient_is_read_behind_the_exchange():
+  tx = optax.chain(
+    jaxmotion.exchange("data"),
+    optax.snapshot("norm", optax.tree.norm),
+    optax.sgd(0.1),
+  )
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+  _, state, _ = step(*init(PARAMS), {"x": x})
+  norm = optax.tree.norm(jax.grad(loss_fn)(PARAMS, {"x": x}))
+  np.testing.assert_allclose(optax.tree.get(state, "norm"), norm, rtol=1e-6)

@@ -1,0 +1,108 @@
+"""Means over workers of what a step computes beside its gradient."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.core import Array, AxisName, PyTree, assert_replicated
+from jaxmotion.transforms._model_state import is_floating
+
+
+def average_over_workers(
+  leaves: Sequence[Array],
+  axis_name: AxisName,
+  weight: Array | None = None,
+  defaults: Sequence[Any] | None = None,
+) -> list[Array]:
+  """Returns the means of floating-point arrays, in one sum for each dtype.
+
+  The arrays are joined, because every array that is summed costs round trips.
+  They are summed in float32 at least.
+
+  Args:
+    leaves: the worker's own arrays.
+    axis_name: the workers' axis.
+    weight: float32[], the worker's weight, or None. A worker of weight 0 adds
+      nothing, even if its arrays are not finite.
+    defaults: means of the arrays if all weights are 0; needed for a weight.
+  """
+  members: dict[Any, list[int]] = {}
+  for i, a in enumerate(leaves):
+    wide = jnp.promote_types(a.dtype, jnp.float32)
+    members.setdefault(wide, []).append(i)
+  means = list(leaves)
+  for wide, group in members.items():
+    own = jnp.concatenate([leaves[i].astype(wide).reshape(-1) for i in group])
+    if weight is None:
+      joined = lax.pmean(own, axis_name)
+    else:
+      w = weight.astype(wide)
+      own = jnp.where(w == 0, 0, own * w)
+      joined = lax.psum(jnp.append(own, w), axis_name)
+      total = joined[-1]
+      joined = joined / jnp.where(total == 0, 1, total)
+    start = 0
+    for i in group:
+      shape, dtype = leaves[i].shape, leaves[i].dtype
+      stop = start + math.prod(shape)
+      means[i] = joined[start:stop].reshape(shape).astype(dtype)
+      if weight is not None and defaults is not None:
+        means[i] = jnp.where(total == 0, defaults[i], means[i])
+      start = stop
+  return means
+
+
+def average_metrics(
+  metrics: Sequence[Array], axis_name: AxisName, weight: Array | None
+) -> list[Array]:
+  """Returns the means of scalars over workers.
+
+  Args:
+    metrics: the worker's own scalars.
+    axis_name: the workers' axis.
+    weight: float32[], the worker's weight, or None.
+  """
+  if weight is None:
+    return [lax.pmean(a, axis_name) for a in metrics]
+  zeros = [0] * len(metrics)
+  return average_over_workers(metrics, axis_name, weight, zeros)
+
+
+def average_states(
+  new: PyTree,
+  old: PyTree,
+  metrics: Sequence[Array],
+  axis_name: AxisName,
+  weight: Array | None,
+) -> tuple[PyTree, list[Array]]:
+  """Returns the model state that all workers share, and mean metrics.
+
+  Floating-point leaves become the workers' mean, in one sum with the metrics.
+  Others are equal on all workers: see `check_equal`.
+
+  Args:
+    new: this worker's own model state after the step.
+    old: model state before the step, which stays if all weights are 0.
+    metrics: this worker's own metrics, which are averaged.
+    axis_name: the workers' axis.
+    weight: float32[], the worker's weight, or None.
+  """
+  leaves, treedef = jax.tree.flatten(new)
+  old_leaves = jax.tree.leaves(old)
+  floats = [i for i, a in enumerate(leaves) if is_floating(a)]
+  means = average_over_workers(
+    [*metrics, *(leaves[i] for i in floats)],
+    axis_name,
+    weight,
+    [0] * len(metrics) + [old_leaves[i] for i in floats],
+  )
+  merged = dict(zip(floats, means[len(metrics) :], strict=True))
+  leaves = [
+    merged[i] if i in merged else assert_replicated(a, axis_name)
+    for i, a in enumerate(leaves)
+  ]
+  return jax.tree.unflatten(treedef, leaves), means[: len(metrics)]
