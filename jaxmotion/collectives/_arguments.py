@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxmotion.core import (
   AxisName,
   Key,
-  axis_is_bound,
   axis_size,
   check_arrays,
   check_axis_name,
@@ -28,12 +27,7 @@ def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
     ValueError: not an axis of an enclosing shard_map or pmap.
   """
   check_axis_name(name, axis_name)
-  if not axis_is_bound(axis_name):
-    raise ValueError(
-      f"`{name}` must name an axis of the enclosing shard_map or pmap, "
-      f"got {axis_name!r}."
-    )
-  return axis_size(axis_name)
+  return axis_size(axis_name, name)
 
 
 def check_key(key: Any) -> None:

@@ -43,11 +43,12 @@ def axis_is_bound(axis_name: AxisName) -> bool:
   return True
 
 
-def axis_size(axis_name: AxisName) -> int:
+def axis_size(axis_name: AxisName, name: str = "axis_name") -> int:
   """Returns the number of workers along the axis (a static int).
 
   Args:
     axis_name: a name or a tuple of names.
+    name: the argument's name, for the message.
 
   Raises:
     ValueError: a name is not an axis of an enclosing shard_map or pmap.
@@ -56,12 +57,14 @@ def axis_size(axis_name: AxisName) -> int:
   Traceback (most recent call last):
   ...
   ValueError: `axis_name` must name an axis of the enclosing shard_map or \
-pmap, got 'nowhere'.
+pmap, got 'nowhere': train by jaxmotion.data_parallel, or call this inside of \
+jax.shard_map, with a state made by jaxmotion.transforms.init_state.
   """
   if not axis_is_bound(axis_name):
     raise ValueError(
-      "`axis_name` must name an axis of the enclosing shard_map or pmap, "
-      f"got {axis_name!r}."
+      f"`{name}` must name an axis of the enclosing shard_map or pmap, got "
+      f"{axis_name!r}: train by jaxmotion.data_parallel, or call this inside "
+      "of jax.shard_map, with a state made by jaxmotion.transforms.init_state."
     )
   return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
 

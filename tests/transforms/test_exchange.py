@@ -328,7 +328,8 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
     (
       lambda: jaxmotion.exchange("data", INT4).init(PARAMS),
       ValueError,
-      "`axis_name` must name an axis of the enclosing shard_map or pmap",
+      "`axis_name` must name an axis of the enclosing shard_map or pmap, got "
+      "'data': train by jaxmotion.data_parallel, or .*init_state",
     ),
     (
       lambda: train(
