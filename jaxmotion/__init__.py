@@ -31,6 +31,7 @@ from jaxmotion.transforms import (
   data_parallel as data_parallel,
   exchange as exchange,
   local_value_and_grad as local_value_and_grad,
+  per_worker as per_worker,
   skip_nonfinite as skip_nonfinite,
 )
 

@@ -1,19 +1,157 @@
-"""Checks of what a data-parallel step keeps and of what it is given."""
+"""Updates of data-parallel steps, and checks of what they are given."""
 
 import math
+import re
+from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  assert_replicated,
   axis_names,
   is_varying,
   leaf_path,
   named_leaves,
 )
+from jaxmotion.program import (
+  COLLECTIVES,
+  Operand,
+  Order,
+  Step,
+  flatten,
+  inner_jaxprs,
+  trace_program,
+)
+
+
+def update_params(
+  tx: optax.GradientTransformation,
+  grads: PyTree,
+  opt_state: PyTree,
+  params: PyTree,
+  extra_args: dict[str, Any],
+  axis_name: AxisName,
+  loss: Any = None,
+) -> tuple[PyTree, PyTree]:
+  """Updates parameters by gradients that the chain exchanges.
+
+  Updates that are typed as varying over workers, and depend on nothing that
+  varies, count as equal: `optax.set_to_zero` makes such zeros of gradients.
+
+  Args:
+    tx: optax chain with an exchange.
+    grads: this worker's own gradients.
+    opt_state: state of the chain, as one worker sees it.
+    params: the parameters.
+    extra_args: what the chain's `update` takes besides.
+    axis_name: the workers' axis.
+    loss: the workers' mean, which a chain that needs `value=` gets.
+
+  Returns:
+    The new parameters and state.
+
+  Raises:
+    TypeError: the chain needs extra arguments that are missing.
+    ValueError: parameters or state would differ between workers.
+  """
+  update = optax.with_extra_args_support(tx).update
+
+  def run(grads: PyTree, opt_state: PyTree, params: PyTree) -> PyTree:
+    return update(grads, opt_state, params, **extra_args)
+
+  args = (grads, opt_state, params)
+  try:
+    results = run(*args)
+  except TypeError as error:
+    missing = _missing_arguments(error)
+    if missing == ["value"] and loss is not None:
+      extra_args = {**extra_args, "value": loss}
+      results = run(*args)
+    elif missing:
+      raise _name_missing(missing) from error
+    else:
+      raise
+  updates, opt_state = _type_equal(run, args, results, axis_name)
+  params = optax.apply_updates(params, updates)
+  check_exchanged(params, opt_state, axis_name)
+  return params, opt_state
+
+
+def _missing_arguments(error: TypeError) -> list[str]:
+  """Returns the keyword arguments that a call lacked, if this is the error."""
+  found = re.search(r"missing \d+ required keyword-only .*?: (.*)", str(error))
+  return re.findall(r"'(\w+)'", found[1]) if found else []
+
+
+def _name_missing(names: list[str]) -> TypeError:
+  """Returns an error that says which extra arguments an update needs."""
+  listed = ", ".join(f"`{name}`" for name in names)
+  if "value_fn" in names:
+    return TypeError(
+      f"`tx` must be without a line search, got one that needs {listed}: it "
+      "would evaluate the loss and exchange gradients several times a step. "
+      "Use a learning rate, such as optax.lbfgs(0.1, linesearch=None)."
+    )
+  return TypeError(
+    f"`tx` must get all extra arguments, got none for {listed}: call step(..., "
+    f"{names[0]}=) with a value that all workers share."
+  )
+
+
+def _type_equal(
+  run: Any, args: PyTree, results: PyTree, axis_name: AxisName
+) -> PyTree:
+  """Types results as replicated that depend on nothing that varies."""
+
+  def is_own(node: Any) -> bool:
+    return isinstance(node, PerWorker)
+
+  leaves, treedef = jax.tree.flatten(results, is_leaf=is_own)
+  typed = [
+    i
+    for i, x in enumerate(leaves)
+    if not is_own(x) and is_varying(x, axis_name)
+  ]
+  if not typed:
+    return results
+  inputs, structure = jax.tree.flatten(args)
+
+  def run_flat(*inputs: Any) -> list[Any]:
+    again = run(*jax.tree.unflatten(structure, inputs))
+    outputs = jax.tree.leaves(again, is_leaf=is_own)
+    return [outputs[i] for i in typed]
+
+  program = trace_program(run_flat, *inputs)
+  values = {v for step in program.steps for v in (*step.reads, *step.outs)}
+  equal = {v for v in values if not _varies(v, axis_name)}
+  order = Order(program.steps)
+  for i, output in zip(typed, program.outputs, strict=True):
+    steps = order.leading_to([output], equal)
+    made = {v for step in steps for v in step.outs}
+    read = {v for step in steps for v in step.reads} | {output}
+    own = any(_varies(v, axis_name) for v in read - made)
+    if not own and not any(map(_tells_workers_apart, steps)):
+      leaves[i] = assert_replicated(leaves[i], axis_name)
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def _varies(value: Operand, axis_name: AxisName) -> bool:
+  """Says whether a value is typed as varying over the workers."""
+  aval: Any = value.aval
+  return bool(aval.manual_axis_type.varying & set(axis_names(axis_name)))
+
+
+def _tells_workers_apart(step: Step) -> bool:
+  """Says whether equal operands may have results that differ."""
+  if step.name == "axis_index" or step.name in COLLECTIVES:
+    return True
+  inner = [flatten(j, calls="all") for j in inner_jaxprs(step.eqn)]
+  return any(_tells_workers_apart(s) for p in inner for s in p.steps)
 
 
 def check_exchanged(
@@ -40,11 +178,17 @@ def check_exchanged(
     for key_path, leaf in leaves:
       if not isinstance(leaf, PerWorker) and is_varying(leaf, axis_name):
         path = "/".join(filter(None, (name, leaf_path(key_path))))
+        remedy = {
+          "params": "Freeze a parameter by optax.partition, with "
+          "optax.set_to_zero() for its label",
+          "opt_state": "Wrap a transformation that has state of its own before "
+          "the exchange by jaxmotion.per_worker",
+        }[name]
         raise ValueError(
           "`tx` must exchange gradients over all of "
           f"{axis_names(axis_name)} before they are used, got `{path}` that "
           "differs between workers: begin the chain with "
-          "jaxmotion.exchange(axis_name, codec)."
+          f"jaxmotion.exchange(axis_name, codec). {remedy}."
         )
 
 

@@ -8,6 +8,7 @@ from jaxmotion.collectives._adaptive import (
   check_level as check_level,
   check_level_given as check_level_given,
 )
+from jaxmotion.collectives._arguments import count_workers as count_workers
 from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
@@ -23,7 +24,7 @@ from jaxmotion.collectives._nonfinite import (
 )
 from jaxmotion.collectives._replicated import (
   check_batch as check_batch,
-  check_exchanged as check_exchanged,
+  update_params as update_params,
 )
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
 from jaxmotion.collectives._weight import check_weight as check_weight

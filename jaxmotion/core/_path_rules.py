@@ -24,8 +24,8 @@ class Match(NamedTuple, Generic[Value]):
 class PathRules(Generic[Value]):
   """Pairs of a regular expression and a value, tried in order on a path.
 
-  A pattern matches a path if it is found anywhere in it (`re.search`). Paths are
-  those of `leaf_path`.
+  A pattern matches a path if it is found anywhere in it (`re.search`). Paths
+  are those of `leaf_path`.
 
   Args:
     rules: pairs of a pattern and a value.

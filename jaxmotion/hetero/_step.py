@@ -12,7 +12,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.collectives.extend import check_exchanged
+from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -342,11 +342,10 @@ def _local_update(
     sums.grads,
     params,
   )
-  updates, opt_state = optax.with_extra_args_support(tx).update(
-    grads, opt_state, params, weight=sums.count, **extra_args
+  extra_args = {"weight": sums.count, **extra_args}
+  params, opt_state = update_params(
+    tx, grads, opt_state, params, extra_args, axis_name
   )
-  params = optax.apply_updates(params, updates)
-  check_exchanged(params, opt_state, axis_name)
   metrics = _gather_metrics(sums, seconds[0], axis_name)
   stats = _average_stats(stats, sums.stats, metrics.counts.sum(), axis_name)
   return UnevenState(params, opt_state, stats), metrics

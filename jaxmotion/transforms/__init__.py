@@ -12,6 +12,10 @@ from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
 )
+from jaxmotion.transforms._per_worker import (
+  PerWorkerState as PerWorkerState,
+  per_worker as per_worker,
+)
 from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,
   skip_nonfinite as skip_nonfinite,

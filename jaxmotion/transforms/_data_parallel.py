@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.collectives.extend import check_batch, check_exchanged
+from jaxmotion.collectives.extend import check_batch, update_params
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -40,6 +40,7 @@ from jaxmotion.transforms._model_state import (
   is_floating,
   keep_if_skipped,
 )
+from jaxmotion.transforms._placement import as_transformation, check_trained
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
@@ -111,7 +112,8 @@ def data_parallel(
       `fold_in(fold_in(key, count), worker)`, in which `count` is that of the
       exchange's state. So one key serves all steps: every worker and every
       step draws its own dropout mask. Extra arguments go to `tx.update`:
-      scalars that all workers share.
+      scalars that all workers share. A chain that needs `value=` gets the
+      workers' mean loss (`mean_loss`).
       To log the norm of the mean gradient, put
       `optax.snapshot("norm", optax.tree.norm)` behind the exchange and read
       `optax.tree.get(opt_state, "norm")`.
@@ -142,6 +144,7 @@ def data_parallel(
     1.0
   """
   check_callable("loss_fn", loss_fn)
+  tx = as_transformation(tx)
   check_instance(
     "tx", tx, optax.GradientTransformation, "an optax transformation"
   )
@@ -163,13 +166,15 @@ def data_parallel(
     weight_fn=weight_fn,
     microbatches=microbatches,
   )
-  update = optax.with_extra_args_support(tx).update
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
   model_spec = split if is_local else P()
 
   @jax.jit
   def make_all(params: PyTree, model: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+    # A weak type, as that of `jnp.full`, would not last: `step` would be
+    # compiled again after the first update.
+    params, model = jax.tree.map(lambda a: a.astype(a.dtype), (params, model))
     params, model = place_tree((params, model), mesh, (P(), P()))
 
     # A map, so that parameters are on the mesh whatever the state is.
@@ -184,6 +189,7 @@ def data_parallel(
 
   def init_params(params: PyTree) -> tuple[PyTree, PyTree]:
     check_arrays("params", params)
+    check_trained(params)
     check_buffers({"params": params})
     params, _, opt_state = make_all(params, None)
     return params, opt_state
@@ -192,6 +198,7 @@ def data_parallel(
     params: PyTree, model_state: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
     check_arrays("params", params)
+    check_trained(params)
     check_arrays("model_state", model_state)
     check_buffers({"params": params, "model_state": model_state})
     return make_all(params, model_state)
@@ -228,10 +235,17 @@ def data_parallel(
     grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), work.grads)
     if work.weight is not None:
       extra_args = extra_args | {"weight": work.weight[0]}
-    updates, new_state = update(grads, opt_state, params, **extra_args)
-    params = optax.apply_updates(params, updates)
-    check_exchanged(params, new_state, axis_name)
     metrics, new_model = average_work(work, model)
+    loss = metrics[0] if has_aux else metrics
+    params, new_state = update_params(
+      tx,
+      grads,
+      opt_state,
+      params,
+      extra_args,
+      axis_name,
+      loss if mean_loss else None,
+    )
     if stateful:
       new_model = keep_if_skipped(new_model, model, opt_state, new_state)
     return params, new_model, new_state, metrics
@@ -352,7 +366,7 @@ def _compile_step(
       results = jitted(*args, **kwargs)
     except (TypeError, ValueError, OverflowError):
       # Only after an error: a step shall not look at every leaf.
-      for name, tree in given.items():
+      for name, tree in (given | kwargs).items():
         check_arrays(name, tree)
       raise
     in_flight.add(results[-1])

@@ -16,6 +16,7 @@ from jaxmotion.core import (
   place_tree,
   state_specs,
 )
+from jaxmotion.transforms._placement import as_transformation, check_placement
 
 
 def init_state(
@@ -74,6 +75,7 @@ def init_state(
     >>> float(loss), bool(jnp.allclose(params, 0.2))
     (1.0, True)
   """
+  tx = as_transformation(tx)
   check_instance(
     "tx", tx, optax.GradientTransformation, "an optax transformation"
   )
@@ -106,7 +108,9 @@ def make_state(
   axis_name: AxisName,
 ) -> PyTree:
   """Returns the state of parameters that are placed on the mesh."""
-  specs = state_specs(_state_shapes(tx, params, mesh), axis_name)
+  shapes = _state_shapes(tx, params, mesh)
+  check_placement(shapes)
+  specs = state_specs(shapes, axis_name)
   return jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)(
     params
   )

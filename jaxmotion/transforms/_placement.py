@@ -1,0 +1,84 @@
+"""Checks of where an exchange stands and of what is trained."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion.core import PyTree, named_leaves, shape_string
+from jaxmotion.transforms._exchange import ExchangeState
+
+_SOMETIMES = (
+  "which runs it at some steps only: exchange first, and put the wrapper "
+  "around what follows"
+)
+# Wrappers under which an exchange does not run, or is dropped, at some steps.
+_WRAPPERS: dict[type, tuple[str, str]] = {
+  optax.MultiStepsState: (
+    "MultiSteps",
+    "which runs it every mini-step and drops the result: put MultiSteps behind "
+    "it, or accumulate within a step by data_parallel(..., microbatches=)",
+  ),
+  optax.ApplyIfFiniteState: (
+    "apply_if_finite",
+    "which lets each worker decide alone: use "
+    "jaxmotion.skip_nonfinite(chain, axis_name) instead",
+  ),
+  optax.ConditionallyMaskState: ("conditionally_mask", _SOMETIMES),
+  optax.ConditionallyTransformState: ("conditionally_transform", _SOMETIMES),
+}
+
+
+def as_transformation(
+  tx: optax.GradientTransformation | optax.MultiSteps,
+) -> optax.GradientTransformation:
+  """Returns an optax transformation, also for an `optax.MultiSteps`."""
+  if isinstance(tx, optax.MultiSteps):
+    return tx.gradient_transformation()
+  return tx
+
+
+def check_placement(opt_state: PyTree) -> None:
+  """Raises if an exchange is inside a wrapper that does not always run it.
+
+  Args:
+    opt_state: state of the chain, or its shapes.
+
+  Raises:
+    ValueError: it is; the wrapper and the remedy are named.
+  """
+  kinds = (*_WRAPPERS, ExchangeState)
+
+  def is_known(node: PyTree) -> bool:
+    return isinstance(node, kinds)
+
+  for node in jax.tree.leaves(opt_state, is_leaf=is_known):
+    if type(node) not in _WRAPPERS:
+      continue
+    name, remedy = _WRAPPERS[type(node)]
+    inner = jax.tree.leaves(
+      tuple(node), is_leaf=lambda n: isinstance(n, ExchangeState)
+    )
+    if any(isinstance(n, ExchangeState) for n in inner):
+      raise ValueError(
+        f"`tx` must have no exchange inside optax.{name}, {remedy}."
+      )
+
+
+def check_trained(params: PyTree) -> None:
+  """Raises unless every parameter can have a gradient.
+
+  Args:
+    params: the parameters.
+
+  Raises:
+    TypeError: a leaf has no gradient; it is named by its path.
+  """
+  for path, leaf in named_leaves(params):
+    like = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+      name = "/".join(filter(None, ("params", path)))
+      raise TypeError(
+        f"`{name}` must be a floating-point array, got {shape_string(like)}: "
+        "keep what has no gradient, such as counters and tables of integers, "
+        "in the loss's closure or the model's state."
+      )

@@ -1,0 +1,240 @@
+"""An exchange inside, around and behind other transformations of optax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs, transforms, wire
+from tests.transforms.helpers import bits, train
+
+WORKERS = 4
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+PARAMS = {"base": jnp.ones((8, 8)), "lora": jnp.full((8, 2), 0.1)}
+RNG = np.random.default_rng(0)
+BATCH = (
+  RNG.normal(size=(8, 8)).astype(np.float32),
+  RNG.normal(size=(8, 2)).astype(np.float32),
+)
+CODEC = codecs.feedback(codecs.uniform(bits=8, block=4))
+
+
+def loss_fn(params, batch):
+  x, y = batch
+  return jnp.mean((x @ params["base"] @ params["lora"] - y) ** 2)
+
+
+def chain(*rest, codec=CODEC):
+  return optax.chain(jaxmotion.exchange("data", codec), *rest)
+
+
+def by_label(train):
+  labels = {"base": "freeze", "lora": "train"}
+  return optax.partition(
+    {"train": train, "freeze": optax.set_to_zero()}, labels
+  )
+
+
+def make(tx):
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, donate=False)
+  return step, init(PARAMS)
+
+
+@pytest.fixture(scope="module")
+def lora_alone():
+  """(parameters, bytes of a step) if nothing else is a parameter."""
+
+  def loss(params, batch):
+    return loss_fn({"base": PARAMS["base"], **params}, batch)
+
+  init, step = jaxmotion.data_parallel(
+    loss, chain(optax.adam(0.1)), MESH, donate=False
+  )
+  args = init({"lora": PARAMS["lora"]})
+  params, _, _ = step(*args, BATCH)
+  return params, wire.step_bytes(step, *args, BATCH).total_bytes
+
+
+def masked(train):
+  frozen = {"base": True, "lora": False}
+  return optax.chain(
+    optax.masked(train, {"base": False, "lora": True}),
+    optax.masked(optax.set_to_zero(), frozen),
+  )
+
+
+@pytest.mark.parametrize("wrap", [by_label, masked])
+def test_frozen_leaves_stay_and_send_nothing(wrap, lora_alone):
+  expected, wire_bytes = lora_alone
+  step, args = make(wrap(chain(optax.adam(0.1))))
+  params, _, _ = step(*args, BATCH)
+  assert bits(params["base"]) == bits(PARAMS["base"])
+  np.testing.assert_allclose(params["lora"], expected["lora"], rtol=1e-6)
+  assert wire.step_bytes(step, *args, BATCH).total_bytes == wire_bytes
+
+
+def test_a_skipped_step_skips_each_group_and_freezes_the_rest():
+  bad = (BATCH[0], BATCH[1].copy())
+  bad[1][5] = np.nan
+  tx = jaxmotion.skip_nonfinite(by_label(chain(optax.adam(0.1))), "data")
+  step, args = make(tx)
+  params, state, _ = step(*args, bad)
+  assert bits(params) == bits(PARAMS)
+  assert bits(state.inner) == bits(args[1].inner)
+  params, _, _ = step(params, state, BATCH)
+  assert bits(params["base"]) == bits(PARAMS["base"])
+  assert bits(params["lora"]) != bits(PARAMS["lora"])
+
+
+def test_each_group_may_have_an_exchange_of_its_own():
+  own = {"base": chain(optax.sgd(0.1)), "lora": chain(optax.sgd(0.1))}
+  one, _, _ = train(
+    loss_fn,
+    optax.partition(own, {"base": "base", "lora": "lora"}),
+    MESH,
+    PARAMS,
+    BATCH,
+    steps=2,
+  )
+  whole, _, _ = train(
+    loss_fn, chain(optax.sgd(0.1)), MESH, PARAMS, BATCH, steps=2
+  )
+  for name in PARAMS:
+    np.testing.assert_allclose(one[name], whole[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("own", ["passed on", "by worker"])
+def test_an_update_that_differs_between_workers_is_refused(own):
+  def update(updates, state, params=None):
+    offset = lax.axis_index("data") * 1.0
+    return jax.tree.map(lambda a: jnp.zeros_like(a) + offset, updates), state
+
+  by_worker = optax.GradientTransformation(lambda p: optax.EmptyState(), update)
+  rest = by_worker if own == "by worker" else optax.identity()
+  labels = {"base": "rest", "lora": "train"}
+  step, args = make(
+    optax.partition({"train": chain(optax.sgd(0.1)), "rest": rest}, labels)
+  )
+  with pytest.raises(ValueError, match="got `params/base` that differs.*zero"):
+    step.eval_shape(*args, BATCH)
+
+
+@pytest.mark.parametrize(
+  ("wrap", "remedy"),
+  [
+    (
+      lambda tx: optax.MultiSteps(tx, 2),
+      "MultiSteps, .* put MultiSteps behind",
+    ),
+    (lambda tx: optax.apply_if_finite(tx, 3), "use jaxmotion.skip_nonfinite"),
+    (
+      lambda tx: optax.conditionally_mask(tx, lambda step: step < 3),
+      "conditionally_mask, .* exchange first",
+    ),
+    (
+      lambda tx: optax.conditionally_transform(tx, lambda step: step < 3),
+      "conditionally_transform, .* exchange first",
+    ),
+  ],
+)
+def test_an_exchange_that_does_not_always_run_is_refused(wrap, remedy):
+  with pytest.raises(ValueError, match=remedy):
+    make(wrap(chain(optax.sgd(0.1))))
+  if not isinstance(wrap(optax.identity()), optax.MultiSteps):
+    tx = optax.chain(wrap(chain()), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=remedy):
+      transforms.init_state(tx, PARAMS, MESH)
+
+
+def test_workers_count_nonfinite_steps_alike_behind_the_exchange():
+  step, args = make(chain(optax.apply_if_finite(optax.adam(0.1), 3)))
+  bad = (BATCH[0], BATCH[1].copy())
+  bad[1][5] = np.inf
+  params, state, _ = step(*args, bad)
+  assert bits(params) == bits(PARAMS)
+  counts = state[1].total_notfinite
+  assert [int(s.data) for s in counts.addressable_shards] == [1] * WORKERS
+  params, state, _ = step(params, state, BATCH)
+  assert np.isfinite(params["lora"]).all()
+  for leaf in jax.tree.leaves(params):
+    assert len({s.data.tobytes() for s in leaf.addressable_shards}) == 1
+
+
+def test_mini_steps_behind_the_exchange_accumulate_its_means():
+  step, args = make(chain(optax.MultiSteps(optax.sgd(0.1), 2)))
+  half, state, _ = step(*args, BATCH)
+  assert bits(half) == bits(PARAMS)
+  twice, _, _ = step(half, state, BATCH)
+  assert bits(twice) != bits(PARAMS)
+
+
+def test_state_before_the_exchange_is_each_workers_own():
+  momentum = optax.trace(0.9)
+  step, args = make(optax.chain(momentum, chain(optax.sgd(0.1))))
+  with pytest.raises(ValueError, match="`opt_state/0/trace/base` .*per_worker"):
+    step.eval_shape(*args, BATCH)
+  exact = codecs.identity()
+  own = jaxmotion.per_worker(momentum, "data")
+  local, state, _ = train(
+    loss_fn,
+    optax.chain(own, chain(optax.sgd(0.1), codec=exact)),
+    MESH,
+    PARAMS,
+    BATCH,
+  )
+  shared, _, _ = train(
+    loss_fn,
+    chain(momentum, optax.sgd(0.1), codec=exact),
+    MESH,
+    PARAMS,
+    BATCH,
+  )
+  for name in PARAMS:
+    np.testing.assert_allclose(local[name], shared[name], rtol=1e-4)
+  trace = state[0].inner.value.trace["lora"]
+  assert trace.shape == (WORKERS, 8, 2)
+  assert len({row.tobytes() for row in np.asarray(trace)}) == WORKERS
+
+
+def test_a_chain_that_needs_the_loss_gets_the_workers_mean():
+  step, args = make(chain(optax.polyak_sgd(), codec=None))
+  told, _, loss = step(*args, BATCH)
+  init, without = jaxmotion.data_parallel(
+    loss_fn,
+    chain(optax.polyak_sgd(), codec=None),
+    MESH,
+    mean_loss=False,
+    donate=False,
+  )
+  with pytest.raises(
+    TypeError, match=r"none for `value`: call step\(\.\.\., va"
+  ):
+    without.eval_shape(*args, BATCH)
+  given, _, _ = without(*init(PARAMS), BATCH, value=loss)
+  np.testing.assert_allclose(told["lora"], given["lora"], rtol=1e-6)
+  # One that takes no extra arguments gets none.
+  sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
+  step, args = make(chain(sam))
+  step.eval_shape(*args, BATCH)
+
+
+def test_a_line_search_is_refused_and_lbfgs_without_one_is_not():
+  step, args = make(chain(optax.lbfgs()))
+  with pytest.raises(TypeError, match="needs `value`, .*linesearch=None"):
+    step.eval_shape(*args, BATCH)
+  with pytest.raises(TypeError, match="`value_fn` must be a tree of arrays"):
+    step(*args, BATCH, value_fn=loss_fn)
+  step, args = make(chain(optax.lbfgs(0.1, linesearch=None)))
+  step.eval_shape(*args, BATCH)
+
+
+@pytest.mark.parametrize("leaf", [np.zeros(3, np.int32), True, np.int64(1)])
+def test_a_parameter_without_a_gradient_is_named(leaf):
+  init, _ = jaxmotion.data_parallel(loss_fn, chain(optax.sgd(0.1)), MESH)
+  with pytest.raises(TypeError, match="`params/table/0` must be a floating-p"):
+    init({**PARAMS, "table": [leaf]})
