@@ -8,7 +8,6 @@ from jaxmotion.collectives._adaptive import (
   check_level as check_level,
   check_level_given as check_level_given,
 )
-from jaxmotion.collectives._arguments import count_workers as count_workers
 from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,

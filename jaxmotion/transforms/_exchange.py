@@ -79,8 +79,10 @@ def exchange(
     g \leftarrow \frac{1}{N} \sum_{r} decode(encode(g_r))
 
   Use it inside `shard_map` or `pmap` with the axis bound, and take gradients
-  that are still each worker's own: see `local_value_and_grad`. Put it outside
-  `optax.MultiSteps`, which would run it every mini-step and drop the result.
+  that are still each worker's own: see `local_value_and_grad`. What stands
+  before it and has state wants `per_worker`. Put it inside `optax.partition`
+  and `optax.masked`, where frozen leaves then send nothing, but outside of
+  `optax.MultiSteps` and `optax.apply_if_finite`, which run it at some steps.
 
   Args:
     axis_name: the workers' axis, or a tuple of axes.

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import optax
 
-from jaxmotion.collectives.extend import count_workers
 from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  axis_size,
   check_arrays,
   check_axis_name,
   check_instance,
@@ -72,7 +72,7 @@ def per_worker(
 
   def init_fn(params: PyTree) -> PerWorkerState:
     check_arrays("params", params)
-    count_workers(axis_name)
+    axis_size(axis_name)
     return mark(wrapped.init(params))
 
   def update_fn(
@@ -84,7 +84,7 @@ def per_worker(
     check_arrays("params", params)
     check_arrays("updates", updates)
     check_instance("state", state, PerWorkerState, "what `init` returned")
-    count_workers(axis_name)
+    axis_size(axis_name)
     own = unpack_worker(state.inner)
     updates, own = wrapped.update(
       to_varying(updates, axis_name), own, params, **extra_args

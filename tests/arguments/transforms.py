@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import jaxmotion
 from jaxmotion import codecs, transforms
 from tests.arguments.calls import Call, Lazy
 
@@ -49,6 +50,8 @@ def stateful(position):
 CAST = transforms.exchange("data", codecs.cast("bfloat16"))
 SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
 
+OWN = transforms.per_worker(optax.scale(0.5), "data")
+
 CALLS = {
   "transforms.exchange": Call(
     "data", CODEC, method=None, nonfinite="skip", seed=1, local_axis="device"
@@ -71,6 +74,15 @@ CALLS = {
     PARAMS,
     Lazy(lambda: SKIP.init(jax.tree.map(jnp.asarray, PARAMS))),
     on=SKIP.update,
+    mesh=["data"],
+    varying=["updates"],
+  ),
+  "transforms.per_worker": Call(optax.trace(0.9), "data"),
+  "transforms.per_worker -> init": Call(PARAMS, on=OWN.init, mesh=["data"]),
+  "transforms.per_worker -> update": Call(
+    PARAMS,
+    transforms.PerWorkerState(jaxmotion.PerWorker(optax.ScaleState())),
+    on=OWN.update,
     mesh=["data"],
     varying=["updates"],
   ),
@@ -114,6 +126,7 @@ _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
 ACCEPTED = {
   ("transforms.exchange", "axis_name"): _LATER,
   ("transforms.exchange", "local_axis"): _LATER,
+  ("transforms.per_worker", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,
   ("transforms.local_value_and_grad", "axis_name"): _LATER,
 }
