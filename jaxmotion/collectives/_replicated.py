@@ -142,8 +142,7 @@ def _type_equal(
 
 def _varies(value: Operand, axis_name: AxisName) -> bool:
   """Says whether a value is typed as varying over the workers."""
-  aval: Any = value.aval
-  return bool(aval.manual_axis_type.varying & set(axis_names(axis_name)))
+  return is_varying(value.aval, axis_name)
 
 
 def _tells_workers_apart(step: Step) -> bool:

@@ -80,8 +80,16 @@ def worker_index(axis_name: AxisName) -> Array:
 
 
 def varying_axes(x: Any) -> frozenset:
-  """Returns the mesh axes over which `x` is typed as varying."""
-  return jax.typeof(x).manual_axis_type.varying
+  """Returns the mesh axes over which `x` is typed as varying.
+
+  Args:
+    x: array, or the abstract value of a jaxpr's variable.
+  """
+  return _aval_of(x).manual_axis_type.varying
+
+
+def _aval_of(x: Any) -> Any:
+  return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
 
 
 def tracks_varying(axis_name: AxisName) -> bool:
@@ -123,7 +131,7 @@ def abstract_like(x: Any) -> Any:
   >>> abstract_like(1.0)
   ShapeDtypeStruct(shape=(), dtype=float32)
   """
-  aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+  aval = _aval_of(x)
   axes = tuple(sorted(aval.manual_axis_type.varying, key=str))
   if axes:  # JAX traces with varying arrays, but not with varying shapes.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
