@@ -64,7 +64,7 @@ newest:
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet -e '.[$(EXTRAS)]'
+	$(RUN) -m pip install --quiet --no-compile -e '.[$(EXTRAS)]'
 	touch $@
 
 # Remove the environments and results/.

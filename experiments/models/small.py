@@ -7,6 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from experiments.models.initial import draw_kernel, draw_table
+
+_KERNEL = draw_kernel()
+_TABLE = draw_table(0.02)
+
 
 class Cnn(nnx.Module):
   """A CNN of 3 x 3 convolutions with mean pooling, then two dense layers.
@@ -42,11 +47,12 @@ class Cnn(nnx.Module):
       )
     sizes = (inputs, *channels)
     self.convs = nnx.List(
-      nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in itertools.pairwise(sizes)
+      nnx.Conv(a, b, (3, 3), kernel_init=_KERNEL, rngs=rngs)
+      for a, b in itertools.pairwise(sizes)
     )
     features = (height // shrink) * (width // shrink) * channels[-1]
-    self.hidden = nnx.Linear(features, hidden, rngs=rngs)
-    self.out = nnx.Linear(hidden, classes, rngs=rngs)
+    self.hidden = nnx.Linear(features, hidden, kernel_init=_KERNEL, rngs=rngs)
+    self.out = nnx.Linear(hidden, classes, kernel_init=_KERNEL, rngs=rngs)
 
   def __call__(self, pixels: jax.Array) -> jax.Array:
     """Maps f32 `(batch, height, width, channels)` to class logits."""
@@ -71,11 +77,11 @@ class _Block(nnx.Module):
   def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs):
     self.heads = heads
     self.norm1 = nnx.LayerNorm(width, rngs=rngs)
-    self.qkv = nnx.Linear(width, 3 * width, rngs=rngs)
-    self.mix = nnx.Linear(width, width, rngs=rngs)
+    self.qkv = nnx.Linear(width, 3 * width, kernel_init=_KERNEL, rngs=rngs)
+    self.mix = nnx.Linear(width, width, kernel_init=_KERNEL, rngs=rngs)
     self.norm2 = nnx.LayerNorm(width, rngs=rngs)
-    self.up = nnx.Linear(width, 4 * width, rngs=rngs)
-    self.down = nnx.Linear(4 * width, width, rngs=rngs)
+    self.up = nnx.Linear(width, 4 * width, kernel_init=_KERNEL, rngs=rngs)
+    self.down = nnx.Linear(4 * width, width, kernel_init=_KERNEL, rngs=rngs)
 
   def __call__(self, x: jax.Array) -> jax.Array:
     batch, length, width = x.shape
@@ -111,9 +117,8 @@ class Transformer(nnx.Module):
       raise ValueError(
         f"`width` must be divisible by `heads` = {heads}, got {width}."
       )
-    small = nnx.initializers.normal(0.02)
-    self.bytes = nnx.Embed(256, width, embedding_init=small, rngs=rngs)
-    self.places = nnx.Embed(context, width, embedding_init=small, rngs=rngs)
+    self.bytes = nnx.Embed(256, width, embedding_init=_TABLE, rngs=rngs)
+    self.places = nnx.Embed(context, width, embedding_init=_TABLE, rngs=rngs)
     self.blocks = nnx.List(
       _Block(width, heads, rngs=rngs) for _ in range(layers)
     )

@@ -20,10 +20,11 @@ from flax import nnx
 from experiments.models import layers
 from experiments.models.catalog import make_network
 from experiments.models.classic import LARGE
+from experiments.models.initial import draw_kernel
 from experiments.models.network import Network
 from jaxmotion.core import ShapedLike
 
-_HE = nnx.initializers.he_normal()
+_HE = draw_kernel(2.0)
 
 
 class Conv(nnx.Module):
