@@ -23,6 +23,7 @@ from jaxmotion import (
 from jaxmotion.core import (
   Key as Key,
   PerWorker as PerWorker,
+  Split as Split,
   make_key as make_key,
   set_public_module as _set_public_module,
   state_specs as state_specs,
@@ -32,6 +33,7 @@ from jaxmotion.transforms import (
   exchange as exchange,
   local_value_and_grad as local_value_and_grad,
   per_worker as per_worker,
+  sharded as sharded,
   skip_nonfinite as skip_nonfinite,
 )
 

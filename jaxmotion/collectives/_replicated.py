@@ -12,6 +12,7 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  Split,
   assert_replicated,
   axis_names,
   is_varying,
@@ -109,7 +110,7 @@ def _type_equal(
   """Types results as replicated that depend on nothing that varies."""
 
   def is_own(node: Any) -> bool:
-    return isinstance(node, PerWorker)
+    return isinstance(node, PerWorker | Split)
 
   leaves, treedef = jax.tree.flatten(results, is_leaf=is_own)
   typed = [
@@ -158,8 +159,8 @@ def check_exchanged(
 ) -> None:
   """Raises if an update left parameters or state that differ between workers.
 
-  Types record whether they may differ. State that is marked as `PerWorker` is
-  meant to.
+  Types record whether they may differ. State that is marked as `PerWorker` or
+  `Split` is meant to.
 
   Args:
     params: parameters after the update.
@@ -172,10 +173,12 @@ def check_exchanged(
   named = [("params", params), ("opt_state", opt_state)]
   for name, tree in named:
     leaves = jax.tree_util.tree_leaves_with_path(
-      tree, is_leaf=lambda node: isinstance(node, PerWorker)
+      tree, is_leaf=lambda node: isinstance(node, PerWorker | Split)
     )
     for key_path, leaf in leaves:
-      if not isinstance(leaf, PerWorker) and is_varying(leaf, axis_name):
+      if isinstance(leaf, PerWorker | Split):
+        continue
+      if is_varying(leaf, axis_name):
         path = "/".join(filter(None, (name, leaf_path(key_path))))
         remedy = {
           "params": "Freeze a parameter by optax.partition, with "

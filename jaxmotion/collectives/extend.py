@@ -25,5 +25,18 @@ from jaxmotion.collectives._replicated import (
   check_batch as check_batch,
   update_params as update_params,
 )
+from jaxmotion.collectives._shards import (
+  LeafCodec as LeafCodec,
+  find_leaf_codecs as find_leaf_codecs,
+  gather_shards as gather_shards,
+  scatter_means as scatter_means,
+)
+from jaxmotion.collectives._state import (
+  check_state as check_state,
+  init_rows as init_rows,
+)
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
-from jaxmotion.collectives._weight import check_weight as check_weight
+from jaxmotion.collectives._weight import (
+  apply_weight as apply_weight,
+  check_weight as check_weight,
+)

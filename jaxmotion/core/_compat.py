@@ -126,13 +126,14 @@ def abstract_like(x: Any) -> Any:
   It is a ShapeDtypeStruct, or zeros if `x` varies over mesh axes.
 
   Args:
-    x: array, or the abstract value of a jaxpr's variable.
+    x: array, shape, or the abstract value of a jaxpr's variable.
 
   >>> abstract_like(1.0)
   ShapeDtypeStruct(shape=(), dtype=float32)
   """
-  aval = _aval_of(x)
-  axes = tuple(sorted(aval.manual_axis_type.varying, key=str))
+  aval = x if isinstance(x, jax.ShapeDtypeStruct) else _aval_of(x)
+  kind = aval.manual_axis_type  # None of a shape without one.
+  axes = tuple(sorted(kind.varying, key=str)) if kind else ()
   if axes:  # JAX traces with varying arrays, but not with varying shapes.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

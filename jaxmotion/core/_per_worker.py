@@ -1,4 +1,4 @@
-"""Marker of optimizer state that differs between workers."""
+"""Marker of optimizer state that differs between workers, and its specs."""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxmotion.core._checks import check_arrays, check_axis_name
+from jaxmotion.core._split import Split
 from jaxmotion.core._types import AxisName, PyTree
 
 
@@ -59,8 +60,8 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
 
   Returns:
     The same structure with `P(axis_name)` at leaves that differ between
-    workers and `P()` at those that do not: `in_specs` and `out_specs` for
-    `shard_map`.
+    workers, the dimension of a `Split` leaf that is cut, and `P()` at leaves
+    that all workers share: `in_specs` and `out_specs` for `shard_map`.
 
   Raises:
     TypeError: `axis_name` is no name, or a leaf of `state` no array.
@@ -78,8 +79,8 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
       return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
-    return PartitionSpec()
+    return node.specs() if isinstance(node, Split) else PartitionSpec()
 
   return jax.tree.map(
-    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker)
+    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | Split)
   )

@@ -1,6 +1,9 @@
 """Optax transformations that exchange gradients, and data-parallel steps."""
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.transforms._clip import (
+  clip_by_global_norm as clip_by_global_norm,
+)
 from jaxmotion.transforms._data_parallel import (
   data_parallel as data_parallel,
 )
@@ -16,6 +19,8 @@ from jaxmotion.transforms._per_worker import (
   PerWorkerState as PerWorkerState,
   per_worker as per_worker,
 )
+from jaxmotion.transforms._sharded import sharded as sharded
+from jaxmotion.transforms._sharded_update import ShardedState as ShardedState
 from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,
   skip_nonfinite as skip_nonfinite,

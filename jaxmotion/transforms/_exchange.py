@@ -140,7 +140,7 @@ def exchange(
   check_choice("op", op, ("mean", "sum"))
   check_choice("method", method, (None, "gather", "two_phase"))
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
-  workers = _all_axes(axis_name, local_axis, local_codec)
+  workers = all_axes(axis_name, local_axis, local_codec)
 
   def init_fn(params: PyTree) -> ExchangeState:
     check_arrays("params", params, numbers=False)
@@ -171,7 +171,7 @@ def exchange(
     _check_state(state)
     check_level_given(level, codec)
     check_weight(weight)
-    _check_local(updates, workers)
+    check_local(updates, workers)
     (x, weight), ok = apply_nonfinite_policy(
       nonfinite, (updates, weight), workers
     )
@@ -202,11 +202,15 @@ def exchange(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _check_local(updates: PyTree, workers: AxisName) -> None:
+def check_local(updates: PyTree, workers: AxisName) -> None:
   """Raises an error if gradients are typed as equal on all workers.
 
   JAX has summed such a gradient already. `pmap` and maps with
   `check_vma=False` give no types, so nothing is known there.
+
+  Args:
+    updates: gradients, this worker's own.
+    workers: the axes of all workers.
   """
   if not is_varying(worker_index(workers), workers):
     return
@@ -231,10 +235,16 @@ def _check_state(state: Any) -> None:
       )
 
 
-def _all_axes(
+def all_axes(
   axis_name: AxisName, local_axis: AxisName | None, local_codec: Codec | None
 ) -> AxisName:
-  """Returns the axes of all workers that take part."""
+  """Returns the axes of all workers that take part.
+
+  Args:
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, or None.
+    local_codec: codec within a host, which needs a `local_axis`.
+  """
   if local_axis is None:
     if local_codec is not None:
       raise ValueError(

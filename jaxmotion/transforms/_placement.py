@@ -6,6 +6,9 @@ import optax
 
 from jaxmotion.core import PyTree, named_leaves, shape_string
 from jaxmotion.transforms._exchange import ExchangeState
+from jaxmotion.transforms._sharded_update import ShardedState
+
+_EXCHANGES = (ExchangeState, ShardedState)
 
 _SOMETIMES = (
   "which runs it at some steps only: exchange first, and put the wrapper "
@@ -46,7 +49,7 @@ def check_placement(opt_state: PyTree) -> None:
   Raises:
     ValueError: it is; the wrapper and the remedy are named.
   """
-  kinds = (*_WRAPPERS, ExchangeState)
+  kinds = (*_WRAPPERS, *_EXCHANGES)
 
   def is_known(node: PyTree) -> bool:
     return isinstance(node, kinds)
@@ -56,9 +59,9 @@ def check_placement(opt_state: PyTree) -> None:
       continue
     name, remedy = _WRAPPERS[type(node)]
     inner = jax.tree.leaves(
-      tuple(node), is_leaf=lambda n: isinstance(n, ExchangeState)
+      tuple(node), is_leaf=lambda n: isinstance(n, _EXCHANGES)
     )
-    if any(isinstance(n, ExchangeState) for n in inner):
+    if any(isinstance(n, _EXCHANGES) for n in inner):
       raise ValueError(
         f"`tx` must have no exchange inside optax.{name}, {remedy}."
       )

@@ -63,9 +63,15 @@ CALLS = {
     [TREE], "data", mesh=DATA, varying=["payloads"]
   ),
 }
+_CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
   "collectives.extend.check_*": "it is a check of arguments itself",
   "collectives.extend.update_params": "steps check what they give to it",
+  "collectives.extend.apply_weight": _CHECKED,
+  "collectives.extend.find_leaf_codecs": _CHECKED,
+  "collectives.extend.*_shards": _CHECKED,
+  "collectives.extend.init_rows": _CHECKED,
+  "collectives.extend.scatter_means": _CHECKED,
 }
 UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
 NAMED = {"misspelt": "it is told from the other names alone"}

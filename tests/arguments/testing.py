@@ -28,6 +28,9 @@ CALLS = {
     steps=1,
   ),
 }
+CALLS["testing.check_sharded"] = Call(
+  optax.sgd(0.1), MESH, {"w": np.ones((16, 8), np.float32)}, steps=1
+)
 UNCALLED = {}
 ACCEPTED = {
   ("testing.check_contraction", "delta"): {"zero": "nothing is asked for"},

@@ -47,12 +47,48 @@ def stateful(position):
   ]
 
 
+def sharded_state():
+  """A state of `SHARDED`, whose leaves of `PARAMS` all workers hold whole."""
+  init, _ = transforms.data_parallel(loss_fn, SHARDED, MESH)
+  like = jax.eval_shape(init, {"w": jnp.zeros((4, 1))})[1]
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+
+
 CAST = transforms.exchange("data", codecs.cast("bfloat16"))
 SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
 
 OWN = transforms.per_worker(optax.scale(0.5), "data")
+SHARDED = transforms.sharded("data", optax.sgd(0.1), nonfinite="skip")
+CLIP = transforms.clip_by_global_norm(1.0, "data")
 
 CALLS = {
+  "transforms.sharded": Call(
+    "data",
+    optax.sgd(0.1),
+    gradient_codec=CODEC,
+    weight_codec=codecs.uniform(bits=4),
+    nonfinite="skip",
+    seed=1,
+    local_axis="device",
+    local_codec=codecs.uniform(bits=8),
+  ),
+  "transforms.sharded -> init": Call(PARAMS, on=SHARDED.init, mesh=["data"]),
+  "transforms.sharded -> update": Call(
+    PARAMS,
+    Lazy(lambda: sharded_state()),
+    PARAMS,
+    on=SHARDED.update,
+    mesh=["data"],
+    varying=["updates"],
+  ),
+  "transforms.clip_by_global_norm": Call(1.0, "data"),
+  "transforms.clip_by_global_norm -> update": Call(
+    PARAMS,
+    optax.EmptyState(),
+    on=CLIP.update,
+    mesh=["data"],
+    varying=["updates"],
+  ),
   "transforms.exchange": Call(
     "data", CODEC, method=None, nonfinite="skip", seed=1, local_axis="device"
   ),
@@ -127,6 +163,9 @@ ACCEPTED = {
   ("transforms.exchange", "axis_name"): _LATER,
   ("transforms.exchange", "local_axis"): _LATER,
   ("transforms.per_worker", "axis_name"): _LATER,
+  ("transforms.sharded", "axis_name"): _LATER,
+  ("transforms.sharded", "local_axis"): _LATER,
+  ("transforms.clip_by_global_norm", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,
   ("transforms.local_value_and_grad", "axis_name"): _LATER,
 }

@@ -9,6 +9,7 @@ import jaxmotion
 from jaxmotion import codecs
 from jaxmotion.core import (
   PerWorker,
+  Split,
   pack_worker,
   state_specs,
   unpack_worker,
@@ -76,3 +77,19 @@ def test_shapes_have_the_specs_of_their_arrays():
   state = {"e": PerWorker(jnp.zeros((4, 2))), "count": jnp.int32(0)}
   shapes = jax.eval_shape(lambda: state)
   assert state_specs(shapes, "data") == state_specs(state, "data")
+
+
+def test_arrays_that_are_split_keep_the_shape_of_the_whole():
+  split = Split({"a": jnp.ones((3, 8)), "b": jnp.ones(5)}, (1, None), ("data",))
+  specs = state_specs({"m": split, "n": jnp.int32(0)}, "data")
+  assert specs["m"].value == {"a": P(None, ("data",)), "b": P()}
+
+  def double(state):
+    assert state["m"].value["a"].shape == (3, 2)
+    return jax.tree.map(lambda a: 2 * a, state)
+
+  new = jax.jit(
+    jax.shard_map(double, mesh=MESH, in_specs=(specs,), out_specs=specs)
+  )({"m": split, "n": jnp.int32(0)})
+  assert new["m"].value["a"].shape == (3, 8)
+  assert new["m"].dimensions == split.dimensions

@@ -8,7 +8,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jaxmotion.core import Array, PyTree
+from jaxmotion.core import Array, PyTree, abstract_like
 from jaxmotion.memory._memory_kind import to_host
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
@@ -60,7 +60,7 @@ def stream_update(
     return update(decoded)
 
   traced, (updates, _) = jax.make_jaxpr(update_decoded, return_shape=True)(
-    [leaves[i].like for i in encoded]
+    [abstract_like(leaves[i].like) for i in encoded]
   )
   update_count = len(jax.tree.leaves(updates))
   new_leaves: dict[int, Any] = {}

@@ -1,0 +1,160 @@
+"""Shards of many arrays, reduced and gathered through codecs in one buffer."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs.extend import check_codec, partition
+from jaxmotion.collectives._arguments import count_workers
+from jaxmotion.collectives._rows import encode_rows, to_encode_dtype
+from jaxmotion.collectives._sum_payloads import scatter_payload
+from jaxmotion.collectives._transport import exchange_rows, gather_payloads
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  Key,
+  PyTree,
+  to_varying,
+)
+
+
+class LeafCodec(NamedTuple):
+  """Codec of one leaf of a tree, and the leaf's key.
+
+  Attributes:
+    codec: encodes the leaf by itself.
+    key: randomness of the leaf, or None.
+  """
+
+  codec: Codec
+  key: Key | None
+
+
+def find_leaf_codecs(
+  name: str,
+  codec: Codec | None,
+  tree: PyTree,
+  key: Key | None = None,
+  *,
+  prefix: str = "",
+  stateless: bool = False,
+) -> list[LeafCodec]:
+  """Returns the codec of every leaf of a tree, which is encoded by itself.
+
+  Args:
+    name: the argument's name, for messages.
+    codec: codec of the tree; None is `identity()`.
+    tree: pytree of arrays or shapes.
+    key: randomness that all leaves share, or None.
+    prefix: comes before a leaf's path in its key; part of every random bit.
+    stateless: whether codecs with state are refused.
+
+  Raises:
+    ValueError: a codec joins leaves, or has state where that is refused.
+  """
+  arrays = partition(identity() if codec is None else codec, tree)
+  found: dict[int, LeafCodec] = {}
+  for group in arrays.leaf_groups:
+    if len(group.leaves) > 1:
+      raise ValueError(
+        f"`{name}` must encode every leaf by itself, got one that joins some: "
+        f"{codec!r}."
+      )
+    check_codec(name, group.codec, stateless=stateless)
+    (leaf,) = group.leaves
+    path = prefix + arrays.leaves[leaf][0]
+    own = None if key is None else key.fold_path(path)
+    found[leaf] = LeafCodec(group.codec, own)
+  return [found[i] for i in range(len(arrays.leaves))]
+
+
+def scatter_means(
+  rows: Sequence[Array],
+  codecs: Sequence[LeafCodec],
+  states: Sequence[PyTree],
+  axis_name: AxisName,
+) -> tuple[list[Array], list[PyTree]]:
+  """Returns this worker's row of the mean of every array, and new states.
+
+  All payloads that are not summable travel in one all-to-all.
+
+  Args:
+    rows: arrays of shape (workers, ...), this worker's own.
+    codecs: codec and key of each array, which encodes its rows one by one.
+    states: state of each codec, one for each row, stacked.
+    axis_name: the workers' axis.
+
+  Returns:
+    Row r of each mean on worker r, in float32 or wider (in the array's own
+    dtype from codecs that keep it), and the new states.
+  """
+  workers = count_workers(axis_name)
+  coded = [
+    encode_rows(
+      leaf.codec,
+      to_encode_dtype(leaf.codec, to_varying(x, axis_name)),
+      state,
+      leaf.key,
+    )
+    for x, leaf, state in zip(rows, codecs, states, strict=True)
+  ]
+  sent = [
+    payload
+    for (payload, _), leaf in zip(coded, codecs, strict=True)
+    if not leaf.codec.summable
+  ]
+  received = iter(exchange_rows(sent, axis_name))
+  means = []
+  for x, (payload, _), leaf in zip(rows, coded, codecs, strict=True):
+    row = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    if leaf.codec.summable:
+      total = leaf.codec.decode(scatter_payload(payload, axis_name), row)
+    else:
+      total = leaf.codec.sum_decoded(next(received), row)
+    means.append(total / workers)
+  return means, [state for _, state in coded]
+
+
+def gather_shards(
+  shards: Sequence[Array],
+  codecs: Sequence[LeafCodec],
+  axis_name: AxisName,
+  local_axis: AxisName | None = None,
+) -> list[Array]:
+  """Returns every worker's shard of every array: (workers, ...).
+
+  All payloads travel in one buffer. With a `local_axis` they travel between
+  hosts first, so that each payload crosses to another host once; the devices
+  of a host then forward the words. All workers decode the same words, so the
+  result has the same bits everywhere and is typed as replicated.
+
+  Args:
+    shards: floating-point arrays, this worker's own.
+    codecs: codec, without state, and key of each array.
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, if any.
+
+  Returns:
+    Arrays with a leading axis of workers, host by host.
+  """
+  own = [
+    to_encode_dtype(leaf.codec, x)
+    for x, leaf in zip(shards, codecs, strict=True)
+  ]
+  payloads = [
+    leaf.codec.encode(x, (), leaf.key)[0]
+    for x, leaf in zip(own, codecs, strict=True)
+  ]
+  gathered = gather_payloads(payloads, axis_name)
+  if local_axis is not None:
+    # (devices, hosts, ...), of which the hosts become the major axis.
+    gathered = jax.tree.map(
+      lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]),
+      gather_payloads(gathered, local_axis),
+    )
+  return [
+    jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)
+    for payload, leaf, x in zip(gathered, codecs, own, strict=True)
+  ]

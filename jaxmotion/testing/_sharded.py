@@ -1,0 +1,128 @@
+"""Check that an optimizer may be run on parts of the parameters."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_names,
+  check_arrays,
+  check_axis_name,
+  check_instance,
+  check_int,
+  named_leaves,
+  to_varying,
+)
+from jaxmotion.testing._arguments import check_array
+from jaxmotion.transforms import sharded
+
+_MAX_STEPS = 1000
+# The mean of equal gradients and an update in parts round differently.
+_TOLERANCE = 1e-4
+
+
+def check_sharded(
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  params: PyTree,
+  *,
+  axis_name: AxisName = "data",
+  steps: int = 3,
+) -> None:
+  """Checks that an optimizer in `sharded` makes the updates that it made alone.
+
+  All workers get the same gradients, of very different sizes. After each step
+  the updates of the parts, joined, must be those of the whole leaves. What
+  looks across elements (norms, factored moments) fails, and so does noise that
+  is drawn for a leaf.
+
+  Args:
+    tx: the transformation that `sharded` is given.
+    mesh: device mesh that has the axis, with at least 2 workers.
+    params: pytree of floating-point parameters; leaves of fewer than 64
+      elements per worker are not cut, so they show nothing.
+    axis_name: the workers' axis, or a tuple of axes.
+    steps: number of updates to compare.
+
+  Raises:
+    AssertionError: an update differs; the message says of which leaf.
+    ValueError: the mesh has one worker only, or `sharded` refuses `tx`.
+
+  Example:
+    >>> if jax.device_count() > 1:
+    ...   mesh = Mesh(jax.devices()[:2], ("data",))
+    ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
+  """
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_int("steps", steps, 1, _MAX_STEPS)
+  _check_workers(mesh, axis_name)
+  check_arrays("params", params)
+  for path, x in named_leaves(params):
+    check_array(f"params[{path!r}]" if path else "params", x)
+  alone = optax.with_extra_args_support(tx)
+  parts = sharded(axis_name, tx)
+
+  def compare(params: PyTree) -> PyTree:
+    ours, state, p = parts.init(params), alone.init(params), params
+    found = []
+    for step in range(steps):
+      grads = _draw_gradients(params, step)
+      expected, state = alone.update(grads, state, p)
+      updates, ours = parts.update(to_varying(grads, axis_name), ours, p)
+      found.append(jax.tree.map(_difference, updates, expected))
+      p = optax.apply_updates(p, expected)
+    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+
+  program = jax.shard_map(compare, mesh=mesh, in_specs=P(), out_specs=P())
+  for path, errors in named_leaves(jax.jit(program)(params)):
+    for step, error in enumerate(np.asarray(errors)):
+      if not error <= _TOLERANCE:
+        raise AssertionError(
+          f"`{path}`: the update of step {step} in parts differs from that of "
+          f"the whole leaf by {error:.2g} of its greatest element"
+        )
+
+
+def _check_workers(mesh: Mesh, axis_name: AxisName) -> None:
+  names = axis_names(axis_name)
+  if not set(names) <= set(mesh.axis_names):
+    raise ValueError(
+      f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
+      f"got {axis_name!r}."
+    )
+  workers = math.prod(mesh.shape[name] for name in names)
+  if workers < 2:
+    raise ValueError(
+      f"`mesh` must have at least 2 workers along {axis_name!r}, got {workers}."
+    )
+
+
+def _draw_gradients(params: PyTree, step: int) -> PyTree:
+  """Returns gradients whose elements differ in size by orders of magnitude."""
+  generator = np.random.default_rng(step)
+
+  def draw_leaf(x: Any) -> Any:
+    size = np.exp(2 * generator.normal(size=x.shape))
+    return jnp.asarray(size * generator.normal(size=x.shape), x.dtype)
+
+  return jax.tree.map(draw_leaf, params)
+
+
+def _difference(update: Any, expected: Any) -> Any:
+  """Returns the greatest difference relative to the greatest element."""
+  if not expected.size:
+    return jnp.float32(0)
+  wide = expected.astype(jnp.float32)
+  error = jnp.max(jnp.abs(update.astype(jnp.float32) - wide))
+  return error / jnp.maximum(jnp.max(jnp.abs(wide)), jnp.float32(1e-30))

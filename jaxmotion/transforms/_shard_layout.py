@@ -1,0 +1,151 @@
+"""Layout of sharded parameters: which dimension of a leaf workers cut."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.collectives.extend import is_sharded
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PyTree,
+  ShapedLike,
+  to_varying,
+  worker_index,
+)
+
+
+class LeafCut(NamedTuple):
+  """Division of one leaf between workers.
+
+  Attributes:
+    shape: shape of the leaf.
+    dimension: dimension that is cut, or None if all workers hold it whole.
+    length: length of that dimension on one worker.
+    workers: number of workers.
+  """
+
+  shape: tuple[int, ...]
+  dimension: int | None
+  length: int
+  workers: int
+
+  def shard_shape(self, scale: int = 1) -> tuple[int, ...]:
+    """Returns the shape of one worker's part, or of `scale` parts of it."""
+    if self.dimension is None:
+      return self.shape
+    shape = list(self.shape)
+    shape[self.dimension] = scale * self.length
+    return tuple(shape)
+
+  def cut_rows(self, x: Array) -> Array:
+    """Returns the parts of all workers: (workers, *shard_shape)."""
+    dimension = self._cut_dimension()
+    before, after = self.shape[:dimension], self.shape[dimension + 1 :]
+    x = self._pad_leaf(x).reshape(*before, self.workers, self.length, *after)
+    return jnp.moveaxis(x, dimension, 0)
+
+  def join_rows(self, rows: Array) -> Array:
+    """Returns the leaf of all workers' parts: inverts `cut_rows`."""
+    dimension = self._cut_dimension()
+    x = jnp.moveaxis(rows, 0, dimension)
+    x = x.reshape(self.shard_shape(self.workers))
+    return lax.slice_in_dim(x, 0, self.shape[dimension], axis=dimension)
+
+  def own_part(self, x: Array, axis_name: AxisName) -> Array:
+    """Returns this worker's part of a leaf, typed as varying if it is cut."""
+    if self.dimension is None:
+      return x
+    start = worker_index(axis_name) * self.length
+    return lax.dynamic_slice_in_dim(
+      to_varying(self._pad_leaf(x), axis_name),
+      start,
+      self.length,
+      self.dimension,
+    )
+
+  def _cut_dimension(self) -> int:
+    assert self.dimension is not None, "the leaf is whole"
+    return self.dimension
+
+  def _pad_leaf(self, x: Array) -> Array:
+    dimension = self._cut_dimension()
+    padding = [(0, 0)] * x.ndim
+    padding[dimension] = (0, self.workers * self.length - x.shape[dimension])
+    return jnp.pad(x, padding)
+
+
+def cut_leaf(like: ShapedLike, workers: int) -> LeafCut:
+  """Returns how workers divide a leaf between them.
+
+  The dimension is the one that needs the least padding, the first of several.
+  A leaf of fewer than 64 elements per worker stays whole, and so does one whose
+  padding would double it.
+
+  Args:
+    like: shape and dtype of the leaf.
+    workers: number of workers.
+
+  >>> cut_leaf(jnp.zeros((3, 3, 32, 64)), 4)[1:3]
+  (2, 8)
+  >>> cut_leaf(jnp.zeros((32, 65)), 3).shard_shape()
+  (32, 22)
+  >>> cut_leaf(jnp.zeros(32), 4).dimension is None
+  True
+  """
+  shape = tuple(like.shape)
+  whole = LeafCut(shape, None, 0, workers)
+  if not is_sharded(like, workers):
+    return whole
+  lengths = [math.ceil(n / workers) for n in shape]
+  padded = [workers * m / n for m, n in zip(lengths, shape, strict=True)]
+  dimension = padded.index(min(padded))
+  if padded[dimension] >= 2:
+    return whole
+  return LeafCut(shape, dimension, lengths[dimension], workers)
+
+
+def find_dimensions(
+  init: Any, params: PyTree, cuts: list[LeafCut]
+) -> tuple[int | None, ...]:
+  """Returns which dimension of every leaf of an optimizer's state is cut.
+
+  Where shards of the parameters are longer, so are the leaves of the state that
+  are cut; all others keep their shape.
+
+  Args:
+    init: `init` of the transformation.
+    params: parameters, or shapes.
+    cuts: division of each leaf of the parameters.
+
+  Returns:
+    For each leaf of the state the dimension that is cut, or None.
+
+  Raises:
+    ValueError: the number of leaves depends on the shapes of parameters.
+  """
+  leaves: Any = jax.tree.leaves(params)
+  treedef: Any = jax.tree.structure(params)
+
+  def state_like(scale: int) -> PyTree:
+    likes = [
+      jax.ShapeDtypeStruct(cut.shard_shape(scale), x.dtype)
+      for x, cut in zip(leaves, cuts, strict=True)
+    ]
+    return jax.eval_shape(init, treedef.unflatten(likes))
+
+  one, two = (jax.tree.leaves(state_like(scale)) for scale in (1, 2))
+  if len(one) != len(two):
+    raise ValueError(
+      "`tx` must have a state with as many arrays whatever the shapes of the "
+      f"parameters are, got {len(one)}, and {len(two)} for parts of twice the "
+      "size."
+    )
+  dimensions = [
+    next((i for i, n in enumerate(a.shape) if n != b.shape[i]), None)
+    for a, b in zip(one, two, strict=True)
+  ]
+  return tuple(dimensions)

@@ -1,0 +1,376 @@
+"""Steps of the update of an optimizer whose state is sharded over workers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion.codecs import Codec, feedback
+from jaxmotion.collectives import all_reduce, all_reduce_init
+from jaxmotion.collectives.extend import (
+  LeafCodec,
+  check_state,
+  find_leaf_codecs,
+  gather_shards,
+  init_rows,
+  scatter_means,
+)
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  Key,
+  PerWorker,
+  PyTree,
+  Split,
+  axis_names,
+  axis_size,
+  check_float,
+  check_like,
+  is_varying,
+  named_leaves,
+  pack_worker,
+  to_varying,
+  unpack_worker,
+)
+from jaxmotion.transforms._look_across import find_across
+from jaxmotion.transforms._shard_layout import (
+  LeafCut,
+  cut_leaf,
+  find_dimensions,
+)
+
+
+class ShardedState(NamedTuple):
+  """State of the `sharded` transformation.
+
+  Attributes:
+    count: int32[], updates so far.
+    skipped: int32[], updates that were skipped for a non-finite element.
+    master: parameters in float32, each worker's part; empty without a
+      `weight_codec`.
+    inner: state of the wrapped transformation, of each worker's part.
+    codec_state: state of the gradients' codec, each worker's own.
+  """
+
+  count: Array  # type: ignore[assignment]
+  skipped: Array
+  master: Split
+  inner: Split
+  codec_state: PerWorker
+
+
+class _Leaf(NamedTuple):
+  """One leaf of the parameters: its shape, division and codecs."""
+
+  path: str
+  like: Array
+  cut: LeafCut
+  gradient: LeafCodec
+  local: LeafCodec
+  weight: LeafCodec
+
+
+class ShardedUpdate(NamedTuple):
+  """Configuration of `sharded`, and the steps of its update.
+
+  Attributes:
+    axis_name: the workers' axis, or that of the hosts.
+    workers: the axes of all workers.
+    tx: transformation that updates each worker's part.
+    gradient_codec: codec of the gradients' parts.
+    weight_codec: codec of the differences, or None.
+    local_axis: the axis of the devices of one host, or None.
+    local_codec: codec of gradients within a host, or None.
+  """
+
+  axis_name: AxisName
+  workers: AxisName
+  tx: optax.GradientTransformationExtraArgs
+  gradient_codec: Codec
+  weight_codec: Codec | None
+  local_axis: AxisName | None
+  local_codec: Codec | None
+
+  @property
+  def has_master(self) -> bool:
+    """Whether there is a copy of the parameters that is more precise."""
+    return self.weight_codec is not None
+
+  def init(self, params: PyTree) -> tuple[Split, Split, PerWorker]:
+    """Returns the master, the inner state and the codec's state."""
+    leaves, treedef = self._find_leaves(params, None)
+    cuts = [leaf.cut for leaf in leaves]
+    parts = treedef.unflatten(self._own_parts(leaves, treedef, params))
+    inner = self.tx.init(parts)
+    # A scale of a short leaf has the same shape, and yet differs by worker.
+    dimensions = tuple(
+      0
+      if dimension is None and x.ndim and is_varying(x, self.workers)
+      else dimension
+      for x, dimension in zip(
+        jax.tree.leaves(inner),
+        find_dimensions(self.tx.init, parts, cuts),
+        strict=True,
+      )
+    )
+    rows, whole = self._codec_states(leaves, treedef, params)
+    # Copies: a step that donates parameters and state may not donate one twice.
+    copies = jax.tree.map(jnp.copy, parts) if self.has_master else ()
+    return (
+      self._split(copies, _dimensions(leaves) if self.has_master else ()),
+      self._split(inner, dimensions, "tx.init"),
+      pack_worker(to_varying((rows, whole), self.workers)),
+    )
+
+  def update(
+    self,
+    x: PyTree,
+    state: tuple[Split, Split, PerWorker],
+    params: PyTree,
+    key: Key,
+    extra_args: dict[str, Any],
+  ) -> tuple[PyTree, tuple[Split, Split, PerWorker]]:
+    """Returns the updates of whole parameters and the new state."""
+    leaves, treedef = self._find_leaves(params, key)
+    old_master, old_inner, codec_state = state
+    parts = self._own_parts(leaves, treedef, params)
+    self._check_master(old_master, leaves, treedef, parts)
+    means, codec_state = self._reduce(x, leaves, treedef, codec_state, key)
+    master = old_master.value if self.has_master else treedef.unflatten(parts)
+    grads = [
+      mean.astype(part.dtype) for mean, part in zip(means, parts, strict=True)
+    ]
+    own = [leaf.cut.dimension is not None for leaf in leaves]
+    changes, inner = self._run_inner(
+      treedef.unflatten(grads), old_inner, master, extra_args, own
+    )
+    inner_state = self._split(inner, old_inner.dimensions, "tx.update")
+    if self.has_master:
+      master = optax.apply_updates(master, changes)
+      changes = jax.tree.map(jnp.subtract, master, treedef.unflatten(parts))
+    new_master = self._split(
+      master if self.has_master else (), old_master.dimensions
+    )
+    y = treedef.unflatten(self._gather(leaves, treedef.flatten_up_to(changes)))
+    return y, (new_master, inner_state, codec_state)
+
+  def _run_inner(
+    self,
+    grads: PyTree,
+    state: Split,
+    master: PyTree,
+    extra_args: dict[str, Any],
+    own: list[bool],
+  ) -> tuple[PyTree, PyTree]:
+    """Returns changes of this worker's part, and the new inner state."""
+
+    def update(grads: PyTree, state: PyTree, master: PyTree) -> Any:
+      return self.tx.update(grads, state, master, **extra_args)
+
+    of_state = [dimension is not None for dimension in state.dimensions]
+    found = find_across(
+      lambda *args: update(*args)[0],
+      (grads, state.value, master),
+      [*own, *of_state, *own],
+      self.workers,
+    )
+    if found:
+      raise _across_error(f"`tx.update` computes {found}")
+    return update(grads, state.value, master)
+
+  def _find_leaves(
+    self, params: PyTree, key: Key | None
+  ) -> tuple[list[_Leaf], Any]:
+    """Returns the leaves of the parameters and the structure of the tree."""
+    workers = axis_size(self.workers)
+    treedef: Any = jax.tree.structure(params)
+    gradient = find_leaf_codecs(
+      "gradient_codec", self.gradient_codec, params, key
+    )
+    for leaf in gradient:
+      if isinstance(leaf.codec, feedback) and leaf.codec.form == "global":
+        raise ValueError(
+          "`gradient_codec` must have feedback of local form, got "
+          f"{leaf.codec!r}: no worker knows the mean of other workers' parts."
+        )
+    local, weight = (
+      find_leaf_codecs(
+        f"{prefix}_codec",
+        codec,
+        params,
+        key,
+        prefix=f"{prefix}/",
+        stateless=True,
+      )
+      for prefix, codec in (
+        ("local", self.local_codec),
+        ("weight", self.weight_codec),
+      )
+    )
+    leaves = []
+    for (path, x), *codecs in zip(
+      named_leaves(params), gradient, local, weight, strict=True
+    ):
+      check_float(f"params/{path}", x)
+      leaves.append(_Leaf(path, x, cut_leaf(x, workers), *codecs))
+    return leaves, treedef
+
+  def _own_parts(
+    self, leaves: list[_Leaf], treedef: Any, params: PyTree
+  ) -> list[Array]:
+    """Returns this worker's part of the parameters, as `tx` sees them."""
+
+    def own_part(leaf: _Leaf, x: Array) -> Array:
+      part = leaf.cut.own_part(x, self.workers)
+      wide = jnp.promote_types(part.dtype, jnp.float32)
+      return part.astype(wide) if self.has_master else part
+
+    values = treedef.flatten_up_to(params)
+    return [own_part(leaf, x) for leaf, x in zip(leaves, values, strict=True)]
+
+  def _split(
+    self, tree: PyTree, dimensions: tuple[int | None, ...], source: str = ""
+  ) -> Split:
+    """Marks arrays as cut; raises if one that is whole differs by worker."""
+    values = jax.tree.leaves(tree)
+    treedef: Any = jax.tree.structure(tree)
+    named = named_leaves(tree)
+    for (path, x), dimension in zip(named, dimensions, strict=True):
+      if dimension is None and is_varying(x, self.workers):
+        raise _across_error(f"`{source}` returned `{path}`")
+    values = [
+      x if dimension is None else to_varying(x, self.workers)
+      for x, dimension in zip(values, dimensions, strict=True)
+    ]
+    return Split(
+      treedef.unflatten(values), dimensions, axis_names(self.workers)
+    )
+
+  def _codec_states(
+    self, leaves: list[_Leaf], treedef: Any, params: PyTree
+  ) -> tuple[list[PyTree], list[PyTree]]:
+    """Returns fresh states of cut leaves, one a row, and of whole leaves."""
+    rows = axis_size(self.axis_name)
+    cut = [
+      init_rows(
+        leaf.gradient.codec,
+        rows,
+        jax.ShapeDtypeStruct(leaf.cut.shard_shape(), leaf.like.dtype),
+      )
+      for leaf in leaves
+      if leaf.cut.dimension is not None
+    ]
+    return cut, self._init_whole(leaves, treedef, params)
+
+  def _init_whole(
+    self, leaves: list[_Leaf], treedef: Any, params: PyTree
+  ) -> list[PyTree]:
+    whole = _select_whole(leaves, treedef, params)
+    if not jax.tree.leaves(whole):
+      return []
+    return all_reduce_init(whole, self.workers, self.gradient_codec)
+
+  def _check_master(
+    self, master: Split, leaves: list[_Leaf], treedef: Any, parts: list[Array]
+  ) -> None:
+    """Raises unless the state was made for these parameters and workers."""
+    expected = _dimensions(leaves) if self.has_master else ()
+    if not isinstance(master, Split) or master.dimensions != expected:
+      raise ValueError(
+        "`state` must be made for these parameters, codecs and number of "
+        f"workers: expected dimensions {expected} to be cut, got {master!r}."
+      )
+    like = treedef.unflatten(parts) if self.has_master else ()
+    check_like("state/master", master.value, like, "`init`")
+
+  def _reduce(
+    self,
+    x: PyTree,
+    leaves: list[_Leaf],
+    treedef: Any,
+    state: PerWorker,
+    key: Key,
+  ) -> tuple[list[Array], PerWorker]:
+    """Returns this worker's part of every mean gradient, and the new state."""
+    expected = jax.eval_shape(lambda: self._codec_states(leaves, treedef, x))
+    states, whole_state = check_state(expected, unpack_worker(state))
+    values = treedef.flatten_up_to(x)
+    cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
+    rows = [leaves[i].cut.cut_rows(values[i]) for i in cut]
+    if self.local_axis is not None:
+      rows = self._reduce_locally(rows, [leaves[i].local for i in cut])
+    parts, states = scatter_means(
+      rows, [leaves[i].gradient for i in cut], states, self.axis_name
+    )
+    means: dict[int, Array] = dict(zip(cut, parts, strict=True))
+    whole = _select_whole(leaves, treedef, x)
+    if len(cut) < len(leaves):
+      y, whole_state = all_reduce(
+        whole,
+        self.workers,
+        self.gradient_codec,
+        state=whole_state,
+        key=key,
+      )
+      whole_leaves = iter(jax.tree.leaves(y))
+      means |= {
+        i: next(whole_leaves) for i in range(len(leaves)) if i not in means
+      }
+    state = pack_worker(to_varying((states, whole_state), self.workers))
+    return [means[i] for i in range(len(leaves))], state
+
+  def _reduce_locally(
+    self, rows: list[Array], codecs: list[LeafCodec]
+  ) -> list[Array]:
+    """Returns the means within a host of the rows that this device reduces."""
+    assert self.local_axis is not None
+    hosts = axis_size(self.axis_name)
+    devices = axis_size(self.local_axis)
+    by_device = [
+      a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
+    ]
+    states: list[PyTree] = [()] * len(rows)
+    means, _ = scatter_means(by_device, codecs, states, self.local_axis)
+    return to_varying(means, self.workers)
+
+  def _gather(self, leaves: list[_Leaf], changes: list[Array]) -> list[Array]:
+    """Returns the changes of whole parameters from those of all parts."""
+    for leaf, change in zip(leaves, changes, strict=True):
+      if leaf.cut.dimension is None and is_varying(change, self.workers):
+        raise _across_error(f"`tx.update` changed `{leaf.path}`")
+    cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
+    rows = gather_shards(
+      [changes[i] for i in cut],
+      [leaves[i].weight for i in cut],
+      self.axis_name,
+      self.local_axis,
+    )
+    whole = list(changes)
+    for i, gathered in zip(cut, rows, strict=True):
+      whole[i] = leaves[i].cut.join_rows(gathered)
+    return whole
+
+
+def _dimensions(leaves: list[_Leaf]) -> tuple[int | None, ...]:
+  return tuple(leaf.cut.dimension for leaf in leaves)
+
+
+def _select_whole(leaves: list[_Leaf], treedef: Any, tree: PyTree) -> PyTree:
+  """Returns the tree without the leaves that are cut."""
+  values = treedef.flatten_up_to(tree)
+  return treedef.unflatten(
+    [
+      x if leaf.cut.dimension is None else None
+      for leaf, x in zip(leaves, values, strict=True)
+    ]
+  )
+
+
+def _across_error(found: str) -> ValueError:
+  return ValueError(
+    "`tx` must treat every element of a leaf by itself, because each worker has"
+    f" a part of a leaf only, but {found} of a part alone: take"
+    " `jaxmotion.transforms.clip_by_global_norm` for that of optax, and"
+    " `jaxmotion.exchange` for optimizers that look across a leaf."
+  )

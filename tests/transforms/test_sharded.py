@@ -1,0 +1,439 @@
+"""Optimizers whose state is sharded over real (emulated) workers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, transforms, wire
+from jaxmotion.core import to_varying
+from jaxmotion.memory import compress_state
+from jaxmotion.testing import check_transform
+from tests.transforms.helpers import bits
+
+STEPS = 3
+PARAMS = {  # Of 3 workers: padded, padded, cut, whole.
+  "conv": np.float32(np.linspace(-1, 1, 3 * 3 * 4 * 16)).reshape(3, 3, 4, 16),
+  "dense": np.float32(np.linspace(-2, 2, 32 * 20)).reshape(32, 20),
+  "long": np.zeros(300, np.float32),
+  "scale": np.ones(5, np.float32),
+}
+INT4 = codecs.uniform(bits=4, block=128)
+
+
+def mesh_of(workers):
+  return Mesh(np.array(jax.devices()[:workers]), ("data",))
+
+
+def gradients(workers, steps=STEPS):
+  """Each worker's own, far from equal: (steps, workers, ...)."""
+  generator = np.random.default_rng(workers)
+  return jax.tree.map(
+    lambda a: np.float32(generator.normal(size=(steps, workers, *a.shape))),
+    PARAMS,
+  )
+
+
+def train(tx, params, grads):
+  """Updates parameters in a loop of one's own, inside `shard_map`."""
+
+  def update(carry, own):
+    params, state = carry
+    updates, state = tx.update(own, state, params)
+    return (optax.apply_updates(params, updates), state), None
+
+  own = jax.tree.map(lambda g: g[:, 0], grads)
+  return jax.lax.scan(update, (params, tx.init(params)), own)[0]
+
+
+def trained(workers, txs):
+  """Parameters after the same gradients, one program for all of `txs`."""
+
+  def program(params, grads):
+    return {name: train(tx, params, grads)[0] for name, tx in txs.items()}
+
+  mapped = jax.shard_map(
+    program,
+    mesh=mesh_of(workers),
+    in_specs=(P(), P(None, "data")),
+    out_specs=P(),
+  )
+  return jax.jit(mapped)(PARAMS, gradients(workers))
+
+
+def clipped(clip):
+  return optax.chain(clip, optax.sgd(0.1, momentum=0.9, nesterov=True))
+
+
+ADAMW = optax.adamw(1e-2, weight_decay=0.1)
+SHARD_CLIP = transforms.clip_by_global_norm(0.5, "data")
+ALONE = {
+  "adamw": ADAMW,
+  "lion": optax.lion(1e-2),
+  # Powers of two are multiplied without rounding, however XLA fuses them.
+  "halves": optax.sgd(0.125, momentum=0.5),
+  "clip": clipped(optax.clip_by_global_norm(0.5)),
+}
+SHARDED = {
+  **{name: jaxmotion.sharded("data", ALONE[name]) for name in ALONE},
+  "clip": jaxmotion.sharded("data", clipped(SHARD_CLIP)),
+  "master": jaxmotion.sharded("data", ADAMW, weight_codec=codecs.identity()),
+}
+
+
+@pytest.mark.parametrize(
+  ("workers", "names"), [(4, tuple(ALONE)), (3, ("adamw",))]
+)
+def test_it_makes_the_updates_of_the_optimizer_on_every_worker(workers, names):
+  exchange = jaxmotion.exchange("data")
+  txs = {name: optax.chain(exchange, ALONE[name]) for name in names}
+  ours = {f"sharded {n}": SHARDED[n] for n in (*names, "master")}
+  found = trained(workers, txs | ours)
+  for name in (*names, "master"):
+    alone = found["adamw" if name == "master" else name]
+    for leaf in PARAMS:
+      np.testing.assert_allclose(
+        found[f"sharded {name}"][leaf], alone[leaf], rtol=2e-6, atol=1e-6
+      )
+  if "halves" in names:
+    assert bits(found["sharded halves"]) == bits(found["halves"])
+
+
+class Network(nnx.Module):
+  def __init__(self, rngs):
+    self.first = nnx.Linear(16, 64, rngs=rngs)
+    self.norm = nnx.LayerNorm(64, rngs=rngs)
+    self.last = nnx.Linear(64, 10, rngs=rngs)
+
+  def __call__(self, x):
+    return self.last(nnx.gelu(self.norm(self.first(x))))
+
+
+GRAPH, START = nnx.split(Network(nnx.Rngs(0)))
+START = nnx.to_pure_dict(START)
+ROTATED = codecs.chain(
+  codecs.rotate(block=32),
+  codecs.uniform(bits=4, block=128, rounding="stochastic"),
+)
+
+
+def loss_fn(params, batch):
+  logits = nnx.merge(GRAPH, params)(batch["x"])
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits, batch["y"]
+  ).mean()
+
+
+def batch_at(step):
+  x = np.random.default_rng(step).normal(size=(24, 16)).astype(np.float32)
+  return {"x": x, "y": np.argmax(x[:, :10], 1)}
+
+
+@functools.cache
+def trained_network():
+  """(params, state, losses) through 4 bits in both directions."""
+  tx = jaxmotion.sharded(
+    "data", optax.adamw(1e-2), gradient_codec=ROTATED, weight_codec=INT4
+  )
+  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh_of(4))
+  params, state = init(START)
+  losses = []
+  for i in range(30):
+    params, state, loss = step(params, state, batch_at(i))
+    losses.append(float(loss))
+  return params, state, losses
+
+
+def test_a_network_learns_through_4_bits_and_replicas_follow_the_master():
+  params, state, losses = trained_network()
+  assert np.mean(losses[-5:]) < 0.7 * losses[0]
+  for a, w in zip(
+    jax.tree.leaves(params), jax.tree.leaves(state.master.value), strict=True
+  ):
+    copies = [np.asarray(s.data) for s in a.addressable_shards]
+    assert len({copy.tobytes() for copy in copies}) == 1
+    whole = np.asarray(w)
+    assert np.linalg.norm(copies[0] - whole) < 0.02 * np.linalg.norm(whole)
+
+
+def test_state_is_made_of_ordinary_arrays_of_the_parameters_shapes():
+  params, state, _ = trained_network()
+  shapes = jax.tree.map(np.shape, params)
+  for tree in (state.master.value, state.inner.value[0].mu):
+    assert jax.tree.map(np.shape, tree) == shapes
+  kernel = state.inner.value[0].nu["first"]["kernel"]
+  assert [s.data.shape for s in kernel.addressable_shards] == [(4, 64)] * 4
+  assert jax.device_get(kernel).shape == (16, 64)
+  assert state.inner.value[0].mu["first"]["bias"].sharding.is_fully_replicated
+  assert state.inner.value[0].count.shape == ()
+
+
+def sent_bytes(codec, leaf, workers):
+  """What one worker sends of its gradient, or of its part's difference."""
+  return (workers - 1) * wire.payload_bytes(codec, leaf)
+
+
+def test_bytes_are_those_predicted_traced_and_compiled():
+  workers = 4
+  params = {"w": jnp.zeros((256, 64)), "v": jnp.zeros((64, 128))}
+  part = {"w": jnp.zeros((64, 64)), "v": jnp.zeros((16, 128))}
+  weights = codecs.uniform(bits=4, block=2048)
+  tx = jaxmotion.sharded(
+    "data", ADAMW, gradient_codec=ROTATED, weight_codec=weights
+  )
+
+  def loss_fn(params, batch):
+    return jnp.mean((batch @ params["w"] @ params["v"]) ** 2)
+
+  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh_of(workers))
+  args = (*jax.eval_shape(init, params), jnp.zeros((8, 256)))
+  loss_bytes = 2 * 3 / 4 * 4
+  predicted = loss_bytes + sum(
+    sent_bytes(codec, leaf, workers)
+    for leaf in part.values()
+    for codec in (ROTATED, weights)
+  )
+  assert wire.step_bytes(step, *args).total_bytes == predicted
+  compiled = wire.compiled_bytes(step.lower(*args).compile()).total_bytes
+  assert compiled == predicted
+  fp32 = 2 * 3 / 4 * 4 * (256 * 64 + 64 * 128) + loss_bytes
+  assert fp32 / compiled >= 7.5
+
+
+def test_what_was_sent_and_what_is_remembered_is_what_came_in():
+  workers, memory = 4, codecs.feedback(codecs.topk(density=0.05))
+  codec = codecs.rules([("scale", codecs.identity()), (".*", memory)])
+  tx = jaxmotion.sharded(
+    "data", optax.sgd(1.0), gradient_codec=codec, weight_codec=INT4
+  )
+  mesh, grads = mesh_of(workers), gradients(workers, 6)
+  like = jax.eval_shape(
+    lambda p: transforms.init_state(tx, p, mesh),
+    jax.tree.map(jnp.asarray, PARAMS),
+  )
+  specs = jaxmotion.state_specs(like, "data")
+
+  def program(params, grads):
+    def update(carry, own):
+      held, state = carry
+      before = held
+      updates, state = tx.update(own, state, held)
+      return (optax.apply_updates(held, updates), state), before
+
+    own = jax.tree.map(lambda g: g[:, 0], grads)
+    (held, state), before = jax.lax.scan(update, (params, tx.init(params)), own)
+    return held, state, jax.tree.map(lambda a: a[-1], before)
+
+  held, state, before = jax.jit(
+    jax.shard_map(
+      program,
+      mesh=mesh,
+      in_specs=(P(), P(None, "data")),
+      out_specs=(P(), specs, P()),
+    )
+  )(PARAMS, grads)
+  rows, _ = state.codec_state.value
+  for name, memories in zip(("conv", "dense", "long"), rows, strict=True):
+    master, size = state.master.value[name], PARAMS[name].size
+    exact = grads[name].astype(np.float64).sum((0, 1)) / workers
+    errors = jax.jit(jax.vmap(jax.vmap(memory.error)))(memories)
+    # Errors of workers, by part: parts are cut along one dimension.
+    dimension = dict(conv=2, dense=0, long=0)[name]
+    error = np.moveaxis(np.asarray(errors).mean(0), 0, dimension).reshape(
+      exact.shape
+    )
+    sent = PARAMS[name] - np.asarray(master, np.float64)
+    np.testing.assert_allclose(sent + error, exact, atol=1e-5)
+    # The replicas are one encoding away from the master.
+    difference = np.asarray(master) - np.asarray(before[name])
+    bound = np.abs(difference).max() / 7 * 0.51
+    assert 0 < np.abs(np.asarray(held[name]) - master).max() <= bound
+    assert size == master.size
+  np.testing.assert_array_equal(held["scale"], state.master.value["scale"])
+
+
+def test_it_keeps_the_properties_of_a_transform():
+  devices = np.array(jax.devices()[:4]).reshape(2, 2)
+  tx = jaxmotion.sharded(
+    "host",
+    optax.inject_hyperparams(optax.adamw)(1e-2),
+    gradient_codec=codecs.feedback(
+      codecs.uniform(bits=4, rounding="stochastic")
+    ),
+    weight_codec=INT4,
+    nonfinite="skip",
+    local_axis="device",
+    local_codec=codecs.uniform(bits=8, block=64),
+  )
+  mesh, both = Mesh(devices, ("host", "device")), ("host", "device")
+  params = {"w": jnp.ones((16, 32)), "b": jnp.ones(7)}
+  check_transform(tx, mesh, params, axis_name=both)
+
+
+def test_two_hops_make_the_same_mean_and_cross_hosts_once():
+  devices = np.array(jax.devices()[:6]).reshape(3, 2)
+  mesh, both = Mesh(devices, ("host", "device")), ("host", "device")
+  params = {"w": np.float32(np.linspace(-1, 1, 48 * 24)).reshape(48, 24)}
+  clip = transforms.clip_by_global_norm(0.5, both)
+  tx = jaxmotion.sharded(
+    "host", clipped(clip), local_axis="device", weight_codec=codecs.identity()
+  )
+  alone = clipped(optax.clip_by_global_norm(0.5))
+  grads = np.random.default_rng(0).normal(size=(6, 48, 24)).astype(np.float32)
+
+  def program(params, grads):
+    held, state = params, tx.init(params)
+    for _ in range(2):
+      updates, state = tx.update({"w": grads[0]}, state, held)
+      held = optax.apply_updates(held, updates)
+    return held
+
+  mapped = jax.shard_map(
+    program, mesh=mesh, in_specs=(P(), P(both)), out_specs=P()
+  )
+  expected, state = params, alone.init(params)
+  for _ in range(2):
+    updates, state = alone.update({"w": grads.mean(0)}, state, expected)
+    expected = optax.apply_updates(expected, updates)
+  found = jax.jit(mapped)(params, grads)
+  np.testing.assert_allclose(found["w"], expected["w"], atol=1e-6)
+  sent = wire.step_bytes(mapped, params, grads).per_axis()
+  # Of 2 steps: gradients and weights, of the half that a device sends.
+  assert sent["host",] == 2 * 2 * (2 / 3) * params["w"].nbytes / 2
+
+
+def update_shape(tx, init=None):
+  """Traces `init` and `update` on 2 workers; nothing is compiled."""
+
+  def program(params):
+    state = (init or tx.init)(params)
+    return tx.update(to_varying(params, "data"), state, params)[0]
+
+  mapped = jax.shard_map(program, mesh=mesh_of(2), in_specs=P(), out_specs=P())
+  return jax.eval_shape(mapped, PARAMS)
+
+
+@pytest.mark.parametrize(
+  "tx",
+  [
+    optax.clip_by_global_norm(1.0),
+    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
+    optax.adafactor(1e-3, min_dim_size_to_factor=8),
+    optax.lamb(1e-3),
+    optax.contrib.muon(1e-3),
+    optax.adaptive_grad_clip(0.1),
+    optax.apply_if_finite(optax.adam(1e-3), 3),
+    optax.zero_nans(),
+  ],
+  ids=str,
+)
+def test_optimizers_that_look_across_a_leaf_are_refused(tx):
+  with pytest.raises(ValueError, match="`tx` must treat every element"):
+    update_shape(jaxmotion.sharded("data", tx))
+
+
+@pytest.mark.parametrize(
+  "tx",
+  [
+    optax.inject_hyperparams(optax.adamw)(1e-3),
+    optax.chain(
+      optax.adam(1e-3),
+      optax.masked(
+        optax.add_decayed_weights(0.1),
+        lambda tree: jax.tree.map(lambda a: a.ndim > 1, tree),
+      ),
+    ),
+    optax.multi_transform(
+      {"a": optax.adam(1e-3), "b": optax.sgd(0.1, momentum=0.9)},
+      dict(conv="a", dense="b", long="a", scale="b"),
+    ),
+    compress_state(optax.adam(1e-3), min_leaf_size=64),
+    optax.contrib.schedule_free_adamw(1e-3),
+    clipped(SHARD_CLIP),
+    optax.MultiSteps(optax.adam(1e-3), 2),
+  ],
+  ids=str,
+)
+def test_optimizers_that_treat_elements_by_themselves_are_taken(tx):
+  update_shape(jaxmotion.sharded("data", tx, weight_codec=INT4))
+
+
+def test_it_may_not_be_inside_of_what_runs_it_at_some_steps():
+  tx = optax.MultiSteps(jaxmotion.sharded("data", optax.adam(1e-3)), 2)
+  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh_of(2))
+  with pytest.raises(ValueError, match="`tx` must have no exchange inside"):
+    jax.eval_shape(init, START)
+
+
+def test_wrong_uses_say_what_is_wrong():
+  memory = codecs.feedback(INT4)
+  adam = optax.adam(1e-3)
+  with pytest.raises(ValueError, match="`weight_codec` must be .* state"):
+    update_shape(jaxmotion.sharded("data", adam, weight_codec=memory))
+  with pytest.raises(ValueError, match="`gradient_codec` must have .* local"):
+    bad = codecs.feedback(INT4, form="global")
+    update_shape(jaxmotion.sharded("data", adam, gradient_codec=bad))
+  with pytest.raises(ValueError, match="`gradient_codec` must encode every"):
+    joined = codecs.buckets(INT4, max_leaf_size=10**6)
+    update_shape(jaxmotion.sharded("data", adam, gradient_codec=joined))
+  tx = jaxmotion.sharded("data", adam, weight_codec=INT4)
+  with pytest.raises(ValueError, match="`params` must be given"):
+    update_shape(tx._replace(update=lambda g, s, p: tx.update(g, s)))
+  with pytest.raises(ValueError, match="`state` must be made for these"):
+    update_shape(tx, jaxmotion.sharded("data", adam).init)
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_gradient_that_is_not_finite_leaves_all_finite(policy):
+  tx = jaxmotion.sharded(
+    "data",
+    optax.adam(0.5),
+    nonfinite=policy,
+    gradient_codec=INT4,
+    weight_codec=INT4,
+  )
+  grads = np.ones((2, 16, 16), np.float32)
+  grads[1, 3, 3] = np.nan
+  params = {"w": np.ones((16, 16), np.float32)}
+
+  def program(params, grads):
+    state = tx.init(params)
+    good, state = tx.update({"w": jnp.ones_like(grads[0])}, state, params)
+    bad, after = tx.update({"w": grads[0]}, state, params)
+    same = jax.tree.map(lambda a, b: (a == b).all(), state[2:], after[2:])
+    kept = jnp.stack([x.all() for x in jax.tree.leaves(same)]).all()
+    everywhere = jax.lax.pmin(to_varying(kept.astype(int), "data"), "data")
+    return good, bad, everywhere, after.skipped
+
+  mapped = jax.shard_map(
+    program, mesh=mesh_of(2), in_specs=(P(), P("data")), out_specs=P()
+  )
+  good, bad, kept, skipped = jax.jit(mapped)(params, grads)
+  assert np.isfinite(bad["w"]).all() and np.all(np.asarray(good["w"]) < -0.4)
+  assert (int(kept), int(skipped)) == ((1, 1) if policy == "skip" else (0, 0))
+  assert np.all(np.asarray(bad["w"]) == 0) == (policy == "skip")
+
+
+def test_weights_make_a_weighted_mean():
+  tx = jaxmotion.sharded("data", optax.sgd(1.0))
+  params = {"w": np.zeros((16, 16), np.float32)}
+
+  def program(params, grads):
+    weight = 1.0 + 2 * jax.lax.axis_index("data")
+    state = tx.init(params)
+    return tx.update({"w": grads[0]}, state, params, weight=weight)[0]["w"]
+
+  grads = np.random.default_rng(0).normal(size=(2, 16, 16)).astype(np.float32)
+  mapped = jax.shard_map(
+    program, mesh=mesh_of(2), in_specs=(P(), P("data")), out_specs=P()
+  )
+  expected = -(grads[0] + 3 * grads[1]) / 4
+  np.testing.assert_allclose(
+    jax.jit(mapped)(params, grads), expected, atol=1e-6
+  )
