@@ -24,6 +24,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_bool,
   check_float,
+  gather_replicated,
   to_varying,
 )
 
@@ -101,7 +102,7 @@ def all_gather(
   join = jnp.concatenate if tiled else jnp.stack
 
   def reference_op(x: Array) -> Array:
-    return lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
+    return gather_replicated(x, axis_name, axis, tiled=tiled)
 
   y = join(list(decoded.astype(x.dtype)), axis=axis)
   return straight_through(reference_op, to_varying(x, axis_name), y), state

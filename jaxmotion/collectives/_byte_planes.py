@@ -38,6 +38,7 @@ from jaxmotion.core import (
   check_arrays,
   check_bool,
   check_int,
+  gather_replicated,
   named_leaves,
   shape_string,
   to_varying,
@@ -101,8 +102,10 @@ def all_gather_planes(
   check_arrays("x", x, numbers=False)
   check_bool("tiled", tiled)
   count_workers(axis_name)
-  for leaf in jax.tree.leaves(x):
+  axes = [
     check_position("axis", axis, leaf.ndim + (not tiled))
+    for leaf in jax.tree.leaves(x)
+  ]
   join = jnp.concatenate if tiled else jnp.stack
 
   def gather(codec: Codec, leaves: list[Array]) -> list[Array]:
@@ -111,12 +114,15 @@ def all_gather_planes(
       jax.vmap(lambda p, a=a: codec.decode(p, a))(payload)
       for payload, a in zip(payloads, leaves, strict=True)
     ]
-    return [join(list(rows), axis=axis) for rows in decoded]
+    return [
+      join(list(rows), axis=position)
+      for rows, position in zip(decoded, axes, strict=True)
+    ]
 
   def reference_op(leaves: list[Array]) -> list[Array]:
     return [
-      lax.all_gather(a, axis_name, axis=axis, tiled=tiled, to="invarying")
-      for a in leaves
+      gather_replicated(a, axis_name, position, tiled=tiled)
+      for a, position in zip(leaves, axes, strict=True)
     ]
 
   return _send_planes(x, axis_name, level, rounding, gather, reference_op)

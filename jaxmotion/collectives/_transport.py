@@ -34,6 +34,7 @@ from jaxmotion.core import (
   check_arrays,
   check_instance,
   from_bits,
+  gather_replicated,
   schedule_after,
   to_bits,
   to_varying,
@@ -63,9 +64,7 @@ def gather_payloads(
   buffers = [_pack_words(half)[0] for half in halves]
 
   def all_gather(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return tuple(
-      tuple(lax.all_gather(own, axis_name, to="invarying")) for own in buffers
-    )
+    return tuple(tuple(gather_replicated(own, axis_name)) for own in buffers)
 
   def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return _gather_by_sum(buffers, axis_name)

@@ -29,6 +29,7 @@ from jaxmotion.core._compat import (
   axis_names as axis_names,
   axis_size as axis_size,
   closed_jaxpr as closed_jaxpr,
+  gather_replicated as gather_replicated,
   is_varying as is_varying,
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,

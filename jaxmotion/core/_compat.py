@@ -1,7 +1,7 @@
 """Mesh axes and varying types, and everything that depends on JAX's version.
 
 Inside `shard_map(check_vma=True)` the type of a value holds the axes over which
-it varies. `pmap` and `check_vma=False` bind the same axis names but track
+it varies. `pmap`, `vmap` and `check_vma=False` bind axis names but track
 nothing: there `varying` is empty for every value and casts do nothing.
 `tracks_varying` tells the two apart.
 """
@@ -175,11 +175,33 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
 
   def cast_leaf(x: Any) -> Any:
     missing = set(axis_names(axis_name)) - varying_axes(x)
+    missing &= _mapped_axes()
     # In the order of `axis_name`: a set's order differs between processes.
     names = tuple(a for a in axis_names(axis_name) if a in missing)
     return lax.pcast(x, names, to="varying") if names else x
 
   return jax.tree.map(cast_leaf, tree)
+
+
+def gather_replicated(
+  x: Array, axis_name: AxisName, axis: int = 0, *, tiled: bool = False
+) -> Array:
+  """Returns every worker's array, typed as equal on all workers.
+
+  Args:
+    x: this worker's array.
+    axis_name: a bound axis, or several.
+    axis: position of the workers' axis in the result.
+    tiled: whether to concatenate along that axis.
+  """
+  # In `vmap` there are no such types, and JAX refuses to be asked for one.
+  to = "invarying" if set(axis_names(axis_name)) & _mapped_axes() else "varying"
+  return lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to=to)
+
+
+def _mapped_axes() -> set[Any]:
+  """Returns the axes of enclosing maps over devices; `vmap` adds none."""
+  return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 _assert_replicated = Primitive("assert_replicated")

@@ -78,7 +78,8 @@ def exchange(
   .. math::
     g \leftarrow \frac{1}{N} \sum_{r} decode(encode(g_r))
 
-  Use it inside `shard_map` or `pmap` with the axis bound, and take gradients
+  Use it inside `shard_map` or `pmap` with the axis bound (in a test without
+  devices, `jax.vmap(..., axis_name=...)` binds one too), and take gradients
   that are still each worker's own: see `local_value_and_grad`. What stands
   before it and has state wants `per_worker`. Put it inside `optax.partition`
   and `optax.masked`, where frozen leaves then send nothing, but outside of

@@ -92,11 +92,14 @@ def test_broadcast_is_what_truncate_leaves_of_the_source(workers, options):
     same_bits(f(x, jnp.int32(level)), truncated(own, level))
 
 
-def test_tiled_rows_are_joined_along_the_axis():
-  f = program("all_gather_planes", 4, axis=1, tiled=True)
-  x = {"a": X["a"]}
-  expected = np.concatenate(list(truncated(x, 1)["a"]), axis=1)
-  same_bits(f(x, jnp.int32(1)), {"a": expected})
+@pytest.mark.parametrize("axis", [1, -2])
+def test_tiled_rows_are_joined_along_the_axis(axis):
+  f = program("all_gather_planes", 4, axis=axis, tiled=True)
+  x = {"a": X["a"], "none": X["none"]}
+  expected = jax.tree.map(
+    lambda a: np.concatenate(list(a), axis=axis), truncated(x, 1)
+  )
+  same_bits(f(x, jnp.int32(1)), expected)
 
 
 @OPS

@@ -1,3 +1,5 @@
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -214,20 +216,24 @@ def test_flax_nnx_parameters():
   assert isinstance(out, nnx.State)
 
 
-def test_pmap_trains_as_shard_map_does():
+@pytest.mark.parametrize("kind", ["pmap", "vmap"])
+def test_other_maps_train_as_shard_map_does(kind):
   codec = codecs.feedback(codecs.uniform(bits=4))
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
-  devices = jax.devices()[:WORKERS]
-  state = jax.pmap(
-    lambda _: tx.init(PARAMS), axis_name="data", devices=devices
-  )(jnp.arange(WORKERS))
+  if kind == "pmap":
+    bind = functools.partial(
+      jax.pmap, axis_name="data", devices=jax.devices()[:WORKERS]
+    )
+  else:
+    bind = lambda f: jax.jit(jax.vmap(f, axis_name="data"))
+  state = bind(lambda _: tx.init(PARAMS))(jnp.arange(WORKERS))
 
   def step(params, state, batch):
     grads = jax.grad(loss_fn)(params, batch)
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
-  step = jax.pmap(step, axis_name="data", devices=devices)
+  step = bind(step)
   params = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), PARAMS)
   split = jax.tree.map(lambda a: a.reshape(WORKERS, -1, a.shape[1]), BATCH)
   for _ in range(4):

@@ -62,9 +62,9 @@ def max_pool(
 ) -> Array:
   """Computes max pooling with a gradient that does not read `x`.
 
-  The gradient of a window goes to the first of its largest elements, as that
-  of `lax.reduce_window` does. If the window holds NaN, the gradient goes to
-  its first element.
+  The gradient of a window goes to the element that that of `lax.reduce_window`
+  goes to: the first of the largest ones. No comparison holds for NaN, so a NaN
+  takes the place of what comes before it, and what comes next takes its own.
 
   Args:
     x: floats of any rank.
@@ -95,17 +95,20 @@ def _forward(
   lowest = jnp.asarray(-jnp.inf, x.dtype)
   padded = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
   argmax = jnp.zeros(y.shape, jnp.uint32)
-  largest = jnp.full(y.shape, lowest)
+  chosen = None
   for k, start in enumerate(_window_offsets(window)):
     stop = [
       s + (n - 1) * step + 1
       for s, n, step in zip(start, y.shape, strides, strict=True)
     ]
     part = lax.slice(padded, start, stop, strides)
-    # ">" rather than ">=": of several equal elements, the first one stays.
-    argmax = jnp.where(part > largest, jnp.uint32(k), argmax)
-    largest = jnp.maximum(part, largest)
-  argmax = jnp.where(jnp.isnan(largest), jnp.uint32(0), argmax)
+    if chosen is None:
+      chosen = part
+      continue
+    # ">=" rather than ">": of several equal elements, the first one stays.
+    stays = chosen >= part
+    argmax = jnp.where(stays, argmax, jnp.uint32(k))
+    chosen = jnp.where(stays, chosen, part)
   # The empty array carries the shape and dtype of `x` to the backward pass.
   like = jnp.zeros((0, *x.shape), x.dtype)
   return y, (pack_codes(argmax, _argmax_bits(window)), like)

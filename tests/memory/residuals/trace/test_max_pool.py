@@ -48,7 +48,9 @@ def test_its_gradient_is_that_of_reduce_window(case):
   ct = rng.normal(size=jax.eval_shape(plain, x).shape).astype(np.float32)
   expected, found = with_gradient(plain), with_gradient(ours)
   tied = np.maximum(np.round(x), 0)
-  for operand in (x, tied):
+  wild = np.where(rng.random(shape) < 0.3, np.nan, tied).astype(np.float32)
+  wild[rng.random(shape) < 0.3] = -np.inf
+  for operand in (x, tied, wild, np.full_like(x, -np.inf)):
     for a, b in zip(expected(operand, ct), found(operand, ct), strict=True):
       np.testing.assert_array_equal(a, b)
 
