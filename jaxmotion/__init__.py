@@ -9,6 +9,7 @@ Add one line to an optax chain:
 """
 
 from jaxmotion import (
+  checkpoint as checkpoint,
   codecs as codecs,
   collectives as collectives,
   controllers as controllers,

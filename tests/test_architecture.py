@@ -27,6 +27,7 @@ ROOMS = {
   "planner": 6,
   "hetero": 6,
   "testing": 6,
+  "checkpoint": 6,
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.
 FLOORS = {

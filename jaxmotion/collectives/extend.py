@@ -21,6 +21,12 @@ from jaxmotion.collectives._nonfinite import (
   apply_nonfinite_policy as apply_nonfinite_policy,
   keep_update as keep_update,
 )
+from jaxmotion.collectives._remembered import (
+  StateLayout as StateLayout,
+  convert_states as convert_states,
+  forgetful_leaves as forgetful_leaves,
+  mix_rows as mix_rows,
+)
 from jaxmotion.collectives._replicated import (
   check_batch as check_batch,
   update_params as update_params,

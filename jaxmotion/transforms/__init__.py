@@ -7,9 +7,9 @@ from jaxmotion.transforms._clip import (
 from jaxmotion.transforms._data_parallel import (
   data_parallel as data_parallel,
 )
-from jaxmotion.transforms._exchange import (
+from jaxmotion.transforms._exchange import exchange as exchange
+from jaxmotion.transforms._exchange_state import (
   ExchangeState as ExchangeState,
-  exchange as exchange,
 )
 from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (

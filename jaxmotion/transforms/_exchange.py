@@ -1,7 +1,7 @@
 """Gradient exchange between workers as an optax transformation."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -26,9 +26,7 @@ from jaxmotion.collectives.extend import (
   keep_update,
 )
 from jaxmotion.core import (
-  Array,
   AxisName,
-  PerWorker,
   PyTree,
   axis_names,
   check_arrays,
@@ -44,20 +42,11 @@ from jaxmotion.core import (
   varying_axes,
   worker_index,
 )
-
-
-class ExchangeState(NamedTuple):
-  """State of the `exchange` transformation.
-
-  Attributes:
-    count: int32[], updates so far.
-    skipped: int32[], updates that were skipped for a non-finite element.
-    codec_state: state of the codec (error memory), each worker's own.
-  """
-
-  count: Array  # type: ignore[assignment]
-  skipped: Array
-  codec_state: PerWorker
+from jaxmotion.transforms._exchange_state import (
+  ExchangeOptions,
+  ExchangeState,
+  note_exchange,
+)
 
 
 def exchange(
@@ -155,7 +144,11 @@ def exchange(
       states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
     # Two arrays: a step that donates the state may not donate one twice.
     count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    return ExchangeState(count, skipped, pack_worker(states))
+    state = ExchangeState(count, skipped, pack_worker(states))
+    note_exchange(
+      state, ExchangeOptions(axis_name, codec, op, method, local_axis, params)
+    )
+    return state
 
   def update_fn(
     updates: PyTree,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from jaxmotion.core import (
   AxisName,
@@ -92,7 +92,8 @@ def init_state(
   return init(params)
 
 
-def check_axes(mesh: Mesh, axis_name: AxisName) -> None:
+def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
+  """Raises unless a mesh has the axis, or all of several."""
   for name in axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(

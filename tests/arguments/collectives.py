@@ -5,6 +5,8 @@ import numpy as np
 
 from jaxmotion import codecs, make_key
 from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives import all_reduce_init
+from jaxmotion.collectives.extend import StateLayout
 from tests.arguments.calls import Call, Lazy
 
 X = np.ones((8, 32), np.float32)
@@ -63,6 +65,14 @@ CALLS = {
     [TREE], "data", mesh=DATA, varying=["payloads"]
   ),
 }
+ONE = StateLayout(INT8, 1)
+CALLS |= {
+  "collectives.extend.forgetful_leaves": Call(TREE, INT8),
+  "collectives.extend.mix_rows": Call(X, 0, 2),
+  "collectives.extend.convert_states": Call(
+    Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True
+  ),
+}
 _CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
   "collectives.extend.check_*": "it is a check of arguments itself",
@@ -78,6 +88,7 @@ NAMED = {"misspelt": "it is told from the other names alone"}
 FROM_END = {"minus_one": "it counts from the end"}
 ANY_COUNT = {"huge": "a count has no greatest value"}
 ACCEPTED = {
+  ("collectives.extend.mix_rows", "count"): ANY_COUNT,
   ("collectives.all_reduce_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_adaptive_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_hierarchical_init", "axis_name"): UNBOUND,

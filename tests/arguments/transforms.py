@@ -134,6 +134,7 @@ CALLS = {
     loss_fn, exchange(), MESH, weight_fn=lambda batch: 1.0
   ),
   "transforms.init_state": Call(exchange(), PARAMS, MESH),
+  "transforms.extend.trace_state": Call(exchange(), PARAMS, MESH, "data"),
   "transforms.data_parallel -> init": Call(
     PARAMS, on=Lazy(lambda: data_parallel(0)), traced=True
   ),

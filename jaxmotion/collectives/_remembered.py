@@ -1,0 +1,375 @@
+"""Error memory of an all-reduce, whatever its layout on workers.
+
+The state of `all_reduce` depends on the codec, the method and the number of
+workers. What it stands for does not: every worker's own error, which it adds to
+the next value that it sends, and the errors of the second encoding of two
+phases, each of which one worker keeps for all. In units of the mean,
+
+  still to be sent = mean over workers of `own` + `shared`.
+
+`convert_states` reads it from one layout and writes it in another, so that a
+state can be continued by other workers or by another codec.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec, feedback
+from jaxmotion.codecs.extend import Partition, check_codec, partition
+from jaxmotion.collectives._all_reduce import ReduceState
+from jaxmotion.collectives._layout import (
+  choose_methods,
+  is_sharded,
+  shard_like,
+)
+from jaxmotion.collectives._rows import pad_to_rows
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  ShapedLike,
+  check_arrays,
+  check_bool,
+  check_choice,
+  check_float,
+  check_instance,
+  check_int,
+)
+
+
+class _Memory(NamedTuple):
+  """Errors that an all-reduce has still to send.
+
+  Attributes:
+    own: tree of float32[workers, ...], the errors that each worker keeps.
+    shared: tree of float32[...], errors of the mean.
+  """
+
+  own: PyTree
+  shared: PyTree
+
+
+class StateLayout(NamedTuple):
+  """Choices that determine how an all-reduce keeps its state.
+
+  Attributes:
+    codec: codec of the exchange; the first one of several levels.
+    workers: number of workers, or of hosts if devices of a host reduce first.
+    method: "gather", "two_phase" or None, as given to the collective.
+    devices: devices of one host that reduce first, or None.
+  """
+
+  codec: Codec
+  workers: int
+  method: str | None = None
+  devices: int | None = None
+
+
+def forgetful_leaves(x: PyTree, codec: Codec) -> list[str]:
+  """Returns the paths of leaves whose codec has no error memory.
+
+  Args:
+    x: pytree of arrays or ShapeDtypeStructs that are reduced.
+    codec: codec of the reduction.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.rules([
+    ...   ("b", codecs.identity()), (".", codecs.feedback(codecs.sign()))
+    ... ])
+    >>> forgetful_leaves({"b": jnp.zeros(3), "w": jnp.zeros(3)}, codec)
+    ['b']
+  """
+  check_arrays("x", x, numbers=False)
+  check_codec("codec", codec, trees=True)
+  arrays = partition(codec, x)
+  return [
+    arrays.leaves[i][0]
+    for group in arrays.leaf_groups
+    for i in group.leaves
+    if not group.codec.has_state
+  ]
+
+
+def convert_states(
+  states: PyTree,
+  x: PyTree,
+  source: StateLayout,
+  target: StateLayout,
+  *,
+  op: str = "mean",
+  reset_memory: bool = False,
+) -> PyTree:
+  """Returns states of another layout that remember the same errors.
+
+  Args:
+    states: state of `all_reduce`, or of `all_reduce_hierarchical`, whose leaves
+      have a leading axis of workers.
+    x: pytree of arrays or ShapeDtypeStructs that are reduced.
+    source: how the states were made.
+    target: how the states shall be kept.
+    op: "mean" or "sum", as given to the collective.
+    reset_memory: whether to forget the errors.
+
+  Returns:
+    State in the canonical form, which the collective continues from; leaves
+    have a leading axis of workers.
+
+  Raises:
+    ValueError: a codec keeps a state other than error memory.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec, x = codecs.feedback(codecs.sign()), jnp.zeros(2)
+    >>> one, two = StateLayout(codec, 1), StateLayout(codec, 2)
+    >>> state = jax.tree.map(lambda a: a[None], codec.init(x))
+    >>> found = convert_states([ReduceState(state, ())], x, one, two)
+    >>> found[0].first.memory.value.shape
+    (2, 2)
+  """
+  check_arrays("states", states)
+  check_arrays("x", x, numbers=False)
+  check_instance("source", source, StateLayout, "a StateLayout")
+  check_instance("target", target, StateLayout, "a StateLayout")
+  check_choice("op", op, ("mean", "sum"))
+  check_bool("reset_memory", reset_memory)
+  groups = len(partition(source.codec, x).leaf_groups)
+  if not isinstance(states, list | tuple) or len(states) != groups:
+    raise ValueError(
+      f"`states` must be a list with the state of each of {groups} arrays, got "
+      f"{states!r:.200}."
+    )
+  memory = _read_memory(states, x, source)
+  if reset_memory:
+    memory = jax.tree.map(jnp.zeros_like, memory)
+  return _write_memory(_resize_memory(memory, target.workers, op), x, target)
+
+
+def _read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
+  """Returns the errors of all workers; zeros where a codec has no memory."""
+  if layout.devices is None:
+    return _read_arrays(states, x, layout)
+  devices = layout.devices
+  by_device = jax.tree.map(
+    lambda a: a.reshape(layout.workers, devices, *a.shape[1:]), states
+  )
+  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
+  found = [
+    _read_arrays(
+      jax.tree.map(lambda a, d=d: a[:, d], by_device), shards, layout
+    )
+    for d in range(devices)
+  ]
+
+  def join(like: ShapedLike, *pieces: Array, rows: int) -> Array:
+    if not is_sharded(like, devices):
+      # Each device has the whole array; all take what the first one receives.
+      return pieces[0]
+    lead = pieces[0].shape[:rows]
+    flat = jnp.concatenate([a.reshape(*lead, -1) for a in pieces], axis=-1)
+    return flat[..., : math.prod(like.shape)].reshape(*lead, *like.shape)
+
+  own = jax.tree.map(
+    lambda a, *pieces: join(a, *pieces, rows=1), x, *(f.own for f in found)
+  )
+  shared = jax.tree.map(
+    lambda a, *pieces: join(a, *pieces, rows=0), x, *(f.shared for f in found)
+  )
+  return _Memory(own, shared)
+
+
+def _write_memory(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
+  """Returns canonical states of all workers that remember these errors."""
+  if layout.devices is None:
+    return _write_arrays(memory, x, layout)
+  devices = layout.devices
+  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
+
+  def cut(like: ShapedLike, error: Array) -> Array:
+    """Returns every device's part: float32[devices, ...]."""
+    if not is_sharded(like, devices):
+      return jnp.broadcast_to(error, (devices, *error.shape))
+    return pad_to_rows(error, devices)
+
+  own = jax.tree.map(
+    lambda a, e: jax.vmap(lambda v: cut(a, v))(e), x, memory.own
+  )
+  shared = jax.tree.map(cut, x, memory.shared)
+  parts = [
+    _write_arrays(
+      _Memory(
+        jax.tree.map(lambda a, d=d: a[:, d], own),
+        jax.tree.map(lambda a, d=d: a[d], shared),
+      ),
+      shards,
+      layout,
+    )
+    for d in range(devices)
+  ]
+
+  def stack(*leaves: Array) -> Array:
+    both = jnp.stack(leaves, axis=1)
+    return both.reshape(-1, *both.shape[2:])
+
+  return jax.tree.map(stack, *parts)
+
+
+def _resize_memory(memory: _Memory, workers: int, op: str) -> _Memory:
+  """Returns the same errors on another number of workers.
+
+  New worker j takes over the old workers whose share of [0, 1) overlaps its
+  own: two old workers are averaged, or one is copied, where one number divides
+  the other. What is still to be sent stays the same.
+
+  Args:
+    memory: errors on the old workers.
+    workers: number of new workers.
+    op: "mean" or "sum", as given to the collective.
+  """
+  leaves = jax.tree.leaves(memory.own)
+  old = leaves[0].shape[0] if leaves else workers
+  scale = old / workers if op == "sum" else 1.0
+
+  def resize(errors: Array) -> Array:
+    return jnp.stack(
+      [mix_rows(errors, j, workers) * scale for j in range(workers)]
+    )
+
+  own = memory.own if old == workers else jax.tree.map(resize, memory.own)
+  return _Memory(own, jax.tree.map(lambda e: e * scale, memory.shared))
+
+
+def mix_rows(rows: Array, new: int, count: int) -> Array:
+  """Returns the average of old rows that a new worker takes over.
+
+  Args:
+    rows: floating-point [old workers, ...].
+    new: index of the new worker.
+    count: number of new workers.
+
+  Example:
+    >>> mix_rows(jnp.array([[0.0], [2.0], [4.0]]), 0, 2).tolist()
+    [0.6666666865348816]
+  """
+  check_float("rows", rows)
+  if not jnp.ndim(rows):
+    raise ValueError(f"`rows` must have an axis of workers, got {rows!r}.")
+  check_int("count", count, 1)
+  check_int("new", new, 0, count - 1)
+  old = rows.shape[0]
+  terms = []
+  for r in range(old):
+    # In units of 1 / (old * count), so that shares are exact.
+    share = min((new + 1) * old, (r + 1) * count) - max(new * old, r * count)
+    if share > 0:
+      terms.append(rows[r] * (share / old))
+  while len(terms) > 1:  # In pairs: a mean of 2^n copies has no rounding.
+    pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
+    terms = pairs + terms[2 * len(pairs) :]
+  return terms[0]
+
+
+def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
+  arrays = partition(layout.codec, x)
+  workers = layout.workers
+  own, shared = [], []
+  for group, like, method, state in zip(
+    arrays.leaf_groups,
+    arrays.array_likes(),
+    choose_methods(arrays, workers, layout.method),
+    states,
+    strict=True,
+  ):
+    shape, size = like.shape, math.prod(like.shape)
+    means = jnp.zeros(shape, jnp.float32)
+    if not group.codec.has_state:
+      errors = jnp.zeros((workers, *shape), jnp.float32)
+    elif method == "two_phase":
+      error = _memory_codec(group.codec).error
+      rows = jax.vmap(jax.vmap(error))(state.first)
+      errors = rows.reshape(workers, -1)[:, :size].reshape(workers, *shape)
+      means = jax.vmap(error)(state.second).reshape(-1)[:size].reshape(shape)
+    else:
+      errors = jax.vmap(_memory_codec(group.codec).error)(state.first)
+    own.append(errors)
+    shared.append(means)
+  return _Memory(
+    _split_arrays(arrays, own, (workers,)), _split_arrays(arrays, shared, ())
+  )
+
+
+def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
+  arrays = partition(layout.codec, x)
+  workers = layout.workers
+  states = []
+  for group, method, errors, mean in zip(
+    arrays.leaf_groups,
+    choose_methods(arrays, workers, layout.method),
+    _join_leaves(arrays, memory.own, (workers,)),
+    _join_leaves(arrays, memory.shared, ()),
+    strict=True,
+  ):
+    if not group.codec.has_state:
+      states.append(ReduceState((), ()))
+      continue
+    codec = _memory_codec(group.codec)
+    if method == "two_phase":
+      rows = jax.vmap(lambda e: pad_to_rows(e, workers))(errors)
+      means = pad_to_rows(mean, workers)
+      states.append(
+        ReduceState(_state_of(codec, rows, 2), _state_of(codec, means, 1))
+      )
+    else:
+      states.append(ReduceState(_state_of(codec, errors + mean[None], 1), ()))
+  return states
+
+
+def _memory_codec(codec: Codec) -> feedback:
+  """Returns a codec whose state is error memory and nothing else."""
+  if isinstance(codec, feedback) and not codec.codec.has_state:
+    return codec
+  raise ValueError(
+    "`codec` must keep no state but the error memory of `feedback`, got "
+    f"{codec!r}."
+  )
+
+
+def _state_of(codec: feedback, errors: Array, rows: int) -> PyTree:
+  """Returns canonical states with these errors, of `rows` leading axes."""
+  like = jax.ShapeDtypeStruct(errors.shape[rows:], jnp.float32)
+  fresh = codec.canonical_state(codec.init(like))
+  # A count of 0 would say that nothing was sent yet.
+  count = jnp.ones(errors.shape[:rows], fresh.memory.count.dtype)
+  return fresh._replace(memory=fresh.memory._replace(count=count, value=errors))
+
+
+def _join_leaves(
+  arrays: Partition, tree: PyTree, lead: tuple[int, ...]
+) -> list[Array]:
+  """Returns the arrays of a tree whose leaves have leading axes."""
+  leaves = arrays.treedef.flatten_up_to(tree)
+  return [
+    leaves[group.leaves[0]]
+    if len(group.leaves) == 1
+    else jnp.concatenate(
+      [leaves[i].reshape(*lead, -1) for i in group.leaves], axis=-1
+    )
+    for group in arrays.leaf_groups
+  ]
+
+
+def _split_arrays(
+  arrays: Partition, values: list[Array], lead: tuple[int, ...]
+) -> PyTree:
+  """Returns the tree of arrays with leading axes: inverts `_join_leaves`."""
+  leaves: list[Any] = [None] * len(arrays.leaves)
+  for group, value in zip(arrays.leaf_groups, values, strict=True):
+    shapes = [arrays.leaves[i][1].shape for i in group.leaves]
+    flat, start = value.reshape(*lead, -1), 0
+    for i, shape in zip(group.leaves, shapes, strict=True):
+      size = math.prod(shape)
+      leaves[i] = flat[..., start : start + size].reshape(*lead, *shape)
+      start += size
+  return arrays.treedef.unflatten(leaves)

@@ -1,0 +1,33 @@
+"""Calls of what continues states on other workers."""
+
+import jax
+import numpy as np
+
+from jaxmotion import checkpoint, codecs, transforms
+from tests.arguments.calls import Call, Lazy
+
+MESH = jax.sharding.Mesh(jax.devices()[:2], ("data",))
+PARAMS = {"w": np.zeros((4, 1), np.float32)}
+TX = transforms.exchange("data", codecs.feedback(codecs.uniform(bits=8)))
+LAYOUT = Lazy(lambda: checkpoint.describe_state(TX, PARAMS, MESH))
+
+
+def make_state():
+  like = jax.eval_shape(lambda: transforms.init_state(TX, PARAMS, MESH))
+  return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
+
+
+CALLS = {
+  "checkpoint.describe_state": Call(TX, PARAMS, MESH),
+  "checkpoint.saved_like": Call(TX, PARAMS, LAYOUT, MESH),
+  "checkpoint.resize": Call(
+    TX, Lazy(make_state), PARAMS, LAYOUT, MESH, traced=True
+  ),
+  "checkpoint.Layout.to_dict": Call(on=Lazy(lambda: LAYOUT.make().to_dict)),
+  "checkpoint.Layout.from_dict": Call(
+    Lazy(lambda: LAYOUT.make().to_dict()), on=checkpoint.Layout.from_dict
+  ),
+}
+UNCALLED = {}
+ACCEPTED = {}
+KNOWN_BAD = set()

@@ -1,0 +1,296 @@
+"""States that continue on other numbers of workers and with other codecs."""
+
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import checkpoint, codecs, transforms
+
+PARAMS = {
+  "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
+  "v": np.zeros(40, np.float32),
+  "b": np.zeros(5, np.float32),
+}
+CODEC = codecs.feedback(
+  codecs.rules([("w", codecs.uniform(bits=4)), (".", codecs.topk(density=0.2))])
+)
+ONE = AbstractMesh((1,), ("data",))
+
+
+def make_mesh(workers):
+  return Mesh(np.array(jax.devices()[:workers]), ("data",))
+
+
+def make_tx(codec=CODEC, **options):
+  return optax.chain(
+    transforms.exchange("data", codec, **options), optax.trace(0.9)
+  )
+
+
+@functools.cache
+def make_step(tx, workers):
+  """A step from the gradients of all workers."""
+  mesh = make_mesh(workers)
+
+  @jax.jit
+  def step(grads, state):
+    like = jax.eval_shape(lambda: transforms.init_state(tx, PARAMS, mesh))
+    return jax.shard_map(
+      lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
+      mesh=mesh,
+      in_specs=(P("data"), jaxmotion.state_specs(state, "data")),
+      out_specs=(P(), jaxmotion.state_specs(like, "data")),
+    )(grads, state)
+
+  return step
+
+
+def read_outstanding(tx, state, layout):
+  """What is still to be sent, by the state that keeps only the mean."""
+  one = checkpoint.resize(tx, state, PARAMS, layout, ONE)
+  return [
+    np.asarray(reduced.first.memory.value[0], np.float64)
+    for reduced in one[0].codec_state.value
+  ]
+
+
+def exchange_only(axis_name="data", **options):
+  return optax.chain(transforms.exchange(axis_name, CODEC, **options))
+
+
+@pytest.mark.parametrize(
+  "counts, op", [((4, 2, 8, 3), "mean"), ((4, 3), "sum")]
+)
+def test_what_is_sent_and_remembered_adds_up_through_resizes(counts, op):
+  tx, rng = exchange_only(op=op), np.random.default_rng(0)
+  sent, exact, state, layout = {}, {}, None, None
+  for k, shape in PARAMS.items():
+    sent[k], exact[k] = np.zeros(shape.shape), np.zeros(shape.shape)
+  for workers in counts:
+    mesh = make_mesh(workers)
+    if state is None:
+      state = transforms.init_state(tx, PARAMS, mesh)
+    else:
+      state = checkpoint.resize(tx, state, PARAMS, layout, mesh)
+    layout = checkpoint.describe_state(tx, PARAMS, mesh)
+    grads = {
+      k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
+      + np.arange(workers, dtype=np.float32).reshape(-1, *[1] * a.ndim)
+      for k, a in PARAMS.items()
+    }
+    update, state = make_step(tx, workers)(grads, state)
+    for k in PARAMS:
+      sent[k] += np.asarray(update[k], np.float64)
+      exact[k] += getattr(grads[k].astype(np.float64), op)(0)
+  left = read_outstanding(tx, state, layout)
+  for k in PARAMS:
+    (rest,) = [a for a in left if a.shape == PARAMS[k].shape]
+    np.testing.assert_allclose(
+      sent[k] + rest, exact[k], rtol=0, atol=1e-6 * np.abs(exact[k]).max()
+    )
+    assert np.abs(rest).max() > 1e-3  # Something is still to be sent.
+
+
+def fill_randomly(tree, seed=0):
+  """Gives every float of a tree a random value, and counts the value 1."""
+  rng = np.random.default_rng(seed)
+
+  def fill(a):
+    if a.dtype == jnp.float32:
+      return rng.normal(size=a.shape).astype(np.float32)
+    return np.ones(a.shape, a.dtype)
+
+  return jax.tree.map(fill, tree)
+
+
+def make_layouts(tx, shapes, axes):
+  return [
+    checkpoint.describe_state(
+      tx, PARAMS, AbstractMesh(shape, axes), axis_name=axes
+    )
+    for shape in shapes
+  ]
+
+
+def resize_along(tx, state, layouts, axes):
+  """Yields the state for each layout, resized from that of the one before."""
+  for old, new in itertools.pairwise(layouts):
+    names, lengths = zip(*new.workers, strict=True)
+    state = checkpoint.resize(
+      tx, state, PARAMS, old, AbstractMesh(lengths, names), axis_name=axes
+    )
+    yield state
+
+
+def read_means(tx, states, layouts, axes):
+  """The memory of each state as that of one worker, in one list each."""
+  one = AbstractMesh((1,) * len(axes), axes)
+  return [
+    jax.tree.leaves(
+      checkpoint.resize(tx, state, PARAMS, layout, one, axis_name=axes)
+    )
+    for state, layout in zip(states, layouts, strict=True)
+  ]
+
+
+def test_every_resize_keeps_the_mean_of_memories():
+  tx, axes = exchange_only(), ("data",)
+  layouts = make_layouts(tx, [(4,), (2,), (8,), (3,)], axes)
+  state = checkpoint.saved_like(tx, PARAMS, layouts[0], make_mesh(1))
+  states = [fill_randomly(state)]
+  states += resize_along(tx, states[0], layouts, axes)
+  four, two, eight, three = read_means(tx, states, layouts, axes)
+  # A mean of four errors; each of them may be some times as large.
+  scale = 4 * max(np.abs(a).max() for a in four)
+  for a, b, c, d in zip(four, two, eight, three, strict=True):
+    np.testing.assert_allclose(b, a, rtol=0, atol=scale * 2.0**-24)
+    np.testing.assert_array_equal(c, b)
+    np.testing.assert_allclose(d, c, rtol=0, atol=scale * 2.0**-22)
+
+
+def make_filled(tx, workers, seed=0):
+  """A state whose arrays are not zeros."""
+  mesh, rng = make_mesh(workers), np.random.default_rng(seed)
+  state = transforms.init_state(tx, PARAMS, mesh)
+  grads = {
+    k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
+    for k, a in PARAMS.items()
+  }
+  _, state = make_step(tx, workers)(grads, state)
+  return state, checkpoint.describe_state(tx, PARAMS, mesh)
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_the_same_layout_keeps_every_bit():
+  tx = make_tx()
+  state, layout = make_filled(tx, 4)
+  again = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(4))
+  assert jax.tree.structure(again) == jax.tree.structure(state)
+  assert_equal(again, state)
+
+
+def test_a_checkpoint_of_four_workers_continues_on_two(tmp_path):
+  tx = make_tx()
+  state, layout = make_filled(tx, 4)
+  path, mesh = tmp_path / "state", make_mesh(2)
+  with ocp.StandardCheckpointer() as saver:
+    saver.save(path, state)
+  text = json.dumps(layout.to_dict())
+
+  layout = checkpoint.Layout.from_dict(json.loads(text))
+  like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
+  with ocp.StandardCheckpointer() as saver:
+    saved = saver.restore(path, like)
+  assert_equal(saved, state)
+  restored = checkpoint.resize(tx, saved, PARAMS, layout, mesh)
+  assert_equal(restored[1].trace, state[1].trace)
+  today = checkpoint.describe_state(tx, PARAMS, mesh)
+  for a, b in zip(
+    read_outstanding(tx, restored, today),
+    read_outstanding(tx, state, layout),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-7 * np.abs(b).max())
+  memory = restored[0].codec_state.value[0].first.memory.value
+  assert {shard.data.shape[0] for shard in memory.addressable_shards} == {1}
+
+
+def test_another_codec_continues_the_memory_or_says_what_is_lost():
+  tx = make_tx()
+  state, layout = make_filled(tx, 4)
+  signs = make_tx(codecs.feedback(codecs.sign()))
+  mesh = make_mesh(4)
+  moved = checkpoint.resize(signs, state, PARAMS, layout, mesh)
+  today = checkpoint.describe_state(signs, PARAMS, mesh)
+  assert_equal(
+    sorted(map(np.sum, read_outstanding(signs, moved, today))),
+    sorted(map(np.sum, read_outstanding(tx, state, layout))),
+  )
+  plain = make_tx(codecs.uniform(bits=8))
+  with pytest.raises(ValueError, match="`tx` must have error memory for 'b'"):
+    checkpoint.resize(plain, state, PARAMS, layout, mesh)
+  fresh = checkpoint.resize(
+    plain, state, PARAMS, layout, mesh, reset_memory=True
+  )
+  assert_equal(fresh[1].trace, state[1].trace)
+  assert not jax.tree.leaves(fresh[0].codec_state)
+  zero = checkpoint.resize(tx, state, PARAMS, layout, mesh, reset_memory=True)
+  assert not any(map(np.any, read_outstanding(tx, zero, layout)))
+
+
+def test_hosts_change_their_number_and_their_devices():
+  tx = exchange_only(local_axis="device", axis_name="host")
+  axes = ("host", "device")
+  layouts = make_layouts(tx, [(2, 2), (4, 2), (1, 4)], axes)
+  mesh = make_mesh(1).devices.reshape(1, 1)
+  state = checkpoint.saved_like(
+    tx, PARAMS, layouts[0], Mesh(mesh, axes), axis_name=axes
+  )
+  states = list(resize_along(tx, fill_randomly(state), layouts, axes))
+  # Devices of a host that held different copies of a small leaf have one now.
+  first, last = read_means(tx, states, layouts[1:], axes)
+  for a, b in zip(first, last, strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+  assert any(np.abs(a).max() > 0.1 for a in first)
+
+
+def test_state_of_each_worker_is_mixed_or_taken_from_the_nearest():
+  def init(params):
+    del params
+    return jaxmotion.PerWorker(
+      {
+        "mean": jnp.zeros((1, 2)),
+        "count": jnp.zeros((1,), jnp.int32),
+        "key": jax.random.split(jax.random.key(0), 1),
+      }
+    )
+
+  tx = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
+  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  keys = jax.random.split(jax.random.key(1), 4)
+  state = jaxmotion.PerWorker(
+    {
+      "mean": np.arange(8, dtype=np.float32).reshape(4, 2),
+      "count": np.arange(4, dtype=np.int32),
+      "key": keys,
+    }
+  )
+  two = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(2)).value
+  np.testing.assert_array_equal(two["mean"], [[1, 2], [5, 6]])
+  np.testing.assert_array_equal(two["count"], [0, 2])
+  eight = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(8)).value
+  np.testing.assert_array_equal(eight["count"], np.repeat(np.arange(4), 2))
+  data = np.asarray(jax.random.key_data(eight["key"]))
+  assert len(np.unique(data, axis=0)) == 8
+
+
+def test_a_layout_of_other_code_is_refused_by_what_differs():
+  tx, mesh = make_tx(), make_mesh(2)
+  layout = checkpoint.describe_state(tx, PARAMS, mesh)
+  state = transforms.init_state(tx, PARAMS, mesh)
+  wide = PARAMS | {"w": np.zeros((24, 25), np.float32)}
+  with pytest.raises(ValueError, match=r"'w' is float32\[24, 25\], got"):
+    checkpoint.resize(tx, state, wide, layout, mesh)
+  with pytest.raises(ValueError, match="op of `tx`, 'sum', got 'mean'"):
+    checkpoint.resize(make_tx(op="sum"), state, PARAMS, layout, mesh)
+  with pytest.raises(ValueError, match="the 0 exchanges of `tx`, got 1"):
+    checkpoint.resize(optax.sgd(0.1), state, PARAMS, layout, mesh)
+  with pytest.raises(ValueError, match="`state` must be of `layout`"):
+    four = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+    checkpoint.resize(tx, state, PARAMS, four, mesh)
+  with pytest.raises(ValueError, match="version"):
+    checkpoint.Layout.from_dict({})
+  with pytest.raises(ValueError, match="KeyError: 'exchanges'"):
+    checkpoint.Layout.from_dict({"version": 1, "workers": {}})
