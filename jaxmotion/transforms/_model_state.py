@@ -13,7 +13,7 @@ from jaxmotion.core import (
   same_structure,
   shape_string,
 )
-from jaxmotion.transforms._exchange import ExchangeState
+from jaxmotion.transforms._exchange_state import ExchangeState
 from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
 
 

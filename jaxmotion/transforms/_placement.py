@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxmotion.core import PyTree, named_leaves, shape_string
-from jaxmotion.transforms._exchange import ExchangeState
+from jaxmotion.transforms._exchange_state import ExchangeState
 from jaxmotion.transforms._sharded_update import ShardedState
 
 _EXCHANGES = (ExchangeState, ShardedState)

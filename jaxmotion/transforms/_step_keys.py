@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms._exchange import ExchangeState
+from jaxmotion.transforms._exchange_state import ExchangeState
 
 
 def check_step_key(key: Any) -> None:
