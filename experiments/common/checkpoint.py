@@ -1,20 +1,38 @@
-"""Checkpoints of one run: every byte is covered by a checksum.
+"""Checkpoints of one run: orbax writes them, a manifest covers every byte.
 
 The folder of a run has one folder for each checkpoint, named by its number of
-steps. Each process writes one file there. The folder gets its name when all
-files are on the disk, so a killed job leaves no incomplete checkpoint. The last
-two checkpoints are kept: if the last is broken, the one before it is used.
+steps. The folder gets its name when all processes have written their files and
+the disk has them, so a killed job leaves no incomplete checkpoint. The last two
+checkpoints are kept: if the last is broken, the one before it is used.
+
+Orbax alone does not do all of this. It has no checksums, and restores an array
+whose bytes have changed without an error. It does not wait for the disk before
+its own rename. It refuses arrays of size 0, which are left out here.
+`CheckpointManager` would add threads, and deletes old checkpoints before it
+knows that the new one can be read. So names, order and checksums are kept here.
+
+Orbax waits for other processes in collectives, as the steps do: the death of a
+process is noticed at once. Its files hold numbers and JSON, and run no code. A
+save of the digits job takes 0.3 s (one file with its checksum took 0.06 s).
 """
 
+import contextlib
 import itertools
+import json
+import logging
 import os
 import pathlib
+import re
 import secrets
-import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from experiments.common.console import (
@@ -22,15 +40,18 @@ from experiments.common.console import (
   describe_failure,
   print_notice,
 )
-from experiments.common.parts import (
+from experiments.common.manifest import (
   BrokenFileError,
-  Part,
-  Piece,
-  read_part,
-  write_part,
+  check_manifest,
+  remove_folder,
+  sync_folder,
+  write_manifest,
 )
 
+_STATE, _FACTS = "state", "facts"  # Folders of a checkpoint.
 _KEPT = 2  # Checkpoints of a run.
+_JOIN_S = 5.0
+_SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 
 class Log(NamedTuple):
@@ -48,8 +69,8 @@ class Log(NamedTuple):
 class CheckpointStore:
   """Checkpoints of one run: parameters, optimizer state, log.
 
-  The leaves are saved as a flat list, so that no name inside an optimizer
-  state (or inside a codec's error memory) becomes part of the format.
+  The leaves are saved by their number in the tree, so that no name inside an
+  optimizer state (or inside a codec's error memory) becomes part of the format.
 
   Args:
     folder: folder of the checkpoints of this run.
@@ -58,6 +79,13 @@ class CheckpointStore:
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
     self._is_first = jax.process_index() == 0
+    with _mute_logs():
+      handlers = {
+        _STATE: ocp.StandardCheckpointHandler(),
+        _FACTS: ocp.JsonCheckpointHandler(),
+      }
+      handler = ocp.CompositeCheckpointHandler(**handlers)
+      self._orbax = ocp.Checkpointer(handler)
 
   def save(self, tree: Any, log: Log) -> None:
     """Writes the state after `len(log.loss)` steps and waits for the disk.
@@ -94,28 +122,26 @@ class CheckpointStore:
       JobError: the checkpoint belongs to a program with other leaves, or only
         some processes can read it.
     """
-    step, parts = self._find_latest() if self._is_first else (0, [])
-    step = _agree_on(step)
+    step = _agree_on(self._find_latest() if self._is_first else 0)
     if not step:
       return like, Log([], [])
+    path = self._folder / str(step)
     if not self._is_first:
       try:
-        parts = self._read_step(step)
+        check_manifest(path)
       except BrokenFileError as error:
         raise JobError(
           f"process 0 alone can read step {step}: {error}"
         ) from error
     leaves, structure = jax.tree.flatten(like)
-    self._check_leaves(step, parts, leaves)
-    pieces: list[list[Piece]] = [[] for _ in leaves]
-    for part in parts:
-      for piece in part.pieces:
-        pieces[piece.leaf].append(piece)
-    restored = [_join_leaf(*pair) for pair in zip(leaves, pieces, strict=True)]
-    return (
-      jax.tree.unflatten(structure, restored),
-      Log(**parts[0].facts["log"]),
-    )
+    facts = self._load(path, {_FACTS: ocp.args.JsonRestore()})[_FACTS]
+    self._check_leaves(step, facts["leaves"], leaves)
+    arrays = _select_saved(leaves)
+    if arrays:
+      args = {_STATE: ocp.args.StandardRestore(arrays)}
+      arrays = self._load(path, args)[_STATE]
+    restored = [arrays.get(str(i), x) for i, x in enumerate(leaves)]
+    return jax.tree.unflatten(structure, restored), Log(**facts["log"])
 
   def list_steps(self) -> list[int]:
     """Returns the steps that have a checkpoint, latest first."""
@@ -130,92 +156,76 @@ class CheckpointStore:
     partial = self._folder / f"{step}.partial-{token}"
     if self._is_first:
       self._remove_leftovers()
-      partial.mkdir(parents=True)
-    _agree_on(step)
+      self._folder.mkdir(parents=True, exist_ok=True)
     leaves = jax.tree.leaves(tree)
-    facts = {
-      "step": step,
-      "process": jax.process_index(),
-      "processes": jax.process_count(),
-      "leaves": [_describe_leaf(x) for x in leaves],
-      "log": log._asdict() if self._is_first else None,
+    facts = {"leaves": [_describe_leaf(x) for x in leaves]}
+    items: dict[str, Any] = {
+      _FACTS: ocp.args.JsonSave(facts | {"log": log._asdict()})
     }
-    part = Part(
-      facts, [p for i, x in enumerate(leaves) for p in _cut_leaf(i, x)]
-    )
+    arrays = _select_saved(leaves)
+    if arrays:
+      items[_STATE] = ocp.args.StandardSave(arrays)
     try:
-      write_part(partial / _name_part(jax.process_index()), part)
+      with _catch_failures():
+        self._orbax.save(partial.absolute(), ocp.args.Composite(**items))
+      if self._is_first:
+        write_manifest(partial, str(step))
+        os.rename(partial, self._folder / str(step))
     except OSError:
-      shutil.rmtree(partial, ignore_errors=True)  # Frees what it took.
+      self._remove_leftovers()  # Frees what they took.
       raise
-    _agree_on(step)
     if self._is_first:
-      _sync_folder(partial)
-      os.rename(partial, self._folder / str(step))
-      _sync_folder(self._folder)
+      sync_folder(self._folder)
       for old in self.list_steps()[_KEPT:]:
         self._remove_step(old)
+
+  def _load(self, path: pathlib.Path, items: dict[str, Any]) -> Any:
+    with _catch_failures():
+      return self._orbax.restore(path.absolute(), ocp.args.Composite(**items))
 
   def _remove_step(self, step: int) -> None:
     # Renamed first: half a folder would be a broken checkpoint.
     old = self._folder / f"{step}.old"
     os.rename(self._folder / str(step), old)
-    shutil.rmtree(old)
+    remove_folder(old)
 
   def _remove_leftovers(self) -> None:
     """Removes what killed jobs have left."""
     for pattern in ("*.partial-*", "*.old"):
       for path in self._folder.glob(pattern):
-        shutil.rmtree(path, ignore_errors=True)
+        remove_folder(path)
 
-  def _find_latest(self) -> tuple[int, list[Part]]:
+  def _find_latest(self) -> int:
     """Returns the latest step that can be read, 0 if there is none."""
     steps = self.list_steps()
     for step, before in itertools.pairwise([*steps, 0]):
+      path = self._folder / str(step)
       try:
-        return step, self._read_step(step)
+        check_manifest(path)
+        return step
       except BrokenFileError as error:
-        path = self._folder / str(step)
         print_notice(
           f"Checkpoint {path} is broken: {error}."
           f" The run goes on from step {before}."
         )
         self._move_aside(path)
-    return 0, []
+    return 0
 
   def _move_aside(self, path: pathlib.Path) -> None:
     # Not removed, so that it can be examined.
     aside = path.with_name(f"{path.name}.broken")
     try:
-      shutil.rmtree(aside, ignore_errors=True)
+      remove_folder(aside)
       os.rename(path, aside)
     except OSError as error:
       raise JobError(
         f"{path} cannot be moved aside: {describe_failure(error)}"
       ) from error
 
-  def _read_step(self, step: int) -> list[Part]:
-    """Returns the parts of all processes.
-
-    Raises:
-      BrokenFileError: a part is missing or broken.
-    """
-    folder = self._folder / str(step)
-    first = read_part(folder / _name_part(0))
-    count = first.facts["processes"]
-    parts = [first]
-    parts += [read_part(folder / _name_part(i)) for i in range(1, count)]
-    for index, part in enumerate(parts):
-      found = [part.facts[key] for key in ("step", "process", "processes")]
-      if found != [step, index, count]:
-        raise BrokenFileError(f"{_name_part(index)} is of another checkpoint")
-    return parts
-
   def _check_leaves(
-    self, step: int, parts: list[Part], leaves: list[Any]
+    self, step: int, saved: list[str], leaves: list[Any]
   ) -> None:
     wanted = [_describe_leaf(x) for x in leaves]
-    saved = parts[0].facts["leaves"]
     if saved == wanted:
       return
     pairs = zip(saved, wanted, strict=False)  # The shorter list may agree.
@@ -231,6 +241,31 @@ class CheckpointStore:
     )
 
 
+def read_log(path: pathlib.Path) -> Log:
+  """Returns the log of one checkpoint, without starting JAX.
+
+  Args:
+    path: folder of a checkpoint that is as it was written.
+  """
+  text = (path / _FACTS / "metadata").read_text()
+  return Log(**json.loads(text)["log"])
+
+
+def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns the arrays of one checkpoint by their numbers.
+
+  Args:
+    path: folder of a checkpoint that is as it was written.
+  """
+  folder = (path / _STATE).absolute()
+  with _mute_logs():
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    names = checkpointer.metadata(folder).item_metadata.tree
+    whole = ocp.RestoreArgs(restore_type=np.ndarray)
+    args = ocp.args.PyTreeRestore(restore_args=dict.fromkeys(names, whole))
+    return checkpointer.restore(folder, args)
+
+
 def _agree_on(value: int) -> int:
   """Returns process 0's value, when all processes have come this far."""
   if jax.process_count() == 1:
@@ -239,8 +274,43 @@ def _agree_on(value: int) -> int:
   return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def _name_part(process: int) -> str:
-  return f"part-{process}"
+@contextlib.contextmanager
+def _catch_failures() -> Iterator[None]:
+  """Turns what the storage reports of the system into an `OSError`."""
+  hook = sys.unraisablehook
+  threads = threading.enumerate()
+
+  def report(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != "Event loop is closed":
+      hook(unraisable)
+
+  sys.unraisablehook = report
+  with _mute_logs():
+    try:
+      yield
+    except Exception as error:
+      # Other threads go on, and what they start reports to a closed loop.
+      end = time.monotonic() + _JOIN_S
+      for thread in set(threading.enumerate()) - set(threads):
+        # The `join` of orbax's threads raises what they have raised.
+        threading.Thread.join(thread, max(0.0, end - time.monotonic()))
+      found = _SYSTEM_ERROR.search(str(error))
+      if not found:
+        raise
+      number = int(found[1])
+      raise OSError(number, os.strerror(number)) from error
+  sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def _mute_logs() -> Iterator[None]:
+  """Keeps orbax quiet: it logs its steps, and tracebacks of what it raises."""
+  before = logging.root.manager.disable
+  logging.disable(logging.CRITICAL)
+  try:
+    yield
+  finally:
+    logging.disable(before)
 
 
 def _describe_leaf(x: Any) -> str:
@@ -253,43 +323,7 @@ def _to_storable(x: Any) -> Any:
   return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
-def _cut_leaf(index: int, x: Any) -> list[Piece]:
-  """Returns the pieces of a leaf that this process saves."""
-  x = _to_storable(x)
-  if not isinstance(x, jax.Array):
-    only = jax.process_index() == 0
-    return [Piece(index, (0,) * x.ndim, x)] if only else []
-  return [
-    Piece(
-      index, tuple(s.start or 0 for s in shard.index), np.asarray(shard.data)
-    )
-    for shard in x.addressable_shards
-    if shard.replica_id == 0
-  ]
-
-
-def _join_leaf(like: Any, pieces: list[Piece]) -> Any:
-  """Returns a leaf of saved pieces, placed as `like` is."""
-  target = _to_storable(like)
-  whole = np.empty(target.shape, target.dtype)
-  for piece in pieces:
-    ends = zip(piece.begin, piece.array.shape, strict=True)
-    whole[tuple(slice(b, b + size) for b, size in ends)] = piece.array
-  if not isinstance(like, jax.Array):
-    return whole
-  if like.is_fully_addressable:
-    return jax.device_put(whole, like.sharding)
-  return jax.make_array_from_callback(
-    like.shape, like.sharding, lambda index: whole[index]
-  )
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-  """Waits until the disk has the names in a folder."""
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  except OSError:
-    pass  # Some file systems cannot, and keep names in order by themselves.
-  finally:
-    os.close(descriptor)
+def _select_saved(leaves: list[Any]) -> dict[str, Any]:
+  """Returns the leaves that have elements, by their numbers."""
+  arrays = {str(i): _to_storable(x) for i, x in enumerate(leaves)}
+  return {name: x for name, x in arrays.items() if x.size}

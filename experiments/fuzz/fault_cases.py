@@ -14,36 +14,44 @@ from collections.abc import Callable
 from experiments.fuzz.fault_jobs import Ended, Outcome, Rig, read_outcome
 from experiments.fuzz.rounds import Defect, Round
 
+_PAGE = 4096  # Bytes that a file takes a multiple of.
 _START_S = 120  # A job has a checkpoint by then.
 
 
-def run_faults(rig: Rig, expected: Outcome, seed: int) -> Round:
+Fault = Callable[[Rig, pathlib.Path, random.Random], str]
+"""Runs a job and returns what is wrong with how it ended."""
+
+
+def run_faults(
+  rig: Rig, expected: Outcome, seed: int, faults: dict[str, Fault]
+) -> Round:
   """Runs a job under each fault and compares its end.
 
   Args:
-    rig: starts jobs of one process.
+    rig: starts jobs.
     expected: state at the end of a job without faults.
     seed: seed of what is broken.
+    faults: `FAULTS` for jobs of one process, `PART_FAULTS` for any.
 
   Returns:
     One case for each fault.
   """
   chooser = random.Random(seed)
   defects: list[Defect] = []
-  for name, fault in FAULTS.items():
+  for name, fault in faults.items():
     workdir = rig.folder / f"fault-{name}"
     shutil.rmtree(workdir, ignore_errors=True)
     detail = fault(rig, workdir, chooser) or _resume(rig, workdir, expected)
     if detail:
       law = "a fault ends a job with one line, and it goes on bit for bit"
       defects.append(Defect(law, f"{name}, seed {seed}", detail))
-  return Round(len(FAULTS), tuple(defects))
+  return Round(len(faults), tuple(defects))
 
 
 def _resume(rig: Rig, workdir: pathlib.Path, expected: Outcome) -> str:
   """Returns what is wrong with a job after its fault, if anything."""
-  (ended,) = rig.start(workdir).finish()
-  if ended.code:
+  ended = rig.start(workdir).finish()
+  if any(end.code for end in ended):
     return f"it does not go on: {ended}"
   found = read_outcome(workdir)
   return "" if found == expected else f"it ends with {found}, not {expected}"
@@ -75,19 +83,27 @@ def _list_checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
   return sorted(folders, key=lambda path: int(path.name))
 
 
+def _list_files(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of the last checkpoint."""
+  paths = sorted(_list_checkpoints(workdir)[-1].rglob("*"))
+  return [path for path in paths if path.is_file()]
+
+
 def fill_disk(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   """Runs a job on a disk that is full after its second checkpoint."""
   _interrupt(rig, workdir)
-  size = (_list_checkpoints(workdir)[-1] / "part-0").stat().st_size
+  sizes = [path.stat().st_size for path in _list_files(workdir)]
   shutil.rmtree(workdir)
   workdir.mkdir()
-  limit = size + chooser.randrange(100, 1000)
+  limit = max(sizes) - 1
+  pages = sum(-(-size // _PAGE) for size in sizes)
+  space = _PAGE * (2 * pages + chooser.randrange(pages))
 
   def limit_files() -> None:
     # A write past this size fails, as one to a full disk does.
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-  mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * limit // 1024}k", "none"]
+  mount = ["mount", "-t", "tmpfs", "-o", f"size={space}", "none"]
   mounted = subprocess.run([*mount, workdir], capture_output=True)
   if mounted.returncode:
     (ended,) = rig.start(workdir, prepare=limit_files).finish()
@@ -143,16 +159,17 @@ def break_checkpoint(
 ) -> str:
   """Flips a bit of the last checkpoint of a killed job and goes on."""
   _interrupt(rig, workdir, checkpoints=2)
-  path = _list_checkpoints(workdir)[-1] / "part-0"
+  path = chooser.choice(_list_files(workdir))
   data = bytearray(path.read_bytes())
   data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
   path.write_bytes(data)
-  job = rig.start(workdir)
-  (ended,) = job.finish()
+  ended, *others = rig.start(workdir).finish()
   lines = ended.said.splitlines()
-  if ended.code or len(lines) != 1 or "is broken" not in lines[0]:
-    return f"no single line about the broken checkpoint: {ended}"
-  return ""
+  step, name = path.relative_to(workdir).parts[2], path.name
+  pattern = f"/{step} is broken: .*{name} does not match"
+  if len(lines) == 1 and re.search(pattern, lines[0]):
+    return ""
+  return f"no single line about the broken checkpoint: {ended} {others}"
 
 
 def move_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
@@ -164,7 +181,7 @@ def move_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   return ""
 
 
-FAULTS: dict[str, Callable[[Rig, pathlib.Path, random.Random], str]] = {
+FAULTS: dict[str, Fault] = {
   "full disk": fill_disk,
   "no writes": refuse_writes,
   "file": give_file,
@@ -172,4 +189,9 @@ FAULTS: dict[str, Callable[[Rig, pathlib.Path, random.Random], str]] = {
   "flipped bit": break_checkpoint,
   "clock": move_clock,
 }
-"""Faults by name; each returns what is wrong with how the job ended."""
+"""Faults of jobs of one process by name."""
+
+PART_FAULTS: dict[str, Fault] = {
+  f"flipped bit {i} of several processes": break_checkpoint for i in range(4)
+}
+"""Faults of jobs of several processes by name."""

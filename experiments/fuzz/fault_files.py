@@ -35,7 +35,7 @@ def run_round(seed: int) -> Round:
     lines = [{"run": i, "loss": float(random_array.random())} for i in range(3)]
     write_sealed(folder / "lines", lines)
     for case in range(_CASES):
-      if case % 3:
+      if case % 4 == 0:
         detail, what = _check_run(folder, saved, chooser)
       else:
         detail, what = _check_lines(folder / "lines", lines, chooser)
@@ -81,10 +81,10 @@ def _check_run(
   files = sorted(path for path in broken.rglob("*") if path.is_file())
   # The last two steps are kept. One is broken, or both.
   hit = chooser.sample(files, chooser.choice((1, 1, len(files))))
-  whole = {int(p.parent.name) for p in files} - {
-    int(p.parent.name) for p in hit
-  }
-  what = ", ".join(f"{p.parent.name}: {_break_file(p, chooser)}" for p in hit)
+  names = {path: path.relative_to(broken) for path in files}
+  steps = {path: int(name.parts[0]) for path, name in names.items()}
+  whole = set(steps.values()) - {steps[path] for path in hit}
+  what = ", ".join(f"{names[p]}: {_break_file(p, chooser)}" for p in hit)
   like = [np.zeros_like(x) for x in saved[0][0]]
   said = io.StringIO()
   with contextlib.redirect_stderr(said):
@@ -119,8 +119,8 @@ def _check_lines(
 
 def _break_file(path: pathlib.Path, chooser: random.Random) -> str:
   """Breaks a file in one way and returns the way."""
-  name = chooser.choice(list(_WAYS))
   data = path.read_bytes()
+  name = chooser.choice(list(_WAYS)) if data else "append"
   broken = _WAYS[name](data, chooser)
   if broken == data:  # Zeros were zeros before.
     name, broken = "flip", _flip_bit(data, chooser)
@@ -131,8 +131,6 @@ def _break_file(path: pathlib.Path, chooser: random.Random) -> str:
 
 
 def _flip_bit(data: bytes, chooser: random.Random) -> bytes:
-  if not data:
-    return b"\1"
   flipped = bytearray(data)
   flipped[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
   return bytes(flipped)
@@ -147,7 +145,7 @@ def _zero_bytes(data: bytes, chooser: random.Random) -> bytes:
 
 
 def _swap_halves(data: bytes, chooser: random.Random) -> bytes:
-  cut = chooser.randrange(1, len(data))
+  cut = chooser.randrange(len(data))
   return data[cut:] + data[:cut]
 
 

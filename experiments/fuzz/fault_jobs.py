@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ import jax
 import numpy as np
 
 from experiments.common import shared_flags
-from experiments.common.parts import BrokenFileError, read_part
+from experiments.common.checkpoint import read_arrays, read_log
+from experiments.common.manifest import BrokenFileError, check_manifest
 from experiments.common.workdir import Run, read_sealed
 from experiments.hosts.processes import find_free_port
 
@@ -122,12 +124,17 @@ class Rig:
 
   Args:
     folder: folder for data, compiled programs and output.
-    processes: processes of a job; several have one worker each.
+    processes: processes of a job.
     steps: steps of a job.
+    workers: workers of a job, or None: one a process, and at least two.
   """
 
   def __init__(
-    self, folder: pathlib.Path, processes: int = 1, steps: int = STEPS
+    self,
+    folder: pathlib.Path,
+    processes: int = 1,
+    steps: int = STEPS,
+    workers: int | None = None,
   ):
     # Before the first fork, so that jobs do not import it again.
     from experiments.train import __main__ as train  # Defines flags.
@@ -136,6 +143,7 @@ class Rig:
     self.folder = folder
     self.processes = processes
     self.steps = steps
+    self._workers = workers or max(2, processes)
     self._cache = os.environ.get(
       "JAX_COMPILATION_CACHE_DIR", str(folder / "cache")
     )
@@ -191,7 +199,7 @@ class Rig:
       "hidden": 8,
       "exchanges": ("sign_feedback",),
       "seeds": (0,),
-      "workers": max(2, self.processes),
+      "workers": self._workers,
       "steps": self.steps,
       "batch_size": 8,
       "warmup_steps": 1,
@@ -231,14 +239,26 @@ def read_outcome(workdir: pathlib.Path) -> Outcome:
   if not folders:
     return Outcome([], "", [run for run in runs if run])
   latest = max(folders, key=lambda path: int(path.name))
+  check_manifest(latest)
+  with tempfile.TemporaryDirectory() as folder:
+    # In a process of its own, because orbax starts JAX.
+    job = Job([lambda: print(_hash_arrays(latest))], pathlib.Path(folder))
+    (ended,) = job.finish()
+    if ended.code:
+      raise RuntimeError(f"{latest} cannot be read: {ended.said}")
+    digest = pathlib.Path(folder, "stdout-0").read_text().strip()
+  losses = read_log(latest).loss
+  return Outcome(losses, digest, [run for run in runs if run])
+
+
+def _hash_arrays(path: pathlib.Path) -> str:
+  """Returns a digest of the bits of all arrays of a checkpoint."""
+  jax.config.update("jax_platforms", "cpu")
   digest = hashlib.sha256()
-  parts = [read_part(path) for path in sorted(latest.iterdir())]
-  for part in parts:
-    for piece in part.pieces:
-      digest.update(repr((piece.leaf, piece.begin)).encode())
-      digest.update(piece.array.tobytes())
-  losses = parts[0].facts["log"]["loss"]
-  return Outcome(losses, digest.hexdigest(), [run for run in runs if run])
+  for name, array in sorted(read_arrays(path).items()):
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
 
 
 def _fork(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from experiments.common import distributed
-from experiments.common.parts import BrokenFileError
+from experiments.common.manifest import BrokenFileError
 from experiments.fuzz.fault_jobs import Ended, Job, Outcome, Rig, read_outcome
 from experiments.fuzz.rounds import Defect
 

@@ -22,7 +22,7 @@ from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.common.tables import Table
-from experiments.fuzz.fault_cases import run_faults
+from experiments.fuzz.fault_cases import FAULTS, PART_FAULTS, run_faults
 from experiments.fuzz.fault_jobs import STEPS, Rig, read_outcome
 from experiments.fuzz.fault_kills import END_S, Kills, run_kills
 from experiments.fuzz.fault_links import run_links
@@ -74,8 +74,8 @@ def main() -> None:
   console = make_console()
   facts: list[_Fact] = []
   defects: list[Defect] = []
-  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-    folder = pathlib.Path(name)
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
+    folder = pathlib.Path(path)
     for count in map(int, _PROCESSES.value):
       if not _KILLS.value:
         break
@@ -90,12 +90,18 @@ def main() -> None:
       facts += _describe_kills(count, kills)
       defects += kills.defects
     if _FAULTS.value:
-      rig = Rig(folder / "faults", 1, _STEPS.value)
-      rig.start(folder / "straight").finish()
-      found = run_faults(rig, read_outcome(folder / "straight"), _SEED.value)
-      facts.append(("faults", "cases", found.cases, "cases"))
-      facts.append(("faults", "defects", len(found.defects), "defects"))
-      defects += found.defects
+      one = Rig(folder / "faults", 1, _STEPS.value)
+      parts = Rig(folder / "parts", 2, _STEPS.value, workers=4)
+      for name, rig, faults in (
+        ("faults", one, FAULTS),
+        ("faults_2_processes", parts, PART_FAULTS),
+      ):
+        workdir = rig.folder / "straight"
+        rig.start(workdir).finish()
+        found = run_faults(rig, read_outcome(workdir), _SEED.value, faults)
+        facts.append((name, "cases", found.cases, "cases"))
+        facts.append((name, "defects", len(found.defects), "defects"))
+        defects += found.defects
     if _LINKS.value:
       rig = Rig(folder / "links", 2, _STEPS.value)
       rig.start(folder / "straight-2").finish()

@@ -1,5 +1,6 @@
 import os
 import resource
+import shutil
 import signal
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from experiments.common import manifest
 from experiments.common.checkpoint import CheckpointStore, Log
 from experiments.common.console import JobError
 
@@ -80,37 +82,38 @@ def assert_step(found, step):
     np.testing.assert_array_equal(tree[name], expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(
-  saved, capsys, seed
-):
+def files_of(folder):
+  return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(saved, capsys):
   store, folder = saved
-  random = np.random.default_rng(seed)
-  (path,) = (folder / "2").iterdir()
-  whole = path.read_bytes()
-  for bit in random.integers(0, 8 * len(whole), 40):
-    broken = bytearray(whole)
-    broken[bit // 8] ^= 1 << (bit % 8)
-    path.write_bytes(broken)
+  random = np.random.default_rng(0)
+  paths = files_of(folder / "2")
+  assert len(paths) > 8
+  for path in paths:
+    whole = bytearray(path.read_bytes())
+    bit = int(random.integers(8 * len(whole)))
+    whole[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(whole)
     assert_step(store.restore(TREE), 1)
     said = capsys.readouterr().err
     assert said == (
-      f"Checkpoint {folder / '2'} is broken: part-0 does not match its"
-      " checksum. The run goes on from step 1.\n"
+      f"Checkpoint {folder / '2'} is broken:"
+      f" {path.relative_to(folder / '2')} does not match its checksum."
+      " The run goes on from step 1.\n"
     )
     (folder / "2.broken").rename(folder / "2")
+    whole[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(whole)
+  assert_step(store.restore(TREE), 2)
 
 
-def test_a_checkpoint_that_was_cut_is_refused_at_every_length(saved):
-  store, folder = saved
-  (path,) = (folder / "2").iterdir()
-  whole = path.read_bytes()
-  for length in range(0, len(whole), 7):
-    path.write_bytes(whole[:length])
-    assert_step(store.restore(TREE), 1)
-    (folder / "2.broken").rename(folder / "2")
-  path.unlink()
-  assert_step(store.restore(TREE), 1)
+def test_files_of_a_checkpoint_hold_no_code(saved):
+  _, folder = saved
+  for path in files_of(folder / "2"):
+    # Neither a pickle nor an archive, which could hold one.
+    assert path.read_bytes()[:2] not in (b"\x80\x04", b"\x80\x05", b"PK")
 
 
 def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
@@ -118,7 +121,7 @@ def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
 ):
   store, folder = saved
   for step in (1, 2):
-    (folder / str(step) / "part-0").write_bytes(b"")
+    (folder / str(step) / manifest.NAME).write_bytes(b"")
   restored, log = store.restore(TREE)
   assert restored is TREE
   assert log == Log([], [])
@@ -128,20 +131,29 @@ def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
   assert_step(store.restore(TREE), 2)
 
 
-def test_parts_of_another_checkpoint_are_refused(saved, capsys):
+def test_files_of_another_checkpoint_are_refused(saved, capsys):
   store, folder = saved
-  (folder / "2" / "part-0").write_bytes((folder / "1/part-0").read_bytes())
+  name = f"facts/{path_of_facts(folder / '2').name}"
+  before = path_of_facts(folder / "2").read_bytes()
+  path_of_facts(folder / "2").write_bytes(
+    path_of_facts(folder / "1").read_bytes()
+  )
   assert_step(store.restore(TREE), 1)
-  assert "part-0 is of another checkpoint" in capsys.readouterr().err
+  assert f"{name} does not match" in capsys.readouterr().err
+  path_of_facts(folder / "2.broken").write_bytes(before)
+  shutil.copytree(folder / "1", folder / "7")
+  assert_step(store.restore(TREE), 1)
+  assert "is of another checkpoint" in capsys.readouterr().err
+
+
+def path_of_facts(checkpoint):
+  return checkpoint / "facts" / "metadata"
 
 
 def test_what_killed_jobs_left_is_no_checkpoint_and_is_removed(saved):
   store, folder = saved
-  for name in ("3.partial-77", "1.old"):
-    (folder / "2").rename(folder / name)
-    (folder / name / "part-0").read_bytes()
-    (folder / "2").mkdir()
-    (folder / name / "part-0").rename(folder / "2" / "part-0")
+  for name in ("3.partial-77", "3.partial-78.orbax-checkpoint-tmp", "1.old"):
+    shutil.copytree(folder / "2", folder / name)
   assert_step(store.restore(TREE), 2)
   store.save(TREE, Log([0.5] * 3, [1.0] * 3))
   assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
@@ -165,9 +177,10 @@ def test_leaves_of_another_program_are_named(saved):
     store.restore([TREE["count"]])
 
 
-def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved):
+def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved, capfd):
   store, folder = saved
-  large = {"w": np.zeros(1 << 16, np.float32)}
+  noise = np.random.default_rng(0)  # It cannot be compressed.
+  large = [noise.random(1 << 14) for _ in range(4)]
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
   before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   try:
@@ -179,6 +192,7 @@ def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
   assert_step(store.restore(TREE), 2)
+  assert capfd.readouterr().err == ""
 
 
 def test_every_dtype_shape_and_memory_comes_back(tmp_path):
@@ -191,6 +205,8 @@ def test_every_dtype_shape_and_memory_comes_back(tmp_path):
     np.zeros((0, 3), np.uint8),
     np.array([1.5, -0.0], ml_dtypes.bfloat16),
     np.array([3, -4], ml_dtypes.int4),
+    jnp.array([3, 0.5], ml_dtypes.float8_e4m3fn),
+    jnp.zeros((2, 0)),
     jax.device_put(np.float16(2), pinned),
     jax.device_put(np.asfortranarray(np.arange(6).reshape(2, 3)), device),
   ]
@@ -204,3 +220,29 @@ def test_every_dtype_shape_and_memory_comes_back(tmp_path):
       assert found.sharding == expected.sharding
     else:
       assert found.flags.writeable
+
+
+def test_typed_keys_come_back_on_their_devices(tmp_path):
+  mesh = Mesh(jax.devices()[:2], ("data",))
+  split = NamedSharding(mesh, P("data"))
+  keys = [
+    jax.random.key(3),
+    jax.device_put(jax.random.split(jax.random.key(4, impl="rbg"), 2), split),
+  ]
+  store = CheckpointStore(tmp_path)
+  store.save(keys, LOGS[0])
+  restored, _ = store.restore(keys)
+  for found, expected in zip(restored, keys, strict=True):
+    assert found.dtype == expected.dtype
+    assert found.sharding == expected.sharding
+    np.testing.assert_array_equal(
+      jax.random.key_data(found), jax.random.key_data(expected)
+    )
+
+
+def test_a_state_without_elements_is_saved_with_its_log(tmp_path):
+  store = CheckpointStore(tmp_path)
+  store.save([np.zeros((0, 2))], LOGS[0])
+  restored, log = store.restore([np.zeros((0, 2))])
+  assert restored[0].shape == (0, 2)
+  assert log == LOGS[0]
