@@ -24,6 +24,38 @@ EXCHANGES = {
 """Codec by name of the exchange; fp32 is the baseline of the others."""
 
 
+_ROTATED_INT4 = codecs.chain(
+  codecs.rotate(block=32),
+  codecs.uniform(bits=4, block=128, rounding="stochastic"),
+)
+
+SHARDED: dict[str, tuple[codecs.Codec | None, codecs.Codec | None]] = {
+  "sharded_fp32": (None, None),
+  "sharded_int8": (
+    _compress_kernels(codecs.uniform(bits=8)),
+    _compress_kernels(codecs.uniform(bits=8)),
+  ),
+  "sharded_int4": (
+    _compress_kernels(_ROTATED_INT4),
+    _compress_kernels(codecs.uniform(bits=4, block=2048)),
+  ),
+}
+"""Codecs of gradients and of weights' differences, by name of the exchange."""
+
+
+def check_exchange(name: str) -> None:
+  """Raises unless there is an exchange of this name, sharded or not.
+
+  Args:
+    name: what a configuration names.
+
+  Raises:
+    ValueError: there is no such exchange.
+  """
+  if name not in SHARDED:
+    get_exchange(name)
+
+
 def get_exchange(name: str) -> codecs.Codec:
   """Returns the codec of an exchange.
 
@@ -35,7 +67,7 @@ def get_exchange(name: str) -> codecs.Codec:
   """
   if name not in EXCHANGES:
     raise ValueError(
-      f"`config.exchanges` must name some of {', '.join(EXCHANGES)}, got"
-      f" {name!r}."
+      "`config.exchanges` must name some of"
+      f" {', '.join((*EXCHANGES, *SHARDED))}, got {name!r}."
     )
   return EXCHANGES[name]

@@ -10,7 +10,7 @@ from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
 from experiments.common.workdir import Run, Workdir
 from experiments.train import tables, tasks
-from experiments.train.cases import get_exchange
+from experiments.train.cases import check_exchange
 from experiments.train.mesh import Mesh, make_mesh
 from experiments.train.rows import make_rows
 from experiments.train.trainer import Trainer, make_score
@@ -40,7 +40,7 @@ def run_experiment(
     SystemExit: a loss is not finite; the message says which.
   """
   for exchange in config.exchanges:
-    get_exchange(exchange)  # A misspelled name fails before any work.
+    check_exchange(exchange)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers, processes)
   is_first = jax.process_index() == 0
   console = make_console()

@@ -17,12 +17,11 @@ from experiments.common.checkpoint import CheckpointStore, Log
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
-from experiments.train.cases import get_exchange
+from experiments.train.cases import SHARDED, get_exchange
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, Task
 from jaxmotion import wire
-from jaxmotion.codecs import Codec
 
 Params = Any
 OptState = Any
@@ -98,12 +97,31 @@ def compile_step(step: Any, *args: Any) -> Program:
   )
 
 
-def _exchange_over(mesh: Mesh, codec: Codec) -> optax.GradientTransformation:
-  """Returns the exchange over a mesh; with two axes, within hosts first."""
+def exchange_with(
+  mesh: Mesh, exchange: str, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Returns an optimizer with its exchange; of two axes, within hosts first.
+
+  Args:
+    mesh: made by `make_mesh`.
+    exchange: name of the exchange.
+    optimizer: made by `make_optimizer`.
+  """
   outer, *inner = mesh.axis_names
-  if inner:
-    return jaxmotion.exchange(outer, codec, local_axis=tuple(inner))
-  return jaxmotion.exchange(outer, codec)
+  local_axis = tuple(inner) or None
+  if exchange in SHARDED:
+    gradients, weights = SHARDED[exchange]
+    return jaxmotion.sharded(
+      outer,
+      optimizer,
+      gradient_codec=gradients,
+      weight_codec=weights,
+      local_axis=local_axis,
+    )
+  codec = get_exchange(exchange)
+  return optax.chain(
+    jaxmotion.exchange(outer, codec, local_axis=local_axis), optimizer
+  )
 
 
 class Trainer:
@@ -125,9 +143,7 @@ class Trainer:
     def loss(params: Params, batch: Batch) -> jax.Array:
       return task.loss(nnx.merge(graph, params), batch)
 
-    tx = optax.chain(
-      _exchange_over(mesh, get_exchange(exchange)), make_optimizer(config)
-    )
+    tx = exchange_with(mesh, exchange, make_optimizer(config))
     outer, *inner = mesh.axis_names
     workers = mesh.axis_names if inner else outer
     self._init, self._step = jaxmotion.data_parallel(
