@@ -30,9 +30,11 @@ from jaxmotion.core import (
   state_specs as state_specs,
 )
 from jaxmotion.transforms import (
+  bind_mesh as bind_mesh,
   data_parallel as data_parallel,
   exchange as exchange,
   local_value_and_grad as local_value_and_grad,
+  parallelize_step as parallelize_step,
   per_worker as per_worker,
   sharded as sharded,
   skip_nonfinite as skip_nonfinite,

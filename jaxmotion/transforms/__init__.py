@@ -1,6 +1,7 @@
 """Optax transformations that exchange gradients, and data-parallel steps."""
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.transforms._bind_mesh import bind_mesh as bind_mesh
 from jaxmotion.transforms._clip import (
   clip_by_global_norm as clip_by_global_norm,
 )
@@ -14,6 +15,9 @@ from jaxmotion.transforms._exchange_state import (
 from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
+)
+from jaxmotion.transforms._parallelize_step import (
+  parallelize_step as parallelize_step,
 )
 from jaxmotion.transforms._per_worker import (
   PerWorkerState as PerWorkerState,

@@ -93,7 +93,15 @@ def init_state(
 
 
 def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
-  """Raises unless a mesh has the axis, or all of several."""
+  """Raises unless a mesh has the axes.
+
+  Args:
+    mesh: device mesh.
+    axis_name: the workers' axis, or a tuple of axes.
+
+  Raises:
+    ValueError: it has no axis of a name.
+  """
   for name in axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(

@@ -3,10 +3,28 @@
 Users of the transformations need none of these names.
 """
 
+from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._exchange_state import (
   ExchangeOptions as ExchangeOptions,
+)
+from jaxmotion.transforms._init_state import check_axes as check_axes
+from jaxmotion.transforms._run_on_workers import (
+  Decide as Decide,
+  Join as Join,
+  fold_worker as fold_worker,
+  is_key as is_key,
+  join_name as join_name,
+  run_on_workers as run_on_workers,
+)
+from jaxmotion.transforms._step_arguments import (
+  check_batch_names as check_batch_names,
+  check_parameter as check_parameter,
+  place_arguments as place_arguments,
+  split_specs as split_specs,
 )
 from jaxmotion.transforms._trace_state import (
   TracedState as TracedState,
   trace_state as trace_state,
 )
+
+_set_public_module(__name__, globals())

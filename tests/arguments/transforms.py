@@ -61,6 +61,16 @@ OWN = transforms.per_worker(optax.scale(0.5), "data")
 SHARDED = transforms.sharded("data", optax.sgd(0.1), nonfinite="skip")
 CLIP = transforms.clip_by_global_norm(1.0, "data")
 
+
+@transforms.parallelize_step(MESH)
+def train_step(params, opt_state, batch):
+  loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+  updates, opt_state = BOUND.update(grads, opt_state, params)
+  return optax.apply_updates(params, updates), opt_state, loss
+
+
+BOUND = transforms.bind_mesh(exchange(), MESH)
+
 CALLS = {
   "transforms.sharded": Call(
     "data",
@@ -88,6 +98,21 @@ CALLS = {
     on=CLIP.update,
     mesh=["data"],
     varying=["updates"],
+  ),
+  "transforms.bind_mesh": Call(exchange(), MESH),
+  "transforms.bind_mesh -> init": Call(PARAMS, on=BOUND.init, traced=True),
+  "transforms.parallelize_step": Call(
+    MESH, batch=("batch",), mean=("batch_stats",), donate=("params",)
+  ),
+  "transforms.parallelize_step -> decorate": Call(
+    loss_fn, on=transforms.parallelize_step(MESH)
+  ),
+  "transforms.parallelize_step -> step": Call(
+    PARAMS,
+    Lazy(lambda: state_of(exchange())),
+    BATCH,
+    on=train_step,
+    traced=True,
   ),
   "transforms.exchange": Call(
     "data", CODEC, method=None, nonfinite="skip", seed=1, local_axis="device"
@@ -158,9 +183,16 @@ CALLS = {
     traced=True,
   ),
 }
-UNCALLED = {}
+UNCALLED = {
+  "transforms.extend.*": "the steps of two rooms have checked the arguments",
+}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
 ACCEPTED = {
+  ("transforms.parallelize_step", "batch"): {
+    "misspelt": "no step is known here"
+  },
+  ("transforms.parallelize_step", "mean"): {"empty": "nothing is averaged"},
+  ("transforms.parallelize_step", "donate"): {"empty": "nothing is donated"},
   ("transforms.exchange", "axis_name"): _LATER,
   ("transforms.exchange", "local_axis"): _LATER,
   ("transforms.per_worker", "axis_name"): _LATER,
@@ -172,6 +204,9 @@ ACCEPTED = {
 }
 # Arguments that only the caller's loss function and optax look into.
 KNOWN_BAD = {
+  ("transforms.parallelize_step -> step", "params"),
+  ("transforms.parallelize_step -> step", "opt_state"),
+  ("transforms.parallelize_step -> step", "batch"),
   ("transforms.local_value_and_grad -> grad", "params"),
   ("transforms.local_value_and_grad -> grad", "args"),
   ("transforms.data_parallel -> step", "params"),

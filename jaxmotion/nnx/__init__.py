@@ -1,0 +1,12 @@
+"""Training steps of Flax NNX that run on all workers of a mesh axis.
+
+Import it by its name, `import jaxmotion.nnx`: it is the one room that needs
+Flax.
+"""
+
+from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.nnx._parallelize_step import (
+  parallelize_step as parallelize_step,
+)
+
+_set_public_module(__name__, globals())

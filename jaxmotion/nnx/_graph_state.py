@@ -1,0 +1,107 @@
+"""Leaves of the state of modules, optimizers and metrics."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion.core import AxisName, PerWorker, PyTree
+from jaxmotion.transforms.extend import Join, join_name
+
+
+class GraphLeaf(NamedTuple):
+  """One array of the state of several graph nodes.
+
+  Attributes:
+    path: of its variable, for messages.
+    kind: type of its variable, or None.
+    own: whether it is each worker's own.
+    metric: path of the metric that it belongs to, or None.
+    metric_kind: class of that metric, or None.
+  """
+
+  path: str
+  kind: type | None
+  own: bool
+  metric: str | None
+  metric_kind: type | None
+
+
+def describe_state(nodes: PyTree, state: Any) -> tuple[GraphLeaf, ...]:
+  """Describes the leaves of a state, in the order of its tree.
+
+  Args:
+    nodes: dict of graph nodes and pytrees.
+    state: what `nnx.split` returned for it.
+  """
+  found = {path: type(node) for path, node in nnx.iter_graph(nodes)}
+  variables, _ = jax.tree.flatten_with_path(
+    state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+  )
+  leaves: list[GraphLeaf] = []
+  for key_path, variable in variables:
+    path = tuple(_key_value(key) for key in key_path)
+    above = [found.get(path[:i]) for i in range(len(path))]
+    is_metric = isinstance(variable, nnx.metrics.MetricState)
+    leaf = GraphLeaf(
+      "/".join(map(str, path)),
+      type(variable) if isinstance(variable, nnx.Variable) else None,
+      PerWorker in above,
+      "/".join(map(str, path[:-1])) if is_metric else None,
+      above[-1] if is_metric else None,
+    )
+    leaves += [leaf] * len(jax.tree.leaves(variable))
+  return tuple(leaves)
+
+
+def _key_value(key: Any) -> Any:
+  """Returns the attribute, item or index of one step of a path."""
+  for name in ("key", "name", "idx"):
+    if hasattr(key, name):
+      return getattr(key, name)
+  return key
+
+
+def join_state(
+  leaves: Sequence[GraphLeaf],
+  shapes: Sequence[Any],
+  differs: Sequence[bool],
+  axis_name: AxisName,
+  averaged: tuple[type, ...],
+) -> list[Join]:
+  """Says how the new state of the workers is joined.
+
+  Args:
+    leaves: description of the state.
+    shapes: shape of each leaf.
+    differs: whether each leaf may differ between workers.
+    axis_name: the workers' axis.
+    averaged: types of variables that are averaged.
+
+  Raises:
+    TypeError: a metric cannot be summed.
+    ValueError: a variable differs and may not.
+  """
+  summed = {
+    leaf.metric: leaf.metric_kind
+    for leaf, differ in zip(leaves, differs, strict=True)
+    if differ and leaf.metric is not None
+  }
+  for path, kind in summed.items():
+    if kind is None or not issubclass(kind, nnx.metrics.Average):
+      raise TypeError(
+        f"`{path}` must be an nnx.metrics.Average or Accuracy, got {kind}: "
+        "sums of its state over workers mean nothing. Update it after the step."
+      )
+  joins: list[Join] = []
+  for leaf, x, differ in zip(leaves, shapes, differs, strict=True):
+    if leaf.own:
+      joins.append(P(axis_name))
+    elif leaf.metric in summed:
+      joins.append("sum")
+    else:
+      mean = leaf.kind is not None and issubclass(leaf.kind, averaged)
+      joins.append(join_name(x, differ, leaf.path, axis_name, mean=mean))
+  return joins

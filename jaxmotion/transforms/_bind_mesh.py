@@ -1,0 +1,68 @@
+"""Optimizer whose state can be made outside of a map over workers."""
+
+from typing import Any
+
+import optax
+from jax.sharding import Mesh
+
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_is_bound,
+  check_axis_name,
+  check_instance,
+)
+from jaxmotion.transforms._init_state import check_axes, init_state
+from jaxmotion.transforms._placement import as_transformation
+
+
+def bind_mesh(
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+  """Lets an optimizer with per-worker state be initialized anywhere.
+
+  The state of `codecs.feedback` differs between workers, so that `init` needs
+  to know them. `flax.training.train_state.TrainState.create`,
+  `flax.nnx.Optimizer` and scripts call it where no axis is bound. There,
+  `init` of the result does what `transforms.init_state` does. Inside of
+  `shard_map` or `pmap` it is that of `tx`.
+
+  Args:
+    tx: optax chain with an `exchange` over `axis_name`.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) of the workers.
+
+  Returns:
+    A transformation with the `update` of `tx`.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> codec = codecs.feedback(codecs.sign())
+    >>> tx = optax.chain(transforms.exchange("data", codec), optax.sgd(0.1))
+    >>> state = bind_mesh(tx, mesh).init({"w": jnp.zeros(3)})
+    >>> int(state[0].count)
+    0
+  """
+  tx = as_transformation(tx)
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_axes(mesh, axis_name)
+
+  def init_fn(params: PyTree) -> PyTree:
+    if axis_is_bound(axis_name):
+      return tx.init(params)
+    return init_state(tx, params, mesh, axis_name=axis_name)
+
+  update: Any = optax.with_extra_args_support(tx).update
+  return optax.GradientTransformationExtraArgs(init_fn, update)

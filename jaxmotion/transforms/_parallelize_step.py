@@ -1,0 +1,234 @@
+"""Decorator that runs a training step of one's own on every worker."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion.core import (
+  AxisName,
+  PathRules,
+  PyTree,
+  StepsInFlight,
+  check_arrays,
+  check_axis_name,
+  check_buffers,
+  check_callable,
+  check_instance,
+  named_leaves,
+  state_specs,
+)
+from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._run_on_workers import (
+  Join,
+  fold_worker,
+  is_key,
+  join_name,
+  run_on_workers,
+)
+from jaxmotion.transforms._step_arguments import (
+  check_batch_names,
+  check_names,
+  check_parameter,
+  place_arguments,
+  split_specs,
+)
+
+
+def parallelize_step(
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+  batch: str | Sequence[str] = "batch",
+  mean: Sequence[str] = (),
+  donate: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+  """Makes a decorator that runs a training step on every worker's own batch.
+
+  It stands where `jax.jit` stood. The step computes its gradient from its own
+  part of the batch, and an `exchange` in its optimizer averages the gradients:
+
+  - arguments named by `batch` are split along their leading axis, scalars in
+    them excepted. `PerWorker` state is each worker's own. All else is
+    replicated.
+  - a PRNG key (typed, anywhere in the replicated arguments, or an argument that
+    is one raw key) is folded by the worker's index. An unchanged key is
+    returned as it was given; of a new one that of worker 0 is returned.
+  - results have to be equal on all workers, which is read from the traced step.
+    Floating-point scalars that differ, such as the loss, are averaged.
+
+  `lax.pmean(x, axis_name)` and the other collectives work in the step.
+
+  Args:
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) that the batch is split over.
+    batch: name of the parameter of the step that is split, or several.
+    mean: regular expressions; results whose path one of them matches are
+      averaged where they differ, such as "batch_stats".
+    donate: names of parameters whose buffers are given to the results.
+
+  Returns:
+    A decorator; what it returns is jitted.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis, or the step no such parameter. The
+      step raises it for a result that differs between workers, by its path,
+      and for a batch that the workers do not divide.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> tx = optax.chain(
+    ...   transforms.exchange("data", codec), optax.sgd(0.1)
+    ... )
+    >>> tx = transforms.bind_mesh(tx, mesh)
+    >>> @parallelize_step(mesh)
+    ... def train_step(params, opt_state, batch):
+    ...   def loss_fn(params):
+    ...     return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+    ...   loss, grads = jax.value_and_grad(loss_fn)(params)
+    ...   updates, opt_state = tx.update(grads, opt_state, params)
+    ...   return optax.apply_updates(params, updates), opt_state, loss
+    >>> params = {"w": jnp.zeros((2, 1))}
+    >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
+    >>> params, opt_state, loss = train_step(params, tx.init(params), batch)
+    >>> float(loss)
+    1.0
+  """
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_axes(mesh, axis_name)
+  split = check_batch_names(batch)
+  donated = check_names("donate", donate)
+  patterns = PathRules(
+    [(p, None) for p in check_names("mean", mean)], name="mean"
+  )
+
+  def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
+    check_callable("fun", fun)
+    signature = inspect.signature(fun)
+    for name, names in (("batch", split), ("donate", donated)):
+      for parameter in names:
+        check_parameter(name, parameter, signature)
+
+    def run_step(args: dict[str, PyTree], given: dict[str, PyTree]) -> PyTree:
+      args = {**args, **given}
+      specs = {
+        name: split_specs(arg, mesh, axis_name)
+        if name in split
+        else state_specs(arg, axis_name)
+        for name, arg in args.items()
+      }
+
+      raw_keys = any(
+        _is_raw_key(args[name]) for name in args.keys() - set(split)
+      )
+
+      def run_local(args: dict[str, PyTree]) -> PyTree:
+        args, keys = _fold_keys(args, split, axis_name)
+        given = {id(folded): key for folded, key in keys}
+        bound = signature.bind_partial()
+        bound.arguments.update(args)
+        results = fun(*bound.args, **bound.kwargs)
+        return jax.tree.map(lambda x: given.get(id(x), x), results)
+
+      decide = functools.partial(
+        _decide,
+        fun=fun,
+        patterns=patterns,
+        raw_keys=raw_keys,
+        axis_name=axis_name,
+      )
+      return run_on_workers(run_local, mesh, axis_name, [args], [specs], decide)
+
+    jitted = jax.jit(run_step, donate_argnums=0)
+    in_flight = StepsInFlight(mesh)
+
+    @functools.wraps(fun)
+    def step(*args: Any, **kwargs: Any) -> Any:
+      bound = signature.bind(*args, **kwargs)
+      bound.apply_defaults()
+      arguments = dict(bound.arguments)
+      check_buffers(arguments, donated)
+      in_flight.wait(arguments)
+      checked = dict(arguments)
+      try:
+        for name in arguments.keys() - set(split):
+          specs = state_specs(arguments[name], axis_name)
+          arguments[name] = place_arguments(arguments[name], mesh, specs)
+        taken = {name: arguments.pop(name) for name in donated}
+        results = jitted(taken, arguments)
+      except (TypeError, ValueError, OverflowError):
+        # Only after an error: a step shall not look at every leaf.
+        for name, tree in checked.items():
+          check_arrays(name, tree)
+        raise
+      in_flight.add(results)
+      return results
+
+    return step
+
+  return decorate
+
+
+def _fold_keys(
+  args: dict[str, PyTree], split: Sequence[str], axis_name: AxisName
+) -> tuple[dict[str, PyTree], list[tuple[Any, Any]]]:
+  """Folds the worker into keys: (arguments, pairs of a new and its old key)."""
+  pairs: list[tuple[Any, Any]] = []
+
+  def fold_leaf(x: Any, spec: P) -> Any:
+    if spec != P() or not (x is raw or is_key(x)):
+      return x
+    pairs.append((fold_worker(x, axis_name), x))
+    return pairs[-1][0]
+
+  folded = {}
+  for name, arg in args.items():
+    raw = arg if _is_raw_key(arg) else None
+    specs = state_specs(arg, axis_name)
+    folded[name] = arg if name in split else jax.tree.map(fold_leaf, arg, specs)
+  return folded, pairs
+
+
+def _is_raw_key(x: Any) -> bool:
+  """Returns whether an argument or result is like `jax.random.PRNGKey(0)`."""
+  return getattr(x, "shape", None) == (2,) and x.dtype == jnp.uint32
+
+
+def _decide(
+  shapes: PyTree,
+  differs: Sequence[bool],
+  *,
+  fun: Callable[..., Any],
+  patterns: PathRules,
+  raw_keys: bool,
+  axis_name: AxisName,
+) -> list[Join]:
+  """Says how each result is joined, or raises for one that may not differ."""
+  leaves = named_leaves(shapes)
+  patterns.require_use([path for path, _ in leaves], "result")
+  specs = jax.tree.leaves(state_specs(shapes, axis_name))
+  joins: list[Join] = []
+  for (path, x), spec, differ in zip(leaves, specs, differs, strict=True):
+    if spec != P():
+      joins.append(spec)
+    else:
+      joins.append(
+        join_name(
+          x,
+          differ,
+          f"{fun.__name__}: {path}",
+          axis_name,
+          mean=patterns.first_match(path) is not None,
+          key=raw_keys and _is_raw_key(x),
+        )
+      )
+  return joins

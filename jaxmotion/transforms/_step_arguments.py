@@ -1,0 +1,95 @@
+"""Arguments of training steps that are mapped over workers."""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from jaxmotion.collectives.extend import check_batch
+from jaxmotion.core import AxisName, PyTree, check_sequence, check_text
+
+
+def check_names(name: str, value: Any) -> tuple[str, ...]:
+  """Returns the strings of a list or tuple, or raises.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave.
+  """
+  names = check_sequence(name, value, "strings")
+  for item in names:
+    check_text(name, item)
+  return names
+
+
+def check_batch_names(value: Any) -> tuple[str, ...]:
+  """Returns the names of the parameters that are split, or raises.
+
+  Args:
+    value: one name or several, as the caller gave them.
+  """
+  names = check_names("batch", (value,) if isinstance(value, str) else value)
+  if not names:
+    raise ValueError(
+      f"`batch` must name a parameter of the step at least, got {value!r}."
+    )
+  return names
+
+
+def check_parameter(
+  name: str, parameter: str, signature: inspect.Signature
+) -> None:
+  """Raises unless a function has a parameter.
+
+  Args:
+    name: the argument that names the parameter, for the message.
+    parameter: what the caller gave.
+    signature: signature of the function.
+  """
+  if parameter not in signature.parameters:
+    listed = ", ".join(signature.parameters)
+    raise ValueError(
+      f"`{name}` must name parameters of the step ({listed}), got "
+      f"{parameter!r}."
+    )
+
+
+def split_specs(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
+  """Returns the specs of a batch that is split along its leading axis.
+
+  Args:
+    batch: pytree of arrays; scalars are replicated.
+    mesh: device mesh that has the axis.
+    axis_name: the workers' axis.
+
+  Raises:
+    ValueError: the workers do not divide a leading axis.
+  """
+  check_batch(
+    [x for x in jax.tree.leaves(batch) if jnp.ndim(x)], mesh, axis_name
+  )
+  return jax.tree.map(lambda x: P(axis_name) if jnp.ndim(x) else P(), batch)
+
+
+def place_arguments(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+  """Puts arrays on the mesh, where a compiled step returns them.
+
+  Otherwise the second call of the step would compile again.
+
+  Args:
+    tree: pytree of arrays; tracers and what is no array of JAX stay.
+    mesh: device mesh of the step.
+    specs: partition spec of each leaf.
+  """
+
+  def place_leaf(x: Any, spec: P) -> Any:
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+      return x
+    sharding = NamedSharding(mesh, spec)
+    if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+      return x
+    return jax.device_put(x, sharding)
+
+  return jax.tree.map(place_leaf, tree, specs)

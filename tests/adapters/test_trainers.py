@@ -1,0 +1,92 @@
+"""Trainers of other people's styles, before and after compression."""
+
+import difflib
+import importlib
+import inspect
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxmotion import codecs
+
+STYLES = (
+  "pmap_train_state",
+  "shard_map_step",
+  "sharded_batch",
+  "nnx_loop",
+  "batch_norm",
+  "plain_loop",
+  "module_pytree",
+  "recurrent_dropout",
+)
+INT8 = codecs.feedback(codecs.uniform(bits=8, block=64))
+STEPS = 6
+
+
+def make_batches():
+  """Digits-like batches: four classes, each around a center of its own."""
+  rng = np.random.default_rng(0)
+  centers = rng.normal(size=(4, 6)).astype(np.float32)
+  for _ in range(STEPS):
+    y = rng.integers(0, 4, 16).astype(np.int32)
+    noise = rng.normal(size=(16, 6)).astype(np.float32)
+    yield {"x": centers[y] + noise / 2, "y": y}
+
+
+def load(style, suffix=""):
+  return importlib.import_module(f"tests.adapters.trainers.{style}{suffix}")
+
+
+def run(module, codec=None):
+  mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+  config = types.SimpleNamespace(
+    features=6, learning_rate=0.1, mesh=mesh, codec=codec
+  )
+  return module.train(list(make_batches()), config)
+
+
+def code_lines(module):
+  """Lines of a trainer without its imports and blank lines."""
+  lines = inspect.getsource(module).splitlines()
+  first = next(
+    i for i, s in enumerate(lines) if s.startswith(("def", "class", "@"))
+  )
+  return [line for line in lines[first:] if line.strip()]
+
+
+def changed_lines(old, new):
+  """Returns how many lines an editor changes, removes or adds."""
+  matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+  return sum(
+    max(i2 - i1, j2 - j1)
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes()
+    if kind != "equal"
+  )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_at_most_three_lines_change(style):
+  plain, compressed = load(style), load(style, "_compressed")
+  assert changed_lines(code_lines(plain), code_lines(compressed)) <= 3
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_trainer_trains_as_before(style):
+  compressed = load(style, "_compressed")
+  params, losses = run(load(style))
+  same, same_losses = run(compressed, codecs.identity())
+  near, near_losses = run(compressed, INT8)
+  np.testing.assert_allclose(same_losses, losses, rtol=1e-5)
+  assert near_losses[-1] < 0.8 * near_losses[0]
+  np.testing.assert_allclose(near_losses, losses, rtol=0.05)
+  trees = map(jax.tree.leaves, (params, same, near))
+  for a, b, c in zip(*trees, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    if b.sharding.is_fully_replicated:
+      copies = [shard.data for shard in c.addressable_shards]
+    else:
+      copies = list(c)  # The leading axis of `pmap`.
+    for copy in copies:
+      np.testing.assert_array_equal(copy, copies[0])

@@ -1,0 +1,52 @@
+"""Trains a Linen TrainState whose batch statistics are kept beside it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.training import train_state
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import bind_mesh, exchange, parallelize_step
+from tests.adapters.trainers.networks import LinenNetwork, cross_entropy
+
+
+class TrainState(train_state.TrainState):
+  """Parameters, optimizer state and batch statistics."""
+
+  batch_stats: Any = None
+
+
+def train(batches, config):
+  mesh = config.mesh
+  tx = optax.sgd(config.learning_rate, momentum=0.9)
+  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
+  model = LinenNetwork(normalize=True)
+  init = jax.jit(model.init)
+  variables = init(jax.random.key(0), jnp.zeros((1, config.features)))
+  state = TrainState.create(apply_fn=model.apply, tx=tx, **variables)
+
+  def map_over_workers(fun):
+    specs = {"in_specs": (P(), P("data")), "out_specs": P()}
+    return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
+
+  @parallelize_step(mesh)
+  def train_step(state, batch):
+    def loss_fn(params):
+      variables = {"params": params, "batch_stats": state.batch_stats}
+      logits, updates = state.apply_fn(
+        variables, batch["x"], mutable=["batch_stats"]
+      )
+      loss = jax.lax.pmean(cross_entropy(logits, batch["y"]), "data")
+      return loss, jax.lax.pmean(updates["batch_stats"], "data")
+
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    (loss, stats), grads = grad_fn(state.params)
+    return state.apply_gradients(grads=grads, batch_stats=stats), loss
+
+  losses = []
+  for batch in batches:
+    state, loss = train_step(state, batch)
+    losses.append(float(loss))
+  return (state.params, state.batch_stats), losses

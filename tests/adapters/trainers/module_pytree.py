@@ -1,0 +1,36 @@
+"""Trains a model that is a pytree itself, as the modules of Equinox are."""
+
+import functools
+
+import jax
+import optax
+
+from tests.adapters.trainers.networks import (
+  ModuleNetwork,
+  cross_entropy,
+  init_params,
+)
+
+
+@jax.value_and_grad
+def compute_loss(model, x, y):
+  return cross_entropy(model(x), y)
+
+
+def train(batches, config):
+  model = ModuleNetwork(**init_params(config.features))
+  tx = optax.sgd(config.learning_rate, momentum=0.9)
+  opt_state = tx.init(model)
+
+  @functools.partial(jax.jit, donate_argnames="model")
+  def make_step(model, opt_state, x, y):
+    loss, grads = compute_loss(model, x, y)
+    updates, opt_state = tx.update(grads, opt_state, model)
+    return optax.apply_updates(model, updates), opt_state, loss
+
+  losses = []
+  for batch in batches:
+    x, y = batch["x"], batch["y"]
+    model, opt_state, loss = make_step(model, opt_state, x, y)
+    losses.append(float(loss))
+  return model, losses

@@ -1,0 +1,34 @@
+"""Trains a module of NNX with an optimizer and metrics, updated in place."""
+
+import optax
+from flax import nnx
+
+from tests.adapters.trainers.networks import NnxNetwork, cross_entropy
+
+
+def loss_fn(model, batch):
+  logits = model(batch["x"])
+  return cross_entropy(logits, batch["y"]), logits
+
+
+def train(batches, config):
+  model = NnxNetwork(config.features, rngs=nnx.Rngs(0))
+  tx = optax.sgd(config.learning_rate, momentum=0.9)
+  optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+  metrics = nnx.MultiMetric(
+    accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+  )
+
+  @nnx.jit
+  def train_step(model, optimizer, metrics, batch):
+    grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
+    (loss, logits), grads = grad_fn(model, batch)
+    metrics.update(loss=loss, logits=logits, labels=batch["y"])
+    optimizer.update(model, grads)
+
+  losses = []
+  for batch in batches:
+    train_step(model, optimizer, metrics, batch)
+    losses.append(float(metrics.compute()["loss"]))
+    metrics.reset()
+  return nnx.state(model, nnx.Param), losses

@@ -1,0 +1,56 @@
+"""Trains a recurrent network with dropout, whose keys each worker folds."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from tests.adapters.trainers.networks import (
+  HIDDEN,
+  cross_entropy,
+  init_matrix,
+  init_params,
+)
+
+
+def run_network(params, x, key):
+  def cell(h, column):
+    return jnp.tanh(column @ params["u"] + h @ params["cell"]), None
+
+  columns = x.T[:, :, None]
+  start = jnp.tile(jnp.zeros_like(columns[0]), HIDDEN)
+  h, _ = jax.lax.scan(cell, start, columns)
+  keep = jax.random.bernoulli(key, 0.9, h.shape)
+  return jnp.where(keep, h / 0.9, 0) @ params["last"]
+
+
+def train(batches, config):
+  mesh = config.mesh
+  tx = optax.sgd(config.learning_rate, momentum=0.9)
+
+  def map_over_workers(fun):
+    specs = {"in_specs": (P(), P(), P("data"), P()), "out_specs": P()}
+    return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
+
+  @map_over_workers
+  def train_step(params, opt_state, batch, key):
+    key = jax.random.fold_in(key, jax.lax.axis_index("data"))
+
+    def loss_fn(params):
+      loss = cross_entropy(run_network(params, batch["x"], key), batch["y"])
+      return jax.lax.pmean(loss, "data")
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  last = init_params(HIDDEN)["last"]
+  cell = init_matrix(2, HIDDEN, HIDDEN)
+  params = {"u": jnp.full((1, HIDDEN), 0.3), "cell": cell, "last": last}
+  opt_state = tx.init(params)
+  losses = []
+  for step, batch in enumerate(batches):
+    key = jax.random.fold_in(jax.random.key(2, impl="unsafe_rbg"), step)
+    params, opt_state, loss = train_step(params, opt_state, batch, key)
+    losses.append(float(loss))
+  return params, losses

@@ -1,0 +1,37 @@
+"""Trains by `jit` on a batch that `device_put` has split over the devices."""
+
+import jax
+import optax
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from tests.adapters.trainers.networks import (
+  apply_network,
+  cross_entropy,
+  init_params,
+)
+
+
+def train(batches, config):
+  mesh = config.mesh
+  replicated = NamedSharding(mesh, P())
+  split = NamedSharding(mesh, P("data"))
+  tx = optax.sgd(config.learning_rate, momentum=0.9)
+
+  def loss_fn(params, batch):
+    return cross_entropy(apply_network(params, batch["x"]), batch["y"])
+
+  @jax.jit
+  def train_step(params, opt_state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    params = optax.apply_updates(params, updates)
+    return params, opt_state, {"loss": loss, "norm": optax.tree.norm(params)}
+
+  params = jax.device_put(init_params(config.features), replicated)
+  opt_state = tx.init(params)
+  losses = []
+  for batch in batches:
+    batch = jax.device_put(batch, split)
+    params, opt_state, metrics = train_step(params, opt_state, batch)
+    losses.append(float(metrics["loss"]))
+  return params, losses
