@@ -90,7 +90,7 @@ def saved_like(
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   today = trace_state(tx, params, mesh, axis_name)
   make_layout(mesh, axis_name, today.exchanges)
-  saved = _trace_saved(tx, params, layout, today)
+  saved = _trace_saved(tx, params, layout, today, axis_name)
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
 
   def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -168,7 +168,7 @@ def resize(
   check_bool("reset_memory", reset_memory)
   today = trace_state(tx, params, mesh, axis_name)
   new_layout = make_layout(mesh, axis_name, today.exchanges)
-  saved = _trace_saved(tx, params, layout, today)
+  saved = _trace_saved(tx, params, layout, today, axis_name)
   converters = [
     _Converter(old, new, options, layout, new_layout, reset_memory)
     for old, new, options in zip(
@@ -281,12 +281,16 @@ def _trace_saved(
   params: PyTree,
   layout: Layout,
   today: TracedState,
+  axis_name: AxisName,
 ) -> TracedState:
   """Returns the shapes of the saved state; raises if it is of another chain."""
   mesh = layout_mesh(layout)
-  axis_name = tuple(name for name, _ in layout.workers)
-  _check_exchanges(layout, make_layout(mesh, axis_name, today.exchanges))
-  saved = trace_state(tx, params, mesh, axis_name)
+  saved_axes = tuple(name for name, _ in layout.workers)
+  _check_exchanges(layout, make_layout(mesh, saved_axes, today.exchanges))
+  # The chain names today's axes. All else depends on the workers' number alone.
+  axes = axis_names(axis_name)
+  lengths = (count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
+  saved = trace_state(tx, params, AbstractMesh(lengths, axes), axis_name)
   made = iter(zip(layout.exchanges, today.exchanges, strict=True))
 
   def replace_node(node: Any) -> Any:
@@ -301,7 +305,7 @@ def _trace_saved(
       method=entry.method,
       local_axis=entry.local_axis,
     )
-    return trace_state(own, options.params, mesh, axis_name).state
+    return trace_state(own, options.params, mesh, saved_axes).state
 
   state = jax.tree.map(
     replace_node, saved.state, is_leaf=lambda n: isinstance(n, ExchangeState)
@@ -317,12 +321,10 @@ def _check_exchanges(layout: Layout, today: Layout) -> None:
       f"`layout` must have the {counts[1]} exchanges of `tx`, got {counts[0]}."
     )
   for old, new in zip(layout.exchanges, today.exchanges, strict=True):
-    for field in ("op", "axis_name", "local_axis"):
-      ours, theirs = getattr(new, field), getattr(old, field)
-      if ours != theirs:
-        raise ValueError(
-          f"`layout` must have the {field} of `tx`, {ours!r}, got {theirs!r}."
-        )
+    if new.op != old.op:
+      raise ValueError(
+        f"`layout` must have the `op` of `tx`, {new.op!r}, got {old.op!r}."
+      )
     wanted, found = dict(_by_path(new)), dict(_by_path(old))
     for path in [*wanted, *found]:
       if wanted.get(path) != found.get(path):

@@ -246,6 +246,23 @@ def test_hosts_change_their_number_and_their_devices():
   assert any(np.abs(a).max() > 0.1 for a in first)
 
 
+def test_axes_may_have_other_names_and_another_number():
+  tx = make_tx()
+  state, layout = make_filled(tx, 4)
+  axes = ("host", "device")
+  other = optax.chain(
+    transforms.exchange("host", CODEC, local_axis="device"), optax.trace(0.9)
+  )
+  two = AbstractMesh((2, 1), axes)
+  moved = checkpoint.resize(other, state, PARAMS, layout, two, axis_name=axes)
+  (last,) = read_means(
+    other, [moved], make_layouts(other, [(2, 1)], axes), axes
+  )
+  (first,) = read_means(tx, [state], [layout], ("data",))
+  for a, b in zip(first, last, strict=True):
+    np.testing.assert_allclose(b, a, rtol=0, atol=1e-6)
+
+
 def test_state_of_each_worker_is_mixed_or_taken_from_the_nearest():
   def init(params):
     del params
@@ -283,7 +300,7 @@ def test_a_layout_of_other_code_is_refused_by_what_differs():
   wide = PARAMS | {"w": np.zeros((24, 25), np.float32)}
   with pytest.raises(ValueError, match=r"'w' is float32\[24, 25\], got"):
     checkpoint.resize(tx, state, wide, layout, mesh)
-  with pytest.raises(ValueError, match="op of `tx`, 'sum', got 'mean'"):
+  with pytest.raises(ValueError, match="`op` of `tx`, 'sum', got 'mean'"):
     checkpoint.resize(make_tx(op="sum"), state, PARAMS, layout, mesh)
   with pytest.raises(ValueError, match="the 0 exchanges of `tx`, got 1"):
     checkpoint.resize(optax.sgd(0.1), state, PARAMS, layout, mesh)
