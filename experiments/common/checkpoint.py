@@ -27,7 +27,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +66,21 @@ class Log(NamedTuple):
   step_ms: list[float]
 
 
+class Elastic(NamedTuple):
+  """Continuation of a saved state by other workers.
+
+  Attributes:
+    layout: description of the state, plain data that is saved beside it.
+    like_saved: returns arrays like the state of another layout, on the devices
+      of this job.
+    resize: returns the state of this job, from a state and its layout.
+  """
+
+  layout: Any
+  like_saved: Callable[[Any], Any]
+  resize: Callable[[Any, Any], Any]
+
+
 class CheckpointStore:
   """Checkpoints of one run: parameters, optimizer state, log.
 
@@ -87,26 +102,29 @@ class CheckpointStore:
       handler = ocp.CompositeCheckpointHandler(**handlers)
       self._orbax = ocp.Checkpointer(handler)
 
-  def save(self, tree: Any, log: Log) -> None:
+  def save(self, tree: Any, log: Log, layout: Any = None) -> None:
     """Writes the state after `len(log.loss)` steps and waits for the disk.
 
     Args:
       tree: pytree of arrays.
       log: losses and times of the steps.
+      layout: description of the state, plain data.
 
     Raises:
       JobError: the disk is full, or the system refuses for another reason.
     """
     step = len(log.loss)
     try:
-      self._write_step(step, tree, log)
+      self._write_step(step, tree, log, layout)
     except OSError as error:
       raise JobError(
         f"the checkpoint of step {step} cannot be written to"
         f" {str(self._folder)!r}: {describe_failure(error)}"
       ) from error
 
-  def restore(self, like: Any) -> tuple[Any, Log]:
+  def restore(
+    self, like: Any, elastic: Elastic | None = None
+  ) -> tuple[Any, Log]:
     """Reads the latest checkpoint that is as it was written.
 
     A checkpoint that is not is moved aside, and a line says so.
@@ -114,6 +132,7 @@ class CheckpointStore:
     Args:
       like: a pytree of arrays with the wanted structure, shapes, dtypes and
         shardings.
+      elastic: continues a state that was saved with another layout, if given.
 
     Returns:
       The saved tree and log; `like` and an empty log if nothing is saved.
@@ -133,15 +152,23 @@ class CheckpointStore:
         raise JobError(
           f"process 0 alone can read step {step}: {error}"
         ) from error
-    leaves, structure = jax.tree.flatten(like)
     facts = self._load(path, {_FACTS: ocp.args.JsonRestore()})[_FACTS]
+    layout = facts["layout"]
+    if elastic and layout in (None, elastic.layout):
+      elastic = None  # Nothing has changed.
+    if elastic:
+      like = elastic.like_saved(layout)
+    leaves, structure = jax.tree.flatten(like)
     self._check_leaves(step, facts["leaves"], leaves)
     arrays = _select_saved(leaves)
     if arrays:
       args = {_STATE: ocp.args.StandardRestore(arrays)}
       arrays = self._load(path, args)[_STATE]
     restored = [arrays.get(str(i), x) for i, x in enumerate(leaves)]
-    return jax.tree.unflatten(structure, restored), Log(**facts["log"])
+    tree = jax.tree.unflatten(structure, restored)
+    if elastic:
+      tree = elastic.resize(tree, layout)
+    return tree, Log(**facts["log"])
 
   def list_steps(self) -> list[int]:
     """Returns the steps that have a checkpoint, latest first."""
@@ -150,7 +177,7 @@ class CheckpointStore:
     names = [path.name for path in self._folder.iterdir()]
     return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
-  def _write_step(self, step: int, tree: Any, log: Log) -> None:
+  def _write_step(self, step: int, tree: Any, log: Log, layout: Any) -> None:
     # A process of an earlier job may still live: its token is another one.
     token = _agree_on(secrets.randbits(31))
     partial = self._folder / f"{step}.partial-{token}"
@@ -158,10 +185,12 @@ class CheckpointStore:
       self._remove_leftovers()
       self._folder.mkdir(parents=True, exist_ok=True)
     leaves = jax.tree.leaves(tree)
-    facts = {"leaves": [_describe_leaf(x) for x in leaves]}
-    items: dict[str, Any] = {
-      _FACTS: ocp.args.JsonSave(facts | {"log": log._asdict()})
+    facts = {
+      "leaves": [_describe_leaf(x) for x in leaves],
+      "layout": layout,
+      "log": log._asdict(),
     }
+    items: dict[str, Any] = {_FACTS: ocp.args.JsonSave(facts)}
     arrays = _select_saved(leaves)
     if arrays:
       items[_STATE] = ocp.args.StandardSave(arrays)
@@ -319,8 +348,9 @@ def _describe_leaf(x: Any) -> str:
 
 
 def _to_storable(x: Any) -> Any:
-  """Returns a JAX array as it is, anything else as a NumPy array."""
-  return x if isinstance(x, jax.Array) else np.asarray(x)
+  """Returns a JAX array or shape as it is, else a NumPy array."""
+  is_known = isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+  return x if is_known else np.asarray(x)
 
 
 def _select_saved(leaves: list[Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.checkpoint import CheckpointStore, Elastic, Log
 from experiments.common.progress import Display
 from experiments.common.workdir import Workdir
 
@@ -26,6 +26,7 @@ def run_steps(
   steps: int,
   checkpoint_every: int,
   store: CheckpointStore | None = None,
+  elastic: Elastic | None = None,
   stop: int | None = None,
   evaluate: Callable[[int, State], None] | None = None,
   on_step: OnStep = ignore_step,
@@ -43,6 +44,7 @@ def run_steps(
     steps: number of steps of the whole run.
     checkpoint_every: steps between two checkpoints; the last step has one too.
     store: checkpoints to read and write, if any.
+    elastic: continues a state that other workers saved, if given.
     stop: number of steps to end after, instead of `steps`.
     evaluate: called with the number of steps done and the state, before the
       checkpoint; may write into NumPy arrays of the state.
@@ -53,7 +55,7 @@ def run_steps(
   """
   log = Log([], [])
   if store:
-    state, log = store.restore(state)
+    state, log = store.restore(state, elastic)
   for done in range(len(log.loss) + 1, (steps if stop is None else stop) + 1):
     batch = load_batch(done - 1)
     begin = time.perf_counter()
@@ -65,7 +67,7 @@ def run_steps(
     if evaluate:
       evaluate(done, state)
     if store and (done % checkpoint_every == 0 or done == steps):
-      store.save(state, log)
+      store.save(state, log, elastic.layout if elastic else None)
     on_step(done, loss)
   return state, log
 

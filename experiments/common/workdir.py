@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from experiments.common.console import (
 from experiments.common.job_lock import lock_folder
 
 # Fields that may change between two starts: a longer list only adds runs.
-_FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
+FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
 
 
 class Run(NamedTuple):
@@ -61,6 +61,7 @@ class Workdir:
     folder: path of the folder; created if absent.
     config: configuration of the job.
     record: NamedTuple type of finished runs, with values that JSON knows.
+    free_fields: fields of the configuration that may change between two starts.
 
   Raises:
     JobError: the folder is no folder, belongs to another configuration, is
@@ -73,8 +74,10 @@ class Workdir:
     folder: str | os.PathLike[str],
     config: ConfigDict,
     record: Callable[..., Any] = Run,
+    free_fields: Collection[str] = FREE_FIELDS,
   ):
     self._record = record
+    self._free_fields = free_fields
     self._folder = pathlib.Path(folder)
     self._runs = self._folder / "runs.jsonl"
     self._is_first = jax.process_index() == 0
@@ -106,7 +109,7 @@ class Workdir:
 
   def _claim_folder(self, config: ConfigDict) -> None:
     fields = json.loads(config.to_json())
-    ours = {k: v for k, v in fields.items() if k not in _FREE_FIELDS}
+    ours = {k: v for k, v in fields.items() if k not in self._free_fields}
     path = self._folder / "config.json"
     if not path.exists():
       if self._runs.exists() or (self._folder / "checkpoints").exists():

@@ -8,7 +8,7 @@ from experiments.common.checkpoint import CheckpointStore
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
-from experiments.common.workdir import Run, Workdir
+from experiments.common.workdir import FREE_FIELDS, Run, Workdir
 from experiments.train import tables, tasks
 from experiments.train.cases import check_exchange
 from experiments.train.mesh import Mesh, make_mesh
@@ -45,7 +45,12 @@ def run_experiment(
   is_first = jax.process_index() == 0
   console = make_console()
   console.quiet = not is_first
-  folder = Workdir(workdir, config) if workdir else None
+  folder = (
+    # Other workers continue the checkpoints.
+    Workdir(workdir, config, free_fields=(*FREE_FIELDS, "workers"))
+    if workdir
+    else None
+  )
   task = tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
   with Display(console, steps=config.steps, runs=runs) as display:

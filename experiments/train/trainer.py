@@ -13,7 +13,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.checkpoint import CheckpointStore, Elastic, Log
+from experiments.common.console import print_notice
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
@@ -21,7 +22,7 @@ from experiments.train.cases import SHARDED, get_exchange
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, Task
-from jaxmotion import wire
+from jaxmotion import checkpoint, wire
 
 Params = Any
 OptState = Any
@@ -73,6 +74,11 @@ class Program(NamedTuple):
   wire_bytes: int
   compiled_bytes: int
   compile_s: float
+
+
+def _make_empty(like: jax.ShapeDtypeStruct) -> Any:
+  """Makes an array without elements; they are in no checkpoint."""
+  return like if like.size else np.zeros(like.shape, like.dtype)
 
 
 def compile_step(step: Any, *args: Any) -> Program:
@@ -149,6 +155,7 @@ class Trainer:
     self._init, self._step = jaxmotion.data_parallel(
       loss, tx, mesh, axis_name=workers
     )
+    self._tx, self._mesh, self._workers = tx, mesh, workers
     self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
     self.program: Program | None = None
 
@@ -193,6 +200,7 @@ class Trainer:
       steps=self._config.steps,
       checkpoint_every=self._config.checkpoint_every,
       store=store,
+      elastic=self._make_elastic(params) if store else None,
       stop=stop,
       on_step=on_step,
     )
@@ -220,6 +228,32 @@ class Trainer:
       compile_s=self.program.compile_s,
       step_ms=statistics.median(trained.log.step_ms),
     )
+
+  def _make_elastic(self, params: Params) -> Elastic:
+    """Returns how this job continues what other workers have saved."""
+    tx, mesh, axes = self._tx, self._mesh, self._workers
+    likes = jax.eval_shape(lambda: params)
+
+    def like_saved(layout: Any) -> tuple[Params, OptState]:
+      saved = checkpoint.Layout.from_dict(layout)
+      state = checkpoint.saved_like(tx, likes, saved, mesh, axis_name=axes)
+      return params, jax.tree.map(_make_empty, state)
+
+    def resize(
+      trained: tuple[Params, OptState], layout: Any
+    ) -> tuple[Params, OptState]:
+      saved = checkpoint.Layout.from_dict(layout)
+      print_notice(
+        f"{self._exchange}: a state of {math.prod(n for _, n in saved.workers)} workers"
+        f" continues on {mesh.size}."
+      )
+      state = checkpoint.resize(
+        tx, trained[1], likes, saved, mesh, axis_name=axes
+      )
+      return trained[0], state
+
+    layout = checkpoint.describe_state(tx, likes, mesh, axis_name=axes)
+    return Elastic(layout.to_dict(), like_saved, resize)
 
   def _load_batch(self, seed: int, step: int) -> Any:
     """Returns the batch of all workers; a process of several feeds its rows."""

@@ -127,9 +127,6 @@ def resize(
   itself are mixed alike if they are floats; integers and keys come from the
   nearest old worker, and keys are folded with the new worker's index.
 
-  The result is in canonical form if anything changed: the first step after it
-  compiles a program of its own.
-
   Args:
     tx: optax chain of today.
     state: the old state, as saved or restored: arrays that all processes can
@@ -175,7 +172,7 @@ def resize(
       layout.exchanges, new_layout.exchanges, today.exchanges, strict=True
     )
   ]
-  _check_saved(state, saved.state, converters)
+  _check_saved(state, saved.state)
   workers = count_workers(new_layout, axis_names(axis_name))
 
   def convert(state: PyTree) -> PyTree:
@@ -195,8 +192,7 @@ def resize(
   if isinstance(mesh, AbstractMesh):
     return jax.jit(convert)(state)
   like = saved_like(tx, params, layout, mesh, axis_name=axis_name)
-  if same_structure(state, like):
-    state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
+  state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
   shapes = jax.eval_shape(convert, state)
   shardings = jax.tree.map(
     lambda spec: NamedSharding(mesh, spec), state_specs(shapes, axis_name)
@@ -232,22 +228,13 @@ class _Converter:
     """Returns the state for today's workers and codec."""
     if self._is_same() and not self.reset_memory:
       return state
-    return self._convert(state, self._target, reset_memory=self.reset_memory)
-
-  def canonical_like(self, state: ExchangeState) -> ExchangeState:
-    """Returns the shapes of the saved state in canonical form."""
-    return jax.eval_shape(lambda s: self._convert(s, self._source), state)
-
-  def _convert(
-    self, state: ExchangeState, target: StateLayout, **options: bool
-  ) -> ExchangeState:
     codec_state = convert_states(
       state.codec_state.value,
       self._params,
       self._source,
-      target,
+      self._target,
       op=self.new.op,
-      **options,
+      reset_memory=self.reset_memory,
     )
     return state._replace(codec_state=PerWorker(codec_state))
 
@@ -273,7 +260,9 @@ class _Converter:
 def _state_layout(entry: ExchangeLayout, layout: Layout) -> StateLayout:
   workers, local_axis = count_workers(layout, entry.axis_name), entry.local_axis
   devices = None if local_axis is None else count_workers(layout, local_axis)
-  return StateLayout(entry.codecs[0], workers, entry.method, devices)
+  return StateLayout(
+    entry.codecs[0], workers, entry.method, devices, len(entry.codecs) > 1
+  )
 
 
 def _trace_saved(
@@ -340,23 +329,9 @@ def _by_path(entry: ExchangeLayout) -> list[tuple[str, str]]:
   ]
 
 
-def _check_saved(
-  state: PyTree, saved: PyTree, converters: list[_Converter]
-) -> None:
-  """Raises unless a state has the shapes of its layout, in either form."""
-  remaining = iter(converters)
-
-  def to_canonical(node: Any) -> Any:
-    if isinstance(node, ExchangeState) and jax.tree.leaves(node.codec_state):
-      return next(remaining).canonical_like(node)
-    if isinstance(node, ExchangeState):
-      next(remaining)
-    return node
-
-  canonical = jax.tree.map(
-    to_canonical, saved, is_leaf=lambda n: isinstance(n, ExchangeState)
-  )
-  if not any(_same_shapes(state, like) for like in (saved, canonical)):
+def _check_saved(state: PyTree, saved: PyTree) -> None:
+  """Raises unless a state has the shapes of its layout."""
+  if not _same_shapes(state, saved):
     raise ValueError(
       f"`state` must be of `layout`, with arrays {_list_shapes(saved)}, got "
       f"{_list_shapes(state)}."

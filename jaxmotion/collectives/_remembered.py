@@ -11,6 +11,7 @@ phases, each of which one worker keeps for all. In units of the mean,
 state can be continued by other workers or by another codec.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -36,7 +37,9 @@ from jaxmotion.core import (
   check_float,
   check_instance,
   check_int,
+  make_key,
 )
+from jaxmotion.kernels import ErrorMemory
 
 
 class _Memory(NamedTuple):
@@ -59,12 +62,14 @@ class StateLayout(NamedTuple):
     workers: number of workers, or of hosts if devices of a host reduce first.
     method: "gather", "two_phase" or None, as given to the collective.
     devices: devices of one host that reduce first, or None.
+    canonical: whether codecs of several levels share the state.
   """
 
   codec: Codec
   workers: int
   method: str | None = None
   devices: int | None = None
+  canonical: bool = False
 
 
 def forgetful_leaves(x: PyTree, codec: Codec) -> list[str]:
@@ -114,8 +119,8 @@ def convert_states(
     reset_memory: whether to forget the errors.
 
   Returns:
-    State in the canonical form, which the collective continues from; leaves
-    have a leading axis of workers.
+    State that the collective continues from; leaves have a leading axis of
+    workers.
 
   Raises:
     ValueError: a codec keeps a state other than error memory.
@@ -181,7 +186,7 @@ def _read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
 
 
 def _write_memory(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
-  """Returns canonical states of all workers that remember these errors."""
+  """Returns states of all workers that remember these errors."""
   if layout.devices is None:
     return _write_arrays(memory, x, layout)
   devices = layout.devices
@@ -303,6 +308,7 @@ def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
 def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
   arrays = partition(layout.codec, x)
   workers = layout.workers
+  keep = functools.partial(_state_of, canonical=layout.canonical)
   states = []
   for group, method, errors, mean in zip(
     arrays.leaf_groups,
@@ -318,11 +324,9 @@ def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
     if method == "two_phase":
       rows = jax.vmap(lambda e: pad_to_rows(e, workers))(errors)
       means = pad_to_rows(mean, workers)
-      states.append(
-        ReduceState(_state_of(codec, rows, 2), _state_of(codec, means, 1))
-      )
+      states.append(ReduceState(keep(codec, rows, 2), keep(codec, means, 1)))
     else:
-      states.append(ReduceState(_state_of(codec, errors + mean[None], 1), ()))
+      states.append(ReduceState(keep(codec, errors + mean[None], 1), ()))
   return states
 
 
@@ -336,13 +340,22 @@ def _memory_codec(codec: Codec) -> feedback:
   )
 
 
-def _state_of(codec: feedback, errors: Array, rows: int) -> PyTree:
-  """Returns canonical states with these errors, of `rows` leading axes."""
-  like = jax.ShapeDtypeStruct(errors.shape[rows:], jnp.float32)
-  fresh = codec.canonical_state(codec.init(like))
+def _state_of(
+  codec: feedback, errors: Array, rows: int, *, canonical: bool
+) -> PyTree:
+  """Returns states with these errors, of `rows` leading axes."""
+  lead, like = errors.shape[:rows], jnp.zeros(errors.shape[rows:], jnp.float32)
+  fresh, sent = codec.init(like), ()
+  if jax.tree.leaves(fresh.memory.sent) and not canonical:
+    # A codec that may be in `feedback` loses nothing of zeros, so an encoding
+    # of zeros leaves the value itself as the error.
+    key = make_key(0) if codec.needs_key else None
+    zeros, _ = codec.codec.encode(like, (), key)
+    errors = errors + codec.codec.decode(zeros, like)[(None,) * rows]
+    sent = jax.tree.map(lambda a: jnp.broadcast_to(a, (*lead, *a.shape)), zeros)
   # A count of 0 would say that nothing was sent yet.
-  count = jnp.ones(errors.shape[:rows], fresh.memory.count.dtype)
-  return fresh._replace(memory=fresh.memory._replace(count=count, value=errors))
+  count = jnp.ones(lead, fresh.memory.count.dtype)
+  return fresh._replace(memory=ErrorMemory(count, errors, sent))
 
 
 def _join_leaves(

@@ -54,13 +54,17 @@ def make_step(tx, workers):
   return step
 
 
-def read_outstanding(tx, state, layout):
-  """What is still to be sent, by the state that keeps only the mean."""
-  one = checkpoint.resize(tx, state, PARAMS, layout, ONE)
+def read_values(state):
+  """The errors that the only worker of a state remembers."""
   return [
     np.asarray(reduced.first.memory.value[0], np.float64)
-    for reduced in one[0].codec_state.value
+    for reduced in state[0].codec_state.value
   ]
+
+
+def read_outstanding(tx, state, layout):
+  """What is still to be sent, by the state that keeps only the mean."""
+  return read_values(checkpoint.resize(tx, state, PARAMS, layout, ONE))
 
 
 def exchange_only(axis_name="data", **options):
@@ -135,7 +139,7 @@ def read_means(tx, states, layouts, axes):
   """The memory of each state as that of one worker, in one list each."""
   one = AbstractMesh((1,) * len(axes), axes)
   return [
-    jax.tree.leaves(
+    read_values(
       checkpoint.resize(tx, state, PARAMS, layout, one, axis_name=axes)
     )
     for state, layout in zip(states, layouts, strict=True)

@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh
 
+import jaxmotion
 from experiments.common.workdir import Workdir
 from experiments.data import images
 from experiments.train import tasks, trainer as trainers
+from experiments.train.cases import get_exchange
 from experiments.train.mesh import make_mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.run import train_all
-from jaxmotion import wire
+from jaxmotion import checkpoint, wire
 
 FEEDBACK = "sign_feedback"
 
@@ -50,6 +53,45 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
     (straight.params, straight.state), (resumed.params, resumed.state)
   )
   assert straight.log.loss == resumed.log.loss
+
+
+def read_outstanding(trained, config):
+  """What the workers have still to send, one array for each leaf."""
+  exchange = trained.state[0]
+  tx = jaxmotion.exchange("data", get_exchange(FEEDBACK))
+  layout = checkpoint.describe_state(
+    tx, trained.params, make_mesh(config.workers)
+  )
+  one = checkpoint.resize(
+    tx, exchange, trained.params, layout, AbstractMesh((1,), ("data",))
+  )
+  return jax.tree.leaves(one.codec_state)
+
+
+def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
+  config = tiny("digits", steps=6, checkpoint_every=3, workers=4)
+  four = make_trainer(config, FEEDBACK)
+  workdir = Workdir(tmp_path, config, free_fields=("workers",))
+  store = workdir.open_store(FEEDBACK, 0)
+  before = four.train_seed(seed=0, store=store, stop=3)
+  del workdir
+
+  fewer = tiny("digits", steps=6, checkpoint_every=3, workers=2)
+  workdir = Workdir(tmp_path, fewer, free_fields=("workers",))
+  store = workdir.open_store(FEEDBACK, 0)
+  two = make_trainer(fewer, FEEDBACK)
+  resized = two.train_seed(seed=0, store=store, stop=3)
+  assert "a state of 4 workers continues on 2." in capfd.readouterr().err
+  assert_same_bits(before.params, resized.params)
+  assert resized.log == before.log
+  old, new = read_outstanding(before, config), read_outstanding(resized, fewer)
+  for a, b in zip(old, new, strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+  assert any(np.abs(a).max() > 1e-4 for a in old)
+  trained = two.train_seed(seed=0, store=store)
+  assert len(trained.log.loss) == 6 and np.isfinite(trained.log.loss).all()
+  again = two.train_seed(seed=0, store=store)
+  assert_same_bits(trained.state, again.state)
 
 
 def test_every_exchange_trains_and_is_measured(tiny):
