@@ -189,6 +189,9 @@ class Trainer:
       wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
+    # The parts of a sharded optimizer are those of this number of workers.
+    is_elastic = store is not None and self._exchange not in SHARDED
+
     def step(trained: Any, batch: Batch) -> tuple[Any, float]:
       *trained, loss = program.step(trained[0], trained[1], batch)
       return tuple(trained), float(loss)
@@ -200,7 +203,7 @@ class Trainer:
       steps=self._config.steps,
       checkpoint_every=self._config.checkpoint_every,
       store=store,
-      elastic=self._make_elastic(params) if store else None,
+      elastic=self._make_elastic(params) if is_elastic else None,
       stop=stop,
       on_step=on_step,
     )

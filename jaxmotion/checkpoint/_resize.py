@@ -40,7 +40,7 @@ from jaxmotion.core import (
   shape_string,
   state_specs,
 )
-from jaxmotion.transforms import ExchangeState, exchange
+from jaxmotion.transforms import ExchangeState, ShardedState, exchange
 from jaxmotion.transforms.extend import (
   ExchangeOptions,
   TracedState,
@@ -165,6 +165,7 @@ def resize(
   check_bool("reset_memory", reset_memory)
   today = trace_state(tx, params, mesh, axis_name)
   new_layout = make_layout(mesh, axis_name, today.exchanges)
+  _check_whole(today.state, layout, new_layout)
   saved = _trace_saved(tx, params, layout, today, axis_name)
   converters = [
     _Converter(old, new, options, layout, new_layout, reset_memory)
@@ -300,6 +301,20 @@ def _trace_saved(
     replace_node, saved.state, is_leaf=lambda n: isinstance(n, ExchangeState)
   )
   return TracedState(state, saved.exchanges)
+
+
+def _check_whole(state: PyTree, old: Layout, new: Layout) -> None:
+  """Raises if a state in parts would have to be cut in other parts."""
+
+  def is_sharded(node: Any) -> bool:
+    return isinstance(node, ShardedState)
+
+  nodes = jax.tree.leaves(state, is_leaf=is_sharded)
+  if old.workers != new.workers and any(map(is_sharded, nodes)):
+    raise ValueError(
+      f"`mesh` must have the {dict(old.workers)} workers of `layout` for a `tx` "
+      f"with `sharded`, whose parts are theirs, got {dict(new.workers)}."
+    )
 
 
 def _check_exchanges(layout: Layout, today: Layout) -> None:
