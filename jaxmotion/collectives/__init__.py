@@ -33,6 +33,7 @@ from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,
 )
+from jaxmotion.collectives._unshard import unshard as unshard
 from jaxmotion.core import set_public_module as _set_public_module
 
 _set_public_module(__name__, globals())

@@ -90,7 +90,6 @@ def scatter_means(
     Row r of each mean on worker r, in float32 or wider (in the array's own
     dtype from codecs that keep it), and the new states.
   """
-  workers = count_workers(axis_name)
   coded = [
     encode_rows(
       leaf.codec,
@@ -100,21 +99,44 @@ def scatter_means(
     )
     for x, leaf, state in zip(rows, codecs, states, strict=True)
   ]
+  means = average_rows(
+    [payload for payload, _ in coded],
+    codecs,
+    [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows],
+    axis_name,
+  )
+  return means, [state for _, state in coded]
+
+
+def average_rows(
+  payloads: Sequence[PyTree],
+  codecs: Sequence[LeafCodec],
+  likes: Sequence[jax.ShapeDtypeStruct],
+  axis_name: AxisName,
+) -> list[Array]:
+  """Returns this worker's row of the mean of every array, from payloads.
+
+  Args:
+    payloads: payload of each array, whose leaves have a leading axis of rows.
+    codecs: codec of each array.
+    likes: shape and dtype of a row of each array.
+    axis_name: the workers' axis.
+  """
+  workers = count_workers(axis_name)
   sent = [
     payload
-    for (payload, _), leaf in zip(coded, codecs, strict=True)
+    for payload, leaf in zip(payloads, codecs, strict=True)
     if not leaf.codec.summable
   ]
   received = iter(exchange_rows(sent, axis_name))
   means = []
-  for x, (payload, _), leaf in zip(rows, coded, codecs, strict=True):
-    row = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+  for payload, leaf, row in zip(payloads, codecs, likes, strict=True):
     if leaf.codec.summable:
       total = leaf.codec.decode(scatter_payload(payload, axis_name), row)
     else:
       total = leaf.codec.sum_decoded(next(received), row)
     means.append(total / workers)
-  return means, [state for _, state in coded]
+  return means
 
 
 def gather_shards(

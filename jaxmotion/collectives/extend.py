@@ -42,6 +42,7 @@ from jaxmotion.collectives._state import (
   init_rows as init_rows,
 )
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
+from jaxmotion.collectives._unshard import PACKED_WEIGHTS as PACKED_WEIGHTS
 from jaxmotion.collectives._weight import (
   apply_weight as apply_weight,
   check_weight as check_weight,

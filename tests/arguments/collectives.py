@@ -34,6 +34,16 @@ CALLS = {
   "collectives.all_to_all_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.reduce_scatter": Call(X, "data", INT8, key=KEY, mesh=DATA),
   "collectives.reduce_scatter_init": Call(X, "data", INT8, mesh=DATA),
+  "collectives.unshard": Call(
+    X,
+    "data",
+    INT8,
+    INT8,
+    error=np.zeros((16, 32), np.float32),
+    key=KEY,
+    mesh=DATA,
+    varying=["x", "error"],
+  ),
   "collectives.all_gather_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.broadcast_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.all_reduce_hierarchical": Call(
