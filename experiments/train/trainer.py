@@ -247,8 +247,9 @@ class Trainer:
     ) -> tuple[Params, OptState]:
       saved = checkpoint.Layout.from_dict(layout)
       print_notice(
-        f"{self._exchange}: a state of {math.prod(n for _, n in saved.workers)} workers"
-        f" continues on {mesh.size}."
+        f"{self._exchange}: a state of"
+        f" {math.prod(n for _, n in saved.workers)} workers continues on"
+        f" {mesh.size}."
       )
       state = checkpoint.resize(
         tx, trained[1], likes, saved, mesh, axis_name=axes

@@ -312,8 +312,8 @@ def _check_whole(state: PyTree, old: Layout, new: Layout) -> None:
   nodes = jax.tree.leaves(state, is_leaf=is_sharded)
   if old.workers != new.workers and any(map(is_sharded, nodes)):
     raise ValueError(
-      f"`mesh` must have the {dict(old.workers)} workers of `layout` for a `tx` "
-      f"with `sharded`, whose parts are theirs, got {dict(new.workers)}."
+      f"`mesh` must have the {dict(old.workers)} workers of `layout` for a "
+      f"`tx` with `sharded`, whose parts are theirs, got {dict(new.workers)}."
     )
 
 
