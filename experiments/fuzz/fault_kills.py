@@ -84,7 +84,7 @@ def run_kills(
         if chooser.random() < _STARTING:
           done = job.wait(chooser.uniform(0.0, seconds))
         else:
-          _wait_for_step(job, workdir, steps)
+          wait_for_step(job, workdir, steps)
           done = job.wait(chooser.uniform(0.0, stepping_s))
       if done is None:
         sent = chooser.choice(signals)
@@ -116,7 +116,7 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
     workdir = rig.folder / f"straight-{index}"
     begin = time.monotonic()
     job = rig.start(workdir)
-    _wait_for_step(job, workdir, 0)
+    wait_for_step(job, workdir, 0)
     first = time.monotonic()
     ended = job.finish()
     seconds = time.monotonic() - begin
@@ -130,7 +130,7 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
   return found[0], seconds, time.monotonic() - first
 
 
-def _wait_for_step(job: Job, workdir: pathlib.Path, step: int) -> None:
+def wait_for_step(job: Job, workdir: pathlib.Path, step: int) -> None:
   """Waits until a job has a checkpoint past a step, or has ended."""
   while not job.wait(0.0) and _find_step(workdir) <= step:
     time.sleep(0.001)

@@ -4,8 +4,9 @@
     --json=results/fuzz_faults.jsonl
 
 Jobs of each number of processes are sent signals until `--kills` have been
-sent. `--faults` breaks disks, folders, clocks and checkpoints of jobs too,
-`--links` cuts the link between two hosts, and `--minutes` watches one long job.
+sent. `--resizes` kills jobs that go on with other workers. `--faults` breaks
+disks, folders, clocks and checkpoints of jobs too, `--links` cuts the link
+between two hosts, and `--minutes` watches one long job.
 A defect is printed with its case, and the exit code is 1.
 """
 
@@ -26,6 +27,7 @@ from experiments.fuzz.fault_cases import FAULTS, PART_FAULTS, run_faults
 from experiments.fuzz.fault_jobs import STEPS, Rig, read_outcome
 from experiments.fuzz.fault_kills import END_S, Kills, run_kills
 from experiments.fuzz.fault_links import run_links
+from experiments.fuzz.fault_resizes import run_resizes
 from experiments.fuzz.fault_soak import run_soak
 from experiments.fuzz.rounds import Defect
 
@@ -48,6 +50,9 @@ flags.register_validator(
 )
 _CHOSEN = flags.DEFINE_multi_enum(
   "signal", ["kill"], list(_SIGNALS), "Signals to choose from; repeatable."
+)
+_RESIZES = flags.DEFINE_integer(
+  "resizes", 0, "Kills of jobs that other numbers of workers continue.", 0
 )
 _FAULTS = flags.DEFINE_bool(
   "faults", False, "Also break disks, folders, clocks and checkpoints."
@@ -88,6 +93,20 @@ def main() -> None:
         lambda kills: console.print(f"{kills.sent} sent, {kills.exact} exact"),
       )
       facts += _describe_kills(count, kills)
+      defects += kills.defects
+    if _RESIZES.value:
+      kills = run_resizes(
+        folder / "resizes",
+        _RESIZES.value,
+        _SEED.value,
+        steps=_STEPS.value,
+        report=lambda kills: console.print(f"{kills.sent} sent"),
+      )
+      facts.append(("kill_and_resize", "signals", kills.sent, "signals"))
+      facts.append(("kill_and_resize", "continued", kills.exact, "signals"))
+      facts.append(
+        ("kill_and_resize", "defects", len(kills.defects), "defects")
+      )
       defects += kills.defects
     if _FAULTS.value:
       one = Rig(folder / "faults", 1, _STEPS.value)

@@ -246,9 +246,9 @@ class Trainer:
       trained: tuple[Params, OptState], layout: Any
     ) -> tuple[Params, OptState]:
       saved = checkpoint.Layout.from_dict(layout)
+      before = math.prod(count for _, count in saved.workers)
       print_notice(
-        f"{self._exchange}: a state of"
-        f" {math.prod(n for _, n in saved.workers)} workers continues on"
+        f"{self._exchange}: a state of {before} workers continues on"
         f" {mesh.size}."
       )
       state = checkpoint.resize(

@@ -57,11 +57,11 @@ def test_growth_is_measured_between_quarters():
   assert fault_soak._measure_growth(leaking).threads == 4
 
 
-def test_a_killed_job_goes_on_bit_for_bit(tmp_path):
+def test_killed_jobs_go_on_bit_for_bit_or_with_other_workers(tmp_path):
   path = tmp_path / "rows.jsonl"
-  flags = ["--kills=1", "--processes=1", "--steps=20", f"--json={path}"]
+  flags = ["--kills=1", "--processes=1", "--resizes=1", "--steps=20"]
   done = subprocess.run(
-    [sys.executable, "-m", "experiments.fuzz.faults", *flags],
+    [sys.executable, "-m", "experiments.fuzz.faults", *flags, f"--json={path}"],
     cwd=ROOT,
     env=environment(),
     capture_output=True,
@@ -69,6 +69,10 @@ def test_a_killed_job_goes_on_bit_for_bit(tmp_path):
     timeout=WAIT,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  rows = {row.metric: row.value for row in records.read_rows(path)}
-  assert rows["signals"] == rows["resumed_bit_exact"] == 1
-  assert rows["defects"] == 0
+  found = {(row.case, row.metric): row.value for row in records.read_rows(path)}
+  for case, metric in (
+    ("kill_1_processes", "resumed_bit_exact"),
+    ("kill_and_resize", "continued"),
+  ):
+    assert found[case, "signals"] == found[case, metric] == 1
+    assert found[case, "defects"] == 0
