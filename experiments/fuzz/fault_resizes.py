@@ -45,7 +45,9 @@ def run_resizes(
     chain += 1
     workdir = folder / f"resized-{chain}"
     case = f"--resizes={kills} --seed={seed}: job {chain}"
-    before, left, done = counts.sent, [], None
+    before = counts.sent
+    left: list[float] = []
+    done: list[Ended] | None = None
     while done is None:
       job = rigs[turn % len(rigs)].start(workdir)
       turn += 1
