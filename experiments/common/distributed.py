@@ -44,7 +44,11 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.common.console import JobError, describe_failure
+from experiments.common.console import (
+  JobError,
+  describe_failure,
+  describe_missing_field,
+)
 
 INITIALIZATION_TIMEOUT_S = 60
 # Some processes find their programs in the compilation cache, others compile.
@@ -229,6 +233,8 @@ def _end_process(who: str, error: BaseException) -> None:
     reason = describe_failure(error)
   elif _is_loss(error, text):
     reason = f"another process died, stalled or was cut off ({reason})"
+  elif line := describe_missing_field(error):
+    reason = line
   else:
     traceback.print_exception(error)
   with contextlib.suppress(OSError):  # Where output goes to a full disk.

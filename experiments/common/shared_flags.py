@@ -15,7 +15,11 @@ from typing import Any
 from absl import app, flags
 
 from experiments.common import files, signals
-from experiments.common.console import JobError, describe_failure
+from experiments.common.console import (
+  JobError,
+  describe_failure,
+  describe_missing_field,
+)
 
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
@@ -46,6 +50,10 @@ def run_main(main: Callable[[], None]) -> None:
       raise SystemExit(f"Stopped: {error}") from error
     except OSError as error:
       raise SystemExit(f"Stopped: {describe_failure(error)}") from error
+    except AttributeError as error:
+      if line := describe_missing_field(error):
+        raise SystemExit(f"Stopped: {line}") from error
+      raise
     except KeyboardInterrupt as error:
       print(signals.describe_stop(signal.SIGINT), file=sys.stderr)
       raise SystemExit(128 + signal.SIGINT) from error

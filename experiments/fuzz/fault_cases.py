@@ -172,7 +172,7 @@ def break_checkpoint(
   return f"no single line about the broken checkpoint: {ended} {others}"
 
 
-def move_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+def move_times(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   """Gives the files of a killed job times in the past and in the future."""
   _interrupt(rig, workdir, checkpoints=2)
   for path in workdir.rglob("*"):
@@ -181,13 +181,30 @@ def move_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   return ""
 
 
+def jump_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+  """Runs a job whose wall clock jumps at every look, as Python sees it."""
+  seed = chooser.random()
+
+  def break_clock() -> None:
+    moments = random.Random(seed)
+    time.time = lambda: moments.uniform(0.0, 4e9)
+    time.time_ns = lambda: moments.randrange(4 * 10**18)
+
+  (ended,) = rig.start(workdir, prepare=break_clock).finish()
+  if not ended.code and not ended.said:
+    return ""
+  # Orbax waits for its own threads by this clock.
+  return _expect_line(ended, "checkpoint of step .* Timeout waiting")
+
+
 FAULTS: dict[str, Fault] = {
   "full disk": fill_disk,
   "no writes": refuse_writes,
   "file": give_file,
   "two jobs": share_folder,
   "flipped bit": break_checkpoint,
-  "clock": move_clock,
+  "times of files": move_times,
+  "clock": jump_clock,
 }
 """Faults of jobs of one process by name."""
 

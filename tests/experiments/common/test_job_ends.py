@@ -7,6 +7,7 @@ import sys
 
 import jax
 import pytest
+from ml_collections import ConfigDict
 
 from experiments.common import distributed
 from experiments.common.console import JobError
@@ -84,9 +85,22 @@ class Ended(BaseException):
   """Stands for the end of the process."""
 
 
+def read_missing_field():
+  try:
+    return ConfigDict({"steps": 1}).lock().seeds
+  except AttributeError as error:
+    return error
+
+
 @pytest.mark.parametrize(
   ("error", "code", "line"),
   [
+    (
+      read_missing_field(),
+      1,
+      "`--config` must name a configuration with every field that this runner"
+      " reads, got one without 'seeds'. A file of `configs` shows all fields.",
+    ),
     (
       ValueError("Gloo context initialization failed: timed out"),
       1,

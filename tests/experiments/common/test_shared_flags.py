@@ -49,6 +49,8 @@ import os, sys
 from experiments.common import files, shared_flags
 
 def main():
+  if config.value.steps == 2:
+    config.value.step
   files.read_text("/nowhere/data")
 
 for line in sys.stdin.read().splitlines():
@@ -56,7 +58,7 @@ for line in sys.stdin.read().splitlines():
   child = os.fork()
   if not child:
     os.dup2(1, 2)
-    shared_flags.define_config("digits")
+    config = shared_flags.define_config("digits")
     shared_flags.define_rows()
     shared_flags.define_plot()
     shared_flags.run_main(main)
@@ -110,6 +112,7 @@ ANSWERS = {
   "--config.nothing=3": "`--config.FIELD` must be a field of the configuration",
   "--config={}/good.py --config.nothing=3": "`--config.FIELD` must be a field",
   "--config={}/good.py --config.steps=some": "invalid literal for int()",
+  "--config={}/good.py --config.steps=2": "got one without 'step' Did you mean",
   "--config={}/good.py --config.steps=3": "Stopped: '/nowhere/data' must exist",
 }
 FILES = {
