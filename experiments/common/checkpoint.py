@@ -321,6 +321,8 @@ def _catch_failures() -> Iterator[None]:
       # Other threads go on, and what they start reports to a closed loop.
       end = time.monotonic() + _JOIN_S
       for thread in set(threading.enumerate()) - set(threads):
+        if thread.ident is None:
+          continue  # It does not run yet.
         # The `join` of orbax's threads raises what they have raised.
         threading.Thread.join(thread, max(0.0, end - time.monotonic()))
       found = _SYSTEM_ERROR.search(str(error))

@@ -216,7 +216,8 @@ class Rig:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_compilation_cache_dir", self._cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    sys.argv = ["experiments.train", *arguments]
+    # Without the rows of this command, whose flags a fork has.
+    sys.argv = ["experiments.train", "--json=", *arguments]
     shared_flags.run_main(self._main)
 
 
