@@ -164,7 +164,10 @@ class CheckpointStore:
     if arrays:
       args = {_STATE: ocp.args.StandardRestore(arrays)}
       arrays = self._load(path, args)[_STATE]
-    restored = [arrays.get(str(i), x) for i, x in enumerate(leaves)]
+    restored = [
+      arrays[str(i)] if str(i) in arrays else _make_empty(x)
+      for i, x in enumerate(leaves)
+    ]
     tree = jax.tree.unflatten(structure, restored)
     if elastic:
       tree = elastic.resize(tree, layout)
@@ -353,6 +356,16 @@ def _to_storable(x: Any) -> Any:
   """Returns a JAX array or shape as it is, else a NumPy array."""
   is_known = isinstance(x, jax.Array | jax.ShapeDtypeStruct)
   return x if is_known else np.asarray(x)
+
+
+def _make_empty(like: Any) -> Any:
+  """Returns an array of size 0, which no checkpoint has."""
+  if not isinstance(like, jax.ShapeDtypeStruct):
+    return like
+  empty = np.zeros(like.shape, like.dtype)
+  return jax.make_array_from_callback(
+    like.shape, like.sharding, lambda index: empty[index]
+  )
 
 
 def _select_saved(leaves: list[Any]) -> dict[str, Any]:

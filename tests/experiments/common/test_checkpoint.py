@@ -243,6 +243,9 @@ def test_typed_keys_come_back_on_their_devices(tmp_path):
 def test_a_state_without_elements_is_saved_with_its_log(tmp_path):
   store = CheckpointStore(tmp_path)
   store.save([np.zeros((0, 2))], LOGS[0])
-  restored, log = store.restore([np.zeros((0, 2))])
-  assert restored[0].shape == (0, 2)
-  assert log == LOGS[0]
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+  shape = jax.ShapeDtypeStruct((0, 2), np.float64, sharding=place)
+  for like in np.zeros((0, 2)), shape:
+    restored, log = store.restore([like])
+    assert np.asarray(restored[0]).shape == (0, 2)
+    assert log == LOGS[0]
