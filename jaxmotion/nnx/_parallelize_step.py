@@ -172,8 +172,8 @@ def parallelize_step(
 
     in_flight = StepsInFlight(mesh)
 
-    @functools.wraps(fun)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
+      """Returns the graph nodes, and what `run_step` takes."""
       bound = signature.bind(*args, **kwargs)
       bound.apply_defaults()
       nodes = dict(bound.arguments)
@@ -185,12 +185,20 @@ def parallelize_step(
       arrays, treedef = jax.tree.flatten(state)
       specs = [P(axis_name) if leaf.own else P() for leaf in leaves]
       arrays = place_arguments(arrays, mesh, specs)
+      return nodes, (graph, (treedef, leaves), arrays, given)
+
+    @functools.wraps(fun)
+    def step(*args: Any, **kwargs: Any) -> Any:
+      nodes, (graph, layout, arrays, given) = split_graph(args, kwargs)
       in_flight.wait(arrays)
-      new, results = run_step(graph, (treedef, leaves), arrays, given)
+      new, results = run_step(graph, layout, arrays, given)
       in_flight.add(new)
-      nnx.update(nodes, jax.tree.unflatten(treedef, new))
+      nnx.update(nodes, jax.tree.unflatten(layout[0], new))
       return results
 
+    for name in ("lower", "trace"):
+      method = getattr(run_step, name)
+      setattr(step, name, lambda *a, f=method, **k: f(*split_graph(a, k)[1]))
     return step
 
   return decorate

@@ -151,28 +151,36 @@ def parallelize_step(
     jitted = jax.jit(run_step, donate_argnums=0)
     in_flight = StepsInFlight(mesh)
 
-    @functools.wraps(fun)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def bind(args: Any, kwargs: Any) -> dict[str, PyTree]:
       bound = signature.bind(*args, **kwargs)
       bound.apply_defaults()
-      arguments = dict(bound.arguments)
+      return dict(bound.arguments)
+
+    def place(arguments: dict[str, PyTree]) -> tuple[PyTree, PyTree]:
+      placed = dict(arguments)
+      for name in arguments.keys() - set(split):
+        specs = state_specs(arguments[name], axis_name)
+        placed[name] = place_arguments(arguments[name], mesh, specs)
+      return {name: placed.pop(name) for name in donated}, placed
+
+    @functools.wraps(fun)
+    def step(*args: Any, **kwargs: Any) -> Any:
+      arguments = bind(args, kwargs)
       check_buffers(arguments, donated)
       in_flight.wait(arguments)
-      checked = dict(arguments)
       try:
-        for name in arguments.keys() - set(split):
-          specs = state_specs(arguments[name], axis_name)
-          arguments[name] = place_arguments(arguments[name], mesh, specs)
-        taken = {name: arguments.pop(name) for name in donated}
-        results = jitted(taken, arguments)
+        results = jitted(*place(arguments))
       except (TypeError, ValueError, OverflowError):
         # Only after an error: a step shall not look at every leaf.
-        for name, tree in checked.items():
+        for name, tree in arguments.items():
           check_arrays(name, tree)
         raise
       in_flight.add(results)
       return results
 
+    for name in ("lower", "trace", "eval_shape"):
+      method = getattr(jitted, name)
+      setattr(step, name, lambda *a, f=method, **k: f(*place(bind(a, k))))
     return step
 
   return decorate

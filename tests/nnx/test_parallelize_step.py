@@ -1,0 +1,130 @@
+"""Steps on modules of Flax NNX, run by every worker."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxmotion
+import jaxmotion.nnx
+from jaxmotion import codecs
+
+MESH = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+BATCH = {
+  "x": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32),
+  "y": np.array([0, 1, 0, 1, 1, 0, 1, 0], np.int32),
+}
+INT8 = codecs.feedback(codecs.uniform(bits=8, block=4))
+
+
+class Network(nnx.Module):
+  """A network with statistics, noise and a variable of another type."""
+
+  def __init__(self, rngs):
+    self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)
+    self.drop = nnx.Dropout(0.5, rngs=rngs)
+    self.last = nnx.Linear(3, 2, rngs=rngs)
+    self.seen = nnx.Cache(jnp.zeros(3))
+
+  def __call__(self, x):
+    self.seen[...] = x.mean(0)
+    return self.last(self.drop(self.norm(x)))
+
+
+def make_loop(tx, **options):
+  model = Network(nnx.Rngs(0))
+  tx = jaxmotion.bind_mesh(tx, MESH)
+  optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+  metrics = nnx.MultiMetric(
+    accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+  )
+
+  @jaxmotion.nnx.parallelize_step(MESH, **options)
+  def train_step(model, optimizer, metrics, batch):
+    def loss_fn(model):
+      logits = model(batch["x"])
+      losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, batch["y"]
+      )
+      return losses.mean(), logits
+
+    (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+    metrics.update(loss=loss, logits=logits, labels=batch["y"])
+    optimizer.update(model, grads)
+    return loss, jax.lax.all_gather(logits == 0, "data", tiled=True)
+
+  return train_step, model, optimizer, metrics
+
+
+def test_state_of_each_type_follows_all_workers():
+  tx = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1))
+  step, *nodes = make_loop(tx, mean=[nnx.Cache])
+  model, optimizer, metrics = nodes
+  old = jax.tree.map(np.array, nnx.state(model, nnx.Param))
+  dropped = []
+  for _ in range(2):
+    loss, _ = step(*nodes, BATCH)
+    dropped.append(loss)
+  assert dropped[0] != dropped[1]
+  # Statistics: each worker sees two examples; their mean is kept.
+  mean = BATCH["x"].mean(0)
+  np.testing.assert_allclose(model.norm.mean[...], 0.75 * mean, rtol=1e-5)
+  np.testing.assert_allclose(model.seen[...], mean, rtol=1e-5)
+  # Metrics: the examples of all workers.
+  assert metrics.accuracy.count[...] == 16 and metrics.loss.count[...] == 8
+  np.testing.assert_allclose(
+    metrics.compute()["loss"], np.mean(dropped), rtol=1e-5
+  )
+  assert optimizer.step[...] == 2
+  # Keys are as they were, so that a checkpoint holds no worker's own.
+  np.testing.assert_array_equal(
+    jax.random.key_data(model.drop.rngs.key[...]),
+    jax.random.key_data(Network(nnx.Rngs(0)).drop.rngs.key[...]),
+  )
+  assert model.drop.rngs.count[...] == 2
+  moved = jax.tree.map(
+    lambda a, b: np.any(a != b), old, nnx.state(model, nnx.Param)
+  )
+  assert all(jax.tree.leaves(moved))
+  memory = nnx.state(optimizer.opt_state[0].codec_state)
+  for leaf in jax.tree.leaves(memory):
+    assert leaf.shape[0] == 4 and leaf.sharding.spec[0] == "data"
+
+
+def test_each_worker_drops_elements_of_its_own():
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def step(drop, batch):
+    return jax.lax.all_gather(drop(jnp.ones(32)), "data")
+
+  rows = np.asarray(step(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), np.zeros(4)))
+  assert len({row.tobytes() for row in rows}) == 4
+
+
+def test_what_differs_is_refused_by_its_path():
+  tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  step, *nodes = make_loop(tx)
+  with pytest.raises(ValueError, match="differs at 'model/seen'"):
+    step.lower(*nodes, BATCH)
+  step, *nodes = make_loop(optax.sgd(0.1), mean=[nnx.Cache])
+  with pytest.raises(ValueError, match="differs at 'model/last/bias'"):
+    step.lower(*nodes, BATCH)
+
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def measure(metric, batch):
+    metric.update(values=batch)
+
+  with pytest.raises(
+    TypeError, match="`metric` must be an nnx.metrics.Average"
+  ):
+    measure(nnx.metrics.Welford(), np.zeros(4, np.float32))
+
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def grow(model, batch):
+    model.extra = nnx.Param(jnp.zeros(2))
+
+  with pytest.raises(ValueError, match="`fun` must keep the variables"):
+    grow(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.zeros(4))
+  with pytest.raises(TypeError, match="`mean` must be a list or tuple of var"):
+    jaxmotion.nnx.parallelize_step(MESH, mean=["Cache"])

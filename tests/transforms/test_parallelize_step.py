@@ -1,0 +1,165 @@
+"""Training steps of other people, run by every worker."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import jaxmotion
+from jaxmotion import codecs, transforms, wire
+from tests.compilations import compilations
+
+MESH = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+PARAMS = {"w": np.full((3, 2), 0.5, np.float32)}
+BATCH = {
+  "x": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32),
+  "y": np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32),
+}
+INT8 = codecs.feedback(codecs.uniform(bits=8, block=4))
+
+
+def make_step(tx, **options):
+  @jaxmotion.parallelize_step(MESH, **options)
+  def train_step(params, opt_state, batch):
+    def loss_fn(params):
+      return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  return train_step
+
+
+def trace(fun, *args, **options):
+  """Traces a step that is run by every worker."""
+  return jaxmotion.parallelize_step(MESH, **options)(fun).eval_shape(*args)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_is_that_of_data_parallel(nested):
+  tx = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1))
+  init, step = jaxmotion.data_parallel(
+    lambda p, b: jnp.mean((b["x"] @ p["w"] - b["y"]) ** 2), tx, MESH
+  )
+  expected = step(*init(jax.tree.map(jnp.asarray, PARAMS)), BATCH)
+  bound = jaxmotion.bind_mesh(tx, MESH)
+  train_step = make_step(bound)
+  state = bound.init(PARAMS)
+  results = (jax.jit(train_step) if nested else train_step)(
+    PARAMS, state, batch=BATCH
+  )
+  assert jax.tree.structure(results) == jax.tree.structure(expected)
+  for a, b in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+def test_a_loop_compiles_once_and_sends_the_payloads_alone():
+  tx = jaxmotion.bind_mesh(
+    optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1)), MESH
+  )
+  step = make_step(tx, donate=("params", "opt_state"))
+  params = jax.tree.map(jnp.asarray, PARAMS)
+  state = tx.init(params)
+  sent = wire.compiled_bytes(step.lower(params, state, BATCH).compile())
+  # The words of three workers, and the mean of the loss.
+  assert sent.total_bytes == 3 * 24 + 6
+  first = step(params, state, BATCH)
+  before = compilations()
+  step(*first[:2], BATCH)
+  assert compilations() == before
+  with pytest.raises(
+    ValueError, match="`params/w` must be an array that still"
+  ):
+    step(*first[:2], BATCH)
+
+
+def test_state_of_every_kind_stays_with_its_worker():
+  tx = optax.chain(
+    jaxmotion.per_worker(optax.trace(0.9), "data"),
+    jaxmotion.sharded("data", optax.adam(0.1)),
+  )
+  tx = jaxmotion.bind_mesh(tx, MESH)
+  state = tx.init(PARAMS)
+  _, new, _ = make_step(tx).eval_shape(PARAMS, state, BATCH)
+  like = jax.tree.map(lambda a: (a.shape, a.dtype), (state, new))
+  assert like[0] == like[1]
+
+
+def test_what_differs_is_refused_by_its_path():
+  with pytest.raises(ValueError, match="'train_step: 0/w'.*jaxmotion.exchange"):
+    make_step(optax.sgd(0.1)).eval_shape(
+      PARAMS, optax.sgd(0.1).init(PARAMS), BATCH
+    )
+  with pytest.raises(ValueError, match="differs at 'count: '"):
+
+    def count(batch):
+      return jnp.sum(batch["x"] > 0)
+
+    trace(count, BATCH)
+  total = trace(lambda batch: lax.psum(jnp.sum(batch > 0), "data"), BATCH["x"])
+  assert total.shape == ()
+  with pytest.raises(ValueError, match="`batch` must name parameters of the"):
+    trace(lambda params, x: x, PARAMS, BATCH)
+  with pytest.raises(ValueError, match="`mean` must match a result each"):
+    trace(lambda batch: 0.0, BATCH, mean=["stats"])
+  with pytest.raises(ValueError, match="`batch` must have leaves with a lead"):
+    trace(lambda batch: 0.0, np.zeros(6))
+
+
+def test_means_are_of_scalars_and_of_named_results():
+  @functools.partial(jaxmotion.parallelize_step(MESH, mean=["stats"]))
+  def step(state, batch):
+    stats = 0.9 * state["stats"] + 0.1 * batch.mean(0)
+    return {"stats": stats, "kept": state["kept"]}, batch.mean()
+
+  x = jnp.asarray(BATCH["x"])
+  state, mean = step({"stats": jnp.ones(3), "kept": jnp.arange(3)}, x)
+  np.testing.assert_allclose(state["stats"], 0.9 + 0.1 * x.mean(0), rtol=1e-6)
+  np.testing.assert_allclose(mean, x.mean(), rtol=1e-5)
+  assert state["kept"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_each_worker_draws_its_own_numbers(make_key):
+  @jaxmotion.parallelize_step(MESH)
+  def step(kept, key, batch):
+    next_key, use = jax.random.split(key)
+    drawn = lax.all_gather(jax.random.bits(use), "data")
+    old = lax.all_gather(jax.random.bits(kept["key"]), "data")
+    return kept, next_key, drawn, old
+
+  kept = {"key": jax.random.key(1)}
+  key = make_key(2)
+  seen = []
+  for _ in range(2):
+    kept, key, drawn, old = step(kept, key, np.zeros(4))
+    seen += np.asarray(drawn).tolist()
+    assert len(set(np.asarray(old).tolist())) == 4
+    assert jax.random.key_data(kept["key"]).tolist() == [0, 1]
+  assert len(set(seen)) == 8
+
+
+def test_a_bound_optimizer_is_made_anywhere():
+  tx = optax.chain(jaxmotion.exchange("data", INT8), optax.adam(0.1))
+  bound = jaxmotion.bind_mesh(tx, MESH)
+  expected = transforms.init_state(tx, PARAMS, MESH)
+  for init in (bound.init, jax.jit(bound.init)):
+    state = init(PARAMS)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    for a, b in zip(*map(jax.tree.leaves, (state, expected)), strict=True):
+      np.testing.assert_array_equal(a, b)
+      assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  specs = jaxmotion.state_specs(expected, "data")
+  mapped = jax.shard_map(
+    bound.init, mesh=MESH, in_specs=jax.P(), out_specs=specs
+  )
+  like = jax.eval_shape(mapped, PARAMS)
+  assert jax.tree.map(jnp.shape, like) == jax.tree.map(jnp.shape, expected)
+  with pytest.raises(ValueError, match="`axis_name` must be an axis of the"):
+    jaxmotion.bind_mesh(tx, MESH, axis_name="date")
