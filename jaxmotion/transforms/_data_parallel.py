@@ -1,6 +1,5 @@
 """Data-parallel training step made from a loss function."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
-  StepsInFlight,
   axis_names,
   check_arrays,
   check_axis_name,
@@ -28,11 +26,11 @@ from jaxmotion.core import (
   check_int,
   map_local_work,
   pack_worker,
-  place_tree,
   state_specs,
   unpack_worker,
 )
 from jaxmotion.transforms._averages import average_metrics, average_states
+from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._init_state import check_axes, make_state
 from jaxmotion.transforms._local_work import LocalWork, make_local_work
 from jaxmotion.transforms._model_state import (
@@ -41,7 +39,11 @@ from jaxmotion.transforms._model_state import (
   keep_if_skipped,
 )
 from jaxmotion.transforms._placement import as_transformation, check_trained
+from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
+
+_PLAIN_ARGS = ("params", "opt_state", "batch")
+_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
 
 
 def data_parallel(
@@ -54,6 +56,7 @@ def data_parallel(
   model_state: str | None = None,
   weight_fn: Callable[..., Any] | None = None,
   microbatches: int = 1,
+  specs: PyTree | None = None,
   mean_loss: bool = True,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -88,6 +91,11 @@ def data_parallel(
       and exchanged once. Model state goes from one part to the next. Part i
       gets the key `fold_in(key, i)`. Auxiliary values that are not averaged
       have axes of workers and microbatches.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism): a tree of PartitionSpecs like the
+      parameters, or a prefix of it. Give `exchange` the same. Parameters and
+      moments keep these shardings, and XLA's partitioner computes `loss_fn` as
+      it does under `jit`. None: parameters are replicated.
     mean_loss: whether the loss (and floating-point scalars of the auxiliary
       values) are the workers' mean. That mean is a collective of its own,
       which costs round trips and makes workers wait for one another. Without
@@ -158,6 +166,8 @@ def data_parallel(
   check_bool("mean_loss", mean_loss)
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
+  shardings = Shardings(mesh, axis_name, specs)
+  map_options = shardings.map_options
   stateful, is_local = model_state is not None, model_state == "local"
   compute_work = make_local_work(
     loss_fn,
@@ -175,7 +185,8 @@ def data_parallel(
     # A weak type, as that of `jnp.full`, would not last: `step` would be
     # compiled again after the first update.
     params, model = jax.tree.map(lambda a: a.astype(a.dtype), (params, model))
-    params, model = place_tree((params, model), mesh, (P(), P()))
+    param_specs = shardings.params(params)
+    params, model = shardings.place((params, model), (param_specs, P()))
 
     # A map, so that parameters are on the mesh whatever the state is.
     def copy(params: PyTree, model: PyTree) -> tuple[PyTree, PyTree]:
@@ -183,13 +194,15 @@ def data_parallel(
       return params, pack_worker(model) if is_local else model
 
     params, model = jax.shard_map(
-      copy, mesh=mesh, in_specs=P(), out_specs=(P(), model_spec)
+      copy, in_specs=P(), out_specs=(P(), model_spec), **map_options
     )(params, model)
-    return params, model, make_state(tx, params, mesh, axis_name)
+    params = shardings.place(params, param_specs)
+    return params, model, make_state(tx, params, axis_name, shardings)
 
   def init_params(params: PyTree) -> tuple[PyTree, PyTree]:
     check_arrays("params", params)
     check_trained(params)
+    shardings.check_params(params)
     check_buffers({"params": params})
     params, _, opt_state = make_all(params, None)
     return params, opt_state
@@ -199,6 +212,7 @@ def data_parallel(
   ) -> tuple[PyTree, PyTree, PyTree]:
     check_arrays("params", params)
     check_trained(params)
+    shardings.check_params(params)
     check_arrays("model_state", model_state)
     check_buffers({"params": params, "model_state": model_state})
     return make_all(params, model_state)
@@ -284,26 +298,32 @@ def data_parallel(
     keys = None
     if key is not None:
       keys = make_worker_keys(key, opt_state, workers)
-    specs = state_specs(opt_state, axis_name)
-    params, model, opt_state, batch, keys, extra_args = place_tree(
+    param_specs = shardings.params(params)
+    state_spec = shardings.state(opt_state, params)
+    params, model, opt_state, batch, keys, extra_args = shardings.place(
       (params, model, opt_state, batch, keys, extra_args),
-      mesh,
-      (P(), model_spec, specs, split, split, P()),
+      (param_specs, model_spec, state_spec, split, split, P()),
     )
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
     work = map_local_work(
       compute_own, mesh, axis_name, (P(), model_spec, split, split)
     )(params, model, batch, keys)
+    grads = shardings.place(work.grads, shardings.grads(params))
     metric_specs = jax.tree.map(
       lambda m: P() if is_averaged(m) else split, work.metrics
     )
-    return jax.shard_map(
+    own_specs = state_specs(opt_state, axis_name)
+    params, model, opt_state, metrics = jax.shard_map(
       update_all,
-      mesh=mesh,
-      in_specs=(P(), model_spec, specs, split, P()),
-      out_specs=(P(), model_spec, specs, metric_specs),
-    )(params, model, opt_state, work, extra_args)
+      in_specs=(P(), model_spec, own_specs, split, P()),
+      out_specs=(P(), model_spec, own_specs, metric_specs),
+      **map_options,
+    )(params, model, opt_state, work._replace(grads=grads), extra_args)
+    params, opt_state = shardings.place(
+      (params, opt_state), (param_specs, state_spec)
+    )
+    return params, model, opt_state, metrics
 
   def step_params(
     params: PyTree,
@@ -330,48 +350,5 @@ def data_parallel(
     return run_step(params, model_state, opt_state, batch, key, extra_args)
 
   if stateful:
-    return init_model, _compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
-  return init_params, _compile_step(step_params, _PLAIN_ARGS, mesh, donate)
-
-
-_PLAIN_ARGS = ("params", "opt_state", "batch")
-_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
-
-
-def _compile_step(
-  step: Callable[..., Any], names: tuple[str, ...], mesh: Mesh, donate: bool
-) -> Callable[..., Any]:
-  """Returns the jitted step, with checks of what it is given.
-
-  Args:
-    step: function of the arguments with these names, and of keywords.
-    names: positional arguments; all but the last, the batch, may be donated.
-    mesh: devices that the step runs on.
-    donate: whether to donate them.
-  """
-  donated = names[:-1] if donate else ()
-  jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
-  in_flight = StepsInFlight(mesh)
-
-  @functools.wraps(step)
-  def checked_step(*args: Any, **kwargs: Any) -> Any:
-    # JAX donates only what is given by position.
-    rest = names[len(args) :]
-    args += tuple(kwargs.pop(name) for name in rest if name in kwargs)
-    given = dict(zip(names, args, strict=False))
-    check_buffers(given | kwargs, donated)
-    check_step_key(kwargs.get("key"))
-    in_flight.wait(args[:1])
-    try:
-      results = jitted(*args, **kwargs)
-    except (TypeError, ValueError, OverflowError):
-      # Only after an error: a step shall not look at every leaf.
-      for name, tree in (given | kwargs).items():
-        check_arrays(name, tree)
-      raise
-    in_flight.add(results[-1])
-    return results
-
-  for name in ("lower", "trace", "eval_shape"):
-    setattr(checked_step, name, getattr(jitted, name))
-  return checked_step
+    return init_model, compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
+  return init_params, compile_step(step_params, _PLAIN_ARGS, mesh, donate)

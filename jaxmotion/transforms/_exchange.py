@@ -47,6 +47,11 @@ from jaxmotion.transforms._exchange_state import (
   ExchangeState,
   note_exchange,
 )
+from jaxmotion.transforms._model_axes import (
+  bound_model_axes,
+  check_specs,
+  map_model_axes,
+)
 
 
 def exchange(
@@ -59,6 +64,7 @@ def exchange(
   seed: int = 0,
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -96,6 +102,12 @@ def exchange(
       workers of both axes: give `data_parallel`, `state_specs` and
       `skip_nonfinite` both, `("host", "device")`.
     local_codec: codec within a host; None is full precision.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), for a map over the workers' axis only, such
+      as that of `data_parallel(..., specs=specs)`: a tree of PartitionSpecs
+      like the parameters, or a prefix of it. Each device then encodes, sends
+      and remembers its own shard. None: the types of arrays tell it, if these
+      axes are explicit; there are no such axes, or the map is over them too.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
@@ -131,6 +143,7 @@ def exchange(
   check_choice("method", method, (None, "gather", "two_phase"))
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   workers = all_axes(axis_name, local_axis, local_codec)
+  check_specs(specs, workers)
 
   def init_fn(params: PyTree) -> ExchangeState:
     check_arrays("params", params, numbers=False)
@@ -166,8 +179,10 @@ def exchange(
     check_level_given(level, codec)
     check_weight(weight)
     check_local(updates, workers)
+    # All shards of a model are skipped, or none.
+    others = () if specs is None else bound_model_axes(workers)
     (x, weight), ok = apply_nonfinite_policy(
-      nonfinite, (updates, weight), workers
+      nonfinite, (updates, weight), (*axis_names(workers), *others)
     )
     old = unpack_worker(state.codec_state)
     options: dict[str, Any] = dict(
@@ -193,7 +208,9 @@ def exchange(
     count = optax.safe_increment(state.count)
     return y, ExchangeState(count, skipped, pack_worker(new))
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  codecs = (codec,) if isinstance(codec, Codec) else codec
+  return map_model_axes(tx, specs, workers, codecs)
 
 
 def check_local(updates: PyTree, workers: AxisName) -> None:

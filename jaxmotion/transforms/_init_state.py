@@ -1,5 +1,7 @@
 """Optimizer state of a chain with an exchange, made on the mesh."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,10 +15,10 @@ from jaxmotion.core import (
   check_axis_name,
   check_buffers,
   check_instance,
-  place_tree,
   state_specs,
 )
 from jaxmotion.transforms._placement import as_transformation, check_placement
+from jaxmotion.transforms._shardings import Shardings
 
 
 def init_state(
@@ -25,6 +27,7 @@ def init_state(
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
 ) -> PyTree:
   """Makes the optimizer state of a chain with an exchange, on the mesh.
 
@@ -36,6 +39,8 @@ def init_state(
     params: parameters, the same on all workers.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `data_parallel` takes
+      it; None: they are not.
 
   Returns:
     The state of `tx.init`: per-worker state is split over the axis, all else
@@ -84,10 +89,13 @@ def init_state(
   check_arrays("params", params)
   check_axes(mesh, axis_name)
   check_buffers({"params": params})
+  shardings = Shardings(mesh, axis_name, specs)
+  shardings.check_params(params)
 
   @jax.jit
   def init(params: PyTree) -> PyTree:
-    return make_state(tx, place_tree(params, mesh, P()), mesh, axis_name)
+    params = shardings.place(params, shardings.params(params))
+    return make_state(tx, params, axis_name, shardings)
 
   return init(params)
 
@@ -113,20 +121,24 @@ def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
 def make_state(
   tx: optax.GradientTransformation,
   params: PyTree,
-  mesh: Mesh,
   axis_name: AxisName,
+  shardings: Shardings,
 ) -> PyTree:
   """Returns the state of parameters that are placed on the mesh."""
-  shapes = _state_shapes(tx, params, mesh)
+  shapes = _state_shapes(tx, params, shardings.map_options)
   check_placement(shapes)
-  specs = state_specs(shapes, axis_name)
-  return jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)(
-    params
+  init = jax.shard_map(
+    tx.init,
+    in_specs=P(),
+    out_specs=state_specs(shapes, axis_name),
+    **shardings.map_options,
   )
+  state = init(params)
+  return shardings.place(state, shardings.state(state, params))
 
 
 def _state_shapes(
-  tx: optax.GradientTransformation, params: PyTree, mesh: Mesh
+  tx: optax.GradientTransformation, params: PyTree, map_options: dict[str, Any]
 ) -> PyTree:
   """Returns the shapes of the state by tracing `tx.init` with the axis bound.
 
@@ -139,7 +151,6 @@ def _state_shapes(
     found.append(jax.tree.map(jax.typeof, tx.init(params)))
     return jnp.zeros(())
 
-  jax.eval_shape(
-    jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
-  )
+  probe = jax.shard_map(trace_init, in_specs=P(), out_specs=P(), **map_options)
+  jax.eval_shape(probe, params)
   return found[0]

@@ -115,7 +115,13 @@ CALLS = {
     traced=True,
   ),
   "transforms.exchange": Call(
-    "data", CODEC, method=None, nonfinite="skip", seed=1, local_axis="device"
+    "data",
+    CODEC,
+    method=None,
+    nonfinite="skip",
+    seed=1,
+    local_axis="device",
+    specs=jax.P(),
   ),
   "transforms.exchange -> init": Call(
     PARAMS, on=exchange().init, mesh=["data"]

@@ -1,0 +1,156 @@
+"""Shardings of a training state over workers and over axes of the model."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from jaxmotion.core import (
+  AxisName,
+  PerWorker,
+  PyTree,
+  axis_names,
+  named_leaves,
+  place_tree,
+  state_specs,
+)
+from jaxmotion.transforms._model_axes import (
+  check_specs,
+  expand_specs,
+  sharded_axes,
+)
+
+
+class Shardings:
+  """Places trees on a mesh, as its maps over workers expect and keep them.
+
+  Without specs, maps are over all axes of the mesh and parameters are
+  replicated. With them, maps are over the workers' axes only, and the other
+  axes are the partitioner's.
+
+  Args:
+    mesh: device mesh.
+    axis_name: axes of the workers.
+    specs: how parameters are sharded over the other axes, a prefix of their
+      tree; None: they are not.
+  """
+
+  def __init__(self, mesh: Mesh, axis_name: AxisName, specs: PyTree | None):
+    check_specs(specs, axis_name)
+    self._mesh, self._workers, self._specs = mesh, axis_names(axis_name), specs
+    shape = dict(mesh.shape)
+    self._sizes = {n: shape[n] for n in shape if n not in self._workers}
+    self.map_options: dict[str, Any] = {"mesh": mesh}
+    if specs is not None:
+      self.map_options["axis_names"] = set(self._workers)
+
+  def check_params(self, params: PyTree) -> None:
+    """Raises if parameters are sharded over an axis that no spec names.
+
+    They would be replicated without a word.
+
+    Args:
+      params: parameters that the caller gave.
+
+    Raises:
+      ValueError: they are; the first such leaf is named.
+    """
+    if self._specs is not None:
+      expand_specs(self._specs, params, self._sizes)
+      return
+    for path, leaf in named_leaves(params):
+      sharding = getattr(leaf, "sharding", None)
+      if not isinstance(sharding, NamedSharding):
+        continue
+      shape = dict(sharding.mesh.shape)
+      others = sharded_axes(sharding.spec) - set(self._workers)
+      if any(shape[name] > 1 for name in others):
+        raise ValueError(
+          "`specs` must say how parameters are sharded over axes of the model, "
+          f"got None for {'/'.join(filter(None, ('params', path)))} of "
+          f"{sharding.spec}: give them to `data_parallel` and to `exchange`."
+        )
+
+  def params(self, params: PyTree) -> PyTree:
+    """Returns the specs of parameters, a prefix of their tree."""
+    if self._specs is None:
+      return P()
+    return expand_specs(self._specs, params, self._sizes)
+
+  def grads(self, params: PyTree) -> PyTree:
+    """Returns the specs of gradients with a leading axis of workers."""
+    return jax.tree.map(
+      lambda spec: P(self._workers, *spec), self.params(params)
+    )
+
+  def state(self, opt_state: PyTree, params: PyTree) -> PyTree:
+    """Returns the specs of an optimizer's state, a prefix of its tree.
+
+    A leaf is sharded like the parameter whose path ends its own, if the shape
+    is the same: moments and averages are.
+
+    Args:
+      opt_state: the state.
+      params: parameters, or their shapes.
+    """
+    if self._specs is None:
+      return state_specs(opt_state, self._workers)
+    likes = {
+      tuple(path): (jnp.shape(leaf), spec)
+      for (path, leaf), spec in zip(
+        jax.tree.leaves_with_path(params),
+        jax.tree.leaves(self.params(params)),
+        strict=True,
+      )
+    }
+    shards = tuple(n for n, size in self._sizes.items() if size > 1)
+    names = (*self._workers, *shards)
+    rows = math.prod(self._mesh.shape[name] for name in names)
+
+    def spec_of(path: Any, shape: tuple[int, ...]) -> P:
+      for start in range(len(path) + 1):
+        shape_of, spec = likes.get(tuple(path[start:]), (None, P()))
+        if shape_of == shape:
+          return spec
+      return P()
+
+    def place_node(path: Any, node: Any) -> Any:
+      if not isinstance(node, PerWorker):
+        return spec_of(path, node.shape)
+
+      def place_own(inner: Any, leaf: Any) -> P:
+        # One row for each device: the exchange's. Else one for each worker.
+        if shards and leaf.shape[0] == rows:
+          return P(names)
+        return P(self._workers, *spec_of(inner, leaf.shape[1:]))
+
+      return jax.tree.map_with_path(place_own, node)
+
+    return jax.tree.map_with_path(
+      place_node, opt_state, is_leaf=lambda n: isinstance(n, PerWorker)
+    )
+
+  def place(self, tree: PyTree, specs: PyTree) -> PyTree:
+    """Gives arrays, inside of a jitted function, the shardings of specs.
+
+    Args:
+      tree: pytree of arrays.
+      specs: partition specs, a prefix of the tree.
+    """
+    tree = place_tree(tree, self._mesh, specs)
+    if self._specs is None or self._is_explicit:
+      return tree
+
+    def constrain(spec: P, branch: PyTree) -> PyTree:
+      sharding = NamedSharding(self._mesh, spec)
+      return jax.tree.map(
+        lambda a: jax.lax.with_sharding_constraint(a, sharding), branch
+      )
+
+    return jax.tree.map(constrain, specs, tree)
+
+  @property
+  def _is_explicit(self) -> bool:
+    return jax.sharding.AxisType.Explicit in self._mesh.axis_types

@@ -1,0 +1,251 @@
+"""Exchange beside tensor parallelism: axes of the model stay the model's."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, perfmodel, transforms, wire
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "b": np.zeros(8, np.float32),
+  "w1": RNG.normal(size=(8, 32)).astype(np.float32) / 4,
+  "w2": RNG.normal(size=(32, 8)).astype(np.float32) / 4,
+}
+SPECS = {"b": P(), "w1": P(None, "model"), "w2": P("model")}
+BATCH = {
+  "x": RNG.normal(size=(8, 8)).astype(np.float32),
+  "y": RNG.normal(size=(8, 8)).astype(np.float32),
+}
+
+
+def make_mesh(kind=AxisType.Auto):
+  return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+
+def loss_fn(params, batch):
+  y = jnp.tanh(batch["x"] @ params["w1"]) @ params["w2"] + params["b"][None]
+  return jnp.mean((y - batch["y"]) ** 2)
+
+
+def place(tree, mesh, specs=SPECS):
+  return jax.tree.map(
+    lambda a, s: jax.device_put(a, NamedSharding(mesh, s)), tree, specs
+  )
+
+
+def make_tx(codec=None, specs=SPECS, **options):
+  exchange = jaxmotion.exchange("data", codec, specs=specs, **options)
+  return optax.chain(exchange, optax.adam(0.05))
+
+
+@functools.cache
+def plain_step(kind=AxisType.Auto):
+  """A step under `jit` alone: its results after 2 steps, and its program."""
+  mesh, tx = make_mesh(kind), optax.adam(0.05)
+
+  @jax.jit
+  def step(params, opt_state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  params = place(PARAMS, mesh)
+  state = params, jax.jit(tx.init)(params)
+  batch = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
+  compiled = step.lower(*state, batch).compile()
+  for _ in range(2):
+    *state, loss = step(*state, batch)
+  return state[0], loss, compiled
+
+
+_MESH = "mesh['data'=2,'model'=2] {'%s'}"
+GROUPS = {
+  "model": ("{{0,1},{2,3}}", "[2,2]<=[4]", _MESH % "model"),
+  "data": ("{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", _MESH % "data"),
+}
+
+
+def list_collectives(compiled, axis):
+  """(name, type) of what a compiled program sends over an axis of the mesh."""
+  found = re.findall(
+    r"= (\S+) (all-reduce|all-gather|all-to-all|collective-permute|"
+    r"reduce-scatter)\(.*?replica_groups=(.*?), [a-z_]+=",
+    compiled.as_text(),
+  )
+  known = [group for groups in GROUPS.values() for group in groups]
+  assert found and all(where in known for _, _, where in found), found
+  return sorted((op, a) for a, op, where in found if where in GROUPS[axis])
+
+
+def test_identity_is_the_plain_step_of_jit():
+  mesh = make_mesh()
+  init, step = jaxmotion.data_parallel(loss_fn, make_tx(), mesh, specs=SPECS)
+  params, opt_state = init(place(PARAMS, mesh))
+  compiled = step.lower(params, opt_state, BATCH).compile()
+  for _ in range(2):
+    params, opt_state, loss = step(params, opt_state, BATCH)
+  expected, expected_loss, plain = plain_step()
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+  for name, spec in SPECS.items():
+    np.testing.assert_allclose(params[name], expected[name], atol=1e-6)
+    for a in (params[name], optax.tree.get(opt_state, "mu")[name]):
+      assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
+  assert list_collectives(compiled, "model") == list_collectives(plain, "model")
+
+
+INT4 = codecs.uniform(bits=4, block=32)
+
+
+@pytest.mark.parametrize(
+  ("codec", "method"),
+  (
+    (codecs.feedback(INT4), "two_phase"),
+    (codecs.chain(codecs.rotate(block=32), INT4), "gather"),
+  ),
+)
+def test_a_device_sends_its_own_shard_and_nothing_else(codec, method):
+  tx = make_tx(codec, method=method)
+  init, step = jaxmotion.data_parallel(loss_fn, tx, make_mesh(), specs=SPECS)
+  args = init(PARAMS)
+  traced = wire.step_bytes(step, *args, BATCH)
+  compiled = step.lower(*args, BATCH).compile()
+  plain = plain_step()[2]
+  assert list_collectives(compiled, "model") == list_collectives(plain, "model")
+  # What the model sends: float32, all-reduced between two devices.
+  own = sum(
+    4 * math.prod(map(int, re.search(r"f32\[(.*?)\]", what)[1].split(",")))
+    for _, what in list_collectives(plain, "model")
+  )
+  assert own and wire.compiled_bytes(compiled).total_bytes == (
+    traced.total_bytes + own
+  )
+  shards = {
+    "b": jnp.zeros(8),
+    "w1": jnp.zeros((8, 16)),
+    "w2": jnp.zeros((16, 8)),
+  }
+  data = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
+  predicted = perfmodel.exchange_ledger(
+    shards, data.axis("data"), codec, method=method
+  )
+  assert traced.total_bytes == predicted.total_bytes + 4  # And the loss.
+
+
+def explicit_loss(params, batch):
+  h = jnp.matmul(batch["x"], params["w1"], out_sharding=P(None, "model"))
+  y = jnp.matmul(jnp.tanh(h), params["w2"], out_sharding=P(None, None))
+  return jnp.mean((y + params["b"][None] - batch["y"]) ** 2)
+
+
+def test_types_of_explicit_axes_tell_the_exchange_what_is_sharded():
+  mesh = make_mesh(AxisType.Explicit)
+  tx = make_tx(specs=None)
+  init, step = jaxmotion.data_parallel(explicit_loss, tx, mesh, specs=SPECS)
+  params, opt_state = init(place(PARAMS, mesh))
+  for _ in range(2):
+    params, opt_state, loss = step(params, opt_state, BATCH)
+  expected, expected_loss, _ = plain_step()
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+  for name, spec in SPECS.items():
+    np.testing.assert_allclose(params[name], expected[name], atol=1e-6)
+    sharding = params[name].sharding
+    assert sharding.is_equivalent_to(
+      NamedSharding(mesh, spec), params[name].ndim
+    )
+
+
+def test_devices_of_a_worker_agree_on_what_they_share():
+  """Stochastic rounding of replicated leaves, and skipping for one shard."""
+  codec = codecs.feedback(
+    codecs.uniform(bits=4, block=32, rounding="stochastic")
+  )
+  tx = make_tx(codec, nonfinite="skip")
+  mesh = make_mesh()
+  init, step = jaxmotion.data_parallel(
+    lambda params, batch: (
+      loss_fn(params, batch["ok"])
+      + jnp.sum(params["w1"][0, 0] * jnp.sum(batch["add"]))
+    ),
+    tx,
+    mesh,
+    specs=SPECS,
+    donate=False,
+  )
+  add = np.zeros(8, np.float32)
+  params, opt_state = init(PARAMS)
+  memory = optax.tree.get(opt_state, "codec_state")
+  for a in jax.tree.leaves(memory):
+    assert a.sharding.spec[0] == ("data", "model") and a.shape[0] == 4
+  params, opt_state, _ = step(params, opt_state, {"ok": BATCH, "add": add})
+  first, *others = [np.asarray(s.data) for s in params["b"].addressable_shards]
+  for other in others:
+    np.testing.assert_array_equal(first, other)
+  # One element of one shard on one worker is not finite.
+  bad = {"ok": BATCH, "add": np.r_[add[1:], np.inf].astype(np.float32)}
+  _, after, _ = step(params, opt_state, bad)
+  assert int(optax.tree.get(after, "skipped")) == 1
+  for a, b in zip(
+    jax.tree.leaves(optax.tree.get(opt_state, "codec_state")),
+    jax.tree.leaves(optax.tree.get(after, "codec_state")),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_state_for_ones_own_step_is_sharded_alike():
+  mesh, tx = make_mesh(), make_tx(codecs.feedback(INT4))
+  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=SPECS)
+  _, expected = init(PARAMS)
+  state = transforms.init_state(tx, PARAMS, mesh, specs=SPECS)
+  for a, b in zip(
+    jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
+  ):
+    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+    np.testing.assert_array_equal(a, b)
+
+
+BUCKETS = codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1024)
+
+
+@pytest.mark.parametrize(
+  ("tx", "specs", "message"),
+  [
+    (
+      make_tx(specs=None),
+      SPECS,
+      "`specs` must say .* axes .'model',., got None",
+    ),
+    (make_tx(specs={}), SPECS, "`specs` must be a PartitionSpec or a tree"),
+    (make_tx(), {"b": P()}, "`specs` must be a PartitionSpec or a tree"),
+    (make_tx(), P("pipe"), r"must name axes of the mesh .* \['pipe'\]"),
+    (make_tx(), P("data"), "must name axes of the model, not .* workers"),
+    (make_tx(), P(None, "model"), "must shard dimensions that .* at 'b'"),
+    (make_tx(BUCKETS), SPECS, "`codec` must not join leaves .* 'w1'"),
+  ],
+)
+def test_specs_that_do_not_fit_are_refused(tx, specs, message):
+  with pytest.raises(ValueError, match=message):
+    init, step = jaxmotion.data_parallel(loss_fn, tx, make_mesh(), specs=specs)
+    jax.eval_shape(step, *jax.eval_shape(init, PARAMS), BATCH)
+
+
+def test_sharded_parameters_without_specs_are_refused():
+  mesh = make_mesh()
+  tx = make_tx(specs=None)
+  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  message = "`specs` must say .* got None for params/w1 of .*'model'"
+  with pytest.raises(ValueError, match=message):
+    init(place(PARAMS, mesh))
+  with pytest.raises(ValueError, match=message):
+    transforms.init_state(tx, place(PARAMS, mesh), mesh)
+  with pytest.raises(TypeError, match="`specs` must be a tree of Partition"):
+    jaxmotion.exchange("data", specs={"w": "model"})
