@@ -48,7 +48,6 @@ from jaxmotion.transforms._exchange_state import (
   note_exchange,
 )
 from jaxmotion.transforms._model_axes import (
-  bound_model_axes,
   check_specs,
   map_model_axes,
 )
@@ -170,9 +169,8 @@ def exchange(
     *,
     weight: Any = None,
     level: Any = None,
-    **extra_args: Any,
+    model_axes: tuple[Any, ...] = (),
   ) -> tuple[PyTree, ExchangeState]:
-    del extra_args
     check_arrays("params", params)
     check_arrays("updates", updates, numbers=False)
     _check_state(state)
@@ -180,9 +178,8 @@ def exchange(
     check_weight(weight)
     check_local(updates, workers)
     # All shards of a model are skipped, or none.
-    others = () if specs is None else bound_model_axes(workers)
     (x, weight), ok = apply_nonfinite_policy(
-      nonfinite, (updates, weight), (*axis_names(workers), *others)
+      nonfinite, (updates, weight), (*axis_names(workers), *model_axes)
     )
     old = unpack_worker(state.codec_state)
     options: dict[str, Any] = dict(

@@ -111,7 +111,8 @@ def map_model_axes(
   """Runs an exchange on the shards of a model, where its axes are not manual.
 
   Args:
-    tx: the exchange.
+    tx: the exchange, whose `update` takes `model_axes=`: the axes that the
+      inner map made manual.
     specs: partition specs of the parameters over the model's axes, a prefix of
       their tree. None takes them from the types of the arrays, if the axes are
       explicit.
@@ -145,24 +146,24 @@ def map_model_axes(
     updates: PyTree,
     state: PyTree,
     params: PyTree | None = None,
+    *,
+    weight: Any = None,
+    level: Any = None,
     **extra_args: Any,
   ) -> tuple[PyTree, PyTree]:
+    del extra_args
     sizes = _model_axes(workers)
     if not sizes:
-      return tx.update(updates, state, params, **extra_args)
+      return tx.update(updates, state, params, weight=weight, level=level)
     update_specs = _choose_specs(specs, updates, sizes)
     for codec in codecs:
       _check_joined(codec, updates, update_specs)
-    given = {
-      name: extra_args[name]
-      for name in ("weight", "level")
-      if extra_args.get(name) is not None
-    }
+    given = {"weight": weight, "level": level}
 
     def update_shards(
       updates: PyTree, state: PyTree, given: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
-      mean, state = tx.update(updates, state, **given)
+      mean, state = tx.update(updates, state, **given, model_axes=tuple(sizes))
       # All devices of a worker encode such a leaf alike.
       mean = jax.tree.map(
         lambda a, spec: assert_replicated(
@@ -182,12 +183,6 @@ def map_model_axes(
     )(updates, state, given)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def bound_model_axes(workers: AxisName) -> tuple[Any, ...]:
-  """Returns the axes of the model that a map has made manual."""
-  manual = jax.sharding.get_abstract_mesh().manual_axes
-  return tuple(name for name in manual if name not in axis_names(workers))
 
 
 def _model_axes(workers: AxisName) -> dict[Any, int]:
