@@ -26,6 +26,7 @@ class identity(Codec):
 
   Properties: lossless; summable (an all-reduce is `lax.psum` itself, bit for
   bit; the backend may widen what it sums: XLA:CPU sends bfloat16 as float32).
+  float16 travels as it is and is added up in float32, which holds the sum.
   Non-finite elements pass through.
 
   Example:

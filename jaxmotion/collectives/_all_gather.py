@@ -25,6 +25,7 @@ from jaxmotion.core import (
   check_bool,
   check_float,
   gather_replicated,
+  saturate_cast,
   to_varying,
 )
 
@@ -104,5 +105,5 @@ def all_gather(
   def reference_op(x: Array) -> Array:
     return gather_replicated(x, axis_name, axis, tiled=tiled)
 
-  y = join(list(decoded.astype(x.dtype)), axis=axis)
+  y = join(list(saturate_cast(decoded, x.dtype)), axis=axis)
   return straight_through(reference_op, to_varying(x, axis_name), y), state

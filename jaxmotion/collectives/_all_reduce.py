@@ -23,6 +23,7 @@ Parameters would otherwise drift apart.
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
@@ -53,6 +54,7 @@ from jaxmotion.core import (
   check_arrays,
   check_axis_name,
   check_choice,
+  saturate_cast,
   to_varying,
 )
 
@@ -123,7 +125,8 @@ def all_reduce(
     x: pytree of floating-point arrays, this worker's own.
     axis_name: the workers' axis, or a tuple of axes.
     codec: codec of the payloads; None is `identity()`, which makes this
-      `lax.pmean` (or `psum`) bit for bit.
+      `lax.pmean` (or `psum`) bit for bit. Only float16 is added up in
+      float32, because a sum overflows where the mean does not.
     state: what `all_reduce_init` or the last call returned.
     key: randomness for codecs that need it; its `worker` word should differ
       between workers and its `shared` word must not.
@@ -143,8 +146,8 @@ def all_reduce(
       Arrays of fewer than 64 elements per worker are always gathered.
 
   Returns:
-    The reduced tree, of the dtypes of `x` (sums are made in float32), and the
-    new state.
+    The reduced tree, of the dtypes of `x`, and the new state. Sums are made in
+    float32; finite ones that a narrower dtype does not hold saturate.
 
   Raises:
     ValueError: an unbound axis, a state of other shapes, an unknown `op`.
@@ -199,7 +202,7 @@ def all_reduce(
   results = _reduce_arrays(reductions, axis_name, workers, op)
   y = arrays.merge(
     [
-      total.astype(like.dtype)
+      saturate_cast(total, like.dtype)
       for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
@@ -377,5 +380,6 @@ def _join_shards(
   rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
   first = jax.vmap(codec.after_reduce)(shard.first, rows)
   y = rows.reshape(-1)[: x.size].reshape(x.shape)
-  y = y * workers if op == "sum" else y
+  if op == "sum":
+    y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * workers
   return y, ReduceState(first, shard.second)

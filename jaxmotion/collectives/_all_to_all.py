@@ -29,6 +29,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_float,
+  saturate_cast,
   to_varying,
 )
 
@@ -109,7 +110,7 @@ def all_to_all(
   payload, state = encode_rows(codec, rows, state, key)
   received = exchange_rows(payload, axis_name)
   slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
-  y = jnp.concatenate(list(slices), axis=concat_axis).astype(x.dtype)
+  y = saturate_cast(jnp.concatenate(list(slices), axis=concat_axis), x.dtype)
 
   def reference_op(x: Array) -> Array:
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)

@@ -48,6 +48,7 @@ from jaxmotion.core import (
   check_axis_name,
   check_choice,
   combine_seeds,
+  saturate_cast,
   to_varying,
   worker_index,
 )
@@ -274,12 +275,13 @@ def _reduce_locally(
   """Returns this device's shard of the host's result; a small array whole."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if not is_sharded(x, devices):
-    return reference_reduce(local_axis, op, None)(wide).astype(dtype)
+    y = reference_reduce(local_axis, op, None)(wide)
+    return saturate_cast(y, dtype)
   rows = pad_to_rows(wide, devices)
   (shard,), _ = reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
-  return shard.astype(dtype)
+  return saturate_cast(shard, dtype)
 
 
 def _gather_shards(

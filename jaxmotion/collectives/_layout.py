@@ -7,8 +7,10 @@ the performance model and planner, which predict bytes and seconds from them.
 import math
 
 import jax
+import jax.numpy as jnp
 
-from jaxmotion.codecs.extend import Partition
+from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import Partition, check_codec
 from jaxmotion.collectives._arguments import check_shaped
 from jaxmotion.core import (
   ShapedLike,
@@ -95,6 +97,28 @@ def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   return shape_dtype(like)
 
 
+def is_summed(codec: Codec, like: ShapedLike) -> bool:
+  """Says whether the network adds up the payloads of an array.
+
+  It does for a summable codec, unless the payload is in float16: a sum over
+  workers overflows where their mean does not, so it is made in float32.
+
+  Args:
+    codec: encodes the array.
+    like: shape and dtype of the array.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> likes = [jax.ShapeDtypeStruct((8,), d) for d in ("float32", "float16")]
+    >>> [is_summed(codecs.identity(), like) for like in likes]
+    [True, False]
+  """
+  check_codec("codec", codec)
+  check_shaped("like", like)
+  is_half = codec.keeps_dtype and like.dtype == jnp.float16
+  return codec.summable and not is_half
+
+
 def choose_methods(
   partition: Partition, workers: int, method: str | None
 ) -> list[str]:
@@ -124,14 +148,18 @@ def choose_methods(
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"
   groups = partition.leaf_groups
-  all_summable = all(group.codec.summable for group in groups)
+  likes = partition.array_likes()
+  summed = [
+    is_summed(group.codec, like)
+    for group, like in zip(groups, likes, strict=True)
+  ]
   methods = []
-  for group, like in zip(groups, partition.array_likes(), strict=True):
-    if group.codec.summable:
+  for is_added, like in zip(summed, likes, strict=True):
+    if is_added:
       # Between two workers a gather has as many bytes as a sum. So a small
       # summable array is gathered with the others, which saves a collective.
       is_small = math.prod(like.shape) <= _MAX_JOINED_ELEMENTS
-      joins = workers == 2 and not all_summable and is_small
+      joins = workers == 2 and not all(summed) and is_small
       methods.append("gather" if joins else "sum")
     else:
       methods.append(method if is_sharded(like, workers) else "gather")

@@ -10,6 +10,7 @@ from jaxmotion.collectives._arguments import (
   check_shaped,
   count_workers,
 )
+from jaxmotion.collectives._layout import is_summed
 from jaxmotion.collectives._rows import (
   check_rows,
   encode_rows,
@@ -28,6 +29,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_choice,
   check_float,
+  saturate_cast,
   to_varying,
 )
 
@@ -113,7 +115,7 @@ def reduce_scatter(
   own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
   rows = to_rows(own, axis, workers)
   payload, state = encode_rows(codec, rows, state, key)
-  if codec.summable:
+  if is_summed(codec, x):
     y = codec.decode(scatter_payload(payload, axis_name), rows[0])
   else:
     y = codec.sum_decoded(exchange_rows(payload, axis_name), rows[0])
@@ -122,5 +124,5 @@ def reduce_scatter(
     y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)
     return y / workers if op == "mean" else y
 
-  y = (y / workers if op == "mean" else y).astype(x.dtype)
+  y = saturate_cast(y / workers if op == "mean" else y, x.dtype)
   return straight_through(reference_op, to_varying(x, axis_name), y), state

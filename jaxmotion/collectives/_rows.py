@@ -18,6 +18,7 @@ from jaxmotion.core import (
   AxisName,
   Key,
   PyTree,
+  saturate_cast,
   shape_string,
 )
 
@@ -68,7 +69,7 @@ def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:
     dtype: the array's own dtype, if `x` was made wider; None is that of `x`.
   """
   if codec.keeps_dtype:
-    return x if dtype is None else x.astype(dtype)
+    return x if dtype is None else saturate_cast(x, dtype)
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

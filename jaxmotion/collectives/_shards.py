@@ -8,6 +8,7 @@ import jax
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec, partition
 from jaxmotion.collectives._arguments import count_workers
+from jaxmotion.collectives._layout import is_summed
 from jaxmotion.collectives._rows import encode_rows, to_encode_dtype
 from jaxmotion.collectives._sum_payloads import scatter_payload
 from jaxmotion.collectives._transport import exchange_rows, gather_payloads
@@ -125,13 +126,13 @@ def average_rows(
   workers = count_workers(axis_name)
   sent = [
     payload
-    for payload, leaf in zip(payloads, codecs, strict=True)
-    if not leaf.codec.summable
+    for payload, leaf, row in zip(payloads, codecs, likes, strict=True)
+    if not is_summed(leaf.codec, row)
   ]
   received = iter(exchange_rows(sent, axis_name))
   means = []
   for payload, leaf, row in zip(payloads, codecs, likes, strict=True):
-    if leaf.codec.summable:
+    if is_summed(leaf.codec, row):
       total = leaf.codec.decode(scatter_payload(payload, axis_name), row)
     else:
       total = leaf.codec.sum_decoded(next(received), row)

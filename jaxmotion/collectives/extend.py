@@ -12,6 +12,7 @@ from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
   is_sharded as is_sharded,
+  is_summed as is_summed,
   row_like as row_like,
   shard_like as shard_like,
 )

@@ -60,6 +60,7 @@ CALLS = {
     Lazy(lambda: partition(INT8, {"w": jnp.zeros((8, 32))})), 4, None
   ),
   "collectives.extend.is_sharded": Call(X, 2),
+  "collectives.extend.is_summed": Call(INT8, X),
   "collectives.extend.row_like": Call(X, 2),
   "collectives.extend.shard_like": Call(X, 2),
   "collectives.extend.all_finite": Call(

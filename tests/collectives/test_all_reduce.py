@@ -354,6 +354,7 @@ def test_works_under_pmap():
     (codecs.uniform(bits=8), "float16", "two_phase"),
     (codecs.feedback(codecs.zero_value(capacity=1.0)), "bfloat16", "two_phase"),
     (codecs.feedback(codecs.zero_value(capacity=1.0)), "float16", "gather"),
+    (codecs.identity(), "float16", None),
   ],
   ids=repr,
 )
@@ -367,6 +368,31 @@ def test_narrow_gradients_are_summed_in_float32(codec, dtype, method):
   np.testing.assert_allclose(
     np.asarray(y, np.float64), exact, rtol=eps, atol=step + 1e-3 * eps
   )
+
+
+def test_float16_gradients_near_the_greatest_float_stay_finite():
+  codec = codecs.feedback(codecs.topk(density=0.25))
+
+  def local(x):
+    state = collectives.all_reduce_init(x, "data", codec)
+    steps = []
+    for _ in range(3):  # What waits in the memory grows beyond float16.
+      y, state = collectives.all_reduce(x, "data", codec, state=state)
+      steps.append(y)
+    mean = reduce(x)
+    share, _ = collectives.reduce_scatter(x, "data", op="mean")
+    total = reduce(x, op="sum")
+    return steps, mean, lax.pmax(jnp.max(share), "data"), total
+
+  x = np.full((4, 1024), 65504, np.float16)
+  steps, mean, shares, total = run(local, x, 4)
+  assert np.isfinite(np.asarray(steps, np.float32)).all()
+  np.testing.assert_array_equal(mean, x[0])
+  assert float(shares) == 65504
+  np.testing.assert_array_equal(total, x[0])
+  x[2, 5] = np.inf
+  steps, mean, _, _ = run(local, x, 4)
+  assert np.isinf(steps[0][5]) and np.isinf(mean[5])
 
 
 def test_a_payload_of_another_array_is_refused():

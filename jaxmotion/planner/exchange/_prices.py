@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxmotion.codecs import Codec, cast, rules
+from jaxmotion.collectives.extend import is_summed
 from jaxmotion.core import PyTree, ShapedLike
 from jaxmotion.perfmodel import ExchangePrediction, predict_exchange
 from jaxmotion.perfmodel.extend import move_seconds
@@ -40,8 +41,9 @@ class TensorCosts:
       mixed: whether other tensors are not summed. Between two workers, small
         sums then join the other tensors' collective.
     """
-    joins_others = codec.summable and mixed and self.problem.workers == 2
-    method = "gather" if codec.summable else method
+    summed = is_summed(codec, like)
+    joins_others = summed and mixed and self.problem.workers == 2
+    method = "gather" if summed else method
     key = codec, like.shape, str(like.dtype), method, joins_others
     if key not in self._known:
       predict = self._predict_joined if joins_others else self._predict_alone
