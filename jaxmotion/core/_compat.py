@@ -58,13 +58,13 @@ def axis_size(axis_name: AxisName, name: str = "axis_name") -> int:
   ...
   ValueError: `axis_name` must name an axis of the enclosing shard_map or \
 pmap, got 'nowhere': train by jaxmotion.data_parallel, or call this inside of \
-jax.shard_map, with a state made by jaxmotion.transforms.init_state.
+jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh).
   """
   if not axis_is_bound(axis_name):
     raise ValueError(
       f"`{name}` must name an axis of the enclosing shard_map or pmap, got "
       f"{axis_name!r}: train by jaxmotion.data_parallel, or call this inside "
-      "of jax.shard_map, with a state made by jaxmotion.transforms.init_state."
+      "of jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh)."
     )
   return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
 
