@@ -154,7 +154,7 @@ class CheckpointStore:
         ) from error
     facts = self._load(path, {_FACTS: ocp.args.JsonRestore()})[_FACTS]
     layout = facts["layout"]
-    if elastic and layout in (None, elastic.layout):
+    if elastic and layout in (None, _read_back(elastic.layout)):
       elastic = None  # Nothing has changed.
     if elastic:
       like = elastic.like_saved(layout)
@@ -345,6 +345,11 @@ def _mute_logs() -> Iterator[None]:
     yield
   finally:
     logging.disable(before)
+
+
+def _read_back(layout: Any) -> Any:
+  """Returns plain data as a checkpoint gives it: with lists for tuples."""
+  return json.loads(json.dumps(layout))
 
 
 def _describe_leaf(x: Any) -> str:

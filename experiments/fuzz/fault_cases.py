@@ -194,7 +194,7 @@ def jump_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   if not ended.code and not ended.said:
     return ""
   # Orbax waits for its own threads by this clock.
-  return _expect_line(ended, "checkpoint of step .* Timeout waiting")
+  return _expect_line(ended, "checkpoint of step .* (Timeout|timed out)")
 
 
 FAULTS: dict[str, Fault] = {

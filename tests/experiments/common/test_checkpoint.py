@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from experiments.common import manifest
-from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.checkpoint import CheckpointStore, Elastic, Log
 from experiments.common.console import JobError
 
 
@@ -249,3 +249,11 @@ def test_a_state_without_elements_is_saved_with_its_log(tmp_path):
     restored, log = store.restore([like])
     assert np.asarray(restored[0]).shape == (0, 2)
     assert log == LOGS[0]
+
+
+def test_a_state_of_the_same_layout_is_not_resized(tmp_path):
+  layout = {"workers": (("data", 2),)}  # Its tuples come back as lists.
+  store = CheckpointStore(tmp_path)
+  store.save(TREE, LOGS[0], layout)
+  elastic = Elastic(layout, pytest.fail, pytest.fail)
+  assert_step(store.restore(TREE, elastic), 1)
