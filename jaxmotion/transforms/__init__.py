@@ -12,6 +12,10 @@ from jaxmotion.transforms._exchange import exchange as exchange
 from jaxmotion.transforms._exchange_state import (
   ExchangeState as ExchangeState,
 )
+from jaxmotion.transforms._fully_sharded import (
+  FullyShardedState as FullyShardedState,
+  fully_sharded as fully_sharded,
+)
 from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
@@ -28,6 +32,12 @@ from jaxmotion.transforms._sharded_update import ShardedState as ShardedState
 from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,
   skip_nonfinite as skip_nonfinite,
+)
+from jaxmotion.transforms._weight_part import (
+  GatherOptions as GatherOptions,
+  WeightPart as WeightPart,
+  gather_block as gather_block,
+  gather_params as gather_params,
 )
 
 _set_public_module(__name__, globals())

@@ -108,6 +108,33 @@ def cut_leaf(like: ShapedLike, workers: int) -> LeafCut:
   return LeafCut(shape, dimension, lengths[dimension], workers)
 
 
+def cut_evenly(like: ShapedLike, workers: int, *, first: int = 0) -> LeafCut:
+  """Returns how workers divide a leaf between them without padding.
+
+  The dimension is the longest one that the workers divide, the first of
+  several. A leaf without one stays whole, and so does one of fewer than 64
+  elements per worker.
+
+  Args:
+    like: shape and dtype of the leaf.
+    workers: number of workers.
+    first: first dimension that may be cut.
+
+  >>> cut_evenly(jnp.zeros((8, 32, 64)), 4)[1:3]
+  (2, 16)
+  >>> cut_evenly(jnp.zeros((99, 30)), 4).dimension is None
+  True
+  """
+  shape = tuple(like.shape)
+  even = [
+    i for i, n in enumerate(shape) if i >= first and n and n % workers == 0
+  ]
+  if not even or not is_sharded(like, workers):
+    return LeafCut(shape, None, 0, workers)
+  dimension = max(even, key=lambda i: (shape[i], -i))
+  return LeafCut(shape, dimension, shape[dimension] // workers, workers)
+
+
 def find_dimensions(
   init: Any, params: PyTree, cuts: list[LeafCut]
 ) -> tuple[int | None, ...]:

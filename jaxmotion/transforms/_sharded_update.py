@@ -23,22 +23,16 @@ from jaxmotion.core import (
   PerWorker,
   PyTree,
   Split,
-  axis_names,
   axis_size,
   check_float,
   check_like,
-  is_varying,
   named_leaves,
   pack_worker,
   to_varying,
   unpack_worker,
 )
-from jaxmotion.transforms._look_across import find_across
-from jaxmotion.transforms._shard_layout import (
-  LeafCut,
-  cut_leaf,
-  find_dimensions,
-)
+from jaxmotion.transforms._parts import init_parts, mark_parts, update_parts
+from jaxmotion.transforms._shard_layout import LeafCut, cut_leaf
 
 
 class ShardedState(NamedTuple):
@@ -102,24 +96,14 @@ class ShardedUpdate(NamedTuple):
     leaves, treedef = self._find_leaves(params, None)
     cuts = [leaf.cut for leaf in leaves]
     parts = treedef.unflatten(self._own_parts(leaves, treedef, params))
-    inner = self.tx.init(parts)
-    # A scale of a short leaf has the same shape, and yet differs by worker.
-    dimensions = tuple(
-      0
-      if dimension is None and x.ndim and is_varying(x, self.workers)
-      else dimension
-      for x, dimension in zip(
-        jax.tree.leaves(inner),
-        find_dimensions(self.tx.init, parts, cuts),
-        strict=True,
-      )
-    )
     rows, whole = self._codec_states(leaves, treedef, params)
     # Copies: a step that donates parameters and state may not donate one twice.
     copies = jax.tree.map(jnp.copy, parts) if self.has_master else ()
     return (
-      self._split(copies, _dimensions(leaves) if self.has_master else ()),
-      self._split(inner, dimensions, "tx.init"),
+      mark_parts(
+        copies, _dimensions(leaves) if self.has_master else (), self.workers
+      ),
+      init_parts(self.tx, parts, cuts, self.workers),
       pack_worker(to_varying((rows, whole), self.workers)),
     )
 
@@ -142,42 +126,23 @@ class ShardedUpdate(NamedTuple):
       mean.astype(part.dtype) for mean, part in zip(means, parts, strict=True)
     ]
     own = [leaf.cut.dimension is not None for leaf in leaves]
-    changes, inner = self._run_inner(
-      treedef.unflatten(grads), old_inner, master, extra_args, own
+    changes, inner = update_parts(
+      self.tx,
+      treedef.unflatten(grads),
+      old_inner,
+      master,
+      own,
+      self.workers,
+      extra_args,
     )
-    inner_state = self._split(inner, old_inner.dimensions, "tx.update")
     if self.has_master:
       master = optax.apply_updates(master, changes)
       changes = jax.tree.map(jnp.subtract, master, treedef.unflatten(parts))
-    new_master = self._split(
-      master if self.has_master else (), old_master.dimensions
+    new_master = mark_parts(
+      master if self.has_master else (), old_master.dimensions, self.workers
     )
     y = treedef.unflatten(self._gather(leaves, treedef.flatten_up_to(changes)))
-    return y, (new_master, inner_state, codec_state)
-
-  def _run_inner(
-    self,
-    grads: PyTree,
-    state: Split,
-    master: PyTree,
-    extra_args: dict[str, Any],
-    own: list[bool],
-  ) -> tuple[PyTree, PyTree]:
-    """Returns changes of this worker's part, and the new inner state."""
-
-    def update(grads: PyTree, state: PyTree, master: PyTree) -> Any:
-      return self.tx.update(grads, state, master, **extra_args)
-
-    of_state = [dimension is not None for dimension in state.dimensions]
-    found = find_across(
-      lambda *args: update(*args)[0],
-      (grads, state.value, master),
-      [*own, *of_state, *own],
-      self.workers,
-    )
-    if found:
-      raise _across_error(f"`tx.update` computes {found}")
-    return update(grads, state.value, master)
+    return y, (new_master, inner, codec_state)
 
   def _find_leaves(
     self, params: PyTree, key: Key | None
@@ -228,24 +193,6 @@ class ShardedUpdate(NamedTuple):
 
     values = treedef.flatten_up_to(params)
     return [own_part(leaf, x) for leaf, x in zip(leaves, values, strict=True)]
-
-  def _split(
-    self, tree: PyTree, dimensions: tuple[int | None, ...], source: str = ""
-  ) -> Split:
-    """Marks arrays as cut; raises if one that is whole differs by worker."""
-    values = jax.tree.leaves(tree)
-    treedef: Any = jax.tree.structure(tree)
-    named = named_leaves(tree)
-    for (path, x), dimension in zip(named, dimensions, strict=True):
-      if dimension is None and is_varying(x, self.workers):
-        raise _across_error(f"`{source}` returned `{path}`")
-    values = [
-      x if dimension is None else to_varying(x, self.workers)
-      for x, dimension in zip(values, dimensions, strict=True)
-    ]
-    return Split(
-      treedef.unflatten(values), dimensions, axis_names(self.workers)
-    )
 
   def _codec_states(
     self, leaves: list[_Leaf], treedef: Any, params: PyTree
@@ -336,9 +283,6 @@ class ShardedUpdate(NamedTuple):
 
   def _gather(self, leaves: list[_Leaf], changes: list[Array]) -> list[Array]:
     """Returns the changes of whole parameters from those of all parts."""
-    for leaf, change in zip(leaves, changes, strict=True):
-      if leaf.cut.dimension is None and is_varying(change, self.workers):
-        raise _across_error(f"`tx.update` changed `{leaf.path}`")
     cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
     rows = gather_shards(
       [changes[i] for i in cut],
@@ -364,13 +308,4 @@ def _select_whole(leaves: list[_Leaf], treedef: Any, tree: PyTree) -> PyTree:
       x if leaf.cut.dimension is None else None
       for leaf, x in zip(leaves, values, strict=True)
     ]
-  )
-
-
-def _across_error(found: str) -> ValueError:
-  return ValueError(
-    "`tx` must treat every element of a leaf by itself, because each worker has"
-    f" a part of a leaf only, but {found} of a part alone: take"
-    " `jaxmotion.transforms.clip_by_global_norm` for that of optax, and"
-    " `jaxmotion.exchange` for optimizers that look across a leaf."
   )

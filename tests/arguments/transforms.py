@@ -47,6 +47,10 @@ def stateful(position):
   ]
 
 
+def fully_sharded(position):
+  return transforms.fully_sharded(loss_fn, optax.sgd(0.1), MESH)[position]
+
+
 def sharded_state():
   """A state of `SHARDED`, whose leaves of `PARAMS` all workers hold whole."""
   init, _ = transforms.data_parallel(loss_fn, SHARDED, MESH)
@@ -90,6 +94,28 @@ CALLS = {
     on=SHARDED.update,
     mesh=["data"],
     varying=["updates"],
+  ),
+  "transforms.fully_sharded": Call(
+    loss_fn,
+    optax.sgd(0.1),
+    MESH,
+    weight_codec=codecs.uniform(bits=8),
+    gradient_codec=codecs.uniform(bits=4),
+    stacked="layers/",
+  ),
+  "transforms.fully_sharded -> init": Call(
+    PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True
+  ),
+  "transforms.gather_params": Call(PARAMS),
+  "transforms.gather_block": Call(loss_fn),
+  "transforms.WeightPart.gather_whole": Call(
+    on=transforms.WeightPart(
+      np.ones((2, 4), np.float32),
+      None,
+      None,
+      transforms.GatherOptions("data", -2, None, None),
+    ).gather_whole,
+    mesh=["data"],
   ),
   "transforms.clip_by_global_norm": Call(1.0, "data"),
   "transforms.clip_by_global_norm -> update": Call(
@@ -203,6 +229,9 @@ ACCEPTED = {
   ("transforms.exchange", "local_axis"): _LATER,
   ("transforms.per_worker", "axis_name"): _LATER,
   ("transforms.sharded", "axis_name"): _LATER,
+  ("transforms.fully_sharded", "stacked"): {
+    "misspelt": "no parameters are known here; `init` matches it"
+  },
   ("transforms.sharded", "local_axis"): _LATER,
   ("transforms.clip_by_global_norm", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,

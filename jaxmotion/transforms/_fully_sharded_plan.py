@@ -1,0 +1,125 @@
+"""Division of parameters that a fully sharded step gives its loss function."""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec
+from jaxmotion.collectives.extend import find_leaf_codecs
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  Key,
+  PyTree,
+  Split,
+  axis_names,
+  check_text,
+  make_key,
+  named_leaves,
+  worker_index,
+)
+from jaxmotion.transforms._shard_layout import LeafCut, cut_evenly
+from jaxmotion.transforms._weight_part import GatherOptions, WeightPart
+
+
+class ShardPlan(NamedTuple):
+  """Configuration of a `fully_sharded` step, and what follows from it."""
+
+  axis_name: AxisName
+  workers: int
+  weight_codec: Codec | None
+  gradient_codec: Codec | None
+  stacked: Any
+  seed: int
+
+  def is_stacked(self, path: str) -> bool:
+    """Returns whether the first dimension of a leaf counts layers."""
+    return self.stacked is not None and bool(self.stacked.search(path))
+
+  def check_stacked(self, params: PyTree) -> None:
+    """Raises unless `stacked` matches the path of a leaf, if it is given."""
+    paths = [path for path, _ in named_leaves(params)]
+    if self.stacked is not None and not any(map(self.is_stacked, paths)):
+      raise ValueError(
+        f"`stacked` must match the path of a leaf, got {self.stacked.pattern!r}"
+        f" for {', '.join(map(repr, paths))}."
+      )
+
+  def cut_leaves(self, params: PyTree) -> list[LeafCut]:
+    """Returns the division of every leaf."""
+    return [
+      cut_evenly(x, self.workers, first=int(self.is_stacked(path)))
+      for path, x in named_leaves(params)
+    ]
+
+  def param_specs(self, params: PyTree, cuts: list[LeafCut]) -> PyTree:
+    """Returns the partition spec of every leaf."""
+    dimensions = tuple(cut.dimension for cut in cuts)
+    axes = axis_names(self.axis_name)
+    return Split(params, dimensions, axes).specs().value
+
+  def leaf_keys(
+    self, parts: PyTree, cuts: list[LeafCut], count: Array
+  ) -> list[Key | None]:
+    """Returns the key of every leaf; one for each layer of a stacked leaf."""
+    codecs = [c for c in (self.weight_codec, self.gradient_codec) if c]
+    named = named_leaves(parts)
+    if not any(codec.needs_key for codec in codecs):
+      return [None] * len(named)
+    base = make_key(self.seed, worker_index(self.axis_name)).fold(count)
+    keys: list[Key | None] = []
+    for (path, _), cut in zip(named, cuts, strict=True):
+      key = base.fold_path(path)
+      if self.is_stacked(path):
+        key = jax.vmap(key.fold)(jnp.arange(cut.shape[0]))
+      keys.append(key)
+    return keys
+
+  def wrap_parts(
+    self,
+    parts: PyTree,
+    errors: list[Array],
+    keys: list[Key | None],
+    cuts: list[LeafCut],
+  ) -> PyTree:
+    """Returns the tree that the loss function gets."""
+    leaves: Any = jax.tree.leaves(parts)
+    treedef: Any = jax.tree.structure(parts)
+    codecs = [
+      find_leaf_codecs(name, codec, parts, stateless=True)
+      for name, codec in (
+        ("weight_codec", self.weight_codec),
+        ("gradient_codec", self.gradient_codec),
+      )
+    ]
+    memories = iter(errors)
+    nodes = []
+    for x, key, cut, weight, gradient in zip(
+      leaves, keys, cuts, *codecs, strict=True
+    ):
+      if cut.dimension is None:
+        nodes.append(x)
+        continue
+      options = GatherOptions(
+        self.axis_name,
+        cut.dimension - len(cut.shape),
+        weight.codec,
+        gradient.codec,
+      )
+      nodes.append(WeightPart(x, next(memories, None), key, options))
+    return treedef.unflatten(nodes)
+
+
+def compile_pattern(stacked: Any) -> Any:
+  """Returns a compiled regular expression, or None; raises by its name."""
+  if stacked is None:
+    return None
+  check_text("stacked", stacked)
+  try:
+    return re.compile(stacked)
+  except re.error as error:
+    raise ValueError(
+      f"`stacked` must be a regular expression, got {stacked!r}: {error}."
+    ) from error
