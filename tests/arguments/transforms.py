@@ -216,6 +216,7 @@ CALLS = {
   ),
 }
 UNCALLED = {
+  "transforms.WeightPart": "`fully_sharded` makes it",
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
