@@ -21,6 +21,31 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
+# Folders whose tests are about Python: which calls are refused, what is planned
+# and predicted, how jobs run. Each of their programs runs a few times, so that
+# LLVM's optimizations take longer than they save. All other tests, and those
+# that ask what a compiled program computes, sends or keeps, run what users run.
+_UNOPTIMIZED = (
+  *("arguments", "controllers", "perfmodel", "planner", "program", "testing"),
+  *("experiments/activations", "experiments/common", "experiments/data"),
+  *("experiments/hetero", "experiments/hosts", "experiments/models"),
+  *("experiments/perfmodel", "experiments/planner", "experiments/state"),
+  *("experiments/test_configs.py", "experiments/train", "experiments/weights"),
+)
+_TESTS = pathlib.Path(__file__).parent
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+  """Compiles with or without optimizations, as the test's folder says."""
+  unoptimized = any(
+    item.path.is_relative_to(_TESTS / name) for name in _UNOPTIMIZED
+  )
+  name = "jax_disable_most_optimizations"
+  if unoptimized != jax.config.read(name):
+    jax.config.update(name, unoptimized)
+    # JAX would find programs that it has compiled under the other setting.
+    jax.clear_caches()
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
   """Lets the garbage collector pass over modules and tests, which stay.

@@ -1,6 +1,6 @@
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import pytest
@@ -101,21 +101,6 @@ def tiny_hosted(monkeypatch) -> Callable[..., ConfigDict]:
     return config
 
   return make
-
-
-@pytest.fixture
-def compiled_as_jobs() -> Iterator[None]:
-  """Compiles in this process what `jobs.environment` lets jobs compile.
-
-  Other optimizations round otherwise. What is compiled already is compiled
-  again: JAX looks programs up without regard to this setting.
-  """
-  name = "jax_disable_most_optimizations"
-  jax.clear_caches()
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, False)
-  jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,8 +33,7 @@ def environment(cache=True):
   # The emulated devices of this test process are not those of the job.
   kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   kept["JAX_PLATFORMS"] = "cpu"
-  # A job runs a program a few times: optimizing would take longer than that.
-  # Tests that compare bits take the fixture `compiled_as_jobs`.
+  # As in the folders of tests/conftest.py: some tests compare bits.
   kept["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
   if cache:
     folder = ROOT / ".pytest_cache" / "d" / "jobs"

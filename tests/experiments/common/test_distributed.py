@@ -137,7 +137,6 @@ def hosts_and_devices():
   return jax.sharding.Mesh(devices, ("host", "device"))
 
 
-@pytest.mark.usefixtures("compiled_as_jobs")
 @pytest.mark.parametrize(
   ("workers", "victim", "exchange"),
   [(2, 1, "sign_feedback"), (4, 0, "int4_feedback")],

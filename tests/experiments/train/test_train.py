@@ -56,7 +56,6 @@ def test_a_misspelled_exchange_is_refused_before_any_work(tiny):
     run_experiment(tiny("digits", exchanges=("fp32", "int7")))
 
 
-@pytest.mark.usefixtures("compiled_as_jobs")
 def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   images = save_images(tmp_path / "images.npz")
   config = tiny("digits", exchanges=("sign_feedback",), steps=16, **images)
