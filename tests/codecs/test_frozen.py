@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from jaxmotion import make_key
+from jaxmotion.testing._laws import Trip, find_in_rows
+from jaxmotion.wire import payload_bytes
 from tests.codecs.table import CODECS, ULPS
 
 PATH = pathlib.Path(__file__).with_name("frozen.npz")
@@ -66,7 +68,7 @@ def test_payloads_are_byte_for_byte_the_frozen_ones(name):
 
 
 @NAMES
-def test_frozen_payloads_decode_to_the_frozen_array(name):
+def test_frozen_payloads_decode_to_the_frozen_array_within_the_bound(name):
   expected, y = stored(name)
   codec = CODECS[name]
   shapes = jax.eval_shape(lambda: encode(codec))
@@ -82,6 +84,10 @@ def test_frozen_payloads_decode_to_the_frozen_array(name):
     )
   else:
     assert found.tobytes() == y.tobytes()
+  assert sum(a.nbytes for a in leaves) == payload_bytes(codec, X)
+  dropped = np.asarray(codec.count_dropped(payload, X))
+  trip = Trip(payload, found[None], dropped[None])
+  assert list(find_in_rows(codec, X[None], trip)) == []
 
 
 def test_the_fixture_holds_no_codec_that_is_gone():

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from sklearn.datasets import load_digits
 
 import jaxmotion
+from experiments.models.initial import draw_kernel
 from jaxmotion import codecs, memory, wire
 from jaxmotion.memory import (
   EncodedLeaf,
@@ -337,7 +338,10 @@ def make_perceptron(seed):
   sizes = (64, 128, 128, 10)
   layers = []
   for i in range(3):
-    layers += [nnx.Linear(sizes[i], sizes[i + 1], rngs=rngs), nnx.relu]
+    layers += [
+      nnx.Linear(sizes[i], sizes[i + 1], kernel_init=draw_kernel(), rngs=rngs),
+      nnx.relu,
+    ]
   return nnx.Sequential(*layers[:-1])
 
 
@@ -355,15 +359,19 @@ def learn_digits(tx, steps=400, batch=128):
     updates, state = tx.update(grads, state, params)
     return (optax.apply_updates(params, updates), state), loss
 
-  run = jax.jit(lambda carry, i: jax.lax.scan(step, carry, i))
+  def run(params, indices):
+    carry = params, tx.init(params)
+    (params, _), losses = jax.lax.scan(step, carry, indices)
+    right = nnx.merge(graph, params)(x[SPLIT:]).argmax(-1) == y[SPLIT:]
+    return right.mean(), losses[-20:].mean()
+
+  run = jax.jit(run)
   found = []
   for seed in range(2):
     graph, params = nnx.split(make_perceptron(seed))
     rng = np.random.default_rng(seed)
     order = np.stack([rng.choice(SPLIT, batch, False) for _ in range(steps)])
-    (params, _), losses = run((params, tx.init(params)), order)
-    right = nnx.merge(graph, params)(x[SPLIT:]).argmax(-1) == y[SPLIT:]
-    found.append((float(right.mean()), float(losses[-20:].mean())))
+    found.append([float(a) for a in run(params, order)])
   return np.array(found).T
 
 

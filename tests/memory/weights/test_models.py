@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from sklearn.datasets import load_digits
 
+from experiments.models.initial import draw_kernel
 from jaxmotion import codecs, memory
 from tests.memory.helpers import PLAIN
 
@@ -40,13 +41,17 @@ def cross_entropy(logits, batch):
   ).mean()
 
 
+def make_dense(inputs, outputs, rngs):
+  return nnx.Linear(inputs, outputs, kernel_init=draw_kernel(), rngs=rngs)
+
+
 class Perceptron(nnx.Module):
   """A network whose parameters are nearly all in matrices, so are encoded."""
 
   def __init__(self, rngs):
-    self.first = nnx.Linear(64, HIDDEN, rngs=rngs)
-    self.middle = nnx.Linear(HIDDEN, HIDDEN, rngs=rngs)
-    self.out = nnx.Linear(HIDDEN, 10, rngs=rngs)
+    self.first = make_dense(64, HIDDEN, rngs)
+    self.middle = make_dense(HIDDEN, HIDDEN, rngs)
+    self.out = make_dense(HIDDEN, 10, rngs)
 
   def __call__(self, x):
     return self.out(nnx.relu(self.middle(nnx.relu(self.first(x)))))
@@ -102,10 +107,10 @@ class Net(nnx.Module):
   """A network with batch norm and dropout."""
 
   def __init__(self, rngs):
-    self.first = nnx.Linear(64, 32, rngs=rngs)
+    self.first = make_dense(64, 32, rngs)
     self.norm = nnx.BatchNorm(32, rngs=rngs)
     self.drop = nnx.Dropout(0.2, rngs=rngs)
-    self.out = nnx.Linear(32, 10, rngs=rngs)
+    self.out = make_dense(32, 10, rngs)
 
   def __call__(self, x):
     return self.out(self.drop(nnx.relu(self.norm(self.first(x)))))
