@@ -218,7 +218,7 @@ class _Step:
     divided = self.programs.divided[self.level]
     return any(
       name in [divided.leaves[i][0] for i in group.leaves]
-      and any(kind in repr(group.codec) for kind in ("random_k", "threshold("))
+      and "random_k" in repr(group.codec)
       for group in divided.leaf_groups
     )
 
@@ -231,7 +231,12 @@ class _Step:
     if setup.local_codec is not None:
       return
     plain = setup.codec == identity() and not (setup.weighted or setup.devices)
-    if plain and _bits(self.programs.plain(self.x)) != _bits(self.result.y):
+    # An exchange adds up float16 in float32; the uncompressed one may overflow.
+    if (
+      plain
+      and "float16" not in setup.dtypes
+      and _bits(self.programs.plain(self.x)) != _bits(self.result.y)
+    ):
       yield "identity is the uncompressed collective", "other bits"
     yield from self._check_conservation()
     if not setup.devices and not all(c.has_state for c in setup.levels):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import (
@@ -27,6 +28,23 @@ def check_shaped(name: str, like: Any) -> None:
       f"{like!r}."
     )
   check_float(name, like)
+
+
+def check_unsharded(name: str, x: Any) -> None:
+  """Raises if an array is sharded over explicit axes of a mesh.
+
+  JAX does not cut such arrays at positions that depend on their elements.
+
+  Args:
+    name: the argument's name, for the message.
+    x: floating-point array.
+  """
+  spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
+  if any(axis is not None for axis in spec):
+    raise ValueError(
+      f"`{name}` must not be sharded over explicit mesh axes, got {spec}: "
+      "encode inside jax.shard_map, or reshard it to jax.P()."
+    )
 
 
 def check_leaves(leaves: Any) -> None:

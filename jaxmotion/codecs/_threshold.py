@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
@@ -55,7 +56,8 @@ class threshold(Codec):
   whatever their magnitude: with `feedback` they stay in the error and are sent
   once those before them leave room, but a threshold that overflows at every
   step starves the end of the array, so raise `value` or `capacity`. NaN counts
-  as above any threshold, so it is sent on rather than hidden.
+  as above any threshold, so it is sent on rather than hidden; if a non-finite
+  element is among those that are dropped, the last element sent becomes NaN.
 
   Args:
     value: least magnitude that is sent, positive and finite.
@@ -103,6 +105,7 @@ class threshold(Codec):
   ) -> tuple[Above, PyTree]:
     """Returns elements, positions and the count, and the state."""
     self._check_input(x, key, state)
+    check_unsharded("x", x)
     k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = threshold_bitmap(x, self.value)
@@ -112,6 +115,10 @@ class threshold(Codec):
     positions = jnp.where(filled, bitmap_positions(bitmap, before, k), 0)
     values = flat.at[positions].get(mode="promise_in_bounds")
     values = jnp.where(filled, values, 0.0)
+    # A non-finite element that finds no slot takes the last one's value, so
+    # that no worker takes the step for a good one.
+    lost = (~jnp.isfinite(flat)).sum() > (~jnp.isfinite(values)).sum()
+    values = jnp.where(lost & (jnp.arange(k) == k - 1), jnp.nan, values)
     indices = pack_flat(positions.astype(jnp.uint32), bits)
     return Above(values, indices, count.astype(jnp.uint32)), state
 

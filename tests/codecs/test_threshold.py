@@ -58,6 +58,18 @@ def test_non_finite_values_travel_and_poison_nothing(bad):
   np.testing.assert_array_equal(y, np.where(np.arange(100) == 60, x, 0))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_non_finite_value_without_a_slot_is_not_hidden(bad):
+  x = normal(4097)
+  x[-1] = bad
+  codec = threshold(value=1.0, capacity=0.01)
+  payload, y = trip(codec, x)
+  finite = np.isfinite(y)
+  assert int(payload.count) > payload.values.size and (~finite).sum() == 1
+  x[-1] = 2.0
+  np.testing.assert_array_equal(y[finite], trip(codec, x)[1][finite])
+
+
 def test_nothing_above_the_threshold_decodes_to_zeros():
   payload, y = trip(threshold(value=5.0, capacity=0.1), normal(100))
   assert int(payload.count) == 0
