@@ -38,7 +38,6 @@ from jaxmotion.core._compat import (
   varying_axes as varying_axes,
   worker_index as worker_index,
 )
-from jaxmotion.core._dependence import find_dependent as find_dependent
 from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,

@@ -13,6 +13,7 @@ from jaxmotion.core import (
   check_instance,
 )
 from jaxmotion.transforms._init_state import check_axes, init_state
+from jaxmotion.transforms._model_axes import check_specs
 from jaxmotion.transforms._placement import as_transformation
 
 
@@ -21,6 +22,7 @@ def bind_mesh(
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets an optimizer with per-worker state be initialized anywhere.
 
@@ -34,6 +36,8 @@ def bind_mesh(
     tx: optax chain with an `exchange` over `axis_name`.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `exchange` takes it;
+      None: they are not.
 
   Returns:
     A transformation with the `update` of `tx`.
@@ -58,11 +62,12 @@ def bind_mesh(
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_axes(mesh, axis_name)
+  check_specs(specs, axis_name)
 
   def init_fn(params: PyTree) -> PyTree:
     if axis_is_bound(axis_name):
       return tx.init(params)
-    return init_state(tx, params, mesh, axis_name=axis_name)
+    return init_state(tx, params, mesh, axis_name=axis_name, specs=specs)
 
   update: Any = optax.with_extra_args_support(tx).update
   return optax.GradientTransformationExtraArgs(init_fn, update)

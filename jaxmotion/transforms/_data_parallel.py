@@ -235,6 +235,7 @@ def data_parallel(
         lambda fixed, own: compute_work(*fixed, *own).model_state,
         (params, model),
         (batch, key),
+        axis_name,
       )
     work = compute_work(params, model, batch, key)
     return jax.tree.map(lambda a: jnp.expand_dims(a, 0), work)

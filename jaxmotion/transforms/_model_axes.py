@@ -24,6 +24,7 @@ from jaxmotion.core import (
   axis_names,
   named_leaves,
   state_specs,
+  tracks_varying,
 )
 
 
@@ -120,8 +121,15 @@ def map_model_axes(
     codecs: codecs that `tx` encodes with.
   """
 
-  def init_fn(params: PyTree) -> PyTree:
+  def find_axes() -> dict[Any, int]:
     sizes = _model_axes(workers)
+    # A map without types leaves other axes to the caller, who gives specs.
+    if sizes and specs is None and not tracks_varying(workers):
+      return {}
+    return sizes
+
+  def init_fn(params: PyTree) -> PyTree:
+    sizes = find_axes()
     if not sizes:
       return tx.init(params)
     param_specs = _choose_specs(specs, params, sizes)
@@ -137,6 +145,7 @@ def map_model_axes(
         in_specs=(param_specs,),
         out_specs=out_specs,
         axis_names=set(sizes),
+        check_vma=tracks_varying(workers),
       )
 
     jax.eval_shape(bind(trace_init, PartitionSpec()), params)
@@ -152,7 +161,7 @@ def map_model_axes(
     **extra_args: Any,
   ) -> tuple[PyTree, PyTree]:
     del extra_args
-    sizes = _model_axes(workers)
+    sizes = find_axes()
     if not sizes:
       return tx.update(updates, state, params, weight=weight, level=level)
     update_specs = _choose_specs(specs, updates, sizes)
@@ -180,6 +189,7 @@ def map_model_axes(
       in_specs=(update_specs, specs_of_state, PartitionSpec()),
       out_specs=(update_specs, specs_of_state),
       axis_names=set(sizes),
+      check_vma=tracks_varying(workers),
     )(updates, state, given)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

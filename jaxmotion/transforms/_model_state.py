@@ -7,12 +7,14 @@ import jax.numpy as jnp
 
 from jaxmotion.core import (
   Array,
+  AxisName,
   PyTree,
-  find_dependent,
+  axis_names,
   named_leaves,
   same_structure,
   shape_string,
 )
+from jaxmotion.program import find_varying
 from jaxmotion.transforms._exchange_state import ExchangeState
 from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
 
@@ -58,6 +60,7 @@ def check_equal(
   compute_state: Callable[[PyTree, PyTree], PyTree],
   replicated: PyTree,
   own: PyTree,
+  axis_name: AxisName,
 ) -> None:
   """Raises unless all leaves that have no mean are equal on all workers.
 
@@ -67,16 +70,23 @@ def check_equal(
     compute_state: (replicated, own) -> new model state.
     replicated: arguments that are equal on all workers.
     own: the worker's batch and key.
+    axis_name: the workers' axis.
 
   Raises:
     ValueError: an integer, a bool or a key depends on `own`.
   """
-  shapes = jax.eval_shape(compute_state, replicated, own)
-  if all(map(is_floating, jax.tree.leaves(shapes))):
+  if all(map(is_floating, jax.tree.leaves(replicated))):
     return
-  dependent = find_dependent(compute_state, replicated, own)
-  for (path, like), is_own in zip(named_leaves(shapes), dependent, strict=True):
-    if is_own and not is_floating(like):
+  jaxpr, shapes = jax.make_jaxpr(compute_state, return_shape=True)(
+    replicated, own
+  )
+  axes = frozenset(axis_names(axis_name))
+  varying = [frozenset()] * len(jax.tree.leaves(replicated)) + [axes] * len(
+    jax.tree.leaves(own)
+  )
+  differs = find_varying(jaxpr, varying, axes)
+  for (path, like), over in zip(named_leaves(shapes), differs, strict=True):
+    if over and not is_floating(like):
       raise ValueError(
         f"`model_state{'/' * bool(path)}{path}` must not depend on the batch "
         f"or the key, because {_describe(like)} has no mean over workers. Make "

@@ -11,6 +11,7 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  Split,
   axis_names,
   named_leaves,
   place_tree,
@@ -39,7 +40,8 @@ class Shardings:
 
   def __init__(self, mesh: Mesh, axis_name: AxisName, specs: PyTree | None):
     check_specs(specs, axis_name)
-    self._mesh, self._workers, self._specs = mesh, axis_names(axis_name), specs
+    self._mesh, self._axis_name, self._specs = mesh, axis_name, specs
+    self._workers = axis_names(axis_name)
     shape = dict(mesh.shape)
     self._sizes = {n: shape[n] for n in shape if n not in self._workers}
     self.map_options: dict[str, Any] = {"mesh": mesh}
@@ -82,7 +84,7 @@ class Shardings:
   def grads(self, params: PyTree) -> PyTree:
     """Returns the specs of gradients with a leading axis of workers."""
     return jax.tree.map(
-      lambda spec: P(self._workers, *spec), self.params(params)
+      lambda spec: P(self._axis_name, *spec), self.params(params)
     )
 
   def state(self, opt_state: PyTree, params: PyTree) -> PyTree:
@@ -96,7 +98,7 @@ class Shardings:
       params: parameters, or their shapes.
     """
     if self._specs is None:
-      return state_specs(opt_state, self._workers)
+      return state_specs(opt_state, self._axis_name)
     likes = {
       tuple(path): (jnp.shape(leaf), spec)
       for (path, leaf), spec in zip(
@@ -117,6 +119,8 @@ class Shardings:
       return P()
 
     def place_node(path: Any, node: Any) -> Any:
+      if isinstance(node, Split):  # Its parts are the workers'.
+        return node.specs()
       if not isinstance(node, PerWorker):
         return spec_of(path, node.shape)
 
@@ -124,12 +128,14 @@ class Shardings:
         # One row for each device: the exchange's. Else one for each worker.
         if shards and leaf.shape[0] == rows:
           return P(names)
-        return P(self._workers, *spec_of(inner, leaf.shape[1:]))
+        return P(self._axis_name, *spec_of(inner, leaf.shape[1:]))
 
       return jax.tree.map_with_path(place_own, node)
 
     return jax.tree.map_with_path(
-      place_node, opt_state, is_leaf=lambda n: isinstance(n, PerWorker)
+      place_node,
+      opt_state,
+      is_leaf=lambda node: isinstance(node, PerWorker | Split),
     )
 
   def place(self, tree: PyTree, specs: PyTree) -> PyTree:

@@ -249,3 +249,25 @@ def test_sharded_parameters_without_specs_are_refused():
     transforms.init_state(tx, place(PARAMS, mesh), mesh)
   with pytest.raises(TypeError, match="`specs` must be a tree of Partition"):
     jaxmotion.exchange("data", specs={"w": "model"})
+
+
+@pytest.mark.parametrize("specs", (SPECS, None))
+def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
+  mesh = make_mesh()
+  tx = make_tx(specs=specs)
+  tx = transforms.bind_mesh(tx, mesh, specs=specs)
+
+  @transforms.parallelize_step(mesh)
+  def step(params, opt_state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  params = PARAMS if specs is None else place(PARAMS, mesh)
+  opt_state = tx.init(params)
+  for _ in range(2):
+    params, opt_state, loss = step(params, opt_state, BATCH)
+  np.testing.assert_allclose(loss, plain_step()[1], rtol=1e-6)
+  for name, spec in SPECS.items():
+    sharding = NamedSharding(mesh, P() if specs is None else spec)
+    assert params[name].sharding.is_equivalent_to(sharding, params[name].ndim)

@@ -151,12 +151,14 @@ def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
   assert new["key"] == jax.random.split(jax.random.key(0))[0]
   np.testing.assert_allclose(new["bf16"], BATCH["x"].mean(), rtol=1e-2)
 
-  init, step = make_step(
-    lambda state, batch: state | {"n": jnp.sum(batch["x"] > 0)}
-  )
-  args = init(jnp.ones(3), model)
-  with pytest.raises(ValueError, match="`model_state/n` .*'local'"):
-    step(*args, BATCH)
+  for count_own in (
+    lambda state, batch: state | {"n": jnp.sum(batch["x"] > 0)},
+    lambda state, batch: state | {"n": lax.axis_index("data")},
+  ):
+    init, step = make_step(count_own)
+    args = init(jnp.ones(3), model)
+    with pytest.raises(ValueError, match="`model_state/n` .*'local'"):
+      step(*args, BATCH)
 
 
 def test_auxiliary_values_come_beside_the_model_state():
