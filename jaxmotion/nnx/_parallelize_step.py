@@ -14,18 +14,17 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   check_arrays,
-  check_axis_name,
   check_bool,
+  check_buffers,
   check_callable,
-  check_instance,
   check_sequence,
   named_leaves,
 )
 from jaxmotion.nnx._graph_state import GraphLeaf, describe_state, join_state
 from jaxmotion.transforms.extend import (
-  check_axes,
   check_batch_names,
   check_parameter,
+  check_step_mesh,
   fold_worker,
   is_key,
   join_name,
@@ -60,7 +59,7 @@ def parallelize_step(
     from the traced step. Floating-point scalars that differ are averaged.
 
   Args:
-    mesh: device mesh that has the axis.
+    mesh: device mesh of the workers, with no devices along other axes.
     axis_name: the axis (or axes) that the batch is split over.
     batch: name of the parameter of the step that is split, or several.
     mean: types of further variables that are averaged where they differ.
@@ -73,9 +72,9 @@ def parallelize_step(
   Raises:
     TypeError: an argument of another type; a metric of another class that
       differs between workers.
-    ValueError: the mesh has no such axis, or the step no such parameter. The
-      step raises it for a variable or result that differs between workers, by
-      its path, and for one that adds or removes variables.
+    ValueError: the mesh has no such axis, or others besides; the step has no
+      such parameter. The step raises it for a variable or result that differs
+      between workers, by its path, and for one that adds or removes variables.
 
   Example:
     >>> import jax.numpy as jnp
@@ -100,9 +99,7 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_axes(mesh, axis_name)
+  check_step_mesh(mesh, axis_name)
   check_bool("donate", donate)
   split = check_batch_names(batch)
   averaged = (nnx.BatchStat, *check_sequence("mean", mean, "variable types"))
@@ -190,6 +187,9 @@ def parallelize_step(
     @functools.wraps(fun)
     def step(*args: Any, **kwargs: Any) -> Any:
       nodes, (graph, layout, arrays, given) = split_graph(args, kwargs)
+      paths = [leaf.path for leaf in layout[1]]
+      state = dict(zip(paths, arrays, strict=True))
+      check_buffers(state | given, paths if donate else ())
       in_flight.wait(arrays)
       new, results = run_step(graph, layout, arrays, given)
       in_flight.add(new)

@@ -15,14 +15,11 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   check_arrays,
-  check_axis_name,
   check_buffers,
   check_callable,
-  check_instance,
   named_leaves,
   state_specs,
 )
-from jaxmotion.transforms._init_state import check_axes
 from jaxmotion.transforms._run_on_workers import (
   Join,
   fold_worker,
@@ -34,6 +31,7 @@ from jaxmotion.transforms._step_arguments import (
   check_batch_names,
   check_names,
   check_parameter,
+  check_step_mesh,
   place_arguments,
   split_specs,
 )
@@ -64,7 +62,7 @@ def parallelize_step(
   `lax.pmean(x, axis_name)` and the other collectives work in the step.
 
   Args:
-    mesh: device mesh that has the axis.
+    mesh: device mesh of the workers, with no devices along other axes.
     axis_name: the axis (or axes) that the batch is split over.
     batch: name of the parameter of the step that is split, or several.
     mean: regular expressions; results whose path one of them matches are
@@ -76,9 +74,9 @@ def parallelize_step(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis, or the step no such parameter. The
-      step raises it for a result that differs between workers, by its path,
-      and for a batch that the workers do not divide.
+    ValueError: the mesh has no such axis, or others besides; the step has no
+      such parameter. The step raises it for a result that differs between
+      workers, by its path, and for a batch that the workers do not divide.
 
   Example:
     >>> import optax
@@ -102,9 +100,7 @@ def parallelize_step(
     >>> float(loss)
     1.0
   """
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_axes(mesh, axis_name)
+  check_step_mesh(mesh, axis_name)
   split = check_batch_names(batch)
   donated = check_names("donate", donate)
   patterns = PathRules(

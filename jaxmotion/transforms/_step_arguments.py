@@ -8,7 +8,41 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.collectives.extend import check_batch
-from jaxmotion.core import AxisName, PyTree, check_sequence, check_text
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_names,
+  check_axis_name,
+  check_instance,
+  check_sequence,
+  check_text,
+)
+from jaxmotion.transforms._init_state import check_axes
+
+
+def check_step_mesh(mesh: Any, axis_name: Any) -> None:
+  """Raises unless a step can be mapped over the axes of a mesh.
+
+  Args:
+    mesh: device mesh.
+    axis_name: the workers' axis, or a tuple of axes.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis, or others of several devices: types
+      of what varies, which an exchange over part of a mesh needs, are off.
+  """
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_axes(mesh, axis_name)
+  names = axis_names(axis_name)
+  others = [n for n in mesh.axis_names if n not in names and mesh.shape[n] > 1]
+  if others:
+    raise ValueError(
+      f"`mesh` must have no devices along axes other than {axis_name!r}, got "
+      f"{dict(mesh.shape)}: train models that are split over {others} by "
+      "jaxmotion.data_parallel."
+    )
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._exchange_state import (
   ExchangeOptions as ExchangeOptions,
 )
-from jaxmotion.transforms._init_state import check_axes as check_axes
 from jaxmotion.transforms._run_on_workers import (
   Decide as Decide,
   Join as Join,
@@ -19,6 +18,7 @@ from jaxmotion.transforms._run_on_workers import (
 from jaxmotion.transforms._step_arguments import (
   check_batch_names as check_batch_names,
   check_parameter as check_parameter,
+  check_step_mesh as check_step_mesh,
   place_arguments as place_arguments,
   split_specs as split_specs,
 )

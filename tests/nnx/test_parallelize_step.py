@@ -102,6 +102,17 @@ def test_each_worker_drops_elements_of_its_own():
   assert len({row.tobytes() for row in rows}) == 4
 
 
+def test_a_donated_array_belongs_to_one_variable():
+  @jaxmotion.nnx.parallelize_step(MESH, donate=True)
+  def step(model, other, batch):
+    return batch.mean()
+
+  # Placed on the mesh before: the step would copy other arrays.
+  array = jax.device_put(jnp.ones(2), jax.sharding.NamedSharding(MESH, jax.P()))
+  with pytest.raises(ValueError, match="must be an array of its own"):
+    step(nnx.Dict(w=nnx.Param(array)), nnx.Dict(w=nnx.Param(array)), np.ones(4))
+
+
 def test_what_differs_is_refused_by_its_path():
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
   step, *nodes = make_loop(tx)
