@@ -5,15 +5,16 @@ steps. The folder gets its name when all processes have written their files and
 the disk has them, so a killed job leaves no incomplete checkpoint. The last two
 checkpoints are kept: if the last is broken, the one before it is used.
 
-Orbax alone does not do all of this. It has no checksums, and restores an array
-whose bytes have changed without an error. It does not wait for the disk before
-its own rename. It refuses arrays of size 0, which are left out here.
+Orbax alone does not do all of this. It restored wrong values without an error
+after 36 of 60 flipped bits. Before its own rename it waits for the disk only for
+the files of arrays. It refuses arrays of size 0, which are left out here.
 `CheckpointManager` would add threads, and deletes old checkpoints before it
 knows that the new one can be read. So names, order and checksums are kept here.
 
 Orbax waits for other processes in collectives, as the steps do: the death of a
 process is noticed at once. Its files hold numbers and JSON, and run no code. A
-save of the digits job takes 0.3 s (one file with its checksum took 0.06 s).
+save of the digits job takes 0.3 s (one file with its checksum took 0.06 s), and
+leaves some 30 KiB in memory: TensorStore keeps the counts that orbax reads.
 """
 
 import contextlib

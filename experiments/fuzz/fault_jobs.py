@@ -275,6 +275,8 @@ def _fork(
   try:
     # A job does not outlive the command, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A shell lets commands in the background ignore it, and so their jobs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, path in ((1, output), (2, errors)):
       descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
       os.dup2(descriptor, number)
