@@ -6,8 +6,8 @@ the disk has them, so a killed job leaves no incomplete checkpoint. The last two
 checkpoints are kept: if the last is broken, the one before it is used.
 
 Orbax alone does not do all of this. It restored wrong values without an error
-after 36 of 60 flipped bits. Before its own rename it waits for the disk only for
-the files of arrays. It refuses arrays of size 0, which are left out here.
+after 36 of 60 flipped bits. Before its own rename it waits for the disk with
+files of arrays alone. It refuses arrays of size 0, which are left out here.
 `CheckpointManager` would add threads, and deletes old checkpoints before it
 knows that the new one can be read. So names, order and checksums are kept here.
 
