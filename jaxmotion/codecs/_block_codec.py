@@ -64,7 +64,7 @@ class BlockCodec(Codec):
     key: Key | None = None,
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' payloads, in the same pass."""
-    self._check_payloads(payloads, like)
+    self._check_payload(payloads, like, stacked=True)
     self._check_input(like, key, state)
     payload = blocks.encode_mean(
       self.kernel_op, payloads, like, self._used_key(key)
@@ -73,7 +73,7 @@ class BlockCodec(Codec):
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in the same pass."""
-    self._check_payloads(payloads, like)
+    self._check_payload(payloads, like, stacked=True)
     return blocks.sum_decoded(self.kernel_op, payloads, like)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:

@@ -89,5 +89,5 @@ class cast(Codec):
 
   def sum_decoded(self, payloads: Words, like: ShapedLike) -> Array:
     """Decodes the payloads of several workers and adds them, in one pass."""
-    self._check_payloads(payloads, like)
+    self._check_payload(payloads, like, stacked=True)
     return cast_sum(payloads.words, like, self.dtype)

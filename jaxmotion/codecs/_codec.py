@@ -321,26 +321,20 @@ class Codec(abc.ABC):
     check_shaped("like", like)
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
 
-  def _check_payloads(self, payloads: PyTree, like: ShapedLike) -> None:
-    """Checks the payloads that `sum_decoded` takes."""
+  def _check_payload(
+    self, payload: PyTree, like: ShapedLike, *, stacked: bool = False
+  ) -> None:
+    """Checks a payload, or those that `sum_decoded` takes, stacked."""
     check_shaped("like", like)
     expected = jax.tree.map(shape_string, self.payload_like(like))
-    found = jax.tree.map(_describe_row, payloads)
+    found = jax.tree.map(_describe_row if stacked else _describe_leaf, payload)
     if found != expected:
+      name = "payloads" if stacked else "payload"
+      rows = "stacked along a leading axis of workers, " if stacked else ""
+      each = " each" if stacked else ""
       raise ValueError(
-        f"`payloads` must be what {self} makes of {shape_string(like)}, "
-        f"stacked along a leading axis of workers, {expected} each, got "
-        f"{found}."
-      )
-
-  def _check_payload(self, payload: PyTree, like: ShapedLike) -> None:
-    check_shaped("like", like)
-    expected = jax.tree.map(shape_string, self.payload_like(like))
-    found = jax.tree.map(_describe_leaf, payload)
-    if found != expected:
-      raise ValueError(
-        f"`payload` must be what {self} makes of {shape_string(like)}, "
-        f"{expected}, got {found}."
+        f"`{name}` must be what {self} makes of {shape_string(like)}, {rows}"
+        f"{expected}{each}, got {found}."
       )
 
 

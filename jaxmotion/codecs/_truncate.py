@@ -104,5 +104,5 @@ class truncate(Codec):
 
   def sum_decoded(self, payloads: BytePlanes, like: ShapedLike) -> Array:
     """Decodes the payloads of several workers and adds them, in one pass."""
-    self._check_payloads(payloads, like)
+    self._check_payload(payloads, like, stacked=True)
     return truncate_sum(payloads.planes, like)
