@@ -59,7 +59,7 @@ def parallelize_step(
     from the traced step. Floating-point scalars that differ are averaged.
 
   Args:
-    mesh: device mesh of the workers, with no devices along other axes.
+    mesh: device mesh that has the axis; further axes are left to the step.
     axis_name: the axis (or axes) that the batch is split over.
     batch: name of the parameter of the step that is split, or several.
     mean: types of further variables that are averaged where they differ.
@@ -72,9 +72,9 @@ def parallelize_step(
   Raises:
     TypeError: an argument of another type; a metric of another class that
       differs between workers.
-    ValueError: the mesh has no such axis, or others besides; the step has no
-      such parameter. The step raises it for a variable or result that differs
-      between workers, by its path, and for one that adds or removes variables.
+    ValueError: the mesh has no such axis, or the step no such parameter. The
+      step raises it for a variable or result that differs between workers, by
+      its path, and for one that adds or removes variables.
 
   Example:
     >>> import jax.numpy as jnp
@@ -181,7 +181,7 @@ def parallelize_step(
       leaves = describe_state(nodes, state)
       arrays, treedef = jax.tree.flatten(state)
       specs = [P(axis_name) if leaf.own else P() for leaf in leaves]
-      arrays = place_arguments(arrays, mesh, specs)
+      arrays = place_arguments(arrays, mesh, specs, axis_name)
       return nodes, (graph, (treedef, leaves), arrays, given)
 
     @functools.wraps(fun)

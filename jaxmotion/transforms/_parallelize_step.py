@@ -62,7 +62,7 @@ def parallelize_step(
   `lax.pmean(x, axis_name)` and the other collectives work in the step.
 
   Args:
-    mesh: device mesh of the workers, with no devices along other axes.
+    mesh: device mesh that has the axis; further axes are left to the step.
     axis_name: the axis (or axes) that the batch is split over.
     batch: name of the parameter of the step that is split, or several.
     mean: regular expressions; results whose path one of them matches are
@@ -74,9 +74,9 @@ def parallelize_step(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis, or others besides; the step has no
-      such parameter. The step raises it for a result that differs between
-      workers, by its path, and for a batch that the workers do not divide.
+    ValueError: the mesh has no such axis, or the step no such parameter. The
+      step raises it for a result that differs between workers, by its path, and
+      for a batch that the workers do not divide.
 
   Example:
     >>> import optax
@@ -156,7 +156,7 @@ def parallelize_step(
       placed = dict(arguments)
       for name in arguments.keys() - set(split):
         specs = state_specs(arguments[name], axis_name)
-        placed[name] = place_arguments(arguments[name], mesh, specs)
+        placed[name] = place_arguments(arguments[name], mesh, specs, axis_name)
       return {name: placed.pop(name) for name in donated}, placed
 
     @functools.wraps(fun)

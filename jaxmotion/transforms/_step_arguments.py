@@ -29,20 +29,11 @@ def check_step_mesh(mesh: Any, axis_name: Any) -> None:
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis, or others of several devices: types
-      of what varies, which an exchange over part of a mesh needs, are off.
+    ValueError: the mesh has no such axis.
   """
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_axes(mesh, axis_name)
-  names = axis_names(axis_name)
-  others = [n for n in mesh.axis_names if n not in names and mesh.shape[n] > 1]
-  if others:
-    raise ValueError(
-      f"`mesh` must have no devices along axes other than {axis_name!r}, got "
-      f"{dict(mesh.shape)}: train models that are split over {others} by "
-      "jaxmotion.data_parallel."
-    )
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -107,7 +98,9 @@ def split_specs(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
   return jax.tree.map(lambda x: P(axis_name) if jnp.ndim(x) else P(), batch)
 
 
-def place_arguments(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+def place_arguments(
+  tree: PyTree, mesh: Mesh, specs: PyTree, axis_name: AxisName
+) -> PyTree:
   """Puts arrays on the mesh, where a compiled step returns them.
 
   Otherwise the second call of the step would compile again.
@@ -115,13 +108,24 @@ def place_arguments(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
   Args:
     tree: pytree of arrays; tracers and what is no array of JAX stay.
     mesh: device mesh of the step.
-    specs: partition spec of each leaf.
+    specs: partition spec of each leaf over the workers.
+    axis_name: the workers' axis; how arrays are split over others stays.
   """
+  workers = set(axis_names(axis_name))
+
+  def split_over(spec: P) -> set[Any]:
+    """Returns the workers' axes in a partition spec."""
+    parts = (p if isinstance(p, tuple) else (p,) for p in spec)
+    return {name for part in parts for name in part} & workers
 
   def place_leaf(x: Any, spec: P) -> Any:
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
       return x
     sharding = NamedSharding(mesh, spec)
+    old = x.sharding
+    if isinstance(old, NamedSharding) and old.mesh == mesh:
+      if split_over(old.spec) == split_over(spec):
+        return x
     if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
       return x
     return jax.device_put(x, sharding)

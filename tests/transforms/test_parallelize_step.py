@@ -110,11 +110,6 @@ def test_what_differs_is_refused_by_its_path():
     trace(lambda batch: 0.0, BATCH, mean=["stats"])
   with pytest.raises(ValueError, match="`batch` must have leaves with a lead"):
     trace(lambda batch: 0.0, np.zeros(6))
-  mesh = jax.sharding.Mesh(MESH.devices.reshape(2, 2), ("data", "model"))
-  with pytest.raises(
-    ValueError, match="`mesh` must have no devices along axes"
-  ):
-    jaxmotion.parallelize_step(mesh)
 
 
 def test_means_are_of_scalars_and_of_named_results():
