@@ -32,6 +32,9 @@ _KEEP_S = 300  # No job takes longer.
 STEPS = 120
 """Steps of a job."""
 
+CHECKPOINT_EVERY = 4
+"""Steps between two checkpoints of a job."""
+
 
 class Ended(NamedTuple):
   """The end of one process of a job.
@@ -203,7 +206,7 @@ class Rig:
       "steps": self.steps,
       "batch_size": 8,
       "warmup_steps": 1,
-      "checkpoint_every": 4,
+      "checkpoint_every": CHECKPOINT_EVERY,
       "data": "cifar10",
       "data_dir": str(self._images),
     }

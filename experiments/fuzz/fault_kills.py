@@ -74,7 +74,7 @@ def run_kills(
     before = counts.sent
     done: list[Ended] | None = None
     while done is None:
-      steps = _find_step(workdir)
+      steps = find_step(workdir)
       partials = _list_partials(workdir)
       is_cached = chooser.random() > _COMPILING
       job = rig.start(workdir, is_cached=is_cached)
@@ -132,11 +132,11 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
 
 def wait_for_step(job: Job, workdir: pathlib.Path, step: int) -> None:
   """Waits until a job has a checkpoint past a step, or has ended."""
-  while not job.wait(0.0) and _find_step(workdir) <= step:
+  while not job.wait(0.0) and find_step(workdir) <= step:
     time.sleep(0.001)
 
 
-def _find_step(workdir: pathlib.Path) -> int:
+def find_step(workdir: pathlib.Path) -> int:
   """Returns the step of the latest checkpoint, 0 if there is none."""
   names = [path.name for path in workdir.glob("checkpoints/*/*")]
   return max((int(name) for name in names if name.isdigit()), default=0)

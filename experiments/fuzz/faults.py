@@ -130,12 +130,13 @@ def main() -> None:
       facts.append(("links", "end_on_dead_link_s", seconds, "s"))
       defects += found.defects
     if _MINUTES.value:
-      found, growth = run_soak(folder / "soak", _MINUTES.value)
-      facts.append(("soak", "samples", found.cases, "samples"))
-      for metric, grown in growth._asdict().items():
+      soak = run_soak(folder / "soak", _MINUTES.value)
+      facts.append(("soak", "samples", soak.round.cases, "samples"))
+      facts.append(("soak", "saves", soak.saves, "saves"))
+      for metric, grown in soak.growth._asdict().items():
         unit = "KiB" if metric == "memory_kb" else metric
         facts.append(("soak", f"growth_{metric}", grown, unit))
-      defects += found.defects
+      defects += soak.round.defects
   for defect in defects:
     text = f"Broken: {defect.law}\n{defect.case}\n{defect.detail}"
     console.print(rich.markup.escape(text))

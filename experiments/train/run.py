@@ -45,12 +45,7 @@ def run_experiment(
   is_first = jax.process_index() == 0
   console = make_console()
   console.quiet = not is_first
-  folder = (
-    # Other workers continue the checkpoints.
-    Workdir(workdir, config, free_fields=(*FREE_FIELDS, "workers"))
-    if workdir
-    else None
-  )
+  folder = open_workdir(workdir, config) if workdir else None
   task = tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
   with Display(console, steps=config.steps, runs=runs) as display:
@@ -70,6 +65,16 @@ def run_experiment(
     from experiments.train.plot import save_plot  # Imports matplotlib.
 
     save_plot(rows, plot)
+
+
+def open_workdir(folder: str, config: ConfigDict) -> Workdir:
+  """Opens the work folder of a job, which other workers may continue.
+
+  Args:
+    folder: path of the folder.
+    config: configuration of the job.
+  """
+  return Workdir(folder, config, free_fields=(*FREE_FIELDS, "workers"))
 
 
 def train_all(

@@ -59,7 +59,7 @@ def test_an_axis_that_is_not_bound_is_named(name):
   assert not axis_is_bound(name)
   with pytest.raises(ValueError, match="`axis_name` must .*got") as e:
     axis_size(name)
-  assert str(e.value).endswith(f"got {name!r}.")
+  assert f"got {name!r}: train by" in str(e.value)
   with pytest.raises(ValueError, match="`axis_name` must name an axis"):
     spread(lambda: jnp.zeros(axis_size(name)))
   with pytest.raises(ValueError, match="`axis_name` must name an axis"):

@@ -335,7 +335,7 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
       lambda: jaxmotion.exchange("data", INT4).init(PARAMS),
       ValueError,
       "`axis_name` must name an axis of the enclosing shard_map or pmap, got "
-      "'data': train by jaxmotion.data_parallel, or .*init_state",
+      "'data': train by jaxmotion.data_parallel, or .*bind_mesh",
     ),
     (
       lambda: train(

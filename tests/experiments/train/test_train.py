@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from experiments.common import records
-from experiments.common.workdir import Workdir
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
-from experiments.train.run import run_experiment
+from experiments.train.run import open_workdir, run_experiment
 from experiments.train.trainer import Trainer, make_score
 from tests.experiments.jobs import (
   WAIT,
@@ -61,7 +60,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   config = tiny("digits", exchanges=("sign_feedback",), steps=16, **images)
   killed = tmp_path / "killed"
   kill_after_checkpoint(config, killed, step=3)
-  assert Workdir(killed, config).read_runs() == []
+  assert open_workdir(killed, config).read_runs() == []
   # Saving is slow, and the next runs are not killed.
   config.checkpoint_every = config.steps
 
@@ -71,7 +70,7 @@ def test_killed_job_goes_on_bit_for_bit(tmp_path, tiny):
   mesh = make_mesh(config.workers)
   trainer = Trainer(config, task, mesh, "sign_feedback")
   straight = trainer.train_seed(seed=0)
-  workdir = Workdir(killed, config)
+  workdir = open_workdir(killed, config)
   store = workdir.open_store("sign_feedback", 0)
   resumed = trainer.train_seed(
     seed=0, store=store

@@ -14,7 +14,7 @@ from experiments.train import tasks, trainer as trainers
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import make_mesh
 from experiments.train.optimizer import make_optimizer
-from experiments.train.run import train_all
+from experiments.train.run import open_workdir, train_all
 from jaxmotion import checkpoint, wire
 
 FEEDBACK = "sign_feedback"
@@ -71,13 +71,13 @@ def read_outstanding(trained, config):
 def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
   config = tiny("digits", steps=6, checkpoint_every=3, workers=4)
   four = make_trainer(config, FEEDBACK)
-  workdir = Workdir(tmp_path, config, free_fields=("workers",))
+  workdir = open_workdir(tmp_path, config)
   store = workdir.open_store(FEEDBACK, 0)
   before = four.train_seed(seed=0, store=store, stop=3)
   del workdir
 
   fewer = tiny("digits", steps=6, checkpoint_every=3, workers=2)
-  workdir = Workdir(tmp_path, fewer, free_fields=("workers",))
+  workdir = open_workdir(tmp_path, fewer)
   store = workdir.open_store(FEEDBACK, 0)
   two = make_trainer(fewer, FEEDBACK)
   resized = two.train_seed(seed=0, store=store, stop=3)
