@@ -16,8 +16,8 @@ _STEPS = 10_000_000  # More than a soak makes.
 _GROWTH_KB = 8192.0
 """Growth of the memory that is no defect: allocators keep some."""
 _SAVE_KB = 48.0
-"""Memory that a save may keep: TensorStore, which orbax writes with, keeps about
-30 KiB a save, of which its metrics are half."""
+"""Growth by a save that is no defect: about 30 KiB stay, half of them in the
+metrics of TensorStore, which orbax writes with."""
 
 
 class Sample(NamedTuple):
