@@ -22,11 +22,12 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 # Folders whose tests are about Python: which calls are refused, what is planned
-# and predicted, how jobs run. Each of their programs runs a few times, so that
+# and predicted, how jobs run, how steps of other people are changed. Each of their programs runs a few times, so that
 # LLVM's optimizations take longer than they save. All other tests, and those
 # that ask what a compiled program computes, sends or keeps, run what users run.
 _UNOPTIMIZED = (
-  *("arguments", "controllers", "perfmodel", "planner", "program", "testing"),
+  *("adapters", "arguments", "checkpoint", "controllers", "hetero", "nnx"),
+  *("perfmodel", "planner", "program", "testing"),
   *("experiments/activations", "experiments/common", "experiments/data"),
   *("experiments/hetero", "experiments/hosts", "experiments/models"),
   *("experiments/perfmodel", "experiments/planner", "experiments/state"),
