@@ -22,9 +22,10 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 # Folders whose tests are about Python: which calls are refused, what is planned
-# and predicted, how jobs run, how steps of other people are changed. Each of their programs runs a few times, so that
-# LLVM's optimizations take longer than they save. All other tests, and those
-# that ask what a compiled program computes, sends or keeps, run what users run.
+# and predicted, how jobs run, how steps of other people are changed. Each of
+# their programs runs a few times, so that LLVM's optimizations take longer than
+# they save. All other tests, and those that ask what a compiled program
+# computes, sends or keeps, run what users run.
 _UNOPTIMIZED = (
   *("adapters", "arguments", "checkpoint", "controllers", "hetero", "nnx"),
   *("perfmodel", "planner", "program", "testing"),
