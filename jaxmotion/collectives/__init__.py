@@ -29,6 +29,7 @@ from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical as all_reduce_hierarchical,
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,
 )
+from jaxmotion.collectives._permute import permute as permute
 from jaxmotion.collectives._reduce_scatter import (
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,

@@ -20,7 +20,10 @@ from jaxmotion.collectives._rows import (
   to_rows,
 )
 from jaxmotion.collectives._state import check_state
-from jaxmotion.collectives._straight_through import straight_through
+from jaxmotion.collectives._straight_through import (
+  straight_through,
+  with_gradient,
+)
 from jaxmotion.collectives._transport import exchange_rows
 from jaxmotion.core import (
   Array,
@@ -57,6 +60,7 @@ def all_to_all(
   axis_name: AxisName,
   codec: Codec | None = None,
   *,
+  backward: Codec | None = None,
   state: PyTree | None = None,
   key: Key | None = None,
   split_axis: int = 0,
@@ -65,14 +69,17 @@ def all_to_all(
   """Sends slice r of each worker's array to worker r, through a codec.
 
   It computes the tiled `lax.all_to_all`, with its gradient. Each slice is
-  encoded by itself, also the one that a worker keeps.
+  encoded by itself, also the one that a worker keeps. Experts exchange their
+  tokens so: blocks of a model's width give each token a scale of its own.
 
   Args:
     x: floating-point array, this worker's own.
     axis_name: the workers' axis.
     codec: codec of each slice; None is `identity()`.
+    backward: codec of each slice of the gradient, which travels back, without
+      state; None sends it at full precision.
     state: what `all_to_all_init` or the last call returned.
-    key: randomness for codecs that need it.
+    key: randomness for codecs that need it; the same in both passes.
     split_axis: position of the axis that is split; the workers must divide its
       length.
     concat_axis: position of the axis along which received slices are joined.
@@ -95,6 +102,8 @@ def all_to_all(
   """
   codec = identity() if codec is None else codec
   check_codec("codec", codec)
+  if backward is not None:
+    check_codec("backward", backward, stateless=True)
   check_shaped("x", x)
   check_float("x", x)
   check_key(key)
@@ -115,4 +124,20 @@ def all_to_all(
   def reference_op(x: Array) -> Array:
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)
 
-  return straight_through(reference_op, to_varying(x, axis_name), y), state
+  def send_back(ct: Array, key: Key | None) -> Array:
+    # Another key than that of the forward pass.
+    own = None if key is None else key.fold(workers)
+    back, _ = all_to_all(
+      ct,
+      axis_name,
+      backward,
+      key=own,
+      split_axis=concat_axis,
+      concat_axis=split_axis,
+    )
+    return back
+
+  x = to_varying(x, axis_name)
+  if backward is None:
+    return straight_through(reference_op, x, y), state
+  return with_gradient(send_back, x, y, to_varying(key, axis_name)), state

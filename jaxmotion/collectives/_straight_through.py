@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.collectives._weight import apply_weight
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import Array, AxisName, Key, PyTree, float0_zeros
 
 
 def straight_through(
@@ -21,22 +21,43 @@ def straight_through(
     y: compressed result, computed from `stop_gradient(x)`.
   """
   transpose = jax.linear_transpose(reference_op, x)
+  return with_gradient(lambda ct, key: transpose(ct)[0], x, y, None)
+
+
+def with_gradient(
+  pull_back: Callable[[PyTree, Key | None], PyTree],
+  x: PyTree,
+  y: PyTree,
+  key: Key | None,
+) -> PyTree:
+  """Returns `y` with the gradient that `pull_back` makes of its own.
+
+  Args:
+    pull_back: (gradient of y, key) -> gradient of x.
+    x: what `y` is a function of, for the gradient.
+    y: result, computed from `stop_gradient(x)`.
+    key: randomness for `pull_back`, or None.
+  """
 
   @jax.custom_vjp
-  def through(x: PyTree, y: PyTree) -> PyTree:
-    del x
+  def through(x: PyTree, y: PyTree, key: Key | None) -> PyTree:
+    del x, key
     return y
 
-  def forward(x: PyTree, y: PyTree) -> tuple[PyTree, None]:
+  def forward(
+    x: PyTree, y: PyTree, key: Key | None
+  ) -> tuple[PyTree, Key | None]:
     del x
-    return y, None
+    return y, key
 
-  def backward(_: None, ct: PyTree) -> tuple[PyTree, PyTree]:
-    (x_ct,) = transpose(ct)
-    return x_ct, jax.tree.map(jnp.zeros_like, ct)
+  def backward(
+    key: Key | None, ct: PyTree
+  ) -> tuple[PyTree, PyTree, Key | None]:
+    zeros = jax.tree.map(float0_zeros, key)
+    return pull_back(ct, key), jax.tree.map(jnp.zeros_like, ct), zeros
 
   through.defvjp(forward, backward)
-  return through(x, y)
+  return through(x, y, key)
 
 
 def reference_reduce(

@@ -100,6 +100,26 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   return _unpack_words(tuple(received), rows)
 
 
+def permute_payload(
+  payload: PyTree, axis_name: AxisName, pairs: Sequence[tuple[int, int]]
+) -> PyTree:
+  """Sends a payload from the first worker of each pair to the second.
+
+  Args:
+    payload: payload of one array.
+    axis_name: the workers' axis.
+    pairs: (source, destination) of each transfer.
+
+  Returns:
+    The received payload; zeros on workers that are no destination.
+  """
+  rows = jax.tree.map(lambda a: a[None], to_varying(payload, axis_name))
+  if not jax.tree.leaves(rows):
+    return payload
+  received = lax.ppermute(_pack_words(rows), axis_name, pairs)
+  return jax.tree.map(lambda a: a[0], _unpack_words(tuple(received), rows))
+
+
 def split_in_halves(
   payloads: list[PyTree],
 ) -> tuple[list[PyTree], list[PyTree]]:

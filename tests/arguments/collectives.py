@@ -30,7 +30,12 @@ CALLS = {
   ),
   "collectives.all_gather": Call(X, "data", INT8, key=KEY, mesh=DATA),
   "collectives.all_gather_init": Call(X, "data", INT8, mesh=DATA),
-  "collectives.all_to_all": Call(X, "data", INT8, key=KEY, mesh=DATA),
+  "collectives.all_to_all": Call(
+    X, "data", INT8, backward=INT8, key=KEY, mesh=DATA
+  ),
+  "collectives.permute": Call(
+    X, "data", [(0, 1)], INT8, backward=INT8, key=KEY, mesh=DATA
+  ),
   "collectives.all_to_all_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.reduce_scatter": Call(X, "data", INT8, key=KEY, mesh=DATA),
   "collectives.reduce_scatter_init": Call(X, "data", INT8, mesh=DATA),

@@ -1,0 +1,103 @@
+"""Links that carry activations forth and their gradients back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import codecs, collectives, make_key, wire
+from tests.collectives.helpers import mesh, run
+
+X = np.random.default_rng(2).normal(size=(4, 8, 32)).astype(np.float32)
+STAGES = [(0, 1), (1, 2), (2, 3)]
+INT8 = codecs.uniform(bits=8, block=32)
+ROTATED = codecs.chain(
+  codecs.rotate(block=32),
+  codecs.uniform(bits=4, block=32, rounding="stochastic"),
+)
+PLAIN = {
+  "all_to_all": lambda x: lax.all_to_all(x, "data", 0, 1, tiled=True),
+  "permute": lambda x: lax.ppermute(x, "data", STAGES),
+}
+LINKS = pytest.mark.parametrize("link", PLAIN)
+
+
+def send(link, x, codec=None, backward=None):
+  key = make_key(0, lax.axis_index("data"))
+  if link == "permute":
+    return collectives.permute(
+      x, "data", STAGES, codec, backward=backward, key=key
+    )
+  return collectives.all_to_all(
+    x, "data", codec, backward=backward, key=key, concat_axis=1
+  )[0]
+
+
+def loss_and_gradient(fn):
+  def both(x):
+    def loss(x):
+      y = fn(x)
+      scale = 1.0 + lax.axis_index("data")
+      return jnp.sum(jnp.sin(y) * scale), y
+
+    (_, y), grad = jax.value_and_grad(loss, has_aux=True)(x)
+    return y, grad
+
+  return both
+
+
+def results(fn):
+  return run(loss_and_gradient(fn), X, 4, (P("data"), P("data")))
+
+
+@LINKS
+def test_full_precision_is_the_plain_collective_bit_for_bit(link):
+  found = results(lambda x: send(link, x, backward=codecs.identity()))
+  for a, b in zip(found, results(PLAIN[link]), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@LINKS
+def test_each_direction_has_its_own_codec(link):
+  y, grad = results(PLAIN[link])
+  forth, back = results(lambda x: send(link, x, INT8, ROTATED))
+  for found, exact, bound in ((forth, y, 0.01), (back, grad, 0.2)):
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert 1e-4 < error < bound
+
+
+def test_a_worker_without_a_source_gets_zeros():
+  y, grad = results(lambda x: send("permute", x, codecs.cast("bfloat16")))
+  assert not np.any(y[:8]) and np.any(y[8:])
+  assert not np.any(grad[24:]) and np.any(grad[:24])
+
+
+@LINKS
+def test_both_directions_send_payloads(link):
+  def count(fn):
+    program = jax.shard_map(
+      lambda x: loss_and_gradient(fn)(x[0])[1],
+      mesh=mesh(4),
+      in_specs=P("data"),
+      out_specs=P("data"),
+    )
+    return wire.step_bytes(jax.jit(program), X).total_bytes
+
+  # A stage sends its array; of four slices a worker keeps one.
+  piece, sends = (X[0], 1) if link == "permute" else (X[0, :2], 3)
+  forth, back = (wire.payload_bytes(c, piece) for c in (INT8, ROTATED))
+  assert count(PLAIN[link]) == sends * 2 * piece.nbytes
+  found = count(lambda x: send(link, x, INT8, ROTATED))
+  assert found == sends * (forth + back)
+  assert count(lambda x: send(link, x, INT8)) == sends * (forth + piece.nbytes)
+  assert forth + back < piece.nbytes
+
+
+@pytest.mark.parametrize(
+  "pairs", [[], [(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 4)], [(0,)], "0,1"]
+)
+def test_pairs_that_are_no_transfers_are_refused(pairs):
+  with pytest.raises(ValueError, match="`pairs` must be"):
+    run(lambda x: collectives.permute(x, "data", pairs), X, 4, P("data"))
