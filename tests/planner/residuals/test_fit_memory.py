@@ -209,9 +209,10 @@ def test_lossless_plans_change_no_gradient():
   )
   ours = jax.jit(jax.value_and_grad(plan.wrap(fn)))(*args)
   plain = jax.jit(jax.value_and_grad(fn))(*args)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-5), ours, plain
-  )
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+    # Sums of another order differ by roundings of the greatest elements.
+    atol = 1e-6 * np.abs(b).max()
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol)
 
 
 def square(params, x):
