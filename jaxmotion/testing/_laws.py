@@ -343,9 +343,13 @@ def _find_in_memory(
     for i in chosen:
       half[i] = max(half[i], _peak(memory[i]))
   floor = codec.laws.error.floor if codec.laws.error else 0.0
+  late = 2.0
+  if codec.needs_key and codec.laws.contraction:
+    # An element waits for its draw, which may come late by chance.
+    late += 8 / codec.laws.contraction
   for i in chosen:
     # Growth at every step doubles it, and more.
-    allowed = 1.7 * most[0, i] + 2 * floor + 2 * _peak(x[i])
+    allowed = 1.7 * most[0, i] + 2 * floor + late * _peak(x[i])
     if fits[i] and not most[1, i] <= allowed:
       detail = f"the memory grows from {most[0, i]} to {most[1, i]}"
       yield Breach("bounds_memory", i, detail)
