@@ -16,7 +16,7 @@ _STEPS = 10_000_000  # More than a soak makes.
 _GROWTH_KB = 8192.0
 """Growth of the memory that is no defect: allocators keep some."""
 _SAVE_KB = 48.0
-"""Growth by a save that is no defect: about 30 KiB stay, half of them in the
+"""Growth by a save that is no defect: 30 to 40 KiB stay, half of them in the
 metrics of TensorStore, which orbax writes with."""
 
 

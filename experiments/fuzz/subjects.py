@@ -13,9 +13,9 @@ SUBJECTS: dict[str, RunRound] = {
 
 # Relative times. A program costs about 1 s of compilation, a codec's case 6 ms.
 SHARES: dict[str, float] = {
-  "checkpoints": 1.0,
-  "codecs": 4.0,
+  "checkpoints": 0.7,
+  "codecs": 3.6,
   "exchanges": 2.0,
-  "files": 1.0,
-  "programs": 12.0,
+  "files": 0.7,
+  "programs": 13.0,
 }
