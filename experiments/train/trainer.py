@@ -76,11 +76,6 @@ class Program(NamedTuple):
   compile_s: float
 
 
-def _make_empty(like: jax.ShapeDtypeStruct) -> Any:
-  """Makes an array without elements; they are in no checkpoint."""
-  return like if like.size else np.zeros(like.shape, like.dtype)
-
-
 def compile_step(step: Any, *args: Any) -> Program:
   """Compiles a jitted step for these arguments and counts the bytes it sends.
 
@@ -240,7 +235,7 @@ class Trainer:
     def like_saved(layout: Any) -> tuple[Params, OptState]:
       saved = checkpoint.Layout.from_dict(layout)
       state = checkpoint.saved_like(tx, likes, saved, mesh, axis_name=axes)
-      return params, jax.tree.map(_make_empty, state)
+      return params, state
 
     def resize(
       trained: tuple[Params, OptState], layout: Any

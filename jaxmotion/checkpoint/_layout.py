@@ -16,7 +16,6 @@ from jaxmotion.codecs import Codec, from_config
 from jaxmotion.core import (
   AxisName,
   axis_names,
-  check_instance,
   check_mapping,
   named_leaves,
 )
@@ -148,10 +147,6 @@ def describe_state(
     >>> checkpoint.Layout.from_dict(layout.to_dict()) == layout
     True
   """
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
-  check_instance("mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding")
   traced = trace_state(tx, params, mesh, axis_name)
   return make_layout(mesh, axis_name, traced.exchanges)
 

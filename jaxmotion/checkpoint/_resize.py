@@ -36,8 +36,8 @@ from jaxmotion.core import (
   check_arrays,
   check_bool,
   check_instance,
-  same_structure,
-  shape_string,
+  same_shapes,
+  shape_strings,
   state_specs,
 )
 from jaxmotion.transforms import ExchangeState, ShardedState, exchange
@@ -89,8 +89,12 @@ def saved_like(
   check_instance("layout", layout, Layout, "what `describe_state` returned")
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   today = trace_state(tx, params, mesh, axis_name)
-  make_layout(mesh, axis_name, today.exchanges)
   saved = _trace_saved(tx, params, layout, today, axis_name)
+  return _place_like(saved.state, mesh, axis_name)
+
+
+def _place_like(state: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
+  """Returns shapes with shardings that split per-worker arrays if they can."""
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
 
   def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -100,7 +104,7 @@ def saved_like(
     sharding = NamedSharding(mesh, spec)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-  return jax.tree.map(place, state_specs(saved.state, axis_name), saved.state)
+  return jax.tree.map(place, state_specs(state, axis_name), state)
 
 
 def resize(
@@ -192,7 +196,7 @@ def resize(
 
   if isinstance(mesh, AbstractMesh):
     return jax.jit(convert)(state)
-  like = saved_like(tx, params, layout, mesh, axis_name=axis_name)
+  like = _place_like(saved.state, mesh, axis_name)
   state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
   shapes = jax.eval_shape(convert, state)
   shardings = jax.tree.map(
@@ -346,26 +350,11 @@ def _by_path(entry: ExchangeLayout) -> list[tuple[str, str]]:
 
 def _check_saved(state: PyTree, saved: PyTree) -> None:
   """Raises unless a state has the shapes of its layout."""
-  if not _same_shapes(state, saved):
+  if not same_shapes(state, saved):
     raise ValueError(
-      f"`state` must be of `layout`, with arrays {_list_shapes(saved)}, got "
-      f"{_list_shapes(state)}."
+      f"`state` must be of `layout`, with arrays {shape_strings(saved)}, got "
+      f"{shape_strings(state)}."
     )
-
-
-def _same_shapes(state: PyTree, like: PyTree) -> bool:
-  return same_structure(state, like) and all(
-    (jnp.shape(a), jnp.result_type(a)) == (b.shape, b.dtype)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True)
-  )
-
-
-def _list_shapes(tree: PyTree) -> str:
-  likes = [
-    jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
-    for a in jax.tree.leaves(tree)
-  ]
-  return ", ".join(map(shape_string, likes))
 
 
 def _resize_rows(rows: Array, workers: int) -> Array:

@@ -6,14 +6,14 @@ host's sum, so the host sends one payload over the link, not one per device.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import check_codec, partition
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive,
   all_reduce_adaptive_init,
@@ -30,6 +30,7 @@ from jaxmotion.collectives._arguments import (
 from jaxmotion.collectives._layout import METHODS, is_sharded, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
 from jaxmotion.collectives._rows import pad_to_rows
+from jaxmotion.collectives._shards import LeafCodec, find_leaf_codecs
 from jaxmotion.collectives._straight_through import (
   reference_reduce,
   straight_through,
@@ -209,7 +210,11 @@ def all_reduce_hierarchical(
   both = joint_axes(axis_name, local_axis)
   count_workers(axis_name)
   devices = count_workers(local_axis, "local_axis")
-  local_codecs = _local_codecs(local_codec, x, key)
+  # Other keys than those of the exchange between hosts, so that roundings are
+  # independent. The prefix is part of every random bit: do not rename it.
+  local_codecs = find_leaf_codecs(
+    "local_codec", local_codec, x, key, prefix="within/", stateless=True
+  )
   own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
   own = apply_weight(own, weight, both, op)
   leaves = jax.tree.leaves(x)
@@ -235,41 +240,12 @@ def all_reduce_hierarchical(
   return straight_through(reference_op, x, treedef.unflatten(y)), state
 
 
-class _LocalCodec(NamedTuple):
-  """Codec of one leaf within the host, and the leaf's key there."""
-
-  codec: Codec
-  key: Key | None
-
-
-def _local_codecs(
-  codec: Codec | None, x: PyTree, key: Key | None
-) -> list[_LocalCodec]:
-  """Returns the codec of every leaf within the host, and its key there."""
-  arrays = partition(identity() if codec is None else codec, x)
-  found: dict[int, _LocalCodec] = {}
-  for group in arrays.leaf_groups:
-    if len(group.leaves) > 1:
-      raise ValueError(
-        "`local_codec` must encode every leaf by itself, got one that joins "
-        f"some: {codec!r}."
-      )
-    check_codec("local_codec", group.codec, stateless=True)
-    (leaf,) = group.leaves
-    # Another key than that of the exchange between hosts, so that roundings are
-    # independent. The prefix is part of every random bit: do not rename it.
-    path = f"within/{arrays.leaves[leaf][0]}"
-    own = None if key is None else key.fold_path(path)
-    found[leaf] = _LocalCodec(group.codec, own)
-  return [found[i] for i in range(len(arrays.leaves))]
-
-
 def _reduce_locally(
   x: Array,
   dtype: Any,
   local_axis: AxisName,
   devices: int,
-  local: _LocalCodec,
+  local: LeafCodec,
   op: str,
 ) -> Array:
   """Returns this device's shard of the host's result; a small array whole."""
@@ -289,7 +265,7 @@ def _gather_shards(
   leaves: list[Array],
   local_axis: AxisName,
   devices: int,
-  local_codecs: list[_LocalCodec],
+  local_codecs: list[LeafCodec],
 ) -> list[Array]:
   """Returns whole leaves from the shards that the devices of a host hold."""
   gathered = [
@@ -316,7 +292,7 @@ def _gather_leaf(
   like: ShapedLike,
   local_axis: AxisName,
   devices: int,
-  local: _LocalCodec,
+  local: LeafCodec,
 ) -> Array:
   key = local.key
   if key is not None:

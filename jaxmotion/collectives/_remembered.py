@@ -13,7 +13,7 @@ state can be continued by other workers or by another codec.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -300,9 +300,8 @@ def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
       errors = jax.vmap(_memory_codec(group.codec).error)(state.first)
     own.append(errors)
     shared.append(means)
-  return _Memory(
-    _split_arrays(arrays, own, (workers,)), _split_arrays(arrays, shared, ())
-  )
+  merge_rows = jax.vmap(arrays.merge) if own else arrays.merge
+  return _Memory(merge_rows(own), arrays.merge(shared))
 
 
 def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
@@ -371,18 +370,3 @@ def _join_leaves(
     )
     for group in arrays.leaf_groups
   ]
-
-
-def _split_arrays(
-  arrays: Partition, values: list[Array], lead: tuple[int, ...]
-) -> PyTree:
-  """Returns the tree of arrays with leading axes: inverts `_join_leaves`."""
-  leaves: list[Any] = [None] * len(arrays.leaves)
-  for group, value in zip(arrays.leaf_groups, values, strict=True):
-    shapes = [arrays.leaves[i][1].shape for i in group.leaves]
-    flat, start = value.reshape(*lead, -1), 0
-    for i, shape in zip(group.leaves, shapes, strict=True):
-      size = math.prod(shape)
-      leaves[i] = flat[..., start : start + size].reshape(*lead, *shape)
-      start += size
-  return arrays.treedef.unflatten(leaves)

@@ -8,8 +8,8 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_arrays,
-  same_structure,
-  shape_string,
+  same_shapes,
+  shape_strings,
 )
 
 
@@ -44,26 +44,9 @@ def check_state(
       "`state` must be given for a codec that has one (make it with the "
       "collective's `..._init`), got None."
     )
-  if not (_same_shapes(state, expected) or _same_shapes(state, canonical)):
+  if not (same_shapes(state, expected) or same_shapes(state, canonical)):
     raise ValueError(
       "`state` must be made for this codec, tree and number of workers: "
-      f"expected {_shape_strings(expected)}, got {_shape_strings(state)}."
+      f"expected {shape_strings(expected)}, got {shape_strings(state)}."
     )
   return state
-
-
-def _same_shapes(state: PyTree, expected: PyTree) -> bool:
-  return same_structure(state, expected) and all(
-    jnp.shape(a) == b.shape and jnp.result_type(a) == b.dtype
-    for a, b in zip(
-      jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
-    )
-  )
-
-
-def _shape_strings(tree: PyTree) -> str:
-  likes = [
-    jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
-    for a in jax.tree.leaves(tree)
-  ]
-  return ", ".join(map(shape_string, likes)) if likes else "no arrays"

@@ -20,7 +20,9 @@ from jaxmotion.core._checks import (
   check_number as check_number,
   check_sequence as check_sequence,
   check_text as check_text,
+  same_shapes as same_shapes,
   shape_string as shape_string,
+  shape_strings as shape_strings,
 )
 from jaxmotion.core._compat import (
   abstract_like as abstract_like,

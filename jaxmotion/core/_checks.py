@@ -372,3 +372,25 @@ def _is_array(x: Any) -> bool:
 def shape_string(x: Any) -> str:
   """Returns dtype and shape as JAX prints them, such as `float32[2,3]`."""
   return f"{jnp.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
+
+
+def shape_strings(tree: PyTree) -> str:
+  """Returns dtypes and shapes of all leaves, for messages."""
+  likes = [
+    jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+    for a in jax.tree.leaves(tree)
+  ]
+  return ", ".join(map(shape_string, likes)) if likes else "no arrays"
+
+
+def same_shapes(tree: PyTree, like: PyTree) -> bool:
+  """Returns whether trees have one structure, and leaves like the other's.
+
+  Args:
+    tree: arrays, or numbers.
+    like: arrays or ShapeDtypeStructs.
+  """
+  return same_structure(tree, like) and all(
+    jnp.shape(a) == b.shape and jnp.result_type(a) == b.dtype
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
+  )

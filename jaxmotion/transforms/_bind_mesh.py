@@ -56,9 +56,6 @@ def bind_mesh(
     0
   """
   tx = as_transformation(tx)
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_axes(mesh, axis_name)

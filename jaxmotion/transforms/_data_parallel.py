@@ -153,9 +153,6 @@ def data_parallel(
   """
   check_callable("loss_fn", loss_fn)
   tx = as_transformation(tx)
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_bool("has_aux", has_aux)

@@ -32,7 +32,6 @@ from jaxmotion.core import (
   check_arrays,
   check_axis_name,
   check_choice,
-  check_instance,
   check_int,
   is_varying,
   make_key,
@@ -45,6 +44,7 @@ from jaxmotion.core import (
 from jaxmotion.transforms._exchange_state import (
   ExchangeOptions,
   ExchangeState,
+  check_counts,
   note_exchange,
 )
 from jaxmotion.transforms._model_axes import (
@@ -173,7 +173,7 @@ def exchange(
   ) -> tuple[PyTree, ExchangeState]:
     check_arrays("params", params)
     check_arrays("updates", updates, numbers=False)
-    _check_state(state)
+    check_counts(state, ExchangeState)
     check_level_given(level, codec)
     check_weight(weight)
     check_local(updates, workers)
@@ -230,17 +230,6 @@ def check_local(updates: PyTree, workers: AxisName) -> None:
         " summed it at full precision. Take gradients by"
         " `jaxmotion.local_value_and_grad` instead of `jax.grad`, or run the"
         " step by `jaxmotion.parallelize_step`."
-      )
-
-
-def _check_state(state: Any) -> None:
-  """Raises unless a state is one worker's view of what `init` returned."""
-  check_instance("state", state, ExchangeState, "what `init` returned")
-  for name in ("count", "skipped"):
-    if jnp.shape(getattr(state, name)):
-      raise ValueError(
-        f"`state` must have a scalar `{name}`, got shape "
-        f"{jnp.shape(getattr(state, name))}."
       )
 
 

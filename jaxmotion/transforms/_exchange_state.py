@@ -1,9 +1,10 @@
 """State of exchanges, and what made each state inside a chain."""
 
 import contextvars
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import (
@@ -11,6 +12,7 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  check_instance,
   shape_dtype,
 )
 
@@ -61,3 +63,19 @@ def note_exchange(state: ExchangeState, options: ExchangeOptions) -> None:
   if found is not None:
     shapes = jax.tree.map(shape_dtype, options.params)
     found.append((state, options._replace(params=shapes)))
+
+
+def check_counts(state: Any, kind: type) -> None:
+  """Raises unless a state is of a class, and its counts are scalars.
+
+  Args:
+    state: what the caller gave.
+    kind: class of states with a `count` and with `skipped` updates.
+  """
+  check_instance("state", state, kind, "what `init` returned")
+  for name in ("count", "skipped"):
+    if jnp.shape(getattr(state, name)):
+      raise ValueError(
+        f"`state` must have a scalar `{name}`, got shape "
+        f"{jnp.shape(getattr(state, name))}."
+      )

@@ -21,7 +21,6 @@ from jaxmotion.core import (
   PerWorker,
   PyTree,
   Split,
-  StepsInFlight,
   axis_names,
   check_arrays,
   check_axis_name,
@@ -37,6 +36,7 @@ from jaxmotion.core import (
   to_varying,
   unpack_worker,
 )
+from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._fully_sharded_plan import (
   ShardPlan,
   compile_pattern,
@@ -133,9 +133,6 @@ def fully_sharded(
   """
   check_callable("loss_fn", loss_fn)
   tx = as_transformation(tx)
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_axes(mesh, axis_name)
@@ -272,27 +269,8 @@ def fully_sharded(
       out_specs=(part_specs, specs, P()),
     )(params, opt_state, own, extra_args)
 
-  jitted = jax.jit(step, donate_argnums=(0, 1) if donate else ())
-  in_flight = StepsInFlight(mesh)
-
-  def checked_step(
-    params: PyTree,
-    opt_state: FullyShardedState,
-    batch: PyTree,
-    **extra_args: Any,
-  ) -> tuple[PyTree, FullyShardedState, Array]:
-    args = {"params": params, "opt_state": opt_state, "batch": batch}
-    for name, tree in args.items():
-      check_arrays(name, tree)
-    check_buffers(args | extra_args, ("params", "opt_state") if donate else ())
-    in_flight.wait(params)
-    results = jitted(params, opt_state, batch, **extra_args)
-    in_flight.add(results[2])
-    return results
-
-  for name in ("lower", "trace", "eval_shape"):
-    setattr(checked_step, name, getattr(jitted, name))
-  return init, checked_step
+  names = ("params", "opt_state", "batch")
+  return init, compile_step(step, names, mesh, donate)
 
 
 def _average_whole(

@@ -81,9 +81,6 @@ def init_state(
     (1.0, True)
   """
   tx = as_transformation(tx)
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_arrays("params", params)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.core import PyTree, named_leaves, shape_string
+from jaxmotion.core import PyTree, check_instance, named_leaves, shape_string
 from jaxmotion.transforms._exchange_state import ExchangeState
 from jaxmotion.transforms._sharded_update import ShardedState
 
@@ -34,9 +34,19 @@ _WRAPPERS: dict[type, tuple[str, str]] = {
 def as_transformation(
   tx: optax.GradientTransformation | optax.MultiSteps,
 ) -> optax.GradientTransformation:
-  """Returns an optax transformation, also for an `optax.MultiSteps`."""
+  """Returns an optax transformation, also for an `optax.MultiSteps`.
+
+  Args:
+    tx: what the caller gave as `tx`.
+
+  Raises:
+    TypeError: it is neither.
+  """
   if isinstance(tx, optax.MultiSteps):
-    return tx.gradient_transformation()
+    tx = tx.gradient_transformation()
+  check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
   return tx
 
 

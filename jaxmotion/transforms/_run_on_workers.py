@@ -17,6 +17,7 @@ from jaxmotion.core import (
   worker_index,
 )
 from jaxmotion.program import find_varying
+from jaxmotion.transforms._model_axes import sharded_axes
 
 # What is done with a result: a partition spec leaves each worker its own part,
 # "equal" leaves it, "mean" and "sum" join them, "first" takes that of worker 0.
@@ -61,7 +62,7 @@ def run_on_workers(
     ),
     is_leaf=lambda node: isinstance(node, P),
   )
-  varying = [axes & _spec_axes(spec) for spec in leaf_specs]
+  varying = [axes & sharded_axes(spec) for spec in leaf_specs]
   args = place_tree(args, mesh, specs)
   maps: Any = dict(
     mesh=mesh, in_specs=specs, axis_names=set(axes), check_vma=False
@@ -149,14 +150,6 @@ def is_key(x: Any) -> bool:
     x: array, or its shape and dtype.
   """
   return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _spec_axes(spec: P) -> frozenset:
-  """Returns the names of all axes in a partition spec."""
-  names: set[Any] = set()
-  for part in spec:
-    names.update(part if isinstance(part, tuple) else (part,))
-  return frozenset(names)
 
 
 def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:

@@ -20,7 +20,6 @@ from jaxmotion.core import (
   check_arrays,
   check_axis_name,
   check_choice,
-  check_instance,
   check_int,
   check_like,
   make_key,
@@ -28,6 +27,7 @@ from jaxmotion.core import (
   worker_index,
 )
 from jaxmotion.transforms._exchange import all_axes, check_local
+from jaxmotion.transforms._exchange_state import check_counts
 from jaxmotion.transforms._placement import as_transformation
 from jaxmotion.transforms._sharded_update import ShardedState, ShardedUpdate
 
@@ -114,9 +114,6 @@ def sharded(
   """
   check_axis_name("axis_name", axis_name)
   tx = as_transformation(tx)
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   check_int("seed", seed, 0, 2**32 - 1)
   if local_axis is not None:
@@ -153,7 +150,7 @@ def sharded(
   ) -> tuple[PyTree, ShardedState]:
     check_arrays("updates", updates, numbers=False)
     check_arrays("params", params, numbers=False)
-    _check_state(state)
+    check_counts(state, ShardedState)
     check_weight(weight)
     if params is None:
       raise ValueError(
@@ -176,14 +173,3 @@ def sharded(
     return y, ShardedState(count, skipped, *new)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_state(state: Any) -> None:
-  """Raises unless a state is what `init` returned, its counts scalars."""
-  check_instance("state", state, ShardedState, "what `init` returned")
-  for name in ("count", "skipped"):
-    if jnp.shape(getattr(state, name)):
-      raise ValueError(
-        f"`state` must have a scalar `{name}`, got shape "
-        f"{jnp.shape(getattr(state, name))}."
-      )
