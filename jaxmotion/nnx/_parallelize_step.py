@@ -1,11 +1,11 @@
 """Decorator that runs a training step on modules on every worker."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -13,18 +13,18 @@ from jaxmotion.core import (
   AxisName,
   PyTree,
   StepsInFlight,
-  check_arrays,
-  check_bool,
   check_buffers,
-  check_callable,
   check_sequence,
   named_leaves,
 )
 from jaxmotion.nnx._graph_state import GraphLeaf, describe_state, join_state
 from jaxmotion.transforms.extend import (
+  Static,
+  StepOptions,
+  StepParameters,
   check_batch_names,
-  check_parameter,
   check_step_mesh,
+  check_traced,
   fold_worker,
   is_key,
   join_name,
@@ -40,7 +40,10 @@ def parallelize_step(
   axis_name: AxisName = "data",
   batch: str | Sequence[str] = "batch",
   mean: Sequence[type] = (),
-  donate: bool = False,
+  static_argnames: str | Sequence[str] = (),
+  static_argnums: int | Sequence[int] = (),
+  donate_argnames: str | Sequence[str] = (),
+  donate_argnums: int | Sequence[int] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Makes a decorator that runs a training step on every worker's own batch.
 
@@ -63,11 +66,16 @@ def parallelize_step(
     axis_name: the axis (or axes) that the batch is split over.
     batch: name of the parameter of the step that is split, or several.
     mean: types of further variables that are averaged where they differ.
-    donate: whether the buffers of modules, optimizers and metrics are given to
-      the results.
+    static_argnames: names of parameters whose values the trace sees, such as
+      `train`. The step is compiled for each value.
+    static_argnums: positions of such parameters.
+    donate_argnames: names of parameters, such as those of modules, optimizers
+      and metrics, whose buffers are given to the results.
+    donate_argnums: positions of such parameters.
 
   Returns:
-    A decorator; what it returns is jitted.
+    A decorator; what it returns is jitted. Parameters that a call leaves out
+    have their defaults, which are not traced.
 
   Raises:
     TypeError: an argument of another type; a metric of another class that
@@ -100,8 +108,10 @@ def parallelize_step(
     True
   """
   check_step_mesh(mesh, axis_name)
-  check_bool("donate", donate)
   split = check_batch_names(batch)
+  options = StepOptions(
+    static_argnames, static_argnums, donate_argnames, donate_argnums
+  )
   averaged = (nnx.BatchStat, *check_sequence("mean", mean, "variable types"))
   for kind in averaged:
     is_variable = isinstance(kind, type) and issubclass(kind, nnx.Variable)
@@ -111,18 +121,19 @@ def parallelize_step(
       )
 
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    check_callable("fun", fun)
-    signature = inspect.signature(fun)
-    for parameter in split:
-      check_parameter("batch", parameter, signature)
+    parameters = StepParameters(fun, split, options)
 
-    @functools.partial(
-      jax.jit, static_argnums=(0, 1), donate_argnums=(2,) if donate else ()
-    )
+    @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(3,))
     def run_step(
-      graph: Any, layout: tuple[Any, ...], state: list[Any], given: PyTree
+      graph: Any,
+      layout: tuple[Any, ...],
+      static: Static,
+      donated: dict[int, Any],
+      kept: dict[int, Any],
+      given: PyTree,
     ) -> tuple[list[Any], PyTree]:
       treedef, leaves = layout
+      state = [(donated | kept)[i] for i in range(len(leaves))]
 
       def run_local(state: list[Any], given: PyTree) -> PyTree:
         folded = [
@@ -130,9 +141,7 @@ def parallelize_step(
           for x, leaf in zip(state, leaves, strict=True)
         ]
         nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded))
-        bound = signature.bind_partial()
-        bound.arguments.update({**nodes, **given})
-        results = fun(*bound.args, **bound.kwargs)
+        results = parameters.call({**nodes, **given}, static)
         left, new_state = nnx.split(nodes)
         _check_graph(left, graph)
         new = [
@@ -171,34 +180,46 @@ def parallelize_step(
 
     def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
       """Returns the graph nodes, and what `run_step` takes."""
-      bound = signature.bind(*args, **kwargs)
-      bound.apply_defaults()
-      nodes = dict(bound.arguments)
-      given = {name: nodes.pop(name) for name in split}
-      for name, arg in given.items():
-        check_arrays(name, arg)
+      arguments, static = parameters.bind(args, kwargs)
+      given = {n: arguments.pop(n) for n in split if n in arguments}
+      check_traced(given)
+      # Flax would take numbers as static, and each value would compile.
+      nodes = {
+        name: jnp.asarray(x) if isinstance(x, bool | int | float) else x
+        for name, x in arguments.items()
+      }
       graph, state = nnx.split(nodes)
       leaves = describe_state(nodes, state)
       arrays, treedef = jax.tree.flatten(state)
       specs = [P(axis_name) if leaf.own else P() for leaf in leaves]
-      arrays = place_arguments(arrays, mesh, specs, axis_name)
-      return nodes, (graph, (treedef, leaves), arrays, given)
+      placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
+      donated = {
+        i: placed.pop(i)
+        for i, leaf in enumerate(leaves)
+        if leaf.path.split("/")[0] in parameters.donated
+      }
+      return nodes, (graph, (treedef, leaves), static, donated, placed, given)
 
     @functools.wraps(fun)
     def step(*args: Any, **kwargs: Any) -> Any:
-      nodes, (graph, layout, arrays, given) = split_graph(args, kwargs)
-      paths = [leaf.path for leaf in layout[1]]
-      state = dict(zip(paths, arrays, strict=True))
-      check_buffers(state | given, paths if donate else ())
-      in_flight.wait(arrays)
-      new, results = run_step(graph, layout, arrays, given)
+      nodes, traced = split_graph(args, kwargs)
+      _, (treedef, leaves), _, donated, kept, given = traced
+      named = {leaves[i].path: x for i, x in (donated | kept).items()}
+      check_buffers(named | given, {leaves[i].path for i in donated})
+      in_flight.wait(named)
+      new, results = run_step(*traced)
       in_flight.add(new)
-      nnx.update(nodes, jax.tree.unflatten(layout[0], new))
+      nnx.update(nodes, jax.tree.unflatten(treedef, new))
       return results
 
+    def call_method(
+      method: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+      return method(*split_graph(args, kwargs)[1])
+
     for name in ("lower", "trace"):
-      method = getattr(run_step, name)
-      setattr(step, name, lambda *a, f=method, **k: f(*split_graph(a, k)[1]))
+      bound = functools.partial(call_method, getattr(run_step, name))
+      setattr(step, name, bound)
     return step
 
   return decorate

@@ -1,7 +1,6 @@
 """Decorator that runs a training step of one's own on every worker."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +13,7 @@ from jaxmotion.core import (
   PathRules,
   PyTree,
   StepsInFlight,
-  check_arrays,
   check_buffers,
-  check_callable,
   named_leaves,
   state_specs,
 )
@@ -30,10 +27,15 @@ from jaxmotion.transforms._run_on_workers import (
 from jaxmotion.transforms._step_arguments import (
   check_batch_names,
   check_names,
-  check_parameter,
   check_step_mesh,
   place_arguments,
   split_specs,
+)
+from jaxmotion.transforms._step_parameters import (
+  Static,
+  StepOptions,
+  StepParameters,
+  check_traced,
 )
 
 
@@ -43,7 +45,10 @@ def parallelize_step(
   axis_name: AxisName = "data",
   batch: str | Sequence[str] = "batch",
   mean: Sequence[str] = (),
-  donate: Sequence[str] = (),
+  static_argnames: str | Sequence[str] = (),
+  static_argnums: int | Sequence[int] = (),
+  donate_argnames: str | Sequence[str] = (),
+  donate_argnums: int | Sequence[int] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Makes a decorator that runs a training step on every worker's own batch.
 
@@ -67,10 +72,15 @@ def parallelize_step(
     batch: name of the parameter of the step that is split, or several.
     mean: regular expressions; results whose path one of them matches are
       averaged where they differ, such as "batch_stats".
-    donate: names of parameters whose buffers are given to the results.
+    static_argnames: names of parameters whose values the trace sees, such as
+      `train` or `self`. The step is compiled for each value.
+    static_argnums: positions of such parameters.
+    donate_argnames: names of parameters whose buffers are given to the results.
+    donate_argnums: positions of such parameters.
 
   Returns:
-    A decorator; what it returns is jitted.
+    A decorator; what it returns is jitted. Parameters that a call leaves out
+    have their defaults, which are not traced.
 
   Raises:
     TypeError: an argument of another type.
@@ -102,19 +112,19 @@ def parallelize_step(
   """
   check_step_mesh(mesh, axis_name)
   split = check_batch_names(batch)
-  donated = check_names("donate", donate)
+  options = StepOptions(
+    static_argnames, static_argnums, donate_argnames, donate_argnums
+  )
   patterns = PathRules(
     [(p, None) for p in check_names("mean", mean)], name="mean"
   )
 
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    check_callable("fun", fun)
-    signature = inspect.signature(fun)
-    for name, names in (("batch", split), ("donate", donated)):
-      for parameter in names:
-        check_parameter(name, parameter, signature)
+    parameters = StepParameters(fun, split, options)
 
-    def run_step(args: dict[str, PyTree], given: dict[str, PyTree]) -> PyTree:
+    def run_step(
+      args: dict[str, PyTree], given: dict[str, PyTree], static: Static
+    ) -> PyTree:
       args = {**args, **given}
       specs = {
         name: split_specs(arg, mesh, axis_name)
@@ -130,53 +140,54 @@ def parallelize_step(
       def run_local(args: dict[str, PyTree]) -> PyTree:
         args, keys = _fold_keys(args, split, axis_name)
         given = {id(folded): key for folded, key in keys}
-        bound = signature.bind_partial()
-        bound.arguments.update(args)
-        results = fun(*bound.args, **bound.kwargs)
+        results = parameters.call(args, static)
         return jax.tree.map(lambda x: given.get(id(x), x), results)
 
       decide = functools.partial(
         _decide,
-        fun=fun,
+        name=parameters.name,
         patterns=patterns,
         raw_keys=raw_keys,
         axis_name=axis_name,
       )
       return run_on_workers(run_local, mesh, axis_name, [args], [specs], decide)
 
-    jitted = jax.jit(run_step, donate_argnums=0)
+    jitted = jax.jit(run_step, donate_argnums=0, static_argnums=2)
     in_flight = StepsInFlight(mesh)
-
-    def bind(args: Any, kwargs: Any) -> dict[str, PyTree]:
-      bound = signature.bind(*args, **kwargs)
-      bound.apply_defaults()
-      return dict(bound.arguments)
 
     def place(arguments: dict[str, PyTree]) -> tuple[PyTree, PyTree]:
       placed = dict(arguments)
       for name in arguments.keys() - set(split):
         specs = state_specs(arguments[name], axis_name)
         placed[name] = place_arguments(arguments[name], mesh, specs, axis_name)
-      return {name: placed.pop(name) for name in donated}, placed
+      donated = {
+        name: placed.pop(name) for name in parameters.donated if name in placed
+      }
+      return donated, placed
 
     @functools.wraps(fun)
     def step(*args: Any, **kwargs: Any) -> Any:
-      arguments = bind(args, kwargs)
-      check_buffers(arguments, donated)
+      arguments, static = parameters.bind(args, kwargs)
+      check_buffers(arguments, parameters.donated)
       in_flight.wait(arguments)
       try:
-        results = jitted(*place(arguments))
+        results = jitted(*place(arguments), static)
       except (TypeError, ValueError, OverflowError):
         # Only after an error: a step shall not look at every leaf.
-        for name, tree in arguments.items():
-          check_arrays(name, tree)
+        check_traced(arguments)
         raise
       in_flight.add(results)
       return results
 
+    def call_method(
+      method: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+      arguments, static = parameters.bind(args, kwargs)
+      return method(*place(arguments), static)
+
     for name in ("lower", "trace", "eval_shape"):
-      method = getattr(jitted, name)
-      setattr(step, name, lambda *a, f=method, **k: f(*place(bind(a, k))))
+      bound = functools.partial(call_method, getattr(jitted, name))
+      setattr(step, name, bound)
     return step
 
   return decorate
@@ -211,7 +222,7 @@ def _decide(
   shapes: PyTree,
   differs: Sequence[bool],
   *,
-  fun: Callable[..., Any],
+  name: str,
   patterns: PathRules,
   raw_keys: bool,
   axis_name: AxisName,
@@ -229,7 +240,7 @@ def _decide(
         join_name(
           x,
           differ,
-          f"{fun.__name__}: {path}",
+          f"{name}: {path}",
           axis_name,
           mean=patterns.first_match(path) is not None,
           key=raw_keys and _is_raw_key(x),

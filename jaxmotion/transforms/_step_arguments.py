@@ -1,6 +1,5 @@
 """Arguments of training steps that are mapped over workers."""
 
-import inspect
 from typing import Any
 
 import jax
@@ -61,24 +60,6 @@ def check_batch_names(value: Any) -> tuple[str, ...]:
       f"`batch` must name a parameter of the step at least, got {value!r}."
     )
   return names
-
-
-def check_parameter(
-  name: str, parameter: str, signature: inspect.Signature
-) -> None:
-  """Raises unless a function has a parameter.
-
-  Args:
-    name: the argument that names the parameter, for the message.
-    parameter: what the caller gave.
-    signature: signature of the function.
-  """
-  if parameter not in signature.parameters:
-    listed = ", ".join(signature.parameters)
-    raise ValueError(
-      f"`{name}` must name parameters of the step ({listed}), got "
-      f"{parameter!r}."
-    )
 
 
 def split_specs(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:

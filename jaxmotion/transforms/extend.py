@@ -17,10 +17,15 @@ from jaxmotion.transforms._run_on_workers import (
 )
 from jaxmotion.transforms._step_arguments import (
   check_batch_names as check_batch_names,
-  check_parameter as check_parameter,
   check_step_mesh as check_step_mesh,
   place_arguments as place_arguments,
   split_specs as split_specs,
+)
+from jaxmotion.transforms._step_parameters import (
+  Static as Static,
+  StepOptions as StepOptions,
+  StepParameters as StepParameters,
+  check_traced as check_traced,
 )
 from jaxmotion.transforms._trace_state import (
   TracedState as TracedState,

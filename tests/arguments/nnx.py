@@ -4,11 +4,17 @@ from flax import nnx
 
 import jaxmotion.nnx
 from tests.arguments.calls import Call
-from tests.arguments.transforms import MESH, loss_fn
+from tests.arguments.transforms import MESH, accept_options, loss_fn
 
 CALLS = {
   "nnx.parallelize_step": Call(
-    MESH, batch=("batch",), mean=(nnx.Cache,), donate=True
+    MESH,
+    batch=("batch",),
+    mean=(nnx.Cache,),
+    static_argnames=("train",),
+    static_argnums=(3,),
+    donate_argnames=("model",),
+    donate_argnums=(1,),
   ),
   "nnx.parallelize_step -> decorate": Call(
     loss_fn, on=jaxmotion.nnx.parallelize_step(MESH)
@@ -16,6 +22,7 @@ CALLS = {
 }
 UNCALLED = {}
 ACCEPTED = {
+  **accept_options("nnx.parallelize_step"),
   ("nnx.parallelize_step", "batch"): {"misspelt": "no step is known here"},
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
 }

@@ -128,7 +128,13 @@ CALLS = {
   "transforms.bind_mesh": Call(exchange(), MESH),
   "transforms.bind_mesh -> init": Call(PARAMS, on=BOUND.init, traced=True),
   "transforms.parallelize_step": Call(
-    MESH, batch=("batch",), mean=("batch_stats",), donate=("params",)
+    MESH,
+    batch=("batch",),
+    mean=("batch_stats",),
+    static_argnames=("train",),
+    static_argnums=(3,),
+    donate_argnames=("params",),
+    donate_argnums=(1,),
   ),
   "transforms.parallelize_step -> decorate": Call(
     loss_fn, on=transforms.parallelize_step(MESH)
@@ -220,12 +226,29 @@ UNCALLED = {
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
+
+
+def accept_options(name):
+  """What the arguments of `jax.jit` may be, before a step is known."""
+  names = {"misspelt": "no step is known here", "empty": "there is none"}
+  numbers = {
+    "minus_one": "the last parameter",
+    "zero": "the first parameter",
+    "empty": "there is none",
+  }
+  return {
+    (name, f"{kind}_{suffix}"): accepted
+    for kind in ("static", "donate")
+    for suffix, accepted in (("argnames", names), ("argnums", numbers))
+  }
+
+
 ACCEPTED = {
   ("transforms.parallelize_step", "batch"): {
     "misspelt": "no step is known here"
   },
   ("transforms.parallelize_step", "mean"): {"empty": "nothing is averaged"},
-  ("transforms.parallelize_step", "donate"): {"empty": "nothing is donated"},
+  **accept_options("transforms.parallelize_step"),
   ("transforms.exchange", "axis_name"): _LATER,
   ("transforms.exchange", "local_axis"): _LATER,
   ("transforms.per_worker", "axis_name"): _LATER,

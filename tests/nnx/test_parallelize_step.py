@@ -103,7 +103,7 @@ def test_each_worker_drops_elements_of_its_own():
 
 
 def test_a_donated_array_belongs_to_one_variable():
-  @jaxmotion.nnx.parallelize_step(MESH, donate=True)
+  @jaxmotion.nnx.parallelize_step(MESH, donate_argnames="model")
   def step(model, other, batch):
     return batch.mean()
 
@@ -139,3 +139,28 @@ def test_what_differs_is_refused_by_its_path():
     grow(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), np.zeros(4))
   with pytest.raises(TypeError, match="`mean` must be a list or tuple of var"):
     jaxmotion.nnx.parallelize_step(MESH, mean=["Cache"])
+
+
+def test_arguments_are_those_of_jit():
+  traced = []
+
+  @jaxmotion.nnx.parallelize_step(
+    MESH, static_argnames="train", donate_argnums=0
+  )
+  def step(model, batch, *, rate, train=True, scale=2):
+    traced.append((train, scale))
+    if not train or scale != 2:  # Neither of them is traced.
+      return batch.mean()
+    model.kernel[...] += rate
+    return batch.mean()
+
+  model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+  first = model.kernel[...] + 0
+  step(model, np.ones(4), rate=0.5)
+  kept = model.bias[...]
+  step(model, np.ones(4), rate=1.0, train=True)
+  step(model, np.ones(4), rate=1.0, train=False)
+  np.testing.assert_allclose(model.kernel[...], first + 1.5, rtol=1e-6)
+  assert kept.is_deleted() and not model.bias[...].is_deleted()
+  # Once for each value of `train`, and once for the default left out.
+  assert traced == [(True, 2), (True, 2), (False, 2)]

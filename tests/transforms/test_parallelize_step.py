@@ -63,7 +63,7 @@ def test_a_loop_compiles_once_and_sends_the_payloads_alone():
   tx = jaxmotion.bind_mesh(
     optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1)), MESH
   )
-  step = make_step(tx, donate=("params", "opt_state"))
+  step = make_step(tx, donate_argnames=("params", "opt_state"))
   params = jax.tree.map(jnp.asarray, PARAMS)
   state = tx.init(params)
   sent = wire.compiled_bytes(step.lower(params, state, BATCH).compile())
@@ -77,6 +77,64 @@ def test_a_loop_compiles_once_and_sends_the_payloads_alone():
     ValueError, match="`params/w` must be an array that still"
   ):
     step(*first[:2], BATCH)
+
+
+def test_arguments_are_those_of_jit():
+  class Trainer:
+    """A trainer whose step is a method, and branches on its arguments."""
+
+    rate = 0.5
+
+    @functools.partial(
+      jaxmotion.parallelize_step,
+      MESH,
+      static_argnames=["mode"],
+      static_argnums=0,
+      donate_argnums=(1,),
+    )()
+    def step(self, w, batch, *extra, mode="fit", shift=0, **named):
+      if mode == "fit" and not shift:  # A default is not traced.
+        w = w + self.rate
+      return w * named.get("scale", 1), sum(extra, batch.mean())
+
+  trainer, w = Trainer(), np.ones(2, np.float32)
+  placed = jax.device_put(w, jax.sharding.NamedSharding(MESH, jax.P()))
+  new, mean = trainer.step(placed, np.ones(4), 1.0, 2.0, scale=2)
+  assert new.tolist() == [3, 3] and mean == 4 and placed.is_deleted()
+  assert trainer.step(w, np.ones(4), mode="hold")[0].tolist() == [1, 1]
+  assert (
+    trainer.step(w=w, mode="fit", batch=np.ones(4))[0].tolist() == [1.5] * 2
+  )
+  # One and True are equal, but are no equal static arguments.
+  kinds = []
+  record = jaxmotion.parallelize_step(MESH, static_argnums=-1)(
+    functools.partial(lambda kinds, batch, x: kinds.append(x), kinds)
+  )
+  for x in (1, True, 1):
+    record(np.ones(4), x)
+  assert kinds == [1, True] and kinds[1] is True
+
+
+def test_wrong_static_arguments_are_named():
+  def step(state, batch, mode="fit"):
+    return batch.mean()
+
+  batch = np.ones(4)
+  with pytest.raises(TypeError, match="`mode` must be a.*`static_argnames`"):
+    jaxmotion.parallelize_step(MESH)(step)(1.0, batch, "fit")
+  for options, expected in {
+    "names": (dict(static_argnames="mod"), "`static_argnames` must name param"),
+    "positions": (dict(donate_argnums=3), "`donate_argnums` must be positions"),
+    "both": (
+      dict(static_argnums=0, donate_argnums=0),
+      "`donate_argnames` must name no static parameters",
+    ),
+    "batch": (dict(static_argnums=1), "`batch` must name no static parameters"),
+  }.values():
+    with pytest.raises(ValueError, match=expected):
+      trace(step, 1.0, batch, **options)
+  with pytest.raises(TypeError, match="`state` must be hashable, because"):
+    trace(step, [1.0], batch, static_argnums=0)
 
 
 def test_state_of_every_kind_stays_with_its_worker():

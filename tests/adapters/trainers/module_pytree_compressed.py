@@ -22,7 +22,7 @@ def train(batches, config):
   tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), config.mesh)
   opt_state = tx.init(model)
 
-  @parallelize_step(config.mesh, batch=("x", "y"), donate=("model",))
+  @parallelize_step(config.mesh, batch=("x", "y"), donate_argnames="model")
   def make_step(model, opt_state, x, y):
     loss, grads = compute_loss(model, x, y)
     updates, opt_state = tx.update(grads, opt_state, model)
