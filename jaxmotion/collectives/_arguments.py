@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxmotion.core import (
   AxisName,
   Key,
+  axis_names,
   axis_size,
   check_arrays,
   check_axis_name,
@@ -28,6 +29,58 @@ def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
   """
   check_axis_name(name, axis_name)
   return axis_size(axis_name, name)
+
+
+def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
+  """Returns the axes of hosts and of their devices as one tuple.
+
+  Args:
+    axis_name: the axis of the hosts, or several.
+    local_axis: the axis of the devices of one host, or several.
+
+  Raises:
+    ValueError: an axis is in both.
+
+  Example:
+    >>> joint_axes("host", "device")
+    ('host', 'device')
+  """
+  check_axis_name("axis_name", axis_name)
+  check_axis_name("local_axis", local_axis)
+  hosts, devices = axis_names(axis_name), axis_names(local_axis)
+  if set(hosts) & set(devices):
+    raise ValueError(
+      "`local_axis` must name axes other than `axis_name` = "
+      f"{axis_name!r}, got {local_axis!r}."
+    )
+  return (*hosts, *devices)
+
+
+def all_axes(
+  axis_name: AxisName, local_axis: AxisName | None, local_codec: Any
+) -> AxisName:
+  """Returns the axes of all workers that take part.
+
+  Args:
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, or None.
+    local_codec: codec within a host, which needs a `local_axis`.
+
+  Raises:
+    ValueError: a codec without an axis, or an axis in both.
+
+  Example:
+    >>> all_axes("data", None, None), all_axes("host", "device", None)
+    ('data', ('host', 'device'))
+  """
+  if local_axis is not None:
+    return joint_axes(axis_name, local_axis)
+  if local_codec is not None:
+    raise ValueError(
+      "`local_codec` must be None unless `local_axis` is given, got "
+      f"{local_codec!r}."
+    )
+  return axis_name
 
 
 def check_key(key: Any) -> None:

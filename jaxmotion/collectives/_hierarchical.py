@@ -26,6 +26,7 @@ from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
 from jaxmotion.collectives._arguments import (
   check_key,
   count_workers,
+  joint_axes,
 )
 from jaxmotion.collectives._layout import METHODS, is_sharded, shard_like
 from jaxmotion.collectives._reduce_scatter import reduce_scatter
@@ -43,41 +44,14 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   axis_is_bound,
-  axis_names,
   axis_size,
   check_arrays,
-  check_axis_name,
   check_choice,
   combine_seeds,
   saturate_cast,
   to_varying,
   worker_index,
 )
-
-
-def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
-  """Returns the axes of hosts and of their devices as one tuple.
-
-  Args:
-    axis_name: the axis of the hosts, or several.
-    local_axis: the axis of the devices of one host, or several.
-
-  Raises:
-    ValueError: an axis is in both.
-
-  Example:
-    >>> joint_axes("host", "device")
-    ('host', 'device')
-  """
-  check_axis_name("axis_name", axis_name)
-  check_axis_name("local_axis", local_axis)
-  hosts, devices = axis_names(axis_name), axis_names(local_axis)
-  if set(hosts) & set(devices):
-    raise ValueError(
-      "`local_axis` must name axes other than `axis_name` = "
-      f"{axis_name!r}, got {local_axis!r}."
-    )
-  return (*hosts, *devices)
 
 
 def all_reduce_hierarchical_init(

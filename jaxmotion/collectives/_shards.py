@@ -7,7 +7,7 @@ import jax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec, partition
-from jaxmotion.collectives._arguments import count_workers
+from jaxmotion.collectives._arguments import count_workers, joint_axes
 from jaxmotion.collectives._layout import is_summed
 from jaxmotion.collectives._rows import encode_rows, to_encode_dtype
 from jaxmotion.collectives._sum_payloads import scatter_payload
@@ -140,6 +140,43 @@ def average_rows(
   return means
 
 
+def average_locally(
+  rows: Sequence[Array],
+  codecs: Sequence[LeafCodec],
+  axis_name: AxisName,
+  local_axis: AxisName,
+) -> list[Array]:
+  """Returns the means within a host of the rows that this device reduces.
+
+  Args:
+    rows: arrays of shape (workers, ...), this worker's own, host by host.
+    codecs: codec, without state, and key of each array.
+    axis_name: the axis of the hosts.
+    local_axis: the axis of the devices of one host.
+
+  Returns:
+    Arrays of shape (hosts, ...), the rows of this device's place on each host.
+  """
+  hosts, devices = count_workers(axis_name), count_workers(local_axis)
+  by_device = [
+    a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
+  ]
+  states: list[PyTree] = [()] * len(rows)
+  means, _ = scatter_means(by_device, codecs, states, local_axis)
+  return to_varying(means, joint_axes(axis_name, local_axis))
+
+
+def join_hosts(gathered: PyTree) -> PyTree:
+  """Returns leaves (workers, ...), host by host, of ones (devices, hosts, ...).
+
+  Args:
+    gathered: leaves that came from all hosts first and from devices then.
+  """
+  return jax.tree.map(
+    lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), gathered
+  )
+
+
 def gather_shards(
   shards: Sequence[Array],
   codecs: Sequence[LeafCodec],
@@ -172,11 +209,7 @@ def gather_shards(
   ]
   gathered = gather_payloads(payloads, axis_name)
   if local_axis is not None:
-    # (devices, hosts, ...), of which the hosts become the major axis.
-    gathered = jax.tree.map(
-      lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]),
-      gather_payloads(gathered, local_axis),
-    )
+    gathered = join_hosts(gather_payloads(gathered, local_axis))
   return [
     jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)
     for payload, leaf, x in zip(gathered, codecs, own, strict=True)

@@ -11,18 +11,25 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives._arguments import (
+  all_axes,
   check_key,
   check_position,
   check_shaped,
   count_workers,
 )
 from jaxmotion.collectives._rows import encode_rows, to_encode_dtype, to_rows
-from jaxmotion.collectives._shards import LeafCodec, average_rows
+from jaxmotion.collectives._shards import (
+  LeafCodec,
+  average_locally,
+  average_rows,
+  join_hosts,
+)
 from jaxmotion.collectives._transport import gather_payloads
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
+  PyTree,
   check_float,
   shape_string,
   to_varying,
@@ -30,6 +37,9 @@ from jaxmotion.core import (
 
 PACKED_WEIGHTS = "jaxmotion/packed"
 """Name of gathered words, for `jax.checkpoint_policies`."""
+
+HOST_WEIGHTS = "jaxmotion/host"
+"""Name of a device's words of all hosts, for `jax.checkpoint_policies`."""
 
 
 def unshard(
@@ -41,6 +51,8 @@ def unshard(
   axis: int = 0,
   error: Array | None = None,
   key: Key | None = None,
+  local_axis: AxisName | None = None,
+  local_codec: Codec | None = None,
 ) -> Array:
   r"""Gathers sharded weights through a codec; reduces their gradient likewise.
 
@@ -55,17 +67,28 @@ def unshard(
   weights. A policy that saves the name `collectives.extend.PACKED_WEIGHTS`
   saves the gathered words instead.
 
+  With a `local_axis` payloads travel between hosts first, and devices of a host
+  then forward the words. A policy that saves the name
+  `collectives.extend.HOST_WEIGHTS` saves what a device got from other hosts.
+  The backward pass then gathers within a host alone (hpZ). The gradient is
+  averaged within the host first, and its mean is encoded for other hosts.
+
   Args:
     x: this worker's part of the weights, floating-point.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or that of the hosts.
     weight_codec: codec of a part, without state; None is full precision.
     gradient_codec: codec of a part's gradient, without state; None is full
       precision.
     axis: position of the axis along which the parts are joined.
     error: error memory of the gradient, float32 of the whole weights' shape,
       this worker's own. Its own "gradient" is the CHANGE of the memory: add it.
-      Weights that are used twice, or never, are right that way.
+      Weights that are used twice, or never, are right that way. With a
+      `local_axis` it has the shape of `x` with `axis` times the hosts.
     key: randomness for codecs that need it; the same in both passes.
+    local_axis: the axis of the devices of one host, if `axis_name` is that of
+      the hosts. Parts are ordered host by host.
+    local_codec: codec of gradients within a host, without state; None is full
+      precision.
 
   Returns:
     The whole weights, of the dtype of `x`, with the same bits on all workers
@@ -74,7 +97,8 @@ def unshard(
 
   Raises:
     ValueError: an unbound axis, a codec with state, an `error` of another
-      shape.
+      shape, an axis in both `axis_name` and `local_axis`, a `local_codec`
+      without `local_axis`.
     TypeError: `x` or `error` is not floating-point.
 
   Example:
@@ -90,53 +114,79 @@ def unshard(
   """
   check_shaped("x", x)
   check_float("x", x)
-  workers = count_workers(axis_name)
+  workers = all_axes(axis_name, local_axis, local_codec)
+  rows, devices = count_workers(axis_name), 1
+  if local_axis is not None:
+    devices = count_workers(local_axis, "local_axis")
   axis = check_position("axis", axis, x.ndim)
-  codecs = {"weight_codec": weight_codec, "gradient_codec": gradient_codec}
+  codecs = {
+    "weight_codec": weight_codec,
+    "gradient_codec": gradient_codec,
+    "local_codec": local_codec,
+  }
   for name, codec in codecs.items():
     if codec is not None:
       check_codec(name, codec, stateless=True)
   check_key(key)
-  whole = list(x.shape)
-  whole[axis] *= workers
+  remembered = list(x.shape)
+  remembered[axis] *= rows
   if error is not None:
     check_shaped("error", error)
     check_float("error", error)
-    if error.shape != tuple(whole):
+    if error.shape != tuple(remembered):
       raise ValueError(
-        f"`error` must have the shape {tuple(whole)} of the whole weights, got "
-        f"{shape_string(error)}."
+        f"`error` must have the shape {tuple(remembered)} of the weights that "
+        f"this worker sends, got {shape_string(error)}."
       )
   how = _How(
     axis_name,
+    local_axis,
     identity() if weight_codec is None else weight_codec,
     identity() if gradient_codec is None else gradient_codec,
+    identity() if local_codec is None else local_codec,
     axis,
-    workers,
+    rows,
+    devices,
   )
-  return _unshard(how, *to_varying((x, error, key), axis_name))
+  return _unshard(how, *to_varying((x, error, key), workers))
 
 
 class _How(NamedTuple):
   """Everything about an `unshard` but its arrays."""
 
   axis_name: AxisName
+  local_axis: AxisName | None
   weight_codec: Codec
   gradient_codec: Codec
+  local_codec: Codec
   axis: int
-  workers: int
+  rows: int
+  devices: int
+
+  @property
+  def workers(self) -> AxisName:
+    """The axes of all workers."""
+    return all_axes(self.axis_name, self.local_axis, None)
 
   def gather(self, part: Array, key: Key | None) -> Array:
     """Returns the whole weights."""
     codec = self.weight_codec
     own = to_encode_dtype(codec, part)
     payload, _ = codec.encode(own, (), key)
-    words = gather_payloads([payload], self.axis_name)
-    words = to_varying(words, self.axis_name)
-    (words,) = jax.tree.map(lambda a: checkpoint_name(a, PACKED_WEIGHTS), words)
+    if self.local_axis is None:
+      words = self._gather_named(payload, self.axis_name, PACKED_WEIGHTS)
+    else:
+      words = self._gather_named(payload, self.axis_name, HOST_WEIGHTS)
+      words = self._gather_named(words, self.local_axis, PACKED_WEIGHTS)
+      words = join_hosts(words)
     rows = jax.vmap(lambda p: codec.decode(p, own))(words)
     whole = jnp.concatenate(list(rows), axis=self.axis)
     return whole.astype(part.dtype)
+
+  def _gather_named(self, payload: PyTree, axis: AxisName, name: str) -> PyTree:
+    """Returns the payloads along an axis, under a name for policies."""
+    (words,) = to_varying(gather_payloads([payload], axis), self.workers)
+    return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
   def reduce(
     self, ct: Array, error: Array | None, key: Key | None
@@ -146,12 +196,19 @@ class _How(NamedTuple):
     wide = to_encode_dtype(codec, ct)
     if error is not None:
       wide = ct.astype(jnp.float32)
-    rows = to_rows(wide, self.axis, self.workers)
+    rows = to_rows(wide, self.axis, self.rows * self.devices)
+    # Another key than that of the weights.
+    own = None if key is None else key.fold(self.rows * self.devices)
+    if self.local_axis is not None:
+      local = LeafCodec(self.local_codec, None if own is None else own.fold(0))
+      (rows,) = average_locally(
+        [rows], [local], self.axis_name, self.local_axis
+      )
+      rows = to_encode_dtype(codec, rows)
+      own = None if own is None else own.fold(1)
     value = rows
     if error is not None:
-      value = rows + to_rows(error.astype(jnp.float32), self.axis, self.workers)
-    # Another key than that of the weights.
-    own = None if key is None else key.fold(self.workers)
+      value = rows + to_rows(error.astype(jnp.float32), self.axis, self.rows)
     payload, _ = encode_rows(codec, value, (), own)
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
     (mean,) = average_rows(

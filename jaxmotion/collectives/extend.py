@@ -8,7 +8,10 @@ from jaxmotion.collectives._adaptive import (
   check_level as check_level,
   check_level_given as check_level_given,
 )
-from jaxmotion.collectives._hierarchical import joint_axes as joint_axes
+from jaxmotion.collectives._arguments import (
+  all_axes as all_axes,
+  joint_axes as joint_axes,
+)
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
   is_sharded as is_sharded,
@@ -34,6 +37,7 @@ from jaxmotion.collectives._replicated import (
 )
 from jaxmotion.collectives._shards import (
   LeafCodec as LeafCodec,
+  average_locally as average_locally,
   find_leaf_codecs as find_leaf_codecs,
   gather_shards as gather_shards,
   scatter_means as scatter_means,
@@ -43,7 +47,10 @@ from jaxmotion.collectives._state import (
   init_rows as init_rows,
 )
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
-from jaxmotion.collectives._unshard import PACKED_WEIGHTS as PACKED_WEIGHTS
+from jaxmotion.collectives._unshard import (
+  HOST_WEIGHTS as HOST_WEIGHTS,
+  PACKED_WEIGHTS as PACKED_WEIGHTS,
+)
 from jaxmotion.collectives._weight import (
   apply_weight as apply_weight,
   check_weight as check_weight,

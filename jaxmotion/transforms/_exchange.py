@@ -18,11 +18,11 @@ from jaxmotion.collectives import (
 )
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
+  all_axes,
   apply_nonfinite_policy,
   check_codecs,
   check_level_given,
   check_weight,
-  joint_axes,
   keep_update,
 )
 from jaxmotion.core import (
@@ -231,23 +231,3 @@ def check_local(updates: PyTree, workers: AxisName) -> None:
         " `jaxmotion.local_value_and_grad` instead of `jax.grad`, or run the"
         " step by `jaxmotion.parallelize_step`."
       )
-
-
-def all_axes(
-  axis_name: AxisName, local_axis: AxisName | None, local_codec: Codec | None
-) -> AxisName:
-  """Returns the axes of all workers that take part.
-
-  Args:
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, or None.
-    local_codec: codec within a host, which needs a `local_axis`.
-  """
-  if local_axis is None:
-    if local_codec is not None:
-      raise ValueError(
-        "`local_codec` must be None unless `local_axis` is given, got "
-        f"{local_codec!r}."
-      )
-    return axis_name
-  return joint_axes(axis_name, local_axis)

@@ -1,7 +1,6 @@
 """Training step whose parameters and optimizer are sharded over workers."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,15 +12,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import all_reduce
-from jaxmotion.collectives.extend import check_batch
+from jaxmotion.collectives import all_reduce, all_reduce_hierarchical
+from jaxmotion.collectives.extend import all_axes, check_batch
 from jaxmotion.core import (
   Array,
   AxisName,
   PerWorker,
   PyTree,
   Split,
-  axis_names,
   check_arrays,
   check_axis_name,
   check_bool,
@@ -45,6 +43,7 @@ from jaxmotion.transforms._init_state import check_axes
 from jaxmotion.transforms._parts import init_parts, update_parts
 from jaxmotion.transforms._placement import as_transformation, check_trained
 from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._weight_part import check_regather
 
 
 class FullyShardedState(NamedTuple):
@@ -71,6 +70,9 @@ def fully_sharded(
   weight_codec: Codec | None = None,
   gradient_codec: Codec | None = None,
   error_feedback: bool = False,
+  local_axis: AxisName | None = None,
+  local_codec: Codec | None = None,
+  regather: bool | str = True,
   stacked: str | None = None,
   seed: int = 0,
   donate: bool = True,
@@ -82,6 +84,11 @@ def fully_sharded(
   through `weight_codec`; their gradient is reduced to parts through
   `gradient_codec`.
 
+  With hosts of several devices, give `local_axis`: payloads then cross to
+  another host once, and gradients are averaged within the host first.
+  `regather="local"` keeps what a device got from other hosts, so the backward
+  pass sends nothing between hosts but gradients (hpZ).
+
   A leaf is cut along its longest dimension that the workers divide. Leaves
   without one, and those of fewer than 64 elements per worker, stay whole; their
   gradients are averaged at full precision.
@@ -92,11 +99,22 @@ def fully_sharded(
       `gather_params`, or wrap blocks in `gather_block`.
     tx: optimizer that treats every element by itself, as for `sharded`.
     mesh: device mesh that has the axis.
-    axis_name: the workers' axis, or a tuple of axes.
+    axis_name: the workers' axis, or a tuple of axes; that of the hosts if there
+      is a `local_axis`.
     weight_codec: codec of weights, without state; None is full precision.
     gradient_codec: codec of gradients, without state; None is full precision.
     error_feedback: whether each worker remembers what encodings of its gradient
-      left out. The memory is float32 of the size of all parameters.
+      left out. The memory is float32 of the size of all parameters, divided by
+      the devices of a host if there is a `local_axis`.
+    local_axis: the axis of the devices of one host, if `axis_name` is that of
+      the hosts. The batch is split over both, parameters host by host.
+    local_codec: codec of gradients within a host, without state; None is full
+      precision.
+    regather: what the backward pass of a `gather_block` gathers again. True:
+      all its weights; nothing is kept. "local": from the devices of its host
+      alone; a device keeps the words that it got from other hosts, in the size
+      that the codec gives them, divided by the devices of a host. False:
+      nothing; a device keeps the words of all weights.
     stacked: regular expression for paths of leaves whose first dimension counts
       the layers of a `lax.scan`; that dimension is not cut.
     seed: seed of stochastic rounding and sampling, in [0, 2^32).
@@ -111,8 +129,10 @@ def fully_sharded(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis, a codec has state or joins leaves, or
-      `stacked` is no regular expression. `init` raises it for a `stacked` that
+    ValueError: the mesh has no such axis, an axis is in both `axis_name` and
+      `local_axis`, a codec has state or joins leaves, `stacked` is no regular
+      expression, or `local_codec` or `regather="local"` is given without
+      `local_axis`. `init` raises it for a `stacked` that
       matches no leaf. `step` raises it for a batch that the
       workers do not divide, and for a `tx` that looks across elements.
 
@@ -135,38 +155,46 @@ def fully_sharded(
   tx = as_transformation(tx)
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
+  if local_axis is not None:
+    check_axis_name("local_axis", local_axis)
+    check_axes(mesh, local_axis, "local_axis")
   check_axes(mesh, axis_name)
+  axes = all_axes(axis_name, local_axis, local_codec)
+  check_regather(regather, local_axis)
   for name, codec in (
     ("weight_codec", weight_codec),
     ("gradient_codec", gradient_codec),
+    ("local_codec", local_codec),
   ):
     if codec is not None:
       check_codec(name, codec, trees=True)
   check_bool("error_feedback", error_feedback)
   check_int("seed", seed, 0, 2**32 - 1)
   check_bool("donate", donate)
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   plan = ShardPlan(
     axis_name,
-    workers,
+    local_axis,
+    mesh,
     weight_codec,
     gradient_codec,
+    local_codec,
+    regather,
     compile_pattern(stacked),
     seed,
   )
   inner = optax.with_extra_args_support(tx)
-  split = P(axis_name)
+  split = P(axes)
 
   def init_local(parts: PyTree, cuts: list[LeafCut]) -> FullyShardedState:
     memory = [
-      jnp.zeros(cut.shape, jnp.float32)
+      jnp.zeros(cut.shard_shape(plan.count_senders()), jnp.float32)
       for cut in cuts
       if error_feedback and cut.dimension is not None
     ]
     return FullyShardedState(
       jnp.zeros((), jnp.int32),
-      init_parts(inner, parts, cuts, axis_name),
-      pack_worker(to_varying(memory, axis_name)),
+      init_parts(inner, parts, cuts, axes),
+      pack_worker(to_varying(memory, axes)),
     )
 
   def init(params: PyTree) -> tuple[PyTree, FullyShardedState]:
@@ -197,7 +225,7 @@ def fully_sharded(
       lambda parts: init_local(parts, cuts),
       mesh=mesh,
       in_specs=(specs,),
-      out_specs=state_specs(found[0], axis_name),
+      out_specs=state_specs(found[0], axes),
     )
     return params, jax.jit(make_state)(params)
 
@@ -226,17 +254,17 @@ def fully_sharded(
   ) -> tuple[PyTree, FullyShardedState, Array]:
     loss, grads, errors = jax.tree.map(lambda a: jnp.squeeze(a, 0), own)
     is_cut = [cut.dimension is not None for cut in cuts]
-    grads = _average_whole(grads, is_cut, axis_name)
+    grads = _average_whole(grads, is_cut, axis_name, local_axis)
     changes, new = update_parts(
-      inner, grads, state.inner, parts, is_cut, axis_name, extra_args
+      inner, grads, state.inner, parts, is_cut, axes, extra_args
     )
     state = FullyShardedState(
       optax.safe_increment(state.count),
       new,
-      pack_worker(to_varying(errors, axis_name)),
+      pack_worker(to_varying(errors, axes)),
     )
     parts = optax.apply_updates(parts, changes)
-    return parts, state, lax.pmean(loss, axis_name)
+    return parts, state, lax.pmean(loss, axes)
 
   def step(
     params: PyTree,
@@ -247,10 +275,10 @@ def fully_sharded(
     check_instance(
       "opt_state", opt_state, FullyShardedState, "what `init` returned"
     )
-    check_batch(batch, mesh, axis_name)
+    check_batch(batch, mesh, axes)
     cuts = plan.cut_leaves(params)
     part_specs = plan.param_specs(params, cuts)
-    specs = state_specs(opt_state, axis_name)
+    specs = state_specs(opt_state, axes)
     params, opt_state, batch, extra_args = place_tree(
       (params, opt_state, batch, extra_args),
       mesh,
@@ -259,7 +287,7 @@ def fully_sharded(
     own = map_local_work(
       functools.partial(compute_own, cuts=cuts),
       mesh,
-      axis_name,
+      axes,
       (part_specs, P(), split, split),
     )(params, opt_state.count, opt_state.error, batch)
     return jax.shard_map(
@@ -274,14 +302,21 @@ def fully_sharded(
 
 
 def _average_whole(
-  grads: PyTree, is_cut: list[bool], axis_name: AxisName
+  grads: PyTree,
+  is_cut: list[bool],
+  axis_name: AxisName,
+  local_axis: AxisName | None,
 ) -> PyTree:
   """Returns gradients of which those of whole leaves are the workers' mean."""
   leaves = jax.tree.leaves(grads)
   treedef: Any = jax.tree.structure(grads)
   whole = [i for i, own in enumerate(is_cut) if not own]
   if whole:
-    means, _ = all_reduce([leaves[i] for i in whole], axis_name)
+    own = [leaves[i] for i in whole]
+    if local_axis is None:
+      means, _ = all_reduce(own, axis_name)
+    else:
+      means, _ = all_reduce_hierarchical(own, axis_name, local_axis)
     for i, mean in zip(whole, means, strict=True):
       leaves[i] = mean
   return treedef.unflatten(leaves)

@@ -1,13 +1,15 @@
 """Division of parameters that a fully sharded step gives its loss function."""
 
+import math
 import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import find_leaf_codecs
+from jaxmotion.collectives.extend import all_axes, find_leaf_codecs
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -28,11 +30,30 @@ class ShardPlan(NamedTuple):
   """Configuration of a `fully_sharded` step, and what follows from it."""
 
   axis_name: AxisName
-  workers: int
+  local_axis: AxisName | None
+  mesh: Mesh
   weight_codec: Codec | None
   gradient_codec: Codec | None
+  local_codec: Codec | None
+  regather: bool | str
   stacked: Any
   seed: int
+
+  @property
+  def axes(self) -> AxisName:
+    """The axes of all workers."""
+    return all_axes(self.axis_name, self.local_axis, self.local_codec)
+
+  def count_workers(self) -> int:
+    """Returns the number of workers of all axes."""
+    return self._count(self.axes)
+
+  def count_senders(self) -> int:
+    """Returns how many workers, or hosts, encode the gradient for another."""
+    return self._count(self.axis_name)
+
+  def _count(self, axes: AxisName) -> int:
+    return math.prod(self.mesh.shape[name] for name in axis_names(axes))
 
   def is_stacked(self, path: str) -> bool:
     """Returns whether the first dimension of a leaf counts layers."""
@@ -50,25 +71,25 @@ class ShardPlan(NamedTuple):
   def cut_leaves(self, params: PyTree) -> list[LeafCut]:
     """Returns the division of every leaf."""
     return [
-      cut_evenly(x, self.workers, first=int(self.is_stacked(path)))
+      cut_evenly(x, self.count_workers(), first=int(self.is_stacked(path)))
       for path, x in named_leaves(params)
     ]
 
   def param_specs(self, params: PyTree, cuts: list[LeafCut]) -> PyTree:
     """Returns the partition spec of every leaf."""
     dimensions = tuple(cut.dimension for cut in cuts)
-    axes = axis_names(self.axis_name)
-    return Split(params, dimensions, axes).specs().value
+    return Split(params, dimensions, axis_names(self.axes)).specs().value
 
   def leaf_keys(
     self, parts: PyTree, cuts: list[LeafCut], count: Array
   ) -> list[Key | None]:
     """Returns the key of every leaf; one for each layer of a stacked leaf."""
-    codecs = [c for c in (self.weight_codec, self.gradient_codec) if c]
+    found = (self.weight_codec, self.gradient_codec, self.local_codec)
+    codecs = [codec for codec in found if codec is not None]
     named = named_leaves(parts)
     if not any(codec.needs_key for codec in codecs):
       return [None] * len(named)
-    base = make_key(self.seed, worker_index(self.axis_name)).fold(count)
+    base = make_key(self.seed, worker_index(self.axes)).fold(count)
     keys: list[Key | None] = []
     for (path, _), cut in zip(named, cuts, strict=True):
       key = base.fold_path(path)
@@ -92,11 +113,12 @@ class ShardPlan(NamedTuple):
       for name, codec in (
         ("weight_codec", self.weight_codec),
         ("gradient_codec", self.gradient_codec),
+        ("local_codec", self.local_codec),
       )
     ]
     memories = iter(errors)
     nodes = []
-    for x, key, cut, weight, gradient in zip(
+    for x, key, cut, weight, gradient, local in zip(
       leaves, keys, cuts, *codecs, strict=True
     ):
       if cut.dimension is None:
@@ -107,6 +129,9 @@ class ShardPlan(NamedTuple):
         cut.dimension - len(cut.shape),
         weight.codec,
         gradient.codec,
+        self.local_axis,
+        None if self.local_axis is None else local.codec,
+        self.regather,
       )
       nodes.append(WeightPart(x, next(memories, None), key, options))
     return treedef.unflatten(nodes)

@@ -97,12 +97,15 @@ def init_state(
   return init(params)
 
 
-def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
+def check_axes(
+  mesh: Mesh | AbstractMesh, axis_name: AxisName, argument: str = "axis_name"
+) -> None:
   """Raises unless a mesh has the axes.
 
   Args:
     mesh: device mesh.
     axis_name: the workers' axis, or a tuple of axes.
+    argument: the argument's name, for the message.
 
   Raises:
     ValueError: it has no axis of a name.
@@ -110,7 +113,7 @@ def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
   for name in axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(
-        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
+        f"`{argument}` must be an axis of the mesh {mesh.axis_names}, "
         f"got {name!r}."
       )
 

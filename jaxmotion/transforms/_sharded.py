@@ -9,6 +9,7 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
+  all_axes,
   apply_nonfinite_policy,
   apply_weight,
   check_weight,
@@ -26,7 +27,7 @@ from jaxmotion.core import (
   to_varying,
   worker_index,
 )
-from jaxmotion.transforms._exchange import all_axes, check_local
+from jaxmotion.transforms._exchange import check_local
 from jaxmotion.transforms._exchange_state import check_counts
 from jaxmotion.transforms._placement import as_transformation
 from jaxmotion.transforms._sharded_update import ShardedState, ShardedUpdate

@@ -10,6 +10,7 @@ from jaxmotion.codecs import Codec, feedback
 from jaxmotion.collectives import all_reduce, all_reduce_init
 from jaxmotion.collectives.extend import (
   LeafCodec,
+  average_locally,
   check_state,
   find_leaf_codecs,
   gather_shards,
@@ -246,7 +247,9 @@ class ShardedUpdate(NamedTuple):
     cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
     rows = [leaves[i].cut.cut_rows(values[i]) for i in cut]
     if self.local_axis is not None:
-      rows = self._reduce_locally(rows, [leaves[i].local for i in cut])
+      rows = average_locally(
+        rows, [leaves[i].local for i in cut], self.axis_name, self.local_axis
+      )
     parts, states = scatter_means(
       rows, [leaves[i].gradient for i in cut], states, self.axis_name
     )
@@ -266,20 +269,6 @@ class ShardedUpdate(NamedTuple):
       }
     state = pack_worker(to_varying((states, whole_state), self.workers))
     return [means[i] for i in range(len(leaves))], state
-
-  def _reduce_locally(
-    self, rows: list[Array], codecs: list[LeafCodec]
-  ) -> list[Array]:
-    """Returns the means within a host of the rows that this device reduces."""
-    assert self.local_axis is not None
-    hosts = axis_size(self.axis_name)
-    devices = axis_size(self.local_axis)
-    by_device = [
-      a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
-    ]
-    states: list[PyTree] = [()] * len(rows)
-    means, _ = scatter_means(by_device, codecs, states, self.local_axis)
-    return to_varying(means, self.workers)
 
   def _gather(self, leaves: list[_Leaf], changes: list[Array]) -> list[Array]:
     """Returns the changes of whole parameters from those of all parts."""

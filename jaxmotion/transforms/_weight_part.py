@@ -8,15 +8,15 @@ import jax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives import unshard
-from jaxmotion.collectives.extend import PACKED_WEIGHTS
+from jaxmotion.collectives.extend import HOST_WEIGHTS, PACKED_WEIGHTS
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
   PyTree,
   check_arrays,
-  check_bool,
   check_callable,
+  check_choice,
 )
 
 
@@ -29,12 +29,26 @@ class GatherOptions(NamedTuple):
       may take the first away.
     weight_codec: codec of the weights, or None.
     gradient_codec: codec of their gradient, or None.
+    local_axis: the axis of the devices of one host, or None.
+    local_codec: codec of gradients within a host, or None.
+    regather: what the backward pass gathers again, as for `fully_sharded`.
   """
 
   axis_name: AxisName
   dimension: int
   weight_codec: Codec | None
   gradient_codec: Codec | None
+  local_axis: AxisName | None = None
+  local_codec: Codec | None = None
+  regather: bool | str = True
+
+
+# Names of the words that are saved, and so not gathered again.
+_SAVED: dict[bool | str, tuple[str, ...]] = {
+  True: (),
+  False: (PACKED_WEIGHTS,),
+  "local": (HOST_WEIGHTS,),
+}
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +82,8 @@ class WeightPart:
       axis=options.dimension,
       error=self.error,
       key=self.key,
+      local_axis=options.local_axis,
+      local_codec=options.local_codec,
     )
 
 
@@ -89,16 +105,19 @@ def gather_params(params: PyTree) -> PyTree:
     (3,)
   """
   check_arrays("params", params)
-  is_part = lambda node: isinstance(node, WeightPart)
   return jax.tree.map(
-    lambda node: node.gather_whole() if is_part(node) else node,
+    lambda node: node.gather_whole() if _is_part(node) else node,
     params,
-    is_leaf=is_part,
+    is_leaf=_is_part,
   )
 
 
+def _is_part(node: PyTree) -> bool:
+  return isinstance(node, WeightPart)
+
+
 def gather_block(
-  block: Callable[..., Any], *, regather: bool = True
+  block: Callable[..., Any], *, regather: bool | str | None = None
 ) -> Callable[..., Any]:
   """Returns a block that gathers its weights and does not save them.
 
@@ -107,15 +126,16 @@ def gather_block(
 
   Args:
     block: (params, *args) -> result, of whole parameters.
-    regather: whether the backward pass gathers the weights again. False saves
-      the words that were gathered: one gather less, but all blocks' words are
-      in memory, of the size that the codec gives them.
+    regather: what the backward pass gathers again, in place of the `regather`
+      that `fully_sharded` was given; None takes that one.
 
   Returns:
     A function like `block`, of parameters with `WeightPart` leaves.
 
   Raises:
     TypeError: an argument of another type.
+    ValueError: another `regather`. The block raises it for "local" if
+      `fully_sharded` has no `local_axis`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -124,11 +144,35 @@ def gather_block(
     (2, 3)
   """
   check_callable("block", block)
-  check_bool("regather", regather)
-  saved = () if regather else (PACKED_WEIGHTS,)
+  check_choice("regather", regather, (None, *_SAVED))
 
   def run_block(params: PyTree, *args: Any) -> Any:
     return block(gather_params(params), *args)
 
-  policy = jax.checkpoint_policies.save_only_these_names(*saved)
-  return jax.checkpoint(run_block, policy=policy)
+  def run_again(params: PyTree, *args: Any) -> Any:
+    nodes = jax.tree.leaves(params, is_leaf=_is_part)
+    options = [node.options for node in nodes if _is_part(node)]
+    again = [one.regather if regather is None else regather for one in options]
+    for one, what in zip(options, again, strict=True):
+      check_regather(what, one.local_axis)
+    # One step gives all leaves the same `regather`.
+    names = _SAVED[again[0]] if again else ()
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint(run_block, policy=policy)(params, *args)
+
+  return run_again
+
+
+def check_regather(regather: Any, local_axis: Any) -> None:
+  """Raises unless `regather` is True, False or, with hosts, "local".
+
+  Args:
+    regather: what the caller gave.
+    local_axis: the axis of the devices of one host, or None.
+  """
+  check_choice("regather", regather, tuple(_SAVED))
+  if regather == "local" and local_axis is None:
+    raise ValueError(
+      "`regather` must be True or False unless `fully_sharded` is given a "
+      f"`local_axis`, got {regather!r}."
+    )

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 
 import jax
+from jax.sharding import Mesh
 
+from jaxmotion.core import check_instance
 from jaxmotion.program import (
   HloModule,
   Instruction,
@@ -15,11 +17,11 @@ from jaxmotion.program import (
   parse_hlo,
   split_operands,
 )
+from jaxmotion.wire._groups import parse_group
 from jaxmotion.wire._ledger import (
   Ledger,
   Move,
   check_choices,
-  permuted_workers,
   pick_branch,
   repeat_loop,
 )
@@ -33,46 +35,46 @@ _OPS = {
 }
 _UNCOUNTABLE = ("ragged-all-to-all", "collective-broadcast", "send")
 
-_PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
-_LISTED = re.compile(r"replica_groups=\{(\{.*?\})?\}")
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=")
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
-
 
 def compiled_bytes(
   compiled: jax.stages.Compiled,
   *,
   branch: int | None = None,
   while_trips: int | None = None,
+  mesh: Mesh | None = None,
 ) -> Ledger:
   """Counts the bytes that a compiled program sends.
 
-  The program's text is read: the dtypes and shapes are those that travel,
-  whatever the traced function asked for. On the CPU backend, for one, a
-  bfloat16 `psum` is a float32 all_reduce.
+    The program's text is read: the dtypes and shapes are those that travel,
+    whatever the traced function asked for. On the CPU backend, for one, a
+    bfloat16 `psum` is a float32 all_reduce.
 
-  Args:
-    compiled: The program, `jax.jit(fn).lower(*args).compile()`.
-    branch: Index of the branch that every conditional with a collective
-      takes. By default each takes the branch that sends the MOST bytes.
-    while_trips: Trips of every loop with a collective whose number of trips
-      the program does not state.
+    Args:
+      compiled: The program, `jax.jit(fn).lower(*args).compile()`.
+      branch: Index of the branch that every conditional with a collective
+        takes. By default each takes the branch that sends the MOST bytes.
+      while_trips: Trips of every loop with a collective whose number of trips
+        the program does not state.
+      mesh: The mesh that the program runs on. Its axes name groups of devices
+        where the text has no axes.
 
-  Returns:
-    The ledger, in bytes one worker sends. Its axes are `()` where the text
-    gives devices instead of mesh axes.
+    Returns:
+      The ledger, in bytes one worker sends. Its axes are `()` where the text
+      gives devices instead of mesh axes and there is no `mesh`.
 
-  Raises:
-    TypeError: `compiled` is something else, such as a lowered program.
-    ValueError: The program has no text, a loop has a collective, no stated
-      number of trips and `while_trips` is not given, a conditional has no
-      branch of that index, or the bytes of a collective cannot be told.
+    Raises:
+      TypeError: `compiled` is something else, such as a lowered program, or
+        `mesh` is no mesh.
+      ValueError: The program has no text, a loop has a collective, no stated
+        number of trips and `while_trips` is not given, a conditional has no
+        branch of that index, or the bytes of a collective cannot be told.
 
-  Example:
-    >>> import jax
-    >>> program = jax.jit(lambda x: 2 * x).lower(1.0).compile()
-    >>> compiled_bytes(program).total_bytes
-    0.0
+    Example:
+      >>> import jax
+  from jax.sharding import Mesh
+      >>> program = jax.jit(lambda x: 2 * x).lower(1.0).compile()
+      >>> compiled_bytes(program).total_bytes
+      0.0
   """
   # The text of a lowered program is in another language, which has no bytes.
   if isinstance(compiled, jax.stages.Lowered) or not hasattr(
@@ -83,10 +85,12 @@ def compiled_bytes(
       f"{compiled!r:.200}."
     )
   check_choices(branch, while_trips)
+  if mesh is not None:
+    check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")
-  counter = _MoveCounter(parse_hlo(text), branch, while_trips)
+  counter = _MoveCounter(parse_hlo(text), branch, while_trips, mesh)
   return Ledger(tuple(counter.count_entry()))
 
 
@@ -94,10 +98,15 @@ class _MoveCounter:
   """Counts the moves of a compiled program, each computation once."""
 
   def __init__(
-    self, module: HloModule, branch: int | None, while_trips: int | None
+    self,
+    module: HloModule,
+    branch: int | None,
+    while_trips: int | None,
+    mesh: Mesh | None,
   ) -> None:
     self._module = module
     self._branch = branch
+    self._mesh = mesh
     self._while_trips = while_trips
     self._counted: dict[str, list[Move]] = {}
     counts = re.findall(
@@ -152,7 +161,9 @@ class _MoveCounter:
     op: str,
     body: Mapping[str, Instruction],
   ) -> list[Move]:
-    axes, workers = _parse_group(instruction.attributes, self._devices)
+    axes, workers = parse_group(
+      instruction.attributes, self._devices, self._mesh
+    )
     operands = [
       (array.dtype, array.element_bits * array.size)
       for operand in split_operands(instruction.operands)
@@ -184,36 +195,3 @@ def _operand_type(operand: str, body: Mapping[str, Instruction]) -> str:
     return written
   defined = body.get(name.removeprefix("%"))
   return "" if defined is None else defined.type
-
-
-def _parse_group(attributes: str, devices: int) -> tuple[tuple[str, ...], int]:
-  """Returns the mesh axes, where the text names them, and the group size.
-
-  XLA writes groups in four forms: pairs of a permutation, an iota, a named
-  mesh, or a list of lists; which one depends on the partitioner.
-  """
-  if pairs := _PAIRS.search(attributes):
-    numbers = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
-    return (), permuted_workers((int(a), int(b)) for a, b in numbers)
-  if iota := _IOTA.search(attributes):
-    return (), int(iota[1].split(",")[-1])
-  if mesh := _MESH.search(attributes):
-    return _parse_mesh_group(*mesh.groups())
-  listed = _LISTED.search(attributes)
-  if listed is None:
-    raise ValueError(
-      f"`compiled` must state its replica groups, got {attributes!r}."
-    )
-  groups = re.findall(r"\{([\d,]*)\}", listed[1] or "")
-  return (), max((len(g.split(",")) for g in groups), default=devices)
-
-
-def _parse_mesh_group(mesh: str, group: str) -> tuple[tuple[str, ...], int]:
-  sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh)}
-  # A part of an axis is written with its own size: 'data':(2)4.
-  parts = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", group)
-  workers = math.prod(int(part) if part else sizes[n] for n, part in parts)
-  names = tuple(name for name, _ in parts)
-  # Shardy invents names like axis_0 where it has lost the mesh: no axis.
-  invented = any(re.fullmatch(r"axis_\d+", name) for name in names)
-  return () if invented else names, workers

@@ -41,12 +41,14 @@ CALLS = {
   "collectives.reduce_scatter_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.unshard": Call(
     X,
-    "data",
+    "host",
     INT8,
     INT8,
     error=np.zeros((16, 32), np.float32),
     key=KEY,
-    mesh=DATA,
+    local_axis="device",
+    local_codec=INT8,
+    mesh=HOSTS,
     varying=["x", "error"],
   ),
   "collectives.all_gather_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
@@ -98,6 +100,8 @@ UNCALLED = {
   "collectives.extend.*_shards": _CHECKED,
   "collectives.extend.init_rows": _CHECKED,
   "collectives.extend.scatter_means": _CHECKED,
+  "collectives.extend.average_locally": _CHECKED,
+  "collectives.extend.all_axes": _CHECKED,
 }
 UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
 NAMED = {"misspelt": "it is told from the other names alone"}

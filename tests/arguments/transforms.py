@@ -98,16 +98,20 @@ CALLS = {
   "transforms.fully_sharded": Call(
     loss_fn,
     optax.sgd(0.1),
-    MESH,
+    jax.sharding.Mesh(np.array(jax.devices()[:2])[None], ("host", "device")),
+    axis_name="host",
     weight_codec=codecs.uniform(bits=8),
     gradient_codec=codecs.uniform(bits=4),
+    local_axis="device",
+    local_codec=codecs.uniform(bits=8),
+    regather="local",
     stacked="layers/",
   ),
   "transforms.fully_sharded -> init": Call(
     PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True
   ),
   "transforms.gather_params": Call(PARAMS),
-  "transforms.gather_block": Call(loss_fn),
+  "transforms.gather_block": Call(loss_fn, regather=False),
   "transforms.WeightPart.gather_whole": Call(
     on=transforms.WeightPart(
       np.ones((2, 4), np.float32),

@@ -309,6 +309,26 @@ def test_every_spelling_of_groups_is_read(
   assert moves == (Move("all_reduce", axes, workers, "float32", 256, 1),)
 
 
+@pytest.mark.parametrize(
+  ("groups", "axes"),
+  [
+    ("{{0,2,4,6},{1,3,5,7}}", ("host",)),
+    ("[2,4]<=[4,2]T(1,0)", ("host",)),
+    ("[4,2]<=[8]", ("device",)),
+    ("{}", ("host", "device")),
+    ("{{0,1,2,3},{4,5,6,7}}", ()),
+  ],
+)
+def test_a_mesh_names_the_axes_of_groups_of_devices(
+  groups: str, axes: tuple[str, ...]
+) -> None:
+  mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("host", "device"))
+  text: Any = Text(
+    f"ROOT %a = f32[8,8]{{1,0}} all-reduce(%param.1), replica_groups={groups}"
+  )
+  assert compiled_bytes(text, mesh=mesh).moves[0].axes == axes
+
+
 def test_asynchronous_forms_are_counted_once() -> None:
   groups = "channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}"
   moves = read(

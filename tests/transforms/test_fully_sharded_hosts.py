@@ -1,0 +1,151 @@
+"""Sharded parameters on hosts of several (emulated) devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from jaxmotion.program import program_memory
+from jaxmotion.transforms import gather_block
+
+HOSTS, DEVICES, LAYERS, WIDTH = 2, 2, 6, 64
+WORKERS, BOTH = HOSTS * DEVICES, ("host", "device")
+MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "w": np.float32(RNG.normal(size=(LAYERS, WIDTH, WIDTH)) / 8),
+  "scale": np.ones(WIDTH, np.float32),
+}
+BATCH = RNG.normal(size=(2, 4 * WORKERS, WIDTH)).astype(np.float32)
+BATCH = {"x": BATCH[0], "y": np.sin(BATCH[1])}
+INT8 = codecs.uniform(bits=8)
+INT4 = codecs.uniform(bits=4, block=128)
+CODED = dict(weight_codec=INT8, gradient_codec=INT4, local_codec=INT8)
+OPTIONS = {
+  "fp32": dict(regather="local"),
+  "again": dict(CODED, regather=True),
+  "local": dict(CODED, regather="local"),
+  "packed": dict(CODED, regather=False),
+  "lossless": dict(weight_codec=INT8, local_codec=INT8),
+  "memory": dict(CODED, regather="local", error_feedback=True),
+}
+
+
+def use_layer(w, x):
+  return x + jnp.tanh(x @ w)
+
+
+def loss_of(block):
+  def loss_fn(params, batch):
+    x, _ = lax.scan(lambda x, w: (block(w, x), None), batch["x"], params["w"])
+    return jnp.mean((x * params["scale"][None] - batch["y"]) ** 2)
+
+  return loss_fn
+
+
+def make(name, **options):
+  return jaxmotion.fully_sharded(
+    loss_of(gather_block(use_layer)),
+    optax.sgd(1.0),
+    MESH,
+    axis_name="host",
+    local_axis="device",
+    stacked="w",
+    **OPTIONS[name],
+    **options,
+  )
+
+
+@functools.cache
+def compiled(name):
+  """What `init` returns, the compiled step and the traced ledger."""
+  init, step = make(name)
+  args = (*init(PARAMS), jax.tree.map(jnp.asarray, BATCH))
+  return args, step.lower(*args).compile(), wire.step_bytes(step, *args)
+
+
+@functools.cache
+def exact_gradient():
+  return jax.jit(jax.grad(loss_of(use_layer)))(PARAMS, BATCH)
+
+
+@functools.cache
+def gradient(name):
+  """The gradient of one step: SGD at a rate of 1 subtracts it."""
+  args, program, _ = compiled(name)
+  copies = jax.tree.map(jnp.copy, args)
+  params, state, _ = program(*copies)
+  return jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, params), state
+
+
+def test_without_codecs_the_gradient_is_the_mean_of_all_workers():
+  found, _ = gradient("fp32")
+  for name, expected in exact_gradient().items():
+    np.testing.assert_allclose(found[name], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["again", "local", "packed"])
+def test_bytes_of_each_axis_are_predicted_traced_and_compiled(name):
+  _, program, traced = compiled(name)
+  part = jnp.zeros((WIDTH // WORKERS, WIDTH))
+  by_host = jnp.zeros((HOSTS, *part.shape))
+  weights = wire.payload_bytes(INT8, part)
+  # Between hosts each payload crosses once; then a device forwards the hosts'.
+  between = (HOSTS - 1) * weights * (2 if name == "again" else 1)
+  within = (DEVICES - 1) * HOSTS * weights * (1 if name == "packed" else 2)
+  between += (HOSTS - 1) * wire.payload_bytes(INT4, part)
+  within += (DEVICES - 1) * wire.payload_bytes(INT8, by_host)
+  # The scale is averaged whole, and so is the loss, over both axes at once.
+  scale = PARAMS["scale"].nbytes
+  expected = {
+    ("host",): LAYERS * between + scale,
+    ("device",): LAYERS * within + 2 * scale,
+    BOTH: 2 * (WORKERS - 1) / WORKERS * 4,
+  }
+  assert traced.per_axis() == expected
+  assert wire.compiled_bytes(program, mesh=MESH).per_axis() == expected
+
+
+def test_secondary_parts_cost_little_memory():
+  temps = {
+    name: program_memory(compiled(name)[1]).temp_bytes
+    for name in ("again", "local", "packed")
+  }
+  assert temps["again"] < temps["local"] < temps["packed"]
+  words = LAYERS * wire.payload_bytes(INT8, jnp.zeros((WIDTH, WIDTH)))
+  assert temps["local"] - temps["again"] < 1.2 * words / DEVICES
+
+
+@pytest.mark.parametrize("name", ["again", "local", "packed"])
+def test_what_is_gathered_again_does_not_change_the_gradient(name):
+  found, _ = gradient(name)
+  np.testing.assert_array_equal(found["w"], gradient("local")[0]["w"])
+  exact = exact_gradient()["w"]
+  error = np.linalg.norm(found["w"] - exact) / np.linalg.norm(exact)
+  assert error < 0.25
+
+
+def test_sent_and_remembered_means_of_hosts_are_the_gradient():
+  found, state = gradient("memory")
+  (error,) = state.error.value
+  # Of each device the rows that it reduces, of each host its own mean.
+  left = np.asarray(error).reshape(HOSTS, DEVICES, LAYERS, HOSTS, -1, WIDTH)
+  left = left.mean(0).transpose(1, 2, 0, 3, 4).reshape(PARAMS["w"].shape)
+  assert np.abs(left).max() > 0
+  # Weights of 8 bits and sums within a host are as they are without memory.
+  lossless, _ = gradient("lossless")
+  np.testing.assert_allclose(found["w"] + left, lossless["w"], atol=1e-6)
+
+
+def test_gathering_within_a_host_needs_hosts():
+  with pytest.raises(ValueError, match="`regather` must be .* `local_axis`"):
+    jaxmotion.fully_sharded(
+      loss_of(use_layer), optax.sgd(1.0), MESH, axis_name=BOTH, regather="local"
+    )
