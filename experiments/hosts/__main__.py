@@ -3,9 +3,10 @@
   python -m experiments.hosts --rate=100mbit --json=results/hosts.jsonl
 
 Every case runs the same training step on every host, with another exchange:
-`none` exchanges nothing, `fp32` sums uncompressed gradients, and the peers are
-PyTorch's DDP with its hooks. Cases take turns, so that a slow minute of the
-machine falls on all alike. Bytes are those that the interfaces counted.
+`none` exchanges nothing, `fp32` sums uncompressed gradients, `sharded_...` cuts
+the optimizer into parts too. The peers are PyTorch's DDP with its hooks or with
+ZeroRedundancyOptimizer, and FSDP2. Cases take turns, so that a slow minute of
+the machine falls on all alike. Bytes are those that the interfaces counted.
 
 Hosts are network namespaces of this machine. They need root, or a kernel that
 gives users namespaces of their own. `--rate=loopback` makes hosts plain
@@ -24,6 +25,7 @@ from experiments.hosts.processes import HostError
 from experiments.hosts.rows import make_rows
 from experiments.hosts.run import Setting, measure_cases
 from experiments.hosts.tables import byte_table
+from experiments.hosts.worker import OPTIMIZERS
 
 _DEFAULT = Setting()
 _RATE = flags.DEFINE_string(
@@ -50,6 +52,9 @@ _STEPS = flags.DEFINE_integer(
 )
 _ROUNDS = flags.DEFINE_integer(
   "rounds", _DEFAULT.rounds, "Turns of every case.", 1
+)
+_OPTIMIZER = flags.DEFINE_enum(
+  "optimizer", _DEFAULT.optimizer, list(OPTIMIZERS), "Optimizer of all cases."
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
@@ -78,6 +83,7 @@ def main() -> None:
     _BATCH.value,
     _STEPS.value,
     _ROUNDS.value,
+    _OPTIMIZER.value,
   )
   try:
     results = measure_cases(setting, _CASES.value, _PEERS.value, console)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from experiments.hosts import torch_worker
-from experiments.train.cases import EXCHANGES, get_exchange
+from experiments.train.cases import EXCHANGES, check_exchange
 
 EXCHANGE_CASES = ("none", *EXCHANGES)
-"""Names of the cases of jaxmotion; `none` exchanges nothing."""
+"""Names of the default cases of jaxmotion; `none` exchanges nothing."""
 
 PEER_CASES = tuple(torch_worker.CASES)
 """Names of the cases of PyTorch."""
@@ -19,7 +19,7 @@ def check_cases(exchanges: Sequence[str], peers: Sequence[str]) -> None:
   """Raises if a case does not exist.
 
   Args:
-    exchanges: names that should be some of `EXCHANGE_CASES`.
+    exchanges: names that should be `none` or exchanges of `experiments.train`.
     peers: names that should be some of `PEER_CASES`.
 
   Raises:
@@ -27,7 +27,7 @@ def check_cases(exchanges: Sequence[str], peers: Sequence[str]) -> None:
   """
   for case in exchanges:
     if case != "none":
-      get_exchange(case)
+      check_exchange(case)
   for case in peers:
     if case not in PEER_CASES:
       raise ValueError(

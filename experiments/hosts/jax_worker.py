@@ -11,13 +11,10 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-import jaxmotion
 from experiments.common import distributed
 from experiments.hosts import worker
-from experiments.train.cases import get_exchange
-from jaxmotion import wire
-
-_LEARNING_RATE = 0.01
+from experiments.train.cases import exchange_with
+from jaxmotion import data_parallel, wire
 
 
 class JaxBackend:
@@ -75,7 +72,7 @@ class JaxBackend:
 
   def _make_local_step(self) -> tuple[Any, ...]:
     """Returns the step without exchange: every host trains its own model."""
-    tx = optax.sgd(_LEARNING_RATE)
+    tx = self._make_optimizer()
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
       loss, grads = jax.value_and_grad(loss_fn)(params, batch)
@@ -92,11 +89,9 @@ class JaxBackend:
       ("data",),
       axis_types=(jax.sharding.AxisType.Auto,),
     )
-    tx = optax.chain(
-      jaxmotion.exchange("data", get_exchange(case)), optax.sgd(_LEARNING_RATE)
-    )
+    tx = exchange_with(mesh, case, self._make_optimizer())
     # DDP does not average losses either.
-    init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, mean_loss=False)
+    init, step = data_parallel(loss_fn, tx, mesh, mean_loss=False)
     params, state = init(make_params(self._arguments.widths))
     split = jax.sharding.NamedSharding(mesh, jax.P("data"))
     batch = jax.tree.map(
@@ -104,6 +99,11 @@ class JaxBackend:
       self._make_batch(),
     )
     return step, params, state, batch
+
+  def _make_optimizer(self) -> optax.GradientTransformation:
+    name = self._arguments.optimizer
+    make = {"sgd": optax.sgd, "adamw": optax.adamw}[name]
+    return make(worker.OPTIMIZERS[name])
 
   def _make_batch(self) -> dict[str, np.ndarray]:
     rows, widths = self._arguments.batch, self._arguments.widths

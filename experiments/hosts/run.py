@@ -27,6 +27,7 @@ class Setting(NamedTuple):
     batch: number of examples on each host.
     steps: number of steps of a case in a round.
     rounds: number of turns of every case.
+    optimizer: one of `worker.OPTIMIZERS`.
   """
 
   hosts: int = 2
@@ -36,12 +37,14 @@ class Setting(NamedTuple):
   batch: int = 32
   steps: int = 5
   rounds: int = 5
+  optimizer: str = "sgd"
 
   @property
   def experiment(self) -> str:
     """Name of the measurement in the rows."""
     name = f"hosts_{self.hosts}_{self.rate}"
-    return name + (f"_rtt{self.rtt_ms:g}ms" if self.rtt_ms else "")
+    name += f"_rtt{self.rtt_ms:g}ms" if self.rtt_ms else ""
+    return name + (f"_{self.optimizer}" if self.optimizer != "sgd" else "")
 
 
 class Result(NamedTuple):
@@ -82,7 +85,11 @@ def measure_cases(
     HostError: a host failed.
     ValueError: the setting is out of range.
   """
-  arguments = [f"--widths={setting.widths}", f"--batch={setting.batch}"]
+  arguments = [
+    f"--widths={setting.widths}",
+    f"--batch={setting.batch}",
+    f"--optimizer={setting.optimizer}",
+  ]
   chosen = [(EXCHANGE_WORKER, exchanges), (PEER_WORKER, peers)]
   if peers and importlib.util.find_spec("torch") is None:
     console.print("PyTorch is not installed (extra `peers`): not measured.")

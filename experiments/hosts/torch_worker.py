@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # For the start of all hosts, and for one collective.
 _TIMEOUT = datetime.timedelta(seconds=60)
-_LEARNING_RATE = 0.01
 _POWERSGD_START = 2
 # MiB, more than any model here, so that one bucket holds all gradients.
 _ONE_BUCKET = 100_000
@@ -32,11 +31,14 @@ class PeerCase(NamedTuple):
     wrap: function from the plain module to the one that trains; None if gloo
       cannot run the case.
     reason: why gloo cannot run the case.
+    make_optimizer: function (parameters, class of the optimizer, lr=) that
+      makes the optimizer; None calls the class.
   """
 
   about: str
   wrap: "Callable[[torch.nn.Module], torch.nn.Module] | None"
   reason: str = ""
+  make_optimizer: "Callable[..., torch.optim.Optimizer] | None" = None
 
 
 def _wrap_none(module: "torch.nn.Module") -> "torch.nn.Module":
@@ -106,6 +108,35 @@ def _wrap_powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
   )
 
 
+def _wrap_fsdp2(module: "torch.nn.Module") -> "torch.nn.Module":
+  """Shards every linear layer, and what is left, over all hosts."""
+  import torch
+  from torch.distributed.device_mesh import init_device_mesh
+  from torch.distributed.fsdp import fully_shard
+
+  mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+  for layer in module.children():
+    if isinstance(layer, torch.nn.Linear):
+      fully_shard(layer, mesh=mesh)
+  fully_shard(module, mesh=mesh)
+  return module
+
+
+def _call_class(
+  parameters: Any, kind: "type[torch.optim.Optimizer]", lr: float
+) -> "torch.optim.Optimizer":
+  return kind(parameters, lr=lr)  # type: ignore[call-arg]
+
+
+def _make_zero_optimizer(
+  parameters: Any, kind: "type[torch.optim.Optimizer]", lr: float
+) -> "torch.optim.Optimizer":
+  """Returns an optimizer whose state is cut into parts, one a host."""
+  from torch.distributed.optim import ZeroRedundancyOptimizer
+
+  return ZeroRedundancyOptimizer(parameters, kind, lr=lr)
+
+
 CASES = {
   "torch_none": PeerCase("no exchange, no DDP", _wrap_none),
   "torch_fp32": PeerCase("DDP, default buckets", _wrap_ddp),
@@ -120,6 +151,12 @@ CASES = {
     )
     for rank in (1, 2, 4)
   },
+  "torch_zero": PeerCase(
+    "DDP, ZeroRedundancyOptimizer",
+    _wrap_ddp,
+    make_optimizer=_make_zero_optimizer,
+  ),
+  "torch_fsdp2": PeerCase("FSDP2, a unit a layer", _wrap_fsdp2),
   "torch_quantization": PeerCase(
     "DDP, quantization_pertensor_hook",
     None,
@@ -142,12 +179,15 @@ def _make_layers(widths: list[int]) -> "torch.nn.Module":
 
 
 def _make_step(
-  module: "torch.nn.Module", args: argparse.Namespace
+  case: PeerCase, module: "torch.nn.Module", args: argparse.Namespace
 ) -> Callable[[], float]:
-  """Returns the training step of `module`, which returns the loss."""
+  """Returns the training step of a wrapped `module`, which returns the loss."""
   import torch
 
-  optimizer = torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE)
+  kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[args.optimizer]
+  optimizer = (case.make_optimizer or _call_class)(
+    module.parameters(), kind, lr=worker.OPTIMIZERS[args.optimizer]
+  )
   random = torch.Generator().manual_seed(1 + args.rank)
   x = torch.randn(args.batch, args.widths[0], generator=random)
   y = torch.randint(args.widths[-1], (args.batch,), generator=random)
@@ -205,7 +245,7 @@ class TorchBackend:
     if chosen.wrap is None:
       raise worker.Unsupported(chosen.reason)
     module = chosen.wrap(_make_layers(self._arguments.widths))
-    return _make_step(module, self._arguments), {}
+    return _make_step(chosen, module, self._arguments), {}
 
 
 def main() -> None:

@@ -32,6 +32,9 @@ Reply = Callable[[dict[str, Any]], None]
 # Seconds until the interface has counted the bytes in the sockets' buffers.
 _DRAIN_S = 0.1
 
+OPTIMIZERS = {"sgd": 0.01, "adamw": 0.001}
+"""Learning rate by name of the optimizer."""
+
 
 class Unsupported(Exception):
   """Error of a case that cannot run here; its message says why."""
@@ -70,6 +73,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     help="of the layers of the model, the input's first",
   )
   parser.add_argument("--batch", type=int, required=True, help="rows a host")
+  parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
   return parser.parse_args(argv)
 
 

@@ -1,5 +1,9 @@
-"""Exchanges that a configuration can name: one codec each."""
+"""Exchanges that a configuration can name: one codec each, or two."""
 
+import jax
+import optax
+
+import jaxmotion
 from jaxmotion import codecs
 
 # Biases and norms are less than 1 % of the parameters. They stay uncompressed,
@@ -29,15 +33,21 @@ _ROTATED_INT4 = codecs.chain(
   codecs.uniform(bits=4, block=128, rounding="stochastic"),
 )
 
+_INT4_DIFFERENCES = codecs.uniform(bits=4, block=2048)
+
 SHARDED: dict[str, tuple[codecs.Codec | None, codecs.Codec | None]] = {
   "sharded_fp32": (None, None),
   "sharded_int8": (
     _compress_kernels(codecs.uniform(bits=8)),
     _compress_kernels(codecs.uniform(bits=8)),
   ),
+  "sharded_int8_int4": (
+    _compress_kernels(codecs.uniform(bits=8)),
+    _compress_kernels(_INT4_DIFFERENCES),
+  ),
   "sharded_int4": (
     _compress_kernels(_ROTATED_INT4),
-    _compress_kernels(codecs.uniform(bits=4, block=2048)),
+    _compress_kernels(_INT4_DIFFERENCES),
   ),
 }
 """Codecs of gradients and of weights' differences, by name of the exchange."""
@@ -71,3 +81,32 @@ def get_exchange(name: str) -> codecs.Codec:
       f" {', '.join((*EXCHANGES, *SHARDED))}, got {name!r}."
     )
   return EXCHANGES[name]
+
+
+def exchange_with(
+  mesh: jax.sharding.Mesh,
+  exchange: str,
+  optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Returns an optimizer with its exchange; of two axes, within hosts first.
+
+  Args:
+    mesh: workers on the first axis, or hosts on the first of two axes.
+    exchange: name of the exchange.
+    optimizer: optimizer of the mean gradients.
+  """
+  outer, *inner = mesh.axis_names
+  local_axis = tuple(inner) or None
+  if exchange in SHARDED:
+    gradients, weights = SHARDED[exchange]
+    return jaxmotion.sharded(
+      outer,
+      optimizer,
+      gradient_codec=gradients,
+      weight_codec=weights,
+      local_axis=local_axis,
+    )
+  codec = get_exchange(exchange)
+  return optax.chain(
+    jaxmotion.exchange(outer, codec, local_axis=local_axis), optimizer
+  )

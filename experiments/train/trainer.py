@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -18,7 +17,7 @@ from experiments.common.console import print_notice
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
-from experiments.train.cases import SHARDED, get_exchange
+from experiments.train.cases import SHARDED, exchange_with
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, Task
@@ -95,33 +94,6 @@ def compile_step(step: Any, *args: Any) -> Program:
     round(traced.total_bytes - local),
     round(wire.compiled_bytes(compiled).total_bytes - local),
     compile_s,
-  )
-
-
-def exchange_with(
-  mesh: Mesh, exchange: str, optimizer: optax.GradientTransformation
-) -> optax.GradientTransformation:
-  """Returns an optimizer with its exchange; of two axes, within hosts first.
-
-  Args:
-    mesh: made by `make_mesh`.
-    exchange: name of the exchange.
-    optimizer: made by `make_optimizer`.
-  """
-  outer, *inner = mesh.axis_names
-  local_axis = tuple(inner) or None
-  if exchange in SHARDED:
-    gradients, weights = SHARDED[exchange]
-    return jaxmotion.sharded(
-      outer,
-      optimizer,
-      gradient_codec=gradients,
-      weight_codec=weights,
-      local_axis=local_axis,
-    )
-  codec = get_exchange(exchange)
-  return optax.chain(
-    jaxmotion.exchange(outer, codec, local_axis=local_axis), optimizer
   )
 
 

@@ -39,6 +39,7 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   done = run(
     "--rate=loopback",
+    "--optimizer=adamw",
     "--cases=none,fp32,sign_feedback",
     "--peers=",
     f"--json={json}",
@@ -46,7 +47,7 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   experiment, values = read(json)
-  assert experiment == "hosts_2_loopback"
+  assert experiment == "hosts_2_loopback_adamw"
   assert values["sign_feedback", "wire_ratio"] > 10
   assert plot.read_bytes().startswith(b"\x89PNG")
   assert "what the link allows" in done.stdout
@@ -54,7 +55,8 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
 
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 @pytest.mark.parametrize(
-  ("hosts", "cases"), [(2, ["bf16", "int4_feedback"]), (3, ["int8"])]
+  ("hosts", "cases"),
+  [(2, ["bf16", "int4_feedback", "sharded_int4"]), (3, ["int8"])],
 )
 def test_counted_bytes_are_within_3_percent_of_the_predicted(
   tmp_path, hosts, cases
@@ -133,6 +135,7 @@ def test_where_links_cannot_be_made_it_says_so_and_ends_well(tmp_path):
 
 BAD_FLAGS = {
   "--cases=int7": "got 'int7'",
+  "--optimizer=adam": "flag --optimizer=adam",
   "--peers=torch_int7": "got 'torch_int7'",
   "--hosts=1": "flag --hosts=1",
   "--rate=fast": "`rate` must be none or like 100mbit",

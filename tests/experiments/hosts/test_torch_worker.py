@@ -71,6 +71,12 @@ def test_compressed_training_is_near_fp32(case, least, most, trained):
   assert least < error < most
 
 
+@pytest.mark.parametrize("case", ["torch_zero", "torch_fsdp2"])
+def test_sharded_training_is_that_of_ddp(case, trained):
+  fp32, other = (trained[c][0]["params"] for c in ("torch_fp32", case))
+  assert fp32 == pytest.approx(other, abs=1e-6)
+
+
 def test_reasons_for_leaving_out_stock_hooks_hold(trained):
   for reply in trained["bf16"]:
     assert reply["failure"].startswith("TypeError: BF16 all reduce")

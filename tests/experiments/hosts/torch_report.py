@@ -18,23 +18,27 @@ class Report(torch_worker.TorchBackend):
   def prepare(self, case):
     hook = stock_hooks().get(case)
     if hook is None:
-      return int, {"params": self.train(torch_worker.CASES[case].wrap)}
+      return int, {"params": self.train(torch_worker.CASES[case])}
     try:
-      self.train(lambda m: torch_worker._wrap_ddp(m, hook))
+      self.train(
+        torch_worker.PeerCase("", lambda m: torch_worker._wrap_ddp(m, hook))
+      )
     except Exception as error:
       return int, {"failure": f"{type(error).__name__}: {error}"}
     return int, {}
 
-  def train(self, wrap):
+  def train(self, case):
     import torch
 
-    module = wrap(torch_worker._make_layers(self._arguments.widths))
-    step = torch_worker._make_step(module, self._arguments)
+    module = case.wrap(torch_worker._make_layers(self._arguments.widths))
+    step = torch_worker._make_step(case, module, self._arguments)
     for _ in range(2 * super().warm_up):
       step()
-    return torch.cat(
-      [p.detach().flatten() for p in module.parameters()]
-    ).tolist()
+    whole = [
+      p.full_tensor() if hasattr(p, "full_tensor") else p
+      for p in module.parameters()
+    ]
+    return torch.cat([p.detach().flatten() for p in whole]).tolist()
 
 
 if __name__ == "__main__":
