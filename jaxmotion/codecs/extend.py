@@ -9,3 +9,9 @@ from jaxmotion.codecs._partition import (
   Partition as Partition,
   partition as partition,
 )
+from jaxmotion.codecs._rounds import (
+  KINDS as KINDS,
+  Message as Message,
+  Reduced as Reduced,
+  Rounds as Rounds,
+)

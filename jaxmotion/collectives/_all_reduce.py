@@ -1,29 +1,17 @@
 """All-reduce of a tree through a codec: the mean or sum over workers.
 
 The tree is first partitioned into arrays, each with its codec. Every array is
-then reduced by one of three methods (chosen in `_layout`):
-
-* "sum": summable payloads are added by the network; nothing is decoded before.
-* "gather": every worker gets every payload, decodes all and adds them up. One
-  encoding, (N - 1) payloads received by each of N workers.
-* "two_phase": a reduce-scatter and an all-gather. Worker r gets the payloads of
-  shard r, adds them up, and encodes the mean of the shard for all. Two
-  encodings, but bytes that do not grow with the workers.
-
-All arrays of one method share one collective, and the second phase of
-"two_phase" shares the gather. So a step takes at most one sum, one all-to-all
-and one gather, whatever the tree: a collective costs round trips however little
-it moves.
+then reduced by one of the methods of `_methods`, chosen in `_layout`. All
+arrays advance in lockstep (`_rounds`) and share their collectives. Unless a
+codec needs rounds of its own, a step takes at most one sum, one all-to-all and
+one gather, whatever the tree.
 
 Invariant: all workers decode the same payloads in the same order, so the result
 has the same bits everywhere, and no worker uses its own elements unencoded.
 Parameters would otherwise drift apart.
 """
 
-from typing import NamedTuple
-
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, identity
@@ -32,19 +20,21 @@ from jaxmotion.collectives._arguments import (
   check_key,
   count_workers,
 )
-from jaxmotion.collectives._layout import METHODS, choose_methods, row_like
-from jaxmotion.collectives._rows import (
-  encode_rows,
-  pad_to_rows,
-  to_encode_dtype,
+from jaxmotion.collectives._layout import METHODS, choose_methods
+from jaxmotion.collectives._methods import (
+  ReduceState,
+  Reduction,
+  init_state,
+  reduce_array,
+  round_kinds,
 )
-from jaxmotion.collectives._state import check_state, init_rows
+from jaxmotion.collectives._rounds import run_rounds
+from jaxmotion.collectives._rows import to_encode_dtype
+from jaxmotion.collectives._state import check_state
 from jaxmotion.collectives._straight_through import (
   reference_reduce,
   straight_through,
 )
-from jaxmotion.collectives._sum_payloads import sum_payloads
-from jaxmotion.collectives._transport import exchange_rows, gather_payloads
 from jaxmotion.collectives._weight import apply_weight
 from jaxmotion.core import (
   Array,
@@ -57,20 +47,6 @@ from jaxmotion.core import (
   saturate_cast,
   to_varying,
 )
-
-
-class ReduceState(NamedTuple):
-  """Codec state of the reduction of one array.
-
-  Attributes:
-    first: state of the first encoding, of this worker's own elements: for
-      "two_phase" one state for each shard, stacked; otherwise one state.
-    second: state of the second encoding, of the shard's mean; `()` unless the
-      method is "two_phase".
-  """
-
-  first: PyTree
-  second: PyTree
 
 
 def all_reduce_init(
@@ -186,20 +162,28 @@ def all_reduce(
   own = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   own = apply_weight(own, weight, axis_name, op)
   reductions = [
-    _Reduction(
-      group.codec, to_encode_dtype(group.codec, a, like.dtype), s, k, m
+    Reduction(
+      group.codec,
+      to_encode_dtype(group.codec, a, like.dtype),
+      s,
+      k,
+      workers,
+      op,
     )
-    for group, a, like, s, k, m in zip(
+    for group, a, like, s, k in zip(
       arrays.leaf_groups,
       arrays.split(own),
       arrays.array_likes(),
       states,
       arrays.array_keys(key),
-      methods,
       strict=True,
     )
   ]
-  results = _reduce_arrays(reductions, axis_name, workers, op)
+  results = run_rounds(
+    [reduce_array(r, m) for r, m in zip(reductions, methods, strict=True)],
+    [round_kinds(r.codec, m) for r, m in zip(reductions, methods, strict=True)],
+    axis_name,
+  )
   y = arrays.merge(
     [
       saturate_cast(total, like.dtype)
@@ -233,18 +217,12 @@ def _init_states(
   arrays: Partition, workers: int, methods: list[str]
 ) -> list[PyTree]:
   """Returns the fresh state of every array, reduced by these methods."""
-  states = []
-  for group, like, method in zip(
-    arrays.leaf_groups, arrays.array_likes(), methods, strict=True
-  ):
-    if method != "two_phase":
-      states.append(ReduceState(group.codec.init(like), ()))
-      continue
-    row = row_like(like, workers)
-    states.append(
-      ReduceState(init_rows(group.codec, workers, row), group.codec.init(row))
+  return [
+    init_state(group.codec, like, method, workers)
+    for group, like, method in zip(
+      arrays.leaf_groups, arrays.array_likes(), methods, strict=True
     )
-  return states
+  ]
 
 
 def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
@@ -258,128 +236,3 @@ def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
         ReduceState(jax.vmap(convert)(state.first), convert(state.second))
       )
   return canonical
-
-
-class _Reduction(NamedTuple):
-  """One array to reduce, with its codec, state, key and method."""
-
-  codec: Codec
-  x: Array
-  state: ReduceState
-  key: Key | None
-  method: str
-
-
-def _reduce_arrays(
-  reductions: list[_Reduction], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, ReduceState]]:
-  """Returns the result and the new state of every reduction, in order.
-
-  The all-to-all comes first, because the gather also carries what it produced:
-  the payloads of the shards' means.
-  """
-  by_method: dict[str, list[_Reduction]] = {
-    m: [] for m in ("sum", "gather", "two_phase")
-  }
-  for reduction in reductions:
-    by_method[reduction.method].append(reduction)
-  shards = _reduce_shards(by_method["two_phase"], axis_name, workers)
-  encoded = [
-    r.codec.encode(r.x, r.state.first, r.key) for r in by_method["gather"]
-  ]
-  received = gather_payloads(
-    [payload for payload, _ in encoded] + [s.payload for s in shards], axis_name
-  )
-  gathered, means = received[: len(encoded)], received[len(encoded) :]
-  done = {
-    "sum": _reduce_by_sum(by_method["sum"], axis_name, workers, op),
-    "gather": [
-      _finish_one_phase(
-        r, r.codec.sum_decoded(payloads, r.x), state, workers, op
-      )
-      for r, payloads, (_, state) in zip(
-        by_method["gather"], gathered, encoded, strict=True
-      )
-    ],
-    "two_phase": [
-      _join_shards(r, payloads, shard, workers, op)
-      for r, payloads, shard in zip(
-        by_method["two_phase"], means, shards, strict=True
-      )
-    ],
-  }
-  results = {method: iter(of_method) for method, of_method in done.items()}
-  return [next(results[r.method]) for r in reductions]
-
-
-def _reduce_by_sum(
-  reductions: list[_Reduction], axis_name: AxisName, workers: int, op: str
-) -> list[tuple[Array, ReduceState]]:
-  encoded = [r.codec.encode(r.x, r.state.first, r.key) for r in reductions]
-  totals = sum_payloads([payload for payload, _ in encoded], axis_name)
-  return [
-    _finish_one_phase(r, r.codec.decode(total, r.x), state, workers, op)
-    for r, total, (_, state) in zip(reductions, totals, encoded, strict=True)
-  ]
-
-
-def _finish_one_phase(
-  reduction: _Reduction, total: Array, state: PyTree, workers: int, op: str
-) -> tuple[Array, ReduceState]:
-  """Returns the mean or sum, and the state updated with the mean."""
-  mean = total / workers
-  state = ReduceState(reduction.codec.after_reduce(state, mean), ())
-  return (mean if op == "mean" else total), state
-
-
-class _ReducedShard(NamedTuple):
-  """Encoded mean of the shard that this worker reduced, and the new states."""
-
-  payload: PyTree
-  first: PyTree
-  second: PyTree
-
-
-def _reduce_shards(
-  reductions: list[_Reduction], axis_name: AxisName, workers: int
-) -> list[_ReducedShard]:
-  """Runs the first phase: the reduce-scatter of all arrays.
-
-  Every shard is encoded by itself, with its own state and key. The key of the
-  mean's encoding is folded with `workers`, which is no shard's index, so both
-  encodings round independently.
-  """
-  encoded = [
-    encode_rows(r.codec, pad_to_rows(r.x, workers), r.state.first, r.key)
-    for r in reductions
-  ]
-  received = exchange_rows([payload for payload, _ in encoded], axis_name)
-  shards = []
-  for r, payloads, (_, first) in zip(
-    reductions, received, encoded, strict=True
-  ):
-    row = row_like(r.x, workers)
-    key = None if r.key is None else r.key.fold(workers)
-    payload, second = r.codec.encode_mean(payloads, row, r.state.second, key)
-    mean = r.codec.decode(payload, row)
-    second = r.codec.after_reduce(second, mean)
-    shards.append(_ReducedShard(payload, first, second))
-  return shards
-
-
-def _join_shards(
-  reduction: _Reduction,
-  payloads: PyTree,
-  shard: _ReducedShard,
-  workers: int,
-  op: str,
-) -> tuple[Array, ReduceState]:
-  """Decodes the gathered means of all shards and joins them to the array."""
-  codec, x = reduction.codec, reduction.x
-  row = row_like(x, workers)
-  rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
-  first = jax.vmap(codec.after_reduce)(shard.first, rows)
-  y = rows.reshape(-1)[: x.size].reshape(x.shape)
-  if op == "sum":
-    y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * workers
-  return y, ReduceState(first, shard.second)

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec, feedback
 from jaxmotion.codecs.extend import Partition, check_codec, partition
-from jaxmotion.collectives._all_reduce import ReduceState
 from jaxmotion.collectives._layout import (
   choose_methods,
   is_sharded,
   shard_like,
 )
+from jaxmotion.collectives._methods import ReduceState
 from jaxmotion.collectives._rows import pad_to_rows
 from jaxmotion.core import (
   Array,

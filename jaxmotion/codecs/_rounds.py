@@ -1,0 +1,48 @@
+"""Rounds of communication: what a reduction sends, and what comes back.
+
+A reduction over workers is written as a generator. It yields a `Message` for
+each round, gets the reply, and returns its result. The code that runs it
+decides how a message travels: by a collective inside a program, by a stand-in
+reply while bytes are counted, by a list in a test.
+"""
+
+from collections.abc import Generator
+from typing import NamedTuple, TypeVar
+
+from jaxmotion.core import Array, PyTree
+
+# What a round may do with the payloads of all workers.
+KINDS = ("all_to_all", "gather", "sum", "max")
+
+Result = TypeVar("Result")
+Rounds = Generator["Message", PyTree, Result]
+
+
+class Message(NamedTuple):
+  """Payload that a worker sends in one round, and how it travels.
+
+  Attributes:
+    kind: "sum" or "max" of the payloads, element by element (unsigned words
+      of a sum are equal on all workers and are not sent), "gather" (the reply
+      has a leading axis of workers) or "all_to_all" (row r goes to worker r;
+      row r of the reply came from worker r). All replies but that of
+      "all_to_all" are the same on every worker.
+    payload: pytree of arrays.
+  """
+
+  kind: str
+  payload: PyTree
+
+
+class Reduced(NamedTuple):
+  """Result of the rounds of a codec.
+
+  Attributes:
+    mean: the mean over workers, the same bits on all of them.
+    sent: this worker's own part of the mean, as a payload for `decode`.
+    state: the new state.
+  """
+
+  mean: Array
+  sent: PyTree
+  state: PyTree

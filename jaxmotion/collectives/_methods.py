@@ -1,0 +1,137 @@
+"""Methods of the all-reduce of one array, each as rounds of communication.
+
+* "sum": summable payloads are added by the network; nothing is decoded before.
+* "gather": every worker gets every payload, decodes all and adds them up. One
+  encoding, (N - 1) payloads received by each of N workers.
+* "two_phase": a reduce-scatter and an all-gather. Worker r gets the payloads of
+  shard r, adds them up, and encodes the mean of the shard for all. Two
+  encodings, but bytes that do not grow with the workers.
+* "rounds": the codec itself says what it sends, round by round.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import Message, Rounds
+from jaxmotion.collectives._layout import row_like
+from jaxmotion.collectives._rows import encode_rows, pad_to_rows
+from jaxmotion.collectives._state import init_rows
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
+
+_KINDS = {
+  "sum": ("sum",),
+  "gather": ("gather",),
+  "two_phase": ("all_to_all", "gather"),
+}
+
+
+class ReduceState(NamedTuple):
+  """Codec state of the reduction of one array.
+
+  Attributes:
+    first: state of the first encoding, of this worker's own elements: for
+      "two_phase" one state for each shard, stacked; otherwise one state.
+    second: state of the second encoding, of the shard's mean; `()` unless the
+      method is "two_phase".
+  """
+
+  first: PyTree
+  second: PyTree
+
+
+class Reduction(NamedTuple):
+  """One array to reduce.
+
+  Attributes:
+    codec: encodes the array.
+    x: the array, in the dtype that it is encoded in.
+    state: this worker's state.
+    key: randomness, or None.
+    workers: number of workers.
+    op: "mean" or "sum" over workers.
+  """
+
+  codec: Codec
+  x: Array
+  state: ReduceState
+  key: Key | None
+  workers: int
+  op: str
+
+
+ReductionRounds = Rounds[tuple[Array, ReduceState]]
+
+
+def round_kinds(codec: Codec, method: str) -> tuple[str, ...]:
+  """Returns the kinds of messages that a method sends, in order."""
+  return _KINDS[method]
+
+
+def init_state(
+  codec: Codec, like: ShapedLike, method: str, workers: int
+) -> ReduceState:
+  """Returns the fresh state of an array that is reduced by a method."""
+  if method != "two_phase":
+    return ReduceState(codec.init(like), ())
+  row = row_like(like, workers)
+  return ReduceState(init_rows(codec, workers, row), codec.init(row))
+
+
+def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
+  """Reduces an array by a method; returns the result and the new state."""
+  return _METHODS[method](reduction)
+
+
+def _reduce_by_sum(r: Reduction) -> ReductionRounds:
+  payload, state = r.codec.encode(r.x, r.state.first, r.key)
+  total = yield Message("sum", payload)
+  return _finish_one_phase(r, r.codec.decode(total, r.x), state)
+
+
+def _reduce_by_gather(r: Reduction) -> ReductionRounds:
+  payload, state = r.codec.encode(r.x, r.state.first, r.key)
+  payloads = yield Message("gather", payload)
+  return _finish_one_phase(r, r.codec.sum_decoded(payloads, r.x), state)
+
+
+def _finish_one_phase(
+  r: Reduction, total: Array, state: PyTree
+) -> tuple[Array, ReduceState]:
+  """Returns the mean or sum, and the state updated with the mean."""
+  mean = total / r.workers
+  state = ReduceState(r.codec.after_reduce(state, mean), ())
+  return (mean if r.op == "mean" else total), state
+
+
+def _reduce_in_two_phases(r: Reduction) -> ReductionRounds:
+  """Reduces shard r on worker r, then gathers the encoded means of all shards.
+
+  Every shard is encoded by itself, with its own state and key. The key of the
+  mean's encoding is folded with `workers`, which is no shard's index, so both
+  encodings round independently.
+  """
+  codec, row = r.codec, row_like(r.x, r.workers)
+  payload, first = encode_rows(
+    codec, pad_to_rows(r.x, r.workers), r.state.first, r.key
+  )
+  received = yield Message("all_to_all", payload)
+  key = None if r.key is None else r.key.fold(r.workers)
+  payload, second = codec.encode_mean(received, row, r.state.second, key)
+  second = codec.after_reduce(second, codec.decode(payload, row))
+  payloads = yield Message("gather", payload)
+  rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
+  first = jax.vmap(codec.after_reduce)(first, rows)
+  y = rows.reshape(-1)[: r.x.size].reshape(r.x.shape)
+  if r.op == "sum":
+    y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * r.workers
+  return y, ReduceState(first, second)
+
+
+_METHODS = {
+  "sum": _reduce_by_sum,
+  "gather": _reduce_by_gather,
+  "two_phase": _reduce_in_two_phases,
+}
