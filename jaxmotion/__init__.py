@@ -17,6 +17,7 @@ from jaxmotion import (
   memory as memory,
   perfmodel as perfmodel,
   planner as planner,
+  presets as presets,
   testing as testing,
   transforms as transforms,
   wire as wire,

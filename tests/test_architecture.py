@@ -28,6 +28,7 @@ ROOMS = {
   "hetero": 6,
   "testing": 6,
   "checkpoint": 6,
+  "presets": 6,
   "nnx": 6,
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.

@@ -1,0 +1,10 @@
+"""Published algorithms, set up from the parts of this library.
+
+Each file is one algorithm, with its paper and where ours differs.
+"""
+
+from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.presets._sdp4bit import sdp4bit as sdp4bit
+from jaxmotion.presets._zeropp import zeropp as zeropp
+
+_set_public_module(__name__, globals())

@@ -1,0 +1,58 @@
+"""Gradients that are known, for presets on (emulated) hosts of two devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+BOTH = ("host", "device")
+MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), BOTH)
+PARAMS = {
+  "matrix": np.zeros((64, 256), np.float32),
+  "vector": np.zeros(4096, np.float32),
+  "small": np.zeros(7, np.float32),
+}
+
+
+def loss_fn(params, batch):
+  """A loss whose gradient is the mean of the batch."""
+  terms = [
+    jnp.sum(a[0] * p)
+    for a, p in zip(
+      jax.tree.leaves(batch), jax.tree.leaves(params), strict=True
+    )
+  ]
+  return sum(terms)
+
+
+def gradients(of_worker):
+  """Each worker's own gradient: leaves with an axis of four workers."""
+  return {
+    name: np.stack([of_worker(r, p.shape) for r in range(4)])
+    for name, p in PARAMS.items()
+  }
+
+
+def normal_gradients():
+  generator = np.random.default_rng(0)
+  return gradients(
+    lambda r, shape: np.float32(1 + r + generator.normal(size=shape))
+  )
+
+
+def constant_gradients():
+  return gradients(lambda r, shape: np.full(shape, 1.0 + r, np.float32))
+
+
+def check_mean(updates, batch, error):
+  """Holds what was sent against the mean, leaf by leaf.
+
+  A wrong factor shows in the slope of one on the other, in which the rounding
+  of many elements averages out.
+  """
+  for name, own in batch.items():
+    exact, found = own.mean(0).ravel(), -np.asarray(updates[name]).ravel()
+    slope = found @ exact / (exact @ exact)
+    assert abs(slope - 1) < 0.005 + 0.3 / np.sqrt(exact.size), name
+    lost = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert lost < error, name
