@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxmotion.core._checks import check_arrays, check_axis_name
+from jaxmotion.core._compat import axis_names
 from jaxmotion.core._split import Split
 from jaxmotion.core._types import AxisName, PyTree
 
@@ -61,7 +62,9 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
   Returns:
     The same structure with `P(axis_name)` at leaves that differ between
     workers, the dimension of a `Split` leaf that is cut, and `P()` at leaves
-    that all workers share: `in_specs` and `out_specs` for `shard_map`.
+    that all workers share: `in_specs` and `out_specs` for `shard_map`. Axes of
+    a model that `Split` leaves are sharded over are named if `axis_name` names
+    them too.
 
   Raises:
     TypeError: `axis_name` is no name, or a leaf of `state` no array.
@@ -79,7 +82,9 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
       return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
-    return node.specs() if isinstance(node, Split) else PartitionSpec()
+    if isinstance(node, Split):
+      return node.specs({*node.axes, *axis_names(axis_name)})
+    return PartitionSpec()
 
   return jax.tree.map(
     spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | Split)

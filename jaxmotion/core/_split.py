@@ -1,6 +1,7 @@
 """Marker of arrays of which every worker holds its own part."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ class Split:
     dimensions: for each leaf the dimension that is cut, or None for a leaf
       that all workers hold whole.
     axes: mesh axes that the dimensions are cut along, the major one first.
+    shards: for each leaf its partition spec over other axes of the mesh, those
+      of the model; empty if there are none.
   """
 
   value: PyTree
@@ -29,15 +32,40 @@ class Split:
     metadata={"static": True}
   )
   axes: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+  shards: tuple[PartitionSpec, ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
 
-  def specs(self) -> "Split":
-    """Returns the partition spec of every leaf, in the same structure."""
+  def specs(self, axes: Collection[str] | None = None) -> "Split":
+    """Returns the partition spec of every leaf, in the same structure.
+
+    Args:
+      axes: axes of the mesh that specs may name; None is all.
+    """
     treedef: Any = jax.tree.structure(self)
+    shards = self.shards or (PartitionSpec(),) * len(self.dimensions)
     return treedef.unflatten(
       [
-        PartitionSpec()
-        if dimension is None
-        else PartitionSpec(*[None] * dimension, self.axes)
-        for dimension in self.dimensions
+        self._leaf_spec(dimension, shard, axes)
+        for dimension, shard in zip(self.dimensions, shards, strict=True)
       ]
     )
+
+  def _leaf_spec(
+    self,
+    dimension: int | None,
+    shard: PartitionSpec,
+    axes: Collection[str] | None,
+  ) -> PartitionSpec:
+    entries = [e if isinstance(e, tuple) else (e,) for e in shard]
+    if dimension is not None:
+      entries += [()] * (dimension + 1 - len(entries))
+      # Workers are major: what is one of them holds a contiguous part.
+      entries[dimension] = (*self.axes, *entries[dimension])
+    kept = [
+      tuple(n for n in entry if n is not None and (axes is None or n in axes))
+      for entry in entries
+    ]
+    while kept and not kept[-1]:
+      kept.pop()
+    return PartitionSpec(*(entry or None for entry in kept))

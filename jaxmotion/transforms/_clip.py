@@ -16,8 +16,8 @@ from jaxmotion.core import (
   check_axis_name,
   check_instance,
   check_number,
-  is_varying,
   tracks_varying,
+  varying_axes,
 )
 
 
@@ -28,7 +28,8 @@ def clip_by_global_norm(
 
   It is `optax.clip_by_global_norm` for the chain inside of `sharded`, where
   each worker has a part of the gradient. The workers add their sums of squares
-  (one 4-byte sum). Leaves that all workers hold whole count once.
+  (one 4-byte sum). Leaves that all workers hold whole count once. So do shards
+  of a model, which `sharded(..., specs=...)` has, by a sum over its axes.
 
   Args:
     max_norm: greatest norm of the whole gradient, positive.
@@ -64,12 +65,14 @@ def clip_by_global_norm(
         f", where types tell which leaves are parts, got {axis_name!r}."
       )
     updates = jax.tree.map(jnp.asarray, updates)
-    leaves = jax.tree.leaves(updates)
-    own = [_square_sum(x) for x in leaves if is_varying(x, axis_name)]
-    whole = [_square_sum(x) for x in leaves if not is_varying(x, axis_name)]
-    total = sum(whole, jnp.float32(0))
-    if own:
-      total = total + lax.psum(sum(own, jnp.float32(0)), axis_name)
+    # Parts of workers, and shards of a model: each is added up where it varies.
+    sums: dict[tuple[Any, ...], Array] = {}
+    for x in jax.tree.leaves(updates):
+      axes = tuple(sorted(varying_axes(x), key=str))
+      sums[axes] = sums.get(axes, jnp.float32(0)) + _square_sum(x)
+    total = jnp.float32(0)
+    for axes, own in sums.items():
+      total = total + (lax.psum(own, axes) if axes else own)
     norm = jnp.sqrt(total)
 
     def clip_leaf(x: Array) -> Array:

@@ -48,6 +48,7 @@ from jaxmotion.transforms._exchange_state import (
   note_exchange,
 )
 from jaxmotion.transforms._model_axes import (
+  ModelAxes,
   check_specs,
   map_model_axes,
 )
@@ -144,8 +145,8 @@ def exchange(
   workers = all_axes(axis_name, local_axis, local_codec)
   check_specs(specs, workers)
 
-  def init_fn(params: PyTree) -> ExchangeState:
-    check_arrays("params", params, numbers=False)
+  def init_shards(params: PyTree, model: ModelAxes) -> ExchangeState:
+    del model
     if local_axis is not None:
       states = all_reduce_hierarchical_init(
         params, axis_name, local_axis, codec, method=method
@@ -156,30 +157,23 @@ def exchange(
       states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
     # Two arrays: a step that donates the state may not donate one twice.
     count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    state = ExchangeState(count, skipped, pack_worker(states))
-    note_exchange(
-      state, ExchangeOptions(axis_name, codec, op, method, local_axis, params)
-    )
-    return state
+    return ExchangeState(count, skipped, pack_worker(states))
 
-  def update_fn(
+  def update_shards(
     updates: PyTree,
     state: ExchangeState,
-    params: PyTree | None = None,
-    *,
-    weight: Any = None,
-    level: Any = None,
-    model_axes: tuple[Any, ...] = (),
+    params: None,
+    args: dict[str, Any],
+    model: ModelAxes,
   ) -> tuple[PyTree, ExchangeState]:
-    check_arrays("params", params)
-    check_arrays("updates", updates, numbers=False)
-    check_counts(state, ExchangeState)
-    check_level_given(level, codec)
-    check_weight(weight)
+    del params
+    level = args["level"]
     check_local(updates, workers)
     # All shards of a model are skipped, or none.
     (x, weight), ok = apply_nonfinite_policy(
-      nonfinite, (updates, weight), (*axis_names(workers), *model_axes)
+      nonfinite,
+      (updates, args["weight"]),
+      (*axis_names(workers), *model.names),
     )
     old = unpack_worker(state.codec_state)
     options: dict[str, Any] = dict(
@@ -205,9 +199,39 @@ def exchange(
     count = optax.safe_increment(state.count)
     return y, ExchangeState(count, skipped, pack_worker(new))
 
-  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   codecs = (codec,) if isinstance(codec, Codec) else codec
-  return map_model_axes(tx, specs, workers, codecs)
+  init_mapped, update_mapped = map_model_axes(
+    init_shards, update_shards, specs, workers, codecs
+  )
+
+  def init_fn(params: PyTree) -> ExchangeState:
+    check_arrays("params", params, numbers=False)
+    state = init_mapped(params)
+    note_exchange(
+      state,
+      ExchangeOptions(axis_name, codec, op, method, local_axis, params, specs),
+    )
+    return state
+
+  def update_fn(
+    updates: PyTree,
+    state: ExchangeState,
+    params: PyTree | None = None,
+    *,
+    weight: Any = None,
+    level: Any = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, ExchangeState]:
+    del extra_args
+    check_arrays("params", params)
+    check_arrays("updates", updates, numbers=False)
+    check_counts(state, ExchangeState)
+    check_level_given(level, codec)
+    check_weight(weight)
+    args = {"weight": weight, "level": level}
+    return update_mapped(updates, state, None, args)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def check_local(updates: PyTree, workers: AxisName) -> None:

@@ -41,6 +41,7 @@ class ExchangeOptions(NamedTuple):
     method: "gather", "two_phase" or None.
     local_axis: the axis of the devices of one host, or None.
     params: shapes of what is exchanged.
+    specs: how it is sharded over axes of the model, or None.
   """
 
   axis_name: AxisName
@@ -49,6 +50,7 @@ class ExchangeOptions(NamedTuple):
   method: str | None
   local_axis: AxisName | None
   params: PyTree
+  specs: PyTree | None
 
 
 # Exchanges that were initialized, with their states, while a trace listens.

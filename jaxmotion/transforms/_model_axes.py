@@ -7,23 +7,24 @@ shard, sends only that, and remembers only the error of that.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import partition
 from jaxmotion.core import (
   AxisName,
+  PerWorker,
   PyTree,
+  Split,
   assert_replicated,
   axis_names,
   named_leaves,
-  state_specs,
+  same_shapes,
   tracks_varying,
 )
 
@@ -70,15 +71,7 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
     ValueError: the specs are no prefix of the tree, name an axis that the mesh
       does not have, or shard a dimension that the axis does not divide.
   """
-  try:
-    full = jax.tree.map(
-      lambda spec, branch: jax.tree.map(lambda _: spec, branch), specs, tree
-    )
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      "`specs` must be a PartitionSpec or a tree of them like the parameters, "
-      f"{jax.tree.structure(tree)}, got {jax.tree.structure(specs)}."
-    ) from error
+  full = _spread_specs(specs, tree)
   for (path, leaf), spec in zip(
     named_leaves(tree), jax.tree.leaves(full), strict=True
   ):
@@ -103,22 +96,66 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
   return full
 
 
+def _spread_specs(specs: PyTree, tree: PyTree) -> PyTree:
+  """Returns the spec of every leaf of a tree, of which `specs` is a prefix."""
+  try:
+    return jax.tree.map(
+      lambda spec, branch: jax.tree.map(lambda _: spec, branch), specs, tree
+    )
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      "`specs` must be a PartitionSpec or a tree of them like the parameters, "
+      f"{jax.tree.structure(tree)}, got {jax.tree.structure(specs)}."
+    ) from error
+
+
+class ModelAxes(NamedTuple):
+  """Axes of the model that a map made manual, as an exchange sees them.
+
+  Attributes:
+    names: names of the axes; () if a leaf is whole on every device.
+    specs: partition spec of each leaf of the parameters over them.
+  """
+
+  names: tuple[Any, ...]
+  specs: PyTree
+
+  def leaf_specs(self, count: int) -> list[PartitionSpec]:
+    """Returns the spec of each of so many leaves."""
+    if not self.names:
+      return [PartitionSpec()] * count
+    return jax.tree.leaves(self.specs)
+
+  def assert_shared(self, x: Any, spec: PartitionSpec) -> Any:
+    """Types an array as equal along axes that do not shard it.
+
+    All devices of a worker encode such an array alike.
+    """
+    used = sharded_axes(spec)
+    return assert_replicated(x, tuple(n for n in self.names if n not in used))
+
+
 def map_model_axes(
-  tx: optax.GradientTransformationExtraArgs,
+  init: Callable[..., PyTree],
+  update: Callable[..., tuple[PyTree, PyTree]],
   specs: PyTree | None,
   workers: AxisName,
   codecs: Sequence[Codec],
-) -> optax.GradientTransformationExtraArgs:
+) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
   """Runs an exchange on the shards of a model, where its axes are not manual.
 
   Args:
-    tx: the exchange, whose `update` takes `model_axes=`: the axes that the
-      inner map made manual.
+    init: (params, model: ModelAxes) -> state.
+    update: (updates, state, params, args, model: ModelAxes) -> (updates,
+      state), in which `args` is a dict.
     specs: partition specs of the parameters over the model's axes, a prefix of
       their tree. None takes them from the types of the arrays, if the axes are
       explicit.
     workers: axes of the workers.
-    codecs: codecs that `tx` encodes with.
+    codecs: codecs that a leaf is encoded with.
+
+  Returns:
+    (params) -> state, and (updates, state, params, args) -> (updates, state).
   """
 
   def find_axes() -> dict[Any, int]:
@@ -128,71 +165,115 @@ def map_model_axes(
       return {}
     return sizes
 
-  def init_fn(params: PyTree) -> PyTree:
+  def map_shards(fun: Any, names: Any, in_specs: Any, out_specs: Any) -> Any:
+    return jax.shard_map(
+      fun,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=set(names),
+      check_vma=tracks_varying(workers),
+    )
+
+  def init_shards(params: PyTree) -> PyTree:
     sizes = find_axes()
     if not sizes:
-      return tx.init(params)
-    param_specs = _choose_specs(specs, params, sizes)
+      return init(params, _manual_axes(specs, params, workers))
+    model = ModelAxes(tuple(sizes), _choose_specs(specs, params, sizes))
     found: list[PyTree] = []
 
+    def init_own(params: PyTree) -> PyTree:
+      return init(params, model)
+
     def trace_init(params: PyTree) -> jax.Array:
-      found.append(jax.tree.map(jax.typeof, tx.init(params)))
+      found.append(jax.tree.map(jax.typeof, init_own(params)))
       return jnp.zeros(())
 
-    def bind(fun: Any, out_specs: PyTree) -> Any:
-      return jax.shard_map(
-        fun,
-        in_specs=(param_specs,),
-        out_specs=out_specs,
-        axis_names=set(sizes),
-        check_vma=tracks_varying(workers),
-      )
+    args = model.names, (model.specs,)
+    jax.eval_shape(map_shards(trace_init, *args, PartitionSpec()), params)
+    out_specs = _shard_specs(found[0], model.names)
+    return map_shards(init_own, *args, out_specs)(params)
 
-    jax.eval_shape(bind(trace_init, PartitionSpec()), params)
-    return bind(tx.init, state_specs(found[0], tuple(sizes)))(params)
-
-  def update_fn(
-    updates: PyTree,
-    state: PyTree,
-    params: PyTree | None = None,
-    *,
-    weight: Any = None,
-    level: Any = None,
-    **extra_args: Any,
+  def update_shards(
+    updates: PyTree, state: PyTree, params: PyTree, args: dict[str, Any]
   ) -> tuple[PyTree, PyTree]:
-    del extra_args
     sizes = find_axes()
     if not sizes:
-      return tx.update(updates, state, params, weight=weight, level=level)
-    update_specs = _choose_specs(specs, updates, sizes)
+      model = _manual_axes(specs, updates, workers)
+      return update(updates, state, params, args, model)
+    model = ModelAxes(tuple(sizes), _choose_specs(specs, updates, sizes))
     for codec in codecs:
-      _check_joined(codec, updates, update_specs)
-    given = {"weight": weight, "level": level}
+      _check_joined(codec, updates, model.specs)
+    arrays, join_args = _split_arrays(args)
 
-    def update_shards(
-      updates: PyTree, state: PyTree, given: dict[str, Any]
+    def update_own(
+      updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
     ) -> tuple[PyTree, PyTree]:
-      mean, state = tx.update(updates, state, **given, model_axes=tuple(sizes))
-      # All devices of a worker encode such a leaf alike.
-      mean = jax.tree.map(
-        lambda a, spec: assert_replicated(
-          a, tuple(n for n in sizes if n not in sharded_axes(spec))
-        ),
-        mean,
-        update_specs,
-      )
-      return mean, state
+      mean, state = update(updates, state, params, join_args(arrays), model)
+      return jax.tree.map(model.assert_shared, mean, model.specs), state
 
-    specs_of_state = state_specs(state, tuple(sizes))
-    return jax.shard_map(
-      update_shards,
-      in_specs=(update_specs, specs_of_state, PartitionSpec()),
-      out_specs=(update_specs, specs_of_state),
-      axis_names=set(sizes),
-      check_vma=tracks_varying(workers),
-    )(updates, state, given)
+    state_specs = _shard_specs(state, model.names)
+    mapped = map_shards(
+      update_own,
+      model.names,
+      (
+        model.specs,
+        state_specs,
+        PartitionSpec() if params is None else model.specs,
+        [_args_spec(arg, updates, model.specs) for arg in arrays],
+      ),
+      (model.specs, state_specs),
+    )
+    return mapped(updates, state, params, arrays)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return init_shards, update_shards
+
+
+def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
+  """Returns the specs of a state for a map over the axes of a model."""
+
+  def spec_of(node: Any) -> Any:
+    if isinstance(node, Split):
+      return node.specs(names)
+    own = isinstance(node, PerWorker)
+    return PartitionSpec(names) if own else PartitionSpec()
+
+  return jax.tree.map(
+    spec_of, state, is_leaf=lambda node: isinstance(node, PerWorker | Split)
+  )
+
+
+def _split_arrays(args: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
+  """Returns arguments that hold arrays, and a function that adds the others."""
+
+  def is_mapped(arg: Any) -> bool:
+    return any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
+
+  names = [name for name, arg in args.items() if is_mapped(arg)]
+
+  def join_args(arrays: list[Any]) -> dict[str, Any]:
+    return args | dict(zip(names, arrays, strict=True))
+
+  return [args[name] for name in names], join_args
+
+
+def _args_spec(arg: Any, tree: PyTree, specs: PyTree) -> PyTree:
+  """Returns the specs of an argument, which may be shaped like parameters."""
+  return specs if same_shapes(arg, tree) else PartitionSpec()
+
+
+def _manual_axes(
+  specs: PyTree | None, tree: PyTree, workers: AxisName
+) -> ModelAxes:
+  """Returns the axes of a model that the caller's map is over too."""
+  mesh = jax.sharding.get_abstract_mesh()
+  names = tuple(
+    name
+    for name in mesh.manual_axes
+    if name not in axis_names(workers) and mesh.shape[name] > 1
+  )
+  if specs is None or not names:
+    return ModelAxes((), None)
+  return ModelAxes(names, _spread_specs(specs, tree))
 
 
 def _model_axes(workers: AxisName) -> dict[Any, int]:

@@ -1,9 +1,11 @@
 """Optimizer that runs on each worker's part of the parameters."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import optax
+from jax.sharding import PartitionSpec
 
 from jaxmotion.core import (
   AxisName,
@@ -13,9 +15,17 @@ from jaxmotion.core import (
   is_varying,
   named_leaves,
   to_varying,
+  varying_axes,
 )
 from jaxmotion.transforms._look_across import find_across
-from jaxmotion.transforms._shard_layout import LeafCut, find_dimensions
+from jaxmotion.transforms._model_axes import ModelAxes, sharded_axes
+from jaxmotion.transforms._shard_layout import (
+  LeafCut,
+  find_dimensions,
+  find_shards,
+)
+
+_NO_MODEL = ModelAxes((), None)
 
 
 def init_parts(
@@ -23,6 +33,7 @@ def init_parts(
   parts: PyTree,
   cuts: list[LeafCut],
   workers: AxisName,
+  model: ModelAxes = _NO_MODEL,
 ) -> Split:
   """Returns the state of an optimizer of this worker's part.
 
@@ -31,15 +42,30 @@ def init_parts(
     parts: this worker's part of the parameters.
     cuts: division of each leaf.
     workers: the axes of all workers.
+    model: axes of the model that the map is over too.
   """
   state = tx.init(parts)
+  leaves = jax.tree.leaves(state)
   dimensions = find_dimensions(tx.init, parts, cuts)
   # A scale of a short leaf has the same shape, and yet differs by worker.
   dimensions = tuple(
     0 if dimension is None and x.ndim and is_varying(x, workers) else dimension
-    for x, dimension in zip(jax.tree.leaves(state), dimensions, strict=True)
+    for x, dimension in zip(leaves, dimensions, strict=True)
   )
-  return mark_parts(state, dimensions, workers, "tx.init")
+  shards: list[PartitionSpec] = []
+  if model.names:
+    found = find_shards(tx.init, parts, model.leaf_specs(len(cuts)))
+    for x, entries in zip(leaves, found, strict=True):
+      used = sharded_axes(PartitionSpec(*entries.values()))
+      left = [n for n in model.names if n in varying_axes(x) - used]
+      if left and x.ndim and 0 not in entries:
+        entries[0] = tuple(left)
+      shards.append(
+        PartitionSpec(
+          *(entries.get(i) for i in range(max(entries, default=-1) + 1))
+        )
+      )
+  return mark_parts(state, dimensions, workers, "tx.init", shards=shards)
 
 
 def update_parts(
@@ -50,6 +76,7 @@ def update_parts(
   own: list[bool],
   workers: AxisName,
   extra_args: dict[str, Any],
+  model: ModelAxes = _NO_MODEL,
 ) -> tuple[PyTree, Split]:
   """Returns the changes of this worker's part, and the new state.
 
@@ -61,6 +88,7 @@ def update_parts(
     own: for each leaf whether it is cut.
     workers: the axes of all workers.
     extra_args: what the update takes besides.
+    model: axes of the model that the map is over too.
 
   Raises:
     ValueError: the update looks across the elements of a leaf.
@@ -69,20 +97,30 @@ def update_parts(
   def update(grads: PyTree, state: PyTree, parts: PyTree) -> Any:
     return tx.update(grads, state, parts, **extra_args)
 
+  specs = model.leaf_specs(len(own))
   of_state = [dimension is not None for dimension in state.dimensions]
-  found = find_across(
-    lambda *args: update(*args)[0],
-    (grads, state.value, parts),
-    [*own, *of_state, *own],
-    workers,
-  )
-  if found:
-    raise _across_error(f"`tx.update` computes {found}")
+  divided: list[tuple[AxisName, list[bool]]] = [
+    (workers, [*own, *of_state, *own])
+  ]
+  for name in model.names:
+    cut = [name in sharded_axes(spec) for spec in specs]
+    of_state = [name in sharded_axes(spec) for spec in state.shards]
+    divided.append((name, [*cut, *of_state, *cut]))
+  for axes, marks in divided:
+    found = find_across(
+      lambda *args: update(*args)[0], (grads, state.value, parts), marks, axes
+    )
+    if found:
+      raise _across_error(f"`tx.update` computes {found}")
   changes, new = update(grads, state.value, parts)
-  for (path, x), is_own in zip(named_leaves(changes), own, strict=True):
-    if not is_own and is_varying(x, workers):
+  for (path, x), is_own, spec in zip(
+    named_leaves(changes), own, specs, strict=True
+  ):
+    if _differs(x, is_own, spec, workers, model.names):
       raise _across_error(f"`tx.update` changed `{path}`")
-  return changes, mark_parts(new, state.dimensions, workers, "tx.update")
+  return changes, mark_parts(
+    new, state.dimensions, workers, "tx.update", shards=state.shards
+  )
 
 
 def mark_parts(
@@ -90,6 +128,8 @@ def mark_parts(
   dimensions: tuple[int | None, ...],
   workers: AxisName,
   source: str = "",
+  *,
+  shards: Sequence[PartitionSpec] = (),
 ) -> Split:
   """Marks arrays as cut; raises if one that is whole differs by worker.
 
@@ -98,6 +138,7 @@ def mark_parts(
     dimensions: for each the dimension that is cut, or None.
     workers: the axes of all workers.
     source: function that made the arrays, for the message.
+    shards: for each its spec over axes of the model, if there are such axes.
   """
   values = jax.tree.leaves(tree)
   treedef: Any = jax.tree.structure(tree)
@@ -108,7 +149,21 @@ def mark_parts(
     x if dimension is None else to_varying(x, workers)
     for x, dimension in zip(values, dimensions, strict=True)
   ]
-  return Split(treedef.unflatten(values), dimensions, axis_names(workers))
+  return Split(
+    treedef.unflatten(values), dimensions, axis_names(workers), tuple(shards)
+  )
+
+
+def _differs(
+  x: Any,
+  is_own: bool,
+  spec: PartitionSpec,
+  workers: AxisName,
+  names: tuple[Any, ...],
+) -> bool:
+  """Returns whether an array varies over axes that do not divide it."""
+  others = (set(names) - sharded_axes(spec)) & varying_axes(x)
+  return bool(others) or (not is_own and is_varying(x, workers))
 
 
 def _across_error(found: str) -> ValueError:

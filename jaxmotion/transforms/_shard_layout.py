@@ -1,11 +1,13 @@
 """Layout of sharded parameters: which dimension of a leaf workers cut."""
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxmotion.collectives.extend import is_sharded
 from jaxmotion.core import (
@@ -34,7 +36,7 @@ class LeafCut(NamedTuple):
   workers: int
 
   def shard_shape(self, scale: int = 1) -> tuple[int, ...]:
-    """Returns the shape of one worker's part, or of `scale` parts of it."""
+    """Returns the shape of one worker's part, or of `scale` parts."""
     if self.dimension is None:
       return self.shape
     shape = list(self.shape)
@@ -78,7 +80,9 @@ class LeafCut(NamedTuple):
     return jnp.pad(x, padding)
 
 
-def cut_leaf(like: ShapedLike, workers: int) -> LeafCut:
+def cut_leaf(
+  like: ShapedLike, workers: int, sharded: Collection[int] = ()
+) -> LeafCut:
   """Returns how workers divide a leaf between them.
 
   The dimension is the one that needs the least padding, the first of several.
@@ -88,11 +92,14 @@ def cut_leaf(like: ShapedLike, workers: int) -> LeafCut:
   Args:
     like: shape and dtype of the leaf.
     workers: number of workers.
+    sharded: dimensions that an axis of the model shards, and workers do not.
 
   >>> cut_leaf(jnp.zeros((3, 3, 32, 64)), 4)[1:3]
   (2, 8)
   >>> cut_leaf(jnp.zeros((32, 65)), 3).shard_shape()
   (32, 22)
+  >>> cut_leaf(jnp.zeros((32, 65)), 4, sharded=[0])[1:3]
+  (1, 17)
   >>> cut_leaf(jnp.zeros(32), 4).dimension is None
   True
   """
@@ -101,7 +108,10 @@ def cut_leaf(like: ShapedLike, workers: int) -> LeafCut:
   if not is_sharded(like, workers):
     return whole
   lengths = [math.ceil(n / workers) for n in shape]
-  padded = [workers * m / n for m, n in zip(lengths, shape, strict=True)]
+  padded = [
+    math.inf if i in sharded else workers * lengths[i] / n
+    for i, n in enumerate(shape)
+  ]
   dimension = padded.index(min(padded))
   if padded[dimension] >= 2:
     return whole
@@ -145,7 +155,7 @@ def find_dimensions(
 
   Args:
     init: `init` of the transformation.
-    params: parameters, or shapes.
+    params: this worker's part of the parameters, or shapes.
     cuts: division of each leaf of the parameters.
 
   Returns:
@@ -154,25 +164,73 @@ def find_dimensions(
   Raises:
     ValueError: the number of leaves depends on the shapes of parameters.
   """
+  cut = [() if c.dimension is None else (c.dimension,) for c in cuts]
+  return tuple(
+    next(iter(found), None) for found in _find_longer(init, params, cut)
+  )
+
+
+def find_shards(
+  init: Any, params: PyTree, specs: Sequence[PartitionSpec]
+) -> list[dict[int, Any]]:
+  """Returns which axes of a model shard every leaf of an optimizer's state.
+
+  Args:
+    init: `init` of the transformation.
+    params: one device's part of the parameters, or shapes.
+    specs: partition spec of each leaf of the parameters.
+
+  Returns:
+    For each leaf of the state the entry of a spec by dimension.
+
+  Raises:
+    ValueError: the number of leaves depends on the shapes of parameters.
+  """
+  entries = dict.fromkeys(e for spec in specs for e in spec if e is not None)
+  found: list[dict[int, Any]] = [
+    {} for _ in jax.tree.leaves(jax.eval_shape(init, params))
+  ]
+  for entry in entries:
+    along = [tuple(i for i, e in enumerate(s) if e == entry) for s in specs]
+    for known, more in zip(
+      found, _find_longer(init, params, along), strict=True
+    ):
+      known |= dict.fromkeys(more, entry)
+  return found
+
+
+def _find_longer(
+  init: Any, params: PyTree, dimensions: Sequence[tuple[int, ...]]
+) -> list[list[int]]:
+  """Returns which dimensions of a state are longer if some of parameters are.
+
+  Args:
+    init: `init` of the transformation.
+    params: parameters, or shapes.
+    dimensions: for each leaf of the parameters those that are made longer.
+  """
   leaves: Any = jax.tree.leaves(params)
   treedef: Any = jax.tree.structure(params)
 
-  def state_like(scale: int) -> PyTree:
+  def state_like(scale: int) -> list[Any]:
     likes = [
-      jax.ShapeDtypeStruct(cut.shard_shape(scale), x.dtype)
-      for x, cut in zip(leaves, cuts, strict=True)
+      jax.ShapeDtypeStruct(
+        [n * scale if i in longer else n for i, n in enumerate(x.shape)],
+        x.dtype,
+      )
+      for x, longer in zip(leaves, dimensions, strict=True)
     ]
-    return jax.eval_shape(init, treedef.unflatten(likes))
+    state = jax.eval_shape(init, treedef.unflatten(likes))
+    return jax.tree.leaves(state)
 
-  one, two = (jax.tree.leaves(state_like(scale)) for scale in (1, 2))
+  one, two = state_like(1), state_like(2)
   if len(one) != len(two):
     raise ValueError(
       "`tx` must have a state with as many arrays whatever the shapes of the "
       f"parameters are, got {len(one)}, and {len(two)} for parts of twice the "
       "size."
     )
-  dimensions = [
-    next((i for i, n in enumerate(a.shape) if n != b.shape[i]), None)
+  return [
+    [i for i, n in enumerate(a.shape) if n != b.shape[i]]
     for a, b in zip(one, two, strict=True)
   ]
-  return tuple(dimensions)

@@ -18,6 +18,7 @@ from jaxmotion.collectives.extend import (
 from jaxmotion.core import (
   AxisName,
   PyTree,
+  axis_names,
   check_arrays,
   check_axis_name,
   check_choice,
@@ -29,6 +30,11 @@ from jaxmotion.core import (
 )
 from jaxmotion.transforms._exchange import check_local
 from jaxmotion.transforms._exchange_state import check_counts
+from jaxmotion.transforms._model_axes import (
+  ModelAxes,
+  check_specs,
+  map_model_axes,
+)
 from jaxmotion.transforms._placement import as_transformation
 from jaxmotion.transforms._sharded_update import ShardedState, ShardedUpdate
 
@@ -43,6 +49,7 @@ def sharded(
   seed: int = 0,
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Runs an optimizer on each worker's part of the parameters (ZeRO-1 and 2).
 
@@ -85,6 +92,9 @@ def sharded(
       crosses to another host once. Give `data_parallel`, `init_state` and
       `state_specs` both axes.
     local_codec: codec of gradients within a host; None is full precision.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as `exchange` takes it. Workers then cut a
+      dimension that no such axis shards. A leaf without one stays whole.
 
   Returns:
     A transformation whose `init` and `update` run inside `shard_map`;
@@ -126,9 +136,11 @@ def sharded(
   ):
     if codec is not None:
       check_codec(name, codec, trees=True)
+  workers = all_axes(axis_name, local_axis, local_codec)
+  check_specs(specs, workers)
   one = ShardedUpdate(
     axis_name,
-    all_axes(axis_name, local_axis, local_codec),
+    workers,
     optax.with_extra_args_support(tx),
     identity() if gradient_codec is None else gradient_codec,
     weight_codec,
@@ -136,10 +148,44 @@ def sharded(
     local_codec,
   )
 
+  def init_shards(params: PyTree, model: ModelAxes) -> ShardedState:
+    count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    return ShardedState(count, skipped, *one.init(params, model))
+
+  def update_shards(
+    updates: PyTree,
+    state: ShardedState,
+    params: PyTree,
+    args: dict[str, Any],
+    model: ModelAxes,
+  ) -> tuple[PyTree, ShardedState]:
+    check_local(updates, workers)
+    extra_args = dict(args)
+    # All shards of a model are skipped, or none.
+    (x, weight), ok = apply_nonfinite_policy(
+      nonfinite,
+      (updates, extra_args.pop("weight")),
+      (*axis_names(workers), *model.names),
+    )
+    key = make_key(seed, worker_index(workers)).fold(state.count)
+    x = apply_weight(to_varying(x, workers), weight, workers, "mean")
+    old = state.master, state.inner, state.codec_state
+    y, new = one.update(x, old, params, key, extra_args, model)
+    y, new = keep_update(ok, y, new, old)
+    skipped = state.skipped
+    if ok is not None:
+      skipped = skipped + (1 - ok.astype(jnp.int32))
+    count = optax.safe_increment(state.count)
+    return y, ShardedState(count, skipped, *new)
+
+  # Every leaf is encoded by itself, so no codec joins some.
+  init_mapped, update_mapped = map_model_axes(
+    init_shards, update_shards, specs, workers, ()
+  )
+
   def init_fn(params: PyTree) -> ShardedState:
     check_arrays("params", params, numbers=False)
-    count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    return ShardedState(count, skipped, *one.init(params))
+    return init_mapped(params)
 
   def update_fn(
     updates: PyTree,
@@ -158,19 +204,7 @@ def sharded(
         "`params` must be given to `update` of `sharded`, got None."
       )
     check_like("updates", updates, params, "`params`")
-    check_local(updates, one.workers)
-    (x, weight), ok = apply_nonfinite_policy(
-      nonfinite, (updates, weight), one.workers
-    )
-    key = make_key(seed, worker_index(one.workers)).fold(state.count)
-    x = apply_weight(to_varying(x, one.workers), weight, one.workers, "mean")
-    old = state.master, state.inner, state.codec_state
-    y, new = one.update(x, old, params, key, extra_args)
-    y, new = keep_update(ok, y, new, old)
-    skipped = state.skipped
-    if ok is not None:
-      skipped = skipped + (1 - ok.astype(jnp.int32))
-    count = optax.safe_increment(state.count)
-    return y, ShardedState(count, skipped, *new)
+    args = {**extra_args, "weight": weight}
+    return update_mapped(updates, state, params, args)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from jaxmotion.codecs import Codec, feedback
 from jaxmotion.collectives import all_reduce, all_reduce_init
@@ -24,6 +25,7 @@ from jaxmotion.core import (
   PerWorker,
   PyTree,
   Split,
+  axis_names,
   axis_size,
   check_float,
   check_like,
@@ -31,7 +33,9 @@ from jaxmotion.core import (
   pack_worker,
   to_varying,
   unpack_worker,
+  varying_axes,
 )
+from jaxmotion.transforms._model_axes import ModelAxes, sharded_axes
 from jaxmotion.transforms._parts import init_parts, mark_parts, update_parts
 from jaxmotion.transforms._shard_layout import LeafCut, cut_leaf
 
@@ -59,6 +63,7 @@ class _Leaf(NamedTuple):
   """One leaf of the parameters: its shape, division and codecs."""
 
   path: str
+  spec: PartitionSpec
   like: Array
   cut: LeafCut
   gradient: LeafCodec
@@ -92,19 +97,19 @@ class ShardedUpdate(NamedTuple):
     """Whether there is a copy of the parameters that is more precise."""
     return self.weight_codec is not None
 
-  def init(self, params: PyTree) -> tuple[Split, Split, PerWorker]:
+  def init(
+    self, params: PyTree, model: ModelAxes
+  ) -> tuple[Split, Split, PerWorker]:
     """Returns the master, the inner state and the codec's state."""
-    leaves, treedef = self._find_leaves(params, None)
+    leaves, treedef = self._find_leaves(params, None, model)
     cuts = [leaf.cut for leaf in leaves]
     parts = treedef.unflatten(self._own_parts(leaves, treedef, params))
     rows, whole = self._codec_states(leaves, treedef, params)
     # Copies: a step that donates parameters and state may not donate one twice.
     copies = jax.tree.map(jnp.copy, parts) if self.has_master else ()
     return (
-      mark_parts(
-        copies, _dimensions(leaves) if self.has_master else (), self.workers
-      ),
-      init_parts(self.tx, parts, cuts, self.workers),
+      self._mark_master(copies, leaves, model),
+      init_parts(self.tx, parts, cuts, self.workers, model),
       pack_worker(to_varying((rows, whole), self.workers)),
     )
 
@@ -115,13 +120,17 @@ class ShardedUpdate(NamedTuple):
     params: PyTree,
     key: Key,
     extra_args: dict[str, Any],
+    model: ModelAxes,
   ) -> tuple[PyTree, tuple[Split, Split, PerWorker]]:
     """Returns the updates of whole parameters and the new state."""
-    leaves, treedef = self._find_leaves(params, key)
+    leaves, treedef = self._find_leaves(params, key, model)
+    for leaf, grad in zip(leaves, treedef.flatten_up_to(x), strict=True):
+      _check_known(leaf.path, grad, leaf.spec, axis_names(self.workers))
     old_master, old_inner, codec_state = state
     parts = self._own_parts(leaves, treedef, params)
-    self._check_master(old_master, leaves, treedef, parts)
+    self._check_master(old_master, leaves, treedef, parts, model)
     means, codec_state = self._reduce(x, leaves, treedef, codec_state, key)
+    means = _assert_shared(means, leaves, model)
     master = old_master.value if self.has_master else treedef.unflatten(parts)
     grads = [
       mean.astype(part.dtype) for mean, part in zip(means, parts, strict=True)
@@ -135,18 +144,20 @@ class ShardedUpdate(NamedTuple):
       own,
       self.workers,
       extra_args,
+      model,
     )
     if self.has_master:
       master = optax.apply_updates(master, changes)
       changes = jax.tree.map(jnp.subtract, master, treedef.unflatten(parts))
-    new_master = mark_parts(
-      master if self.has_master else (), old_master.dimensions, self.workers
+    new_master = self._mark_master(
+      master if self.has_master else (), leaves, model
     )
-    y = treedef.unflatten(self._gather(leaves, treedef.flatten_up_to(changes)))
+    whole = self._gather(leaves, treedef.flatten_up_to(changes))
+    y = treedef.unflatten(_assert_shared(whole, leaves, model))
     return y, (new_master, inner, codec_state)
 
   def _find_leaves(
-    self, params: PyTree, key: Key | None
+    self, params: PyTree, key: Key | None, model: ModelAxes
   ) -> tuple[list[_Leaf], Any]:
     """Returns the leaves of the parameters and the structure of the tree."""
     workers = axis_size(self.workers)
@@ -175,12 +186,33 @@ class ShardedUpdate(NamedTuple):
       )
     )
     leaves = []
-    for (path, x), *codecs in zip(
-      named_leaves(params), gradient, local, weight, strict=True
+    specs = model.leaf_specs(len(gradient))
+    for (path, x), spec, *codecs in zip(
+      named_leaves(params), specs, gradient, local, weight, strict=True
     ):
       check_float(f"params/{path}", x)
-      leaves.append(_Leaf(path, x, cut_leaf(x, workers), *codecs))
+      _check_known(path, x, spec, axis_names(self.workers))
+      # A dimension that both cut would have its rows in another order.
+      sharded = [i for i, entry in enumerate(spec) if entry is not None]
+      leaves.append(
+        _Leaf(path, spec, x, cut_leaf(x, workers, sharded), *codecs)
+      )
     return leaves, treedef
+
+  def _mark_master(
+    self, master: PyTree, leaves: list[_Leaf], model: ModelAxes
+  ) -> Split:
+    dimensions, shards = self._describe_master(leaves, model)
+    return mark_parts(master, dimensions, self.workers, shards=shards)
+
+  def _describe_master(
+    self, leaves: list[_Leaf], model: ModelAxes
+  ) -> tuple[tuple[int | None, ...], tuple[PartitionSpec, ...]]:
+    """Returns which dimension of each leaf is cut, and its spec."""
+    if not self.has_master:
+      return (), ()
+    specs = tuple(leaf.spec for leaf in leaves) if model.names else ()
+    return tuple(leaf.cut.dimension for leaf in leaves), specs
 
   def _own_parts(
     self, leaves: list[_Leaf], treedef: Any, params: PyTree
@@ -220,14 +252,23 @@ class ShardedUpdate(NamedTuple):
     return all_reduce_init(whole, self.workers, self.gradient_codec)
 
   def _check_master(
-    self, master: Split, leaves: list[_Leaf], treedef: Any, parts: list[Array]
+    self,
+    master: Split,
+    leaves: list[_Leaf],
+    treedef: Any,
+    parts: list[Array],
+    model: ModelAxes,
   ) -> None:
     """Raises unless the state was made for these parameters and workers."""
-    expected = _dimensions(leaves) if self.has_master else ()
-    if not isinstance(master, Split) or master.dimensions != expected:
+    expected = self._describe_master(leaves, model)
+    if (
+      not isinstance(master, Split)
+      or (master.dimensions, master.shards) != expected
+    ):
       raise ValueError(
-        "`state` must be made for these parameters, codecs and number of "
-        f"workers: expected dimensions {expected} to be cut, got {master!r}."
+        "`state` must be made for these parameters, codecs, specs and number "
+        f"of workers: expected dimensions {expected[0]} to be cut, got "
+        f"{master!r}: continue it by `checkpoint.resize`."
       )
     like = treedef.unflatten(parts) if self.has_master else ()
     check_like("state/master", master.value, like, "`init`")
@@ -285,8 +326,29 @@ class ShardedUpdate(NamedTuple):
     return whole
 
 
-def _dimensions(leaves: list[_Leaf]) -> tuple[int | None, ...]:
-  return tuple(leaf.cut.dimension for leaf in leaves)
+def _assert_shared(
+  values: list[Array], leaves: list[_Leaf], model: ModelAxes
+) -> list[Array]:
+  """Types arrays of leaves as equal along axes that do not shard them.
+
+  All leaves travel in one buffer, which varies over axes that shard any.
+  """
+  return [
+    model.assert_shared(x, leaf.spec)
+    for x, leaf in zip(values, leaves, strict=True)
+  ]
+
+
+def _check_known(
+  path: str, x: Array, spec: PartitionSpec, workers: tuple[Any, ...]
+) -> None:
+  """Raises if a leaf varies over axes that its spec does not name."""
+  if others := varying_axes(x) - set(workers) - sharded_axes(spec):
+    raise ValueError(
+      "`specs` must say how parameters are sharded over axes of the map, "
+      f"{sorted(others)}, got {spec} for `{path}`: give `sharded` a tree of "
+      "PartitionSpecs, and sum gradients that a model computes in parts."
+    )
 
 
 def _select_whole(leaves: list[_Leaf], treedef: Any, tree: PyTree) -> PyTree:
