@@ -7,7 +7,7 @@ shard, sends only that, and remembers only the error of that.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -160,10 +160,11 @@ def map_model_axes(
 
   def find_axes() -> dict[Any, int]:
     sizes = _model_axes(workers)
-    # A map without types leaves other axes to the caller, who gives specs.
-    if sizes and specs is None and not tracks_varying(workers):
+    if not sizes:
       return {}
-    return sizes
+    # A map without types leaves other axes to the caller, who gives specs.
+    told = specs is not None or tracks_varying(workers) or _are_explicit(sizes)
+    return sizes if told else {}
 
   def map_shards(fun: Any, names: Any, in_specs: Any, out_specs: Any) -> Any:
     return jax.shard_map(
@@ -297,15 +298,20 @@ def _choose_specs(
   """Returns a spec for every leaf, or raises if nothing tells them."""
   if specs is not None:
     return expand_specs(specs, tree, sizes)
-  mesh = jax.sharding.get_abstract_mesh()
-  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-  if all(kinds[name] == AxisType.Explicit for name in sizes):
+  if _are_explicit(sizes):
     return jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
   raise ValueError(
     "`specs` must say how parameters are sharded over the mesh axes "
     f"{tuple(sizes)}, got None: give `exchange` a tree of PartitionSpecs, or "
     "`specs=jax.P()` if they are not sharded."
   )
+
+
+def _are_explicit(names: Iterable[Any]) -> bool:
+  """Returns whether types of arrays tell how axes shard them."""
+  mesh = jax.sharding.get_abstract_mesh()
+  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  return all(kinds[name] == AxisType.Explicit for name in names)
 
 
 def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:

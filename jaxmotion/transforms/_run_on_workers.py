@@ -1,5 +1,6 @@
 """Runs a function as each worker of a mesh axis, and joins the results."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,13 @@ def run_on_workers(
     is_leaf=lambda node: isinstance(node, P),
   )
   varying = [axes & sharded_axes(spec) for spec in leaf_specs]
-  args = place_tree(args, mesh, specs)
+  args = jax.tree.unflatten(
+    jax.tree.structure(args),
+    [
+      place_tree(x, mesh, _keep_others(x, spec, axes))
+      for x, spec in zip(jax.tree.leaves(args), leaf_specs, strict=True)
+    ],
+  )
   maps: Any = dict(
     mesh=mesh, in_specs=specs, axis_names=set(axes), check_vma=False
   )
@@ -164,3 +171,20 @@ def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:
     is_first = worker_index(axis_name) == 0
     return lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), axis_name)
   return x
+
+
+def _keep_others(x: Any, spec: P, axes: frozenset[Any]) -> P:
+  """Returns a spec over workers, and over other axes as an array has it."""
+  sharding = getattr(jax.typeof(x), "sharding", None)
+  held = () if sharding is None else tuple(sharding.spec)
+  entries = [
+    (*_names(own), *(n for n in _names(other) if n not in axes))
+    for own, other in itertools.zip_longest(spec, held)
+  ]
+  return P(*(entry or None for entry in entries))
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+  if entry is None:
+    return ()
+  return entry if isinstance(entry, tuple) else (entry,)

@@ -85,6 +85,7 @@ CALLS = {
     seed=1,
     local_axis="device",
     local_codec=codecs.uniform(bits=8),
+    specs=jax.P(),
   ),
   "transforms.sharded -> init": Call(PARAMS, on=SHARDED.init, mesh=["data"]),
   "transforms.sharded -> update": Call(

@@ -1,0 +1,255 @@
+"""Sharded optimizers beside tensor parallelism, on a data x model mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, transforms, wire
+from jaxmotion.memory import compress_state
+from tests.transforms.test_model_axes import (
+  BATCH,
+  PARAMS,
+  SPECS,
+  explicit_loss,
+  list_collectives,
+  loss_fn,
+  make_mesh,
+  place,
+  plain_step,
+)
+
+# Of 2 workers; the model's axis cuts the other dimension.
+CUTS = {"b": P(), "w1": P("data", "model"), "w2": P("model", "data")}
+ADAM = optax.adam(0.05)
+
+
+def make_tx(specs=SPECS, **options):
+  options = {"weight_codec": codecs.identity()} | options
+  return jaxmotion.sharded("data", ADAM, specs=specs, **options)
+
+
+def check_trained(params, loss, mesh):
+  """Compares with the plain optimizer after two steps."""
+  expected, expected_loss, _ = plain_step()
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+  for name, spec in SPECS.items():
+    np.testing.assert_allclose(params[name], expected[name], atol=1e-6)
+    sharding = NamedSharding(mesh, spec)
+    assert params[name].sharding.is_equivalent_to(sharding, params[name].ndim)
+
+
+def check_state(state, mesh):
+  mu = optax.tree.get(state, "mu")
+  for tree in (mu, *([state.master.value] if state.master.value else [])):
+    for name, spec in CUTS.items():
+      sharding = NamedSharding(mesh, spec)
+      assert tree[name].shape == PARAMS[name].shape
+      assert tree[name].sharding.is_equivalent_to(sharding, tree[name].ndim)
+
+
+@pytest.mark.parametrize("weight_codec", [None, codecs.identity()])
+def test_identity_is_the_plain_step_of_jit(weight_codec):
+  mesh, tx = make_mesh(), make_tx(weight_codec=weight_codec)
+  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=SPECS)
+  args = init(place(PARAMS, mesh))
+  check_state(args[1], mesh)
+  compiled = step.lower(*args, BATCH).compile()
+  for _ in range(2):
+    *args, loss = step(*args, BATCH)
+  check_trained(args[0], loss, mesh)
+  check_state(args[1], mesh)
+  plain = plain_step()[2]
+  assert list_collectives(compiled, "model") == list_collectives(plain, "model")
+
+
+def draw_gradients(steps):
+  """Of every example, far from equal: its gradient is itself."""
+  rng = np.random.default_rng(1)
+  return [
+    {k: rng.normal(size=(4, *a.shape)).astype("f") for k, a in PARAMS.items()}
+    for _ in range(steps)
+  ]
+
+
+def linear_loss(params, batch):
+  return sum(jnp.sum(params[k] * jnp.mean(batch[k], 0)) for k in params)
+
+
+@functools.cache
+def train_coded():
+  """(state, compiled step, traced bytes, replicas, skipped) through 4 bits."""
+  codec = codecs.uniform(bits=4, block=32, rounding="stochastic")
+  tx = jaxmotion.sharded(
+    "data",
+    optax.sgd(1.0),
+    specs=SPECS,
+    gradient_codec=codecs.feedback(codec),
+    weight_codec=codec,
+    nonfinite="skip",
+  )
+  mesh, grads = make_mesh(), draw_gradients(3)
+  init, step = jaxmotion.data_parallel(
+    linear_loss, tx, mesh, specs=SPECS, donate=False
+  )
+  params, state = init(place(PARAMS, mesh))
+  traced = wire.step_bytes(step, params, state, grads[0])
+  compiled = step.lower(params, state, grads[0]).compile()
+  for batch in grads:
+    params, state, _ = step(params, state, batch)
+  # One element of one shard on one worker is not finite.
+  bad = grads[0] | {"w1": grads[0]["w1"].copy()}
+  bad["w1"][0, 0, 0] = np.nan
+  return params, state, compiled, traced, step(params, state, bad)
+
+
+def test_codecs_conserve_what_came_in():
+  _, state, _, _, _ = train_coded()
+  exact = {
+    k: sum(g[k].astype(np.float64).mean(0) for g in draw_gradients(3))
+    for k in PARAMS
+  }
+  rows, ((whole, _),) = state.codec_state.value
+  codec = codecs.feedback(codecs.uniform(bits=4, block=32))
+  # Rows of devices, data major: the mean over workers, of each model's shard.
+  error = {"b": jax.vmap(codec.error)(whole)[::2].mean(0)}
+  for name, axis, memory in zip(("w1", "w2"), (0, 1), rows, strict=True):
+    own = np.asarray(jax.vmap(jax.vmap(codec.error))(memory), np.float64)
+    shards = own.reshape(2, 2, *own.shape[1:]).mean(0)  # (model, part, ...)
+    error[name] = np.concatenate(
+      [np.concatenate(list(shard), axis) for shard in shards], 1 - axis
+    )
+  for name in PARAMS:
+    sent = PARAMS[name] - np.asarray(state.master.value[name], np.float64)
+    np.testing.assert_allclose(sent + error[name], exact[name], atol=1e-5)
+    assert np.abs(error[name]).max() > 1e-3
+
+
+def test_a_device_sends_its_own_part_and_nothing_else():
+  _, _, compiled, traced, _ = train_coded()
+  # Each of two workers sends one part of two, and then its own part.
+  parts = {"w1": jnp.zeros((4, 16)), "w2": jnp.zeros((16, 4))}
+  codec = codecs.uniform(bits=4, block=32)
+  expected = sum(2 * wire.payload_bytes(codec, part) for part in parts.values())
+  expected += wire.payload_bytes(codec, jnp.zeros(8)) + 4  # b, and the loss.
+  agreement = 6  # All four devices agree, by a sum, that all is finite.
+  assert traced.total_bytes == expected + agreement
+  own = 2 * 4  # The loss adds up the shards of w1, and those of w2.
+  assert wire.compiled_bytes(compiled).total_bytes == traced.total_bytes + own
+
+
+def test_devices_of_a_worker_agree_on_what_they_share():
+  params, state, _, _, (skipped, after, _) = train_coded()
+  first, *others = [np.asarray(s.data) for s in params["b"].addressable_shards]
+  for other in others:
+    np.testing.assert_array_equal(first, other)
+  assert int(after.skipped) == 1
+  jax.tree.map(np.testing.assert_array_equal, skipped, params)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (after.master, after.inner, after.codec_state),
+    (state.master, state.inner, state.codec_state),
+  )
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_types_of_explicit_axes_tell_what_is_sharded(bound):
+  mesh, tx = make_mesh(AxisType.Explicit), make_tx(specs=None)
+  params = place(PARAMS, mesh)
+  if bound:  # A step of one's own, whose state is made beside it.
+    tx = transforms.bind_mesh(tx, mesh, specs=SPECS)
+
+    @transforms.parallelize_step(mesh)
+    def step(params, state, batch):
+      loss, grads = jax.value_and_grad(explicit_loss)(params, batch)
+      updates, state = tx.update(grads, state, params)
+      return optax.apply_updates(params, updates), state, loss
+
+    state = tx.init(params)
+  else:
+    init, step = jaxmotion.data_parallel(explicit_loss, tx, mesh, specs=SPECS)
+    params, state = init(params)
+  check_state(state, mesh)
+  with jax.set_mesh(mesh):
+    for _ in range(2):
+      params, state, loss = step(params, state, BATCH)
+  check_trained(params, loss, mesh)
+  check_state(state, mesh)
+
+
+def trace_update(tx, specs=SPECS, params=PARAMS, axis_names=("data",)):
+  """Traces a state and an update of two workers; nothing is compiled."""
+
+  def update(params):
+    varying = tuple(sorted(set(axis_names) - {"model"}))
+    grads = jax.tree.map(
+      lambda a: jax.lax.pcast(a, varying, to="varying"), params
+    )
+    return tx.update(grads, tx.init(params), params)[0]
+
+  full = "model" in axis_names
+  mapped = jax.shard_map(
+    update,
+    mesh=make_mesh(),
+    in_specs=(specs if full else P(),),
+    out_specs=specs if full else P(),
+    axis_names=set(axis_names),
+  )
+  return jax.eval_shape(mapped, jax.tree.map(jnp.asarray, params))
+
+
+def test_a_map_over_all_axes_wants_specs_too():
+  both = ("data", "model")
+  assert trace_update(make_tx(), axis_names=both)["w1"].shape == (8, 32)
+  with pytest.raises(ValueError, match="`specs` must say .*'model'.* `w1`"):
+    trace_update(make_tx(specs=None), axis_names=both)
+
+
+def test_updates_that_look_across_a_shard_of_the_model_are_refused():
+  # Workers do not cut the only dimension, which the model's axis shards.
+  params, specs = {"b": np.zeros(256, np.float32)}, {"b": P("model")}
+  for inner in (optax.lamb(1e-3), optax.clip_by_global_norm(1.0)):
+    tx = jaxmotion.sharded("data", inner, specs=specs)
+    with pytest.raises(ValueError, match="`tx` must treat every element"):
+      trace_update(tx, specs, params)
+  trace_update(jaxmotion.sharded("data", ADAM, specs=specs), specs, params)
+
+
+def test_encoded_moments_are_each_devices_own():
+  inner = compress_state(ADAM, min_leaf_size=64)
+  tx = jaxmotion.sharded("data", inner, specs=SPECS)
+  state = jax.eval_shape(
+    lambda: transforms.init_state(tx, PARAMS, make_mesh(), specs=SPECS)
+  )
+  leaves = jax.tree.leaves(state.inner.value)
+  specs = jax.tree.leaves(state.inner.specs().value)
+  encoded = [
+    spec
+    for a, spec in zip(leaves, specs, strict=True)
+    if a.shape and a.shape not in {x.shape for x in PARAMS.values()}
+  ]
+  assert encoded
+  for spec in encoded:
+    assert {n for e in spec for n in (e or ())} == {"data", "model"}, spec
+  trace_update(tx)
+
+
+def test_the_clip_takes_the_norm_over_workers_and_the_model():
+  clip = transforms.clip_by_global_norm(0.5, "data")
+  tx = jaxmotion.sharded("data", optax.chain(clip, optax.sgd(1.0)), specs=SPECS)
+  (grads,) = draw_gradients(1)
+  init, step = jaxmotion.data_parallel(
+    linear_loss, tx, make_mesh(), specs=SPECS
+  )
+  params, _, _ = step(*init(PARAMS), grads)
+  means = {k: g.mean(0) for k, g in grads.items()}
+  norm = np.sqrt(sum(np.sum(g**2) for g in means.values()))
+  for name, mean in means.items():
+    np.testing.assert_allclose(
+      params[name], PARAMS[name] - 0.5 * mean / norm, atol=1e-6
+    )
