@@ -131,8 +131,8 @@ def join_name(
   raise ValueError(
     f"`fun` must return results that are equal on all workers of {axis_name!r}"
     f", got one that differs at {path!r}: begin the optimizer with "
-    "jaxmotion.exchange, average statistics by `mean`, and sum or gather other "
-    "results by jax.lax."
+    "jaxmotion.exchange, average statistics by `mean`, agree on a choice by "
+    "jax.lax.pmin, and sum or gather other results by jax.lax."
   )
 
 

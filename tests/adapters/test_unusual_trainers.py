@@ -1,0 +1,264 @@
+"""Trainers of unusual kinds, plain on one device and compressed on four."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.dynamic_scale import DynamicScale
+from jax import lax
+from optax import contrib
+
+import jaxmotion
+from jaxmotion import codecs
+from tests.adapters.trainers.networks import (
+  apply_network as apply,
+  cross_entropy,
+  init_params,
+)
+
+MESH = jax.make_mesh((4,), ("data",))
+INT8 = codecs.feedback(codecs.uniform(bits=8, block=16))
+STEPS = 4
+
+
+def make_batches():
+  rng = np.random.default_rng(0)
+  return [
+    {
+      "x": rng.normal(size=(16, 6)).astype(np.float32),
+      "y": rng.integers(0, 4, 16).astype(np.int32),
+    }
+    for _ in range(STEPS)
+  ]
+
+
+def loss_fn(params, batch):
+  return cross_entropy(apply(params, batch["x"]), batch["y"])
+
+
+def compare(train, codec, tolerance):
+  """Compares what a trainer returns with that of the compressed one.
+
+  Args:
+    train: (wrap, map) -> tree of arrays. `wrap` makes the optimizer that is
+      used from another one, and `map` the step that is run.
+    codec: of the exchange.
+    tolerance: greatest difference, relative to the greatest element.
+  """
+
+  def wrap(tx):
+    return jaxmotion.bind_mesh(
+      optax.chain(jaxmotion.exchange("data", codec), tx), MESH
+    )
+
+  expected = train(lambda tx: tx, jax.jit)
+  found = train(wrap, jaxmotion.parallelize_step(MESH))
+  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    error = np.abs(np.asarray(a) - np.asarray(b)).max()
+    assert error <= tolerance * np.abs(b).max()
+
+
+def train_by_optimizers(wrap, map_step):
+  """Optimizers with copies, averages and rates among their state."""
+  adam = optax.inject_hyperparams(optax.adam)
+  kinds = {
+    "accumulated": optax.MultiSteps(optax.adam(0.01), 2),
+    "injected": adam(learning_rate=0.01),
+    "muon": contrib.muon(0.01),
+    "schedule_free": contrib.schedule_free_adamw(0.01, warmup_steps=2),
+    "prodigy": contrib.prodigy(),
+  }
+  txs = {name: wrap(tx) for name, tx in kinds.items()}
+
+  @map_step
+  def step(params, states, mean, batch):
+    for name, tx in txs.items():
+      grads = jax.grad(loss_fn)(params[name], batch)
+      updates, states[name] = tx.update(grads, states[name], params[name])
+      params[name] = optax.apply_updates(params[name], updates)
+    return params, states, optax.incremental_update(params, mean, 0.1)
+
+  params = {name: init_params(6) for name in txs}
+  states = {name: tx.init(params[name]) for name, tx in txs.items()}
+  mean = params
+  for i, batch in enumerate(make_batches()):
+    # From outside, as a schedule of the loop does.
+    rates = optax.tree.get(states["injected"], "hyperparams")
+    rates["learning_rate"] = 0.01 / (i + 1)
+    params, states, mean = step(params, states, mean, batch)
+  return params, mean
+
+
+def train_several_steps(wrap, map_step):
+  """One call of several steps: a scan over a step that is mapped."""
+  tx = wrap(optax.adam(0.01))
+
+  @map_step
+  def step(params, opt_state, batch):
+    grads = jax.grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  @jax.jit
+  def run(params, opt_state, batches):
+    def body(carry, batch):
+      return step(*carry, batch), None
+
+    return lax.scan(body, (params, opt_state), batches)[0]
+
+  params = init_params(6)
+  batches = jax.tree.map(lambda *leaves: np.stack(leaves), *make_batches())
+  return run(params, tx.init(params), batches)[0]
+
+
+def train_with_loss_scale(wrap, map_step):
+  """Scaled losses; only one worker overflows, and all have to skip."""
+  tx = wrap(optax.adam(0.01))
+
+  def agree(found):
+    return found
+
+  if map_step is not jax.jit:
+
+    def agree(found):
+      return jax.tree.map(lambda a: lax.pmin(a, "data"), found)
+
+  @map_step
+  def step(params, opt_state, scale, batch):
+    scale, finite, _, grads = scale.value_and_grad(loss_fn)(params, batch)
+    scale, finite = agree((scale, finite))
+    updates, new_state = tx.update(grads, opt_state, params)
+    new = optax.apply_updates(params, updates), new_state
+    kept = jax.tree.map(
+      functools.partial(jnp.where, finite), new, (params, opt_state)
+    )
+    return *kept, scale, finite
+
+  params, scale = init_params(6), DynamicScale(growth_interval=2)
+  opt_state = tx.init(params)
+  finites = []
+  for i, batch in enumerate(make_batches()):
+    if i == 1:
+      batch["x"][-1] = np.inf
+    params, opt_state, scale, finite = step(params, opt_state, scale, batch)
+    finites.append(bool(finite))
+  assert finites == [True, False, True, True]
+  return params, scale.scale, scale.fin_steps
+
+
+class _Layer(nn.Module):
+  @nn.compact
+  def __call__(self, x, _):
+    return nn.tanh(nn.Dense(6)(x)), None
+
+
+class _ScannedNetwork(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    layers = nn.scan(
+      nn.remat(_Layer),
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      length=3,
+    )
+    x, _ = layers(name="layers")(x, None)
+    return nn.Dense(4)(x)
+
+
+def train_scanned_layers(wrap, map_step):
+  """Layers of Linen that `nn.scan` stacks, each computed again backward."""
+  network = _ScannedNetwork()
+  tx = wrap(optax.adam(0.01))
+
+  @map_step
+  def step(params, opt_state, batch):
+    def loss_fn(params):
+      return cross_entropy(network.apply(params, batch["x"]), batch["y"])
+
+    grads = jax.grad(loss_fn)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 6)))
+  opt_state = tx.init(params)
+  for batch in make_batches():
+    params, opt_state = step(params, opt_state, batch)
+  return params
+
+
+def train_partitioned_module(wrap, map_step):
+  """A module with functions among its leaves, as those of Equinox have."""
+  module = {**init_params(6), "activation": jax.nn.relu}
+  arrays, rest = split_module(module)
+  tx = wrap(optax.adam(0.01))
+
+  @map_step
+  def step(arrays, opt_state, batch):
+    def loss_fn(arrays):
+      module = join_module(arrays, rest)
+      hidden = module["activation"](batch["x"] @ module["first"])
+      return cross_entropy(hidden @ module["last"], batch["y"])
+
+    grads = jax.grad(loss_fn)(arrays)
+    updates, opt_state = tx.update(grads, opt_state, arrays)
+    return optax.apply_updates(arrays, updates), opt_state
+
+  opt_state = tx.init(arrays)
+  for batch in make_batches():
+    arrays, opt_state = step(arrays, opt_state, batch)
+  return arrays
+
+
+def split_module(module):
+  """Arrays and the rest of a module, None in the places of the other."""
+
+  def take(arrays):
+    return jax.tree.map(
+      lambda x: x if isinstance(x, jax.Array) is arrays else None, module
+    )
+
+  return take(True), take(False)
+
+
+def join_module(arrays, rest):
+  return jax.tree.map(
+    lambda a, b: b if a is None else a,
+    arrays,
+    rest,
+    is_leaf=lambda x: x is None,
+  )
+
+
+@pytest.mark.parametrize(
+  ("train", "codec", "tolerance"),
+  [
+    (train_by_optimizers, codecs.identity(), 1e-6),
+    (train_several_steps, INT8, 5e-3),
+    (train_with_loss_scale, INT8, 5e-3),
+    (train_scanned_layers, codecs.identity(), 1e-6),
+    (train_partitioned_module, INT8, 5e-3),
+  ],
+)
+def test_compression_changes_little(train, codec, tolerance):
+  compare(train, codec, tolerance)
+
+
+def test_a_choice_that_workers_make_alone_is_refused():
+  tx = optax.chain(jaxmotion.exchange("data"), optax.adam(0.01))
+  tx = jaxmotion.bind_mesh(tx, MESH)
+
+  @jaxmotion.parallelize_step(MESH)
+  def step(params, opt_state, batch):
+    grads = jax.grad(loss_fn)(params, batch)
+    finite = jnp.isfinite(optax.tree.norm(grads))
+    updates, opt_state = tx.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda u: jnp.where(finite, u, 0), updates)
+    return optax.apply_updates(params, updates), opt_state
+
+  params = init_params(6)
+  with pytest.raises(ValueError, match="'step: 0/first'.*choice.*lax.pmin"):
+    step.eval_shape(params, tx.init(params), make_batches()[0])
