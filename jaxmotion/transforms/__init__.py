@@ -12,9 +12,12 @@ from jaxmotion.transforms._exchange import exchange as exchange
 from jaxmotion.transforms._exchange_state import (
   ExchangeState as ExchangeState,
 )
-from jaxmotion.transforms._fully_sharded import (
+from jaxmotion.transforms._fully_sharded import fully_sharded as fully_sharded
+from jaxmotion.transforms._fully_sharded_plan import (
   FullyShardedState as FullyShardedState,
-  fully_sharded as fully_sharded,
+)
+from jaxmotion.transforms._gradient_guard import (
+  GradientGuard as GradientGuard,
 )
 from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (

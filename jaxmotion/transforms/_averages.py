@@ -1,14 +1,21 @@
 """Means over workers of what a step computes beside its gradient."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, AxisName, PyTree, assert_replicated
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PerWorker,
+  PyTree,
+  assert_replicated,
+)
+from jaxmotion.transforms._local_work import LocalWork
 from jaxmotion.transforms._model_state import is_floating
 
 
@@ -106,3 +113,35 @@ def average_states(
     for i, a in enumerate(leaves)
   ]
   return jax.tree.unflatten(treedef, leaves), means[: len(metrics)]
+
+
+def average_work(
+  work: LocalWork,
+  model: PyTree,
+  axis_name: AxisName,
+  *,
+  model_state: str | None,
+  is_averaged: Callable[[Array], bool],
+) -> tuple[PyTree, PyTree]:
+  """Returns the metrics and the model state of a step, averaged over workers.
+
+  Args:
+    work: this worker's own, whose leaves have a leading axis of length 1.
+    model: model state before the step.
+    axis_name: the workers' axis.
+    model_state: "mean", "local" or None, as for `data_parallel`.
+    is_averaged: whether a metric, with its axis of workers, becomes a mean.
+  """
+  metrics, treedef = jax.tree.flatten(work.metrics)
+  averaged = [i for i, m in enumerate(metrics) if is_averaged(m)]
+  own = [metrics[i][0] for i in averaged]
+  weight = None if work.weight is None else work.weight[0]
+  if model_state == "mean":
+    new = jax.tree.map(lambda a: jnp.squeeze(a, 0), work.model_state)
+    model, means = average_states(new, model, own, axis_name, weight)
+  else:
+    model = PerWorker(work.model_state) if model_state == "local" else None
+    means = average_metrics(own, axis_name, weight)
+  for i, mean in zip(averaged, means, strict=True):
+    metrics[i] = mean
+  return jax.tree.unflatten(treedef, metrics), model

@@ -29,7 +29,7 @@ from jaxmotion.core import (
   state_specs,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_metrics, average_states
+from jaxmotion.transforms._averages import average_work
 from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._init_state import check_axes, make_state
 from jaxmotion.transforms._local_work import LocalWork, make_local_work
@@ -247,7 +247,13 @@ def data_parallel(
     grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), work.grads)
     if work.weight is not None:
       extra_args = extra_args | {"weight": work.weight[0]}
-    metrics, new_model = average_work(work, model)
+    metrics, new_model = average_work(
+      work,
+      model,
+      axis_name,
+      model_state=model_state,
+      is_averaged=is_averaged,
+    )
     loss = metrics[0] if has_aux else metrics
     params, new_state = update_params(
       tx,
@@ -261,22 +267,6 @@ def data_parallel(
     if stateful:
       new_model = keep_if_skipped(new_model, model, opt_state, new_state)
     return params, new_model, new_state, metrics
-
-  def average_work(work: LocalWork, model: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns metrics and model state; each mean is over workers."""
-    metrics, treedef = jax.tree.flatten(work.metrics)
-    averaged = [i for i, m in enumerate(metrics) if is_averaged(m)]
-    own = [metrics[i][0] for i in averaged]
-    weight = None if work.weight is None else work.weight[0]
-    if stateful and not is_local:
-      new = jax.tree.map(lambda a: jnp.squeeze(a, 0), work.model_state)
-      model, means = average_states(new, model, own, axis_name, weight)
-    else:
-      model = PerWorker(work.model_state) if is_local else None
-      means = average_metrics(own, axis_name, weight)
-    for i, mean in zip(averaged, means, strict=True):
-      metrics[i] = mean
-    return jax.tree.unflatten(treedef, metrics), model
 
   def run_step(
     params: PyTree,

@@ -2,29 +2,34 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import all_reduce, all_reduce_hierarchical
-from jaxmotion.collectives.extend import all_axes, check_batch
+from jaxmotion.collectives.extend import (
+  NONFINITE_POLICIES,
+  all_axes,
+  apply_nonfinite_policy,
+  check_batch,
+  keep_update,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
   PerWorker,
   PyTree,
-  Split,
   check_arrays,
   check_axis_name,
   check_bool,
   check_buffers,
   check_callable,
+  check_choice,
   check_instance,
   check_int,
   map_local_work,
@@ -34,31 +39,35 @@ from jaxmotion.core import (
   to_varying,
   unpack_worker,
 )
+from jaxmotion.transforms._averages import average_work
 from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._fully_sharded_plan import (
+  FullyShardedState,
   ShardPlan,
   compile_pattern,
 )
+from jaxmotion.transforms._fully_sharded_work import (
+  ShardedWork,
+  make_sharded_work,
+)
 from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._model_state import (
+  check_equal,
+  is_floating,
+  keep_if_skipped,
+)
 from jaxmotion.transforms._parts import init_parts, update_parts
-from jaxmotion.transforms._placement import as_transformation, check_trained
+from jaxmotion.transforms._placement import (
+  as_transformation,
+  check_trained,
+  check_unexchanged,
+)
 from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 from jaxmotion.transforms._weight_part import check_regather
 
-
-class FullyShardedState(NamedTuple):
-  """State of a `fully_sharded` step.
-
-  Attributes:
-    count: int32[], updates so far.
-    inner: state of the optimizer, of each worker's part.
-    error: error memory of each leaf that is cut, each worker's own; None
-      without memory.
-  """
-
-  count: Array  # type: ignore[assignment]
-  inner: Split
-  error: PerWorker
+_PLAIN_ARGS = ("params", "opt_state", "batch")
+_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
 
 
 def fully_sharded(
@@ -74,6 +83,11 @@ def fully_sharded(
   local_codec: Codec | None = None,
   regather: bool | str = True,
   stacked: str | None = None,
+  has_aux: bool = False,
+  model_state: str | None = None,
+  weight_fn: Callable[..., Any] | None = None,
+  microbatches: int = 1,
+  nonfinite: str = "propagate",
   seed: int = 0,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -96,7 +110,8 @@ def fully_sharded(
   Args:
     loss_fn: (params, batch) -> scalar mean over the worker's own batch. Leaves
       of `params` that are cut are `WeightPart`: make arrays of them by
-      `gather_params`, or wrap blocks in `gather_block`.
+      `gather_params`, or wrap blocks in `gather_block`. With `has_aux`,
+      `model_state` or a `key` it is as for `data_parallel`.
     tx: optimizer that treats every element by itself, as for `sharded`.
     mesh: device mesh that has the axis.
     axis_name: the workers' axis, or a tuple of axes; that of the hosts if there
@@ -117,24 +132,41 @@ def fully_sharded(
       nothing; a device keeps the words of all weights.
     stacked: regular expression for paths of leaves whose first dimension counts
       the layers of a `lax.scan`; that dimension is not cut.
+    has_aux: whether `loss_fn` returns auxiliary values, as for `data_parallel`.
+    model_state: what becomes of state that `loss_fn` returns anew: "mean",
+      "local" or None, as for `data_parallel`.
+    weight_fn: batch -> the worker's weight in the mean, such as its number of
+      tokens, as for `data_parallel`.
+    microbatches: number of parts that a worker's batch is computed in, as for
+      `data_parallel`. Each part gathers weights and reduces its gradient, so
+      bytes grow with it: a whole gradient is never in memory.
+    nonfinite: policy for gradients, and weights, that are not finite on some
+      worker: "propagate", "skip" (all workers agree to keep parameters,
+      moments, error memory and floating-point model state as they were) or
+      "zero".
     seed: seed of stochastic rounding and sampling, in [0, 2^32).
     donate: whether `step` takes the buffers of `params` and `opt_state`.
 
   Returns:
     init: params -> (params, opt_state), placed on the mesh in parts: ordinary
-      arrays of the parameters' shapes.
-    step: (params, opt_state, batch, **extra_args) -> (params, opt_state, loss),
-      jitted. Every leaf of `batch` is split along its leading axis. Extra
-      arguments go to `tx.update`.
+      arrays of the parameters' shapes. With `model_state`,
+      (params, model_state) -> (params, model_state, opt_state).
+    step: (params, opt_state, batch, *, key=None, **extra_args) -> (params,
+      opt_state, loss or (loss, aux)), jitted. With `model_state`, (params,
+      model_state, opt_state, batch, ...) -> (params, model_state, opt_state,
+      loss or (loss, aux)). Every leaf of `batch` is split along its leading
+      axis. `key` is as for `data_parallel`. Extra arguments go to `tx.update`.
 
   Raises:
     TypeError: an argument of another type.
     ValueError: the mesh has no such axis, an axis is in both `axis_name` and
       `local_axis`, a codec has state or joins leaves, `stacked` is no regular
-      expression, or `local_codec` or `regather="local"` is given without
-      `local_axis`. `init` raises it for a `stacked` that
-      matches no leaf. `step` raises it for a batch that the
-      workers do not divide, and for a `tx` that looks across elements.
+      expression, `local_codec` or `regather="local"` is given without
+      `local_axis`, or `model_state` or `nonfinite` is unknown. `init` raises it
+      for a `stacked` that matches no leaf and for a `tx` with an exchange.
+      `step` raises it for a batch that workers and `microbatches` do not
+      divide, for a `tx` that looks across elements, and for a `loss_fn` that
+      returns something else.
 
   Example:
     >>> from jaxmotion.transforms import gather_block
@@ -169,6 +201,12 @@ def fully_sharded(
     if codec is not None:
       check_codec(name, codec, trees=True)
   check_bool("error_feedback", error_feedback)
+  check_bool("has_aux", has_aux)
+  check_choice("model_state", model_state, (None, "mean", "local"))
+  if weight_fn is not None:
+    check_callable("weight_fn", weight_fn)
+  check_int("microbatches", microbatches, 1, 2**31 - 1)
+  check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   check_int("seed", seed, 0, 2**32 - 1)
   check_bool("donate", donate)
   plan = ShardPlan(
@@ -179,11 +217,23 @@ def fully_sharded(
     gradient_codec,
     local_codec,
     regather,
+    nonfinite,
     compile_pattern(stacked),
     seed,
   )
   inner = optax.with_extra_args_support(tx)
   split = P(axes)
+  stateful, is_local = model_state is not None, model_state == "local"
+  model_spec = split if is_local else P()
+
+  compute_work = make_sharded_work(
+    loss_fn,
+    plan,
+    has_aux=has_aux,
+    stateful=stateful,
+    weight_fn=weight_fn,
+    microbatches=microbatches,
+  )
 
   def init_local(parts: PyTree, cuts: list[LeafCut]) -> FullyShardedState:
     memory = [
@@ -193,11 +243,12 @@ def fully_sharded(
     ]
     return FullyShardedState(
       jnp.zeros((), jnp.int32),
+      jnp.zeros((), jnp.int32),
       init_parts(inner, parts, cuts, axes),
       pack_worker(to_varying(memory, axes)),
     )
 
-  def init(params: PyTree) -> tuple[PyTree, FullyShardedState]:
+  def init_params(params: PyTree) -> tuple[PyTree, FullyShardedState]:
     check_arrays("params", params)
     check_trained(params)
     check_buffers({"params": params})
@@ -205,12 +256,7 @@ def fully_sharded(
     plan.check_stacked(params)
     cuts = plan.cut_leaves(params)
     specs = plan.param_specs(params, cuts)
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-
-    def copy(params: PyTree) -> PyTree:
-      return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), params)
-
-    params = jax.jit(copy, out_shardings=shardings)(params)
+    params = _copy_to(params, mesh, specs)
     found: list[PyTree] = []
 
     def trace_init(parts: PyTree) -> Array:
@@ -221,6 +267,7 @@ def fully_sharded(
       jax.shard_map(trace_init, mesh=mesh, in_specs=(specs,), out_specs=P()),
       params,
     )
+    check_unexchanged(found[0].inner)
     make_state = jax.shard_map(
       lambda parts: init_local(parts, cuts),
       mesh=mesh,
@@ -229,76 +276,179 @@ def fully_sharded(
     )
     return params, jax.jit(make_state)(params)
 
+  def init_model(
+    params: PyTree, model_state: PyTree
+  ) -> tuple[PyTree, PyTree, FullyShardedState]:
+    check_arrays("model_state", model_state)
+    check_buffers({"params": params, "model_state": model_state})
+    params, opt_state = init_params(params)
+    model = jax.tree.map(jnp.asarray, model_state)
+    model = _copy_to(model, mesh, jax.tree.map(lambda a: P(), model))
+    if is_local:
+      pack = jax.shard_map(
+        pack_worker, mesh=mesh, in_specs=P(), out_specs=split
+      )
+      model = jax.jit(pack)(model)
+    return params, model, opt_state
+
   def compute_own(
-    parts: PyTree, count: Array, error: PerWorker, batch: PyTree, cuts: Any
-  ) -> tuple[PyTree, PyTree, PyTree]:
-    """Returns a worker's loss, its part of the gradient and its memory."""
+    parts: PyTree,
+    opt_state: tuple[Array, PerWorker],
+    model: PyTree,
+    batch: PyTree,
+    keys: PyTree,
+    cuts: list[LeafCut],
+  ) -> ShardedWork:
+    count, error = opt_state
+    key = None if keys is None else keys[0]
     errors = unpack_worker(error)
-    keys = plan.leaf_keys(parts, cuts, count)
-
-    def own_loss(parts: PyTree, errors: list[Array]) -> Array:
-      return loss_fn(plan.wrap_parts(parts, errors, keys, cuts), batch)
-
-    loss, (grads, changes) = jax.value_and_grad(own_loss, argnums=(0, 1))(
-      parts, errors
-    )
-    errors = jax.tree.map(jnp.add, errors, changes)
-    return jax.tree.map(lambda a: jnp.expand_dims(a, 0), (loss, grads, errors))
+    if is_local:
+      check_instance(
+        "model_state", model, PerWorker, "the PerWorker that `init` returned"
+      )
+      model = unpack_worker(model)
+    elif stateful:
+      check_equal(
+        lambda fixed, own: (
+          (
+            compute_work(own[0], errors, count, fixed, *own[1:], cuts)
+          ).local.model_state
+        ),
+        model,
+        (parts, batch, key),
+        axes,
+      )
+    work = compute_work(parts, errors, count, model, batch, key, cuts)
+    return jax.tree.map(lambda a: jnp.expand_dims(a, 0), work)
 
   def update_own(
     parts: PyTree,
+    model: PyTree,
     state: FullyShardedState,
-    own: tuple[PyTree, PyTree, PyTree],
+    work: ShardedWork,
     extra_args: dict[str, Any],
     cuts: list[LeafCut],
-  ) -> tuple[PyTree, FullyShardedState, Array]:
-    loss, grads, errors = jax.tree.map(lambda a: jnp.squeeze(a, 0), own)
+  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
+    metrics, new_model = average_work(
+      work.local,
+      model,
+      axes,
+      model_state=model_state,
+      is_averaged=_is_averaged,
+    )
+    squeezed = jax.tree.map(
+      lambda a: jnp.squeeze(a, 0),
+      (work.local.grads, work.errors, work.flags, work.local.weight),
+    )
+    grads, errors, flags, weight = squeezed
     is_cut = [cut.dimension is not None for cut in cuts]
+    _, ok = apply_nonfinite_policy(nonfinite, (flags, weight), axes)
     grads = _average_whole(grads, is_cut, axis_name, local_axis)
-    changes, new = update_parts(
+    changes, new_inner = update_parts(
       inner, grads, state.inner, parts, is_cut, axes, extra_args
     )
-    state = FullyShardedState(
-      optax.safe_increment(state.count),
-      new,
-      pack_worker(to_varying(errors, axes)),
+    errors = pack_worker(to_varying(errors, axes))
+    changes, (new_inner, errors) = keep_update(
+      ok, changes, (new_inner, errors), (state.inner, state.error)
     )
-    parts = optax.apply_updates(parts, changes)
-    return parts, state, lax.pmean(loss, axes)
+    skipped = state.skipped
+    if ok is not None:
+      skipped = skipped + (1 - ok.astype(jnp.int32))
+    count = optax.safe_increment(state.count)
+    new = FullyShardedState(count, skipped, new_inner, errors)
+    if stateful:
+      new_model = keep_if_skipped(new_model, model, state, new)
+    return optax.apply_updates(parts, changes), new_model, new, metrics
 
-  def step(
+  def run_step(
     params: PyTree,
+    model: PyTree,
     opt_state: FullyShardedState,
     batch: PyTree,
-    **extra_args: Any,
-  ) -> tuple[PyTree, FullyShardedState, Array]:
+    key: Array | None,
+    extra_args: dict[str, Any],
+  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
     check_instance(
       "opt_state", opt_state, FullyShardedState, "what `init` returned"
     )
-    check_batch(batch, mesh, axes)
+    check_batch(batch, mesh, axes, microbatches)
+    if "weight" in extra_args:
+      raise ValueError(
+        "`weight` must be given by `weight_fn` of `fully_sharded`, got "
+        f"{extra_args['weight']!r} for a step."
+      )
+    check_step_key(key)
+    keys = None
+    if key is not None:
+      keys = make_worker_keys(key, opt_state, plan.count_workers())
     cuts = plan.cut_leaves(params)
     part_specs = plan.param_specs(params, cuts)
     specs = state_specs(opt_state, axes)
-    params, opt_state, batch, extra_args = place_tree(
-      (params, opt_state, batch, extra_args),
+    params, model, opt_state, batch, keys, extra_args = place_tree(
+      (params, model, opt_state, batch, keys, extra_args),
       mesh,
-      (part_specs, specs, split, P()),
+      (part_specs, model_spec, specs, split, split, P()),
     )
-    own = map_local_work(
+    # Two maps, of which XLA makes one program. Only the second checks what
+    # varies over workers, so that replicas that could differ are an error.
+    work = map_local_work(
       functools.partial(compute_own, cuts=cuts),
       mesh,
       axes,
-      (part_specs, P(), split, split),
-    )(params, opt_state.count, opt_state.error, batch)
+      (part_specs, (P(), split), model_spec, split, split),
+    )(params, (opt_state.count, opt_state.error), model, batch, keys)
+    metric_specs = jax.tree.map(
+      lambda m: P() if _is_averaged(m) else split, work.local.metrics
+    )
     return jax.shard_map(
       functools.partial(update_own, cuts=cuts),
       mesh=mesh,
-      in_specs=(part_specs, specs, split, P()),
-      out_specs=(part_specs, specs, P()),
-    )(params, opt_state, own, extra_args)
+      in_specs=(part_specs, model_spec, specs, split, P()),
+      out_specs=(part_specs, model_spec, specs, metric_specs),
+    )(params, model, opt_state, work, extra_args)
 
-  names = ("params", "opt_state", "batch")
-  return init, compile_step(step, names, mesh, donate)
+  def step_params(
+    params: PyTree,
+    opt_state: FullyShardedState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, FullyShardedState, PyTree]:
+    params, _, opt_state, metrics = run_step(
+      params, None, opt_state, batch, key, extra_args
+    )
+    return params, opt_state, metrics
+
+  def step_model(
+    params: PyTree,
+    model_state: PyTree,
+    opt_state: FullyShardedState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
+    return run_step(params, model_state, opt_state, batch, key, extra_args)
+
+  if stateful:
+    return init_model, compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
+  return init_params, compile_step(step_params, _PLAIN_ARGS, mesh, donate)
+
+
+def _is_averaged(metric: Array) -> bool:
+  """Whether a metric, with its axis of workers, becomes their mean."""
+  return metric.ndim == 1 and is_floating(metric)
+
+
+def _copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+  """Returns copies of arrays on the mesh, without weak types."""
+  shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+  def copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), tree)
+
+  return jax.jit(copy, out_shardings=shardings)(tree)
 
 
 def _average_whole(

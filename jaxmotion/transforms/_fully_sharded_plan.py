@@ -14,6 +14,7 @@ from jaxmotion.core import (
   Array,
   AxisName,
   Key,
+  PerWorker,
   PyTree,
   Split,
   axis_names,
@@ -22,8 +23,26 @@ from jaxmotion.core import (
   named_leaves,
   worker_index,
 )
+from jaxmotion.transforms._gradient_guard import GradientGuard, guard_gradient
 from jaxmotion.transforms._shard_layout import LeafCut, cut_evenly
 from jaxmotion.transforms._weight_part import GatherOptions, WeightPart
+
+
+class FullyShardedState(NamedTuple):
+  """State of a `fully_sharded` step.
+
+  Attributes:
+    count: int32[], updates so far.
+    skipped: int32[], updates that were skipped for a non-finite element.
+    inner: state of the optimizer, of each worker's part.
+    error: error memory of each leaf that is cut, each worker's own; None
+      without memory.
+  """
+
+  count: Array  # type: ignore[assignment]
+  skipped: Array
+  inner: Split
+  error: PerWorker
 
 
 class ShardPlan(NamedTuple):
@@ -36,6 +55,7 @@ class ShardPlan(NamedTuple):
   gradient_codec: Codec | None
   local_codec: Codec | None
   regather: bool | str
+  nonfinite: str
   stacked: Any
   seed: int
 
@@ -98,10 +118,30 @@ class ShardPlan(NamedTuple):
       keys.append(key)
     return keys
 
+  def make_flags(self, parts: PyTree, cuts: list[LeafCut]) -> list[Array]:
+    """Returns a flag of every leaf, whose gradient says what is not finite.
+
+    The list is empty unless updates may be skipped.
+    """
+    if self.nonfinite != "skip":
+      return []
+    return [
+      self._per_layer(jnp.zeros(()), path, cut)
+      for (path, _), cut in zip(named_leaves(parts), cuts, strict=True)
+    ]
+
+  def _per_layer(self, x: Array, path: str, cut: LeafCut) -> Array:
+    """Returns a scalar for each layer of a stacked leaf that is cut."""
+    if cut.dimension is None or not self.is_stacked(path):
+      return x
+    return jnp.broadcast_to(x, cut.shape[:1])
+
   def wrap_parts(
     self,
     parts: PyTree,
     errors: list[Array],
+    flags: list[Array],
+    share: Array | None,
     keys: list[Key | None],
     cuts: list[LeafCut],
   ) -> PyTree:
@@ -116,13 +156,16 @@ class ShardPlan(NamedTuple):
         ("local_codec", self.local_codec),
       )
     ]
-    memories = iter(errors)
-    nodes = []
-    for x, key, cut, weight, gradient, local in zip(
-      leaves, keys, cuts, *codecs, strict=True
+    memories, guards = iter(errors), iter(flags)
+    paths = [path for path, _ in named_leaves(parts)]
+    nodes: list[PyTree] = []
+    for path, x, key, cut, weight, gradient, local in zip(
+      paths, leaves, keys, cuts, *codecs, strict=True
     ):
+      own = None if share is None else self._per_layer(share, path, cut)
+      guard = GradientGuard(own, next(guards, None))
       if cut.dimension is None:
-        nodes.append(x)
+        nodes.append(guard_gradient(x, guard, self.nonfinite))
         continue
       options = GatherOptions(
         self.axis_name,
@@ -132,8 +175,9 @@ class ShardPlan(NamedTuple):
         self.local_axis,
         None if self.local_axis is None else local.codec,
         self.regather,
+        self.nonfinite,
       )
-      nodes.append(WeightPart(x, next(memories, None), key, options))
+      nodes.append(WeightPart(x, next(memories, None), key, guard, options))
     return treedef.unflatten(nodes)
 
 

@@ -49,26 +49,7 @@ def make_local_work(
     handed on if it is None.
   """
 
-  def compute_loss(
-    params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
-  ) -> tuple[Array, tuple[PyTree, PyTree]]:
-    kwargs = {} if key is None else {"key": key}
-    if not stateful:
-      result = loss_fn(params, batch, **kwargs)
-      loss, aux = _split_pair(result, "aux") if has_aux else (result, None)
-      return loss, (None, aux)
-    # A copy: only the trace that made the variables of a Flax model may write
-    # to them.
-    given = jax.tree.map(lambda a: a, model_state)
-    loss, rest = _split_pair(
-      loss_fn(params, given, batch, **kwargs),
-      "(model_state, aux)" if has_aux else "model_state",
-    )
-    new, aux = (
-      _split_pair(rest, "aux", "model_state") if has_aux else (rest, None)
-    )
-    return loss, (check_same_shapes(new, model_state), aux)
-
+  compute_loss = make_own_loss(loss_fn, has_aux=has_aux, stateful=stateful)
   value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
 
   def compute_work(
@@ -78,15 +59,11 @@ def make_local_work(
     metrics = (loss, aux) if has_aux else loss
     if weight_fn is None:
       return LocalWork(metrics, new, grads, None)
-    weight = _check_result(weight_fn(batch))
+    weight = compute_weight(weight_fn, batch)
     # The mean over no tokens is not finite, nor is its gradient. A weight of
     # 0 adds nothing.
     grads = jax.tree.map(lambda g: jnp.where(weight == 0, 0, g), grads)
-    new = jax.tree.map(
-      lambda a, b: jnp.where(weight == 0, b, a) if is_floating(a) else a,
-      new,
-      model_state,
-    )
+    new = keep_unweighted(weight, new, model_state)
     return LocalWork(metrics, new, grads, weight)
 
   if microbatches == 1:
@@ -107,9 +84,7 @@ def make_local_work(
       )
       return (sums, work.model_state), (work.metrics, work.weight)
 
-    parts = jax.tree.map(
-      lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch
-    )
+    parts = split_batch(batch, microbatches)
     zeros = jax.tree.map(
       lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
       params,
@@ -124,10 +99,95 @@ def make_local_work(
     grads = jax.tree.map(
       lambda s, p: (s / divisor).astype(p.dtype), sums, params
     )
-    metrics = jax.tree.map(lambda m: _average_scalar(m, weights), metrics)
+    metrics = average_scalars(metrics, weights)
     return LocalWork(metrics, model_state, grads, weight)
 
   return accumulate_work
+
+
+def make_own_loss(
+  loss_fn: Callable[..., Any], *, has_aux: bool, stateful: bool
+) -> Callable[..., tuple[Array, tuple[PyTree, PyTree]]]:
+  """Makes a loss of one shape of whatever the caller's loss returns.
+
+  Args:
+    loss_fn: loss of the caller of a builder.
+    has_aux: whether it returns auxiliary values.
+    stateful: whether it takes and returns model state.
+
+  Returns:
+    A function (params, model_state, batch, key) -> (loss, (model_state, aux));
+    the key is not handed on if it is None.
+  """
+
+  def compute_loss(
+    params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
+  ) -> tuple[Array, tuple[PyTree, PyTree]]:
+    kwargs = {} if key is None else {"key": key}
+    if not stateful:
+      result = loss_fn(params, batch, **kwargs)
+      loss, aux = _split_pair(result, "aux") if has_aux else (result, None)
+      return loss, (None, aux)
+    # A copy: only the trace that made the variables of a Flax model may write
+    # to them.
+    given = jax.tree.map(lambda a: a, model_state)
+    loss, rest = _split_pair(
+      loss_fn(params, given, batch, **kwargs),
+      "(model_state, aux)" if has_aux else "model_state",
+    )
+    new, aux = (
+      _split_pair(rest, "aux", "model_state") if has_aux else (rest, None)
+    )
+    return loss, (check_same_shapes(new, model_state), aux)
+
+  return compute_loss
+
+
+def compute_weight(weight_fn: Callable[..., Any], batch: PyTree) -> Array:
+  """Returns a worker's weight as float32[], or raises.
+
+  Args:
+    weight_fn: batch -> weight.
+    batch: the worker's own batch.
+  """
+  return _check_result(weight_fn(batch))
+
+
+def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
+  """Returns the new model state, or the old one if the batch weighs nothing.
+
+  Args:
+    weight: float32[], the worker's weight.
+    new: model state after the batch.
+    old: model state before it.
+  """
+  return jax.tree.map(
+    lambda a, b: jnp.where(weight == 0, b, a) if is_floating(a) else a,
+    new,
+    old,
+  )
+
+
+def split_batch(batch: PyTree, microbatches: int) -> PyTree:
+  """Returns a worker's batch with a leading axis of microbatches.
+
+  Args:
+    batch: leaves whose leading axis the microbatches divide.
+    microbatches: number of parts.
+  """
+  return jax.tree.map(
+    lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch
+  )
+
+
+def average_scalars(metrics: PyTree, weights: Array | None) -> PyTree:
+  """Returns metrics whose floating-point scalars are means of microbatches.
+
+  Args:
+    metrics: arrays with a leading axis of microbatches.
+    weights: the microbatches' weights, or None.
+  """
+  return jax.tree.map(lambda m: _average_scalar(m, weights), metrics)
 
 
 def _average_scalar(metric: Array, weights: Array | None) -> Array:

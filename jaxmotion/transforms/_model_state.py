@@ -15,8 +15,7 @@ from jaxmotion.core import (
   shape_string,
 )
 from jaxmotion.program import find_varying
-from jaxmotion.transforms._exchange_state import ExchangeState
-from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
+from jaxmotion.transforms._counted_states import list_skipped
 
 
 def is_floating(a: Array) -> bool:
@@ -107,16 +106,10 @@ def keep_if_skipped(
     old_opt_state: optimizer state before the step.
     opt_state: optimizer state after it.
   """
-  before, after = _list_skipped(old_opt_state), _list_skipped(opt_state)
+  before, after = list_skipped(old_opt_state), list_skipped(opt_state)
   if not after:
     return new
   skipped = jnp.stack(after).sum() > jnp.stack(before).sum()
   return jax.tree.map(
     lambda a, b: jnp.where(skipped, b, a) if is_floating(a) else a, new, old
   )
-
-
-def _list_skipped(opt_state: PyTree) -> list[Array]:
-  kinds = (ExchangeState, SkipNonfiniteState)
-  leaves = jax.tree.leaves(opt_state, is_leaf=lambda n: isinstance(n, kinds))
-  return [node.skipped for node in leaves if isinstance(node, kinds)]

@@ -77,6 +77,26 @@ def check_placement(opt_state: PyTree) -> None:
       )
 
 
+def check_unexchanged(opt_state: PyTree) -> None:
+  """Raises if a chain exchanges gradients that its builder has reduced.
+
+  Args:
+    opt_state: state of the chain, or its shapes.
+
+  Raises:
+    ValueError: it does.
+  """
+  nodes = jax.tree.leaves(
+    opt_state, is_leaf=lambda n: isinstance(n, _EXCHANGES)
+  )
+  for node in nodes:
+    if isinstance(node, _EXCHANGES):
+      raise ValueError(
+        "`tx` must have no exchange, because `fully_sharded` reduces gradients "
+        f"through its own codecs, got one with {type(node).__name__}."
+      )
+
+
 def check_trained(params: PyTree) -> None:
   """Raises unless every parameter can have a gradient.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms._exchange_state import ExchangeState
+from jaxmotion.transforms._counted_states import list_counts
 
 
 def check_step_key(key: Any) -> None:
@@ -43,10 +43,7 @@ def make_worker_keys(key: Array, opt_state: PyTree, workers: int) -> Array:
     opt_state: state of the optimizer before the step.
     workers: number of workers.
   """
-  nodes = jax.tree.leaves(
-    opt_state, is_leaf=lambda n: isinstance(n, ExchangeState)
-  )
-  counts = [n.count for n in nodes if isinstance(n, ExchangeState)]
+  counts = list_counts(opt_state)
   if counts:
     key = jax.random.fold_in(key, counts[0])
   fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))

@@ -18,6 +18,10 @@ from jaxmotion.core import (
   check_callable,
   check_choice,
 )
+from jaxmotion.transforms._gradient_guard import (
+  GradientGuard,
+  guard_gradient,
+)
 
 
 class GatherOptions(NamedTuple):
@@ -32,6 +36,7 @@ class GatherOptions(NamedTuple):
     local_axis: the axis of the devices of one host, or None.
     local_codec: codec of gradients within a host, or None.
     regather: what the backward pass gathers again, as for `fully_sharded`.
+    nonfinite: policy for a gradient that is not finite.
   """
 
   axis_name: AxisName
@@ -41,6 +46,7 @@ class GatherOptions(NamedTuple):
   local_axis: AxisName | None = None
   local_codec: Codec | None = None
   regather: bool | str = True
+  nonfinite: str = "propagate"
 
 
 # Names of the words that are saved, and so not gathered again.
@@ -63,18 +69,20 @@ class WeightPart:
     value: the part.
     error: error memory of the gradient of the whole leaf, or None.
     key: randomness of the codecs, or None.
+    guard: what is done to the gradient before it is encoded.
     options: axis and codecs.
   """
 
   value: Array
   error: Array | None
   key: Key | None
+  guard: GradientGuard
   options: GatherOptions = dataclasses.field(metadata={"static": True})
 
   def gather_whole(self) -> Array:
     """Returns the whole weights, typed as varying."""
     options = self.options
-    return unshard(
+    whole = unshard(
       self.value,
       options.axis_name,
       options.weight_codec,
@@ -85,6 +93,7 @@ class WeightPart:
       local_axis=options.local_axis,
       local_codec=options.local_codec,
     )
+    return guard_gradient(whole, self.guard, options.nonfinite)
 
 
 def gather_params(params: PyTree) -> PyTree:

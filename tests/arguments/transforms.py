@@ -107,6 +107,11 @@ CALLS = {
     local_codec=codecs.uniform(bits=8),
     regather="local",
     stacked="layers/",
+    has_aux=True,
+    model_state="mean",
+    weight_fn=lambda batch: 1.0,
+    microbatches=2,
+    nonfinite="skip",
   ),
   "transforms.fully_sharded -> init": Call(
     PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True
@@ -118,6 +123,7 @@ CALLS = {
       np.ones((2, 4), np.float32),
       None,
       None,
+      transforms.GradientGuard(None, None),
       transforms.GatherOptions("data", -2, None, None),
     ).gather_whole,
     mesh=["data"],

@@ -178,10 +178,13 @@ def test_auxiliary_values_come_beside_the_model_state():
 
 
 def test_a_skipped_step_keeps_the_statistics():
-  tx = transforms.skip_nonfinite(TX, "data")
+  txs = {
+    "mean": transforms.skip_nonfinite(TX, "data"),
+    "local": jaxmotion.sharded("data", optax.sgd(0.1), nonfinite="skip"),
+  }
   bad = BATCH | {"x": BATCH["x"].copy()}
   bad["x"][0] = np.nan
-  for mode in ("mean", "local"):
+  for mode, tx in txs.items():
     init, step = jaxmotion.data_parallel(
       loss_fn, tx, make_mesh(), model_state=mode, donate=False
     )

@@ -47,14 +47,18 @@ def test_every_worker_and_step_draws_its_own_mask(kind, make_key):
   assert len(set(masks)) == 2 * WORKERS
 
 
-def test_the_count_is_found_inside_of_wrappers():
-  tx = transforms.skip_nonfinite(
-    optax.chain(
-      optax.masked(jaxmotion.exchange("data"), True),
-      optax.inject_hyperparams(optax.adam)(0.1),
-    ),
-    "data",
-  )
+WRAPPED = transforms.skip_nonfinite(
+  optax.chain(
+    optax.masked(jaxmotion.exchange("data"), True),
+    optax.inject_hyperparams(optax.adam)(0.1),
+  ),
+  "data",
+)
+SHARDED = jaxmotion.sharded("data", optax.sgd(0.0))
+
+
+@pytest.mark.parametrize("tx", (WRAPPED, SHARDED), ids=("wrapped", "sharded"))
+def test_the_count_is_found_inside_of_wrappers_and_of_sharded(tx):
   init, step = make_step(tx)
   args, key = init(jnp.ones(())), jax.random.key(3)
   *args, _ = step(*args, BATCH, key=key)

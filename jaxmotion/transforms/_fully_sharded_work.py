@@ -1,0 +1,145 @@
+"""Work of one worker of a fully sharded step: its loss and its gradient."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmotion.collectives.extend import apply_nonfinite_policy, apply_weight
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms._fully_sharded_plan import ShardPlan
+from jaxmotion.transforms._local_work import (
+  LocalWork,
+  average_scalars,
+  compute_weight,
+  keep_unweighted,
+  make_own_loss,
+  split_batch,
+)
+from jaxmotion.transforms._shard_layout import LeafCut
+
+
+class ShardedWork(NamedTuple):
+  """Results of one worker before the optimizer runs.
+
+  Attributes:
+    local: metrics, model state and weight. Its gradient is the mean's part of
+      leaves that are cut, and the worker's own of leaves that are whole.
+    errors: new error memory of leaves that are cut.
+    flags: for each leaf NaN if this worker's gradient was not finite.
+  """
+
+  local: LocalWork
+  errors: list[Array]
+  flags: list[Array]
+
+
+def make_sharded_work(
+  loss_fn: Callable[..., Any],
+  plan: ShardPlan,
+  *,
+  has_aux: bool,
+  stateful: bool,
+  weight_fn: Callable[..., Any] | None,
+  microbatches: int,
+) -> Callable[..., ShardedWork]:
+  """Makes the function that computes one worker's part of the gradient.
+
+  Args:
+    loss_fn: loss of the caller of `fully_sharded`.
+    plan: axes, codecs and policy.
+    has_aux: whether it returns auxiliary values.
+    stateful: whether it takes and returns model state.
+    weight_fn: batch -> weight, or None.
+    microbatches: number of parts that the batch is computed in.
+
+  Returns:
+    A function (parts, errors, count, model_state, batch, key, cuts) ->
+    ShardedWork, which exchanges gradients of leaves that are cut.
+  """
+  own_loss = make_own_loss(loss_fn, has_aux=has_aux, stateful=stateful)
+
+  def find_weights(batches: PyTree) -> tuple[Array | None, Array | None]:
+    """Returns the microbatches' weights, and their shares of the mean."""
+    if weight_fn is None:
+      return None, None
+    weights = lax.map(lambda batch: compute_weight(weight_fn, batch), batches)
+    if plan.nonfinite == "zero":
+      weights, _ = apply_nonfinite_policy("zero", weights, plan.axes)
+    mean = weights.mean()
+    own = weights / jnp.where(mean == 0, 1, mean)
+    shares = apply_weight(own, mean, plan.axes, "mean")
+    # A weight of 0 is no share, whatever the mean is.
+    return weights, jnp.where(weights == 0, 0, shares)
+
+  def compute_work(
+    parts: PyTree,
+    errors: list[Array],
+    count: Array,
+    model_state: PyTree,
+    batch: PyTree,
+    key: Array | None,
+    cuts: list[LeafCut],
+  ) -> ShardedWork:
+    batches = split_batch(batch, microbatches)
+    weights, shares = find_weights(batches)
+
+    def compute_part(
+      carry: tuple[PyTree, PyTree, list[Array]], one: tuple[Any, ...]
+    ) -> tuple[tuple[PyTree, PyTree, list[Array]], tuple[PyTree, list[Array]]]:
+      """Adds the gradient of a microbatch to the sums."""
+      (sums, model_state, errors), (i, batch, weight, share) = carry, one
+      keys = plan.leaf_keys(parts, cuts, count * microbatches + i)
+      own_key = key
+      if key is not None and microbatches > 1:
+        own_key = jax.random.fold_in(key, i)
+
+      def loss_of(
+        parts: PyTree, errors: list[Array], flags: list[Array]
+      ) -> tuple[Array, tuple[PyTree, PyTree]]:
+        params = plan.wrap_parts(parts, errors, flags, share, keys, cuts)
+        return own_loss(params, model_state, batch, own_key)
+
+      value_and_grad = jax.value_and_grad(
+        loss_of, argnums=(0, 1, 2), has_aux=True
+      )
+      (loss, (new, aux)), (grads, changes, flags) = value_and_grad(
+        parts, errors, plan.make_flags(parts, cuts)
+      )
+      if weight is not None:
+        new = keep_unweighted(weight, new, model_state)
+      errors = jax.tree.map(jnp.add, errors, changes)
+      sums = grads if microbatches == 1 else _add_share(sums, grads)
+      metrics = (loss, aux) if has_aux else loss
+      return (sums, new, errors), (metrics, flags)
+
+    def _add_share(sums: PyTree, grads: PyTree) -> PyTree:
+      return jax.tree.map(
+        lambda s, g: s + g.astype(s.dtype) / microbatches, sums, grads
+      )
+
+    indices = jnp.arange(microbatches)
+    given = (indices, batches, weights, shares)
+    if microbatches == 1:
+      first = jax.tree.map(lambda a: a[0], given)
+      carry = (None, model_state, errors)
+      (grads, model_state, errors), (metrics, flags) = compute_part(
+        carry, first
+      )
+    else:
+      zeros = jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
+        parts,
+      )
+      (sums, model_state, errors), (metrics, flags) = lax.scan(
+        compute_part, (zeros, model_state, errors), given
+      )
+      grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, parts)
+      metrics = average_scalars(metrics, weights)
+    weight = None if weights is None else weights.sum()
+    local = LocalWork(metrics, model_state, grads, weight)
+    return ShardedWork(local, errors, flags)
+
+  return compute_work

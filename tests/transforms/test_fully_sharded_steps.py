@@ -1,0 +1,142 @@
+"""Fully sharded steps of weighted batches, model state, keys and NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs
+from jaxmotion.transforms import gather_params
+from tests.transforms.helpers import bits
+
+WORKERS = 3
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+RNG = np.random.default_rng(0)
+PARAMS = {  # Cut, and whole.
+  "w": np.float32(RNG.normal(size=(12, 18)) / 4),
+  "b": np.zeros(5, np.float32),
+}
+STATE = {"mean": np.zeros(18, np.float32)}
+KEY = jax.random.key(1)
+
+
+def batch_at(step, size=4 * WORKERS):
+  x = np.random.default_rng(step).normal(size=(size, 12)).astype(np.float32)
+  # The last worker has nothing but padding.
+  real = np.arange(size) % 3 + 1
+  return {"x": x, "real": np.where(np.arange(size) < size // 3 * 2, real, 0)}
+
+
+def loss_fn(params, model_state, batch, key=None):
+  """A mean over real examples, not finite if there is none."""
+  w, b = (gather_params(params)[name] for name in ("w", "b"))
+  weights = batch["real"].astype(jnp.float32)
+  h = batch["x"] @ w
+  if key is not None:
+    h = h * jax.random.bernoulli(key, 0.5, h.shape)
+  terms = jnp.sum((jnp.tanh(h) - 0.1) ** 2, 1) + jnp.sum((b - 1) ** 2)
+  mean = 0.9 * model_state["mean"] + 0.1 * h.mean(0)
+  loss = jnp.sum(weights * terms) / jnp.sum(weights)
+  return loss, ({"mean": mean}, {"error": loss**2})
+
+
+def count_real(batch):
+  return batch["real"].sum()
+
+
+OPTIONS = {
+  "mean": dict(model_state="mean"),
+  "parts": dict(model_state="local", microbatches=2),
+}
+SHARED = dict(has_aux=True, weight_fn=count_real, donate=False)
+
+
+@functools.cache
+def steps(name):
+  """(init, step) of both builders; nothing is compiled yet."""
+  adam = optax.adam(1e-2)
+  plain = optax.chain(jaxmotion.exchange("data"), adam)
+  options = SHARED | OPTIONS[name]
+  nonfinite = "skip" if name == "mean" else "zero"
+  return (
+    jaxmotion.fully_sharded(
+      loss_fn, adam, MESH, nonfinite=nonfinite, **options
+    ),
+    jaxmotion.data_parallel(loss_fn, plain, MESH, **options),
+  )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_it_trains_as_data_parallel_does(name):
+  results = []
+  for init, step in steps(name):
+    params, model, state = init(PARAMS, STATE)
+    for i in range(2):
+      params, model, state, metrics = step(
+        params, model, state, batch_at(i), key=KEY
+      )
+    results.append((params, model, metrics))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_step_that_is_not_finite_on_one_worker_changes_nothing():
+  (init, step), _ = steps("mean")
+  before = init(PARAMS, STATE)
+  batch = batch_at(0)
+  batch["x"][1] = np.nan
+  *after, _ = step(*before, batch, key=KEY)
+  state = after[2]
+  assert int(state.skipped) == 1 and int(state.count) == 1
+  assert bits(after[:2]) == bits(before[:2])
+  assert bits(state.inner) == bits(before[2].inner)
+
+
+def sign_step(**options):
+  """A step whose gradient is the batch, with error memory."""
+
+  def loss_fn(w, batch):
+    return jnp.sum(gather_params(w) * batch[0])
+
+  return jaxmotion.fully_sharded(
+    loss_fn,
+    optax.sgd(1.0),
+    MESH,
+    gradient_codec=codecs.sign(),
+    error_feedback=True,
+    **options,
+  )
+
+
+def test_nan_of_one_worker_is_found_or_made_zero():
+  own = np.ones((WORKERS, 12, 16), np.float32)
+  own[1, 3, 5] = np.nan
+  params = np.zeros((12, 16), np.float32)
+  for policy in ("skip", "zero"):
+    init, step = sign_step(nonfinite=policy)
+    held, state, _ = step(*init(params), own)
+    assert np.all(np.isfinite(jax.tree.leaves(state.error)[0]))
+    assert int(state.skipped) == (policy == "skip")
+    if policy == "skip":
+      assert not np.any(held)
+      assert not np.any(jax.tree.leaves(state.error)[0])
+    else:
+      expected = np.nan_to_num(own)
+      sent = -np.asarray(held) + np.asarray(state.error.value[0]).mean(0)
+      np.testing.assert_allclose(sent, expected.mean(0), atol=1e-6)
+
+
+def test_arguments_that_do_nothing_are_refused_by_name():
+  init, step = sign_step()
+  args = *jax.eval_shape(init, jnp.zeros((12, 16))), jnp.ones((3, 12, 16))
+  with pytest.raises(ValueError, match="`weight` must be given by `weight_fn`"):
+    step.eval_shape(*args, weight=2.0)
+  chain = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  init, _ = jaxmotion.fully_sharded(lambda w, x: 0.0, chain, MESH)
+  with pytest.raises(ValueError, match="`tx` must have no exchange"):
+    init(PARAMS)
