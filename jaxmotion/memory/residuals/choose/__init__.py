@@ -9,11 +9,11 @@ from jaxmotion.memory.residuals.choose._actions import (
   offload as offload,
   recompute as recompute,
 )
+from jaxmotion.memory.residuals.choose._coder import Buffers as Buffers
 from jaxmotion.memory.residuals.choose._diagnostics import (
   Diagnostics as Diagnostics,
 )
 from jaxmotion.memory.residuals.choose._residual import (
-  Buffers as Buffers,
   Residual as Residual,
   fullest_tile_share as fullest_tile_share,
 )

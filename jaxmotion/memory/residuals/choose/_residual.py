@@ -17,30 +17,23 @@ from jaxmotion.codecs import (
   truncate,
   zero_value,
 )
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  from_bits,
-  make_key,
-  shape_string,
-  to_bits,
-)
+from jaxmotion.core import Array, shape_string
 from jaxmotion.memory.residuals.choose._actions import (
   ResidualChoice,
   offload,
   recompute,
 )
-from jaxmotion.memory.residuals.trace import pack_codes, unpack_codes
+from jaxmotion.memory.residuals.choose._coder import (
+  Buffers,
+  Coder,
+  make_coder,
+)
 
 # Smaller arrays (statistics, scales, scalars) are saved exactly: encoding them
 # would save few bytes.
 _MIN_ELEMENTS = 2048
 # Elements of a tile of `zero_value`, which has its own room for nonzeros.
 _TILE = 1024
-
-Buffers = list[Array]
-"""The encoded buffers of one residual: what is saved of it."""
 
 
 class Residual(NamedTuple):
@@ -96,10 +89,7 @@ class Residual(NamedTuple):
   @property
   def encoded_bytes(self) -> int:
     """The bytes of its encoded buffers."""
-    if not self._is_encoded():
-      return self.nbytes
-    buffers = jax.tree.leaves(self._payload_like())
-    return sum(a.size * a.dtype.itemsize for a in buffers)
+    return self._coder.nbytes
 
   @property
   def may_overflow(self) -> bool:
@@ -133,60 +123,25 @@ class Residual(NamedTuple):
       The encoded buffers, and the number of nonzeros without room, int32[];
       None where every array has room.
     """
-    if not self._is_encoded():
-      return [x], None
-    payload = self._make_payload(
-      _differentiable_once(x) if self.is_float else x
-    )
-    overflow = payload.overflow if self.may_overflow else None
-    return [_float_bits(a) for a in jax.tree.leaves(payload)], overflow
+    buffers = self._coder.encode(x)
+    overflow = self.overflow_count(buffers) if self.may_overflow else None
+    return buffers, overflow
 
   def buffers_like(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of its encoded buffers."""
-    return jax.eval_shape(lambda x: self.encode(x)[0], self.like)
+    return self._coder.likes
 
   def decode(self, buffers: Buffers) -> Array:
     """Inverts `encode`, up to rounding."""
-    if not self._is_encoded():
-      return buffers[0]
-    likes, tree = jax.tree.flatten(self._payload_like())
-    pairs = zip(buffers, likes, strict=True)
-    payload = jax.tree.unflatten(
-      tree,
-      [b if b.dtype == a.dtype else from_bits(b, a.dtype) for b, a in pairs],
-    )
-    if self.codec is not None:
-      return self.codec.decode(payload, self.like)
-    if self.kind == "mask":
-      return unpack_codes(payload, 1, self.shape).astype(jnp.bool_)
-    return payload
+    return self._coder.decode(buffers)
 
   def overflow_count(self, buffers: Buffers) -> Array:
     """Returns the number of nonzeros that had no room, from the buffers."""
-    tree = jax.tree.structure(self._payload_like())
-    return jax.tree.unflatten(tree, buffers).overflow
+    return self._coder.overflow_count(buffers)
 
-  def _is_encoded(self) -> bool:
-    """Says whether the saved buffers are bits rather than the array itself.
-
-    Floats that no codec encodes are saved as unsigned words too: XLA:CPU would
-    keep a narrow float as float32, and nothing rounds a word.
-    """
-    if math.prod(self.shape) == 0:
-      return False
-    return self.kind in ("mask", "dense", "sparse")
-
-  def _payload_like(self) -> PyTree:
-    if self.codec is not None:
-      return self.codec.payload_like(self.like)
-    return jax.eval_shape(self._make_payload, self.like)
-
-  def _make_payload(self, x: Array) -> PyTree:
-    if self.codec is not None:
-      return self.codec.encode(x, self.codec.init(x), _key_from_data(x))[0]
-    if self.kind == "mask":
-      return pack_codes(x, 1)
-    return x
+  @property
+  def _coder(self) -> Coder:
+    return make_coder(self.codec, self.kind, self.shape, self.dtype)
 
 
 def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:
@@ -248,24 +203,6 @@ def _with_codec(residual: Residual, codec: Codec) -> Residual:
   return encoded if is_smaller else residual
 
 
-@jax.custom_jvp
-def _differentiable_once(x: Array) -> Array:
-  """Returns `x` and refuses to be differentiated.
-
-  The encoded buffers are bits, which have no derivative: without this, second
-  derivatives would silently be zero.
-  """
-  return x
-
-
-@_differentiable_once.defjvp
-def _refuse_derivative(primals: Any, tangents: Any) -> Any:
-  raise NotImplementedError(
-    "A function wrapped in `compress_residuals` has no second derivatives: its "
-    "saved residuals are bits. Wrap a function that is differentiated once."
-  )
-
-
 def fullest_tile_share(x: Array) -> Array:
   """Returns the largest share of nonzeros of any tile, float32[].
 
@@ -277,35 +214,3 @@ def fullest_tile_share(x: Array) -> Array:
   tiles = jnp.pad(flat, (0, padding)).reshape(-1, tile)
   counts = jnp.sum(tiles, axis=1, dtype=jnp.int32)
   return jnp.max(counts).astype(jnp.float32) / tile
-
-
-def _key_from_data(x: Array) -> Key:
-  """Returns a random key made from some of the array's own bits.
-
-  Rounding is then reproducible, and differs between steps and layers without
-  a counter that the caller would have to pass.
-  """
-  words = _float_bits(_sample(x)).astype(jnp.uint32)
-  # A sum, since a compiler that partitions the array cannot reduce by `xor`
-  # over the devices.
-  return make_key(jnp.sum(words, dtype=jnp.uint32))
-
-
-def _sample(x: Array) -> Array:
-  """Returns about 2048 elements or more, spread over the array.
-
-  The first axis is thinned out only if it is the only one. It is the one that
-  is most often partitioned, and a part of each device's rows is local.
-  """
-  to_drop = x.size // _MIN_ELEMENTS
-  steps = [1] * x.ndim
-  for axis in reversed(range(min(1, x.ndim - 1), x.ndim)):
-    steps[axis] = max(1, min(to_drop, x.shape[axis]))
-    to_drop //= steps[axis]
-  return x[tuple(slice(None, None, step) for step in steps)]
-
-
-def _float_bits(x: Array) -> Array:
-  """Returns a float's bits as words; others, and float64, as they are."""
-  is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
-  return to_bits(x) if is_narrow else x

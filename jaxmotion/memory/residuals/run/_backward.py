@@ -157,6 +157,8 @@ class _BackwardPass:
 
   def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
     """Returns the values on the host, in the order in which steps need them."""
+    if not self._on_host:
+      return collections.deque()
     order = self._joint.order
     needed: dict[Value, None] = {}
     for step in steps:
