@@ -1,0 +1,85 @@
+"""Compile programs of tests by fewer of XLA's passes, where results stay.
+
+Most of XLA's time for a CPU goes into the emitters of fusions and into LLVM's
+optimizations. Neither changes a shape, a collective or what is computed. Two
+kinds of programs go without both:
+
+* all programs, after `choose(True)`;
+* programs of one operation, of which JAX compiles one for each call outside of
+  `jit`: there is nothing to fuse in them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import compiler
+
+# Where a JAX has renamed it, tests only take longer.
+_NAME = "compile_or_get_cached"
+# Statements of a module that compute nothing.
+_IDLE = frozenset(
+  """
+  func.call func.func func.return sdy.mesh stablehlo.broadcast_in_dim
+  stablehlo.constant
+  """.split()
+)
+
+_compile = getattr(compiler, _NAME, None)
+_chosen = False
+_emitters = {"xla_cpu_use_fusion_emitters": False}
+
+
+def install() -> None:
+  """Lets JAX compile through this module from now on."""
+  if _compile is not None:
+    setattr(compiler, _NAME, _compile_fast)
+
+
+def choose(fast: bool) -> bool:
+  """Compiles every program fast from now on, or only those of one operation.
+
+  Returns:
+    Whether this is a change. After one, JAX's caches hold programs of the other
+    kind.
+  """
+  global _chosen
+  changed, _chosen = fast != _chosen, fast
+  return changed
+
+
+def _compile_fast(backend: Any, module: Any, devices: Any, options: Any, *rest):
+  if not (_chosen or _has_one_operation(module)):
+    return _compile(backend, module, devices, options, *rest)
+  debug = options.executable_build_options.debug_options
+  debug.xla_backend_optimization_level = 0
+  debug.xla_llvm_disable_expensive_passes = True
+  given = options.env_option_overrides
+  options.env_option_overrides = [*given, *_emitters.items()]
+  try:
+    return _compile(backend, module, devices, options, *rest)
+  except Exception as error:
+    # JAX 0.12 has no such option.
+    if not any(name in str(error) for name in _emitters):
+      raise
+    _emitters.clear()
+    options.env_option_overrides = given
+    return _compile(backend, module, devices, options, *rest)
+
+
+def _has_one_operation(module: Any) -> bool:
+  found = 0
+  for name in _names(module.operation, 0):
+    found += name not in _IDLE
+    if found > 1:
+      return False
+  return True
+
+
+def _names(operation: Any, depth: int) -> Iterator[str]:
+  """Yields what a module's functions consist of; loops are one operation."""
+  for region in operation.regions:
+    for block in region:
+      for inner in block:
+        yield inner.operation.name
+        if depth == 0:
+          yield from _names(inner.operation, 1)
