@@ -1,8 +1,8 @@
 """Compile programs of tests by fewer of XLA's passes, where results stay.
 
 Most of XLA's time for a CPU goes into the emitters of fusions and into LLVM's
-optimizations. Neither changes a shape, a collective or what is computed. Two
-kinds of programs go without both:
+optimizations. Neither changes which collectives a program has or what it
+computes. Two kinds of programs go without both:
 
 * all programs, after `choose(True)`;
 * programs of one operation, of which JAX compiles one for each call outside of
@@ -12,6 +12,7 @@ kinds of programs go without both:
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from jax._src import compiler
 
 # Where a JAX has renamed it, tests only take longer.
@@ -26,7 +27,8 @@ _IDLE = frozenset(
 
 _compile = getattr(compiler, _NAME, None)
 _chosen = False
-_emitters = {"xla_cpu_use_fusion_emitters": False}
+_EMITTERS = "xla_cpu_use_fusion_emitters"
+_options: dict[str, Any] | None = None
 
 
 def install() -> None:
@@ -54,16 +56,30 @@ def _compile_fast(backend: Any, module: Any, devices: Any, options: Any, *rest):
   debug.xla_backend_optimization_level = 0
   debug.xla_llvm_disable_expensive_passes = True
   given = options.env_option_overrides
-  options.env_option_overrides = [*given, *_emitters.items()]
-  try:
-    return _compile(backend, module, devices, options, *rest)
-  except Exception as error:
-    # JAX 0.12 has no such option.
-    if not any(name in str(error) for name in _emitters):
-      raise
-    _emitters.clear()
-    options.env_option_overrides = given
-    return _compile(backend, module, devices, options, *rest)
+  options.env_option_overrides = [*given, *_read_options().items()]
+  return _compile(backend, module, devices, options, *rest)
+
+
+def flags() -> str:
+  """Returns XLA_FLAGS that do the same for a process of its own.
+
+  JAX_DISABLE_MOST_OPTIMIZATIONS does the rest.
+  """
+  return f"--{_EMITTERS}=false" if _read_options() else ""
+
+
+def _read_options() -> dict[str, Any]:
+  """Returns the option that JAX 0.12 does not have any more, where it is."""
+  global _options
+  if _options is None:
+    _options = {}  # While this program is compiled.
+    without = {_EMITTERS: False}
+    try:
+      jax.jit(lambda: 0, compiler_options=without).lower().compile()
+      _options = without
+    except jax.errors.JaxRuntimeError:
+      pass
+  return _options
 
 
 def _has_one_operation(module: Any) -> bool:

@@ -36,7 +36,7 @@ _UNOPTIMIZED = (
   *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
   *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),
   *("experiments/activations", "experiments/common", "experiments/data"),
-  *("experiments/fuzz", "experiments/hetero", "experiments/hosts"),
+  *("experiments/fuzz", "experiments/hosts"),
   *("experiments/models", "experiments/perfmodel", "experiments/planner"),
   *("experiments/state", "experiments/test_configs.py", "experiments/train"),
   "experiments/weights",

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from tests import compile_fast
 from tests.paths import ROOT
 
 WAIT = 120  # Seconds that a slow machine may take.
@@ -34,6 +35,7 @@ def environment(cache=True):
   kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   kept["JAX_PLATFORMS"] = "cpu"
   # As in the folders of tests/conftest.py: some tests compare bits.
+  kept["XLA_FLAGS"] = compile_fast.flags()
   kept["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
   if cache:
     folder = ROOT / ".pytest_cache" / "d" / "jobs"

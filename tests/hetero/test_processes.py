@@ -1,7 +1,6 @@
 """Workers that are processes, as unequal ones are."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from tests.experiments.jobs import environment
 from tests.hetero import worker
 from tests.paths import ROOT
 
@@ -20,12 +20,11 @@ def test_processes_agree_on_the_shares_from_their_own_times():
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{probe.getsockname()[1]}"
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   processes = [
     subprocess.Popen(
       [sys.executable, "-m", "tests.hetero.worker", str(index), address],
       cwd=ROOT,
-      env=kept | {"JAX_PLATFORMS": "cpu"},
+      env=environment(cache=False),
       stdout=subprocess.PIPE,
       text=True,
     )

@@ -18,6 +18,7 @@ from experiments.common.checkpoint import read_log
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.trainer import Trainer
+from tests import compile_fast
 from tests.experiments.jobs import (
   WAIT,
   command,
@@ -191,9 +192,10 @@ def test_a_killed_process_ends_the_job_which_then_goes_on_bit_for_bit(
 def test_a_stalled_process_ends_the_job_in_the_time_it_is_given(tmp_path, tiny):
   images = save_images(tmp_path / "images.npz")
   config = tiny("digits", exchanges=("fp32",), **LONG, **images)
-  flag = f"{distributed._COLLECTIVE_FLAG}={STALLED}"
+  limit = f"{distributed._COLLECTIVE_FLAG}={STALLED}"
+  flags = f"{limit} {compile_fast.flags()}"
   # No cache: one process that compiles alone would look like a stalled one.
-  with job(config, tmp_path, cache=False, XLA_FLAGS=flag) as processes:
+  with job(config, tmp_path, cache=False, XLA_FLAGS=flags) as processes:
     code, seconds, said = hit_after_checkpoint(
       processes, tmp_path, 1, signal.SIGSTOP
     )

@@ -7,6 +7,7 @@ from absl.testing import flagsaver
 from experiments.common import records
 from experiments.perfmodel import validate
 from jaxmotion import perfmodel
+from tests import compile_fast
 
 SMALL = {
   "known_widths": ["8", "16"],
@@ -26,7 +27,8 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def fast_workers(monkeypatch):
   """Lets worker processes compile fast, and restores the signal handler."""
-  monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+  monkeypatch.setenv("XLA_FLAGS", compile_fast.flags())
+  monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
   handler = signal.getsignal(signal.SIGTERM)
   yield
   signal.signal(signal.SIGTERM, handler)
