@@ -25,6 +25,7 @@ from jaxmotion import (
 from jaxmotion.core import (
   Key as Key,
   PerWorker as PerWorker,
+  Shared as Shared,
   Split as Split,
   make_key as make_key,
   set_public_module as _set_public_module,

@@ -7,14 +7,22 @@ Codecs are frozen dataclasses with lower-case names, like functions, so that
 from jaxmotion.codecs._buckets import buckets as buckets
 from jaxmotion.codecs._cast import cast as cast
 from jaxmotion.codecs._chain import chain as chain
-from jaxmotion.codecs._codec import Codec as Codec, from_config as from_config
+from jaxmotion.codecs._codec import Codec as Codec
+from jaxmotion.codecs._config import from_config as from_config
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws
+from jaxmotion.codecs._low_rank import low_rank as low_rank
 from jaxmotion.codecs._microscaling import microscaling as microscaling
+from jaxmotion.codecs._multi_round import MultiRoundCodec as MultiRoundCodec
 from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
 from jaxmotion.codecs._random_k import random_k as random_k
 from jaxmotion.codecs._rotate import rotate as rotate
+from jaxmotion.codecs._rounds import (
+  Message as Message,
+  Reduced as Reduced,
+  Rounds as Rounds,
+)
 from jaxmotion.codecs._rules import rules as rules
 from jaxmotion.codecs._sign import sign as sign
 from jaxmotion.codecs._ternary import ternary as ternary

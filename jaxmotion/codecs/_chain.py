@@ -14,6 +14,7 @@ from jaxmotion.codecs._feedback import feedback
 from jaxmotion.codecs._identity import Values
 from jaxmotion.codecs._laws import Laws, chain_laws
 from jaxmotion.codecs._rotate import rotate
+from jaxmotion.codecs._rounds import Reduced, Rounds
 from jaxmotion.core import (
   Array,
   Key,
@@ -64,6 +65,16 @@ class chain(Codec):
         raise ValueError(
           "`codecs` must hold no feedback (wrap the chain in it instead), "
           f"got {codec!r}."
+        )
+    for codec in codecs[:-1]:
+      if codec.round_kinds:
+        raise ValueError(
+          f"`codecs` must have a codec of several rounds last, got {codec!r}."
+        )
+      if codecs[-1].round_kinds and not (codec.linear and not codec.has_state):
+        raise ValueError(
+          "`codecs` must be linear before a codec of several rounds "
+          f"(`identity`, `rotate`), got {codec!r}."
         )
     object.__setattr__(self, "codecs", codecs)
 
@@ -164,6 +175,36 @@ class chain(Codec):
     for codec, a in zip(self.codecs[-2::-1], likes[-2::-1], strict=True):
       x = codec.decode(outer.pop()._replace(values=x), a)
     return x
+
+  @property
+  def round_kinds(self) -> tuple[str, ...]:
+    """Kinds of the last codec's messages."""
+    return self.codecs[-1].round_kinds
+
+  def reduce_in_rounds(
+    self, x: Array, state: PyTree, key: Key | None, workers: int
+  ) -> Rounds[Reduced]:
+    """Runs the last codec's rounds on what the linear codecs make of x."""
+    self._check_input(x, key)
+    self._check_state(state)
+    likes = self._input_likes(x)
+    *heads, last = self.codecs
+    states = state or ((),) * len(self.codecs)
+    outer = []
+    for i, codec in enumerate(heads):
+      payload, _ = codec.encode(x, (), None if key is None else key.fold(i))
+      outer.append(payload)
+      x = payload.values
+    own_key = None if key is None else key.fold(len(heads))
+    reduced = yield from last.reduce_in_rounds(x, states[-1], own_key, workers)
+    mean, sent = reduced.mean, reduced.sent
+    for codec, payload, like in zip(
+      heads[::-1], outer[::-1], likes[-2::-1], strict=True
+    ):
+      mean = codec.decode(payload._replace(values=mean), like)
+      sent = payload._replace(values=sent)
+    new = (*states[:-1], reduced.state) if state else ()
+    return Reduced(mean, sent, new)
 
   @functools.cached_property
   def _fused_op(self) -> RotateOp | None:

@@ -6,7 +6,12 @@ from jaxmotion.codecs._codec import Codec
 
 
 def check_codec(
-  name: str, codec: Any, *, trees: bool = False, stateless: bool = False
+  name: str,
+  codec: Any,
+  *,
+  trees: bool = False,
+  stateless: bool = False,
+  one_round: bool = False,
 ) -> None:
   """Raises unless an argument is a codec of the kind that the caller takes.
 
@@ -15,10 +20,12 @@ def check_codec(
     codec: what the caller gave.
     trees: whether codecs of whole trees are allowed as well.
     stateless: whether codecs with state, such as error memory, are refused.
+    one_round: whether codecs that reduce in rounds of their own are refused.
 
   Raises:
     TypeError: not a codec, or a codec of trees where `trees` is False.
-    ValueError: a codec with state where `stateless` is True.
+    ValueError: a codec with state where `stateless` is True, or with rounds
+      where `one_round` is True.
 
   >>> check_codec("codec", 8)
   Traceback (most recent call last):
@@ -30,3 +37,8 @@ def check_codec(
     raise TypeError(f"`{name}` must be {kind}, got {codec!r}.")
   if stateless and codec.has_state:
     raise ValueError(f"`{name}` must be a codec without state, got {codec!r}.")
+  if one_round and codec.round_kinds:
+    raise ValueError(
+      f"`{name}` must be a codec that encodes without other workers, got "
+      f"{codec!r}: give it to `all_reduce` or `exchange`."
+    )

@@ -16,6 +16,7 @@ from jaxmotion.codecs._arguments import (
   check_shaped,
 )
 from jaxmotion.codecs._laws import Laws
+from jaxmotion.codecs._rounds import Reduced, Rounds
 from jaxmotion.core import (
   Array,
   Key,
@@ -59,10 +60,14 @@ class Codec(abc.ABC):
       before decoding. Such payloads go through the stock all-reduce: their
       floating-point fields are summed and their integer fields are the same
       on every worker.
+    linear: whether the payload's `values` are a linear map of the array, the
+      same on all workers, that `decode` inverts. So a sum of several workers'
+      values decodes to the sum of their arrays.
     needs_key: whether `encode` makes random choices.
   """
 
   summable: ClassVar[bool] = False
+  linear: ClassVar[bool] = False
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     """Refuses a class of your own that has the name of a codec of this package.
@@ -71,8 +76,8 @@ class Codec(abc.ABC):
       TypeError: the name is taken; a configuration could not tell them apart.
     """
     super().__init_subclass__(**kwargs)
-    own = {kind.__name__ for kind in _codec_types() if _is_own(kind)}
-    if cls.__name__ in own and not _is_own(cls):
+    own = {kind.__name__ for kind in codec_types() if is_own(kind)}
+    if cls.__name__ in own and not is_own(cls):
       raise TypeError(
         "`name` of a codec class must be none of a codec of jaxmotion, got "
         f"{cls.__name__!r}: give the class another name."
@@ -97,6 +102,14 @@ class Codec(abc.ABC):
     decoded payloads before it rounds to a narrower dtype.
     """
     return False
+
+  @property
+  def round_kinds(self) -> tuple[str, ...]:
+    """Kinds of the messages that `reduce_in_rounds` sends; () for none.
+
+    Most codecs have none: the collective encodes, sends and decodes.
+    """
+    return ()
 
   @property
   def is_tree(self) -> bool:
@@ -245,6 +258,26 @@ class Codec(abc.ABC):
     mean = self.sum_decoded(payloads, like) / workers
     return self.encode(mean.astype(like.dtype), state, key)
 
+  def reduce_in_rounds(
+    self, x: Array, state: PyTree, key: Key | None, workers: int
+  ) -> Rounds[Reduced]:
+    """Reduces an array over workers, for codecs that have `round_kinds`.
+
+    It is a generator, which yields a `Message` in each round and is sent the
+    reply. Kinds and shapes may depend on the shape of `x` and on the number of
+    workers alone.
+
+    Args:
+      x: floating-point array, this worker's own.
+      state: what `init` or the last call returned.
+      key: randomness, for a codec with `needs_key`.
+      workers: number of workers.
+
+    Returns:
+      The mean, what this worker sent of it, and the new state.
+    """
+    raise NotImplementedError(f"{type(self).__name__} has no rounds.")
+
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Updates the state after the collective, from the mean over workers.
 
@@ -364,74 +397,16 @@ def _payload_like(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
   return jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
 
 
-def from_config(config: dict[str, Any]) -> Codec:
-  """Constructs the codec that `config` describes.
-
-  Args:
-    config: what `Codec.config` returned, also after a round trip through JSON.
-
-  Returns:
-    An equal codec.
-
-  Raises:
-    TypeError: `config` is no dict.
-    ValueError: the name is no codec's or that of two classes of your own, or a
-      field is none of its fields.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> codec = codecs.feedback(codecs.uniform(bits=4))
-    >>> codecs.from_config(codec.config()) == codec
-    True
-  """
-  if not isinstance(config, dict):
-    raise TypeError(
-      f"`config` must be a dict that `Codec.config` returned, got {config!r}."
-    )
-  fields = dict(config)
-  name = fields.pop("name", None)
-  kind = _codec_type(name)
-  known = [f.name for f in dataclasses.fields(kind)]
-  for field in fields:
-    if field not in known:
-      raise ValueError(
-        f"`config` of codec {name!r} must have fields of {known}, "
-        f"got {field!r}."
-      )
-  return kind._from_fields({k: _from_plain(v) for k, v in fields.items()})
-
-
-def _codec_type(name: Any) -> type[Codec]:
-  """Returns the class of codecs with this name."""
-  kinds = _codec_types()
-  found = [kind for kind in kinds if kind.__name__ == name]
-  if not found:
-    names = ", ".join(sorted({kind.__name__ for kind in kinds}))
-    raise ValueError(
-      f"`name` of a codec in `config` must be one of {names}, got {name!r}."
-    )
-  # A class that was refused for its name lives on in its traceback.
-  found = [kind for kind in found if _is_own(kind)] or found
-  places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}
-  if len(places) > 1:
-    raise ValueError(
-      f"`name` of a codec must be that of one class, got {name!r}, which "
-      f"{' and '.join(sorted(places))} have: rename one of them."
-    )
-  # A class that a notebook defines again replaces the one before.
-  return found[-1]
-
-
-def _codec_types(base: type[Codec] = Codec) -> list[type[Codec]]:
+def codec_types(base: type[Codec] = Codec) -> list[type[Codec]]:
   """Returns the classes of codecs that can be made, older ones first."""
   found = []
   for kind in base.__subclasses__():
     found += [] if inspect.isabstract(kind) else [kind]
-    found += _codec_types(kind)
+    found += codec_types(kind)
   return found
 
 
-def _is_own(kind: type[Codec]) -> bool:
+def is_own(kind: type[Codec]) -> bool:
   return kind.__module__.split(".")[0] == "jaxmotion"
 
 
@@ -440,12 +415,4 @@ def _to_plain(value: Any) -> Any:
     return value.config()
   if isinstance(value, tuple):
     return [_to_plain(v) for v in value]
-  return value
-
-
-def _from_plain(value: Any) -> Any:
-  if isinstance(value, dict):
-    return from_config(value)
-  if isinstance(value, list | tuple):
-    return tuple(_from_plain(v) for v in value)
   return value

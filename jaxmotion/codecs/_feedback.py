@@ -16,6 +16,7 @@ from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
+from jaxmotion.codecs._rounds import Reduced, Rounds
 from jaxmotion.core import (
   Array,
   Key,
@@ -25,7 +26,7 @@ from jaxmotion.core import (
   check_number,
   saturate_cast,
 )
-from jaxmotion.kernels import ErrorMemory, clear_error, error_of
+from jaxmotion.kernels import ErrorMemory, add_error, clear_error, error_of
 
 
 class Feedback(NamedTuple):
@@ -177,6 +178,25 @@ class feedback(TreeCodec):
     sent = payload if self.form == "local" else ()
     count = optax.safe_increment(state.memory.count)
     return payload, Feedback(ErrorMemory(count, v, sent), inner)
+
+  @property
+  def round_kinds(self) -> tuple[str, ...]:
+    """Kinds of the wrapped codec's messages."""
+    return self.codec.round_kinds
+
+  def reduce_in_rounds(
+    self, x: Array, state: PyTree, key: Key | None, workers: int
+  ) -> Rounds[Reduced]:
+    """Runs the wrapped codec's rounds on x plus the remembered error."""
+    self._check_state(state)
+    v = add_error(self.codec.decode, x, state.memory, self.decay)
+    reduced = yield from self.codec.reduce_in_rounds(
+      v, state.inner, key, workers
+    )
+    sent = reduced.sent if self.form == "local" else ()
+    count = optax.safe_increment(state.memory.count)
+    memory = ErrorMemory(count, v, sent)
+    return reduced._replace(state=Feedback(memory, reduced.state))
 
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the error itself in place of the value and its payload."""

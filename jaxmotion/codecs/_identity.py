@@ -38,6 +38,7 @@ class identity(Codec):
   """
 
   summable: ClassVar[bool] = True
+  linear: ClassVar[bool] = True
 
   @property
   def laws(self) -> Laws:

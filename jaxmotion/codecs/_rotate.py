@@ -55,6 +55,7 @@ class rotate(Codec):
   """
 
   summable: ClassVar[bool] = True
+  linear: ClassVar[bool] = True
 
   block: int = 128
   seed: int = 0

@@ -43,7 +43,7 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
   """
   check_shaped("x", x)
   count_workers(axis_name)
-  check_codec("codec", codec)
+  check_codec("codec", codec, one_round=True)
   return to_varying(codec.init(x), axis_name)
 
 
@@ -88,7 +88,7 @@ def all_gather(
     [0.0, 1.0, 2.0, 3.0]
   """
   codec = identity() if codec is None else codec
-  check_codec("codec", codec)
+  check_codec("codec", codec, one_round=True)
   check_shaped("x", x)
   check_float("x", x)
   check_key(key)

@@ -44,7 +44,10 @@ from jaxmotion.core import (
   check_arrays,
   check_axis_name,
   check_choice,
+  is_varying,
+  name_axes,
   saturate_cast,
+  settle_state,
   to_varying,
 )
 
@@ -76,7 +79,7 @@ def all_reduce_init(
     return _empty_states(arrays)
   workers = count_workers(axis_name)
   methods = choose_methods(arrays, workers, method)
-  return to_varying(_init_states(arrays, workers, methods), axis_name)
+  return settle_state(_init_states(arrays, workers, methods), axis_name)
 
 
 def all_reduce(
@@ -151,7 +154,9 @@ def all_reduce(
   arrays = partition(codec, x)
   methods = choose_methods(arrays, workers, method)
   expected = (
-    jax.eval_shape(lambda: _init_states(arrays, workers, methods))
+    jax.eval_shape(
+      lambda: name_axes(_init_states(arrays, workers, methods), axis_name)
+    )
     if _has_state(arrays)
     else _empty_states(arrays)
   )
@@ -190,8 +195,18 @@ def all_reduce(
       for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
+  _check_equal(y, codec, axis_name)
   reference_op = reference_reduce(axis_name, op, weight)
-  return straight_through(reference_op, x, y), [s for _, s in results]
+  states = [settle_state(state, axis_name) for _, state in results]
+  return straight_through(reference_op, x, y), states
+
+
+def _check_equal(y: PyTree, codec: Codec, axis_name: AxisName) -> None:
+  if any(is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
+    raise ValueError(
+      "`codec` must make the mean of replies and of `Shared` state alone, so "
+      f"that it is equal on all workers, got {codec!r}, whose mean varies."
+    )
 
 
 def canonical_state(state: PyTree, x: PyTree, codec: Codec) -> PyTree:

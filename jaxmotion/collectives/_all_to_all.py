@@ -101,9 +101,9 @@ def all_to_all(
     [0.0, 1.0, 2.0, 3.0]
   """
   codec = identity() if codec is None else codec
-  check_codec("codec", codec)
+  check_codec("codec", codec, one_round=True)
   if backward is not None:
-    check_codec("backward", backward, stateless=True)
+    check_codec("backward", backward, stateless=True, one_round=True)
   check_shaped("x", x)
   check_float("x", x)
   check_key(key)

@@ -49,6 +49,7 @@ from jaxmotion.core import (
   check_choice,
   combine_seeds,
   saturate_cast,
+  settle_state,
   to_varying,
   worker_index,
 )
@@ -93,7 +94,7 @@ def all_reduce_hierarchical_init(
   if not jax.tree.leaves(states):
     return states
   count_workers(local_axis, "local_axis")
-  return to_varying(states, both)
+  return settle_state(states, both)
 
 
 def all_reduce_hierarchical(

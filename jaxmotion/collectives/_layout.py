@@ -131,7 +131,8 @@ def choose_methods(
       None chooses by the number of workers.
 
   Returns:
-    "sum", "gather" or "two_phase" for each array.
+    "sum", "gather", "two_phase" or, for codecs with rounds of their own,
+    "rounds", for each array.
 
   Example:
     >>> import jax.numpy as jnp
@@ -154,8 +155,10 @@ def choose_methods(
     for group, like in zip(groups, likes, strict=True)
   ]
   methods = []
-  for is_added, like in zip(summed, likes, strict=True):
-    if is_added:
+  for group, is_added, like in zip(groups, summed, likes, strict=True):
+    if group.codec.round_kinds:
+      methods.append("rounds")
+    elif is_added:
       # Between two workers a gather has as many bytes as a sum. So a small
       # summable array is gathered with the others, which saves a collective.
       is_small = math.prod(like.shape) <= _MAX_JOINED_ELEMENTS

@@ -66,8 +66,18 @@ ReductionRounds = Rounds[tuple[Array, ReduceState]]
 
 
 def round_kinds(codec: Codec, method: str) -> tuple[str, ...]:
-  """Returns the kinds of messages that a method sends, in order."""
-  return _KINDS[method]
+  """Returns the kinds of messages that a method sends, in order.
+
+  Args:
+    codec: encodes the array.
+    method: "sum", "gather", "two_phase" or "rounds".
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> round_kinds(codecs.sign(), "two_phase")
+    ('all_to_all', 'gather')
+  """
+  return codec.round_kinds if method == "rounds" else _KINDS[method]
 
 
 def init_state(
@@ -130,8 +140,18 @@ def _reduce_in_two_phases(r: Reduction) -> ReductionRounds:
   return y, ReduceState(first, second)
 
 
+def _reduce_by_codec(r: Reduction) -> ReductionRounds:
+  reduced = yield from r.codec.reduce_in_rounds(
+    r.x, r.state.first, r.key, r.workers
+  )
+  mean = reduced.mean
+  state = ReduceState(r.codec.after_reduce(reduced.state, mean), ())
+  return (mean if r.op == "mean" else mean * r.workers), state
+
+
 _METHODS = {
   "sum": _reduce_by_sum,
   "gather": _reduce_by_gather,
   "two_phase": _reduce_in_two_phases,
+  "rounds": _reduce_by_codec,
 }

@@ -83,7 +83,7 @@ def permute(
   chosen = []
   for name, one in (("codec", codec), ("backward", backward)):
     one = identity() if one is None else one
-    check_codec(name, one, stateless=True)
+    check_codec(name, one, stateless=True, one_round=True)
     chosen.append(one)
   check_key(key)
   workers = count_workers(axis_name)

@@ -53,7 +53,7 @@ def reduce_scatter_init(
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-  check_codec("codec", codec)
+  check_codec("codec", codec, one_round=True)
   return to_varying(init_rows(codec, workers, row), axis_name)
 
 
@@ -101,7 +101,7 @@ def reduce_scatter(
     [0.0, 1.0, 2.0, 3.0]
   """
   codec = identity() if codec is None else codec
-  check_codec("codec", codec)
+  check_codec("codec", codec, one_round=True)
   check_choice("op", op, ("sum", "mean"))
   check_shaped("x", x)
   check_float("x", x)

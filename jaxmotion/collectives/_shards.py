@@ -63,7 +63,7 @@ def find_leaf_codecs(
         f"`{name}` must encode every leaf by itself, got one that joins some: "
         f"{codec!r}."
       )
-    check_codec(name, group.codec, stateless=stateless)
+    check_codec(name, group.codec, stateless=stateless, one_round=True)
     (leaf,) = group.leaves
     path = prefix + arrays.leaves[leaf][0]
     own = None if key is None else key.fold_path(path)

@@ -126,7 +126,7 @@ def unshard(
   }
   for name, codec in codecs.items():
     if codec is not None:
-      check_codec(name, codec, stateless=True)
+      check_codec(name, codec, stateless=True, one_round=True)
   check_key(key)
   remembered = list(x.shape)
   remembered[axis] *= rows

@@ -57,6 +57,12 @@ from jaxmotion.core._per_worker import (
 from jaxmotion.core._public import set_public_module as set_public_module
 from jaxmotion.core._saturate import saturate_cast as saturate_cast
 from jaxmotion.core._schedule_after import schedule_after as schedule_after
+from jaxmotion.core._shared import (
+  Shared as Shared,
+  map_shared as map_shared,
+  name_axes as name_axes,
+  settle_state as settle_state,
+)
 from jaxmotion.core._split import Split as Split
 from jaxmotion.core._steps_in_flight import StepsInFlight as StepsInFlight
 from jaxmotion.core._text_table import text_table as text_table

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 
 from jaxmotion.core._checks import check_arrays, check_axis_name
 from jaxmotion.core._compat import axis_names
+from jaxmotion.core._shared import Shared, map_shared
 from jaxmotion.core._split import Split
 from jaxmotion.core._types import AxisName, PyTree
 
@@ -16,7 +17,9 @@ class PerWorker(NamedTuple):
   """State of which every worker has its own, such as error memory.
 
   Every leaf has a leading axis of workers: `(workers, ...)` as seen from
-  outside `shard_map`, where its spec is `P(axis)`, and `(1, ...)` inside.
+  outside `shard_map`, where its spec is `P(axis)`, and `(1, ...)` inside. Parts
+  that are marked as `Shared` are there once for all workers: `(1, ...)` outside
+  as well, where their spec is `P()`.
 
   Attributes:
     value: pytree of arrays.
@@ -79,9 +82,15 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
   check_axis_name("axis_name", axis_name)
   check_arrays("state", state)
 
+  def spec_shared(node: Shared) -> Any:
+    others = tuple(n for n in axis_names(axis_name) if n not in node.axes)
+    spec = PartitionSpec(others) if others else PartitionSpec()
+    return jax.tree.map(lambda _: spec, node)
+
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
-      return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
+      own = PartitionSpec(axis_name)
+      return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
     if isinstance(node, Split):
       return node.specs({*node.axes, *axis_names(axis_name)})
     return PartitionSpec()

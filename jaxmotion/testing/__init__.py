@@ -13,6 +13,7 @@ from jaxmotion.testing._laws import (
   find_breaches as find_breaches,
   make_rows as make_rows,
 )
+from jaxmotion.testing._rounds import check_rounds as check_rounds
 from jaxmotion.testing._sharded import check_sharded as check_sharded
 from jaxmotion.testing._transform import check_transform as check_transform
 

@@ -20,6 +20,7 @@ TABLE = {
   "chain": codecs.chain(codecs.rotate(block=32), codecs.sign()),
   "feedback": codecs.feedback(INT8),
   "identity": codecs.identity(),
+  "low_rank": codecs.low_rank(rank=2),
   "microscaling": codecs.microscaling(format="float8_e4m3fn"),
   "nonnegative": codecs.nonnegative(),
   "random_k": codecs.random_k(density=0.1),
@@ -60,6 +61,7 @@ CALLS = {
   "codecs.chain": Call(codecs.rotate(), codecs.sign()),
   "codecs.feedback": Call(INT8),
   "codecs.identity": Call(),
+  "codecs.low_rank": Call(rank=2),
   "codecs.microscaling": Call(format="float8_e4m3fn"),
   "codecs.nonnegative": Call(),
   "codecs.random_k": Call(density=0.1),
@@ -143,6 +145,8 @@ for _name, _codec in TREES.items():
   )
 UNCALLED = {
   "codecs.Codec*": "abstract: the calls of every codec are called",
+  "codecs.MultiRoundCodec*": "abstract: the calls of every codec are called",
+  "codecs.*.reduce_in_rounds": "a generator, which collectives run",
   "codecs.extend.Partition": "a record that `partition` returns",
   "codecs.extend.Partition.array_likes": "it has no arguments",
   "codecs.extend.check_codec": "it is a check of arguments itself",

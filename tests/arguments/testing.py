@@ -19,6 +19,9 @@ CALLS = {
   "testing.check_unbiased": Call(
     codecs.uniform(bits=8, rounding="stochastic"), X, samples=4
   ),
+  "testing.check_rounds": Call(
+    codecs.low_rank(rank=1), X.reshape(2, 4, 8), steps=1
+  ),
   "testing.find_breaches": Call(CAST, X[None]),
   "testing.make_rows": Call(Lazy(lambda: np.asarray(X))),
   "testing.check_transform": Call(

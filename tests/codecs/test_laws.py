@@ -25,6 +25,7 @@ SHOWN = (
   codecs.random_k(density=0.01, scaled=False),
   codecs.threshold(value=0.001, capacity=0.1),
   codecs.zero_value(capacity=0.5),
+  codecs.low_rank(rank=1),
   codecs.rotate(),
 )
 
@@ -47,8 +48,8 @@ def write_expression(codec):
 def write_row(codec):
   """The line of the codec in the table of the page."""
   laws = codec.laws
-  error = laws.error
-  parts = []
+  error = laws.error or codecs.ErrorBound()
+  parts = [] if laws.error else ["no bound"]
   if error.relative:
     parts.append(f"{error.relative:.2g} \\|x\\|")
   if error.peak:

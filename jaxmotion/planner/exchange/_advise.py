@@ -225,7 +225,7 @@ def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
   candidates = check_sequence("candidates", candidates, "codecs")
   for i, codec in enumerate(candidates):
-    check_codec(f"candidates[{i}]", codec)
+    check_codec(f"candidates[{i}]", codec, one_round=True)
   return tuple(dict.fromkeys((identity(), *candidates)))
 
 

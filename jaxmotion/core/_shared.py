@@ -1,0 +1,93 @@
+"""Marker of arrays, in per-worker state, that are equal on all workers."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmotion.core._compat import axis_names, is_varying, to_varying
+from jaxmotion.core._types import AxisName, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shared:
+  """Part of a codec's state that has the same bits on all workers.
+
+  A codec makes it from replies of other workers, and may then make a result
+  from it that is equal on all workers: types of arrays record that. Other state
+  is each worker's own, even where it happens to be equal.
+
+  Attributes:
+    value: pytree of arrays.
+    axes: mesh axes of the workers that hold the same. A codec leaves them out;
+      the collective that keeps the state fills them in.
+  """
+
+  value: PyTree
+  axes: tuple[str, ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
+
+
+def map_shared(
+  own: Callable[[Any], Any], shared: Callable[[Shared], Any], tree: PyTree
+) -> PyTree:
+  """Maps the leaves of a state, and the `Shared` parts of it as a whole.
+
+  Args:
+    own: leaf -> leaf, for arrays outside of `Shared`.
+    shared: Shared -> subtree.
+    tree: state of a codec, or a list of states.
+  """
+  return jax.tree.map(
+    lambda node: shared(node) if isinstance(node, Shared) else own(node),
+    tree,
+    is_leaf=lambda node: isinstance(node, Shared),
+  )
+
+
+def name_axes(tree: PyTree, axis_name: AxisName) -> PyTree:
+  """Returns a state whose `Shared` parts name the axes of their workers.
+
+  Args:
+    tree: state that a codec made.
+    axis_name: axes of the workers, for parts that do not name theirs.
+  """
+  return map_shared(
+    lambda a: a,
+    lambda node: Shared(node.value, node.axes or axis_names(axis_name)),
+    tree,
+  )
+
+
+def settle_state(tree: PyTree, axis_name: AxisName) -> PyTree:
+  """Types state as each worker's own, and its `Shared` parts as equal.
+
+  Types of a state must not depend on how it was made, or branches and loops
+  would get two types.
+
+  Args:
+    tree: state of a codec, or a list of states.
+    axis_name: a bound axis of the workers, or several.
+
+  Raises:
+    ValueError: a `Shared` part is typed as different on the workers.
+  """
+  axes = axis_names(axis_name)
+
+  def settle_shared(node: Shared) -> Shared:
+    for leaf in jax.tree.leaves(node.value):
+      if is_varying(leaf, node.axes):
+        raise ValueError(
+          "`state` must be made of replies and of shared state where it is "
+          f"`Shared`, got {jax.typeof(leaf)}, which depends on what one worker "
+          "has alone."
+        )
+    others = tuple(name for name in axes if name not in node.axes)
+    value = to_varying(node.value, others) if others else node.value
+    return Shared(value, node.axes)
+
+  tree = name_axes(tree, axes)
+  return map_shared(lambda a: to_varying(a, axes), settle_shared, tree)

@@ -1,0 +1,80 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, testing
+from jaxmotion.codecs._low_rank import orthonormalize
+
+RNG = np.random.default_rng(0)
+A = RNG.normal(size=(48, 3)).astype(np.float32)
+COLUMNS = {
+  "ordinary": A,
+  "zero": A * 0,
+  "of rank 1": np.outer(A[:, 0], [1, 2, 3]).astype(np.float32),
+  "nearly of rank 1": A @ np.diag(np.float32([1, 0, 0])) + A * np.float32(1e-4),
+  "huge": A * np.float32(1e25),
+  "tiny": A * np.float32(1e-30),
+  "zero in one column": A * np.float32([1, 0, 1]),
+  "NaN": np.where(np.eye(48, 3) > 0, np.float32(np.nan), A),
+  "infinite": np.where(np.eye(48, 3, -5) > 0, np.float32(np.inf), A),
+}
+
+
+def test_columns_are_orthonormal_whatever_they_were():
+  spare = RNG.normal(size=A.shape).astype(np.float32)
+  stack = np.stack(list(COLUMNS.values()))
+  found = jax.jit(jax.vmap(lambda a: orthonormalize(a, spare)))(stack)
+  for name, q in zip(COLUMNS, np.asarray(found, np.float64), strict=True):
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=3e-7, err_msg=name)
+  # Ordinary columns are those of QR, but for signs.
+  expected = np.linalg.qr(A.astype(np.float64))[0]
+  expected *= np.sign(np.sum(expected * A, axis=0))
+  for name in ("ordinary", "tiny", "huge"):
+    got = found[list(COLUMNS).index(name)]
+    np.testing.assert_allclose(got, expected, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 4), (7,), (), (0, 3)])
+def test_at_full_rank_nothing_is_lost(shape):
+  x = RNG.normal(size=shape).astype(np.float32)
+  codec = codecs.low_rank(rank=9)
+  payload, _ = jax.jit(lambda x: codec.encode(x, codec.init(x)))(x)
+  np.testing.assert_allclose(codec.decode(payload, x), x, atol=1e-5)
+
+
+def test_a_codec_of_rounds_keeps_the_laws_of_codecs():
+  x = jnp.asarray(RNG.normal(size=(6, 5)).astype(np.float32))
+  testing.check_codec(codecs.low_rank(rank=2), x, ulps=64)
+
+
+def test_the_power_iteration_survives_what_is_not_finite_or_zero():
+  """The next finite gradient is approximated as if nothing had been."""
+  codec = codecs.feedback(codecs.low_rank(rank=2))
+  x = RNG.normal(size=(6, 5)).astype(np.float32)
+  rank_2 = np.float32(np.outer(x[:, 0], x[0]) + np.outer(x[:, 1], x[1]))
+  step = jax.jit(codec.encode)
+  for bad in (0 * x, x * np.float32(1e25), np.where(x > 1, np.inf, x)):
+    _, state = step(bad, codec.init(x))
+    assert np.isfinite(np.asarray(state.inner.value)).all()
+    assert np.linalg.matrix_rank(state.inner.value) == 2
+    # The error of what was huge is added: compare once it is sent.
+    for _ in range(3):
+      payload, state = step(rank_2, state)
+    error = codec.codec.decode(payload, x) - rank_2
+    assert np.isfinite(np.asarray(error)).all()
+    if np.abs(bad).max() < 1e20:
+      np.testing.assert_allclose(error, 0, atol=1e-3)
+
+
+def test_error_memory_stays_bounded():
+  codec = codecs.feedback(codecs.low_rank(rank=1))
+  xs = RNG.normal(size=(400, 8, 6)).astype(np.float32)
+
+  def step(state, x):
+    _, state = codec.encode(x, state)
+    return state, jnp.linalg.norm(codec.error(state))
+
+  _, norms = jax.jit(lambda xs: jax.lax.scan(step, codec.init(xs[0]), xs))(xs)
+  late, early = np.asarray(norms)[300:], np.asarray(norms)[50:150]
+  assert late.mean() < 1.2 * early.mean()

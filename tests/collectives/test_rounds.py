@@ -1,0 +1,278 @@
+"""Codecs that reduce in several rounds, and the driver that runs them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, collectives, wire
+from jaxmotion.codecs import Laws, Message, MultiRoundCodec, Reduced
+from jaxmotion.collectives._rounds import Round, run_rounds, schedule_rounds
+from jaxmotion.core import make_key
+from tests.collectives.helpers import copies, mesh, run
+
+RNG = np.random.default_rng(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class shared_scale(MultiRoundCodec):
+  """Rounds to int8 codes of one scale for all workers; counts its steps."""
+
+  kinds: tuple = ("max", "gather")
+
+  @property
+  def laws(self):
+    return Laws(bounds_memory=True)
+
+  @property
+  def round_kinds(self):
+    return self.kinds
+
+  def init(self, like):
+    return jaxmotion.Shared(jnp.zeros(()))
+
+  def reduce_in_rounds(self, x, state, key, workers):
+    greatest = yield Message("max", jnp.abs(x).max(initial=0))
+    step = jnp.where(greatest > 0, greatest / 127, 1)
+    codes = (jnp.round(x / step) + 128).astype(jnp.uint8)
+    gathered = yield Message("gather", codes)
+    total = (gathered.astype(jnp.float32) - 128).sum(0)
+    return Reduced(
+      total * (step / workers),
+      (codes, step),
+      jaxmotion.Shared(state.value + greatest),
+    )
+
+  def decode(self, payload, like):
+    codes, step = payload
+    return (codes.astype(jnp.float32) - 128) * step
+
+
+@dataclasses.dataclass(frozen=True)
+class leaky(shared_scale):
+  """Makes a mean, or a shared state, of what one worker has alone."""
+
+  part: str = "mean"
+
+  def reduce_in_rounds(self, x, state, key, workers):
+    done = yield from super().reduce_in_rounds(x, state, key, workers)
+    if self.part == "mean":
+      return done._replace(mean=x)
+    return done._replace(state=jaxmotion.Shared(x.sum()))
+
+
+CODECS = {
+  "low_rank": codecs.feedback(codecs.low_rank(rank=2)),
+  "low_rank_global": codecs.feedback(codecs.low_rank(rank=1), form="global"),
+  "rotated": codecs.feedback(
+    codecs.chain(codecs.rotate(block=32), codecs.low_rank(rank=1))
+  ),
+  "shared_scale": codecs.feedback(shared_scale()),
+}
+
+
+def test_rounds_share_collectives_and_wait_for_those_that_come_later():
+  assert schedule_rounds([]) == []
+  assert schedule_rounds([("sum",), ("gather",), ("all_to_all", "gather")]) == [
+    Round("all_to_all", (2,)),
+    Round("gather", (1, 2)),
+    Round("sum", (0,)),
+  ]
+  # One that needs fewer sums takes part in the last.
+  assert schedule_rounds([("sum", "sum"), ("sum",)]) == [
+    Round("sum", (0,)),
+    Round("sum", (0, 1)),
+  ]
+  # What comes after need not be waited for.
+  assert schedule_rounds([("sum", "gather"), ("sum",), ("gather",)]) == [
+    Round("sum", (0, 1)),
+    Round("gather", (0, 2)),
+  ]
+  crossed = schedule_rounds([("gather", "sum"), ("sum", "gather")])
+  assert [kind for kind, _ in crossed] == ["gather", "sum", "gather"]
+
+
+def test_a_message_of_another_kind_than_stated_is_refused():
+  def send_max():
+    yield Message("max", jnp.ones(2))
+
+  with pytest.raises(ValueError, match=r"`kinds` .* 'sum' .* 'max'"):
+    run(lambda _: run_rounds([send_max()], [("sum",)], "data"), np.ones(1), 1)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codecs_of_several_rounds_keep_their_laws(name):
+  xs = RNG.normal(size=(3, 6, 5)).astype(np.float32)
+  jaxmotion.testing.check_rounds(CODECS[name], xs)
+
+
+def reduce_both(codec):
+  """Program: an array to its mean and its sum, after one step before."""
+
+  def local(x):
+    key = make_key(0, lax.axis_index("data"))
+    state = collectives.all_reduce_init(x, "data", codec)
+    reduce = functools.partial(
+      collectives.all_reduce, x, "data", codec, key=key
+    )
+    _, state = reduce(state=state)
+    return reduce(state=state)[0], reduce(state=state, op="sum")[0]
+
+  return local
+
+
+def make_tree(workers):
+  return {
+    "b": RNG.normal(size=(workers, 7)).astype(np.float32),
+    "k": RNG.normal(size=(workers, 3, 2, 5)).astype(np.float32),
+    "w": RNG.normal(size=(workers, 12, 20)).astype(np.float32),
+  }
+
+
+MIXED = codecs.rules(
+  [
+    ("b", codecs.identity()),
+    ("k", codecs.feedback(shared_scale())),
+    ("w", codecs.feedback(codecs.low_rank(rank=3))),
+  ]
+)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+def test_what_is_sent_is_what_the_rounds_say_on_any_number(workers):
+  x = make_tree(workers)
+
+  def local(x):
+    x = jax.tree.map(lambda a: a[0], x)
+    state = collectives.all_reduce_init(x, "data", MIXED)
+    return collectives.all_reduce(x, "data", MIXED, state=state)[0]
+
+  program = jax.jit(
+    jax.shard_map(local, mesh=mesh(workers), in_specs=P("data"), out_specs=P())
+  )
+  compiled = program.lower(x).compile()
+  y = compiled(x)
+  mean = x["k"].mean(0)
+  np.testing.assert_allclose(y["k"], mean, atol=np.abs(x["k"]).max() / 250)
+  np.testing.assert_allclose(y["b"], x["b"].mean(0), atol=1e-6)
+  assert np.linalg.matrix_rank(y["w"], tol=1e-4) == 3
+  if workers == 1:
+    return
+  # Between two workers the bias joins the gather of the codes.
+  gathered = 30 + (28 if workers == 2 else 0)
+  summed = 4 * 3 * (12 + 20) + (0 if workers == 2 else 28)
+  sent = (workers - 1) * gathered
+  sent += 2 * (workers - 1) / workers * (summed + 4)
+  traced = wire.step_bytes(program, x)
+  assert traced.total_bytes == sent
+  # A gather of two is made of a sum, whose bytes are those of the gather.
+  assert wire.compiled_bytes(compiled).total_bytes == sent
+
+
+@pytest.mark.parametrize("name", ["low_rank", "rotated", "shared_scale"])
+def test_workers_hold_the_same_bits_and_sums_are_means_times_workers(name):
+  mean, total = run(reduce_both(CODECS[name]), make_tree(4)["w"], 4)
+  assert len(copies(mean)) == len(copies(total)) == 1
+  np.testing.assert_allclose(total, 4 * np.asarray(mean), rtol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["mean", "state"])
+def test_what_one_worker_has_alone_may_not_enter_what_all_share(part):
+  name = "`codec`" if part == "mean" else "`state`"
+  with pytest.raises(ValueError, match=name):
+    run(reduce_both(leaky(part=part)), make_tree(2)["b"], 2)
+
+
+def test_chains_and_other_collectives_refuse_what_they_cannot_run():
+  low_rank = codecs.low_rank(rank=1)
+  with pytest.raises(ValueError, match="last"):
+    codecs.chain(low_rank, codecs.identity())
+  with pytest.raises(ValueError, match="linear"):
+    codecs.chain(codecs.topk(density=0.5), low_rank)
+  for fn in (collectives.all_gather, collectives.reduce_scatter):
+    with pytest.raises(ValueError, match="`codec` .* without other workers"):
+      run(
+        functools.partial(fn, axis_name="data", codec=low_rank),
+        np.ones((2, 2, 2)),
+        2,
+      )
+
+
+def train(tx, shape=(4,), axes=("data",), **options):
+  def loss_fn(params, batch):
+    y = jnp.tanh(batch @ params["w"]) @ params["k"]
+    return jnp.mean((y - 1) ** 2)
+
+  devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+  init, step = jaxmotion.data_parallel(
+    loss_fn, tx, Mesh(devices, axes), **options
+  )
+  rng = np.random.default_rng(0)
+  batch = rng.normal(size=(16, 8)).astype(np.float32)
+  params, state = init(
+    {
+      "w": rng.normal(size=(8, 16)).astype(np.float32),
+      "k": rng.normal(size=(16, 4)).astype(np.float32),
+    }
+  )
+  losses = []
+  for _ in range(5):
+    params, state, loss = step(params, state, batch)
+    losses.append(float(loss))
+  return losses, state
+
+
+def shared_of(state):
+  """Arrays of the shared parts."""
+  is_shared = lambda node: isinstance(node, jaxmotion.Shared)
+  found = [
+    node
+    for node in jax.tree.leaves(state, is_leaf=is_shared)
+    if is_shared(node)
+  ]
+  return jax.tree.leaves(found)
+
+
+CODEC = codecs.feedback(codecs.low_rank(rank=2))
+
+
+def test_training_keeps_shared_state_once_for_all_workers():
+  tx = optax.chain(
+    jaxmotion.exchange("data", CODEC, nonfinite="skip"), optax.sgd(0.1)
+  )
+  losses, state = train(tx)
+  assert losses[-1] < losses[0]
+  factors = shared_of(state)
+  assert [a.shape for a in factors] == [(1, 4, 2), (1, 16, 2)]
+  assert all(a.sharding.is_fully_replicated for a in factors)
+  assert all(len(copies(a)) == 1 for a in factors)
+
+
+def test_devices_of_a_host_share_what_their_shard_has():
+  tx = optax.chain(
+    jaxmotion.exchange("host", CODEC, local_axis="device"), optax.sgd(0.1)
+  )
+  axes = ("host", "device")
+  losses, state = train(tx, (2, 2), axes, axis_name=axes)
+  assert losses[-1] < losses[0]
+  for a in shared_of(state):
+    assert a.shape[0] == 2, "one for each device of a host"
+  # The device's shard of one leaf, and all of another that is small.
+  assert sorted(len(copies(a)) for a in shared_of(state)) == [1, 2]
+
+
+def test_shards_of_a_model_have_shared_state_of_their_own():
+  specs = {"w": P(None, "model"), "k": P("model", None)}
+  tx = optax.chain(
+    jaxmotion.exchange("data", CODEC, specs=specs), optax.sgd(0.1)
+  )
+  losses, state = train(tx, (2, 2), ("data", "model"), specs=specs)
+  assert losses[-1] < losses[0]
+  assert [a.shape[0] for a in shared_of(state)] == [2, 2]
