@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,25 +63,50 @@ def update_params(
   """
   update = optax.with_extra_args_support(tx).update
 
+  args = (grads, opt_state, params)
+  results, extra_args = run_with_loss(
+    lambda extra_args: update(*args, **extra_args), extra_args, loss
+  )
+
   def run(grads: PyTree, opt_state: PyTree, params: PyTree) -> PyTree:
     return update(grads, opt_state, params, **extra_args)
 
-  args = (grads, opt_state, params)
-  try:
-    results = run(*args)
-  except TypeError as error:
-    missing = _missing_arguments(error)
-    if missing == ["value"] and loss is not None:
-      extra_args = {**extra_args, "value": loss}
-      results = run(*args)
-    elif missing:
-      raise _name_missing(missing) from error
-    else:
-      raise
   updates, opt_state = _type_equal(run, args, results, axis_name)
   params = optax.apply_updates(params, updates)
   check_exchanged(params, opt_state, axis_name)
   return params, opt_state
+
+
+def run_with_loss(
+  run: Callable[[dict[str, Any]], Any], extra_args: dict[str, Any], loss: Any
+) -> tuple[Any, dict[str, Any]]:
+  """Runs an update, again with the loss if it lacks `value` alone.
+
+  Args:
+    run: update of a chain, of extra arguments.
+    extra_args: what the caller gave.
+    loss: the workers' mean, or None.
+
+  Returns:
+    What `run` returned, and the extra arguments that it was given.
+
+  Raises:
+    TypeError: it needs others that are missing.
+
+  Example:
+    >>> run_with_loss(lambda extra: extra["value"], {"value": 1}, None)
+    (1, {'value': 1})
+  """
+  try:
+    return run(extra_args), extra_args
+  except TypeError as error:
+    missing = _missing_arguments(error)
+    if missing == ["value"] and loss is not None:
+      extra_args = {**extra_args, "value": loss}
+      return run(extra_args), extra_args
+    if missing:
+      raise _name_missing(missing) from error
+    raise
 
 
 def _missing_arguments(error: TypeError) -> list[str]:

@@ -33,6 +33,7 @@ from jaxmotion.collectives._remembered import (
 )
 from jaxmotion.collectives._replicated import (
   check_batch as check_batch,
+  run_with_loss as run_with_loss,
   update_params as update_params,
 )
 from jaxmotion.collectives._shards import (

@@ -18,6 +18,7 @@ from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   check_batch,
   keep_update,
+  run_with_loss,
 )
 from jaxmotion.core import (
   Array,
@@ -155,7 +156,8 @@ def fully_sharded(
       opt_state, loss or (loss, aux)), jitted. With `model_state`, (params,
       model_state, opt_state, batch, ...) -> (params, model_state, opt_state,
       loss or (loss, aux)). Every leaf of `batch` is split along its leading
-      axis. `key` is as for `data_parallel`. Extra arguments go to `tx.update`.
+      axis. `key` is as for `data_parallel`. Extra arguments go to
+      `tx.update`; one that needs `value=` gets the workers' mean loss.
 
   Raises:
     TypeError: an argument of another type.
@@ -344,8 +346,12 @@ def fully_sharded(
     is_cut = [cut.dimension is not None for cut in cuts]
     _, ok = apply_nonfinite_policy(nonfinite, (flags, weight), axes)
     grads = _average_whole(grads, is_cut, axis_name, local_axis)
-    changes, new_inner = update_parts(
-      inner, grads, state.inner, parts, is_cut, axes, extra_args
+    (changes, new_inner), _ = run_with_loss(
+      lambda extra_args: update_parts(
+        inner, grads, state.inner, parts, is_cut, axes, extra_args
+      ),
+      extra_args,
+      metrics[0] if has_aux else metrics,
     )
     errors = pack_worker(to_varying(errors, axes))
     changes, (new_inner, errors) = keep_update(

@@ -99,6 +99,7 @@ UNCALLED = {
   "collectives.extend.find_leaf_codecs": _CHECKED,
   "collectives.extend.*_shards": _CHECKED,
   "collectives.extend.init_rows": _CHECKED,
+  "collectives.extend.run_with_loss": _CHECKED,
   "collectives.extend.scatter_means": _CHECKED,
   "collectives.extend.average_locally": _CHECKED,
   "collectives.extend.all_axes": _CHECKED,

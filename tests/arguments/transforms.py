@@ -48,7 +48,10 @@ def stateful(position):
 
 
 def fully_sharded(position):
-  return transforms.fully_sharded(loss_fn, optax.sgd(0.1), MESH)[position]
+  def keyed_loss(params, batch, key=None):
+    return loss_fn(params, batch)
+
+  return transforms.fully_sharded(keyed_loss, optax.sgd(0.1), MESH)[position]
 
 
 def sharded_state():
@@ -115,6 +118,14 @@ CALLS = {
   ),
   "transforms.fully_sharded -> init": Call(
     PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True
+  ),
+  "transforms.fully_sharded -> step": Call(
+    PARAMS,
+    Lazy(lambda: fully_sharded(0)({"w": jnp.zeros((4, 1))})[1]),
+    BATCH,
+    key=np.zeros(2, np.uint32),
+    on=Lazy(lambda: fully_sharded(1)),
+    traced=True,
   ),
   "transforms.gather_params": Call(PARAMS),
   "transforms.gather_block": Call(loss_fn, regather=False),
@@ -279,6 +290,8 @@ KNOWN_BAD = {
   ("transforms.parallelize_step -> step", "batch"),
   ("transforms.local_value_and_grad -> grad", "params"),
   ("transforms.local_value_and_grad -> grad", "args"),
+  ("transforms.fully_sharded -> step", "params"),
+  ("transforms.fully_sharded -> step", "batch"),
   ("transforms.data_parallel -> step", "params"),
   ("transforms.data_parallel -> step", "opt_state"),
   ("transforms.data_parallel -> step", "batch"),

@@ -131,6 +131,15 @@ def test_nan_of_one_worker_is_found_or_made_zero():
       np.testing.assert_allclose(sent, expected.mean(0), atol=1e-6)
 
 
+def test_a_chain_that_needs_the_loss_gets_it():
+  tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+  init, step = jaxmotion.fully_sharded(lambda w, x: jnp.mean(x), tx, MESH)
+  params, state = init(jnp.zeros(5))
+  _, state, loss = step(params, state, jnp.arange(6.0))
+  assert float(loss) == 2.5
+  assert optax.tree.get(state.inner.value, "best_value") == 2.5
+
+
 def test_arguments_that_do_nothing_are_refused_by_name():
   init, step = sign_step()
   args = *jax.eval_shape(init, jnp.zeros((12, 16))), jnp.ones((3, 12, 16))
