@@ -3,6 +3,7 @@
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout as ExchangeLayout,
   Layout as Layout,
+  ShardedLayout as ShardedLayout,
   describe_state as describe_state,
 )
 from jaxmotion.checkpoint._resize import (

@@ -9,19 +9,30 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxmotion.codecs import Codec, from_config
 from jaxmotion.core import (
   AxisName,
+  PyTree,
   axis_names,
   check_mapping,
   named_leaves,
 )
-from jaxmotion.transforms.extend import ExchangeOptions, trace_state
+from jaxmotion.transforms.extend import (
+  Options,
+  ShardedOptions,
+  expand_specs,
+  sharded_axes,
+  trace_state,
+)
 
-_VERSION = 1
+_VERSION = 2
+
+Leaves = tuple[tuple[str, tuple[int, ...], str], ...]
+Spec = tuple[tuple[str, ...], ...]
 
 
 class ExchangeLayout(NamedTuple):
@@ -34,6 +45,8 @@ class ExchangeLayout(NamedTuple):
     axis_name: the workers' axes, or those of the hosts.
     local_axis: the axes of the devices of one host, or None.
     leaves: path, shape and dtype of every array that is exchanged.
+    specs: for each leaf the axes of the model that shard each dimension; empty
+      if there are no such axes.
   """
 
   codecs: tuple[Codec, ...]
@@ -41,7 +54,28 @@ class ExchangeLayout(NamedTuple):
   method: str | None
   axis_name: tuple[str, ...]
   local_axis: tuple[str, ...] | None
-  leaves: tuple[tuple[str, tuple[int, ...], str], ...]
+  leaves: Leaves
+  specs: tuple[Spec, ...] = ()
+
+
+class ShardedLayout(NamedTuple):
+  """Description of the state of one `sharded`.
+
+  Attributes:
+    gradient_codec: codec of the gradients' parts.
+    weight_codec: codec of the differences, or None if there is no master.
+    axis_name: the workers' axes, or those of the hosts.
+    local_axis: the axes of the devices of one host, or None.
+    leaves: path, shape and dtype of every parameter.
+    specs: as for `ExchangeLayout`.
+  """
+
+  gradient_codec: Codec
+  weight_codec: Codec | None
+  axis_name: tuple[str, ...]
+  local_axis: tuple[str, ...] | None
+  leaves: Leaves
+  specs: tuple[Spec, ...] = ()
 
 
 class Layout(NamedTuple):
@@ -49,22 +83,21 @@ class Layout(NamedTuple):
 
   Attributes:
     workers: name and length of every axis of workers.
+    model: name and length of every axis that shards the model.
     exchanges: one entry for each exchange, in the order of their states.
   """
 
   workers: tuple[tuple[str, int], ...]
-  exchanges: tuple[ExchangeLayout, ...]
+  model: tuple[tuple[str, int], ...]
+  exchanges: tuple[ExchangeLayout | ShardedLayout, ...]
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the layout as plain data, which JSON can hold."""
     return {
       "version": _VERSION,
       "workers": dict(self.workers),
-      "exchanges": [
-        exchange._asdict()
-        | {"codecs": [codec.config() for codec in exchange.codecs]}
-        for exchange in self.exchanges
-      ],
+      "model": dict(self.model),
+      "exchanges": list(map(_write_entry, self.exchanges)),
     }
 
   @classmethod
@@ -86,7 +119,8 @@ class Layout(NamedTuple):
     try:
       return cls(
         tuple((str(k), int(v)) for k, v in data["workers"].items()),
-        tuple(_read_exchange(entry) for entry in data["exchanges"]),
+        tuple((str(k), int(v)) for k, v in data["model"].items()),
+        tuple(map(_read_entry, data["exchanges"])),
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(
@@ -95,10 +129,21 @@ class Layout(NamedTuple):
       ) from error
 
 
-def layout_mesh(layout: Layout) -> AbstractMesh:
-  """Returns a mesh of a layout's workers, without devices."""
-  names, lengths = zip(*layout.workers, strict=True)
-  return AbstractMesh(lengths, names)
+def layout_mesh(
+  layout: Layout, workers: tuple[tuple[str, int], ...], mesh: Any
+) -> AbstractMesh:
+  """Returns a mesh without devices that has a layout's axes of the model.
+
+  Args:
+    layout: tells these axes.
+    workers: name and length of every axis of workers.
+    mesh: mesh of today, whose axes of the model may be explicit.
+  """
+  names, lengths = zip(*workers, *layout.model, strict=True)
+  today = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  models = [name for name, _ in layout.model]
+  kinds = [today[n] if n in models else AxisType.Auto for n in names]
+  return AbstractMesh(lengths, names, axis_types=tuple(kinds))
 
 
 def count_workers(layout: Layout, axes: tuple[str, ...]) -> int:
@@ -113,6 +158,7 @@ def describe_state(
   mesh: Mesh | AbstractMesh,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
 ) -> Layout:
   """Describes the state that a chain has for these parameters and workers.
 
@@ -124,6 +170,8 @@ def describe_state(
     params: pytree of parameters, or of their ShapeDtypeStructs.
     mesh: mesh of the workers. A `jax.sharding.AbstractMesh` will do.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `data_parallel` takes
+      it; None: they are not.
 
   Returns:
     The layout.
@@ -147,44 +195,106 @@ def describe_state(
     >>> checkpoint.Layout.from_dict(layout.to_dict()) == layout
     True
   """
-  traced = trace_state(tx, params, mesh, axis_name)
-  return make_layout(mesh, axis_name, traced.exchanges)
+  traced = trace_state(tx, params, mesh, axis_name, specs)
+  return make_layout(mesh, axis_name, specs, traced.exchanges)
 
 
 def make_layout(
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
-  exchanges: list[ExchangeOptions],
+  specs: PyTree | None,
+  exchanges: list[Options],
 ) -> Layout:
   """Returns the layout of exchanges on a mesh."""
   workers = tuple(
     (name, mesh.shape[name]) for name in map(str, axis_names(axis_name))
   )
-  return Layout(workers, tuple(map(_describe_exchange, exchanges)))
+  names = [name for name, _ in workers]
+  model = tuple(
+    (str(name), size)
+    for name, size in mesh.shape.items()
+    if specs is not None and name not in names and size > 1
+  )
 
-
-def _describe_exchange(options: ExchangeOptions) -> ExchangeLayout:
-  codec, local_axis = options.codec, options.local_axis
-  return ExchangeLayout(
-    (codec,) if isinstance(codec, Codec) else codec,
-    options.op,
-    options.method,
-    tuple(map(str, axis_names(options.axis_name))),
-    None if local_axis is None else tuple(map(str, axis_names(local_axis))),
-    tuple(
+  def describe_entry(options: Options) -> ExchangeLayout | ShardedLayout:
+    leaves = tuple(
       (path, tuple(leaf.shape), str(leaf.dtype))
       for path, leaf in named_leaves(options.params)
-    ),
+    )
+    divided = _describe_specs(options, specs, dict(model))
+    axes = _strings(options.axis_name)
+    local = None
+    if options.local_axis is not None:
+      local = _strings(options.local_axis)
+    if isinstance(options, ShardedOptions):
+      codecs = options.gradient_codec, options.weight_codec
+      return ShardedLayout(*codecs, axes, local, leaves, divided)
+    codec = options.codec
+    return ExchangeLayout(
+      (codec,) if isinstance(codec, Codec) else codec,
+      options.op,
+      options.method,
+      axes,
+      local,
+      leaves,
+      divided,
+    )
+
+  return Layout(workers, model, tuple(map(describe_entry, exchanges)))
+
+
+def _strings(axis_name: AxisName) -> tuple[str, ...]:
+  return tuple(map(str, axis_names(axis_name)))
+
+
+def _describe_specs(
+  options: Options, specs: PyTree, sizes: dict[Any, int]
+) -> tuple[Spec, ...]:
+  """Returns the axes of the model that shard each dimension of each leaf."""
+  if not sizes:
+    return ()
+  chosen = specs if options.specs is None else options.specs
+  full = expand_specs(chosen, options.params, sizes)
+  return tuple(
+    tuple(
+      tuple(n for n in sizes if n in sharded_axes(PartitionSpec(entry)))
+      for entry in (*spec, *[None] * (leaf.ndim - len(spec)))
+    )
+    for spec, leaf in zip(
+      jax.tree.leaves(full), jax.tree.leaves(options.params), strict=True
+    )
   )
 
 
-def _read_exchange(data: Mapping[str, Any]) -> ExchangeLayout:
-  local_axis = data["local_axis"]
+def _write_entry(entry: ExchangeLayout | ShardedLayout) -> dict[str, Any]:
+  data = entry._asdict()
+  if isinstance(entry, ExchangeLayout):
+    return data | {"codecs": [codec.config() for codec in entry.codecs]}
+  weight = entry.weight_codec
+  return data | {
+    "gradient_codec": entry.gradient_codec.config(),
+    "weight_codec": None if weight is None else weight.config(),
+  }
+
+
+def _read_entry(data: Mapping[str, Any]) -> ExchangeLayout | ShardedLayout:
+  local = data["local_axis"]
+  shared = (
+    tuple(data["axis_name"]),
+    None if local is None else tuple(local),
+    tuple((path, tuple(shape), dtype) for path, shape, dtype in data["leaves"]),
+    tuple(tuple(map(tuple, spec)) for spec in data["specs"]),
+  )
+  if "gradient_codec" in data:
+    weight = data["weight_codec"]
+    return ShardedLayout(
+      from_config(data["gradient_codec"]),
+      None if weight is None else from_config(weight),
+      *shared,
+    )
   return ExchangeLayout(
     tuple(map(from_config, data["codecs"])),
     data["op"],
     data["method"],
-    tuple(data["axis_name"]),
-    None if local_axis is None else tuple(local_axis),
-    tuple((path, tuple(shape), dtype) for path, shape, dtype in data["leaves"]),
+    *shared,
   )

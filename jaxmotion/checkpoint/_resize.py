@@ -5,28 +5,31 @@ mixed by linear weights that keep the mean over workers, and written in the new
 layout. Averages of two and copies are exact but for one rounding.
 """
 
-import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec as P,
+)
 
+from jaxmotion.checkpoint._convert import Converter
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout,
   Layout,
+  ShardedLayout,
   count_workers,
   layout_mesh,
   make_layout,
 )
-from jaxmotion.collectives.extend import (
-  StateLayout,
-  convert_states,
-  forgetful_leaves,
-  mix_rows,
-)
+from jaxmotion.collectives.extend import mix_rows
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -38,11 +41,17 @@ from jaxmotion.core import (
   check_instance,
   same_shapes,
   shape_strings,
-  state_specs,
+  without_context_mesh,
 )
-from jaxmotion.transforms import ExchangeState, ShardedState, exchange
+from jaxmotion.transforms import (
+  ExchangeState,
+  ShardedState,
+  exchange,
+  sharded,
+)
 from jaxmotion.transforms.extend import (
-  ExchangeOptions,
+  ShardedOptions,
+  Shardings,
   TracedState,
   trace_state,
 )
@@ -55,6 +64,7 @@ def saved_like(
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
 ) -> PyTree:
   """Returns the shapes of a saved state, with shardings on a mesh of today.
 
@@ -68,6 +78,8 @@ def saved_like(
     layout: what `describe_state` returned when the state was saved.
     mesh: device mesh of today.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `data_parallel` takes
+      it; None: they are not.
 
   Returns:
     The tree of the saved state, of ShapeDtypeStructs with shardings.
@@ -88,23 +100,47 @@ def saved_like(
   """
   check_instance("layout", layout, Layout, "what `describe_state` returned")
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  today = trace_state(tx, params, mesh, axis_name)
-  saved = _trace_saved(tx, params, layout, today, axis_name)
-  return _place_like(saved.state, mesh, axis_name)
+  today = trace_state(tx, params, mesh, axis_name, specs)
+  saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
+  shardings = Shardings(mesh, axis_name, specs)
+  return _place_like(saved.state, params, mesh, axis_name, shardings)
 
 
-def _place_like(state: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
+def _place_like(
+  state: PyTree,
+  params: PyTree,
+  mesh: Mesh,
+  axis_name: AxisName,
+  shardings: Shardings,
+) -> PyTree:
   """Returns shapes with shardings that split per-worker arrays if they can."""
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  workers = axis_names(axis_name)
+
+  def size_of(names: tuple[Any, ...]) -> int:
+    return math.prod(mesh.shape[name] for name in names)
 
   def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
-    if spec != P():
-      lengths = [i for i, n in enumerate(leaf.shape) if n and n % workers == 0]
-      spec = P(*[None] * lengths[0], axis_name) if lengths else P()
-    sharding = NamedSharding(mesh, spec)
+    entries = [e if isinstance(e, tuple) else (e,) for e in spec]
+    entries += [()] * (leaf.ndim - len(entries))
+    used = {name for entry in entries for name in entry} - {None}
+    # Axes of the model; then those of workers, whose number is another one.
+    kept = [
+      tuple(n for n in entry if n is not None and n not in workers)
+      for entry in entries
+    ]
+    for i, n in enumerate(leaf.shape if used & set(workers) else ()):
+      if n and n % size_of((*workers, *kept[i])) == 0:
+        kept[i] = (*workers, *kept[i])
+        break
+    sharding = NamedSharding(mesh, P(*(names or None for names in kept)))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-  return jax.tree.map(place, state_specs(state, axis_name), state)
+  specs = jax.tree.map(
+    lambda spec, branch: jax.tree.map(lambda _: spec, branch),
+    shardings.state(state, params),
+    state,
+  )
+  return jax.tree.map(place, specs, state)
 
 
 def resize(
@@ -115,6 +151,7 @@ def resize(
   mesh: Mesh | AbstractMesh,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
   reset_memory: bool = False,
 ) -> PyTree:
   r"""Continues a state on another number of workers, or with another codec.
@@ -141,6 +178,8 @@ def resize(
       where it is; that of one worker makes the smallest state to save, which
       keeps only the mean.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `data_parallel` takes
+      it; None: they are not.
     reset_memory: whether error memory starts from zero, and what was still to
       be sent is lost. Everything else, such as moments, is kept.
 
@@ -167,16 +206,21 @@ def resize(
   check_arrays("state", state)
   check_instance("mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding")
   check_bool("reset_memory", reset_memory)
-  today = trace_state(tx, params, mesh, axis_name)
-  new_layout = make_layout(mesh, axis_name, today.exchanges)
-  _check_whole(today.state, layout, new_layout)
-  saved = _trace_saved(tx, params, layout, today, axis_name)
+  today = trace_state(tx, params, mesh, axis_name, specs)
+  new_layout = make_layout(mesh, axis_name, specs, today.exchanges)
+  saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   converters = [
-    _Converter(old, new, options, layout, new_layout, reset_memory)
-    for old, new, options in zip(
-      layout.exchanges, new_layout.exchanges, today.exchanges, strict=True
+    Converter(old, new, options.params, layout, new_layout, like, reset_memory)
+    for old, new, options, like in zip(
+      layout.exchanges,
+      new_layout.exchanges,
+      today.exchanges,
+      _find_states(today.state),
+      strict=True,
     )
   ]
+  for converter in converters:
+    converter.check()
   _check_saved(state, saved.state)
   workers = count_workers(new_layout, axis_names(axis_name))
 
@@ -184,7 +228,7 @@ def resize(
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
-      if isinstance(node, ExchangeState):
+      if _is_exchange(node):
         return next(remaining).convert(node)
       if isinstance(node, PerWorker):
         return PerWorker(
@@ -195,79 +239,40 @@ def resize(
     return jax.tree.map(convert_node, state, is_leaf=_is_node)
 
   if isinstance(mesh, AbstractMesh):
-    return jax.jit(convert)(state)
-  like = _place_like(saved.state, mesh, axis_name)
-  state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
-  shapes = jax.eval_shape(convert, state)
-  shardings = jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec), state_specs(shapes, axis_name)
-  )
-  return jax.jit(convert, out_shardings=shardings)(state)
+    state = jax.tree.map(_forget_types, state)
+    with without_context_mesh():
+      return jax.jit(convert)(state)
+  # Explicit axes would want to know how every reshaped array is sharded.
+  plain = Mesh(mesh.devices, mesh.axis_names)
+  shardings = Shardings(plain, axis_name, specs)
+  like = _place_like(saved.state, params, plain, axis_name, shardings)
+  with without_context_mesh():
+    state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
+    new_specs = shardings.state(jax.eval_shape(convert, state), params)
+
+    def place(on: Mesh) -> PyTree:
+      return jax.tree.map(lambda spec: NamedSharding(on, spec), new_specs)
+
+    state = jax.jit(convert, out_shardings=place(plain))(state)
+  return jax.device_put(state, place(mesh))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Converter:
-  """Converts the state of one exchange to the layout of today."""
-
-  old: ExchangeLayout
-  new: ExchangeLayout
-  options: ExchangeOptions
-  old_layout: Layout
-  new_layout: Layout
-  reset_memory: bool
-
-  def __post_init__(self) -> None:
-    if self.reset_memory or self._is_same():
-      return
-    # Made by a codec that remembers, continued by one that does not.
-    forgetful = set(forgetful_leaves(self._params, self._target.codec))
-    held = set(forgetful_leaves(self._params, self._source.codec))
-    if lost := sorted(forgetful - held):
-      raise ValueError(
-        f"`tx` must have error memory for {lost[0]!r}, as the saved state has,"
-        f" got {self._target.codec!r}. What is still to be sent would be lost:"
-        " wrap the codec in `feedback`, or give reset_memory=True."
-      )
-
-  def convert(self, state: ExchangeState) -> ExchangeState:
-    """Returns the state for today's workers and codec."""
-    if self._is_same() and not self.reset_memory:
-      return state
-    codec_state = convert_states(
-      state.codec_state.value,
-      self._params,
-      self._source,
-      self._target,
-      op=self.new.op,
-      reset_memory=self.reset_memory,
-    )
-    return state._replace(codec_state=PerWorker(codec_state))
-
-  def _is_same(self) -> bool:
-    return (self.old, self.old_layout.workers) == (
-      self.new,
-      self.new_layout.workers,
-    )
-
-  @property
-  def _params(self) -> PyTree:
-    return self.options.params
-
-  @property
-  def _source(self) -> StateLayout:
-    return _state_layout(self.old, self.old_layout)
-
-  @property
-  def _target(self) -> StateLayout:
-    return _state_layout(self.new, self.new_layout)
+def _forget_types(x: Any) -> Any:
+  """Returns an array whose type does not say how explicit axes shard it."""
+  sharding = getattr(x, "sharding", None)
+  if not isinstance(sharding, NamedSharding):
+    return x
+  mesh = sharding.mesh
+  if not isinstance(mesh, Mesh) or AxisType.Explicit not in mesh.axis_types:
+    return x
+  plain = Mesh(mesh.devices, mesh.axis_names)
+  return jax.device_put(x, NamedSharding(plain, sharding.spec))
 
 
-def _state_layout(entry: ExchangeLayout, layout: Layout) -> StateLayout:
-  workers, local_axis = count_workers(layout, entry.axis_name), entry.local_axis
-  devices = None if local_axis is None else count_workers(layout, local_axis)
-  return StateLayout(
-    entry.codecs[0], workers, entry.method, devices, len(entry.codecs) > 1
-  )
+def _find_states(state: PyTree) -> Iterator[Any]:
+  """Yields the states of exchanges inside of a state."""
+  nodes = jax.tree.leaves(state, is_leaf=_is_exchange)
+  return filter(_is_exchange, nodes)
 
 
 def _trace_saved(
@@ -275,50 +280,47 @@ def _trace_saved(
   params: PyTree,
   layout: Layout,
   today: TracedState,
+  mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
+  specs: PyTree | None,
 ) -> TracedState:
   """Returns the shapes of the saved state; raises if it is of another chain."""
-  mesh = layout_mesh(layout)
+  new = make_layout(mesh, axis_name, specs, today.exchanges)
+  _check_exchanges(layout, new)
+  old_mesh = layout_mesh(layout, layout.workers, mesh)
   saved_axes = tuple(name for name, _ in layout.workers)
-  _check_exchanges(layout, make_layout(mesh, saved_axes, today.exchanges))
   # The chain names today's axes. All else depends on the workers' number alone.
   axes = axis_names(axis_name)
   lengths = (count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
-  saved = trace_state(tx, params, AbstractMesh(lengths, axes), axis_name)
+  workers = tuple(zip(axes, lengths, strict=True))
+  renamed = layout_mesh(layout, workers, mesh)
+  saved = trace_state(tx, params, renamed, axis_name, specs)
   made = iter(zip(layout.exchanges, today.exchanges, strict=True))
 
   def replace_node(node: Any) -> Any:
-    if not isinstance(node, ExchangeState):
+    if not _is_exchange(node):
       return node
     entry, options = next(made)
-    codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
-    own = exchange(
-      entry.axis_name,
-      codec,
-      op=entry.op,
-      method=entry.method,
-      local_axis=entry.local_axis,
+    names: dict[str, Any] = dict(
+      local_axis=entry.local_axis, specs=options.specs
     )
-    return trace_state(own, options.params, mesh, saved_axes).state
+    if isinstance(entry, ShardedLayout):
+      assert isinstance(options, ShardedOptions)
+      own = sharded(
+        entry.axis_name,
+        options.tx,
+        gradient_codec=entry.gradient_codec,
+        weight_codec=entry.weight_codec,
+        **names,
+      )
+    else:
+      codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
+      how: dict[str, Any] = dict(op=entry.op, method=entry.method)
+      own = exchange(entry.axis_name, codec, **how, **names)
+    return trace_state(own, options.params, old_mesh, saved_axes, specs).state
 
-  state = jax.tree.map(
-    replace_node, saved.state, is_leaf=lambda n: isinstance(n, ExchangeState)
-  )
+  state = jax.tree.map(replace_node, saved.state, is_leaf=_is_exchange)
   return TracedState(state, saved.exchanges)
-
-
-def _check_whole(state: PyTree, old: Layout, new: Layout) -> None:
-  """Raises if a state in parts would have to be cut in other parts."""
-
-  def is_sharded(node: Any) -> bool:
-    return isinstance(node, ShardedState)
-
-  nodes = jax.tree.leaves(state, is_leaf=is_sharded)
-  if old.workers != new.workers and any(map(is_sharded, nodes)):
-    raise ValueError(
-      f"`mesh` must have the {dict(old.workers)} workers of `layout` for a "
-      f"`tx` with `sharded`, whose parts are theirs, got {dict(new.workers)}."
-    )
 
 
 def _check_exchanges(layout: Layout, today: Layout) -> None:
@@ -328,10 +330,25 @@ def _check_exchanges(layout: Layout, today: Layout) -> None:
     raise ValueError(
       f"`layout` must have the {counts[1]} exchanges of `tx`, got {counts[0]}."
     )
+  if layout.model != today.model:
+    raise ValueError(
+      "`mesh` and `specs` must shard the model as `layout` says, over "
+      f"{dict(layout.model)}, got {dict(today.model)}: only the workers may be"
+      " others."
+    )
   for old, new in zip(layout.exchanges, today.exchanges, strict=True):
-    if new.op != old.op:
+    if type(old) is not type(new):
+      kinds = [
+        "sharded" if isinstance(entry, ShardedLayout) else "exchange"
+        for entry in (new, old)
+      ]
       raise ValueError(
-        f"`layout` must have the `op` of `tx`, {new.op!r}, got {old.op!r}."
+        f"`layout` must be of `{kinds[0]}`, as `tx` has, got `{kinds[1]}`."
+      )
+    ops = getattr(new, "op", "mean"), getattr(old, "op", "mean")
+    if ops[0] != ops[1]:
+      raise ValueError(
+        f"`layout` must have the `op` of `tx`, {ops[0]!r}, got {ops[1]!r}."
       )
     wanted, found = dict(_by_path(new)), dict(_by_path(old))
     for path in [*wanted, *found]:
@@ -342,9 +359,12 @@ def _check_exchanges(layout: Layout, today: Layout) -> None:
         )
 
 
-def _by_path(entry: ExchangeLayout) -> list[tuple[str, str]]:
+def _by_path(entry: ExchangeLayout | ShardedLayout) -> list[tuple[str, str]]:
+  """Returns words for the shape of each leaf, and how it is sharded."""
+  specs = entry.specs or [()] * len(entry.leaves)
   return [
-    (path, f"{dtype}{list(shape)}") for path, shape, dtype in entry.leaves
+    (path, f"{dtype}{list(shape)}" + (f" sharded {P(*spec)}" if spec else ""))
+    for (path, shape, dtype), spec in zip(entry.leaves, specs, strict=True)
   ]
 
 
@@ -372,5 +392,9 @@ def _resize_rows(rows: Array, workers: int) -> Array:
   return nearest
 
 
+def _is_exchange(node: Any) -> bool:
+  return isinstance(node, ExchangeState | ShardedState)
+
+
 def _is_node(node: Any) -> bool:
-  return isinstance(node, ExchangeState | PerWorker)
+  return _is_exchange(node) or isinstance(node, PerWorker)

@@ -42,7 +42,7 @@ from jaxmotion.core import (
 from jaxmotion.kernels import ErrorMemory
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
   """Errors that an all-reduce has still to send.
 
   Attributes:
@@ -146,14 +146,20 @@ def convert_states(
       f"`states` must be a list with the state of each of {groups} arrays, got "
       f"{states!r:.200}."
     )
-  memory = _read_memory(states, x, source)
+  memory = read_memory(states, x, source)
   if reset_memory:
     memory = jax.tree.map(jnp.zeros_like, memory)
-  return _write_memory(_resize_memory(memory, target.workers, op), x, target)
+  return write_memory(_resize_memory(memory, target.workers, op), x, target)
 
 
-def _read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
-  """Returns the errors of all workers; zeros where a codec has no memory."""
+def read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
+  """Returns the errors of all workers; zeros where a codec has no memory.
+
+  Args:
+    states: state of a reduction, whose leaves have an axis of workers.
+    x: pytree of arrays or ShapeDtypeStructs that are reduced.
+    layout: how the states were made.
+  """
   if layout.devices is None:
     return _read_arrays(states, x, layout)
   devices = layout.devices
@@ -182,11 +188,17 @@ def _read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
   shared = jax.tree.map(
     lambda a, *pieces: join(a, *pieces, rows=0), x, *(f.shared for f in found)
   )
-  return _Memory(own, shared)
+  return Memory(own, shared)
 
 
-def _write_memory(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
-  """Returns states of all workers that remember these errors."""
+def write_memory(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
+  """Returns states of all workers that remember these errors.
+
+  Args:
+    memory: errors, whose own ones have an axis of the layout's workers.
+    x: pytree of arrays or ShapeDtypeStructs that are reduced.
+    layout: how the states shall be kept.
+  """
   if layout.devices is None:
     return _write_arrays(memory, x, layout)
   devices = layout.devices
@@ -204,7 +216,7 @@ def _write_memory(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
   shared = jax.tree.map(cut, x, memory.shared)
   parts = [
     _write_arrays(
-      _Memory(
+      Memory(
         jax.tree.map(lambda a, d=d: a[:, d], own),
         jax.tree.map(lambda a, d=d: a[d], shared),
       ),
@@ -221,7 +233,7 @@ def _write_memory(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
   return jax.tree.map(stack, *parts)
 
 
-def _resize_memory(memory: _Memory, workers: int, op: str) -> _Memory:
+def _resize_memory(memory: Memory, workers: int, op: str) -> Memory:
   """Returns the same errors on another number of workers.
 
   New worker j takes over the old workers whose share of [0, 1) overlaps its
@@ -243,7 +255,7 @@ def _resize_memory(memory: _Memory, workers: int, op: str) -> _Memory:
     )
 
   own = memory.own if old == workers else jax.tree.map(resize, memory.own)
-  return _Memory(own, jax.tree.map(lambda e: e * scale, memory.shared))
+  return Memory(own, jax.tree.map(lambda e: e * scale, memory.shared))
 
 
 def mix_rows(rows: Array, new: int, count: int) -> Array:
@@ -276,7 +288,7 @@ def mix_rows(rows: Array, new: int, count: int) -> Array:
   return terms[0]
 
 
-def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
+def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
   arrays = partition(layout.codec, x)
   workers = layout.workers
   own, shared = [], []
@@ -292,22 +304,22 @@ def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> _Memory:
     if not group.codec.has_state:
       errors = jnp.zeros((workers, *shape), jnp.float32)
     elif method == "two_phase":
-      error = _memory_codec(group.codec).error
+      error = memory_codec(group.codec).error
       rows = jax.vmap(jax.vmap(error))(state.first)
       errors = rows.reshape(workers, -1)[:, :size].reshape(workers, *shape)
       means = jax.vmap(error)(state.second).reshape(-1)[:size].reshape(shape)
     else:
-      errors = jax.vmap(_memory_codec(group.codec).error)(state.first)
+      errors = jax.vmap(memory_codec(group.codec).error)(state.first)
     own.append(errors)
     shared.append(means)
   merge_rows = jax.vmap(arrays.merge) if own else arrays.merge
-  return _Memory(merge_rows(own), arrays.merge(shared))
+  return Memory(merge_rows(own), arrays.merge(shared))
 
 
-def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
+def _write_arrays(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
   arrays = partition(layout.codec, x)
   workers = layout.workers
-  keep = functools.partial(_state_of, canonical=layout.canonical)
+  keep = functools.partial(make_memories, canonical=layout.canonical)
   states = []
   for group, method, errors, mean in zip(
     arrays.leaf_groups,
@@ -319,7 +331,7 @@ def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
     if not group.codec.has_state:
       states.append(ReduceState((), ()))
       continue
-    codec = _memory_codec(group.codec)
+    codec = memory_codec(group.codec)
     if method == "two_phase":
       rows = jax.vmap(lambda e: pad_to_rows(e, workers))(errors)
       means = pad_to_rows(mean, workers)
@@ -329,8 +341,15 @@ def _write_arrays(memory: _Memory, x: PyTree, layout: StateLayout) -> PyTree:
   return states
 
 
-def _memory_codec(codec: Codec) -> feedback:
-  """Returns a codec whose state is error memory and nothing else."""
+def memory_codec(codec: Codec) -> feedback:
+  """Returns a codec whose state is error memory and nothing else.
+
+  Args:
+    codec: codec with a state.
+
+  Raises:
+    ValueError: its state is another one.
+  """
   if isinstance(codec, feedback) and not codec.codec.has_state:
     return codec
   raise ValueError(
@@ -339,10 +358,17 @@ def _memory_codec(codec: Codec) -> feedback:
   )
 
 
-def _state_of(
-  codec: feedback, errors: Array, rows: int, *, canonical: bool
+def make_memories(
+  codec: feedback, errors: Array, rows: int, *, canonical: bool = False
 ) -> PyTree:
-  """Returns states with these errors, of `rows` leading axes."""
+  """Returns states of a codec that has these errors still to send.
+
+  Args:
+    codec: remembers them.
+    errors: float32, with leading axes such as one of workers.
+    rows: number of leading axes.
+    canonical: whether codecs of several levels share the state.
+  """
   lead, like = errors.shape[:rows], jnp.zeros(errors.shape[rows:], jnp.float32)
   fresh, sent = codec.init(like), ()
   if jax.tree.leaves(fresh.memory.sent) and not canonical:

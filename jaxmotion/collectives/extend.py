@@ -26,10 +26,15 @@ from jaxmotion.collectives._nonfinite import (
   keep_update as keep_update,
 )
 from jaxmotion.collectives._remembered import (
+  Memory as Memory,
   StateLayout as StateLayout,
   convert_states as convert_states,
   forgetful_leaves as forgetful_leaves,
+  make_memories as make_memories,
+  memory_codec as memory_codec,
   mix_rows as mix_rows,
+  read_memory as read_memory,
+  write_memory as write_memory,
 )
 from jaxmotion.collectives._replicated import (
   check_batch as check_batch,

@@ -88,6 +88,7 @@ from jaxmotion.core._vjp import (
 from jaxmotion.core._worker_maps import (
   map_local_work as map_local_work,
   place_tree as place_tree,
+  without_context_mesh as without_context_mesh,
 )
 
 set_public_module(__name__, globals())

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
 from jaxmotion.core._compat import axis_names
 from jaxmotion.core._types import AxisName, PyTree
@@ -42,7 +48,17 @@ def map_local_work(
   )
 
 
-def place_tree(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+def without_context_mesh() -> Any:
+  """Returns a context in which no mesh is that of `jax.set_mesh`.
+
+  Maps over another mesh, of workers that are not there, would be refused.
+  """
+  return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
+def place_tree(
+  tree: PyTree, mesh: Mesh | AbstractMesh, specs: PyTree
+) -> PyTree:
   """Gives arrays the sharding that a map over explicit axes asks for.
 
   JAX moves arrays to the sharding of a map by itself, but for explicit axes,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import (
@@ -53,13 +54,37 @@ class ExchangeOptions(NamedTuple):
   specs: PyTree | None
 
 
+class ShardedOptions(NamedTuple):
+  """Arguments of one `sharded`, and the tree that it is for.
+
+  Attributes:
+    axis_name: the workers' axis, or that of the hosts.
+    tx: the transformation inside.
+    gradient_codec: codec of the gradients' parts.
+    weight_codec: codec of the differences, or None.
+    local_axis: the axis of the devices of one host, or None.
+    params: shapes of the parameters.
+    specs: how they are sharded over axes of the model, or None.
+  """
+
+  axis_name: AxisName
+  tx: optax.GradientTransformation
+  gradient_codec: Codec
+  weight_codec: Codec | None
+  local_axis: AxisName | None
+  params: PyTree
+  specs: PyTree | None
+
+
+Options = ExchangeOptions | ShardedOptions
+
 # Exchanges that were initialized, with their states, while a trace listens.
 initialized_exchanges: contextvars.ContextVar[
-  list[tuple[ExchangeState, ExchangeOptions]] | None
+  list[tuple[Any, Options]] | None
 ] = contextvars.ContextVar("initialized_exchanges", default=None)
 
 
-def note_exchange(state: ExchangeState, options: ExchangeOptions) -> None:
+def note_exchange(state: Any, options: Options) -> None:
   """Tells `trace_state` which exchange made a state."""
   found = initialized_exchanges.get()
   if found is not None:

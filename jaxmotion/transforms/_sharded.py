@@ -29,7 +29,11 @@ from jaxmotion.core import (
   worker_index,
 )
 from jaxmotion.transforms._exchange import check_local
-from jaxmotion.transforms._exchange_state import check_counts
+from jaxmotion.transforms._exchange_state import (
+  ShardedOptions,
+  check_counts,
+  note_exchange,
+)
 from jaxmotion.transforms._model_axes import (
   ModelAxes,
   check_specs,
@@ -185,7 +189,20 @@ def sharded(
 
   def init_fn(params: PyTree) -> ShardedState:
     check_arrays("params", params, numbers=False)
-    return init_mapped(params)
+    state = init_mapped(params)
+    note_exchange(
+      state,
+      ShardedOptions(
+        axis_name,
+        tx,
+        one.gradient_codec,
+        weight_codec,
+        local_axis,
+        params,
+        specs,
+      ),
+    )
+    return state
 
   def update_fn(
     updates: PyTree,

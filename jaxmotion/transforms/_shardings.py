@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.core import (
   AxisName,
@@ -32,13 +32,15 @@ class Shardings:
   axes are the partitioner's.
 
   Args:
-    mesh: device mesh.
+    mesh: device mesh; one without devices places nothing.
     axis_name: axes of the workers.
     specs: how parameters are sharded over the other axes, a prefix of their
       tree; None: they are not.
   """
 
-  def __init__(self, mesh: Mesh, axis_name: AxisName, specs: PyTree | None):
+  def __init__(
+    self, mesh: Mesh | AbstractMesh, axis_name: AxisName, specs: PyTree | None
+  ):
     check_specs(specs, axis_name)
     self._mesh, self._axis_name, self._specs = mesh, axis_name, specs
     self._workers = axis_names(axis_name)

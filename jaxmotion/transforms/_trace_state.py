@@ -13,15 +13,19 @@ from jaxmotion.core import (
   check_arrays,
   check_axis_name,
   check_instance,
+  place_tree,
   shape_dtype,
   state_specs,
+  without_context_mesh,
 )
 from jaxmotion.transforms._exchange_state import (
-  ExchangeOptions,
   ExchangeState,
+  Options,
   initialized_exchanges,
 )
 from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._sharded_update import ShardedState
+from jaxmotion.transforms._shardings import Shardings
 
 
 class TracedState(NamedTuple):
@@ -34,7 +38,7 @@ class TracedState(NamedTuple):
   """
 
   state: PyTree
-  exchanges: list[ExchangeOptions]
+  exchanges: list[Options]
 
 
 def trace_state(
@@ -42,6 +46,7 @@ def trace_state(
   params: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
+  specs: PyTree | None = None,
 ) -> TracedState:
   """Returns the shapes of a state and the exchanges it belongs to.
 
@@ -51,6 +56,8 @@ def trace_state(
     mesh: mesh that has the axis; without devices, to ask about other numbers
       of workers.
     axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes, as `data_parallel` takes
+      it; None: they are not.
 
   Raises:
     ValueError: a transformation in `tx` changes the states of exchanges inside
@@ -67,7 +74,7 @@ def trace_state(
   params = jax.tree.map(shape_dtype, params)
 
   def is_state(node: Any) -> bool:
-    return isinstance(node, ExchangeState)
+    return isinstance(node, ExchangeState | ShardedState)
 
   def trace_init(params: PyTree) -> jax.Array:
     token = initialized_exchanges.set([])
@@ -88,11 +95,18 @@ def trace_state(
     found.append(TracedState(shapes, [notes[id(node)] for node in nodes]))
     return jnp.zeros(())
 
-  jax.eval_shape(
-    jax.shard_map(trace_init, mesh=mesh, in_specs=P(), out_specs=P()), params
-  )
-  specs = state_specs(found[0].state, axis_name)
-  state = jax.eval_shape(
-    jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs), params
-  )
+  def map_workers(fun: Any, out_specs: Any) -> Any:
+    def run(params: PyTree) -> PyTree:
+      placed = place_tree(params, mesh, shardings.params(params))
+      return jax.shard_map(
+        fun, in_specs=P(), out_specs=out_specs, **shardings.map_options
+      )(placed)
+
+    return run
+
+  shardings = Shardings(mesh, axis_name, specs)
+  with without_context_mesh():
+    jax.eval_shape(map_workers(trace_init, P()), params)
+    own_specs = state_specs(found[0].state, axis_name)
+    state = jax.eval_shape(map_workers(tx.init, own_specs), params)
   return TracedState(jax.tree.map(shape_dtype, state), found[0].exchanges)

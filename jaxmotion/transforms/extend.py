@@ -6,6 +6,12 @@ Users of the transformations need none of these names.
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._exchange_state import (
   ExchangeOptions as ExchangeOptions,
+  Options as Options,
+  ShardedOptions as ShardedOptions,
+)
+from jaxmotion.transforms._model_axes import (
+  expand_specs as expand_specs,
+  sharded_axes as sharded_axes,
 )
 from jaxmotion.transforms._run_on_workers import (
   Decide as Decide,
@@ -15,6 +21,11 @@ from jaxmotion.transforms._run_on_workers import (
   join_name as join_name,
   run_on_workers as run_on_workers,
 )
+from jaxmotion.transforms._shard_layout import (
+  LeafCut as LeafCut,
+  cut_leaf as cut_leaf,
+)
+from jaxmotion.transforms._shardings import Shardings as Shardings
 from jaxmotion.transforms._step_arguments import (
   check_batch_names as check_batch_names,
   check_step_mesh as check_step_mesh,

@@ -91,8 +91,12 @@ CALLS |= {
     Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True
   ),
 }
+_RESIZED = "`checkpoint.resize` calls it with what it has checked"
 _CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
+  "collectives.extend.*_memory": _RESIZED,
+  "collectives.extend.make_memories": _RESIZED,
+  "collectives.extend.memory_codec": _RESIZED,
   "collectives.extend.check_*": "it is a check of arguments itself",
   "collectives.extend.update_params": "steps check what they give to it",
   "collectives.extend.apply_weight": _CHECKED,

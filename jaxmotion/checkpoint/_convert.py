@@ -1,0 +1,175 @@
+"""Conversion of one exchange's state to the layout of today."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.checkpoint._layout import (
+  ExchangeLayout,
+  Layout,
+  ShardedLayout,
+  count_workers,
+)
+from jaxmotion.checkpoint._parts import PartsLayout, convert_parts, fit_parts
+from jaxmotion.codecs import Codec
+from jaxmotion.collectives.extend import (
+  StateLayout,
+  convert_states,
+  forgetful_leaves,
+)
+from jaxmotion.core import PerWorker, PyTree
+from jaxmotion.transforms import ExchangeState, ShardedState
+
+
+class Converter(NamedTuple):
+  """Converts the state of one exchange to the layout of today.
+
+  Attributes:
+    old: entry of the saved layout.
+    new: entry of the layout of today.
+    params: shapes of what is exchanged.
+    old_layout: the saved layout.
+    new_layout: the layout of today.
+    like: shapes of the state of today.
+    reset_memory: whether error memory starts from zero.
+  """
+
+  old: Any
+  new: Any
+  params: PyTree
+  old_layout: Layout
+  new_layout: Layout
+  like: Any
+  reset_memory: bool
+
+  @property
+  def is_same(self) -> bool:
+    """Whether the state is kept as it is."""
+    layouts = (self.old_layout, self.new_layout)
+    workers = {layout.workers for layout in layouts}
+    return self.old == self.new and len(workers) == 1
+
+  def check(self) -> None:
+    """Raises if something would be lost that is still to be sent."""
+    if self.reset_memory or self.is_same:
+      return
+    # Made by a codec that remembers, continued by one that does not.
+    codecs = [_gradient_codec(entry) for entry in (self.old, self.new)]
+    held, forgetful = (
+      set(forgetful_leaves(self.params, codec)) for codec in codecs
+    )
+    if lost := sorted(forgetful - held):
+      raise ValueError(
+        f"`tx` must have error memory for {lost[0]!r}, as the saved state has,"
+        f" got {codecs[1]!r}. What is still to be sent would be lost:"
+        " wrap the codec in `feedback`, or give reset_memory=True."
+      )
+
+  def convert(self, state: Any) -> Any:
+    """Returns the state for today's workers and codec."""
+    if self.is_same and not self.reset_memory:
+      return state
+    if isinstance(state, ShardedState):
+      return self._convert_sharded(state)
+    return state._replace(
+      codec_state=self._convert_memory(state, self._convert_exchange)
+    )
+
+  def _convert_exchange(self, states: PyTree) -> PyTree:
+    return convert_states(
+      states,
+      shard_shapes(self.params, self.new, self.new_layout),
+      _state_layout(self.old, self.old_layout),
+      _state_layout(self.new, self.new_layout),
+      op=self.new.op,
+      reset_memory=self.reset_memory,
+    )
+
+  def _convert_sharded(self, state: ShardedState) -> ShardedState:
+    paths = dict(jax.tree.leaves_with_path(self.params))
+    return state._replace(
+      master=fit_parts("master", state.master, self.like.master, paths),
+      inner=fit_parts("inner", state.inner, self.like.inner, paths),
+      codec_state=self._convert_memory(state, self._convert_parts),
+    )
+
+  def _convert_parts(self, states: PyTree) -> PyTree:
+    shapes = shard_shapes(self.params, self.new, self.new_layout)
+    return convert_parts(
+      states,
+      shapes,
+      _parts_layout(self.old, self.old_layout),
+      _parts_layout(self.new, self.new_layout),
+      reset_memory=self.reset_memory,
+    )
+
+  def _convert_memory(
+    self, state: ExchangeState | ShardedState, convert: Callable[..., PyTree]
+  ) -> PerWorker:
+    """Converts the memory of each shard of the model by itself."""
+    states = state.codec_state.value
+    shards = math.prod(size for _, size in self.new_layout.model)
+    if shards == 1:
+      return PerWorker(convert(states))
+    # Rows of devices: those of one worker follow one another.
+    by_worker = jax.tree.map(
+      lambda a: a.reshape(-1, shards, *a.shape[1:]), states
+    )
+    parts = [
+      convert(jax.tree.map(lambda a, m=m: a[:, m], by_worker))
+      for m in range(shards)
+    ]
+
+    def join(*leaves: Any) -> Any:
+      return jnp.stack(leaves, 1).reshape(-1, *leaves[0].shape[1:])
+
+    return PerWorker(jax.tree.map(join, *parts))
+
+
+def shard_shapes(
+  params: PyTree, entry: ExchangeLayout | ShardedLayout, layout: Layout
+) -> PyTree:
+  """Returns the shapes of one device's shards of parameters."""
+  if not entry.specs:
+    return params
+  sizes = dict(layout.model)
+  shards = [
+    jax.ShapeDtypeStruct(
+      [
+        n // math.prod(sizes[name] for name in names)
+        for n, names in zip(x.shape, spec, strict=True)
+      ],
+      x.dtype,
+    )
+    for x, spec in zip(jax.tree.leaves(params), entry.specs, strict=True)
+  ]
+  return jax.tree.unflatten(jax.tree.structure(params), shards)
+
+
+def _gradient_codec(entry: ExchangeLayout | ShardedLayout) -> Codec:
+  if isinstance(entry, ShardedLayout):
+    return entry.gradient_codec
+  return entry.codecs[0]
+
+
+def _state_layout(entry: ExchangeLayout, layout: Layout) -> StateLayout:
+  workers, local_axis = count_workers(layout, entry.axis_name), entry.local_axis
+  devices = None if local_axis is None else count_workers(layout, local_axis)
+  return StateLayout(
+    entry.codecs[0], workers, entry.method, devices, len(entry.codecs) > 1
+  )
+
+
+def _parts_layout(entry: ShardedLayout, layout: Layout) -> PartsLayout:
+  return PartsLayout(
+    entry.gradient_codec,
+    count_workers(layout, entry.axis_name),
+    count_workers(layout, entry.local_axis or ()),
+    [
+      [i for i, names in enumerate(spec) if names]
+      for spec in entry.specs or [()] * len(entry.leaves)
+    ],
+  )

@@ -1,0 +1,248 @@
+"""Conversion of state that workers cut between them.
+
+Masters and moments are arrays of the parameters' shapes, in which other workers
+cut other dimensions and have other padding. Error memory is each worker's own:
+it is read from the old rows, mixed, and cut into the new rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs import Codec
+from jaxmotion.collectives.extend import (
+  Memory,
+  StateLayout,
+  find_leaf_codecs,
+  make_memories,
+  memory_codec,
+  mix_rows,
+  read_memory,
+  write_memory,
+)
+from jaxmotion.core import Array, PyTree, ShapedLike, Split, leaf_path
+from jaxmotion.transforms.extend import LeafCut, cut_leaf
+
+
+class PartsLayout(NamedTuple):
+  """Choices that determine how `sharded` keeps its error memory.
+
+  Attributes:
+    codec: codec of the gradients' parts.
+    hosts: number of workers, or of hosts if devices of a host reduce first.
+    devices: number of devices of one host that reduce first, or 1.
+    sharded: for each leaf the dimensions that axes of the model shard.
+  """
+
+  codec: Codec
+  hosts: int
+  devices: int
+  sharded: Sequence[Sequence[int]]
+
+  @property
+  def workers(self) -> int:
+    """The number of all workers."""
+    return self.hosts * self.devices
+
+  def cut_leaves(self, leaves: Sequence[ShapedLike]) -> list[LeafCut]:
+    """Returns how the workers divide each leaf."""
+    return [
+      cut_leaf(x, self.workers, kept)
+      for x, kept in zip(leaves, self.sharded, strict=True)
+    ]
+
+
+def fit_parts(
+  name: str, state: Split, like: Split, params: dict[Any, ShapedLike]
+) -> Split:
+  """Returns arrays that workers cut, with the padding of other workers.
+
+  Args:
+    name: of the state, for messages.
+    state: the arrays as they were saved.
+    like: shapes of today.
+    params: shape of each parameter by its path.
+
+  Raises:
+    ValueError: the states are of different optimizers, or a leaf that is cut
+      does not have the shape of a parameter.
+  """
+  treedef: Any = jax.tree.structure(like)
+  named = jax.tree.leaves_with_path(state.value)
+  news = jax.tree.leaves_with_path(like.value)
+  if [path for path, _ in named] != [path for path, _ in news]:
+    raise ValueError(
+      f"`tx` must have the `{name}` arrays of the saved state: "
+      f"{len(named)} of them, got {len(news)}. A `weight_codec` keeps a master;"
+      " `codecs.identity()` is one that encodes nothing."
+    )
+  leaves = []
+  for (path, x), (_, new), *cut in zip(
+    named, news, state.dimensions, like.dimensions, strict=True
+  ):
+    is_kept = cut == [None, None] and x.shape == new.shape
+    if not is_kept and not _is_like_parameter(path, x, cut, params):
+      raise ValueError(
+        "`tx` must keep arrays of the parameters' shapes inside of `sharded` to"
+        f" be continued by other workers, got `{name}/{leaf_path(path)}` of "
+        f"shape {x.shape}: continue it by as many workers, or without what "
+        "encodes moments, such as `memory.compress_state`."
+      )
+    leaves.append(x if x.shape == new.shape else _fit_shape(x, new.shape))
+  return treedef.unflatten(leaves)
+
+
+def _is_like_parameter(
+  path: Any, x: ShapedLike, cut: list[int | None], params: dict[Any, Any]
+) -> bool:
+  """Returns whether an array has a parameter's shape, but for padding."""
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    return False
+  for start in range(len(path) + 1):
+    like = params.get(tuple(path[start:]))
+    if like is not None and len(like.shape) == len(x.shape):
+      return all(
+        n == m or (i == cut[0] and n > m)
+        for i, (n, m) in enumerate(zip(x.shape, like.shape, strict=True))
+      )
+  return False
+
+
+def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
+  """Returns an array without its old padding, and with that of a new shape."""
+  for axis, length in enumerate(shape):
+    x = jax.lax.slice_in_dim(x, 0, min(x.shape[axis], length), axis=axis)
+  # Gradients of padding are zero, so its moments are.
+  padding = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
+  return jnp.pad(x, padding)
+
+
+class _Errors(NamedTuple):
+  """Errors of one leaf: each worker's own, and those of the mean."""
+
+  own: Array
+  shared: Array
+
+
+def convert_parts(
+  states: PyTree,
+  params: PyTree,
+  source: PartsLayout,
+  target: PartsLayout,
+  *,
+  reset_memory: bool,
+) -> PyTree:
+  """Returns the codec's states for other workers, with the same errors.
+
+  Args:
+    states: states of cut leaves, one a row, and of whole leaves; they have a
+      leading axis of workers.
+    params: shapes of the parameters.
+    source: how the states were made.
+    target: how the states shall be kept.
+    reset_memory: whether to forget the errors.
+  """
+  errors = _read_errors(states, params, source)
+  if reset_memory:
+    errors = jax.tree.map(jnp.zeros_like, errors)
+  return _write_errors(errors, params, target)
+
+
+def _read_errors(
+  states: PyTree, params: PyTree, layout: PartsLayout
+) -> list[_Errors]:
+  leaves = jax.tree.leaves(params)
+  cuts = layout.cut_leaves(leaves)
+  codecs = find_leaf_codecs("gradient_codec", layout.codec, params)
+  cut_states, whole_states = states
+  remaining = iter(cut_states)
+  whole = _select_whole(params, cuts)
+  memory = Memory((), ())
+  if jax.tree.leaves(whole):
+    whole_layout = StateLayout(layout.codec, layout.workers)
+    memory = read_memory(whole_states, whole, whole_layout)
+  own = iter(jax.tree.leaves(memory.own))
+  shared = iter(jax.tree.leaves(memory.shared))
+  found = []
+  for x, cut, leaf in zip(leaves, cuts, codecs, strict=True):
+    zeros = jnp.zeros(x.shape, jnp.float32)
+    if cut.dimension is None:
+      found.append(_Errors(next(own), next(shared)))
+      continue
+    state = next(remaining)
+    if not leaf.codec.has_state:
+      found.append(_Errors(zeros[None], zeros))
+      continue
+    rows = jax.vmap(jax.vmap(memory_codec(leaf.codec).error))(state)
+    found.append(_Errors(_join_rows(rows, cut, layout), zeros))
+  return found
+
+
+def _write_errors(
+  errors: list[_Errors], params: PyTree, layout: PartsLayout
+) -> PyTree:
+  leaves = jax.tree.leaves(params)
+  cuts = layout.cut_leaves(leaves)
+  codecs = find_leaf_codecs("gradient_codec", layout.codec, params)
+  cut_states: list[PyTree] = []
+  own, shared = [], []
+  for error, cut, leaf in zip(errors, cuts, codecs, strict=True):
+    is_whole = cut.dimension is None
+    workers = layout.workers if is_whole else layout.hosts
+    mixed = _mix(error.own, workers)
+    own.append(mixed if is_whole else None)
+    shared.append(error.shared if is_whole else None)
+    if is_whole:
+      continue
+    if not leaf.codec.has_state:
+      cut_states.append(())
+      continue
+    rows = _cut_rows(mixed + error.shared[None], cut, layout)
+    cut_states.append(make_memories(memory_codec(leaf.codec), rows, 2))
+  whole = _select_whole(params, cuts)
+  if not jax.tree.leaves(whole):
+    return cut_states, []
+  treedef: Any = jax.tree.structure(params)
+  memory = Memory(treedef.unflatten(own), treedef.unflatten(shared))
+  whole_layout = StateLayout(layout.codec, layout.workers)
+  return cut_states, write_memory(memory, whole, whole_layout)
+
+
+def _select_whole(params: PyTree, cuts: list[LeafCut]) -> PyTree:
+  """Returns the tree without the leaves that are cut."""
+  treedef: Any = jax.tree.structure(params)
+  leaves = jax.tree.leaves(params)
+  return treedef.unflatten(
+    [
+      x if cut.dimension is None else None
+      for x, cut in zip(leaves, cuts, strict=True)
+    ]
+  )
+
+
+def _mix(own: Array, workers: int) -> Array:
+  if own.shape[0] == workers:
+    return own
+  return jnp.stack([mix_rows(own, j, workers) for j in range(workers)])
+
+
+def _join_rows(rows: Array, cut: LeafCut, layout: PartsLayout) -> Array:
+  """Returns every host's error of the leaf, from rows of all workers.
+
+  Device d of a host has the rows of the devices d of all hosts.
+  """
+  hosts, devices = layout.hosts, layout.devices
+  parts = rows.reshape(hosts, devices, hosts, *rows.shape[2:])
+  parts = parts.swapaxes(1, 2).reshape(hosts, hosts * devices, *rows.shape[2:])
+  return jax.vmap(cut.join_rows)(parts)
+
+
+def _cut_rows(errors: Array, cut: LeafCut, layout: PartsLayout) -> Array:
+  """Returns the rows of all workers: inverts `_join_rows`."""
+  hosts, devices = layout.hosts, layout.devices
+  parts = jax.vmap(cut.cut_rows)(errors)
+  shape = parts.shape[2:]
+  parts = parts.reshape(hosts, hosts, devices, *shape).swapaxes(1, 2)
+  return parts.reshape(hosts * devices, hosts, *shape)
