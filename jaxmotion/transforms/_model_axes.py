@@ -54,7 +54,11 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
 
 
 def sharded_axes(spec: PartitionSpec) -> set[Any]:
-  """Returns the names of the axes that a spec shards over."""
+  """Returns the names of the axes that a spec shards over.
+
+  Args:
+    spec: partition spec of one array.
+  """
   entries = [e if isinstance(e, tuple) else (e,) for e in spec]
   return {name for entry in entries for name in entry} - {None}
 
