@@ -168,7 +168,7 @@ def fully_sharded(
       for a `stacked` that matches no leaf and for a `tx` with an exchange.
       `step` raises it for a batch that workers and `microbatches` do not
       divide, for a `tx` that looks across elements, and for a `loss_fn` that
-      returns something else.
+      returns something else or uses a part by itself.
 
   Example:
     >>> from jaxmotion.transforms import gather_block
@@ -218,6 +218,7 @@ def fully_sharded(
     weight_codec,
     gradient_codec,
     local_codec,
+    error_feedback,
     regather,
     nonfinite,
     compile_pattern(stacked),
@@ -238,16 +239,11 @@ def fully_sharded(
   )
 
   def init_local(parts: PyTree, cuts: list[LeafCut]) -> FullyShardedState:
-    memory = [
-      jnp.zeros(cut.shard_shape(plan.count_senders()), jnp.float32)
-      for cut in cuts
-      if error_feedback and cut.dimension is not None
-    ]
     return FullyShardedState(
       jnp.zeros((), jnp.int32),
       jnp.zeros((), jnp.int32),
       init_parts(inner, parts, cuts, axes),
-      pack_worker(to_varying(memory, axes)),
+      pack_worker(to_varying(plan.make_memory(cuts), axes)),
     )
 
   def init_params(params: PyTree) -> tuple[PyTree, FullyShardedState]:
@@ -388,6 +384,7 @@ def fully_sharded(
     if key is not None:
       keys = make_worker_keys(key, opt_state, plan.count_workers())
     cuts = plan.cut_leaves(params)
+    plan.check_memory(opt_state.error, cuts)
     part_specs = plan.param_specs(params, cuts)
     specs = state_specs(opt_state, axes)
     params, model, opt_state, batch, keys, extra_args = place_tree(

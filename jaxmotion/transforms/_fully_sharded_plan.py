@@ -18,6 +18,8 @@ from jaxmotion.core import (
   PyTree,
   Split,
   axis_names,
+  check_instance,
+  check_like,
   check_text,
   make_key,
   named_leaves,
@@ -54,6 +56,7 @@ class ShardPlan(NamedTuple):
   weight_codec: Codec | None
   gradient_codec: Codec | None
   local_codec: Codec | None
+  error_feedback: bool
   regather: bool | str
   nonfinite: str
   stacked: Any
@@ -118,6 +121,25 @@ class ShardPlan(NamedTuple):
       keys.append(key)
     return keys
 
+  def check_memory(self, error: Any, cuts: list[LeafCut]) -> None:
+    """Raises unless the error memory is that of this configuration."""
+    like = jax.eval_shape(
+      lambda: [
+        jnp.zeros((self.count_workers(), *memory.shape))
+        for memory in self.make_memory(cuts)
+      ]
+    )
+    check_instance("opt_state/error", error, PerWorker, "a PerWorker")
+    check_like("opt_state/error", error.value, like, "`init`")
+
+  def make_memory(self, cuts: list[LeafCut]) -> list[Array]:
+    """Returns the empty error memory of a worker."""
+    return [
+      jnp.zeros(cut.shard_shape(self.count_senders()), jnp.float32)
+      for cut in cuts
+      if self.error_feedback and cut.dimension is not None
+    ]
+
   def make_flags(self, parts: PyTree, cuts: list[LeafCut]) -> list[Array]:
     """Returns a flag of every leaf, whose gradient says what is not finite.
 
@@ -144,6 +166,8 @@ class ShardPlan(NamedTuple):
     share: Array | None,
     keys: list[Key | None],
     cuts: list[LeafCut],
+    *,
+    probe: bool = False,
   ) -> PyTree:
     """Returns the tree that the loss function gets."""
     leaves: Any = jax.tree.leaves(parts)
@@ -176,6 +200,7 @@ class ShardPlan(NamedTuple):
         None if self.local_axis is None else local.codec,
         self.regather,
         self.nonfinite,
+        probe,
       )
       nodes.append(WeightPart(x, next(memories, None), key, guard, options))
     return treedef.unflatten(nodes)

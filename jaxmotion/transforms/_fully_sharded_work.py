@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.collectives.extend import apply_nonfinite_policy, apply_weight
-from jaxmotion.core import Array, PyTree
+from jaxmotion.core import Array, PyTree, named_leaves
+from jaxmotion.program import find_varying
 from jaxmotion.transforms._fully_sharded_plan import ShardPlan
 from jaxmotion.transforms._local_work import (
   LocalWork,
@@ -102,6 +103,13 @@ def make_sharded_work(
         params = plan.wrap_parts(parts, errors, flags, share, keys, cuts)
         return own_loss(params, model_state, batch, own_key)
 
+      def probe(parts: PyTree) -> Array:
+        params = plan.wrap_parts(
+          parts, errors, [], share, keys, cuts, probe=True
+        )
+        return own_loss(params, model_state, batch, own_key)[0]
+
+      _check_gathered(probe, parts, cuts)
       value_and_grad = jax.value_and_grad(
         loss_of, argnums=(0, 1, 2), has_aux=True
       )
@@ -143,3 +151,34 @@ def make_sharded_work(
     return ShardedWork(local, errors, flags)
 
   return compute_work
+
+
+def _check_gathered(
+  probe: Callable[[PyTree], Array], parts: PyTree, cuts: list[LeafCut]
+) -> None:
+  """Raises if a loss depends on a part that was not gathered.
+
+  Its value would differ between workers, and nothing would average its
+  gradient.
+
+  Args:
+    probe: loss of parts, in which gathered weights depend on no part.
+    parts: this worker's part of the parameters.
+    cuts: division of each leaf.
+
+  Raises:
+    ValueError: it does; the leaf is named by its path.
+  """
+  # Each leaf counts as an axis over which its part differs.
+  names = [
+    frozenset([("part", path)] if cut.dimension is not None else [])
+    for (path, _), cut in zip(named_leaves(parts), cuts, strict=True)
+  ]
+  jaxpr = jax.make_jaxpr(probe)(parts)
+  (found,) = find_varying(jaxpr, names, frozenset().union(*names))
+  if found:
+    path = "/".join(filter(None, ("params", min(found)[1])))
+    raise ValueError(
+      f"`loss_fn` must gather `{path}` before it computes with it, got a loss "
+      "of this worker's part alone: call `gather_params` first."
+    )

@@ -5,15 +5,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives import unshard
-from jaxmotion.collectives.extend import HOST_WEIGHTS, PACKED_WEIGHTS
+from jaxmotion.collectives.extend import (
+  HOST_WEIGHTS,
+  PACKED_WEIGHTS,
+  all_axes,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
   Key,
   PyTree,
+  axis_size,
   check_arrays,
   check_callable,
   check_choice,
@@ -37,6 +43,8 @@ class GatherOptions(NamedTuple):
     local_codec: codec of gradients within a host, or None.
     regather: what the backward pass gathers again, as for `fully_sharded`.
     nonfinite: policy for a gradient that is not finite.
+    probe: whether whole weights are zeros that do not depend on the part, for a
+      trace that finds uses of a part by itself.
   """
 
   axis_name: AxisName
@@ -47,6 +55,7 @@ class GatherOptions(NamedTuple):
   local_codec: Codec | None = None
   regather: bool | str = True
   nonfinite: str = "propagate"
+  probe: bool = False
 
 
 # Names of the words that are saved, and so not gathered again.
@@ -82,6 +91,11 @@ class WeightPart:
   def gather_whole(self) -> Array:
     """Returns the whole weights, typed as varying."""
     options = self.options
+    if options.probe:
+      shape = list(self.value.shape)
+      axes = all_axes(options.axis_name, options.local_axis, None)
+      shape[options.dimension] *= axis_size(axes)
+      return jnp.zeros(shape, self.value.dtype)
     whole = unshard(
       self.value,
       options.axis_name,

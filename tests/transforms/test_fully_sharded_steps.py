@@ -140,6 +140,25 @@ def test_a_chain_that_needs_the_loss_gets_it():
   assert optax.tree.get(state.inner.value, "best_value") == 2.5
 
 
+def test_a_penalty_on_parts_that_were_not_gathered_is_refused():
+  def loss_fn(params, batch):
+    loss = jnp.mean(batch @ gather_params(params["w"])) + jnp.sum(params["b"])
+    return loss + sum(jnp.sum(a**2) for a in jax.tree.leaves(params))
+
+  init, step = jaxmotion.fully_sharded(loss_fn, optax.sgd(0.1), MESH)
+  args = *jax.eval_shape(init, PARAMS), jnp.ones((6, 12))
+  with pytest.raises(ValueError, match="`loss_fn` must gather `params/w`"):
+    step.eval_shape(*args)
+
+
+def test_a_state_of_other_memory_is_refused():
+  init, _ = sign_step()
+  state = jax.eval_shape(init, jnp.zeros((12, 16)))
+  _, step = jaxmotion.fully_sharded(lambda w, x: 0.0, optax.sgd(1.0), MESH)
+  with pytest.raises(ValueError, match="`opt_state/error` must be like"):
+    step.eval_shape(*state, jnp.ones((3, 12, 16)))
+
+
 def test_arguments_that_do_nothing_are_refused_by_name():
   init, step = sign_step()
   args = *jax.eval_shape(init, jnp.zeros((12, 16))), jnp.ones((3, 12, 16))
