@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
+from jax.extend import core, source_info_util
 
 from jaxmotion.core import closed_jaxpr
 from jaxmotion.program._primitives import (
@@ -77,9 +78,10 @@ class Step:
     name: name of the primitive.
     reads: operands that are values.
     sizes: workers along each mesh axis that an enclosing `shard_map` binds.
+    scope: names of `jax.named_scope` around the call that was inlined.
   """
 
-  __slots__ = ("eqn", "ins", "name", "outs", "reads", "sizes")
+  __slots__ = ("eqn", "ins", "name", "outs", "reads", "scope", "sizes")
 
   def __init__(
     self,
@@ -87,8 +89,10 @@ class Step:
     ins: tuple[Operand, ...],
     outs: tuple[Value, ...],
     sizes: Mapping[Any, int],
+    scope: source_info_util.NameStack,
   ):
     self.eqn, self.ins, self.outs, self.sizes = eqn, ins, outs, sizes
+    self.scope = scope
     self.name: str = eqn.primitive.name
     self.reads = tuple(v for v in ins if isinstance(v, Value))
 
@@ -110,15 +114,35 @@ class Step:
 
   def with_operands(self, ins: tuple[Operand, ...]) -> Step:
     """Returns the same operation on other operands, with the same results."""
-    return Step(self.eqn, ins, self.outs, self.sizes)
+    return Step(self.eqn, ins, self.outs, self.sizes, self.scope)
 
   def run(self, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs or traces the operation, and returns its results."""
     primitive = self.eqn.primitive
-    with self.eqn.ctx.manager:
+    with self.named(), self.eqn.ctx.manager:
       params = primitive.get_bind_params(self.eqn.params)
       out = primitive.bind(*operands, **params)
     return out if primitive.multiple_results else [out]
+
+  def named(self) -> AbstractContextManager[None]:
+    """Returns a context in which operations have this step's scopes.
+
+    Profiles show operations by these names, so a replay must keep them.
+    """
+    source = self.eqn.source_info
+    scope = _drop_passes(self.scope + source.name_stack)
+    return source_info_util.user_context(
+      source.traceback,
+      name_stack=source_info_util.current_name_stack() + scope,
+    )
+
+
+def _drop_passes(
+  scope: source_info_util.NameStack,
+) -> source_info_util.NameStack:
+  """Drops the marks of differentiation, which a replay gets anew."""
+  parts = [p for p in scope.stack if p.name not in ("jvp", "transpose")]
+  return source_info_util.NameStack(tuple(parts))
 
 
 class Program(NamedTuple):
@@ -175,7 +199,8 @@ def flatten(
   flat = _Flattener(calls == "all", backend)
   opened = open_jaxpr(jaxpr)
   inputs = tuple(Value(v.aval) for v in opened.invars)
-  outputs = flat.inline(jaxpr, inputs, dict(sizes or {}))
+  scope = source_info_util.new_name_stack()
+  outputs = flat.inline(jaxpr, inputs, dict(sizes or {}), scope)
   steps = flat.steps
   if calls == "all":
     wanted = [
@@ -202,7 +227,11 @@ class _Flattener:
     )
 
   def inline(
-    self, jaxpr: Any, ins: Sequence[Operand], sizes: dict[Any, int]
+    self,
+    jaxpr: Any,
+    ins: Sequence[Operand],
+    sizes: dict[Any, int],
+    scope: source_info_util.NameStack,
   ) -> list[Operand]:
     """Appends the steps of a jaxpr that is called with these operands."""
     opened = open_jaxpr(jaxpr)
@@ -226,13 +255,14 @@ class _Flattener:
           Value(v.aval, _viewed(eqn.primitive.name, operands, i))
           for i, v in enumerate(eqn.outvars)
         )
-        self.steps.append(Step(eqn, operands, made, sizes))
+        self.steps.append(Step(eqn, operands, made, sizes, scope))
         env.update(zip(eqn.outvars, made, strict=True))
         continue
       # The first operand of a `cond` says which branch is taken.
       own = operands[len(operands) - len(open_jaxpr(call).invars) :]
       mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
-      outs = self.inline(call, own, {**sizes, **mesh} if mesh else sizes)
+      inner = scope + eqn.source_info.name_stack
+      outs = self.inline(call, own, {**sizes, **mesh} if mesh else sizes, inner)
       for var, out in zip(eqn.outvars, outs, strict=True):
         env[var] = _as_seen(var.aval, out)
     return [read(atom) for atom in opened.outvars]

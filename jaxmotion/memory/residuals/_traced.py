@@ -190,12 +190,14 @@ class TracedFunction:
     notes = Diagnostics.empty()
     for i, step in enumerate(self._program.steps):
       if is_max_pool(step):
-        env[step.outs[0]] = evaluate_max_pool(
-          step, read_operand(env, step.ins[0])
-        )
+        with step.named():
+          env[step.outs[0]] = evaluate_max_pool(
+            step, read_operand(env, step.ins[0])
+          )
       elif i in self._scans:
         operands = [read_operand(env, v) for v in step.ins]
-        outs, scan_notes = self._scans[i].run(operands)
+        with step.named():
+          outs, scan_notes = self._scans[i].run(operands)
         env.update(zip(step.outs, outs, strict=True))
         notes = notes.merge(scan_notes)
       else:
