@@ -19,6 +19,7 @@ class Order:
 
   def __init__(self, steps: Sequence[Step]):
     self._steps = steps
+    self._index = {step: i for i, step in enumerate(steps)}
     self._maker = {v: i for i, step in enumerate(steps) for v in step.outs}
 
   def maker(self, value: Value) -> Step | None:
@@ -27,11 +28,21 @@ class Order:
     return None if index is None else self._steps[index]
 
   def leading_to(
-    self, wanted: Iterable[Operand], known: Container[Value]
+    self,
+    wanted: Iterable[Operand],
+    known: Container[Value],
+    also: Iterable[Step] = (),
   ) -> list[Step]:
-    """Returns the steps from known values to wanted ones, in program order."""
-    found: set[int] = set()
+    """Returns the steps from known values to wanted ones, in program order.
+
+    Args:
+      wanted: values to compute; literals are ignored.
+      known: values that are there.
+      also: steps without results that are to run, such as debug prints.
+    """
+    found = {self._index[step] for step in also}
     todo = [v for v in wanted if isinstance(v, Value)]
+    todo += [v for i in found for v in self._steps[i].reads]
     while todo:
       value = todo.pop()
       index = self._maker.get(value)

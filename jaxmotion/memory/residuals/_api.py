@@ -51,6 +51,9 @@ def compress_residuals(
   rather than its body: the buffers of one iteration then travel while other
   iterations compute.
 
+  `jax.debug.print`, `jax.debug.callback` and `checkify.check` run in the pass
+  in which they stand, and again in a loop that is recomputed as a whole.
+
   Arguments may be sharded over the devices of a mesh with `Auto` axes. Exact
   residuals and those of `codecs.cast` are then encoded where they are. A codec
   that packs codes or selects elements of a whole array makes XLA move about as

@@ -28,7 +28,6 @@ from jaxmotion.memory.residuals.choose import (
 from jaxmotion.memory.residuals.run import (
   HostBuffers,
   backward,
-  evaluate_outputs,
   forward,
   run_scan,
 )
@@ -38,6 +37,15 @@ from jaxmotion.memory.residuals.trace import (
   trace_joint,
 )
 from jaxmotion.program import Step, evaluate, flatten, read_operand
+
+# Effects that `jax.checkpoint` allows. Inside shard_map the names of mesh axes
+# count as effects.
+_ALLOWED_EFFECTS = (
+  "DebugEffect",
+  "ErrorEffect",
+  "NamedAxisEffect",
+  "OrderedDebugEffect",
+)
 
 
 class TracedFunction:
@@ -145,7 +153,9 @@ class TracedFunction:
 
     @jax.custom_vjp
     def run(closed_over: list[Array], leaves: list[Array]) -> Any:
-      return evaluate_outputs(selection, [*closed_over, *leaves])
+      # Not the joint program: JAX drops checks from loops that it
+      # differentiates.
+      return self._evaluate(*closed_over, *leaves)
 
     def run_forward(closed_over: list[Array], leaves: list[Array]) -> Any:
       inputs = [*closed_over, *leaves]
@@ -333,13 +343,12 @@ def _check_positions(params: int | Sequence[int], count: int) -> set[int]:
 
 
 def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
-  """Raises if a function has side effects."""
-  # Inside shard_map the names of mesh axes count as effects.
-  found = [e for e in effects if type(e).__name__ != "NamedAxisEffect"]
+  """Raises if a function has side effects that must happen exactly once."""
+  found = [e for e in effects if type(e).__name__ not in _ALLOWED_EFFECTS]
   if found:
     inner = fn.func if isinstance(fn, functools.partial) else fn
     name = getattr(inner, "__name__", repr(inner))
     raise ValueError(
-      f"`fn` must have no side effects, got {name} with {found}: its backward "
-      "pass may run parts of it again."
+      "`fn` must have no side effects but those of `jax.debug` and `checkify`, "
+      f"got {name} with {found}: its backward pass may run parts of it again."
     )

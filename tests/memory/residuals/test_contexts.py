@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 from jaxmotion import codecs
 from jaxmotion.memory import compress_residuals
@@ -52,3 +53,62 @@ def test_precisions_are_those_of_the_plain_passes():
   expected = dots(scoped_loss)
   assert len(expected) > 3
   assert dots(compress_residuals(scoped_loss)) == expected
+
+
+def printed_loss(w, x):
+  def layer(x, w):
+    jax.debug.callback(SEEN.append, x[0, 0], ordered=True)
+    return jnp.sin(x @ w), None
+
+  jax.debug.callback(SEEN.append, jnp.max(x), ordered=True)
+  x, _ = lax.scan(layer, x, jnp.stack([w, w]))
+  return jnp.sum(print_cotangent(x) ** 2)
+
+
+@jax.custom_vjp
+def print_cotangent(x):
+  return x
+
+
+def _print_backward(_, ct):
+  jax.debug.callback(SEEN.append, ct[0, 0], ordered=True)
+  return (ct,)
+
+
+print_cotangent.defvjp(lambda x: (x, None), _print_backward)
+SEEN = []
+
+
+def test_debug_callbacks_run_again_only_in_loops_that_are_recomputed():
+  def seen(fn):
+    SEEN.clear()
+    jax.jit(jax.value_and_grad(fn))(normal(0, 64, 64), normal(1, 64, 64))
+    jax.effects_barrier()
+    return [float(x) for x in SEEN]
+
+  before, *in_loop, after = seen(printed_loss)
+  once = seen(compress_residuals(printed_loss))
+  assert once == pytest.approx([before, *in_loop, after])
+  twice = seen(compress_residuals(printed_loss, recompute="all"))
+  assert twice == pytest.approx([before, *in_loop, *in_loop, after])
+
+
+def checked_loss(w, x):
+  def layer(x, w):
+    checkify.check(jnp.all(x < 5), "in loop")
+    return jnp.sin(x @ w), None
+
+  x, _ = lax.scan(layer, x, w.reshape(1, 64, 64))
+  checkify.check(jnp.all(x < 0.9), "behind loop")
+  return jnp.sum(x)
+
+
+def test_checkify_finds_failures_inside_and_around():
+  compressed = compress_residuals(checked_loss, INT8)
+  around = jax.jit(checkify.checkify(compressed))
+  inside = jax.jit(compress_residuals(checkify.checkify(checked_loss), INT8))
+  w, x = jnp.eye(64), jnp.zeros((64, 64))
+  for value, message in [(0.0, None), (2.0, "behind loop"), (6.0, "in loop")]:
+    for found in (around(w, x + value), inside(w, x + value)):
+      text = found[0].get()
+      assert text is None if message is None else message in text

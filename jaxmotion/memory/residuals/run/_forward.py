@@ -35,9 +35,10 @@ def evaluate_outputs(
   Returns:
     The outputs, and diagnostics of zeros in the structure of `forward`'s.
   """
-  env = make_env(selection, zip(selection.joint.inputs, inputs, strict=True))
+  joint = selection.joint
+  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = _output_values(selection)
-  evaluate(selection.joint.order.leading_to(ends, env), env)
+  evaluate(joint.order.leading_to(ends, env, joint.effects), env)
   zero = jnp.zeros((), jnp.float32)
   fills = {residual.name: zero for _, residual in selection.measured}
   return _collect_results(selection, env, 0, fills)
@@ -70,7 +71,7 @@ def forward(
   joint = selection.joint
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
-  steps = joint.order.leading_to(ends, env)
+  steps = joint.order.leading_to(ends, env, joint.effects)
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[Buffers] = []
@@ -164,8 +165,9 @@ def evaluate_and_encode(
     evaluate([step], env)
     group = [*waiting, *due.get(i, ())]
     # A residual that is itself the result cannot be tied to it: it waits for
-    # the next step's result.
-    waiting = [s for s in group if s.value is step.outs[0]]
+    # the next step's result, as all do behind a step that has none.
+    made = step.outs[0] if step.outs else None
+    waiting = [s for s in group if made is None or s.value is made]
     if len(group) > len(waiting):
       encode([s for s in group if s not in waiting], step.outs[0])
   return waiting

@@ -26,6 +26,7 @@ from jaxmotion.program import (
   Program,
   Step,
   Value,
+  has_effects,
   trace_program,
 )
 
@@ -42,6 +43,8 @@ class JointProgram(NamedTuple):
     diagnostics: tree of auxiliary outputs, which have no gradient.
     gradients: gradient for each input; None for one that has none.
     backward: values that depend on a cotangent.
+    effects: steps of the forward pass that have no results but effects.
+    backward_effects: those of the backward pass.
   """
 
   program: Program
@@ -52,6 +55,8 @@ class JointProgram(NamedTuple):
   diagnostics: PyTree
   gradients: tuple[Operand | None, ...]
   backward: frozenset[Value]
+  effects: tuple[Step, ...]
+  backward_effects: tuple[Step, ...]
 
   def backward_steps(self) -> list[Step]:
     """Returns the steps of the backward pass, in order.
@@ -63,8 +68,8 @@ class JointProgram(NamedTuple):
     ends = [g for g in self.gradients if g is not None]
     return [
       step
-      for step in self.order.leading_to(ends, ())
-      if any(v in self.backward for v in step.outs)
+      for step in self.order.leading_to(ends, (), self.backward_effects)
+      if any(v in self.backward for v in step.outs or step.reads)
     ]
 
 
@@ -110,6 +115,9 @@ def trace_joint(
   inputs, cotangents = program.inputs[:count], program.inputs[count:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])
+  backward = _find_dependents(cotangents, program.steps)
+  effects = [s for s in program.steps if not s.outs and has_effects(s.eqn)]
+  has_ct = [any(v in backward for v in s.reads) for s in effects]
   return JointProgram(
     program,
     Order(program.steps),
@@ -118,7 +126,9 @@ def trace_joint(
     program.outputs[: len(outs)],
     jax.tree.unflatten(trees["notes"], program.outputs[len(outs) : last]),
     tuple(next(gradients) if h else None for h in has_gradient),
-    _find_dependents(cotangents, program.steps),
+    backward,
+    tuple(s for s, of_ct in zip(effects, has_ct, strict=True) if not of_ct),
+    tuple(s for s, of_ct in zip(effects, has_ct, strict=True) if of_ct),
   )
 
 
