@@ -20,6 +20,7 @@ from jaxmotion.core._checks import (
   check_number as check_number,
   check_sequence as check_sequence,
   check_text as check_text,
+  is_array as is_array,
   same_shapes as same_shapes,
   shape_string as shape_string,
   shape_strings as shape_strings,

@@ -311,7 +311,7 @@ def check_arrays(name: str, tree: PyTree, *, numbers: bool = True) -> None:
   TypeError: `batch` must be a tree of arrays, got 'text' at 'y'.
   """
   for path, x in named_leaves(tree):
-    if not _is_array(x) or not (numbers or hasattr(x, "dtype")):
+    if not is_array(x) or not (numbers or hasattr(x, "dtype")):
       place = f" at {path!r}" if path else ""
       raise TypeError(
         f"`{name}` must be a tree of arrays, got {x!r:.200}{place}."
@@ -358,7 +358,7 @@ float32[2].
       )
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
   """Says whether JAX can compute with a leaf, or its type with a shape."""
   if isinstance(x, jax.ShapeDtypeStruct | _AVAL):
     return True

@@ -147,6 +147,11 @@ ACCEPTED = {
     **_NO_PARAMS,
     "huge": "compared with the arguments of the call",
   },
+  ("memory.compress_residuals", "static_argnums"): {
+    "minus_one": "the last argument",
+    "zero": "the first argument",
+    "empty": "no argument",
+  },
   ("memory.residuals_of", "codec"): _NO_RULES,
   ("memory.residuals_of", "params"): _NO_PARAMS,
   ("memory.compress_state", "rules"): _NO_RULES,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxmotion.core import PyTree, check_arrays, check_bool, check_callable
+from jaxmotion.core import Array, PyTree, check_bool, check_callable
+from jaxmotion.memory.residuals._leaves import (
+  ArrayLeaves,
+  check_static_argnums,
+  mark_static,
+)
 from jaxmotion.memory.residuals._traced import TracedFunction, check_params
 from jaxmotion.memory.residuals.choose import (
   Action,
@@ -28,6 +32,7 @@ def compress_residuals(
   params: int | Sequence[int] = 0,
   recompute: str = "cheap",
   count_overflows: bool = False,
+  static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., PyTree]:
   """Returns a function that saves fewer bytes for its backward pass.
 
@@ -46,6 +51,8 @@ def compress_residuals(
   codec that rounds, masks and other results of comparisons are saved as bits
   where they would otherwise be recomputed from rounded values alone.
 
+  Leaves of the arguments and of the result that are no arrays pass as they are.
+
   Wrap a block of several layers, or the whole loss. Arguments other than
   `params` may be saved. To offload from a loop, wrap what holds the loop
   rather than its body: the buffers of one iteration then travel while other
@@ -61,7 +68,7 @@ def compress_residuals(
   none does.
 
   Args:
-    fn: function of arrays that is differentiated once, in reverse mode.
+    fn: function of trees that is differentiated once, in reverse mode.
       All of its floating-point arguments must have a gradient, wanted or not.
       Keyword arguments are passed on and not differentiated.
     codec: how residuals are saved. One of:
@@ -87,6 +94,9 @@ def compress_residuals(
     count_overflows: whether to return `(result, overflows)`, the second being
       the number of residuals that exceeded their capacity, int32[]; 0 where
       nothing is differentiated.
+    static_argnums: positions of arguments whose values the trace sees, such as
+      flags, as of `jax.checkpoint`. Leaves that are no arrays, such as strings
+      and functions in a module, need not be named: they are seen anyway.
 
   Returns:
     A function with the arguments of `fn`. Forward-mode differentiation of it
@@ -123,13 +133,13 @@ def compress_residuals(
   check_params(params)
   options = make_options(codec, recompute)
   check_bool("count_overflows", count_overflows)
+  static = check_static_argnums(static_argnums)
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
-    for name, arg in zip(_argument_names(fn, len(args)), args, strict=True):
-      check_arrays(name, arg)
-    traced = TracedFunction(bound, args, params, options)
+    given = mark_static(args, static)
+    traced = TracedFunction(bound, given, params, options)
     check_rules(codec, traced.residual_names())
     result, notes = traced()
     return (result, notes.overflows) if count_overflows else result
@@ -175,22 +185,13 @@ def residuals_of(
   check_callable("fn", fn)
   check_params(params)
   options = make_options(codec, recompute)
-  check_arrays("args", args)
+  given = ArrayLeaves(args)
   found: list[Residual] = []
 
-  def trace(*args: PyTree) -> None:
-    traced = TracedFunction(fn, args, params, options)
+  def trace(*arrays: Array) -> None:
+    traced = TracedFunction(fn, given.fill(arrays), params, options)
     check_rules(codec, traced.residual_names())
     found.extend(traced.saved_residuals())
 
-  jax.eval_shape(trace, *args)
+  jax.eval_shape(trace, *given.arrays)
   return found
-
-
-def _argument_names(fn: Callable[..., PyTree], count: int) -> list[str]:
-  """Returns names of positional arguments, for messages."""
-  try:
-    names = list(inspect.signature(fn).parameters)[:count]
-  except (TypeError, ValueError):  # Functions that Python did not compile.
-    names = []
-  return names + [f"args[{i}]" for i in range(len(names), count)]

@@ -59,7 +59,7 @@ class Passes:
     traced = self._traced
     inputs = self._inputs(params, x)
     (outs, _), buffers = forward(traced.selection, inputs, transfer=transfer)
-    return jax.tree.unflatten(traced.out_tree, outs), buffers
+    return traced.fill_result(outs), buffers
 
   def backward(
     self,

@@ -18,6 +18,7 @@ from jaxmotion.core import (
   leaf_path,
   scan_parts,
 )
+from jaxmotion.memory.residuals._leaves import ArrayLeaves
 from jaxmotion.memory.residuals.choose import (
   Buffers,
   Diagnostics,
@@ -28,6 +29,7 @@ from jaxmotion.memory.residuals.choose import (
 from jaxmotion.memory.residuals.run import (
   HostBuffers,
   backward,
+  evaluate_outputs,
   forward,
   run_scan,
 )
@@ -58,15 +60,14 @@ class TracedFunction:
 
   Args:
     fn: function of arrays.
-    args: its arguments: arrays, tracers or shapes.
+    args: its arguments: trees of arrays, tracers, shapes and constants.
     params: positions of the arguments that are always live.
     options: options of the choice of residuals.
     prefix: prefix of the names of residuals.
     repeats: number of times it runs with residuals of its own.
 
   Attributes:
-    leaves: leaves of the arguments.
-    out_tree: structure of the result.
+    leaves: arrays of the arguments; their other leaves are constants.
     closed_over: arrays of an enclosing trace that `fn` closes over. They are
       inputs of the joint program, since the enclosing function may be
       differentiated with respect to them.
@@ -86,15 +87,13 @@ class TracedFunction:
     prefix: str = "",
     repeats: int = 1,
   ):
-    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    self.leaves = [leaf for _, leaf in paths]
+    given = ArrayLeaves(tuple(args))
+    self.leaves = given.arrays
     live_args = _check_positions(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
-      outs, self.out_tree = jax.tree.flatten(
-        fn(*jax.tree.unflatten(tree, leaves))
-      )
-      return outs
+      self._result = ArrayLeaves(fn(*given.fill(leaves)))
+      return self._result.arrays
 
     closed = jax.make_jaxpr(flat)(*self.leaves)
     _check_effects(fn, closed.jaxpr.effects)
@@ -112,9 +111,9 @@ class TracedFunction:
       self._evaluate, [*self.closed_over, *self.leaves], closed.out_avals
     )
     names = [f"closed_over_{i}" for i in range(len(tracers))]
-    names += [leaf_path(path) for path, _ in paths]
+    names += [leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
-    always_live += [path[0].idx in live_args for path, _ in paths]
+    always_live += [path[0].idx in live_args for path in given.paths]
     self.selection = choose_residuals(
       joint, names, always_live, options, prefix, repeats
     )
@@ -153,6 +152,8 @@ class TracedFunction:
 
     @jax.custom_vjp
     def run(closed_over: list[Array], leaves: list[Array]) -> Any:
+      if selection.measured:
+        return evaluate_outputs(selection, [*closed_over, *leaves])
       # Not the joint program: JAX drops checks from loops that it
       # differentiates.
       return self._evaluate(*closed_over, *leaves)
@@ -171,7 +172,11 @@ class TracedFunction:
     run.defvjp(run_forward, run_backward)
     given = self.leaves if leaves is None else list(leaves)
     outs, notes = run(self.closed_over, given)
-    return jax.tree.unflatten(self.out_tree, outs), notes
+    return self.fill_result(outs), notes
+
+  def fill_result(self, outs: Sequence[Array]) -> PyTree:
+    """Returns the function's result with these arrays in it."""
+    return self._result.fill(outs)
 
   def select_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
     """Returns the cotangents of the inexact outputs."""
