@@ -14,12 +14,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
-from jaxmotion.codecs.extend import Message, Rounds
+from jaxmotion.codecs import Codec, Message, Rounds
+from jaxmotion.codecs.extend import check_codec, stand_in_reply
+from jaxmotion.collectives._arguments import check_shaped
 from jaxmotion.collectives._layout import row_like
 from jaxmotion.collectives._rows import encode_rows, pad_to_rows
 from jaxmotion.collectives._state import init_rows
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  check_choice,
+  check_int,
+  make_key,
+)
 
 _KINDS = {
   "sum": ("sum",),
@@ -78,6 +87,68 @@ def round_kinds(codec: Codec, method: str) -> tuple[str, ...]:
     ('all_to_all', 'gather')
   """
   return codec.round_kinds if method == "rounds" else _KINDS[method]
+
+
+def plan_messages(
+  codec: Codec, like: ShapedLike, method: str, workers: int
+) -> list[Message]:
+  """Returns the messages that one worker sends to reduce an array.
+
+  Nothing is computed. A codec's own rounds are traced with stand-in replies.
+
+  Args:
+    codec: encodes the array.
+    like: shape and dtype of the array.
+    method: "sum", "gather", "two_phase" or "rounds".
+    workers: number of workers.
+
+  Returns:
+    One message for each round, whose payload has shapes in place of arrays.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> like = jax.ShapeDtypeStruct((64, 32), "float32")
+    >>> [m.kind for m in plan_messages(codecs.sign(), like, "two_phase", 4)]
+    ['all_to_all', 'gather']
+  """
+  check_codec("codec", codec)
+  check_shaped("like", like)
+  check_choice("method", method, (*_KINDS, "rounds"))
+  check_int("workers", workers, 1)
+  if method == "rounds" and not codec.round_kinds:
+    raise ValueError(
+      f"`method` must be one of {tuple(_KINDS)} for a codec without rounds, "
+      f"got 'rounds' for {codec!r}."
+    )
+  if method == "rounds":
+    return _trace_rounds(codec, like, workers)
+  if method != "two_phase":
+    return [Message(method, codec.payload_like(like))]
+  row = codec.payload_like(row_like(like, workers))
+  rows = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), row
+  )
+  return [Message("all_to_all", rows), Message("gather", row)]
+
+
+def _trace_rounds(
+  codec: Codec, like: ShapedLike, workers: int
+) -> list[Message]:
+  """Runs a codec's rounds on shapes, with stand-in replies."""
+
+  def send_all(x: Array, state: PyTree) -> list[PyTree]:
+    rounds = codec.reduce_in_rounds(x, state, make_key(0), workers)
+    reply, payloads = None, []
+    for _ in codec.round_kinds:
+      message = rounds.send(reply)
+      payloads.append(message.payload)
+      reply = stand_in_reply(message, workers)
+    rounds.close()  # What follows the last message sends nothing.
+    return payloads
+
+  x = jax.ShapeDtypeStruct(like.shape, like.dtype)
+  payloads = jax.eval_shape(send_all, x, jax.eval_shape(codec.init, x))
+  return list(map(Message, codec.round_kinds, payloads))
 
 
 def init_state(

@@ -11,10 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs.extend import KINDS, Message, Rounds
+from jaxmotion.codecs import Message, Rounds
+from jaxmotion.codecs.extend import KINDS
 from jaxmotion.collectives._sum_payloads import sum_payloads
 from jaxmotion.collectives._transport import exchange_rows, gather_payloads
-from jaxmotion.core import AxisName, PyTree, to_varying
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  check_choice,
+  check_sequence,
+  to_varying,
+)
 
 
 class Round(NamedTuple):
@@ -44,7 +51,11 @@ def schedule_rounds(kinds: Sequence[Sequence[str]]) -> list[Round]:
     [Round(kind='all_to_all', members=(1,)), Round(kind='gather', \
 members=(0, 1))]
   """
-  left = [list(own) for own in kinds]
+  left = []
+  for own in check_sequence("kinds", kinds, "sequences of kinds"):
+    left.append(list(check_sequence("kinds", own, "sequences of kinds")))
+    for kind in left[-1]:
+      check_choice("kinds", kind, KINDS)
   rounds = []
   while any(left):
     first = {own[0] for own in left if own}

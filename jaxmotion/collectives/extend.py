@@ -19,6 +19,7 @@ from jaxmotion.collectives._layout import (
   row_like as row_like,
   shard_like as shard_like,
 )
+from jaxmotion.collectives._methods import plan_messages as plan_messages
 from jaxmotion.collectives._nonfinite import (
   NONFINITE_POLICIES as NONFINITE_POLICIES,
   all_finite as all_finite,
@@ -41,6 +42,7 @@ from jaxmotion.collectives._replicated import (
   run_with_loss as run_with_loss,
   update_params as update_params,
 )
+from jaxmotion.collectives._rounds import schedule_rounds as schedule_rounds
 from jaxmotion.collectives._shards import (
   LeafCodec as LeafCodec,
   average_locally as average_locally,

@@ -67,6 +67,8 @@ CALLS = {
     Lazy(lambda: partition(INT8, {"w": jnp.zeros((8, 32))})), 4, None
   ),
   "collectives.extend.is_sharded": Call(X, 2),
+  "collectives.extend.plan_messages": Call(INT8, X, "gather", 2),
+  "collectives.extend.schedule_rounds": Call([("sum",), ("gather",)]),
   "collectives.extend.is_summed": Call(INT8, X),
   "collectives.extend.row_like": Call(X, 2),
   "collectives.extend.shard_like": Call(X, 2),
@@ -113,6 +115,7 @@ NAMED = {"misspelt": "it is told from the other names alone"}
 FROM_END = {"minus_one": "it counts from the end"}
 ANY_COUNT = {"huge": "a count has no greatest value"}
 ACCEPTED = {
+  ("collectives.extend.schedule_rounds", "kinds"): {"empty": "no rounds"},
   ("collectives.extend.mix_rows", "count"): ANY_COUNT,
   ("collectives.all_reduce_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_adaptive_init", "axis_name"): UNBOUND,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import row_like
+from jaxmotion.collectives.extend import plan_messages, row_like
 from jaxmotion.core import PyTree, ShapedLike, tree_bytes
 from jaxmotion.perfmodel.platform import Axis, Device, Platform
 from jaxmotion.perfmodel.predict._checks import (
@@ -131,7 +131,10 @@ def predict_exchange(
   sum        `2 (N-1)/N P(n)`            encode n, decode n
   gather     `(N-1) P(n)`                encode n, decode and add N n
   two_phase  `2 (N-1) P(n / N)`          encode n + n/N, decode 2 n
+  rounds     those of its messages       encode n, decode n
   =========  ==========================  ==================================
+
+  The last is the method of codecs that reduce in rounds of their own.
 
   Args:
     tree: gradients, a pytree of floating-point arrays or ShapeDtypeStructs.
@@ -201,7 +204,8 @@ def _codec_seconds(
   """Predicts codec seconds before, between and after the collectives."""
   codec, size = array.codec, array.like.size
   encode_s = encode_seconds(codec, size, device)
-  if array.method == "sum":
+  # Rounds of a codec's own are what it does when it encodes alone.
+  if array.method in ("sum", "rounds"):
     return encode_s, 0.0, decode_seconds(codec, size, 1, device)
   if array.method == "gather":
     return encode_s, 0.0, decode_seconds(codec, size, workers, device)
@@ -214,6 +218,13 @@ def _codec_seconds(
 def _memory_bytes(array: ExchangedArray, workers: int) -> int:
   """Counts the bytes of payloads and codec state that the exchange holds."""
   codec, like = array.codec, array.like
+  if array.method == "rounds":
+    messages = plan_messages(codec, like, "rounds", workers)
+    gathered = [m.payload for m in messages if m.kind == "gather"]
+    sent = [m.payload for m in messages]
+    # What is sent, and as much that is received; of a gather, every payload.
+    held = 2 * tree_bytes(sent) + (workers - 1) * tree_bytes(gathered)
+    return _state_bytes(codec, like) + held
   if array.method != "two_phase":
     received = workers if array.method == "gather" else 0
     payload = tree_bytes(codec.payload_like(like))

@@ -1,11 +1,10 @@
 """Derives how a tree is exchanged: as which arrays, by which collectives.
 
 `jaxmotion.collectives` does the exchange; this module derives what it sends
-from shapes alone, without a mesh of that many devices. The rules themselves
-(`partition`, `choose_methods`, `row_like`, ...) are those of `codecs` and
-`collectives`, but the list of moves is written a second time here. Tests trace
-the real exchange and require the same ledger
-(tests/perfmodel/predict/test_exchange.py): change both together.
+from shapes alone, without a mesh of that many devices. The collectives say what
+travels between workers (`plan_messages`, `schedule_rounds`). What the devices
+of a host exchange first is written a second time here: tests trace the real
+exchange and require the same ledger (tests/perfmodel/predict/test_exchange.py).
 """
 
 from __future__ import annotations
@@ -22,12 +21,21 @@ from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import (
   choose_methods,
   is_sharded,
+  plan_messages,
   row_like,
+  schedule_rounds,
   shard_like,
 )
 from jaxmotion.core import PyTree, ShapedLike, check_choice, tree_bytes
 from jaxmotion.perfmodel.platform import Axis
 from jaxmotion.wire import Ledger, Move
+
+_COLLECTIVES = {
+  "sum": "all_reduce",
+  "max": "all_reduce",
+  "gather": "all_gather",
+  "all_to_all": "all_to_all",
+}
 
 
 class ExchangedArray(NamedTuple):
@@ -37,7 +45,7 @@ class ExchangedArray(NamedTuple):
     codec: codec that encodes the array.
     like: shape and dtype of the encoded array; a shard of it if the devices
       of a host reduce first.
-    method: "sum", "gather" or "two_phase".
+    method: "sum", "gather", "two_phase" or "rounds".
     leaves: positions of its leaves in the tree.
     whole: shapes and dtypes of those leaves, before devices of a host cut them.
   """
@@ -103,33 +111,35 @@ def make_layout(
 
 
 def _exchange_moves(arrays: Sequence[ExchangedArray], axis: Axis) -> list[Move]:
-  """Returns the moves between workers: sums, rows of phase one, a gather."""
-
-  def axis_move(op: str, dtype: str, nbytes: int) -> Move:
-    return Move(op, (axis.name,), axis.workers, dtype, nbytes, 1)
-
-  sums: dict[str, int] = {}
-  rows = gathered = 0
-  for codec, like, method, *_ in arrays:
-    if method == "sum":
-      for leaf in jax.tree.leaves(codec.payload_like(like)):
-        # Integer words of a summable payload (seeds, shared positions) are
-        # equal on all workers, so they are not sent.
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-          name = str(leaf.dtype)
-          sums[name] = sums.get(name, 0) + tree_bytes(leaf)
-    elif method == "gather":
-      gathered += tree_bytes(codec.payload_like(like))
-    else:
-      row = tree_bytes(codec.payload_like(row_like(like, axis.workers)))
-      rows += axis.workers * row
-      gathered += row
-  moves = [axis_move("all_reduce", name, n) for name, n in sums.items()]
-  if rows:
-    moves.append(axis_move("all_to_all", "words", rows))
-  if gathered:
-    moves.append(axis_move("all_gather", "words", gathered))
+  """Returns the moves between workers, those of one round after another."""
+  messages = [
+    plan_messages(array.codec, array.like, array.method, axis.workers)
+    for array in arrays
+  ]
+  left = [iter(own) for own in messages]
+  moves = []
+  for kind, members in schedule_rounds(
+    [[m.kind for m in own] for own in messages]
+  ):
+    payloads = [next(left[i]).payload for i in members]
+    for dtype, nbytes in _sent_bytes(kind, payloads).items():
+      move = Move(
+        _COLLECTIVES[kind], (axis.name,), axis.workers, dtype, nbytes, 1
+      )
+      moves.append(move)
   return moves
+
+
+def _sent_bytes(kind: str, payloads: PyTree) -> dict[str, int]:
+  """Returns the bytes that travel in one round, by the dtype they travel in."""
+  found: dict[str, int] = {}
+  for leaf in jax.tree.leaves(payloads):
+    dtype = str(leaf.dtype) if _COLLECTIVES[kind] == "all_reduce" else "words"
+    # Integer words of a sum (seeds, shared positions) are equal on all workers,
+    # so they are not sent.
+    if kind != "sum" or jnp.issubdtype(leaf.dtype, jnp.floating):
+      found[dtype] = found.get(dtype, 0) + tree_bytes(leaf)
+  return {dtype: nbytes for dtype, nbytes in found.items() if nbytes}
 
 
 def _local_moves(

@@ -84,6 +84,13 @@ TRACED = {
   "random_k": codecs.random_k(density=0.3),
   "buckets": codecs.buckets(codecs.uniform(bits=8)),
   "mixed": MIXED,
+  "low_rank": codecs.rules(
+    [
+      ("matrix|odd", codecs.feedback(codecs.low_rank(rank=3))),
+      ("half", codecs.uniform(bits=8)),
+      (".*", codecs.identity()),
+    ]
+  ),
 }
 
 
@@ -106,6 +113,9 @@ TRACED = {
     ("random_k", 8, None),
     ("buckets", 2, "two_phase"),
     ("buckets", 8, None),
+    ("low_rank", 1, None),
+    ("low_rank", 2, None),
+    ("low_rank", 4, None),
   ],
 )
 def test_bytes_are_those_of_the_traced_exchange(name, workers, method):
