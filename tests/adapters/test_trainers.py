@@ -11,16 +11,20 @@ import pytest
 
 from jaxmotion import codecs
 
-STYLES = (
-  "pmap_train_state",
-  "shard_map_step",
-  "sharded_batch",
-  "nnx_loop",
-  "batch_norm",
-  "plain_loop",
-  "module_pytree",
-  "recurrent_dropout",
-)
+# Styles, and why a trainer's sums are not in the order of the exchange: None if
+# they are, and its parameters then equal the compressed ones bit for bit.
+_WHOLE = "one device sums over the examples of all workers"
+SUMS: dict[str, str | None] = {
+  "pmap_train_state": None,
+  "shard_map_step": None,
+  "sharded_batch": None,
+  "nnx_loop": _WHOLE,
+  "batch_norm": None,
+  "plain_loop": _WHOLE,
+  "module_pytree": _WHOLE,
+  "recurrent_dropout": "JAX sums over workers at each column, not once",
+}
+STYLES = tuple(SUMS)
 INT8 = codecs.feedback(codecs.uniform(bits=8, block=64))
 STEPS = 6
 
@@ -78,12 +82,15 @@ def test_a_trainer_trains_as_before(style):
   params, losses = run(load(style))
   same, same_losses = run(compressed, codecs.identity())
   near, near_losses = run(compressed, INT8)
-  np.testing.assert_allclose(same_losses, losses, rtol=1e-5)
+  tolerance = 1e-6 if SUMS[style] else 0
+  np.testing.assert_allclose(same_losses, losses, rtol=tolerance)
   assert near_losses[-1] < 0.8 * near_losses[0]
   np.testing.assert_allclose(near_losses, losses, rtol=0.05)
   trees = map(jax.tree.leaves, (params, same, near))
   for a, b, c in zip(*trees, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      b, a, rtol=0, atol=tolerance * float(np.abs(a).max())
+    )
     if b.sharding.is_fully_replicated:
       copies = [shard.data for shard in c.addressable_shards]
     else:
