@@ -1,5 +1,6 @@
 """Checks of the arguments that all codecs take."""
 
+import math
 from typing import Any
 
 import jax
@@ -30,21 +31,35 @@ def check_shaped(name: str, like: Any) -> None:
   check_float(name, like)
 
 
-def check_unsharded(name: str, x: Any) -> None:
+def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
   """Raises if an array is sharded over explicit axes of a mesh.
 
-  JAX does not cut such arrays at positions that depend on their elements.
+  JAX neither flattens such arrays nor cuts them at positions that depend on
+  their elements.
 
   Args:
     name: the argument's name, for the message.
-    x: floating-point array.
+    x: floating-point array; what has no type is not looked at.
+    unit: number of elements. An array of which only the leading axis is
+      sharded, into parts of whole units, is accepted; 0 accepts none.
   """
-  spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
-  if any(axis is not None for axis in spec):
-    raise ValueError(
-      f"`{name}` must not be sharded over explicit mesh axes, got {spec}: "
-      "encode inside jax.shard_map, or reshard it to jax.P()."
-    )
+  if not isinstance(x, jax.Array):
+    return
+  # The type of an array tells explicit axes from others.
+  sharding: Any = getattr(jax.typeof(x), "sharding", None)
+  spec: tuple[Any, ...] = tuple(getattr(sharding, "spec", ()))
+  if all(axis is None for axis in spec):
+    return
+  if unit and all(axis is None for axis in spec[1:]):
+    leading = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
+    parts = math.prod(sharding.mesh.shape[axis] for axis in leading)
+    if x.size % (parts * unit) == 0:
+      return
+  raise ValueError(
+    f"`{name}` must not be sharded over explicit mesh axes, got P{spec}: "
+    "encode inside jax.shard_map, give `specs=` to an exchange, or reshard "
+    "the array to jax.P()."
+  )
 
 
 def check_leaves(leaves: Any) -> None:

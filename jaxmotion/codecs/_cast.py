@@ -1,7 +1,7 @@
 """The codec `cast`, which rounds to narrower floats."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -74,6 +74,9 @@ class cast(Codec):
       largest=float(info.max),
       nonfinite="element",
     )
+
+  def _check_sharding(self, x: Any) -> None:
+    """Accepts any: elements are encoded one by one."""
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -116,6 +116,11 @@ class chain(Codec):
     )
     return states if jax.tree.leaves(states) else ()
 
+  def _check_sharding(self, x: Any) -> None:
+    """Raises if one of the codecs cannot encode a sharded array."""
+    for codec in self.codecs:
+      codec._check_sharding(x)
+
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None
   ) -> tuple[PyTree, PyTree]:

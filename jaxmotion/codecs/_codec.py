@@ -14,6 +14,7 @@ from jaxmotion.codecs._arguments import (
   check_error_memory,
   check_leaves,
   check_shaped,
+  check_unsharded,
 )
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._rounds import Reduced, Rounds
@@ -338,7 +339,12 @@ class Codec(abc.ABC):
         f"`key` must be a jaxmotion.Key for {self}, got None: "
         "make one with jaxmotion.make_key(seed)."
       )
+    self._check_sharding(x)
     _check_nothing(self, state)
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises if explicit axes shard an array that this codec flattens."""
+    check_unsharded("x", x)
 
   def _check_state(self, state: Any) -> None:
     """Checks a state; that of a codec with its own `init` is its affair."""

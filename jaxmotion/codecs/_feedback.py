@@ -172,6 +172,7 @@ class feedback(TreeCodec):
     if self.is_tree:
       return super().encode(x, state, key)
     self._check_state(state)
+    self._check_sharding(x)
     payload, v, inner = self.codec.encode_error(
       x, state.memory, state.inner, key, decay=self.decay
     )
@@ -197,6 +198,10 @@ class feedback(TreeCodec):
     count = optax.safe_increment(state.memory.count)
     memory = ErrorMemory(count, v, sent)
     return reduced._replace(state=Feedback(memory, reduced.state))
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises if the wrapped codec cannot encode a sharded array."""
+    self.codec._check_sharding(x)
 
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the error itself in place of the value and its payload."""

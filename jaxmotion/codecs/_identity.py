@@ -1,7 +1,7 @@
 """The codec `identity`, which does not compress."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import LOSSLESS, Laws
@@ -49,6 +49,9 @@ class identity(Codec):
   def keeps_dtype(self) -> bool:
     """True: a narrow float is sent as it is."""
     return True
+
+  def _check_sharding(self, x: Any) -> None:
+    """Accepts any: elements are encoded one by one."""
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from typing import Any
 
+from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice
@@ -63,6 +65,10 @@ class microscaling(BlockCodec):
       ),
       nonfinite="block",
     )
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises unless parts of a leading axis can be encoded one by one."""
+    check_unsharded("x", x, 1)
 
   @functools.cached_property
   def kernel_op(self) -> MicroscalingOp:

@@ -1,11 +1,12 @@
 """The codec `nonnegative`: 8-bit floats without sign."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
@@ -96,6 +97,10 @@ class nonnegative(Codec):
       error=ErrorBound(relative=1.0, peak=2.0**-30, floor=2.0**-125),
       nonfinite="block",
     )
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises unless parts of a leading axis can be encoded one by one."""
+    check_unsharded("x", x, 1)
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

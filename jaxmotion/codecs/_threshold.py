@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
@@ -105,7 +104,6 @@ class threshold(Codec):
   ) -> tuple[Above, PyTree]:
     """Returns elements, positions and the count, and the state."""
     self._check_input(x, key, state)
-    check_unsharded("x", x)
     k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = threshold_bitmap(x, self.value)

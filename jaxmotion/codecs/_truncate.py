@@ -1,7 +1,7 @@
 """The codec `truncate`: the leading bytes of each float."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import ErrorBound, Laws
@@ -88,6 +88,9 @@ class truncate(Codec):
       error=ErrorBound(relative=relative, floor=2.0**-125),
       nonfinite="lost" if self.bytes == 1 else "element",
     )
+
+  def _check_sharding(self, x: Any) -> None:
+    """Accepts any: elements are encoded one by one."""
 
   def encode(
     self, x: Array, state: PyTree = (), key: Key | None = None

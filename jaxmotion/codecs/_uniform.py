@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from typing import Any
 
+from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._block_codec import BlockCodec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import check_choice, check_int
@@ -82,6 +84,12 @@ class uniform(BlockCodec):
       error=ErrorBound(peak=peak, floor=2.0**-111),
       nonfinite="block",
     )
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises unless parts of a leading axis can be encoded one by one."""
+    # Whole words of one part, and no scale of the whole array.
+    whole = 8 % self.bits == 0 and x.size > self.block
+    check_unsharded("x", x, self.block if whole else 0)
 
   @functools.cached_property
   def kernel_op(self) -> quantize.UniformOp:

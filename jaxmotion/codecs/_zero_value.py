@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from jaxmotion.codecs._arguments import check_unsharded
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import LOSSLESS, Laws
 from jaxmotion.core import (
@@ -85,7 +84,6 @@ class zero_value(Codec):
   ) -> tuple[NonZeros, PyTree]:
     """Returns mask, words and count of every tile, and the state."""
     self._check_input(x, key, state)
-    check_unsharded("x", x)
     words = to_bits(x).reshape(-1)
     return compact_tiles(words, *self._tile_shape(x)), state
 

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jaxmotion.codecs._zero_value import zero_value
 from jaxmotion.wire import payload_bytes
@@ -115,10 +114,3 @@ def test_a_short_array_is_one_tile(size):
 def test_tiles_are_powers_of_two(tile):
   with pytest.raises(ValueError, match="`tile` must be"):
     zero_value(capacity=0.5, tile=tile)
-
-
-def test_an_array_on_explicit_axes_is_refused_by_name():
-  mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
-  x = jax.device_put(np.ones((8, 128), "f"), NamedSharding(mesh, P("data")))
-  with pytest.raises(ValueError, match="`x` must not be sharded over explicit"):
-    zero_value(capacity=1.0).encode(x)
