@@ -172,6 +172,7 @@ class feedback(TreeCodec):
     if self.is_tree:
       return super().encode(x, state, key)
     self._check_state(state)
+    check_shaped("x", x)
     self._check_sharding(x)
     payload, v, inner = self.codec.encode_error(
       x, state.memory, state.inner, key, decay=self.decay
