@@ -17,9 +17,10 @@ train: $(VENV)/installed
 test: lint
 	$(MAKE) --jobs=2 types pytest
 
-# Run doctests and tests.
+# Run doctests and tests. The tests of a file share what it has compiled, so that
+# they stay in one process.
 pytest: $(VENV)/installed
-	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist=loadfile $(ARGS)
 
 # Check format and style.
 lint: $(VENV)/installed
@@ -58,8 +59,8 @@ newest:
 	.venv-newest/bin/python -m pip install --quiet --upgrade \
 	  --upgrade-strategy eager -e '.[test]'
 	.venv-newest/bin/python -c "import jax; print('JAX', jax.__version__)"
-	.venv-newest/bin/python -m pytest -n $(WORKERS) --ignore=tests/experiments \
-	  tests jaxmotion
+	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist=loadfile \
+	  --ignore=tests/experiments tests jaxmotion
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

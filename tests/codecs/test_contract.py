@@ -29,7 +29,8 @@ def test_laws_hold_in_every_width_and_format(name):
   assert find_breaches(CODECS[name], rows) == []
 
 
-# Of float32, test_frozen has an array of many blocks.
+# Of float32, test_frozen has an array of many blocks, compiled as users do.
+@pytest.mark.unoptimized
 @NAMES
 def test_any_shape_and_width_comes_back_within_the_stated_bound(name):
   odd = ARRAYS["odd"].astype(np.float16)
