@@ -82,7 +82,7 @@ def accumulate_microbatches(
     )
 
   def zeros_like(a: Array) -> Array:
-    return jnp.zeros(a.shape, _sum_dtype(a))
+    return jnp.zeros_like(a, _sum_dtype(a))  # Of its sharding, too.
 
   scalar = jnp.zeros((), jnp.float32)
   start = MicrobatchSums(

@@ -30,7 +30,6 @@ from jaxmotion.core import (
   map_local_work,
   named_leaves,
   pack_worker,
-  place_tree,
   state_specs,
   unpack_worker,
   worker_index,
@@ -38,6 +37,7 @@ from jaxmotion.core import (
 from jaxmotion.hetero._accumulate import MicrobatchSums, accumulate_microbatches
 from jaxmotion.hetero._assign import check_counts
 from jaxmotion.transforms import data_parallel
+from jaxmotion.transforms.extend import Shardings
 
 
 class UnevenState(NamedTuple):
@@ -107,6 +107,7 @@ def uneven_data_parallel(
   *,
   axis_name: AxisName = "data",
   stateful: bool = False,
+  specs: PyTree | None = None,
   donate: bool = True,
 ) -> UnevenStep:
   r"""Makes a data-parallel step in which workers do unequal amounts of work.
@@ -141,6 +142,8 @@ def uneven_data_parallel(
     mesh: device mesh that has the axis.
     axis_name: the workers' axis, or a tuple of axes.
     stateful: whether there are statistics, floating-point arrays.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers', as `data_parallel` takes it; give `exchange` the same.
     donate: whether `update` and `step` take the buffers of the state for their
       results, so that it exists once. It is deleted then: go on with the state
       that they return. False keeps it, for a notebook whose cells run twice.
@@ -186,7 +189,10 @@ def uneven_data_parallel(
   check_bool("donate", donate)
   donated, donate_argnums = (("state",), (0,)) if donate else ((), ())
   in_flight = StepsInFlight(mesh)
-  init_params, _ = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  init_params, _ = data_parallel(
+    loss_fn, tx, mesh, axis_name=axis_name, specs=specs
+  )
+  shardings = Shardings(mesh, axis_name, specs)
   workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
   split = P(axis_name)
   made: set[Any] = set()  # Structures and shapes of the states of `init`.
@@ -206,24 +212,39 @@ def uneven_data_parallel(
   def sum_microbatches(
     model: _Model, batch: PyTree, counts: Array
   ) -> PerWorker:
-    args, specs = (model, batch, counts), (P(), split, split)
-    local_work = functools.partial(_local_work, loss_fn)
-    return map_local_work(local_work, mesh, axis_name, specs)(
-      *place_tree(args, mesh, specs)
+    param_specs = shardings.params(model.params)
+    args = shardings.place(
+      (model, batch, counts), (_Model(param_specs, P()), split, split)
     )
+    local_work = functools.partial(_local_work, loss_fn)
+    work = map_local_work(local_work, mesh, axis_name, (P(), split, split))(
+      *args
+    )
+    grads = shardings.place(work.value.grads, shardings.grads(model.params))
+    return PerWorker(work.value._replace(grads=grads))
 
   def update(
     state: UnevenState, work: PerWorker, seconds: Array, extra_args: PyTree
   ) -> tuple[UnevenState, Metrics]:
-    state_spec = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
-    specs = (state_spec, split, split, P())
-    args = place_tree((state, work, seconds, extra_args), mesh, specs)
-    return jax.shard_map(
+    # Where the arrays are, and what the map over workers sees of that.
+    placed = UnevenState(
+      shardings.params(state.params),
+      shardings.state(state.opt_state, state.params),
+      P(),
+    )
+    own = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
+    sum_specs: Any = (shardings.grads(state.params), split, split, split)
+    work_spec = PerWorker(MicrobatchSums(*sum_specs))
+    args = shardings.place(
+      (state, work, seconds, extra_args), (placed, work_spec, split, P())
+    )
+    state, metrics = jax.shard_map(
       functools.partial(_local_update, tx, axis_name),
-      mesh=mesh,
-      in_specs=specs,
-      out_specs=(state_spec, P()),
+      in_specs=(own, split, split, P()),
+      out_specs=(own, P()),
+      **shardings.map_options,
     )(*args)
+    return shardings.place(state, placed), metrics
 
   @functools.partial(jax.jit, donate_argnums=donate_argnums)
   def jitted_step(
