@@ -13,7 +13,12 @@ from jaxmotion.checkpoint._layout import (
   ShardedLayout,
   count_workers,
 )
-from jaxmotion.checkpoint._parts import PartsLayout, convert_parts, fit_parts
+from jaxmotion.checkpoint._parts import (
+  PartsLayout,
+  convert_parts,
+  fit_parts,
+  resize_rows,
+)
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
   StateLayout,
@@ -21,7 +26,11 @@ from jaxmotion.collectives.extend import (
   forgetful_leaves,
 )
 from jaxmotion.core import PerWorker, PyTree
-from jaxmotion.transforms import ExchangeState, ShardedState
+from jaxmotion.transforms import (
+  ExchangeState,
+  FullyShardedState,
+  ShardedState,
+)
 
 
 class Converter(NamedTuple):
@@ -127,6 +136,55 @@ class Converter(NamedTuple):
       return jnp.stack(leaves, 1).reshape(-1, *leaves[0].shape[1:])
 
     return PerWorker(jax.tree.map(join, *parts))
+
+
+def convert_fully_sharded(
+  state: FullyShardedState,
+  like: FullyShardedState,
+  params: PyTree,
+  workers: int,
+  *,
+  by_device: bool,
+  reset_memory: bool,
+) -> FullyShardedState:
+  """Returns the state of `fully_sharded` for other workers.
+
+  Args:
+    state: the state as it was saved.
+    like: shapes of the state of today.
+    params: the parameters, or their shapes.
+    workers: number of workers today.
+    by_device: whether devices of a host remember errors of different parts.
+    reset_memory: whether error memory starts from zero.
+
+  Raises:
+    ValueError: leaves have error memory that have none today.
+  """
+  likes = dict(jax.tree.leaves_with_path(params))
+  old, new = (jax.tree.leaves(s.error.value) for s in (state, like))
+  if reset_memory:
+    errors = [jnp.zeros(x.shape, x.dtype) for x in new]
+  elif by_device and old:
+    raise ValueError(
+      "`mesh` must have the hosts and devices of `layout` for `fully_sharded` "
+      "with error memory and a `local_axis`, whose devices remember what each "
+      "sends: give reset_memory=True to forget it."
+    )
+  elif [x.shape[1:] for x in old] != [x.shape[1:] for x in new]:
+    # A leaf that no number of today divides is whole, and has no memory.
+    raise ValueError(
+      "`mesh` must have workers that divide the leaves that the saved state has"
+      f" error memory of, of shapes {[x.shape[1:] for x in old]}, got those of "
+      f"{[x.shape[1:] for x in new]}: give reset_memory=True to forget what is "
+      "still to be sent."
+    )
+  else:
+    errors = [resize_rows(x, workers) for x in old]
+  treedef: Any = jax.tree.structure(like.error)
+  return state._replace(
+    inner=fit_parts("inner", state.inner, like.inner, likes),
+    error=treedef.unflatten(errors),
+  )
 
 
 def shard_shapes(

@@ -6,8 +6,8 @@ as JSON.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -32,6 +32,7 @@ from jaxmotion.transforms.extend import (
 _VERSION = 2
 
 Leaves = tuple[tuple[str, tuple[int, ...], str], ...]
+Trained: TypeAlias = optax.GradientTransformation | Callable[..., Any]
 Spec = tuple[tuple[str, ...], ...]
 
 
@@ -153,7 +154,7 @@ def count_workers(layout: Layout, axes: tuple[str, ...]) -> int:
 
 
 def describe_state(
-  tx: optax.GradientTransformation,
+  tx: Trained,
   params: Any,
   mesh: Mesh | AbstractMesh,
   *,
@@ -166,7 +167,7 @@ def describe_state(
   another number of workers or another codec.
 
   Args:
-    tx: optax chain.
+    tx: optax chain, or the `init` that `fully_sharded` returned.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     mesh: mesh of the workers. A `jax.sharding.AbstractMesh` will do.
     axis_name: the axis (or axes) of the workers.

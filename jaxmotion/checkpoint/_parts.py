@@ -246,3 +246,23 @@ def _cut_rows(errors: Array, cut: LeafCut, layout: PartsLayout) -> Array:
   shape = parts.shape[2:]
   parts = parts.reshape(hosts, hosts, devices, *shape).swapaxes(1, 2)
   return parts.reshape(hosts * devices, hosts, *shape)
+
+
+def resize_rows(rows: Array, workers: int) -> Array:
+  """Returns a leaf of per-worker state for another number of workers.
+
+  Args:
+    rows: array with a leading axis of old workers.
+    workers: number of new workers.
+  """
+  old = rows.shape[0]
+  if old == workers:
+    return rows
+  if jnp.issubdtype(rows.dtype, jnp.floating):
+    return jnp.stack(
+      [mix_rows(rows, j, workers).astype(rows.dtype) for j in range(workers)]
+    )
+  nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
+  if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
+    return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))
+  return nearest

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -20,18 +18,21 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
-from jaxmotion.checkpoint._convert import Converter
+from jaxmotion.checkpoint._convert import (
+  Converter,
+  convert_fully_sharded,
+)
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout,
   Layout,
   ShardedLayout,
+  Trained,
   count_workers,
   layout_mesh,
   make_layout,
 )
-from jaxmotion.collectives.extend import mix_rows
+from jaxmotion.checkpoint._parts import resize_rows
 from jaxmotion.core import (
-  Array,
   AxisName,
   PerWorker,
   PyTree,
@@ -45,6 +46,7 @@ from jaxmotion.core import (
 )
 from jaxmotion.transforms import (
   ExchangeState,
+  FullyShardedState,
   ShardedState,
   exchange,
   sharded,
@@ -53,12 +55,13 @@ from jaxmotion.transforms.extend import (
   ShardedOptions,
   Shardings,
   TracedState,
+  find_maker,
   trace_state,
 )
 
 
 def saved_like(
-  tx: optax.GradientTransformation,
+  tx: Trained,
   params: PyTree,
   layout: Layout,
   mesh: Mesh,
@@ -73,7 +76,8 @@ def saved_like(
   split over the workers of the mesh along some axis whose length they divide.
 
   Args:
-    tx: optax chain of today. Its codec may be another one than the saved.
+    tx: optax chain of today, or the `init` that `fully_sharded` returned. Its
+      codec may be another one than the saved.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     layout: what `describe_state` returned when the state was saved.
     mesh: device mesh of today.
@@ -144,7 +148,7 @@ def _place_like(
 
 
 def resize(
-  tx: optax.GradientTransformation,
+  tx: Trained,
   state: PyTree,
   params: PyTree,
   layout: Layout,
@@ -169,7 +173,7 @@ def resize(
   nearest old worker, and keys are folded with the new worker's index.
 
   Args:
-    tx: optax chain of today.
+    tx: optax chain of today, or the `init` that `fully_sharded` returned.
     state: the old state, as saved or restored: arrays that all processes can
       reach, or arrays on `mesh` (see `saved_like`).
     params: pytree of parameters, or of their ShapeDtypeStructs.
@@ -225,6 +229,17 @@ def resize(
   workers = count_workers(new_layout, axis_names(axis_name))
 
   def convert(state: PyTree) -> PyTree:
+    if isinstance(state, FullyShardedState):
+      if layout == new_layout and not reset_memory:
+        return state
+      return convert_fully_sharded(
+        state,
+        today.state,
+        params,
+        workers,
+        by_device=find_maker(tx).by_device,
+        reset_memory=reset_memory,
+      )
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
@@ -232,7 +247,7 @@ def resize(
         return next(remaining).convert(node)
       if isinstance(node, PerWorker):
         return PerWorker(
-          jax.tree.map(lambda a: _resize_rows(a, workers), node.value)
+          jax.tree.map(lambda a: resize_rows(a, workers), node.value)
         )
       return node
 
@@ -276,7 +291,7 @@ def _find_states(state: PyTree) -> Iterator[Any]:
 
 
 def _trace_saved(
-  tx: optax.GradientTransformation,
+  tx: Trained,
   params: PyTree,
   layout: Layout,
   today: TracedState,
@@ -375,21 +390,6 @@ def _check_saved(state: PyTree, saved: PyTree) -> None:
       f"`state` must be of `layout`, with arrays {shape_strings(saved)}, got "
       f"{shape_strings(state)}."
     )
-
-
-def _resize_rows(rows: Array, workers: int) -> Array:
-  """Returns a leaf of per-worker state for another number of workers."""
-  old = rows.shape[0]
-  if old == workers:
-    return rows
-  if jnp.issubdtype(rows.dtype, jnp.floating):
-    return jnp.stack(
-      [mix_rows(rows, j, workers).astype(rows.dtype) for j in range(workers)]
-    )
-  nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
-  if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
-    return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))
-  return nearest
 
 
 def _is_exchange(node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -217,6 +217,28 @@ def check_exchanged(
           f"{axis_names(axis_name)} before they are used, got `{path}` that "
           "differs between workers: begin the chain with "
           f"jaxmotion.exchange(axis_name, codec). {remedy}."
+        )
+
+
+def check_rows(state: PyTree, rows: Sequence[int]) -> None:
+  """Raises unless per-worker state is of as many workers as there are.
+
+  Args:
+    state: state of an optimizer, as whole arrays.
+    rows: lengths that a leading axis of workers may have.
+
+  Raises:
+    ValueError: it has another; the leaf is named by its path.
+  """
+  is_own = lambda node: isinstance(node, PerWorker)
+  for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_own):
+    for inner, x in named_leaves(node if is_own(node) else ()):
+      if not x.shape or x.shape[0] not in rows:
+        name = "/".join(filter(None, (leaf_path(path), inner)))
+        raise ValueError(
+          f"`opt_state` must be of the {rows[0]} workers of the mesh, got "
+          f"`{name}` of shape {x.shape}: continue a state of other workers by "
+          "`jaxmotion.checkpoint.resize`."
         )
 
 

@@ -39,6 +39,7 @@ from jaxmotion.collectives._remembered import (
 )
 from jaxmotion.collectives._replicated import (
   check_batch as check_batch,
+  check_rows as check_rows,
   run_with_loss as run_with_loss,
   update_params as update_params,
 )

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.collectives.extend import check_batch, update_params
+from jaxmotion.collectives.extend import (
+  check_batch,
+  check_rows,
+  update_params,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -276,6 +280,8 @@ def data_parallel(
     key: Array | None,
     extra_args: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    # An exchange has a row for each device, if devices have shards.
+    check_rows(opt_state, [workers, mesh.size])
     check_batch(batch, mesh, axis_name, microbatches)
     if weight_fn is not None and "weight" in extra_args:
       raise ValueError(

@@ -17,6 +17,7 @@ from jaxmotion.collectives.extend import (
   all_axes,
   apply_nonfinite_policy,
   check_batch,
+  check_rows,
   keep_update,
   run_with_loss,
 )
@@ -64,6 +65,7 @@ from jaxmotion.transforms._placement import (
   check_unexchanged,
 )
 from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 from jaxmotion.transforms._weight_part import check_regather
 
@@ -238,13 +240,26 @@ def fully_sharded(
     microbatches=microbatches,
   )
 
-  def init_local(parts: PyTree, cuts: list[LeafCut]) -> FullyShardedState:
+  def init_local(
+    parts: PyTree, cuts: list[LeafCut], here: ShardPlan
+  ) -> FullyShardedState:
     return FullyShardedState(
       jnp.zeros((), jnp.int32),
       jnp.zeros((), jnp.int32),
       init_parts(inner, parts, cuts, axes),
-      pack_worker(to_varying(plan.make_memory(cuts), axes)),
+      pack_worker(to_varying(here.make_memory(cuts), axes)),
     )
+
+  def init_anywhere(params: PyTree) -> FullyShardedState:
+    """Makes a worker's state on any mesh, in a map; see `checkpoint`."""
+    here = plan._replace(mesh=jax.sharding.get_abstract_mesh())
+    cuts = here.cut_leaves(params)
+    leaves = [
+      cut.own_part(x, axes)
+      for x, cut in zip(jax.tree.leaves(params), cuts, strict=True)
+    ]
+    treedef: Any = jax.tree.structure(params)
+    return init_local(treedef.unflatten(leaves), cuts, here)
 
   def init_params(params: PyTree) -> tuple[PyTree, FullyShardedState]:
     check_arrays("params", params)
@@ -258,7 +273,8 @@ def fully_sharded(
     found: list[PyTree] = []
 
     def trace_init(parts: PyTree) -> Array:
-      found.append(jax.tree.map(jax.typeof, init_local(parts, cuts)))
+      state = init_local(parts, cuts, plan)
+      found.append(jax.tree.map(jax.typeof, state))
       return jnp.zeros(())
 
     jax.eval_shape(
@@ -267,7 +283,7 @@ def fully_sharded(
     )
     check_unexchanged(found[0].inner)
     make_state = jax.shard_map(
-      lambda parts: init_local(parts, cuts),
+      lambda parts: init_local(parts, cuts, plan),
       mesh=mesh,
       in_specs=(specs,),
       out_specs=state_specs(found[0], axes),
@@ -373,6 +389,7 @@ def fully_sharded(
     check_instance(
       "opt_state", opt_state, FullyShardedState, "what `init` returned"
     )
+    check_rows(opt_state, [plan.count_workers()])
     check_batch(batch, mesh, axes, microbatches)
     if "weight" in extra_args:
       raise ValueError(
@@ -434,9 +451,12 @@ def fully_sharded(
   ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
     return run_step(params, model_state, opt_state, batch, key, extra_args)
 
+  maker = StateMaker(init_anywhere, local_axis is not None)
   if stateful:
-    return init_model, compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
-  return init_params, compile_step(step_params, _PLAIN_ARGS, mesh, donate)
+    step = compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
+    return maker.attach(init_model), step
+  step = compile_step(step_params, _PLAIN_ARGS, mesh, donate)
+  return maker.attach(init_params), step
 
 
 def _is_averaged(metric: Array) -> bool:

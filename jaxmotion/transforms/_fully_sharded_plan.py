@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import all_axes, find_leaf_codecs
@@ -52,7 +52,7 @@ class ShardPlan(NamedTuple):
 
   axis_name: AxisName
   local_axis: AxisName | None
-  mesh: Mesh
+  mesh: Mesh | AbstractMesh
   weight_codec: Codec | None
   gradient_codec: Codec | None
   local_codec: Codec | None

@@ -1,5 +1,6 @@
 """Shapes of a chain's state, and the exchanges inside of it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from jaxmotion.transforms._exchange_state import (
 from jaxmotion.transforms._init_state import check_axes
 from jaxmotion.transforms._sharded_update import ShardedState
 from jaxmotion.transforms._shardings import Shardings
+from jaxmotion.transforms._state_maker import find_maker
 
 
 class TracedState(NamedTuple):
@@ -42,7 +44,7 @@ class TracedState(NamedTuple):
 
 
 def trace_state(
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation | Callable[..., Any],
   params: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
@@ -51,7 +53,7 @@ def trace_state(
   """Returns the shapes of a state and the exchanges it belongs to.
 
   Args:
-    tx: optax chain.
+    tx: optax chain, or the `init` that `fully_sharded` returned.
     params: parameters or their shapes.
     mesh: mesh that has the axis; without devices, to ask about other numbers
       of workers.
@@ -63,9 +65,7 @@ def trace_state(
     ValueError: a transformation in `tx` changes the states of exchanges inside
       of it.
   """
-  check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
+  init = find_maker(tx).init
   check_arrays("params", params, numbers=False)
   check_instance("mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding")
   check_axis_name("axis_name", axis_name)
@@ -79,7 +79,7 @@ def trace_state(
   def trace_init(params: PyTree) -> jax.Array:
     token = initialized_exchanges.set([])
     try:
-      state = tx.init(params)
+      state = init(params)
       notes = {
         id(node): options for node, options in initialized_exchanges.get() or ()
       }
@@ -108,5 +108,5 @@ def trace_state(
   with without_context_mesh():
     jax.eval_shape(map_workers(trace_init, P()), params)
     own_specs = state_specs(found[0].state, axis_name)
-    state = jax.eval_shape(map_workers(tx.init, own_specs), params)
+    state = jax.eval_shape(map_workers(init, own_specs), params)
   return TracedState(jax.tree.map(shape_dtype, state), found[0].exchanges)

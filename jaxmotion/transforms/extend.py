@@ -26,6 +26,7 @@ from jaxmotion.transforms._shard_layout import (
   cut_leaf as cut_leaf,
 )
 from jaxmotion.transforms._shardings import Shardings as Shardings
+from jaxmotion.transforms._state_maker import find_maker as find_maker
 from jaxmotion.transforms._step_arguments import (
   check_batch_names as check_batch_names,
   check_step_mesh as check_step_mesh,

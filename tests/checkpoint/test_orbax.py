@@ -1,0 +1,196 @@
+"""States that orbax's standard handlers save and restore, in real files."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AbstractMesh, Mesh
+
+import jaxmotion
+from jaxmotion import checkpoint, codecs
+from jaxmotion.transforms import gather_params
+from tests.checkpoint.test_resize import ONE, make_mesh
+
+PARAMS = {"w": np.zeros((12, 48), np.float32), "b": np.zeros(5, np.float32)}
+MEMORY = codecs.feedback(codecs.sign())
+ADAM = optax.adam(0.1)
+CHAINS = {
+  "exchange": optax.chain(jaxmotion.exchange("data", MEMORY), ADAM),
+  "sharded": jaxmotion.sharded(
+    "data", ADAM, gradient_codec=MEMORY, weight_codec=codecs.sign()
+  ),
+}
+KINDS = (*CHAINS, "fully_sharded")
+
+
+def loss_fn(params, batch):
+  params = gather_params(params)
+  return sum(jnp.sum(params[k] * jnp.mean(batch[k], 0)) for k in PARAMS)
+
+
+@functools.cache
+def make(kind, workers):
+  """(init, step, what has the state) of one trainer."""
+  mesh = make_mesh(workers)
+  if kind != "fully_sharded":
+    return *jaxmotion.data_parallel(loss_fn, CHAINS[kind], mesh), CHAINS[kind]
+  init, step = jaxmotion.fully_sharded(
+    loss_fn,
+    ADAM,
+    mesh,
+    gradient_codec=codecs.sign(),
+    error_feedback=True,
+  )
+  return init, step, init
+
+
+def batch_at(step):
+  rng = np.random.default_rng(step)
+  return {
+    k: rng.normal(size=(12, *a.shape)).astype(np.float32)
+    + np.arange(12, dtype=np.float32).reshape(12, *[1] * a.ndim)
+    for k, a in PARAMS.items()
+  }
+
+
+@functools.cache
+def trained(kind):
+  """(params, state) of 4 workers after two steps, and after three."""
+  init, step, _ = make(kind, 4)
+  two = init(PARAMS)
+  for i in range(2):
+    *two, _ = step(*two, batch_at(i))
+  kept = jax.tree.map(jnp.copy, tuple(two))
+  *three, _ = step(*two, batch_at(2))
+  return kept, three
+
+
+def save(path, tree):
+  with ocp.StandardCheckpointer() as saver:
+    saver.save(path, tree)
+
+
+def restore(path, like):
+  with ocp.StandardCheckpointer() as saver:
+    return saver.restore(path, like)
+
+
+def abstract(tree):
+  return jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), tree
+  )
+
+
+def assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_workers_continue_bit_for_bit(kind, tmp_path):
+  two, three = trained(kind)
+  save(tmp_path / "state", two)
+  # A new process has parameters and a state of its own making.
+  init, step, _ = make(kind, 4)
+  restored = restore(tmp_path / "state", abstract(init(PARAMS)))
+  assert_equal(restored, two)
+  for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(two), strict=True):
+    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  *after, _ = step(*restored, batch_at(2))
+  assert_equal(list(after), list(three))
+
+
+def read_errors(tx, state, layout):
+  """What is still to be sent of each leaf with memory, in a fixed order."""
+  one = checkpoint.resize(tx, state, PARAMS, layout, ONE)
+  found = [
+    np.asarray(a)
+    for path, a in jax.tree.leaves_with_path(one)
+    if ".memory.value" in (name := jax.tree_util.keystr(path))
+    or name.startswith(".error")
+  ]
+  return sorted((a.reshape(-1) for a in found), key=len)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
+  (params, state), _ = trained(kind)
+  _, _, tx = make(kind, 4)
+  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  save(tmp_path / "state", state)
+  save(tmp_path / "params", params)
+
+  init, step, tx = make(kind, 3)
+  mesh = make_mesh(3)
+  start = init(PARAMS)
+  like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
+  saved = restore(tmp_path / "state", like)
+  resized = checkpoint.resize(tx, saved, PARAMS, layout, mesh)
+  for a, b in zip(
+    jax.tree.leaves(resized), jax.tree.leaves(start[1]), strict=True
+  ):
+    assert a.shape == b.shape
+    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+  today = checkpoint.describe_state(tx, PARAMS, mesh)
+  errors = read_errors(tx, state, layout)
+  assert errors and errors[-1].any()
+  for a, b in zip(read_errors(tx, resized, today), errors, strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
+  for name in PARAMS:
+    before, after = (optax.tree.get(s, "mu")[name] for s in (state, resized))
+    np.testing.assert_array_equal(after, before)
+  held = restore(tmp_path / "params", abstract(start[0]))
+  assert_equal(held, params)
+  step(held, resized, batch_at(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_other_workers_says_how_it_differs(kind):
+  (_, state), _ = trained(kind)
+  init, step, tx = make(kind, 3)
+  start, _ = init(PARAMS)
+  host = jax.device_get(state)
+  with pytest.raises(
+    ValueError,
+    match=r"`opt_state` must be of the 3 workers .* shape \(4,.*"
+    r"continue a state of other workers by `jaxmotion.checkpoint.resize`",
+  ):
+    step(start, host, batch_at(2))
+  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(3))
+  with pytest.raises(ValueError, match="`state` must be of `layout`"):
+    checkpoint.resize(tx, state, PARAMS, layout, make_mesh(3))
+  with pytest.raises((TypeError, ValueError), match="`layout` must|`state` mu"):
+    other = CHAINS["sharded" if kind == "exchange" else "exchange"]
+    four = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+    checkpoint.resize(other, state, PARAMS, four, make_mesh(4))
+
+
+def test_devices_that_remember_parts_keep_their_hosts():
+  axes = ("host", "device")
+  devices = np.array(jax.devices())
+  init, _ = jaxmotion.fully_sharded(
+    loss_fn,
+    ADAM,
+    Mesh(devices[:4].reshape(2, 2), axes),
+    axis_name="host",
+    local_axis="device",
+    error_feedback=True,
+  )
+  two, four = (AbstractMesh((hosts, 2), axes) for hosts in (2, 4))
+  layout = checkpoint.describe_state(init, PARAMS, two, axis_name=axes)
+  one = Mesh(devices[:1].reshape(1, 1), axes)
+  state = jax.tree.map(
+    lambda a: np.ones(a.shape, a.dtype),
+    checkpoint.saved_like(init, PARAMS, layout, one, axis_name=axes),
+  )
+  args = init, state, PARAMS, layout
+  with pytest.raises(ValueError, match="`mesh` must have the hosts and dev"):
+    checkpoint.resize(*args, four, axis_name=axes)
+  fresh = checkpoint.resize(*args, four, axis_name=axes, reset_memory=True)
+  (error,) = fresh.error.value
+  assert error.shape == (8, 12, 24) and not np.any(error)
+  assert np.all(np.asarray(fresh.inner.value[0].mu["w"]) == 1)
