@@ -25,7 +25,7 @@ from jaxmotion.collectives.extend import (
   convert_states,
   forgetful_leaves,
 )
-from jaxmotion.core import PerWorker, PyTree
+from jaxmotion.core import PerWorker, PyTree, name_axes
 from jaxmotion.transforms import (
   ExchangeState,
   FullyShardedState,
@@ -88,7 +88,7 @@ class Converter(NamedTuple):
     )
 
   def _convert_exchange(self, states: PyTree) -> PyTree:
-    return convert_states(
+    new = convert_states(
       states,
       shard_shapes(self.params, self.new, self.new_layout),
       _state_layout(self.old, self.old_layout),
@@ -96,6 +96,7 @@ class Converter(NamedTuple):
       op=self.new.op,
       reset_memory=self.reset_memory,
     )
+    return name_axes(new, self.new.axis_name)
 
   def _convert_sharded(self, state: ShardedState) -> ShardedState:
     paths = dict(jax.tree.leaves_with_path(self.params))

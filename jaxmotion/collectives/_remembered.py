@@ -13,13 +13,19 @@ state can be continued by other workers or by another codec.
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec, feedback
-from jaxmotion.codecs.extend import Partition, check_codec, partition
+from jaxmotion.codecs.extend import (
+  LeafGroup,
+  Partition,
+  check_codec,
+  partition,
+)
 from jaxmotion.collectives._layout import (
   choose_methods,
   is_sharded,
@@ -31,13 +37,17 @@ from jaxmotion.core import (
   Array,
   PyTree,
   ShapedLike,
+  Shared,
   check_arrays,
   check_bool,
   check_choice,
   check_float,
   check_instance,
   check_int,
+  drop_shared,
   make_key,
+  map_shared,
+  shared_parts,
 )
 from jaxmotion.kernels import ErrorMemory
 
@@ -146,10 +156,55 @@ def convert_states(
       f"`states` must be a list with the state of each of {groups} arrays, got "
       f"{states!r:.200}."
     )
-  memory = read_memory(states, x, source)
+  memory = read_memory(drop_shared(states), x, source)
   if reset_memory:
     memory = jax.tree.map(jnp.zeros_like, memory)
-  return write_memory(_resize_memory(memory, target.workers, op), x, target)
+  new = write_memory(_resize_memory(memory, target.workers, op), x, target)
+  return _restore_shared(new, states, x, source, target)
+
+
+def _restore_shared(
+  new: PyTree,
+  old: PyTree,
+  x: PyTree,
+  source: StateLayout,
+  target: StateLayout,
+) -> PyTree:
+  """Returns states with their `Shared` parts, which do not depend on workers.
+
+  They are the old ones where the codec and its array are the same, and fresh
+  ones elsewhere.
+  """
+  known = {}
+  for (group, like), state in zip(_find_groups(x, source), old, strict=True):
+    known[group.leaves, group.codec, like.shape, source.devices] = state
+  restored = []
+  for (group, like), state in zip(_find_groups(x, target), new, strict=True):
+    own = known.get((group.leaves, group.codec, like.shape, target.devices))
+    rows = target.devices or 1
+    if own is None:
+      own = jax.tree.map(
+        lambda a, rows=rows: jnp.broadcast_to(a, (rows, *a.shape)),
+        group.codec.init(like),
+      )
+    parts = iter([part.value for part in shared_parts(own)])
+
+    def refill(_: Shared, parts: Iterator[PyTree] = parts) -> Shared:
+      return Shared(next(parts))
+
+    restored.append(map_shared(lambda a: a, refill, state))
+  return restored
+
+
+def _find_groups(
+  x: PyTree, layout: StateLayout
+) -> list[tuple[LeafGroup, jax.ShapeDtypeStruct]]:
+  """Returns the arrays that are reduced, as one device has them."""
+  devices = layout.devices
+  if devices is not None:
+    x = jax.tree.map(lambda a: shard_like(a, devices), x)
+  arrays = partition(layout.codec, x)
+  return list(zip(arrays.leaf_groups, arrays.array_likes(), strict=True))
 
 
 def read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
@@ -342,7 +397,7 @@ def _write_arrays(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
 
 
 def memory_codec(codec: Codec) -> feedback:
-  """Returns a codec whose state is error memory and nothing else.
+  """Returns a codec whose own state is error memory and nothing else.
 
   Args:
     codec: codec with a state.
@@ -350,8 +405,11 @@ def memory_codec(codec: Codec) -> feedback:
   Raises:
     ValueError: its state is another one.
   """
-  if isinstance(codec, feedback) and not codec.codec.has_state:
-    return codec
+  if isinstance(codec, feedback):
+    sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    inner = jax.eval_shape(codec.codec.init, sample)
+    if not jax.tree.leaves(drop_shared(inner)):
+      return codec
   raise ValueError(
     "`codec` must keep no state but the error memory of `feedback`, got "
     f"{codec!r}."
@@ -370,12 +428,12 @@ def make_memories(
     canonical: whether codecs of several levels share the state.
   """
   lead, like = errors.shape[:rows], jnp.zeros(errors.shape[rows:], jnp.float32)
-  fresh, sent = codec.init(like), ()
+  fresh, sent = drop_shared(codec.init(like)), ()
   if jax.tree.leaves(fresh.memory.sent) and not canonical:
     # A codec that may be in `feedback` loses nothing of zeros, so an encoding
     # of zeros leaves the value itself as the error.
     key = make_key(0) if codec.needs_key else None
-    zeros, _ = codec.codec.encode(like, (), key)
+    zeros, _ = codec.codec.encode(like, codec.codec.init(like), key)
     errors = errors + codec.codec.decode(zeros, like)[(None,) * rows]
     sent = jax.tree.map(lambda a: jnp.broadcast_to(a, (*lead, *a.shape)), zeros)
   # A count of 0 would say that nothing was sent yet.

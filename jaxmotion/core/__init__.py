@@ -60,9 +60,11 @@ from jaxmotion.core._saturate import saturate_cast as saturate_cast
 from jaxmotion.core._schedule_after import schedule_after as schedule_after
 from jaxmotion.core._shared import (
   Shared as Shared,
+  drop_shared as drop_shared,
   map_shared as map_shared,
   name_axes as name_axes,
   settle_state as settle_state,
+  shared_parts as shared_parts,
 )
 from jaxmotion.core._split import Split as Split
 from jaxmotion.core._steps_in_flight import StepsInFlight as StepsInFlight

@@ -48,6 +48,18 @@ def map_shared(
   )
 
 
+def drop_shared(tree: PyTree) -> PyTree:
+  """Returns a state whose `Shared` parts hold nothing."""
+  return map_shared(lambda a: a, lambda node: Shared((), node.axes), tree)
+
+
+def shared_parts(tree: PyTree) -> list[Shared]:
+  """Returns the `Shared` parts of a state, in the order of its leaves."""
+  found: list[Shared] = []
+  map_shared(lambda a: a, lambda node: found.append(node), tree)
+  return found
+
+
 def name_axes(tree: PyTree, axis_name: AxisName) -> PyTree:
   """Returns a state whose `Shared` parts name the axes of their workers.
 

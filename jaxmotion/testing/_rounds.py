@@ -10,11 +10,11 @@ from jaxmotion.codecs import Codec, Message, Reduced, Rounds, feedback
 from jaxmotion.core import (
   Array,
   PyTree,
-  Shared,
   check_int,
   make_key,
   same_shapes,
   shape_strings,
+  shared_parts,
 )
 from jaxmotion.testing._arguments import check_codec_and_array
 
@@ -71,7 +71,7 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
   states = [jax.jit(codec.init)(xs[0])] * len(xs)
   for step in range(steps):
     means, mean_sent, new = reduce(states, jnp.int32(step))
-    shared = [_shared_parts(state) for state in new]
+    shared = [[part.value for part in shared_parts(state)] for state in new]
     _require(_all_equal(means), f"{codec}: means differ between workers")
     _require(_all_equal(shared), f"{codec}: Shared state differs")
     mean = np.asarray(means[0])
@@ -141,17 +141,6 @@ def _answer(messages: list[Message]) -> list[PyTree]:
     return a.sum(0) if jnp.issubdtype(a.dtype, jnp.floating) else a[0]
 
   return [jax.tree.map(add, stacked) for _ in workers]
-
-
-def _shared_parts(state: PyTree) -> list[PyTree]:
-  def is_shared(node: Any) -> bool:
-    return isinstance(node, Shared)
-
-  return [
-    node.value
-    for node in jax.tree.leaves(state, is_leaf=is_shared)
-    if is_shared(node)
-  ]
 
 
 def _all_equal(trees: list[PyTree]) -> bool:

@@ -11,6 +11,7 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  Shared,
   Split,
   axis_names,
   named_leaves,
@@ -126,13 +127,18 @@ class Shardings:
       if not isinstance(node, PerWorker):
         return spec_of(path, node.shape)
 
-      def place_own(inner: Any, leaf: Any) -> P:
+      def place_own(inner: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Shared):
+          others = tuple(n for n in names if n not in leaf.axes)
+          return jax.tree.map(lambda _: P(others or None), leaf)
         # One row for each device: the exchange's. Else one for each worker.
         if shards and leaf.shape[0] == rows:
           return P(names)
         return P(self._axis_name, *spec_of(inner, leaf.shape[1:]))
 
-      return jax.tree.map_with_path(place_own, node)
+      return jax.tree.map_with_path(
+        place_own, node, is_leaf=lambda leaf: isinstance(leaf, Shared)
+      )
 
     return jax.tree.map_with_path(
       place_node,

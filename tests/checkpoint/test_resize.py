@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs, transforms
+from jaxmotion import checkpoint, codecs, core, transforms
 
 PARAMS = {
   "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
@@ -316,3 +316,37 @@ def test_a_layout_of_other_code_is_refused_by_what_differs():
     checkpoint.Layout.from_dict({})
   with pytest.raises(ValueError, match="KeyError: 'exchanges'"):
     checkpoint.Layout.from_dict({"version": 2, "workers": {}, "model": {}})
+
+
+def test_state_that_workers_share_is_kept_by_any_number():
+  def make_exchange(rank):
+    factors = codecs.feedback(codecs.low_rank(rank=rank))
+    signs = codecs.feedback(codecs.sign())
+    codec = codecs.rules([("w", factors), (".", signs)])
+    return transforms.exchange("host", codec, local_axis="device")
+
+  def trace_shapes(tx, hosts):
+    mesh = AbstractMesh((hosts, 2), axes)
+    return transforms.extend.trace_state(tx, PARAMS, mesh, axes).state
+
+  axes, tx = ("host", "device"), make_exchange(2)
+  old, new = trace_shapes(tx, 4), trace_shapes(tx, 3)
+  rng = np.random.default_rng(0)
+  state = jax.tree.map(
+    lambda a: jnp.asarray(rng.integers(1, 9, a.shape).astype(a.dtype)), old
+  )
+  four, three = (AbstractMesh((hosts, 2), axes) for hosts in (4, 3))
+  layout = checkpoint.describe_state(tx, PARAMS, four, axis_name=axes)
+  options = dict(layout=layout, mesh=three, axis_name=axes)
+  found = checkpoint.resize(tx, state, PARAMS, **options)
+  assert jax.tree.structure(found) == jax.tree.structure(new)
+  shapes = [[a.shape for a in jax.tree.leaves(one)] for one in (found, new)]
+  assert shapes[0] == shapes[1]
+  kept, held = (
+    core.shared_parts(one.codec_state.value)[0] for one in (found, state)
+  )
+  np.testing.assert_array_equal(kept.value, held.value)
+  # Another rank has no use for the old factors.
+  found = checkpoint.resize(make_exchange(1), state, PARAMS, **options)
+  (fresh,) = core.shared_parts(found.codec_state.value)
+  assert fresh.value.shape == (2, 24, 1)
