@@ -4,6 +4,9 @@ RUN := $(VENV)/bin/python
 WORKERS ?= 2
 EXTRAS ?= experiments,test
 ARGS ?=
+# Tests of a file share what it has compiled, so that they stay in one process.
+# Files stay in order, so that those that compile alike follow each other.
+TOGETHER := --dist=loadfile --no-loadscope-reorder
 
 .PHONY: train test pytest lint types codecs kernels compile-kernels hosts newest clean
 
@@ -17,10 +20,9 @@ train: $(VENV)/installed
 test: lint
 	$(MAKE) --jobs=2 types pytest
 
-# Run doctests and tests. The tests of a file share what it has compiled, so that
-# they stay in one process.
+# Run doctests and tests.
 pytest: $(VENV)/installed
-	$(RUN) -m pytest -n $(WORKERS) --dist=loadfile $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(ARGS)
 
 # Check format and style.
 lint: $(VENV)/installed
@@ -59,7 +61,7 @@ newest:
 	.venv-newest/bin/python -m pip install --quiet --upgrade \
 	  --upgrade-strategy eager -e '.[test]'
 	.venv-newest/bin/python -c "import jax; print('JAX', jax.__version__)"
-	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist=loadfile \
+	.venv-newest/bin/python -m pytest -n $(WORKERS) $(TOGETHER) \
 	  --ignore=tests/experiments tests jaxmotion
 
 $(VENV)/installed: pyproject.toml

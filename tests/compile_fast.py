@@ -26,7 +26,8 @@ _IDLE = frozenset(
 )
 
 _compile = getattr(compiler, _NAME, None)
-_chosen = False
+# As modules are imported, before the first test.
+_chosen = True
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _options: dict[str, Any] | None = None
 

@@ -115,8 +115,12 @@ class Network(nnx.Module):
     return self.last(nnx.gelu(self.norm(self.first(x))))
 
 
-GRAPH, START = nnx.split(Network(nnx.Rngs(0)))
-START = nnx.to_pure_dict(START)
+def make_network():
+  return Network(nnx.Rngs(0))
+
+
+GRAPH = nnx.graphdef(nnx.eval_shape(make_network))
+START = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_network())))()
 ROTATED = codecs.chain(
   codecs.rotate(block=32),
   codecs.uniform(bits=4, block=128, rounding="stochastic"),
