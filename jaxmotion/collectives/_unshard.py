@@ -1,12 +1,14 @@
 """All-gather of sharded weights, whose gradient is a reduce-scatter."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, PartitionSpec as P
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
@@ -31,8 +33,11 @@ from jaxmotion.core import (
   Key,
   PyTree,
   check_float,
+  check_instance,
+  find_free_axes,
   shape_string,
   to_varying,
+  tracks_varying,
 )
 
 PACKED_WEIGHTS = "jaxmotion/packed"
@@ -53,6 +58,7 @@ def unshard(
   key: Key | None = None,
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
+  spec: PartitionSpec | None = None,
 ) -> Array:
   r"""Gathers sharded weights through a codec; reduces their gradient likewise.
 
@@ -89,6 +95,9 @@ def unshard(
       the hosts. Parts are ordered host by host.
     local_codec: codec of gradients within a host, without state; None is full
       precision.
+    spec: how `x` is sharded over axes of the mesh that are the model's and not
+      manual here (tensor parallelism): each device sends its own shard. None:
+      it is not.
 
   Returns:
     The whole weights, of the dtype of `x`, with the same bits on all workers
@@ -98,7 +107,7 @@ def unshard(
   Raises:
     ValueError: an unbound axis, a codec with state, an `error` of another
       shape, an axis in both `axis_name` and `local_axis`, a `local_codec`
-      without `local_axis`.
+      without `local_axis`, a `spec` that shards `axis`.
     TypeError: `x` or `error` is not floating-point.
 
   Example:
@@ -147,8 +156,34 @@ def unshard(
     axis,
     rows,
     devices,
+    check_shard(spec, axis, x.ndim),
   )
   return _unshard(how, *to_varying((x, error, key), workers))
+
+
+def check_shard(
+  spec: PartitionSpec | None, axis: int, ndim: int
+) -> PartitionSpec | None:
+  """Returns the spec of an array over axes of a model, or None if it is whole.
+
+  Args:
+    spec: what the caller gave.
+    axis: position of the axis that workers cut.
+    ndim: number of axes of the array.
+
+  Raises:
+    TypeError: it is no PartitionSpec.
+    ValueError: it has too many entries, or shards the axis that workers cut.
+  """
+  if spec is None:
+    return None
+  check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
+  if len(spec) > ndim or (len(spec) > axis and spec[axis] is not None):
+    raise ValueError(
+      f"`spec` must shard other axes than {axis}, which workers cut, of "
+      f"{ndim} axes, got {spec}: its rows would be in another order."
+    )
+  return spec if any(entry is not None for entry in spec) else None
 
 
 class _How(NamedTuple):
@@ -162,6 +197,7 @@ class _How(NamedTuple):
   axis: int
   rows: int
   devices: int
+  spec: PartitionSpec | None
 
   @property
   def workers(self) -> AxisName:
@@ -170,6 +206,34 @@ class _How(NamedTuple):
 
   def gather(self, part: Array, key: Key | None) -> Array:
     """Returns the whole weights."""
+    return self._map_model(self._gather_shard, (self.spec, P()), self.spec)(
+      part, key
+    )
+
+  def reduce(
+    self, ct: Array, error: Array | None, key: Key | None
+  ) -> tuple[Array, Array | None]:
+    """Returns this worker's part of the mean, and the memory's change."""
+    return self._map_model(
+      self._reduce_shard, (self.spec, self.spec, P()), (self.spec, self.spec)
+    )(ct, error, key)
+
+  def _map_model(
+    self, fun: Callable[..., Any], in_specs: Any, out_specs: Any
+  ) -> Callable[..., Any]:
+    """Maps a function over the shards of a model, which are encoded alone."""
+    free = find_free_axes()
+    if self.spec is None or not free:
+      return fun
+    return jax.shard_map(
+      fun,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=set(free),
+      check_vma=tracks_varying(self.workers),
+    )
+
+  def _gather_shard(self, part: Array, key: Key | None) -> Array:
     codec = self.weight_codec
     own = to_encode_dtype(codec, part)
     payload, _ = codec.encode(own, (), key)
@@ -188,10 +252,9 @@ class _How(NamedTuple):
     (words,) = to_varying(gather_payloads([payload], axis), self.workers)
     return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
-  def reduce(
+  def _reduce_shard(
     self, ct: Array, error: Array | None, key: Key | None
   ) -> tuple[Array, Array | None]:
-    """Returns this worker's part of the mean, and the memory's change."""
     codec = self.gradient_codec
     wide = to_encode_dtype(codec, ct)
     if error is not None:

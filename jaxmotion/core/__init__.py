@@ -89,6 +89,7 @@ from jaxmotion.core._vjp import (
   vjp_inexact as vjp_inexact,
 )
 from jaxmotion.core._worker_maps import (
+  find_free_axes as find_free_axes,
   map_local_work as map_local_work,
   place_tree as place_tree,
   without_context_mesh as without_context_mesh,

@@ -16,6 +16,21 @@ from jaxmotion.core._compat import axis_names
 from jaxmotion.core._types import AxisName, PyTree
 
 
+def find_free_axes() -> dict[Any, int]:
+  """Returns the axes, with their sizes, that no enclosing map made manual.
+
+  There are none outside of maps. Those of one device are left out.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.manual_axes:
+    return {}
+  return {
+    name: mesh.shape[name]
+    for name in mesh.axis_names
+    if name not in mesh.manual_axes and mesh.shape[name] > 1
+  }
+
+
 def map_local_work(
   fun: Callable[..., Any],
   mesh: Mesh,

@@ -11,7 +11,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import all_reduce, all_reduce_hierarchical
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   all_axes,
@@ -36,8 +35,6 @@ from jaxmotion.core import (
   check_int,
   map_local_work,
   pack_worker,
-  place_tree,
-  state_specs,
   to_varying,
   unpack_worker,
 )
@@ -47,12 +44,16 @@ from jaxmotion.transforms._fully_sharded_plan import (
   FullyShardedState,
   ShardPlan,
   compile_pattern,
+  copy_to,
 )
 from jaxmotion.transforms._fully_sharded_work import (
   ShardedWork,
+  average_whole,
+  find_work_specs,
   make_sharded_work,
 )
 from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._model_state import (
   check_equal,
   is_floating,
@@ -65,6 +66,7 @@ from jaxmotion.transforms._placement import (
   check_unexchanged,
 )
 from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 from jaxmotion.transforms._weight_part import check_regather
@@ -91,6 +93,7 @@ def fully_sharded(
   weight_fn: Callable[..., Any] | None = None,
   microbatches: int = 1,
   nonfinite: str = "propagate",
+  specs: PyTree | None = None,
   seed: int = 0,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -147,6 +150,9 @@ def fully_sharded(
       worker: "propagate", "skip" (all workers agree to keep parameters,
       moments, error memory and floating-point model state as they were) or
       "zero".
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `data_parallel`. Workers cut other
+      dimensions, and each device sends its own shard.
     seed: seed of stochastic rounding and sampling, in [0, 2^32).
     donate: whether `step` takes the buffers of `params` and `opt_state`.
 
@@ -213,6 +219,7 @@ def fully_sharded(
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   check_int("seed", seed, 0, 2**32 - 1)
   check_bool("donate", donate)
+  shardings = Shardings(mesh, axes, specs)
   plan = ShardPlan(
     axis_name,
     local_axis,
@@ -223,6 +230,7 @@ def fully_sharded(
     error_feedback,
     regather,
     nonfinite,
+    specs,
     compile_pattern(stacked),
     seed,
   )
@@ -240,16 +248,6 @@ def fully_sharded(
     microbatches=microbatches,
   )
 
-  def init_local(
-    parts: PyTree, cuts: list[LeafCut], here: ShardPlan
-  ) -> FullyShardedState:
-    return FullyShardedState(
-      jnp.zeros((), jnp.int32),
-      jnp.zeros((), jnp.int32),
-      init_parts(inner, parts, cuts, axes),
-      pack_worker(to_varying(here.make_memory(cuts), axes)),
-    )
-
   def init_anywhere(params: PyTree) -> FullyShardedState:
     """Makes a worker's state on any mesh, in a map; see `checkpoint`."""
     here = plan._replace(mesh=jax.sharding.get_abstract_mesh())
@@ -259,36 +257,54 @@ def fully_sharded(
       for x, cut in zip(jax.tree.leaves(params), cuts, strict=True)
     ]
     treedef: Any = jax.tree.structure(params)
-    return init_local(treedef.unflatten(leaves), cuts, here)
+    parts, model = treedef.unflatten(leaves), here.find_model(params)
+    return FullyShardedState(
+      jnp.zeros((), jnp.int32),
+      jnp.zeros((), jnp.int32),
+      init_parts(inner, parts, cuts, axes, model),
+      pack_worker(to_varying(here.make_memory(cuts), axes)),
+    )
 
   def init_params(params: PyTree) -> tuple[PyTree, FullyShardedState]:
     check_arrays("params", params)
     check_trained(params)
+    shardings.check_params(params)
     check_buffers({"params": params})
     params = jax.tree.map(jnp.asarray, params)
     plan.check_stacked(params)
-    cuts = plan.cut_leaves(params)
-    specs = plan.param_specs(params, cuts)
-    params = _copy_to(params, mesh, specs)
+    cuts, model = plan.cut_leaves(params), plan.find_model(params)
+    part_specs = plan.param_specs(params, cuts)
+    params = copy_to(params, mesh, part_specs)
     found: list[PyTree] = []
 
+    def init_inner(parts: PyTree) -> PyTree:
+      return init_parts(inner, parts, cuts, axes, model)
+
     def trace_init(parts: PyTree) -> Array:
-      state = init_local(parts, cuts, plan)
-      found.append(jax.tree.map(jax.typeof, state))
+      found.append(jax.tree.map(jax.typeof, init_inner(parts)))
       return jnp.zeros(())
 
     jax.eval_shape(
-      jax.shard_map(trace_init, mesh=mesh, in_specs=(specs,), out_specs=P()),
+      jax.shard_map(
+        trace_init, mesh=mesh, in_specs=(part_specs,), out_specs=P()
+      ),
       params,
     )
-    check_unexchanged(found[0].inner)
-    make_state = jax.shard_map(
-      lambda parts: init_local(parts, cuts, plan),
-      mesh=mesh,
-      in_specs=(specs,),
-      out_specs=state_specs(found[0], axes),
+    check_unexchanged(found[0])
+    make_inner = jax.shard_map(
+      init_inner, mesh=mesh, in_specs=(part_specs,), out_specs=found[0].specs()
     )
-    return params, jax.jit(make_state)(params)
+
+    def make_state(params: PyTree) -> FullyShardedState:
+      counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+      error = PerWorker(plan.make_memory(cuts, plan.count_workers()))
+      return FullyShardedState(*counts, make_inner(params), error)
+
+    state_shardings = jax.tree.map(
+      lambda spec: NamedSharding(mesh, spec),
+      plan.state_specs(found[0], params, cuts),
+    )
+    return params, jax.jit(make_state, out_shardings=state_shardings)(params)
 
   def init_model(
     params: PyTree, model_state: PyTree
@@ -297,7 +313,7 @@ def fully_sharded(
     check_buffers({"params": params, "model_state": model_state})
     params, opt_state = init_params(params)
     model = jax.tree.map(jnp.asarray, model_state)
-    model = _copy_to(model, mesh, jax.tree.map(lambda a: P(), model))
+    model = copy_to(model, mesh, jax.tree.map(lambda a: P(), model))
     if is_local:
       pack = jax.shard_map(
         pack_worker, mesh=mesh, in_specs=P(), out_specs=split
@@ -342,6 +358,7 @@ def fully_sharded(
     work: ShardedWork,
     extra_args: dict[str, Any],
     cuts: list[LeafCut],
+    shard_model: ModelAxes,
   ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
     metrics, new_model = average_work(
       work.local,
@@ -357,10 +374,17 @@ def fully_sharded(
     grads, errors, flags, weight = squeezed
     is_cut = [cut.dimension is not None for cut in cuts]
     _, ok = apply_nonfinite_policy(nonfinite, (flags, weight), axes)
-    grads = _average_whole(grads, is_cut, axis_name, local_axis)
+    grads = average_whole(grads, is_cut, axis_name, local_axis, shard_model)
     (changes, new_inner), _ = run_with_loss(
       lambda extra_args: update_parts(
-        inner, grads, state.inner, parts, is_cut, axes, extra_args
+        inner,
+        grads,
+        state.inner,
+        parts,
+        is_cut,
+        axes,
+        extra_args,
+        shard_model,
       ),
       extra_args,
       metrics[0] if has_aux else metrics,
@@ -403,28 +427,37 @@ def fully_sharded(
     cuts = plan.cut_leaves(params)
     plan.check_memory(opt_state.error, cuts)
     part_specs = plan.param_specs(params, cuts)
-    specs = state_specs(opt_state, axes)
-    params, model, opt_state, batch, keys, extra_args = place_tree(
+    opt_specs = plan.state_specs(opt_state.inner, params, cuts)
+    params, model, opt_state, batch, keys, extra_args = shardings.place(
       (params, model, opt_state, batch, keys, extra_args),
-      mesh,
-      (part_specs, model_spec, specs, split, split, P()),
+      (part_specs, model_spec, opt_specs, split, split, P()),
     )
+    shard_model = plan.find_model(params)
     # Two maps, of which XLA makes one program. Only the second checks what
-    # varies over workers, so that replicas that could differ are an error.
+    # varies over workers, so that replicas that could differ are an error. It
+    # is over the model's axes too, which the first leaves to `loss_fn`.
     work = map_local_work(
       functools.partial(compute_own, cuts=cuts),
       mesh,
       axes,
-      (part_specs, (P(), split), model_spec, split, split),
+      (
+        plan.param_specs(params, cuts, axes),
+        (P(), split),
+        model_spec,
+        split,
+        split,
+      ),
     )(params, (opt_state.count, opt_state.error), model, batch, keys)
     metric_specs = jax.tree.map(
       lambda m: P() if _is_averaged(m) else split, work.local.metrics
     )
+    work_specs = find_work_specs(plan, params, cuts)
+    work = shardings.place(work, work_specs)
     return jax.shard_map(
-      functools.partial(update_own, cuts=cuts),
+      functools.partial(update_own, cuts=cuts, shard_model=shard_model),
       mesh=mesh,
-      in_specs=(part_specs, model_spec, specs, split, P()),
-      out_specs=(part_specs, model_spec, specs, metric_specs),
+      in_specs=(part_specs, model_spec, opt_specs, work_specs, P()),
+      out_specs=(part_specs, model_spec, opt_specs, metric_specs),
     )(params, model, opt_state, work, extra_args)
 
   def step_params(
@@ -462,34 +495,3 @@ def fully_sharded(
 def _is_averaged(metric: Array) -> bool:
   """Whether a metric, with its axis of workers, becomes their mean."""
   return metric.ndim == 1 and is_floating(metric)
-
-
-def _copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
-  """Returns copies of arrays on the mesh, without weak types."""
-  shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-
-  def copy(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), tree)
-
-  return jax.jit(copy, out_shardings=shardings)(tree)
-
-
-def _average_whole(
-  grads: PyTree,
-  is_cut: list[bool],
-  axis_name: AxisName,
-  local_axis: AxisName | None,
-) -> PyTree:
-  """Returns gradients of which those of whole leaves are the workers' mean."""
-  leaves = jax.tree.leaves(grads)
-  treedef: Any = jax.tree.structure(grads)
-  whole = [i for i, own in enumerate(is_cut) if not own]
-  if whole:
-    own = [leaves[i] for i in whole]
-    if local_axis is None:
-      means, _ = all_reduce(own, axis_name)
-    else:
-      means, _ = all_reduce_hierarchical(own, axis_name, local_axis)
-    for i, mean in zip(whole, means, strict=True):
-      leaves[i] = mean
-  return treedef.unflatten(leaves)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import all_axes, find_leaf_codecs
@@ -26,6 +26,7 @@ from jaxmotion.core import (
   worker_index,
 )
 from jaxmotion.transforms._gradient_guard import GradientGuard, guard_gradient
+from jaxmotion.transforms._model_axes import ModelAxes, expand_specs
 from jaxmotion.transforms._shard_layout import LeafCut, cut_evenly
 from jaxmotion.transforms._weight_part import GatherOptions, WeightPart
 
@@ -59,6 +60,7 @@ class ShardPlan(NamedTuple):
   error_feedback: bool
   regather: bool | str
   nonfinite: str
+  specs: PyTree
   stacked: Any
   seed: int
 
@@ -91,17 +93,58 @@ class ShardPlan(NamedTuple):
         f" for {', '.join(map(repr, paths))}."
       )
 
+  def find_model(self, params: PyTree) -> ModelAxes:
+    """Returns the axes of the model, and the spec of every leaf over them."""
+    if self.specs is None:
+      return ModelAxes((), None)
+    shape, workers = dict(self.mesh.shape), axis_names(self.axes)
+    sizes = {n: shape[n] for n in shape if n not in workers}
+    names = tuple(name for name, size in sizes.items() if size > 1)
+    return ModelAxes(names, expand_specs(self.specs, params, sizes))
+
   def cut_leaves(self, params: PyTree) -> list[LeafCut]:
-    """Returns the division of every leaf."""
+    """Returns the division of every leaf between workers."""
+    model, named = self.find_model(params), named_leaves(params)
     return [
-      cut_evenly(x, self.count_workers(), first=int(self.is_stacked(path)))
-      for path, x in named_leaves(params)
+      cut_evenly(
+        x,
+        self.count_workers(),
+        first=int(self.is_stacked(path)),
+        sharded=[i for i, entry in enumerate(spec) if entry is not None],
+      )
+      for (path, x), spec in zip(
+        named, model.leaf_specs(len(named)), strict=True
+      )
     ]
 
-  def param_specs(self, params: PyTree, cuts: list[LeafCut]) -> PyTree:
-    """Returns the partition spec of every leaf."""
-    dimensions = tuple(cut.dimension for cut in cuts)
-    return Split(params, dimensions, axis_names(self.axes)).specs().value
+  def param_specs(
+    self, params: PyTree, cuts: list[LeafCut], axes: AxisName | None = None
+  ) -> PyTree:
+    """Returns the partition spec of every leaf, of these axes or of all."""
+    split = Split(
+      params,
+      tuple(cut.dimension for cut in cuts),
+      axis_names(self.axes),
+      tuple(self.find_model(params).leaf_specs(len(cuts))),
+    )
+    return split.specs(None if axes is None else axis_names(axes)).value
+
+  def memory_specs(self, params: PyTree, cuts: list[LeafCut]) -> list[P]:
+    """Returns the partition spec of the error memory of every leaf."""
+    specs = self.find_model(params).leaf_specs(len(cuts))
+    return [
+      P(self.axes, *spec)
+      for cut, spec in zip(cuts, specs, strict=True)
+      if self.error_feedback and cut.dimension is not None
+    ]
+
+  def state_specs(
+    self, inner: Split, params: PyTree, cuts: list[LeafCut]
+  ) -> Any:
+    """Returns the partition specs of a state with this optimizer's state."""
+    error = PerWorker(self.memory_specs(params, cuts))
+    count: Any = P()
+    return FullyShardedState(count, count, inner.specs(), error)
 
   def leaf_keys(
     self, parts: PyTree, cuts: list[LeafCut], count: Array
@@ -123,19 +166,14 @@ class ShardPlan(NamedTuple):
 
   def check_memory(self, error: Any, cuts: list[LeafCut]) -> None:
     """Raises unless the error memory is that of this configuration."""
-    like = jax.eval_shape(
-      lambda: [
-        jnp.zeros((self.count_workers(), *memory.shape))
-        for memory in self.make_memory(cuts)
-      ]
-    )
+    like = jax.eval_shape(lambda: self.make_memory(cuts, self.count_workers()))
     check_instance("opt_state/error", error, PerWorker, "a PerWorker")
     check_like("opt_state/error", error.value, like, "`init`")
 
-  def make_memory(self, cuts: list[LeafCut]) -> list[Array]:
-    """Returns the empty error memory of a worker."""
+  def make_memory(self, cuts: list[LeafCut], *workers: int) -> list[Array]:
+    """Returns the empty error memory of one worker, or of so many."""
     return [
-      jnp.zeros(cut.shard_shape(self.count_senders()), jnp.float32)
+      jnp.zeros((*workers, *cut.shard_shape(self.count_senders())), jnp.float32)
       for cut in cuts
       if self.error_feedback and cut.dimension is not None
     ]
@@ -180,11 +218,13 @@ class ShardPlan(NamedTuple):
         ("local_codec", self.local_codec),
       )
     ]
+    # Of the whole tree: the axes of the model are not manual here.
+    shards = self.find_model(_whole_like(parts, cuts)).leaf_specs(len(leaves))
     memories, guards = iter(errors), iter(flags)
     paths = [path for path, _ in named_leaves(parts)]
     nodes: list[PyTree] = []
-    for path, x, key, cut, weight, gradient, local in zip(
-      paths, leaves, keys, cuts, *codecs, strict=True
+    for path, x, key, cut, shard, weight, gradient, local in zip(
+      paths, leaves, keys, cuts, shards, *codecs, strict=True
     ):
       own = None if share is None else self._per_layer(share, path, cut)
       guard = GradientGuard(own, next(guards, None))
@@ -200,10 +240,23 @@ class ShardPlan(NamedTuple):
         None if self.local_axis is None else local.codec,
         self.regather,
         self.nonfinite,
+        P(*shard, *[None] * (len(cut.shape) - len(shard))),
         probe,
       )
       nodes.append(WeightPart(x, next(memories, None), key, guard, options))
     return treedef.unflatten(nodes)
+
+
+def _whole_like(parts: PyTree, cuts: list[LeafCut]) -> PyTree:
+  """Returns the shapes of whole parameters."""
+  leaves: Any = jax.tree.leaves(parts)
+  treedef: Any = jax.tree.structure(parts)
+  return treedef.unflatten(
+    [
+      jax.ShapeDtypeStruct(cut.shape, x.dtype)
+      for x, cut in zip(leaves, cuts, strict=True)
+    ]
+  )
 
 
 def compile_pattern(stacked: Any) -> Any:
@@ -217,3 +270,19 @@ def compile_pattern(stacked: Any) -> Any:
     raise ValueError(
       f"`stacked` must be a regular expression, got {stacked!r}: {error}."
     ) from error
+
+
+def copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+  """Returns copies of arrays on the mesh, without weak types.
+
+  Args:
+    tree: arrays.
+    mesh: device mesh.
+    specs: partition spec of each.
+  """
+  shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+  def copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), tree)
+
+  return jax.jit(copy, out_shardings=shardings)(tree)

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+from jaxmotion.collectives import all_reduce, all_reduce_hierarchical
 from jaxmotion.collectives.extend import apply_nonfinite_policy, apply_weight
-from jaxmotion.core import Array, PyTree, named_leaves
+from jaxmotion.core import Array, AxisName, PyTree, named_leaves
 from jaxmotion.program import find_varying
 from jaxmotion.transforms._fully_sharded_plan import ShardPlan
 from jaxmotion.transforms._local_work import (
@@ -19,6 +21,7 @@ from jaxmotion.transforms._local_work import (
   make_own_loss,
   split_batch,
 )
+from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._shard_layout import LeafCut
 
 
@@ -182,3 +185,53 @@ def _check_gathered(
       f"`loss_fn` must gather `{path}` before it computes with it, got a loss "
       "of this worker's part alone: call `gather_params` first."
     )
+
+
+def average_whole(
+  grads: PyTree,
+  is_cut: list[bool],
+  axis_name: AxisName,
+  local_axis: AxisName | None,
+  model: ModelAxes,
+) -> PyTree:
+  """Returns gradients of which those of whole leaves are the workers' mean.
+
+  Args:
+    grads: this worker's part of the mean, or its own of a leaf that is whole.
+    is_cut: for each leaf whether it is cut.
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, or None.
+    model: axes of the model that the map is over too.
+  """
+  specs = model.leaf_specs(len(is_cut))
+  leaves = jax.tree.leaves(grads)
+  treedef: Any = jax.tree.structure(grads)
+  whole = [i for i, own in enumerate(is_cut) if not own]
+  if whole:
+    own = [leaves[i] for i in whole]
+    if local_axis is None:
+      means, _ = all_reduce(own, axis_name)
+    else:
+      means, _ = all_reduce_hierarchical(own, axis_name, local_axis)
+    for i, mean in zip(whole, means, strict=True):
+      leaves[i] = model.assert_shared(mean, specs[i])
+  return treedef.unflatten(leaves)
+
+
+def find_work_specs(
+  plan: ShardPlan, params: PyTree, cuts: list[LeafCut]
+) -> Any:
+  """Returns the partition specs of the work of all workers.
+
+  Args:
+    plan: axes and specs.
+    params: whole parameters.
+    cuts: division of each leaf.
+  """
+  treedef: Any = jax.tree.structure(params)
+  specs = plan.find_model(params).leaf_specs(len(cuts))
+  split = P(plan.axes)
+  grads = treedef.unflatten([P(plan.axes, *spec) for spec in specs])
+  local: Any = LocalWork(split, split, grads, split)  # type: ignore[arg-type]
+  memory: Any = plan.memory_specs(params, cuts)
+  return ShardedWork(local, memory, split)  # type: ignore[arg-type]

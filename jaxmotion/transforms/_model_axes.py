@@ -23,6 +23,7 @@ from jaxmotion.core import (
   Split,
   assert_replicated,
   axis_names,
+  find_free_axes,
   named_leaves,
   same_shapes,
   tracks_varying,
@@ -289,11 +290,7 @@ def _model_axes(workers: AxisName) -> dict[Any, int]:
   mesh = jax.sharding.get_abstract_mesh()
   if not set(axis_names(workers)) <= set(mesh.manual_axes):
     return {}
-  return {
-    name: mesh.shape[name]
-    for name in mesh.axis_names
-    if name not in mesh.manual_axes and mesh.shape[name] > 1
-  }
+  return find_free_axes()
 
 
 def _choose_specs(

@@ -118,7 +118,13 @@ def cut_leaf(
   return LeafCut(shape, dimension, lengths[dimension], workers)
 
 
-def cut_evenly(like: ShapedLike, workers: int, *, first: int = 0) -> LeafCut:
+def cut_evenly(
+  like: ShapedLike,
+  workers: int,
+  *,
+  first: int = 0,
+  sharded: Collection[int] = (),
+) -> LeafCut:
   """Returns how workers divide a leaf between them without padding.
 
   The dimension is the longest one that the workers divide, the first of
@@ -129,15 +135,20 @@ def cut_evenly(like: ShapedLike, workers: int, *, first: int = 0) -> LeafCut:
     like: shape and dtype of the leaf.
     workers: number of workers.
     first: first dimension that may be cut.
+    sharded: dimensions that an axis of the model shards, and workers do not.
 
   >>> cut_evenly(jnp.zeros((8, 32, 64)), 4)[1:3]
   (2, 16)
+  >>> cut_evenly(jnp.zeros((8, 32, 64)), 4, sharded=[2])[1:3]
+  (1, 8)
   >>> cut_evenly(jnp.zeros((99, 30)), 4).dimension is None
   True
   """
   shape = tuple(like.shape)
   even = [
-    i for i, n in enumerate(shape) if i >= first and n and n % workers == 0
+    i
+    for i, n in enumerate(shape)
+    if i >= first and i not in sharded and n and n % workers == 0
   ]
   if not even or not is_sharded(like, workers):
     return LeafCut(shape, None, 0, workers)

@@ -75,7 +75,8 @@ class Shardings:
         raise ValueError(
           "`specs` must say how parameters are sharded over axes of the model, "
           f"got None for {'/'.join(filter(None, ('params', path)))} of "
-          f"{sharding.spec}: give them to `data_parallel` and to `exchange`."
+          f"{sharding.spec}: give them to the builder of the step, and to an "
+          "`exchange`."
         )
 
   def params(self, params: PyTree) -> PyTree:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives import unshard
@@ -43,6 +44,8 @@ class GatherOptions(NamedTuple):
     local_codec: codec of gradients within a host, or None.
     regather: what the backward pass gathers again, as for `fully_sharded`.
     nonfinite: policy for a gradient that is not finite.
+    spec: how the whole leaf is sharded over axes of the model, with an entry
+      for each dimension, or None.
     probe: whether whole weights are zeros that do not depend on the part, for a
       trace that finds uses of a part by itself.
   """
@@ -55,6 +58,7 @@ class GatherOptions(NamedTuple):
   local_codec: Codec | None = None
   regather: bool | str = True
   nonfinite: str = "propagate"
+  spec: PartitionSpec | None = None
   probe: bool = False
 
 
@@ -92,10 +96,9 @@ class WeightPart:
     """Returns the whole weights, typed as varying."""
     options = self.options
     if options.probe:
-      shape = list(self.value.shape)
       axes = all_axes(options.axis_name, options.local_axis, None)
-      shape[options.dimension] *= axis_size(axes)
-      return jnp.zeros(shape, self.value.dtype)
+      zeros = [jnp.zeros_like(self.value)] * axis_size(axes)
+      return jnp.concatenate(zeros, axis=options.dimension)
     whole = unshard(
       self.value,
       options.axis_name,
@@ -106,8 +109,16 @@ class WeightPart:
       key=self.key,
       local_axis=options.local_axis,
       local_codec=options.local_codec,
+      spec=self._find_spec(),
     )
     return guard_gradient(whole, self.guard, options.nonfinite)
+
+  def _find_spec(self) -> PartitionSpec | None:
+    """Returns the spec of the dimensions that are left of the leaf."""
+    spec = self.options.spec
+    if spec is None:
+      return None
+    return PartitionSpec(*spec[len(spec) - self.value.ndim :])
 
 
 def gather_params(params: PyTree) -> PyTree:

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxmotion import codecs, make_key
 from jaxmotion.codecs.extend import partition
@@ -48,6 +49,7 @@ CALLS = {
     key=KEY,
     local_axis="device",
     local_codec=INT8,
+    spec=PartitionSpec(),
     mesh=HOSTS,
     varying=["x", "error"],
   ),

@@ -115,6 +115,7 @@ CALLS = {
     weight_fn=lambda batch: 1.0,
     microbatches=2,
     nonfinite="skip",
+    specs=jax.P(),
   ),
   "transforms.fully_sharded -> init": Call(
     PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True

@@ -1,0 +1,139 @@
+"""Sharded parameters beside tensor parallelism, on (emulated) devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from jaxmotion.collectives import unshard
+from jaxmotion.transforms import gather_block, gather_params
+from tests.collectives.helpers import run
+
+MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+LAYERS, WIDTH, HIDDEN = 2, 32, 64
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "layers": {
+    "up": np.float32(RNG.normal(size=(LAYERS, WIDTH, HIDDEN)) / 6),
+    "down": np.float32(RNG.normal(size=(LAYERS, HIDDEN, WIDTH)) / 8),
+  },
+  "first": np.float32(RNG.normal(size=(16, WIDTH)) / 4),
+  "shift": np.zeros(HIDDEN, np.float32),
+}
+SPECS = {
+  "layers": {"up": P(None, None, "model"), "down": P(None, "model")},
+  "first": P(),
+  "shift": P("model"),
+}
+BATCH = RNG.normal(size=(2, 8, 16)).astype(np.float32)
+BATCH = {"x": BATCH[0], "y": np.sin(BATCH[1])}
+INT4 = codecs.uniform(bits=4)
+OPTIONS = {"fp32": {}, "int4": dict(gradient_codec=INT4, error_feedback=True)}
+
+
+def loss_of(wrap, gather):
+  def loss_fn(params, batch):
+    block = wrap(
+      lambda own, x: (
+        x + jnp.tanh(x @ own["up"] + params["shift"][None]) @ own["down"]
+      )
+    )
+    x = batch["x"] @ gather(params["first"])
+    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params["layers"])
+    return jnp.mean((x[:, :16] - batch["y"]) ** 2)
+
+  return loss_fn
+
+
+@functools.cache
+def step_once(name):
+  """(start, gradient, state, program): SGD at a rate of 1 subtracts it."""
+  init, step = jaxmotion.fully_sharded(
+    loss_of(gather_block, gather_params),
+    optax.sgd(1.0, momentum=0.9),
+    MESH,
+    stacked="layers/",
+    specs=SPECS,
+    **OPTIONS[name],
+  )
+  start = init(PARAMS)
+  program = step.lower(*start, BATCH).compile()
+  params, state, _ = program(*jax.tree.map(jnp.copy, start), BATCH)
+  gradient = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, params)
+  return start, gradient, state, program
+
+
+@functools.cache
+def exact_gradient():
+  return jax.jit(jax.grad(loss_of(lambda f: f, lambda w: w)))(PARAMS, BATCH)
+
+
+def assert_close(found, expected):
+  for a, b in zip(
+    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_without_codecs_the_gradient_is_that_of_whole_weights():
+  assert_close(step_once("fp32")[1], exact_gradient())
+
+
+def test_workers_and_the_model_cut_other_dimensions():
+  (params, state), _, after, _ = step_once("int4")
+  for tree in (params, state.inner.value[0].trace, after.inner.value[0].trace):
+    up, down = tree["layers"]["up"], tree["layers"]["down"]
+    assert up.sharding.spec == P(None, "data", "model")
+    assert down.sharding.spec == P(None, "model", "data")
+  shapes = {e.addressable_shards[0].data.shape for e in after.error.value}
+  # Of a worker's whole gradient, what this device of the model has.
+  half = {(1, LAYERS, HIDDEN // 2, WIDTH), (1, LAYERS, WIDTH, HIDDEN // 2)}
+  assert shapes == {(1, *PARAMS["first"].shape), *half}
+
+
+def test_what_was_sent_and_remembered_is_the_gradient():
+  _, found, state, _ = step_once("int4")
+  first, down, up = (np.asarray(e).mean(0) for e in state.error.value)
+  assert all(np.any(e) for e in (first, down, up))
+  left = {"first": first, "layers": {"down": down, "up": up}, "shift": 0}
+  assert_close(jax.tree.map(np.add, found, left), exact_gradient())
+
+
+def test_each_device_sends_its_own_shard_and_the_model_its_activations():
+  sent = {
+    name: wire.compiled_bytes(step_once(name)[3], mesh=MESH).per_axis()
+    for name in OPTIONS
+  }
+  # Two sums of a worker's activations in each layer, as without any exchange.
+  assert sent["int4"]["model",] == 2 * LAYERS * 4 * 4 * WIDTH
+  assert sent["fp32"]["model",] == sent["int4"]["model",]
+  parts = [np.zeros((WIDTH // 2, HIDDEN // 2))] * 2 * LAYERS
+  first = np.zeros((16, WIDTH // 2))
+  gathered = 2 * sum(4 * p.size for p in parts) + 4 * first.size
+  reduced = sum(wire.payload_bytes(INT4, jnp.float32(p)) for p in parts)
+  reduced += wire.payload_bytes(INT4, jnp.float32(first))
+  shift, loss = 4 * HIDDEN // 2, 4
+  assert sent["int4"]["data",] == gathered + reduced + shift + loss
+
+
+def test_parameters_that_are_sharded_without_specs_are_refused():
+  init, _ = jaxmotion.fully_sharded(
+    loss_of(gather_block, gather_params), optax.sgd(1.0), MESH
+  )
+  place = lambda a, spec: jax.device_put(a, NamedSharding(MESH, spec))
+  with pytest.raises(
+    ValueError, match="`specs` must say .* params/layers/down"
+  ):
+    init(jax.tree.map(place, PARAMS, SPECS))
+
+
+def test_a_spec_of_the_axis_that_workers_cut_is_refused():
+  with pytest.raises(ValueError, match="`spec` must shard other axes than 0"):
+    run(lambda x: unshard(x, "data", spec=P("model")), np.ones((2, 4)), 2)
