@@ -44,9 +44,28 @@ ARROWS = {"memory.residuals": 15, "perfmodel": 10}
 ALLOWED = {"jax", "numpy", "optax"}
 # What one room may import besides; nothing imports that room.
 EXTRAS = {"nnx": {"flax"}}
-FILES = pytest.mark.parametrize(
-  "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
+
+
+def each(things):
+  """Makes a check of one thing a test of all, which says what fails and why."""
+
+  def make_test(check):
+    def test():
+      failures = []
+      for thing in things:
+        try:
+          check(thing)
+        except AssertionError as error:
+          failures.append(f"{thing}: {error}")
+      assert things
+      assert not failures, "\n".join(failures)
+
+    return test
+
+  return make_test
+
+
+FILES = each(sorted(PACKAGE.rglob("*.py")))
 PRESENT = sorted(d.parent.name for d in PACKAGE.glob("*/__init__.py"))
 
 
@@ -287,7 +306,7 @@ def test_names_of_functions_have_two_words_or_are_terms():
   assert len(others) <= 0.3 * len(names), sorted(others)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@each(list(PUBLIC))
 def test_public_names_have_docstrings(name):
   value = PUBLIC[name]
   doc = value.__doc__ or ""
@@ -325,9 +344,7 @@ EXPLAINED = {n: v for n, v in PUBLIC.items() if explained(n, v)}
 CALLED = {n: v for n, v in EXPLAINED.items() if not n.endswith("_init")}
 
 
-@pytest.mark.parametrize(
-  "name", [n for n, v in CALLED.items() if takes_arguments(v)]
-)
+@each([n for n, v in CALLED.items() if takes_arguments(v)])
 def test_arguments_are_described(name):
   assert "Args:" in EXPLAINED[name].__doc__
 
@@ -336,7 +353,7 @@ def test_arguments_are_described(name):
 SHOWN = [name for name in CALLED if ".extend." not in name]
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@each(SHOWN)
 def test_an_example_shows_the_use(name):
   assert ">>>" in EXPLAINED[name].__doc__
 
