@@ -9,6 +9,7 @@ from jaxmotion.codecs._cast import cast as cast
 from jaxmotion.codecs._chain import chain as chain
 from jaxmotion.codecs._codec import Codec as Codec
 from jaxmotion.codecs._config import from_config as from_config
+from jaxmotion.codecs._contributors import contributors as contributors
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws

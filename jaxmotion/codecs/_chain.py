@@ -211,6 +211,24 @@ class chain(Codec):
     new = (*states[:-1], reduced.state) if state else ()
     return Reduced(mean, sent, new)
 
+  def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
+    """Decodes and adds payloads; linear codecs decode the sum alone, once."""
+    heads, last = self.codecs[:-1], self.codecs[-1]
+    check_shaped("like", like)
+    is_narrow = jnp.finfo(like.dtype).bits < 32  # Sums are made in float32.
+    if is_narrow or not all(codec.linear for codec in heads):
+      return super().sum_decoded(payloads, like)
+    self._check_payload(payloads, like, stacked=True)
+    likes = self._input_likes(like)
+    outer = []
+    for _ in heads:
+      outer.append(payloads)
+      payloads = payloads.values
+    total = last.sum_decoded(payloads, likes[-1])
+    for codec, a in zip(heads[::-1], likes[-2::-1], strict=True):
+      total = codec.decode(outer.pop()._replace(values=total), a)
+    return total
+
   @functools.cached_property
   def _fused_op(self) -> RotateOp | None:
     """One kernel op for a rotation and the block pass that follows it."""

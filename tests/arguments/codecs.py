@@ -18,6 +18,7 @@ KEY = Lazy(lambda: make_key(0))
 TABLE = {
   "cast": codecs.cast("bfloat16"),
   "chain": codecs.chain(codecs.rotate(block=32), codecs.sign()),
+  "contributors": codecs.contributors(codecs.topk(density=0.1)),
   "feedback": codecs.feedback(INT8),
   "identity": codecs.identity(),
   "low_rank": codecs.low_rank(rank=2),
@@ -59,6 +60,7 @@ CALLS = {
   "codecs.buckets": Call(INT8),
   "codecs.cast": Call("bfloat16"),
   "codecs.chain": Call(codecs.rotate(), codecs.sign()),
+  "codecs.contributors": Call(codecs.topk(density=0.1)),
   "codecs.feedback": Call(INT8),
   "codecs.identity": Call(),
   "codecs.low_rank": Call(rank=2),

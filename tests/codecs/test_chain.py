@@ -134,3 +134,21 @@ def test_a_chain_is_its_codecs():
   assert hash(a) == hash(codecs.chain(TOPK, STOCHASTIC))
   assert a != codecs.chain(STOCHASTIC, TOPK)
   assert repr(a) == f"chain({TOPK!r}, {STOCHASTIC!r})"
+
+
+def test_a_rotation_is_inverted_once_for_the_sum_of_all_workers(monkeypatch):
+  codec = codecs.chain(codecs.rotate(block=64), codecs.uniform(bits=8))
+  x = np.random.default_rng(0).normal(size=(4, 6, 50)).astype(np.float32)
+  calls, decode_rotated = [], codecs.rotate.decode
+  monkeypatch.setattr(
+    codecs.rotate, "decode", lambda *a: calls.append(a) or decode_rotated(*a)
+  )
+
+  @jax.jit
+  def run(x):
+    payloads = jax.vmap(lambda a: codec.encode(a)[0])(x)
+    total = codec.sum_decoded(payloads, x[0])
+    assert len(calls) == 1
+    return total, jax.vmap(lambda a: codec.decode(a, x[0]))(payloads).sum(0)
+
+  np.testing.assert_allclose(*run(x), atol=1e-5)
