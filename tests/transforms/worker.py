@@ -1,0 +1,156 @@
+"""One of several processes: index, count, address, builders."""
+
+import hashlib
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, transforms
+
+STEPS = 2
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "up": RNG.normal(size=(16, 32)).astype(np.float32) / 4,
+  "down": RNG.normal(size=(32, 8)).astype(np.float32) / 4,
+}
+SPECS = {"up": P(None, "model"), "down": P("model")}
+BATCH = {
+  "x": RNG.normal(size=(8, 16)).astype(np.float32),
+  "y": RNG.normal(size=(8, 8)).astype(np.float32),
+  "mask": np.float32(np.arange(8) % 5 > 0),
+}
+BF16 = codecs.cast("bfloat16")
+CODEC = codecs.feedback(BF16)
+
+
+def loss_fn(params, batch):
+  params = transforms.gather_params(params)
+  y = jnp.tanh(batch["x"] @ params["up"]) @ params["down"]
+  errors = jnp.mean((y - batch["y"]) ** 2, -1) * batch["mask"]
+  return jnp.sum(errors) / jnp.sum(batch["mask"])
+
+
+def loss_of_state(params, mean, batch):
+  return loss_fn(params, batch), 0.9 * mean + 0.1 * batch["x"].mean(0)
+
+
+def count_examples(batch):
+  return jnp.sum(batch["mask"])
+
+
+def feed(mesh):
+  """The batch, of which every process makes the rows of its own devices."""
+  rows = NamedSharding(mesh, P("data"))
+  return jax.tree.map(
+    lambda a: jax.make_array_from_callback(a.shape, rows, lambda i: a[i]), BATCH
+  )
+
+
+def chain(specs=None):
+  exchange = jaxmotion.exchange("data", CODEC, specs=specs)
+  return optax.chain(exchange, optax.sgd(0.1, 0.9))
+
+
+def make_averaged(mesh, wide):
+  init, step = jaxmotion.data_parallel(
+    loss_of_state,
+    chain(),
+    mesh,
+    model_state="mean",
+    weight_fn=count_examples,
+  )
+  return step, init(PARAMS, np.zeros(16, "f")), mesh
+
+
+def make_wide(mesh, wide):
+  init, step = jaxmotion.data_parallel(
+    loss_fn, chain(SPECS), wide, specs=SPECS, weight_fn=count_examples
+  )
+  return step, init(PARAMS), wide
+
+
+def make_own(mesh, wide):
+  tx = jaxmotion.bind_mesh(chain(), mesh)
+
+  @jaxmotion.parallelize_step(mesh, donate_argnames=("params", "opt_state"))
+  def step(params, opt_state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  return step, (PARAMS, tx.init(PARAMS)), mesh
+
+
+def make_sharded(mesh, wide):
+  tx = jaxmotion.sharded(
+    "data", optax.sgd(0.1, 0.9), gradient_codec=CODEC, weight_codec=BF16
+  )
+  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  return step, init(PARAMS), mesh
+
+
+def make_fully_sharded(mesh, wide):
+  init, step = transforms.fully_sharded(
+    loss_fn,
+    optax.sgd(0.1, 0.9),
+    mesh,
+    weight_codec=BF16,
+    gradient_codec=BF16,
+    error_feedback=True,
+  )
+  return step, init(PARAMS), mesh
+
+
+BUILDERS = {
+  "averaged": make_averaged,
+  "wide": make_wide,
+  "own": make_own,
+  "sharded": make_sharded,
+  "fully_sharded": make_fully_sharded,
+}
+
+
+def run(names):
+  """Losses and model state, and the last state, of each builder by name."""
+  auto = (AxisType.Auto,)
+  mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
+  wide = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto * 2)
+  found = {}
+  for name in names:
+    step, state, used = BUILDERS[name](mesh, wide)
+    means = []
+    for _ in range(STEPS):
+      *state, loss = step(*state, feed(used))
+      means.append(float(loss))
+    if name == "averaged":  # Statistics are means too, summed in any order.
+      means += np.asarray(state.pop(1).addressable_data(0)).tolist()
+    found[name] = [means, describe_state(state)]
+  return found
+
+
+def describe_state(state):
+  """Hashes of the parts of each leaf by their place, checked to be replicas."""
+  found = {}
+  for path, leaf in jax.tree.leaves_with_path(state):
+    for shard in leaf.addressable_shards:
+      name = f"{jax.tree_util.keystr(path)} {shard.index}"
+      digest = hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest()
+      assert found.setdefault(name, digest) == digest, name
+  return found
+
+
+def main(index, processes, address, *names):
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  jax.config.update("jax_num_cpu_devices", 4 // processes)
+  jax.distributed.initialize(address, processes, index)
+  print(json.dumps(run(names)))
+
+
+if __name__ == "__main__":
+  main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
