@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import codecs
-from jaxmotion.core import AxisName
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import sharded
 
 
@@ -13,6 +13,7 @@ def sdp4bit(
   *,
   local_axis: AxisName | None = None,
   nonfinite: str = "propagate",
+  specs: PyTree | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `sharded` with 4-bit gradients and 4-bit differences of weights.
@@ -34,6 +35,8 @@ def sdp4bit(
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
     nonfinite: "propagate", "skip" or "zero", as for `sharded`.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `sharded`.
     seed: seed of stochastic rounding, in [0, 2^32).
 
   Returns:
@@ -69,6 +72,7 @@ def sdp4bit(
     gradient_codec=between,
     weight_codec=codecs.uniform(bits=4, block=2048),
     nonfinite=nonfinite,
+    specs=specs,
     seed=seed,
     local_axis=local_axis,
     local_codec=None if local_axis is None else within,

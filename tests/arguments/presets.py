@@ -15,7 +15,12 @@ def loss_fn(params, batch):
 
 CALLS = {
   "presets.sdp4bit": Call(
-    "host", optax.sgd(0.1), local_axis="device", nonfinite="skip", seed=1
+    "host",
+    optax.sgd(0.1),
+    local_axis="device",
+    nonfinite="skip",
+    specs=jax.P(),
+    seed=1,
   ),
   "presets.zeropp": Call(loss_fn, optax.sgd(0.1), MESH),
 }
