@@ -77,6 +77,8 @@ def compiled(name, method, workers=4):
   return program(name, method, workers).lower(tree(workers)["w"]).compile()
 
 
+# Arithmetic that is compiled as users do is in the tests below.
+@pytest.mark.unoptimized
 @pytest.mark.parametrize(
   ("name", "workers"),
   [*((name, 4) for name in KINDS), ("topk", 3), ("int8_stochastic", 3)],
@@ -89,6 +91,32 @@ def test_the_mean_of_what_was_decoded_is_on_every_worker(name, workers):
     return  # a shared sample: compared in its own tests
   mean = np.asarray(own, np.float64).mean(0)
   np.testing.assert_allclose(y, mean, rtol=2e-6, atol=1e-6)
+
+
+# Every codec is compiled under one method; these under both.
+BOTH = ("identity", "int4", "topk_feedback", "random_k")
+
+
+@pytest.mark.unoptimized
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+def test_bytes_said_traced_and_compiled_are_equal(name, method):
+  codec = CODECS[name]
+  workers = 4
+  x = tree(workers)["w"]
+  traced = wire.step_bytes(program(name, method), x).total_bytes
+  whole = wire.payload_bytes(codec, x[0])
+  row = wire.payload_bytes(codec, x[0, : x.shape[1] // workers])
+  if codec.summable:
+    words = 4 if name.startswith("random_k") else 0  # seeds are not summed
+    said = 2 * (workers - 1) / workers * (whole - words)
+  elif method == "gather":
+    said = (workers - 1) * whole
+  else:
+    said = (workers - 1) * row + (workers - 1) * row
+  assert said == traced
+  if method == "gather" or name in BOTH:
+    assert said == wire.compiled_bytes(compiled(name, method)).total_bytes
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -132,31 +160,6 @@ def step_ledger(codec, x, workers, method):
     out_specs=P(),
   )
   return wire.step_bytes(jax.jit(program), x)
-
-
-# Every codec is compiled under one method; these under both.
-BOTH = ("identity", "int4", "topk_feedback", "random_k")
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-def test_bytes_said_traced_and_compiled_are_equal(name, method):
-  codec = CODECS[name]
-  workers = 4
-  x = tree(workers)["w"]
-  traced = wire.step_bytes(program(name, method), x).total_bytes
-  whole = wire.payload_bytes(codec, x[0])
-  row = wire.payload_bytes(codec, x[0, : x.shape[1] // workers])
-  if codec.summable:
-    words = 4 if name.startswith("random_k") else 0  # seeds are not summed
-    said = 2 * (workers - 1) / workers * (whole - words)
-  elif method == "gather":
-    said = (workers - 1) * whole
-  else:
-    said = (workers - 1) * row + (workers - 1) * row
-  assert said == traced
-  if method == "gather" or name in BOTH:
-    assert said == wire.compiled_bytes(compiled(name, method)).total_bytes
 
 
 def test_no_float_travels_through_a_lossy_codec():

@@ -54,28 +54,23 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
 
 
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
-@pytest.mark.parametrize(
-  ("hosts", "cases"),
-  [(2, ["bf16", "int4_feedback", "sharded_int4"]), (3, ["int8"])],
-)
-def test_counted_bytes_are_within_3_percent_of_the_predicted(
-  tmp_path, hosts, cases
-):
+def test_counted_bytes_of_three_hosts_are_those_predicted(tmp_path):
   json = tmp_path / "rows.jsonl"
   done = run(
     "--rate=none",
-    f"--hosts={hosts}",
-    f"--cases=none,{','.join(cases)}",
+    "--hosts=3",
+    "--cases=none,int8",
     "--peers=",
     f"--json={json}",
   )
   assert done.returncode == 0, done.stderr
   _, values = read(json)
-  assert_bytes_are_the_predicted(values, cases)
+  assert_bytes_are_the_predicted(values, ["int8"])
   assert values["none", "interface_bytes"] < 1000
 
 
 def assert_bytes_are_the_predicted(values, cases):
+  """Counted and predicted bytes differ by less than 3 percent."""
   for case in cases:
     counted = values[case, "wire_bytes_counted"]
     assert counted == pytest.approx(
@@ -84,12 +79,15 @@ def assert_bytes_are_the_predicted(values, cases):
 
 
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
-def test_a_slow_link_makes_fewer_bytes_faster(tmp_path):
+def test_a_slow_link_makes_fewer_bytes_faster_and_counts_those_predicted(
+  tmp_path,
+):
+  cases = ["fp32", "bf16", "int8", "int4_feedback", "sharded_int4"]
   json = tmp_path / "rows.jsonl"
   done = run(
     "--rate=50mbit",
     "--rtt_ms=2",
-    "--cases=none,fp32,int8",
+    f"--cases=none,{','.join(cases)}",
     "--peers=torch_fp32",
     f"--json={json}",
   )
@@ -99,7 +97,7 @@ def test_a_slow_link_makes_fewer_bytes_faster(tmp_path):
   # 4x fewer bytes; the link alone takes 190 ms for those of fp32.
   assert values["int8", "speedup"] > 1.5
   assert values["int8", "ideal_ratio"] > 0.8
-  assert_bytes_are_the_predicted(values, ["fp32", "int8"])
+  assert_bytes_are_the_predicted(values, cases)
 
 
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
