@@ -1,6 +1,7 @@
 """States that orbax's standard handlers save and restore, in real files."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -123,10 +124,12 @@ def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
   layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
   save(tmp_path / "state", state)
   save(tmp_path / "params", params)
+  text = json.dumps(layout.to_dict())
 
   init, step, tx = make(kind, 3)
   mesh = make_mesh(3)
   start = init(PARAMS)
+  layout = checkpoint.Layout.from_dict(json.loads(text))
   like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
   saved = restore(tmp_path / "state", like)
   resized = checkpoint.resize(tx, saved, PARAMS, layout, mesh)

@@ -2,13 +2,11 @@
 
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
@@ -181,32 +179,6 @@ def test_the_same_layout_keeps_every_bit():
   again = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(4))
   assert jax.tree.structure(again) == jax.tree.structure(state)
   assert_equal(again, state)
-
-
-def test_a_checkpoint_of_four_workers_continues_on_two(tmp_path):
-  tx = make_tx()
-  state, layout = make_filled(tx, 4)
-  path, mesh = tmp_path / "state", make_mesh(2)
-  with ocp.StandardCheckpointer() as saver:
-    saver.save(path, state)
-  text = json.dumps(layout.to_dict())
-
-  layout = checkpoint.Layout.from_dict(json.loads(text))
-  like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
-  with ocp.StandardCheckpointer() as saver:
-    saved = saver.restore(path, like)
-  assert_equal(saved, state)
-  restored = checkpoint.resize(tx, saved, PARAMS, layout, mesh)
-  assert_equal(restored[1].trace, state[1].trace)
-  today = checkpoint.describe_state(tx, PARAMS, mesh)
-  for a, b in zip(
-    read_outstanding(tx, restored, today),
-    read_outstanding(tx, state, layout),
-    strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-7 * np.abs(b).max())
-  memory = restored[0].codec_state.value[0].first.memory.value
-  assert {shard.data.shape[0] for shard in memory.addressable_shards} == {1}
 
 
 def test_another_codec_continues_the_memory_or_says_what_is_lost():
