@@ -303,8 +303,8 @@ def _choose_specs(
     return jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
   raise ValueError(
     "`specs` must say how parameters are sharded over the mesh axes "
-    f"{tuple(sizes)}, got None: give `exchange` a tree of PartitionSpecs, or "
-    "`specs=jax.P()` if they are not sharded."
+    f"{tuple(sizes)}, got None: give `exchange` or `sharded` a tree of "
+    "PartitionSpecs, or `specs=jax.P()` if they are not sharded."
   )
 
 

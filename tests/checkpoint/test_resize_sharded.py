@@ -219,6 +219,13 @@ def mesh_of(*counts, kind=AxisType.Auto):
   )
 
 
+def place(params, mesh):
+  return {
+    k: jax.device_put(a, NamedSharding(mesh, SPECS[k]))
+    for k, a in params.items()
+  }
+
+
 def read_model(tx, state, layout, kind):
   """What is still to be sent, by the state of one worker."""
   one = AbstractMesh((1, 2), ("data", "model"), axis_types=(kind,) * 2)
@@ -261,11 +268,7 @@ def test_workers_change_beside_an_axis_of_the_model(parts, kind):
         params, state = init(params)
       else:
         state = checkpoint.resize(tx, state, params, layout, mesh, specs=SPECS)
-        params = jax.tree.map(
-          lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec)),
-          params,
-          SPECS,
-        )
+        params = place(params, mesh)
       places = jax.tree.map(lambda a: a.sharding, state)
       layout = checkpoint.describe_state(tx, params, mesh, specs=SPECS)
       batch = draw_gradients(MODEL, 6, rng)
