@@ -219,7 +219,7 @@ def mesh_of(*counts, kind=AxisType.Auto):
   )
 
 
-def place(params, mesh):
+def place_params(params, mesh):
   return {
     k: jax.device_put(a, NamedSharding(mesh, SPECS[k]))
     for k, a in params.items()
@@ -268,7 +268,7 @@ def test_workers_change_beside_an_axis_of_the_model(parts, kind):
         params, state = init(params)
       else:
         state = checkpoint.resize(tx, state, params, layout, mesh, specs=SPECS)
-        params = place(params, mesh)
+        params = place_params(params, mesh)
       places = jax.tree.map(lambda a: a.sharding, state)
       layout = checkpoint.describe_state(tx, params, mesh, specs=SPECS)
       batch = draw_gradients(MODEL, 6, rng)
