@@ -1,5 +1,6 @@
 """States of training that continue on other workers or with another codec."""
 
+from jaxmotion.checkpoint._check_workers import check_workers as check_workers
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout as ExchangeLayout,
   Layout as Layout,

@@ -18,6 +18,7 @@ def make_state():
 
 
 CALLS = {
+  "checkpoint.check_workers": Call(Lazy(make_state)),
   "checkpoint.describe_state": Call(TX, PARAMS, MESH),
   "checkpoint.saved_like": Call(TX, PARAMS, LAYOUT, MESH),
   "checkpoint.resize": Call(
@@ -29,5 +30,9 @@ CALLS = {
   ),
 }
 UNCALLED = {}
-ACCEPTED = {}
+ACCEPTED = {
+  ("checkpoint.check_workers", "state"): dict.fromkeys(
+    ("wrapped", "reshaped"), "any tree may hold per-worker state"
+  )
+}
 KNOWN_BAD = set()
