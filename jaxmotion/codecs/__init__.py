@@ -31,6 +31,7 @@ from jaxmotion.codecs._threshold import threshold as threshold
 from jaxmotion.codecs._topk import topk as topk
 from jaxmotion.codecs._truncate import truncate as truncate
 from jaxmotion.codecs._uniform import uniform as uniform
+from jaxmotion.codecs._where_smaller import where_smaller as where_smaller
 from jaxmotion.codecs._zero_value import zero_value as zero_value
 from jaxmotion.core import set_public_module as _set_public_module
 

@@ -4,6 +4,7 @@ Each file is one algorithm, with its paper and where ours differs.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.presets._power_sgd import power_sgd as power_sgd
 from jaxmotion.presets._sdp4bit import sdp4bit as sdp4bit
 from jaxmotion.presets._zeropp import zeropp as zeropp
 

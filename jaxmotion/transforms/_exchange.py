@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
@@ -65,6 +66,7 @@ def exchange(
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
   specs: PyTree | None = None,
+  start: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -108,6 +110,9 @@ def exchange(
       like the parameters, or a prefix of it. Each device then encodes, sends
       and remembers its own shard. None: the types of arrays tell it, if these
       axes are explicit; there are no such axes, or the map is over them too.
+    start: number of updates that exchange at full precision first, and leave
+      the codec's state as it is. Early gradients change fast, so that what an
+      error memory keeps of them is soon out of date.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
@@ -135,6 +140,7 @@ def exchange(
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
   check_int("seed", seed, 0, 2**32 - 1)
+  check_int("start", start, 0, 2**31 - 1)
   codec = identity() if codec is None else codec
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)
@@ -176,22 +182,40 @@ def exchange(
       (*axis_names(workers), *model.names),
     )
     old = unpack_worker(state.codec_state)
-    options: dict[str, Any] = dict(
-      state=old,
-      key=make_key(seed, worker_index(workers)).fold(state.count),
-      op=op,
-      weight=weight,
-      method=method,
-    )
-    if local_axis is not None:
-      options |= dict(level=level, local_codec=local_codec)
-      y, new = all_reduce_hierarchical(
-        x, axis_name, local_axis, codec, **options
+    key = make_key(seed, worker_index(workers)).fold(state.count)
+
+    def reduce(
+      codec: Codec | tuple[Codec, ...], x: PyTree, old: PyTree | None
+    ) -> tuple[PyTree, PyTree]:
+      options: dict[str, Any] = dict(
+        state=old, key=key, op=op, weight=weight, method=method
       )
-    elif isinstance(codec, Codec):
-      y, new = all_reduce(x, axis_name, codec, **options)
+      if local_axis is not None:
+        if not isinstance(codec, Codec):
+          options |= dict(level=level)
+        options |= dict(local_codec=local_codec)
+        return all_reduce_hierarchical(
+          x, axis_name, local_axis, codec, **options
+        )
+      if isinstance(codec, Codec):
+        return all_reduce(x, axis_name, codec, **options)
+      return all_reduce_adaptive(x, axis_name, codec, level, **options)
+
+    def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      return reduce(identity(), x, None)[0], old
+
+    if start:
+      # The branch is around the collective: only one of both sends. The count
+      # is equal on all workers.
+      y, new = lax.cond(
+        state.count < start,
+        reduce_plainly,
+        lambda x, old: reduce(codec, x, old),
+        x,
+        old,
+      )
     else:
-      y, new = all_reduce_adaptive(x, axis_name, codec, level, **options)
+      y, new = reduce(codec, x, old)
     y, new = keep_update(ok, y, new, old)
     skipped = state.skipped
     if ok is not None:

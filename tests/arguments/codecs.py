@@ -37,6 +37,7 @@ TABLE = {
 TREES = {
   "buckets": codecs.buckets(INT8),
   "rules": codecs.rules(((".*", INT8),)),
+  "where_smaller": codecs.where_smaller(INT8),
 }
 
 
@@ -75,6 +76,7 @@ CALLS = {
   "codecs.topk": Call(density=0.1, block=32),
   "codecs.truncate": Call(bytes=2),
   "codecs.uniform": Call(bits=8),
+  "codecs.where_smaller": Call(INT8, min_ratio=2.0),
   "codecs.zero_value": Call(capacity=0.5),
   "codecs.from_config": Call(INT8.config()),
   "codecs.ErrorBound": Call(),

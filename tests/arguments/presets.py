@@ -14,6 +14,9 @@ def loss_fn(params, batch):
 
 
 CALLS = {
+  "presets.power_sgd": Call(
+    "host", rank=2, start=3, nonfinite="skip", seed=1, local_axis="device"
+  ),
   "presets.sdp4bit": Call(
     "host",
     optax.sgd(0.1),
@@ -27,6 +30,9 @@ CALLS = {
 UNCALLED = {}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
 ACCEPTED = {
+  ("presets.power_sgd", "axis_name"): _LATER,
+  ("presets.power_sgd", "local_axis"): _LATER,
+  ("presets.power_sgd", "start"): {"zero": "factors from the first update"},
   ("presets.sdp4bit", "axis_name"): _LATER,
   ("presets.sdp4bit", "local_axis"): _LATER,
 }

@@ -175,6 +175,7 @@ CALLS = {
     method=None,
     nonfinite="skip",
     seed=1,
+    start=2,
     local_axis="device",
     specs=jax.P(),
   ),

@@ -268,6 +268,20 @@ def test_one_program_serves_every_level():
   assert compiled == [1, 0]
 
 
+def test_the_first_updates_are_plain_and_leave_error_memory_alone():
+  tx = optax.chain(jaxmotion.exchange("data", INT4, start=2), optax.sgd(0.1))
+  plain = optax.chain(pmean_transform(), optax.sgd(0.1))
+  ours, state, _ = train(tx, steps=2)
+  assert bits(ours) == bits(train(plain, steps=2)[0])
+  assert not any(
+    np.asarray(a).any() for a in jax.tree.leaves(state[0].codec_state)
+  )
+  later, state, _ = train(tx, steps=3)
+  assert bits(later) != bits(train(plain, steps=3)[0])
+  for reduced in state[0].codec_state.value:
+    assert (np.asarray(reduced.first.memory.count) == 1).all()
+
+
 def test_weights_make_the_mean_exact_for_uneven_shares():
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
 

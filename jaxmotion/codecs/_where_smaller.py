@@ -1,0 +1,73 @@
+"""The codec `where_smaller`, for leaves of a tree that it makes smaller."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxmotion.codecs._arguments import check_leaves
+from jaxmotion.codecs._checks import check_codec
+from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._identity import identity
+from jaxmotion.codecs._laws import Laws, weakest_laws
+from jaxmotion.codecs._partition import TreeCodec
+from jaxmotion.core import ShapedLike, check_number, tree_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class where_smaller(TreeCodec):
+  """Encodes the leaves that a codec makes smaller; others by another codec.
+
+  A leaf is encoded by `codec` if its payload, times `min_ratio`, is smaller
+  than the leaf. The factors of `low_rank`, for one, are larger than a vector.
+
+  Properties: those of the codec that a leaf gets.
+
+  Args:
+    codec: encodes leaves that it makes smaller.
+    otherwise: encodes all others.
+    min_ratio: least ratio of the leaf's bytes to those of the payload, which a
+      leaf must exceed; greater than 0.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion.codecs import low_rank
+    >>> codec = where_smaller(low_rank(rank=1))
+    >>> payload, _ = codec.encode({"b": jnp.ones(8), "w": jnp.ones((8, 8))},
+    ...   codec.init({"b": jnp.ones(8), "w": jnp.ones((8, 8))}))
+    >>> [type(p).__name__ for p in payload]
+    ['Values', 'Factors']
+  """
+
+  codec: Codec
+  otherwise: Codec = dataclasses.field(default_factory=identity)
+  min_ratio: float = dataclasses.field(default=1.0, kw_only=True)
+
+  def __post_init__(self) -> None:
+    check_codec("codec", self.codec)
+    check_codec("otherwise", self.otherwise)
+    check_number("min_ratio", self.min_ratio, 0, 1e9, open_low=True)
+
+  @property
+  def laws(self) -> Laws:
+    """The laws that both codecs state."""
+    return weakest_laws([self.codec.laws, self.otherwise.laws])
+
+  @property
+  def has_state(self) -> bool:
+    """Whether one of the codecs remembers anything between calls."""
+    return self.codec.has_state or self.otherwise.has_state
+
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[LeafGroup]:
+    """Returns each leaf with the codec that its size decides."""
+    check_leaves(leaves)
+    return [
+      LeafGroup((i,), self._choose_codec(like))
+      for i, (_, like) in enumerate(leaves)
+    ]
+
+  def _choose_codec(self, like: ShapedLike) -> Codec:
+    payload = tree_bytes(self.codec.payload_like(like))
+    size = math.prod(like.shape) * like.dtype.itemsize
+    return self.codec if payload * self.min_ratio < size else self.otherwise
