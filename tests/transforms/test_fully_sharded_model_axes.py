@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import codecs, wire
+from jaxmotion import checkpoint, codecs, wire
 from jaxmotion.collectives import unshard
 from jaxmotion.transforms import gather_block, gather_params
 from tests.collectives.helpers import run
@@ -53,9 +53,9 @@ def loss_of(wrap, gather):
 
 
 @functools.cache
-def step_once(name):
-  """(start, gradient, state, program): SGD at a rate of 1 subtracts it."""
-  init, step = jaxmotion.fully_sharded(
+def make(name):
+  """(init, step) of one setting; nothing is compiled yet."""
+  return jaxmotion.fully_sharded(
     loss_of(gather_block, gather_params),
     optax.sgd(1.0, momentum=0.9),
     MESH,
@@ -63,6 +63,12 @@ def step_once(name):
     specs=SPECS,
     **OPTIONS[name],
   )
+
+
+@functools.cache
+def step_once(name):
+  """(start, gradient, state, program): SGD at a rate of 1 subtracts it."""
+  init, step = make(name)
   start = init(PARAMS)
   program = step.lower(*start, BATCH).compile()
   params, state, _ = program(*jax.tree.map(jnp.copy, start), BATCH)
@@ -121,6 +127,18 @@ def test_each_device_sends_its_own_shard_and_the_model_its_activations():
   reduced += wire.payload_bytes(INT4, jnp.float32(first))
   shift, loss = 4 * HIDDEN // 2, 4
   assert sent["int4"]["data",] == gathered + reduced + shift + loss
+
+
+def test_a_state_goes_on_with_another_number_of_workers():
+  init, _ = make("int4")
+  state = step_once("int4")[2]
+  two, one = (AbstractMesh((n, 2), ("data", "model")) for n in (2, 1))
+  layout = checkpoint.describe_state(init, PARAMS, two, specs=SPECS)
+  new = checkpoint.resize(init, state, PARAMS, layout, one, specs=SPECS)
+  assert_close(new.inner.value, state.inner.value)
+  for e, old in zip(new.error.value, state.error.value, strict=True):
+    assert e.shape == (1, *old.shape[1:])
+    np.testing.assert_allclose(e[0], np.asarray(old).mean(0), atol=1e-6)
 
 
 def test_parameters_that_are_sharded_without_specs_are_refused():
