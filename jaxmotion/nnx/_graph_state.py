@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.core import AxisName, PerWorker, PyTree
+from jaxmotion.core import AxisName, PerWorker, PyTree, Split
 from jaxmotion.transforms.extend import Join, join_name
 
 
@@ -17,26 +17,34 @@ class GraphLeaf(NamedTuple):
   Attributes:
     path: of its variable, for messages.
     kind: type of its variable, or None.
-    own: whether it is each worker's own.
+    spec: how it is split over workers; P() if all have the same.
     metric: path of the metric that it belongs to, or None.
     metric_kind: class of that metric, or None.
   """
 
   path: str
   kind: type | None
-  own: bool
+  spec: P
   metric: str | None
   metric_kind: type | None
 
 
-def describe_state(nodes: PyTree, state: Any) -> tuple[GraphLeaf, ...]:
+def describe_state(
+  nodes: PyTree, state: Any, axis_name: AxisName
+) -> tuple[GraphLeaf, ...]:
   """Describes the leaves of a state, in the order of its tree.
 
   Args:
     nodes: dict of graph nodes and pytrees.
     state: what `nnx.split` returned for it.
+    axis_name: the workers' axis.
   """
-  found = {path: type(node) for path, node in nnx.iter_graph(nodes)}
+  found: dict[Any, type] = {}
+  cut: dict[Any, P] = {}
+  for path, node in nnx.iter_graph(nodes):
+    found[path] = type(node)
+    if isinstance(node, Split):
+      cut |= _cut_specs(path, node)
   variables, _ = jax.tree.flatten_with_path(
     state, is_leaf=lambda node: isinstance(node, nnx.Variable)
   )
@@ -48,12 +56,25 @@ def describe_state(nodes: PyTree, state: Any) -> tuple[GraphLeaf, ...]:
     leaf = GraphLeaf(
       "/".join(map(str, path)),
       type(variable) if isinstance(variable, nnx.Variable) else None,
-      PerWorker in above,
+      P(axis_name) if PerWorker in above else cut.get(path, P()),
       "/".join(map(str, path[:-1])) if is_metric else None,
       above[-1] if is_metric else None,
     )
     leaves += [leaf] * len(jax.tree.leaves(variable))
   return tuple(leaves)
+
+
+def _cut_specs(path: tuple[Any, ...], node: Split) -> dict[Any, P]:
+  """Returns the spec of every array below a node that workers cut."""
+  below, _ = jax.tree.flatten_with_path(
+    node, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  specs = node.specs(node.axes).value
+  leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+  return {
+    (*path, *map(_key_value, keys)): spec
+    for (keys, _), spec in zip(below, leaves, strict=True)
+  }
 
 
 def _key_value(key: Any) -> Any:
@@ -97,8 +118,8 @@ def join_state(
       )
   joins: list[Join] = []
   for leaf, x, differ in zip(leaves, shapes, differs, strict=True):
-    if leaf.own:
-      joins.append(P(axis_name))
+    if leaf.spec != P():
+      joins.append(leaf.spec)
     elif leaf.metric in summed:
       joins.append("sum")
     else:

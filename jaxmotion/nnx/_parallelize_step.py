@@ -137,7 +137,7 @@ def parallelize_step(
 
       def run_local(state: list[Any], given: PyTree) -> PyTree:
         folded = [
-          fold_worker(x, axis_name) if is_key(x) and not leaf.own else x
+          fold_worker(x, axis_name) if is_key(x) and leaf.spec == P() else x
           for x, leaf in zip(state, leaves, strict=True)
         ]
         nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded))
@@ -163,7 +163,7 @@ def parallelize_step(
           for (path, x), differ in named
         ]
 
-      specs = [P(axis_name) if leaf.own else P() for leaf in leaves]
+      specs = [leaf.spec for leaf in leaves]
       given_specs = {
         name: split_specs(arg, mesh, axis_name) for name, arg in given.items()
       }
@@ -189,9 +189,9 @@ def parallelize_step(
         for name, x in arguments.items()
       }
       graph, state = nnx.split(nodes)
-      leaves = describe_state(nodes, state)
+      leaves = describe_state(nodes, state, axis_name)
       arrays, treedef = jax.tree.flatten(state)
-      specs = [P(axis_name) if leaf.own else P() for leaf in leaves]
+      specs = [leaf.spec for leaf in leaves]
       placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
       donated = {
         i: placed.pop(i)

@@ -93,6 +93,41 @@ def test_state_of_each_type_follows_all_workers():
     assert leaf.shape[0] == 4 and leaf.sharding.spec[0] == "data"
 
 
+def test_workers_hold_their_parts_of_a_sharded_optimizer():
+  """On a mesh with explicit axes, under `jax.set_mesh`."""
+  mesh = jax.make_mesh((4,), ("data",))
+  x = np.random.default_rng(1).normal(size=(8, 24)).astype(np.float32)
+
+  def loss_fn(model, x):
+    return jnp.mean(model(x) ** 2)
+
+  def make(tx):
+    model = nnx.Linear(24, 12, rngs=nnx.Rngs(0))
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+  @jaxmotion.nnx.parallelize_step(mesh)
+  def step(model, optimizer, batch):
+    grads = nnx.grad(loss_fn)(model, batch)
+    optimizer.update(model, grads)
+
+  @nnx.jit
+  def plain_step(model, optimizer):
+    optimizer.update(model, nnx.grad(loss_fn)(model, x))
+
+  adam = optax.adam(0.1)
+  alone, plain = make(adam)
+  tx = jaxmotion.sharded("data", adam, weight_codec=codecs.identity())
+  with jax.set_mesh(mesh):
+    model, optimizer = make(jaxmotion.bind_mesh(tx, mesh))
+    for _ in range(2):
+      step(model, optimizer, x)
+  for _ in range(2):
+    plain_step(alone, plain)
+  np.testing.assert_allclose(model.kernel[...], alone.kernel[...], atol=1e-5)
+  moments = optimizer.opt_state.inner.value[0].mu["kernel"]
+  assert {s.data.shape for s in moments[...].addressable_shards} == {(6, 12)}
+
+
 def test_each_worker_drops_elements_of_its_own():
   @jaxmotion.nnx.parallelize_step(MESH)
   def step(drop, batch):
