@@ -199,3 +199,18 @@ def test_arguments_are_those_of_jit():
   assert kept.is_deleted() and not model.bias[...].is_deleted()
   # Once for each value of `train`, and once for the default left out.
   assert traced == [(True, 2), (True, 2), (False, 2)]
+
+
+def test_metrics_start_again_on_explicit_axes():
+  mesh = jax.make_mesh((4,), ("data",))
+  metric = nnx.metrics.Average()
+
+  @jaxmotion.nnx.parallelize_step(mesh)
+  def step(metric, batch):
+    metric.update(values=batch)
+
+  with jax.set_mesh(mesh):
+    for _ in range(2):
+      metric.reset()
+      step(metric, jnp.arange(8.0))
+  assert metric.compute() == 3.5 and metric.count[...] == 8
