@@ -24,9 +24,8 @@ from jaxmotion.core import (
   check_int,
   is_varying,
   shape_string,
-  to_varying,
+  to_varying_like,
   tracks_varying,
-  varying_axes,
 )
 
 
@@ -217,16 +216,12 @@ def all_reduce_adaptive(
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
-  def cast_like(y: Array, x: Array) -> Array:
-    others = varying_axes(x) - set(axis_names(axis_name))
-    return to_varying(y, tuple(sorted(others, key=str))) if others else y
-
   def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
       y, state = all_reduce(x, axis_name, codec, state=state, **options)
-      # Branches must return values of one type. An empty array may depend on
-      # nothing, and states of codecs differ by the last payload that some hold.
-      return jax.tree.map(cast_like, y, x), canonical_state(state, x, codec)
+      # States of codecs differ by the last payload that some hold.
+      y = to_varying_like(y, x, axis_name)
+      return y, canonical_state(state, x, codec)
 
     return reduce
 

@@ -16,6 +16,7 @@ from jaxmotion.core import (
   Split,
   assert_replicated,
   axis_names,
+  drop_shared,
   is_varying,
   leaf_path,
   named_leaves,
@@ -232,7 +233,9 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
   """
   is_own = lambda node: isinstance(node, PerWorker)
   for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_own):
-    for inner, x in named_leaves(node if is_own(node) else ()):
+    # What is `Shared` is there once, whatever the number of workers.
+    own = drop_shared(node) if is_own(node) else ()
+    for inner, x in named_leaves(own):
       if not x.shape or x.shape[0] not in rows:
         name = "/".join(filter(None, (leaf_path(path), inner)))
         raise ValueError(

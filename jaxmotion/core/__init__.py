@@ -37,6 +37,7 @@ from jaxmotion.core._compat import (
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,
   to_varying as to_varying,
+  to_varying_like as to_varying_like,
   tracks_varying as tracks_varying,
   varying_axes as varying_axes,
   worker_index as worker_index,

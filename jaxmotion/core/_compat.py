@@ -183,6 +183,22 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
   return jax.tree.map(cast_leaf, tree)
 
 
+def to_varying_like(tree: PyTree, like: PyTree, axis_name: AxisName) -> PyTree:
+  """Types reduced leaves as what they were made of, but for the workers' axes.
+
+  Branches must return values of one type. An empty array may depend on nothing,
+  and one that travels beside others is typed as they are.
+
+  Args:
+    tree: results of a reduction over the axis.
+    like: what was reduced.
+    axis_name: the workers' axis, or several.
+  """
+  axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
+  others = tuple(sorted(axes - set(axis_names(axis_name)), key=str))
+  return to_varying(tree, others) if others else tree
+
+
 def gather_replicated(
   x: Array, axis_name: AxisName, axis: int = 0, *, tiled: bool = False
 ) -> Array:

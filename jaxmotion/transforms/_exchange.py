@@ -38,6 +38,7 @@ from jaxmotion.core import (
   make_key,
   named_leaves,
   pack_worker,
+  to_varying_like,
   unpack_worker,
   varying_axes,
   worker_index,
@@ -202,7 +203,11 @@ def exchange(
       return all_reduce_adaptive(x, axis_name, codec, level, **options)
 
     def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      return reduce(identity(), x, None)[0], old
+      return to_varying_like(reduce(identity(), x, None)[0], x, workers), old
+
+    def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      y, new = reduce(codec, x, old)
+      return to_varying_like(y, x, workers), new
 
     if start:
       # The branch is around the collective: only one of both sends. The count
@@ -210,7 +215,7 @@ def exchange(
       y, new = lax.cond(
         state.count < start,
         reduce_plainly,
-        lambda x, old: reduce(codec, x, old),
+        reduce_coded,
         x,
         old,
       )

@@ -208,7 +208,7 @@ def test_chains_and_other_collectives_refuse_what_they_cannot_run():
 def train(tx, shape=(4,), axes=("data",), **options):
   def loss_fn(params, batch):
     y = jnp.tanh(batch @ params["w"]) @ params["k"]
-    return jnp.mean((y - 1) ** 2)
+    return jnp.mean((y - 1) ** 2) + params["empty"].sum()
 
   devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
   init, step = jaxmotion.data_parallel(
@@ -220,6 +220,7 @@ def train(tx, shape=(4,), axes=("data",), **options):
     {
       "w": rng.normal(size=(8, 16)).astype(np.float32),
       "k": rng.normal(size=(16, 4)).astype(np.float32),
+      "empty": np.zeros((0, 3), np.float32),
     }
   )
   losses = []
@@ -240,7 +241,7 @@ def shared_of(state):
   return jax.tree.leaves(found)
 
 
-CODEC = codecs.feedback(codecs.low_rank(rank=2))
+CODEC = codecs.where_smaller(codecs.feedback(codecs.low_rank(rank=2)))
 
 
 def test_training_keeps_shared_state_once_for_all_workers():
@@ -257,7 +258,8 @@ def test_training_keeps_shared_state_once_for_all_workers():
 
 def test_devices_of_a_host_share_what_their_shard_has():
   tx = optax.chain(
-    jaxmotion.exchange("host", CODEC, local_axis="device"), optax.sgd(0.1)
+    jaxmotion.exchange("host", CODEC, local_axis="device", start=1),
+    optax.sgd(0.1),
   )
   axes = ("host", "device")
   losses, state = train(tx, (2, 2), axes, axis_name=axes)
@@ -269,9 +271,9 @@ def test_devices_of_a_host_share_what_their_shard_has():
 
 
 def test_shards_of_a_model_have_shared_state_of_their_own():
-  specs = {"w": P(None, "model"), "k": P("model", None)}
+  specs = {"w": P(None, "model"), "k": P("model", None), "empty": P()}
   tx = optax.chain(
-    jaxmotion.exchange("data", CODEC, specs=specs), optax.sgd(0.1)
+    jaxmotion.exchange("data", CODEC, specs=specs, start=1), optax.sgd(0.1)
   )
   losses, state = train(tx, (2, 2), ("data", "model"), specs=specs)
   assert losses[-1] < losses[0]
