@@ -136,7 +136,9 @@ def abstract_like(x: Any) -> Any:
   axes = tuple(sorted(kind.varying, key=str)) if kind else ()
   if axes:  # JAX traces with varying arrays, but not with varying shapes.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+  # The type says how the array lies on a mesh.
+  sharding = getattr(aval, "sharding", None)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
 
 def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:

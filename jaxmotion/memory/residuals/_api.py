@@ -61,11 +61,13 @@ def compress_residuals(
   `jax.debug.print`, `jax.debug.callback` and `checkify.check` run in the pass
   in which they stand, and again in a loop that is recomputed as a whole.
 
-  Arguments may be sharded over the devices of a mesh with `Auto` axes. Exact
-  residuals and those of `codecs.cast` are then encoded where they are. A codec
-  that packs codes or selects elements of a whole array makes XLA move about as
-  many bytes between the devices as its payload has. Inside `jax.shard_map`
-  none does.
+  Arguments may be sharded over the devices of a mesh. Axes of kind `Explicit`
+  are in the types of arrays: each device encodes its own shard. With axes of
+  kind `Auto`, dimensions are cut into parts that fit any sharding of theirs. No
+  codec then moves a residual to another device, unless the weights of an
+  `Auto` mesh are sharded along the axes of the batch: XLA may then choose
+  another sharding for the decoded array. Counting the overflows of
+  `zero_value` adds one number.
 
   Args:
     fn: function of trees that is differentiated once, in reverse mode.

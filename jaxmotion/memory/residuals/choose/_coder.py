@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import Array, Key, PyTree, from_bits, make_key, to_bits
+from jaxmotion.memory.residuals.choose._partition import Partition
 from jaxmotion.memory.residuals.trace import pack_codes, unpack_codes
 
 # Random keys are made from about so many elements of an array.
@@ -22,7 +23,11 @@ Buffers = list[Array]
 
 @functools.lru_cache(maxsize=4096)
 def make_coder(
-  codec: Codec | None, kind: str, shape: tuple[int, ...], dtype: Any
+  codec: Codec | None,
+  kind: str,
+  shape: tuple[int, ...],
+  dtype: Any,
+  partition: Partition | None,
 ) -> Coder:
   """Returns the coder of a type of arrays, always the same one.
 
@@ -31,8 +36,9 @@ def make_coder(
     kind: kind of the array; see `Residual`.
     shape: shape of the array.
     dtype: dtype of the array.
+    partition: how it lies on a mesh.
   """
-  return Coder(codec, kind, jax.ShapeDtypeStruct(shape, dtype))
+  return Coder(codec, kind, jax.ShapeDtypeStruct(shape, dtype), partition)
 
 
 class Coder:
@@ -45,6 +51,7 @@ class Coder:
     codec: codec of floats; None keeps their bits, and packs masks.
     kind: kind of the array; see `Residual`.
     like: shape and dtype of the array.
+    partition: how it lies on a mesh; None if one device holds it.
 
   Attributes:
     likes: types of the buffers.
@@ -54,9 +61,18 @@ class Coder:
   """
 
   def __init__(
-    self, codec: Codec | None, kind: str, like: jax.ShapeDtypeStruct
+    self,
+    codec: Codec | None,
+    kind: str,
+    like: jax.ShapeDtypeStruct,
+    partition: Partition | None,
   ):
     self._codec, self._kind, self._like = codec, kind, like
+    if codec is None and kind != "mask":
+      partition = None  # Each element is encoded by itself.
+    self._partition = partition
+    if partition is not None:
+      self._like = like.update(shape=partition.part_shape, sharding=None)
     # Floats that no codec encodes are saved as unsigned words too: XLA:CPU
     # would keep a narrow float as float32, and nothing rounds a word.
     is_encoded = kind in ("mask", "dense", "sparse") and math.prod(like.shape)
@@ -66,11 +82,13 @@ class Coder:
       self.decode: Any = lambda buffers: buffers[0]
     else:
       self._payload, self._tree = jax.tree.flatten(
-        codec.payload_like(like)
+        codec.payload_like(self._like)
         if codec is not None
-        else jax.eval_shape(self._make_payload, like)
+        else jax.eval_shape(self._make_payload, self._like)
       )
       self.likes = [jax.eval_shape(_float_bits, a) for a in self._payload]
+      if partition is not None:
+        self.likes = [partition.stack_like(a) for a in self.likes]
       self.encode = jax.jit(self._encode)
       self.decode = jax.jit(self._decode)
     self.nbytes = sum(
@@ -80,14 +98,25 @@ class Coder:
 
   def overflow_count(self, buffers: Buffers) -> Array:
     """Returns the number of nonzeros that had no room, from the buffers."""
-    return jax.tree.unflatten(self._tree, buffers).overflow
+    counts = jax.tree.unflatten(self._tree, buffers).overflow
+    return counts if self._partition is None else jnp.sum(counts)
 
   def _encode(self, x: Array) -> Buffers:
+    if self._partition is None:
+      return self._encode_part(x)
+    return self._partition.encode_parts(self._encode_part, x)
+
+  def _decode(self, buffers: Buffers) -> Array:
+    if self._partition is None:
+      return self._decode_part(buffers)
+    return self._partition.decode_parts(self._decode_part, buffers)
+
+  def _encode_part(self, x: Array) -> Buffers:
     if self._kind != "mask":
       x = _differentiable_once(x)
     return [_float_bits(a) for a in jax.tree.leaves(self._make_payload(x))]
 
-  def _decode(self, buffers: Buffers) -> Array:
+  def _decode_part(self, buffers: Buffers) -> Array:
     payload = jax.tree.unflatten(
       self._tree,
       [

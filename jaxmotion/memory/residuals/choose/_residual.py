@@ -28,6 +28,7 @@ from jaxmotion.memory.residuals.choose._coder import (
   Coder,
   make_coder,
 )
+from jaxmotion.memory.residuals.choose._partition import Partition
 
 # Smaller arrays (statistics, scales, scalars) are saved exactly: encoding them
 # would save few bytes.
@@ -48,6 +49,7 @@ class Residual(NamedTuple):
     on_host: whether its buffers go to host memory.
     recomputed: whether it is recomputed instead of saved.
     repeats: number of such arrays, one for each iteration of a loop.
+    partition: how the array lies on a mesh; None if one device holds it.
   """
 
   name: str
@@ -58,6 +60,7 @@ class Residual(NamedTuple):
   on_host: bool = False
   recomputed: bool = False
   repeats: int = 1
+  partition: Partition | None = None
 
   @property
   def like(self) -> jax.ShapeDtypeStruct:
@@ -141,7 +144,9 @@ class Residual(NamedTuple):
 
   @property
   def _coder(self) -> Coder:
-    return make_coder(self.codec, self.kind, self.shape, self.dtype)
+    return make_coder(
+      self.codec, self.kind, self.shape, self.dtype, self.partition
+    )
 
 
 def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:

@@ -17,6 +17,7 @@ from jaxmotion.memory.residuals.choose._min_cut import (
   find_minimum_cut,
   values_read_by_backward,
 )
+from jaxmotion.memory.residuals.choose._partition import find_partition
 from jaxmotion.memory.residuals.choose._residual import Residual, apply_choice
 from jaxmotion.memory.residuals.trace import (
   JointProgram,
@@ -194,7 +195,14 @@ class _ResidualTable:
     aval = value.aval
     name, kind = self._name[value], self._kind[value]
     shape = tuple(aval.shape)
-    return Residual(name, kind, shape, aval.dtype, repeats=self._repeats)
+    return Residual(
+      name,
+      kind,
+      shape,
+      aval.dtype,
+      repeats=self._repeats,
+      partition=find_partition(aval),
+    )
 
   def describe(self, value: Value) -> Residual:
     """Returns a value as the residual that it would be saved as.

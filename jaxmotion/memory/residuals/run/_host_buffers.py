@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxmotion.core import Array, AxisName, PyTree, to_varying, varying_axes
 from jaxmotion.memory.residuals.choose import Buffers, Residual
@@ -28,14 +29,22 @@ class HostBuffers:
 
   def __init__(self, residuals: Sequence[Residual]):
     self._likes = [(r.buffers_like(), r.on_host) for r in residuals]
+    # Parts that lie on several devices are not joined: that would move them.
+    self._is_joined = [r.partition is None for r in residuals]
     self._sizes: dict[Any, int] = {}
-    for likes, on_host in self._likes:
+    self._apart: list[jax.ShapeDtypeStruct] = []
+    for (likes, on_host), joined in zip(
+      self._likes, self._is_joined, strict=True
+    ):
       for like in likes if on_host else ():
-        self._sizes[like.dtype] = self._sizes.get(like.dtype, 0) + like.size
+        if joined:
+          self._sizes[like.dtype] = self._sizes.get(like.dtype, 0) + like.size
+        else:
+          self._apart.append(like)
 
   def __bool__(self) -> bool:
     """Whether any residual goes to the host."""
-    return bool(self._sizes)
+    return bool(self._sizes or self._apart)
 
   def zeros(self, varying_like: PyTree) -> list[Array]:
     """Returns host buffers of zeros, which the first iteration carries.
@@ -44,6 +53,10 @@ class HostBuffers:
       varying_like: arrays; where one varies over a mesh axis, the zeros do.
     """
     zeros = [jnp.zeros(n, dtype) for dtype, n in self._sizes.items()]
+    zeros += [
+      lax.full(like.shape, 0, like.dtype, sharding=like.sharding)
+      for like in self._apart
+    ]
     return to_varying(zeros, _varying_axes(varying_like))
 
   def pack(
@@ -58,25 +71,37 @@ class HostBuffers:
 
     Returns:
       The buffers of the residuals that stay on the device, and one host
-      buffer for each dtype, flat. The host buffers are still on the device.
+      buffer for each dtype, flat, then those on several devices. The host
+      buffers are still on the device.
     """
     device: list[Buffers] = []
     host: dict[Any, list[Array]] = {dtype: [] for dtype in self._sizes}
-    for own, (_, on_host) in zip(buffers, self._likes, strict=True):
+    apart: list[Array] = []
+    for own, (_, on_host), joined in zip(
+      buffers, self._likes, self._is_joined, strict=True
+    ):
       if not on_host:
         device.append(own)
-        continue
-      for a in own:
-        host[a.dtype].append(a.reshape(-1))
-    joined = [jnp.concatenate(parts) for parts in host.values()]
-    return device, to_varying(joined, _varying_axes(varying_like))
+      elif joined:
+        for a in own:
+          host[a.dtype].append(a.reshape(-1))
+      else:
+        apart += own
+    sent = [*(jnp.concatenate(parts) for parts in host.values()), *apart]
+    return device, to_varying(sent, _varying_axes(varying_like))
 
   def unpack(self, host: Sequence[Array]) -> list[Buffers]:
     """Returns the buffers of each offloaded residual from the host buffers."""
-    remaining = dict(zip(self._sizes, host, strict=True))
+    apart = iter(host[len(self._sizes) :])
+    remaining = dict(zip(self._sizes, host, strict=False))
     fetched: list[Buffers] = []
-    for likes, on_host in self._likes:
+    for (likes, on_host), joined in zip(
+      self._likes, self._is_joined, strict=True
+    ):
       if not on_host:
+        continue
+      if not joined:
+        fetched.append([next(apart) for _ in likes])
         continue
       own = []
       for like in likes:

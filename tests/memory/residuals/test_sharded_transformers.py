@@ -1,0 +1,98 @@
+"""Residuals of transformers that a compiler partitions over four devices."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jaxmotion import codecs
+from jaxmotion.memory import compress_residuals, offload
+from jaxmotion.program import parse_hlo
+from tests.memory.residuals.nets import distance, norm, normal
+
+BATCH, TOKENS, WIDTH, HEADS = 8, 16, 32, 4
+INT8 = offload(codecs.uniform(bits=8))
+SHAPES = {
+  "q": (WIDTH, HEADS, WIDTH // HEADS),
+  "out": (HEADS, WIDTH // HEADS, WIDTH),
+  "up": (WIDTH, 2 * WIDTH),
+  "down": (2 * WIDTH, WIDTH),
+}
+# Weights of each layout, then the tokens.
+DATA_PARALLEL = {**dict.fromkeys(SHAPES, P()), "tokens": P("x")}
+TENSOR_PARALLEL = {
+  "q": P(None, "x"),
+  "out": P("x"),
+  "up": P(None, "x"),
+  "down": P("x"),
+  "tokens": P(),
+}
+LAYOUTS = {"data_parallel": DATA_PARALLEL, "tensor_parallel": TENSOR_PARALLEL}
+
+
+def run_blocks(tokens, params, x):
+  """Returns a loss of a loop of blocks.
+
+  Args:
+    tokens: sharding of the tokens; None where axes are of kind `Auto`.
+    params: stacked weights.
+    x: tokens.
+  """
+
+  def block(x, p):
+    q = jnp.einsum("btd,dhe->bthe", norm(x, -1), p["q"])
+    weights = jax.nn.softmax(jnp.einsum("bthe,bshe->bhts", q, q))
+    y = jnp.einsum("bhts,bshe->bthe", weights, q)
+    x = x + jnp.einsum("bthe,hed->btd", y, p["out"], out_sharding=tokens)
+    h = jax.nn.relu(jnp.einsum("btd,df->btf", norm(x, -1), p["up"]))
+    x = x + jnp.einsum("btf,fd->btd", h, p["down"], out_sharding=tokens)
+    return x, None
+
+  return jnp.sum(lax.scan(block, x, params)[0] ** 2)
+
+
+def run_sharded(layout, kind, wrap):
+  """Returns the gradients, and how many collectives of each kind ran."""
+  mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+  specs = LAYOUTS[layout]
+  params = {
+    name: jax.device_put(
+      normal(i, 2, *shape), NamedSharding(mesh, P(None, *specs[name]))
+    )
+    for i, (name, shape) in enumerate(SHAPES.items())
+  }
+  tokens = NamedSharding(mesh, specs["tokens"])
+  x = jax.device_put(normal(9, BATCH, TOKENS, WIDTH), tokens)
+  is_explicit = kind == AxisType.Explicit
+  fn = functools.partial(run_blocks, tokens if is_explicit else None)
+  compiled = jax.jit(jax.grad(wrap(fn))).lower(params, x).compile()
+  counts = collections.Counter(
+    i.opcode
+    for instructions in parse_hlo(compiled.as_text()).computations.values()
+    for i in instructions.values()
+    if re.match("all-|reduce-scatter|collective", i.opcode)
+  )
+  return compiled(params, x), counts
+
+
+@pytest.mark.parametrize(
+  ("layout", "kind"),
+  [
+    ("tensor_parallel", AxisType.Auto),
+    ("tensor_parallel", AxisType.Explicit),
+    ("data_parallel", AxisType.Explicit),
+  ],
+)
+def test_residuals_of_transformers_stay_on_their_devices(layout, kind):
+  expected, plain = run_sharded(layout, kind, lambda fn: fn)
+  found, counts = run_sharded(
+    layout, kind, lambda fn: compress_residuals(fn, INT8)
+  )
+  assert 0 < distance(expected, found) < 0.03
+  assert counts == plain
+  assert plain
