@@ -5,6 +5,9 @@ Flax.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.nnx._compress_residuals import (
+  compress_residuals as compress_residuals,
+)
 from jaxmotion.nnx._parallelize_step import (
   parallelize_step as parallelize_step,
 )

@@ -3,6 +3,7 @@
 from flax import nnx
 
 import jaxmotion.nnx
+from jaxmotion import codecs
 from tests.arguments.calls import Call
 from tests.arguments.transforms import MESH, accept_options, loss_fn
 
@@ -16,6 +17,9 @@ CALLS = {
     donate_argnames=("model",),
     donate_argnums=(1,),
   ),
+  "nnx.compress_residuals": Call(
+    loss_fn, codec=codecs.uniform(bits=8), recompute="all"
+  ),
   "nnx.parallelize_step -> decorate": Call(
     loss_fn, on=jaxmotion.nnx.parallelize_step(MESH)
   ),
@@ -23,6 +27,7 @@ CALLS = {
 UNCALLED = {}
 ACCEPTED = {
   **accept_options("nnx.parallelize_step"),
+  ("nnx.compress_residuals", "codec"): {"empty": "no rules: all as without"},
   ("nnx.parallelize_step", "batch"): {"misspelt": "no step is known here"},
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
 }

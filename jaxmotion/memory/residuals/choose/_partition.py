@@ -159,7 +159,7 @@ def _choose_grid(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
   Batches and features are cut first: they are what is partitioned most often.
 
   >>> _choose_grid((8, 128, 6), 4), _choose_grid((8, 64), 1)
-  ((4, 2, 2), (1, 1))
+  ((4, 4, 2), (1, 1))
   """
   grid = [1] * len(shape)
   left = math.prod(shape)
