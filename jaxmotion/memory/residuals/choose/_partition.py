@@ -31,7 +31,7 @@ _SMALL_ARRAY = 1 << 20
 
 
 class Partition(NamedTuple):
-  """How an array lies on a mesh.
+  """Describes the parts of an array on a mesh.
 
   Attributes:
     mesh: the mesh, abstract.
