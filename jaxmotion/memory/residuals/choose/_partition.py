@@ -1,4 +1,4 @@
-"""Parts of an array, so that a mesh encodes each part where it is.
+"""Cuts arrays into parts, so that a mesh encodes each part where it is.
 
 A codec takes blocks of the flat array, and a block that lies on two devices
 would be moved. So an array on a mesh is encoded part by part, and no part
@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 
   @property
   def part_shape(self) -> tuple[int, ...]:
-    """Shape of one part."""
+    """The shape of one part."""
     pairs = zip(self.shard, self.grid, strict=True)
     return tuple(n // count for n, count in pairs)
 
@@ -186,7 +186,7 @@ def _split_parts(x: Array, grid: Sequence[int]) -> Array:
 
 
 def _join_parts(parts: Array, grid: Sequence[int]) -> Array:
-  """Inverts `_split_parts`."""
+  """Moves the parts back, the inverse of `_split_parts`."""
   count = sum(n > 1 for n in grid)
   part = parts.shape[count:]
   whole = tuple(n * g for n, g in zip(part, grid, strict=True))
