@@ -32,7 +32,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 # tests bear a mark.
 _UNOPTIMIZED = (
   *("adapters", "arguments", "checkpoint", "controllers", "hetero", "nnx"),
-  *("perfmodel", "planner", "program", "testing", "transforms"),
+  *("perfmodel", "planner", "presets", "program", "testing", "transforms"),
   *("memory/state", "memory/weights"),
   *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
   *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),
