@@ -7,7 +7,14 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.core import AxisName, PerWorker, PyTree, Split
+from jaxmotion.core import (
+  AxisName,
+  PerWorker,
+  PyTree,
+  Shared,
+  Split,
+  axis_names,
+)
 from jaxmotion.transforms.extend import Join, join_name
 
 
@@ -41,10 +48,13 @@ def describe_state(
   """
   found: dict[Any, type] = {}
   cut: dict[Any, P] = {}
+  equal: dict[Any, tuple[str, ...]] = {}
   for path, node in nnx.iter_graph(nodes):
     found[path] = type(node)
     if isinstance(node, Split):
       cut |= _cut_specs(path, node)
+    if isinstance(node, Shared):
+      equal[path] = node.axes
   variables, _ = jax.tree.flatten_with_path(
     state, is_leaf=lambda node: isinstance(node, nnx.Variable)
   )
@@ -52,11 +62,15 @@ def describe_state(
   for key_path, variable in variables:
     path = tuple(_key_value(key) for key in key_path)
     above = [found.get(path[:i]) for i in range(len(path))]
+    same = {name for i in range(len(path)) for name in equal.get(path[:i], ())}
+    own = tuple(name for name in axis_names(axis_name) if name not in same)
     is_metric = isinstance(variable, nnx.metrics.MetricState)
     leaf = GraphLeaf(
       "/".join(map(str, path)),
       type(variable) if isinstance(variable, nnx.Variable) else None,
-      P(axis_name) if PerWorker in above else cut.get(path, P()),
+      (P(own if same else axis_name) if own else P())
+      if PerWorker in above
+      else cut.get(path, P()),
       "/".join(map(str, path[:-1])) if is_metric else None,
       above[-1] if is_metric else None,
     )

@@ -214,3 +214,26 @@ def test_metrics_start_again_on_explicit_axes():
       metric.reset()
       step(metric, jnp.arange(8.0))
   assert metric.compute() == 3.5 and metric.count[...] == 8
+
+
+def test_an_optimizer_keeps_state_that_workers_share_once():
+  factors = codecs.feedback(codecs.low_rank(rank=1))
+  codec = codecs.where_smaller(factors)
+  tx = jaxmotion.bind_mesh(
+    optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1)), MESH
+  )
+  model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+  optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def train_step(model, optimizer, batch):
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(batch) ** 2))(model)
+    optimizer.update(model, grads)
+    return loss
+
+  x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+  losses = [float(train_step(model, optimizer, x)) for _ in range(3)]
+  assert losses[2] < losses[0]
+  state = jax.tree.leaves(nnx.state(optimizer.opt_state))
+  factors = [a for a in state if a.shape == (1, 4, 1)]
+  assert len(factors) == 1 and factors[0].sharding.is_fully_replicated
