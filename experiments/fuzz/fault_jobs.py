@@ -215,7 +215,10 @@ class Rig:
     return [f"--config={path}", *config, f"--workdir={workdir}"]
 
   def _train(self, arguments: list[str]) -> None:
-    os.environ.pop("XLA_FLAGS", None)
+    # The emulated devices of this process are not those of the job.
+    given = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in given if "_device_count=" not in flag]
+    os.environ["XLA_FLAGS"] = " ".join(kept)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_compilation_cache_dir", self._cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
