@@ -45,36 +45,35 @@ def compiled_bytes(
 ) -> Ledger:
   """Counts the bytes that a compiled program sends.
 
-    The program's text is read: the dtypes and shapes are those that travel,
-    whatever the traced function asked for. On the CPU backend, for one, a
-    bfloat16 `psum` is a float32 all_reduce.
+  The program's text is read: the dtypes and shapes are those that travel,
+  whatever the traced function asked for. On the CPU backend, for one, a
+  bfloat16 `psum` is a float32 all_reduce.
 
-    Args:
-      compiled: The program, `jax.jit(fn).lower(*args).compile()`.
-      branch: Index of the branch that every conditional with a collective
-        takes. By default each takes the branch that sends the MOST bytes.
-      while_trips: Trips of every loop with a collective whose number of trips
-        the program does not state.
-      mesh: The mesh that the program runs on. Its axes name groups of devices
-        where the text has no axes.
+  Args:
+    compiled: The program, `jax.jit(fn).lower(*args).compile()`.
+    branch: Index of the branch that every conditional with a collective
+      takes. By default each takes the branch that sends the MOST bytes.
+    while_trips: Trips of every loop with a collective whose number of trips
+      the program does not state.
+    mesh: The mesh that the program runs on. Its axes name groups of devices
+      where the text has no axes.
 
-    Returns:
-      The ledger, in bytes one worker sends. Its axes are `()` where the text
-      gives devices instead of mesh axes and there is no `mesh`.
+  Returns:
+    The ledger, in bytes one worker sends. Its axes are `()` where the text
+    gives devices instead of mesh axes and there is no `mesh`.
 
-    Raises:
-      TypeError: `compiled` is something else, such as a lowered program, or
-        `mesh` is no mesh.
-      ValueError: The program has no text, a loop has a collective, no stated
-        number of trips and `while_trips` is not given, a conditional has no
-        branch of that index, or the bytes of a collective cannot be told.
+  Raises:
+    TypeError: `compiled` is something else, such as a lowered program, or
+      `mesh` is no mesh.
+    ValueError: The program has no text, a loop has a collective, no stated
+      number of trips and `while_trips` is not given, a conditional has no
+      branch of that index, or the bytes of a collective cannot be told.
 
-    Example:
-      >>> import jax
-  from jax.sharding import Mesh
-      >>> program = jax.jit(lambda x: 2 * x).lower(1.0).compile()
-      >>> compiled_bytes(program).total_bytes
-      0.0
+  Example:
+    >>> import jax
+    >>> program = jax.jit(lambda x: 2 * x).lower(1.0).compile()
+    >>> compiled_bytes(program).total_bytes
+    0.0
   """
   # The text of a lowered program is in another language, which has no bytes.
   if isinstance(compiled, jax.stages.Lowered) or not hasattr(

@@ -5,7 +5,7 @@ import pytest
 from experiments.fuzz import exchanges
 from experiments.fuzz.exchange_setups import Setup
 from jaxmotion import codecs
-from jaxmotion.collectives import _all_reduce
+from jaxmotion.collectives import _all_reduce, _rounds
 from jaxmotion.transforms import _exchange
 
 SETUP = Setup(
@@ -48,6 +48,6 @@ def test_an_exchange_with_broken_parts_is_found(monkeypatch):
 
 
 def test_shards_that_stay_where_they_are_are_found(monkeypatch):
-  monkeypatch.setattr(_all_reduce, "exchange_rows", lambda payload, _: payload)
+  monkeypatch.setitem(_rounds._SEND, "all_to_all", lambda payload, _: payload)
   plain = Setup(3, codecs.uniform(bits=8), ((200,),), ("float32",))
   assert "the result is the mean of what was decoded" in find_laws(plain)
