@@ -11,6 +11,9 @@ from jaxmotion.memory.residuals import (
   offload as offload,
   recompute as recompute,
   residuals_of as residuals_of,
+  save as save,
+  save_and_offload_only_these_names as save_and_offload_only_these_names,
+  save_only_these_names as save_only_these_names,
 )
 from jaxmotion.memory.state import (
   CompressedState as CompressedState,

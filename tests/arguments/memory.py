@@ -63,6 +63,13 @@ CALLS = {
   "memory.residuals_of": Call(loss, W, X, codec=INT8),
   "memory.offload": Call(INT8),
   "memory.recompute": Call(),
+  "memory.save": Call(INT8),
+  "memory.save_only_these_names": Call("hidden", codec=INT8),
+  "memory.save_and_offload_only_these_names": Call(
+    names_which_can_be_saved=["a"],
+    names_which_can_be_offloaded=["b"],
+    codec=INT8,
+  ),
   "memory.EncodedLeaf.decode": Call(
     on=Lazy(
       lambda: (
@@ -151,6 +158,9 @@ ACCEPTED = {
     "minus_one": "the last argument",
     "zero": "the first argument",
     "empty": "no argument",
+  },
+  ("memory.save_only_these_names", "names"): {
+    "misspelt": "no residuals are known here"
   },
   ("memory.residuals_of", "codec"): _NO_RULES,
   ("memory.residuals_of", "params"): _NO_PARAMS,

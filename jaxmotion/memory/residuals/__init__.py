@@ -21,6 +21,9 @@ from jaxmotion.memory.residuals.choose import (
   make_choice as make_choice,
   offload as offload,
   recompute as recompute,
+  save as save,
+  save_and_offload_only_these_names as save_and_offload_only_these_names,
+  save_only_these_names as save_only_these_names,
 )
 from jaxmotion.memory.residuals.run import HostBuffers as HostBuffers
 

@@ -8,6 +8,9 @@ from jaxmotion.memory.residuals.choose._actions import (
   make_choice as make_choice,
   offload as offload,
   recompute as recompute,
+  save as save,
+  save_and_offload_only_these_names as save_and_offload_only_these_names,
+  save_only_these_names as save_only_these_names,
 )
 from jaxmotion.memory.residuals.choose._coder import Buffers as Buffers
 from jaxmotion.memory.residuals.choose._diagnostics import (

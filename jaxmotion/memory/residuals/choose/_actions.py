@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmotion.codecs import Codec, zero_value
-from jaxmotion.core import PathRules
+from jaxmotion.core import PathRules, check_sequence, check_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,34 @@ class recompute:
   """
 
 
-Action = Codec | offload | recompute | None
+@dataclasses.dataclass(frozen=True)
+class save:
+  """Saves a residual even where others are recomputed at no cost to memory.
+
+  Without it, a residual that follows from saved ones is recomputed where every
+  step in between may be.
+
+  Args:
+    codec: how it is saved; a codec, `offload`, or None for exactly.
+
+  Raises:
+    TypeError: `codec` is none of these.
+
+  Example:
+    >>> save(offload())
+    save(codec=offload(codec=None))
+  """
+
+  codec: Codec | offload | None = None
+
+  def __post_init__(self) -> None:
+    if not (self.codec is None or isinstance(self.codec, Codec | offload)):
+      raise TypeError(
+        f"`codec` must be a Codec, `offload` or None, got {self.codec!r}."
+      )
+
+
+Action = Codec | offload | recompute | save | None
 """How one residual is saved; None saves it exactly, a mask as bits."""
 
 ResidualRules = Sequence[tuple[str, Action]]
@@ -85,6 +113,9 @@ pattern and one of these, a function of a Residual, or None, got 'int8'.
   if isinstance(codec, offload):
     inner = make_choice(codec.codec)
     return lambda residual: offload(inner(residual))  # type: ignore[arg-type]
+  if isinstance(codec, save):
+    inner = make_choice(codec.codec)
+    return lambda residual: save(inner(residual))  # type: ignore[arg-type]
   if codec is None or isinstance(codec, recompute):
     return lambda residual: codec
   if callable(codec) and not isinstance(codec, type):
@@ -132,3 +163,87 @@ def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:
     return None if match is None else choices[match.rule](residual)
 
   return choose
+
+
+def save_only_these_names(
+  *names: str, codec: Codec | offload | None = None
+) -> ResidualRules:
+  """Makes rules that save residuals of some names, and recompute all others.
+
+  Args:
+    *names: labels that `jax.ad_checkpoint.checkpoint_name` gave.
+    codec: how these are saved; None saves them exactly.
+
+  Returns:
+    Rules, the `codec` of `compress_residuals`. A name that no residual has is
+    an error there.
+
+  Raises:
+    TypeError: a name is no string, or `codec` is none.
+    ValueError: there are no names.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> from jaxmotion.memory import residuals_of
+    >>> def loss(w, x):
+    ...   x = checkpoint_name(jnp.tanh(x @ w), "hidden")
+    ...   return jnp.sum(jnp.sin(x @ w))
+    >>> w, x = jnp.ones((64, 64)), jnp.ones((64, 64))
+    >>> rules = save_only_these_names("hidden")
+    >>> [r.name for r in residuals_of(loss, w, x, codec=rules)]
+    ['dense/1', 'dense/hidden']
+  """
+  return (*_name_rules("names", names, save(codec)), ("", recompute()))
+
+
+def save_and_offload_only_these_names(
+  *,
+  names_which_can_be_saved: Sequence[str],
+  names_which_can_be_offloaded: Sequence[str],
+  codec: Codec | None = None,
+) -> ResidualRules:
+  """Makes rules that save or offload residuals of some names alone.
+
+  All others are recomputed.
+
+  Args:
+    names_which_can_be_saved: labels of residuals that stay on the device.
+    names_which_can_be_offloaded: labels of those that go to the host.
+    codec: how both are encoded; None saves them exactly.
+
+  Returns:
+    Rules, the `codec` of `compress_residuals`.
+
+  Raises:
+    TypeError: a name is no string, or `codec` is no codec.
+    ValueError: there are no names.
+
+  Example:
+    >>> save_and_offload_only_these_names(
+    ...   names_which_can_be_saved=["hidden"],
+    ...   names_which_can_be_offloaded=["attention"],
+    ... )
+    (('/hidden$', save(codec=None)), \
+('/attention$', save(codec=offload(codec=None))), ('', recompute()))
+  """
+  stays, to_host = save(codec), save(offload(codec))
+  return (
+    *_name_rules("names_which_can_be_saved", names_which_can_be_saved, stays),
+    *_name_rules(
+      "names_which_can_be_offloaded", names_which_can_be_offloaded, to_host
+    ),
+    ("", recompute()),
+  )
+
+
+def _name_rules(
+  argument: str, names: Any, action: Action
+) -> tuple[tuple[str, Action], ...]:
+  """Returns a rule for each label."""
+  check_sequence(argument, names, "names")
+  if not names:
+    raise ValueError(f"`{argument}` must hold a name, got {names!r}.")
+  for name in names:
+    check_text(argument, name)
+  return tuple((f"/{re.escape(name)}$", action) for name in names)

@@ -22,6 +22,7 @@ from jaxmotion.memory.residuals.choose._actions import (
   ResidualChoice,
   offload,
   recompute,
+  save,
 )
 from jaxmotion.memory.residuals.choose._coder import (
   Buffers,
@@ -50,6 +51,7 @@ class Residual(NamedTuple):
     recomputed: whether it is recomputed instead of saved.
     repeats: number of such arrays, one for each iteration of a loop.
     partition: how the array lies on a mesh; None if one device holds it.
+    kept: whether it is saved even where it could be recomputed.
   """
 
   name: str
@@ -61,6 +63,7 @@ class Residual(NamedTuple):
   recomputed: bool = False
   repeats: int = 1
   partition: Partition | None = None
+  kept: bool = False
 
   @property
   def like(self) -> jax.ShapeDtypeStruct:
@@ -169,6 +172,8 @@ def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:
   action = choose(residual)
   if isinstance(action, recompute):
     return residual._replace(recomputed=True)
+  if isinstance(action, save):
+    residual, action = residual._replace(kept=True), action.codec
   if isinstance(action, offload):
     residual, action = residual._replace(on_host=True), action.codec
   if action is None:

@@ -254,9 +254,15 @@ def _choose_saved(
   def never_recompute(step: Step) -> bool:
     if any(table.describe(v).recomputed for v in step.outs):
       return False
+    # A name is given to a value by a step that copies nothing: what is kept is
+    # the value.
+    is_kept = step.name != "name" and any(
+      table.describe(v).kept for v in step.outs
+    )
     is_refused = recompute == "cheap" and is_expensive(step.eqn)
     return (
       is_refused
+      or is_kept
       or is_float_equality(step.eqn)
       or not must_save.isdisjoint(step.outs)
     )
