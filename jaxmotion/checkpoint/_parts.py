@@ -73,10 +73,16 @@ def fit_parts(
   named = jax.tree.leaves_with_path(state.value)
   news = jax.tree.leaves_with_path(like.value)
   if [path for path, _ in named] != [path for path, _ in news]:
+    remedy = "Keep the chain inside of `sharded`."
+    if name == "master":
+      remedy = (
+        "A `weight_codec` keeps a master; `codecs.identity()` does too."
+        if named
+        else "Give `weight_codec=None`, which keeps no master."
+      )
     raise ValueError(
       f"`tx` must have the `{name}` arrays of the saved state: "
-      f"{len(named)} of them, got {len(news)}. A `weight_codec` keeps a master;"
-      " `codecs.identity()` is one that encodes nothing."
+      f"{len(named)} of them, got {len(news)}. {remedy}"
     )
   leaves = []
   for (path, x), (_, new), *cut in zip(

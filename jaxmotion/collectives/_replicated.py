@@ -226,21 +226,37 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
 
   Args:
     state: state of an optimizer, as whole arrays.
-    rows: lengths that a leading axis of workers may have.
+    rows: lengths that a leading axis of workers may have; first their number.
 
   Raises:
-    ValueError: it has another; the leaf is named by its path.
+    ValueError: it has another, or workers do not divide what they cut; the leaf
+      is named by its path.
   """
-  is_own = lambda node: isinstance(node, PerWorker)
+
+  def fits(node: Any, shapes: list[tuple[int, ...]]) -> list[bool]:
+    if isinstance(node, PerWorker):
+      return [bool(shape) and shape[0] in rows for shape in shapes]
+    return [
+      dimension is None or shape[dimension] % rows[0] == 0
+      for shape, dimension in zip(shapes, node.dimensions, strict=True)
+    ]
+
+  is_own = lambda node: isinstance(node, PerWorker | Split)
   for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_own):
+    if not is_own(node):
+      continue
     # What is `Shared` is there once, whatever the number of workers.
-    own = drop_shared(node) if is_own(node) else ()
-    for inner, x in named_leaves(own):
-      if not x.shape or x.shape[0] not in rows:
+    node = drop_shared(node) if isinstance(node, PerWorker) else node
+    named = named_leaves(node)
+    shapes = [jax.numpy.shape(x) for _, x in named]
+    for (inner, _), shape, is_fit in zip(
+      named, shapes, fits(node, shapes), strict=True
+    ):
+      if not is_fit:
         name = "/".join(filter(None, (leaf_path(path), inner)))
         raise ValueError(
           f"`opt_state` must be of the {rows[0]} workers of the mesh, got "
-          f"`{name}` of shape {x.shape}: continue a state of other workers by "
+          f"`{name}` of shape {shape}: continue a state of other workers by "
           "`jaxmotion.checkpoint.resize`."
         )
 

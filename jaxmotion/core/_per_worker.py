@@ -48,7 +48,9 @@ def unpack_worker(state: PerWorker) -> PyTree:
       raise ValueError(
         "`state` must be one worker's view with a leading axis of 1: pass "
         "per-worker state into shard_map with the specs that "
-        f"`jaxmotion.state_specs` returns, got shape {a.shape}."
+        "`jaxmotion.state_specs` returns, and continue that of another number "
+        "of workers by `jaxmotion.checkpoint.resize`, got shape "
+        f"{a.shape}."
       )
     return jnp.squeeze(a, 0)
 

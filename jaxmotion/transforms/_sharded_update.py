@@ -129,6 +129,7 @@ class ShardedUpdate(NamedTuple):
     old_master, old_inner, codec_state = state
     parts = self._own_parts(leaves, treedef, params)
     self._check_master(old_master, leaves, treedef, parts, model)
+    self._check_inner(old_inner, treedef.unflatten(parts))
     means, codec_state = self._reduce(x, leaves, treedef, codec_state, key)
     means = _assert_shared(means, leaves, model)
     master = old_master.value if self.has_master else treedef.unflatten(parts)
@@ -272,6 +273,20 @@ class ShardedUpdate(NamedTuple):
       )
     like = treedef.unflatten(parts) if self.has_master else ()
     check_like("state/master", master.value, like, "`init`")
+
+  def _check_inner(self, inner: Split, parts: PyTree) -> None:
+    """Raises unless moments are of the parts that this worker has."""
+    like = jax.eval_shape(lambda: self.tx.init(parts))
+    expected, found = (
+      [jnp.shape(x) for x in jax.tree.leaves(tree)]
+      for tree in (like, inner.value)
+    )
+    if found != expected:
+      raise ValueError(
+        "`state/inner` must be made for these parameters and number of workers,"
+        f" with arrays of shapes {expected}, got {found}: continue it by "
+        "`checkpoint.resize`."
+      )
 
   def _reduce(
     self,

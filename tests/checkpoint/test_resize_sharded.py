@@ -1,5 +1,6 @@
 """States of sharded optimizers and models that continue on other workers."""
 
+import dataclasses
 import functools
 
 import jax
@@ -174,6 +175,11 @@ def test_another_codec_continues_the_memory_or_says_what_is_lost():
   with pytest.raises(ValueError, match="`master` arrays .* 2 of them, got 0"):
     bare = make_tx(weight_codec=None)
     checkpoint.resize(bare, state, SMALL, layout, mesh)
+  theirs = checkpoint.describe_state(bare, SMALL, make_mesh(4))
+  none = dataclasses.replace(state.master, value=(), dimensions=())
+  held = state._replace(master=none)
+  with pytest.raises(ValueError, match="0 of them, got 2. Give `weight_codec="):
+    checkpoint.resize(tx, held, SMALL, theirs, mesh)
 
 
 def test_the_same_layout_keeps_every_bit():
@@ -294,3 +300,22 @@ def test_workers_change_beside_an_axis_of_the_model(parts, kind):
     ValueError, match="`specs` must shard the model .*'model'"
   ):
     checkpoint.resize(tx, state, MODEL, layout, other, specs=SPECS)
+
+
+def test_a_step_names_moments_that_other_workers_cut():
+  """Neither a master nor error memory says how many workers there were."""
+  tx = jaxmotion.sharded("data", optax.adam(0.1))
+  params = {"p": PARAMS["p"]}
+  for workers, message in (
+    (3, "`opt_state` must be of the 3 workers .*checkpoint.resize"),
+    (2, "`state/inner` must be made for .*checkpoint.resize"),
+  ):
+    four, mesh = AbstractMesh((4,), ("data",)), make_mesh(workers)
+    layout = checkpoint.describe_state(tx, params, four)
+    state = checkpoint.saved_like(tx, params, layout, make_mesh(1))
+    state = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), state)
+    _, step = jaxmotion.data_parallel(
+      lambda p, x: jnp.sum(p["p"] * jnp.mean(x)), tx, mesh, donate=False
+    )
+    with pytest.raises(ValueError, match=message):
+      step.lower(jax.tree.map(jnp.asarray, params), state, jnp.ones(6))
