@@ -31,8 +31,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 # Nobody runs the interpreted kernels, whose files are named after Triton. Other
 # tests bear a mark.
 _UNOPTIMIZED = (
-  *("adapters", "arguments", "checkpoint", "controllers", "hetero", "nnx"),
-  *("perfmodel", "planner", "presets", "program", "testing", "transforms"),
+  *("adapters", "arguments", "checkpoint", "controllers", "hetero", "linen"),
+  *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
+  "transforms",
   *("memory/state", "memory/weights"),
   *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
   *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),

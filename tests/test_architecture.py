@@ -29,6 +29,7 @@ ROOMS = {
   "testing": 6,
   "checkpoint": 6,
   "presets": 6,
+  "linen": 6,
   "nnx": 6,
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.
@@ -43,7 +44,7 @@ ARROWS = {"memory.residuals": 15, "perfmodel": 10}
 # What the package may import besides itself and the standard library.
 ALLOWED = {"jax", "numpy", "optax"}
 # What one room may import besides; nothing imports that room.
-EXTRAS = {"nnx": {"flax"}}
+EXTRAS = {"linen": {"flax"}, "nnx": {"flax"}}
 
 
 def each(things):

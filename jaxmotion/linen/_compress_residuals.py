@@ -1,0 +1,82 @@
+"""Linen modules that save fewer bytes for their backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax.core import lift
+from flax.linen import transforms
+
+from jaxmotion.core import check_callable
+from jaxmotion.memory import residuals
+
+
+def compress_residuals(
+  target: Callable[..., Any],
+  codec: residuals.Action
+  | residuals.ResidualRules
+  | residuals.ResidualChoice = None,
+  *,
+  recompute: str = "cheap",
+) -> Any:
+  """Lifts a module class or method to save fewer bytes for gradients.
+
+  It stands where `nn.remat` stands, and is `memory.compress_residuals` for
+  Linen: mutable collections such as batch statistics are updated, and random
+  streams advance, as without it. All variables count as parameters, which
+  stay in memory anyway.
+
+  Args:
+    target: subclass of `nn.Module`, or a method that takes a module first.
+    codec: how residuals are saved; see `memory.compress_residuals`.
+    recompute: "cheap" or "all"; see `memory.compress_residuals`.
+
+  Returns:
+    A module class or a method, with the arguments of `target`.
+
+  Raises:
+    TypeError: `target` is no class or function, or `codec` of a wrong type.
+    ValueError: `recompute` is none of its choices.
+
+  Example:
+    >>> import flax.linen as nn
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxmotion import codecs
+    >>> dense = compress_residuals(nn.Dense, codecs.uniform(bits=8))(4)
+    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 3)))
+    >>> dense.apply(variables, jnp.ones((2, 3))).shape
+    (2, 4)
+  """
+  check_callable("target", target)
+  residuals.compress_residuals(target, codec, recompute=recompute)  # Checks.
+
+  def compressed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(
+      scope_fn: Any,
+      repack_fn: Any,
+      variable_groups: Any,
+      rng_groups: Any,
+      *args: Any,
+      **kwargs: Any,
+    ) -> Any:
+      def run(variable_groups: Any, rng_groups: Any, *args: Any) -> Any:
+        scope = scope_fn(variable_groups, rng_groups)
+        result = fn(scope, *args, **kwargs)
+        return result, repack_fn(scope)
+
+      run_compressed = residuals.compress_residuals(
+        run, codec, recompute=recompute
+      )
+      return run_compressed(variable_groups, rng_groups, *args)
+
+    return lift.pack(
+      inner,
+      (True,),
+      (True,),
+      (True,),
+      name="compress_residuals",
+      enable_kwargs=True,
+    )
+
+  return transforms.lift_transform(compressed, target)
