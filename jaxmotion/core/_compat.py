@@ -128,8 +128,9 @@ def abstract_like(x: Any) -> Any:
   Args:
     x: array, shape, or the abstract value of a jaxpr's variable.
 
-  >>> abstract_like(1.0)
-  ShapeDtypeStruct(shape=(), dtype=float32)
+  >>> like = abstract_like(1.0)
+  >>> like.shape, str(like.dtype)
+  ((), 'float32')
   """
   aval = x if isinstance(x, jax.ShapeDtypeStruct) else _aval_of(x)
   kind = aval.manual_axis_type  # None of a shape without one.
