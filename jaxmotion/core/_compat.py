@@ -139,6 +139,9 @@ def abstract_like(x: Any) -> Any:
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
   # The type says how the array lies on a mesh.
   sharding = getattr(aval, "sharding", None)
+  mesh = getattr(sharding, "mesh", None)
+  if mesh is None or mesh.empty:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
 
