@@ -21,16 +21,16 @@ ROOMS = {
   "codecs": 2,
   "wire": 3,
   "collectives": 4,
-  "memory": 4,
   "perfmodel": 5,
   "transforms": 5,
-  "planner": 6,
+  "memory": 6,
   "hetero": 6,
   "testing": 6,
   "checkpoint": 6,
   "presets": 6,
-  "linen": 6,
-  "nnx": 6,
+  "planner": 7,
+  "linen": 7,
+  "nnx": 7,
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.
 FLOORS = {

@@ -113,7 +113,7 @@ def check_residuals(
   choices = _ROUNDING if rounds else _EXACT
   options: dict[str, Any] = {
     "codec": choices[rng.integers(len(choices))],
-    "recompute": ("cheap", "all")[rng.integers(2)],
+    "memory_budget": (None, 0.0, 0.5)[rng.integers(3)],
     "params": ((0,), (), (0, 1))[rng.integers(3)],
   }
   compress: Any = functools.partial(memory.compress_residuals, **options)

@@ -133,8 +133,10 @@ MODES: dict[str, Callable[[Network, int], StepProgram]] = {
   "cut_int4_together": _make_residual_mode(INT4, together=7),
   "cut_host": _make_residual_mode(memory.offload()),
   "cut_int8_host": _make_residual_mode(memory.offload(INT8)),
-  "again_int8": _make_residual_mode(INT8, recompute="all"),
-  "again_int8_host": _make_residual_mode(memory.offload(INT8), recompute="all"),
+  "again_int8": _make_residual_mode(INT8, memory_budget=0.0),
+  "again_int8_host": _make_residual_mode(
+    memory.offload(INT8), memory_budget=0.0
+  ),
   "update": _make_update_mode(),
   "update_int4_host": _make_update_mode(memory.offload(INT4)),
   "everything": _make_update_mode(memory.offload(INT8), segment=1),

@@ -11,4 +11,5 @@ from jaxmotion.perfmodel.predict import (
   kernel_curve as kernel_curve,
   kernel_seconds as kernel_seconds,
   move_seconds as move_seconds,
+  operation_seconds as operation_seconds,
 )

@@ -369,11 +369,11 @@ def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
   """Returns the bytes of an array, without some of its dimensions.
 
   Args:
-    aval: the array's type; 0 bytes if it has no dtype.
+    aval: the array's type; 0 bytes if it has no dtype, or float0.
     dropped: positions of dimensions to leave out.
   """
   dtype = getattr(aval, "dtype", None)
-  if dtype is None:
+  if dtype is None or dtype == jax.dtypes.float0:
     return 0
   bits: int
   if jnp.issubdtype(dtype, jax.dtypes.extended):

@@ -56,7 +56,7 @@ CALLS = {
   "memory.calibrate_zero_value": Call(
     lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)]
   ),
-  "memory.compress_residuals": Call(loss, INT8, params=0, recompute="all"),
+  "memory.compress_residuals": Call(loss, INT8, params=0, memory_budget=0.0),
   "memory.compress_residuals -> fn": Call(
     W, X, on=memory.compress_residuals(loss, INT8), traced=True
   ),

@@ -14,7 +14,7 @@ from jaxmotion.memory.residuals._leaves import (
   check_static_argnums,
   mark_static,
 )
-from jaxmotion.memory.residuals._traced import TracedFunction, check_params
+from jaxmotion.memory.residuals._traced import check_params, trace_in_budget
 from jaxmotion.memory.residuals.choose import (
   Action,
   Residual,
@@ -23,6 +23,7 @@ from jaxmotion.memory.residuals.choose import (
   check_rules,
   make_options,
 )
+from jaxmotion.perfmodel import Device
 
 
 def compress_residuals(
@@ -30,17 +31,18 @@ def compress_residuals(
   codec: Action | ResidualRules | ResidualChoice = None,
   *,
   params: int | Sequence[int] = 0,
-  recompute: str = "cheap",
+  memory_budget: float | None = None,
+  device: Device | None = None,
   count_overflows: bool = False,
   static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., PyTree]:
   """Returns a function that saves fewer bytes for its backward pass.
 
   Its result is that of `fn`, bit for bit. Which residuals are saved is chosen
-  by a minimum cut of the function traced together with its backward pass: of
-  all sets from which the backward pass follows without repeating an expensive
-  operation (matmul, convolution, reduction, loop, random bits), the one with
-  the fewest encoded bytes. Each residual is encoded after its last use in the
+  by a minimum cut of the function traced together with its backward pass. Each
+  value is either saved, which takes bytes and the time to write and read them,
+  or recomputed, which takes the time of the operations in between. A loop is
+  never run again, since its body has a choice of its own. Each residual is encoded after its last use in the
   forward pass and decoded when the backward pass first needs it; barriers hold
   the compiler to that order. Bodies of `lax.scan` are treated the same way.
   Max pooling saves the argmax of each window, in 1 to 8 bits, instead of its
@@ -90,9 +92,14 @@ def compress_residuals(
     params: positions of arguments that stay in memory for the whole step
       anyway (the parameters). They are never saved as residuals; neither are
       arrays that `fn` closes over.
-    recompute: "cheap" recomputes cheap operations only. "all" saves the fewest
-      bytes from which everything else can be recomputed, mostly the arguments,
-      as `jax.checkpoint` does.
+    memory_budget: most bytes of residuals on the device. Up to 1, a share of
+      the bytes that the fastest step saves, in the function and in each of its
+      loops; above 1, bytes of all of them together. The choice is the fastest
+      that keeps to it. 0 saves the fewest bytes from which everything else can
+      be recomputed, mostly the arguments, as `jax.checkpoint` does. None
+      recomputes what is nearly free: what adds at most 1 % to the predicted
+      time.
+    device: device whose times are predicted; None for an H100.
     count_overflows: whether to return `(result, overflows)`, the second being
       the number of residuals that exceeded their capacity, int32[]; 0 where
       nothing is differentiated.
@@ -133,7 +140,7 @@ def compress_residuals(
   """
   check_callable("fn", fn)
   check_params(params)
-  options = make_options(codec, recompute)
+  options = make_options(codec, memory_budget, device)
   check_bool("count_overflows", count_overflows)
   static = check_static_argnums(static_argnums)
 
@@ -141,7 +148,7 @@ def compress_residuals(
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
     given = mark_static(args, static)
-    traced = TracedFunction(bound, given, params, options)
+    traced = trace_in_budget(bound, given, params, options)
     check_rules(codec, traced.residual_names())
     result, notes = traced()
     return (result, notes.overflows) if count_overflows else result
@@ -154,7 +161,8 @@ def residuals_of(
   *args: PyTree,
   codec: Action | ResidualRules | ResidualChoice = None,
   params: int | Sequence[int] = 0,
-  recompute: str = "cheap",
+  memory_budget: float | None = None,
+  device: Device | None = None,
 ) -> list[Residual]:
   """Lists the residuals that a compressed function would save.
 
@@ -165,7 +173,8 @@ def residuals_of(
     *args: arguments of the function, arrays or shapes.
     codec: how residuals are saved, in any form that `compress_residuals` takes.
     params: positions of arguments that stay in memory anyway.
-    recompute: "cheap" or "all"; see `compress_residuals`.
+    memory_budget: most bytes of residuals; see `compress_residuals`.
+    device: device whose times are predicted; see `compress_residuals`.
 
   Returns:
     A `Residual` for each array: its name, its bytes (`nbytes`), the bytes of
@@ -186,12 +195,12 @@ def residuals_of(
   """
   check_callable("fn", fn)
   check_params(params)
-  options = make_options(codec, recompute)
+  options = make_options(codec, memory_budget, device)
   given = ArrayLeaves(args)
   found: list[Residual] = []
 
   def trace(*arrays: Array) -> None:
-    traced = TracedFunction(fn, given.fill(arrays), params, options)
+    traced = trace_in_budget(fn, given.fill(arrays), params, options)
     check_rules(codec, traced.residual_names())
     found.extend(traced.saved_residuals())
 

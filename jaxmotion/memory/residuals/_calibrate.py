@@ -17,7 +17,7 @@ from jaxmotion.core import (
   check_sequence,
 )
 from jaxmotion.memory.residuals._traced import TracedFunction, check_params
-from jaxmotion.memory.residuals.choose import Action, Options, make_choice
+from jaxmotion.memory.residuals.choose import Action, make_options
 
 
 def calibrate_zero_value(
@@ -67,7 +67,7 @@ def calibrate_zero_value(
   check_callable("fn", fn)
   check_params(params)
   check_number("headroom", headroom, 0)
-  options = Options(make_choice(None), "cheap", measure=True)
+  options = make_options(None, None, None)._replace(measure=True)
 
   @jax.jit
   def measure(*args: PyTree) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxmotion.core import PyTree
-from jaxmotion.memory.residuals._traced import TracedFunction
+from jaxmotion.memory.residuals._traced import TracedFunction, trace_in_budget
 from jaxmotion.memory.residuals.choose import (
   Action,
   Buffers,
@@ -18,6 +18,7 @@ from jaxmotion.memory.residuals.choose import (
   make_options,
 )
 from jaxmotion.memory.residuals.run import backward, forward
+from jaxmotion.perfmodel import Device
 
 
 class Passes:
@@ -100,7 +101,8 @@ def split_passes(
   likes: Sequence[PyTree],
   codec: Action | ResidualRules | ResidualChoice = None,
   *,
-  recompute: str = "cheap",
+  memory_budget: float | None = None,
+  device: Device | None = None,
 ) -> Passes:
   """Splits a function of parameters and an input into its two passes.
 
@@ -108,7 +110,8 @@ def split_passes(
     fn: function (params, x) -> y. The parameters are never saved.
     likes: arrays or shapes of `params` and `x`.
     codec: how residuals are saved, in any form that `compress_residuals` takes.
-    recompute: "cheap" or "all"; see `compress_residuals`.
+    memory_budget: most bytes of residuals; see `compress_residuals`.
+    device: device whose times are predicted; see `compress_residuals`.
 
   Returns:
     The two passes.
@@ -122,5 +125,5 @@ def split_passes(
     >>> ct_w.shape, ct_x.shape
     ((2, 2), (1, 2))
   """
-  options = make_options(codec, recompute)
-  return Passes(TracedFunction(fn, likes, 0, options), likes)
+  options = make_options(codec, memory_budget, device)
+  return Passes(trace_in_budget(fn, likes, 0, options), likes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,9 @@ _ALLOWED_EFFECTS = (
   "NamedAxisEffect",
   "OrderedDebugEffect",
 )
+
+# Steps of the search for the share that a budget in bytes allows.
+_SHARES = 32
 
 
 class TracedFunction:
@@ -129,13 +133,13 @@ class TracedFunction:
 
   def residual_names(self) -> list[str]:
     """Returns the names of all residuals that a rule may match."""
-    return [r.name for r in self.saved_residuals()] + self._recompute_names()
+    return [r.name for r in self.saved_residuals()] + self._matched_names()
 
-  def _recompute_names(self) -> list[str]:
-    """Returns names of residuals to be recomputed, those of loops included."""
+  def _matched_names(self) -> list[str]:
+    """Returns names of values that got an action, those of loops included."""
     inner = (scan.body for scan in self._scans.values())
-    own = list(self.selection.recompute_names)
-    return own + [name for body in inner for name in body._recompute_names()]
+    own = list(self.selection.matched_names)
+    return own + [name for body in inner for name in body._matched_names()]
 
   def __call__(
     self, leaves: Sequence[Array] | None = None
@@ -218,6 +222,44 @@ class TracedFunction:
       else:
         evaluate([step], env)
     return [read_operand(env, v) for v in self._program.outputs], notes
+
+
+def trace_in_budget(
+  fn: Callable[..., PyTree],
+  args: Sequence[PyTree],
+  params: int | Sequence[int],
+  options: Options,
+) -> TracedFunction:
+  """Traces a function whose residuals keep to the budget.
+
+  A budget in bytes is that of the function and its loops together. The largest
+  share is taken whose residuals fit, of 32 equal steps.
+
+  Raises:
+    ValueError: the fewest bytes are more than the budget.
+  """
+  most = options.memory_budget
+  if most is None or most <= 1:
+    return TracedFunction(fn, args, params, options)
+  traced: dict[int, TracedFunction] = {}
+
+  def is_above(share: int) -> bool:
+    shared = options._replace(memory_budget=share / _SHARES)
+    traced[share] = TracedFunction(fn, args, params, shared)
+    return _count_bytes(traced[share]) > most
+
+  first = bisect.bisect_left(range(_SHARES + 1), True, key=is_above)
+  if first == 0:
+    raise ValueError(
+      "`memory_budget` must be at least the fewest bytes that the residuals "
+      f"can have, {_count_bytes(traced[0])}, got {most!r}."
+    )
+  return traced[first - 1]
+
+
+def _count_bytes(traced: TracedFunction) -> int:
+  found = traced.saved_residuals()
+  return sum(r.encoded_bytes * r.repeats for r in found if not r.on_host)
 
 
 class _ScanStep(NamedTuple):

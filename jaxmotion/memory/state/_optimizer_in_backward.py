@@ -246,7 +246,7 @@ class OptimizerInBackward:
       block,
       jax.tree.map(abstract_like, (params, x)),
       self.codec,
-      recompute="cheap" if self.segment is None else "all",
+      memory_budget=None if self.segment is None else 0.0,
     )
 
 

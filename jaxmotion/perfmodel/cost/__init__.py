@@ -2,4 +2,7 @@
 
 from jaxmotion.perfmodel.cost._cost import Cost as Cost, Total as Total
 from jaxmotion.perfmodel.cost._count import predict_cost as predict_cost
-from jaxmotion.perfmodel.cost._fusion import Kernel as Kernel
+from jaxmotion.perfmodel.cost._fusion import (
+  Kernel as Kernel,
+  count_operation as count_operation,
+)

@@ -120,6 +120,16 @@ def _collect_source(
   return _Source(reads, nodes)
 
 
+def count_operation(node: Step) -> Kernel:
+  """Returns one operation as a kernel of its own.
+
+  Args:
+    node: operation of a flat program.
+  """
+  reads = {v: None for v in node.arrays if v is not None}
+  return _make_kernel(node, _Source(reads, {0: node}))
+
+
 def _make_kernel(node: Step, source: _Source) -> Kernel:
   first = next((v for v in (*node.arrays, *node.outs) if v is not None), None)
   return Kernel(

@@ -18,6 +18,9 @@ from jaxmotion.perfmodel.predict._exchange import (
   exchange_ledger as exchange_ledger,
   predict_exchange as predict_exchange,
 )
+from jaxmotion.perfmodel.predict._operation import (
+  operation_seconds as operation_seconds,
+)
 from jaxmotion.perfmodel.predict._overlap import (
   Message as Message,
   blocking_seconds as blocking_seconds,

@@ -13,7 +13,7 @@ from jaxmotion import codecs
 from jaxmotion.memory import compress_residuals, offload, recompute
 from jaxmotion.memory.residuals import residuals_of
 from jaxmotion.memory.residuals._traced import TracedFunction
-from jaxmotion.memory.residuals.choose import Options, make_choice
+from jaxmotion.memory.residuals.choose import make_options
 from tests.memory.residuals.nets import (
   NAMES,
   distance,
@@ -128,9 +128,9 @@ def test_masks_are_recomputed_with_the_matmul_they_follow_from():
 
   w, x = normal(0, 2, 64, 64), normal(1, 128, 64)
   for fn, kinds in ((block, ["dense"]), (first, ["mask", "sparse"])):
-    saved = residuals_of(fn, w, x, codec=INT8, recompute="all")
+    saved = residuals_of(fn, w, x, codec=INT8, memory_budget=0.0)
     assert sorted(r.kind for r in saved) == kinds
-  loss = compress_residuals(first, INT8, recompute="all")
+  loss = compress_residuals(first, INT8, memory_budget=0.0)
   exact, found = (
     jax.jit(jax.grad(lambda x, fn=fn: jnp.sum(fn(w, x))))(x)
     for fn in (first, loss)
@@ -159,9 +159,9 @@ def test_parameters_are_not_saved():
 
 def test_everything_is_recomputed_on_request():
   block, p, x = make("mlp")
-  saved = residuals_of(block, p, x, recompute="all")
+  saved = residuals_of(block, p, x, memory_budget=0.0)
   assert [(r.shape, r.kind) for r in saved] == [(x.shape, "dense")]
-  loss = looped(compress_residuals(block, recompute="all"))
+  loss = looped(compress_residuals(block, memory_budget=0.0))
   (_, a), (_, b) = plain_gradients("mlp"), gradients(loss, stacked(p, 3), x)
   assert distance(a, b) < 1e-6
 
@@ -468,11 +468,11 @@ class TestErrors:
     with pytest.raises(ValueError, match="`params` must be positions of the 2"):
       compress_residuals(block, params=2)(p, x)
 
-  def test_unknown_recompute(self):
-    with pytest.raises(ValueError, match="`recompute` must be one of"):
-      compress_residuals(len, recompute="some")
-    with pytest.raises(ValueError, match="`recompute` must be one of"):
-      residuals_of(jnp.sin, 1.0, recompute="chaep")
+  def test_budgets_that_are_no_share(self):
+    with pytest.raises(ValueError, match="`memory_budget` must be .* got 1.5"):
+      compress_residuals(len, memory_budget=1.5)
+    with pytest.raises(TypeError, match="`memory_budget` must be .*'half'"):
+      residuals_of(jnp.sin, 1.0, memory_budget="half")
 
 
 def test_names_do_not_depend_on_the_run():
@@ -484,7 +484,7 @@ def test_names_do_not_depend_on_the_run():
 def test_evaluating_the_traced_function_changes_nothing():
   """Tracing may happen any number of times: it must have no side effects."""
   block, p, x = make("mlp")
-  options = Options(make_choice(None), "cheap")
+  options = make_options(None, None, None)
   traced = TracedFunction(looped(block), (stacked(p, 3), x), 0, options)
   before = traced.saved_residuals()
   for _ in range(2):

@@ -16,14 +16,16 @@ from jaxmotion.memory.residuals.choose._coder import Buffers as Buffers
 from jaxmotion.memory.residuals.choose._diagnostics import (
   Diagnostics as Diagnostics,
 )
+from jaxmotion.memory.residuals.choose._options import (
+  Options as Options,
+  make_options as make_options,
+)
 from jaxmotion.memory.residuals.choose._residual import (
   Residual as Residual,
   fullest_tile_share as fullest_tile_share,
 )
 from jaxmotion.memory.residuals.choose._selection import (
-  Options as Options,
   SavedResidual as SavedResidual,
   Selection as Selection,
   choose_residuals as choose_residuals,
-  make_options as make_options,
 )

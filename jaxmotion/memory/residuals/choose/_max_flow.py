@@ -9,7 +9,7 @@ plain Python is fast enough.
 from collections import deque
 
 # Capacity of an edge that must not be cut: more than any sum of bytes.
-UNCUTTABLE = 1 << 62
+UNCUTTABLE = 1 << 100
 
 
 class FlowGraph:

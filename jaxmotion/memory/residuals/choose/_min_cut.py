@@ -32,23 +32,25 @@ def find_minimum_cut(
   joint: JointProgram,
   known: Iterable[Value],
   cost: Callable[[Value], int],
-  never_recompute: Callable[[Step], bool],
+  rerun_cost: Callable[[Step], int | None],
 ) -> list[Value]:
   """Chooses the cheapest set of values from which the backward pass follows.
 
   The graph has two nodes for each forward value, joined by an edge whose
-  capacity is the cost of saving that value. All other edges are uncuttable:
-  from each operand of a step to each result (whoever recomputes the result
-  needs the operand), from the source to each input and to each result of a
-  step that must not be recomputed, and from each value that the backward pass
-  reads to the sink. A cut then separates what must not be recomputed from what
-  is read, through edges of values alone: the values to save.
+  capacity is the cost of saving that value, and one node for each step, which
+  an edge of the cost of rerunning it joins to the source. All other edges are
+  uncuttable: from each operand of a step to each result (whoever recomputes the
+  result needs the operand), from a step to each of its results (whoever wants
+  one reruns the step), from the source to each input and to each result of a
+  step that must not be rerun, and from each value that the backward pass reads
+  to the sink. A cut then pays for the values to save and the steps to rerun.
 
   Args:
     joint: the function and its backward pass.
     known: values that the backward pass has at no cost.
-    cost: bytes of saving a value.
-    never_recompute: whether the backward pass must not run a step.
+    cost: cost of saving a value.
+    rerun_cost: cost of running a step again, in the same unit; None for a step
+      that must not run again.
 
   Returns:
     The values to save, in the order in which they are computed.
@@ -63,19 +65,27 @@ def find_minimum_cut(
   steps = joint.order.leading_to(sinks, free)
   values = [v for v in joint.inputs if v not in free]
   sources = list(values)
+  paid: list[tuple[int, list[Value]]] = []
   for step in steps:
     made = [v for v in step.outs if v not in free]
     values += made
-    if never_recompute(step):
+    again = rerun_cost(step)
+    if again is None:
       sources += made
+    elif again:
+      paid.append((again, made))
   # Node n stands for computing a value, node n + 1 for having it.
   node = {v: 2 + 2 * i for i, v in enumerate(values)}
-  graph = FlowGraph(2 + 2 * len(values))
+  graph = FlowGraph(2 + 2 * len(values) + len(paid))
   for value, n in node.items():
     # Even an empty array costs 1: a cut of no cost could be anywhere.
     graph.add_edge(n, n + 1, max(1, cost(value)))
   for value in sources:
     graph.add_edge(FlowGraph.SOURCE, node[value], UNCUTTABLE)
+  for i, (again, made) in enumerate(paid, 2 + 2 * len(values)):
+    graph.add_edge(FlowGraph.SOURCE, i, again)
+    for value in made:
+      graph.add_edge(i, node[value], UNCUTTABLE)
   for step in steps:
     for operand in step.reads:
       for result in step.outs:

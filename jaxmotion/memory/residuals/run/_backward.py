@@ -17,6 +17,7 @@ The barriers hold XLA to that order:
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from jaxmotion.memory.residuals.run._forward import (
   tie_to_token,
 )
 from jaxmotion.program import (
+  REDUCTIONS,
   Operand,
   Step,
   Value,
@@ -68,6 +70,21 @@ def backward(
     The gradient for each input; None for inputs that have none.
   """
   return _BackwardPass(selection, inputs, buffers, cotangents, transfer).run()
+
+
+def _ends_fusion(step: Step) -> bool:
+  """Says whether a compiler writes what a step reads and what it makes."""
+  return is_expensive(step.eqn) and step.name not in REDUCTIONS
+
+
+def _list_fused_reads(steps: Sequence[Step], first: int) -> list[Value]:
+  """Returns what a step and those after it read until a fusion ends."""
+  found = list(steps[first].reads)
+  if not _ends_fusion(steps[first]):
+    rest = itertools.islice(steps, first + 1, None)
+    for step in itertools.takewhile(lambda s: not _ends_fusion(s), rest):
+      found += step.reads
+  return found
 
 
 class _BackwardPass:
@@ -112,9 +129,14 @@ class _BackwardPass:
     """Runs the backward steps and returns the gradients."""
     steps = self._joint.backward_steps()
     self._fetch_queue = self._order_fetches(steps)
-    for step in steps:
+    wanted: list[Value] = []
+    for i, step in enumerate(steps):
+      if i == 0 or _ends_fusion(steps[i - 1]) or _ends_fusion(step):
+        reads = _list_fused_reads(steps, i)
+        wanted = [v for v in reads if v not in self._joint.backward]
       token, rebuilt = self._find_token(step)
-      if self._provide(step.reads, token):
+      is_missing = any(v not in self._env for v in step.reads)
+      if is_missing and self._provide(wanted, token):
         # The barrier replaced the token in `_env`. The step's operand must be
         # recomputed from the new token, or the step would not wait for the
         # barrier.

@@ -43,7 +43,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
   groups = rows.reshape(*rows.shape[:-1], -1, per_word).astype(jnp.uint32)
   # The sum of shifted codes has no carries. A reduction by `or` would say so,
   # but compilers that partition programs cannot run it across devices.
-  words = groups << _code_shifts(groups.shape, bits)
+  words = groups << _code_shifts(bits, groups.ndim)
   return jnp.sum(words, -1, dtype=jnp.uint32)
 
 
@@ -55,7 +55,7 @@ def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
   [[0, 1, 2, 3, 0], [1, 2, 3, 0, 1]]
   """
   rows = _word_rows(shape, 32 // bits)
-  shifts = _code_shifts((*words.shape, 32 // bits), bits)
+  shifts = _code_shifts(bits, words.ndim + 1)
   codes = (words[..., None] >> shifts) & jnp.uint32(2**bits - 1)
   codes = codes.reshape(*rows[:-1], -1)
   if codes.shape[-1] > rows[-1]:
@@ -63,11 +63,14 @@ def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
   return codes.reshape(shape)
 
 
-def _code_shifts(shape: tuple[int, ...], bits: int) -> Array:
-  """Returns by how many bits each code of a word is shifted."""
-  return jnp.uint32(bits) * lax.broadcasted_iota(
-    jnp.uint32, shape, len(shape) - 1
-  )
+def _code_shifts(bits: int, ndim: int) -> Array:
+  """Returns by how many bits each code of a word is shifted.
+
+  A vector, since XLA computes an array of positions of the codes' shape once
+  for a whole loop: for the masks of an attention, 512 MiB.
+  """
+  shifts = jnp.uint32(bits) * lax.iota(jnp.uint32, 32 // bits)
+  return shifts.reshape((1,) * (ndim - 1) + shifts.shape)
 
 
 def _word_rows(shape: tuple[int, ...], per_word: int) -> tuple[int, ...]:
