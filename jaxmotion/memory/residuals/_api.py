@@ -42,10 +42,11 @@ def compress_residuals(
   by a minimum cut of the function traced together with its backward pass. Each
   value is either saved, which takes bytes and the time to write and read them,
   or recomputed, which takes the time of the operations in between. A loop is
-  never run again, since its body has a choice of its own. Each residual is encoded after its last use in the
-  forward pass and decoded when the backward pass first needs it; barriers hold
-  the compiler to that order. Bodies of `lax.scan` are treated the same way.
-  Max pooling saves the argmax of each window, in 1 to 8 bits, instead of its
+  never run again, since its body has a choice of its own.
+
+  Each residual is encoded after its last use in the forward pass and decoded
+  when the backward pass first needs it; barriers hold the compiler to that
+  order. Bodies of `lax.scan` are treated the same way. Max pooling saves the argmax of each window, in 1 to 8 bits, instead of its
   operand.
 
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for

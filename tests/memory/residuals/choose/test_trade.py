@@ -1,0 +1,146 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmotion.codecs import uniform
+from jaxmotion.memory import compress_residuals, residuals_of
+from jaxmotion.perfmodel import (
+  builtin_platform,
+  gbyte_per_s,
+  predict_cost,
+)
+
+H100 = builtin_platform("h100_node").device
+SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
+
+
+def attend(w, x):
+  """One layer of an attention with residual connections and an MLP."""
+  batch, length, width = x.shape
+  heads = width // 64
+  q, k, v = jnp.split((x @ w["qkv"]).reshape(batch, length, -1, 64), 3, axis=2)
+  scores = jnp.einsum("bthd,bshd->bhts", q, k) / 8
+  shares = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+  seen = jnp.einsum("bhts,bshd->bthd", shares, v)
+  assert seen.shape[2] == heads
+  x = x + seen.reshape(x.shape) @ w["out"]
+  return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def loss(w, x):
+  x, _ = lax.scan(lambda x, w: (attend(w, x), None), x, w)
+  return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def shapes(layers=4, batch=8, length=1024, width=1024, dtype="bfloat16"):
+  def weight(*shape):
+    return jax.ShapeDtypeStruct((layers, *shape), dtype)
+
+  w = {
+    "qkv": weight(width, 3 * width),
+    "out": weight(width, width),
+    "up": weight(width, 4 * width),
+    "down": weight(4 * width, width),
+  }
+  return w, jax.ShapeDtypeStruct((batch, length, width), dtype)
+
+
+def saved(**options):
+  return residuals_of(loss, *shapes(), **options)
+
+
+def total_bytes(residuals):
+  return sum(r.encoded_bytes * r.repeats for r in residuals)
+
+
+def flops(fn):
+  return predict_cost(jax.value_and_grad(fn), *shapes()).flops
+
+
+def test_scores_of_an_attention_are_nearly_free_and_products_of_weights_not():
+  sizes = [r.shape for r in saved()]
+  assert (8, 16, 1024, 1024) not in sizes
+  assert (8, 1024, 4096) in sizes and (8, 1024, 16, 64) in sizes
+  extra = flops(compress_residuals(loss)) - flops(loss)
+  again = 4 * 2 * 8 * 16 * 1024**2 * 64
+  assert again <= extra < 1.15 * again
+
+
+def test_budgets_are_kept_and_used():
+  whole = total_bytes(saved(memory_budget=1.0))
+  found = [total_bytes(saved(memory_budget=share)) for share in SHARES]
+  assert found == sorted(found, reverse=True)
+  # The carry of the loop is not recomputed, whatever the budget.
+  limits = [max(share * whole, found[-1]) for share in SHARES]
+  assert all(n <= most for n, most in zip(found, limits, strict=True))
+  assert found[-1] < 0.3 * whole < found[1]
+  exact = saved(memory_budget=found[2] + 1)
+  assert 0.9 * found[2] <= total_bytes(exact) <= found[2]
+
+
+def test_a_smaller_budget_never_repeats_less():
+  costs = [
+    flops(compress_residuals(loss, memory_budget=share)) for share in SHARES
+  ]
+  assert costs == sorted(costs)
+
+
+def test_a_budget_below_the_fewest_bytes_is_refused():
+  least = total_bytes(saved(memory_budget=0))
+  assert total_bytes(saved(memory_budget=least)) == least
+  with pytest.raises(ValueError, match=f"at least the .* {least}, got 4096"):
+    saved(memory_budget=4096)
+
+
+def test_recomputing_everything_repeats_no_more_than_jax_checkpoint():
+  def checkpointed(w, x):
+    layer = jax.checkpoint(attend)
+    x, _ = lax.scan(lambda x, w: (layer(w, x), None), x, w)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  everything = flops(compress_residuals(loss, memory_budget=0))
+  assert everything <= 1.01 * flops(checkpointed)
+  (carry,) = [r for r in saved(memory_budget=0) if r.repeats == 4]
+  assert carry.shape == (8, 1024, 1024)
+
+
+def test_a_device_with_slow_memory_recomputes_more():
+  slow = dataclasses.replace(H100, memory_rate=gbyte_per_s(335))
+  sizes = [total_bytes(saved(device=d)) for d in (slow, H100)]
+  assert sizes[0] < sizes[1]
+
+
+def test_a_codec_is_charged_for_its_passes():
+  """Encoded scores take two more passes over memory than recomputing them."""
+  encoded = saved(codec=uniform(bits=8))
+  assert (8, 16, 1024, 1024) not in [r.shape for r in encoded]
+  assert total_bytes(encoded) < 0.6 * total_bytes(saved())
+
+
+def test_gradients_do_not_depend_on_the_budget():
+  like, x_like = shapes(2, 2, 16, 64, "float32")
+  rng = np.random.default_rng(0)
+  w = jax.tree.map(
+    lambda a: jnp.asarray(rng.standard_normal(a.shape, np.float32) / 8), like
+  )
+  x = jnp.asarray(rng.standard_normal(x_like.shape, np.float32))
+  partly = compress_residuals(loss, memory_budget=0.3)
+  grads = jax.jit(lambda w, x: [jax.grad(f)(w, x) for f in (loss, partly)])
+  plain, ours = map(jax.tree.leaves, grads(w, x))
+  for a, b in zip(plain, ours, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * abs(a).max())
+
+
+def test_one_barrier_lies_between_two_products():
+  """A barrier writes what it ties, and so ends the softmax's fusion."""
+  layer = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), shapes()[0]
+  )
+  both = jax.grad(lambda w, x: jnp.sum(compress_residuals(attend)(w, x)))
+  text = str(jax.make_jaxpr(both)(layer, shapes()[1]))
+  products = text.count("dot_general[")
+  assert 10 < products and text.count("optimization_barrier") < 2 * products
