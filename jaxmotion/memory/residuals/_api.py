@@ -46,8 +46,8 @@ def compress_residuals(
 
   Each residual is encoded after its last use in the forward pass and decoded
   when the backward pass first needs it; barriers hold the compiler to that
-  order. Bodies of `lax.scan` are treated the same way. Max pooling saves the argmax of each window, in 1 to 8 bits, instead of its
-  operand.
+  order. Bodies of `lax.scan` are treated the same way. Max pooling saves the
+  argmax of each window, in 1 to 8 bits, instead of its operand.
 
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
   bit except where XLA fuses differently and so adds in another order. With a
