@@ -125,8 +125,13 @@ MODES: dict[str, Callable[[Network, int], StepProgram]] = {
   "plain": _make_gradient_mode(lambda _: None),
   "jax_checkpoint": _make_checkpoint_mode(),
   "jax_checkpoint_products": _make_checkpoint_mode(_is_product),
+  "jax_checkpoint_no_batch": _make_checkpoint_mode(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+  ),
   "jax_offload": _make_checkpoint_mode(_OFFLOAD_INPUT, _INPUT),
   "cut": _make_residual_mode(),
+  "cut_half": _make_residual_mode(memory_budget=0.5),
+  "cut_least": _make_residual_mode(memory_budget=0.0),
   "cut_int8": _make_residual_mode(INT8),
   "cut_int4": _make_residual_mode(INT4),
   "cut_together": _make_residual_mode(together=7),

@@ -10,6 +10,7 @@ from flax.linen import transforms
 
 from jaxmotion.core import check_callable
 from jaxmotion.memory import residuals
+from jaxmotion.perfmodel import Device
 
 
 def compress_residuals(
@@ -18,7 +19,8 @@ def compress_residuals(
   | residuals.ResidualRules
   | residuals.ResidualChoice = None,
   *,
-  recompute: str = "cheap",
+  memory_budget: float | None = None,
+  device: Device | None = None,
 ) -> Any:
   """Lifts a module class or method to save fewer bytes for gradients.
 
@@ -30,14 +32,15 @@ def compress_residuals(
   Args:
     target: subclass of `nn.Module`, or a method that takes a module first.
     codec: how residuals are saved; see `memory.compress_residuals`.
-    recompute: "cheap" or "all"; see `memory.compress_residuals`.
+    memory_budget: most bytes of residuals; see `memory.compress_residuals`.
+    device: device whose times are predicted; None for an H100.
 
   Returns:
     A module class or a method, with the arguments of `target`.
 
   Raises:
     TypeError: `target` is no class or function, or `codec` of a wrong type.
-    ValueError: `recompute` is none of its choices.
+    ValueError: `memory_budget` is negative, or below the fewest bytes.
 
   Example:
     >>> import flax.linen as nn
@@ -49,7 +52,12 @@ def compress_residuals(
     (2, 4)
   """
   check_callable("target", target)
-  residuals.compress_residuals(target, codec, recompute=recompute)  # Checks.
+  options: dict[str, Any] = {
+    "codec": codec,
+    "memory_budget": memory_budget,
+    "device": device,
+  }
+  residuals.compress_residuals(target, **options)  # Checks.
 
   def compressed(fn: Callable[..., Any]) -> Callable[..., Any]:
     def inner(
@@ -65,9 +73,7 @@ def compress_residuals(
         result = fn(scope, *args, **kwargs)
         return result, repack_fn(scope)
 
-      run_compressed = residuals.compress_residuals(
-        run, codec, recompute=recompute
-      )
+      run_compressed = residuals.compress_residuals(run, **options)
       return run_compressed(variable_groups, rng_groups, *args)
 
     return lift.pack(

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxmotion.core import PyTree, check_callable
 from jaxmotion.memory import residuals
+from jaxmotion.perfmodel import Device
 
 
 def compress_residuals(
@@ -19,7 +20,8 @@ def compress_residuals(
   | residuals.ResidualRules
   | residuals.ResidualChoice = None,
   *,
-  recompute: str = "cheap",
+  memory_budget: float | None = None,
+  device: Device | None = None,
 ) -> Callable[..., Any]:
   """Returns a function of modules that saves fewer bytes for gradients.
 
@@ -32,7 +34,8 @@ def compress_residuals(
     fn: function of modules and arrays, such as the `__call__` of a class.
       Arguments that are no arrays are seen as they are.
     codec: how residuals are saved; see `memory.compress_residuals`.
-    recompute: "cheap" or "all"; see `memory.compress_residuals`.
+    memory_budget: most bytes of residuals; see `memory.compress_residuals`.
+    device: device whose times are predicted; None for an H100.
 
   Returns:
     A function with the arguments of `fn`. It raises a ValueError if `fn` adds
@@ -40,7 +43,7 @@ def compress_residuals(
 
   Raises:
     TypeError: `fn` is no function, or `codec` of the wrong type.
-    ValueError: `recompute` is none of its choices.
+    ValueError: `memory_budget` is negative, or below the fewest bytes.
 
   Example:
     >>> import jax.numpy as jnp
@@ -58,7 +61,12 @@ def compress_residuals(
     True
   """
   check_callable("fn", fn)
-  residuals.compress_residuals(fn, codec, recompute=recompute)  # Checks.
+  options: dict[str, Any] = {
+    "codec": codec,
+    "memory_budget": memory_budget,
+    "device": device,
+  }
+  residuals.compress_residuals(fn, **options)  # Checks.
 
   @functools.wraps(fn)
   def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +95,7 @@ def compress_residuals(
       changed[:] = [i for i, (old, now) in enumerate(pairs) if now is not old]
       return result, [new[i] for i in changed]
 
-    compressed = residuals.compress_residuals(run, codec, recompute=recompute)
+    compressed = residuals.compress_residuals(run, **options)
     result, new = compressed(variables, given)
     for i, value in zip(changed, new, strict=True):
       variables[i] = value

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxmotion import codecs, memory
+from jaxmotion import codecs, memory, perfmodel
 from tests.arguments.calls import Call, Lazy
 
 INT8 = codecs.uniform(bits=8)
@@ -32,6 +32,7 @@ def distance(x, y):
   return jnp.mean((x - y) ** 2)
 
 
+H100 = perfmodel.builtin_platform("h100_node").device
 HOST = memory.HostResident(loss_fn, optax.sgd(0.1), min_leaf_size=0)
 BACKWARD = memory.OptimizerInBackward([(layer, 2)], distance, optax.sgd(0.1))
 COMPRESSED = memory.compress_state(optax.adam(0.1), min_leaf_size=0)
@@ -56,11 +57,15 @@ CALLS = {
   "memory.calibrate_zero_value": Call(
     lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)]
   ),
-  "memory.compress_residuals": Call(loss, INT8, params=0, memory_budget=0.0),
+  "memory.compress_residuals": Call(
+    loss, INT8, params=0, memory_budget=0.0, device=H100
+  ),
   "memory.compress_residuals -> fn": Call(
     W, X, on=memory.compress_residuals(loss, INT8), traced=True
   ),
-  "memory.residuals_of": Call(loss, W, X, codec=INT8),
+  "memory.residuals_of": Call(
+    loss, W, X, codec=INT8, memory_budget=0.5, device=H100
+  ),
   "memory.offload": Call(INT8),
   "memory.recompute": Call(),
   "memory.save": Call(INT8),
@@ -143,7 +148,15 @@ UNCALLED = {"memory.EncodedLeaf": "a record that `compress_state` makes"}
 _ANY_SIZE = {"zero": "every leaf", "huge": "no leaf"}
 _NO_RULES = {"empty": "no rules: all as without"}
 _NO_PARAMS = {"empty": "no argument is always live"}
+BUDGETS = {
+  "zero": "recomputes everything",
+  "huge": "bytes that everything fits in",
+}
 ACCEPTED = {
+  **{
+    (f"memory.{name}", "memory_budget"): BUDGETS
+    for name in ("compress_residuals", "residuals_of")
+  },
   ("memory.calibrate_zero_value", "params"): _NO_PARAMS,
   ("memory.calibrate_zero_value", "headroom"): {
     "zero": "the largest measured share",

@@ -5,6 +5,7 @@ from flax import nnx
 import jaxmotion.nnx
 from jaxmotion import codecs
 from tests.arguments.calls import Call
+from tests.arguments.memory import BUDGETS, H100
 from tests.arguments.transforms import MESH, accept_options, loss_fn
 
 CALLS = {
@@ -18,7 +19,10 @@ CALLS = {
     donate_argnums=(1,),
   ),
   "nnx.compress_residuals": Call(
-    loss_fn, codec=codecs.uniform(bits=8), recompute="all"
+    loss_fn,
+    codec=codecs.uniform(bits=8),
+    memory_budget=0.0,
+    device=H100,
   ),
   "nnx.parallelize_step -> decorate": Call(
     loss_fn, on=jaxmotion.nnx.parallelize_step(MESH)
@@ -27,6 +31,7 @@ CALLS = {
 UNCALLED = {}
 ACCEPTED = {
   **accept_options("nnx.parallelize_step"),
+  ("nnx.compress_residuals", "memory_budget"): BUDGETS,
   ("nnx.compress_residuals", "codec"): {"empty": "no rules: all as without"},
   ("nnx.parallelize_step", "batch"): {"misspelt": "no step is known here"},
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
