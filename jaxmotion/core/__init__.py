@@ -27,6 +27,7 @@ from jaxmotion.core._checks import (
 )
 from jaxmotion.core._compat import (
   abstract_like as abstract_like,
+  abstract_on_mesh as abstract_on_mesh,
   assert_replicated as assert_replicated,
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,

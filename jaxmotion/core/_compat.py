@@ -137,12 +137,27 @@ def abstract_like(x: Any) -> Any:
   axes = tuple(sorted(kind.varying, key=str)) if kind else ()
   if axes:  # JAX traces with varying arrays, but not with varying shapes.
     return to_varying(jnp.zeros(aval.shape, aval.dtype), axes)
-  # The type says how the array lies on a mesh.
-  sharding = getattr(aval, "sharding", None)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def abstract_on_mesh(x: Any) -> Any:
+  """Returns an abstract stand-in for `x` that says how it lies on a mesh.
+
+  A function can be traced with it, but not compiled: the mesh is abstract.
+
+  Args:
+    x: array, or the abstract value of a jaxpr's variable.
+
+  >>> abstract_on_mesh(1.0)
+  ShapeDtypeStruct(shape=(), dtype=float32)
+  """
+  like = abstract_like(x)
+  sharding = getattr(_aval_of(x), "sharding", None)
   mesh = getattr(sharding, "mesh", None)
-  if mesh is None or mesh.empty:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+  is_shape = isinstance(like, jax.ShapeDtypeStruct)
+  if not is_shape or mesh is None or mesh.empty:
+    return like
+  return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
 
 
 def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:

@@ -14,7 +14,7 @@ from jax.extend import core
 from jaxmotion.core import (
   Array,
   PyTree,
-  abstract_like,
+  abstract_on_mesh,
   is_inexact,
   leaf_path,
   scan_parts,
@@ -334,7 +334,7 @@ def _trace_body(
     outs = core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
     return outs[:carried], outs[carried:]
 
-  args = [abstract_like(a) for a in jaxpr.in_avals]
+  args = [abstract_on_mesh(a) for a in jaxpr.in_avals]
   return TracedFunction(
     body,
     _group_operands(args, params),

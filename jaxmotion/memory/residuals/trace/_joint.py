@@ -14,7 +14,7 @@ import jax
 from jaxmotion.core import (
   Array,
   PyTree,
-  abstract_like,
+  abstract_on_mesh,
   float0_zeros,
   is_inexact,
   vjp_inexact,
@@ -90,7 +90,7 @@ def trace_joint(
     ValueError: JAX has no backward pass of the function.
   """
   has_gradient = [is_inexact(a) for a in args]
-  ct_types = [abstract_like(o) for o in outs if is_inexact(o)]
+  ct_types = [abstract_on_mesh(o) for o in outs if is_inexact(o)]
   count = len(args)
   trees: dict[str, Any] = {}
 
