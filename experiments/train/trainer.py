@@ -17,7 +17,7 @@ from experiments.common.console import print_notice
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
-from experiments.train.cases import SHARDED, exchange_with
+from experiments.train.cases import exchange_with
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, Task
@@ -156,9 +156,6 @@ class Trainer:
       wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
-    # The parts of a sharded optimizer are those of this number of workers.
-    is_elastic = store is not None and self._exchange not in SHARDED
-
     def step(trained: Any, batch: Batch) -> tuple[Any, float]:
       *trained, loss = program.step(trained[0], trained[1], batch)
       return tuple(trained), float(loss)
@@ -170,7 +167,7 @@ class Trainer:
       steps=self._config.steps,
       checkpoint_every=self._config.checkpoint_every,
       store=store,
-      elastic=self._make_elastic(params) if is_elastic else None,
+      elastic=None if store is None else self._make_elastic(params),
       stop=stop,
       on_step=on_step,
     )

@@ -14,7 +14,8 @@ Three invariants hold for everything sent here:
 
 The layout of the code follows what XLA:CPU makes of it, which was measured:
 payloads are concatenated, never the floats they encode; received rows are
-stacked last; the gather of two workers is a sum of words. Each place says why.
+stacked last; the gather and the swap of two workers are sums of words. Each
+place says why.
 """
 
 import math
@@ -96,8 +97,21 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   rows = to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
-  received = lax.all_to_all(_pack_words(rows), axis_name, 0, 0, tiled=True)
-  return _unpack_words(tuple(received), rows)
+  words = _pack_words(rows)
+
+  def all_to_all(words: Array) -> tuple[Array, ...]:
+    return tuple(lax.all_to_all(words, axis_name, 0, 0, tiled=True))
+
+  def swap_by_sum(words: Array) -> tuple[Array, ...]:
+    return _swap_by_sum(words, axis_name)
+
+  if axis_size(axis_name) == 2:
+    received = lax.platform_dependent(
+      words, cpu=swap_by_sum, default=all_to_all
+    )
+  else:
+    received = all_to_all(words)
+  return _unpack_words(received, rows)
 
 
 def permute_payload(
@@ -207,6 +221,33 @@ def _gather_by_sum(
       axis_name,
     )
     for own, total in zip(buffers, totals, strict=True)
+  )
+
+
+def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
+  """Sends row r to worker r of two, by way of the sum of what both send.
+
+  The bytes are those of an all-to-all; see `_gather_by_sum`.
+
+  Args:
+    words: unsigned words, (2, n).
+    axis_name: the workers' axis.
+
+  Returns:
+    The rows that were received: row r came from worker r.
+  """
+  is_first = lax.axis_index(axis_name) == 0
+
+  def select_rows(rows: tuple[Array, ...], _: tuple) -> tuple[Array, Array]:
+    kept, other = rows
+    return jnp.where(is_first, kept, other), jnp.where(is_first, other, kept)
+
+  kept, sent = update_in_place(
+    select_rows, (words[0], words[1]), (), lax.axis_index(axis_name)
+  )
+  other = to_varying(lax.psum(sent, axis_name), axis_name) - sent
+  return update_in_place(
+    select_rows, (kept, other), (), lax.axis_index(axis_name)
   )
 
 

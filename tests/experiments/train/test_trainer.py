@@ -18,6 +18,7 @@ from experiments.train.run import open_workdir, train_all
 from jaxmotion import checkpoint, wire
 
 FEEDBACK = "sign_feedback"
+SHARDED = "sharded_int8"
 
 
 def make_trainer(config, exchange):
@@ -92,6 +93,22 @@ def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
   assert len(trained.log.loss) == 6 and np.isfinite(trained.log.loss).all()
   again = two.train_seed(seed=0, store=store)
   assert_same_bits(trained.state, again.state)
+
+
+def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
+  config = tiny("digits", steps=4, checkpoint_every=2, workers=4)
+  store = open_workdir(tmp_path, config).open_store(SHARDED, 0)
+  before = make_trainer(config, SHARDED).train_seed(seed=0, store=store, stop=2)
+  fewer = tiny("digits", steps=4, checkpoint_every=2, workers=2)
+  store = open_workdir(tmp_path, fewer).open_store(SHARDED, 0)
+  two = make_trainer(fewer, SHARDED)
+  resized = two.train_seed(seed=0, store=store, stop=2)
+  old, new = jax.tree.leaves(before.state), jax.tree.leaves(resized.state)
+  whole = [(a, b) for a, b in zip(old, new, strict=True) if a.shape == b.shape]
+  assert any(a.size > 1000 for a, _ in whole)
+  assert_same_bits(*map(list, zip(*whole, strict=True)))
+  trained = two.train_seed(seed=0, store=store)
+  assert np.isfinite(trained.log.loss).all()
 
 
 def test_every_exchange_trains_and_is_measured(tiny):

@@ -67,14 +67,20 @@ def all_reduce_body(codec, method):
 
 
 def payload_by_op(ledger):
-  """Returns payload bytes by collective; a sum of words counts as a gather."""
+  """Returns payload bytes by collective.
+
+  Between two workers a gather, and a swap of half of the payload, may be a sum
+  of words: all three count as gathers of what is sent.
+  """
   totals = {}
   for move in ledger.moves:
-    op = move.op
+    op, nbytes = move.op, move.payload_bytes * move.count
     if op == "all_reduce" and move.workers == 2 and "int" in move.dtype:
       op = "all_gather"
+    if op == "all_to_all" and move.workers == 2:
+      op, nbytes = "all_gather", nbytes / 2
     if move.wire_bytes:
-      totals[op] = totals.get(op, 0) + move.payload_bytes * move.count
+      totals[op] = totals.get(op, 0) + nbytes
   return totals
 
 
