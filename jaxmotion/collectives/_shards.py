@@ -10,7 +10,10 @@ from jaxmotion.codecs.extend import check_codec, partition
 from jaxmotion.collectives._arguments import count_workers, joint_axes
 from jaxmotion.collectives._layout import is_summed
 from jaxmotion.collectives._rows import encode_rows, to_encode_dtype
-from jaxmotion.collectives._sum_payloads import scatter_payload
+from jaxmotion.collectives._sum_payloads import (
+  MIN_ELEMENTS_ALONE,
+  scatter_payload,
+)
 from jaxmotion.collectives._transport import exchange_rows, gather_payloads
 from jaxmotion.core import (
   Array,
@@ -79,7 +82,7 @@ def scatter_means(
 ) -> tuple[list[Array], list[PyTree]]:
   """Returns this worker's row of the mean of every array, and new states.
 
-  All payloads that are not summable travel in one all-to-all.
+  All payloads that are small, or not summable, travel in one all-to-all.
 
   Args:
     rows: arrays of shape (workers, ...), this worker's own.
@@ -124,15 +127,20 @@ def average_rows(
     axis_name: the workers' axis.
   """
   workers = count_workers(axis_name)
-  sent = [
-    payload
-    for payload, leaf, row in zip(payloads, codecs, likes, strict=True)
-    if not is_summed(leaf.codec, row)
+  # A collective for each small array would cost round trips: they join the
+  # all-to-all, which has as many bytes. The choice depends on the array alone,
+  # since it decides the order of the sum.
+  is_alone = [
+    is_summed(leaf.codec, row) and row.size >= MIN_ELEMENTS_ALONE
+    for leaf, row in zip(codecs, likes, strict=True)
   ]
+  sent = [p for p, alone in zip(payloads, is_alone, strict=True) if not alone]
   received = iter(exchange_rows(sent, axis_name))
   means = []
-  for payload, leaf, row in zip(payloads, codecs, likes, strict=True):
-    if is_summed(leaf.codec, row):
+  for payload, leaf, row, alone in zip(
+    payloads, codecs, likes, is_alone, strict=True
+  ):
+    if alone:
       total = leaf.codec.decode(scatter_payload(payload, axis_name), row)
     else:
       total = leaf.codec.sum_decoded(next(received), row)

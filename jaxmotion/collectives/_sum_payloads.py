@@ -19,7 +19,7 @@ from jaxmotion.core import (
 )
 
 # Between two workers, arrays of fewer elements are joined and summed together.
-_MIN_ELEMENTS_ALONE = 1 << 16
+MIN_ELEMENTS_ALONE = 1 << 16
 
 
 def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
@@ -43,7 +43,7 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   for i, leaf in enumerate(leaves):
     if not leaf.size or not jnp.issubdtype(leaf.dtype, jnp.floating):
       leaves[i] = assert_replicated(leaf, axis_name)
-    elif is_pair and leaf.size < _MIN_ELEMENTS_ALONE:
+    elif is_pair and leaf.size < MIN_ELEMENTS_ALONE:
       joined.setdefault(leaf.dtype, []).append(i)
     else:
       alone.append(i)
