@@ -1,0 +1,52 @@
+"""Chooses how each test's programs are compiled, those of examples too."""
+
+import pathlib
+
+import jax
+import pytest
+
+from tests import compile_fast
+
+# Folders whose tests are about Python: which calls are refused, what is planned
+# and predicted, how jobs run, how steps of other people are changed, which
+# collectives a step consists of. Each of their programs runs a few times, so
+# that XLA's optimizations take longer than they save. All other tests, and
+# those that ask what a compiled program computes or keeps, run what users run.
+# Nobody runs the interpreted kernels, whose files are named after Triton. The
+# examples of docstrings and pages show what tests compute. Other tests bear a
+# mark.
+_UNOPTIMIZED = (
+  *("adapters", "arguments", "checkpoint", "controllers", "hetero", "linen"),
+  *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
+  "transforms",
+  *("memory/state", "memory/weights"),
+  *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
+  *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),
+  *("experiments/activations", "experiments/codecs", "experiments/common"),
+  *("experiments/data", "experiments/fuzz", "experiments/hosts"),
+  *("experiments/kernels", "experiments/models", "experiments/perfmodel"),
+  *("experiments/planner", "experiments/residuals/test_accuracy.py"),
+  *("experiments/residuals/test_streamed.py", "experiments/state"),
+  *("experiments/test_configs.py", "experiments/train", "experiments/weights"),
+)
+_TESTS = pathlib.Path(__file__).parent
+
+compile_fast.install()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  config.addinivalue_line(
+    "markers", "unoptimized: compiles fast; see tests/compile_choice.py"
+  )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+  """Compiles with or without optimizations, as the test's folder says."""
+  unoptimized = (
+    not item.path.is_relative_to(_TESTS)
+    or any(item.path.is_relative_to(_TESTS / name) for name in _UNOPTIMIZED)
+    or item.path.name.endswith("triton.py")
+    or item.get_closest_marker("unoptimized") is not None
+  )
+  if compile_fast.choose(unoptimized):
+    jax.clear_caches()
