@@ -19,7 +19,7 @@ _UNOPTIMIZED = (
   *("adapters", "arguments", "checkpoint", "controllers", "hetero", "linen"),
   *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
   "transforms",
-  *("memory/state", "memory/weights"),
+  "memory",
   *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
   *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),
   *("experiments/activations", "experiments/codecs", "experiments/common"),
@@ -29,6 +29,8 @@ _UNOPTIMIZED = (
   *("experiments/residuals/test_streamed.py", "experiments/state"),
   *("experiments/test_configs.py", "experiments/train", "experiments/weights"),
 )
+# The exception within these: bits are compared with those of other programs.
+_OPTIMIZED = ("memory/residuals/test_compress_residuals.py",)
 _TESTS = pathlib.Path(__file__).parent
 
 compile_fast.install()
@@ -42,9 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
   """Compiles with or without optimizations, as the test's folder says."""
-  unoptimized = (
+
+  def is_in(names: tuple[str, ...]) -> bool:
+    return any(item.path.is_relative_to(_TESTS / name) for name in names)
+
+  unoptimized = not is_in(_OPTIMIZED) and (
     not item.path.is_relative_to(_TESTS)
-    or any(item.path.is_relative_to(_TESTS / name) for name in _UNOPTIMIZED)
+    or is_in(_UNOPTIMIZED)
     or item.path.name.endswith("triton.py")
     or item.get_closest_marker("unoptimized") is not None
   )
