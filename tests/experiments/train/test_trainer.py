@@ -105,7 +105,7 @@ def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
   resized = two.train_seed(seed=0, store=store, stop=2)
   old, new = jax.tree.leaves(before.state), jax.tree.leaves(resized.state)
   whole = [(a, b) for a, b in zip(old, new, strict=True) if a.shape == b.shape]
-  assert any(a.size > 1000 for a, _ in whole)
+  assert sum(a.size > 64 for a, _ in whole) >= 3  # A master, two moments.
   assert_same_bits(*map(list, zip(*whole, strict=True)))
   trained = two.train_seed(seed=0, store=store)
   assert np.isfinite(trained.log.loss).all()
