@@ -2,13 +2,13 @@
 
 Written by hand because scipy 1.17.1's `maximum_flow` silently returned 0 for
 a capacity of 2**40, and edges that must not be cut need a capacity above any
-sum of bytes. Graphs have two nodes for each array of a traced function, so
+sum of costs. Graphs have two nodes for each array of a traced function, so
 plain Python is fast enough.
 """
 
 from collections import deque
 
-# Capacity of an edge that must not be cut: more than any sum of bytes.
+# Capacity of an edge that must not be cut: more than any sum of costs.
 UNCUTTABLE = 1 << 100
 
 

@@ -30,6 +30,7 @@ def values_read_by_backward(
 
 def find_minimum_cut(
   joint: JointProgram,
+  reads: Iterable[Value],
   known: Iterable[Value],
   cost: Callable[[Value], int],
   rerun_cost: Callable[[Step], int | None],
@@ -47,6 +48,7 @@ def find_minimum_cut(
 
   Args:
     joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
     known: values that the backward pass has at no cost.
     cost: cost of saving a value.
     rerun_cost: cost of running a step again, in the same unit; None for a step
@@ -59,8 +61,8 @@ def find_minimum_cut(
     He and Yu, *Transcending runtime-memory tradeoffs in checkpointing by being
     fusion aware*, 2023 (the partitioner of PyTorch 2 by minimum cut).
   """
-  sinks = values_read_by_backward(joint, known)
   free = {*known, *joint.program.constants}
+  sinks = [v for v in reads if v not in free]
   # Not beyond what is known: what a known value follows from may be gone.
   steps = joint.order.leading_to(sinks, free)
   values = [v for v in joint.inputs if v not in free]

@@ -19,7 +19,8 @@ class Options(NamedTuple):
 
   Attributes:
     choose: function of a residual that returns its action.
-    memory_budget: share of the residuals' bytes; see `compress_residuals`.
+    memory_budget: share of the residuals' bytes, or bytes; see
+      `compress_residuals`.
     device: device whose times are predicted.
     measure: whether diagnostics measure the nonzeros of sparse residuals.
   """
@@ -39,7 +40,7 @@ def make_options(
 
   Args:
     codec: how residuals are saved.
-    memory_budget: share of the residuals' bytes, or None.
+    memory_budget: share of the residuals' bytes, bytes, or None.
     device: device whose times are predicted; None for an H100.
 
   Raises:

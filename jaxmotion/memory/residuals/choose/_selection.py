@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.choose._min_cut import (
-  find_minimum_cut,
-  values_read_by_backward,
-)
+from jaxmotion.memory.residuals.choose._min_cut import find_minimum_cut
 from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.choose._trade import Trade
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Value, is_expensive
+from jaxmotion.program import Step, Value, is_expensive
 
 
 class SavedResidual(NamedTuple):
@@ -68,7 +65,7 @@ def choose_residuals(
 
   1. Each forward value is described as the residual that it would be saved as,
      by the user's choice.
-  2. Minimum cuts over seconds choose the values (`_choose_saved`).
+  2. Minimum cuts over seconds choose the values (`Trade`).
   3. If something expensive is recomputed, a second cut chooses which
      recomputed values the backward pass saves again (`_choose_cached`).
   4. Inputs from which an overflowed residual can be recomputed are saved
@@ -92,13 +89,12 @@ def choose_residuals(
   matched_names = tuple(
     r.name for r in described if r.recomputed or r.on_host or r.codec
   )
-  chosen = Trade(joint, live, table, options).choose_saved()
+  trade = Trade(joint, live, table, options)
+  cut = trade.choose_cut()
   cached: dict[Value, Residual] = {}
-  known = {*live, *chosen, *joint.program.constants}
-  again = joint.order.leading_to(values_read_by_backward(joint, live), known)
-  if any(is_expensive(step.eqn) for step in again):
-    cached = _choose_cached(joint, {*live, *chosen}, table)
-  saved = {v: table.describe(v) for v in chosen}
+  if any(is_expensive(step.eqn) for step in cut.rerun):
+    cached = _choose_cached(joint, trade.reads, {*live, *cut.saved}, table)
+  saved = {v: table.describe(v) for v in cut.saved}
   for value in _inputs_for_overflow(joint, live, saved):
     saved[value] = table.describe(value)._replace(codec=None)
   residuals = tuple(SavedResidual(v, r) for v, r in saved.items())
@@ -114,7 +110,10 @@ def choose_residuals(
 
 
 def _choose_cached(
-  joint: JointProgram, known: set[Value], table: ResidualTable
+  joint: JointProgram,
+  reads: Sequence[Value],
+  known: set[Value],
+  table: ResidualTable,
 ) -> dict[Value, Residual]:
   """Chooses which recomputed values to save again until their last use.
 
@@ -127,6 +126,7 @@ def _choose_cached(
 
   Args:
     joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
     known: values that are saved or always live.
     table: residual of each value.
   """
@@ -136,9 +136,10 @@ def _choose_cached(
       return 1
     return table.describe_exact(value).encoded_bytes
 
-  chosen = find_minimum_cut(
-    joint, known, cost, lambda step: None if is_expensive(step.eqn) else 0
-  )
+  def rerun_cost(step: Step) -> int | None:
+    return None if is_expensive(step.eqn) else 0
+
+  chosen = find_minimum_cut(joint, reads, known, cost, rerun_cost)
   return {v: table.describe_exact(v) for v in chosen}
 
 

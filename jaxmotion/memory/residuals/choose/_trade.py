@@ -36,16 +36,18 @@ _FREE_SHARE = 0.01
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
   """Values to save, and what that costs.
 
   Attributes:
     saved: values that the forward pass saves.
-    nbytes: encoded bytes of all of them.
+    rerun: steps that the backward pass runs again.
+    nbytes: encoded bytes of all saved values.
     seconds: seconds of saving them and of recomputing the others.
   """
 
   saved: list[Value]
+  rerun: list[Step]
   nbytes: int
   seconds: float
 
@@ -63,6 +65,9 @@ class Trade:
     live: inputs that stay in memory anyway.
     table: residual of each value.
     options: options of the choice.
+
+  Attributes:
+    reads: forward values that the backward pass reads.
   """
 
   def __init__(
@@ -73,15 +78,15 @@ class Trade:
     options: Options,
   ):
     self._joint, self._live, self._table = joint, live, table
-    self._budget, self._device = options.memory_budget, options.device
+    self._budget = options.memory_budget
     self._move_s = 1 / options.device.memory_rate.bytes_per_s
     self._seconds = {
       id(step): operation_seconds(step, options.device)
       for step in joint.program.steps
     }
-    self._reads = values_read_by_backward(joint, live)
+    self.reads = values_read_by_backward(joint, live)
 
-  def choose_saved(self) -> list[Value]:
+  def choose_cut(self) -> Cut:
     """Chooses the values to save.
 
     Without a budget, the cut of the fewest bytes that takes at most 1 % of the
@@ -89,7 +94,7 @@ class Trade:
     cut whose bytes are at most that share of the fastest one's.
     """
     if self._budget == 0:
-      return self._cut(None).saved
+      return self._cut(None)
     fastest = self._cut(0.0)
     known_s = [s for s in self._seconds.values() if math.isfinite(s)]
     most_s = fastest.seconds + _FREE_SHARE * math.fsum(known_s)
@@ -97,10 +102,10 @@ class Trade:
       1.0 if self._budget is None else self._budget
     )
 
-    def is_fast(cut: _Cut) -> bool:
+    def is_fast(cut: Cut) -> bool:
       return cut.seconds <= most_s
 
-    def is_small(cut: _Cut) -> bool:
+    def is_small(cut: Cut) -> bool:
       return cut.nbytes <= most_bytes
 
     cuts = {-1: fastest}
@@ -111,22 +116,21 @@ class Trade:
       return not is_fast(cuts[i]) if self._budget is None else is_small(cuts[i])
 
     if self._budget is not None and is_small(fastest):
-      return fastest.saved
+      return fastest
     first = bisect.bisect_left(range(len(_PRICES)), True, key=is_beyond)
     if first == len(_PRICES):
-      last = cuts[first - 1] if self._budget is None else self._cut(None)
-      return last.saved
+      return cuts[first - 1] if self._budget is None else self._cut(None)
     more, fewer = cuts[first - 1], cuts[first]
     is_wanted = is_fast if self._budget is None else is_small
-    return self._fill(_PRICES[first], more, fewer, is_wanted).saved
+    return self._fill(_PRICES[first], more, fewer, is_wanted)
 
   def _fill(
     self,
     price_s: float,
-    more: _Cut,
-    fewer: _Cut,
-    is_wanted: Callable[[_Cut], bool],
-  ) -> _Cut:
+    more: Cut,
+    fewer: Cut,
+    is_wanted: Callable[[Cut], bool],
+  ) -> Cut:
     """Returns a cut between two neighbors, as near to the limit as it gets.
 
     Equal layers have equal prices, so neighboring cuts may differ by one value
@@ -138,7 +142,8 @@ class Trade:
       fewer: the cut that takes more seconds.
       is_wanted: whether a cut keeps to the limit of bytes, or of seconds.
     """
-    between = [v for v in more.saved if v not in {*fewer.saved}]
+    saved_by_fewer = set(fewer.saved)
+    between = [v for v in more.saved if v not in saved_by_fewer]
     cuts = {0: fewer, len(between): more}
 
     def keeps_limit(count: int) -> bool:
@@ -155,9 +160,7 @@ class Trade:
       bisect.bisect_left(counts, True, key=lambda n: not keeps_limit(n)) - 1
     ]
 
-  def _cut(
-    self, price_s: float | None, must_save: Sequence[Value] = ()
-  ) -> _Cut:
+  def _cut(self, price_s: float | None, must_save: Sequence[Value] = ()) -> Cut:
     """Finds the cheapest cut at a price of a byte.
 
     The backward pass must not rerun a step that compares floats for equality,
@@ -203,24 +206,26 @@ class Trade:
       return int(_UNITS_PER_S * seconds)
 
     while True:
-      saved = find_minimum_cut(joint, self._live, save_cost, rerun_cost)
-      found = set(_discontinuous_on_rounded(joint, self._live, saved, table))
+      cut = self._price(
+        find_minimum_cut(joint, self.reads, self._live, save_cost, rerun_cost)
+      )
+      found = set(_discontinuous_on_rounded(joint, self._live, cut, table))
       if not found - kept:
-        return self._price(saved)
+        return cut
       kept |= found
 
-  def _price(self, saved: list[Value]) -> _Cut:
+  def _price(self, saved: list[Value]) -> Cut:
     joint = self._joint
     known = {*saved, *self._live, *joint.program.constants}
-    again = joint.order.leading_to(self._reads, known)
-    again_s = (self._seconds[id(step)] for step in again)
+    rerun = joint.order.leading_to(self.reads, known)
+    rerun_s = (self._seconds[id(step)] for step in rerun)
     residuals = [
       self._table.describe(v) for v in saved if hasattr(v.aval, "shape")
     ]
-    seconds = [s for s in again_s if math.isfinite(s)]
+    seconds = [s for s in rerun_s if math.isfinite(s)]
     seconds += map(self._save_seconds, residuals)
     nbytes = sum(r.encoded_bytes for r in residuals)
-    return _Cut(saved, nbytes, math.fsum(seconds))
+    return Cut(saved, rerun, nbytes, math.fsum(seconds))
 
   def _save_seconds(self, residual: Residual) -> float:
     """Returns the seconds of writing what is saved, and of reading it."""
@@ -233,7 +238,7 @@ class Trade:
 def _discontinuous_on_rounded(
   joint: JointProgram,
   live: frozenset[Value],
-  chosen: Sequence[Value],
+  cut: Cut,
   table: ResidualTable,
 ) -> Iterator[Value]:
   """Yields results of discontinuous steps rerun on rounded residuals.
@@ -243,10 +248,9 @@ def _discontinuous_on_rounded(
   is rerun between the rounded residual and the comparison, its results are
   seldom exactly zero, and the mask may be recomputed.
   """
-  rounded = {v for v in chosen if table.describe(v).is_lossy}
-  known = {*chosen, *live, *joint.program.constants}
-  rerun = joint.order.leading_to(values_read_by_backward(joint, live), known)
-  for step in rerun:
+  rounded = {v for v in cut.saved if table.describe(v).is_lossy}
+  known = {*cut.saved, *live, *joint.program.constants}
+  for step in cut.rerun:
     if is_discontinuous(step.eqn):
       before = joint.order.leading_to(step.reads, known)
       used = {v for s in (*before, step) for v in s.reads}
