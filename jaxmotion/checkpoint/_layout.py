@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxmotion.codecs import Codec, from_config
 from jaxmotion.core import (
@@ -20,12 +20,12 @@ from jaxmotion.core import (
   axis_names,
   check_mapping,
   named_leaves,
+  spec_axes,
 )
 from jaxmotion.transforms.extend import (
   Options,
   ShardedOptions,
   expand_specs,
-  sharded_axes,
   trace_state,
 )
 
@@ -258,7 +258,7 @@ def _describe_specs(
   full = expand_specs(chosen, options.params, sizes)
   return tuple(
     tuple(
-      tuple(n for n in sizes if n in sharded_axes(PartitionSpec(entry)))
+      tuple(n for n in sizes if n in spec_axes(entry))
       for entry in (*spec, *[None] * (leaf.ndim - len(spec)))
     )
     for spec, leaf in zip(

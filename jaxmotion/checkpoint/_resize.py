@@ -42,6 +42,7 @@ from jaxmotion.core import (
   check_instance,
   same_shapes,
   shape_strings,
+  spec_axes,
   without_context_mesh,
 )
 from jaxmotion.transforms import (
@@ -124,14 +125,11 @@ def _place_like(
     return math.prod(mesh.shape[name] for name in names)
 
   def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
-    entries = [e if isinstance(e, tuple) else (e,) for e in spec]
+    entries = list(map(spec_axes, spec))
     entries += [()] * (leaf.ndim - len(entries))
-    used = {name for entry in entries for name in entry} - {None}
+    used = {name for entry in entries for name in entry}
     # Axes of the model; then those of workers, whose number is another one.
-    kept = [
-      tuple(n for n in entry if n is not None and n not in workers)
-      for entry in entries
-    ]
+    kept = [tuple(n for n in entry if n not in workers) for entry in entries]
     for i, n in enumerate(leaf.shape if used & set(workers) else ()):
       if n and n % size_of((*workers, *kept[i])) == 0:
         kept[i] = (*workers, *kept[i])

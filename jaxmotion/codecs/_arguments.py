@@ -12,6 +12,7 @@ from jaxmotion.core import (
   check_number,
   check_sequence,
   shape_string,
+  spec_axes,
 )
 from jaxmotion.kernels import ErrorMemory
 
@@ -51,8 +52,7 @@ def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
   if all(axis is None for axis in spec):
     return
   if unit and all(axis is None for axis in spec[1:]):
-    leading = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
-    parts = math.prod(sharding.mesh.shape[axis] for axis in leading)
+    parts = math.prod(sharding.mesh.shape[axis] for axis in spec_axes(spec[0]))
     if x.size % (parts * unit) == 0:
       return
   raise ValueError(

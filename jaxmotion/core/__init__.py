@@ -37,6 +37,7 @@ from jaxmotion.core._compat import (
   is_varying as is_varying,
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,
+  spec_axes as spec_axes,
   to_varying as to_varying,
   to_varying_like as to_varying_like,
   tracks_varying as tracks_varying,

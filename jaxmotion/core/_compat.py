@@ -29,6 +29,19 @@ def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
   return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
+def spec_axes(entry: Any) -> tuple[Any, ...]:
+  """Returns the axis names in one entry of a PartitionSpec.
+
+  Args:
+    entry: None, a name, a tuple of names, or `PartitionSpec.UNCONSTRAINED`,
+      which is returned as if it were a name.
+
+  >>> spec_axes(None), spec_axes("data"), spec_axes(("host", "device"))
+  ((), ('data',), ('host', 'device'))
+  """
+  return () if entry is None else axis_names(entry)
+
+
 def axis_is_bound(axis_name: AxisName) -> bool:
   """Returns whether every name is an axis of an enclosing shard_map or pmap.
 

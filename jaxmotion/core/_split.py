@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxmotion.core._compat import spec_axes
 from jaxmotion.core._types import PyTree
 
 
@@ -57,14 +58,13 @@ class Split:
     shard: PartitionSpec,
     axes: Collection[str] | None,
   ) -> PartitionSpec:
-    entries = [e if isinstance(e, tuple) else (e,) for e in shard]
+    entries = list(map(spec_axes, shard))
     if dimension is not None:
       entries += [()] * (dimension + 1 - len(entries))
       # Workers are major: what is one of them holds a contiguous part.
       entries[dimension] = (*self.axes, *entries[dimension])
     kept = [
-      tuple(n for n in entry if n is not None and (axes is None or n in axes))
-      for entry in entries
+      tuple(n for n in entry if axes is None or n in axes) for entry in entries
     ]
     while kept and not kept[-1]:
       kept.pop()

@@ -26,6 +26,7 @@ from jaxmotion.core import (
   find_free_axes,
   named_leaves,
   same_shapes,
+  spec_axes,
   tracks_varying,
 )
 
@@ -60,8 +61,7 @@ def sharded_axes(spec: PartitionSpec) -> set[Any]:
   Args:
     spec: partition spec of one array.
   """
-  entries = [e if isinstance(e, tuple) else (e,) for e in spec]
-  return {name for entry in entries for name in entry} - {None}
+  return {name for entry in spec for name in spec_axes(entry)}
 
 
 def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -87,10 +87,7 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
         f"`specs` must name axes of the mesh {tuple(sizes)}, got "
         f"{sorted(missing)}{at}."
       )
-    parts = [
-      math.prod(sizes[n] for n in sharded_axes(PartitionSpec(entry)))
-      for entry in spec
-    ]
+    parts = [math.prod(sizes[n] for n in spec_axes(entry)) for entry in spec]
     if len(parts) > len(shape) or any(
       n % k for n, k in zip(shape, parts, strict=False)
     ):

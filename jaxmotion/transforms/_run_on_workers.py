@@ -15,6 +15,7 @@ from jaxmotion.core import (
   PyTree,
   axis_names,
   place_tree,
+  spec_axes,
   worker_index,
 )
 from jaxmotion.program import find_varying
@@ -178,13 +179,7 @@ def _keep_others(x: Any, spec: P, axes: frozenset[Any]) -> P:
   sharding = getattr(jax.typeof(x), "sharding", None)
   held = () if sharding is None else tuple(sharding.spec)
   entries = [
-    (*_names(own), *(n for n in _names(other) if n not in axes))
+    (*spec_axes(own), *(n for n in spec_axes(other) if n not in axes))
     for own, other in itertools.zip_longest(spec, held)
   ]
   return P(*(entry or None for entry in entries))
-
-
-def _names(entry: Any) -> tuple[Any, ...]:
-  if entry is None:
-    return ()
-  return entry if isinstance(entry, tuple) else (entry,)

@@ -17,6 +17,7 @@ from jaxmotion.core import (
   check_text,
 )
 from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._model_axes import sharded_axes
 
 
 def check_step_mesh(mesh: Any, axis_name: Any) -> None:
@@ -94,18 +95,13 @@ def place_arguments(
   """
   workers = set(axis_names(axis_name))
 
-  def split_over(spec: P) -> set[Any]:
-    """Returns the workers' axes in a partition spec."""
-    parts = (p if isinstance(p, tuple) else (p,) for p in spec)
-    return {name for part in parts for name in part} & workers
-
   def place_leaf(x: Any, spec: P) -> Any:
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
       return x
     sharding = NamedSharding(mesh, spec)
     old = x.sharding
     if isinstance(old, NamedSharding) and old.mesh == mesh:
-      if split_over(old.spec) == split_over(spec):
+      if workers & sharded_axes(old.spec) == workers & sharded_axes(spec):
         return x
     if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
       return x

@@ -11,7 +11,6 @@ from jaxmotion.transforms._exchange_state import (
 )
 from jaxmotion.transforms._model_axes import (
   expand_specs as expand_specs,
-  sharded_axes as sharded_axes,
 )
 from jaxmotion.transforms._run_on_workers import (
   Decide as Decide,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, spec_axes
 
 # Parts are not smaller, since each has scales of its own. Small arrays may have
 # small parts: few bytes of scales cost less than to move the array.
@@ -54,7 +54,7 @@ class Partition(NamedTuple):
   @property
   def shard_axes(self) -> tuple[str, ...]:
     """The axes of `spec`, in order."""
-    return tuple(a for entry in self.spec for a in _axes_of(entry))
+    return tuple(a for entry in self.spec for a in spec_axes(entry))
 
   def stack_like(self, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Returns the type of one buffer of all parts.
@@ -139,7 +139,7 @@ def _make_partition(
   sizes = dict(mesh.shape)
   explicit = set(_axes_of_kind(mesh, AxisType.Explicit))
   entries = [
-    tuple(a for a in _axes_of(entry) if a in explicit and sizes[a] > 1)
+    tuple(a for a in spec_axes(entry) if a in explicit and sizes[a] > 1)
     for entry in (*sharding.spec, *[None] * len(shape))[: len(shape)]
   ]
   shard = tuple(
@@ -213,13 +213,6 @@ def _cut_shape(
       found.append(count)
     found.append(n // count)
   return found, cuts
-
-
-def _axes_of(entry: Any) -> tuple[str, ...]:
-  """Returns the axes that one entry of a PartitionSpec names."""
-  if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-    return ()
-  return entry if isinstance(entry, tuple) else (entry,)
 
 
 def _axes_of_kind(mesh: Any, kind: AxisType) -> list[str]:
