@@ -23,7 +23,7 @@ from jaxmotion.collectives.extend import (
   write_memory,
 )
 from jaxmotion.core import Array, PyTree, ShapedLike, Split, leaf_path
-from jaxmotion.transforms.extend import LeafCut, cut_leaf
+from jaxmotion.transforms.extend import LeafCut, cut_leaf, select_whole
 
 
 class PartsLayout(NamedTuple):
@@ -164,7 +164,7 @@ def _read_errors(
   codecs = find_leaf_codecs("gradient_codec", layout.codec, params)
   cut_states, whole_states = states
   remaining = iter(cut_states)
-  whole = _select_whole(params, cuts)
+  whole = select_whole(params, cuts)
   memory = Memory((), ())
   if jax.tree.leaves(whole):
     whole_layout = StateLayout(layout.codec, layout.workers)
@@ -197,7 +197,7 @@ def _write_errors(
   for error, cut, leaf in zip(errors, cuts, codecs, strict=True):
     is_whole = cut.dimension is None
     workers = layout.workers if is_whole else layout.hosts
-    mixed = _mix(error.own, workers)
+    mixed = mix_rows(error.own, workers)
     own.append(mixed if is_whole else None)
     shared.append(error.shared if is_whole else None)
     if is_whole:
@@ -207,31 +207,13 @@ def _write_errors(
       continue
     rows = _cut_rows(mixed + error.shared[None], cut, layout)
     cut_states.append(make_memories(memory_codec(leaf.codec), rows, 2))
-  whole = _select_whole(params, cuts)
+  whole = select_whole(params, cuts)
   if not jax.tree.leaves(whole):
     return cut_states, []
   treedef: Any = jax.tree.structure(params)
   memory = Memory(treedef.unflatten(own), treedef.unflatten(shared))
   whole_layout = StateLayout(layout.codec, layout.workers)
   return cut_states, write_memory(memory, whole, whole_layout)
-
-
-def _select_whole(params: PyTree, cuts: list[LeafCut]) -> PyTree:
-  """Returns the tree without the leaves that are cut."""
-  treedef: Any = jax.tree.structure(params)
-  leaves = jax.tree.leaves(params)
-  return treedef.unflatten(
-    [
-      x if cut.dimension is None else None
-      for x, cut in zip(leaves, cuts, strict=True)
-    ]
-  )
-
-
-def _mix(own: Array, workers: int) -> Array:
-  if own.shape[0] == workers:
-    return own
-  return jnp.stack([mix_rows(own, j, workers) for j in range(workers)])
 
 
 def _join_rows(rows: Array, cut: LeafCut, layout: PartsLayout) -> Array:
@@ -265,9 +247,7 @@ def resize_rows(rows: Array, workers: int) -> Array:
   if old == workers:
     return rows
   if jnp.issubdtype(rows.dtype, jnp.floating):
-    return jnp.stack(
-      [mix_rows(rows, j, workers).astype(rows.dtype) for j in range(workers)]
-    )
+    return mix_rows(rows, workers).astype(rows.dtype)
   nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
   if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
     return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))

@@ -301,35 +301,37 @@ def _resize_memory(memory: Memory, workers: int, op: str) -> Memory:
     op: "mean" or "sum", as given to the collective.
   """
   leaves = jax.tree.leaves(memory.own)
-  old = leaves[0].shape[0] if leaves else workers
-  scale = old / workers if op == "sum" else 1.0
-
-  def resize(errors: Array) -> Array:
-    return jnp.stack(
-      [mix_rows(errors, j, workers) * scale for j in range(workers)]
-    )
-
-  own = memory.own if old == workers else jax.tree.map(resize, memory.own)
-  return Memory(own, jax.tree.map(lambda e: e * scale, memory.shared))
+  if not leaves or leaves[0].shape[0] == workers:
+    return memory
+  scale = leaves[0].shape[0] / workers if op == "sum" else 1.0
+  return Memory(
+    jax.tree.map(lambda e: mix_rows(e, workers) * scale, memory.own),
+    jax.tree.map(lambda e: e * scale, memory.shared),
+  )
 
 
-def mix_rows(rows: Array, new: int, count: int) -> Array:
-  """Returns the average of old rows that a new worker takes over.
+def mix_rows(rows: Array, count: int) -> Array:
+  """Returns rows of new workers, averages of the old rows they take over.
 
   Args:
     rows: floating-point [old workers, ...].
-    new: index of the new worker.
     count: number of new workers.
 
   Example:
-    >>> mix_rows(jnp.array([[0.0], [2.0], [4.0]]), 0, 2).tolist()
-    [0.6666666865348816]
+    >>> mix_rows(jnp.array([[0.0], [2.0], [4.0]]), 2).tolist()
+    [[0.6666666865348816], [3.3333334922790527]]
   """
   check_float("rows", rows)
   if not jnp.ndim(rows):
     raise ValueError(f"`rows` must have an axis of workers, got {rows!r}.")
-  check_int("count", count, 1)
-  check_int("new", new, 0, count - 1)
+  check_int("count", count, 1, 2**31 - 1)
+  if rows.shape[0] == count:
+    return rows
+  return jnp.stack([_mix_row(rows, new, count) for new in range(count)])
+
+
+def _mix_row(rows: Array, new: int, count: int) -> Array:
+  """Returns the average of old rows that one of the new workers takes over."""
   old = rows.shape[0]
   terms = []
   for r in range(old):

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Message, Rounds
 from jaxmotion.codecs.extend import KINDS
-from jaxmotion.collectives._sum_payloads import sum_payloads
+from jaxmotion.collectives._sum_payloads import (
+  join_flat,
+  split_flat,
+  sum_payloads,
+)
 from jaxmotion.collectives._transport import exchange_rows, gather_payloads
 from jaxmotion.core import (
   AxisName,
@@ -110,13 +113,8 @@ def _max_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   for i, leaf in enumerate(leaves):
     by_dtype.setdefault(leaf.dtype, []).append(i)
   for members in by_dtype.values():
-    joined = jnp.concatenate([leaves[i].reshape(-1) for i in members])
-    total = lax.pmax(joined, axis_name)
-    start = 0
-    for i in members:
-      shape, size = leaves[i].shape, leaves[i].size
-      leaves[i] = total[start : start + size].reshape(shape)
-      start += size
+    greatest = lax.pmax(join_flat(leaves, members), axis_name)
+    split_flat(leaves, members, greatest)
   return jax.tree.unflatten(treedef, leaves)
 
 

@@ -50,10 +50,7 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   # Each operand of an all-reduce costs round trips of its own on gloo, so small
   # ones are joined. Between more than two workers the order of a sum depends on
   # the position in the operand.
-  buffers = [
-    jnp.concatenate([leaves[i].reshape(-1) for i in members])
-    for members in joined.values()
-  ]
+  buffers = [join_flat(leaves, members) for members in joined.values()]
 
   def add(arrays: Sequence[Array]) -> list[Array]:
     return [lax.psum(a, axis_name) for a in arrays]
@@ -70,12 +67,24 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   for i, total in zip(alone, totals, strict=False):
     leaves[i] = total
   for members, total in zip(joined.values(), totals[len(alone) :], strict=True):
-    start = 0
-    for i in members:
-      shape, size = leaves[i].shape, leaves[i].size
-      leaves[i] = total[start : start + size].reshape(shape)
-      start += size
+    split_flat(leaves, members, total)
   return jax.tree.unflatten(treedef, leaves)
+
+
+def join_flat(leaves: Sequence[Array], members: Sequence[int]) -> Array:
+  """Returns some of the leaves, which have one dtype, as one flat array."""
+  return jnp.concatenate([leaves[i].reshape(-1) for i in members])
+
+
+def split_flat(
+  leaves: list[Array], members: Sequence[int], joined: Array
+) -> None:
+  """Puts the parts of an array of `join_flat` where their leaves were."""
+  start = 0
+  for i in members:
+    shape, size = leaves[i].shape, leaves[i].size
+    leaves[i] = joined[start : start + size].reshape(shape)
+    start += size
 
 
 def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:

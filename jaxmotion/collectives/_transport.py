@@ -20,6 +20,7 @@ place says why.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,12 +71,7 @@ def gather_payloads(
   def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return _gather_by_sum(buffers, axis_name)
 
-  if axis_size(axis_name) == 2:
-    received = lax.platform_dependent(
-      *buffers, cpu=gather_by_sum, default=all_gather
-    )
-  else:
-    received = all_gather(*buffers)
+  received = _send_by_platform(all_gather, gather_by_sum, buffers, axis_name)
   gathered = [
     payload
     for half, words in zip(halves, received, strict=True)
@@ -105,12 +101,7 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   def swap_by_sum(words: Array) -> tuple[Array, ...]:
     return _swap_by_sum(words, axis_name)
 
-  if axis_size(axis_name) == 2:
-    received = lax.platform_dependent(
-      words, cpu=swap_by_sum, default=all_to_all
-    )
-  else:
-    received = all_to_all(words)
+  received = _send_by_platform(all_to_all, swap_by_sum, [words], axis_name)
   return _unpack_words(received, rows)
 
 
@@ -183,6 +174,18 @@ def send_early_first(
   return send(late), early_sums, late
 
 
+def _send_by_platform(
+  send: Callable[..., Any],
+  send_by_sum: Callable[..., Any],
+  buffers: Sequence[Array],
+  axis_name: AxisName,
+) -> Any:
+  """Sends buffers of words: between two CPU workers, by way of their sum."""
+  if axis_size(axis_name) != 2:
+    return send(*buffers)
+  return lax.platform_dependent(*buffers, cpu=send_by_sum, default=send)
+
+
 def _gather_by_sum(
   buffers: Sequence[Array], axis_name: AxisName
 ) -> tuple[tuple[Array, ...], ...]:
@@ -236,19 +239,18 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   Returns:
     The rows that were received: row r came from worker r.
   """
-  is_first = lax.axis_index(axis_name) == 0
+  rank = lax.axis_index(axis_name)
 
   def select_rows(rows: tuple[Array, ...], _: tuple) -> tuple[Array, Array]:
     kept, other = rows
-    return jnp.where(is_first, kept, other), jnp.where(is_first, other, kept)
+    return (
+      jnp.where(rank == 0, kept, other),
+      jnp.where(rank == 0, other, kept),
+    )
 
-  kept, sent = update_in_place(
-    select_rows, (words[0], words[1]), (), lax.axis_index(axis_name)
-  )
+  kept, sent = update_in_place(select_rows, (words[0], words[1]), (), rank)
   other = to_varying(lax.psum(sent, axis_name), axis_name) - sent
-  return update_in_place(
-    select_rows, (kept, other), (), lax.axis_index(axis_name)
-  )
+  return update_in_place(select_rows, (kept, other), (), rank)
 
 
 def _pack_words(payload: PyTree) -> Array:

@@ -7,21 +7,68 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxmotion.core import StepsInFlight, check_arrays, check_buffers
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  StepsInFlight,
+  check_arrays,
+  check_buffers,
+)
 from jaxmotion.transforms._step_keys import check_step_key
 
 
-def compile_step(
-  step: Callable[..., Any], names: tuple[str, ...], mesh: Mesh, donate: bool
+def compile_run(
+  run_step: Callable[..., tuple[PyTree, PyTree, PyTree, PyTree]],
+  mesh: Mesh,
+  *,
+  stateful: bool,
+  donate: bool,
 ) -> Callable[..., Any]:
-  """Returns the jitted step, with checks of its arguments.
+  """Returns the jitted step of a builder, with checks of its arguments.
 
   Args:
-    step: function of the arguments with these names, and of keywords.
-    names: positional arguments; all but the last, the batch, may be donated.
+    run_step: (params, model_state, opt_state, batch, key, extra_args) ->
+      (params, model_state, opt_state, metrics).
     mesh: devices that the step runs on.
-    donate: whether to donate them.
+    stateful: whether the step takes and returns model state.
+    donate: whether to donate all arguments but the batch.
   """
+
+  def step_params(
+    params: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, PyTree, PyTree]:
+    params, _, opt_state, metrics = run_step(
+      params, None, opt_state, batch, key, extra_args
+    )
+    return params, opt_state, metrics
+
+  def step_model(
+    params: PyTree,
+    model_state: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    return run_step(params, model_state, opt_state, batch, key, extra_args)
+
+  if stateful:
+    names: tuple[str, ...] = ("params", "model_state", "opt_state", "batch")
+    return _compile_step(step_model, names, mesh, donate)
+  names = ("params", "opt_state", "batch")
+  return _compile_step(step_params, names, mesh, donate)
+
+
+def _compile_step(
+  step: Callable[..., Any], names: tuple[str, ...], mesh: Mesh, donate: bool
+) -> Callable[..., Any]:
+  """Jits a step of arguments with these names; the last is the batch."""
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
   in_flight = StepsInFlight(mesh)

@@ -25,18 +25,20 @@ from jaxmotion.core import (
   check_bool,
   check_buffers,
   check_callable,
-  check_choice,
   check_instance,
-  check_int,
   map_local_work,
   pack_worker,
   state_specs,
   unpack_worker,
 )
 from jaxmotion.transforms._averages import average_work
-from jaxmotion.transforms._compiled_step import compile_step
+from jaxmotion.transforms._compiled_step import compile_run
 from jaxmotion.transforms._init_state import check_axes, make_state
-from jaxmotion.transforms._local_work import LocalWork, make_local_work
+from jaxmotion.transforms._local_work import (
+  LocalWork,
+  check_loss_options,
+  make_local_work,
+)
 from jaxmotion.transforms._model_state import (
   check_equal,
   is_floating,
@@ -45,9 +47,6 @@ from jaxmotion.transforms._model_state import (
 from jaxmotion.transforms._placement import as_transformation, check_trained
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
-
-_PLAIN_ARGS = ("params", "opt_state", "batch")
-_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
 
 
 def data_parallel(
@@ -159,11 +158,7 @@ def data_parallel(
   tx = as_transformation(tx)
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
-  check_bool("has_aux", has_aux)
-  check_choice("model_state", model_state, (None, "mean", "local"))
-  if weight_fn is not None:
-    check_callable("weight_fn", weight_fn)
-  check_int("microbatches", microbatches, 1, 2**31 - 1)
+  check_loss_options(has_aux, model_state, weight_fn, microbatches)
   check_bool("mean_loss", mean_loss)
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
@@ -319,30 +314,5 @@ def data_parallel(
     )
     return params, model, opt_state, metrics
 
-  def step_params(
-    params: PyTree,
-    opt_state: PyTree,
-    batch: PyTree,
-    *,
-    key: Array | None = None,
-    **extra_args: Any,
-  ) -> tuple[PyTree, PyTree, PyTree]:
-    params, _, opt_state, metrics = run_step(
-      params, None, opt_state, batch, key, extra_args
-    )
-    return params, opt_state, metrics
-
-  def step_model(
-    params: PyTree,
-    model_state: PyTree,
-    opt_state: PyTree,
-    batch: PyTree,
-    *,
-    key: Array | None = None,
-    **extra_args: Any,
-  ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-    return run_step(params, model_state, opt_state, batch, key, extra_args)
-
-  if stateful:
-    return init_model, compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
-  return init_params, compile_step(step_params, _PLAIN_ARGS, mesh, donate)
+  init = init_model if stateful else init_params
+  return init, compile_run(run_step, mesh, stateful=stateful, donate=donate)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -47,6 +46,8 @@ from jaxmotion.transforms._exchange_state import (
   ExchangeOptions,
   ExchangeState,
   check_counts,
+  count_update,
+  make_counts,
   note_exchange,
 )
 from jaxmotion.transforms._model_axes import (
@@ -162,9 +163,7 @@ def exchange(
       states = all_reduce_init(params, axis_name, codec, method=method)
     else:
       states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
-    # Two arrays: a step that donates the state may not donate one twice.
-    count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    return ExchangeState(count, skipped, pack_worker(states))
+    return ExchangeState(*make_counts(), pack_worker(states))
 
   def update_shards(
     updates: PyTree,
@@ -222,11 +221,7 @@ def exchange(
     else:
       y, new = reduce(codec, x, old)
     y, new = keep_update(ok, y, new, old)
-    skipped = state.skipped
-    if ok is not None:
-      skipped = skipped + (1 - ok.astype(jnp.int32))
-    count = optax.safe_increment(state.count)
-    return y, ExchangeState(count, skipped, pack_worker(new))
+    return y, ExchangeState(*count_update(state, ok), pack_worker(new))
 
   codecs = (codec,) if isinstance(codec, Codec) else codec
   init_mapped, update_mapped = map_model_axes(

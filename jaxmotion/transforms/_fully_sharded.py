@@ -39,7 +39,8 @@ from jaxmotion.core import (
   unpack_worker,
 )
 from jaxmotion.transforms._averages import average_work
-from jaxmotion.transforms._compiled_step import compile_step
+from jaxmotion.transforms._compiled_step import compile_run
+from jaxmotion.transforms._exchange_state import count_update, make_counts
 from jaxmotion.transforms._fully_sharded_plan import (
   FullyShardedState,
   ShardPlan,
@@ -53,6 +54,7 @@ from jaxmotion.transforms._fully_sharded_work import (
   make_sharded_work,
 )
 from jaxmotion.transforms._init_state import check_axes
+from jaxmotion.transforms._local_work import check_loss_options
 from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._model_state import (
   check_equal,
@@ -70,9 +72,6 @@ from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 from jaxmotion.transforms._weight_part import check_regather
-
-_PLAIN_ARGS = ("params", "opt_state", "batch")
-_STATEFUL_ARGS = ("params", "model_state", "opt_state", "batch")
 
 
 def fully_sharded(
@@ -211,11 +210,7 @@ def fully_sharded(
     if codec is not None:
       check_codec(name, codec, trees=True)
   check_bool("error_feedback", error_feedback)
-  check_bool("has_aux", has_aux)
-  check_choice("model_state", model_state, (None, "mean", "local"))
-  if weight_fn is not None:
-    check_callable("weight_fn", weight_fn)
-  check_int("microbatches", microbatches, 1, 2**31 - 1)
+  check_loss_options(has_aux, model_state, weight_fn, microbatches)
   check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   check_int("seed", seed, 0, 2**32 - 1)
   check_bool("donate", donate)
@@ -259,8 +254,7 @@ def fully_sharded(
     treedef: Any = jax.tree.structure(params)
     parts, model = treedef.unflatten(leaves), here.find_model(params)
     return FullyShardedState(
-      jnp.zeros((), jnp.int32),
-      jnp.zeros((), jnp.int32),
+      *make_counts(),
       init_parts(inner, parts, cuts, axes, model),
       pack_worker(to_varying(here.make_memory(cuts), axes)),
     )
@@ -296,9 +290,8 @@ def fully_sharded(
     )
 
     def make_state(params: PyTree) -> FullyShardedState:
-      counts = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
       error = PerWorker(plan.make_memory(cuts, plan.count_workers()))
-      return FullyShardedState(*counts, make_inner(params), error)
+      return FullyShardedState(*make_counts(), make_inner(params), error)
 
     state_shardings = jax.tree.map(
       lambda spec: NamedSharding(mesh, spec),
@@ -393,11 +386,7 @@ def fully_sharded(
     changes, (new_inner, errors) = keep_update(
       ok, changes, (new_inner, errors), (state.inner, state.error)
     )
-    skipped = state.skipped
-    if ok is not None:
-      skipped = skipped + (1 - ok.astype(jnp.int32))
-    count = optax.safe_increment(state.count)
-    new = FullyShardedState(count, skipped, new_inner, errors)
+    new = FullyShardedState(*count_update(state, ok), new_inner, errors)
     if stateful:
       new_model = keep_if_skipped(new_model, model, state, new)
     return optax.apply_updates(parts, changes), new_model, new, metrics
@@ -460,36 +449,10 @@ def fully_sharded(
       out_specs=(part_specs, model_spec, opt_specs, metric_specs),
     )(params, model, opt_state, work, extra_args)
 
-  def step_params(
-    params: PyTree,
-    opt_state: FullyShardedState,
-    batch: PyTree,
-    *,
-    key: Array | None = None,
-    **extra_args: Any,
-  ) -> tuple[PyTree, FullyShardedState, PyTree]:
-    params, _, opt_state, metrics = run_step(
-      params, None, opt_state, batch, key, extra_args
-    )
-    return params, opt_state, metrics
-
-  def step_model(
-    params: PyTree,
-    model_state: PyTree,
-    opt_state: FullyShardedState,
-    batch: PyTree,
-    *,
-    key: Array | None = None,
-    **extra_args: Any,
-  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
-    return run_step(params, model_state, opt_state, batch, key, extra_args)
-
   maker = StateMaker(init_anywhere, local_axis is not None)
-  if stateful:
-    step = compile_step(step_model, _STATEFUL_ARGS, mesh, donate)
-    return maker.attach(init_model), step
-  step = compile_step(step_params, _PLAIN_ARGS, mesh, donate)
-  return maker.attach(init_params), step
+  init = init_model if stateful else init_params
+  step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
+  return maker.attach(init), step
 
 
 def _is_averaged(metric: Array) -> bool:

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, PyTree
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  check_bool,
+  check_callable,
+  check_choice,
+  check_int,
+)
 from jaxmotion.transforms._model_state import check_same_shapes, is_floating
 
 
@@ -25,6 +32,28 @@ class LocalWork(NamedTuple):
   model_state: PyTree
   grads: PyTree
   weight: Array | None
+
+
+def check_loss_options(
+  has_aux: Any, model_state: Any, weight_fn: Any, microbatches: Any
+) -> None:
+  """Raises unless a builder's options for its loss function are valid.
+
+  Args:
+    has_aux: whether it returns auxiliary values.
+    model_state: what becomes of model state: "mean", "local" or None.
+    weight_fn: batch -> weight, or None.
+    microbatches: number of parts that the batch is computed in.
+
+  Raises:
+    TypeError: an option of another type.
+    ValueError: an unknown `model_state`, or no positive number of parts.
+  """
+  check_bool("has_aux", has_aux)
+  check_choice("model_state", model_state, (None, "mean", "local"))
+  if weight_fn is not None:
+    check_callable("weight_fn", weight_fn)
+  check_int("microbatches", microbatches, 1, 2**31 - 1)
 
 
 def make_local_work(

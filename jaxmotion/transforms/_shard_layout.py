@@ -245,3 +245,19 @@ def _find_longer(
     [i for i, n in enumerate(a.shape) if n != b.shape[i]]
     for a, b in zip(one, two, strict=True)
   ]
+
+
+def select_whole(tree: PyTree, cuts: Sequence[LeafCut]) -> PyTree:
+  """Returns a tree without the leaves that workers cut.
+
+  Args:
+    tree: pytree of arrays.
+    cuts: division of each leaf.
+  """
+  treedef: Any = jax.tree.structure(tree)
+  return treedef.unflatten(
+    [
+      x if cut.dimension is None else None
+      for x, cut in zip(jax.tree.leaves(tree), cuts, strict=True)
+    ]
+  )

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from jaxmotion.codecs import Codec, identity
@@ -32,6 +31,8 @@ from jaxmotion.transforms._exchange import check_local
 from jaxmotion.transforms._exchange_state import (
   ShardedOptions,
   check_counts,
+  count_update,
+  make_counts,
   note_exchange,
 )
 from jaxmotion.transforms._model_axes import (
@@ -153,7 +154,7 @@ def sharded(
   )
 
   def init_shards(params: PyTree, model: ModelAxes) -> ShardedState:
-    count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    count, skipped = make_counts()
     return ShardedState(count, skipped, *one.init(params, model))
 
   def update_shards(
@@ -176,11 +177,7 @@ def sharded(
     old = state.master, state.inner, state.codec_state
     y, new = one.update(x, old, params, key, extra_args, model)
     y, new = keep_update(ok, y, new, old)
-    skipped = state.skipped
-    if ok is not None:
-      skipped = skipped + (1 - ok.astype(jnp.int32))
-    count = optax.safe_increment(state.count)
-    return y, ShardedState(count, skipped, *new)
+    return y, ShardedState(*count_update(state, ok), *new)
 
   # Every leaf is encoded by itself, so no codec joins some.
   init_mapped, update_mapped = map_model_axes(

@@ -37,7 +37,7 @@ from jaxmotion.core import (
 )
 from jaxmotion.transforms._model_axes import ModelAxes, sharded_axes
 from jaxmotion.transforms._parts import init_parts, mark_parts, update_parts
-from jaxmotion.transforms._shard_layout import LeafCut, cut_leaf
+from jaxmotion.transforms._shard_layout import LeafCut, cut_leaf, select_whole
 
 
 class ShardedState(NamedTuple):
@@ -104,7 +104,7 @@ class ShardedUpdate(NamedTuple):
     leaves, treedef = self._find_leaves(params, None, model)
     cuts = [leaf.cut for leaf in leaves]
     parts = treedef.unflatten(self._own_parts(leaves, treedef, params))
-    rows, whole = self._codec_states(leaves, treedef, params)
+    rows, whole = self._codec_states(leaves, params)
     # Copies: a step that donates parameters and state may not donate one twice.
     copies = jax.tree.map(jnp.copy, parts) if self.has_master else ()
     return (
@@ -229,7 +229,7 @@ class ShardedUpdate(NamedTuple):
     return [own_part(leaf, x) for leaf, x in zip(leaves, values, strict=True)]
 
   def _codec_states(
-    self, leaves: list[_Leaf], treedef: Any, params: PyTree
+    self, leaves: list[_Leaf], params: PyTree
   ) -> tuple[list[PyTree], list[PyTree]]:
     """Returns fresh states of cut leaves, one a row, and of whole leaves."""
     rows = axis_size(self.axis_name)
@@ -242,12 +242,10 @@ class ShardedUpdate(NamedTuple):
       for leaf in leaves
       if leaf.cut.dimension is not None
     ]
-    return cut, self._init_whole(leaves, treedef, params)
+    return cut, self._init_whole(leaves, params)
 
-  def _init_whole(
-    self, leaves: list[_Leaf], treedef: Any, params: PyTree
-  ) -> list[PyTree]:
-    whole = _select_whole(leaves, treedef, params)
+  def _init_whole(self, leaves: list[_Leaf], params: PyTree) -> list[PyTree]:
+    whole = select_whole(params, [leaf.cut for leaf in leaves])
     if not jax.tree.leaves(whole):
       return []
     return all_reduce_init(whole, self.workers, self.gradient_codec)
@@ -297,7 +295,7 @@ class ShardedUpdate(NamedTuple):
     key: Key,
   ) -> tuple[list[Array], PerWorker]:
     """Returns this worker's part of every mean gradient, and the new state."""
-    expected = jax.eval_shape(lambda: self._codec_states(leaves, treedef, x))
+    expected = jax.eval_shape(lambda: self._codec_states(leaves, x))
     states, whole_state = check_state(expected, unpack_worker(state))
     values = treedef.flatten_up_to(x)
     cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
@@ -310,7 +308,7 @@ class ShardedUpdate(NamedTuple):
       rows, [leaves[i].gradient for i in cut], states, self.axis_name
     )
     means: dict[int, Array] = dict(zip(cut, parts, strict=True))
-    whole = _select_whole(leaves, treedef, x)
+    whole = select_whole(x, [leaf.cut for leaf in leaves])
     if len(cut) < len(leaves):
       y, whole_state = all_reduce(
         whole,
@@ -364,14 +362,3 @@ def _check_known(
       f"{sorted(others)}, got {spec} for `{path}`: give `sharded` a tree of "
       "PartitionSpecs, and sum gradients that a model computes in parts."
     )
-
-
-def _select_whole(leaves: list[_Leaf], treedef: Any, tree: PyTree) -> PyTree:
-  """Returns the tree without the leaves that are cut."""
-  values = treedef.flatten_up_to(tree)
-  return treedef.unflatten(
-    [
-      x if leaf.cut.dimension is None else None
-      for leaf, x in zip(leaves, values, strict=True)
-    ]
-  )

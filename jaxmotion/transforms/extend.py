@@ -23,6 +23,7 @@ from jaxmotion.transforms._run_on_workers import (
 from jaxmotion.transforms._shard_layout import (
   LeafCut as LeafCut,
   cut_leaf as cut_leaf,
+  select_whole as select_whole,
 )
 from jaxmotion.transforms._shardings import Shardings as Shardings
 from jaxmotion.transforms._state_maker import find_maker as find_maker

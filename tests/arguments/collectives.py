@@ -90,7 +90,7 @@ CALLS = {
 ONE = StateLayout(INT8, 1)
 CALLS |= {
   "collectives.extend.forgetful_leaves": Call(TREE, INT8),
-  "collectives.extend.mix_rows": Call(X, 0, 2),
+  "collectives.extend.mix_rows": Call(X, 2),
   "collectives.extend.convert_states": Call(
     Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True
   ),
@@ -118,7 +118,6 @@ FROM_END = {"minus_one": "it counts from the end"}
 ANY_COUNT = {"huge": "a count has no greatest value"}
 ACCEPTED = {
   ("collectives.extend.schedule_rounds", "kinds"): {"empty": "no rounds"},
-  ("collectives.extend.mix_rows", "count"): ANY_COUNT,
   ("collectives.all_reduce_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_adaptive_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_hierarchical_init", "axis_name"): UNBOUND,
