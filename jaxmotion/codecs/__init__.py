@@ -7,9 +7,11 @@ Codecs are frozen dataclasses with lower-case names, like functions, so that
 from jaxmotion.codecs._buckets import buckets as buckets
 from jaxmotion.codecs._cast import cast as cast
 from jaxmotion.codecs._chain import chain as chain
+from jaxmotion.codecs._codebook import codebook as codebook
 from jaxmotion.codecs._codec import Codec as Codec
 from jaxmotion.codecs._config import from_config as from_config
 from jaxmotion.codecs._contributors import contributors as contributors
+from jaxmotion.codecs._dct import dct as dct
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws
@@ -28,7 +30,9 @@ from jaxmotion.codecs._rules import rules as rules
 from jaxmotion.codecs._sign import sign as sign
 from jaxmotion.codecs._ternary import ternary as ternary
 from jaxmotion.codecs._threshold import threshold as threshold
+from jaxmotion.codecs._tiles import tiles as tiles
 from jaxmotion.codecs._topk import topk as topk
+from jaxmotion.codecs._topk_columns import topk_columns as topk_columns
 from jaxmotion.codecs._truncate import truncate as truncate
 from jaxmotion.codecs._uniform import uniform as uniform
 from jaxmotion.codecs._where_smaller import where_smaller as where_smaller

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -17,6 +18,7 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   Shared,
+  check_choice,
   check_int,
   make_key,
   random_words,
@@ -32,8 +34,11 @@ _MIN_KEPT = 1e-5
 class Factors(NamedTuple):
   """Payload of `low_rank`: the matrix is left @ right.T.
 
+  One factor has orthonormal columns, equal on all workers; the other is a
+  worker's own.
+
   Attributes:
-    left: float32[rows, rank], orthonormal columns, equal on all workers.
+    left: float32[rows, rank].
     right: float32[columns, rank].
   """
 
@@ -51,6 +56,11 @@ class low_rank(MultiRoundCodec):
   (rows + columns) rank elements for rows x columns. Put it in `feedback`, which
   sends later what is left out.
 
+  With `sends="right"` the left factor p = orth(left) is that of the last steps,
+  and q = mean_r x_r^T p alone is sent, in one sum; `sends="left"` mirrors it.
+  Steps that send them in turn share their state: an `exchange` through both
+  codecs, with `level=lambda count: count % 2`, halves the bytes.
+
   An array of more dimensions is a matrix of its last dimension by all others,
   which fits kernels of convolutions (height, width, in, out). A vector is a
   matrix of one row, for which the factors are larger than the vector: give
@@ -63,7 +73,8 @@ class low_rank(MultiRoundCodec):
 
   Args:
     rank: of the approximation, 1 to 65536.
-    seed: of the first factor, 0 to 2^32 - 1.
+    seed: of the first factors, 0 to 2^32 - 1.
+    sends: "both" factors, or the "left" or the "right" one alone.
 
   Example:
     >>> x = jnp.outer(jnp.arange(4.0), jnp.ones(3))
@@ -74,15 +85,18 @@ class low_rank(MultiRoundCodec):
 
   References:
     Vogels, Karimireddy and Jaggi, *PowerSGD: Practical Low-Rank Gradient
-    Compression for Distributed Optimization*, 2019, algorithms 1 and 2.
+    Compression for Distributed Optimization*, 2019, algorithms 1 and 2. Code of
+    the steps in turn: epfml/powersgd, commit f07be92.
   """
 
   rank: int
   seed: int = 0
+  sends: str = "both"
 
   def __post_init__(self) -> None:
     check_int("rank", self.rank, 1, 1 << 16)
     check_int("seed", self.seed, 0, 2**32 - 1)
+    check_choice("sends", self.sends, ("both", "left", "right"))
 
   @property
   def laws(self) -> Laws:
@@ -91,40 +105,74 @@ class low_rank(MultiRoundCodec):
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
-    """Kinds of its messages: the sums of both factors."""
-    return ("sum", "sum")
+    """Kinds of its messages: a sum for each factor that it sends."""
+    return ("sum", "sum") if self.sends == "both" else ("sum",)
 
   def init(self, like: ShapedLike) -> Shared:
-    """Returns a random right factor, the same on all workers."""
+    """Returns random factors, the same on all workers."""
     check_shaped("like", like)
-    _, columns, rank = self._dimensions(like)
-    return Shared(_random_columns(self.seed, columns, rank))
+    rows, columns, rank = self._dimensions(like)
+    right = _random_columns(self.seed, columns, rank)
+    if self.sends == "both":
+      return Shared(right)
+    return Shared(Factors(_random_columns(self.seed, rows, rank), right))
 
   def reduce_in_rounds(
     self, x: Array, state: Shared, key: Key | None, workers: int
   ) -> Rounds[Reduced]:
-    """Sums the left factors, then the right ones."""
+    """Sums the left factors, then the right ones, or those of one side."""
     self._check_input(x, key)
     self._check_state(state)
     rows, columns, rank = self._dimensions(x)
-    if state.value.shape != (columns, rank):
+    shapes = [a.shape for a in jax.tree.leaves(state)]
+    if shapes != [(rows, rank), (columns, rank)][-len(shapes) :]:
       raise ValueError(
         f"`state` must be what `init` returned for {shape_string(x)}, got "
-        f"factors of shape {state.value.shape}."
+        f"factors of shapes {shapes}."
       )
     matrix = x.reshape(rows, columns).astype(jnp.float32)
-    spare = _random_columns(self.seed, columns, rank)
-    q = orthonormalize(state.value, spare)
-    total = yield Message("sum", _multiply(matrix, q))
-    p = orthonormalize(total, _random_columns(self.seed, rows, rank))
-    own = _multiply(matrix.T, p)
+    if self.sends == "both":
+      q = self._orthonormalize(state.value)
+      total = yield Message("sum", _multiply(matrix, q))
+      p, own, mean, new = yield from self._project(
+        matrix, total, state.value, workers
+      )
+      return self._reduced(x, Factors(p, own), Factors(p, mean), new)
+    left, right = state.value
+    if self.sends == "right":
+      p, own, mean, new = yield from self._project(matrix, left, right, workers)
+      both = Factors(left, new)
+      return self._reduced(x, Factors(p, own), Factors(p, mean), both)
+    q, own, mean, new = yield from self._project(matrix.T, right, left, workers)
+    both = Factors(new, right)
+    return self._reduced(x, Factors(own, q), Factors(mean, q), both)
+
+  def _project(
+    self, matrix: Array, columns: Array, old: Array, workers: int
+  ) -> Rounds[tuple[Array, Array, Array, Array]]:
+    """Sums a factor of the matrices' projections onto some columns.
+
+    Returns:
+      The orthonormal columns, this worker's factor, the workers' mean of it,
+      and what the next step takes for it.
+    """
+    basis = self._orthonormalize(columns)
+    own = _multiply(matrix.T, basis)
     total = yield Message("sum", own)
-    right = total / workers
-    mean = _multiply(p, right.T).reshape(x.shape)
+    mean = total / workers
     # A layer without a gradient must not end the power iteration.
-    usable = jnp.isfinite(right).all(0) & (right != 0).any(0)
-    new = jnp.where(usable, right, state.value)
-    return Reduced(mean, Factors(p, own), Shared(new))
+    usable = jnp.isfinite(mean).all(0) & (mean != 0).any(0)
+    return basis, own, mean, jnp.where(usable, mean, old)
+
+  def _reduced(
+    self, x: Array, sent: Factors, mean: Factors, state: PyTree
+  ) -> Reduced:
+    product = _multiply(mean.left, mean.right.T)
+    return Reduced(product.reshape(x.shape), sent, Shared(state))
+
+  def _orthonormalize(self, columns: Array) -> Array:
+    spare = _random_columns(self.seed, *columns.shape)
+    return orthonormalize(columns, spare)
 
   def decode(self, payload: Factors, like: ShapedLike) -> Array:
     """Returns the product of the factors."""
@@ -139,7 +187,13 @@ class low_rank(MultiRoundCodec):
     return rows, columns, min(rows, columns, self.rank)
 
   def _check_state(self, state: PyTree) -> None:
-    if not isinstance(state, Shared) or jnp.ndim(state.value) != 2:
+    count = 1 if self.sends == "both" else 2
+    leaves = jax.tree.leaves(state)
+    if (
+      not isinstance(state, Shared)
+      or len(leaves) != count
+      or any(jnp.ndim(a) != 2 for a in leaves)
+    ):
       raise ValueError(
         f"`state` must be what `init` returned for {self!r}, got {state!r}."
       )

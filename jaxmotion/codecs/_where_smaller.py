@@ -10,7 +10,7 @@ from jaxmotion.codecs._codec import Codec, LeafGroup
 from jaxmotion.codecs._identity import identity
 from jaxmotion.codecs._laws import Laws, weakest_laws
 from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import ShapedLike, check_number, tree_bytes
+from jaxmotion.core import ShapedLike, check_int, check_number, tree_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,8 @@ class where_smaller(TreeCodec):
   """Encodes the leaves that a codec makes smaller; others by another codec.
 
   A leaf is encoded by `codec` if its payload, times `min_ratio`, is smaller
-  than the leaf. The factors of `low_rank`, for one, are larger than a vector.
+  than the leaf, and if the leaf is as large as the other arguments say. The
+  factors of `low_rank`, for one, are larger than a vector.
 
   Properties: those of the codec that a leaf gets.
 
@@ -27,6 +28,8 @@ class where_smaller(TreeCodec):
     otherwise: encodes all others.
     min_ratio: least ratio of the leaf's bytes to those of the payload, which a
       leaf must exceed; greater than 0.
+    min_size: least number of elements of a leaf.
+    min_dimensions: least number of dimensions; 2 leaves vectors out.
 
   Example:
     >>> import jax.numpy as jnp
@@ -41,11 +44,15 @@ class where_smaller(TreeCodec):
   codec: Codec
   otherwise: Codec = dataclasses.field(default_factory=identity)
   min_ratio: float = dataclasses.field(default=1.0, kw_only=True)
+  min_size: int = dataclasses.field(default=0, kw_only=True)
+  min_dimensions: int = dataclasses.field(default=0, kw_only=True)
 
   def __post_init__(self) -> None:
     check_codec("codec", self.codec)
     check_codec("otherwise", self.otherwise)
     check_number("min_ratio", self.min_ratio, 0, 1e9, open_low=True)
+    check_int("min_size", self.min_size, 0)
+    check_int("min_dimensions", self.min_dimensions, 0, 32)
 
   @property
   def laws(self) -> Laws:
@@ -68,6 +75,10 @@ class where_smaller(TreeCodec):
     ]
 
   def _choose_codec(self, like: ShapedLike) -> Codec:
-    payload = tree_bytes(self.codec.payload_like(like))
-    size = math.prod(like.shape) * like.dtype.itemsize
-    return self.codec if payload * self.min_ratio < size else self.otherwise
+    size = math.prod(like.shape)
+    if size < self.min_size or len(like.shape) < self.min_dimensions:
+      return self.otherwise
+    payload = tree_bytes(self.codec.payload_like(like)) * self.min_ratio
+    return (
+      self.codec if payload < size * like.dtype.itemsize else self.otherwise
+    )

@@ -4,8 +4,10 @@ Each file is one algorithm, with its paper and where ours differs.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.presets._demo import demo as demo
 from jaxmotion.presets._power_sgd import power_sgd as power_sgd
 from jaxmotion.presets._sdp4bit import sdp4bit as sdp4bit
+from jaxmotion.presets._sparse_loco import sparse_loco as sparse_loco
 from jaxmotion.presets._zeropp import zeropp as zeropp
 
 _set_public_module(__name__, globals())

@@ -1,6 +1,6 @@
 """Gradient exchange between workers as an optax transformation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optax
@@ -26,11 +26,13 @@ from jaxmotion.collectives.extend import (
   keep_update,
 )
 from jaxmotion.core import (
+  Array,
   AxisName,
   PyTree,
   axis_names,
   check_arrays,
   check_axis_name,
+  check_callable,
   check_choice,
   check_int,
   is_varying,
@@ -69,6 +71,7 @@ def exchange(
   local_codec: Codec | None = None,
   specs: PyTree | None = None,
   start: int = 0,
+  level: Callable[[Array], Array] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -89,7 +92,7 @@ def exchange(
     codec: codec of the payloads; None is `codecs.identity()`, which is
       `lax.pmean`. A sequence has one codec for each level: each update then
       takes `level=`, an int32[] equal on all workers, and sends only that
-      codec's payloads.
+      codec's payloads. See also `level`.
     op: "mean" or "sum" over workers.
     method: "gather" or "two_phase"; None chooses by the number of workers.
     nonfinite: policy for gradients, and weights, that are not finite on some
@@ -115,6 +118,8 @@ def exchange(
     start: number of updates that exchange at full precision first, and leave
       the codec's state as it is. Early gradients change fast, so that what an
       error memory keeps of them is soon out of date.
+    level: schedule of the level, for a sequence of codecs: from the number of
+      updates so far, int32[], to int32[]. `update` then takes no `level=`.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
@@ -144,6 +149,7 @@ def exchange(
   check_int("seed", seed, 0, 2**32 - 1)
   check_int("start", start, 0, 2**31 - 1)
   codec = identity() if codec is None else codec
+  check_schedule(level, codec)
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)
     codec = tuple(codec)
@@ -223,6 +229,7 @@ def exchange(
     y, new = keep_update(ok, y, new, old)
     return y, ExchangeState(*count_update(state, ok), pack_worker(new))
 
+  schedule = level
   codecs = (codec,) if isinstance(codec, Codec) else codec
   init_mapped, update_mapped = map_model_axes(
     init_shards, update_shards, specs, workers, codecs
@@ -250,12 +257,35 @@ def exchange(
     check_arrays("params", params)
     check_arrays("updates", updates, numbers=False)
     check_counts(state, ExchangeState)
-    check_level_given(level, codec)
     check_weight(weight)
+    if schedule is not None and level is not None:
+      raise ValueError(
+        "`level` must not be given to `update` of an exchange that has a "
+        f"schedule of it, got {level!r}."
+      )
+    level = level if schedule is None else schedule(state.count)
+    check_level_given(level, codec)
     args = {"weight": weight, "level": level}
     return update_mapped(updates, state, None, args)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def check_schedule(level: Any, codec: Any) -> None:
+  """Raises unless a schedule of levels is a function, for several codecs.
+
+  Args:
+    level: what the caller gave, or None.
+    codec: a codec, or a sequence with one codec for each level.
+  """
+  if level is None:
+    return
+  check_callable("level", level)
+  if isinstance(codec, Codec):
+    raise ValueError(
+      "`level` must be None for one codec, got a schedule: give `codec` a list "
+      "with one codec for each level."
+    )
 
 
 def check_local(updates: PyTree, workers: AxisName) -> None:

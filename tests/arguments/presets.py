@@ -14,6 +14,12 @@ def loss_fn(params, batch):
 
 
 CALLS = {
+  "presets.demo": Call(
+    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
+  ),
+  "presets.sparse_loco": Call(
+    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
+  ),
   "presets.power_sgd": Call(
     "host", rank=2, start=3, nonfinite="skip", seed=1, local_axis="device"
   ),
@@ -29,11 +35,16 @@ CALLS = {
 }
 UNCALLED = {}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
+_RATE = {
+  "zero": "nothing is learned, as in optax",
+  "huge": "as in optax",
+  "tracer": "optax.inject_hyperparams gives one",
+}
 ACCEPTED = {
-  ("presets.power_sgd", "axis_name"): _LATER,
-  ("presets.power_sgd", "local_axis"): _LATER,
+  ("*", "axis_name"): _LATER,
+  ("*", "local_axis"): _LATER,
+  ("*", "learning_rate"): _RATE | {"fraction": "any number is a rate"},
+  ("*", "weight_decay"): _RATE,
   ("presets.power_sgd", "start"): {"zero": "factors from the first update"},
-  ("presets.sdp4bit", "axis_name"): _LATER,
-  ("presets.sdp4bit", "local_axis"): _LATER,
 }
 KNOWN_BAD = set()

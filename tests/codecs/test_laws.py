@@ -25,6 +25,10 @@ SHOWN = (
   codecs.random_k(density=0.01, scaled=False),
   codecs.threshold(value=0.001, capacity=0.1),
   codecs.zero_value(capacity=0.5),
+  codecs.topk_columns(density=0.01),
+  codecs.codebook(bits=2),
+  codecs.tiles(chunk=64),
+  codecs.dct(chunk=64),
   codecs.low_rank(rank=1),
   codecs.rotate(),
 )
@@ -38,7 +42,7 @@ def write_expression(codec):
     kind = codec.config()["name"]
     try:
       same = codecs.from_config({"name": kind, **plain}) == codec
-    except TypeError:
+    except (TypeError, ValueError):
       same = False
     if name != "name" and not same:
       fields.append(f"{name}={value!r}")

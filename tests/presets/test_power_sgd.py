@@ -2,48 +2,28 @@
 
 `power_sgd.npz` holds outputs of `powerSGD_hook` of PyTorch 2.13, rank 1, on
 four workers: `mean` and each worker's `error` of six steps, of which two are at
-full precision, and the first factors `q` that it drew.
+full precision, and the first factors `q` that it drew. `power_sgd_in_turn.npz`
+holds those of epfml/powersgd, rank 2, and both of its first factors.
 """
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, core, presets
+from jaxmotion.codecs._low_rank import Factors
 from jaxmotion.codecs.extend import partition
 from tests.paths import ROOT
+from tests.presets.reference import (
+  PARAMS,
+  SHAPES,
+  flatten,
+  gradients,
+  make_run,
+)
 
 GOLDEN = np.load(ROOT / "tests" / "presets" / "power_sgd.npz")
-SHAPES = {"a": (12, 20), "b": (20,), "c": (16, 8), "d": (9,)}
-PARAMS = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
-MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
-
-
-def gradients(step):
-  """Gradients of all workers, as the hook got them."""
-  rngs = [np.random.default_rng(1000 * step + r) for r in range(4)]
-  each = [
-    {k: g.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
-    for g in rngs
-  ]
-  return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
-
-
-def flatten(tree):
-  return np.concatenate([np.asarray(tree[k]).reshape(-1) for k in SHAPES])
-
-
-def make_run(tx):
-  state = jaxmotion.bind_mesh(tx, MESH).init(PARAMS)
-  specs = jaxmotion.state_specs(state, "data")
-  update = jax.shard_map(
-    lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
-    mesh=MESH,
-    in_specs=(P("data"), specs),
-    out_specs=(P(), specs),
-  )
-  return state, jax.jit(update)
+IN_TURN = np.load(ROOT / "tests" / "presets" / "power_sgd_in_turn.npz")
 
 
 def test_means_and_memories_are_those_of_the_hook():
@@ -71,6 +51,41 @@ def test_means_and_memories_are_those_of_the_hook():
         atol=5e-6,
       )
   assert int(state.count) == 6
+
+
+def test_factors_in_turn_are_those_of_the_reference():
+  tx = presets.power_sgd("data", rank=2, start=2, form="alternating")
+  state, update = make_run(tx)
+  ends = np.cumsum([0, 12 * 2, 16 * 2]), np.cumsum([0, 20 * 2, 8 * 2])
+  firsts = iter(
+    Factors(
+      IN_TURN["p0"][a:b].reshape(1, -1, 2), IN_TURN["q0"][c:d].reshape(1, -1, 2)
+    )
+    for a, b, c, d in zip(
+      ends[0][:2], ends[0][1:], ends[1][:2], ends[1][1:], strict=True
+    )
+  )
+  first = core.map_shared(
+    lambda a: a,
+    lambda part: core.Shared(next(firsts), part.axes),
+    state.codec_state.value,
+  )
+  state = state._replace(codec_state=jaxmotion.PerWorker(first))
+  for step in range(6):
+    mean, state = update(gradients(step), state)
+    expected = IN_TURN["mean"][step]
+    np.testing.assert_allclose(flatten(mean), expected, atol=5e-6)
+    for r in range(4):
+      errors = [part.first for part in state.codec_state.value]
+      own = np.concatenate(
+        [
+          np.asarray(e.memory.value[r]).reshape(-1)
+          if e
+          else np.zeros(np.prod(shape), np.float32)
+          for e, shape in zip(errors, SHAPES.values(), strict=True)
+        ]
+      )
+      np.testing.assert_allclose(own, IN_TURN[f"error{r}"][step], atol=5e-6)
 
 
 def test_bad_gradients_pass_and_later_ones_are_finite():

@@ -282,6 +282,17 @@ def test_the_first_updates_are_plain_and_leave_error_memory_alone():
     assert (np.asarray(reduced.first.memory.count) == 1).all()
 
 
+def test_a_schedule_chooses_the_level_of_each_update():
+  codec = [codecs.identity(), codecs.uniform(bits=2)]
+  tx = jaxmotion.exchange("data", codec, level=lambda count: count // 2)
+  plain = optax.chain(pmean_transform(), optax.sgd(0.1))
+  scheduled = optax.chain(tx, optax.sgd(0.1))
+  assert bits(train(scheduled, steps=2)[0]) == bits(train(plain, steps=2)[0])
+  assert bits(train(scheduled, steps=3)[0]) != bits(train(plain, steps=3)[0])
+  with pytest.raises(ValueError, match="`level` must not be given to `update`"):
+    train(scheduled, level=1)
+
+
 def test_weights_make_the_mean_exact_for_uneven_shares():
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
 
@@ -357,6 +368,16 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
       ),
       ValueError,
       "`level` must be given if `codec` is a sequence",
+    ),
+    (
+      lambda: jaxmotion.exchange("data", INT4, level=lambda count: count),
+      ValueError,
+      "`level` must be None for one codec",
+    ),
+    (
+      lambda: jaxmotion.exchange("data", [INT4], level=0),
+      TypeError,
+      "`level` must be a function",
     ),
     (
       lambda: train(optax.chain(jaxmotion.exchange("rows"), optax.sgd(0.1))),

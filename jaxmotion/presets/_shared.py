@@ -1,0 +1,90 @@
+"""Parts that several presets are made of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion.collectives.extend import NONFINITE_POLICIES
+from jaxmotion.core import (
+  AxisName,
+  PyTree,
+  axis_names,
+  check_axis_name,
+  check_choice,
+  check_float,
+  check_number,
+)
+from jaxmotion.transforms import skip_nonfinite
+
+
+def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
+  """Returns the axes of all workers, those of one host included.
+
+  Args:
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, or None.
+  """
+  check_axis_name("axis_name", axis_name)
+  if local_axis is None:
+    return axis_name
+  check_axis_name("local_axis", local_axis)
+  return (*axis_names(axis_name), *axis_names(local_axis))
+
+
+def guard_nonfinite(
+  tx: optax.GradientTransformation, policy: str, workers: AxisName
+) -> optax.GradientTransformationExtraArgs:
+  """Applies a policy for non-finite gradients to a whole chain.
+
+  A NaN would stay in a momentum that each worker keeps before the exchange.
+
+  Args:
+    tx: chain with an exchange.
+    policy: "propagate", "skip" or "zero".
+    workers: the axes of all workers.
+  """
+  check_choice("nonfinite", policy, NONFINITE_POLICIES)
+  if policy == "skip":
+    return skip_nonfinite(tx, workers)
+  if policy == "zero":
+    tx = optax.chain(optax.stateless(_zero_nonfinite), tx)
+  return optax.with_extra_args_support(tx)
+
+
+def check_rate(name: str, value: Any, *, schedule: bool = True) -> None:
+  """Raises unless a rate is a number >= 0, a scalar or a schedule.
+
+  Args:
+    name: the argument's name, for the message.
+    value: what the caller gave; an array under `optax.inject_hyperparams`.
+    schedule: whether schedules are allowed.
+  """
+  if isinstance(value, jax.Array):
+    check_float(name, value)
+    if jnp.ndim(value):
+      raise ValueError(
+        f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
+      )
+  elif not schedule or not callable(value) or isinstance(value, type):
+    check_number(name, value, 0)
+
+
+def scale_by_rate(
+  learning_rate: optax.ScalarOrSchedule,
+) -> optax.GradientTransformation:
+  """Multiplies updates by the learning rate, without changing their sign."""
+  return optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+
+
+def take_signs() -> optax.GradientTransformation:
+  """Replaces updates by their signs, zeros by zeros."""
+  return optax.stateless(
+    lambda updates, params: jax.tree.map(jnp.sign, updates)
+  )
+
+
+def _zero_nonfinite(updates: PyTree, params: PyTree) -> PyTree:
+  del params
+  return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), updates)

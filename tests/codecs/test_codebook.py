@@ -1,0 +1,51 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, testing
+
+RNG = np.random.default_rng(0)
+
+
+def reference(x, bins, span):
+  """The quantizer as its authors' code has it, in float64."""
+  mean = x.mean()
+  c = x - mean
+  width = span * np.sqrt((c * c).sum() / (x.size - 1)) / bins
+  q = np.clip(np.rint(c / width + bins // 2), 0, bins - 1).astype(int)
+  levels = np.array(
+    [c[q == b].mean() if (q == b).any() else 0 for b in range(bins)]
+  )
+  return levels[q] + mean
+
+
+@pytest.mark.parametrize("bits", [2, 5])
+@pytest.mark.parametrize("span", [3.0, 6.0])
+def test_levels_are_means_of_the_elements_of_their_bins(bits, span):
+  x = RNG.normal(1.0, 2.0, size=200).astype(np.float32)
+  codec = codecs.codebook(bits=bits, span=span)
+  y = jax.jit(lambda x: codec.decode(codec.encode(x)[0], x))(x)
+  expected = reference(x.astype(np.float64), 2**bits, span)
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_few_elements_and_equal_ones_come_back():
+  codec = codecs.codebook(bits=2)
+  arrays = [
+    jnp.asarray(x, jnp.float32)
+    for x in ([1.0, -1.0], [3.0, 3.0, 3.0], [5.0], [], [0.0, 0.0])
+  ]
+  found = jax.jit(lambda xs: [codec.decode(codec.encode(x)[0], x) for x in xs])
+  for x, y in zip(arrays, found(arrays), strict=True):
+    np.testing.assert_allclose(y, x, atol=1e-6)
+
+
+def test_the_laws_of_codecs_hold():
+  x = jnp.asarray(RNG.normal(size=65).astype(np.float32))
+  testing.check_codec(codecs.codebook(bits=2), x, ulps=16)
+
+
+def test_bins_that_hold_all_elements_make_no_error_memory():
+  with pytest.raises(ValueError, match="`codec` must bound the error memory"):
+    codecs.feedback(codecs.codebook(bits=2, span=50.0))

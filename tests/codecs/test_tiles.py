@@ -1,0 +1,80 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion import codecs, testing
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(7, 13)).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(7, 13), (2, 3, 5), (11,), (), (0, 3)])
+@pytest.mark.parametrize("fit", ["pad", "divide"])
+def test_all_elements_come_back_in_their_places(shape, fit):
+  x = jnp.asarray(RNG.normal(size=shape).astype(np.float32))
+  for codec in (codecs.tiles(chunk=4, fit=fit), codecs.dct(chunk=4, fit=fit)):
+    y = codec.decode(codec.encode(x)[0], x)
+    np.testing.assert_allclose(y, x, atol=1e-5)
+
+
+def test_a_column_is_one_tile():
+  x = jnp.asarray(X[:6, :8])
+  columns = codecs.tiles(chunk=4).encode(x)[0].values
+  assert columns.shape == (12, 4)
+  np.testing.assert_array_equal(columns[:, 1].reshape(3, 4), x[:3, 4:])
+  rows = codecs.tiles(chunk=4, shape="row").encode(x)[0].values
+  np.testing.assert_array_equal(rows, x.T)
+
+
+def test_the_transform_of_a_tile_is_that_of_cosines():
+  """Against the sum that defines the orthonormal DCT-II."""
+  x = X[:4, :3].astype(np.float64)
+
+  def cosine(n, k):
+    scale = np.sqrt((1 if k == 0 else 2) / n)
+    return scale * np.cos(np.pi * (2 * np.arange(n) + 1) * k / (2 * n))
+
+  expected = [
+    cosine(4, i) @ x @ cosine(3, j) for i in range(4) for j in range(3)
+  ]
+  found = codecs.dct(chunk=8).encode(jnp.asarray(X[:4, :3]))[0].values
+  np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
+
+
+def test_the_greatest_elements_of_each_tile_are_kept():
+  x = jnp.asarray(X[:6, :8])
+  codec = codecs.chain(codecs.tiles(chunk=4), codecs.topk_columns(count=2))
+  y = np.asarray(codec.decode(codec.encode(x)[0], x))
+  for tile, kept in zip(
+    np.split(np.asarray(x).reshape(2, 3, 8), 2, axis=2),
+    np.split(y.reshape(2, 3, 8), 2, axis=2),
+    strict=True,
+  ):
+    for a, b in zip(tile, kept, strict=True):
+      least = np.sort(np.abs(a), axis=None)[-2]
+      np.testing.assert_array_equal(b, np.where(np.abs(a) >= least, a, 0))
+
+
+def test_a_share_of_a_column_is_rounded_up():
+  x = jnp.asarray(X[:, :2])  # Columns of seven elements.
+  payload, _ = codecs.topk_columns(density=0.15).encode(x)
+  assert payload.values.size == 2 * 2
+
+
+def test_count_and_density_exclude_each_other():
+  with pytest.raises(ValueError, match="`count` must be given if `density`"):
+    codecs.topk_columns()
+  with pytest.raises(ValueError, match="`count` must be given if `density`"):
+    codecs.topk_columns(count=1, density=0.1)
+
+
+@pytest.mark.parametrize(
+  "codec",
+  [
+    codecs.tiles(chunk=4),
+    codecs.dct(chunk=4),
+    codecs.topk_columns(density=0.3),
+  ],
+)
+def test_the_laws_of_codecs_hold(codec):
+  testing.check_codec(codec, jnp.asarray(X), ulps=32)

@@ -1,0 +1,54 @@
+"""Gradients that the reference implementations got, and runs of presets."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxmotion
+
+SHAPES = {"a": (12, 20), "b": (20,), "c": (16, 8), "d": (9,)}
+PARAMS = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
+MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+
+
+def gradients(step):
+  """Gradients of all workers, as the references got them."""
+  rngs = [np.random.default_rng(1000 * step + r) for r in range(4)]
+  each = [
+    {k: g.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+    for g in rngs
+  ]
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+
+
+def flatten(tree):
+  return np.concatenate([np.asarray(tree[k]).reshape(-1) for k in SHAPES])
+
+
+def make_run(tx, params=None, mesh=MESH):
+  """Returns the state of a transformation, and its compiled update."""
+  params = PARAMS if params is None else params
+  state = jaxmotion.bind_mesh(tx, mesh).init(params)
+  specs = jaxmotion.state_specs(state, "data")
+  update = jax.shard_map(
+    lambda g, s, p: tx.update(jax.tree.map(lambda a: a[0], g), s, p),
+    mesh=mesh,
+    in_specs=(P("data"), specs, P()),
+    out_specs=(P(), specs),
+  )
+  jitted = jax.jit(update)
+  return state, lambda g, s, p=params: jitted(g, s, p)
+
+
+def own_errors(state, worker):
+  """Returns what a worker remembers in `feedback`, for all leaves."""
+  found = jax.tree.leaves(
+    state, is_leaf=lambda n: isinstance(n, jaxmotion.transforms.ExchangeState)
+  )
+  (exchange,) = [
+    n for n in found if isinstance(n, jaxmotion.transforms.ExchangeState)
+  ]
+  return [
+    jax.tree.map(lambda a: a[worker], part.first)
+    for part in exchange.codec_state.value
+  ]
