@@ -144,7 +144,10 @@ CALLS = {
   ),
   "memory.HostResident.plain_bytes": Call(PARAMS, on=HOST.plain_bytes),
 }
-UNCALLED = {"memory.EncodedLeaf": "a record that `compress_state` makes"}
+UNCALLED = {
+  "memory.EncodedLeaf": "a record that `compress_state` makes",
+  "memory.HostState": "a record that `HostResident` makes",
+}
 _ANY_SIZE = {"zero": "every leaf", "huge": "no leaf"}
 _NO_RULES = {"empty": "no rules: all as without"}
 _NO_PARAMS = {"empty": "no argument is always live"}

@@ -62,6 +62,8 @@ class _StageBytes(NamedTuple):
     forward: arrays that the forward pass creates, decoded weights included.
     backward: arrays that the backward pass creates.
     gradients: payloads of the gradients, part of `backward`.
+    states: new states of the gradients' codec, part of `backward`; the old
+      ones stay until the step is done.
     cotangent: cotangent of the stage's output.
   """
 
@@ -70,6 +72,7 @@ class _StageBytes(NamedTuple):
   forward: int
   backward: int
   gradients: int
+  states: int
   cotangent: int
 
 
@@ -81,9 +84,9 @@ def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
   other are added up. While stage `s` computes, the device holds
 
   - forward: the inputs and saved arrays of all stages before it;
-  - backward: those too, and, unless `stream_weights` waits for gradients one
-    stage behind, the gradients of all later stages, which may still be on
-    their way to the host.
+  - backward: those too, the new states of the gradients' codec, and, unless
+    `stream_weights` waits for gradients one stage behind, the gradients of all
+    later stages, which may still be on their way to the host.
 
   This is an upper bound: the tests hold it above the live arrays of a step, and
   within 1.5 times of them.
@@ -108,6 +111,7 @@ def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
     returning = 0
     if not spec.stream_weights:
       returning = sum(later.gradients for later in stages[s + 1 :])
+    returning += sum(later.states for later in stages[s + 1 :])
     own = stage.saved + stage.cotangent + stage.backward
     next_program = stages[s - 1].backward if s else 0
     peak = max(peak, saved + inputs + returning + own + next_program)
@@ -172,7 +176,7 @@ def _measure_stage(
     received_again = 0
     static = (codecs,)
     first_argument = residuals.pullback(*inputs)
-  grads, x_ct, _ = jax.eval_shape(
+  grads, x_ct, states = jax.eval_shape(
     functools.partial(backward, *static), first_argument, y, *state
   )
   return _StageBytes(
@@ -183,9 +187,10 @@ def _measure_stage(
     + tree_bytes(y)
     + program_bytes(forward, (function,), *inputs),
     backward=received_again
-    + tree_bytes((grads, x_ct))
+    + tree_bytes((grads, x_ct, states))
     + program_bytes(backward, static, first_argument, y, *state),
     gradients=tree_bytes(grads),
+    states=tree_bytes(states),
     cotangent=tree_bytes(y),
   ), y
 
@@ -196,14 +201,17 @@ def _received_bytes(
   """Returns the bytes of receiving a stage's weights, and those of the weights.
 
   Receiving takes the payloads and the temporary bytes of decoding them. With a
-  reference, decoding updates it in place and creates no weights.
+  reference, decoding updates it in place. It creates weights only if the device
+  computes with another dtype than the reference has.
   """
   spec = shapes.spec
   received = weight_bytes = 0
   for packet in stage.packets:
-    codec, likes = stage.packet_codec(packet, spec.level_codecs, shapes.levels)
-    payloads = [codec.payload_like(a) for a in likes]
     has_reference = spec.send_difference and packet.group is not None
+    codec, likes = stage.packet_codec(
+      packet, spec.level_codecs, shapes.levels, has_reference
+    )
+    payloads = [codec.payload_like(a) for a in likes]
     reference = list(likes) if has_reference else None
     if reference or codec != identity():
       received += tree_bytes(payloads)
@@ -211,10 +219,12 @@ def _received_bytes(
         programs.decode, (codec, likes), payloads, reference
       )
     # Payloads of `identity` without a reference are the weights themselves.
-    weight_bytes += 0 if reference else tree_bytes(likes)
+    if not reference or spec.device_dtype != "float32":
+      weight_bytes += tree_bytes([stage.likes[i] for i in packet.stage_indices])
   return received, weight_bytes
 
 
 def _reference_bytes(stage: StageLayout) -> int:
   encoded = [p.stage_indices for p in stage.packets if p.group is not None]
-  return tree_bytes([stage.likes[i] for indices in encoded for i in indices])
+  sizes = [stage.likes[i].size for indices in encoded for i in indices]
+  return 4 * sum(sizes)

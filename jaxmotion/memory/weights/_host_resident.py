@@ -23,7 +23,6 @@ from jaxmotion.core import (
   check_buffers,
   check_callable,
   check_choice,
-  check_instance,
   check_int,
   check_sequence,
 )
@@ -41,6 +40,12 @@ from jaxmotion.memory.weights._layout import (
   resolve_levels,
 )
 from jaxmotion.memory.weights._model_spec import ModelSpec
+from jaxmotion.memory.weights._options import (
+  check_stages,
+  check_state,
+  resolve_codecs,
+  resolve_dtype,
+)
 from jaxmotion.memory.weights._programs import StageFunction
 from jaxmotion.memory.weights._state import HostState
 from jaxmotion.memory.weights._step import Step, call_directly
@@ -88,9 +93,10 @@ class HostResident:
       ways. None makes each stage a group.
     min_leaf_size: number of elements. Leaves of fewer (biases) are in no group.
     update: "once" calls `tx` once for all parameters, after the backward pass.
-      "per_stage" calls it for each stage as soon as its gradients are on the
-      host, while the device computes others: only for elementwise optimizers
-      (sgd, adam, ...), not for those with a norm over all gradients.
+      "per_stage" calls it for each stage, the first one first. The next step
+      begins as soon as that stage is updated, and the host updates the others
+      while the device computes: only for elementwise optimizers (sgd, adam,
+      ...), not for those with a norm over all gradients.
     stream_weights: whether a stage's weights leave the device after its forward
       pass and are sent again for its backward pass, which then recomputes the
       stage. The device holds the weights of two stages at a time, and the
@@ -98,6 +104,9 @@ class HostResident:
     stateful: whether functions take (params, stats, x, batch) and return
       (x, stats): batch statistics, counters, keys. `stats` stay on the device.
     seed: seed of stochastic rounding, in [0, 2**32).
+    device_dtype: dtype of weights and gradients on the device, "float32",
+      "bfloat16" or "float16". Weights are rounded to it, then encoded. The
+      weights on the host stay float32, and so does the update.
     device: JAX device that computes; the first local one if None.
 
   Raises:
@@ -140,6 +149,7 @@ class HostResident:
   stream_weights: bool = False
   stateful: bool = False
   seed: int = 0
+  device_dtype: Any = "float32"
   device: jax.Device | None = None
 
   def __post_init__(self) -> None:
@@ -158,38 +168,40 @@ class HostResident:
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
       )
     check_codec("grads", self.grads)
+    object.__setattr__(self, "device_dtype", resolve_dtype(self.device_dtype))
     check_device(self.device)
     # Tuples, because options are part of the keys of compiled programs.
-    object.__setattr__(self, "weights", _level_codecs(self.weights))
+    object.__setattr__(self, "weights", resolve_codecs(self.weights))
     if self.groups is not None:
       check_sequence("groups", self.groups, "pairs of a pattern and a name")
       rules = tuple(PathRules(self.groups, "groups", "name of a group or None"))
       object.__setattr__(self, "groups", rules)
     if not callable(self.stages):
-      object.__setattr__(self, "stages", _check_stages(self.stages))
+      object.__setattr__(self, "stages", check_stages(self.stages))
 
   def init(self, params: PyTree, stats: PyTree = None) -> HostState:
     """Returns the state before the first step.
 
     Args:
-      params: {name of stage: pytree} of float32 arrays; for a single function,
-        its own pytree. They are copied.
+      params: {name of stage: pytree} of float32 arrays, or of arrays of
+        `device_dtype`; for a single function, its own pytree. They are copied
+        as float32.
       stats: {name of stage: pytree} of a `stateful` model, stages without stats
         left out; for a single function, its own pytree.
 
     Raises:
-      TypeError: a leaf is not float32.
+      TypeError: a leaf is neither float32 nor of `device_dtype`.
       ValueError: names are not those of the stages, or a rule of `groups` is
         wrong.
     """
     check_outside_jit("params", params)
     layout, spec = self._layout(params), self._spec()
-    params = jax.tree.map(np.array, params)
+    params = jax.tree.map(lambda x: np.array(x, np.float32), params)
     reference = states.init_reference(layout) if self.send_difference else ()
     codecs = layout.leaf_codecs(self.grads)
     with jax.default_device(spec.host):
       state = HostState(
-        step=np.int32(0),
+        step=np.zeros((), np.int32),
         params=params,
         opt_state=states.init_optimizer(
           self.tx, layout, params, spec.is_per_stage
@@ -198,8 +210,8 @@ class HostResident:
         device_reference=reference,
         grad_state=states.init_grad_state(layout, codecs),
         stats=self._stage_stats(stats),
-        sent_bytes=np.int64(0),
-        returned_bytes=np.int64(0),
+        sent_bytes=np.zeros((), np.int64),
+        returned_bytes=np.zeros((), np.int64),
       )
     return self.place_state(state)
 
@@ -209,13 +221,16 @@ class HostResident:
     Args:
       state: state of JAX or NumPy arrays, wherever they are.
     """
-    _check_state(state)
+    check_state(state)
     spec = self._spec()
-    return state._replace(
+    return dataclasses.replace(
+      state,
       params=jax.device_put(state.params, spec.host),
       opt_state=jax.device_put(state.opt_state, spec.host),
       reference=jax.device_put(state.reference, spec.host),
-      device_reference=jax.device_put(state.device_reference, spec.device),
+      device_reference=states.place_reference(
+        state.reference, state.device_reference, spec.device
+      ),
       grad_state=jax.device_put(state.grad_state, spec.device),
       stats=jax.device_put(state.stats, spec.device),
     )
@@ -232,8 +247,10 @@ class HostResident:
     """Trains on one batch.
 
     Args:
-      state: state from `init` or the last `step`; its buffers are donated: go
-        on with the state that `step` returns.
+      state: state from `init` or the last `step`. Its buffers are donated: go
+        on with the state that `step` returns. After an exception, Ctrl-C
+        included, `state` is whole: it is that before the step, or that after
+        it if all gradients had been computed (`state.step` says which).
       batch: pytree of arrays, sent to the device as it is.
       level: position in `weights` for every group, int[groups], or one int
         for all.
@@ -255,9 +272,18 @@ class HostResident:
         loss is not a scalar, or `state` was donated before.
     """
     check_bool("donate", donate)
-    _check_state(state)
+    check_state(state)
+    if donate and state.is_taken:
+      raise ValueError(
+        f"`state` must be a state that no step has taken, got that of step "
+        f"{int(state.step)}: go on with what that step returned, or with "
+        "`place_state(state)` if an exception discarded it. With "
+        "`donate=False` a step does not take the state."
+      )
     args = {
-      "state": state._replace(stats=()),
+      "state": dataclasses.replace(
+        state, device_reference=states.own_reference(state), stats=()
+      ),
       "state/stats": state.stats,
       "batch": batch,
     }
@@ -270,7 +296,7 @@ class HostResident:
     check_outside_jit("batch", batch)
     step = self._start_step(state, level, run_op)
     loss = step.run(batch)
-    return step.new_state(), loss
+    return step.commit(), loss
 
   def groups_of(self, params: PyTree) -> Groups:
     """Returns the groups, in the order of levels, norms and errors.
@@ -286,7 +312,7 @@ class HostResident:
     Args:
       state: state as for `step`; nothing is donated.
     """
-    _check_state(state)
+    check_state(state)
     return _group_norms(state.params, self.groups_of(state.params))
 
   def errors(self, state: HostState, level: Any = 0) -> Array:
@@ -384,6 +410,7 @@ class HostResident:
       stream_weights=self.stream_weights,
       is_per_stage=self.update == "per_stage",
       seed=self.seed,
+      device_dtype=self.device_dtype,
       host=jax.local_devices(backend="cpu")[0],
       device=self.device or jax.local_devices()[0],
     )
@@ -395,14 +422,16 @@ class HostResident:
     return tuple(name for name, _ in self.stages)
 
   def _start_step(self, state: HostState, level: Any, *run_op: Any) -> Step:
-    _check_state(state)
+    check_state(state)
     layout, spec = self._layout(state.params), self._spec()
     levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
     return Step(spec, layout, state, levels, *run_op)
 
   def _layout(self, params: PyTree) -> Layout:
     names = self._stage_names()
-    return make_layout(params, names, self.groups, self.min_leaf_size)
+    return make_layout(
+      params, names, self.groups, self.min_leaf_size, self.device_dtype
+    )
 
   def _stage_stats(self, stats: PyTree) -> tuple[PyTree, ...]:
     """Returns the stats of every stage, `()` for stages without."""
@@ -428,72 +457,3 @@ _group_norms = functools.partial(jax.jit, static_argnums=1)(group_norms)
 def _relative_errors(squares: Sequence[Array], norms: Array) -> Array:
   ratio = jnp.sqrt(jnp.stack(squares)) / norms
   return jnp.where(norms > 0, ratio, 0.0)
-
-
-def _level_codecs(weights: Any) -> tuple[Codec, ...]:
-  """Returns the codec of each level, checked.
-
-  Raises:
-    TypeError: a codec is not one of arrays.
-    ValueError: there is none, one has state, or they are in the wrong order.
-  """
-  codecs = (
-    (weights,)
-    if isinstance(weights, Codec)
-    else check_sequence("weights", weights, "codecs, or one codec")
-  )
-  if not codecs:
-    raise ValueError("`weights` must hold at least one codec, got none.")
-  sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
-  for codec in codecs:
-    check_codec("weights", codec)
-    if codec.has_state:
-      raise ValueError(
-        f"`weights` must be codecs without state, got {codec!r}: use "
-        "`send_difference`, which sends later what was left out."
-      )
-  sizes = [payload_bytes(codec, sample) for codec in codecs]
-  if sizes != sorted(sizes):
-    raise ValueError(
-      f"`weights` must be ordered from fewest to most bytes, got {codecs!r}."
-    )
-  return codecs
-
-
-def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
-  """Returns the stages as a tuple of pairs, checked.
-
-  Raises:
-    TypeError: an item is not a pair of a name and a function.
-    ValueError: there is no stage, or two have one name.
-  """
-  noun = "pairs of a name and a function, or one function"
-  pairs = check_sequence("stages", stages, noun)
-  if not pairs:
-    raise ValueError("`stages` must hold at least one stage, got none.")
-  for pair in pairs:
-    is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-    if not is_pair or not isinstance(pair[0], str) or not callable(pair[1]):
-      raise TypeError(
-        f"`stages` must be pairs of a name and a function, got {pair!r}."
-      )
-  names = [name for name, _ in pairs]
-  if len(set(names)) < len(names):
-    raise ValueError(f"`stages` must have different names, got {names!r}.")
-  return tuple((name, function) for name, function in pairs)
-
-
-def _check_state(state: Any) -> None:
-  """Raises unless `state` is one that `init` returns.
-
-  Raises:
-    TypeError: it is something else, or is traced.
-    ValueError: its step is no scalar.
-  """
-  check_instance("state", state, HostState, "a HostState")
-  check_outside_jit("state", state)
-  if np.shape(state.step) != ():
-    raise ValueError(
-      f"`state` must be that of `init`, got a step of shape "
-      f"{np.shape(state.step)}, not ()."
-    )

@@ -21,6 +21,7 @@ from jaxmotion.controllers import Groups, group_by
 from jaxmotion.core import PyTree, check_arrays, named_leaves, shape_string
 
 Rules = Sequence[tuple[str, str | None]]
+DEVICE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Packet(NamedTuple):
@@ -41,7 +42,7 @@ class StageLayout(NamedTuple):
   Attributes:
     treedef: structure of the parameters that the stage's function takes.
     model_indices: positions of the stage's leaves among the model's leaves.
-    likes: shape and dtype of every leaf of the stage.
+    likes: shape of every leaf of the stage, and its dtype on the device.
     packets: packets that together hold every leaf of the stage once.
   """
 
@@ -51,18 +52,27 @@ class StageLayout(NamedTuple):
   packets: tuple[Packet, ...]
 
   def packet_codec(
-    self, packet: Packet, level_codecs: Sequence[Codec], levels: Sequence[int]
+    self,
+    packet: Packet,
+    level_codecs: Sequence[Codec],
+    levels: Sequence[int],
+    is_difference: bool,
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns the codec and the leaf shapes of a packet.
+    """Returns the codec of a packet, and what it encodes.
 
     Args:
       packet: one of `packets`.
       level_codecs: codec of each level.
       levels: level of each group.
+      is_difference: whether the packet travels as a difference, which is
+        float32 on both sides.
     """
     group, stage_indices = packet
     codec = identity() if group is None else level_codecs[levels[group]]
-    return codec, tuple(self.likes[i] for i in stage_indices)
+    likes = tuple(self.likes[i] for i in stage_indices)
+    if is_difference:
+      likes = tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in likes)
+    return codec, likes
 
 
 class Layout(NamedTuple):
@@ -88,6 +98,7 @@ def make_layout(
   names: tuple[str, ...] | None,
   rules: Rules | None,
   min_leaf_size: int,
+  device_dtype: Any,
 ) -> Layout:
   """Returns the layout of a model's parameters.
 
@@ -96,9 +107,10 @@ def make_layout(
     names: names of the stages; None for one stage without a name.
     rules: rules of `controllers.group_by`; None makes each stage a group.
     min_leaf_size: smallest number of elements of a leaf in a group.
+    device_dtype: dtype of the weights on the device; parameters may be of it.
 
   Raises:
-    TypeError: a leaf is not float32.
+    TypeError: a leaf is neither float32 nor of `device_dtype`.
     ValueError: the names are not those of the stages, a rule is wrong, or there
       is no array.
   """
@@ -120,7 +132,9 @@ def make_layout(
     for x in jax.tree.leaves(params)
   )
   structure = jax.tree.structure(params)
-  return _make_layout(structure, likes, names, rules, min_leaf_size)
+  return _make_layout(
+    structure, likes, names, rules, min_leaf_size, device_dtype
+  )
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,14 +144,19 @@ def _make_layout(
   names: tuple[str, ...] | None,
   rules: Rules | None,
   min_leaf_size: int,
+  device_dtype: Any,
 ) -> Layout:
   params = treedef.unflatten(likes)
   for path, x in named_leaves(params):
-    if x.dtype != jnp.float32:
+    if x.dtype not in (jnp.float32, device_dtype):
+      hint = "what is not trained belongs to `stats`"
+      if x.dtype in DEVICE_DTYPES:
+        hint = f'set `device_dtype="{x.dtype}"` to compute in it'
       raise TypeError(
         f"`params` must be float32 arrays, got {shape_string(x)} at {path!r}: "
-        "what is not trained belongs to `stats`."
+        f"{hint}."
       )
+  likes = tuple(jax.ShapeDtypeStruct(a.shape, device_dtype) for a in likes)
   positions = treedef.unflatten(range(len(likes)))
   trees = [positions] if names is None else [positions[n] for n in names]
   flat_stages = [jax.tree.flatten(tree) for tree in trees]

@@ -22,6 +22,7 @@ class ModelSpec(NamedTuple):
     stream_weights: whether weights are sent again for the backward pass.
     is_per_stage: whether each stage is updated by itself.
     seed: seed of stochastic rounding.
+    device_dtype: dtype of the weights on the device.
     host: JAX device of the CPU backend, which holds weights and optimizer.
     device: JAX device that computes.
   """
@@ -35,5 +36,6 @@ class ModelSpec(NamedTuple):
   stream_weights: bool
   is_per_stage: bool
   seed: int
+  device_dtype: str
   host: jax.Device
   device: jax.Device

@@ -52,12 +52,17 @@ class StageFunction:
 
 
 def encode(
-  codec: Codec, leaves: Sequence[Array], reference: PyTree, key_coordinates: Any
+  codec: Codec,
+  dtype: str,
+  leaves: Sequence[Array],
+  reference: PyTree,
+  key_coordinates: Any,
 ) -> list[PyTree]:
   """Encodes each leaf, or its difference to the reference.
 
   Args:
     codec: codec of the packet.
+    dtype: what leaves are rounded to before; differences stay float32.
     leaves: float32 arrays, on the host.
     reference: arrays like `leaves`, or None to encode the leaves themselves.
     key_coordinates: uint32[3], seed, step and index of the stage.
@@ -65,17 +70,23 @@ def encode(
   Returns:
     A payload for each leaf.
   """
-  if codec == identity() and reference is None:
+  if codec == identity() and reference is None and dtype == "float32":
     # A jitted identity would copy: a pass over memory for the plain transfer.
     return [codec.encode(x)[0] for x in leaves]
-  return _encode_leaves(codec, leaves, reference, key_coordinates)
+  return _encode_leaves(codec, dtype, leaves, reference, key_coordinates)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _encode_leaves(
-  codec: Codec, leaves: Sequence[Array], reference: PyTree, key_coordinates: Any
+  codec: Codec,
+  dtype: str,
+  leaves: Sequence[Array],
+  reference: PyTree,
+  key_coordinates: Any,
 ) -> list[PyTree]:
-  if reference is not None:
+  if reference is None:
+    leaves = [x.astype(dtype) for x in leaves]
+  else:
     leaves = [
       _zero_nonfinite(x - r) for x, r in zip(leaves, reference, strict=True)
     ]
@@ -88,6 +99,7 @@ def decode(
   likes: tuple[ShapedLike, ...],
   payloads: PyTree,
   reference: PyTree,
+  donate: bool = False,
 ) -> list[Array]:
   """Decodes the payloads, and adds them to the reference if there is one.
 
@@ -95,18 +107,19 @@ def decode(
     codec: codec of the packet.
     likes: shape and dtype of each leaf.
     payloads: a payload for each leaf.
-    reference: arrays like `likes`, whose buffers are donated, or None.
+    reference: arrays like `likes`, or None.
+    donate: whether to take the buffers of the reference.
 
   Returns:
     The leaves that the stage computes with, or the new reference.
   """
   if codec == identity() and reference is None:
     return [payload.values for payload in payloads]
-  return _decode_leaves(codec, likes, payloads, reference)
+  decode_leaves = _decode_in_place if donate else _decode_leaves
+  return decode_leaves(codec, likes, payloads, reference)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _decode_leaves(
+def _decode_eagerly(
   codec: Codec,
   likes: tuple[ShapedLike, ...],
   payloads: PyTree,
@@ -117,6 +130,18 @@ def _decode_leaves(
   if reference is None:
     return leaves
   return [_add_difference(r, d) for r, d in zip(reference, leaves, strict=True)]
+
+
+_decode_leaves = jax.jit(_decode_eagerly, static_argnums=(0, 1))
+_decode_in_place = jax.jit(
+  _decode_eagerly, static_argnums=(0, 1), donate_argnums=3
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def cast_leaves(dtype: str, leaves: Sequence[Array]) -> list[Array]:
+  """Rounds the reference to the dtype that the stage computes in."""
+  return [x.astype(dtype) for x in leaves]
 
 
 def _zero_nonfinite(x: Array) -> Array:
@@ -224,7 +249,7 @@ def forward_only(
   return function(params, stats, x, batch)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+@functools.partial(jax.jit, static_argnums=0)
 def backward(
   codecs: tuple[Codec, ...],
   pullback: Callable[[PyTree], PyTree],
@@ -238,7 +263,7 @@ def backward(
     codecs: codec of the gradient of each leaf.
     pullback: pullback of the stage.
     ct: cotangent of the stage's output.
-    states: state of each codec; donated.
+    states: state of each codec.
     key_coordinates: uint32[3], seed, step and index of the stage.
 
   Returns:
@@ -248,7 +273,7 @@ def backward(
   return _encode_gradients(codecs, pullback, ct, states, key_coordinates)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def recompute_backward(
   function: StageFunction,
   codecs: tuple[Codec, ...],
@@ -296,10 +321,11 @@ def _encode_gradients(
   return payloads, x_ct, tuple(new_states)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(3, 4))
 def update(
   tx: optax.GradientTransformation,
   codecs: tuple[Codec, ...],
+  dtype: str,
   params: PyTree,
   opt_state: PyTree,
   payloads: Sequence[PyTree],
@@ -309,13 +335,14 @@ def update(
   Args:
     tx: optax transformation.
     codecs: codec of the gradient of each leaf.
+    dtype: of the gradients on the device; the update is of float32.
     params: parameters of one stage or of all; donated.
     opt_state: optimizer state; donated.
     payloads: payload of the gradient of each leaf.
   """
   leaves = jax.tree.leaves(params)
   grads = [
-    codec.decode(payload, shape_dtype(x))
+    codec.decode(payload, jax.ShapeDtypeStruct(x.shape, dtype)).astype(x.dtype)
     for codec, payload, x in zip(codecs, payloads, leaves, strict=True)
   ]
   tree = jax.tree.unflatten(jax.tree.structure(params), grads)
@@ -323,9 +350,34 @@ def update(
   return optax.apply_updates(params, updates), opt_state
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+def check_update(
+  tx: optax.GradientTransformation,
+  codecs: tuple[Codec, ...],
+  dtype: str,
+  *args: PyTree,
+) -> None:
+  """Raises what tracing `update` raises, before anything is donated."""
+  leaves, treedef = jax.tree.flatten(args)
+  likes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+  _trace_update(tx, codecs, dtype, treedef, likes)
+
+
+@functools.lru_cache(maxsize=256)
+def _trace_update(
+  tx: optax.GradientTransformation,
+  codecs: tuple[Codec, ...],
+  dtype: str,
+  treedef: Any,
+  likes: tuple[jax.ShapeDtypeStruct, ...],
+) -> None:
+  run = functools.partial(update, tx, codecs, dtype)
+  jax.eval_shape(run, *treedef.unflatten(likes))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def squared_error(
   codec: Codec,
+  dtype: str,
   likes: tuple[ShapedLike, ...],
   leaves: Sequence[Array],
   reference: PyTree,
@@ -335,12 +387,14 @@ def squared_error(
 
   Args:
     codec: codec of the packet.
+    dtype: of the weights on the device.
     likes: shape and dtype of each leaf.
     leaves: master weights.
-    reference: arrays like `leaves`, or None; not donated.
+    reference: arrays like `leaves`, or None.
     key_coordinates: uint32[3], seed, step and index of the stage.
   """
-  payloads = _encode_leaves(codec, leaves, reference, key_coordinates)
-  received = _decode_leaves(codec, likes, payloads, reference)
+  payloads = _encode_leaves(codec, dtype, leaves, reference, key_coordinates)
+  received = _decode_eagerly(codec, likes, payloads, reference)
+  received = [x.astype(dtype).astype(jnp.float32) for x in received]
   pairs = zip(leaves, received, strict=True)
   return sum((jnp.sum(jnp.square(x - y)) for x, y in pairs), jnp.float32(0))

@@ -1,6 +1,7 @@
 """State of a host-resident model between two steps."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,11 +12,18 @@ from jaxmotion.core import PyTree
 from jaxmotion.memory.weights._layout import Layout, Packet, StageLayout
 
 
-class HostState(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class HostState:
   """State of a host-resident model between two steps; a pytree to checkpoint.
 
+  A state is whole at any time, so that it can be saved after any exception. A
+  step leaves its argument as it was until all gradients are on the host. Then
+  it writes what it returns into the argument as well: the buffers that were
+  donated have no other holder if an exception discards the result.
+
   Attributes:
-    step: int32[], number of steps taken.
+    step: int32[] of NumPy, number of steps taken.
     params: float32 master weights, on the host.
     opt_state: tuple of optimizer states, on the host: one for each stage with
       `update="per_stage"`, otherwise one for all.
@@ -26,8 +34,9 @@ class HostState(NamedTuple):
     grad_state: state of the gradients' codec for every leaf, on the device.
     stats: tuple of one tree per stage, on the device: what stages update
       without gradients.
-    sent_bytes: int64[], bytes of all payloads sent to the device so far.
-    returned_bytes: int64[], bytes of all payloads sent back so far.
+    sent_bytes: int64[] of NumPy, bytes of all payloads sent to the device so
+      far.
+    returned_bytes: int64[] of NumPy, bytes of all payloads sent back so far.
   """
 
   step: Any
@@ -39,6 +48,14 @@ class HostState(NamedTuple):
   stats: PyTree
   sent_bytes: Any
   returned_bytes: Any
+  # Whether a step has taken the state: the next one refuses it.
+  is_taken: ClassVar[bool] = False
+
+
+def take_over(state: HostState, new: HostState) -> None:
+  """Writes the state that a step made of another into that one."""
+  # One call of C, which no signal handler can interrupt.
+  vars(state).update(vars(new), is_taken=True)
 
 
 def init_optimizer(
@@ -63,6 +80,36 @@ def init_optimizer(
     init(stage.treedef.unflatten([leaves[i] for i in stage.model_indices]))
     for stage in layout.stages
   )
+
+
+def place_reference(
+  reference: PyTree, device_reference: PyTree, device: jax.Device
+) -> PyTree:
+  """Returns the weights on the device, in buffers of their own.
+
+  A step donates them. A step that failed leaves the host's arrays in their
+  place, which have the same bits.
+
+  Args:
+    reference: the host's copy, of JAX or NumPy arrays.
+    device_reference: weights on the device, or arrays of the same bits.
+    device: JAX device that computes.
+  """
+  kept = {id(a) for a in jax.tree.leaves(reference)}
+
+  def place_leaf(a: Any) -> Any:
+    is_shared = id(a) in kept or not isinstance(a, jax.Array)
+    return jax.device_put(np.array(a) if is_shared else a, device)
+
+  return jax.tree.map(place_leaf, device_reference)
+
+
+def own_reference(state: HostState) -> list[Any]:
+  """Returns the weights on the device that are not the host's own arrays."""
+  kept = {id(a) for a in jax.tree.leaves(state.reference)}
+  return [
+    a for a in jax.tree.leaves(state.device_reference) if id(a) not in kept
+  ]
 
 
 def init_reference(layout: Layout) -> PyTree:

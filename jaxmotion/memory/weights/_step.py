@@ -12,9 +12,14 @@ import numpy as np
 from jaxmotion.codecs import Codec
 from jaxmotion.core import Array, PyTree, check_float, shape_string, tree_bytes
 from jaxmotion.memory.weights import _programs as programs
+from jaxmotion.memory.weights._hold_signals import hold_signals
 from jaxmotion.memory.weights._layout import Layout
 from jaxmotion.memory.weights._model_spec import ModelSpec
-from jaxmotion.memory.weights._state import HostState
+from jaxmotion.memory.weights._state import (
+  HostState,
+  place_reference,
+  take_over,
+)
 
 # From a cotangent of a stage's output to the gradients' payloads, the cotangent
 # of the stage's input and the new state of the gradients' codec.
@@ -35,6 +40,11 @@ class Step:
   waits, for the arrays that it moves. A stage's forward pass is therefore
   dispatched before the next stage's payload is waited for, and all backward
   passes before the first gradient is waited for.
+
+  Exceptions: nothing that the old state holds is donated until all gradients
+  are on the host, but the device's reference, which is the host's bit for bit:
+  `run` puts the host's arrays in its place. What remains is `commit`, which
+  depends on no function of the user but the optimizer. It is not interrupted.
 
   Memory: every reference that Python holds keeps a buffer on the device. The
   backward passes are popped off their list as they run, so that the weights and
@@ -59,47 +69,80 @@ class Step:
     self.treedef: Any = jax.tree.structure(state.params)
     self.opt_state = list(state.opt_state)
     self.reference = [list(packets) for packets in state.reference]
-    self.device_reference = [list(p) for p in state.device_reference]
+    self.device_reference: list[list[PyTree]] = [
+      list(packets)
+      for packets in place_reference(
+        state.reference, state.device_reference, spec.device
+      )
+    ]
+    self.gradients: list[PyTree] = [None] * len(self.params)
     self.grad_state = list(state.grad_state)
     self.stats = list(state.stats)
     self.sent_bytes = self.returned_bytes = 0
 
   def run(self, batch: PyTree) -> Array:
-    """Trains on a batch; returns the loss."""
-    batch = jax.device_put(batch, self.spec.device)
+    """Computes and returns gradients; returns the loss."""
+    state, spec = self.old_state, self.spec
+    if spec.send_difference:
+      # From here on the state is whole without the arrays that are donated.
+      state.device_reference = state.reference
+    batch = jax.device_put(batch, spec.device)
     loss, passes = self._forward_stages(batch)
-    grads: list[PyTree] = [None] * len(self.params)
     for stage_index, payloads in self._backward_stages(passes, loss):
-      stage = self.layout.stages[stage_index]
-      if self.spec.is_per_stage:
-        self.opt_state[stage_index] = self._update_leaves(
-          stage.model_indices,
-          stage.treedef,
-          self.opt_state[stage_index],
-          payloads,
-        )
-      else:
-        for i, payload in zip(stage.model_indices, payloads, strict=True):
-          grads[i] = payload
-    if not self.spec.is_per_stage:
-      self.opt_state[0] = self._update_leaves(
-        range(len(grads)), self.treedef, self.opt_state[0], grads
-      )
+      model_indices = self.layout.stages[stage_index].model_indices
+      for i, payload in zip(model_indices, payloads, strict=True):
+        self.gradients[i] = payload
+    for arguments in self._update_arguments():
+      programs.check_update(*arguments)
     return loss
 
-  def new_state(self) -> HostState:
-    """Returns the state after `run`."""
+  def commit(self) -> HostState:
+    """Updates the parameters; the old state becomes the new one, returned.
+
+    All updates are dispatched here, the first stage's first: the host computes
+    them while the device computes the next step's first stages. If `run_op`
+    fails, updates go on without it, and the exception is raised at the end.
+    """
+    failure: BaseException | None = None
+    with hold_signals():
+      for position, arguments in enumerate(self._update_arguments()):
+        updated: list[tuple[PyTree, PyTree]] = []
+
+        def update_once(
+          *arguments: Any, updated: list[Any] = updated
+        ) -> tuple[PyTree, PyTree]:
+          if not updated:
+            updated.append(programs.update(*arguments))
+          return updated[0]
+
+        try:
+          self.run_op("update", update_once, *arguments)
+        except BaseException as error:
+          failure = failure or error
+        params, self.opt_state[position] = update_once(*arguments)
+        leaves = jax.tree.leaves(params)
+        for i, leaf in zip(self._updated_leaves(position), leaves, strict=True):
+          self.params[i] = leaf
+      new = self._new_state()
+      take_over(self.old_state, new)
+    if failure is not None:
+      raise failure
+    return new
+
+  def _new_state(self) -> HostState:
     old = self.old_state
     return HostState(
-      step=np.int32(old.step + 1),
+      step=np.asarray(int(old.step) + 1, np.int32),
       params=self.treedef.unflatten(self.params),
       opt_state=tuple(self.opt_state),
       reference=tuple(map(tuple, self.reference)),
       device_reference=tuple(map(tuple, self.device_reference)),
       grad_state=tuple(self.grad_state),
       stats=tuple(self.stats),
-      sent_bytes=np.int64(old.sent_bytes + self.sent_bytes),
-      returned_bytes=np.int64(old.returned_bytes + self.returned_bytes),
+      sent_bytes=np.asarray(int(old.sent_bytes) + self.sent_bytes, np.int64),
+      returned_bytes=np.asarray(
+        int(old.returned_bytes) + self.returned_bytes, np.int64
+      ),
     )
 
   def squared_errors(self) -> list[Array]:
@@ -113,6 +156,7 @@ class Step:
           )
           totals[packet.group] += programs.squared_error(
             codec,
+            self.spec.device_dtype,
             likes,
             self._packet_leaves(stage_index, packet_index),
             reference,
@@ -224,6 +268,7 @@ class Step:
         "pack",
         programs.encode,
         codec,
+        self.spec.device_dtype,
         self._packet_leaves(stage_index, packet_index),
         reference,
         self._key_coordinates(stage_index),
@@ -246,10 +291,14 @@ class Step:
         stage_index, packet_index, self.device_reference
       )
       leaves = self.run_op(
-        "unpack", programs.decode, codec, likes, payloads, reference
+        "unpack", programs.decode, codec, likes, payloads, reference, True
       )
       if reference is not None:
         self.device_reference[stage_index][packet_index] = leaves
+        if self.spec.device_dtype != "float32":
+          leaves = self.run_op(
+            "unpack", programs.cast_leaves, self.spec.device_dtype, leaves
+          )
       stage_indices = stage.packets[packet_index].stage_indices
       for i, leaf in zip(stage_indices, leaves, strict=True):
         weights[i] = leaf
@@ -260,10 +309,13 @@ class Step:
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...], PyTree]:
     """Returns a packet's codec, leaf shapes and reference (or None)."""
     stage = self.layout.stages[stage_index]
-    codec, likes = stage.packet_codec(
-      stage.packets[packet_index], self.spec.level_codecs, self.levels
-    )
     reference = references[stage_index][packet_index] if references else None
+    codec, likes = stage.packet_codec(
+      stage.packets[packet_index],
+      self.spec.level_codecs,
+      self.levels,
+      reference is not None,
+    )
     return codec, likes, reference
 
   def _packet_leaves(self, stage_index: int, packet_index: int) -> list[Array]:
@@ -272,27 +324,27 @@ class Step:
     stage_indices = stage.packets[packet_index].stage_indices
     return [self.params[stage.model_indices[i]] for i in stage_indices]
 
-  def _update_leaves(
-    self,
-    model_indices: Sequence[int],
-    treedef: Any,
-    opt_state: PyTree,
-    payloads: list[PyTree],
-  ) -> PyTree:
-    """Updates these parameters in place; returns the new optimizer state."""
-    params = treedef.unflatten([self.params[i] for i in model_indices])
-    params, opt_state = self.run_op(
-      "update",
-      programs.update,
-      self.spec.tx,
-      self._grad_codecs(model_indices),
-      params,
-      opt_state,
-      payloads,
-    )
-    for i, leaf in zip(model_indices, jax.tree.leaves(params), strict=True):
-      self.params[i] = leaf
-    return opt_state
+  def _updated_leaves(self, position: int) -> Sequence[int]:
+    """Returns the positions of the leaves that one update is of."""
+    if self.spec.is_per_stage:
+      return self.layout.stages[position].model_indices
+    return range(len(self.params))
+
+  def _update_arguments(self) -> Iterator[tuple[Any, ...]]:
+    """Yields the arguments of each update, one for all or one a stage."""
+    for position, opt_state in enumerate(self.opt_state):
+      model_indices = self._updated_leaves(position)
+      treedef = self.treedef
+      if self.spec.is_per_stage:
+        treedef = self.layout.stages[position].treedef
+      yield (
+        self.spec.tx,
+        self._grad_codecs(model_indices),
+        self.spec.device_dtype,
+        treedef.unflatten([self.params[i] for i in model_indices]),
+        opt_state,
+        [self.gradients[i] for i in model_indices],
+      )
 
   def _grad_codecs(self, model_indices: Iterable[int]) -> tuple[Codec, ...]:
     return tuple(self.leaf_codecs[i] for i in model_indices)

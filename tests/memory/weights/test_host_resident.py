@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxmotion import codecs, controllers, memory, wire
@@ -29,6 +30,10 @@ LEVELS = (
   codecs.uniform(bits=8),
   codecs.truncate(bytes=2, rounding="nearest"),
 )
+
+
+def abstract_target(state):
+  return jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
 
 
 def train(model, steps=4, level=0, params=None):
@@ -266,6 +271,26 @@ def test_a_restored_state_continues_bit_for_bit():
   assert tree_bits(restored) == tree_bits(saved)
   found, _ = model.step(restored, batch_of(3))
   assert tree_bits(found) == tree_bits(expected)
+
+
+@pytest.mark.parametrize("target", [copy_tree, abstract_target])
+def test_a_state_saved_by_orbax_continues_bit_for_bit(target, tmp_path):
+  model = model_of(
+    grads=codecs.feedback(codecs.uniform(bits=4)),
+    send_difference=True,
+    update="per_stage",
+  )
+  state, _ = train(model, steps=2)
+  with ocp.StandardCheckpointer() as saver:
+    saver.save(tmp_path / "state", state)
+    saver.wait_until_finished()
+    restored = saver.restore(tmp_path / "state", target(state))
+  assert tree_bits(restored) == tree_bits(state)
+  assert jax.tree.structure(restored) == jax.tree.structure(state)
+  expected, _ = model.step(state, batch_of(3))
+  found, _ = model.step(model.place_state(restored), batch_of(3))
+  assert tree_bits(found) == tree_bits(expected)
+  assert found.sent_bytes.dtype == np.int64 and int(found.step) == 3
 
 
 def test_rounding_depends_on_seed_step_and_stage():

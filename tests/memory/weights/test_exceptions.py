@@ -1,0 +1,216 @@
+"""States after exceptions: whole, and either the old or the new one."""
+
+import contextlib
+import functools
+import itertools
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxmotion import codecs, memory
+from tests.memory.helpers import (
+  ADAM,
+  SGD,
+  batch_of,
+  block,
+  copy_tree,
+  model_of,
+  params_of,
+  record_ops,
+  tree_bits,
+)
+
+FEEDBACK = codecs.feedback(codecs.uniform(bits=4))
+CASES = {
+  "once": {},
+  "per_stage": {"update": "per_stage"},
+  "streamed": {"update": "per_stage", "stream_weights": True},
+  "differences": {"send_difference": True, "update": "per_stage"},
+  "feedback": {"send_difference": True, "grads": FEEDBACK},
+}
+STEPS = 4
+
+
+class Interrupt(BaseException):
+  """What a signal's handler or a hook raises, like KeyboardInterrupt."""
+
+
+@contextlib.contextmanager
+def handler_of(number, handler):
+  """Sets a handler: a test in the background would ignore Ctrl-C."""
+  before = signal.signal(number, handler)
+  try:
+    yield
+  finally:
+    signal.signal(number, before)
+
+
+@functools.cache
+def run_of(case):
+  """Returns a model and NumPy copies of its state after 0, 1, ... steps."""
+  model = model_of(tx=ADAM, **CASES[case])
+  state = model.init(params_of())
+  states = [copy_tree(state)]
+  for i in range(STEPS):
+    state, _ = model.step(state, batch_of(i))
+    states.append(copy_tree(state))
+  return model, states
+
+
+def fail_at(position, when, error=Interrupt):
+  """Returns a `run_op` that raises around the op at a position."""
+  count = itertools.count()
+
+  def run_op(name, op, *args):
+    is_last = next(count) == position
+    if is_last and when == "before":
+      raise error
+    out = op(*args)
+    if is_last:
+      raise error
+    return out
+
+  return run_op
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_failure_at_any_op_leaves_the_old_or_the_new_state(case):
+  model, states = run_of(case)
+  seen, run_op = record_ops()
+  model.step(model.place_state(states[1]), batch_of(1), run_op=run_op)
+  names = [name for name, *_ in seen]
+  assert names.count("update") == (3 if "per_stage" in str(CASES[case]) else 1)
+  for (i, name), when in itertools.product(
+    enumerate(names), ("before", "after")
+  ):
+    state = model.place_state(states[1])
+    with pytest.raises(Interrupt):
+      model.step(state, batch_of(1), run_op=fail_at(i, when))
+    done = 2 if name == "update" else 1
+    assert tree_bits(state) == tree_bits(states[done]), (i, name, when)
+  # From the last failure on, training continues bit for bit.
+  state = model.place_state(state)
+  for i in range(done, STEPS):
+    state, _ = model.step(state, batch_of(i))
+  assert tree_bits(state) == tree_bits(states[STEPS])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_goes_on_with_the_state_of_a_step_that_failed(case):
+  model, states = run_of(case)
+  state = model.place_state(states[1])
+  with pytest.raises(Interrupt):
+    model.step(state, batch_of(1), run_op=fail_at(9, "after"))
+  # Not placed again, and as a notebook does that runs its cell twice.
+  found, _ = model.step(state, batch_of(1))
+  assert tree_bits(found) == tree_bits(states[2])
+
+
+@pytest.mark.parametrize("case", ["per_stage", "feedback"])
+def test_a_signal_at_any_time_leaves_a_whole_state(case):
+  model, states = run_of(case)
+
+  def interrupt(number, frame):
+    raise Interrupt
+
+  found = set()
+  with handler_of(signal.SIGALRM, interrupt):
+    for delay in np.linspace(1e-4, 2e-2, 40):
+      state = model.place_state(states[0])
+      try:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        for i in range(STEPS):
+          state, _ = model.step(state, batch_of(i))
+        signal.pause()
+      except (Interrupt, Exception):
+        # JAX makes another error of one raised while it compares arguments.
+        pass
+      signal.setitimer(signal.ITIMER_REAL, 0)
+      found.add(int(state.step))
+      assert tree_bits(state) == tree_bits(states[int(state.step)])
+  assert len(found) > 1
+
+
+def test_ctrl_c_in_an_update_waits_until_all_stages_are_updated():
+  model, states = run_of("per_stage")
+  state = model.place_state(states[1])
+
+  def run_op(name, op, *args):
+    if name == "update":
+      signal.raise_signal(signal.SIGINT)
+    return op(*args)
+
+  with handler_of(signal.SIGINT, signal.default_int_handler):
+    with pytest.raises(KeyboardInterrupt):
+      model.step(state, batch_of(1), run_op=run_op)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  assert tree_bits(state) == tree_bits(states[2])
+
+
+def test_a_user_function_that_fails_while_it_runs_leaves_the_state():
+  failing = False
+
+  def check(g):
+    if failing:
+      raise ValueError("bad data")
+    return g
+
+  @jax.custom_vjp
+  def watched(x):
+    return x
+
+  def backward(_, g):
+    return (jax.pure_callback(check, jax.typeof(g), g),)
+
+  watched.defvjp(lambda x: (x, None), backward)
+  stages = [
+    ("a", lambda p, x, b: watched(b["x"] @ p["w"])),
+    ("b", lambda p, x, b: jnp.mean(x @ p["w"])),
+  ]
+  params = {name: {"w": np.eye(32, dtype=np.float32)} for name in "ab"}
+  model = memory.HostResident(stages, SGD, update="per_stage", min_leaf_size=0)
+  state, _ = model.step(model.init(params), batch_of())
+  before = copy_tree(state)
+  failing = True
+  with pytest.raises(Exception, match="bad data"):
+    model.step(state, batch_of())
+  assert tree_bits(state) == tree_bits(before)
+  failing = False
+  state, _ = model.step(state, batch_of())
+  assert int(state.step) == 2
+
+
+def test_an_optimizer_that_fails_for_one_stage_updates_none():
+  def update(grads, state, params=None):
+    if any(len(g) == 1 for g in jax.tree.leaves(grads)):
+      raise ValueError("matrices alone")
+    return grads, state
+
+  tx = optax.GradientTransformation(lambda params: (), update)
+  stages = [
+    ("a", lambda p, x, b: b["x"] @ p["w"]),
+    ("b", lambda p, x, b: block(p, x, b).mean()),
+  ]
+  w = np.eye(32, dtype=np.float32)
+  params = {"a": {"w": w}, "b": {"w": w, "b": w[:1]}}
+  model = memory.HostResident(stages, tx, update="per_stage", min_leaf_size=0)
+  state = model.init(params)
+  before = copy_tree(state)
+  with pytest.raises(ValueError, match="matrices alone"):
+    model.step(state, batch_of())
+  assert tree_bits(state) == tree_bits(before)
+
+
+def test_what_a_step_returned_is_not_lost_with_the_result():
+  model, states = run_of("per_stage")
+  state = model.place_state(states[1])
+  model.step(state, batch_of(1))  # An exception took the result.
+  assert tree_bits(state) == tree_bits(states[2])
+  with pytest.raises(ValueError, match="`state` must be .* no step has taken"):
+    model.step(state, batch_of(2))
+  found, _ = model.step(model.place_state(state), batch_of(2))
+  assert tree_bits(found) == tree_bits(states[3])
