@@ -19,6 +19,7 @@ from jaxmotion.planner.residuals import (
   BudgetTooSmallError as BudgetTooSmallError,
   MemoryPlan as MemoryPlan,
   MemoryPlanRow as MemoryPlanRow,
+  StockStep as StockStep,
   fit_memory as fit_memory,
   program_memory_bytes as program_memory_bytes,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+
 from jaxmotion.perfmodel.cost._fusion import KernelStep
 from jaxmotion.perfmodel.cost._ops import is_fusible
 from jaxmotion.perfmodel.cost._trace import CountedProgram
@@ -16,7 +18,7 @@ class Liveness:
   Arguments stay, and results stay once they are made. A temporary is freed
   after the last kernel that reads it. An elementwise kernel, one that
   updates part of an array, and a loop that carries one may write to a temporary
-  freed there.
+  freed there. Arrays in host memory do not count.
 
   Args:
     program: flat program.
@@ -32,7 +34,7 @@ class Liveness:
       for value in (*step.reads, *step.node.outs):
         if value not in stays:
           self._last[value] = index
-    self._alive = sum(v.nbytes for v in program.inputs)
+    self._alive = sum(_device_bytes(v) for v in program.inputs)
     self.peak_bytes = self._alive
 
   def run_kernel(self, index: int, own_bytes: int) -> None:
@@ -45,8 +47,8 @@ class Liveness:
     step = self._steps[index]
     name = step.node.name
     freed_values = {v for v in step.reads if self._last.get(v) == index}
-    freed = sum(v.nbytes for v in freed_values)
-    made = sum(v.nbytes for v in step.node.outs)
+    freed = sum(_device_bytes(v) for v in freed_values)
+    made = sum(_device_bytes(v) for v in step.node.outs)
     reuses = (
       is_fusible(step.node) or writes_in_place(step.node.name) or name in LOOPS
     )
@@ -54,5 +56,13 @@ class Liveness:
     self._alive += made - reused
     self.peak_bytes = max(self.peak_bytes, self._alive + own_bytes)
     # Results that no kernel reads are freed at once.
-    lost = sum(v.nbytes for v in step.node.outs if self._last.get(v) == index)
+    lost = sum(
+      _device_bytes(v) for v in step.node.outs if self._last.get(v) == index
+    )
     self._alive -= freed - reused + lost
+
+
+def _device_bytes(value: Value) -> int:
+  """Returns the bytes of an array on the device, 0 if the host holds it."""
+  space = getattr(value.aval, "memory_space", None)
+  return 0 if space == jax.memory.Space.Host else value.nbytes

@@ -6,57 +6,57 @@ from collections.abc import Iterator, Sequence
 
 from jaxmotion.memory.residuals import Residual
 from jaxmotion.planner._text import format_bytes, format_seconds
-from jaxmotion.planner.residuals._costs import (
-  KeepOption,
-  ResidualCosts,
-  is_recomputed,
-)
-from jaxmotion.planner.residuals._enumerate import PlanCandidate
+from jaxmotion.planner.residuals._costs import KeepOption, ResidualCosts
 from jaxmotion.planner.residuals._layers import layer_of
 from jaxmotion.planner.residuals._plan import MemoryPlanRow
+from jaxmotion.planner.residuals._prices import StepPrices
+from jaxmotion.planner.residuals._recipe import Recipe, make_cut
 
 
 def explain_residuals(
-  costs: ResidualCosts, candidate: PlanCandidate, saved: Sequence[Residual]
+  prices: StepPrices, recipe: Recipe
 ) -> Iterator[MemoryPlanRow]:
-  """Yields a row for each residual that is saved or recomputed.
+  """Yields a row for each residual that a cut saves or recomputes.
 
   Args:
-    costs: costs of the function's residuals.
-    candidate: candidate that the plan was made from.
-    saved: residuals that the plan saves.
+    prices: prices of the function's steps.
+    recipe: how the residuals are saved; another kind than a cut has no rows.
   """
-  adjustable = costs.trace_variant(candidate.recomputed).adjustable
-  base_names = {r.name for r in costs.trace_variant().residuals}
+  if recipe.kind != "cut":
+    return
+  saved = prices.list_residuals(recipe)
+  fastest = make_cut(1.0)
+  base = prices.list_residuals(fastest)
+  base_names = {r.name for r in base}
   for name in dict.fromkeys(r.name for r in saved):
     own = [r for r in saved if r.name == name]
-    reason = "It fits." if name in adjustable else "Small."
+    reason = "It fits."
     if name not in base_names:
       reason = "Others are recomputed from it."
-    yield _explain_saved(costs, own, saved, reason)
-  yield from _explain_recomputed(costs, candidate, {r.name for r in saved})
+    yield _explain_saved(prices.costs, own, saved, reason)
+  before, after = prices.price(fastest), prices.price(recipe)
+  assert before is not None and after is not None
+  coding_s = prices.costs.sum_costs(saved).device_s
+  coding_s += prices.costs.transfer_seconds(saved)
+  added_s = after.step_s - before.step_s - coding_s
+  names = {r.name for r in saved}
+  gone = [r for r in base if r.name not in names]
+  yield from _explain_recomputed(gone, added_s)
 
 
 def _explain_recomputed(
-  costs: ResidualCosts, candidate: PlanCandidate, saved_names: set[str]
+  recomputed: Sequence[Residual], added_s: float
 ) -> Iterator[MemoryPlanRow]:
   """Yields rows of recomputed residuals.
 
   Only the seconds of all recomputation are known. They are shared out in
   proportion to the residuals' bytes.
   """
-  base = costs.trace_variant()
-  recomputed = [
-    r
-    for r in base.residuals
-    if r.name not in saved_names and is_recomputed(r.name, candidate.recomputed)
-  ]
   total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
-  total_s = costs.trace_variant(candidate.recomputed).step_s - base.step_s
   for r in recomputed:
     full_bytes = r.nbytes * r.repeats
     reason = f"Saves {format_bytes(r.encoded_bytes * r.repeats)}."
-    seconds = total_s * full_bytes / total_bytes
+    seconds = added_s * full_bytes / total_bytes
     yield MemoryPlanRow(
       r.name, "recompute", None, full_bytes, 0, 0, seconds, reason
     )

@@ -7,14 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import (
   PyTree,
+  check_bool,
   check_callable,
+  check_instance,
   check_sequence,
   shape_string,
+  tree_bytes,
 )
 from jaxmotion.memory.residuals import Action, offload, recompute
 from jaxmotion.perfmodel import Platform
@@ -24,9 +28,9 @@ from jaxmotion.planner._checks import (
   check_platform,
   check_positive,
 )
-from jaxmotion.planner.residuals._costs import ResidualCosts
-from jaxmotion.planner.residuals._enumerate import list_candidates
 from jaxmotion.planner.residuals._plan import MemoryPlan
+from jaxmotion.planner.residuals._prices import StepPrices
+from jaxmotion.planner.residuals._search import RecipeSearch
 from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
 from jaxmotion.program import program_memory
 
@@ -62,30 +66,38 @@ def fit_memory(
   budget_bytes: float,
   *,
   options: Sequence[Action] = OPTIONS,
+  has_aux: bool = False,
+  optimizer: optax.GradientTransformation | None = None,
   measure_memory: MeasureMemory | None = program_memory_bytes,
+  progress: Callable[[str], object] | None = None,
 ) -> MemoryPlan:
-  r"""Chooses an action for each residual so that a step fits into memory.
+  r"""Chooses how to save residuals so that a step fits into memory.
 
-  Each residual `r` of a function is kept, encoded, moved to the host or
-  recomputed. The plan has the least predicted seconds of a step
+  The plan has the least predicted seconds of all that fit:
+
+  * the function as it is;
+  * `jax.checkpoint` by each stock policy, of the whole function and of the
+    bodies of its loops, names of `checkpoint_name` included;
+  * `memory.compress_residuals` by many budgets, by names, and without single
+    residuals;
+  * likewise with residuals encoded or on the host, all or some.
+
+  Each is priced in the same way. The step, `jax.value_and_grad` of the wrapped
+  function, is traced, and `perfmodel.predict_cost` says its seconds and the
+  bytes that are alive at once. To the seconds are added those of a link to the
+  host which do not hide behind the layer that saves the residual:
 
   .. math::
-    t(D) + \sum_r n_r (e_r + d_r)
-    + \sum_l \max(0, p_l - f_l) + \max(0, q_l - b_l)
+    t + \sum_l \max(0, p_l - f_l) + \max(0, q_l - b_l)
 
-  that fit the budget. `t(D)` is the roofline of a step that recomputes the
-  residuals `D`. A residual is saved `n` times, and encoded and decoded in `e`
-  and `d` seconds. These include the device's memory, if the residual goes to
-  the host and back. A layer `l` is the body of a loop, or everything outside
-  loops. Its link to the host takes `p` seconds and hides behind a forward pass
-  of `f` seconds; its link back takes `q` and hides behind a backward pass of
-  `b`.
+  `t` is the roofline of the step. A layer `l` is the body of a loop, or
+  everything outside loops. Its link to the host takes `p` seconds and hides
+  behind a forward pass of `f` seconds; its link back takes `q` and hides behind
+  a backward pass of `b`.
 
-  Plans on the Pareto front of time and memory are tried in turn: the step,
-  `jax.value_and_grad` of the function, is compiled. What the compiler needs
-  beyond the prediction moves the choice to another plan, until the fastest
-  plan that fits is found. Before a budget is refused, the smallest plan of
-  each set `D` is compiled. Nothing is run.
+  The fastest that is predicted to fit is compiled. If the compiler needs more
+  memory than predicted, or less, that corrects the other predictions, and the
+  choice may move. Nothing is run.
 
   Args:
     fn: function `fn(params, *batch)` that returns a scalar: any JAX function.
@@ -93,13 +105,20 @@ def fit_memory(
     batch: tuple of the arguments after `params`: pytrees of arrays or of
       `jax.ShapeDtypeStruct`s.
     platform: device that the step will run on, and its links to the host.
-    budget_bytes: budget of all device memory: arguments, gradients, residuals
-      and temporary buffers. Subtract the optimizer's state yourself.
+    budget_bytes: budget of all device memory: arguments, gradients, residuals,
+      temporary buffers, and the state of `optimizer`.
     options: what may be done besides keeping: codecs without state,
       `offload(...)`s and `recompute()`. Codecs that round change gradients.
+      Without `recompute()`, nothing but what is free is recomputed.
+    has_aux: whether `fn` returns a pair, the scalar and other results, as in
+      `jax.value_and_grad`.
+    optimizer: optimizer whose state is in memory during the step; None has
+      none.
     measure_memory: function `measure_memory(step, params, *batch)` that
       compiles a step and returns the bytes of device memory that it takes;
       None trusts the prediction.
+    progress: function of a line of text that says what is tried, such as
+      `print`.
 
   Returns:
     The plan; `plan.wrap(fn)` saves its residuals by the plan.
@@ -107,11 +126,11 @@ def fit_memory(
   Raises:
     BudgetTooSmallError: no plan meets the budget (a ValueError with
       `least_bytes`).
-    TypeError: `platform` is no platform, `batch` is no tuple, or an option is
-      no action.
+    TypeError: `platform` is no platform, `batch` is no tuple, an option is no
+      action, or `optimizer` is no optax transformation.
     ValueError: the budget is not positive, the function does not return a
-      scalar or has side effects, a codec has state, or the device has no rate
-      for a matmul's dtype.
+      scalar (with `has_aux` a pair) or has side effects, a codec has state, or
+      the device has no rate for a matmul's dtype.
 
   Example:
     >>> from jaxmotion.perfmodel import builtin_platform
@@ -122,8 +141,8 @@ def fit_memory(
     >>> w = jax.ShapeDtypeStruct((8, 64, 64), "float32")
     >>> x = jax.ShapeDtypeStruct((256, 64), "float32")
     >>> plan = fit_memory(loss, w, (x,), builtin_platform("h100_node"), 1.5e6)
-    >>> plan.compiled_bytes <= 1.5e6, plan.rules[0][1]
-    (True, recompute())
+    >>> plan.compiled_bytes <= 1.5e6, plan.name
+    (True, 'jax.checkpoint of loop bodies')
 
   References:
     Liu et al., Layup: layer-adaptive and multi-type intermediate-oriented
@@ -135,23 +154,42 @@ def fit_memory(
   check_batch(batch)
   check_call(("fn", "params", "batch"), fn, params, batch)
   check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
+  check_bool("has_aux", has_aux)
   if measure_memory is not None:
     check_callable("measure_memory", measure_memory)
+  if progress is not None:
+    check_callable("progress", progress)
   options = _check_options(options)
   args = jax.tree.map(_abstract_array, (params, *batch))
-  _check_result(fn, args)
+  _check_result(fn, args, has_aux)
   missing_host = _explain_missing_host(platform, measure_memory)
   notes: tuple[str, ...] = ()
   if missing_host and any(isinstance(o, offload) for o in options):
     options = tuple(o for o in options if not isinstance(o, offload))
     notes = (f"Nothing is offloaded: {missing_host}.",)
-  keep_actions = [
-    o for o in options if not (o is None or isinstance(o, recompute))
-  ]
-  costs = ResidualCosts(fn, args, platform, keep_actions)
+  actions = [o for o in options if not (o is None or isinstance(o, recompute))]
+  prices = StepPrices(
+    fn,
+    args,
+    platform,
+    has_aux,
+    _count_state(optimizer, args[0]),
+    lambda line: progress(line) if progress else None,
+  )
   may_recompute = any(isinstance(o, recompute) for o in options)
-  candidates = list_candidates(costs, may_recompute)
-  return select_fastest(costs, candidates, budget_bytes, measure_memory, notes)
+  search = RecipeSearch(prices, actions, may_recompute)
+  return select_fastest(search, budget_bytes, measure_memory, notes)
+
+
+def _count_state(
+  optimizer: optax.GradientTransformation | None, params: PyTree
+) -> int:
+  """Returns the bytes of an optimizer's state."""
+  if optimizer is None:
+    return 0
+  noun = "an optax.GradientTransformation"
+  check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
+  return tree_bytes(jax.eval_shape(optimizer.init, params))
 
 
 def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
@@ -187,8 +225,17 @@ def _check_options(options: Sequence[Action]) -> tuple[Action, ...]:
   return options
 
 
-def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:
+def _check_result(
+  fn: Callable[..., Any], args: Sequence[PyTree], has_aux: bool
+) -> None:
   result = jax.eval_shape(fn, *args)
+  if has_aux:
+    if not isinstance(result, tuple) or len(result) != 2:
+      raise ValueError(
+        "`fn` must return a pair, the loss and other results, since `has_aux` "
+        f"is True, got {type(result).__name__}."
+      )
+    result = result[0]
   leaves = jax.tree.leaves(result)
   if (
     len(leaves) != 1
@@ -196,6 +243,7 @@ def _check_result(fn: Callable[..., Any], args: Sequence[PyTree]) -> None:
     or not jnp.issubdtype(leaves[0].dtype, jnp.floating)
   ):
     shown = ", ".join(map(shape_string, leaves))
+    hint = "" if has_aux else " Pass `has_aux=True` if it returns more."
     raise ValueError(
-      f"`fn` must return a floating-point scalar, got ({shown})."
+      f"`fn` must return a floating-point scalar, got ({shown}).{hint}"
     )

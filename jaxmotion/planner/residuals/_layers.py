@@ -1,22 +1,13 @@
-"""Layers of a function, its scans: their seconds and temporary bytes."""
+"""Layers of a function, its scans, and the seconds of their forward pass."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
-from jaxmotion.core import (
-  Array,
-  float0_zeros,
-  is_inexact,
-  tree_bytes,
-  vjp_inexact,
-)
 from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
 from jaxmotion.program import flatten
 
@@ -30,13 +21,10 @@ class Layer(NamedTuple):
     prefix: start of the names of the layer's residuals ("scan_0/"), without
       their kind; "" outside scans.
     forward_s: seconds of all iterations, without inner scans.
-    temporary_bytes: bytes alive in one iteration and its backward pass, without
-      arguments and results.
   """
 
   prefix: str
   forward_s: float
-  temporary_bytes: int
 
 
 def layer_of(name: str) -> str:
@@ -49,16 +37,13 @@ def layer_of(name: str) -> str:
   return match.group(1) if match else ""
 
 
-def layer_pattern(prefix: str) -> str:
-  """Returns a pattern that matches the names of a layer's residuals."""
-  return rf"^[a-z]+/{prefix}(?!scan_\d+/)"
+def list_layers(closed: core.ClosedJaxpr, device: Device) -> list[Layer]:
+  """Returns the layers of a function; the first is what is outside scans.
 
-
-def list_layers(
-  fn: Callable[..., Any], args: Sequence[Any], device: Device
-) -> list[Layer]:
-  """Returns the layers of a function; the first is what is outside scans."""
-  closed = jax.make_jaxpr(fn)(*args)
+  Args:
+    closed: the function, traced.
+    device: device that runs it.
+  """
   return _list_layers(closed, "", 1, device)
 
 
@@ -73,8 +58,7 @@ def _list_layers(
     inner_layers += _list_layers(body, f"{prefix}scan_{i}/", length, device)
     inner_s += length * _forward_seconds(body, device)
   own_s = repeats * _forward_seconds(closed, device) - inner_s
-  temporary_bytes = _temporary_bytes(closed) if prefix else 0
-  return [Layer(prefix, max(own_s, 0.0), temporary_bytes), *inner_layers]
+  return [Layer(prefix, max(own_s, 0.0)), *inner_layers]
 
 
 def _forward_seconds(closed: core.ClosedJaxpr, device: Device) -> float:
@@ -85,21 +69,3 @@ def _forward_seconds(closed: core.ClosedJaxpr, device: Device) -> float:
 
 def _abstract_inputs(closed: core.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-
-
-def _temporary_bytes(closed: core.ClosedJaxpr) -> int:
-  """Returns the temporary bytes of one iteration, forward and backward."""
-  run = core.jaxpr_as_fun(closed)
-  inputs = _abstract_inputs(closed)
-
-  def forward_backward(*args: Array) -> Any:
-    outs, backward, _ = vjp_inexact(lambda *args: (run(*args), ()), *args)
-    return backward(list(map(_unit_cotangent, outs)))
-
-  cost = predict_cost(forward_backward, *inputs, while_trips=1)
-  outs = jax.eval_shape(forward_backward, *inputs)
-  return max(0, cost.peak_bytes - tree_bytes(inputs) - tree_bytes(outs))
-
-
-def _unit_cotangent(out: Any) -> Any:
-  return jnp.ones_like(out) if is_inexact(out) else float0_zeros(out)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import text_table
-from jaxmotion.memory.residuals import Action, compress_residuals
+from jaxmotion.perfmodel import Device
 from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
+from jaxmotion.planner.residuals._recipe import Recipe, Rules
 
 
 class BudgetTooSmallError(ValueError):
@@ -70,45 +71,88 @@ class MemoryPlanRow(NamedTuple):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class StockStep(NamedTuple):
+  """A step that changes nothing, or that is under `jax.checkpoint`.
+
+  Args:
+    name: "plain", or the call of `jax.checkpoint`.
+    step_s: seconds of the step, predicted.
+    device_bytes: bytes of everything on the device; predicted, unless the step
+      was compiled.
+    fits: whether these are within the budget.
+
+  Example:
+    >>> StockStep("plain", 0.1, 10**9, True).fits
+    True
+  """
+
+  name: str
+  step_s: float
+  device_bytes: int
+  fits: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryPlan:
-  """Actions for a function's residuals; `wrap` applies them.
+  """The way to save a function's residuals; `wrap` applies it.
 
   All seconds are predicted, and so are all bytes but `compiled_bytes`.
 
   Args:
-    rules: pairs of a pattern and an action, for `compress_residuals`.
-    rows: one row for each residual.
-    params: positions of arguments that stay in memory for the whole step: all.
+    recipe: how residuals are saved.
+    device: device that times are predicted for.
+    rows: one row for each residual, if `compress_residuals` saves them.
+    argument_count: number of arguments; all stay in memory for the whole step.
     budget_bytes: budget that was asked for.
-    compiled_bytes: bytes of the compiled step; None if it was not compiled.
+    predicted_bytes: bytes of everything on the device.
+    compiled_bytes: likewise, by the compiler; None if it was not compiled.
     argument_bytes: bytes of parameters and batch.
     gradient_bytes: bytes of the gradients and the result.
-    temporary_bytes: bytes of all other buffers of the step.
+    state_bytes: bytes of the optimizer's state.
     baseline_s: seconds of a step that saves what JAX saves.
     step_s: seconds of a step by this plan.
+    stock: the plain step and each policy of `jax.checkpoint`, the fastest
+      first.
     notes: sentences about how the plan was made.
 
   Example:
-    >>> plan = MemoryPlan((), (), (0,), 1e6, None, 500, 400, 100, 2e-3, 2.5e-3)
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> from jaxmotion.planner.residuals._recipe import PLAIN
+    >>> plan = MemoryPlan(
+    ...   recipe=PLAIN,
+    ...   device=builtin_platform("h100_node").device,
+    ...   rows=(),
+    ...   argument_count=2,
+    ...   budget_bytes=1e6,
+    ...   predicted_bytes=1000,
+    ...   compiled_bytes=None,
+    ...   argument_bytes=500,
+    ...   gradient_bytes=400,
+    ...   state_bytes=0,
+    ...   baseline_s=2e-3,
+    ...   step_s=2e-3,
+    ...   stock=(StockStep("plain", 2e-3, 1000, True),),
+    ... )
     >>> print(plan)
-    Predicted 1 kB of 1 MB, not compiled: 500 B of arguments, 400 B of \
-gradients, 0 B of residuals, 100 B of temporaries; 2.5 ms a step, 500 us more \
-than without.
-    <BLANKLINE>
-    residual  action  full  device  host  seconds  reason
+    plain: predicted 1 kB of 1 MB, not compiled: 500 B of arguments, 400 B \
+of gradients, 100 B of residuals and temporaries; 2 ms a step, 0 us more than \
+plain.
+    Of all that fits, no other is faster.
   """
 
-  rules: tuple[tuple[str, Action], ...]
+  recipe: Recipe
+  device: Device
   rows: tuple[MemoryPlanRow, ...]
-  params: tuple[int, ...]
+  argument_count: int
   budget_bytes: float
+  predicted_bytes: int
   compiled_bytes: int | None
   argument_bytes: int
   gradient_bytes: int
-  temporary_bytes: int
+  state_bytes: int
   baseline_s: float
   step_s: float
+  stock: tuple[StockStep, ...] = ()
   notes: tuple[str, ...] = ()
 
   def wrap(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,11 +161,26 @@ than without.
     Args:
       fn: the function that the plan is for.
     """
-    return compress_residuals(fn, self.rules, params=self.params)
+    return self.recipe.wrap(fn, self.argument_count, self.device)
+
+  @property
+  def name(self) -> str:
+    """Words for the plan: "plain", or the call that wraps the function."""
+    return self.recipe.name
+
+  @property
+  def rules(self) -> Rules:
+    """Rules of `compress_residuals`; () if the plan has none."""
+    return self.recipe.rules
+
+  @property
+  def memory_budget(self) -> float | None:
+    """The share that is the `memory_budget` of `compress_residuals`."""
+    return self.recipe.memory_budget
 
   @property
   def residual_bytes(self) -> int:
-    """Bytes of all residuals on the device."""
+    """Bytes of all residuals on the device that rows describe."""
     return sum(row.device_bytes for row in self.rows)
 
   @property
@@ -130,35 +189,61 @@ than without.
     return sum(row.host_bytes for row in self.rows)
 
   @property
-  def predicted_bytes(self) -> int:
-    """Predicted bytes of everything on the device."""
-    fixed = self.argument_bytes + self.gradient_bytes + self.temporary_bytes
-    return fixed + self.residual_bytes
-
-  @property
   def added_s(self) -> float:
     """Seconds that the plan adds to a step; negative if it is faster."""
     return self.step_s - self.baseline_s
 
+  @property
+  def fastest_stock(self) -> StockStep | None:
+    """The fastest step of `stock` that fits; None if none does."""
+    return next((s for s in self.stock if s.fits), None)
+
   def __str__(self) -> str:
-    head = ("residual", "action", "full", "device", "host", "seconds", "reason")
-    table = text_table([head, *map(_format_cells, self.rows)])
-    return "\n".join([self._format_summary(), *self.notes, "", table])
+    parts = [self._format_summary(), self._format_stock(), *self.notes]
+    if self.rows:
+      head = (
+        "residual",
+        "action",
+        "full",
+        "device",
+        "host",
+        "seconds",
+        "reason",
+      )
+      parts += ["", text_table([head, *map(_format_cells, self.rows)])]
+    return "\n".join(parts)
 
   def _format_summary(self) -> str:
     compiled = "not compiled"
     if self.compiled_bytes is not None:
       compiled = f"{format_bytes(self.compiled_bytes)} compiled"
     comparison = "more" if self.added_s >= 0 else "less"
+    state = ""
+    if self.state_bytes:
+      state = f"{format_bytes(self.state_bytes)} of optimizer state, "
+    fixed = self.argument_bytes + self.gradient_bytes + self.state_bytes
+    others = max(self.predicted_bytes - fixed, 0)
     return (
-      f"Predicted {format_bytes(self.predicted_bytes)} of "
+      f"{self.name}: predicted {format_bytes(self.predicted_bytes)} of "
       f"{format_bytes(self.budget_bytes)}, {compiled}: "
       f"{format_bytes(self.argument_bytes)} of arguments, "
-      f"{format_bytes(self.gradient_bytes)} of gradients, "
-      f"{format_bytes(self.residual_bytes)} of residuals, "
-      f"{format_bytes(self.temporary_bytes)} of temporaries; "
+      f"{format_bytes(self.gradient_bytes)} of gradients, {state}"
+      f"{format_bytes(others)} of residuals and temporaries; "
       f"{format_seconds(self.step_s)} a step, "
-      f"{format_seconds(abs(self.added_s))} {comparison} than without."
+      f"{format_seconds(abs(self.added_s))} {comparison} than plain."
+    )
+
+  def _format_stock(self) -> str:
+    stock = self.fastest_stock
+    if stock is None:
+      return "Neither the plain step nor a policy of jax.checkpoint fits."
+    if stock.name == self.name:
+      return "Of all that fits, no other is faster."
+    share = 100 * (stock.step_s / self.step_s - 1)
+    return (
+      f"The fastest of jax.checkpoint that fits, {stock.name}, takes "
+      f"{format_seconds(stock.step_s)}, {share:.3g} % more, and "
+      f"{format_bytes(stock.device_bytes)}."
     )
 
 

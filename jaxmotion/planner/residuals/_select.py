@@ -1,53 +1,50 @@
-"""Compiles candidate plans until the fastest one that fits is found.
+"""Compiles candidates until the fastest one that fits is found.
 
-The compiler needs more or less memory than predicted, by an amount that
-changes little between candidates of one front. The excess of the last
-compiled candidate therefore says which one to try next; after `_GUESSES`
-attempts, bisection bounds the number of compilations.
-
-Temporary buffers dominate where few residuals are kept. Their size depends on
-the order of recomputation, which is not modelled: the smallest candidate of
-the front need not be the one that compiles to the least. Before a budget is
-refused, the smallest candidate of every set of recomputed residuals is
-compiled. If one fits, its front is searched as well.
+The compiler needs more or less memory than predicted. The ratio changes little
+between recipes of one kind, so that of the last compiled one corrects the
+predictions of the others.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxmotion.memory.residuals import Action, Residual, recompute
-from jaxmotion.planner.residuals._costs import ResidualCosts
-from jaxmotion.planner.residuals._enumerate import PlanCandidate, PlanCandidates
+from jaxmotion.planner._text import format_bytes
 from jaxmotion.planner.residuals._explain import explain_residuals
-from jaxmotion.planner.residuals._plan import BudgetTooSmallError, MemoryPlan
+from jaxmotion.planner.residuals._plan import (
+  BudgetTooSmallError,
+  MemoryPlan,
+  StockStep,
+)
+from jaxmotion.planner.residuals._recipe import Recipe
+from jaxmotion.planner.residuals._search import Candidate, RecipeSearch
 
 MeasureMemory = Callable[..., int]
-# Candidates that are chosen by the excess of the last one, before bisection.
-_GUESSES = 3
 # A share of the step's seconds that is not worth another compilation.
 _CLOSE = 0.01
+# Programs that are compiled at most.
+_MOST_COMPILED = 8
+# Candidates whose estimated price is traced at most.
+_MOST_SETTLED = 8
+# The compiler may need this share of the bytes that are predicted. Before a
+# budget is refused, what may fit is compiled.
+_LEAST_RATIO = 0.8
 
 
 def select_fastest(
-  costs: ResidualCosts,
-  candidates: PlanCandidates,
+  search: RecipeSearch,
   budget_bytes: float,
   measure_memory: MeasureMemory | None,
-  notes: tuple[str, ...],
+  notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
   """Returns the fastest plan that fits.
 
   Args:
-    costs: costs of the function's residuals.
-    candidates: fronts of candidates.
+    search: recipes and their prices.
     budget_bytes: budget of all device memory.
     measure_memory: compiles a step and returns its bytes; None trusts the
       prediction.
@@ -56,151 +53,139 @@ def select_fastest(
   Raises:
     BudgetTooSmallError: no candidate fits.
   """
-  compiler = _PlanCompiler(costs, budget_bytes, measure_memory, notes)
-  by_set = sorted(candidates.by_set, key=lambda front: front[-1].step_s)
-  others = (front for front in by_set if compiler.fits_budget(front[-1]))
-  for front in itertools.chain([candidates.front], others):
-    if best := _search_front(compiler, front):
-      return best
-  raise BudgetTooSmallError(
-    budget_bytes, compiler.least_bytes, measure_memory is not None
+  selector = _Selector(search, budget_bytes, measure_memory)
+  best = selector.find_best()
+  if best is None:
+    raise BudgetTooSmallError(
+      budget_bytes, selector.find_least(), measure_memory is not None
+    )
+  prices, recipe = search.prices, best.recipe
+  compiled = selector.compiled.get(recipe)
+  return MemoryPlan(
+    recipe=recipe,
+    device=prices.platform.device,
+    rows=tuple(explain_residuals(prices, recipe)),
+    argument_count=len(prices.args),
+    budget_bytes=budget_bytes,
+    predicted_bytes=int(best.device_bytes),
+    compiled_bytes=compiled,
+    argument_bytes=prices.argument_bytes,
+    gradient_bytes=prices.gradient_bytes,
+    state_bytes=prices.state_bytes,
+    baseline_s=search.plain.step_s,
+    step_s=best.step_s,
+    stock=tuple(selector.list_stock()),
+    notes=notes,
   )
 
 
-def _search_front(
-  compiler: _PlanCompiler, front: Sequence[PlanCandidate]
-) -> MemoryPlan | None:
-  """Returns the fastest plan of a front that fits, or None.
-
-  Invariant: candidates before `low` are taken not to fit, and those after
-  `high` are predicted to be no faster than the best plan so far.
+class _Selector:
+  """Looks for the fastest candidate that fits.
 
   Args:
-    compiler: makes and measures plans.
-    front: candidates, the fastest first; bytes fall along it.
-  """
-  low, high = 0, len(front) - 1
-  best: MemoryPlan | None = None
-  guesses = _GUESSES
-  while low <= high:
-    if best and best.step_s <= (1 + _CLOSE) * front[low].step_s:
-      break
-    i = (low + high) // 2
-    if guesses > 0:
-      positions = range(low, high)
-      likely = (j for j in positions if compiler.is_likely_to_fit(front[j]))
-      i = next(likely, high)
-    guesses -= 1
-    plan = compiler.make_plan(front[i])
-    if compiler.fits_budget(front[i]):
-      best = plan if best is None or plan.step_s < best.step_s else best
-      high = i - 1
-    else:
-      low = i + 1
-  return best
-
-
-def _plan_bytes(plan: MemoryPlan) -> int:
-  compiled = plan.compiled_bytes
-  return plan.predicted_bytes if compiled is None else compiled
-
-
-class _PlanCompiler:
-  """Turns candidates into plans and compiles each different program once.
-
-  Args:
-    costs: costs of the function's residuals.
+    search: recipes and their prices.
     budget_bytes: budget of all device memory.
     measure_memory: compiles a step and returns its bytes, or None.
-    notes: notes of the plans.
+
+  Attributes:
+    compiled: bytes of compiled recipes.
   """
 
   def __init__(
     self,
-    costs: ResidualCosts,
+    search: RecipeSearch,
     budget_bytes: float,
     measure_memory: MeasureMemory | None,
-    notes: tuple[str, ...],
   ):
-    self._costs, self._budget_bytes = costs, budget_bytes
-    self._measure_memory, self._notes = measure_memory, notes
-    self._plans: dict[PlanCandidate, MemoryPlan] = {}
-    self._compiled: dict[tuple[Residual, ...], int] = {}
-    arrays = costs.argument_bytes + costs.gradient_bytes
-    # Bytes of the last plan other than the candidate's residuals.
-    self._other_bytes = arrays + costs.temporary_bytes
+    self._search, self._budget = search, budget_bytes
+    self._measure = measure_memory
+    self.compiled: dict[Recipe, int] = {}
+    self._settled = 0
+    # Compiled bytes for each predicted one, by kind of recipe.
+    self._ratio: dict[str, float] = {}
 
-  @property
-  def least_bytes(self) -> int:
-    """Least bytes of all plans so far."""
-    return min(map(_plan_bytes, self._plans.values()))
+  def find_best(self) -> Candidate | None:
+    """Returns the fastest candidate that fits, or None."""
+    best: Candidate | None = None
+    while chosen := self._choose_next(best):
+      if chosen.is_estimate:
+        self._settled += 1
+        self._search.settle(chosen)
+      elif self._fits(chosen):
+        best = chosen
+    return best
 
-  def make_plan(self, candidate: PlanCandidate) -> MemoryPlan:
-    """Returns a candidate's plan, compiled if it is to be."""
-    if candidate not in self._plans:
-      self._plans[candidate] = self._build_plan(candidate)
-    plan = self._plans[candidate]
-    self._other_bytes = _plan_bytes(plan) - candidate.residual_bytes
-    return plan
+  def find_least(self) -> int:
+    """Returns the least bytes that a candidate needs."""
+    if self._measure is not None and self.compiled:
+      return min(self.compiled.values())
+    found = self._search.candidates
+    return int(min(c.device_bytes for c in found if not c.is_estimate))
 
-  def fits_budget(self, candidate: PlanCandidate) -> bool:
-    """Returns whether a candidate's plan fits."""
-    return _plan_bytes(self.make_plan(candidate)) <= self._budget_bytes
+  def list_stock(self) -> Iterator[StockStep]:
+    """Yields what stock policies take."""
+    for c in self._search.candidates:
+      if c.recipe.kind in ("plain", "stock"):
+        expected = self._expect_bytes(c)
+        yield StockStep(
+          c.recipe.name, c.step_s, int(expected), expected <= self._budget
+        )
 
-  def is_likely_to_fit(self, candidate: PlanCandidate) -> bool:
-    """Returns whether it fits if other bytes are those of the last plan."""
-    expected_bytes = self._other_bytes + candidate.residual_bytes
-    return expected_bytes <= self._budget_bytes
+  def _choose_next(self, best: Candidate | None) -> Candidate | None:
+    """Returns the candidate to look at next; None if the search is over."""
+    is_over = len(self.compiled) >= _MOST_COMPILED
+    if is_over and self._measure is not None:
+      return None
+    kind = self._ratio.get("cut", 1.0)
+    self._search.refine(self._budget / kind)
+    # Recipes of one kind and one price are one program.
+    tried = {
+      _program_of(c) for c in self._search.candidates if self._is_tried(c)
+    }
+    left = [c for c in self._search.candidates if _program_of(c) not in tried]
+    if self._settled >= _MOST_SETTLED:
+      left = [c for c in left if not c.is_estimate]
+    if best:
+      limit_s = (1 - _CLOSE) * best.step_s
+      left = [c for c in left if c.step_s < limit_s]
+    for candidate in left:
+      if self._expect_bytes(candidate) <= self._budget:
+        return None if best and best.recipe == candidate.recipe else candidate
+    if best or self._measure is None:
+      return None
+    left.sort(key=self._expect_bytes)
+    hopeful = _LEAST_RATIO * self._expect_bytes(left[0]) if left else math.inf
+    may_fit = hopeful <= self._budget or not self.compiled
+    return left[0] if left and may_fit else None
 
-  def _build_plan(self, candidate: PlanCandidate) -> MemoryPlan:
-    costs = self._costs
-    rules, residuals = _settle_rules(costs, candidate)
-    compiled_bytes = None
-    if self._measure_memory is not None:
-      # Different patterns that select the same residuals give one program.
-      key = tuple(residuals)
-      if key not in self._compiled:
-        step = jax.value_and_grad(costs.wrap_function(rules))
-        measured = _call_measure(self._measure_memory, step, costs.args)
-        self._compiled[key] = measured
-      compiled_bytes = self._compiled[key]
-    return MemoryPlan(
-      rules,
-      tuple(explain_residuals(costs, candidate, residuals)),
-      costs.params,
-      self._budget_bytes,
-      compiled_bytes,
-      costs.argument_bytes,
-      costs.gradient_bytes,
-      costs.temporary_bytes,
-      costs.baseline_s,
-      costs.step_seconds(candidate.recomputed, residuals),
-      self._notes,
-    )
+  def _is_tried(self, candidate: Candidate) -> bool:
+    return candidate.recipe in self.compiled
+
+  def _expect_bytes(self, candidate: Candidate) -> float:
+    if candidate.recipe in self.compiled:
+      return self.compiled[candidate.recipe]
+    kinds = [candidate.recipe.kind, *self._ratio]
+    known = next((self._ratio[k] for k in kinds if k in self._ratio), 1.0)
+    return known * candidate.device_bytes
+
+  def _fits(self, candidate: Candidate) -> bool:
+    """Returns whether a candidate fits, compiled if it is to be."""
+    if self._measure is None:
+      return candidate.device_bytes <= self._budget
+    prices, recipe = self._search.prices, candidate.recipe
+    prices.report(f"compiling: {recipe.name}")
+    found = _call_measure(self._measure, prices.make_step(recipe), prices.args)
+    found += prices.state_bytes
+    self.compiled[recipe] = found
+    self._ratio[recipe.kind] = found / candidate.device_bytes
+    fits = found <= self._budget
+    words = "fits" if fits else "does not fit"
+    prices.report(f"compiled: {format_bytes(found)}, which {words}")
+    return fits
 
 
-def _settle_rules(
-  costs: ResidualCosts, candidate: PlanCandidate
-) -> tuple[tuple[tuple[str, Action], ...], list[Residual]]:
-  """Returns rules without idle patterns, and the residuals that they save.
-
-  Residuals are chosen by a minimum cut of their bytes. An encoded residual
-  weighs less, so that other residuals may be saved than without codecs, and
-  some patterns match nothing. These are dropped until all match.
-  """
-  actions = dict(candidate.actions)
-  while True:
-    rules: list[tuple[str, Action]] = [
-      (f"^{re.escape(name)}$", action) for name, action in actions.items()
-    ]
-    rules += [
-      (pattern, recompute()) for pattern in sorted(candidate.recomputed)
-    ]
-    residuals = costs.list_residuals(rules)
-    names = {r.name for r in residuals}
-    if names >= actions.keys():
-      return tuple(rules), residuals
-    actions = {name: a for name, a in actions.items() if name in names}
+def _program_of(candidate: Candidate) -> tuple[object, ...]:
+  return candidate.recipe.kind, *candidate[1:]
 
 
 def _call_measure(

@@ -1,0 +1,133 @@
+"""Predicts seconds and bytes of a training step, traced once for each recipe.
+
+Every recipe is priced in the same way: the step, `jax.value_and_grad` of the
+wrapped function, is traced, and the performance model counts what it does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from jaxmotion.core import PyTree, tree_bytes
+from jaxmotion.memory.residuals import Residual, offload
+from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
+from jaxmotion.planner._text import format_bytes, format_seconds
+from jaxmotion.planner.residuals._costs import ResidualCosts
+from jaxmotion.planner.residuals._recipe import PLAIN, Recipe
+from jaxmotion.planner.residuals._stock import Landmarks, find_landmarks
+
+Report = Callable[[str], object]
+
+
+class Price(NamedTuple):
+  """Predicted costs of a step.
+
+  Attributes:
+    step_s: seconds of the step.
+    device_bytes: bytes of everything on the device.
+  """
+
+  step_s: float
+  device_bytes: float
+
+
+class StepPrices:
+  """Prices of a function's training step by each recipe.
+
+  The function itself is traced once; what it traces to is traced again for
+  each recipe.
+
+  Args:
+    fn: the function.
+    args: its arguments, as ShapeDtypeStructs.
+    platform: device, and links to the host.
+    has_aux: whether the function returns a pair, a loss and other results.
+    state_bytes: bytes on the device besides those of the step.
+    report: function of a line that says what is tried.
+  """
+
+  def __init__(
+    self,
+    fn: Callable[..., Any],
+    args: Sequence[PyTree],
+    platform: Platform,
+    has_aux: bool = False,
+    state_bytes: int = 0,
+    report: Report = lambda line: None,
+  ):
+    self.args, self.platform, self.report = tuple(args), platform, report
+    self.state_bytes = state_bytes
+    self._fn, self._has_aux = fn, has_aux
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    self._closed, self._result = closed, jax.tree.structure(shape)
+    self._prices: dict[Recipe, Price | None] = {}
+    self._residuals: dict[Recipe, list[Residual]] = {}
+    self.argument_bytes = tree_bytes(args)
+    self.gradient_bytes = tree_bytes(
+      jax.eval_shape(self._make_step(self._traced), *args)
+    )
+
+  @functools.cached_property
+  def landmarks(self) -> Landmarks:
+    """Names and loops of the function."""
+    return find_landmarks(self._closed)
+
+  @functools.cached_property
+  def costs(self) -> ResidualCosts:
+    """Costs of keeping each residual in each way."""
+    plain = self.price(PLAIN)
+    assert plain is not None
+    return ResidualCosts(self._closed, self.platform, plain.step_s)
+
+  def make_step(self, recipe: Recipe) -> Callable[..., Any]:
+    """Returns the step of the caller's function by a recipe."""
+    return self._make_step(self._wrap(self._fn, recipe))
+
+  def price(self, recipe: Recipe) -> Price | None:
+    """Returns the price of a recipe; None if it does not fit the function."""
+    if recipe not in self._prices:
+      price = self._find_price(recipe)
+      known = {(r.kind, p) for r, p in self._prices.items()}
+      self._prices[recipe] = price
+      if price is not None and (recipe.kind, price) not in known:
+        self.report(
+          f"predicted: {recipe.name}: {format_seconds(price.step_s)} a step, "
+          f"{format_bytes(price.device_bytes)}"
+        )
+    return self._prices[recipe]
+
+  def list_residuals(self, recipe: Recipe) -> list[Residual]:
+    """Returns the residuals that a recipe saves; [] unless it is a cut."""
+    if recipe not in self._residuals:
+      self._residuals[recipe] = recipe.list_residuals(
+        self._traced, self.args, self.platform.device
+      )
+    return self._residuals[recipe]
+
+  def _find_price(self, recipe: Recipe) -> Price | None:
+    step = self._make_step(self._wrap(self._traced, recipe))
+    try:
+      cost = predict_cost(step, *self.args, while_trips=1)
+    except ValueError:
+      if recipe.rules:
+        return None  # A rule may match no residual.
+      raise
+    seconds = predict_seconds(cost, self.platform.device)
+    if any(isinstance(action, offload) for _, action in recipe.rules):
+      seconds += self.costs.transfer_seconds(self.list_residuals(recipe))
+    return Price(seconds, cost.peak_bytes + self.state_bytes)
+
+  def _traced(self, *args: PyTree) -> Any:
+    outs = core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
+    return jax.tree.unflatten(self._result, outs)
+
+  def _wrap(self, fn: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
+    return recipe.wrap(fn, len(self.args), self.platform.device)
+
+  def _make_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.value_and_grad(fn, has_aux=self._has_aux)

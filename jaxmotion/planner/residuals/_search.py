@@ -1,0 +1,249 @@
+"""Lists recipes to choose from, and prices them.
+
+1. The plain function, and each policy of `jax.checkpoint`.
+2. Minimum cuts of several budgets. Between a cut that is too large and one
+   that fits, further budgets are tried (`refine`).
+3. Cuts that recompute a single residual, or save single names.
+4. Cuts whose residuals are all encoded, or all on the host.
+5. Cuts that keep each residual in its own way. Costs of keeping residuals add
+   up, so for one budget the Pareto front of (seconds, bytes) is combined
+   residual by residual. These sums are estimates: a recipe is traced before
+   it is chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jaxmotion.memory.residuals import (
+  Action,
+  Residual,
+  offload,
+  recompute,
+  save,
+)
+from jaxmotion.planner._text import format_codec
+from jaxmotion.planner.residuals._costs import KeepOption
+from jaxmotion.planner.residuals._layers import layer_of
+from jaxmotion.planner.residuals._pareto import ParetoFront
+from jaxmotion.planner.residuals._prices import StepPrices
+from jaxmotion.planner.residuals._recipe import PLAIN, Recipe, Rules, make_cut
+from jaxmotion.planner.residuals._stock import list_stock_recipes
+
+# Shares of the residuals' bytes. None recomputes what is nearly free.
+_SHARES = (1.0, None, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.0)
+_CODED_SHARES = (None, 0.5, 0.25, 0.1)
+_MIXED_SHARES = (None, 0.4, 0.15)
+# Residuals that are recomputed alone, and names that are saved alone.
+_MOST_SINGLES = 6
+# A share of a step's seconds for which nothing is changed.
+_PLAIN_SHARE = 0.01
+# Budgets that are tried between two neighbors.
+_REFINEMENTS = 3
+
+
+class Candidate(NamedTuple):
+  """A recipe and its price.
+
+  Attributes:
+    recipe: the recipe.
+    step_s: seconds of a step.
+    device_bytes: bytes of everything on the device.
+    is_estimate: whether these are sums over residuals, not yet traced.
+  """
+
+  recipe: Recipe
+  step_s: float
+  device_bytes: float
+  is_estimate: bool = False
+
+
+class RecipeSearch:
+  """Recipes of a function, priced.
+
+  Args:
+    prices: prices of the function's steps.
+    actions: codecs and `offload`s that may be chosen.
+    may_recompute: whether residuals may be recomputed.
+  """
+
+  def __init__(
+    self,
+    prices: StepPrices,
+    actions: Sequence[Action],
+    may_recompute: bool,
+  ):
+    self.prices = prices
+    self._actions, self._may_recompute = actions, may_recompute
+    self._found: dict[Recipe, Candidate] = {}
+    for recipe in self._list_recipes():
+      self._add(recipe)
+    for share in _MIXED_SHARES if actions else ():
+      for candidate in self._list_mixed(share if may_recompute else 1.0):
+        self._found.setdefault(candidate.recipe, candidate)
+
+  @property
+  def candidates(self) -> list[Candidate]:
+    """All candidates, the fastest first, and of equal ones the smallest."""
+    return sorted(
+      self._found.values(),
+      key=lambda c: (_ranked_seconds(c), c.device_bytes),
+    )
+
+  @property
+  def plain(self) -> Candidate:
+    """The candidate that changes nothing."""
+    return self._found[PLAIN]
+
+  def settle(self, candidate: Candidate) -> Candidate | None:
+    """Returns a candidate whose price was traced; None if it has none."""
+    del self._found[candidate.recipe]
+    return self._add(candidate.recipe)
+
+  def refine(self, most_bytes: float) -> None:
+    """Adds cuts of further budgets near a number of bytes.
+
+    Args:
+      most_bytes: most predicted bytes of everything on the device.
+    """
+    families = {c.recipe.rules for c in self._found.values() if _has_share(c)}
+    fits = [c for c in self.candidates if c.device_bytes <= most_bytes]
+    best_s = fits[0].step_s if fits else float("inf")
+    for rules in families:
+      for _ in range(_REFINEMENTS):
+        if not self._halve_gap(rules, most_bytes, best_s):
+          break
+
+  def _halve_gap(self, rules: Rules, most_bytes: float, best_s: float) -> bool:
+    """Prices the share between the largest that fits and the next one."""
+    found = [c for c in self._found.values() if c.recipe.rules == rules]
+    shared = sorted(filter(_has_share, found), key=_share_of)
+    low = [c for c in shared if c.device_bytes <= most_bytes]
+    high = [c for c in shared if c.device_bytes > most_bytes]
+    if not (low and high) or high[0].step_s >= best_s:
+      return False
+    share = (_share_of(low[-1]) + _share_of(high[0])) / 2
+    like = high[0].recipe
+    words = like.name.partition("(")[2].partition("memory_budget")[0]
+    return bool(self._add(make_cut(share, rules, words.strip(", "))))
+
+  def _add(self, recipe: Recipe) -> Candidate | None:
+    if recipe not in self._found:
+      price = self.prices.price(recipe)
+      if price is None:
+        return None
+      self._found[recipe] = Candidate(recipe, *price)
+    return self._found[recipe]
+
+  def _list_recipes(self) -> Iterator[Recipe]:
+    yield PLAIN
+    # Its errors say what no way of saving residuals allows.
+    yield make_cut(None if self._may_recompute else 1.0)
+    if self._may_recompute:
+      yield from list_stock_recipes(self.prices.landmarks)
+      yield from map(make_cut, _SHARES)
+      yield from self._list_singles()
+    for action in self._actions:
+      for share in _CODED_SHARES if self._may_recompute else (1.0,):
+        yield make_cut(share, (("", action),), f"{_format_action(action)}")
+
+  def _list_singles(self) -> Iterator[Recipe]:
+    """Yields cuts that recompute one residual, or save names alone."""
+    names = self.prices.landmarks.names[:_MOST_SINGLES]
+    for some in [names, *((name,) for name in names)] if names else ():
+      rules = tuple((f"/{re.escape(name)}$", save()) for name in some)
+      words = f"names {', '.join(some)} alone"
+      yield make_cut(None, (*rules, ("", recompute())), words)
+    saved = self.prices.list_residuals(make_cut())
+    sizes: dict[str, int] = {}
+    for r in saved:
+      sizes[r.name] = sizes.get(r.name, 0) + r.encoded_bytes * r.repeats
+    for name in sorted(sizes, key=lambda n: -sizes[n])[:_MOST_SINGLES]:
+      without: Rules = ((_name_pattern(name), recompute()),)
+      yield make_cut(None, without, f"without {name}")
+
+  def _list_mixed(self, share: float | None) -> Iterator[Candidate]:
+    """Yields the front of the ways to keep the residuals of one budget.
+
+    Transfers of one layer share the time of that layer to hide in. Their
+    seconds are therefore separate costs within a layer, and become exposed
+    seconds once the layer's front is complete.
+    """
+    base = make_cut(share)
+    price = self.prices.price(base)
+    assert price is not None
+    saved, costs = self.prices.list_residuals(base), self.prices.costs
+    front, names = ParetoFront(), list[str]()
+    options: list[list[KeepOption]] = []
+    for prefix in sorted({layer_of(r.name) for r in saved}):
+      layer = ParetoFront()
+      own = [r for r in saved if layer_of(r.name) == prefix]
+      for name in dict.fromkeys(r.name for r in own if _is_adjustable(r)):
+        found = [r for r in own if r.name == name]
+        options.append(costs.list_options(found, self._actions))
+        names.append(name)
+        layer = layer.combine(ParetoFront(*options[-1]))
+      layer.device_s += costs.exposed_seconds(
+        prefix, layer.to_host_s, layer.from_host_s
+      )
+      layer.to_host_s, layer.from_host_s = (
+        layer.to_host_s * 0,
+        layer.from_host_s * 0,
+      )
+      front = front.combine(layer.prune())
+    # Without an action: what every other way of the front has fewer bytes than.
+    all_kept = max(front.device_bytes)
+    for step_s, nbytes, choice in zip(
+      front.device_s, front.device_bytes, front.choices, strict=True
+    ):
+      triples = zip(names, options, choice, strict=True)
+      rules = [(name, own[i].action) for name, own, i in triples if i]
+      if rules:
+        chosen = tuple((_name_pattern(name), a) for name, a in rules)
+        recipe = make_cut(share, chosen, _describe_rules(rules))
+        freed = float(all_kept - nbytes)
+        yield Candidate(
+          recipe, price.step_s + float(step_s), price.device_bytes - freed, True
+        )
+
+
+def _ranked_seconds(candidate: Candidate) -> float:
+  """Returns the seconds of a candidate, less for the one of no change."""
+  is_plain = candidate.recipe.kind == "plain"
+  return candidate.step_s * (1 - _PLAIN_SHARE * is_plain)
+
+
+def _has_share(candidate: Candidate) -> bool:
+  """Returns whether a candidate is one of a family of budgets."""
+  rules = candidate.recipe.rules
+  is_one_action = not rules or rules[0][0] == ""
+  return candidate.recipe.memory_budget is not None and is_one_action
+
+
+def _share_of(candidate: Candidate) -> float:
+  share = candidate.recipe.memory_budget
+  assert share is not None
+  return share
+
+
+def _is_adjustable(residual: Residual) -> bool:
+  return not residual.is_of_scan
+
+
+def _name_pattern(name: str) -> str:
+  return f"^{re.escape(name)}$"
+
+
+def _format_action(action: Action) -> str:
+  if isinstance(action, offload):
+    inner = "" if action.codec is None else format_codec(action.codec)
+    return f"offload({inner})"
+  assert action is not None and not isinstance(action, recompute | save)
+  return format_codec(action)
+
+
+def _describe_rules(rules: Sequence[tuple[str, Action]]) -> str:
+  shown = [f"{name}: {_format_action(action)}" for name, action in rules]
+  return ", ".join(shown)

@@ -1,0 +1,100 @@
+"""Policies of `jax.checkpoint`, as ways to save a function's residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxmotion.planner.residuals._recipe import Policy, Recipe
+from jaxmotion.program import flatten, inner_jaxprs
+
+_POLICIES = jax.checkpoint_policies
+# Names given by `checkpoint_name` that are tried alone; the first ones.
+_MOST_NAMES = 8
+
+
+class Landmarks(NamedTuple):
+  """Names and loops of a program, for policies.
+
+  Attributes:
+    names: names given by `checkpoint_name`.
+    has_loops: whether it has scans.
+  """
+
+  names: tuple[str, ...]
+  has_loops: bool
+
+
+def find_landmarks(jaxpr: Any) -> Landmarks:
+  """Finds the names and the loops of a program.
+
+  Args:
+    jaxpr: the program, closed or not.
+  """
+  names: dict[str, None] = {}
+  has_loops = False
+  for step in flatten(jaxpr).steps:
+    has_loops |= step.name == "scan"
+    if step.name == "name":
+      names[step.params["name"]] = None
+    for inner in inner_jaxprs(step.eqn):
+      names.update(dict.fromkeys(find_landmarks(inner).names))
+  return Landmarks(tuple(names), has_loops)
+
+
+def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies.
+
+  Policies of names are tried in loop bodies alone, if there are loops.
+
+  Args:
+    landmarks: names and loops of the function.
+  """
+  has_loops = landmarks.has_loops
+  for name, policy in _list_policies():
+    yield _make_stock(name, policy, False)
+    if has_loops:
+      yield _make_stock(name, policy, True)
+  for name, policy in _list_name_policies(landmarks.names):
+    yield _make_stock(name, policy, has_loops)
+
+
+def _make_stock(name: str, policy: Policy | None, in_loops: bool) -> Recipe:
+  words = f"jax.checkpoint(policy={name})" if name else "jax.checkpoint"
+  if in_loops:
+    words += " of loop bodies"
+  return Recipe(words, "stock", policy=policy, in_loops=in_loops)
+
+
+def _list_policies() -> Iterator[tuple[str, Policy | None]]:
+  yield "", None
+  for name in (
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+  ):
+    yield name, getattr(_POLICIES, name)
+
+
+def _list_name_policies(names: Sequence[str]) -> Iterator[tuple[str, Policy]]:
+  if names:
+    shown = ", ".join(map(repr, names))
+    only = _POLICIES.save_only_these_names(*names)
+    yield f"save_only_these_names({shown})", only
+    no_batch = _POLICIES.dots_with_no_batch_dims_saveable
+    both = _POLICIES.save_from_both_policies(no_batch, only)
+    yield f"save_from_both_policies(no batch dims, {shown})", both
+  for name in names[:_MOST_NAMES]:
+    others = [other for other in names if other != name]
+    if others:
+      yield (
+        f"save_only_these_names({name!r})",
+        _POLICIES.save_only_these_names(name),
+      )
+      shown = ", ".join(map(repr, others))
+      only = _POLICIES.save_only_these_names(*others)
+      yield f"save_only_these_names({shown})", only
+    but = _POLICIES.save_anything_except_these_names(name)
+    yield f"save_anything_except_these_names({name!r})", but
