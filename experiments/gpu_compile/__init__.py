@@ -11,7 +11,9 @@ from experiments.gpu_compile.compile import (
   compile_memory as compile_memory,
   explain_refusal as explain_refusal,
   find_gpu as find_gpu,
+  lower_for as lower_for,
   stay_on_host as stay_on_host,
+  trace_for as trace_for,
 )
 from experiments.gpu_compile.hlo import Kernel as Kernel
 from experiments.gpu_compile.ptx import Assembly as Assembly

@@ -173,9 +173,26 @@ def compile_memory(
   return program_memory(lowered.compile())
 
 
-def _lower_program(
-  fn: Callable[..., PyTree], args: PyTree, gpu: Gpu, jit_options: dict[str, Any]
+def trace_for(
+  fn: Callable[..., PyTree],
+  *args: PyTree,
+  gpu: Gpu,
+  **jit_options: Any,
 ) -> Any:
+  """Traces a function at arguments on a GPU that is not there.
+
+  Args:
+    fn: function to trace.
+    *args: pytrees of arrays or of `ShapeDtypeStruct`s.
+    gpu: the GPU, of `find_gpu`.
+    **jit_options: arguments of `jax.jit`.
+
+  Returns:
+    What `jax.jit(fn).trace(*args)` returns.
+
+  Raises:
+    RuntimeError: nothing can be compiled here; `explain_refusal` says why.
+  """
   if why := explain_refusal():
     raise RuntimeError(f"Nothing can be compiled for a GPU: {why}.")
   sharding = SingleDeviceSharding(_make_device(gpu))
@@ -183,8 +200,27 @@ def _lower_program(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args
   )
   with jax.sharding.use_abstract_mesh(_make_mesh(gpu.kind)):
-    traced = jax.jit(fn, **jit_options).trace(*args)
+    return jax.jit(fn, **jit_options).trace(*args)
+
+
+def lower_for(traced: Any, gpu: Gpu) -> Any:
+  """Lowers a traced function for a GPU that is not there.
+
+  Args:
+    traced: what `trace_for` returned.
+    gpu: the same GPU.
+
+  Returns:
+    What `traced.lower()` returns.
+  """
+  with jax.sharding.use_abstract_mesh(_make_mesh(gpu.kind)):
     return traced.lower(lowering_platforms=("cuda",))
+
+
+def _lower_program(
+  fn: Callable[..., PyTree], args: PyTree, gpu: Gpu, jit_options: dict[str, Any]
+) -> Any:
+  return lower_for(trace_for(fn, *args, gpu=gpu, **jit_options), gpu)
 
 
 @functools.cache

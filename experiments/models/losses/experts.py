@@ -1,0 +1,116 @@
+"""Transformer whose perceptrons are mixtures of experts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax, nn
+from jax.ad_checkpoint import checkpoint_name
+
+from experiments.models.losses.attention import attend_all
+from experiments.models.losses.task import Task, Wrap, run_plain
+from jaxmotion.core import Array, PyTree
+
+_CHOSEN = 2  # Experts of a token.
+
+
+def make_experts(
+  wrap: Wrap = run_plain,
+  *,
+  layers: int = 8,
+  width: int = 1024,
+  heads: int = 16,
+  experts: int = 8,
+  batch: int = 8,
+  length: int = 1024,
+  capacity: float = 1.25,
+) -> Task:
+  """Returns blocks of attention and of a mixture of experts, in bfloat16.
+
+  Each token goes to its two best experts. An expert takes a number of tokens
+  of each example; tokens beyond that are dropped. Dispatch and combination are
+  products with masks, as in GShard.
+
+  Args:
+    wrap: what runs in place of a block, as a function of the block.
+    layers: number of blocks, in a `lax.scan`.
+    width: channels.
+    heads: number of attention heads.
+    experts: number of experts, each of them SwiGLU of twice the channels.
+    batch: number of examples.
+    length: tokens of an example.
+    capacity: tokens that an expert takes, relative to an even share.
+  """
+  slots = max(1, int(capacity * _CHOSEN * length / experts))
+  block = wrap(functools.partial(_run_block, heads=heads, slots=slots))
+
+  def loss_fn(params: PyTree, x: Array) -> Array:
+    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  sizes = {
+    **{"qkv": (width, 3 * width), "out": (width, width)},
+    **{"scale1": (width,), "scale2": (width,), "route": (width, experts)},
+    **{name: (experts, width, 2 * width) for name in ("gate", "up")},
+    "down": (experts, 2 * width, width),
+  }
+  params = {
+    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
+    for name, shape in sizes.items()
+  }
+  x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
+  return Task(loss_fn, params, x)
+
+
+def _run_block(params: PyTree, x: Array, *, heads: int, slots: int) -> Array:
+  shape, width = x.shape[:2], x.shape[-1]
+  h = _normalize(x, params["scale1"])
+  qkv = checkpoint_name(h @ params["qkv"].astype(x.dtype), "qkv")
+  parts = qkv.reshape(*shape, 3 * heads, width // heads)
+  y = attend_all(*jnp.split(parts, 3, axis=2), lambda weights: weights)
+  y = checkpoint_name(y.reshape(x.shape), "attention")
+  x = x + checkpoint_name(y @ params["out"].astype(x.dtype), "out")
+  return x + _mix_experts(params, _normalize(x, params["scale2"]), slots)
+
+
+def _mix_experts(params: PyTree, x: Array, slots: int) -> Array:
+  """Runs each token through its experts, and adds what they return."""
+  gate, up, down = (params[n].astype(x.dtype) for n in ("gate", "up", "down"))
+  combine = _route(x.astype(jnp.float32) @ params["route"], slots)
+  dispatch = (combine > 0).astype(x.dtype)
+  taken = jnp.einsum("btec,btd->ebcd", dispatch, x)
+  taken = checkpoint_name(taken, "taken")
+  a = checkpoint_name(jnp.einsum("ebcd,edf->ebcf", taken, gate), "gate")
+  b = checkpoint_name(jnp.einsum("ebcd,edf->ebcf", taken, up), "up")
+  y = jnp.einsum("ebcf,efd->ebcd", nn.silu(a) * b, down)
+  y = checkpoint_name(y, "down")
+  return jnp.einsum("btec,ebcd->btd", combine.astype(x.dtype), y)
+
+
+def _route(logits: Array, slots: int) -> Array:
+  """Returns the weight of each token in each slot of each expert.
+
+  Args:
+    logits: (batch, length, experts).
+    slots: tokens of an example that an expert takes.
+
+  Returns:
+    (batch, length, experts, slots), mostly zeros.
+  """
+  weights, chosen = lax.top_k(nn.softmax(logits), _CHOSEN)
+  weights = weights / weights.sum(-1, keepdims=True)
+  picks = nn.one_hot(chosen, logits.shape[-1])
+  # Places are given out to all first choices, then to all second ones.
+  order = picks.swapaxes(1, 2).reshape(len(picks), -1, logits.shape[-1])
+  place = (jnp.cumsum(order, 1) - order).reshape(
+    len(picks), _CHOSEN, -1, logits.shape[-1]
+  )
+  place = (place.swapaxes(1, 2) * picks).sum(-1).astype(jnp.int32)
+  slot = nn.one_hot(place, slots)  # Zeros beyond the last slot.
+  return jnp.einsum("btk,btke,btkc->btec", weights, picks, slot)
+
+
+def _normalize(x: Array, scale: Array) -> Array:
+  x32 = x.astype(jnp.float32)
+  size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
+  return (x32 * size * scale).astype(x.dtype)

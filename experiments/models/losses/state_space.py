@@ -1,0 +1,83 @@
+"""Diagonal state-space model whose recurrence is an associative scan."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax, nn
+from jax.ad_checkpoint import checkpoint_name
+
+from experiments.models.losses.task import Task, Wrap, run_plain
+from jaxmotion.core import Array, PyTree
+
+
+def make_state_space(
+  wrap: Wrap = run_plain,
+  *,
+  layers: int = 12,
+  width: int = 1024,
+  batch: int = 8,
+  length: int = 1024,
+) -> Task:
+  """Returns gated linear recurrences, in bfloat16 but for the recurrence.
+
+  Each block projects to twice the channels, lets a state decay by a gate that
+  depends on the input, and multiplies the states with a second branch.
+
+  Args:
+    wrap: what runs in place of a block, as a function of the block.
+    layers: number of blocks, in a `lax.scan`.
+    width: channels.
+    batch: number of examples.
+    length: steps of the recurrence.
+  """
+  block = wrap(_run_block)
+
+  def loss_fn(params: PyTree, x: Array) -> Array:
+    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  sizes = {
+    **{"scale": (width,), "decay": (2 * width,)},
+    **{name: (width, 2 * width) for name in ("input", "rate", "gate")},
+    "out": (2 * width, width),
+  }
+  params = {
+    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
+    for name, shape in sizes.items()
+  }
+  x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
+  return Task(loss_fn, params, x)
+
+
+def _run_block(params: PyTree, x: Array) -> Array:
+  project = functools.partial(_project, params, _normalize(x, params["scale"]))
+  u = checkpoint_name(project("input"), "input")
+  rate = nn.softplus(checkpoint_name(project("rate"), "rate").astype("float32"))
+  decay = jnp.exp(-rate * jnp.exp(params["decay"]))
+  states = _scan_states(decay, rate * u.astype(jnp.float32))
+  states = checkpoint_name(states.astype(x.dtype), "states")
+  gate = nn.silu(checkpoint_name(project("gate"), "gate"))
+  y = (states * gate) @ params["out"].astype(x.dtype)
+  return x + checkpoint_name(y, "out")
+
+
+def _scan_states(decay: Array, inputs: Array) -> Array:
+  """Returns all states of `state = decay * state + input`."""
+
+  def combine(
+    left: tuple[Array, Array], right: tuple[Array, Array]
+  ) -> tuple[Array, Array]:
+    return left[0] * right[0], left[1] * right[0] + right[1]
+
+  return lax.associative_scan(combine, (decay, inputs), axis=1)[1]
+
+
+def _project(params: PyTree, x: Array, name: str) -> Array:
+  return x @ params[name].astype(x.dtype)
+
+
+def _normalize(x: Array, scale: Array) -> Array:
+  x32 = x.astype(jnp.float32)
+  size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
+  return (x32 * size * scale).astype(x.dtype)

@@ -1,0 +1,212 @@
+"""Compares ours with every stock policy, on any model, in one run.
+
+  JAX_PLATFORMS=cpu python -m experiments.residuals.compare \\
+    --models=gpt,gpt_unrolled:layers=12,resnet50 --json=results/compare.jsonl
+  JAX_PLATFORMS=cpu python -m experiments.residuals.compare \\
+    --file=/path/my_model.py:make_loss --json=results/mine.jsonl
+
+A file of yours has a function that returns `(loss_fn, params, batch)`: a
+function (params, batch) -> loss, and trees of arrays or of shapes. `loss_fn` is
+differentiated with respect to `params`. If the function has a parameter `wrap`,
+it passes each block through it, and policies are compared around blocks, too:
+
+  def make_loss(wrap=lambda block: block):
+    block = wrap(lambda params, x: x + jax.nn.gelu(x @ params))
+    def loss_fn(params, x):
+      for own in params:
+        x = block(own, x)
+      return jnp.mean(x**2)
+    like = jax.ShapeDtypeStruct
+    params = [like((256, 256), "float32")] * 4
+    return loss_fn, params, like((1024, 256), "float32")
+
+Models of ours are those of `experiments.models.losses`, with options as in
+`gpt:layers=12:batch=4`. Policies:
+  plain               what JAX saves by itself;
+  jax_block_...       `jax.checkpoint` around each block;
+  jax_whole_...       `jax.checkpoint` around the loss;
+    nothing           saves nothing,
+    dots, no_batch    matmuls; those without batch dimensions,
+    names, name_X, names_but_X  values named by `checkpoint_name`: all, X alone,
+                      all but X;
+  ours, ours_budget_X, ours_Xbits  `memory.compress_residuals` of the loss: by
+                      default, with `memory_budget=X`, with X bits.
+
+Every program is compiled for a GPU that need not be there (the extra
+`cuda-compile`) and not run. Metrics are `temp_bytes` (between arguments and
+results), `flops`, `step_ms_predicted`, `trace_s` and `compile_s` (seconds of
+processors), each beside that of plain. With --json, rows are written as they
+come. Rows of the same model, policy, sources and JAX that are there already are
+not measured again, unless with --fresh.
+"""
+
+import fnmatch
+import hashlib
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+import jax
+from absl import flags
+
+from experiments.common import records, shared_flags
+from experiments.common.console import JobError, make_console
+from experiments.common.records import Row
+from experiments.models.losses import TASKS, parse_task
+from experiments.residuals import comparison, measure
+from experiments.residuals.comparison import Figures, Subject
+from experiments.residuals.policies import Policy, list_policies
+from experiments.residuals.user_file import load_task
+from experiments.residuals.verdicts import (
+  figures_table,
+  losses_table,
+  verdict_table,
+)
+
+_MODELS = flags.DEFINE_list(
+  "models",
+  list(TASKS),
+  "Models, NAME or NAME:OPTION=VALUE; all by default, none with --file.",
+  allow_override=True,
+)
+_FILE = flags.DEFINE_list(
+  "file", [], "Models of yours, FILE.py:FUNCTION.", allow_override=True
+)
+_POLICIES = flags.DEFINE_list(
+  "policies", ["*"], "Patterns of policies, beside plain.", allow_override=True
+)
+_TARGET = flags.DEFINE_enum(
+  "target",
+  "h100",
+  list(measure.TARGETS),
+  "Device to compile for.",
+  allow_override=True,
+)
+_FRESH = flags.DEFINE_bool(
+  "fresh", False, "Measure again what is in --json.", allow_override=True
+)
+_JSON = shared_flags.define_rows()
+_PLOT = shared_flags.define_plot()
+
+
+def main() -> None:
+  """Compiles and predicts; prints tables, writes rows and a plot."""
+  target, console = _TARGET.value, make_console()
+  subjects = list(_list_subjects())
+  if why := measure.explain_refusal(target):
+    console.print(f"Nothing can be compiled for {target}: {why}.")
+    return
+  rows = compare_models(
+    subjects, _POLICIES.value, target, _JSON.value, fresh=_FRESH.value
+  )
+  console.print(figures_table(rows).to_console())
+  console.print(losses_table(rows).to_console())
+  console.print(verdict_table(rows).to_console())
+  if _PLOT.value:
+    from experiments.residuals.frontier_plot import save_plot  # matplotlib.
+
+    save_plot(rows, _PLOT.value)
+
+
+def _list_subjects() -> Iterator[Subject]:
+  """Yields the models of the flags."""
+  if flags.FLAGS["models"].present or not _FILE.value:
+    for text in _MODELS.value:
+      try:
+        make_task = parse_task(text)
+        make_task()
+      # Options that a model does not have are TypeErrors.
+      except (TypeError, ValueError) as error:
+        raise JobError(f"`--models={text}`: {error}") from error
+      yield Subject(text, make_task)
+  for text in _FILE.value:
+    make_task = load_task(text)
+    path = pathlib.Path(text.rpartition(":")[0])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    name = f"{path.stem}.{text.rpartition(':')[2]}"
+    yield Subject(name, make_task, f"{path.name} {digest}")
+
+
+def compare_models(
+  subjects: list[Subject],
+  patterns: list[str],
+  target: str,
+  path: str | os.PathLike[str] | None = None,
+  *,
+  fresh: bool = False,
+) -> list[Row]:
+  """Returns the rows of models under policies, with ratios to plain.
+
+  Args:
+    subjects: the models.
+    patterns: patterns of names of policies; plain is always measured.
+    target: device to compile for, a key of `measure.TARGETS`.
+    path: file of rows, read before and written after every measurement.
+    fresh: whether rows that are there already are measured again.
+  """
+  kept = {} if path is None else _read_cases(path)
+  asked: dict[str, None] = {}
+  for subject in subjects:
+    chosen = [
+      p
+      for p in list_policies(subject.make_task)
+      if p.name == "plain"
+      or any(fnmatch.fnmatch(p.name, pattern) for pattern in patterns)
+    ]
+    for i, policy in enumerate(chosen, 1):
+      case = f"{subject.name}/{policy.name}"
+      asked[case] = None
+      stamp = comparison.describe_stamp(subject, policy.name, target)
+      place = f"{case} ({i} of {len(chosen)})"
+      if not fresh and _is_measured(kept.get(case, []), stamp):
+        print(f"{place}: in the file already", flush=True)
+        continue
+      begin = time.monotonic()
+      found = _try_policy(policy, target)
+      wall_s = time.monotonic() - begin
+      print(f"{place}: {_describe(found)}, in {wall_s:.0f} s", flush=True)
+      kept[case] = comparison.make_rows(subject, policy.name, found, target)
+      if path is not None:
+        records.write_rows(path, _join(kept))
+  every = {case: kept[case] for case in asked}
+  return _join(every)
+
+
+def _read_cases(path: str | os.PathLike[str]) -> dict[str, list[Row]]:
+  kept: dict[str, list[Row]] = {}
+  for row in records.read_rows(path) if os.path.exists(path) else []:
+    kept.setdefault(row.case, []).append(row)
+  return kept
+
+
+def _is_measured(rows: list[Row], stamp: str) -> bool:
+  stamps = {(row.machine, row.jax) for row in rows}
+  return stamps == {(stamp, jax.__version__)}
+
+
+def _join(kept: dict[str, list[Row]]) -> list[Row]:
+  return comparison.add_ratios([row for rows in kept.values() for row in rows])
+
+
+def _try_policy(policy: Policy, target: str) -> Figures | str:
+  """Measures a policy; what goes wrong is returned as text."""
+  try:
+    return comparison.measure_policy(policy, target)
+  # Policies meet models of any kind; the others are to be measured still.
+  except Exception as error:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _describe(found: Figures | str) -> str:
+  if isinstance(found, str):
+    return f"none: {found}"
+  return (
+    f"{found.temp_bytes / 2**20:,.0f} MiB, {found.flops / 1e12:.2f} TFLOP, step"
+    f" {found.step_ms_predicted:.1f} ms, trace {found.trace_s:.1f} s, compile"
+    f" {found.compile_s:.1f} s"
+  )
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)

@@ -1,0 +1,204 @@
+"""Figures of one policy: compiled, predicted, and the seconds of both."""
+
+import functools
+import gc
+import os
+import pathlib
+import subprocess
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+import jaxmotion
+from experiments import gpu_compile
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.residuals import measure
+from experiments.residuals.cases import StepProgram
+from experiments.residuals.policies import MakeTask, Policy, is_ours
+from jaxmotion.core import check_choice
+from jaxmotion.program import program_memory
+
+EXPERIMENT = "residuals_compare"
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+# Sources that the figures of every policy depend on, and those of ours.
+_STOCK_SOURCES = (
+  "experiments/models",
+  "jaxmotion/perfmodel",
+  "jaxmotion/program",
+)
+_OUR_SOURCES = ("experiments/models", "jaxmotion")
+
+
+class Subject(NamedTuple):
+  """A model that policies are compared on.
+
+  Attributes:
+    name: name in rows.
+    make_task: function that returns the task, optionally of `wrap`.
+    source: what says which version of the model it is, if anything.
+  """
+
+  name: str
+  make_task: MakeTask
+  source: str = ""
+
+
+class Figures(NamedTuple):
+  """Figures of a training step under a policy, as metrics of rows.
+
+  Attributes:
+    temp_bytes: temporaries on the device, compiled.
+    flops: FLOPs of the step, recomputed operations included.
+    step_ms_predicted: time of the step, predicted from datasheets.
+    trace_s: processor seconds of tracing.
+    compile_s: processor seconds of lowering and compiling.
+  """
+
+  temp_bytes: float
+  flops: float
+  step_ms_predicted: float
+  trace_s: float
+  compile_s: float
+
+
+_UNITS = Figures("bytes", "FLOP", "ms", "s", "s")  # type: ignore[arg-type]
+
+
+def measure_policy(policy: Policy, target: str) -> Figures:
+  """Compiles and predicts the step of a policy.
+
+  Tracing begins without cached traces, so policies do not help one another.
+
+  Args:
+    policy: the policy.
+    target: device to compile for, a key of `measure.TARGETS`.
+  """
+  check_choice("target", target, tuple(measure.TARGETS))
+  step = policy.build_step()
+  jax.clear_caches()
+  gc.collect()
+  begin = _processor_s()
+  traced = _trace_step(step, target)
+  traced_at = _processor_s()
+  compiled = _lower_step(traced, target).compile()
+  compiled_at = _processor_s()
+  # The trace is not repeated: those of large steps take seconds.
+  flat = tuple(_drop_sharding(a) for a in jax.tree.leaves(step.args))
+  again = StepProgram(core.jaxpr_as_fun(traced.jaxpr), flat)
+  prediction = measure.predict_figures(again, 0, target)
+  return Figures(
+    program_memory(compiled).temp_bytes,
+    prediction.flops,
+    1e3 * prediction.step_s,
+    traced_at - begin,
+    compiled_at - traced_at,
+  )
+
+
+def _trace_step(step: StepProgram, target: str) -> Any:
+  if target == "cpu":
+    return jax.jit(step.fn).trace(*step.args)
+  gpu = gpu_compile.find_gpu(target.upper())
+  return gpu_compile.trace_for(step.fn, *step.args, gpu=gpu)
+
+
+def _lower_step(traced: Any, target: str) -> Any:
+  if target == "cpu":
+    return traced.lower()
+  return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
+
+
+def _drop_sharding(like: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(like.shape, like.dtype)
+
+
+def _processor_s() -> float:
+  """Returns seconds of this process and of its children on all cores.
+
+  Other jobs on the machine do not count in these.
+  """
+  times = os.times()
+  return times.user + times.system + times.children_user + times.children_system
+
+
+def describe_stamp(subject: Subject, policy: str, target: str) -> str:
+  """Returns what the figures of a policy hold for, as text.
+
+  Args:
+    subject: the model.
+    policy: name of the policy.
+    target: device that is compiled for.
+  """
+  sources = _OUR_SOURCES if is_ours(policy) else _STOCK_SOURCES
+  machine = "CPU"
+  if target != "cpu":
+    gpu = gpu_compile.find_gpu(target.upper())
+    machine = f"{gpu.kind}, {gpu.memory_gib:g} GiB, without cuDNN's workspace"
+  source = f"{subject.source}, " if subject.source else ""
+  return (
+    f"{machine}: compiled, not run; predicted from datasheets; compiled by"
+    f" {records.describe_machine()}; {source}{_describe_sources(sources)}"
+  )
+
+
+@functools.cache
+def _describe_sources(paths: tuple[str, ...]) -> str:
+  """Returns the last commit of sources; without git, the library's version."""
+
+  def run_git(*words: str) -> str:
+    command = ["git", "-C", str(_ROOT), *words, "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip()
+
+  try:
+    commit = run_git("log", "-1", "--format=%h")
+    if commit:
+      changed = run_git("status", "--porcelain")
+      return f"commit {commit}{' with changes' if changed else ''}"
+  except OSError:
+    pass
+  return f"version {jaxmotion.__version__}"
+
+
+def make_rows(
+  subject: Subject, policy: str, found: Figures | str, target: str
+) -> list[Row]:
+  """Returns the rows of one policy; ratios are added by `add_ratios`.
+
+  Args:
+    subject: the model.
+    policy: name of the policy.
+    found: its figures, or the reason why there are none.
+    target: device that was compiled for.
+  """
+  case = f"{subject.name}/{policy}"
+  stamp = describe_stamp(subject, policy, target)
+  if isinstance(found, str):
+    found_items: Any = [("temp_bytes", f"none: {found}", "bytes")]
+  else:
+    found_items = zip(Figures._fields, found, _UNITS, strict=True)
+  return [
+    Row(EXPERIMENT, case, *item, None, None, None, stamp, jax.__version__)
+    for item in found_items
+  ]
+
+
+def add_ratios(rows: list[Row]) -> list[Row]:
+  """Returns rows with baselines and ratios to plain training."""
+  plain = {
+    (row.case.rpartition("/")[0], row.metric): row.value
+    for row in rows
+    if row.case.endswith("/plain") and not isinstance(row.value, str)
+  }
+
+  def add_ratio(row: Row) -> Row:
+    baseline = plain.get((row.case.rpartition("/")[0], row.metric))
+    if isinstance(row.value, str) or not baseline:
+      return row
+    return row._replace(baseline=baseline, ratio=row.value / baseline)
+
+  return [add_ratio(row) for row in rows]

@@ -1,0 +1,107 @@
+"""Plot of policies: predicted step time against compiled bytes, by model."""
+
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.common.records import Row
+from experiments.residuals.policies import is_exact, is_ours
+from experiments.residuals.verdicts import Points, group_points
+
+_COLUMNS = 3
+_SIZE = 3.4  # Inches of one plot.
+_COLORS = {"jax_block": "tab:orange", "jax_whole": "tab:brown"}
+_MARKS = "osD^v<>pPXhH*d8"
+
+
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+  """Draws one plot for each model, with the legend beside all of them.
+
+  Ours is a line over its budgets, stock policies are points.
+
+  Args:
+    rows: of `experiments.residuals.compare`.
+    path: file of the image; its suffix chooses the format.
+  """
+  groups = group_points(rows)
+  lines = math.ceil(len(groups) / _COLUMNS)
+  columns = min(_COLUMNS, len(groups))
+  figure = Figure(
+    figsize=(_SIZE * columns + 3, _SIZE * lines + 0.6), layout="constrained"
+  )
+  FigureCanvasAgg(figure)
+  marks = _choose_marks(groups)
+  handles: dict[str, object] = {}
+  for i, (model, points) in enumerate(groups.items(), 1):
+    axes = figure.add_subplot(lines, columns, i)
+    handles |= _draw_model(axes, points, marks)
+    axes.set_title(model, fontsize="medium")
+  figure.suptitle("Saving residuals: compiled for a GPU, times predicted")
+  figure.supxlabel("temporaries, GiB (logarithmic)")
+  figure.supylabel("step, ms")
+  figure.legend(
+    list(handles.values()),
+    [name.replace("_", " ") for name in handles],
+    loc="outside right upper",
+    fontsize="small",
+  )
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=150)
+
+
+def _choose_marks(groups: dict[str, Points]) -> dict[str, str]:
+  """Returns a mark for every kind of stock policy.
+
+  Policies of one name alone share a mark: names differ between models.
+  """
+  found = dict.fromkeys(
+    _kind(p) for points in groups.values() for p in points if not is_ours(p)
+  )
+  return {kind: _MARKS[i % len(_MARKS)] for i, kind in enumerate(found)}
+
+
+def _kind(policy: str) -> str:
+  for part in ("_names_but_", "_name_"):
+    if part in policy:
+      return policy.partition(part)[0] + part.rstrip("_")
+  return policy
+
+
+def _draw_model(
+  axes: Axes, points: Points, marks: dict[str, str]
+) -> dict[str, object]:
+  """Draws the points of a model; returns what the legend shows, by label."""
+  handles: dict[str, object] = {}
+
+  def place(policy: str) -> tuple[float, float]:
+    found = points[policy]
+    return found["temp_bytes"] / 2**30, found["step_ms_predicted"]
+
+  for policy in points:
+    if is_ours(policy):
+      continue
+    kind = _kind(policy)
+    color = next((c for k, c in _COLORS.items() if kind.startswith(k)), "black")
+    (handles[kind],) = axes.plot(
+      *place(policy), marks[kind], color=color, alpha=0.7, markersize=6
+    )
+  ours = sorted(place(p) for p in points if is_ours(p) and is_exact(p))
+  if ours:
+    (handles["ours, lossless"],) = axes.plot(
+      *zip(*ours, strict=True), ".-", color="tab:blue", markersize=9
+    )
+  for policy, color in (("ours_8bits", "tab:green"), ("ours_4bits", "tab:red")):
+    if policy in points:
+      label = policy.replace("_", ", ").replace("bits", " bits")
+      (handles[label],) = axes.plot(
+        *place(policy), "*", color=color, markersize=11
+      )
+  axes.set_xscale("log")
+  axes.grid(alpha=0.3)
+  axes.tick_params(labelsize="small", which="both")
+  return handles

@@ -1,0 +1,134 @@
+"""Policies of saving, stock and ours, each as a training step of a task."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from experiments.models.losses import Task, Wrap
+from experiments.residuals.cases import StepProgram
+from jaxmotion import codecs, memory
+
+MakeTask = Callable[..., Task]
+"""Function that returns a task; a parameter `wrap` is a hook around blocks."""
+
+BUDGETS = (1, 0.75, 0.5, 0.25, 0)
+_POLICIES = jax.checkpoint_policies
+_STOCK = {
+  "nothing": None,
+  "dots": _POLICIES.dots_saveable,
+  "no_batch": _POLICIES.dots_with_no_batch_dims_saveable,
+}
+
+
+class Policy(NamedTuple):
+  """One way to choose what a training step saves.
+
+  Attributes:
+    name: name in rows: "plain", "jax_..." or "ours...".
+    build_step: function without arguments that returns the training step.
+    is_lossless: whether its gradients are exact.
+  """
+
+  name: str
+  build_step: Callable[[], StepProgram]
+  is_lossless: bool = True
+
+
+def is_ours(name: str) -> bool:
+  """Says whether a policy is one of `compress_residuals`."""
+  return name.startswith("ours")
+
+
+def is_exact(name: str) -> bool:
+  """Says whether the gradients under a policy are not rounded."""
+  return not name.endswith("bits")
+
+
+def list_policies(make_task: MakeTask) -> list[Policy]:
+  """Lists all policies that a task can be trained under.
+
+  Stock policies are those of `jax.checkpoint`: around each block if there is a
+  hook, and around the whole loss. Names are those that the loss gives by
+  `checkpoint_name`: each alone, all together, and all but one.
+
+  Args:
+    make_task: function that returns the task.
+  """
+  task = make_task()
+  has_hook = "wrap" in inspect.signature(make_task).parameters
+  stock: dict[str, Any] = dict(_STOCK)
+  names = list_names(task)
+  save_names = _POLICIES.save_only_these_names
+  if names:
+    stock["names"] = save_names(*names)
+  if len(names) > 1:
+    stock |= {f"name_{name}": save_names(name) for name in names}
+  if len(names) > 2:
+    stock |= {
+      f"names_but_{name}": save_names(*(n for n in names if n != name))
+      for name in names
+    }
+  wraps = {
+    name: functools.partial(jax.checkpoint, policy=policy)
+    for name, policy in stock.items()
+  }
+  found = [Policy("plain", functools.partial(_build_whole, task))]
+  if has_hook:
+    found += [
+      Policy(
+        f"jax_block_{name}",
+        functools.partial(_build_blocks, make_task, wrap),
+      )
+      for name, wrap in wraps.items()
+    ]
+  # Around the whole loss, names choose the same values as around blocks.
+  whole = [n for n in wraps if not has_hook or n in ("dots", "no_batch")]
+  found += [
+    Policy(
+      f"jax_whole_{name}", functools.partial(_build_whole, task, wraps[name])
+    )
+    for name in whole
+  ]
+  ours: dict[str, dict[str, Any]] = {"ours": {}}
+  ours |= {f"ours_budget_{b:g}": {"memory_budget": b} for b in BUDGETS}
+  ours |= {
+    f"ours_{n}bits": {"codec": codecs.uniform(bits=n, block=64)} for n in (8, 4)
+  }
+  found += [
+    Policy(name, functools.partial(_build_ours, task, options), is_exact(name))
+    for name, options in ours.items()
+  ]
+  return found
+
+
+def list_names(task: Task) -> list[str]:
+  """Lists the names that a loss gives by `checkpoint_name`, in order."""
+  closed = jax.make_jaxpr(task.loss_fn)(task.params, task.batch)
+  return list(dict.fromkeys(_walk_names(closed.jaxpr)))
+
+
+def _walk_names(jaxpr: core.Jaxpr) -> list[str]:
+  found = []
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "name":
+      found.append(eqn.params["name"])
+    for inner in core.jaxprs_in_params(eqn.params):
+      found += _walk_names(inner)
+  return found
+
+
+def _build_whole(task: Task, wrap: Wrap = lambda fn: fn) -> StepProgram:
+  step = jax.value_and_grad(wrap(task.loss_fn))
+  return StepProgram(step, (task.params, task.batch))
+
+
+def _build_blocks(make_task: MakeTask, wrap: Wrap) -> StepProgram:
+  return _build_whole(make_task(wrap=wrap))
+
+
+def _build_ours(task: Task, options: dict[str, Any]) -> StepProgram:
+  return _build_whole(task, lambda fn: memory.compress_residuals(fn, **options))
