@@ -30,7 +30,8 @@ Models of ours are those of `experiments.models.losses`, with options as in
     names, name_X, names_but_X  values named by `checkpoint_name`: all, X alone,
                       all but X;
   ours, ours_budget_X, ours_Xbits  `memory.compress_residuals` of the loss: by
-                      default, with `memory_budget=X`, with X bits.
+                      default, with `memory_budget=X`, with X bits. Further
+                      budgets have the FLOPs of stock policies that hold less.
 
 Every program is compiled for a GPU that need not be there (the extra
 `cuda-compile`) and not run. Metrics are `temp_bytes` (between arguments and
@@ -56,10 +57,13 @@ from experiments.common.records import Row
 from experiments.models.losses import TASKS, parse_task
 from experiments.residuals import comparison, measure
 from experiments.residuals.comparison import Figures, Subject
-from experiments.residuals.policies import Policy, list_policies
+from experiments.residuals.policies import Policy, find_budget, list_policies
 from experiments.residuals.user_file import load_task
 from experiments.residuals.verdicts import (
+  EQUAL_SHARE,
   figures_table,
+  find_losses,
+  group_points,
   losses_table,
   verdict_table,
 )
@@ -83,6 +87,12 @@ _TARGET = flags.DEFINE_enum(
   "Device to compile for.",
   allow_override=True,
 )
+_MATCH = flags.DEFINE_bool(
+  "match",
+  True,
+  "Search budgets with the FLOPs of stock policies that hold less than ours.",
+  allow_override=True,
+)
 _FRESH = flags.DEFINE_bool(
   "fresh", False, "Measure again what is in --json.", allow_override=True
 )
@@ -98,7 +108,12 @@ def main() -> None:
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
   rows = compare_models(
-    subjects, _POLICIES.value, target, _JSON.value, fresh=_FRESH.value
+    subjects,
+    _POLICIES.value,
+    target,
+    _JSON.value,
+    match=_MATCH.value,
+    fresh=_FRESH.value,
   )
   console.print(figures_table(rows).to_console())
   console.print(losses_table(rows).to_console())
@@ -134,6 +149,7 @@ def compare_models(
   target: str,
   path: str | os.PathLike[str] | None = None,
   *,
+  match: bool = True,
   fresh: bool = False,
 ) -> list[Row]:
   """Returns the rows of models under policies, with ratios to plain.
@@ -143,10 +159,11 @@ def compare_models(
     patterns: patterns of names of policies; plain is always measured.
     target: device to compile for, a key of `measure.TARGETS`.
     path: file of rows, read before and written after every measurement.
+    match: whether budgets are searched that take the FLOPs of stock policies
+      that hold less than ours.
     fresh: whether rows that are there already are measured again.
   """
-  kept = {} if path is None else _read_cases(path)
-  asked: dict[str, None] = {}
+  run = _Run(target, path, fresh)
   for subject in subjects:
     chosen = [
       p
@@ -155,22 +172,69 @@ def compare_models(
       or any(fnmatch.fnmatch(p.name, pattern) for pattern in patterns)
     ]
     for i, policy in enumerate(chosen, 1):
-      case = f"{subject.name}/{policy.name}"
-      asked[case] = None
-      stamp = comparison.describe_stamp(subject, policy.name, target)
-      place = f"{case} ({i} of {len(chosen)})"
-      if not fresh and _is_measured(kept.get(case, []), stamp):
-        print(f"{place}: in the file already", flush=True)
+      run.measure(subject, policy, f"{i} of {len(chosen)}")
+    if match:
+      run.match_stock(subject)
+  return run.list_rows()
+
+
+class _Run:
+  """Rows of one run, some of them measured before.
+
+  Args:
+    target: device to compile for.
+    path: file of rows, read before and written after every measurement.
+    fresh: whether rows that are there already are measured again.
+  """
+
+  def __init__(
+    self, target: str, path: str | os.PathLike[str] | None, fresh: bool
+  ):
+    self._target, self._path, self._fresh = target, path, fresh
+    self._kept = {} if path is None else _read_cases(path)
+    self._asked: dict[str, None] = {}
+
+  def list_rows(self) -> list[Row]:
+    """Returns the rows of what was asked for, in that order."""
+    return _join({case: self._kept[case] for case in self._asked})
+
+  def measure(self, subject: Subject, policy: Policy, place: str) -> None:
+    """Measures a model under a policy, unless its rows are there."""
+    case = f"{subject.name}/{policy.name}"
+    if case in self._asked:
+      return
+    self._asked[case] = None
+    stamp = comparison.describe_stamp(subject, policy.name, self._target)
+    known = {(row.machine, row.jax) for row in self._kept.get(case, [])}
+    if not self._fresh and known == {(stamp, jax.__version__)}:
+      print(f"{case} ({place}): in the file already", flush=True)
+      return
+    begin = time.monotonic()
+    found = _try_policy(policy, self._target)
+    wall_s = time.monotonic() - begin
+    figures = f"{_describe(found)}, in {wall_s:.0f} s"
+    print(f"{case} ({place}): {figures}", flush=True)
+    self._kept[case] = comparison.make_rows(
+      subject, policy.name, found, self._target
+    )
+    if self._path is not None:
+      records.write_rows(self._path, _join(self._kept))
+
+  def match_stock(self, subject: Subject) -> None:
+    """Measures the budgets whose FLOPs are those of stock policies.
+
+    That is done for stock policies that hold less than ours at their FLOPs.
+    """
+    points = group_points(self.list_rows()).get(subject.name, {})
+    for loss in find_losses(points):
+      most = (1 + EQUAL_SHARE) * points[loss.policy]["flops"]
+      try:
+        found = find_budget(subject.make_task(), most, self._target)
+      # What fails here has failed under every budget, and was reported.
+      except Exception:
         continue
-      begin = time.monotonic()
-      found = _try_policy(policy, target)
-      wall_s = time.monotonic() - begin
-      print(f"{place}: {_describe(found)}, in {wall_s:.0f} s", flush=True)
-      kept[case] = comparison.make_rows(subject, policy.name, found, target)
-      if path is not None:
-        records.write_rows(path, _join(kept))
-  every = {case: kept[case] for case in asked}
-  return _join(every)
+      if found is not None:
+        self.measure(subject, found, f"at the FLOPs of {loss.policy}")
 
 
 def _read_cases(path: str | os.PathLike[str]) -> dict[str, list[Row]]:
@@ -178,11 +242,6 @@ def _read_cases(path: str | os.PathLike[str]) -> dict[str, list[Row]]:
   for row in records.read_rows(path) if os.path.exists(path) else []:
     kept.setdefault(row.case, []).append(row)
   return kept
-
-
-def _is_measured(rows: list[Row], stamp: str) -> bool:
-  stamps = {(row.machine, row.jax) for row in rows}
-  return stamps == {(stamp, jax.__version__)}
 
 
 def _join(kept: dict[str, list[Row]]) -> list[Row]:

@@ -182,8 +182,19 @@ def make_rows(
   else:
     found_items = zip(Figures._fields, found, _UNITS, strict=True)
   return [
-    Row(EXPERIMENT, case, *item, None, None, None, stamp, jax.__version__)
-    for item in found_items
+    Row(
+      EXPERIMENT,
+      case,
+      metric,
+      value,
+      unit,
+      None,
+      None,
+      None,
+      stamp,
+      jax.__version__,
+    )
+    for metric, value, unit in found_items
   ]
 
 

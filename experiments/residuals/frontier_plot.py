@@ -5,6 +5,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   )
   FigureCanvasAgg(figure)
   marks = _choose_marks(groups)
-  handles: dict[str, object] = {}
+  handles: dict[str, Artist] = {}
   for i, (model, points) in enumerate(groups.items(), 1):
     axes = figure.add_subplot(lines, columns, i)
     handles |= _draw_model(axes, points, marks)
@@ -74,9 +75,9 @@ def _kind(policy: str) -> str:
 
 def _draw_model(
   axes: Axes, points: Points, marks: dict[str, str]
-) -> dict[str, object]:
+) -> dict[str, Artist]:
   """Draws the points of a model; returns what the legend shows, by label."""
-  handles: dict[str, object] = {}
+  handles: dict[str, Artist] = {}
 
   def place(policy: str) -> tuple[float, float]:
     found = points[policy]

@@ -1,5 +1,6 @@
 """Policies of saving, stock and ours, each as a training step of a task."""
 
+import bisect
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,13 +10,15 @@ import jax
 from jax.extend import core
 
 from experiments.models.losses import Task, Wrap
+from experiments.residuals import measure
 from experiments.residuals.cases import StepProgram
 from jaxmotion import codecs, memory
 
 MakeTask = Callable[..., Task]
 """Function that returns a task; a parameter `wrap` is a hook around blocks."""
 
-BUDGETS = (1, 0.75, 0.5, 0.25, 0)
+_BUDGETS = (1, 0.75, 0.5, 0.25, 0)
+_SHARES = 32
 _POLICIES = jax.checkpoint_policies
 _STOCK = {
   "nothing": None,
@@ -30,12 +33,10 @@ class Policy(NamedTuple):
   Attributes:
     name: name in rows: "plain", "jax_..." or "ours...".
     build_step: function without arguments that returns the training step.
-    is_lossless: whether its gradients are exact.
   """
 
   name: str
   build_step: Callable[[], StepProgram]
-  is_lossless: bool = True
 
 
 def is_ours(name: str) -> bool:
@@ -93,16 +94,45 @@ def list_policies(make_task: MakeTask) -> list[Policy]:
     )
     for name in whole
   ]
-  ours: dict[str, dict[str, Any]] = {"ours": {}}
-  ours |= {f"ours_budget_{b:g}": {"memory_budget": b} for b in BUDGETS}
-  ours |= {
-    f"ours_{n}bits": {"codec": codecs.uniform(bits=n, block=64)} for n in (8, 4)
-  }
-  found += [
-    Policy(name, functools.partial(_build_ours, task, options), is_exact(name))
-    for name, options in ours.items()
-  ]
+  found.append(Policy("ours", functools.partial(_build_ours, task)))
+  found += [make_budget(task, share) for share in _BUDGETS]
+  for bits in (8, 4):
+    codec = codecs.uniform(bits=bits, block=64)
+    build = functools.partial(_build_ours, task, codec=codec)
+    found.append(Policy(f"ours_{bits}bits", build))
   return found
+
+
+def make_budget(task: Task, share: float) -> Policy:
+  """Returns the policy of a memory budget.
+
+  Args:
+    task: the task.
+    share: `memory_budget` of `compress_residuals`.
+  """
+  build = functools.partial(_build_ours, task, memory_budget=share)
+  return Policy(f"ours_budget_{share:g}", build)
+
+
+def find_budget(task: Task, flops: float, target: str) -> Policy | None:
+  """Finds the smallest memory budget whose step takes so few FLOPs.
+
+  Args:
+    task: the task.
+    flops: most FLOPs of a step.
+    target: device to predict for.
+
+  Returns:
+    The policy of that budget, in steps of 1/32; None if all take more.
+  """
+
+  def is_within(share: int) -> bool:
+    step = make_budget(task, share / _SHARES).build_step()
+    return measure.predict_figures(step, 0, target).flops <= flops
+
+  shares = range(_SHARES + 1)
+  first = bisect.bisect_left(shares, True, key=is_within)
+  return make_budget(task, first / _SHARES) if first in shares else None
 
 
 def list_names(task: Task) -> list[str]:
@@ -130,5 +160,5 @@ def _build_blocks(make_task: MakeTask, wrap: Wrap) -> StepProgram:
   return _build_whole(make_task(wrap=wrap))
 
 
-def _build_ours(task: Task, options: dict[str, Any]) -> StepProgram:
+def _build_ours(task: Task, **options: Any) -> StepProgram:
   return _build_whole(task, lambda fn: memory.compress_residuals(fn, **options))

@@ -8,8 +8,8 @@ from experiments.common.tables import Table
 from experiments.residuals.policies import is_exact, is_ours
 
 _MIB = 2**20
-# FLOPs that differ by less are equal.
-_EQUAL = 1e-3
+EQUAL_SHARE = 1e-3
+"""FLOPs that differ by this share are equal."""
 
 Points = dict[str, dict[str, float]]
 """Figures by policy and metric."""
@@ -71,7 +71,7 @@ def least_bytes(points: Points, flops: float) -> float | None:
       for policy, found in points.items()
       if is_ours(policy)
       and is_exact(policy)
-      and found["flops"] <= flops * (1 + _EQUAL)
+      and found["flops"] <= flops * (1 + EQUAL_SHARE)
     ),
     default=None,
   )
@@ -128,7 +128,7 @@ def losses_table(rows: Sequence[Row]) -> Table:
   return Table(
     ("model", "policy", "TFLOP", "MiB", "ours at these FLOPs, MiB"),
     lines,
-    title="Stock policies that hold less than ours at equal or more FLOPs",
+    title="Stock policies that hold less than ours at their FLOPs",
     text_columns=(0, 1),
   )
 

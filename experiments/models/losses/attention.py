@@ -13,6 +13,7 @@ from jaxmotion.core import Array
 _LOWEST = -1e30
 
 Drop = Callable[[Array], Array]
+Attend = Callable[[Array, Array, Array, Drop], Array]
 
 
 def attend_all(q: Array, k: Array, v: Array, drop: Drop) -> Array:

@@ -65,9 +65,11 @@ def _run_normalized(params: PyTree, x: Array) -> Array:
   return jnp.tanh(checkpoint_name(y @ params["kernel"], "dense"))
 
 
-_PERCEPTRON = {"up": (1, 4), "down": (4, 1)}
+_Sizes = dict[str, tuple[int, ...]]
 
-KINDS: dict[str, tuple[dict[str, tuple[int, ...]], Callable[..., Array]]] = {
+_PERCEPTRON: _Sizes = {"up": (1, 4), "down": (4, 1)}
+
+KINDS: dict[str, tuple[_Sizes, Callable[..., Array]]] = {
   "gelu": (
     _PERCEPTRON,
     functools.partial(_run_perceptron, activation=nn.gelu),

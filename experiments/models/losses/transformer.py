@@ -8,7 +8,7 @@ from jax import lax, nn
 from jax.ad_checkpoint import checkpoint_name
 
 from experiments.models.losses.attention import (
-  Drop,
+  Attend,
   attend_all,
   attend_blocks,
 )
@@ -79,7 +79,7 @@ def make_transformer(
 
 
 def _run_block(
-  params: PyTree, x: Array, key: Array, *, attend: Drop, heads: int
+  params: PyTree, x: Array, key: Array, *, attend: Attend, heads: int
 ) -> Array:
   keys = jax.random.split(key, 3)
   *shape, width = x.shape

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
+from jax.interpreters import ad
 
 from jaxmotion.core import (
   Array,
@@ -25,6 +28,7 @@ from jaxmotion.memory.residuals.choose import (
   Diagnostics,
   Options,
   Residual,
+  Selection,
   choose_residuals,
 )
 from jaxmotion.memory.residuals.run import (
@@ -52,6 +56,18 @@ _ALLOWED_EFFECTS = (
 
 # Steps of the search for the share that a budget in bytes allows.
 _SHARES = 32
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+  """The inputs whose gradients are wanted: a tree without leaves.
+
+  Attributes:
+    flags: for each input, whether something is differentiated by it.
+  """
+
+  flags: tuple[bool, ...]
 
 
 class TracedFunction:
@@ -118,9 +134,16 @@ class TracedFunction:
     names += [leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
     always_live += [path[0].idx in live_args for path in given.paths]
-    self.selection = choose_residuals(
-      joint, names, always_live, options, prefix, repeats
+    self._choose = functools.partial(
+      choose_residuals,
+      input_names=names,
+      always_live=always_live,
+      options=options,
+      prefix=prefix,
+      repeats=repeats,
     )
+    self.selection = self._choose(joint)
+    self._narrower: dict[_Wanted, Selection] = {}
 
   def saved_residuals(self) -> list[Residual]:
     """Returns the saved residuals, those of loops included."""
@@ -162,21 +185,41 @@ class TracedFunction:
       # differentiates.
       return self._evaluate(*closed_over, *leaves)
 
-    def run_forward(closed_over: list[Array], leaves: list[Array]) -> Any:
-      inputs = [*closed_over, *leaves]
+    def run_forward(closed_over: list[Any], leaves: list[Any]) -> Any:
+      given = [*closed_over, *leaves]
+      wanted = _Wanted(tuple(one.perturbed for one in given))
+      selection = self._select_for(wanted)
+      inputs = [one.value for one in given]
       outs, buffers = forward(selection, inputs)
-      return outs, (selection.mask_inputs(inputs), buffers)
+      return outs, (wanted, selection.mask_inputs(inputs), buffers)
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-      inputs, buffers = residuals
-      cts = self.select_cotangents(cotangents[0])
-      gradients = backward(selection, inputs, buffers, cts)
+      wanted, inputs, buffers = residuals
+      selection = self._select_for(wanted)
+      cts = map(_fill_zero, self.select_cotangents(cotangents[0]))
+      gradients = backward(selection, inputs, buffers, list(cts))
       return gradients[:count], gradients[count:]
 
-    run.defvjp(run_forward, run_backward)
+    run.defvjp(run_forward, run_backward, symbolic_zeros=True)
     given = self.leaves if leaves is None else list(leaves)
     outs, notes = run(self.closed_over, given)
     return self.fill_result(outs), notes
+
+  def _select_for(self, wanted: _Wanted) -> Selection:
+    """Returns the selection for the gradients that are wanted, and no others.
+
+    Barriers tie all gradients of a backward pass together, so that a compiler
+    would keep those that nothing reads.
+    """
+    joint = self.selection.joint
+    pairs = list(zip(joint.gradients, wanted.flags, strict=True))
+    if all(is_wanted or g is None for g, is_wanted in pairs):
+      return self.selection
+    if wanted not in self._narrower:
+      gradients = tuple(g if is_wanted else None for g, is_wanted in pairs)
+      narrower = joint._replace(gradients=gradients)
+      self._narrower[wanted] = self._choose(narrower)
+    return self._narrower[wanted]
 
   def fill_result(self, outs: Sequence[Array]) -> PyTree:
     """Returns the function's result with these arrays in it."""
@@ -222,6 +265,13 @@ class TracedFunction:
       else:
         evaluate([step], env)
     return [read_operand(env, v) for v in self._program.outputs], notes
+
+
+def _fill_zero(cotangent: Any) -> Any:
+  """Returns an array in the place of a zero that JAX keeps symbolic."""
+  if isinstance(cotangent, SymbolicZero):
+    return ad.instantiate_zeros(ad.Zero(cotangent.aval))
+  return cotangent
 
 
 def trace_in_budget(

@@ -1,0 +1,60 @@
+from experiments.common.records import Row
+from experiments.residuals import verdicts
+
+MIB = 2**20
+
+
+def make_rows(**policies):
+  """Rows of one model: (MiB, TFLOP) of each policy."""
+  return [
+    Row(
+      *("residuals_compare", f"net/{policy}", metric, value, "unit"),
+      *(None, None, None, "a target", "0"),
+    )
+    for policy, (mib, tflop) in policies.items()
+    for metric, value in (
+      ("temp_bytes", mib * MIB),
+      ("flops", tflop * 1e12),
+      ("step_ms_predicted", tflop),
+      ("trace_s", 1.0),
+      ("compile_s", 2.0),
+    )
+  ]
+
+
+def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
+  rows = make_rows(
+    plain=(900, 1.0),
+    jax_block_dots=(300, 1.1),
+    jax_block_no_batch=(200, 1.2),
+    jax_block_nothing=(100, 1.5),
+    ours=(250, 1.1005),
+    ours_budget_0=(120, 1.4),
+    ours_8bits=(50, 1.0),
+  )
+  (points,) = verdicts.group_points(rows).values()
+  found = list(verdicts.find_losses(points))
+  # Equal within a thousandth counts, rounded gradients do not.
+  assert [loss.policy for loss in found] == [
+    *("jax_block_no_batch", "jax_block_nothing")
+  ]
+  assert [loss.ours for loss in found] == [250 * MIB, 120 * MIB]
+  assert verdicts.least_bytes(points, 1.0e12) is None
+
+
+def test_the_verdict_compares_with_each_policy_that_was_measured():
+  rows = make_rows(
+    plain=(400, 1.0),
+    jax_block_no_batch=(200, 1.2),
+    jax_block_nothing=(100, 1.5),
+    ours=(170, 1.2),
+    ours_budget_0=(90, 1.5),
+  )
+  failed = rows[0]._replace(case="net/jax_whole_dots", value="none: too large")
+  (line,) = verdicts.verdict_table([*rows, failed]).lines
+  assert line == (
+    *("net", "400", "57.5 %", "0 of 2", "-15.0 %", "-", "-"),
+    *("-10 %, +0 %", "1.0x", "1.0x"),
+  )
+  assert verdicts.losses_table(rows).lines == []
+  assert len(verdicts.figures_table(rows).lines) == 5
