@@ -53,6 +53,19 @@ SHARDED: dict[str, tuple[codecs.Codec | None, codecs.Codec | None]] = {
 """Codecs of gradients and of weights' differences, by name of the exchange."""
 
 
+DELAYED = "delayed_"
+"""Prefix of an exchange whose mean the next step applies."""
+
+
+def split_delay(name: str) -> tuple[str, int]:
+  """Returns the name of an exchange without its prefix, and its delay.
+
+  Args:
+    name: what a configuration names.
+  """
+  return name.removeprefix(DELAYED), int(name.startswith(DELAYED))
+
+
 def check_exchange(name: str) -> None:
   """Raises unless there is an exchange of this name, sharded or not.
 
@@ -62,6 +75,7 @@ def check_exchange(name: str) -> None:
   Raises:
     ValueError: there is no such exchange.
   """
+  name, _ = split_delay(name)
   if name not in SHARDED:
     get_exchange(name)
 
@@ -95,6 +109,7 @@ def exchange_with(
     exchange: name of the exchange.
     optimizer: optimizer of the mean gradients.
   """
+  exchange, _ = split_delay(exchange)
   outer, *inner = mesh.axis_names
   local_axis = tuple(inner) or None
   if exchange in SHARDED:

@@ -17,7 +17,7 @@ from experiments.common.console import print_notice
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
-from experiments.train.cases import exchange_with
+from experiments.train.cases import exchange_with, split_delay
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.tasks import Batch, Task
@@ -120,9 +120,9 @@ class Trainer:
     outer, *inner = mesh.axis_names
     workers = mesh.axis_names if inner else outer
     self._init, self._step = jaxmotion.data_parallel(
-      loss, tx, mesh, axis_name=workers
+      loss, tx, mesh, axis_name=workers, delay=split_delay(exchange)[1]
     )
-    self._tx, self._mesh, self._workers = tx, mesh, workers
+    self._mesh, self._workers = mesh, workers
     self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
     self.program: Program | None = None
 
@@ -198,12 +198,12 @@ class Trainer:
 
   def _make_elastic(self, params: Params) -> Elastic:
     """Returns how this job continues what other workers have saved."""
-    tx, mesh, axes = self._tx, self._mesh, self._workers
+    init, mesh, axes = self._init, self._mesh, self._workers
     likes = jax.eval_shape(lambda: params)
 
     def like_saved(layout: Any) -> tuple[Params, OptState]:
       saved = checkpoint.Layout.from_dict(layout)
-      state = checkpoint.saved_like(tx, likes, saved, mesh, axis_name=axes)
+      state = checkpoint.saved_like(init, likes, saved, mesh, axis_name=axes)
       return params, state
 
     def resize(
@@ -216,11 +216,11 @@ class Trainer:
         f" {mesh.size}."
       )
       state = checkpoint.resize(
-        tx, trained[1], likes, saved, mesh, axis_name=axes
+        init, trained[1], likes, saved, mesh, axis_name=axes
       )
       return trained[0], state
 
-    layout = checkpoint.describe_state(tx, likes, mesh, axis_name=axes)
+    layout = checkpoint.describe_state(init, likes, mesh, axis_name=axes)
     return Elastic(layout.to_dict(), like_saved, resize)
 
   def _load_batch(self, seed: int, step: int) -> Any:

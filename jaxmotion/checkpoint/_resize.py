@@ -77,8 +77,8 @@ def saved_like(
   split over the workers of the mesh along some axis whose length they divide.
 
   Args:
-    tx: optax chain of today, or the `init` that `fully_sharded` returned. Its
-      codec may be another one than the saved.
+    tx: optax chain of today, or the `init` that `data_parallel` or
+      `fully_sharded` returned. Its codec may be another one than the saved.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     layout: what `describe_state` returned when the state was saved.
     mesh: device mesh of today.
@@ -171,7 +171,8 @@ def resize(
   nearest old worker, and keys are folded with the new worker's index.
 
   Args:
-    tx: optax chain of today, or the `init` that `fully_sharded` returned.
+    tx: optax chain of today, or the `init` that `data_parallel` or
+      `fully_sharded` returned.
     state: the old state, as saved or restored: arrays that all processes can
       reach, or arrays on `mesh` (see `saved_like`).
     params: pytree of parameters, or of their ShapeDtypeStructs.

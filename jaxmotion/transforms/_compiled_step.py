@@ -23,6 +23,7 @@ def compile_run(
   *,
   stateful: bool,
   donate: bool,
+  call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
   """Returns the jitted step of a builder, with checks of its arguments.
 
@@ -32,6 +33,8 @@ def compile_run(
     mesh: devices that the step runs on.
     stateful: whether the step takes and returns model state.
     donate: whether to donate all arguments but the batch.
+    call: computes the same in several programs, and runs in place of the one
+      that `lower` and `trace` show; None runs that one.
   """
 
   def step_params(
@@ -60,13 +63,17 @@ def compile_run(
 
   if stateful:
     names: tuple[str, ...] = ("params", "model_state", "opt_state", "batch")
-    return _compile_step(step_model, names, mesh, donate)
+    return _compile_step(step_model, names, mesh, donate, call)
   names = ("params", "opt_state", "batch")
-  return _compile_step(step_params, names, mesh, donate)
+  return _compile_step(step_params, names, mesh, donate, call)
 
 
 def _compile_step(
-  step: Callable[..., Any], names: tuple[str, ...], mesh: Mesh, donate: bool
+  step: Callable[..., Any],
+  names: tuple[str, ...],
+  mesh: Mesh,
+  donate: bool,
+  call: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
   """Jits a step of arguments with these names; the last is the batch."""
   donated = names[:-1] if donate else ()
@@ -83,7 +90,7 @@ def _compile_step(
     check_step_key(kwargs.get("key"))
     in_flight.wait(args[:1])
     try:
-      results = jitted(*args, **kwargs)
+      results = (call or jitted)(*args, **kwargs)
     except (TypeError, ValueError, OverflowError):
       # Only after an error: a step shall not look at every leaf.
       for name, tree in (given | kwargs).items():

@@ -3,17 +3,18 @@
 import jax
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms._exchange_state import ExchangeState
+from jaxmotion.transforms._exchange_state import DelayedState, ExchangeState
 from jaxmotion.transforms._fully_sharded_plan import FullyShardedState
 from jaxmotion.transforms._sharded_update import ShardedState
 from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
 
-_COUNTED = (ExchangeState, ShardedState, FullyShardedState)
-_SKIPPED = (*_COUNTED, SkipNonfiniteState)
+_EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
+_COUNTED = (*_EXCHANGES, DelayedState)
+_SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
 
 
 def list_counts(opt_state: PyTree) -> list[Array]:
-  """Returns the number of updates of every exchange, int32[] each.
+  """Returns the number of steps of every exchange, int32[] each.
 
   Args:
     opt_state: state of an optimizer that exchanges gradients.

@@ -25,7 +25,9 @@ from jaxmotion.core import (
   check_bool,
   check_buffers,
   check_callable,
+  check_choice,
   check_instance,
+  check_int,
   map_local_work,
   pack_worker,
   state_specs,
@@ -33,6 +35,13 @@ from jaxmotion.core import (
 )
 from jaxmotion.transforms._averages import average_work
 from jaxmotion.transforms._compiled_step import compile_run
+from jaxmotion.transforms._delayed_step import (
+  OVERLAPS,
+  DelayedUpdate,
+  choose_overlap,
+  make_delayed_run,
+  make_threaded_call,
+)
 from jaxmotion.transforms._init_state import check_axes, make_state
 from jaxmotion.transforms._local_work import (
   LocalWork,
@@ -46,6 +55,7 @@ from jaxmotion.transforms._model_state import (
 )
 from jaxmotion.transforms._placement import as_transformation, check_trained
 from jaxmotion.transforms._shardings import Shardings
+from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
@@ -61,6 +71,8 @@ def data_parallel(
   microbatches: int = 1,
   specs: PyTree | None = None,
   mean_loss: bool = True,
+  delay: int = 0,
+  overlap: str | None = None,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
   """Makes `init` and `step` for training over a mesh axis.
@@ -104,6 +116,16 @@ def data_parallel(
       which costs round trips and makes workers wait for one another. Without
       it each value has a leading axis of workers, and a process holds only its
       own workers' values.
+    delay: 0, or 1 to apply the mean gradient of a step one step later, while
+      the next gradient is computed at the parameters of before. Exchange and
+      computation then take the longer of their times, not the sum. Stale
+      gradients may need a lower learning rate. The first step applies zeros,
+      and the last gradient is not applied. Not for `model_state`, and not for
+      a chain that needs `value=`.
+    overlap: how a delayed exchange runs beside the computation. "program": both
+      are one program, which compilers for GPU and TPU overlap. "thread": a
+      second thread of each process sends, which overlaps on CPU; a process then
+      has one device. None chooses "thread" between CPU hosts.
     donate: whether `step` takes the buffers of `params`, `model_state` and
       `opt_state` for its results, so that all exist once. They are deleted
       then: go on with what `step` returned. False keeps them, for a notebook
@@ -133,7 +155,8 @@ def data_parallel(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis; an unknown `model_state`. `step`
+    ValueError: the mesh has no such axis; an unknown `model_state`; a `delay`
+      with a `model_state`; threads for several devices of a process. `step`
       raises it for a `tx` that does not exchange gradients before they are
       used, for a batch that workers and `microbatches` do not divide, for a
       `loss_fn` that returns something else, and for `params`, a `model_state`
@@ -160,8 +183,19 @@ def data_parallel(
   check_axis_name("axis_name", axis_name)
   check_loss_options(has_aux, model_state, weight_fn, microbatches)
   check_bool("mean_loss", mean_loss)
+  check_int("delay", delay, 0, 1)
+  check_choice("overlap", overlap, OVERLAPS)
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
+  if overlap is not None and not delay:
+    raise ValueError(
+      f"`overlap` must be None without a `delay`, got {overlap!r}."
+    )
+  if delay and model_state is not None:
+    raise ValueError(
+      "`delay` must be 0 with a `model_state`, which a step returns before its "
+      f"gradient is known to be finite, got {delay}."
+    )
   shardings = Shardings(mesh, axis_name, specs)
   map_options = shardings.map_options
   stateful, is_local = model_state is not None, model_state == "local"
@@ -193,7 +227,8 @@ def data_parallel(
       copy, in_specs=P(), out_specs=(P(), model_spec), **map_options
     )(params, model)
     params = shardings.place(params, param_specs)
-    return params, model, make_state(tx, params, axis_name, shardings)
+    opt_state = make_state(maker.init, params, axis_name, shardings)
+    return params, model, opt_state
 
   def init_params(params: PyTree) -> tuple[PyTree, PyTree]:
     check_arrays("params", params)
@@ -267,6 +302,37 @@ def data_parallel(
       new_model = keep_if_skipped(new_model, model, opt_state, new_state)
     return params, new_model, new_state, metrics
 
+  def check_update(opt_state: PyTree, extra_args: PyTree) -> None:
+    # An exchange has a row for each device, if devices have shards.
+    check_rows(opt_state, [workers, mesh.size])
+    if weight_fn is not None and "weight" in extra_args:
+      raise ValueError(
+        "`weight` must not be given beside `weight_fn`, got "
+        f"{extra_args['weight']!r}."
+      )
+
+  def compute_all(
+    params: PyTree,
+    model: PyTree,
+    opt_state: PyTree,
+    batch: PyTree,
+    key: Array | None,
+  ) -> LocalWork:
+    check_batch(batch, mesh, axis_name, microbatches)
+    check_step_key(key)
+    keys = None
+    if key is not None:
+      keys = make_worker_keys(key, opt_state, workers)
+    args = shardings.place(
+      (params, model, batch, keys),
+      (shardings.params(params), model_spec, split, split),
+    )
+    work = map_local_work(
+      compute_own, mesh, axis_name, (P(), model_spec, split, split)
+    )(*args)
+    grads = shardings.place(work.grads, shardings.grads(params))
+    return work._replace(grads=grads)
+
   def run_step(
     params: PyTree,
     model: PyTree,
@@ -275,30 +341,16 @@ def data_parallel(
     key: Array | None,
     extra_args: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-    # An exchange has a row for each device, if devices have shards.
-    check_rows(opt_state, [workers, mesh.size])
-    check_batch(batch, mesh, axis_name, microbatches)
-    if weight_fn is not None and "weight" in extra_args:
-      raise ValueError(
-        "`weight` must not be given beside `weight_fn`, got "
-        f"{extra_args['weight']!r}."
-      )
-    check_step_key(key)
-    keys = None
-    if key is not None:
-      keys = make_worker_keys(key, opt_state, workers)
-    param_specs = shardings.params(params)
-    state_spec = shardings.state(opt_state, params)
-    params, model, opt_state, batch, keys, extra_args = shardings.place(
-      (params, model, opt_state, batch, keys, extra_args),
-      (param_specs, model_spec, state_spec, split, split, P()),
-    )
+    check_update(opt_state, extra_args)
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
-    work = map_local_work(
-      compute_own, mesh, axis_name, (P(), model_spec, split, split)
-    )(params, model, batch, keys)
-    grads = shardings.place(work.grads, shardings.grads(params))
+    work = compute_all(params, model, opt_state, batch, key)
+    param_specs = shardings.params(params)
+    state_spec = shardings.state(opt_state, params)
+    params, model, opt_state, extra_args = shardings.place(
+      (params, model, opt_state, extra_args),
+      (param_specs, model_spec, state_spec, P()),
+    )
     metric_specs = jax.tree.map(
       lambda m: P() if is_averaged(m) else split, work.metrics
     )
@@ -308,11 +360,30 @@ def data_parallel(
       in_specs=(P(), model_spec, own_specs, split, P()),
       out_specs=(P(), model_spec, own_specs, metric_specs),
       **map_options,
-    )(params, model, opt_state, work._replace(grads=grads), extra_args)
+    )(params, model, opt_state, work, extra_args)
     params, opt_state = shardings.place(
       (params, opt_state), (param_specs, state_spec)
     )
     return params, model, opt_state, metrics
 
   init = init_model if stateful else init_params
-  return init, compile_run(run_step, mesh, stateful=stateful, donate=donate)
+  if not delay:
+    maker = StateMaker(tx.init, by_device=False)
+    step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
+    return maker.attach(init), step
+  delayed = DelayedUpdate(
+    tx, axis_name, shardings, check_update, is_averaged, weight_fn is not None
+  )
+  maker = StateMaker(delayed.init, by_device=False)
+
+  def compute(
+    params: PyTree, opt_state: PyTree, batch: PyTree, key: Array | None
+  ) -> LocalWork:
+    return compute_all(params, None, opt_state, batch, key)
+
+  call = None
+  if choose_overlap(mesh, overlap) == "thread":
+    call = make_threaded_call(compute, delayed, donate=donate)
+  run = make_delayed_run(compute, delayed)
+  step = compile_run(run, mesh, stateful=False, donate=donate, call=call)
+  return maker.attach(init), step

@@ -32,6 +32,21 @@ class ExchangeState(NamedTuple):
   codec_state: PerWorker
 
 
+class DelayedState(NamedTuple):
+  """Optimizer state of a step that applies gradients one step late.
+
+  Attributes:
+    count: int32[], steps so far.
+    inner: state of the optax chain.
+    pending: (gradients, weight) of the last step, each worker's own, which the
+      next step exchanges and applies. Before the first step they are zeros.
+  """
+
+  count: Array  # type: ignore[assignment]
+  inner: PyTree
+  pending: PerWorker
+
+
 class ExchangeOptions(NamedTuple):
   """Arguments of one `exchange`, and the tree that it is for.
 

@@ -1,5 +1,6 @@
 """Optimizer state of a chain with an exchange, made on the mesh."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ def init_state(
   @jax.jit
   def init(params: PyTree) -> PyTree:
     params = shardings.place(params, shardings.params(params))
-    return make_state(tx, params, axis_name, shardings)
+    return make_state(tx.init, params, axis_name, shardings)
 
   return init(params)
 
@@ -119,16 +120,23 @@ def check_axes(
 
 
 def make_state(
-  tx: optax.GradientTransformation,
+  init_own: Callable[[PyTree], PyTree],
   params: PyTree,
   axis_name: AxisName,
   shardings: Shardings,
 ) -> PyTree:
-  """Returns the state of parameters that are placed on the mesh."""
-  shapes = _state_shapes(tx, params, shardings.map_options)
+  """Returns the state of parameters that are placed on the mesh.
+
+  Args:
+    init_own: makes one worker's state, where the axis is bound.
+    params: parameters, placed on the mesh.
+    axis_name: the workers' axis.
+    shardings: where arrays are on the mesh.
+  """
+  shapes = _state_shapes(init_own, params, shardings.map_options)
   check_placement(shapes)
   init = jax.shard_map(
-    tx.init,
+    init_own,
     in_specs=P(),
     out_specs=state_specs(shapes, axis_name),
     **shardings.map_options,
@@ -138,9 +146,11 @@ def make_state(
 
 
 def _state_shapes(
-  tx: optax.GradientTransformation, params: PyTree, map_options: dict[str, Any]
+  init_own: Callable[[PyTree], PyTree],
+  params: PyTree,
+  map_options: dict[str, Any],
 ) -> PyTree:
-  """Returns the shapes of the state by tracing `tx.init` with the axis bound.
+  """Returns the shapes of the state by tracing it with the axis bound.
 
   The specs that `shard_map` needs depend on a state that only exists inside
   it. So a first trace stores the structure in a list as a side effect.
@@ -148,7 +158,7 @@ def _state_shapes(
   found = []
 
   def trace_init(params: PyTree) -> jax.Array:
-    found.append(jax.tree.map(jax.typeof, tx.init(params)))
+    found.append(jax.tree.map(jax.typeof, init_own(params)))
     return jnp.zeros(())
 
   probe = jax.shard_map(trace_init, in_specs=P(), out_specs=P(), **map_options)

@@ -45,7 +45,7 @@ def find_maker(
     "tx",
     tx,
     optax.GradientTransformation,
-    "an optax transformation, or the `init` of `fully_sharded`",
+    "an optax transformation, or the `init` of a builder",
   )
   chain: Any = tx
   return StateMaker(chain.init, False)

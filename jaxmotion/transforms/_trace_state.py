@@ -53,7 +53,7 @@ def trace_state(
   """Returns the shapes of a state and the exchanges it belongs to.
 
   Args:
-    tx: optax chain, or the `init` that `fully_sharded` returned.
+    tx: optax chain, or the `init` that a builder returned.
     params: parameters or their shapes.
     mesh: mesh that has the axis; without devices, to ask about other numbers
       of workers.

@@ -47,8 +47,9 @@ def run_in_processes(count, names):
   ("processes", "names"),
   [
     (2, tuple(worker.BUILDERS)),
-    # A process for each device, also across the axis of the model.
-    (4, ("wide", "fully_sharded")),
+    # A process for each device, also across the axis of the model. What is
+    # delayed is sent by a second thread then.
+    (4, ("wide", "fully_sharded", "delayed")),
   ],
 )
 def test_processes_compute_what_one_process_computes(processes, names):

@@ -107,12 +107,20 @@ def make_fully_sharded(mesh, wide):
   return step, init(PARAMS), mesh
 
 
+def make_delayed(mesh, wide):
+  init, step = jaxmotion.data_parallel(
+    loss_fn, chain(), mesh, delay=1, weight_fn=count_examples
+  )
+  return step, init(PARAMS), mesh
+
+
 BUILDERS = {
   "averaged": make_averaged,
   "wide": make_wide,
   "own": make_own,
   "sharded": make_sharded,
   "fully_sharded": make_fully_sharded,
+  "delayed": make_delayed,
 }
 
 
