@@ -17,6 +17,9 @@ from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws
 from jaxmotion.codecs._low_rank import low_rank as low_rank
 from jaxmotion.codecs._microscaling import microscaling as microscaling
+from jaxmotion.codecs._momentum_correction import (
+  momentum_correction as momentum_correction,
+)
 from jaxmotion.codecs._multi_round import MultiRoundCodec as MultiRoundCodec
 from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
 from jaxmotion.codecs._random_k import random_k as random_k

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._chain import chain
 from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import Laws
+from jaxmotion.codecs._selection import mark_sent, selects_elements
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import sum_decoded
 
@@ -50,19 +50,12 @@ class contributors(Codec):
 
   def __post_init__(self) -> None:
     check_codec("codec", self.codec, stateless=True, one_round=True)
-    selection = self._selection
-    if not selection.laws.projects or selection.linear:
+    if not selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements as they are (`topk`, `threshold`, "
         "`random_k(scaled=False)`, or a chain that begins with one), got "
         f"{self.codec!r}."
       )
-
-  @property
-  def _selection(self) -> Codec:
-    """The codec that says which elements are sent."""
-    codec = self.codec
-    return codec.codecs[0] if isinstance(codec, chain) else codec
 
   @property
   def needs_key(self) -> bool:
@@ -93,14 +86,10 @@ class contributors(Codec):
     self._check_payload(payloads, like, stacked=True)
     total = self.codec.sum_decoded(payloads, like)
     wide = jax.ShapeDtypeStruct(like.shape, total.dtype)
-    selection = self._selection
-    ones = jnp.ones(
-      selection.payload_like(wide).values.shape, dtype=total.dtype
-    )
 
-    def mark_sent(payload: PyTree, like: ShapedLike) -> Array:
-      return selection.decode(payload._replace(values=ones), like)
+    def mark(payload: PyTree, like: ShapedLike) -> Array:
+      return mark_sent(self.codec, payload, like)
 
-    count = sum_decoded(mark_sent, payloads, wide)
+    count = sum_decoded(mark, payloads, wide)
     workers = jax.tree.leaves(payloads)[0].shape[0]
     return jnp.where(count > 0, total * workers / jnp.maximum(count, 1), 0.0)

@@ -1,0 +1,68 @@
+"""Which elements a payload of selected elements holds."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.codecs._chain import chain
+from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._feedback import feedback
+from jaxmotion.codecs._tiles import tiles
+from jaxmotion.core import Array, PyTree, ShapedLike
+
+
+def find_selection(codec: Codec) -> Codec:
+  """Returns the codec, inside of others, that decides what is sent.
+
+  Args:
+    codec: a selection, in `feedback` or before others in a `chain`.
+  """
+  if isinstance(codec, feedback):
+    return find_selection(codec.codec)
+  if isinstance(codec, chain):
+    return find_selection(_without_tiles(codec)[1])
+  return codec
+
+
+def selects_elements(codec: Codec) -> bool:
+  """Returns whether a codec sends some elements and leaves others out."""
+  selection = find_selection(codec)
+  return selection.laws.projects and not selection.linear
+
+
+def mark_sent(codec: Codec, payload: PyTree, like: ShapedLike) -> Array:
+  """Returns 1 at the elements that a payload holds, and 0 elsewhere.
+
+  Args:
+    codec: a selection, in `feedback` or before others in a `chain`.
+    payload: what it made of an array.
+    like: shape and dtype of the array; the result has that dtype.
+  """
+  if isinstance(codec, feedback):
+    return mark_sent(codec.codec, payload, like)
+  if isinstance(codec, chain):
+    heads, selection = _without_tiles(codec)
+    outer: list[Any] = []
+    likes = [like]
+    for head in heads:
+      likes.append(head.payload_like(likes[-1]).values)
+      outer.append(payload)
+      payload = payload.values
+    marks = mark_sent(selection, payload, likes[-1])
+    for head, own, own_like in zip(
+      heads[::-1], outer[::-1], likes[-2::-1], strict=True
+    ):
+      marks = head.decode(own._replace(values=marks), own_like)
+    return marks
+  values = codec.payload_like(like).values
+  ones = jax.tree.map(lambda a: jnp.ones(a.shape, jnp.float32), values)
+  return codec.decode(payload._replace(values=ones), like)
+
+
+def _without_tiles(codec: chain) -> tuple[list[Codec], Codec]:
+  """Returns the permutations at a chain's head, and the codec after them."""
+  count = 0
+  while isinstance(codec.codecs[count], tiles) and codec.codecs[count + 1 :]:
+    count += 1
+  return list(codec.codecs[:count]), codec.codecs[count]
