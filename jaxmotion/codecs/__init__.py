@@ -12,9 +12,11 @@ from jaxmotion.codecs._codec import Codec as Codec
 from jaxmotion.codecs._config import from_config as from_config
 from jaxmotion.codecs._contributors import contributors as contributors
 from jaxmotion.codecs._dct import dct as dct
+from jaxmotion.codecs._ef21 import ef21 as ef21
 from jaxmotion.codecs._feedback import feedback as feedback
 from jaxmotion.codecs._identity import identity as identity
 from jaxmotion.codecs._laws import ErrorBound as ErrorBound, Laws as Laws
+from jaxmotion.codecs._lloyd_max import lloyd_max as lloyd_max
 from jaxmotion.codecs._low_rank import low_rank as low_rank
 from jaxmotion.codecs._microscaling import microscaling as microscaling
 from jaxmotion.codecs._momentum_correction import (
@@ -38,6 +40,7 @@ from jaxmotion.codecs._topk import topk as topk
 from jaxmotion.codecs._topk_columns import topk_columns as topk_columns
 from jaxmotion.codecs._truncate import truncate as truncate
 from jaxmotion.codecs._uniform import uniform as uniform
+from jaxmotion.codecs._vote import vote as vote
 from jaxmotion.codecs._where_smaller import where_smaller as where_smaller
 from jaxmotion.codecs._zero_value import zero_value as zero_value
 from jaxmotion.core import set_public_module as _set_public_module

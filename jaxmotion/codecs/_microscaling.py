@@ -16,6 +16,11 @@ from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 class microscaling(BlockCodec):
   """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
 
+  "float4_e3m0" is that of streaming DiLoCo, whose paper leaves its scale, zero
+  and rounding open. Here the greatest value is the power of two that is nearest
+  to max|x|; smaller values are 2^-1 to 2^-6 of it, or zero; an element takes
+  the nearest one. For the others:
+
   With X = 2^(floor(log2 max|x|) - emax) of the block, emax the exponent of the
   format's greatest value M: encode(x) = (round(clip(x / X, -M, M)) to nearest
   even, log2(X) + 127 in 8 bits); decode multiplies.
@@ -28,7 +33,7 @@ class microscaling(BlockCodec):
 
   Args:
     format: of an element, "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn",
-      "float6_e2m3fn" or "float4_e2m1fn".
+      "float6_e2m3fn", "float4_e2m1fn" or "float4_e3m0".
     block: number of elements under one scale, a contiguous run; 32 is MX.
 
   Example:
@@ -42,6 +47,7 @@ class microscaling(BlockCodec):
   References:
     Open Compute Project, *OCP Microscaling Formats (MX) Specification v1.0*,
     2023. Rouhani et al., *Microscaling Data Formats for Deep Learning*, 2023.
+    Douillard et al., *Streaming DiLoCo*, 2025 (E3M0).
   """
 
   format: str
@@ -54,6 +60,7 @@ class microscaling(BlockCodec):
   @property
   def laws(self) -> Laws:
     """The error of half a unit in the last place of the greatest binade."""
+    mantissa = FORMATS[self.format].mantissa
     return Laws(
       keeps_zeros=True,
       keeps_finite=True,
@@ -61,7 +68,9 @@ class microscaling(BlockCodec):
       contraction=0.9 / self.block,
       bounds_memory=True,
       error=ErrorBound(
-        peak=2.0 ** -FORMATS[self.format].mantissa, floor=2.0**-126
+        # Without a mantissa, a third: all beyond 2^127 saturates to it.
+        peak=2.0**-mantissa if mantissa else 0.51,
+        floor=2.0**-126,
       ),
       nonfinite="block",
     )

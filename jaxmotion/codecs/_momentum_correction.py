@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs._arguments import check_shaped
@@ -110,7 +109,7 @@ class momentum_correction(Codec):
   ) -> tuple[PyTree, MomentumCorrection]:
     """Encodes the momentum with the wrapped codec."""
     self._check_input(x, key)
-    self._check_state(state)
+    self._check_state(state, x)
     own = x.astype(jnp.float32)
     if self.nesterov:
       momentum = self.decay * (state.momentum + own)
@@ -131,6 +130,7 @@ class momentum_correction(Codec):
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""
+    self._check_payload(payloads, like, stacked=True)
     return self.codec.sum_decoded(payloads, like)
 
   def after_reduce(
@@ -152,9 +152,9 @@ class momentum_correction(Codec):
     """Raises if the wrapped codec cannot encode a sharded array."""
     self.codec._check_sharding(x)
 
-  def _check_state(self, state: Any) -> None:
-    if not isinstance(state, MomentumCorrection) or not isinstance(
-      state.momentum, jax.Array
+  def _check_state(self, state: Any, x: Array | None = None) -> None:
+    if not isinstance(state, MomentumCorrection) or (
+      x is not None and jnp.shape(state.momentum) != jnp.shape(x)
     ):
       raise ValueError(
         f"`state` must be what `init` returned for {self!r}, got {state!r}."

@@ -7,6 +7,7 @@ from jaxmotion.core import AxisName, check_bool
 from jaxmotion.presets._shared import (
   all_workers,
   check_rate,
+  decay_weights,
   guard_nonfinite,
   scale_by_rate,
   take_signs,
@@ -87,7 +88,7 @@ def demo(
     # The mean over senders is of all coefficients of all workers.
     exchange(axis_name, codec, method="gather", local_axis=local_axis),
     take_signs(),
-    optax.add_decayed_weights(weight_decay),
+    decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
   return guard_nonfinite(tx, nonfinite, workers)

@@ -99,6 +99,7 @@ def dgc(
   """
   workers = all_workers(axis_name, local_axis)
   check_number("density", density, 0, 1, open_low=True)
+  check_number("momentum", momentum, 0, 1, open_high=True)
   check_int("warmup", warmup, 0, 2**31 - 1)
   check_int("stages", stages, 1, 64)
   check_int("min_size", min_size, 0)

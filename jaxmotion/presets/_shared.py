@@ -8,6 +8,7 @@ import optax
 
 from jaxmotion.collectives.extend import NONFINITE_POLICIES
 from jaxmotion.core import (
+  Array,
   AxisName,
   PyTree,
   axis_names,
@@ -76,6 +77,15 @@ def scale_by_rate(
 ) -> optax.GradientTransformation:
   """Multiplies updates by the learning rate, without changing their sign."""
   return optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+
+
+def decay_weights(
+  weight_decay: float | Array,
+) -> optax.GradientTransformation:
+  """Adds decayed weights, which need parameters unless the decay is zero."""
+  if isinstance(weight_decay, int | float) and not weight_decay:
+    return optax.identity()
+  return optax.add_decayed_weights(weight_decay)
 
 
 def take_signs() -> optax.GradientTransformation:

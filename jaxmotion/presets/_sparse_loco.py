@@ -8,6 +8,7 @@ from jaxmotion.core import AxisName, check_bool
 from jaxmotion.presets._shared import (
   all_workers,
   check_rate,
+  decay_weights,
   guard_nonfinite,
   scale_by_rate,
 )
@@ -101,7 +102,7 @@ def sparse_loco(
     scale_by_rate(learning_rate) if as_coded else optax.identity(),
     # The mean over senders is of all elements of all workers.
     exchange(axis_name, codec, method="gather", local_axis=local_axis),
-    optax.add_decayed_weights(weight_decay),
+    decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
   return guard_nonfinite(tx, nonfinite, workers)

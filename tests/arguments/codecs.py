@@ -21,10 +21,15 @@ TABLE = {
   "chain": codecs.chain(codecs.rotate(block=32), codecs.sign()),
   "contributors": codecs.contributors(codecs.topk(density=0.1)),
   "dct": codecs.dct(chunk=8),
+  "ef21": codecs.ef21(INT8),
   "feedback": codecs.feedback(INT8),
   "identity": codecs.identity(),
+  "lloyd_max": codecs.lloyd_max(bits=2),
   "low_rank": codecs.low_rank(rank=2),
   "microscaling": codecs.microscaling(format="float8_e4m3fn"),
+  "momentum_correction": codecs.momentum_correction(
+    codecs.feedback(codecs.topk(density=0.1))
+  ),
   "nonnegative": codecs.nonnegative(),
   "random_k": codecs.random_k(density=0.1),
   "rotate": codecs.rotate(),
@@ -36,6 +41,7 @@ TABLE = {
   "topk_columns": codecs.topk_columns(count=2),
   "truncate": codecs.truncate(bytes=2),
   "uniform": INT8,
+  "vote": codecs.vote(),
   "zero_value": codecs.zero_value(capacity=0.5),
 }
 TREES = {
@@ -68,10 +74,15 @@ CALLS = {
   "codecs.codebook": Call(bits=2, span=6.0),
   "codecs.contributors": Call(codecs.topk(density=0.1)),
   "codecs.dct": Call(chunk=8),
+  "codecs.ef21": Call(INT8),
   "codecs.feedback": Call(INT8),
   "codecs.identity": Call(),
+  "codecs.lloyd_max": Call(bits=2, block=64),
   "codecs.low_rank": Call(rank=2, sends="right"),
   "codecs.microscaling": Call(format="float8_e4m3fn"),
+  "codecs.momentum_correction": Call(
+    codecs.feedback(codecs.topk(density=0.1)), decay=0.5
+  ),
   "codecs.nonnegative": Call(),
   "codecs.random_k": Call(density=0.1),
   "codecs.rotate": Call(),
@@ -84,6 +95,7 @@ CALLS = {
   "codecs.topk": Call(density=0.1, block=32),
   "codecs.truncate": Call(bytes=2),
   "codecs.uniform": Call(bits=8),
+  "codecs.vote": Call(codecs.sign()),
   "codecs.where_smaller": Call(
     INT8, min_ratio=2.0, min_size=8, min_dimensions=1
   ),
@@ -175,6 +187,7 @@ ACCEPTED = {
   ("codecs.Laws", "largest"): {"huge": "float32 has larger ones"},
   ("codecs.buckets", "max_leaf_size"): {"huge": "every leaf is joined"},
   ("codecs.buckets", "max_bucket_size"): {"huge": "one bucket"},
+  ("codecs.momentum_correction", "decay"): {"zero": "no momentum"},
   ("codecs.where_smaller", "min_size"): {
     "zero": "leaves of any size",
     "huge": "no leaf is so large",

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxmotion import codecs
 from tests.arguments.calls import Call
 
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:2])[None], ("host", "device"))
@@ -15,6 +16,22 @@ def loss_fn(params, batch):
 
 CALLS = {
   "presets.demo": Call(
+    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
+  ),
+  "presets.dgc": Call(
+    "host", density=0.1, clip_norm=1.0, nonfinite="skip", local_axis="device"
+  ),
+  "presets.ef21_sgdm": Call(
+    "host",
+    codec=codecs.sign(),
+    momentum=0.5,
+    nonfinite="skip",
+    local_axis="device",
+  ),
+  "presets.lion": Call(
+    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
+  ),
+  "presets.signum": Call(
     "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
   ),
   "presets.sparse_loco": Call(
@@ -45,6 +62,16 @@ ACCEPTED = {
   ("*", "local_axis"): _LATER,
   ("*", "learning_rate"): _RATE | {"fraction": "any number is a rate"},
   ("*", "weight_decay"): _RATE,
+  ("*", "momentum"): {"zero": "no momentum"},
+  ("presets.lion", "b1"): {"zero": "no momentum in the update"},
+  ("presets.lion", "b2"): {"zero": "the momentum is the last gradient"},
+  ("presets.dgc", "clip_norm"): {"huge": "clips nothing"},
+  ("presets.dgc", "warmup"): {"zero": "no warm-up"},
+  ("presets.ef21_sgdm", "start"): {"zero": "begins from zero"},
+  ("*", "min_size"): {
+    "zero": "leaves of any size",
+    "huge": "no leaf is so large",
+  },
   ("presets.power_sgd", "start"): {"zero": "factors from the first update"},
 }
 KNOWN_BAD = set()

@@ -29,6 +29,8 @@ SHOWN = (
   codecs.codebook(bits=2),
   codecs.tiles(chunk=64),
   codecs.dct(chunk=64),
+  codecs.lloyd_max(bits=2),
+  codecs.microscaling(format="float4_e3m0"),
   codecs.low_rank(rank=1),
   codecs.rotate(),
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.codecs._microscaling import microscaling
+from jaxmotion.testing import check_codec
 
 NAMES = (
   "float8_e4m3fn",
@@ -118,3 +119,20 @@ def test_narrow_inputs_round_as_their_float32_values(name):
 def test_other_formats_are_refused():
   with pytest.raises(ValueError, match="`format` must be one of"):
     microscaling(format="float8_e4m3b11fnuz")
+
+
+def test_values_without_a_mantissa_are_the_nearest_powers_of_two():
+  """Against all sixteen values, in blocks with any greatest element."""
+  x = spread(640)
+  codec = microscaling(format="float4_e3m0")
+  _, y = program(codec, x)
+  rows = np.pad(x, (0, -x.size % 32)).reshape(-1, 32).astype(np.float64)
+  peak = np.abs(rows).max(1, keepdims=True)
+  binade = 2.0 ** np.floor(np.log2(peak))
+  most = np.where(peak >= 1.5 * binade, 2 * binade, binade)
+  powers = most[..., None] * 2.0 ** -np.arange(7.0)
+  values = np.concatenate([0 * powers[..., :1], powers, -powers], axis=-1)
+  gaps = np.abs(rows[..., None] - values)
+  found = np.abs(rows - np.asarray(y, np.float64).reshape(rows.shape))
+  np.testing.assert_allclose(found, gaps.min(-1), rtol=1e-6)
+  check_codec(codec, jnp.asarray(x[:70]))

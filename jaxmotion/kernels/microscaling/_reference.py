@@ -40,6 +40,7 @@ FORMATS = {
   "float6_e3m2fn": Format(2, 3, 0x1F, 6),
   "float6_e2m3fn": Format(3, 1, 0x1F, 6),
   "float4_e2m1fn": Format(1, 1, 0x07, 4),
+  "float4_e3m0": Format(0, 3, 0x07, 4),
 }
 
 
@@ -81,6 +82,10 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
 def mx_scale(peak: Array, form: Format) -> Array:
   """Returns the exponents, int32, of blocks from the bits of their peaks."""
   exponent = (peak >> 23).astype(jnp.int32)
+  if not form.mantissa:
+    # The greatest value is that of a binade alone: the nearest to the peak.
+    nearest = ((peak + jnp.uint32(1 << 22)) >> 23).astype(jnp.int32)
+    exponent = jnp.where(exponent < 254, nearest, exponent)
   emax = (form.most >> form.mantissa) - form.bias
   scale = jnp.maximum(exponent - emax, 0)
   return jnp.where(exponent == 255, _NAN_SCALE, scale)

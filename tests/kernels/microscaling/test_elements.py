@@ -6,7 +6,8 @@ import pytest
 from jaxmotion.kernels.microscaling import FORMATS, mx_decode, mx_encode
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 
-NAMES = pytest.mark.parametrize("name", FORMATS)
+# The format without a mantissa is checked in tests/codecs: ml_dtypes has none.
+NAMES = pytest.mark.parametrize("name", [n for n in FORMATS if "e3m0" not in n])
 
 
 @NAMES

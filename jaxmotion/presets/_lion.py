@@ -1,0 +1,123 @@
+"""Preset `lion`: the optimizer Lion, with a vote on its signs."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion import codecs
+from jaxmotion.core import AxisName, PyTree, check_bool, check_number
+from jaxmotion.presets._shared import (
+  all_workers,
+  check_rate,
+  decay_weights,
+  guard_nonfinite,
+)
+from jaxmotion.transforms import exchange, per_worker
+
+
+class LionState(NamedTuple):
+  """State of Lion on one worker.
+
+  Attributes:
+    mu: tree like the parameters, the momentum.
+  """
+
+  mu: PyTree
+
+
+def lion(
+  axis_name: AxisName,
+  learning_rate: optax.ScalarOrSchedule,
+  *,
+  b1: float = 0.9,
+  b2: float = 0.99,
+  weight_decay: float = 0.001,
+  one_bit: bool = False,
+  nonfinite: str = "skip",
+  local_axis: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Makes Lion of workers that vote on the sign of each update.
+
+  Each worker has a momentum of its own and sends 1.6 bits per element: the sign
+  of b1 times the momentum plus (1 - b1) times the gradient. Parameters move by
+  the sign that most workers have. It is a whole optimizer, with the exchange
+  inside. With one worker it is `optax.lion`.
+
+  Ours differs from the paper thus. An element that is zero abstains, as the
+  sign of zero is zero in Lion, and a tie of two halves is zero. The paper sends
+  1 bit, by which a parameter without a gradient moves at every step
+  (`one_bit=True`).
+
+  Args:
+    axis_name: the workers' axis, or that of the hosts.
+    learning_rate: number or schedule.
+    b1: factor on the momentum in the update, in [0, 1).
+    b2: factor on the momentum in the next momentum, in [0, 1).
+    weight_decay: decoupled, in units of the learning rate.
+    one_bit: whether zeros, and ties, count as positive.
+    nonfinite: "propagate", "skip" or "zero", for gradients.
+    local_axis: the axis of the devices of one host, if `axis_name` is that of
+      the hosts. Devices of a host have one vote, on the mean of their updates.
+
+  Returns:
+    A transformation that takes the place of `optax.chain(exchange(...), tx)`.
+
+  Raises:
+    TypeError, ValueError: an argument of another type or out of range.
+
+  Example:
+    >>> tx = lion("data", 0.5, weight_decay=0.0)
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> from jaxmotion import data_parallel
+    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> params, opt_state = init(jnp.ones((4, 1)))
+    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
+    >>> params.tolist()
+    [[0.5], [0.5], [0.5], [0.5]]
+
+  References:
+    Chen et al., *Symbolic Discovery of Optimization Algorithms*, arXiv
+    2302.06675, 2023. Liu et al., *Communication Efficient Distributed Training
+    with Distributed Lion*, arXiv 2404.00438, 2024 (the majority vote).
+  """
+  workers = all_workers(axis_name, local_axis)
+  check_rate("learning_rate", learning_rate)
+  check_rate("weight_decay", weight_decay, schedule=False)
+  check_number("b1", b1, 0, 1, open_high=True)
+  check_number("b2", b2, 0, 1, open_high=True)
+  tx = optax.chain(
+    per_worker(_interpolate(b1, b2), workers),
+    exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
+    decay_weights(weight_decay),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+  return guard_nonfinite(tx, nonfinite, workers)
+
+
+def make_vote(one_bit: bool) -> codecs.vote:
+  """Returns the codec of a vote, in which zeros abstain or are positive.
+
+  Args:
+    one_bit: whether zeros, and ties, count as positive.
+  """
+  check_bool("one_bit", one_bit)
+  return codecs.vote(codecs.sign()) if one_bit else codecs.vote()
+
+
+def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
+  def init(params: PyTree) -> LionState:
+    return LionState(jax.tree.map(jnp.zeros_like, params))
+
+  def update(
+    updates: PyTree, state: LionState, params: PyTree | None = None
+  ) -> tuple[PyTree, LionState]:
+    del params
+
+    def mix(b: float) -> PyTree:
+      return jax.tree.map(lambda m, g: b * m + (1 - b) * g, state.mu, updates)
+
+    return mix(b1), LionState(mix(b2))
+
+  return optax.GradientTransformation(init, update)

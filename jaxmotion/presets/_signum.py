@@ -1,0 +1,77 @@
+"""Preset `signum`: signs of momenta, by majority vote."""
+
+import optax
+
+from jaxmotion.core import AxisName, check_number
+from jaxmotion.presets._lion import make_vote
+from jaxmotion.presets._shared import (
+  all_workers,
+  check_rate,
+  decay_weights,
+  guard_nonfinite,
+)
+from jaxmotion.transforms import exchange, per_worker
+
+
+def signum(
+  axis_name: AxisName,
+  learning_rate: optax.ScalarOrSchedule,
+  *,
+  momentum: float = 0.9,
+  weight_decay: float = 0.0,
+  one_bit: bool = False,
+  nonfinite: str = "skip",
+  local_axis: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Makes SGD by the sign that most workers' momenta have (Signum).
+
+  Each worker adds up a momentum of its own gradients and sends its signs, in
+  1.6 bits per element. Parameters move by the sign that most workers have. It
+  is a whole optimizer, with the exchange inside. With `momentum=0.0` it is
+  signSGD with majority vote.
+
+  Ours differs from the paper thus: a zero abstains, and a tie is zero. The
+  paper sends 1 bit, in which zeros count as positive (`one_bit=True`).
+
+  Args:
+    axis_name: the workers' axis, or that of the hosts.
+    learning_rate: number or schedule.
+    momentum: factor on the momentum, in [0, 1).
+    weight_decay: decoupled, in units of the learning rate.
+    one_bit: whether zeros, and ties, count as positive.
+    nonfinite: "propagate", "skip" or "zero", for gradients.
+    local_axis: the axis of the devices of one host, if `axis_name` is that of
+      the hosts. Devices of a host have one vote, on the mean of their momenta.
+
+  Returns:
+    A transformation that takes the place of `optax.chain(exchange(...), tx)`.
+
+  Raises:
+    TypeError, ValueError: an argument of another type or out of range.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> tx = signum("data", 0.5)
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> from jaxmotion import data_parallel
+    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> params, opt_state = init(jnp.ones((4, 1)))
+    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
+    >>> params.tolist()
+    [[0.5], [0.5], [0.5], [0.5]]
+
+  References:
+    Bernstein et al., *signSGD with Majority Vote is Communication Efficient and
+    Fault Tolerant*, arXiv 1810.05291, 2019, algorithm 1.
+  """
+  workers = all_workers(axis_name, local_axis)
+  check_rate("learning_rate", learning_rate)
+  check_rate("weight_decay", weight_decay, schedule=False)
+  check_number("momentum", momentum, 0, 1, open_high=True)
+  tx = optax.chain(
+    per_worker(optax.trace(momentum), workers),
+    exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
+    decay_weights(weight_decay),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+  return guard_nonfinite(tx, nonfinite, workers)
