@@ -84,7 +84,7 @@ class ef21(MultiRoundCodec):
 
   @property
   def laws(self) -> Laws:
-    """What the wrapped codec does with elements that are not finite."""
+    """The wrapped codec's law of elements that are not finite."""
     return Laws(nonfinite=self.codec.laws.nonfinite)
 
   @property

@@ -95,7 +95,7 @@ class momentum_correction(Codec):
 
   @property
   def laws(self) -> Laws:
-    """What the wrapped codec does with elements that are not finite."""
+    """The wrapped codec's law of elements that are not finite."""
     return Laws(nonfinite=self.codec.laws.nonfinite)
 
   def init(self, like: ShapedLike) -> MomentumCorrection:

@@ -1,4 +1,4 @@
-"""Which elements a payload of selected elements holds."""
+"""The elements that a payload of selected ones holds."""
 
 from typing import Any
 

@@ -74,7 +74,7 @@ class vote(Codec):
     return self.codec.encode(signs.astype(jnp.float32))
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
-    """Returns the signs."""
+    """Returns the signs as numbers."""
     self._check_payload(payload, like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return jnp.sign(self.codec.decode(payload, wide)).astype(like.dtype)
