@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxmotion.core import scan_parts
 from jaxmotion.perfmodel.cost._fusion import KernelStep
 from jaxmotion.perfmodel.cost._ops import is_fusible
 from jaxmotion.perfmodel.cost._trace import CountedProgram
-from jaxmotion.program import LOOPS, Value, writes_in_place
+from jaxmotion.program import Value, writes_in_place
 
 
 class Liveness:
@@ -45,14 +46,10 @@ class Liveness:
       own_bytes: bytes that the kernel needs besides operands and results.
     """
     step = self._steps[index]
-    name = step.node.name
     freed_values = {v for v in step.reads if self._last.get(v) == index}
-    freed = sum(_device_bytes(v) for v in freed_values)
-    made = sum(_device_bytes(v) for v in step.node.outs)
-    reuses = (
-      is_fusible(step.node) or writes_in_place(step.node.name) or name in LOOPS
-    )
-    reused = min(freed, made) if reuses else 0
+    freed = sum(map(_device_bytes, freed_values))
+    made = sum(map(_device_bytes, step.node.outs))
+    reused = self._count_reused(step, freed_values)
     self._alive += made - reused
     self.peak_bytes = max(self.peak_bytes, self._alive + own_bytes)
     # Results that no kernel reads are freed at once.
@@ -60,6 +57,22 @@ class Liveness:
       _device_bytes(v) for v in step.node.outs if self._last.get(v) == index
     )
     self._alive -= freed - reused + lost
+
+  def _count_reused(self, step: KernelStep, freed: set[Value]) -> int:
+    """Returns the bytes of results that are written to temporaries freed."""
+    node = step.node
+    if node.name == "scan":
+      # Only a carry is updated in place: results of the iterations are stacked
+      # while the operands of the later ones are still read.
+      _, first, count = scan_parts(node.params)
+      carried = {v.source for v in node.arrays[first : first + count] if v}
+      freed = freed & carried
+    elif not (
+      is_fusible(node) or writes_in_place(node.name) or node.name == "while"
+    ):
+      return 0
+    made = sum(map(_device_bytes, node.outs))
+    return min(sum(map(_device_bytes, freed)), made)
 
 
 def _device_bytes(value: Value) -> int:

@@ -416,6 +416,29 @@ def test_the_peak_is_what_lives_at_once():
   assert kept.peak_bytes >= F32 * (1000 + 100 + 4000)
 
 
+def test_a_loop_holds_what_it_reads_beside_what_it_stacks():
+  def double(xs):
+    def body(carry, x):
+      return carry + x, 2 * x
+
+    return jax.lax.scan(body, jnp.zeros(10), jnp.sin(xs))
+
+  # The argument, the sines that iterations read, the results, and the carry.
+  rows = 50 * 10
+  assert predict_cost(double, array(50, 10)).peak_bytes >= F32 * (3 * rows + 10)
+
+
+def test_arrays_of_the_host_take_no_memory_of_the_device():
+  def moved(x):
+    y = jax.device_put(jnp.sin(x), jax.memory.Space.Host)
+    z = x @ x
+    return jax.device_put(y, jax.memory.Space.Device), z
+
+  # The argument and both results; meanwhile, the sine is on the host.
+  x = array(100, 100)
+  assert predict_cost(moved, x).peak_bytes == F32 * 3 * 10_000
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_fusion_never_moves_more(name):
   fn, *args = PROGRAMS[name]
