@@ -2,8 +2,8 @@
 
 import functools
 import gc
-import os
 import pathlib
+import resource
 import subprocess
 from typing import Any, NamedTuple
 
@@ -121,8 +121,10 @@ def _processor_s() -> float:
 
   Other jobs on the machine do not count in these.
   """
-  times = os.times()
-  return times.user + times.system + times.children_user + times.children_system
+  usages = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def describe_stamp(subject: Subject, policy: str, target: str) -> str:
