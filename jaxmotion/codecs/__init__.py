@@ -24,6 +24,7 @@ from jaxmotion.codecs._momentum_correction import (
 )
 from jaxmotion.codecs._multi_round import MultiRoundCodec as MultiRoundCodec
 from jaxmotion.codecs._nonnegative import nonnegative as nonnegative
+from jaxmotion.codecs._onebit import onebit as onebit
 from jaxmotion.codecs._random_k import random_k as random_k
 from jaxmotion.codecs._rotate import rotate as rotate
 from jaxmotion.codecs._rounds import (

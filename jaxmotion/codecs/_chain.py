@@ -116,6 +116,12 @@ class chain(Codec):
     )
     return states if jax.tree.leaves(states) else ()
 
+  def init_rounds(self, like: ShapedLike, workers: int) -> tuple:
+    """Returns the codecs' states; the last one's is that of its rounds."""
+    states = self.init(like)
+    last = self.codecs[-1].init_rounds(self._input_likes(like)[-1], workers)
+    return (*states[:-1], last) if states else ()
+
   def _check_sharding(self, x: Any) -> None:
     """Raises if one of the codecs cannot encode a sharded array."""
     for codec in self.codecs:

@@ -25,6 +25,7 @@ from jaxmotion.core import (
   ShapedLike,
   check_float,
   check_instance,
+  check_int,
   make_key,
   shape_string,
 )
@@ -134,6 +135,16 @@ class Codec(abc.ABC):
     """
     check_shaped("like", like)
     return ()
+
+  def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
+    """Returns the state of a codec that has `round_kinds`.
+
+    Args:
+      like: array or ShapeDtypeStruct.
+      workers: number of workers, on which its shapes may depend.
+    """
+    check_int("workers", workers, 1, 2**31 - 1)
+    return self.init(like)
 
   @abc.abstractmethod
   def encode(

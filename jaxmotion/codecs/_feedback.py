@@ -143,6 +143,11 @@ class feedback(TreeCodec):
     memory = ErrorMemory(jnp.zeros((), jnp.int32), zeros, sent)
     return Feedback(memory, self.codec.init(like))
 
+  def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
+    """Returns zero error memory, and the wrapped codec's state of rounds."""
+    inner = self.codec.init_rounds(like, workers)
+    return self.init(like)._replace(inner=inner)
+
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the wrapped codec's payload of a float32 array."""
     if self.is_tree:

@@ -147,7 +147,8 @@ def _trace_rounds(
     return payloads
 
   x = jax.ShapeDtypeStruct(like.shape, like.dtype)
-  payloads = jax.eval_shape(send_all, x, jax.eval_shape(codec.init, x))
+  state = jax.eval_shape(lambda: codec.init_rounds(x, workers))
+  payloads = jax.eval_shape(send_all, x, state)
   return list(map(Message, codec.round_kinds, payloads))
 
 
@@ -155,6 +156,8 @@ def init_state(
   codec: Codec, like: ShapedLike, method: str, workers: int
 ) -> ReduceState:
   """Returns the fresh state of an array that is reduced by a method."""
+  if method == "rounds":
+    return ReduceState(codec.init_rounds(like, workers), ())
   if method != "two_phase":
     return ReduceState(codec.init(like), ())
   row = row_like(like, workers)

@@ -8,6 +8,7 @@ from jaxmotion.presets._demo import demo as demo
 from jaxmotion.presets._dgc import dgc as dgc
 from jaxmotion.presets._ef21_sgdm import ef21_sgdm as ef21_sgdm
 from jaxmotion.presets._lion import lion as lion
+from jaxmotion.presets._onebit_adam import onebit_adam as onebit_adam
 from jaxmotion.presets._power_sgd import power_sgd as power_sgd
 from jaxmotion.presets._sdp4bit import sdp4bit as sdp4bit
 from jaxmotion.presets._signum import signum as signum

@@ -68,7 +68,7 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
     new = [codec.after_reduce(r.state, r.mean) for r in done]
     return [r.mean for r in done], sent.mean(0), new
 
-  states = [jax.jit(codec.init)(xs[0])] * len(xs)
+  states = [jax.jit(lambda x: codec.init_rounds(x, len(xs)))(xs[0])] * len(xs)
   for step in range(steps):
     means, mean_sent, new = reduce(states, jnp.int32(step))
     shared = [[part.value for part in shared_parts(state)] for state in new]

@@ -31,6 +31,7 @@ TABLE = {
     codecs.feedback(codecs.topk(density=0.1))
   ),
   "nonnegative": codecs.nonnegative(),
+  "onebit": codecs.onebit(),
   "random_k": codecs.random_k(density=0.1),
   "rotate": codecs.rotate(),
   "sign": codecs.sign(),
@@ -84,6 +85,7 @@ CALLS = {
     codecs.feedback(codecs.topk(density=0.1)), decay=0.5
   ),
   "codecs.nonnegative": Call(),
+  "codecs.onebit": Call(),
   "codecs.random_k": Call(density=0.1),
   "codecs.rotate": Call(),
   "codecs.rules": Call(((".*", INT8),)),
@@ -143,6 +145,7 @@ def calls_of(name, codec):
   state = Lazy(lambda: zeros(likes(codec)[1]))
   calls = {
     "init": Call(X, on=codec.init, traced=True),
+    "init_rounds": Call(X, 2, on=codec.init_rounds, traced=True),
     "encode": Call(X, state, KEY, on=codec.encode, traced=True),
     "decode": Call(payload, X, on=codec.decode, traced=True),
     "sum_decoded": Call(payloads, X, on=codec.sum_decoded, traced=True),

@@ -31,6 +31,14 @@ CALLS = {
   "presets.lion": Call(
     "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
   ),
+  "presets.onebit_adam": Call(
+    "host",
+    0.1,
+    weight_decay=0.1,
+    codec=codecs.onebit(),
+    nonfinite="skip",
+    local_axis="device",
+  ),
   "presets.signum": Call(
     "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
   ),
@@ -63,8 +71,9 @@ ACCEPTED = {
   ("*", "learning_rate"): _RATE | {"fraction": "any number is a rate"},
   ("*", "weight_decay"): _RATE,
   ("*", "momentum"): {"zero": "no momentum"},
-  ("presets.lion", "b1"): {"zero": "no momentum in the update"},
-  ("presets.lion", "b2"): {"zero": "the momentum is the last gradient"},
+  ("*", "b1"): {"zero": "no momentum in the update"},
+  ("*", "b2"): {"zero": "moments are those of the last gradient"},
+  ("presets.onebit_adam", "eps"): {"huge": "as in optax"},
   ("presets.dgc", "clip_norm"): {"huge": "clips nothing"},
   ("presets.dgc", "warmup"): {"zero": "no warm-up"},
   ("presets.ef21_sgdm", "start"): {"zero": "begins from zero"},
