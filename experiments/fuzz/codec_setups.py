@@ -102,7 +102,8 @@ def _draw_dense(rng: np.random.Generator) -> Codec:
     capacity = float(rng.choice((0.3, 1.0)))
     return codecs.zero_value(capacity=capacity, tile=32)
   rounding = ("nearest", "stochastic")[rng.integers(2)]
-  return codecs.nonnegative(block=block, rounding=rounding)
+  bits = (8, 16)[rng.integers(2)]
+  return codecs.nonnegative(bits=bits, block=block, rounding=rounding)
 
 
 def draw_tree_codec(rng: np.random.Generator) -> Codec:

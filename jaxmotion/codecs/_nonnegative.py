@@ -1,4 +1,4 @@
-"""The codec `nonnegative`: 8-bit floats without sign."""
+"""The codec `nonnegative`: floats of 8 or 16 bits without sign."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -20,12 +20,10 @@ from jaxmotion.core import (
 )
 from jaxmotion.kernels import block_shape, check_block
 
-# A code is the 5 low bits of the exponent, above the block's, and 3 bits of
-# the mantissa; a float32 has 20 bits more.
-_MANTISSA = 3
-_DROP = 23 - _MANTISSA
-_TOP = 255
-_RANGE = _TOP >> _MANTISSA
+# A code is the 5 low bits of the exponent, above the block's, and the first
+# bits of the mantissa.
+_EXPONENT = 5
+_RANGE = 2**_EXPONENT - 1
 _INF = 0x7F800000
 _NAN_BASE = 255
 
@@ -34,7 +32,7 @@ class Unsigned(NamedTuple):
   """Payload of codes and the least exponents of their blocks.
 
   Attributes:
-    codes: uint8[blocks, width], flat, the last block padded.
+    codes: uint8 or uint16[blocks, width], flat, the last block padded.
     base: uint8[blocks], b for values of 2^(b - 127) and more; 255 for NaN.
   """
 
@@ -48,16 +46,18 @@ class nonnegative(Codec):
 
   For the second moments of an optimizer, which divides by their roots. With b
   such that a block's maximum is in binade b + 31 or, rounded up, at its end,
-  and at least -126: a code c > 0 stands for 2^(b + c // 8) (1 + (c % 8) / 8),
-  0 for zero. That is 32 binades of eight levels.
+  and at least -126, and with M = 8: a code c > 0 stands for
+  2^(b + c // M) (1 + (c % M) / M), 0 for zero. That is 32 binades of eight
+  levels. With 16 bits M is 2048 (UE5M11).
 
-  Properties: |decode(encode(x)) - x| is at most x / 16 to nearest and below x /
-  8 stochastically, from the least level 9/8 2^b up; x between zero and that
-  decodes to it, so nothing above zero decodes to zero. Stochastic rounding is
-  unbiased from there up; idempotent. Negative values count as zero. Finite
-  values saturate; a non-finite one makes its whole block decode to NaN.
+  Properties: |decode(encode(x)) - x| is at most x / 2M to nearest and below
+  x / M stochastically, from the least level (1 + 1/M) 2^b up; x between zero
+  and that decodes to it, so nothing above zero decodes to zero. Stochastic
+  rounding is unbiased from there up; idempotent. Negative values count as zero.
+  Finite values saturate; a non-finite one makes its whole block decode to NaN.
 
   Args:
+    bits: of a code, 8 or 16.
     block: maximum number of elements that share an exponent, a contiguous
       run.
     rounding: "nearest" or "stochastic" (needs a key).
@@ -75,10 +75,12 @@ class nonnegative(Codec):
     Efficient Optimizers with 4-bit States*, 2023 (and must not become zero).
   """
 
+  bits: int = 8
   block: int = 256
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
+    check_choice("bits", self.bits, (8, 16))
     check_block(self.block)
     check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
@@ -108,23 +110,24 @@ class nonnegative(Codec):
     """Returns a byte per element and one per block, and the state."""
     self._check_input(x, key, state)
     bits = self._to_blocks(x)
+    mantissa, drop = self._mantissa, 23 - self._mantissa
     peak = jnp.max(bits, axis=1, keepdims=True, initial=0)
     # The binade that the maximum may be rounded up to, or it could not grow
     # past the last level of its own.
-    top = jnp.minimum((peak + (2**_DROP - 1)) >> 23, 254)
+    top = jnp.minimum((peak + (2**drop - 1)) >> 23, 254)
     # At least 1: subnormal numbers count as zero in arithmetic.
     base = jnp.maximum(top - _RANGE, 1)
     if self.needs_key:
       assert key is not None
-      add = random_words(key.worker, bits.shape) >> (32 - _DROP)
+      add = random_words(key.worker, bits.shape) >> (32 - drop)
       add = add.astype(jnp.int32)
     else:
-      add = jnp.int32(2 ** (_DROP - 1))
-    codes = ((bits + add) >> _DROP) - (base << _MANTISSA)
-    codes = jnp.where(bits > 0, jnp.clip(codes, 1, _TOP), 0)
+      add = jnp.int32(2 ** (drop - 1))
+    codes = ((bits + add) >> drop) - (base << mantissa)
+    codes = jnp.where(bits > 0, jnp.clip(codes, 1, 2**self.bits - 1), 0)
     base = jnp.where(peak >= _INF, _NAN_BASE, base)
     return Unsigned(
-      codes.astype(jnp.uint8), base[:, 0].astype(jnp.uint8)
+      codes.astype(f"uint{self.bits}"), base[:, 0].astype(jnp.uint8)
     ), state
 
   def decode(self, payload: Unsigned, like: ShapedLike) -> Array:
@@ -132,11 +135,17 @@ class nonnegative(Codec):
     self._check_payload(payload, like)
     codes = payload.codes.astype(jnp.int32)
     base = payload.base.astype(jnp.int32)[:, None]
-    bits = jnp.where(codes > 0, (codes + (base << _MANTISSA)) << _DROP, 0)
+    bits = (codes + (base << self._mantissa)) << (23 - self._mantissa)
+    bits = jnp.where(codes > 0, bits, 0)
     y = lax.bitcast_convert_type(bits, jnp.float32)
     y = jnp.where(base == _NAN_BASE, jnp.nan, y)
     y = y.reshape(-1)[: like.size].reshape(like.shape)
     return saturate_cast(y, like.dtype)
+
+  @property
+  def _mantissa(self) -> int:
+    """Bits of a code that are the mantissa's; a float32 has 23."""
+    return self.bits - _EXPONENT
 
   def _to_blocks(self, x: Array) -> Array:
     """Returns the bits of the elements, int32[blocks, width]; 0 if negative."""

@@ -19,6 +19,7 @@ from jaxmotion.memory.state import (
   CompressedState as CompressedState,
   EncodedLeaf as EncodedLeaf,
   OptimizerInBackward as OptimizerInBackward,
+  adamw_8bit as adamw_8bit,
   compress_state as compress_state,
   decompress_state as decompress_state,
 )

@@ -1,4 +1,4 @@
-"""Training steps of Flax NNX that run on all workers of a mesh axis.
+"""Training steps and optimizer state of Flax NNX.
 
 Import it by its name, `import jaxmotion.nnx`: it is the one room that needs
 Flax.
@@ -8,6 +8,7 @@ from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.nnx._compress_residuals import (
   compress_residuals as compress_residuals,
 )
+from jaxmotion.nnx._flatten_state import flatten_state as flatten_state
 from jaxmotion.nnx._parallelize_step import (
   parallelize_step as parallelize_step,
 )

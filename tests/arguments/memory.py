@@ -85,6 +85,9 @@ CALLS = {
     ),
     traced=True,
   ),
+  "memory.adamw_8bit": Call(
+    0.1, mask={"w": True}, rules=((".*", INT8),), memory_kind="pinned_host"
+  ),
   "memory.compress_state": Call(optax.adam(0.1), rules=((".*", INT8),)),
   "memory.compress_state -> init": Call(
     PARAMS, on=COMPRESSED.init, traced=True
@@ -181,6 +184,21 @@ ACCEPTED = {
   ("memory.residuals_of", "codec"): _NO_RULES,
   ("memory.residuals_of", "params"): _NO_PARAMS,
   ("memory.compress_state", "rules"): _NO_RULES,
+  ("memory.adamw_8bit", "learning_rate"): {
+    **dict.fromkeys(("zero", "huge", "fraction"), "any step"),
+    "class": "a schedule is any callable",
+  },
+  **{
+    ("memory.adamw_8bit", name): dict.fromkeys(("zero", "huge"), "any number")
+    for name in ("b1", "b2", "eps", "weight_decay")
+  },
+  ("memory.adamw_8bit", "mask"): {
+    "empty": "no leaf decays",
+    "true": "all leaves decay",
+    "class": "any callable",
+  },
+  ("memory.adamw_8bit", "rules"): _NO_RULES,
+  ("memory.adamw_8bit", "min_leaf_size"): _ANY_SIZE,
   ("memory.compress_state", "min_leaf_size"): _ANY_SIZE,
   ("memory.decompress_state", "state"): {"wrapped": "a tree that holds one"},
   ("memory.OptimizerInBackward", "codec"): _NO_RULES,

@@ -1,13 +1,16 @@
 """Calls of the training steps of Flax NNX."""
 
+import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import jaxmotion.nnx
 from jaxmotion import codecs
-from tests.arguments.calls import Call
-from tests.arguments.memory import BUDGETS, H100
+from tests.arguments.calls import Call, Lazy
+from tests.arguments.memory import BUDGETS, H100, W
 from tests.arguments.transforms import MESH, accept_options, loss_fn
 
+FLAT = jaxmotion.nnx.flatten_state(optax.adam(0.1))
 CALLS = {
   "nnx.parallelize_step": Call(
     MESH,
@@ -24,6 +27,15 @@ CALLS = {
     memory_budget=0.0,
     device=H100,
   ),
+  "nnx.flatten_state": Call(optax.adam(0.1)),
+  "nnx.flatten_state -> init": Call({"w": W}, on=FLAT.init, traced=True),
+  "nnx.flatten_state -> update": Call(
+    {"w": W},
+    Lazy(lambda: FLAT.init({"w": jnp.asarray(W)})),
+    {"w": W},
+    on=FLAT.update,
+    traced=True,
+  ),
   "nnx.parallelize_step -> decorate": Call(
     loss_fn, on=jaxmotion.nnx.parallelize_step(MESH)
   ),
@@ -34,6 +46,9 @@ ACCEPTED = {
   ("nnx.compress_residuals", "memory_budget"): BUDGETS,
   ("nnx.compress_residuals", "codec"): {"empty": "no rules: all as without"},
   ("nnx.parallelize_step", "batch"): {"misspelt": "no step is known here"},
+  ("nnx.flatten_state -> update", "state"): {
+    "wrapped": "`nnx.Optimizer` hands over another container"
+  },
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
 }
 KNOWN_BAD = set()

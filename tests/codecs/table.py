@@ -40,6 +40,7 @@ CODECS = {
   "mxfp6_e2m3": codecs.microscaling(format="float6_e2m3fn"),
   "mxfp4": codecs.microscaling(format="float4_e2m1fn"),
   "nonnegative": codecs.nonnegative(block=64),
+  "nonnegative16": codecs.nonnegative(block=64, bits=16),
   "random_k": codecs.random_k(density=0.3),
   "random_k_plain": codecs.random_k(density=0.3, scaled=False),
   "threshold": codecs.threshold(value=1.0, capacity=0.5),

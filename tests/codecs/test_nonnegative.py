@@ -11,6 +11,7 @@ from jaxmotion.testing import check_idempotent, check_unbiased
 
 NEAREST = nonnegative(block=64)
 STOCHASTIC = nonnegative(block=64, rounding="stochastic")
+WIDE = nonnegative(block=64, bits=16, rounding="stochastic")
 BOTH = pytest.mark.parametrize("codec", [NEAREST, STOCHASTIC], ids=repr)
 
 
@@ -38,6 +39,16 @@ def test_values_of_thirty_binades_are_within_the_stated_bound(codec, least):
   error = np.abs(trip(codec, x) - x) / x
   assert error.max() <= (1 / 8 if codec.needs_key else 1 / 16) * (1 + 1e-6)
   assert error.max() > 1 / 20
+
+
+def test_sixteen_bits_round_by_a_256th_of_that():
+  x = spread(30)
+  error = np.abs(trip(nonnegative(block=64, bits=16), x) - x) / x
+  assert 2**-13 < error.max() <= 2**-12 * (1 + 1e-6)
+  assert np.abs(trip(WIDE, x) - x).max() > 0
+  check_unbiased(WIDE, jnp.asarray(x[:256]))
+  payload, _ = WIDE.encode(jnp.asarray(x), key=make_key(0))
+  assert sum(a.nbytes for a in payload) == 2 * 640 + 10
 
 
 @BOTH
@@ -120,6 +131,7 @@ def test_a_value_costs_a_byte_and_a_block_one_more():
   ("fields", "match"),
   [
     ({"block": 0}, "`block` must be an integer in .1, 2147483647., got 0"),
+    ({"bits": 12}, "`bits` must be one of 8, 16, got 12"),
     ({"rounding": "up"}, "`rounding` must be one of 'nearest', 'stochastic'"),
   ],
 )

@@ -40,6 +40,7 @@ from jaxmotion.memory.state._stream import stream_update
 
 _FIRST_MOMENT = uniform(bits=8, block=256, rounding="stochastic")
 _SECOND_MOMENT = nonnegative(rounding="stochastic")
+_SUM_OF_SQUARES = nonnegative(bits=16, rounding="stochastic")
 
 
 class CompressedState(NamedTuple):
@@ -60,6 +61,7 @@ def compress_state(
   *,
   first: Codec | None = _FIRST_MOMENT,
   second: Codec | None = _SECOND_MOMENT,
+  sums: Codec | None = _SUM_OF_SQUARES,
   rules: Sequence[tuple[str, Codec | None]] = (),
   min_leaf_size: int = 4096,
   memory_kind: str | None = None,
@@ -71,13 +73,14 @@ def compress_state(
     u, s' = tx.update(g, decode(p)), \quad p \leftarrow encode(s')
 
   with s the moments in the optimizer's state. Optax's field names identify
-  them: `mu`, `trace` and `ema` are first moments, `nu` is a second moment.
-  Other fields, integers, keys and small leaves stay as they are.
+  them: `mu`, `trace` and `ema` are first moments; `nu`, and `v_row`, `v_col`
+  and `v` of Adafactor, are second moments; `sum_of_squares` of Adagrad is a
+  sum. Other fields, integers, keys and small leaves stay as they are.
 
   Rounding is stochastic by default. Rounding to nearest would never change an
-  average that moves by less than half a level per step. The default format of
-  second moments rounds no positive element to zero, because updates divide by
-  their square root.
+  average that moves by less than half a level per step. The default formats of
+  second moments and sums round no positive element to zero, because updates
+  divide by their square root. A sum never forgets a rounding: it takes 16 bits.
 
   An update decodes, computes and encodes one parameter after another. Each
   parameter waits until the state of the last but one is encoded again, so that
@@ -93,10 +96,11 @@ def compress_state(
     first: codec of first moments, a codec of arrays without state; None leaves
       them as they are.
     second: codec of second moments, likewise.
+    sums: codec of sums of squares, likewise.
     rules: pairs of a regular expression and a codec, or None to leave a leaf as
       it is. The expression is searched for in the path of each floating-point
       leaf of the state ("0/mu/dense/kernel"). The first rule that matches a
-      path wins, also over `first` and `second`.
+      path wins, also over the arguments above.
     min_leaf_size: number of elements. Leaves of fewer stay as they are,
       whatever the rules.
     memory_kind: None or "pinned_host".
@@ -133,7 +137,8 @@ def compress_state(
     raise TypeError(
       f"`tx` must be an optax.GradientTransformation, got {tx!r}."
     )
-  moments = MomentCodecs(first, second, rules, min_leaf_size)
+  kinds = {"first": first, "second": second, "sums": sums}
+  moments = MomentCodecs(kinds, rules, min_leaf_size)
   check_choice("memory_kind", memory_kind, MEMORY_KINDS)
   check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update

@@ -1,6 +1,6 @@
 """Choice of a codec for every leaf of an optimizer's state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -10,18 +10,21 @@ from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import PathRules, check_int, check_sequence, leaf_path
 
-# Fields in which optax keeps averages of gradients, and of their squares.
-FIRST_MOMENT_FIELDS = ("mu", "trace", "ema")
-SECOND_MOMENT_FIELDS = ("nu",)
-_MOMENT_FIELDS = FIRST_MOMENT_FIELDS + SECOND_MOMENT_FIELDS
+# Fields in which optax keeps averages of gradients, averages of their squares,
+# and sums of their squares, by the argument that has their codec.
+_FIELDS = {
+  "first": ("mu", "trace", "ema"),
+  "second": ("nu", "v_row", "v_col"),
+  "sums": ("sum_of_squares",),
+}
+_KIND_OF = {name: kind for kind, names in _FIELDS.items() for name in names}
 
 
 class MomentCodecs:
   """Gives every leaf a codec, by rule or by the field that holds the leaf.
 
   Args:
-    first: codec of first moments, or None.
-    second: codec of second moments, or None.
+    codecs: codec or None of each kind of moments, "first", "second", "sums".
     rules: pairs of a pattern and a codec (or None), which win over fields.
     min_leaf_size: number of elements. Leaves of fewer get no codec.
 
@@ -32,20 +35,19 @@ class MomentCodecs:
 
   def __init__(
     self,
-    first: Codec | None,
-    second: Codec | None,
+    codecs: Mapping[str, Codec | None],
     rules: Sequence[tuple[str, Codec | None]],
     min_leaf_size: int,
   ) -> None:
     check_sequence("rules", rules, "pairs of a pattern and a codec")
     self._rules = PathRules(rules, value="codec")
-    named = [("first", first), ("second", second)]
+    named = [*codecs.items()]
     named += [("rules", codec) for _, codec in self._rules]
     for name, codec in named:
       if codec is not None:
         check_codec(name, codec, stateless=True)
     check_int("min_leaf_size", min_leaf_size, 0)
-    self._first, self._second = first, second
+    self._codecs = codecs
     self._min_leaf_size = max(min_leaf_size, 1)
 
   def choose_codecs(
@@ -63,41 +65,60 @@ class MomentCodecs:
     paths = [path for path, x in leaves if _is_encodable(x)]
     names = [leaf_path(path) for path in paths]
     self._rules.require_use(names, "floating-point leaf of the state")
-    if names and not any(self._is_known(path) for path in paths):
+    factored = _find_factored(paths)
+    kinds = [_moment_kind(path, factored) for path in paths]
+    if names and not any(kinds) and not any(map(self._has_rule, names)):
       raise ValueError(
-        f"`tx` must keep state in a field named {', '.join(_MOMENT_FIELDS)}, "
+        f"`tx` must keep state in a field named {', '.join(_KIND_OF)}, "
         f"or `rules` must match some, got {names}."
       )
     return [
-      self._leaf_codec(path)
+      self._leaf_codec(path, factored)
       if _is_encodable(x) and x.size >= self._min_leaf_size
       else None
       for path, x in leaves
     ]
 
-  def _is_known(self, path: Any) -> bool:
-    has_rule = self._rules.first_match(leaf_path(path)) is not None
-    return has_rule or _moment_field(path) is not None
+  def _has_rule(self, name: str) -> bool:
+    return self._rules.first_match(name) is not None
 
-  def _leaf_codec(self, path: Any) -> Codec | None:
+  def _leaf_codec(self, path: Any, factored: Set[Any]) -> Codec | None:
     match = self._rules.first_match(leaf_path(path))
     if match is not None:
       return match.value
-    field = _moment_field(path)
-    if field is None:
-      return None
-    return self._first if field in FIRST_MOMENT_FIELDS else self._second
+    kind = _moment_kind(path, factored)
+    return None if kind is None else self._codecs[kind]
 
 
-def _moment_field(path: Any) -> str | None:
-  """Returns the outermost moment field of a path, or None.
+def _find_factored(paths: Sequence[Any]) -> Set[Any]:
+  """Returns the paths of states of Adafactor, which have the field `v_row`."""
+  return {
+    path[:i]
+    for path in paths
+    for i, key in enumerate(path)
+    if _field_name(key) == "v_row"
+  }
+
+
+def _moment_kind(path: Any, factored: Set[Any]) -> str | None:
+  """Returns the kind of the outermost moment field of a path, or None.
 
   The outermost, because a parameter may be an attribute of such a name as well.
+  `v` is a second moment in a state of Adafactor. Other optimizers keep averages
+  with signs in fields of that name.
   """
-  for key in path:
-    if isinstance(key, jax.tree_util.GetAttrKey) and key.name in _MOMENT_FIELDS:
-      return key.name
+  for i, key in enumerate(path):
+    name = _field_name(key)
+    if name in _KIND_OF:
+      return _KIND_OF[name]
+    if name == "v" and path[:i] in factored:
+      return "second"
   return None
+
+
+def _field_name(key: Any) -> str:
+  """Returns the name of a field; "" for a key or a position."""
+  return key.name if isinstance(key, jax.tree_util.GetAttrKey) else ""
 
 
 def _is_encodable(x: Any) -> bool:
