@@ -5,6 +5,7 @@ import gc
 import pathlib
 import resource
 import subprocess
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,13 +25,12 @@ EXPERIMENT = "residuals_compare"
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
-# Sources that the figures of every policy depend on, and those of ours.
-_STOCK_SOURCES = (
-  "experiments/models",
-  "jaxmotion/perfmodel",
-  "jaxmotion/program",
-)
-_OUR_SOURCES = ("experiments/models", "jaxmotion")
+# Sources that figures of stock policies depend on; those of ours depend on all.
+_MODELS = "experiments/models"
+_COSTS = ("jaxmotion/perfmodel", "jaxmotion/program")
+_PREDICTED = ("flops", "step_ms_predicted")
+COMPILED = ("temp_bytes", "trace_s", "compile_s")
+"""Figures that a compilation gives; the others are predicted."""
 
 
 class Subject(NamedTuple):
@@ -65,7 +65,13 @@ class Figures(NamedTuple):
   compile_s: float
 
 
-_UNITS = Figures("bytes", "FLOP", "ms", "s", "s")  # type: ignore[arg-type]
+_UNITS = {
+  "temp_bytes": "bytes",
+  "flops": "FLOP",
+  "step_ms_predicted": "ms",
+  "trace_s": "s",
+  "compile_s": "s",
+}
 
 
 def measure_policy(policy: Policy, target: str) -> Figures:
@@ -86,17 +92,43 @@ def measure_policy(policy: Policy, target: str) -> Figures:
   traced_at = _processor_s()
   compiled = _lower_step(traced, target).compile()
   compiled_at = _processor_s()
-  # The trace is not repeated: those of large steps take seconds.
-  flat = tuple(_drop_sharding(a) for a in jax.tree.leaves(step.args))
-  again = StepProgram(core.jaxpr_as_fun(traced.jaxpr), flat)
-  prediction = measure.predict_figures(again, 0, target)
+  flops, step_ms = _predict_traced(traced, step, target)
   return Figures(
     program_memory(compiled).temp_bytes,
-    prediction.flops,
-    1e3 * prediction.step_s,
+    flops,
+    step_ms,
     traced_at - begin,
     compiled_at - traced_at,
   )
+
+
+def predict_again(policy: Policy, target: str, found: Figures) -> Figures:
+  """Predicts the step of a policy again, without compiling it.
+
+  Args:
+    policy: the policy.
+    target: device to predict for, a key of `measure.TARGETS`.
+    found: figures of which all others stay as they are.
+  """
+  step = policy.build_step()
+  traced = _trace_step(step, target)
+  flops, step_ms = _predict_traced(traced, step, target)
+  return found._replace(flops=flops, step_ms_predicted=step_ms)
+
+
+def _predict_traced(
+  traced: Any, step: StepProgram, target: str
+) -> tuple[float, float]:
+  """Returns FLOPs and milliseconds of a step.
+
+  It is not traced once more: that takes seconds for large steps.
+  """
+  flat = [
+    jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
+  ]
+  again = StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
+  prediction = measure.predict_figures(again, 0, target)
+  return prediction.flops, 1e3 * prediction.step_s
 
 
 def _trace_step(step: StepProgram, target: str) -> Any:
@@ -112,10 +144,6 @@ def _lower_step(traced: Any, target: str) -> Any:
   return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
 
 
-def _drop_sharding(like: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(like.shape, like.dtype)
-
-
 def _processor_s() -> float:
   """Returns seconds of this process and of its children on all cores.
 
@@ -127,24 +155,34 @@ def _processor_s() -> float:
   return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def describe_stamp(subject: Subject, policy: str, target: str) -> str:
-  """Returns what the figures of a policy hold for, as text.
+def describe_stamp(
+  subject: Subject, policy: str, metric: str, target: str
+) -> str:
+  """Returns what a figure of a policy holds for, as text.
 
   Args:
     subject: the model.
     policy: name of the policy.
+    metric: name of the figure.
     target: device that is compiled for.
   """
-  sources = _OUR_SOURCES if is_ours(policy) else _STOCK_SOURCES
+  sources = [_MODELS]
+  if is_ours(policy):
+    sources.append("jaxmotion")
+  elif metric in _PREDICTED:
+    sources += _COSTS
+  versions = _describe_sources(tuple(sources))
+  if subject.source:
+    versions = f"{subject.source}, {versions}"
+  if metric in _PREDICTED:
+    platform = measure.TARGETS[target]
+    return f"{platform}: predicted from datasheets; {versions}"
   machine = "CPU"
   if target != "cpu":
     gpu = gpu_compile.find_gpu(target.upper())
     machine = f"{gpu.kind}, {gpu.memory_gib:g} GiB, without cuDNN's workspace"
-  source = f"{subject.source}, " if subject.source else ""
-  return (
-    f"{machine}: compiled, not run; predicted from datasheets; compiled by"
-    f" {records.describe_machine()}; {source}{_describe_sources(sources)}"
-  )
+  by = f", by {records.describe_machine()}" if metric.endswith("_s") else ""
+  return f"{machine}: compiled, not run{by}; {versions}"
 
 
 @functools.cache
@@ -177,27 +215,43 @@ def make_rows(
     found: its figures, or the reason why there are none.
     target: device that was compiled for.
   """
-  case = f"{subject.name}/{policy}"
-  stamp = describe_stamp(subject, policy, target)
-  if isinstance(found, str):
-    found_items: Any = [("temp_bytes", f"none: {found}", "bytes")]
-  else:
-    found_items = zip(Figures._fields, found, _UNITS, strict=True)
+  items: list[tuple[str, float | str]] = [("temp_bytes", f"none: {found}")]
+  if isinstance(found, Figures):
+    items = list(found._asdict().items())
   return [
     Row(
       EXPERIMENT,
-      case,
+      f"{subject.name}/{policy}",
       metric,
       value,
-      unit,
+      _UNITS[metric],
       None,
       None,
       None,
-      stamp,
+      describe_stamp(subject, policy, metric, target),
       jax.__version__,
     )
-    for metric, value, unit in found_items
+    for metric, value in items
   ]
+
+
+def find_current(
+  subject: Subject, policy: str, rows: Sequence[Row], target: str
+) -> dict[str, float | str]:
+  """Returns the figures of rows that hold still, by metric.
+
+  Args:
+    subject: the model.
+    policy: name of the policy.
+    rows: rows of the policy.
+    target: device that is compiled for.
+  """
+  return {
+    row.metric: row.value
+    for row in rows
+    if row.jax == jax.__version__
+    and row.machine == describe_stamp(subject, policy, row.metric, target)
+  }
 
 
 def add_ratios(rows: list[Row]) -> list[Row]:

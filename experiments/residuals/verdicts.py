@@ -93,7 +93,7 @@ def figures_table(rows: Sequence[Row]) -> Table:
           model,
           policy,
           f"{found['temp_bytes'] / _MIB:,.0f}",
-          f"{found['flops'] / 1e12:.2f}",
+          f"{found['flops'] / 1e12:.3f}",
           f"{found['step_ms_predicted']:.1f}",
           *(
             f"{found[metric] / plain[metric]:.1f}x" if plain else ""

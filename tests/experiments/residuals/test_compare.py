@@ -100,6 +100,23 @@ def test_budgets_are_searched_where_a_stock_policy_holds_less(model):
   assert flops[budgets.pop()] <= 1.001 * flops["model/jax_block_nothing"]
 
 
+def test_only_predictions_are_made_again_if_only_they_are_old(
+  model, tmp_path, capsys
+):
+  path = tmp_path / "rows.jsonl"
+  found = run_command(model, tmp_path, plot=None, policies=[])
+  old = [
+    r._replace(value=0.5, machine="another version")
+    if r.metric in ("flops", "step_ms_predicted")
+    else r
+    for r in found
+  ]
+  records.write_rows(path, old)
+  again = run_command(model, tmp_path, plot=None, policies=[])
+  assert again == found  # Times would differ if it was compiled again.
+  assert "in the file already" not in capsys.readouterr().out
+
+
 def test_a_changed_file_is_measured_again(model, tmp_path, capsys):
   copy = tmp_path / "model.py"
   copy.write_text(MODEL)
