@@ -3,15 +3,15 @@
   JAX_PLATFORMS=cpu python -m experiments.state \\
     --json=docs/results/state_compiled.jsonl
 
-Compiled, not run: no GPU is needed, but the extra `cuda-compile`. Adam over
-equal float32 matrices, with plain state or with state that
-`memory.compress_state` encodes (`packed`).
+Compiled, not run: no GPU is needed, but the extra `cuda-compile`. Adam, Adagrad
+and Adafactor (with momentum) over equal float32 matrices, with plain state or
+with state that `memory.compress_state` encodes (`packed`).
 
 State on the device, one step with everything donated:
   argument_bytes  parameters, gradients and state;
   temp_bytes      temporaries;
   traffic_bytes   bytes that the kernels read and write.
-State in pinned host memory, two steps in a loop:
+State of Adam in pinned host memory, two steps in a loop:
   temp_bytes      temporaries on the device, the state in transfer included;
                   baseline: the naive loop, which fetches the whole state and
                   puts it back, in no order.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,22 +13,33 @@ from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
 PACKINGS: dict[str, dict[str, Any]] = {
-  "plain": {"first": codecs.identity(), "second": codecs.identity()},
+  "plain": dict.fromkeys(("first", "second", "sums"), codecs.identity()),
   "packed": {},
 }
 """Arguments of `memory.compress_state` by the name of the packing."""
+
+OPTIMIZERS: dict[str, optax.GradientTransformation] = {
+  "adam": optax.adam(1e-3),
+  "adagrad": optax.adagrad(1e-2),
+  "adafactor": optax.adafactor(
+    1e-3, momentum=0.9, multiply_by_parameter_scale=False
+  ),
+}
+"""Optimizers by name; the first one's state is also kept on the host."""
 
 
 class UpdateProgram(NamedTuple):
   """A program that updates parameters.
 
   Attributes:
+    optimizer: name of the optimizer, a key of `OPTIMIZERS`.
     case: name of the packing and of the place of the state.
     fn: function of parameters, gradients and state.
     tx: optimizer that initializes the state.
     donated: positions of donated arguments.
   """
 
+  optimizer: str
   case: str
   fn: Callable[..., Any]
   tx: optax.GradientTransformation
@@ -36,18 +48,21 @@ class UpdateProgram(NamedTuple):
 
 def list_programs() -> Iterator[UpdateProgram]:
   """Yields the programs: state on the device, on the host naively, and ours."""
-  for name, options in PACKINGS.items():
-    adam = optax.adam(1e-3)
-    on_device = memory.compress_state(adam, min_leaf_size=0, **options)
-    on_host = memory.compress_state(
-      adam, min_leaf_size=0, memory_kind="pinned_host", **options
-    )
+  for (optimizer, tx), (name, options) in itertools.product(
+    OPTIMIZERS.items(), PACKINGS.items()
+  ):
+    on_device = memory.compress_state(tx, min_leaf_size=0, **options)
     step = functools.partial(step_on_device, on_device)
-    yield UpdateProgram(name, step, on_device, (0, 2))
+    yield UpdateProgram(optimizer, name, step, on_device, (0, 2))
+    if optimizer != next(iter(OPTIMIZERS)):
+      continue
+    on_host = memory.compress_state(
+      tx, min_leaf_size=0, memory_kind="pinned_host", **options
+    )
     naive = functools.partial(step_on_host, on_device, True)
-    yield UpdateProgram(f"{name}_host_naive", naive, on_device, (0,))
+    yield UpdateProgram(optimizer, f"{name}_host_naive", naive, on_device, (0,))
     ours = functools.partial(step_on_host, on_host, False)
-    yield UpdateProgram(f"{name}_host", ours, on_host, (0,))
+    yield UpdateProgram(optimizer, f"{name}_host", ours, on_host, (0,))
 
 
 def step_on_device(

@@ -9,7 +9,7 @@ from experiments.gpu_compile import Compiled
 
 
 def make_rows(
-  found: Iterable[tuple[str, Compiled]], leaves: int, width: int
+  found: Iterable[tuple[str, str, Compiled]], leaves: int, width: int
 ) -> Iterator[Row]:
   """Yields the rows of all cases.
 
@@ -17,12 +17,13 @@ def make_rows(
   the device is plain state.
 
   Args:
-    found: cases and their programs, in the order of `list_programs`.
+    found: optimizers, cases and their programs, in the order of
+      `list_programs`.
     leaves: number of matrices.
     width: number of rows and columns of each.
   """
-  known: dict[tuple[str, str], int] = {}
-  for case, program in found:
+  known: dict[tuple[str, str, str], int] = {}
+  for optimizer, case, program in found:
     on_host = "host" in case
     values: dict[str, int | None] = {"temp_bytes": program.memory.temp_bytes}
     if not on_host:
@@ -33,15 +34,15 @@ def make_rows(
       }
     for metric, value in values.items():
       assert value is not None, f"{metric} of {case} is unknown"
-      known[case, metric] = value
+      known[optimizer, case, metric] = value
       baseline = None
       if on_host:
-        baseline = known.get((f"{case}_naive", metric))
+        baseline = known.get((optimizer, f"{case}_naive", metric))
       elif case != "plain" and metric != "temp_bytes":
-        baseline = known["plain", metric]
+        baseline = known[optimizer, "plain", metric]
       yield Row(
         "state_compiled",
-        f"adam/{leaves}x{width}x{width}/{case}",
+        f"{optimizer}/{leaves}x{width}x{width}/{case}",
         metric,
         value,
         "bytes",

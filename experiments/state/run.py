@@ -11,8 +11,8 @@ from experiments.state.cases import list_programs
 
 def compile_all(
   leaves: int, width: int, gpu: str
-) -> Iterator[tuple[str, gpu_compile.Compiled]]:
-  """Yields each case and its compiled program.
+) -> Iterator[tuple[str, str, gpu_compile.Compiled]]:
+  """Yields each optimizer, case and its compiled program.
 
   Args:
     leaves: number of float32 matrices.
@@ -21,7 +21,7 @@ def compile_all(
   """
   like = jax.ShapeDtypeStruct((width, width), jnp.float32)
   params = {f"layer{i:03d}": like for i in range(leaves)}
-  for case, fn, tx, donated in list_programs():
+  for optimizer, case, fn, tx, donated in list_programs():
     # Shapes without shardings: memory kinds of arguments are not compiled.
     state = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
@@ -29,6 +29,7 @@ def compile_all(
     )
     args = params, params, state
     yield (
+      optimizer,
       case,
       gpu_compile.compile_for(fn, *args, gpu=gpu, donate_argnums=donated),
     )
