@@ -163,10 +163,12 @@ def compare_models(
     fresh: whether rows that are there already are measured again.
   """
   run = _Run(target, path, fresh)
-  for subject in subjects:
+  policies = [list_policies(subject.make_task) for subject in subjects]
+  _check_patterns(patterns, {p.name for found in policies for p in found})
+  for subject, found in zip(subjects, policies, strict=True):
     chosen = [
       p
-      for p in list_policies(subject.make_task)
+      for p in found
       if p.name == "plain"
       or any(fnmatch.fnmatch(p.name, pattern) for pattern in patterns)
     ]
@@ -175,6 +177,16 @@ def compare_models(
     if match:
       run.match_stock(subject)
   return run.list_rows()
+
+
+def _check_patterns(patterns: list[str], names: set[str]) -> None:
+  """Raises if a pattern matches no policy of any model."""
+  for pattern in patterns:
+    if not fnmatch.filter(names, pattern):
+      raise JobError(
+        f"`--policies` must match a policy each, of {', '.join(sorted(names))},"
+        f" got {pattern!r}."
+      )
 
 
 class _Run:

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.common.records import Row
 from experiments.residuals.policies import is_exact, is_ours
@@ -23,7 +24,8 @@ _MARKS = "osD^v<>pPXhH*d8"
 def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws one plot for each model, with the legend beside all of them.
 
-  Ours is a line over its budgets, stock policies are points.
+  Stock policies are points. Ours is a line over those of its budgets that no
+  other one beats in both bytes and time; the others are small points.
 
   Args:
     rows: of `experiments.residuals.compare`.
@@ -42,9 +44,9 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     axes = figure.add_subplot(lines, columns, i)
     handles |= _draw_model(axes, points, marks)
     axes.set_title(model, fontsize="medium")
-  figure.suptitle("Saving residuals: compiled for a GPU, times predicted")
-  figure.supxlabel("temporaries, GiB (logarithmic)")
-  figure.supylabel("step, ms")
+  figure.suptitle("Step time against memory: compiled for a GPU, not run")
+  figure.supxlabel("temporaries, % of plain (logarithmic)")
+  figure.supylabel("step, ms (predicted)")
   figure.legend(
     list(handles.values()),
     [name.replace("_", " ") for name in handles],
@@ -79,9 +81,11 @@ def _draw_model(
   """Draws the points of a model; returns what the legend shows, by label."""
   handles: dict[str, Artist] = {}
 
+  whole = points.get("plain", {}).get("temp_bytes", 0) or 1.0
+
   def place(policy: str) -> tuple[float, float]:
     found = points[policy]
-    return found["temp_bytes"] / 2**30, found["step_ms_predicted"]
+    return 100 * found["temp_bytes"] / whole, found["step_ms_predicted"]
 
   for policy in points:
     if is_ours(policy):
@@ -93,8 +97,9 @@ def _draw_model(
     )
   ours = sorted(place(p) for p in points if is_ours(p) and is_exact(p))
   if ours:
+    axes.plot(*zip(*ours, strict=True), ".", color="tab:blue", markersize=4)
     (handles["ours, lossless"],) = axes.plot(
-      *zip(*ours, strict=True), ".-", color="tab:blue", markersize=9
+      *zip(*_find_best(ours), strict=True), "o-", color="tab:blue", markersize=5
     )
   for policy, color in (("ours_8bits", "tab:green"), ("ours_4bits", "tab:red")):
     if policy in points:
@@ -103,6 +108,27 @@ def _draw_model(
         *place(policy), "*", color=color, markersize=11
       )
   axes.set_xscale("log")
+  axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  axes.xaxis.set_major_formatter("{x:g}")
+  axes.xaxis.set_minor_formatter(NullFormatter())
+  low, high = axes.get_xlim()
+  axes.set_xlim(low / 1.2, high * 1.2)
   axes.grid(alpha=0.3)
-  axes.tick_params(labelsize="small", which="both")
+  axes.tick_params(labelsize="small")
   return handles
+
+
+def _find_best(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+  """Returns the places that no other one beats in both coordinates.
+
+  Args:
+    places: in the order of their first coordinate.
+
+  >>> _find_best([(1, 9), (2, 9), (2, 5), (3, 7)])
+  [(1, 9), (2, 5)]
+  """
+  found: list[tuple[float, float]] = []
+  for place in places:
+    if not found or place[1] < found[-1][1]:
+      found.append(place)
+  return found

@@ -83,9 +83,13 @@ def _check_task(found: Any, text: str) -> Task:
   loss_fn, params, batch = found
   if not callable(loss_fn):
     raise JobError(f"{text!r} {_FORM}, got {loss_fn!r} for `loss_fn`.")
-  params, batch = _call(
-    text, jax.eval_shape, lambda *trees: trees, params, batch
-  )
+  for leaf in jax.tree.leaves((params, batch)):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
+      raise JobError(
+        f"{text!r}: `params` and `batch` must hold arrays or shapes, got"
+        f" {leaf!r}."
+      )
+  params, batch = jax.eval_shape(lambda *trees: trees, params, batch)
   if not jax.tree.leaves(params):
     raise JobError(f"{text!r} {_FORM}, got `params` without arrays.")
   loss = _call(text, jax.eval_shape, loss_fn, params, batch)

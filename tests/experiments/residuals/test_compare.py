@@ -36,6 +36,9 @@ def make_vector():
 def make_pair():
   return 1, 2
 
+def make_text():
+  return lambda params, batch: params.sum(), jnp.ones(3), ["train"]
+
 def raise_error():
   raise OSError("no data\\nhere")
 
@@ -163,6 +166,7 @@ def test_policies_of_a_model_without_blocks_are_around_its_loss(model):
   [
     ("make_vector", r"must return one floating-point number, got .*\(3,\)"),
     ("make_pair", r"must return \(loss_fn, params, batch\), got a tuple of 2"),
+    ("make_text", "`batch` must hold arrays or shapes, got 'train'"),
     ("raise_error", r"raises OSError: no data here"),
     ("NUMBER", "must name a function of .*, got 'NUMBER'"),
     ("nothing", "must name a function of .*, got 'nothing'"),
@@ -179,6 +183,11 @@ def test_files_that_are_not_there_are_refused(tmp_path):
     load_task("model")
   with pytest.raises(JobError, match="must name a file that exists"):
     load_task(f"{tmp_path}/none.py:make_loss")
+
+
+def test_patterns_that_match_no_policy_are_refused(model, tmp_path):
+  with pytest.raises(JobError, match="must match a policy .* got 'jax_dots'"):
+    run_command(model, tmp_path, policies=["ours*", "jax_dots"])
 
 
 def test_options_that_a_model_does_not_have_are_refused(model, tmp_path):
