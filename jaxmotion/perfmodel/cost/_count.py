@@ -10,7 +10,12 @@ import jax
 from jaxmotion.core import check_arrays, check_callable
 from jaxmotion.perfmodel.cost._assumptions import Assumptions
 from jaxmotion.perfmodel.cost._cost import Cost, Total
-from jaxmotion.perfmodel.cost._fusion import Kernel, fuse_kernels, moved_bytes
+from jaxmotion.perfmodel.cost._fusion import (
+  Kernel,
+  KernelStep,
+  fuse_kernels,
+  moved_bytes,
+)
 from jaxmotion.perfmodel.cost._liveness import Liveness
 from jaxmotion.perfmodel.cost._ops import count_flops, is_known, kind_of
 from jaxmotion.perfmodel.cost._trace import (
@@ -99,12 +104,12 @@ def _count_program(
     total.add_unknown(name, 1)
   for node in program.steps:
     total.add_step(node)
-  steps = fuse_kernels(program)
-  memory = Liveness(program, steps)
   done: dict[Value, int] = {}
-  for index, step in enumerate(steps):
+  own_bytes: dict[Step, int] = {}
+  steps = fuse_kernels(program)
+  for step in steps:
     inner = _count_inner(step.node, assumptions)
-    memory.run_kernel(index, sum(part.own_bytes for part in inner))
+    own_bytes[step.node] = sum(part.own_bytes for part in inner)
     for part in inner:
       total.add_inner(part.cost, part.times)
     if not inner:
@@ -119,9 +124,31 @@ def _count_program(
     tuple(total.kernels),
     total.totals,
     tuple(written),
-    memory.peak_bytes,
+    _count_peak(program, steps, own_bytes),
     total.unknown,
   )
+
+
+def _count_peak(
+  program: CountedProgram, steps: list[KernelStep], own_bytes: dict[Step, int]
+) -> int:
+  """Returns the most bytes that are alive at once.
+
+  Where no barrier forbids it, a compiler computes even costly elementwise
+  results in the backward pass again, rather than keep them from the forward
+  pass: it fuses them into their readers in both.
+
+  Args:
+    program: flat program.
+    steps: its kernels, if every costly result is computed once.
+    own_bytes: bytes that operations need which hold programs.
+  """
+  if not program.has_barriers:
+    steps = fuse_kernels(program, repeats_functions=True)
+  memory = Liveness(program, steps)
+  for index, step in enumerate(steps):
+    memory.run_kernel(index, own_bytes.get(step.node, 0))
+  return memory.peak_bytes
 
 
 def _list_copies(

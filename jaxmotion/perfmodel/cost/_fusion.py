@@ -78,13 +78,18 @@ class _Source(NamedTuple):
   nodes: dict[int, Step]
 
 
-def fuse_kernels(program: CountedProgram) -> list[KernelStep]:
+def fuse_kernels(
+  program: CountedProgram, repeats_functions: bool = False
+) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order.
 
   Args:
     program: flat program, traced by `trace_counted`.
+    repeats_functions: whether a costly result is computed in each kernel that
+      reads it, as other elementwise results are.
   """
-  return _list_kernels(program, _find_written(program))
+  written = _find_written(program, repeats_functions)
+  return _list_kernels(program, written)
 
 
 def _list_kernels(
@@ -170,7 +175,9 @@ def _sum_bytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _find_written(program: CountedProgram) -> set[Value]:
+def _find_written(
+  program: CountedProgram, repeats_functions: bool
+) -> set[Value]:
   """Returns the elementwise results that have to be written to memory."""
   written = {v.source for v in program.outputs if v is not None}
   readers: dict[Value, list[int]] = {}
@@ -183,12 +190,15 @@ def _find_written(program: CountedProgram) -> set[Value]:
         readers.setdefault(value.source, []).append(index)
         if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
-  _write_shared(program.steps, readers, written)
+  _write_shared(program.steps, readers, written, repeats_functions)
   return written
 
 
 def _write_shared(
-  nodes: tuple[Step, ...], readers: dict[Value, list[int]], written: set[Value]
+  nodes: tuple[Step, ...],
+  readers: dict[Value, list[int]],
+  written: set[Value],
+  repeats_functions: bool,
 ) -> None:
   """Adds results that several kernels read and that are cheaper to write.
 
@@ -214,7 +224,8 @@ def _write_shared(
       into |= kernels.get(out, frozenset((reader,)))
     times, read = len(into), inputs[own]
     is_dear = times * read > read + (1 + times) * own.nbytes
-    if times > 1 and (is_dear or node.name in COSTLY):
+    is_costly = node.name in COSTLY and not repeats_functions
+    if times > 1 and (is_dear or is_costly):
       written.add(own)
     else:
       kernels[own] = frozenset(into)

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxmotion.program import Step, Value, flatten, open_jaxpr
+from jaxmotion.program import (
+  CALLS,
+  Step,
+  Value,
+  flatten,
+  inner_jaxprs,
+  open_jaxpr,
+)
 
 
 class CountedProgram(NamedTuple):
@@ -19,12 +26,14 @@ class CountedProgram(NamedTuple):
     steps: operations in program order.
     outputs: results; None is a constant of the program's text.
     guessed: primitives that hold a jaxpr and are taken to run it once.
+    has_barriers: whether something holds the compiler to an order.
   """
 
   inputs: tuple[Value, ...]
   steps: tuple[Step, ...]
   outputs: tuple[Value | None, ...]
   guessed: tuple[str, ...]
+  has_barriers: bool
 
 
 def trace_counted(
@@ -52,5 +61,24 @@ def flatten_counted(jaxpr: Any, backend: str) -> CountedProgram:
   own = list(program.constants)[: len(open_jaxpr(jaxpr).constvars)]
   outputs = (v if isinstance(v, Value) else None for v in program.outputs)
   return CountedProgram(
-    (*own, *program.inputs), program.steps, tuple(outputs), program.guessed
+    (*own, *program.inputs),
+    program.steps,
+    tuple(outputs),
+    program.guessed,
+    _has_barriers(jaxpr),
   )
+
+
+def _has_barriers(jaxpr: Any) -> bool:
+  """Says whether a program has barriers, loops' bodies not looked at.
+
+  `jax.checkpoint` makes them, unless it is told that nothing outside could be
+  confused with what it repeats.
+  """
+  for eqn in open_jaxpr(jaxpr).eqns:
+    name = eqn.primitive.name
+    if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
+      return True
+    if name in CALLS and any(map(_has_barriers, inner_jaxprs(eqn))):
+      return True
+  return False

@@ -428,6 +428,21 @@ def test_a_loop_holds_what_it_reads_beside_what_it_stacks():
   assert predict_cost(double, array(50, 10)).peak_bytes >= F32 * (3 * rows + 10)
 
 
+def test_functions_are_kept_for_later_where_a_barrier_forbids_to_repeat_them():
+  def loss(w, x):
+    return jnp.sum(jnp.log(jnp.sum(jnp.exp(w[:, None] * x[None]), axis=1)))
+
+  def held(w, x):
+    return loss(jax.lax.optimization_barrier(w), x)
+
+  w = x = array(1000)
+  free, kept = (
+    predict_cost(jax.grad(fn), w, x).peak_bytes for fn in (loss, held)
+  )
+  # The exponential of the forward pass is computed again, or kept.
+  assert free < F32 * 10_000 and kept > F32 * 1000 * 1000
+
+
 def test_arrays_of_the_host_take_no_memory_of_the_device():
   def moved(x):
     y = jax.device_put(jnp.sin(x), jax.memory.Space.Host)
