@@ -35,6 +35,7 @@ from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
 from jaxmotion.program import program_memory
 
 _MOST_BYTES = 1e18
+_MOST_SECONDS = 1e9
 OPTIONS = (offload(), recompute())
 
 
@@ -70,6 +71,7 @@ def fit_memory(
   optimizer: optax.GradientTransformation | None = None,
   measure_memory: MeasureMemory | None = program_memory_bytes,
   progress: Callable[[str], object] | None = None,
+  time_limit_s: float | None = None,
 ) -> MemoryPlan:
   r"""Chooses how to save residuals so that a step fits into memory.
 
@@ -119,6 +121,8 @@ def fit_memory(
       None trusts the prediction.
     progress: function of a line of text that says what is tried, such as
       `print`.
+    time_limit_s: seconds after which nothing further is tried once a plan fits;
+      None has no limit. The plan may then depend on the machine's speed.
 
   Returns:
     The plan; `plan.wrap(fn)` saves its residuals by the plan.
@@ -159,6 +163,8 @@ def fit_memory(
     check_callable("measure_memory", measure_memory)
   if progress is not None:
     check_callable("progress", progress)
+  if time_limit_s is not None:
+    check_positive("time_limit_s", time_limit_s, _MOST_SECONDS)
   options = _check_options(options)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args, has_aux)
@@ -177,7 +183,7 @@ def fit_memory(
     lambda line: progress(line) if progress else None,
   )
   may_recompute = any(isinstance(o, recompute) for o in options)
-  search = RecipeSearch(prices, actions, may_recompute)
+  search = RecipeSearch(prices, actions, may_recompute, time_limit_s)
   return select_fastest(search, budget_bytes, measure_memory, notes)
 
 

@@ -1,8 +1,9 @@
 """Lists recipes to choose from, and prices them.
 
-1. The plain function, and each policy of `jax.checkpoint`.
-2. Minimum cuts of several budgets. Between a cut that is too large and one
-   that fits, further budgets are tried (`refine`).
+1. The plain function, each policy of `jax.checkpoint`, and the default cut. The
+   others are priced only if the plain function does not fit (`extend`).
+2. Policies of names, and minimum cuts of several budgets. Between a cut that is
+   too large and one that fits, further budgets are tried (`refine`).
 3. Cuts that recompute a single residual, or save single names.
 4. Cuts whose residuals are all encoded, or all on the host.
 5. Cuts that keep each residual in its own way. Costs of keeping residuals add
@@ -13,7 +14,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,10 +33,13 @@ from jaxmotion.planner.residuals._layers import layer_of
 from jaxmotion.planner.residuals._pareto import ParetoFront
 from jaxmotion.planner.residuals._prices import StepPrices
 from jaxmotion.planner.residuals._recipe import PLAIN, Recipe, Rules, make_cut
-from jaxmotion.planner.residuals._stock import list_stock_recipes
+from jaxmotion.planner.residuals._stock import (
+  list_name_recipes,
+  list_stock_recipes,
+)
 
 # Shares of the residuals' bytes. None recomputes what is nearly free.
-_SHARES = (1.0, None, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.0)
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 _CODED_SHARES = (None, 0.5, 0.25, 0.1)
 _MIXED_SHARES = (None, 0.4, 0.15)
 # Residuals that are recomputed alone, and names that are saved alone.
@@ -41,7 +47,7 @@ _MOST_SINGLES = 6
 # A share of a step's seconds for which nothing is changed.
 _PLAIN_SHARE = 0.01
 # Budgets that are tried between two neighbors.
-_REFINEMENTS = 3
+_REFINEMENTS = 4
 
 
 class Candidate(NamedTuple):
@@ -67,6 +73,8 @@ class RecipeSearch:
     prices: prices of the function's steps.
     actions: codecs and `offload`s that may be chosen.
     may_recompute: whether residuals may be recomputed.
+    time_limit_s: seconds after which no further recipe is priced, but for the
+      first ones.
   """
 
   def __init__(
@@ -74,14 +82,35 @@ class RecipeSearch:
     prices: StepPrices,
     actions: Sequence[Action],
     may_recompute: bool,
+    time_limit_s: float | None = None,
   ):
     self.prices = prices
     self._actions, self._may_recompute = actions, may_recompute
+    limit_s = math.inf if time_limit_s is None else time_limit_s
+    self._end_s = time.monotonic() + limit_s
     self._found: dict[Recipe, Candidate] = {}
-    for recipe in self._list_recipes():
+    self._is_extended = False
+    for recipe in self._list_first():
       self._add(recipe)
-    for share in _MIXED_SHARES if actions else ():
-      for candidate in self._list_mixed(share if may_recompute else 1.0):
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the time limit is over."""
+    return time.monotonic() > self._end_s
+
+  def extend(self) -> None:
+    """Prices all other recipes, if that was not done yet."""
+    if self._is_extended:
+      return
+    self._is_extended = True
+    for recipe in self._list_others():
+      if self.is_over:
+        return
+      self._add(recipe)
+    for share in _MIXED_SHARES if self._actions else ():
+      if self.is_over:
+        return
+      for candidate in self._list_mixed(share if self._may_recompute else 1.0):
         self._found.setdefault(candidate.recipe, candidate)
 
   @property
@@ -108,12 +137,14 @@ class RecipeSearch:
     Args:
       most_bytes: most predicted bytes of everything on the device.
     """
+    if not self._is_extended:
+      return
     families = {c.recipe.rules for c in self._found.values() if _has_share(c)}
     fits = [c for c in self.candidates if c.device_bytes <= most_bytes]
     best_s = fits[0].step_s if fits else float("inf")
     for rules in families:
       for _ in range(_REFINEMENTS):
-        if not self._halve_gap(rules, most_bytes, best_s):
+        if self.is_over or not self._halve_gap(rules, most_bytes, best_s):
           break
 
   def _halve_gap(self, rules: Rules, most_bytes: float, best_s: float) -> bool:
@@ -137,22 +168,39 @@ class RecipeSearch:
       self._found[recipe] = Candidate(recipe, *price)
     return self._found[recipe]
 
-  def _list_recipes(self) -> Iterator[Recipe]:
+  def _list_first(self) -> Iterator[Recipe]:
     yield PLAIN
     # Its errors say what no way of saving residuals allows.
     yield make_cut(None if self._may_recompute else 1.0)
     if self._may_recompute:
       yield from list_stock_recipes(self.prices.landmarks)
+
+  def _list_others(self) -> Iterator[Recipe]:
+    if self._may_recompute:
       yield from map(make_cut, _SHARES)
+      if self.prices.landmarks.has_loops or self._is_stock_smaller():
+        yield from list_name_recipes(self.prices.landmarks)
       yield from self._list_singles()
     for action in self._actions:
       for share in _CODED_SHARES if self._may_recompute else (1.0,):
         yield make_cut(share, (("", action),), f"{_format_action(action)}")
 
+  def _is_stock_smaller(self) -> bool:
+    """Returns whether a stock policy holds less than the plain function.
+
+    If none does, then what is repeated is alive at the same time.
+    """
+    stock = [c for c in self._found.values() if c.recipe.kind == "stock"]
+    least = min(c.device_bytes for c in stock)
+    return least < 0.95 * self.plain.device_bytes
+
   def _list_singles(self) -> Iterator[Recipe]:
     """Yields cuts that recompute one residual, or save names alone."""
     names = self.prices.landmarks.names[:_MOST_SINGLES]
-    for some in [names, *((name,) for name in names)] if names else ():
+    alone = [names] if names else []
+    if len(names) > 1 and not self.prices.landmarks.has_loops:
+      alone += [(name,) for name in names]
+    for some in alone:
       rules = tuple((f"/{re.escape(name)}$", save()) for name in some)
       words = f"names {', '.join(some)} alone"
       yield make_cut(None, (*rules, ("", recompute())), words)

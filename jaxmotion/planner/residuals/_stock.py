@@ -11,6 +11,13 @@ from jaxmotion.planner.residuals._recipe import Policy, Recipe
 from jaxmotion.program import flatten, inner_jaxprs
 
 _POLICIES = jax.checkpoint_policies
+# "" is none: nothing is saved.
+_PLAIN_POLICIES = (
+  "",
+  "everything_saveable",
+  "dots_saveable",
+  "dots_with_no_batch_dims_saveable",
+)
 # Names given by `checkpoint_name` that are tried alone; the first ones.
 _MOST_NAMES = 8
 
@@ -47,18 +54,26 @@ def find_landmarks(jaxpr: Any) -> Landmarks:
 def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
   """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies.
 
-  Policies of names are tried in loop bodies alone, if there are loops.
+  Args:
+    landmarks: names and loops of the function.
+  """
+  for name in _PLAIN_POLICIES:
+    policy = getattr(_POLICIES, name) if name else None
+    yield _make_stock(name, policy, False)
+    if landmarks.has_loops:
+      yield _make_stock(name, policy, True)
+
+
+def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by policies of names.
+
+  If there are loops, their bodies alone are wrapped.
 
   Args:
     landmarks: names and loops of the function.
   """
-  has_loops = landmarks.has_loops
-  for name, policy in _list_policies():
-    yield _make_stock(name, policy, False)
-    if has_loops:
-      yield _make_stock(name, policy, True)
   for name, policy in _list_name_policies(landmarks.names):
-    yield _make_stock(name, policy, has_loops)
+    yield _make_stock(name, policy, landmarks.has_loops)
 
 
 def _make_stock(name: str, policy: Policy | None, in_loops: bool) -> Recipe:
@@ -66,16 +81,6 @@ def _make_stock(name: str, policy: Policy | None, in_loops: bool) -> Recipe:
   if in_loops:
     words += " of loop bodies"
   return Recipe(words, "stock", policy=policy, in_loops=in_loops)
-
-
-def _list_policies() -> Iterator[tuple[str, Policy | None]]:
-  yield "", None
-  for name in (
-    "everything_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-  ):
-    yield name, getattr(_POLICIES, name)
 
 
 def _list_name_policies(names: Sequence[str]) -> Iterator[tuple[str, Policy]]:

@@ -92,7 +92,9 @@ def searched(model, *options):
   """The priced recipes of a model."""
   fn, *args = MODELS[model]
   prices = StepPrices(fn, args, PLATFORM)
-  return RecipeSearch(prices, options, may_recompute=True)
+  search = RecipeSearch(prices, options, may_recompute=True)
+  search.extend()
+  return search
 
 
 def predict(model, wrap):
@@ -248,9 +250,26 @@ def test_the_function_is_traced_a_few_times_only():
   plan = planner.fit_memory(
     counted, args[0], (args[1],), PLATFORM, 1e9, progress=lines.append
   )
-  assert count <= 8 < len(lines)
+  assert count <= 8 <= len(lines)
   compiled = [line for line in lines if "compiling" in line]
   assert compiled == ["compiling: plain"] and plan.compiled_bytes is not None
+
+
+def test_a_time_limit_ends_the_search():
+  fn, params, x = MODELS["mlp"]
+  lines = []
+  plan = planner.fit_memory(
+    fn,
+    params,
+    (x,),
+    PLATFORM,
+    searched("mlp").plain.device_bytes - 1,
+    measure_memory=None,
+    progress=lines.append,
+    time_limit_s=1e-6,
+  )
+  assert plan.name != "plain"
+  assert not any("memory_budget" in line for line in lines)
 
 
 def test_other_results_and_optimizer_state_have_their_place():
