@@ -18,6 +18,7 @@ from jaxmotion.program._flatten import (
   array_bytes as array_bytes,
   describe_equation as describe_equation,
   flatten as flatten,
+  has_barriers as has_barriers,
   has_effects as has_effects,
   inner_jaxprs as inner_jaxprs,
   loop_body_name as loop_body_name,

@@ -343,6 +343,24 @@ def has_effects(eqn: core.JaxprEqn) -> bool:
   return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
 
 
+def has_barriers(jaxpr: Any) -> bool:
+  """Says whether a program has barriers, loops' bodies not looked at.
+
+  `jax.checkpoint` makes them, unless it is told that nothing outside could be
+  confused with what it repeats.
+
+  Args:
+    jaxpr: the program, closed or not.
+  """
+  for eqn in open_jaxpr(jaxpr).eqns:
+    name = eqn.primitive.name
+    if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
+      return True
+    if name in CALLS and any(map(has_barriers, inner_jaxprs(eqn))):
+      return True
+  return False
+
+
 def open_jaxpr(jaxpr: Any) -> Any:
   """Returns the jaxpr inside a closed one; its constants are `constvars`."""
   return getattr(jaxpr, "jaxpr", jaxpr)

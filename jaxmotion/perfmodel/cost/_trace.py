@@ -9,11 +9,10 @@ import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxmotion.program import (
-  CALLS,
   Step,
   Value,
   flatten,
-  inner_jaxprs,
+  has_barriers,
   open_jaxpr,
 )
 
@@ -65,20 +64,5 @@ def flatten_counted(jaxpr: Any, backend: str) -> CountedProgram:
     program.steps,
     tuple(outputs),
     program.guessed,
-    _has_barriers(jaxpr),
+    has_barriers(jaxpr),
   )
-
-
-def _has_barriers(jaxpr: Any) -> bool:
-  """Says whether a program has barriers, loops' bodies not looked at.
-
-  `jax.checkpoint` makes them, unless it is told that nothing outside could be
-  confused with what it repeats.
-  """
-  for eqn in open_jaxpr(jaxpr).eqns:
-    name = eqn.primitive.name
-    if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
-      return True
-    if name in CALLS and any(map(_has_barriers, inner_jaxprs(eqn))):
-      return True
-  return False

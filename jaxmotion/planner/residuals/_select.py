@@ -133,9 +133,11 @@ class _Selector:
 
   def _choose_next(self, best: Candidate | None) -> Candidate | None:
     """Returns the candidate to look at next; None if the search is over."""
-    is_over = len(self.compiled) >= _MOST_COMPILED
-    if is_over and self._measure is not None:
+    is_over = best is not None and self._search.is_over
+    if is_over or len(self.compiled) >= _MOST_COMPILED:
       return None
+    if self._expect_bytes(self._search.plain) > self._budget:
+      self._search.extend()
     kind = self._ratio.get("cut", 1.0)
     self._search.refine(self._budget / kind)
     # Recipes of one kind and one price are one program.

@@ -257,19 +257,23 @@ def test_the_function_is_traced_a_few_times_only():
 
 def test_a_time_limit_ends_the_search():
   fn, params, x = MODELS["mlp"]
-  lines = []
-  plan = planner.fit_memory(
-    fn,
-    params,
-    (x,),
-    PLATFORM,
-    searched("mlp").plain.device_bytes - 1,
-    measure_memory=None,
-    progress=lines.append,
-    time_limit_s=1e-6,
-  )
-  assert plan.name != "plain"
-  assert not any("memory_budget" in line for line in lines)
+  budget = searched("mlp").plain.device_bytes - 1
+  found = {}
+  for limit_s in (1e-6, None):
+    lines = []
+    plan = planner.fit_memory(
+      fn,
+      params,
+      (x,),
+      PLATFORM,
+      budget,
+      measure_memory=None,
+      progress=lines.append,
+      time_limit_s=limit_s,
+    )
+    assert plan.name != "plain"
+    found[limit_s] = any("memory_budget" in line for line in lines)
+  assert found == {1e-6: False, None: True}
 
 
 def test_other_results_and_optimizer_state_have_their_place():
