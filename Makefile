@@ -8,7 +8,7 @@ ARGS ?=
 # Files stay in order, so that those that compile alike follow each other.
 TOGETHER := --dist=loadfile --no-loadscope-reorder
 
-.PHONY: train test pytest lint types codecs kernels compile-kernels hosts newest clean
+.PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs newest clean
 
 # Train digits under six exchanges; print a table, write rows and a plot to
 # results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
@@ -53,6 +53,13 @@ compile-kernels: $(VENV)/installed
 hosts: $(VENV)/installed
 	$(RUN) -m experiments.hosts $(ARGS)
 
+# Build the documentation site in site/. A warning is an error, as are links to
+# pages or sections that do not exist. Links to other sites:
+# make docs ARGS="-b linkcheck"
+docs: $(VENV)/docs-installed
+	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
+	  docs site $(ARGS)
+
 # Run the library's own tests on another interpreter with the newest JAX:
 # make newest PYTHON=python3.12
 newest:
@@ -70,6 +77,10 @@ $(VENV)/installed: pyproject.toml
 	$(RUN) -m pip install --quiet --no-compile -e '.[$(EXTRAS)]'
 	touch $@
 
-# Remove the environments and results/.
+$(VENV)/docs-installed: $(VENV)/installed
+	$(RUN) -m pip install --quiet --no-compile -e '.[docs]'
+	touch $@
+
+# Remove the environments, results/ and site/.
 clean:
-	rm -rf $(VENV) .venv-newest results
+	rm -rf $(VENV) .venv-newest results site docs/reference

@@ -1,10 +1,9 @@
 """Composable compression transforms for data in motion in JAX training.
 
-Add one line to an optax chain:
+Add one line to an optax chain::
 
   tx = optax.chain(
-    jaxmotion.exchange("data", codecs.feedback(codecs.topk(density=0.01))),
-    optax.adamw(3e-4),
+    jaxmotion.exchange("data", codecs.uniform(bits=8)), optax.adamw(3e-4)
   )
 """
 

@@ -1,0 +1,182 @@
+"""Configuration of the documentation site, which `make docs` builds.
+
+Pages of the reference are made from docstrings: one for each public name.
+"""
+
+import importlib
+import inspect
+import pathlib
+import re
+import socket
+from typing import Any
+
+ROOMS = (
+  "transforms",
+  "codecs",
+  "presets",
+  "collectives",
+  "checkpoint",
+  "memory",
+  "nnx",
+  "linen",
+  "planner",
+  "perfmodel",
+  "hetero",
+  "controllers",
+  "wire",
+  "testing",
+)
+
+project = "jaxmotion"
+author = "the jaxmotion authors"
+copyright = f"2026, {author}"
+extensions = [
+  "sphinx.ext.autodoc",
+  "sphinx.ext.autosummary",
+  "sphinx.ext.intersphinx",
+  "sphinx.ext.napoleon",
+  "sphinx.ext.viewcode",
+  "myst_nb",
+  "sphinx_copybutton",
+]
+exclude_patterns = ["results", "templates"]
+templates_path = ["templates"]
+html_theme = "sphinx_book_theme"
+html_title = "jaxmotion"
+html_theme_options = {"show_toc_level": 2}
+
+# Single backticks link to what they name, if it is public.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+autosummary_imported_members = True
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+# Notebooks are run by tests, in a small form.
+nb_execution_mode = "off"
+
+
+def _is_online() -> bool:
+  """Returns whether pages of other projects can be linked to."""
+  try:
+    socket.create_connection(("docs.jax.dev", 443), timeout=3).close()
+  except OSError:
+    return False
+  return True
+
+
+# The inventories of other projects need a network. Without one, names of theirs
+# are text.
+intersphinx_mapping = (
+  {
+    "jax": ("https://docs.jax.dev/en/latest", None),
+    "optax": ("https://optax.readthedocs.io/en/latest", None),
+    "flax": ("https://flax.readthedocs.io/en/latest", None),
+    "numpy": ("https://numpy.org/doc/stable", None),
+  }
+  if _is_online()
+  else {}
+)
+
+
+def list_names(module: str) -> list[str]:
+  """Returns the public names of a module, without those of modules.
+
+  Args:
+    module: its full name.
+
+  Example:
+    >>> list_names("jaxmotion.presets")[:2]
+    ['demo', 'dgc']
+  """
+  namespace = vars(importlib.import_module(module))
+  return [
+    name
+    for name, value in namespace.items()
+    if not name.startswith("_") and not inspect.ismodule(value)
+  ]
+
+
+def write_reference(folder: pathlib.Path) -> None:
+  """Writes a page with a table of the names of each room.
+
+  Args:
+    folder: of the pages; the pages of names go below it.
+  """
+  folder.mkdir(exist_ok=True)
+  for room in ("", *ROOMS):
+    module = f"jaxmotion.{room}".rstrip(".")
+    lines = [
+      module,
+      "=" * len(module),
+      "",
+      f".. automodule:: {module}",
+      "   :no-members:",
+      "",
+      f".. currentmodule:: {module}",
+      "",
+      ".. autosummary::",
+      "   :toctree: names",
+      "   :nosignatures:",
+      "",
+      *(f"   {name}" for name in list_names(module)),
+      "",
+    ]
+    path = folder / f"{room or 'jaxmotion'}.rst"
+    text = "\n".join(lines)
+    # An unchanged page is not built again.
+    if not path.exists() or path.read_text() != text:
+      path.write_text(text)
+
+
+def escape_text(text: str) -> str:
+  r"""Returns a line of a docstring as reStructuredText wants it.
+
+  Args:
+    text: line, with single backticks, signatures and absolute values.
+
+  Example:
+    >>> print(escape_text("(x, *, key, **rest) of `Codec`s, |x| and `|x|`"))
+    (x, \*, key, \*\*rest) of `Codec`\ s, \|x\| and `|x|`
+  """
+  parts = re.split(r"(`[^`]*`)", text)
+  for i in range(0, len(parts), 2):
+    part = parts[i].replace("|", r"\|")
+    part = re.sub(r"(?<=[ (])\*(?=, |args,|\w+\))", r"\\*", part)
+    part = re.sub(r"\*\*(?=\w+[),])", r"\\*\\*", part)
+    is_plural = i > 0 and part[:1].isalpha()
+    parts[i] = rf"\ {part}" if is_plural else part
+  return "".join(parts)
+
+
+def escape_lines(lines: list[str]) -> None:
+  """Escapes the text of a docstring in place, without examples and formulas.
+
+  Args:
+    lines: of the docstring.
+  """
+  formula_indent: int | None = None
+  for i, line in enumerate(lines):
+    text = line.lstrip()
+    indent = len(line) - len(text)
+    if formula_indent is not None and text and indent <= formula_indent:
+      formula_indent = None
+    if text.startswith(".. math::"):
+      formula_indent = indent
+    if formula_indent is None and not text.startswith((">>>", "...")):
+      lines[i] = escape_text(line)
+
+
+def setup(app: Any) -> None:
+  """Writes the reference before Sphinx reads the pages."""
+  write_reference(pathlib.Path(__file__).parent / "reference")
+  # Before the extension that reads sections such as `Args:`.
+  app.connect(
+    "autodoc-process-docstring",
+    lambda *arguments: escape_lines(arguments[-1]),
+    priority=400,
+  )

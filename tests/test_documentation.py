@@ -1,0 +1,33 @@
+"""Pages of the documentation site; `make docs` builds it."""
+
+import inspect
+import runpy
+
+import jaxmotion
+from tests.paths import ROOT
+
+CONFIG = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+INDEX = (ROOT / "docs" / "index.md").read_text().splitlines()
+
+
+def test_the_reference_has_every_public_room():
+  found = {
+    name
+    for name, value in vars(jaxmotion).items()
+    if inspect.ismodule(value) and not name.startswith("_")
+  }
+  internal = {"core", "kernels", "program"}
+  # Rooms that need Flax are imported by those who use it.
+  assert set(CONFIG["ROOMS"]) == (found - internal) | {"nnx", "linen"}
+  assert {f"reference/{room}" for room in CONFIG["ROOMS"]} <= set(INDEX)
+
+
+def test_the_index_lists_every_page():
+  pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+  assert pages <= set(INDEX)
+
+
+def test_a_page_of_the_reference_lists_the_names_of_its_room(tmp_path):
+  CONFIG["write_reference"](tmp_path)
+  text = (tmp_path / "presets.rst").read_text().splitlines()
+  assert {"   demo", "   power_sgd"} <= set(text)
