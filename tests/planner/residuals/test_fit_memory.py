@@ -272,8 +272,8 @@ def test_a_time_limit_ends_the_search():
       time_limit_s=limit_s,
     )
     assert plan.name != "plain"
-    found[limit_s] = any("memory_budget" in line for line in lines)
-  assert found == {1e-6: False, None: True}
+    found[limit_s] = len(lines)
+  assert 0 < found[1e-6] < found[None]
 
 
 def test_other_results_and_optimizer_state_have_their_place():
