@@ -121,8 +121,7 @@ class Codec(abc.ABC):
   @property
   def has_state(self) -> bool:
     """Whether it remembers anything between calls, such as error memory."""
-    sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
-    return bool(jax.tree.leaves(jax.eval_shape(self.init, sample)))
+    return _has_state(self)
 
   def init(self, like: ShapedLike) -> PyTree:
     """Returns the state for an array of this shape and dtype.
@@ -404,6 +403,12 @@ def _describe_row(leaf: Any) -> str:
 
 def _describe_leaf(leaf: Any) -> str:
   return shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_state(codec: Codec) -> bool:
+  sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
+  return bool(jax.tree.leaves(jax.eval_shape(codec.init, sample)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,6 +11,19 @@ from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_layout import block_shape
 
 
+class LeafLayout(NamedTuple):
+  """Division of one leaf of a payload into rows, blocks and elements.
+
+  Attributes:
+    pieces: (first row, rows) of each piece that a tile stores separately.
+    per_element: True if the leaf has an entry for each element of a block,
+      False if it has one for each block.
+  """
+
+  pieces: tuple[tuple[int, int], ...]
+  per_element: bool
+
+
 class BlockLayout(NamedTuple):
   """Division of a flat array into planes, blocks and elements.
 
@@ -32,18 +45,15 @@ class BlockLayout(NamedTuple):
     """Whether the last block reaches beyond the end of the array."""
     return self.planes * self.blocks * self.width != self.size
 
+  def leaf_shape(self, leaf: LeafLayout) -> tuple[int, ...]:
+    """Returns the shape of a leaf of a payload.
 
-class LeafLayout(NamedTuple):
-  """Division of one leaf of a payload into rows, blocks and elements.
-
-  Attributes:
-    pieces: (first row, rows) of each piece that a tile stores separately.
-    per_element: True if the leaf has an entry for each element of a block,
-      False if it has one for each block.
-  """
-
-  pieces: tuple[tuple[int, int], ...]
-  per_element: bool
+    Args:
+      leaf: layout of the leaf.
+    """
+    rows = max(first + count for first, count in leaf.pieces)
+    shape = rows, self.blocks
+    return (*shape, self.width) if leaf.per_element else shape
 
 
 class Tile(NamedTuple):

@@ -1,9 +1,10 @@
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxmotion import codecs
+from jaxmotion import codecs, make_key
 from jaxmotion.testing import (
   check_codec,
   check_round_trips,
@@ -49,3 +50,16 @@ def test_stochastic_rounding_is_unbiased(bits, symmetric):
     bits=bits, symmetric=symmetric, rounding="stochastic", block=32
   )
   check_unbiased(codec, jnp.asarray(ARRAYS["odd"]))
+
+
+@NAMES
+def test_the_stated_payload_is_that_of_the_encoder(name):
+  """Payloads in blocks are stated by formula, others by a trace."""
+  codec = CODECS[name]
+
+  def encode(x):
+    return codec.encode(x, codec.init(x), make_key(0))[0]
+
+  for shape in ((8, 16, 33), (50, 256)):
+    like = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    assert codec.payload_like(like) == jax.eval_shape(encode, like)

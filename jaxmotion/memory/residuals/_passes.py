@@ -38,7 +38,7 @@ class Passes:
 
   def residual_names(self) -> list[str]:
     """Returns the names of all residuals that a rule may match."""
-    return self._traced.residual_names()
+    return list(self._traced.residual_names())
 
   def saved_residuals(self) -> list[Residual]:
     """Returns the residuals whose encoded buffers `forward` returns."""

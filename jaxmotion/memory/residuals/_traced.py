@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +28,10 @@ from jaxmotion.memory.residuals.choose import (
   Diagnostics,
   Options,
   Residual,
+  ResidualChooser,
   Selection,
-  choose_residuals,
+  count_device_bytes,
+  find_largest_share,
 )
 from jaxmotion.memory.residuals.run import (
   HostBuffers,
@@ -39,23 +41,12 @@ from jaxmotion.memory.residuals.run import (
   run_scan,
 )
 from jaxmotion.memory.residuals.trace import (
+  check_effects,
   evaluate_max_pool,
   is_max_pool,
   trace_joint,
 )
 from jaxmotion.program import Step, evaluate, flatten, read_operand
-
-# Effects that `jax.checkpoint` allows. Inside shard_map the names of mesh axes
-# count as effects.
-_ALLOWED_EFFECTS = (
-  "DebugEffect",
-  "ErrorEffect",
-  "NamedAxisEffect",
-  "OrderedDebugEffect",
-)
-
-# Steps of the search for the share that a budget in bytes allows.
-_SHARES = 32
 
 
 @jax.tree_util.register_static
@@ -116,7 +107,7 @@ class TracedFunction:
       return self._result.arrays
 
     closed = jax.make_jaxpr(flat)(*self.leaves)
-    _check_effects(fn, closed.jaxpr.effects)
+    check_effects(fn, closed.jaxpr.effects)
     self._program = flatten(closed)
     tracers = {
       v: c
@@ -127,41 +118,103 @@ class TracedFunction:
     self._inputs = [*tracers, *self._program.inputs]
     self._out_is_inexact = [is_inexact(a) for a in closed.out_avals]
     self._scans = _prepare_scans(self._program.steps, options, prefix, repeats)
-    joint = trace_joint(
-      self._evaluate, [*self.closed_over, *self.leaves], closed.out_avals
-    )
+    self._out_avals = closed.out_avals
     names = [f"closed_over_{i}" for i in range(len(tracers))]
     names += [leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
     always_live += [path[0].idx in live_args for path in given.paths]
-    self._choose = functools.partial(
-      choose_residuals,
+    self._make_chooser = functools.partial(
+      ResidualChooser,
       input_names=names,
       always_live=always_live,
       options=options,
       prefix=prefix,
       repeats=repeats,
     )
-    self.selection = self._choose(joint)
+    self._budget, self._measures = options.memory_budget, options.measure
     self._narrower: dict[_Wanted, Selection] = {}
+    self._choosers: dict[tuple[int, ...], ResidualChooser] = {}
+    self._chooser()  # Errors are raised here.
+
+  @functools.cached_property
+  def selection(self) -> Selection:
+    """The residuals that are saved where all gradients are wanted."""
+    return self._chooser().choose(self._budget)
+
+  def with_budget(self, budget: float) -> TracedFunction:
+    """Returns the function with residuals for another budget.
+
+    The joint program depends on the residuals of loops alone: where these stay
+    the same, nothing is traced again.
+
+    Args:
+      budget: share of the bytes that the fastest step saves.
+    """
+    found = copy.copy(self)
+    vars(found).pop("selection", None)
+    found._budget, found._narrower = budget, {}
+    found._scans = self._scans_with_budget(budget)
+    return found
+
+  def count_bytes(self) -> int:
+    """Returns the encoded bytes of all residuals on the device."""
+    return count_device_bytes(self.saved_residuals())
+
+  def estimate_bytes(self, budget: float) -> int:
+    """Returns nearly what `with_budget(budget)` counts.
+
+    The joint program is the one that is there, whatever the residuals of loops.
+    """
+    selection = self._chooser().choose(budget)
+    inner = self._scans_with_budget(budget).values()
+    return count_device_bytes(self._own_residuals(selection)) + sum(
+      scan.body.count_bytes() for scan in inner
+    )
+
+  def keep_flows(self, keep: bool) -> None:
+    """Keeps, or frees, what makes `with_budget` fast."""
+    for chooser in self._choosers.values():
+      chooser.keep_flows(keep)
+    for scan in self._scans.values():
+      scan.body.keep_flows(keep)
+
+  def _scans_with_budget(self, budget: float) -> dict[int, _ScanStep]:
+    return {
+      i: scan._replace(body=scan.body.with_budget(budget))
+      for i, scan in self._scans.items()
+    }
+
+  def _chooser(self) -> ResidualChooser:
+    """Returns the chooser of the joint program, with loops as they are."""
+    # The bodies keep their selections.
+    key = tuple(id(scan.body.selection) for scan in self._scans.values())
+    if key not in self._choosers:
+      values = [*self.closed_over, *self.leaves]
+      joint = trace_joint(self._evaluate, values, self._out_avals)
+      self._choosers[key] = self._make_chooser(joint)
+    return self._choosers[key]
 
   def saved_residuals(self) -> list[Residual]:
     """Returns the saved residuals, those of loops included."""
-    saved = [s.residual for s in self.selection.saved]
-    if self._scans:
-      # Buffers that a loop returns are counted as residuals of its body.
-      saved = [r for r in saved if not r.is_of_scan]
+    saved = self._own_residuals(self.selection)
     inner = (scan.body for scan in self._scans.values())
     return saved + [r for body in inner for r in body.saved_residuals()]
 
-  def residual_names(self) -> list[str]:
-    """Returns the names of all residuals that a rule may match."""
-    return [r.name for r in self.saved_residuals()] + self._matched_names()
+  def _own_residuals(self, selection: Selection) -> list[Residual]:
+    """Returns the residuals of a selection but for those of loops."""
+    saved = [s.residual for s in selection.saved]
+    # Buffers that a loop returns are counted as residuals of its body.
+    return [r for r in saved if not (self._scans and r.is_of_scan)]
+
+  def residual_names(self) -> Iterator[str]:
+    """Yields the names of all residuals that a rule may match."""
+    yield from (r.name for r in self.saved_residuals())
+    yield from self._matched_names()
 
   def _matched_names(self) -> list[str]:
     """Returns names of values that got an action, those of loops included."""
     inner = (scan.body for scan in self._scans.values())
-    own = list(self.selection.matched_names)
+    own = list(self._chooser().matched_names)
     return own + [name for body in inner for name in body._matched_names()]
 
   def __call__(
@@ -175,12 +228,12 @@ class TracedFunction:
     Returns:
       The result, and diagnostics of the forward pass.
     """
-    selection, count = self.selection, len(self.closed_over)
+    count = len(self.closed_over)
 
     @jax.custom_vjp
     def run(closed_over: list[Array], leaves: list[Array]) -> Any:
-      if selection.measured:
-        return evaluate_outputs(selection, [*closed_over, *leaves])
+      if self._measures and self.selection.measured:
+        return evaluate_outputs(self.selection, [*closed_over, *leaves])
       # Not the joint program: JAX drops checks from loops that it
       # differentiates.
       return self._evaluate(*closed_over, *leaves)
@@ -211,14 +264,14 @@ class TracedFunction:
     Barriers tie all gradients of a backward pass together, so that a compiler
     would keep those that nothing reads.
     """
-    joint = self.selection.joint
-    pairs = list(zip(joint.gradients, wanted.flags, strict=True))
+    chooser = self._chooser()
+    pairs = list(zip(chooser.joint.gradients, wanted.flags, strict=True))
     if all(is_wanted or g is None for g, is_wanted in pairs):
       return self.selection
     if wanted not in self._narrower:
       gradients = tuple(g if is_wanted else None for g, is_wanted in pairs)
-      narrower = joint._replace(gradients=gradients)
-      self._narrower[wanted] = self._choose(narrower)
+      narrower = chooser.with_gradients(gradients)
+      self._narrower[wanted] = narrower.choose(self._budget)
     return self._narrower[wanted]
 
   def fill_result(self, outs: Sequence[Array]) -> PyTree:
@@ -291,25 +344,21 @@ def trace_in_budget(
   most = options.memory_budget
   if most is None or most <= 1:
     return TracedFunction(fn, args, params, options)
-  traced: dict[int, TracedFunction] = {}
-
-  def is_above(share: int) -> bool:
-    shared = options._replace(memory_budget=share / _SHARES)
-    traced[share] = TracedFunction(fn, args, params, shared)
-    return _count_bytes(traced[share]) > most
-
-  first = bisect.bisect_left(range(_SHARES + 1), True, key=is_above)
-  if first == 0:
+  shared = options._replace(memory_budget=0.5)
+  traced = TracedFunction(fn, args, params, shared)
+  traced.keep_flows(True)
+  with_share = functools.cache(traced.with_budget)
+  share = find_largest_share(
+    traced.estimate_bytes, lambda n: with_share(n).count_bytes(), most
+  )
+  if share is None:
     raise ValueError(
       "`memory_budget` must be at least the fewest bytes that the residuals "
-      f"can have, {_count_bytes(traced[0])}, got {most!r}."
+      f"can have, {with_share(0.0).count_bytes()}, got {most!r}."
     )
-  return traced[first - 1]
-
-
-def _count_bytes(traced: TracedFunction) -> int:
-  found = traced.saved_residuals()
-  return sum(r.encoded_bytes * r.repeats for r in found if not r.on_host)
+  found = with_share(share)
+  found.keep_flows(False)
+  return found
 
 
 class _ScanStep(NamedTuple):
@@ -437,15 +486,3 @@ def _check_positions(params: int | Sequence[int], count: int) -> set[int]:
       f"`params` must be positions of the {count} arguments, got {params!r}."
     )
   return positions
-
-
-def _check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
-  """Raises if a function has side effects that must happen exactly once."""
-  found = [e for e in effects if type(e).__name__ not in _ALLOWED_EFFECTS]
-  if found:
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    name = getattr(inner, "__name__", repr(inner))
-    raise ValueError(
-      "`fn` must have no side effects but those of `jax.debug` and `checkify`, "
-      f"got {name} with {found}: its backward pass may run parts of it again."
-    )

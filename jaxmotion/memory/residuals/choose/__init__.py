@@ -25,7 +25,11 @@ from jaxmotion.memory.residuals.choose._residual import (
   fullest_tile_share as fullest_tile_share,
 )
 from jaxmotion.memory.residuals.choose._selection import (
+  ResidualChooser as ResidualChooser,
   SavedResidual as SavedResidual,
   Selection as Selection,
-  choose_residuals as choose_residuals,
+)
+from jaxmotion.memory.residuals.choose._shares import (
+  count_device_bytes as count_device_bytes,
+  find_largest_share as find_largest_share,
 )

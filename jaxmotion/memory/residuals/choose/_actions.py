@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxmotion.codecs import Codec, zero_value
@@ -129,13 +129,13 @@ pattern and one of these, a function of a Residual, or None, got 'int8'.
 
 
 def check_rules(
-  codec: Action | ResidualRules | ResidualChoice, names: Sequence[str]
+  codec: Action | ResidualRules | ResidualChoice, names: Iterable[str]
 ) -> None:
   """Raises if a rule matches no residual, whether saved or recomputed.
 
   Args:
     codec: the `codec` argument of `compress_residuals`.
-    names: names of all residuals.
+    names: names of all residuals, read where there are rules.
 
   Raises:
     ValueError: a pattern is found in none of the names.

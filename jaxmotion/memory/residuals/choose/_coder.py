@@ -10,9 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, Key, PyTree, from_bits, make_key, to_bits
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  from_bits,
+  make_key,
+  to_bits,
+  word_dtype,
+)
 from jaxmotion.memory.residuals.choose._partition import Partition
-from jaxmotion.memory.residuals.trace import pack_codes, unpack_codes
+from jaxmotion.memory.residuals.trace import (
+  pack_codes,
+  packed_like,
+  unpack_codes,
+)
 
 # Random keys are made from about so many elements of an array.
 _SAMPLED_ELEMENTS = 2048
@@ -84,9 +96,11 @@ class Coder:
       self._payload, self._tree = jax.tree.flatten(
         codec.payload_like(self._like)
         if codec is not None
-        else jax.eval_shape(self._make_payload, self._like)
+        else packed_like(self._like.shape, 1)
+        if kind == "mask"
+        else self._like
       )
-      self.likes = [jax.eval_shape(_float_bits, a) for a in self._payload]
+      self.likes = [a.update(dtype=_word_dtype(a.dtype)) for a in self._payload]
       if partition is not None:
         self.likes = [partition.stack_like(a) for a in self.likes]
       self.encode = jax.jit(self._encode)
@@ -184,5 +198,10 @@ def _sample(x: Array) -> Array:
 
 def _float_bits(x: Array) -> Array:
   """Returns a float's bits as words; others, and float64, as they are."""
-  is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
-  return to_bits(x) if is_narrow else x
+  return x if _word_dtype(x.dtype) == x.dtype else to_bits(x)
+
+
+def _word_dtype(dtype: Any) -> Any:
+  """Returns the dtype of the words in which arrays of a dtype are saved."""
+  is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+  return word_dtype(dtype) if is_narrow else dtype

@@ -15,12 +15,19 @@ UNCUTTABLE = 1 << 100
 class FlowGraph:
   """A directed graph with capacities; nodes 0 and 1 are source and sink.
 
-  Edge e leads to node `_head[e]` and can carry `_capacity[e]` more; its
+  Edge e leads to node `_head[e]` and can carry `capacity[e]` more; its
   reverse is edge `e ^ 1`. The sum of the two capacities never changes, so the
   reverse edge's capacity is the flow that can be taken back.
 
+  A flow stays one when capacities grow. So after a search, edges may be given
+  more capacity, and the next search goes on from the flow that was found.
+
   Args:
     nodes: number of nodes, source and sink included.
+
+  Attributes:
+    capacity: what each edge can carry more. A copy restores the flow of a
+      search.
   """
 
   SOURCE, SINK = 0, 1
@@ -28,14 +35,19 @@ class FlowGraph:
   def __init__(self, nodes: int):
     self._edges: list[list[int]] = [[] for _ in range(nodes)]
     self._head: list[int] = []
-    self._capacity: list[int] = []
+    self.capacity: list[int] = []
 
-  def add_edge(self, tail: int, head: int, capacity: int) -> None:
-    """Adds an edge and its reverse, which has no capacity yet."""
+  def add_edge(self, tail: int, head: int, capacity: int) -> int:
+    """Adds an edge and its reverse, which has no capacity yet.
+
+    Returns:
+      The edge.
+    """
     for node, other, room in ((tail, head, capacity), (head, tail, 0)):
       self._edges[node].append(len(self._head))
       self._head.append(other)
-      self._capacity.append(room)
+      self.capacity.append(room)
+    return len(self._head) - 2
 
   def find_sink_side(self) -> set[int]:
     """Returns the sink's side of the minimum cut that is nearest to the sink.
@@ -48,63 +60,66 @@ class FlowGraph:
       Dinitz, *Algorithm for solution of a problem of maximum flow in a network
       with power estimation*, 1970.
     """
-    while (level := self._find_levels()) is not None:
+    while (level := self._find_levels())[self.SOURCE] >= 0:
       self._push_blocking_flow(level)
-    side = {self.SINK}
-    queue = deque(side)
-    while queue:
-      for edge in self._edges[queue.popleft()]:
-        other = self._head[edge]
-        if other not in side and self._capacity[edge ^ 1] > 0:
-          side.add(other)
-          queue.append(other)
-    return side
+    return {node for node, distance in enumerate(level) if distance >= 0}
 
-  def _find_levels(self) -> list[int] | None:
-    """Returns each node's distance from the source, in edges with capacity.
+  def _find_levels(self) -> list[int]:
+    """Returns each node's distance to the sink, in edges with capacity.
 
     Returns:
-      -1 for nodes that cannot be reached; None if the sink is one of them.
+      -1 for nodes that do not reach the sink, and for those that are not
+      nearer to it than the source.
     """
-    level = [-1] * len(self._edges)
-    level[self.SOURCE] = 0
-    queue = deque([self.SOURCE])
+    edges, head, capacity = self._edges, self._head, self.capacity
+    level = [-1] * len(edges)
+    level[self.SINK] = 0
+    queue = deque([self.SINK])
     while queue:
       node = queue.popleft()
-      for edge in self._edges[node]:
-        other = self._head[edge]
-        if level[other] < 0 and self._capacity[edge] > 0:
-          level[other] = level[node] + 1
+      distance = level[node] + 1
+      for edge in edges[node]:
+        other = head[edge]
+        if level[other] < 0 and capacity[edge ^ 1]:
+          level[other] = distance
+          if other == self.SOURCE:
+            return level
           queue.append(other)
-    return level if level[self.SINK] >= 0 else None
+    return level
 
   def _push_blocking_flow(self, level: list[int]) -> None:
     """Pushes flow along shortest paths until none of them has capacity left.
 
     A depth-first search without recursion. `tried[node]` counts the edges of a
     node that lead nowhere at this level: no edge is tried twice, which is what
-    bounds the number of steps.
+    bounds the number of steps. After a push, the search goes on from the first
+    edge that is full.
     """
-    tried = [0] * len(self._edges)
+    edges, head, capacity = self._edges, self._head, self.capacity
+    tried = [0] * len(edges)
     path: list[int] = []
     node = self.SOURCE
     while True:
       if node == self.SINK:
-        flow = min(self._capacity[edge] for edge in path)
+        flow = min(capacity[edge] for edge in path)
         for edge in path:
-          self._capacity[edge] -= flow
-          self._capacity[edge ^ 1] += flow
-        path, node = [], self.SOURCE
-      elif tried[node] < len(self._edges[node]):
-        edge = self._edges[node][tried[node]]
-        other = self._head[edge]
-        if self._capacity[edge] > 0 and level[other] == level[node] + 1:
+          capacity[edge] -= flow
+          capacity[edge ^ 1] += flow
+        full = next(i for i, edge in enumerate(path) if not capacity[edge])
+        node = head[path[full] ^ 1]
+        del path[full:]
+        continue
+      own, nearer = edges[node], level[node] - 1
+      for i in range(tried[node], len(own)):
+        edge = own[i]
+        if capacity[edge] and level[head[edge]] == nearer:
+          tried[node] = i
           path.append(edge)
-          node = other
-        else:
-          tried[node] += 1
-      elif path:
-        node = self._head[path.pop() ^ 1]
-        tried[node] += 1
+          node = head[edge]
+          break
       else:
-        return
+        tried[node] = len(own)
+        if not path:
+          return
+        node = head[path.pop() ^ 1]
+        tried[node] += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
 from jaxmotion.memory.residuals.trace import JointProgram
@@ -28,74 +30,127 @@ def values_read_by_backward(
   return list(found)
 
 
-def find_minimum_cut(
-  joint: JointProgram,
-  reads: Iterable[Value],
-  known: Iterable[Value],
-  cost: Callable[[Value], int],
-  rerun_cost: Callable[[Step], int | None],
-) -> list[Value]:
-  """Chooses the cheapest set of values from which the backward pass follows.
+class Flow(NamedTuple):
+  """A flow that a search found, from which another search may go on.
+
+  Attributes:
+    save_costs: cost of saving each value, when it was found.
+    rerun_costs: cost of running each step again, when it was found.
+    capacity: what each edge can carry more.
+  """
+
+  save_costs: Sequence[int]
+  rerun_costs: Sequence[int]
+  capacity: list[int]
+
+
+class CutGraph:
+  """Graph whose minimum cuts are the cheapest values to save.
 
   The graph has two nodes for each forward value, joined by an edge whose
-  capacity is the cost of saving that value, and one node for each step, which
-  an edge of the cost of rerunning it joins to the source. All other edges are
-  uncuttable: from each operand of a step to each result (whoever recomputes the
-  result needs the operand), from a step to each of its results (whoever wants
-  one reruns the step), from the source to each input and to each result of a
-  step that must not be rerun, and from each value that the backward pass reads
-  to the sink. A cut then pays for the values to save and the steps to rerun.
+  capacity is the cost of saving that value. An edge from the source to each
+  step has the cost of rerunning that step. All other edges are uncuttable:
+  from each operand of a step to the step (whoever reruns the step needs the
+  operand), from a step to each of its results (whoever wants one reruns the
+  step), from the source to each input, and from each value that the backward
+  pass reads to the sink. A cut then pays for the values to save and the steps
+  to rerun. Nodes that an uncuttable edge joins to source or sink are that node,
+  and a step of one result is the node that stands for computing it.
+
+  The graph is built once. Costs differ between searches, and where none is less
+  than in an earlier search, a search goes on from the earlier flow.
 
   Args:
     joint: the function and its backward pass.
     reads: forward values that the backward pass reads.
     known: values that the backward pass has at no cost.
-    cost: cost of saving a value.
-    rerun_cost: cost of running a step again, in the same unit; None for a step
-      that must not run again.
+    must_save: says of a step that it must not run again in any search.
 
-  Returns:
-    The values to save, in the order in which they are computed.
+  Attributes:
+    values: values that a cut may save, in the order in which they are computed.
+    steps: steps that a cut may run again, in order.
 
   References:
     He and Yu, *Transcending runtime-memory tradeoffs in checkpointing by being
     fusion aware*, 2023 (the partitioner of PyTorch 2 by minimum cut).
   """
-  free = {*known, *joint.program.constants}
-  sinks = [v for v in reads if v not in free]
-  # Not beyond what is known: what a known value follows from may be gone.
-  steps = joint.order.leading_to(sinks, free)
-  values = [v for v in joint.inputs if v not in free]
-  sources = list(values)
-  paid: list[tuple[int, list[Value]]] = []
-  for step in steps:
-    made = [v for v in step.outs if v not in free]
-    values += made
-    again = rerun_cost(step)
-    if again is None:
-      sources += made
-    elif again:
-      paid.append((again, made))
-  # Node n stands for computing a value, node n + 1 for having it.
-  node = {v: 2 + 2 * i for i, v in enumerate(values)}
-  graph = FlowGraph(2 + 2 * len(values) + len(paid))
-  for value, n in node.items():
-    # Even an empty array costs 1: a cut of no cost could be anywhere.
-    graph.add_edge(n, n + 1, max(1, cost(value)))
-  for value in sources:
-    graph.add_edge(FlowGraph.SOURCE, node[value], UNCUTTABLE)
-  for i, (again, made) in enumerate(paid, 2 + 2 * len(values)):
-    graph.add_edge(FlowGraph.SOURCE, i, again)
-    for value in made:
-      graph.add_edge(i, node[value], UNCUTTABLE)
-  for step in steps:
-    for operand in step.reads:
-      for result in step.outs:
-        if operand in node and result in node:
-          graph.add_edge(node[operand] + 1, node[result], UNCUTTABLE)
-  for value in sinks:
-    graph.add_edge(node[value] + 1, FlowGraph.SINK, UNCUTTABLE)
-  sink_side = graph.find_sink_side()
-  return [
-    v for v, n in node.items() if n not in sink_side and n + 1 in sink_side
-  ]
+
+  def __init__(
+    self,
+    joint: JointProgram,
+    reads: Iterable[Value],
+    known: Iterable[Value],
+    must_save: Callable[[Step], bool],
+  ):
+    free = {*known, *joint.program.constants}
+    sinks = {v: FlowGraph.SINK for v in reads if v not in free}
+    # Not beyond what is known: what a known value follows from may be gone.
+    steps = joint.order.leading_to(sinks, free)
+    self.steps = [step for step in steps if not must_save(step)]
+    self.values = [v for v in joint.inputs if v not in free]
+    self.values += [v for s in steps for v in s.outs if v not in free]
+    numbers = itertools.count(2)
+    # Nodes that stand for having a value, for computing it, and for rerunning a
+    # step.
+    self._have = {
+      v: sinks[v] if v in sinks else next(numbers) for v in self.values
+    }
+    self._compute = dict.fromkeys(self.values, FlowGraph.SOURCE)
+    rerun: list[int] = []
+    for step in self.steps:
+      made = [v for v in step.outs if v not in free]
+      rerun.append(next(numbers))
+      self._compute.update((v, rerun[-1]) for v in made[:1])
+      if len(made) > 1:
+        self._compute.update((v, next(numbers)) for v in made)
+    self._graph = graph = FlowGraph(next(numbers))
+    self._save_edges = [
+      graph.add_edge(self._compute[v], self._have[v], 0) for v in self.values
+    ]
+    self._rerun_edges = [
+      graph.add_edge(FlowGraph.SOURCE, node, 0) for node in rerun
+    ]
+    for step, node in zip(self.steps, rerun, strict=True):
+      for value in step.outs:
+        if value in self._compute and self._compute[value] != node:
+          graph.add_edge(node, self._compute[value], UNCUTTABLE)
+      for value in dict.fromkeys(step.reads):
+        if self._have.get(value, FlowGraph.SINK) != FlowGraph.SINK:
+          graph.add_edge(self._have[value], node, UNCUTTABLE)
+    self._no_flow = Flow(
+      [0] * len(self.values), [0] * len(rerun), list(graph.capacity)
+    )
+
+  def find_cut(
+    self,
+    save_costs: Sequence[int],
+    rerun_costs: Sequence[int],
+    start: Flow | None = None,
+  ) -> tuple[list[Value], Flow]:
+    """Finds the cheapest set of values from which the backward pass follows.
+
+    Args:
+      save_costs: cost of saving each value, positive: a cut of no cost could be
+        anywhere.
+      rerun_costs: cost of running each step again, in the same unit;
+        `UNCUTTABLE` for a step that must not run again.
+      start: flow of an earlier search none of whose costs was greater.
+
+    Returns:
+      The values to save, in the order in which they are computed, and the flow.
+    """
+    begin = self._no_flow if start is None else start
+    capacity = self._graph.capacity = list(begin.capacity)
+    for edges, before, costs in (
+      (self._save_edges, begin.save_costs, save_costs),
+      (self._rerun_edges, begin.rerun_costs, rerun_costs),
+    ):
+      for edge, old, new in zip(edges, before, costs, strict=True):
+        capacity[edge] += new - old
+    side = self._graph.find_sink_side()
+    saved = [
+      v
+      for v in self.values
+      if self._have[v] in side and self._compute[v] not in side
+    ]
+    return saved, Flow(save_costs, rerun_costs, capacity)

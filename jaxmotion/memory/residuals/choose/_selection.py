@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.choose._min_cut import find_minimum_cut
+from jaxmotion.memory.residuals.choose._min_cut import CutGraph
 from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.choose._trade import Trade
+from jaxmotion.memory.residuals.choose._trade import Cut, Trade
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value, is_expensive
+from jaxmotion.program import Operand, Value, is_expensive
 
 
 class SavedResidual(NamedTuple):
@@ -37,7 +38,6 @@ class Selection(NamedTuple):
     cached: values that the backward pass recomputes and then saves exactly
       until their last use; empty where nothing expensive is recomputed.
     measured: saved residuals whose nonzeros diagnostics measure.
-    matched_names: names of the values that got an action, saved or not.
   """
 
   joint: JointProgram
@@ -45,7 +45,6 @@ class Selection(NamedTuple):
   saved: tuple[SavedResidual, ...]
   cached: dict[Value, Residual]
   measured: tuple[SavedResidual, ...]
-  matched_names: tuple[str, ...]
 
   def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are always live, None for others."""
@@ -53,14 +52,7 @@ class Selection(NamedTuple):
     return [x if v in self.always_live else None for v, x in pairs]
 
 
-def choose_residuals(
-  joint: JointProgram,
-  input_names: Sequence[str],
-  always_live: Sequence[bool],
-  options: Options,
-  prefix: str = "",
-  repeats: int = 1,
-) -> Selection:
+class ResidualChooser:
   """Chooses the values to save for the backward pass, and their form.
 
   1. Each forward value is described as the residual that it would be saved as,
@@ -79,34 +71,79 @@ def choose_residuals(
     prefix: prefix of the names of residuals.
     repeats: number of times the function runs with residuals of its own.
 
-  Returns:
-    The selection.
+  Attributes:
+    joint: the function and its backward pass.
+    matched_names: names of the values that got an action, saved or not.
   """
-  pairs = zip(joint.inputs, always_live, strict=True)
-  live = frozenset(v for v, is_live in pairs if is_live)
-  table = ResidualTable(joint, input_names, options.choose, prefix, repeats)
-  described = map(table.describe, table.forward_values())
-  matched_names = tuple(
-    r.name for r in described if r.recomputed or r.on_host or r.codec
-  )
-  trade = Trade(joint, live, table, options)
-  cut = trade.choose_cut()
-  cached: dict[Value, Residual] = {}
-  if any(is_expensive(step.eqn) for step in cut.rerun):
-    cached = _choose_cached(joint, trade.reads, {*live, *cut.saved}, table)
-  saved = {v: table.describe(v) for v in cut.saved}
-  for value in _inputs_for_overflow(joint, live, saved):
-    saved[value] = table.describe(value)._replace(codec=None)
-  residuals = tuple(SavedResidual(v, r) for v, r in saved.items())
-  sparse = tuple(s for s in residuals if s.residual.kind == "sparse")
-  return Selection(
-    joint,
-    live,
-    residuals,
-    cached,
-    sparse if options.measure else (),
-    matched_names,
-  )
+
+  def __init__(
+    self,
+    joint: JointProgram,
+    input_names: Sequence[str],
+    always_live: Sequence[bool],
+    options: Options,
+    prefix: str = "",
+    repeats: int = 1,
+  ):
+    self.joint, self._measure = joint, options.measure
+    pairs = zip(joint.inputs, always_live, strict=True)
+    self._live = frozenset(v for v, is_live in pairs if is_live)
+    table = ResidualTable(joint, input_names, options.choose, prefix, repeats)
+    described = map(table.describe, table.forward_values())
+    self.matched_names = tuple(
+      r.name for r in described if r.recomputed or r.on_host or r.codec
+    )
+    self._table = table
+    self._trade = Trade(joint, self._live, table, options.device)
+    self._chosen: dict[int, Selection] = {}
+
+  def choose(self, budget: float | None) -> Selection:
+    """Returns the selection for a budget, the same object for the same cut.
+
+    Args:
+      budget: share of the bytes that the fastest step saves, or None.
+    """
+    cut = self._trade.choose_cut(budget)
+    if id(cut) not in self._chosen:  # The trade keeps all cuts.
+      self._chosen[id(cut)] = self._select(cut)
+    return self._chosen[id(cut)]
+
+  def with_gradients(
+    self, gradients: tuple[Operand | None, ...]
+  ) -> ResidualChooser:
+    """Returns the chooser for a backward pass of some of the gradients.
+
+    Args:
+      gradients: those of the joint program, None for what is not wanted.
+    """
+    found = copy.copy(self)
+    found.joint = self.joint._replace(gradients=gradients)
+    found._trade = self._trade.with_joint(found.joint)
+    found._chosen = {}
+    return found
+
+  def keep_flows(self, keep: bool) -> None:
+    """Keeps, or frees, what makes choices for other budgets fast."""
+    self._trade.keep_flows(keep)
+
+  def _select(self, cut: Cut) -> Selection:
+    joint, live, table = self.joint, self._live, self._table
+    cached: dict[Value, Residual] = {}
+    if any(is_expensive(step.eqn) for step in cut.rerun):
+      known = {*live, *cut.saved}
+      cached = _choose_cached(joint, self._trade.reads, known, table)
+    saved = {v: table.describe(v) for v in cut.saved}
+    for value in _inputs_for_overflow(joint, live, saved):
+      saved[value] = table.describe(value)._replace(codec=None)
+    residuals = tuple(SavedResidual(v, r) for v, r in saved.items())
+    sparse = tuple(s for s in residuals if s.residual.kind == "sparse")
+    return Selection(
+      joint,
+      live,
+      residuals,
+      cached,
+      sparse if self._measure else (),
+    )
 
 
 def _choose_cached(
@@ -136,10 +173,9 @@ def _choose_cached(
       return 1
     return table.describe_exact(value).encoded_bytes
 
-  def rerun_cost(step: Step) -> int | None:
-    return None if is_expensive(step.eqn) else 0
-
-  chosen = find_minimum_cut(joint, reads, known, cost, rerun_cost)
+  graph = CutGraph(joint, reads, known, lambda step: is_expensive(step.eqn))
+  costs = [max(1, cost(value)) for value in graph.values]
+  chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
   return {v: table.describe_exact(v) for v in chosen}
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import copy
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
+from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE
 from jaxmotion.memory.residuals.choose._min_cut import (
-  find_minimum_cut,
+  CutGraph,
+  Flow,
   values_read_by_backward,
 )
-from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.perfmodel import Device
 from jaxmotion.perfmodel.extend import operation_seconds
 from jaxmotion.program import (
   Step,
@@ -52,6 +56,63 @@ class Cut(NamedTuple):
   seconds: float
 
 
+class _Saving(NamedTuple):
+  """Costs of saving a value, but for the price of a byte.
+
+  Attributes:
+    cost: cost at any price of a byte; None where it depends on that.
+    nbytes: encoded bytes.
+    seconds: seconds of saving and of reading it.
+  """
+
+  cost: int | None
+  nbytes: int
+  seconds: float
+
+
+class _PricedGraph(NamedTuple):
+  """A graph with what its cuts cost.
+
+  Attributes:
+    graph: the graph.
+    savings: for each value, what saving it costs.
+    rerun: for each step, what rerunning it costs.
+    maker: position of the step that makes a value, unless it was chosen to be
+      recomputed.
+  """
+
+  graph: CutGraph
+  savings: list[_Saving]
+  rerun: list[int]
+  maker: dict[Value, int]
+
+  def save_costs(self, byte_s: float) -> list[int]:
+    """Returns the cost of saving each value.
+
+    Args:
+      byte_s: seconds that a byte may cost.
+    """
+    # Even an empty array costs 1: a cut of no cost could be anywhere.
+    return [
+      max(1, int(_UNITS_PER_S * (byte_s * nbytes + seconds)))
+      if cost is None
+      else cost
+      for cost, nbytes, seconds in self.savings
+    ]
+
+  def rerun_costs(self, kept: AbstractSet[Value]) -> list[int]:
+    """Returns the cost of rerunning each step.
+
+    Args:
+      kept: values that must not be recomputed.
+    """
+    costs = list(self.rerun)
+    for value in kept:
+      if value in self.maker:
+        costs[self.maker[value]] = UNCUTTABLE
+    return costs
+
+
 class Trade:
   """Choice of what to save, by minimum cuts over seconds and bytes.
 
@@ -64,7 +125,7 @@ class Trade:
     joint: the function and its backward pass.
     live: inputs that stay in memory anyway.
     table: residual of each value.
-    options: options of the choice.
+    device: device whose times are predicted.
 
   Attributes:
     reads: forward values that the backward pass reads.
@@ -75,32 +136,63 @@ class Trade:
     joint: JointProgram,
     live: frozenset[Value],
     table: ResidualTable,
-    options: Options,
+    device: Device,
   ):
-    self._joint, self._live, self._table = joint, live, table
-    self._budget = options.memory_budget
-    self._move_s = 1 / options.device.memory_rate.bytes_per_s
+    self._live, self._table = live, table
+    self._move_s = 1 / device.memory_rate.bytes_per_s
     self._seconds = {
-      id(step): operation_seconds(step, options.device)
-      for step in joint.program.steps
+      id(step): operation_seconds(step, device) for step in joint.program.steps
     }
-    self.reads = values_read_by_backward(joint, live)
+    known_s = [s for s in self._seconds.values() if math.isfinite(s)]
+    self._free_s = _FREE_SHARE * math.fsum(known_s)
+    self._keeps_flows = False
+    self._begin(joint)
 
-  def choose_cut(self) -> Cut:
+  def _begin(self, joint: JointProgram) -> None:
+    self._joint = joint
+    self.reads = values_read_by_backward(joint, self._live)
+    self._flows: dict[tuple[int, int], Flow] = {}
+    self._cuts: dict[tuple[int, int], Cut] = {}
+
+  def with_joint(self, joint: JointProgram) -> Trade:
+    """Returns the choice for the same program with other gradients.
+
+    Args:
+      joint: the function and its backward pass.
+    """
+    found = copy.copy(self)
+    for name in ("_graph", "_smallest"):
+      vars(found).pop(name, None)
+    found._begin(joint)
+    return found
+
+  def keep_flows(self, keep: bool) -> None:
+    """Keeps, or frees, what makes choices for other budgets fast."""
+    self._keeps_flows = keep
+    if not keep:
+      self._flows.clear()
+      vars(self).pop("_graph", None)
+
+  def choose_cut(self, budget: float | None) -> Cut:
     """Chooses the values to save.
 
     Without a budget, the cut of the fewest bytes that takes at most 1 % of the
     function's own time more than the fastest one. With a budget, the fastest
     cut whose bytes are at most that share of the fastest one's.
+
+    Args:
+      budget: share of the bytes of the fastest cut, or None.
     """
-    if self._budget == 0:
-      return self._cut(None)
-    fastest = self._cut(0.0)
-    known_s = [s for s in self._seconds.values() if math.isfinite(s)]
-    most_s = fastest.seconds + _FREE_SHARE * math.fsum(known_s)
-    most_bytes = fastest.nbytes * (
-      1.0 if self._budget is None else self._budget
-    )
+    cut = self._choose_cut(budget)
+    self.keep_flows(self._keeps_flows)
+    return cut
+
+  def _choose_cut(self, budget: float | None) -> Cut:
+    if budget == 0:
+      return self._smallest
+    fastest = self._cut_at(-1)
+    most_s = fastest.seconds + self._free_s
+    most_bytes = fastest.nbytes * (1.0 if budget is None else budget)
 
     def is_fast(cut: Cut) -> bool:
       return cut.seconds <= most_s
@@ -108,59 +200,85 @@ class Trade:
     def is_small(cut: Cut) -> bool:
       return cut.nbytes <= most_bytes
 
-    cuts = {-1: fastest}
-
     def is_beyond(i: int) -> bool:
       """Says whether a price is higher than the wanted one."""
-      cuts[i] = self._cut(_PRICES[i])
-      return not is_fast(cuts[i]) if self._budget is None else is_small(cuts[i])
+      cut = self._cut_at(i)
+      return not is_fast(cut) if budget is None else is_small(cut)
 
-    if self._budget is not None and is_small(fastest):
+    if budget is not None and is_small(fastest):
       return fastest
-    first = bisect.bisect_left(range(len(_PRICES)), True, key=is_beyond)
-    if first == len(_PRICES):
-      return cuts[first - 1] if self._budget is None else self._cut(None)
-    more, fewer = cuts[first - 1], cuts[first]
-    is_wanted = is_fast if self._budget is None else is_small
-    return self._fill(_PRICES[first], more, fewer, is_wanted)
+    prices = range(len(_PRICES))
+    first = bisect.bisect_left(prices, True, key=is_beyond)
+    if first == len(prices):
+      return self._smallest if budget is not None else self._cut_at(first - 1)
+    # Equal layers have equal prices, so neighboring cuts may differ by one
+    # value of every layer. In between lie the cuts that save some of them.
+    counts = range(len(self._between(first)) + 1)
+    if len(counts) == 1:
+      return self._cut_at(first - 1 if budget is None else first)
+    if budget is None:
+      count = bisect.bisect_left(
+        counts, True, key=lambda n: is_fast(self._cut_at(first, n))
+      )
+      return self._cut_at(first, min(count, counts[-1]))
+    count = bisect.bisect_left(
+      counts, True, key=lambda n: not is_small(self._cut_at(first, n))
+    )
+    return self._cut_at(first, count - 1)
 
-  def _fill(
-    self,
-    price_s: float,
-    more: Cut,
-    fewer: Cut,
-    is_wanted: Callable[[Cut], bool],
-  ) -> Cut:
-    """Returns a cut between two neighbors, as near to the limit as it gets.
+  @functools.cached_property
+  def _smallest(self) -> Cut:
+    """The cut of the fewest bytes.
 
-    Equal layers have equal prices, so neighboring cuts may differ by one value
-    of every layer. In between lie the cuts that save some of them.
+    One byte costs more than all steps together, of which only loops must not
+    run again.
+    """
+    return self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)[0]
+
+  @functools.cached_property
+  def _graph(self) -> _PricedGraph:
+    return self._make_graph(may_rerun_unknown=False)
+
+  def _between(self, index: int) -> list[Value]:
+    """Returns what the cut at the price before an index saves in addition."""
+    fewer = set(self._cut_at(index).saved)
+    return [v for v in self._cut_at(index - 1).saved if v not in fewer]
+
+  def _cut_at(self, index: int, count: int = 0) -> Cut:
+    """Returns the cheapest cut at a price of a byte.
 
     Args:
-      price_s: price of a byte of the smaller cut.
-      more: the cut that saves more bytes.
-      fewer: the cut that takes more seconds.
-      is_wanted: whether a cut keeps to the limit of bytes, or of seconds.
+      index: of the price in `_PRICES`; -1 is a price of 0.
+      count: how many values of `_between` it must save, if not itself, what
+        they follow from.
     """
-    saved_by_fewer = set(fewer.saved)
-    between = [v for v in more.saved if v not in saved_by_fewer]
-    cuts = {0: fewer, len(between): more}
-
-    def keeps_limit(count: int) -> bool:
-      if count not in cuts:
-        cuts[count] = self._cut(price_s, between[:count])
-      return is_wanted(cuts[count])
-
-    counts = range(len(between) + 1)
-    if self._budget is None:
-      return cuts[
-        min(bisect.bisect_left(counts, True, key=keeps_limit), len(between))
+    if (index, count) not in self._cuts:
+      must_save: Sequence[Value] = ()
+      if count:
+        must_save = self._between(index)
+        if count == len(must_save):
+          return self._cut_at(index - 1)
+        must_save = must_save[:count]
+      price_s = _PRICES[index] if index >= 0 else 0.0
+      # Costs grow with the price, and with what must be saved.
+      before = [
+        key
+        for key in self._flows
+        if key <= (index, count) and (key[1] == 0 or key[0] == index)
       ]
-    return cuts[
-      bisect.bisect_left(counts, True, key=lambda n: not keeps_limit(n)) - 1
-    ]
+      start = self._flows[max(before)] if before else None
+      self._cuts[index, count], self._flows[index, count] = self._find_cut(
+        self._graph, price_s, must_save, start
+      )
+    return self._cuts[index, count]
 
-  def _cut(self, price_s: float | None, must_save: Sequence[Value] = ()) -> Cut:
+  def _find_cut(
+    self,
+    graph: _PricedGraph,
+    byte_s: float,
+    must_save: Sequence[Value] = (),
+    start: Flow | None = None,
+  ) -> tuple[Cut, Flow]:
     """Finds the cheapest cut at a price of a byte.
 
     The backward pass must not rerun a step that compares floats for equality,
@@ -170,49 +288,80 @@ class Trade:
     steps added to `kept`, which only grows, until there are no new ones.
 
     Args:
-      price_s: seconds that a byte may cost; None for the fewest bytes.
+      graph: graph of the cut.
+      byte_s: seconds that a byte may cost.
       must_save: values that must not be recomputed.
+      start: flow of an earlier search whose costs were not greater.
+
+    Returns:
+      The cut, and the flow of the first search for it.
     """
-    joint, table = self._joint, self._table
     kept = set(must_save)
-    # For the fewest bytes, one byte costs more than all steps together.
-    byte_s = 1.0 if price_s is None else price_s
+    save_costs = graph.save_costs(byte_s)
+    first: Flow | None = None
+    while True:
+      rerun_costs = graph.rerun_costs(kept)
+      saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
+      first = start if first is None else first
+      cut = self._price(saved)
+      found = _discontinuous_on_rounded(
+        self._joint, self._live, cut, self._table
+      )
+      new = {*found} - kept
+      if not new:
+        return cut, first
+      kept |= new
 
-    def save_cost(value: Value) -> int:
-      if not hasattr(value.aval, "shape"):
-        return 1  # An abstract token.
-      residual = table.describe(value)
-      if residual.recomputed:
-        return _RECOMPUTE_COST
-      seconds = byte_s * residual.encoded_bytes + self._save_seconds(residual)
-      return int(_UNITS_PER_S * seconds)
+  def _make_graph(self, *, may_rerun_unknown: bool) -> _PricedGraph:
+    """Returns the graph of all cuts.
 
-    def rerun_cost(step: Step) -> int | None:
-      if any(table.describe(v).recomputed for v in step.outs):
-        return 0
+    Args:
+      may_rerun_unknown: whether steps may run again whose seconds nobody knows.
+    """
+    describe = self._table.describe
+
+    def must_save(step: Step) -> bool:
+      residuals = [describe(v) for v in step.outs]
+      if any(r.recomputed for r in residuals):
+        return False
+      seconds = self._seconds[id(step)]
+      is_rerun = may_rerun_unknown and step.name != "scan"
       # A name is given to a value by a step that copies nothing: what is kept
       # is the value.
-      if step.name != "name" and any(table.describe(v).kept for v in step.outs):
-        return None
-      seconds = self._seconds[id(step)]
-      if price_s is None and step.name != "scan" and math.isinf(seconds):
-        seconds = 0.0
-      if (
-        math.isinf(seconds)
+      return (
+        (step.name != "name" and any(r.kept for r in residuals))
+        or (math.isinf(seconds) and not is_rerun)
         or is_float_equality(step.eqn)
-        or not kept.isdisjoint(step.outs)
-      ):
-        return None
-      return int(_UNITS_PER_S * seconds)
-
-    while True:
-      cut = self._price(
-        find_minimum_cut(joint, self.reads, self._live, save_cost, rerun_cost)
       )
-      found = set(_discontinuous_on_rounded(joint, self._live, cut, table))
-      if not found - kept:
-        return cut
-      kept |= found
+
+    graph = CutGraph(self._joint, self.reads, self._live, must_save)
+    return _PricedGraph(
+      graph,
+      [self._saving(v) for v in graph.values],
+      [self._rerun_cost(step) for step in graph.steps],
+      {
+        v: i
+        for i, step in enumerate(graph.steps)
+        if not any(describe(out).recomputed for out in step.outs)
+        for v in step.outs
+      },
+    )
+
+  def _saving(self, value: Value) -> _Saving:
+    if not hasattr(value.aval, "shape"):
+      return _Saving(1, 0, 0.0)  # An abstract token.
+    residual = self._table.describe(value)
+    return _Saving(
+      _RECOMPUTE_COST if residual.recomputed else None,
+      residual.encoded_bytes,
+      self._save_seconds(residual),
+    )
+
+  def _rerun_cost(self, step: Step) -> int:
+    seconds = self._seconds[id(step)]
+    if any(self._table.describe(v).recomputed for v in step.outs):
+      return 0
+    return int(_UNITS_PER_S * seconds) if math.isfinite(seconds) else 0
 
   def _price(self, saved: list[Value]) -> Cut:
     joint = self._joint

@@ -2,7 +2,11 @@
 
 from jaxmotion.memory.residuals.trace._bits import (
   pack_codes as pack_codes,
+  packed_like as packed_like,
   unpack_codes as unpack_codes,
+)
+from jaxmotion.memory.residuals.trace._effects import (
+  check_effects as check_effects,
 )
 from jaxmotion.memory.residuals.trace._joint import (
   JointProgram as JointProgram,

@@ -9,6 +9,7 @@ stay. A compiler that partitions the array then packs each part where it is.
 Words whose codes are far apart would make it reduce over the devices.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -45,6 +46,16 @@ def pack_codes(codes: Array, bits: int) -> Array:
   # but compilers that partition programs cannot run it across devices.
   words = groups << _code_shifts(bits, groups.ndim)
   return jnp.sum(words, -1, dtype=jnp.uint32)
+
+
+def packed_like(shape: tuple[int, ...], bits: int) -> jax.ShapeDtypeStruct:
+  """Returns the type of what `pack_codes` makes of codes of a shape.
+
+  >>> packed_like((8, 4, 6, 16), 1), packed_like((3, 5), 2).shape
+  (ShapeDtypeStruct(shape=(8, 4, 3), dtype=uint32), (1,))
+  """
+  *rows, last = _word_rows(shape, 32 // bits)
+  return jax.ShapeDtypeStruct((*rows, -(-last * bits // 32)), jnp.uint32)
 
 
 def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:

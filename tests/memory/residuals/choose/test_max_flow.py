@@ -46,3 +46,21 @@ def test_uncuttable_edges_are_not_cut():
   graph.add_edge(0, 2, UNCUTTABLE)
   graph.add_edge(2, 1, 7)
   assert graph.find_sink_side() == {1}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_search_goes_on_from_the_flow_of_smaller_capacities(seed):
+  rng = np.random.default_rng(seed)
+  ends = [(int(a), int(b)) for a, b in rng.integers(0, 8, (24, 2)) if a != b]
+  graph = FlowGraph(8)
+  edges = [graph.add_edge(a, b, int(rng.integers(1, 9))) for a, b in ends]
+  room = [graph.capacity[edge] for edge in edges]
+  for _ in range(3):
+    graph.find_sink_side()
+    for i, more in enumerate(rng.integers(0, 5, len(edges)).tolist()):
+      graph.capacity[edges[i]] += more
+      room[i] += more
+    again = FlowGraph(8)
+    for (a, b), capacity in zip(ends, room, strict=True):
+      again.add_edge(a, b, capacity)
+    assert graph.find_sink_side() == again.find_sink_side()

@@ -17,3 +17,21 @@ def test_what_a_saved_mask_follows_from_is_not_recomputed():
     w, x, z
   )
   assert distance(jax.jit(jax.grad(loss))(w, x, z), found) < 1e-6
+
+
+def test_a_budget_in_bytes_traces_the_function_once():
+  traces = []
+
+  def loss(w, x):
+    traces.append(0)
+    for _ in range(3):
+      x = jnp.sin(x @ w) * x
+    return jnp.sum(x)
+
+  w, x = normal(0, 64, 64), normal(1, 128, 64)
+  whole = residuals_of(loss, w, x, memory_budget=1.0)
+  most = sum(r.nbytes for r in whole) // 2
+  traces.clear()
+  found = residuals_of(loss, w, x, memory_budget=most)
+  assert len(traces) == 1
+  assert 0 < sum(r.encoded_bytes for r in found) <= most
