@@ -136,6 +136,7 @@ class _BackwardPass:
       in which steps need them.
     _untied: results of expensive steps since the last barrier.
     _made: results of all backward steps since the last barrier.
+    _position: positions of the steps that make the values of the pass.
   """
 
   def __init__(
@@ -160,10 +161,12 @@ class _BackwardPass:
     self._fetch_queue: collections.deque[Value] = collections.deque()
     self._untied: list[Value] = []
     self._made: set[Value] = set()
+    self._position: dict[Value, int] = {}
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
     steps = _run_small_first(self._joint)
+    self._position = {v: i for i, s in enumerate(steps) for v in s.outs}
     self._fetch_queue = self._order_fetches(steps)
     wanted: list[Value] = []
     for i, step in enumerate(steps):
@@ -186,21 +189,32 @@ class _BackwardPass:
   def _find_token(self, step: Step) -> Value:
     """Finds an array of the backward pass that a step waits for.
 
-    A barrier writes the arrays that it ties to memory. If the step's operand
-    is a cheap function of one array that is no larger, that array is the token.
-    Otherwise the barrier made XLA write the broadcast of per-channel sums, or
+    A barrier writes the arrays that it ties to memory, so the token is an array
+    that is written anyway: an operand of a step that ends a fusion, else the
+    last result of an expensive step that the operand follows from. Tied to the
+    operand, the barrier made XLA write the broadcast of per-channel sums, or
     the gradient of an attention's probabilities in float32.
     """
-    backward = self._joint.backward
+    backward, maker = self._joint.backward, self._joint.order.maker
     token = next(v for v in step.reads if v in backward)
-    while (maker := self._joint.order.maker(token)) is not None:
-      reads = [v for v in maker.reads if v in backward]
-      if len(reads) != 1 or is_expensive(maker.eqn):
-        break
-      if array_bytes(reads[0].aval) > array_bytes(token.aval):
-        break
-      token = reads[0]
-    return token
+    found: dict[Value, None] = {token: None}
+    todo = [token]
+    written: list[Value] = []
+    while todo:
+      value = todo.pop()
+      made_by = maker(value)
+      if made_by is None or is_expensive(made_by.eqn):
+        written.append(value)
+        continue
+      if ends_fusion(step) and array_bytes(value.aval) <= max(
+        array_bytes(v.aval) for v in made_by.reads if v in backward
+      ):
+        written.append(value)
+        continue
+      reads = [v for v in made_by.reads if v in backward and v not in found]
+      found.update(dict.fromkeys(reads))
+      todo += reads
+    return max(written, key=lambda v: self._position.get(v, -1))
 
   def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
     """Returns the values on the host, in the order in which steps need them."""
@@ -325,10 +339,15 @@ class _BackwardPass:
       [env[v] for v in finished],
     )
     if token is not None and (to_fetch or live):
-      # What the barrier returns for the token and the finished values is not
-      # read. Steps wait by reading what else it returns, and a compiler writes
-      # a fusion's result over an operand only if no barrier is in between.
-      tied, _ = tie_to_token(tied, env[token])
+      # Steps wait by reading the residuals. What the barrier returns for the
+      # finished values and for the result of an expensive step is not read: a
+      # compiler writes a fusion's result over an operand only if no barrier is
+      # in between. The result of a fusion is read behind the barrier, or else
+      # it is both written and computed again by each matmul.
+      tied, after = tie_to_token(tied, env[token])
+      maker = self._joint.order.maker(token)
+      if maker is not None and not is_expensive(maker.eqn):
+        env[token] = after
       self._untied = []
       self._made.clear()
     self._buffers.update(zip(to_fetch, tied[0], strict=True))
