@@ -31,6 +31,7 @@ ROOMS = {
   "planner": 7,
   "linen": 7,
   "nnx": 7,
+  "command": 8,
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.
 FLOORS = {

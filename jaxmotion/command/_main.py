@@ -1,0 +1,146 @@
+"""Parser of the command line, and what each command does."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxmotion.command._platforms import ask_platform, read_platform
+from jaxmotion.command._reports import (
+  parse_bytes,
+  parse_codec,
+  report_advice,
+  report_bytes,
+  report_memory,
+)
+from jaxmotion.command._user_file import (
+  CommandError,
+  UserTask,
+  call_user,
+  check_task,
+  load_function,
+)
+from jaxmotion.perfmodel import Platform, save_platform
+
+_TASK = """\
+FILE.py:FUNCTION, a function without arguments that returns (loss_fn, params,
+batch): a function (params, batch) -> loss, and trees of arrays or of
+jax.ShapeDtypeStructs; `batch` is one worker's part."""
+
+
+def main(
+  arguments: Sequence[str] | None = None, ask: Callable[[str], str] = input
+) -> int:
+  """Runs one command and returns the exit status of the process.
+
+  Args:
+    arguments: those of the command line; None reads them from `sys.argv`.
+    ask: function of a question that returns the answer.
+
+  Returns:
+    0; 1 after an error, which is one line of the standard error.
+
+  Example:
+    >>> main(["advise", "nothing.py:make_loss"])
+    1
+  """
+  options = _make_parser().parse_args(arguments)
+  try:
+    print(options.run(options, ask))
+  except CommandError as error:
+    print(f"jaxmotion: {error}", file=sys.stderr)
+    return 1
+  except (EOFError, KeyboardInterrupt):
+    return 130
+  return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="jaxmotion",
+    description="Says what compression gains before you train.",
+  )
+  commands = parser.add_subparsers(required=True, metavar="command")
+
+  def add(
+    name: str, run: Callable[..., str], text: str
+  ) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run)
+    return command
+
+  advise = add("advise", _advise, "Choose a codec for each gradient, or none.")
+  fit = add("fit", _fit, "Choose how to save activations within a budget.")
+  sizes = add("bytes", _count, "Count what each codec sends in a step.")
+  for command in (advise, fit, sizes):
+    command.add_argument("task", help=_TASK)
+    command.add_argument(
+      "--platform",
+      default="ethernet_10gbit",
+      help="name of a built-in platform, or a JSON file that `jaxmotion "
+      "platform` writes (default: %(default)s)",
+    )
+    command.add_argument(
+      "--workers", type=int, help="number of workers, or of hosts"
+    )
+    command.add_argument(
+      "--peak_share",
+      type=float,
+      default=1.0,
+      help="share of the stated matmul rates that your programs reach, such "
+      "as 0.5 (default: %(default)s)",
+    )
+  advise.add_argument(
+    "--accuracy_budget",
+    type=float,
+    default=0.1,
+    help="greatest relative error of a gradient (default: %(default)s)",
+  )
+  fit.add_argument(
+    "--budget", required=True, help="device memory, such as 80GB or 512MiB"
+  )
+  sizes.add_argument(
+    "--codec",
+    action="append",
+    default=[],
+    help="expression of `jaxmotion.codecs`, such as "
+    "'feedback(uniform(bits=4))'; may be repeated",
+  )
+  describe = add(
+    "platform", _describe, "Ask for a cluster's links and write a description."
+  )
+  describe.add_argument("file", help="JSON file to write")
+  return parser
+
+
+def _read_task(options: argparse.Namespace) -> tuple[UserTask, Platform]:
+  platform = read_platform(
+    options.platform, options.workers, options.peak_share
+  )
+  function = load_function("task", options.task)
+  found = call_user(options.task, function)
+  return check_task(options.task, found), platform
+
+
+def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  return report_advice(*_read_task(options), options.accuracy_budget)
+
+
+def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  budget = parse_bytes(options.budget)
+  return report_memory(*_read_task(options), budget)
+
+
+def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  chosen = [parse_codec(text) for text in options.codec]
+  return report_bytes(*_read_task(options), chosen)
+
+
+def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
+  if not options.file.endswith(".json"):
+    raise CommandError(f"`file` must end in .json, got {options.file!r}.")
+  platform = ask_platform(ask)
+  try:
+    save_platform(platform, options.file)
+  except OSError as error:
+    raise CommandError(f"`file`: {error}") from error
+  return f"wrote {options.file}: use it as --platform={options.file}"

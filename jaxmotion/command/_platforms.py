@@ -1,0 +1,145 @@
+"""Platforms that a command names, and the questions that describe one."""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxmotion.command._user_file import CommandError
+from jaxmotion.perfmodel import (
+  Axis,
+  Device,
+  Link,
+  Platform,
+  builtin_platform,
+  gbit_per_s,
+  gbyte_per_s,
+  load_platform,
+)
+
+_TOLD = "as its user says"
+# The device of a platform, by the names that people give.
+_DEVICES = {
+  "h200": "h200_node",
+  "h100": "h100_node",
+  "a100": "a100_node",
+  "cpu": "ethernet_1gbit",
+}
+
+
+def read_platform(
+  name: str, workers: int | None = None, peak_share: float = 1.0
+) -> Platform:
+  """Returns the platform of a name or of a JSON file.
+
+  Args:
+    name: name of a built-in platform, or path of a file that ends in `.json`.
+    workers: number of workers on its first axis; None keeps that of the
+      platform.
+    peak_share: share in (0, 1] of the stated matmul rates that programs reach.
+
+  Raises:
+    CommandError: there is no such platform, or the file does not hold one.
+  """
+  try:
+    if name.endswith(".json"):
+      platform = load_platform(name)
+    else:
+      platform = builtin_platform(name)
+    if workers is not None:
+      platform = platform.resize(**{platform.axes[0].name: workers})
+  except (OSError, TypeError, ValueError) as error:
+    raise CommandError(f"`--platform`: {error}") from error
+  if not 0 < peak_share <= 1:
+    raise CommandError(
+      f"`--peak_share` must be a number in (0, 1], got {peak_share}."
+    )
+  device = platform.device
+  rates = {
+    dtype: peak_share * rate
+    for dtype, rate in device.matmul_flops_per_s.items()
+  }
+  return dataclasses.replace(
+    platform, device=dataclasses.replace(device, matmul_flops_per_s=rates)
+  )
+
+
+def ask_platform(ask: Callable[[str], str]) -> Platform:
+  """Returns the platform that the answers to a few questions describe.
+
+  Args:
+    ask: function of a question that returns the answer.
+
+  Raises:
+    CommandError: an answer is none to its question.
+  """
+  name = ask("Name of the platform: ").strip() or "my_cluster"
+  known = ", ".join(_DEVICES)
+  device, to_host = _ask_device(ask, f"Device ({known}, or other): ")
+  hosts = _ask_number(ask, "Number of hosts: ", whole=True)
+  own = _ask_number(ask, "Devices on each host: ", whole=True)
+  axes, sources = [], {}
+  if hosts > 1:
+    rate = _ask_number(ask, "Link between hosts, Gbit/s: ")
+    latency = _ask_number(ask, "Its latency, microseconds: ")
+    link = Link(
+      latency_s=latency / 1e6, rate=gbit_per_s(rate), shared_by=int(own)
+    )
+    axes.append(Axis(name="host", workers=int(hosts), link=link))
+  if own > 1 or hosts == 1:
+    rate = _ask_number(ask, "Link between devices of a host, GByte/s: ")
+    link = Link(latency_s=5e-6, rate=gbyte_per_s(rate))
+    axes.append(Axis(name="device", workers=int(own), link=link))
+  for axis in axes:
+    sources[f"axes.{axis.name}.rate"] = _TOLD
+  return Platform(
+    name=name,
+    device=device,
+    to_host=to_host,
+    from_host=to_host,
+    axes=tuple(axes),
+    sources=sources,
+  )
+
+
+def _ask_device(
+  ask: Callable[[str], str], question: str
+) -> tuple[Device, Link | None]:
+  """Returns a device, and its link to the host."""
+  answer = ask(question).strip().lower()
+  if answer in _DEVICES:
+    like = builtin_platform(_DEVICES[answer])
+    return like.device, like.to_host
+  if answer != "other":
+    raise CommandError(
+      f"The device must be {', '.join(_DEVICES)} or other, got {answer!r}."
+    )
+  matmul = _ask_number(ask, "Its matmuls in bfloat16, TFLOP/s: ")
+  wide = _ask_number(ask, "Its matmuls in float32, TFLOP/s: ")
+  memory = _ask_number(ask, "Its memory, GByte/s: ")
+  size = _ask_number(ask, "Its memory, GByte: ")
+  host = _ask_number(ask, "Its link to the host, GByte/s: ")
+  device = Device(
+    name=answer,
+    matmul_flops_per_s={"bfloat16": matmul * 1e12, "float32": wide * 1e12},
+    vector_flops_per_s=wide * 1e12,
+    memory_rate=gbyte_per_s(memory),
+    memory_bytes=size * 1e9,
+    kernel_s=2e-6,
+  )
+  return device, Link(latency_s=1e-5, rate=gbyte_per_s(host))
+
+
+def _ask_number(
+  ask: Callable[[str], str], question: str, *, whole: bool = False
+) -> float:
+  """Returns a positive number that answers a question."""
+  answer = ask(question)
+  try:
+    number = int(answer) if whole else float(answer)
+  except ValueError:
+    number = 0
+  if not 0 < number < float("inf"):
+    kind = "whole number" if whole else "number"
+    raise CommandError(
+      f"{question.rstrip(': ')!r} must be a positive {kind}, got {answer!r}."
+    )
+  return number

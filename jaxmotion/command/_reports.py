@@ -1,0 +1,158 @@
+"""Texts that the commands print."""
+
+from collections.abc import Sequence
+
+import jax
+
+from jaxmotion import codecs
+from jaxmotion.codecs import Codec
+from jaxmotion.command._user_file import CommandError, UserTask
+from jaxmotion.perfmodel import Platform, predict_exchange
+from jaxmotion.planner import CANDIDATES, advise, fit_memory, format_codec
+
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
+_UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
+
+
+def parse_bytes(text: str) -> float:
+  """Returns the bytes that a text states, such as "80GB" or "512MiB".
+
+  Args:
+    text: a number and a unit; without a unit, bytes.
+
+  Raises:
+    CommandError: it is no positive number of bytes.
+  """
+  digits = text.strip().upper()
+  unit = max((u for u in _UNITS if digits.endswith(u)), key=len, default="")
+  try:
+    number = float(digits.removesuffix(unit)) * _UNITS.get(unit, 1.0)
+  except ValueError:
+    number = 0.0
+  if not 0 < number < float("inf"):
+    raise CommandError(
+      f"`--budget` must be bytes, such as 80GB or 512MiB, got {text!r}."
+    )
+  return number
+
+
+def parse_codec(text: str) -> Codec:
+  """Returns the codec that an expression makes.
+
+  Args:
+    text: such as "feedback(uniform(bits=4))", of names of `jaxmotion.codecs`.
+
+  Raises:
+    CommandError: it makes none.
+  """
+  names = {
+    name: value for name, value in vars(codecs).items() if name[0] != "_"
+  }
+  try:
+    codec = eval(text, {"__builtins__": {}}, names)
+  except Exception as error:
+    raise CommandError(f"`--codec`: {text!r} raises {error!r}.") from error
+  if not isinstance(codec, Codec):
+    raise CommandError(f"`--codec` must make a codec, got {text!r}.")
+  return codec
+
+
+def report_advice(
+  task: UserTask, platform: Platform, accuracy_budget: float
+) -> str:
+  """Returns the plan of an exchange as text.
+
+  Args:
+    task: the user's task.
+    platform: devices and links.
+    accuracy_budget: greatest relative error of the gradient.
+  """
+  outer, *inner = (axis.name for axis in platform.axes)
+  try:
+    plan = advise(
+      task.loss_fn,
+      task.params,
+      (task.batch,),
+      platform,
+      accuracy_budget=accuracy_budget,
+      mesh_axis=outer,
+      local_axis=inner[0] if inner else None,
+    )
+  except (TypeError, ValueError) as error:
+    raise CommandError(str(error)) from error
+  local = f", local_axis={inner[0]!r}" if inner else ""
+  use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
+  return f"{plan}\n\nPredicted for {platform.name}, not measured.\n{use}"
+
+
+def report_memory(task: UserTask, platform: Platform, budget: float) -> str:
+  """Returns the plan that fits a task into memory as text.
+
+  Args:
+    task: the user's task.
+    platform: the device and its links to the host.
+    budget: bytes of device memory.
+  """
+  try:
+    plan = fit_memory(
+      task.loss_fn,
+      task.params,
+      (task.batch,),
+      platform,
+      budget,
+      measure_memory=None,
+    )
+  except (TypeError, ValueError) as error:
+    raise CommandError(str(error)) from error
+  return f"{plan}\n\nPredicted for {platform.device.name}, not compiled."
+
+
+def report_bytes(
+  task: UserTask, platform: Platform, chosen: Sequence[Codec]
+) -> str:
+  """Returns a table of what one worker sends each step, by codec.
+
+  Args:
+    task: the user's task, whose gradients have the parameters' shapes.
+    platform: workers and links.
+    chosen: codecs; none are those that `advise` chooses from.
+  """
+  outer, *inner = platform.axes
+  local = inner[0] if inner else None
+  over = f"MB over {outer.name!r}"
+  rows = [("codec", over, "ratio", "ms")]
+  whole = None
+  for codec in (codecs.identity(), *(chosen or CANDIDATES)):
+    try:
+      found = predict_exchange(
+        task.params,
+        platform,
+        outer.name,
+        codec,
+        local_axis=local.name if local else None,
+      )
+    except (TypeError, ValueError) as error:
+      raise CommandError(f"{codec!r}: {error}") from error
+    sent = found.ledger.select(axes=(outer.name,)).total_bytes
+    whole = whole or sent
+    rows.append(
+      (
+        format_codec(codec),
+        f"{sent / 1e6:.3f}",
+        f"{whole / max(sent, 1):.2f}",
+        f"{1e3 * found.total_s:.3f}",
+      )
+    )
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))
+    for row in rows
+  ]
+  leaves = jax.tree.leaves(task.params)
+  sizes = sum(leaf.size for leaf in leaves)
+  head = (
+    f"{len(leaves)} gradients of {sizes:,} elements, "
+    f"{outer.workers * (local.workers if local else 1)} workers of "
+    f"{platform.name}; the last column is predicted, not measured."
+  )
+  return "\n".join([head, "", *(line.rstrip() for line in lines)])

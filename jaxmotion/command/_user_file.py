@@ -1,0 +1,124 @@
+"""Losses of files that users wrote, for a command."""
+
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import PyTree
+
+_FORM = "must return (loss_fn, params, batch)"
+
+
+class CommandError(Exception):
+  """Failure that the command line states in one line, without a traceback."""
+
+
+class UserTask(NamedTuple):
+  """Training task of a user's file.
+
+  Attributes:
+    loss_fn: function (params, batch) -> loss.
+    params: tree of ShapeDtypeStructs.
+    batch: tree of ShapeDtypeStructs.
+  """
+
+  loss_fn: Callable[[PyTree, PyTree], Any]
+  params: PyTree
+  batch: PyTree
+
+
+def load_function(argument: str, text: str) -> Callable[..., Any]:
+  """Returns the function that a text names.
+
+  Args:
+    argument: what the text was given as, for messages.
+    text: FILE.py:FUNCTION.
+
+  Raises:
+    CommandError: there is no such file or function, or the file raises.
+  """
+  path, _, name = text.rpartition(":")
+  if not path.endswith(".py") or not name:
+    raise CommandError(f"`{argument}` must be FILE.py:FUNCTION, got {text!r}.")
+  if not pathlib.Path(path).is_file():
+    raise CommandError(
+      f"`{argument}` must name a file that exists, got {path!r}."
+    )
+  folder = str(pathlib.Path(path).resolve().parent)
+  if folder not in sys.path:
+    sys.path.append(folder)  # The file may import its neighbors.
+  spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  # Dataclasses look their module up by its name.
+  sys.modules.setdefault(spec.name, module)
+  call_user(path, spec.loader.exec_module, module)
+  function = getattr(module, name, None)
+  if not callable(function):
+    raise CommandError(
+      f"`{argument}` must name a function of {path!r}, got {name!r}."
+    )
+  return function
+
+
+def call_user(
+  text: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+  """Calls what a user wrote, which can raise anything.
+
+  Args:
+    text: what the user named it.
+    function: what is called.
+    *args: its arguments.
+    **kwargs: its keyword arguments.
+
+  Raises:
+    CommandError: it raises; the message has the error.
+  """
+  try:
+    return function(*args, **kwargs)
+  except Exception as error:
+    line = " ".join(str(error).split())
+    raise CommandError(
+      f"{text!r} raises {type(error).__name__}: {line}"
+    ) from error
+
+
+def check_task(text: str, found: Any) -> UserTask:
+  """Returns what a user's function returned, as shapes.
+
+  Args:
+    text: what the user named it.
+    found: what should be (loss_fn, params, batch).
+
+  Raises:
+    CommandError: it is something else.
+  """
+  if not isinstance(found, tuple) or len(found) != 3:
+    kind = type(found).__name__
+    size = f" of {len(found)}" if isinstance(found, tuple) else ""
+    raise CommandError(f"{text!r} {_FORM}, got a {kind}{size}.")
+  loss_fn, params, batch = found
+  if not callable(loss_fn):
+    raise CommandError(f"{text!r} {_FORM}, got {loss_fn!r} for `loss_fn`.")
+  for leaf in jax.tree.leaves((params, batch)):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float):
+      raise CommandError(
+        f"{text!r}: `params` and `batch` must hold arrays or shapes, got "
+        f"{leaf!r}."
+      )
+  params, batch = jax.eval_shape(lambda *trees: trees, params, batch)
+  if not jax.tree.leaves(params):
+    raise CommandError(f"{text!r} {_FORM}, got `params` without arrays.")
+  loss = call_user(text, jax.eval_shape, loss_fn, params, batch)
+  shape = getattr(loss, "shape", None)
+  if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+    raise CommandError(
+      f"{text!r}: `loss_fn` must return one floating-point number, got {loss}."
+    )
+  return UserTask(loss_fn, params, batch)

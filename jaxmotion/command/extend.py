@@ -1,0 +1,12 @@
+"""Second tier of the command line, for commands of `experiments`."""
+
+from jaxmotion.command._user_file import (
+  CommandError as CommandError,
+  UserTask as UserTask,
+  call_user as call_user,
+  check_task as check_task,
+  load_function as load_function,
+)
+from jaxmotion.core import set_public_module as _set_public_module
+
+_set_public_module(__name__, globals())

@@ -1,0 +1,142 @@
+"""What the command line prints, and how it ends."""
+
+import re
+
+import pytest
+
+from jaxmotion import perfmodel
+from jaxmotion.command import main
+
+MODEL = """
+import jax, jax.numpy as jnp
+LIKE = jax.ShapeDtypeStruct
+def make_loss():
+  def loss_fn(params, x):
+    def layer(x, w):
+      return x + jnp.tanh(jnp.tanh(x @ w) @ w.T), None
+    return jnp.mean(jax.lax.scan(layer, x, params["layers"])[0] ** 2)
+  params = {"layers": LIKE((4, 256, 256), "float32")}
+  return loss_fn, params, LIKE((512, 256), "float32")
+def make_pair():
+  return 1, 2
+def make_error():
+  raise KeyError("nothing")
+def make_vector():
+  return lambda params, x: params, LIKE((3,), "float32"), ()
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+  path = tmp_path / "model.py"
+  path.write_text(MODEL)
+  return f"{path}:make_loss"
+
+
+def run(capsys, *arguments, answers=()):
+  answers = iter(answers)
+  status = main(arguments, lambda question: next(answers))
+  said = capsys.readouterr()
+  return status, said.out, said.err
+
+
+def test_advise_says_what_to_write(capsys, model):
+  status, out, _ = run(capsys, "advise", model, "--platform=ethernet_1gbit")
+  assert status == 0
+  last = out.splitlines()[-1]
+  assert re.match(r"jaxmotion.exchange\('data', \w+\(.*\)\)", last)
+  assert "not measured" in out
+
+
+def test_advise_reduces_within_hosts_first(capsys, model):
+  _, out, _ = run(capsys, "advise", model, "--platform=h100_cluster")
+  assert "local_axis='device'" in out.splitlines()[-1]
+
+
+def test_fit_meets_the_budget(capsys, model):
+  argument = "--budget=6MB"
+  status, out, _ = run(capsys, "fit", model, "--platform=h100_node", argument)
+  assert status == 0 and " of 6 MB" in out
+  status, _, err = run(
+    capsys, "fit", model, "--platform=h100_node", "--budget=1MiB"
+  )
+  assert status == 1 and "`budget_bytes` must be at least" in err
+
+
+def test_bytes_are_those_that_cross_between_hosts(capsys, model):
+  arguments = ("--platform=h100_cluster", "--workers=3")
+  expression = "--codec=feedback(uniform(bits=4))"
+  _, out, _ = run(capsys, "bytes", model, *arguments, expression)
+  _, _, header, plain, coded = out.splitlines()
+  assert header.split()[:4] == ["codec", "MB", "over", "'host'"]
+  # Two thirds of a host's part, sent twice: 8 devices share 1 MiB.
+  sent = 2 * 2 / 3 * 4 * 256 * 256 * 4 / 8 / 1e6
+  assert float(plain.split()[1]) == pytest.approx(sent, abs=1e-3)
+  assert 7 < float(coded.split()[2]) < 8
+
+
+def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
+  path = tmp_path / "lab.json"
+  answers = "lab other 300 100 2000 40 25 4 2 25 30 200".split()
+  status, out, _ = run(capsys, "platform", str(path), answers=answers)
+  assert status == 0 and str(path) in out
+  lab = perfmodel.load_platform(path)
+  assert [axis.workers for axis in lab.axes] == [4, 2]
+  assert lab.axis("host").link.rate == perfmodel.gbit_per_s(25)
+  assert lab.device.memory_bytes == 40e9
+  status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
+  assert status == 0 and "8 workers of lab" in out
+
+
+def test_a_known_device_needs_no_figures(capsys, tmp_path):
+  path = tmp_path / "one.json"
+  run(capsys, "platform", str(path), answers=("", "H100", "1", "8", "450"))
+  found = perfmodel.load_platform(path)
+  like = perfmodel.builtin_platform("h100_node")
+  assert found.device == like.device
+  assert found.axes[0].workers == 8
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("advise", "model"), "`task` must be FILE.py:FUNCTION"),
+    (("advise", "none.py:make"), "`task` must name a file that exists"),
+    (("advise", "{}:make_none"), "`task` must name a function of"),
+    (("advise", "{}:make_pair"), "must return .* got a tuple of 2"),
+    (("advise", "{}:make_error"), "raises KeyError: 'nothing'"),
+    (("advise", "{}:make_vector"), "must return one floating-point number"),
+    (("advise", "{}:make_loss", "--platform=lan"), "`--platform`: `name`"),
+    (("advise", "{}:make_loss", "--platform=no.json"), "`--platform`: .*no"),
+    (("advise", "{}:make_loss", "--workers=0"), "`--platform`: `data` must"),
+    (("advise", "{}:make_loss", "--peak_share=2"), "`--peak_share` must"),
+    (
+      ("advise", "{}:make_loss", "--accuracy_budget=2"),
+      "`accuracy_budget` must",
+    ),
+    (("fit", "{}:make_loss", "--budget=much"), "`--budget` must be bytes"),
+    (
+      ("bytes", "{}:make_loss", "--codec=topk(density=0)"),
+      "`--codec`: .*density",
+    ),
+    (("bytes", "{}:make_loss", "--codec=3"), "`--codec` must make a codec"),
+    (("platform", "lab.txt"), "`file` must end in .json"),
+  ],
+)
+def test_wrong_arguments_are_one_line(
+  capsys, tmp_path, model, arguments, message
+):
+  path = model.rpartition(":")[0]
+  given = [text.replace("{}", path) for text in arguments]
+  status, out, err = run(capsys, *given)
+  assert status == 1 and not out
+  assert len(err.splitlines()) == 1
+  assert re.search(message, err)
+
+
+def test_a_wrong_answer_is_one_line(capsys, tmp_path):
+  path = str(tmp_path / "lab.json")
+  _, _, err = run(capsys, "platform", path, answers=("lab", "tpu"))
+  assert "The device must be h200" in err
+  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "2.5"))
+  assert "'Number of hosts' must be a positive whole number" in err
