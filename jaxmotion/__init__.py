@@ -35,6 +35,7 @@ from jaxmotion.transforms import (
   data_parallel as data_parallel,
   exchange as exchange,
   fully_sharded as fully_sharded,
+  local_updates as local_updates,
   local_value_and_grad as local_value_and_grad,
   parallelize_step as parallelize_step,
   per_worker as per_worker,

@@ -51,7 +51,11 @@ from jaxmotion.core._key import (
   random_words as random_words,
   random_words_at as random_words_at,
 )
-from jaxmotion.core._path_rules import Match as Match, PathRules as PathRules
+from jaxmotion.core._path_rules import (
+  Match as Match,
+  PathRules as PathRules,
+  allow_unused_rules as allow_unused_rules,
+)
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   pack_worker as pack_worker,

@@ -1,10 +1,31 @@
 """Ordered rules: the first pattern that matches a leaf's path decides."""
 
+import contextlib
+import contextvars
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
+
+_may_be_unused: contextvars.ContextVar[bool] = contextvars.ContextVar(
+  "may_be_unused", default=False
+)
+
+
+@contextlib.contextmanager
+def allow_unused_rules() -> Iterator[None]:
+  """Lets `PathRules.require_use` pass: a part of a tree need not use all rules.
+
+  Example:
+    >>> with allow_unused_rules():
+    ...   PathRules([("bias", 32)]).require_use(["kernel"])
+  """
+  token = _may_be_unused.set(True)
+  try:
+    yield
+  finally:
+    _may_be_unused.reset(token)
 
 
 class Match(NamedTuple, Generic[Value]):
@@ -104,6 +125,8 @@ class PathRules(Generic[Value]):
     Raises:
       ValueError: a pattern matches no path.
     """
+    if _may_be_unused.get():
+      return
     every: list[Any] = list(paths)
     for pattern, _ in self._pairs:
       if not any(pattern.search(path) for path in every):

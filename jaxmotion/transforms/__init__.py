@@ -23,6 +23,8 @@ from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
 )
+from jaxmotion.transforms._local_round import LocalState as LocalState
+from jaxmotion.transforms._local_updates import local_updates as local_updates
 from jaxmotion.transforms._parallelize_step import (
   parallelize_step as parallelize_step,
 )

@@ -63,19 +63,27 @@ def compile_run(
 
   if stateful:
     names: tuple[str, ...] = ("params", "model_state", "opt_state", "batch")
-    return _compile_step(step_model, names, mesh, donate, call)
+    return compile_step(step_model, names, mesh, donate, call)
   names = ("params", "opt_state", "batch")
-  return _compile_step(step_params, names, mesh, donate, call)
+  return compile_step(step_params, names, mesh, donate, call)
 
 
-def _compile_step(
+def compile_step(
   step: Callable[..., Any],
   names: tuple[str, ...],
   mesh: Mesh,
   donate: bool,
-  call: Callable[..., Any] | None,
+  call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-  """Jits a step of arguments with these names; the last is the batch."""
+  """Jits a step that checks what it is given.
+
+  Args:
+    step: its last result is not donated to the next step.
+    names: of its positional arguments; the last is the batch.
+    mesh: devices that the step runs on.
+    donate: whether to donate all arguments but the batch.
+    call: as for `compile_run`.
+  """
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
   in_flight = StepsInFlight(mesh)

@@ -5,11 +5,12 @@ import jax
 from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms._exchange_state import DelayedState, ExchangeState
 from jaxmotion.transforms._fully_sharded_plan import FullyShardedState
+from jaxmotion.transforms._local_round import LocalState
 from jaxmotion.transforms._sharded_update import ShardedState
 from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
 
 _EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
-_COUNTED = (*_EXCHANGES, DelayedState)
+_COUNTED = (*_EXCHANGES, DelayedState, LocalState)
 _SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
 
 

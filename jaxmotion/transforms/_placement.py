@@ -77,6 +77,16 @@ def check_placement(opt_state: PyTree) -> None:
       )
 
 
+def has_exchange(state: PyTree) -> bool:
+  """Returns whether a state is that of a chain with an exchange.
+
+  Args:
+    state: state of the chain, or its shapes.
+  """
+  is_exchange = lambda node: isinstance(node, _EXCHANGES)
+  return any(map(is_exchange, jax.tree.leaves(state, is_leaf=is_exchange)))
+
+
 def check_unexchanged(opt_state: PyTree) -> None:
   """Raises if a chain exchanges gradients that its builder has reduced.
 

@@ -35,6 +35,16 @@ def data_parallel(position):
   return transforms.data_parallel(loss_fn, tx, MESH)[position]
 
 
+def local_updates(position):
+  def keyed_loss(params, batch, key=None):
+    return loss_fn(params, batch)
+
+  outer = optax.chain(exchange(), optax.sgd(0.1))
+  return transforms.local_updates(
+    keyed_loss, optax.sgd(0.1), outer, MESH, every=2
+  )[position]
+
+
 def stateful_loss(params, model_state, batch, key):
   noise = jax.random.normal(key, batch["y"].shape)
   return loss_fn(params, batch) + jnp.mean(noise), model_state + 1
@@ -220,6 +230,31 @@ CALLS = {
   "transforms.data_parallel": Call(
     loss_fn, exchange(), MESH, weight_fn=lambda batch: 1.0
   ),
+  "transforms.local_updates": Call(
+    loss_fn,
+    optax.sgd(0.1),
+    exchange(),
+    MESH,
+    every=4,
+    fragments=2,
+    weight_fn=lambda batch: 1.0,
+    parts=lambda path, shape: 0,
+  ),
+  "transforms.local_updates -> init": Call(
+    PARAMS, on=Lazy(lambda: local_updates(0)), traced=True
+  ),
+  "transforms.local_updates -> step": Call(
+    Lazy(
+      lambda: jax.tree.map(
+        lambda a: np.zeros(a.shape, a.dtype),
+        jax.eval_shape(local_updates(0), {"w": jnp.zeros((4, 1))}),
+      )
+    ),
+    BATCH,
+    key=np.zeros(2, np.uint32),
+    on=Lazy(lambda: local_updates(1)),
+    traced=True,
+  ),
   "transforms.init_state": Call(exchange(), PARAMS, MESH),
   "transforms.extend.trace_state": Call(exchange(), PARAMS, MESH, "data"),
   "transforms.data_parallel -> init": Call(
@@ -268,6 +303,7 @@ def accept_options(name):
 
 
 ACCEPTED = {
+  ("transforms.local_updates", "mix"): {"zero": "nothing of a worker's own"},
   ("transforms.parallelize_step", "batch"): {
     "misspelt": "no step is known here"
   },
@@ -294,6 +330,7 @@ KNOWN_BAD = {
   ("transforms.local_value_and_grad -> grad", "args"),
   ("transforms.fully_sharded -> step", "params"),
   ("transforms.fully_sharded -> step", "batch"),
+  ("transforms.local_updates -> step", "batch"),
   ("transforms.data_parallel -> step", "params"),
   ("transforms.data_parallel -> step", "opt_state"),
   ("transforms.data_parallel -> step", "batch"),

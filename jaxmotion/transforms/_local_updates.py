@@ -1,0 +1,344 @@
+"""Training step whose workers update by themselves and exchange at times."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion.collectives.extend import (
+  check_batch,
+  check_rows,
+  run_with_loss,
+)
+from jaxmotion.core import (
+  Array,
+  AxisName,
+  PerWorker,
+  PyTree,
+  axis_names,
+  check_arrays,
+  check_axis_name,
+  check_bool,
+  check_buffers,
+  check_callable,
+  check_choice,
+  check_instance,
+  check_int,
+  check_number,
+  map_local_work,
+  pack_worker,
+  state_specs,
+  unpack_worker,
+)
+from jaxmotion.transforms._averages import average_work
+from jaxmotion.transforms._compiled_step import compile_step
+from jaxmotion.transforms._fragments import Parts
+from jaxmotion.transforms._init_state import check_axes, make_state
+from jaxmotion.transforms._local_round import LocalRounds, LocalState
+from jaxmotion.transforms._local_work import (
+  LocalWork,
+  check_loss_options,
+  make_local_work,
+)
+from jaxmotion.transforms._model_state import is_floating
+from jaxmotion.transforms._placement import (
+  as_transformation,
+  check_trained,
+  has_exchange,
+)
+from jaxmotion.transforms._shardings import Shardings
+from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
+
+
+def local_updates(
+  loss_fn: Callable[..., Any],
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  every: int,
+  fragments: int = 1,
+  delay: int = 0,
+  mix: float = 0.0,
+  axis_name: AxisName = "data",
+  has_aux: bool = False,
+  weight_fn: Callable[..., Any] | None = None,
+  microbatches: int = 1,
+  parts: Parts | None = None,
+  mean_loss: bool = True,
+  nonfinite: str = "skip",
+  donate: bool = True,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  r"""Makes `init` and `step` for workers that exchange at some steps only.
+
+  Each worker trains its own parameters (local SGD, DiLoCo). Every `every` steps
+  the workers exchange how far they went from the anchor, the parameters that
+  they agreed on last. With the gradient of the outer chain
+
+  .. math:: d_r = a - p_r
+
+  the chain's update moves the anchor a, and own parameters p_r begin there
+  again. A quiet step sends nothing but its loss.
+
+  With fragments, a part of the parameters is sent every `every / fragments`
+  steps, in turns, so that no step sends them all (streaming DiLoCo). With a
+  delay, a fragment lands some steps after it was sent. With `mix`, a worker
+  keeps a share of its own parameters: p = mix p + (1 - mix) a.
+
+  Args:
+    loss_fn: (params, batch) -> scalar mean over the worker's own batch, or
+      (scalar, aux) with `has_aux`. It also takes `key=` if `step` is given one.
+    inner: optimizer of each worker, without an exchange. Its state is kept over
+      exchanges.
+    outer: optax chain with an `exchange` over `axis_name`, such as
+      `chain(exchange("data", codec), sgd(0.7, momentum=0.9, nesterov=True))`.
+    mesh: device mesh that has the axis.
+    every: number of steps between two exchanges of the same parameters.
+    fragments: number of parts of the parameters, a divisor of `every`.
+    delay: number of steps between sending and landing, less than `every`.
+    mix: share of its own parameters that a worker keeps, in [0, 1).
+    axis_name: the axis (or axes) that the batch is split over.
+    has_aux: whether `loss_fn` returns auxiliary values, as for `data_parallel`.
+    weight_fn: batch -> the worker's weight, such as its number of tokens. The
+      exchange weighs workers by what they summed up since the fragment was
+      sent last.
+    microbatches: number of parts that a worker's batch is computed in.
+    parts: (path, shape) -> index of the fragment. None deals leaves out in
+      turns, the largest first.
+    mean_loss: whether the loss is the workers' mean, which every step sends.
+      False gives it a leading axis of workers, and quiet steps send nothing.
+    nonfinite: "skip": if parameters of a worker are not finite when a fragment
+      is due, it is not sent, nothing moves, and this worker begins at the
+      anchor with a fresh inner state; others keep what they have changed. It
+      costs a sum of 4 bytes. "propagate" checks nothing.
+    donate: whether `step` takes the buffers of `state` for its results.
+
+  Returns:
+    init: params -> `LocalState`, placed on the mesh. Evaluate and save its
+      `anchor`; `params` are each worker's own.
+    step: (state, batch, *, key=None, **extra_args) -> (state, loss or
+      (loss, aux)), jitted. Every leaf of `batch` is split along its leading
+      axis. `loss_fn` gets the key `fold_in(fold_in(key, count), worker)`. Extra
+      arguments go to the outer chain's update. Its program branches over what
+      is due: `wire.compiled_bytes(compiled, branch=0)` is a quiet step.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis; `fragments` do not divide `every`; a
+      `delay` of `every` or more. `init` raises it for an `inner` with an
+      exchange, an `outer` without one, and fragments that no leaf fills.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> def loss_fn(params, batch):
+    ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+    >>> outer = optax.chain(
+    ...   transforms.exchange("data", codecs.uniform(bits=8)), optax.sgd(1.0)
+    ... )
+    >>> init, step = local_updates(
+    ...   loss_fn, optax.sgd(0.1), outer, mesh, every=2
+    ... )
+    >>> state = init({"w": jnp.zeros((2, 1))})
+    >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
+    >>> for _ in range(2):
+    ...   state, loss = step(state, batch)
+    >>> state.anchor["w"].ravel().tolist() == [0.19, 0.19]
+    False
+    >>> bool(jnp.allclose(state.anchor["w"], 0.19, atol=1e-3))
+    True
+
+  References:
+    Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023; Douillard et al.,
+    *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
+  """
+  check_callable("loss_fn", loss_fn)
+  inner = _check_transformation("inner", inner)
+  outer = _check_transformation("outer", outer)
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  check_axis_name("axis_name", axis_name)
+  check_loss_options(has_aux, None, weight_fn, microbatches)
+  check_int("every", every, 1, 2**31 - 1)
+  check_int("fragments", fragments, 1, 2**31 - 1)
+  check_int("delay", delay, 0, 2**31 - 1)
+  check_number("mix", mix, 0, 1, open_high=True)
+  if parts is not None:
+    check_callable("parts", parts)
+  check_bool("mean_loss", mean_loss)
+  check_choice("nonfinite", nonfinite, ("skip", "propagate"))
+  check_bool("donate", donate)
+  check_axes(mesh, axis_name)
+  _check_schedule(every, fragments, delay)
+  shardings = Shardings(mesh, axis_name, None)
+  compute_work = make_local_work(
+    loss_fn,
+    has_aux=has_aux,
+    stateful=False,
+    weight_fn=weight_fn,
+    microbatches=microbatches,
+  )
+  rounds = LocalRounds(
+    inner=inner,
+    outer=outer,
+    axis_name=axis_name,
+    every=every,
+    fragments=fragments,
+    delay=delay,
+    mix=mix,
+    parts=parts,
+    skips=nonfinite == "skip",
+    is_weighted=weight_fn is not None,
+  )
+  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  split = P(axis_name)
+
+  @jax.jit
+  def make_all(params: PyTree) -> LocalState:
+    params = jax.tree.map(lambda a: jnp.copy(a).astype(a.dtype), params)
+    params = shardings.place(params, P())
+    return make_state(rounds.init, params, axis_name, shardings)
+
+  def init(params: PyTree) -> LocalState:
+    check_arrays("params", params)
+    check_trained(params)
+    shardings.check_params(params)
+    check_buffers({"params": params})
+    rounds.divide(params)
+    state = make_all(params)
+    if has_exchange(state.inner):
+      raise ValueError(
+        "`inner` must have no exchange, because each worker updates by itself, "
+        "got one: it belongs to `outer`."
+      )
+    if workers > 1 and not has_exchange(state.outer):
+      raise ValueError(
+        "`outer` must have an exchange, got none: begin it with "
+        "jaxmotion.exchange."
+      )
+    return state
+
+  def is_averaged(metric: Array) -> bool:
+    return mean_loss and metric.ndim == 1 and is_floating(metric)
+
+  def train_own(
+    params: PerWorker, inner_state: PerWorker, batch: PyTree, keys: PyTree
+  ) -> tuple[PerWorker, PerWorker, LocalWork]:
+    own, old = unpack_worker(params), unpack_worker(inner_state)
+    key = None if keys is None else keys[0]
+    work = compute_work(own, None, batch, key)
+    loss = work.metrics[0] if has_aux else work.metrics
+    update = optax.with_extra_args_support(inner).update
+    (updates, new), _ = run_with_loss(
+      lambda extra_args: update(work.grads, old, own, **extra_args), {}, loss
+    )
+    own = optax.apply_updates(own, updates)
+    work = jax.tree.map(
+      lambda a: jnp.expand_dims(a, 0), work._replace(grads=None)
+    )
+    return pack_worker(own), pack_worker(new), work
+
+  def finish_own(
+    state: LocalState,
+    params: PerWorker,
+    inner_state: PerWorker,
+    work: LocalWork,
+    extra_args: dict[str, Any],
+  ) -> tuple[LocalState, PyTree]:
+    weight = None if work.weight is None else work.weight[0]
+    metrics, _ = average_work(
+      work, None, axis_name, model_state=None, is_averaged=is_averaged
+    )
+    state = rounds.finish_step(state, params, inner_state, weight, extra_args)
+    return state, metrics
+
+  def step(
+    state: LocalState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[LocalState, PyTree]:
+    _check_state(state, workers)
+    check_batch(batch, mesh, axis_name, microbatches)
+    check_step_key(key)
+    if "weight" in extra_args:
+      raise ValueError(
+        "`weight` must not be given, because `weight_fn` makes it, got "
+        f"{extra_args['weight']!r}."
+      )
+    keys = None
+    if key is not None:
+      keys = make_worker_keys(key, state, workers)
+    specs: Any = state_specs(state, axis_name)
+    state, batch, keys, extra_args = shardings.place(
+      (state, batch, keys, extra_args), (specs, split, split, P())
+    )
+    # Two maps, as in `data_parallel`: only the second checks what varies.
+    params, inner_state, work = map_local_work(
+      train_own, mesh, axis_name, (split, split, split, split)
+    )(state.params, state.inner, batch, keys)
+    metric_specs = jax.tree.map(
+      lambda m: P() if is_averaged(m) else split, work.metrics
+    )
+    return jax.shard_map(
+      finish_own,
+      in_specs=(specs, specs.params, specs.inner, split, P()),
+      out_specs=(specs, metric_specs),
+      **shardings.map_options,
+    )(state, params, inner_state, work, extra_args)
+
+  return init, compile_step(step, ("state", "batch"), mesh, donate)
+
+
+def _check_state(state: LocalState, workers: int) -> None:
+  """Raises unless a state is that of a number of workers.
+
+  Args:
+    state: what the caller gave.
+    workers: number of workers of the mesh.
+  """
+  check_instance("state", state, LocalState, "what `init` returned")
+  check_arrays("state", state)
+  try:
+    check_rows((state.params, state.inner, state.outer), [workers])
+  except ValueError as error:
+    raise ValueError(
+      f"`state` must be that of {workers} workers: begin anew at its `anchor`. "
+      f"{error}"
+    ) from None
+
+
+def _check_transformation(
+  name: str, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Returns an optax transformation, or raises with the argument's name."""
+  try:
+    return as_transformation(tx)
+  except TypeError as error:
+    raise TypeError(str(error).replace("`tx`", f"`{name}`")) from None
+
+
+def _check_schedule(every: int, fragments: int, delay: int) -> None:
+  """Raises unless fragments take turns, and land before they are sent again.
+
+  Args:
+    every: steps between two exchanges of a fragment.
+    fragments: number of fragments.
+    delay: steps between sending and landing.
+
+  Raises:
+    ValueError: they do not.
+  """
+  if every % fragments:
+    raise ValueError(
+      f"`fragments` must divide `every`, {every}, got {fragments}."
+    )
+  if delay >= every:
+    raise ValueError(
+      f"`delay` must be less than `every`, {every}, so that a fragment lands "
+      f"before it is sent again, got {delay}."
+    )

@@ -1,0 +1,284 @@
+"""Workers that update by themselves, against NumPy and against other steps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from tests.transforms import local_reference as reference
+
+WORKERS = 4
+ROWS = 2 * WORKERS
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+INNER = optax.sgd(0.02, momentum=0.9)
+INT4 = codecs.feedback(codecs.uniform(bits=4))
+
+
+def loss_fn(params, batch):
+  shift = params["shift"].sum((0, 1))[None]
+  h = (batch["x"] @ params["kernel"] + shift) * params["scale"]
+  return jnp.mean((h - batch["y"]) ** 2)
+
+
+def make_outer(codec=None, **options):
+  return optax.chain(
+    jaxmotion.exchange("data", codec, **options),
+    optax.sgd(0.7, momentum=0.9, nesterov=True),
+  )
+
+
+def make_steps(inner=INNER, outer=None, mesh=MESH, **options):
+  return jaxmotion.local_updates(
+    loss_fn, inner, make_outer() if outer is None else outer, mesh, **options
+  )
+
+
+def run(init, step, steps, start=0):
+  state = init(reference.make_params())
+  for i in range(start, start + steps):
+    state, _ = step(state, reference.make_batch(i, ROWS))
+  return state
+
+
+def own_params(state, worker):
+  return jax.tree.map(lambda a: np.asarray(a)[worker], state.params.value)
+
+
+def assert_trees_close(found, expected, tolerance=1e-6):
+  for name, a in expected.items():
+    np.testing.assert_allclose(found[name], a, atol=tolerance, rtol=0)
+
+
+def tree_bits(tree):
+  return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+def check_against_numpy(every, fragments, delay, mix, weighted=False, steps=15):
+  options = dict(every=every, fragments=fragments, delay=delay, mix=mix)
+  weight_fn = (lambda batch: batch["tokens"].sum()) if weighted else None
+  state = run(*make_steps(**options, weight_fn=weight_fn), steps)
+  anchor, own = reference.train(
+    reference.make_params(),
+    [reference.make_batch(i, ROWS) for i in range(steps)],
+    workers=WORKERS,
+    weighted=weighted,
+    **options,
+  )
+  assert_trees_close(state.anchor, anchor)
+  for r in range(WORKERS):
+    assert_trees_close(own_params(state, r), own[r])
+
+
+# It holds for all of `reference.grid()`, each of which takes 2 s.
+@pytest.mark.parametrize(
+  ("case", "weighted"),
+  [
+    ((1, 1, 0, 0.0), False),
+    ((4, 2, 1, 0.5), True),
+    ((6, 3, 0, 0.0), False),
+    ((6, 3, 3, 0.5), True),
+    ((4, 1, 3, 0.0), False),
+  ],
+  ids=str,
+)
+def test_it_is_the_reference_in_numpy(case, weighted):
+  assert case in set(reference.grid())
+  check_against_numpy(*case, weighted)
+
+
+def test_an_exchange_at_every_step_is_data_parallel_training():
+  outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
+  state = run(*make_steps(optax.sgd(0.1), outer, every=1), 5)
+  tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  params, opt_state = init(reference.make_params())
+  for i in range(5):
+    batch = reference.make_batch(i, ROWS)
+    params, opt_state, _ = step(params, opt_state, batch)
+  assert_trees_close(state.anchor, params)
+
+
+def test_a_quiet_step_sends_the_loss_and_a_due_one_a_fragment():
+  batch = reference.make_batch(0, ROWS)
+  params = reference.make_params()
+  options = dict(every=6, fragments=3, delay=1, nonfinite="propagate")
+  bytes_of = {}
+  for mean_loss in (True, False):
+    init, step = make_steps(
+      outer=make_outer(INT4), mean_loss=mean_loss, **options
+    )
+    compiled = step.lower(init(params), batch).compile()
+    for branch in range(4):
+      bytes_of[mean_loss, branch] = wire.compiled_bytes(
+        compiled, branch=branch
+      ).total_bytes
+  assert bytes_of[False, 0] == 0
+  loss = bytes_of[True, 0]
+  assert loss == 2 * 3 / 4 * 4
+  for branch in (1, 2, 3):
+    assert bytes_of[True, branch] == bytes_of[False, branch] + loss
+  # The same exchange of the largest leaf, which is the first fragment, alone.
+  init, step = jaxmotion.data_parallel(
+    lambda params, batch: jnp.sum(params * batch["x"].sum()),
+    make_outer(INT4),
+    MESH,
+    mean_loss=False,
+  )
+  compiled = step.lower(*init(params["kernel"]), batch).compile()
+  plain = wire.compiled_bytes(compiled).total_bytes
+  assert bytes_of[False, 1] == plain > bytes_of[False, 2]
+
+
+def poisoned(seed, worker):
+  batch = reference.make_batch(seed, ROWS)
+  rows = ROWS // WORKERS
+  batch["x"][worker * rows : (worker + 1) * rows] = np.nan
+  return batch
+
+
+@functools.cache
+def make_coded():
+  return make_steps(outer=make_outer(INT4), every=2, donate=False)
+
+
+def test_a_worker_that_is_not_finite_begins_at_the_anchor_alone():
+  init, step = make_coded()
+  before = run(init, step, 3)
+  state, loss = step(before, poisoned(3, worker=2))
+  assert not np.isfinite(loss) and int(state.skipped) == 1
+  assert tree_bits((state.anchor, state.outer)) == tree_bits(
+    (before.anchor, before.outer)
+  )
+  anchor = jax.tree.map(np.asarray, state.anchor)
+  for worker in range(WORKERS):
+    own = own_params(state, worker)
+    is_anchor = tree_bits(own) == tree_bits(anchor)
+    assert is_anchor == (worker == 2)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(own))
+  fresh = jax.tree.map(lambda a: np.asarray(a)[2], state.inner.value)
+  assert not any(np.any(a) for a in jax.tree.leaves(fresh))
+  for i in range(4, 6):
+    state, loss = step(state, reference.make_batch(i, ROWS))
+  assert np.isfinite(loss) and int(state.skipped) == 1
+  assert tree_bits(state.anchor) != tree_bits(anchor)
+  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.anchor))
+
+
+def test_all_workers_hold_the_same_anchor_and_go_on_from_a_copy():
+  init, step = make_coded()
+  state = run(init, step, 3)
+  for leaf in jax.tree.leaves(state.anchor):
+    shards = {np.asarray(s.data).tobytes() for s in leaf.addressable_shards}
+    assert len(shards) == 1
+  saved = jax.tree.map(np.asarray, state)
+  batch = reference.make_batch(3, ROWS)
+  expected, _ = step(state, batch)
+  found, _ = step(saved, batch)
+  assert tree_bits(found) == tree_bits(expected)
+
+
+def test_rules_and_masks_see_the_paths_of_the_whole_tree():
+  rules = [("kernel", INT4), ("scale", codecs.identity()), (".*", INT4)]
+  outer = optax.chain(
+    jaxmotion.exchange("data", codecs.rules(rules)),
+    optax.masked(
+      optax.set_to_zero(), {"kernel": False, "scale": True, "shift": False}
+    ),
+    optax.sgd(1.0),
+  )
+  init, step = make_steps(outer=outer, every=2, fragments=2)
+  state = run(init, step, 2)
+  params = reference.make_params()
+  moved = {
+    name: bool(np.any(np.asarray(a) != params[name]))
+    for name, a in state.anchor.items()
+  }
+  assert moved == {"kernel": True, "scale": False, "shift": True}
+  wrong = codecs.rules([("kernle", INT4), (".*", INT4)])
+  init, _ = make_steps(outer=make_outer(wrong), every=2, fragments=2)
+  with pytest.raises(ValueError, match="got 'kernle', which matches none"):
+    init(params)
+
+
+def test_keys_auxiliary_values_and_parts_of_a_batch():
+  def noisy_loss(params, batch, key):
+    noise = jax.random.uniform(key)
+    return loss_fn(params, batch), {"noise": noise, "rows": len(batch["x"])}
+
+  init, step = jaxmotion.local_updates(
+    noisy_loss,
+    INNER,
+    make_outer(),
+    jax.make_mesh((WORKERS,), ("data",)),
+    every=2,
+    has_aux=True,
+    microbatches=2,
+    mean_loss=False,
+  )
+  state = init(reference.make_params())
+  key, seen = jax.random.key(0), []
+  for i in range(2):
+    batch = reference.make_batch(i, ROWS)
+    state, (loss, aux) = step(state, batch, key=key)
+    assert loss.shape == (WORKERS,)
+    seen.append(np.asarray(aux["noise"]))
+  assert len({float(a) for noise in seen for a in noise.ravel()}) == 2 * WORKERS
+
+
+@pytest.mark.parametrize(
+  ("options", "error", "match"),
+  [
+    ({"every": 0}, ValueError, "`every` must be"),
+    ({"every": 4, "fragments": 3}, ValueError, "`fragments` must divide `ev"),
+    ({"every": 4, "delay": 4}, ValueError, "`delay` must be less than `every`"),
+    ({"every": 4, "mix": 1.0}, ValueError, "`mix` must be"),
+    ({"every": 4, "inner": 0.1}, TypeError, "`inner` must be an optax"),
+    ({"every": 4, "outer": "sgd"}, TypeError, "`outer` must be an optax"),
+    ({"every": 4, "nonfinite": "zero"}, ValueError, "`nonfinite` must be one"),
+  ],
+)
+def test_wrong_options_are_refused(options, error, match):
+  with pytest.raises(error, match=match):
+    make_steps(**options)
+
+
+@pytest.mark.parametrize(
+  ("options", "error", "match"),
+  [
+    ({"fragments": 4}, ValueError, "`fragments` must each have a leaf"),
+    (
+      {"fragments": 2, "parts": lambda path, shape: 0},
+      ValueError,
+      r"none in \[1\]",
+    ),
+    (
+      {"fragments": 2, "parts": lambda path, shape: len(shape)},
+      ValueError,
+      "`parts` must return an index of the 2 .* got 2 for 'kernel'",
+    ),
+    ({"parts": lambda path, shape: "a"}, TypeError, "`parts` must return"),
+    ({"inner": make_outer()}, ValueError, "`inner` must have no exchange"),
+    ({"outer": optax.sgd(1.0)}, ValueError, "`outer` must have an exchange"),
+  ],
+)
+def test_what_does_not_fit_the_parameters_is_refused(options, error, match):
+  init, _ = make_steps(every=4, **options)
+  with pytest.raises(error, match=match):
+    init(reference.make_params())
+
+
+def test_a_donated_state_is_refused():
+  init, step = make_steps(every=2)
+  state = init(reference.make_params())
+  batch = reference.make_batch(0, ROWS)
+  step(state, batch)
+  with pytest.raises(ValueError, match="`state/.*` must be .* still exists"):
+    step(state, batch)
+  with pytest.raises(TypeError, match="`state` must be what `init` returned"):
+    step({"w": 1.0}, batch)
