@@ -17,6 +17,7 @@ from experiments.common.tables import Table
 from experiments.hetero import tables as hetero
 from experiments.hosts import tables as hosts
 from experiments.kernels import tables as kernels
+from experiments.planner import tables as planner
 from experiments.residuals import tables as residuals
 from experiments.train import tables as train
 from experiments.weights import tables as weights
@@ -27,6 +28,7 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "hetero": hetero.summary_table,
   "hosts": hosts.summary_table,
   "kernels": kernels.summary_table,
+  "planner": planner.summary_table,
   "residuals": residuals.summary_table,
   "train": train.summary_table,
   "weights": weights.summary_table,

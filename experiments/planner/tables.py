@@ -1,5 +1,8 @@
-"""Tables of an exchange plan: its tensors, and its time beside one codec."""
+"""Tables of plans: an exchange's tensors and codecs, and memory budgets."""
 
+from collections.abc import Sequence
+
+from experiments.common.records import Row
 from experiments.common.tables import Table
 from experiments.planner.rows import list_step_times
 from jaxmotion import planner
@@ -49,4 +52,52 @@ def codec_table(plan: planner.ExchangePlan) -> Table:
     lines,
     title="The plan, and one codec for all tensors",
     caption="Predicted. A codec alone may not fit in the budget.",
+  )
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns memory plans, each beside the fastest plan made by hand.
+
+  Args:
+    rows: rows of `experiments.planner.memory`.
+  """
+  cases: dict[str, dict[str, Row]] = {}
+  for row in rows:
+    cases.setdefault(row.case, {})[row.metric] = row
+  lines = []
+  for case, own in cases.items():
+    model, options, _ = case.split("/")
+    least = own.get("least_bytes")
+    step, error, hand_ms = "none", "-", "-"
+    if least is None:
+      predicted, ms = own["device_bytes_predicted"], own["step_ms_predicted"]
+      step = f"{ms.value:.1f}"
+      if predicted.ratio is not None:
+        error = f"{100 * (predicted.ratio - 1):+.1f} %"
+      if ms.baseline is not None:
+        hand_ms = f"{ms.baseline:.1f}"
+    plan = own["plan"].value if least is None else f"at least {least.value} B"
+    lines.append(
+      (
+        f"{model}, {options}",
+        f"{float(own['budget_bytes'].value) / 1e9:.2f}",
+        str(plan),
+        step,
+        str(own["by_hand"].value),
+        hand_ms,
+        error,
+        f"{own['compilations'].value:.0f}",
+        f"{own['fit_s'].value:.0f}",
+      )
+    )
+  header = (
+    *("model", "budget, GB", "plan", "step, ms", "best by hand"),
+    *("its step, ms", "predicted to compiled", "compiled", "seconds"),
+  )
+  return Table(
+    header,
+    lines,
+    title="Plans within memory budgets",
+    caption="Steps are predicted. Nothing was run.",
+    text_columns=(0, 2, 4),
   )

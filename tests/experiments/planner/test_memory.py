@@ -1,0 +1,38 @@
+"""Plans of a model within budgets, beside plans made by hand."""
+
+import pytest
+
+from experiments.planner import memory_fits
+from experiments.planner.memory import describe_fit, make_rows
+from experiments.planner.tables import summary_table
+
+MODEL = "mlp_gelu:blocks=2:width=32:rows=256"
+
+
+@pytest.fixture(scope="module")
+def fits():
+  return list(memory_fits.fit_model(MODEL, "exact", (0.3, 1.0), None))
+
+
+def test_no_plan_by_hand_is_faster(fits):
+  for fit in fits:
+    assert fit.hand_count >= 10 and fit.by_hand is not None
+    assert fit.plan is not None, fit.least_bytes
+    assert fit.plan.predicted_bytes <= fit.budget_bytes
+    assert fit.plan.step_s <= 1.01 * fit.by_hand.step_s
+
+
+def test_rows_and_lines_name_both_plans(fits):
+  every = [row for fit in fits for row in make_rows(fit, "h100")]
+  table = summary_table(every).to_markdown()
+  assert len(table.splitlines()) == 2 + len(fits)
+  for fit in fits:
+    rows = {row.metric: row for row in make_rows(fit, "h100")}
+    assert rows["plan"].value == fit.plan.name
+    assert rows["by_hand"].value == fit.by_hand.policy.name
+    step = rows["step_ms_predicted"]
+    assert step.value / step.baseline == step.ratio <= 1.01
+    assert rows["compilations"].value == 0 and "device_bytes" not in rows
+    line = describe_fit(fit)
+    assert fit.plan.name in table
+    assert fit.plan.name in line and fit.by_hand.policy.name in line
