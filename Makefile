@@ -8,7 +8,7 @@ ARGS ?=
 # Files stay in order, so that those that compile alike follow each other.
 TOGETHER := --dist=loadfile --no-loadscope-reorder
 
-.PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs newest clean
+.PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs release-check newest clean
 
 # Train digits under six exchanges; print a table, write rows and a plot to
 # results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
@@ -60,6 +60,18 @@ docs: $(VENV)/docs-installed
 	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
 	  docs site $(ARGS)
 
+# Build the wheel and the source archive in dist/, check what they hold, install
+# the wheel in an environment of its own, and train with it.
+release-check: $(VENV)/installed
+	rm -rf dist build .venv-wheel
+	$(RUN) -m pip install --quiet --no-compile build twine
+	$(RUN) -m build --outdir dist .
+	$(RUN) -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet dist/*.whl
+	cd dist && ../.venv-wheel/bin/python ../examples/quickstart.py
+	.venv-wheel/bin/jaxmotion --help
+
 # Run the library's own tests on another interpreter with the newest JAX:
 # make newest PYTHON=python3.12
 newest:
@@ -81,6 +93,6 @@ $(VENV)/docs-installed: $(VENV)/installed
 	$(RUN) -m pip install --quiet --no-compile -e '.[docs]'
 	touch $@
 
-# Remove the environments, results/ and site/.
+# Remove the environments and all that the other commands wrote.
 clean:
-	rm -rf $(VENV) .venv-newest results site docs/reference
+	rm -rf $(VENV) .venv-newest .venv-wheel build dist results site docs/reference
