@@ -98,6 +98,11 @@ class Residual(NamedTuple):
     return self._coder.nbytes
 
   @property
+  def is_computed(self) -> bool:
+    """Whether its buffers are not the array itself, read as other bits."""
+    return self.codec is not None or self.kind == "mask"
+
+  @property
   def may_overflow(self) -> bool:
     """Whether its nonzeros may exceed the codec's capacity."""
     return isinstance(self.codec, zero_value) and self.codec.capacity < 1

@@ -32,17 +32,20 @@ from jaxmotion.memory.residuals.choose import (
 )
 from jaxmotion.memory.residuals.run._forward import (
   Env,
+  ends_fusion,
   evaluate_and_encode,
   make_env,
   tie_arrays,
   tie_to_token,
 )
+from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import (
-  REDUCTIONS,
   Operand,
   Step,
   Value,
+  array_bytes,
   evaluate,
+  has_effects,
   is_expensive,
   read_operand,
 )
@@ -72,19 +75,50 @@ def backward(
   return _BackwardPass(selection, inputs, buffers, cotangents, transfer).run()
 
 
-def _ends_fusion(step: Step) -> bool:
-  """Says whether a compiler writes what a step reads and what it makes."""
-  return is_expensive(step.eqn) and step.name not in REDUCTIONS
-
-
 def _list_fused_reads(steps: Sequence[Step], first: int) -> list[Value]:
   """Returns what a step and those after it read until a fusion ends."""
   found = list(steps[first].reads)
-  if not _ends_fusion(steps[first]):
+  if not ends_fusion(steps[first]):
     rest = itertools.islice(steps, first + 1, None)
-    for step in itertools.takewhile(lambda s: not _ends_fusion(s), rest):
+    for step in itertools.takewhile(lambda s: not ends_fusion(s), rest):
       found += step.reads
   return found
+
+
+def _run_small_first(joint: JointProgram) -> list[Step]:
+  """Returns the backward steps, those of small results before large ones.
+
+  Steps that end a fusion and read the same value of the backward pass may run
+  in any order. Each one's operands are recomputed for it and are gone
+  afterwards, while its result stays: the largest result comes last. In an
+  attention, the gradient of the values runs before that of the probabilities.
+  """
+  steps = joint.backward_steps()
+  position = {v: i for i, step in enumerate(steps) for v in step.outs}
+  later: dict[Value, list[int]] = collections.defaultdict(list)
+  for i, step in enumerate(steps):
+    if ends_fusion(step) and not has_effects(step.eqn):
+      for value in step.reads:
+        if value in joint.backward:
+          later[value].append(i)
+  found: dict[int, None] = {}
+  for i, step in enumerate(steps):
+    rivals = {i}
+    if ends_fusion(step) and not has_effects(step.eqn):
+      rivals.update(j for v in step.reads for j in later[v] if j > i)
+    ready = [
+      j
+      for j in rivals
+      if j == i or all(position.get(v, -1) < i for v in steps[j].reads)
+    ]
+    for j in sorted(ready, key=lambda j: (_result_bytes(steps[j]), j)):
+      if j not in found and _result_bytes(steps[j]) <= _result_bytes(step):
+        found[j] = None
+  return [steps[i] for i in found]
+
+
+def _result_bytes(step: Step) -> int:
+  return sum(array_bytes(v.aval) for v in step.outs)
 
 
 class _BackwardPass:
@@ -101,6 +135,8 @@ class _BackwardPass:
     _fetch_queue: those values that have not been asked for yet, in the order
       in which steps need them.
     _untied: results of expensive steps since the last barrier.
+    _made: results of all backward steps since the last barrier.
+    _position: positions of the steps that make the values of the pass.
   """
 
   def __init__(
@@ -124,26 +160,23 @@ class _BackwardPass:
     }
     self._fetch_queue: collections.deque[Value] = collections.deque()
     self._untied: list[Value] = []
+    self._made: set[Value] = set()
+    self._position: dict[Value, int] = {}
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
-    steps = self._joint.backward_steps()
+    steps = _run_small_first(self._joint)
+    self._position = {v: i for i, s in enumerate(steps) for v in s.outs}
     self._fetch_queue = self._order_fetches(steps)
     wanted: list[Value] = []
     for i, step in enumerate(steps):
-      if i == 0 or _ends_fusion(steps[i - 1]) or _ends_fusion(step):
+      if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
         reads = _list_fused_reads(steps, i)
         wanted = [v for v in reads if v not in self._joint.backward]
-      token, rebuilt = self._find_token(step)
-      is_missing = any(v not in self._env for v in step.reads)
-      if is_missing and self._provide(wanted, token):
-        # The barrier replaced the token in `_env`. The step's operand must be
-        # recomputed from the new token, or the step would not wait for the
-        # barrier.
-        for v in (v for s in rebuilt for v in s.outs):
-          del self._env[v]
-        evaluate(rebuilt, self._env)
+      if any(v not in self._env for v in step.reads):
+        self._provide(wanted, self._find_token(step))
       evaluate([step], self._env)
+      self._made.update(step.outs)
       if is_expensive(step.eqn) and step.name != "optimization_barrier":
         self._untied += step.outs
     gradients = self._joint.gradients
@@ -153,29 +186,35 @@ class _BackwardPass:
     ]
     return tie_arrays(found)
 
-  def _find_token(self, step: Step) -> tuple[Value, list[Step]]:
-    """Finds a small array of the backward pass that a step waits for.
+  def _find_token(self, step: Step) -> Value:
+    """Finds an array of the backward pass that a step waits for.
 
-    A barrier writes the arrays that it ties to memory. If the step's operand
-    is a cheap function of one smaller array, such as the broadcast of
-    per-channel sums, that array is the token: tied to the broadcast, the
-    barrier made XLA write the broadcast.
-
-    Returns:
-      The token, and the steps from the token to the step's operand.
+    A barrier writes the arrays that it ties to memory, so the token is an array
+    that is written anyway: an operand of a step that ends a fusion, else the
+    last result of an expensive step that the operand follows from. Tied to the
+    operand, the barrier made XLA write the broadcast of per-channel sums, or
+    the gradient of an attention's probabilities in float32.
     """
-    backward = self._joint.backward
+    backward, maker = self._joint.backward, self._joint.order.maker
     token = next(v for v in step.reads if v in backward)
-    rebuilt: list[Step] = []
-    while (maker := self._joint.order.maker(token)) is not None:
-      reads = maker.reads
-      if len(reads) != 1 or reads[0] not in backward or is_expensive(maker.eqn):
-        break
-      if reads[0].aval.size >= token.aval.size:
-        break
-      rebuilt.insert(0, maker)
-      token = reads[0]
-    return token, rebuilt
+    found: dict[Value, None] = {token: None}
+    todo = [token]
+    written: list[Value] = []
+    while todo:
+      value = todo.pop()
+      made_by = maker(value)
+      if made_by is None or is_expensive(made_by.eqn):
+        written.append(value)
+        continue
+      if ends_fusion(step) and array_bytes(value.aval) <= max(
+        array_bytes(v.aval) for v in made_by.reads if v in backward
+      ):
+        written.append(value)
+        continue
+      reads = [v for v in made_by.reads if v in backward and v not in found]
+      found.update(dict.fromkeys(reads))
+      todo += reads
+    return max(written, key=lambda v: self._position.get(v, -1))
 
   def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
     """Returns the values on the host, in the order in which steps need them."""
@@ -190,7 +229,7 @@ class _BackwardPass:
       needed.update((v, None) for v in reads)
     return collections.deque(v for v in needed if v in self._on_host)
 
-  def _provide(self, values: Iterable[Operand], token: Value | None) -> bool:
+  def _provide(self, values: Iterable[Operand], token: Value | None) -> None:
     """Puts forward values into `_env`, none available before the token.
 
     Values between the residuals and those asked for are not kept: until their
@@ -201,14 +240,11 @@ class _BackwardPass:
     Args:
       values: operands of a step, or gradients.
       token: value of the backward pass; None for no order.
-
-    Returns:
-      Whether any of the values were missing.
     """
     env = self._env
     missing = [v for v in values if isinstance(v, Value) and v not in env]
     if not missing:
-      return False
+      return
     steps = self._steps_to(missing)
     if to_cache := self._find_values_to_cache(steps):
       self._recompute_and_cache(to_cache, token)
@@ -217,7 +253,6 @@ class _BackwardPass:
     evaluate(steps, local)
     unsure = [v for v in decoded if self._residual[v].may_overflow]
     env.update((v, local[v]) for v in {*missing, *unsure})
-    return True
 
   def _steps_to(self, values: Iterable[Value]) -> list[Step]:
     """Returns the steps to values from what is known or has buffers."""
@@ -297,16 +332,24 @@ class _BackwardPass:
     to_decode = [v for v in touched if v in self._buffers and v not in env]
     live = [v for v in touched if v in self._selection.always_live and v in env]
     to_fetch = [*to_decode, *self._take_prefetch(to_decode)]
-    finished = [v for v in self._untied if v is not token]
+    finished = [] if token is None else self._list_finished(token)
     tied = (
       [self._buffers[v] for v in to_fetch],
       [env[v] for v in live],
       [env[v] for v in finished],
     )
-    if token is not None:
-      tied, env[token] = tie_to_token(tied, env[token])
-      env.update(zip(finished, tied[2], strict=True))
+    if token is not None and (to_fetch or live):
+      # Steps wait by reading the residuals. What the barrier returns for the
+      # finished values and for the result of an expensive step is not read: a
+      # compiler writes a fusion's result over an operand only if no barrier is
+      # in between. The result of a fusion is read behind the barrier, or else
+      # it is both written and computed again by each matmul.
+      tied, after = tie_to_token(tied, env[token])
+      maker = self._joint.order.maker(token)
+      if maker is not None and not is_expensive(maker.eqn):
+        env[token] = after
       self._untied = []
+      self._made.clear()
     self._buffers.update(zip(to_fetch, tied[0], strict=True))
     for value in to_fetch:
       self._fetch(value)
@@ -314,6 +357,21 @@ class _BackwardPass:
     for value in to_decode:
       local[value] = self._decode(value)
     return to_decode, local
+
+  def _list_finished(self, token: Value) -> list[Value]:
+    """Returns the untied results that the token does not follow from.
+
+    The others are there before the token is, and tied they would live on.
+    """
+    before = {token}
+    todo = [token]
+    while todo:
+      maker = self._joint.order.maker(todo.pop())
+      reads = [] if maker is None else maker.reads
+      found = [v for v in reads if v in self._made and v not in before]
+      before.update(found)
+      todo += found
+    return [v for v in self._untied if v not in before]
 
   def _take_prefetch(self, to_decode: Sequence[Value]) -> list[Value]:
     """Takes the next value to fetch from the queue, if a fetch is due now.

@@ -18,9 +18,23 @@ from jaxmotion.memory.residuals.choose import (
   Selection,
   fullest_tile_share,
 )
-from jaxmotion.program import Operand, Step, Value, evaluate, read_operand
+from jaxmotion.program import (
+  RANDOM,
+  REDUCTIONS,
+  VIEWS,
+  Operand,
+  Step,
+  Value,
+  array_bytes,
+  evaluate,
+  is_expensive,
+  read_operand,
+)
 
 Env = dict[Value, Any]
+
+# An array this many times smaller than another is free to keep beside it.
+_SMALL = 8
 
 
 def evaluate_outputs(
@@ -72,9 +86,20 @@ def forward(
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
   steps = joint.order.leading_to(ends, env, joint.effects)
+  read_early = {v for s in steps if ends_fusion(s) for v in s.reads}
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[Buffers] = []
+
+  def is_late(value: Value) -> bool:
+    """Says whether a compiler may compute a saved array in the backward pass.
+
+    It then keeps what the array follows from. Results of expensive steps are
+    computed once, and what an expensive step reads is there when that runs.
+    """
+    maker = joint.order.maker(value)
+    is_cheap = maker is not None and not is_expensive(maker.eqn)
+    return is_cheap and value not in read_early
 
   def wait_for_transfers(token: Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers.
@@ -94,10 +119,21 @@ def forward(
       buffers[value], overflow = residual.encode(env[value])
       overflow_counts.extend([] if overflow is None else [overflow])
     wait_for_transfers(token)
-    tied = list(buffers.values())
+    encoded.update(buffers)
+    made = [v for v, r in due if r.is_computed or r.on_host or is_late(v)]
     if token is not None:
-      tied, env[token] = tie_to_token(tied, env[token])
-    encoded.update(zip(buffers, tied, strict=True))
+      if made:
+        tied = [buffers[v] for v in made]
+        tied, env[token] = tie_to_token(tied, env[token])
+        encoded.update(zip(made, tied, strict=True))
+      for value in (v for v in buffers if v not in made):
+        # Nothing is to be done for the array, and a barrier behind the next
+        # step's result would keep what reads that from writing over it. But
+        # the array waits for a reduction: a compiler could put off the sum of
+        # a loss to the end of the backward pass.
+        if array_bytes(value.aval) > _SMALL * array_bytes(token.aval):
+          tied, _ = tie_to_token(buffers[value], env[token])
+          encoded[value] = tied
     for value, residual in due:
       if residual.on_host and transfer:
         encoded[value] = to_host(encoded[value])
@@ -144,33 +180,52 @@ def evaluate_and_encode(
   saved: Sequence[SavedResidual],
   encode: Callable[[Sequence[SavedResidual], Value | None], None],
 ) -> list[SavedResidual]:
-  """Runs steps and encodes each residual right after its last use.
+  """Runs steps and encodes each residual soon after its last use.
+
+  What waits for the encoding is the result of a step whose result is written
+  to memory anyway. The result of a cheap step would be written for the barrier
+  alone: float32 scores of an attention that the exponential reads at once.
 
   Args:
     steps: steps, in order.
     env: arrays of known values; gets the results of the steps.
     saved: residuals to encode.
     encode: encodes residuals, given a value that is to wait for that: the
-      first result of the step that used them last. It is called before all
-      steps, with None, for residuals that no step uses.
+      first result of a step that does not come before their last use. It is
+      called before all steps, with None, for residuals that no step uses.
 
   Returns:
-    Residuals that are still to be encoded, since no step follows the one that
-    made them.
+    Residuals that are still to be encoded, since no such step follows.
   """
   due = _group_by_last_use(saved, steps)
   encode(due.pop(-1, []), None)
   waiting: list[SavedResidual] = []
   for i, step in enumerate(steps):
     evaluate([step], env)
-    group = [*waiting, *due.get(i, ())]
-    # A residual that is itself the result cannot be tied to it: it waits for
-    # the next step's result, as all do behind a step that has none.
-    made = step.outs[0] if step.outs else None
-    waiting = [s for s in group if made is None or s.value is made]
-    if len(group) > len(waiting):
-      encode([s for s in group if s not in waiting], step.outs[0])
+    waiting += due.get(i, ())
+    if waiting and is_written(step):
+      # A residual that is itself the result cannot be tied to it.
+      made = step.outs[0]
+      group = [s for s in waiting if s.value is not made]
+      waiting = [s for s in waiting if s.value is made]
+      if group:
+        encode(group, made)
   return waiting
+
+
+def ends_fusion(step: Step) -> bool:
+  """Says whether a compiler writes what a step reads and what it makes."""
+  return is_expensive(step.eqn) and step.name not in REDUCTIONS
+
+
+def is_written(step: Step) -> bool:
+  """Says whether a compiler writes a step's first result to memory.
+
+  Random bits are computed by what reads them.
+  """
+  if not step.outs or not hasattr(step.outs[0].aval, "shape"):
+    return False
+  return is_expensive(step.eqn) and step.name not in RANDOM | VIEWS
 
 
 def _group_by_last_use(
