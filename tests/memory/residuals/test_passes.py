@@ -87,6 +87,23 @@ def test_gradients_of_weights_are_finished_before_the_next_decoding():
   assert len(late) <= 1  # The last gradient of all is a result.
 
 
+def skipping(w, x):
+  first = jnp.tanh(x @ w[0])
+  y = first
+  for _ in range(4):
+    y = jnp.tanh(y @ w[1])
+  joined = jnp.tanh(jnp.concatenate([y, first], -1))
+  return joined[:, :64] + joined[:, 64:] @ w[2]
+
+
+def test_the_gradient_of_a_skip_connection_is_written_when_it_is_made():
+  eqns = equations(jax.grad(loss(skipping)), W, X)
+  tied = {id(v) for e in barriers(eqns) for v in e.invars}
+  parts = [v for e in eqns if e.primitive.name == "split" for v in e.outvars]
+  # The gradient of the concatenation: its first part is read at once.
+  assert [id(v) in tied for v in parts] == [False, True]
+
+
 def test_no_barrier_ties_a_broadcast():
   eqns = equations(jax.grad(loss(normalized, INT8)), W, X)
   made = makers(eqns)

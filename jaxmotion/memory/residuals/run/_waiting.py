@@ -1,0 +1,46 @@
+"""Finds results of a backward pass that wait long for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxmotion.program import Step, Value, array_bytes
+
+# Fusions that may end before a reader comes.
+_SOON = 2
+
+
+def find_waiting(
+  steps: Sequence[Step], ends_fusion: Callable[[Step], bool]
+) -> set[Value]:
+  """Returns results of cheap steps that are read much later, by fusions.
+
+  A compiler fuses a cheap step into its readers. Where the reader comes much
+  later, what the step is computed from stays in memory until then: for the
+  gradient of a skip connection, a slice, that of the whole concatenation.
+
+  Args:
+    steps: steps of a backward pass, in order.
+    ends_fusion: whether a compiler writes what a step reads and makes.
+
+  Returns:
+    Values that should be written when they are made. No larger than an operand
+    of their step, so that no broadcast is written.
+  """
+  made: dict[Value, int] = {}
+  waiting: set[Value] = set()
+  written: set[Value] = set()
+  ended = 0
+  for step in steps:
+    ends = ends_fusion(step)
+    for value in step.reads:
+      if value in made and value not in written:
+        if ended - made[value] > _SOON:
+          waiting.add(value)
+        elif ends:
+          written.add(value)
+    ended += ends
+    if not ends:
+      most = max((array_bytes(v.aval) for v in step.reads), default=0)
+      made.update((v, ended) for v in step.outs if array_bytes(v.aval) <= most)
+  return waiting
