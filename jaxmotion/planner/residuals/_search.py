@@ -148,15 +148,20 @@ class RecipeSearch:
           break
 
   def _halve_gap(self, rules: Rules, most_bytes: float, best_s: float) -> bool:
-    """Prices the share between the largest that fits and the next one."""
+    """Prices the share between the largest that fits and the next one.
+
+    Smaller shares need not fit: what is recomputed at once takes memory, too.
+    """
     found = [c for c in self._found.values() if c.recipe.rules == rules]
     shared = sorted(filter(_has_share, found), key=_share_of)
-    low = [c for c in shared if c.device_bytes <= most_bytes]
-    high = [c for c in shared if c.device_bytes > most_bytes]
-    if not (low and high) or high[0].step_s >= best_s:
+    fits = [i for i, c in enumerate(shared) if c.device_bytes <= most_bytes]
+    if not fits or fits[-1] + 1 == len(shared):
       return False
-    share = (_share_of(low[-1]) + _share_of(high[0])) / 2
-    like = high[0].recipe
+    low, high = shared[fits[-1] : fits[-1] + 2]
+    if high.step_s >= best_s:
+      return False
+    share = (_share_of(low) + _share_of(high)) / 2
+    like = high.recipe
     words = like.name.partition("(")[2].partition("memory_budget")[0]
     return bool(self._add(make_cut(share, rules, words.strip(", "))))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,11 @@ from jaxmotion.memory import (
   save_only_these_names,
 )
 from jaxmotion.perfmodel import builtin_platform, predict_cost, predict_seconds
-from jaxmotion.planner.residuals._prices import StepPrices
+from jaxmotion.planner.residuals._prices import Price, StepPrices
 from jaxmotion.planner.residuals._recipe import checkpoint_loops
 from jaxmotion.planner.residuals._search import RecipeSearch
 from jaxmotion.planner.residuals._select import select_fastest
+from jaxmotion.planner.residuals._stock import Landmarks
 
 INT8 = codecs.uniform(bits=8)
 H100 = builtin_platform("h100_node")
@@ -145,6 +147,25 @@ def test_no_plan_by_hand_is_faster(model):
     assert plan.step_s <= 1.01 * best_s
     # The plan is what its words say.
     assert predict(model, plan.wrap) == (plan.step_s, plan.predicted_bytes)
+
+
+def test_budgets_are_refined_though_the_smallest_holds_more():
+  def price(recipe):
+    share = recipe.memory_budget
+    if recipe.kind != "cut" or share is None:
+      return Price(1.0, 10_000)
+    # What is recomputed at once takes memory, too.
+    return Price(3 - share, 1000 * share if share > 0.05 else 900)
+
+  prices = types.SimpleNamespace(
+    price=price, landmarks=Landmarks((), False), list_residuals=lambda r: []
+  )
+  search = RecipeSearch(prices, (), may_recompute=True)
+  search.extend()
+  for most in (180, 700):
+    search.refine(most)
+    fits = [c for c in search.candidates if c.device_bytes <= most]
+    assert 0.9 * most <= fits[0].device_bytes
 
 
 @pytest.mark.parametrize("excess", [0.8, 1.0, 1.4])
