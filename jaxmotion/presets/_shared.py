@@ -1,11 +1,13 @@
 """Parts that several presets are made of."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import NONFINITE_POLICIES
 from jaxmotion.core import (
   Array,
@@ -17,7 +19,7 @@ from jaxmotion.core import (
   check_float,
   check_number,
 )
-from jaxmotion.transforms import skip_nonfinite
+from jaxmotion.transforms import exchange, skip_nonfinite
 
 
 def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
@@ -98,3 +100,42 @@ def take_signs() -> optax.GradientTransformation:
 def _zero_nonfinite(updates: PyTree, params: PyTree) -> PyTree:
   del params
   return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), updates)
+
+
+def make_nesterov(
+  axis_name: AxisName, codec: Codec | None, rate: float, momentum: float
+) -> optax.GradientTransformationExtraArgs:
+  """Makes the outer chain of local updates: an exchange, then Nesterov's SGD.
+
+  Args:
+    axis_name: the workers' axis.
+    codec: codec of what workers have changed; None is full precision.
+    rate: outer learning rate.
+    momentum: outer momentum.
+  """
+  check_number("outer_rate", rate, 0, open_low=True)
+  check_number("outer_momentum", momentum, 0, 1, open_high=True)
+  nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
+  return optax.chain(exchange(axis_name, codec), nesterov)
+
+
+def refuse_options(
+  preset: str, builder: str, names: Iterable[str], options: Mapping[str, Any]
+) -> None:
+  """Raises if options that a preset sets itself are given to it.
+
+  Args:
+    preset: name of the preset.
+    builder: name of the function that it calls.
+    names: of the options that it sets.
+    options: what the caller gave.
+
+  Raises:
+    TypeError: one is given.
+  """
+  for name in names:
+    if name in options:
+      raise TypeError(
+        f"`{name}` must not be given to `{preset}`, which sets it, got "
+        f"{options[name]!r}: call `{builder}` for others."
+      )

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxmotion import codecs
 from jaxmotion.core import AxisName
+from jaxmotion.presets._shared import refuse_options
 from jaxmotion.transforms import fully_sharded
 
 _SET = ("weight_codec", "gradient_codec", "local_codec", "regather")
@@ -70,12 +71,7 @@ def zeropp(
     Model Training*, arXiv 2306.10209, 2023. Code: deepspeedai/DeepSpeed, commit
     edaa722, runtime/comm/coalesced_collectives.py.
   """
-  for name in _SET:
-    if name in options:
-      raise TypeError(
-        f"`{name}` must not be given to `zeropp`, which sets it, got "
-        f"{options[name]!r}: call `fully_sharded` for others."
-      )
+  refuse_options("zeropp", "fully_sharded", _SET, options)
   int4 = codecs.uniform(bits=4, block=128)
   return fully_sharded(
     loss_fn,

@@ -18,6 +18,13 @@ CALLS = {
   "presets.demo": Call(
     "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
   ),
+  "presets.diloco": Call(
+    loss_fn, optax.sgd(0.1), MESH, codec=codecs.sign(), axis_name="host"
+  ),
+  "presets.streaming_diloco": Call(
+    loss_fn, optax.sgd(0.1), MESH, axis_name="host"
+  ),
+  "presets.muloco": Call(loss_fn, 0.1, MESH, axis_name="host"),
   "presets.dgc": Call(
     "host", density=0.1, clip_norm=1.0, nonfinite="skip", local_axis="device"
   ),
@@ -71,6 +78,10 @@ ACCEPTED = {
   ("*", "learning_rate"): _RATE | {"fraction": "any number is a rate"},
   ("*", "weight_decay"): _RATE,
   ("*", "momentum"): {"zero": "no momentum"},
+  ("*", "outer_momentum"): {"zero": "no momentum"},
+  ("*", "outer_rate"): {"huge": "as in optax"},
+  ("presets.streaming_diloco", "delay"): {"zero": "lands at once"},
+  ("presets.streaming_diloco", "mix"): {"zero": "nothing of a worker's own"},
   ("*", "b1"): {"zero": "no momentum in the update"},
   ("*", "b2"): {"zero": "moments are those of the last gradient"},
   ("presets.onebit_adam", "eps"): {"huge": "as in optax"},

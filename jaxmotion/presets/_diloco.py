@@ -1,0 +1,75 @@
+"""Preset `diloco`: workers that exchange every few hundred steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from jax.sharding import Mesh
+
+from jaxmotion.codecs import Codec
+from jaxmotion.core import AxisName
+from jaxmotion.presets._shared import make_nesterov, refuse_options
+from jaxmotion.transforms import local_updates
+
+
+def diloco(
+  loss_fn: Callable[..., Any],
+  inner: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  every: int = 500,
+  outer_rate: float = 0.7,
+  outer_momentum: float = 0.9,
+  codec: Codec | None = None,
+  axis_name: AxisName = "data",
+  **options: Any,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  """Makes `local_updates` with Nesterov's momentum outside (DiLoCo).
+
+  Each worker trains by itself for 500 steps. Then the mean of what they have
+  changed is the gradient of gradient descent with Nesterov's momentum. The
+  paper's inner optimizer is AdamW.
+
+  Ours differs from the paper thus. Workers may have unequal weights
+  (`weight_fn`). A worker whose parameters are not finite begins at the anchor,
+  and nothing is sent in that round (`nonfinite`). Payloads go through a codec,
+  if there is one.
+
+  Args:
+    loss_fn: (params, batch) -> scalar, as for `local_updates`.
+    inner: optimizer of each worker, such as `optax.adamw(4e-4)`.
+    mesh: device mesh that has the axis.
+    every: number of steps between two exchanges.
+    outer_rate: learning rate of the outer optimizer.
+    outer_momentum: its momentum, in [0, 1).
+    codec: codec of what workers have changed; None is full precision.
+    axis_name: the workers' axis.
+    **options: other arguments of `local_updates`, such as `weight_fn`.
+
+  Returns:
+    init, step: as from `local_updates`.
+
+  Raises:
+    TypeError: an option that the preset sets.
+    TypeError, ValueError: as `local_updates` and `exchange`.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> init, step = diloco(
+    ...   lambda w, x: jnp.mean(x @ w), optax.adamw(4e-4), mesh, every=2
+    ... )
+    >>> state = init(jnp.ones((16, 8)))
+    >>> state, loss = step(state, jnp.ones((4, 16)))
+    >>> float(loss)
+    16.0
+
+  References:
+    Douillard et al., *DiLoCo: Distributed Low-Communication Training of
+    Language Models*, arXiv 2311.08105, 2023.
+  """
+  refuse_options("diloco", "local_updates", ("outer",), options)
+  outer = make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  return local_updates(
+    loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
+  )

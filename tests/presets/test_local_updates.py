@@ -1,0 +1,113 @@
+"""Presets of local updates, against the reference in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from jaxmotion import presets, wire
+from tests.transforms import local_reference as reference
+from tests.transforms.test_local_updates import (
+  INNER,
+  MESH,
+  ROWS,
+  WORKERS,
+  assert_trees_close,
+  loss_fn,
+  run,
+)
+
+BUILDERS = {
+  "diloco": presets.diloco,
+  "streaming_diloco": presets.streaming_diloco,
+  "muloco": presets.muloco,
+}
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "own"),
+  [
+    ("diloco", {"every": 4}, {"outer_rate": 0.7}),
+    (
+      "streaming_diloco",
+      {"every": 6, "fragments": 3, "codec": None},
+      {"outer_rate": 0.4, "delay": 1, "mix": 0.5},
+    ),
+  ],
+)
+def test_at_full_precision_it_is_the_reference(name, options, own):
+  steps = 13
+  state = run(*BUILDERS[name](loss_fn, INNER, MESH, **options), steps)
+  options = {k: v for k, v in options.items() if k != "codec"}
+  anchor, _ = reference.train(
+    reference.make_params(),
+    [reference.make_batch(i, ROWS) for i in range(steps)],
+    workers=WORKERS,
+    **options,
+    **own,
+  )
+  assert_trees_close(state.anchor, anchor)
+
+
+def test_the_default_schedules_are_the_papers():
+  """Reads which steps send, on the count alone, from the compiled program."""
+  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+  params = {name: jnp.zeros((64, 64)) for name in "abcd"}
+
+  def quadratic(params, batch):
+    return sum(jnp.sum((a - batch[0]) ** 2) for a in jax.tree.leaves(params))
+
+  init, step = presets.streaming_diloco(quadratic, optax.sgd(0.0), mesh)
+  state = init(params)
+  batch = jnp.ones((2, 64, 64))
+  compiled = step.lower(state, batch).compile()
+  sent = [wire.compiled_bytes(compiled, branch=k).total_bytes for k in range(5)]
+  # Four bits of 4096 elements, scales of blocks, the loss and the agreement.
+  assert sent[0] == 4 and {2048 < s - 4 < 2300 for s in sent[1:]} == {True}
+
+
+def test_muon_learns_in_two_bits():
+  rng = np.random.default_rng(0)
+  target = rng.normal(size=(16, 8)).astype(np.float32) / 4
+
+  def distance(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+  # Without outer momentum, which overshoots in so few rounds.
+  init, step = presets.muloco(
+    distance,
+    optax.cosine_decay_schedule(0.05, 60),
+    MESH,
+    every=4,
+    outer_rate=1.0,
+    outer_momentum=0.0,
+  )
+  state = init({"w": jnp.zeros((16, 8))})
+  for _ in range(60):
+    x = rng.normal(size=(8 * WORKERS, 16)).astype(np.float32)
+    state, _ = step(state, {"x": x, "y": x @ target})
+  error = np.linalg.norm(np.asarray(state.anchor["w"]) - target)
+  assert error < 0.2 * np.linalg.norm(target)
+  batch = {"x": x, "y": x @ target}
+  compiled = step.lower(state, batch).compile()
+  due, quiet = (
+    wire.compiled_bytes(compiled, branch=k).total_bytes for k in (1, 0)
+  )
+  assert quiet == 6 and due < 4 * 16 * 8 / 4
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "error", "match"),
+  [
+    ("diloco", {"outer_rate": 0.0}, ValueError, "`outer_rate` must be"),
+    ("diloco", {"outer_momentum": 1.0}, ValueError, "`outer_momentum` must"),
+    ("diloco", {"outer": INNER}, TypeError, "`outer` must not be given to `di"),
+    ("streaming_diloco", {"delay": 100}, ValueError, "`delay` must be less"),
+    ("streaming_diloco", {"fragments": 3}, ValueError, "`fragments` must div"),
+  ],
+)
+def test_wrong_arguments_are_refused(name, options, error, match):
+  with pytest.raises(error, match=match):
+    BUILDERS[name](loss_fn, INNER, MESH, **options)
