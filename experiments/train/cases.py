@@ -1,9 +1,10 @@
-"""Exchanges that a configuration can name: one codec each, or two."""
+"""Exchanges that a configuration can name: codecs, or whole algorithms."""
 
 import jax
 import optax
 
 import jaxmotion
+from experiments.train.presets import PRESETS, Place, Settings
 from jaxmotion import codecs
 
 # Biases and norms are less than 1 % of the parameters. They stay uncompressed,
@@ -67,7 +68,7 @@ def split_delay(name: str) -> tuple[str, int]:
 
 
 def check_exchange(name: str) -> None:
-  """Raises unless there is an exchange of this name, sharded or not.
+  """Raises unless there is an exchange of this name, whatever its kind.
 
   Args:
     name: what a configuration names.
@@ -76,7 +77,7 @@ def check_exchange(name: str) -> None:
     ValueError: there is no such exchange.
   """
   name, _ = split_delay(name)
-  if name not in SHARDED:
+  if name not in SHARDED and name not in PRESETS:
     get_exchange(name)
 
 
@@ -92,7 +93,7 @@ def get_exchange(name: str) -> codecs.Codec:
   if name not in EXCHANGES:
     raise ValueError(
       "`config.exchanges` must name some of"
-      f" {', '.join((*EXCHANGES, *SHARDED))}, got {name!r}."
+      f" {', '.join((*EXCHANGES, *SHARDED, *PRESETS))}, got {name!r}."
     )
   return EXCHANGES[name]
 
@@ -101,6 +102,7 @@ def exchange_with(
   mesh: jax.sharding.Mesh,
   exchange: str,
   optimizer: optax.GradientTransformation,
+  settings: Settings = Settings(),  # noqa: B008, a tuple of numbers.
 ) -> optax.GradientTransformation:
   """Returns an optimizer with its exchange; of two axes, within hosts first.
 
@@ -108,10 +110,14 @@ def exchange_with(
     mesh: workers on the first axis, or hosts on the first of two axes.
     exchange: name of the exchange.
     optimizer: optimizer of the mean gradients.
+    settings: of presets, which may be optimizers themselves.
   """
   exchange, _ = split_delay(exchange)
   outer, *inner = mesh.axis_names
   local_axis = tuple(inner) or None
+  if exchange in PRESETS:
+    place = Place(outer, local_axis, optimizer, settings)
+    return PRESETS[exchange](place)
   if exchange in SHARDED:
     gradients, weights = SHARDED[exchange]
     return jaxmotion.sharded(

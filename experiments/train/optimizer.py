@@ -3,6 +3,23 @@
 import optax
 from ml_collections import ConfigDict
 
+from experiments.train.presets import Settings
+
+
+def make_settings(config: ConfigDict) -> Settings:
+  """Returns what presets take of a configuration.
+
+  Args:
+    config: as for `make_optimizer`.
+  """
+  return Settings(
+    _make_schedule(config),
+    config.momentum,
+    config.optimizer == "sgd",
+    config.weight_decay,
+    config.steps,
+  )
+
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   """Returns the optimizer, with a learning rate that ends at zero.
@@ -15,14 +32,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   Raises:
     ValueError: `config.optimizer` is unknown, or the warm-up is too long.
   """
-  if not 0 <= config.warmup_steps < config.steps:
-    raise ValueError(
-      "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
-      f" {config.steps}, got {config.warmup_steps}."
-    )
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, config.learning_rate, config.warmup_steps, config.steps
-  )
+  schedule = _make_schedule(config)
   match config.optimizer:
     case "adamw":
       return optax.adamw(
@@ -37,4 +47,15 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   raise ValueError(
     "`config.optimizer` must be adamw, sgd or momentum, got"
     f" {config.optimizer!r}."
+  )
+
+
+def _make_schedule(config: ConfigDict) -> optax.Schedule:
+  if not 0 <= config.warmup_steps < config.steps:
+    raise ValueError(
+      "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
+      f" {config.steps}, got {config.warmup_steps}."
+    )
+  return optax.warmup_cosine_decay_schedule(
+    0.0, config.learning_rate, config.warmup_steps, config.steps
   )

@@ -19,7 +19,8 @@ from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.workdir import Run
 from experiments.train.cases import exchange_with, split_delay
 from experiments.train.mesh import DEVICE_AXIS, Mesh
-from experiments.train.optimizer import make_optimizer
+from experiments.train.optimizer import make_optimizer, make_settings
+from experiments.train.presets import PRESETS
 from experiments.train.tasks import Batch, Task
 from jaxmotion import checkpoint, wire
 
@@ -75,24 +76,26 @@ class Program(NamedTuple):
   compile_s: float
 
 
-def compile_step(step: Any, *args: Any) -> Program:
+def compile_step(step: Any, *args: Any, branch: int | None = None) -> Program:
   """Compiles a jitted step for these arguments and counts the bytes it sends.
 
   Args:
     step: jitted function.
     *args: arguments of the step.
+    branch: index of the branch that conditionals take; None for the one that
+      sends the most bytes.
   """
   begin = time.perf_counter()
   compiled = step.lower(*args).compile()
   compile_s = time.perf_counter() - begin
-  traced = wire.step_bytes(step, *args)
+  traced = wire.step_bytes(step, *args, branch=branch)
   # Compiled programs name no mesh axes, so bytes within a host are counted in
   # the traced program.
   local = traced.select(axes=(DEVICE_AXIS,)).total_bytes
   return Program(
     compiled,
     round(traced.total_bytes - local),
-    round(wire.compiled_bytes(compiled).total_bytes - local),
+    round(wire.compiled_bytes(compiled, branch=branch).total_bytes - local),
     compile_s,
   )
 
@@ -116,7 +119,9 @@ class Trainer:
     def loss(params: Params, batch: Batch) -> jax.Array:
       return task.loss(nnx.merge(graph, params), batch)
 
-    tx = exchange_with(mesh, exchange, make_optimizer(config))
+    tx = exchange_with(
+      mesh, exchange, make_optimizer(config), make_settings(config)
+    )
     outer, *inner = mesh.axis_names
     workers = mesh.axis_names if inner else outer
     self._init, self._step = jaxmotion.data_parallel(
@@ -152,7 +157,11 @@ class Trainer:
     )
     if self.program is None:
       first = self._load_batch(seed, 0)
-      self.program = compile_step(self._step, params, state, first)
+      # Branches of a preset's warm-up come after what it goes on with.
+      branch = 0 if split_delay(self._exchange)[0] in PRESETS else None
+      self.program = compile_step(
+        self._step, params, state, first, branch=branch
+      )
       wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 

@@ -118,12 +118,12 @@ def dgc(
       # The size of a payload must not decide, or states of levels would differ.
       min_ratio=1e-9,
     )
-    for share in (*(densities if warmup else ()), density)
+    for share in (density, *(densities[::-1] if warmup else ()))
   ]
 
   def level(count: Array) -> Array:
-    # In this order, no product exceeds int32.
-    return jnp.minimum(count // max(1, warmup // stages), stages)
+    # The last stage has level 0. In this order, no product exceeds int32.
+    return jnp.maximum(stages - count // max(1, warmup // stages), 0)
 
   tx = exchange(
     axis_name,

@@ -90,15 +90,15 @@ def ef21_sgdm(
     codecs.where_smaller(
       codecs.ef21(own), min_size=min_size, min_dimensions=2, min_ratio=1e-9
     )
-    for own in (codecs.identity(), later)
+    for own in (later, codecs.identity())
   ]
   tx = optax.chain(
     per_worker(_average(momentum), workers),
     exchange(
       axis_name,
-      ladder if start else ladder[1],
+      ladder if start else ladder[0],
       local_axis=local_axis,
-      level=(lambda count: (count >= start).astype(int)) if start else None,
+      level=(lambda count: (count < start).astype(int)) if start else None,
     ),
   )
   return guard_nonfinite(tx, nonfinite, workers)

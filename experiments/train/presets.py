@@ -1,0 +1,161 @@
+"""Published algorithms that a configuration can name as exchanges.
+
+Some stand before the optimizer of the configuration. Others are optimizers
+themselves, and take its learning rate, momentum and weight decay.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optax
+
+from jaxmotion import presets
+from jaxmotion.core import AxisName
+
+
+class Settings(NamedTuple):
+  """Fields of a configuration that presets take.
+
+  Attributes:
+    learning_rate: number or schedule.
+    momentum: factor on the momentum.
+    nesterov: whether SGD takes Nesterov's step.
+    weight_decay: in units of the learning rate.
+    steps: steps of the run; a tenth of them are a warm-up. 0 for none.
+  """
+
+  learning_rate: optax.ScalarOrSchedule = 0.1
+  momentum: float = 0.9
+  nesterov: bool = False
+  weight_decay: float = 0.0
+  steps: int = 0
+
+
+class Place(NamedTuple):
+  """Axes of the workers, and what stands on them.
+
+  Attributes:
+    axis_name: the workers' axis, or that of the hosts.
+    local_axis: the axis of the devices of one host, or None.
+    optimizer: optimizer of the configuration.
+    settings: fields of the configuration.
+  """
+
+  axis_name: AxisName
+  local_axis: AxisName | None
+  optimizer: optax.GradientTransformation
+  settings: Settings
+
+  @property
+  def warmup(self) -> int:
+    """Number of steps of a warm-up."""
+    return self.settings.steps // 10
+
+  def plain_sgd(self) -> optax.GradientTransformation:
+    """Returns SGD without momentum, for exchanges that have one."""
+    return optax.chain(
+      optax.add_decayed_weights(self.settings.weight_decay),
+      optax.sgd(self.settings.learning_rate),
+    )
+
+
+def _power_sgd(form: str) -> Callable[[Place], optax.GradientTransformation]:
+  def make(p: Place) -> optax.GradientTransformation:
+    tx = presets.power_sgd(
+      p.axis_name,
+      rank=4,
+      start=p.warmup,
+      form=form,
+      local_axis=p.local_axis,
+    )
+    return optax.chain(tx, p.optimizer)
+
+  return make
+
+
+def _dgc(p: Place) -> optax.GradientTransformation:
+  tx = presets.dgc(
+    p.axis_name,
+    density=0.01,
+    momentum=p.settings.momentum,
+    nesterov=p.settings.nesterov,
+    warmup=p.warmup,
+    local_axis=p.local_axis,
+  )
+  return optax.chain(tx, p.plain_sgd())
+
+
+def _ef21_sgdm(p: Place) -> optax.GradientTransformation:
+  tx = presets.ef21_sgdm(
+    p.axis_name, momentum=p.settings.momentum, local_axis=p.local_axis
+  )
+  # The average is (1 - momentum) of the sum that SGD with momentum takes.
+  scale = optax.scale(1 / (1 - p.settings.momentum))
+  return optax.chain(tx, scale, p.plain_sgd())
+
+
+def _onebit_adam(p: Place) -> optax.GradientTransformation:
+  return presets.onebit_adam(
+    p.axis_name,
+    p.settings.learning_rate,
+    b1=p.settings.momentum,
+    weight_decay=p.settings.weight_decay,
+    freeze=max(1, 2 * p.warmup),
+    local_axis=p.local_axis,
+  )
+
+
+def _demo(p: Place) -> optax.GradientTransformation:
+  return presets.demo(
+    p.axis_name,
+    p.settings.learning_rate,
+    weight_decay=p.settings.weight_decay,
+    local_axis=p.local_axis,
+  )
+
+
+def _lion(p: Place) -> optax.GradientTransformation:
+  return presets.lion(
+    p.axis_name,
+    p.settings.learning_rate,
+    weight_decay=p.settings.weight_decay,
+    local_axis=p.local_axis,
+  )
+
+
+def _signum(p: Place) -> optax.GradientTransformation:
+  return presets.signum(
+    p.axis_name,
+    p.settings.learning_rate,
+    momentum=p.settings.momentum,
+    weight_decay=p.settings.weight_decay,
+    local_axis=p.local_axis,
+  )
+
+
+def _sparse_loco(p: Place) -> optax.GradientTransformation:
+  return presets.sparse_loco(
+    p.axis_name,
+    p.settings.learning_rate,
+    weight_decay=p.settings.weight_decay,
+    local_axis=p.local_axis,
+  )
+
+
+def _sdp4bit(p: Place) -> optax.GradientTransformation:
+  return presets.sdp4bit(p.axis_name, p.optimizer, local_axis=p.local_axis)
+
+
+PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
+  "power_sgd": _power_sgd("local"),
+  "power_sgd_alternating": _power_sgd("alternating"),
+  "dgc": _dgc,
+  "ef21_sgdm": _ef21_sgdm,
+  "onebit_adam": _onebit_adam,
+  "demo": _demo,
+  "lion": _lion,
+  "signum": _signum,
+  "sparse_loco": _sparse_loco,
+  "sdp4bit": _sdp4bit,
+}
+"""Makes an optimizer with its exchange, by name of the exchange."""
