@@ -1,5 +1,6 @@
 """Preset `onebit_adam`: Adam whose momenta travel in one bit per element."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -70,7 +71,9 @@ def onebit_adam(
   are corrected for their start, as in Adam. An element whose gradients were
   zero during the warm-up does not move; there, the reference divides by `eps`
   unless it is given a mask. In both, the first gradient counts, which the
-  reference drops, and errors are saved with the state, which it forgets.
+  reference drops, and errors are saved with the state, which it forgets. No
+  element moves further than Adam ever moves one, (1 - b1) / sqrt(1 - b2) times
+  the rate; the reference's may, where the second moment is small.
 
   Args:
     axis_name: the workers' axis, or that of the hosts.
@@ -118,6 +121,9 @@ def onebit_adam(
   if codec is None:
     codec = codecs.feedback(codecs.sign())
     codec = codecs.onebit() if as_coded else codec
+  # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
+  # magnitude may be far beyond what an element's second moment is made for.
+  most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
   plain = exchange(axis_name, local_axis=local_axis)
   coded = exchange(axis_name, codec, local_axis=local_axis)
 
@@ -158,7 +164,8 @@ def onebit_adam(
       if as_coded:
         return m / (jnp.sqrt(v) + eps)
       root = jnp.sqrt(v / (1 - b2**squares)) + eps
-      return jnp.where(v > 0, m / (1 - b1**count) / root, 0.0)
+      y = jnp.where(v > 0, m / (1 - b1**count) / root, 0.0)
+      return jnp.clip(y, -most, most)
 
     direction = jax.tree.map(scale, state.mu, state.nu)
     return direction, state._replace(count=count)

@@ -50,7 +50,7 @@ def guard_nonfinite(
   """
   check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "skip":
-    return skip_nonfinite(tx, workers)
+    return skip_nonfinite(tx, workers, wait=True)
   if policy == "zero":
     tx = optax.chain(optax.stateless(_zero_nonfinite), tx)
   return optax.with_extra_args_support(tx)

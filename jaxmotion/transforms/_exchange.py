@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -187,6 +189,10 @@ def exchange(
       (updates, args["weight"]),
       (*axis_names(workers), *model.names),
     )
+    if ok is not None and (start or not isinstance(codec, Codec)):
+      # XLA:CPU would run the agreement's sum beside sums in a branch, and may
+      # end in a crash: what is sent waits for it.
+      x = jax.tree.map(lambda a: jnp.where(ok, a, 0), x)
     old = unpack_worker(state.codec_state)
     key = make_key(seed, worker_index(workers)).fold(state.count)
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -16,6 +17,7 @@ from jaxmotion.core import (
   PyTree,
   check_arrays,
   check_axis_name,
+  check_bool,
   check_instance,
 )
 
@@ -33,7 +35,10 @@ class SkipNonfiniteState(NamedTuple):
 
 
 def skip_nonfinite(
-  inner: optax.GradientTransformation, axis_name: AxisName
+  inner: optax.GradientTransformation,
+  axis_name: AxisName,
+  *,
+  wait: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Skips the step on all workers if any worker's gradient is not finite.
 
@@ -45,6 +50,9 @@ def skip_nonfinite(
   Args:
     inner: the chain to guard, its `exchange` included.
     axis_name: the workers' axis.
+    wait: whether what the chain sends waits for the workers' agreement. Give it
+      where an exchange has a `start` or levels: XLA:CPU may run the agreement's
+      sum beside sums in a branch, and end in a crash.
 
   Returns:
     A transformation that emits zeros and keeps all of `inner`'s state, bit
@@ -62,6 +70,7 @@ def skip_nonfinite(
     "inner", inner, optax.GradientTransformation, "an optax transformation"
   )
   check_axis_name("axis_name", axis_name)
+  check_bool("wait", wait)
   wrapped = optax.with_extra_args_support(inner)
 
   def init_fn(params: PyTree) -> SkipNonfiniteState:
@@ -85,6 +94,8 @@ def skip_nonfinite(
     weight = extra_args.get("weight")
     check_weight(weight)
     ok = all_finite((updates, weight), axis_name)
+    if wait:
+      updates = jax.tree.map(lambda a: jnp.where(ok, a, 0), updates)
     new, inner_state = wrapped.update(
       updates, state.inner, params, **extra_args
     )

@@ -199,7 +199,7 @@ CALLS = {
     mesh=["data"],
     varying=["updates"],
   ),
-  "transforms.skip_nonfinite": Call(optax.sgd(0.1), "data"),
+  "transforms.skip_nonfinite": Call(optax.sgd(0.1), "data", wait=True),
   "transforms.skip_nonfinite -> init": Call(
     PARAMS, on=SKIP.init, mesh=["data"]
   ),
