@@ -8,7 +8,13 @@ from jaxmotion import codecs
 from jaxmotion.codecs import Codec
 from jaxmotion.command._user_file import CommandError, UserTask
 from jaxmotion.perfmodel import Platform, predict_exchange
-from jaxmotion.planner import CANDIDATES, advise, fit_memory, format_codec
+from jaxmotion.planner import (
+  CANDIDATES,
+  advise,
+  compare_algorithms,
+  fit_memory,
+  format_codec,
+)
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
 _UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
@@ -58,7 +64,11 @@ def parse_codec(text: str) -> Codec:
 
 
 def report_advice(
-  task: UserTask, platform: Platform, accuracy_budget: float
+  task: UserTask,
+  platform: Platform,
+  accuracy_budget: float,
+  *,
+  algorithms: bool = False,
 ) -> str:
   """Returns the plan of an exchange as text.
 
@@ -66,6 +76,7 @@ def report_advice(
     task: the user's task.
     platform: devices and links.
     accuracy_budget: greatest relative error of the gradient.
+    algorithms: whether to add a table of other algorithms.
   """
   outer, *inner = (axis.name for axis in platform.axes)
   try:
@@ -82,7 +93,12 @@ def report_advice(
     raise CommandError(str(error)) from error
   local = f", local_axis={inner[0]!r}" if inner else ""
   use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
-  return f"{plan}\n\nPredicted for {platform.name}, not measured.\n{use}"
+  lines = [str(plan), ""]
+  if algorithms:
+    lines += [str(compare_algorithms(plan)), ""]
+  return "\n".join(
+    [*lines, f"Predicted for {platform.name}, not measured.", use]
+  )
 
 
 def report_memory(task: UserTask, platform: Platform, budget: float) -> str:

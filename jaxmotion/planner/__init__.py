@@ -10,9 +10,12 @@ from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.planner._text import format_codec as format_codec
 from jaxmotion.planner.exchange import (
   CANDIDATES as CANDIDATES,
+  AlgorithmChoice as AlgorithmChoice,
+  AlgorithmTable as AlgorithmTable,
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,
   advise as advise,
+  compare_algorithms as compare_algorithms,
   replan as replan,
 )
 from jaxmotion.planner.residuals import (

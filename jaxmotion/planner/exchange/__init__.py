@@ -4,6 +4,13 @@ from jaxmotion.planner.exchange._advise import (
   CANDIDATES as CANDIDATES,
   advise as advise,
 )
+from jaxmotion.planner.exchange._algorithm_choice import (
+  AlgorithmChoice as AlgorithmChoice,
+  AlgorithmTable as AlgorithmTable,
+)
+from jaxmotion.planner.exchange._compare_algorithms import (
+  compare_algorithms as compare_algorithms,
+)
 from jaxmotion.planner.exchange._plan import (
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,

@@ -9,8 +9,12 @@ from typing import NamedTuple
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import text_table
 from jaxmotion.perfmodel import Platform, StepPrediction
-from jaxmotion.planner._text import format_bytes, format_codec
+from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
+from jaxmotion.planner.exchange._algorithm_choice import AlgorithmChoice
 from jaxmotion.planner.exchange._problem import ExchangeProblem
+
+# A rarer exchange is named if its step takes less than this share.
+_MUCH = 0.9
 
 
 class TensorChoice(NamedTuple):
@@ -64,6 +68,7 @@ class ExchangePlan:
       not its error fits in the budget.
     error: relative error of encoding the whole gradient once; a bound on it
       if no gradients were given.
+    rarer: exchanges every few steps, with the codec of the plan.
     problem: problem that the plan solves, for `replan`.
 
   Example:
@@ -86,6 +91,7 @@ class ExchangePlan:
   uncompressed: StepPrediction
   uniform_s: Mapping[Codec, float]
   error: float
+  rarer: AlgorithmChoice
   problem: ExchangeProblem = dataclasses.field(repr=False)
 
   @property
@@ -111,4 +117,11 @@ class ExchangePlan:
       )
       for choice in self.choices
     ]
-    return "\n".join([self.reason, "", text_table(rows)])
+    head = [self.reason]
+    rarer_s = self.rarer.step_s
+    if rarer_s is not None and rarer_s < _MUCH * self.step.total_s:
+      head.append(
+        f"A rarer exchange beats a smaller one: {self.rarer.name} would take "
+        f"{format_seconds(rarer_s)} a step. {self.rarer.note}"
+      )
+    return "\n".join([*head, "", text_table(rows)])
