@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.collectives.extend import keep_update, update_params
+from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -17,9 +17,9 @@ from jaxmotion.core import (
   PyTree,
   allow_unused_rules,
   check_instance,
+  is_varying,
   pack_worker,
   to_varying,
-  to_varying_like,
   unpack_worker,
 )
 from jaxmotion.transforms._fragments import Fragments, Parts, divide_leaves
@@ -47,28 +47,6 @@ class LocalState(NamedTuple):
   anchor: PyTree
   params: PerWorker
   inner: PerWorker
-  outer: tuple[PyTree, ...]
-  flying: PyTree
-  weights: Any
-
-
-class _Round(NamedTuple):
-  """State of one worker within a step.
-
-  Attributes:
-    skipped: as in `LocalState`; so the others.
-    anchor: parameters that all workers agreed on.
-    params: this worker's parameters.
-    inner: this worker's state of the inner optimizer.
-    outer: states of the outer chain.
-    flying: fragments in flight.
-    weights: float32[fragments], or `()`.
-  """
-
-  skipped: Array
-  anchor: PyTree
-  params: PyTree
-  inner: PyTree
   outer: tuple[PyTree, ...]
   flying: PyTree
   weights: Any
@@ -161,150 +139,167 @@ class LocalRounds(NamedTuple):
     check_instance("state", state, LocalState, "what `init` returned")
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
+    due = self._due_fragment(count, 0)
+    is_due = due >= 0
+    own, inner_own = unpack_worker(params), unpack_worker(inner)
+    ok = None
+    skipped = state.skipped
+    if self.skips:
+      is_bad, ok = self._check_finite(is_due, own)
+      own, inner_own = self._reset_worker(is_bad, state.anchor, own, inner_own)
+      skipped = skipped + (is_due & ~ok).astype(jnp.int32)
     weights = state.weights
     if weight is not None:
       weights = unpack_worker(weights) + weight
-    now = _Round(
-      state.skipped,
-      state.anchor,
-      unpack_worker(params),
-      unpack_worker(inner),
-      state.outer,
-      state.flying,
-      weights,
-    )
-    send = functools.partial(self._send, divided, extra_args)
-    land = functools.partial(self._land, divided)
-    if self.delay:
-      now = self._run_due(count, 0, send, now)
-      now = self._run_due(count, self.delay, land, now)
-    else:
-      now = self._run_due(count, 0, send, now)
+    anchor, outer, flying = state.anchor, list(state.outer), state.flying
+    # A conditional for each fragment, of what changes with it alone: XLA copies
+    # the results of a switch over all fragments, the whole state, at each step.
+    for k in range(self.fragments):
+      is_sent = due == k if ok is None else (due == k) & ok
+      given = dict(extra_args)
+      if self.is_weighted:
+        given["weight"] = weights[k]
+        weights = weights.at[k].set(jnp.where(is_sent, 0, weights[k]))
+      landing = divided.mask(flying[0] if self.delay else anchor, k)
+      landing, outer[k] = self._run_if(
+        is_sent,
+        functools.partial(self._send, given, outer[k]),
+        (landing, outer[k]),
+        (divided.mask(anchor, k), divided.mask(own, k)),
+      )
+      is_landing = is_sent
+      if self.delay:
+        flying = (
+          divided.replace(flying[0], landing),
+          flying[1].at[k].set(jnp.where(due == k, is_sent, flying[1][k])),
+        )
+        is_landing = (self._due_fragment(count, self.delay) == k) & flying[1][k]
+      moved = self._run_if(
+        is_landing,
+        self._land,
+        (divided.mask(anchor, k), divided.mask(own, k)),
+        (landing,),
+      )
+      anchor = divided.replace(anchor, moved[0])
+      own = divided.replace(own, moved[1])
     if self.is_weighted:
-      weights = pack_worker(now.weights)
+      weights = pack_worker(weights)
     return LocalState(
       count,
-      now.skipped,
-      now.anchor,
-      pack_worker(now.params),
-      pack_worker(now.inner),
-      now.outer,
-      now.flying,
+      skipped,
+      anchor,
+      pack_worker(own),
+      pack_worker(inner_own),
+      tuple(outer),
+      flying,
       weights,
     )
 
-  def _run_due(
-    self,
-    count: Array,
-    offset: int,
-    run: Callable[[int, _Round], _Round],
-    now: _Round,
-  ) -> _Round:
-    """Runs what is due `offset` steps after a fragment is sent.
+  def _due_fragment(self, count: Array, offset: int) -> Array:
+    """Returns the fragment that was sent `offset` steps ago; -1 for none.
 
-    The branch is around the collective, and the count is equal on all workers:
-    a quiet step sends nothing.
+    It is equal on all workers, so that a branch may be around a collective.
     """
     gap = self.every // self.fragments
-    due = count - offset
-    index = (due // gap - 1) % self.fragments
-    is_due = (due > 0) & (due % gap == 0)
+    since = count - offset
+    index = (since // gap - 1) % self.fragments
+    return jnp.where((since > 0) & (since % gap == 0), index, -1)
 
-    def branch(k: int, now: _Round) -> _Round:
-      return to_varying_like(run(k, now), now, self.axis_name)
+  def _run_if(
+    self,
+    predicate: Array,
+    run: Callable[..., PyTree],
+    values: PyTree,
+    others: tuple[PyTree, ...],
+  ) -> PyTree:
+    """Returns new values, or the old ones if the predicate is False.
 
-    branches = [lambda now: now]
-    branches += [functools.partial(branch, k) for k in range(self.fragments)]
-    return lax.switch(jnp.where(is_due, index + 1, 0), branches, now)
+    Args:
+      predicate: bool[].
+      run: (values, *others) -> new values.
+      values: arrays that change.
+      others: arrays that are read.
+    """
+
+    def change(values: PyTree, *others: PyTree) -> PyTree:
+      return jax.tree.map(
+        lambda new, old: (
+          to_varying(new, self.axis_name)
+          if is_varying(old, self.axis_name)
+          else new
+        ),
+        run(values, *others),
+        values,
+      )
+
+    return lax.cond(
+      predicate, change, lambda values, *_: values, values, *others
+    )
 
   def _send(
-    self, divided: Fragments, extra_args: dict[str, Any], k: int, now: _Round
-  ) -> _Round:
-    """Exchanges what workers have changed in a fragment."""
-    ok = None
-    if self.skips:
-      finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(now.params)]
-      is_bad = to_varying(~jnp.stack(finite).all(), self.axis_name)
-      bad = lax.psum(is_bad.astype(jnp.int32), self.axis_name)
-      ok = bad == 0
-      now = self._reset_worker(is_bad, now)
-    anchor = divided.mask(now.anchor, k)
-    delta = jax.tree.map(
-      lambda a, p: to_varying(a, self.axis_name) - p,
-      anchor,
-      divided.mask(now.params, k),
-    )
-    weights = now.weights
-    if self.is_weighted:
-      extra_args = extra_args | {"weight": weights[k]}
-      cleared = weights.at[k].set(0)
-      weights = cleared if ok is None else jnp.where(ok, cleared, weights)
-    with allow_unused_rules():
-      landing, outer = update_params(
-        self.outer, delta, now.outer[k], anchor, extra_args, self.axis_name
-      )
-    _, (landing, outer) = keep_update(
-      ok, (), (landing, outer), (anchor, now.outer[k])
-    )
-    skipped = now.skipped
-    if ok is not None:
-      skipped = skipped + (1 - ok.astype(jnp.int32))
-    now = now._replace(
-      skipped=skipped,
-      outer=(*now.outer[:k], outer, *now.outer[k + 1 :]),
-      weights=weights,
-    )
-    if not self.delay:
-      return self._land_fragment(divided, k, now, landing, ok)
-    waiting, sent = now.flying
-    flying = (
-      divided.replace(waiting, landing),
-      sent.at[k].set(True if ok is None else ok),
-    )
-    return now._replace(flying=flying)
-
-  def _land(self, divided: Fragments, k: int, now: _Round) -> _Round:
-    """Takes over a fragment that was sent some steps ago."""
-    waiting, sent = now.flying
-    landing = divided.mask(waiting, k)
-    ok = sent[k] if self.skips else None
-    return self._land_fragment(divided, k, now, landing, ok)
-
-  def _land_fragment(
     self,
-    divided: Fragments,
-    k: int,
-    now: _Round,
-    landing: PyTree,
-    ok: Array | None,
-  ) -> _Round:
-    """Moves the anchor, and each worker's own parameters to it."""
+    extra_args: dict[str, Any],
+    state: PyTree,
+    values: PyTree,
+    anchor: PyTree,
+    own: PyTree,
+  ) -> PyTree:
+    """Exchanges what workers have changed in a fragment.
+
+    Returns:
+      What the anchor becomes, and the new state of the outer chain.
+    """
+    del values
+    delta = jax.tree.map(
+      lambda a, p: to_varying(a, self.axis_name) - p, anchor, own
+    )
+    with allow_unused_rules():
+      return update_params(
+        self.outer, delta, state, anchor, extra_args, self.axis_name
+      )
+
+  def _land(self, values: PyTree, landing: PyTree) -> PyTree:
+    """Moves the anchor, and this worker's own parameters to it."""
+    _, own = values
 
     def move_own(p: Array, a: Array) -> Array:
       moved = a if not self.mix else self.mix * p + (1 - self.mix) * a
-      moved = moved.astype(p.dtype)
-      return moved if ok is None else jnp.where(ok, moved, p)
+      return moved.astype(p.dtype)
 
-    own = jax.tree.map(
-      move_own,
-      divided.mask(now.params, k),
-      to_varying(landing, self.axis_name),
-    )
-    return now._replace(
-      anchor=divided.replace(now.anchor, landing),
-      params=divided.replace(now.params, own),
+    return landing, jax.tree.map(
+      move_own, own, to_varying(landing, self.axis_name)
     )
 
-  def _reset_worker(self, is_bad: Array, now: _Round) -> _Round:
+  def _check_finite(self, is_due: Array, own: PyTree) -> tuple[Array, Array]:
+    """Returns whether this worker's parameters are bad, and all others' fine.
+
+    Args:
+      is_due: whether a fragment is due; otherwise nothing is looked at.
+      own: this worker's parameters.
+    """
+
+    def check(own: PyTree) -> tuple[Array, Array]:
+      finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(own)]
+      is_bad = to_varying(~jnp.stack(finite).all(), self.axis_name)
+      return is_bad, lax.psum(is_bad.astype(jnp.int32), self.axis_name) == 0
+
+    def pass_by(own: PyTree) -> tuple[Array, Array]:
+      del own
+      return to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
+
+    return lax.cond(is_due, check, pass_by, own)
+
+  def _reset_worker(
+    self, is_bad: Array, anchor: PyTree, own: PyTree, inner: PyTree
+  ) -> tuple[PyTree, PyTree]:
     """Lets a worker whose parameters are not finite begin at the anchor.
 
     Its moments would make the next parameters non-finite again.
     """
-    anchor = to_varying(now.anchor, self.axis_name)
-    fresh = to_varying(self.inner.init(anchor), self.axis_name)
-    params, inner = jax.tree.map(
-      lambda a, b: jnp.where(is_bad, a, b),
-      (anchor, fresh),
-      (now.params, now.inner),
-    )
-    return now._replace(params=params, inner=inner)
+
+    def begin_anew(values: PyTree, anchor: PyTree) -> PyTree:
+      del values
+      start = to_varying(anchor, self.axis_name)
+      return start, self.inner.init(start)
+
+    return self._run_if(is_bad, begin_anew, (own, inner), (anchor,))

@@ -124,7 +124,8 @@ def local_updates(
       (loss, aux)), jitted. Every leaf of `batch` is split along its leading
       axis. `loss_fn` gets the key `fold_in(fold_in(key, count), worker)`. Extra
       arguments go to the outer chain's update. Its program branches over what
-      is due: `wire.compiled_bytes(compiled, branch=0)` is a quiet step.
+      is due: `wire.compiled_bytes(compiled, branch=0)` is a quiet step, and
+      `branch=1` what a step would send in which all fragments are due.
 
   Raises:
     TypeError: an argument of another type.

@@ -63,9 +63,11 @@ def test_the_default_schedules_are_the_papers():
   state = init(params)
   batch = jnp.ones((2, 64, 64))
   compiled = step.lower(state, batch).compile()
-  sent = [wire.compiled_bytes(compiled, branch=k).total_bytes for k in range(5)]
+  quiet, due = (
+    wire.compiled_bytes(compiled, branch=k).total_bytes for k in (0, 1)
+  )
   # Four bits of 4096 elements, scales of blocks, the loss and the agreement.
-  assert sent[0] == 4 and {2048 < s - 4 < 2300 for s in sent[1:]} == {True}
+  assert quiet == 4 and 4 * 2048 < due - 4 < 4 * 2300
 
 
 def test_muon_learns_in_two_bits():
