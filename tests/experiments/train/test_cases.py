@@ -1,8 +1,12 @@
+import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from experiments.train import cases
+from experiments.train.presets import PRESETS, Settings
 from jaxmotion import codecs, wire
+from jaxmotion.transforms.extend import trace_state
 
 GRADIENTS = {
   "conv": {"kernel": jnp.ones((30, 100)), "bias": jnp.ones(100)},
@@ -24,6 +28,19 @@ def test_small_leaves_travel_as_they_are(name):
 
 def test_baseline_changes_nothing():
   assert cases.get_exchange("fp32") == codecs.identity()
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "int8", "sharded_int8"])
+def test_every_exchange_has_an_optimizer_behind_it(name):
+  mesh = jax.make_mesh(
+    (1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  settings = Settings(steps=20, weight_decay=0.01)
+  cases.check_exchange(name)
+  tx = cases.exchange_with(mesh, name, optax.sgd(0.1), settings)
+  params = jax.tree.map(jnp.zeros_like, GRADIENTS)
+  shapes = trace_state(tx, params, mesh, "data")
+  assert len(shapes.exchanges) >= 1
 
 
 def test_unknown_exchange_is_named():
