@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -130,7 +131,9 @@ class TracedFunction:
       options=options,
       prefix=prefix,
       repeats=repeats,
+      reruns_loops=repeats > 1 and not _keep_residuals(self._scans.values()),
     )
+    self._is_repeated = repeats > 1
     self._budget, self._measures = options.memory_budget, options.measure
     self._narrower: dict[_Wanted, Selection] = {}
     self._choosers: dict[tuple[int, ...], ResidualChooser] = {}
@@ -166,9 +169,9 @@ class TracedFunction:
     The joint program is the one that is there, whatever the residuals of loops.
     """
     selection = self._chooser().choose(budget)
-    inner = self._scans_with_budget(budget).values()
+    inner = self._scans_with_budget(budget)
     return count_device_bytes(self._own_residuals(selection)) + sum(
-      scan.body.count_bytes() for scan in inner
+      scan.body.count_bytes() for scan in _list_saved(inner, selection)
     )
 
   def keep_flows(self, keep: bool) -> None:
@@ -179,6 +182,8 @@ class TracedFunction:
       scan.body.keep_flows(keep)
 
   def _scans_with_budget(self, budget: float) -> dict[int, _ScanStep]:
+    if self._is_repeated:
+      budget = math.inf
     return {
       i: scan._replace(body=scan.body.with_budget(budget))
       for i, scan in self._scans.items()
@@ -197,7 +202,7 @@ class TracedFunction:
   def saved_residuals(self) -> list[Residual]:
     """Returns the saved residuals, those of loops included."""
     saved = self._own_residuals(self.selection)
-    inner = (scan.body for scan in self._scans.values())
+    inner = (scan.body for scan in _list_saved(self._scans, self.selection))
     return saved + [r for body in inner for r in body.saved_residuals()]
 
   def _own_residuals(self, selection: Selection) -> list[Residual]:
@@ -397,6 +402,19 @@ class _ScanStep(NamedTuple):
     return [*carry, *ys], notes.reduce_iterations()
 
 
+def _keep_residuals(scans: Iterable[_ScanStep]) -> bool:
+  """Says whether a rule saves residuals of loops even if they may rerun."""
+  return any(r.kept for scan in scans for r in scan.body.saved_residuals())
+
+
+def _list_saved(
+  scans: dict[int, _ScanStep], selection: Selection
+) -> list[_ScanStep]:
+  """Returns the loops whose residuals are saved, in order."""
+  rerun = selection.rerun_loops
+  return [scan for i, scan in enumerate(scans.values()) if i not in rerun]
+
+
 def _prepare_scans(
   steps: Sequence[Step], options: Options, prefix: str, repeats: int
 ) -> dict[int, _ScanStep]:
@@ -406,9 +424,15 @@ def _prepare_scans(
   may run any number of times, so it should have no side effects; and a body
   depends on the types of its operands alone.
 
+  A loop in the body of a loop may be run again as a whole. Under a budget that
+  makes up for it, the residuals of such a loop are chosen for speed: they are
+  in memory for one iteration of the outer loop.
+
   Returns:
     The scans by the position of their step.
   """
+  if repeats > 1 and options.memory_budget is not None:
+    options = options._replace(memory_budget=math.inf)
   found: dict[int, _ScanStep] = {}
   for i, step in enumerate(steps):
     if step.name == "scan":

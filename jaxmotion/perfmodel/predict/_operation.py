@@ -28,24 +28,28 @@ def operation_seconds(step: Step, device: Device) -> float:
   """Predicts the seconds of running one operation once more.
 
   A cheap operation is fused into what reads its result, so that it moves
-  nothing. All others read their operands and write their results.
+  nothing. All others read their operands and write their results. A loop of a
+  known length takes its iterations' time.
 
   Args:
     step: operation of a flat program.
     device: device that runs it.
 
   Returns:
-    Seconds; infinity for loops, collectives and operations without a known
-    number of FLOPs.
+    Seconds; infinity for collectives, transfers between memories, loops of
+    unknown length and operations without a known number of FLOPs.
   """
   inner = inner_jaxprs(step.eqn)
-  if inner and step.name in CALLS - {"shard_map"}:
+  if inner and step.name in (CALLS | {"scan"}) - {"shard_map"}:
     steps = flatten(inner[0], calls="all").steps
-    return math.fsum(operation_seconds(one, device) for one in steps)
+    runs = step.params["length"] if step.name == "scan" else 1
+    return runs * math.fsum(operation_seconds(one, device) for one in steps)
   if inner:
     return math.inf
   if step.name in VIEWS:
     return 0.0
+  if step.name == "device_put":
+    return math.inf
   kernel = count_operation(step)
   if not is_expensive(step.eqn):
     factor = _FUNCTION_FLOPS if step.name in TRANSCENDENTAL else 1

@@ -38,6 +38,8 @@ class Selection(NamedTuple):
     cached: values that the backward pass recomputes and then saves exactly
       until their last use; empty where nothing expensive is recomputed.
     measured: saved residuals whose nonzeros diagnostics measure.
+    rerun_loops: positions of the loops, among those of the forward pass, that
+      the backward pass runs again.
   """
 
   joint: JointProgram
@@ -45,6 +47,7 @@ class Selection(NamedTuple):
   saved: tuple[SavedResidual, ...]
   cached: dict[Value, Residual]
   measured: tuple[SavedResidual, ...]
+  rerun_loops: frozenset[int] = frozenset()
 
   def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are always live, None for others."""
@@ -70,6 +73,7 @@ class ResidualChooser:
     options: options of the choice.
     prefix: prefix of the names of residuals.
     repeats: number of times the function runs with residuals of its own.
+    reruns_loops: whether the backward pass may run a loop again as a whole.
 
   Attributes:
     joint: the function and its backward pass.
@@ -84,6 +88,7 @@ class ResidualChooser:
     options: Options,
     prefix: str = "",
     repeats: int = 1,
+    reruns_loops: bool = False,
   ):
     self.joint, self._measure = joint, options.measure
     pairs = zip(joint.inputs, always_live, strict=True)
@@ -94,7 +99,9 @@ class ResidualChooser:
       r.name for r in described if r.recomputed or r.on_host or r.codec
     )
     self._table = table
-    self._trade = Trade(joint, self._live, table, options.device)
+    self._trade = Trade(
+      joint, self._live, table, options.device, reruns_loops=reruns_loops
+    )
     self._chosen: dict[int, Selection] = {}
 
   def choose(self, budget: float | None) -> Selection:
@@ -143,7 +150,19 @@ class ResidualChooser:
       residuals,
       cached,
       sparse if self._measure else (),
+      _find_rerun_loops(joint, cut),
     )
+
+
+def _find_rerun_loops(joint: JointProgram, cut: Cut) -> frozenset[int]:
+  """Returns the positions of rerun loops among those of the forward pass."""
+  loops = [
+    step
+    for step in joint.program.steps
+    if step.name == "scan" and not any(v in joint.backward for v in step.outs)
+  ]
+  rerun = set(cut.rerun)
+  return frozenset(i for i, step in enumerate(loops) if step in rerun)
 
 
 def _choose_cached(

@@ -21,6 +21,7 @@ from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.perfmodel import Device
 from jaxmotion.perfmodel.extend import operation_seconds
 from jaxmotion.program import (
+  REDUCTIONS,
   Step,
   Value,
   is_discontinuous,
@@ -126,6 +127,7 @@ class Trade:
     live: inputs that stay in memory anyway.
     table: residual of each value.
     device: device whose times are predicted.
+    reruns_loops: whether a loop may run again as a whole.
 
   Attributes:
     reads: forward values that the backward pass reads.
@@ -137,8 +139,10 @@ class Trade:
     live: frozenset[Value],
     table: ResidualTable,
     device: Device,
+    reruns_loops: bool = False,
   ):
     self._live, self._table = live, table
+    self._reruns_loops, self._saves_loops = reruns_loops, True
     self._move_s = 1 / device.memory_rate.bytes_per_s
     self._seconds = {
       id(step): operation_seconds(step, device) for step in joint.program.steps
@@ -151,6 +155,8 @@ class Trade:
   def _begin(self, joint: JointProgram) -> None:
     self._joint = joint
     self.reads = values_read_by_backward(joint, self._live)
+    for name in ("_graph", "_smallest", "_single", "_without_loops"):
+      vars(self).pop(name, None)
     self._flows: dict[tuple[int, int], Flow] = {}
     self._cuts: dict[tuple[int, int], Cut] = {}
 
@@ -161,8 +167,6 @@ class Trade:
       joint: the function and its backward pass.
     """
     found = copy.copy(self)
-    for name in ("_graph", "_smallest"):
-      vars(found).pop(name, None)
     found._begin(joint)
     return found
 
@@ -181,7 +185,8 @@ class Trade:
     cut whose bytes are at most that share of the fastest one's.
 
     Args:
-      budget: share of the bytes of the fastest cut, or None.
+      budget: share of the bytes of the fastest cut, or None. Infinity is the
+        fastest cut that runs no matmul again.
     """
     cut = self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
@@ -190,37 +195,69 @@ class Trade:
   def _choose_cut(self, budget: float | None) -> Cut:
     if budget == 0:
       return self._smallest
+    if budget == math.inf:
+      return self._single
     fastest = self._cut_at(-1)
-    most_s = fastest.seconds + self._free_s
-    most_bytes = fastest.nbytes * (1.0 if budget is None else budget)
+    if budget is None:
+      return self._choose_free(fastest.seconds + self._free_s)
+    most_bytes = fastest.nbytes * budget
+    found = self._choose_small(most_bytes)
+    if (others := self._without_loops) is not None:
+      # The time that a loop takes may be worth more bytes than all matmuls'.
+      # A price then saves the loop or nothing, and in between lies the cut
+      # that runs the loop again and saves results of matmuls.
+      other = others._choose_small(most_bytes)
+      if other.nbytes <= most_bytes and other.seconds < found.seconds:
+        return other
+    return found
+
+  @functools.cached_property
+  def _without_loops(self) -> Trade | None:
+    """The choice that saves no result of a loop; None if no loop may rerun."""
+    steps = self._joint.program.steps
+    may_rerun = self._reruns_loops and any(s.name == "scan" for s in steps)
+    if not (may_rerun and self._saves_loops):
+      return None
+    found = copy.copy(self)
+    found._saves_loops = False
+    found._begin(self._joint)
+    return found
+
+  def _choose_free(self, most_s: float) -> Cut:
+    """Returns the cut of the fewest bytes that takes no more seconds."""
 
     def is_fast(cut: Cut) -> bool:
       return cut.seconds <= most_s
 
+    prices = range(len(_PRICES))
+    first = bisect.bisect_left(
+      prices, True, key=lambda i: not is_fast(self._cut_at(i))
+    )
+    # Equal layers have equal prices, so neighboring cuts may differ by one
+    # value of every layer. In between lie the cuts that save some of them.
+    if first == len(prices) or not self._between(first):
+      return self._cut_at(first - 1)
+    counts = range(len(self._between(first)) + 1)
+    count = bisect.bisect_left(
+      counts, True, key=lambda n: is_fast(self._cut_at(first, n))
+    )
+    return self._cut_at(first, min(count, counts[-1]))
+
+  def _choose_small(self, most_bytes: float) -> Cut:
+    """Returns the fastest cut of no more bytes, else the smallest one."""
+
     def is_small(cut: Cut) -> bool:
       return cut.nbytes <= most_bytes
 
-    def is_beyond(i: int) -> bool:
-      """Says whether a price is higher than the wanted one."""
-      cut = self._cut_at(i)
-      return not is_fast(cut) if budget is None else is_small(cut)
-
-    if budget is not None and is_small(fastest):
-      return fastest
+    if is_small(self._cut_at(-1)):
+      return self._cut_at(-1)
     prices = range(len(_PRICES))
-    first = bisect.bisect_left(prices, True, key=is_beyond)
+    first = bisect.bisect_left(
+      prices, True, key=lambda i: is_small(self._cut_at(i))
+    )
     if first == len(prices):
-      return self._smallest if budget is not None else self._cut_at(first - 1)
-    # Equal layers have equal prices, so neighboring cuts may differ by one
-    # value of every layer. In between lie the cuts that save some of them.
+      return self._smallest
     counts = range(len(self._between(first)) + 1)
-    if len(counts) == 1:
-      return self._cut_at(first - 1 if budget is None else first)
-    if budget is None:
-      count = bisect.bisect_left(
-        counts, True, key=lambda n: is_fast(self._cut_at(first, n))
-      )
-      return self._cut_at(first, min(count, counts[-1]))
     count = bisect.bisect_left(
       counts, True, key=lambda n: not is_small(self._cut_at(first, n))
     )
@@ -230,10 +267,15 @@ class Trade:
   def _smallest(self) -> Cut:
     """The cut of the fewest bytes.
 
-    One byte costs more than all steps together, of which only loops must not
-    run again.
+    One byte costs more than all steps together.
     """
     return self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)[0]
+
+  @functools.cached_property
+  def _single(self) -> Cut:
+    """The fastest cut that runs no matmul, convolution or the like again."""
+    graph = self._make_graph(may_rerun_unknown=False, may_rerun_products=False)
+    return self._find_cut(graph, 0.0)[0]
 
   @functools.cached_property
   def _graph(self) -> _PricedGraph:
@@ -281,11 +323,13 @@ class Trade:
   ) -> tuple[Cut, Flow]:
     """Finds the cheapest cut at a price of a byte.
 
-    The backward pass must not rerun a step that compares floats for equality,
-    or that is a loop with residuals of its own. It must neither rerun a
-    discontinuous step on rounded operands, but which operands are rounded is
-    known only after the cut. So the cut is repeated with the results of such
-    steps added to `kept`, which only grows, until there are no new ones.
+    The backward pass must not rerun a step that compares floats for equality.
+    It reruns a loop only in the body of another one: all residuals of a loop
+    that runs again are in memory together, which gains nothing where they are
+    nearly all that there are. It must neither rerun a discontinuous step on
+    rounded operands, but which operands are rounded is known only after the
+    cut. So the cut is repeated with the results of such steps added to `kept`,
+    which only grows, until there are no new ones.
 
     Args:
       graph: graph of the cut.
@@ -312,11 +356,14 @@ class Trade:
         return cut, first
       kept |= new
 
-  def _make_graph(self, *, may_rerun_unknown: bool) -> _PricedGraph:
+  def _make_graph(
+    self, *, may_rerun_unknown: bool, may_rerun_products: bool = True
+  ) -> _PricedGraph:
     """Returns the graph of all cuts.
 
     Args:
       may_rerun_unknown: whether steps may run again whose seconds nobody knows.
+      may_rerun_products: whether expensive steps may, but for reductions.
     """
     describe = self._table.describe
 
@@ -331,6 +378,8 @@ class Trade:
       return (
         (step.name != "name" and any(r.kept for r in residuals))
         or (math.isinf(seconds) and not is_rerun)
+        or (step.name == "scan" and not self._reruns_loops)
+        or (not may_rerun_products and _is_product(step))
         or is_float_equality(step.eqn)
       )
 
@@ -351,8 +400,11 @@ class Trade:
     if not hasattr(value.aval, "shape"):
       return _Saving(1, 0, 0.0)  # An abstract token.
     residual = self._table.describe(value)
+    maker = self._joint.order.maker(value)
+    is_of_loop = maker is not None and maker.name == "scan"
+    is_rerun = residual.recomputed or (is_of_loop and not self._saves_loops)
     return _Saving(
-      _RECOMPUTE_COST if residual.recomputed else None,
+      _RECOMPUTE_COST if is_rerun else None,
       residual.encoded_bytes,
       self._save_seconds(residual),
     )
@@ -382,6 +434,10 @@ class Trade:
     if residual.codec is not None:  # Encoding reads the array, decoding writes.
       moved += 2 * residual.nbytes
     return moved * self._move_s
+
+
+def _is_product(step: Step) -> bool:
+  return is_expensive(step.eqn) and step.name not in REDUCTIONS
 
 
 def _discontinuous_on_rounded(

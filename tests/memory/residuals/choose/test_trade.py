@@ -144,3 +144,66 @@ def test_one_barrier_lies_between_two_products():
   text = str(jax.make_jaxpr(both)(layer, shapes()[1]))
   products = text.count("dot_general[")
   assert 10 < products and text.count("optimization_barrier") < 2 * products
+
+
+def attend_in_blocks(w, x):
+  """One layer whose attention is a loop over blocks of keys."""
+  q, k, v = jnp.split(x @ w["qkv"], 3, axis=-1)
+  blocks = tuple(jnp.stack(jnp.split(a, 8, axis=1)) for a in (k, v))
+
+  def add_block(carry, block):
+    keys, values = block
+    scores = jnp.exp(jnp.einsum("btd,bsd->bts", q, keys).astype(jnp.float32))
+    seen = jnp.einsum("bts,bsd->btd", scores.astype(x.dtype), values)
+    return (carry[0] + seen, carry[1] + jnp.sum(scores, -1)), None
+
+  zeros = jnp.zeros_like(x), jnp.zeros(x.shape[:2], jnp.float32)
+  (seen, total), _ = lax.scan(add_block, zeros, blocks)
+  x = x + (seen / total[..., None].astype(x.dtype)) @ w["out"]
+  return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def loss_in_blocks(w, x):
+  x, _ = lax.scan(lambda x, w: (attend_in_blocks(w, x), None), x, w)
+  return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def saved_in_blocks(**options):
+  found = residuals_of(loss_in_blocks, *shapes(), **options)
+  inner = [r for r in found if "scan_0/scan_0/" in r.name]
+  return inner, total_bytes(found)
+
+
+def test_a_loop_in_a_loop_may_run_again_while_other_results_are_saved():
+  inner, whole = saved_in_blocks(memory_budget=1.0)
+  assert inner
+  inner, least = saved_in_blocks(memory_budget=0)
+  assert not inner
+  inner, part = saved_in_blocks(memory_budget=0.2)
+  assert not inner and least < part <= 0.2 * whole
+  _, few = saved_in_blocks(memory_budget=part)
+  assert 0.9 * part <= few <= part
+
+
+def test_no_matmul_of_a_loop_in_a_loop_runs_more_than_twice():
+  def checkpointed(w, x):
+    layer = jax.checkpoint(attend_in_blocks)
+    x, _ = lax.scan(lambda x, w: (layer(w, x), None), x, w)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  ours = flops(compress_residuals(loss_in_blocks, memory_budget=0))
+  assert ours <= 1.01 * flops(checkpointed)
+
+
+def test_gradients_through_a_loop_that_runs_again_are_equal():
+  w, x = shapes(layers=2, batch=2, length=16, width=8, dtype="float32")
+  keys = iter(jax.random.split(jax.random.key(0), 9))
+  w, x = jax.tree.map(
+    lambda a: 0.3 * jax.random.normal(next(keys), a.shape), (w, x)
+  )
+  fn = compress_residuals(loss_in_blocks, memory_budget=0.2)
+  both = jax.jit(lambda w, x: [jax.grad(f)(w, x) for f in (loss_in_blocks, fn)])
+  plain, ours = both(w, x)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), plain, ours
+  )
