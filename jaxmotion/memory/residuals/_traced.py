@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -124,6 +124,8 @@ class TracedFunction:
     names += [leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
     always_live += [path[0].idx in live_args for path in given.paths]
+    inner = self._scans.values()
+    of_loops = [r for scan in inner for r in scan.body.saved_residuals()]
     self._make_chooser = functools.partial(
       ResidualChooser,
       input_names=names,
@@ -131,10 +133,10 @@ class TracedFunction:
       options=options,
       prefix=prefix,
       repeats=repeats,
-      reruns_loops=repeats > 1 and not _keep_residuals(self._scans.values()),
+      reruns_loops=repeats > 1 and not any(r.kept for r in of_loops),
     )
-    self._is_repeated = repeats > 1
-    self._budget, self._measures = options.memory_budget, options.measure
+    self._is_repeated, self._measures = repeats > 1, options.measure
+    self._budget = options.memory_budget
     self._narrower: dict[_Wanted, Selection] = {}
     self._choosers: dict[tuple[int, ...], ResidualChooser] = {}
     self._chooser()  # Errors are raised here.
@@ -169,10 +171,11 @@ class TracedFunction:
     The joint program is the one that is there, whatever the residuals of loops.
     """
     selection = self._chooser().choose(budget)
-    inner = self._scans_with_budget(budget)
-    return count_device_bytes(self._own_residuals(selection)) + sum(
-      scan.body.count_bytes() for scan in _list_saved(inner, selection)
-    )
+    found = count_device_bytes(self._own_residuals(selection))
+    for i, scan in enumerate(self._scans_with_budget(budget).values()):
+      if i not in selection.rerun_loops:
+        found += scan.body.count_bytes()
+    return found
 
   def keep_flows(self, keep: bool) -> None:
     """Keeps, or frees, what makes `with_budget` fast."""
@@ -182,12 +185,9 @@ class TracedFunction:
       scan.body.keep_flows(keep)
 
   def _scans_with_budget(self, budget: float) -> dict[int, _ScanStep]:
-    if self._is_repeated:
-      budget = math.inf
-    return {
-      i: scan._replace(body=scan.body.with_budget(budget))
-      for i, scan in self._scans.items()
-    }
+    share = math.inf if self._is_repeated else budget
+    pairs = self._scans.items()
+    return {i: s._replace(body=s.body.with_budget(share)) for i, s in pairs}
 
   def _chooser(self) -> ResidualChooser:
     """Returns the chooser of the joint program, with loops as they are."""
@@ -202,8 +202,10 @@ class TracedFunction:
   def saved_residuals(self) -> list[Residual]:
     """Returns the saved residuals, those of loops included."""
     saved = self._own_residuals(self.selection)
-    inner = (scan.body for scan in _list_saved(self._scans, self.selection))
-    return saved + [r for body in inner for r in body.saved_residuals()]
+    for i, scan in enumerate(self._scans.values()):
+      if i not in self.selection.rerun_loops:
+        saved += scan.body.saved_residuals()
+    return saved
 
   def _own_residuals(self, selection: Selection) -> list[Residual]:
     """Returns the residuals of a selection but for those of loops."""
@@ -402,19 +404,6 @@ class _ScanStep(NamedTuple):
     return [*carry, *ys], notes.reduce_iterations()
 
 
-def _keep_residuals(scans: Iterable[_ScanStep]) -> bool:
-  """Says whether a rule saves residuals of loops even if they may rerun."""
-  return any(r.kept for scan in scans for r in scan.body.saved_residuals())
-
-
-def _list_saved(
-  scans: dict[int, _ScanStep], selection: Selection
-) -> list[_ScanStep]:
-  """Returns the loops whose residuals are saved, in order."""
-  rerun = selection.rerun_loops
-  return [scan for i, scan in enumerate(scans.values()) if i not in rerun]
-
-
 def _prepare_scans(
   steps: Sequence[Step], options: Options, prefix: str, repeats: int
 ) -> dict[int, _ScanStep]:
@@ -423,10 +412,8 @@ def _prepare_scans(
   This happens before the program is traced with its backward pass. A trace
   may run any number of times, so it should have no side effects; and a body
   depends on the types of its operands alone.
-
-  A loop in the body of a loop may be run again as a whole. Under a budget that
-  makes up for it, the residuals of such a loop are chosen for speed: they are
-  in memory for one iteration of the outer loop.
+  Under a budget, a loop in the body of a loop may be run again as a whole. It
+  then saves whatever its matmuls give, for one iteration of the outer loop.
 
   Returns:
     The scans by the position of their step.

@@ -13,7 +13,7 @@ from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.choose._trade import Cut, Trade
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Operand, Value, is_expensive
+from jaxmotion.program import VIEWS, Operand, Step, Value, is_expensive
 
 
 class SavedResidual(NamedTuple):
@@ -98,7 +98,7 @@ class ResidualChooser:
     self.matched_names = tuple(
       r.name for r in described if r.recomputed or r.on_host or r.codec
     )
-    self._table = table
+    self._table, self._reruns_loops = table, reruns_loops
     self._trade = Trade(
       joint, self._live, table, options.device, reruns_loops=reruns_loops
     )
@@ -150,18 +150,33 @@ class ResidualChooser:
       residuals,
       cached,
       sparse if self._measure else (),
-      _find_rerun_loops(joint, cut),
+      _find_rerun_loops(joint, cut, saved)
+      if self._reruns_loops
+      else frozenset(),
     )
 
 
-def _find_rerun_loops(joint: JointProgram, cut: Cut) -> frozenset[int]:
-  """Returns the positions of rerun loops among those of the forward pass."""
+def _find_rerun_loops(
+  joint: JointProgram, cut: Cut, saved: dict[Value, Residual]
+) -> frozenset[int]:
+  """Returns the positions of loops of whose buffers none are saved.
+
+  Positions are those among the loops of the forward pass.
+  """
+  kept: set[Step | None] = set()
+  for value, residual in saved.items():
+    maker = joint.order.maker(value)
+    # Buffers are laid out by views.
+    while residual.is_of_scan and maker is not None and maker.name in VIEWS:
+      maker = joint.order.maker(maker.reads[0])
+    if residual.is_of_scan:
+      kept.add(maker)
   loops = [
     step
     for step in joint.program.steps
     if step.name == "scan" and not any(v in joint.backward for v in step.outs)
   ]
-  rerun = set(cut.rerun)
+  rerun = {*cut.rerun} - kept
   return frozenset(i for i, step in enumerate(loops) if step in rerun)
 
 

@@ -37,6 +37,8 @@ _RECOMPUTE_COST = 1 << 90
 _UNITS_PER_S = 1e18
 # Without a budget, the share of a function's time that recomputing may add.
 _FREE_SHARE = 0.01
+# Up to so many values between two cuts, other cuts are looked for.
+_FEW_VALUES = 8
 # Seconds that a byte may cost, in steps of a factor of 1.5.
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
 
@@ -261,7 +263,37 @@ class Trade:
     count = bisect.bisect_left(
       counts, True, key=lambda n: not is_small(self._cut_at(first, n))
     )
-    return self._cut_at(first, count - 1)
+    found = self._cut_at(first, count - 1)
+    if len(counts) > _FEW_VALUES:
+      return found
+    # One layer has few values, and the next to go may be far larger than what
+    # the limit asks for. A smaller one may do, though it costs more a byte.
+    others = self._drop_one(self._cut_at(first - 1), most_bytes)
+    return min([found, *others], key=lambda cut: cut.seconds)
+
+  def _drop_one(self, cut: Cut, most_bytes: float) -> list[Cut]:
+    """Returns cuts that save one value less and keep to a limit of bytes."""
+
+    def count_bytes(value: Value) -> int:
+      is_array = hasattr(value.aval, "shape")
+      return self._table.describe(value).encoded_bytes if is_array else 0
+
+    graph, over = self._graph, cut.nbytes - most_bytes
+    large = sorted(
+      (v for v in cut.saved if count_bytes(v) >= over), key=count_bytes
+    )
+    found = []
+    for value in large[:_FEW_VALUES]:
+      savings = [
+        saving._replace(cost=_RECOMPUTE_COST) if v is value else saving
+        for v, saving in zip(graph.graph.values, graph.savings, strict=True)
+      ]
+      without = graph._replace(savings=savings)
+      rest = [v for v in cut.saved if v is not value]
+      one, _ = self._find_cut(without, _PRICES[-1], rest)
+      if one.nbytes <= most_bytes:
+        found.append(one)
+    return found
 
   @functools.cached_property
   def _smallest(self) -> Cut:

@@ -207,3 +207,11 @@ def test_gradients_through_a_loop_that_runs_again_are_equal():
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), plain, ours
   )
+
+
+def test_a_budget_slightly_below_all_bytes_gives_up_little():
+  whole = saved(memory_budget=1.0)
+  part = saved(memory_budget=0.93)
+  largest = max(r.encoded_bytes for r in whole)
+  kept = [r for r in part if r.encoded_bytes == largest]
+  assert kept and total_bytes(part) <= 0.93 * total_bytes(whole)
