@@ -13,8 +13,9 @@ from jax.experimental import multihost_utils
 
 from experiments.common import distributed
 from experiments.hosts import worker
+from experiments.hosts.cases import LOCAL_CASES
 from experiments.train.cases import exchange_with, split_delay
-from jaxmotion import data_parallel, wire
+from jaxmotion import data_parallel, presets, wire
 
 
 class JaxBackend:
@@ -48,22 +49,22 @@ class JaxBackend:
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """Compiles the step of a case: `none`, or the name of an exchange."""
     begin = time.perf_counter()
-    made = (
-      self._make_local_step()
-      if case == "none"
-      else self._make_exchange_step(case)
-    )
-    step, params, state, batch = made
+    facts: dict[str, Any] = {}
+    if case == "none":
+      step, *carried, batch = self._make_lone_step()
+    elif case in LOCAL_CASES:
+      step, *carried, batch = self._make_local_step(LOCAL_CASES[case])
+      facts["period"] = LOCAL_CASES[case]["every"]
+    else:
+      step, *carried, batch = self._make_exchange_step(case)
     # What a delayed exchange overlaps is several programs, which `step` runs.
     _, is_delayed = split_delay(case)
-    run_step = step if is_delayed else step.lower(*made[1:]).compile()
-    facts = {
-      "compile_s": time.perf_counter() - begin,
-      "predicted_bytes": wire.step_bytes(
-        step, params, state, batch
-      ).total_bytes,
-    }
-    carried = [params, state]
+    is_several = is_delayed or case in LOCAL_CASES
+    run_step = step if is_several else step.lower(*carried, batch).compile()
+    facts["compile_s"] = time.perf_counter() - begin
+    if case not in LOCAL_CASES:
+      sent = wire.step_bytes(step, *carried, batch)
+      facts["predicted_bytes"] = sent.total_bytes
 
     def run() -> float:
       *carried[:], loss = run_step(*carried, batch)
@@ -72,7 +73,7 @@ class JaxBackend:
 
     return run, facts
 
-  def _make_local_step(self) -> tuple[Any, ...]:
+  def _make_lone_step(self) -> tuple[Any, ...]:
     """Returns the step without exchange: every host trains its own model."""
     tx = self._make_optimizer()
 
@@ -85,24 +86,40 @@ class JaxBackend:
     batch = jax.tree.map(jax.device_put, self._make_batch())
     return jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params), batch
 
-  def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
-    mesh = jax.make_mesh(
-      (self._arguments.hosts,),
-      ("data",),
-      axis_types=(jax.sharding.AxisType.Auto,),
+  def _make_local_step(self, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the step of workers that exchange every few steps."""
+    mesh = self._make_mesh()
+    inner = self._make_optimizer()
+    init, step = presets.diloco(
+      loss_fn, inner, mesh, mean_loss=False, **options
     )
+    state = init(make_params(self._arguments.widths))
+    return step, state, self._feed(mesh)
+
+  def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
+    mesh = self._make_mesh()
     tx = exchange_with(mesh, case, self._make_optimizer())
     # DDP does not average losses either.
     init, step = data_parallel(
       loss_fn, tx, mesh, mean_loss=False, delay=split_delay(case)[1]
     )
     params, state = init(make_params(self._arguments.widths))
+    return step, params, state, self._feed(mesh)
+
+  def _make_mesh(self) -> jax.sharding.Mesh:
+    return jax.make_mesh(
+      (self._arguments.hosts,),
+      ("data",),
+      axis_types=(jax.sharding.AxisType.Auto,),
+    )
+
+  def _feed(self, mesh: jax.sharding.Mesh) -> Any:
+    """Returns the batch of all hosts, of which this one makes its own part."""
     split = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    batch = jax.tree.map(
+    return jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(split, x),
       self._make_batch(),
     )
-    return step, params, state, batch
 
   def _make_optimizer(self) -> optax.GradientTransformation:
     name = self._arguments.optimizer

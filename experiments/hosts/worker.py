@@ -142,6 +142,7 @@ def _answer_commands(
   reply: Reply,
 ) -> None:
   steps: dict[str, Callable[[], float]] = {}
+  periods: dict[str, int] = {}
   while True:
     match json.loads(commands.get()):
       case {"do": "prepare", "case": case}:
@@ -150,12 +151,14 @@ def _answer_commands(
         except Unsupported as why:
           reply({"case": case, "ok": False, "reason": str(why)})
           continue
-        for _ in range(backend.warm_up):
+        periods[case] = facts.get("period", 1)
+        for _ in range(max(backend.warm_up, periods[case])):
           steps[case]()
         reply({"case": case, "ok": True, **facts})
       case {"do": "run", "case": case, "steps": count}:
         backend.barrier()
-        reply({"case": case, **_time_steps(steps[case], count, interface)})
+        timed = _time_steps(steps[case], count, periods[case], interface)
+        reply({"case": case, **timed})
       case {"do": "quit"}:
         return
       case other:
@@ -163,17 +166,21 @@ def _answer_commands(
 
 
 def _time_steps(
-  step: Callable[[], float], count: int, interface: str
+  step: Callable[[], float], count: int, period: int, interface: str
 ) -> dict[str, Any]:
+  """Times steps, of which those of one period are timed together."""
+  periods = -(-count // period)
   time.sleep(_DRAIN_S)
   before = count_sent(interface)
   step_ms, loss = [], 0.0
-  for _ in range(count):
+  for _ in range(periods):
     begin = time.perf_counter()
-    loss = step()
-    step_ms.append(1e3 * (time.perf_counter() - begin))
+    for _ in range(period):
+      loss = step()
+    step_ms.append(1e3 * (time.perf_counter() - begin) / period)
   time.sleep(_DRAIN_S)
   sent, packets = (
-    (b - a) / count for a, b in zip(before, count_sent(interface), strict=True)
+    (b - a) / (periods * period)
+    for a, b in zip(before, count_sent(interface), strict=True)
   )
   return {"step_ms": step_ms, "loss": loss, "bytes": sent, "packets": packets}

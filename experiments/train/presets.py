@@ -59,11 +59,13 @@ class Place(NamedTuple):
     )
 
 
-def _power_sgd(form: str) -> Callable[[Place], optax.GradientTransformation]:
+def _power_sgd(
+  form: str, rank: int = 4
+) -> Callable[[Place], optax.GradientTransformation]:
   def make(p: Place) -> optax.GradientTransformation:
     tx = presets.power_sgd(
       p.axis_name,
-      rank=4,
+      rank=rank,
       start=p.warmup,
       form=form,
       local_axis=p.local_axis,
@@ -148,6 +150,7 @@ def _sdp4bit(p: Place) -> optax.GradientTransformation:
 
 PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "power_sgd": _power_sgd("local"),
+  "power_sgd_rank2": _power_sgd("local", rank=2),
   "power_sgd_alternating": _power_sgd("alternating"),
   "dgc": _dgc,
   "ef21_sgdm": _ef21_sgdm,

@@ -42,6 +42,21 @@ def test_every_case_runs_and_all_hosts_answer(group):
       assert len(reply["step_ms"]) == 3 and reply["loss"] > 0
 
 
+def test_a_delayed_exchange_runs(group):
+  reply, _ = group.ask({"do": "prepare", "case": "delayed_int8"})
+  assert reply["predicted_bytes"] > 0
+  for reply in group.ask({"do": "run", "case": "delayed_int8", "steps": 2}):
+    assert len(reply["step_ms"]) == 2 and reply["loss"] > 0
+
+
+def test_steps_between_two_exchanges_are_timed_together(group):
+  for case in ("diloco8_int4", "streaming8_int4"):
+    reply, _ = group.ask({"do": "prepare", "case": case})
+    assert reply["period"] == 8 and "predicted_bytes" not in reply
+    for reply in group.ask({"do": "run", "case": case, "steps": 10}):
+      assert len(reply["step_ms"]) == 2 and reply["loss"] > 0
+
+
 def test_counted_bytes_are_those_of_the_ledger(group):
   # What loopback has sent is that of both hosts, so half of it.
   from experiments.hosts.links import HEADER_BYTES
