@@ -177,6 +177,27 @@ def test_a_worker_that_is_not_finite_begins_at_the_anchor_alone():
   assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.anchor))
 
 
+def test_a_fragment_that_was_not_sent_does_not_land():
+  options = dict(every=4, fragments=2, delay=3, donate=False)
+  init, step = make_steps(outer=make_outer(INT4), **options)
+  before = run(init, step, 1)
+  # Sent at step 2 is fragment 0, which would land at step 5.
+  state, _ = step(before, poisoned(1, worker=1))
+  assert int(state.skipped) == 1 and state.flying[1].tolist() == [False] * 2
+  for i in range(2, 5):
+    state, _ = step(state, reference.make_batch(i, ROWS))
+  assert state.flying[1].tolist() == [False, True]
+  moved = {
+    name: bool(np.any(np.asarray(a) != reference.make_params()[name]))
+    for name, a in state.anchor.items()
+  }
+  assert not any(moved.values())
+  for i in range(5, 9):
+    state, _ = step(state, reference.make_batch(i, ROWS))
+  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.anchor))
+  assert tree_bits(state.anchor) != tree_bits(before.anchor)
+
+
 def test_all_workers_hold_the_same_anchor_and_go_on_from_a_copy():
   init, step = make_coded()
   state = run(init, step, 3)
