@@ -55,3 +55,12 @@ def test_parameters_and_memories_are_those_of_the_reference():
       own = errors(own_errors(state, r))
       own = np.concatenate([np.asarray(a).reshape(-1) for a in own])
       np.testing.assert_allclose(own, GOLDEN[f"error{r}"][step], atol=5e-6)
+
+
+def test_with_all_elements_it_is_plain_sgd():
+  tx = presets.sparse_loco("data", 0.5, count=64 * 64, bits=None)
+  state, update = make_run(tx)
+  for step in range(2):
+    updates, state = update(gradients(step), state)
+    mean = {k: -0.5 * a.mean(0) for k, a in gradients(step).items()}
+    np.testing.assert_allclose(flatten(updates), flatten(mean), atol=5e-6)
