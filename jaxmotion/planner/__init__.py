@@ -1,8 +1,8 @@
 """Chooses codecs for exchanges, and actions for residuals, by predicted time.
 
 `advise` finds the codecs of the shortest predicted step within an error budget.
-`fit_memory` finds an action for each residual, so that a step fits into a
-memory budget. Both explain every choice. Nothing is run; only `fit_memory`
+`fit_memory` finds a way to save residuals, so that a step fits into a memory
+budget. Both explain every choice. Nothing is run; only `fit_memory`
 compiles. No other room imports this one.
 """
 
