@@ -34,6 +34,7 @@ from jaxmotion.core._compat import (
   axis_size as axis_size,
   closed_jaxpr as closed_jaxpr,
   gather_replicated as gather_replicated,
+  is_compiler_partitioned as is_compiler_partitioned,
   is_varying as is_varying,
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,

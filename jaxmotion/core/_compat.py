@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import ManualAxisType
+from jax.sharding import AxisType, ManualAxisType
 
 from jaxmotion.core._types import Array, AxisName, PyTree
 
@@ -171,6 +171,23 @@ def abstract_on_mesh(x: Any) -> Any:
   if not is_shape or mesh is None or mesh.empty:
     return like
   return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+
+
+def is_compiler_partitioned(x: Any) -> bool:
+  """Says whether a compiler may partition an array over several devices.
+
+  Args:
+    x: array or tracer.
+
+  >>> is_compiler_partitioned(jnp.zeros(2))
+  False
+  """
+  mesh = getattr(getattr(_aval_of(x), "sharding", None), "mesh", None)
+  if mesh is None or mesh.empty:
+    return False
+  sizes = dict(mesh.shape)
+  kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return any(sizes[a] > 1 for a, kind in kinds if kind == AxisType.Auto)
 
 
 def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:

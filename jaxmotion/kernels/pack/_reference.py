@@ -13,7 +13,7 @@ from functools import reduce
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, check_int
+from jaxmotion.core import Array, check_int, is_compiler_partitioned
 
 # Planes added by one sum: see `_pack_word`.
 _MAX_SUM = 8
@@ -114,9 +114,15 @@ def _unpack_field(words: Array, f: int) -> Array:
   """Returns the fields of words: uint32[rows * 32 / f, ...]."""
   if f == 32:
     return words
-  spread = jnp.broadcast_to(
-    words[:, None], (words.shape[0], 32 // f, *words.shape[1:])
-  )
+  if is_compiler_partitioned(words):
+    # The compiler looks through concatenations before it looks at products, but
+    # through broadcasts later. Products with weights that are sharded would
+    # decide how the codes are partitioned, and these would be moved.
+    spread = jnp.concatenate([words[:, None]] * (32 // f), 1)
+  else:
+    spread = jnp.broadcast_to(
+      words[:, None], (words.shape[0], 32 // f, *words.shape[1:])
+    )
   codes = (spread >> _field_shifts(spread[0], f)[None]) & jnp.uint32(2**f - 1)
   return codes.reshape(words.shape[0] * (32 // f), *words.shape[1:])
 

@@ -67,10 +67,9 @@ def compress_residuals(
   Arguments may be sharded over the devices of a mesh. Axes of kind `Explicit`
   are in the types of arrays: each device encodes its own shard. With axes of
   kind `Auto`, dimensions are cut into parts that fit any sharding of theirs. No
-  codec then moves a residual to another device, unless the weights of an
-  `Auto` mesh are sharded along the axes of the batch: XLA may then choose
-  another sharding for the decoded array. Counting the overflows of
-  `zero_value` adds one number.
+  codec then moves a residual to another device; in a loop XLA may, if the
+  weights of an `Auto` mesh are sharded along the axes of the batch. Counting
+  the overflows of `zero_value` adds one number.
 
   Args:
     fn: function of trees that is differentiated once, in reverse mode.

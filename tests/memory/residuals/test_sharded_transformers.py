@@ -32,13 +32,19 @@ TENSOR_PARALLEL = {
   "down": P("x"),
   "tokens": P(),
 }
-LAYOUTS = {"data_parallel": DATA_PARALLEL, "tensor_parallel": TENSOR_PARALLEL}
+FULLY_SHARDED = {**dict.fromkeys(SHAPES, P("x")), "tokens": P("x")}
+LAYOUTS = {
+  "data_parallel": DATA_PARALLEL,
+  "tensor_parallel": TENSOR_PARALLEL,
+  "fully_sharded": FULLY_SHARDED,
+}
 
 
-def run_blocks(tokens, params, x):
-  """Returns a loss of a loop of blocks.
+def run_blocks(unroll, tokens, params, x):
+  """Returns a loss of blocks.
 
   Args:
+    unroll: whether they are written out; else they are a loop.
     tokens: sharding of the tokens; None where axes are of kind `Auto`.
     params: stacked weights.
     x: tokens.
@@ -53,10 +59,15 @@ def run_blocks(tokens, params, x):
     x = x + jnp.einsum("btf,fd->btd", h, p["down"], out_sharding=tokens)
     return x, None
 
-  return jnp.sum(lax.scan(block, x, params)[0] ** 2)
+  if unroll:
+    for i in range(2):
+      x, _ = block(x, jax.tree.map(lambda a, i=i: a[i], params))
+  else:
+    x, _ = lax.scan(block, x, params)
+  return jnp.sum(x**2)
 
 
-def run_sharded(layout, kind, wrap):
+def run_sharded(layout, kind, wrap, unroll=False):
   """Returns the gradients, and the bytes of each kind of collective."""
   mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
   specs = LAYOUTS[layout]
@@ -69,7 +80,7 @@ def run_sharded(layout, kind, wrap):
   tokens = NamedSharding(mesh, specs["tokens"])
   x = jax.device_put(normal(9, BATCH, TOKENS, WIDTH), tokens)
   is_explicit = kind == AxisType.Explicit
-  fn = functools.partial(run_blocks, tokens if is_explicit else None)
+  fn = functools.partial(run_blocks, unroll, tokens if is_explicit else None)
   compiled = jax.jit(jax.grad(wrap(fn))).lower(params, x).compile()
   moved_bytes: collections.Counter[str] = collections.Counter()
   for instructions in parse_hlo(compiled.as_text()).computations.values():
@@ -95,3 +106,20 @@ def test_residuals_of_transformers_stay_on_their_devices(layout, kind):
   assert 0 < distance(expected, found) < 0.03
   assert moved_bytes == plain
   assert plain
+
+
+def test_codecs_move_nothing_where_weights_lie_along_the_batch():
+  """The weights are gathered again, as without a codec, and nothing else is."""
+  kind = AxisType.Auto
+  exact, expected = run_sharded(
+    "fully_sharded", kind, compress_residuals, unroll=True
+  )
+  found, moved_bytes = run_sharded(
+    "fully_sharded",
+    kind,
+    lambda fn: compress_residuals(fn, codecs.uniform(bits=8)),
+    unroll=True,
+  )
+  assert 0 < distance(exact, found) < 0.03
+  assert moved_bytes == expected
+  assert expected["all-gather"]
