@@ -62,7 +62,7 @@ def compress_residuals(
   iterations compute.
 
   `jax.debug.print`, `jax.debug.callback` and `checkify.check` run in the pass
-  in which they stand.
+  in which they stand, and again in a `cond` that is recomputed.
 
   Arguments may be sharded over the devices of a mesh. Axes of kind `Explicit`
   are in the types of arrays: each device encodes its own shard. With axes of
