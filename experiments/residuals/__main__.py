@@ -3,16 +3,26 @@
   JAX_PLATFORMS=cpu python -m experiments.residuals \\
     --json=docs/results/residuals.jsonl --plot=docs/results/residuals.png
 
-The networks are those of Layrub and Layup. `experiments.residuals.one_network`
-documents the figures. Further rows, for a device of --limit_gb that holds
-parameters, gradients and batch too:
+The networks are those of Layrub and Layup. Compiled for a GPU that need not be
+there (the extra `cuda-compile`), relative to plain training:
+  temp_bytes       temporaries on the device;
+  host_temp_bytes  temporaries in host memory;
+  argument_bytes   parameters and the batch;
+  result_bytes     gradients, if any;
+  device_bytes     temp_bytes, argument_bytes and result_bytes.
+The compiler spends the memory that it is told of. Figures compare only if that
+memory is the same; `machine` names it. cuDNN's workspace is not in the figures.
+Predicted: flops (recomputed operations included), traffic_bytes_predicted and
+step_ms_predicted. Measured on a machine with a GPU, each in a process of its
+own: peak_bytes_in_use and step_ms. Further rows, for a device of --limit_gb
+that holds parameters, gradients and batch too:
   deepest        bottleneck ResNet, batch 16, 224 pixels, (3, n, 5n, 3) blocks;
   largest_batch  of the networks of --batch_of.
 Both are sizes whose program was compiled and fits; `device_bytes_drawn` is the
 prediction from two smaller programs. Only these have the mode `streamed`: its
 parameters stay on the host (`host_temp_bytes`) and come in 8 bits, some blocks
 at a time. `budget_...` are plans of `planner.fit_memory` for the whole loss of
---budget_of under --budgets. Time is measured on a GPU if there is one.
+--budget_of under --budgets.
 """
 
 from absl import flags

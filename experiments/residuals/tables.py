@@ -9,6 +9,7 @@ from experiments.common.tables import (
   format_noise,
   index_rows,
 )
+from experiments.residuals.verdicts import verdict_table
 
 _GIB = 2**30
 
@@ -36,12 +37,14 @@ _COMPARED = (
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the table that the docs show of accuracy, equality or memory rows.
+  """Returns the table that the docs show of the rows of one command.
 
   Args:
     rows: rows of one command of `experiments.residuals`.
   """
   metrics = {row.metric for row in rows}
+  if rows[0].experiment == "residuals_compare":
+    return verdict_table(rows)
   if "test_accuracy" in metrics:
     return accuracy_table(rows)
   if "values_equal" in metrics:

@@ -18,6 +18,7 @@ from tests.paths import ROOT
     ("activations", "docs/activations.md"),
     ("residuals", "docs/residuals.md"),
     ("residuals_accuracy", "docs/residuals.md"),
+    ("residuals_compare", "docs/residuals.md"),
   ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):

@@ -26,6 +26,7 @@ def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
   rows = make_rows(
     plain=(900, 1.0),
     jax_block_dots=(300, 1.1),
+    jax_block_names=(249.8, 1.1),
     jax_block_no_batch=(200, 1.2),
     jax_block_nothing=(100, 1.5),
     ours=(250, 1.1005),
@@ -34,7 +35,7 @@ def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
   )
   (points,) = verdicts.group_points(rows).values()
   found = list(verdicts.find_losses(points))
-  # Equal within a thousandth counts, rounded gradients do not.
+  # Within a thousandth is equal; rounded gradients do not count.
   assert [loss.policy for loss in found] == [
     *("jax_block_no_batch", "jax_block_nothing")
   ]
@@ -53,7 +54,7 @@ def test_the_verdict_compares_with_each_policy_that_was_measured():
   failed = rows[0]._replace(case="net/jax_whole_dots", value="none: too large")
   (line,) = verdicts.verdict_table([*rows, failed]).lines
   assert line == (
-    *("net", "400", "57.5 %", "0 of 2", "-15.0 %", "-", "-"),
+    *("net", "400", "57.5 %", "0 of 2", "0 of 2", "-15.0 %", "-", "-"),
     *("-10 %, +0 %", "1.0x", "1.0x"),
   )
   assert verdicts.losses_table(rows).lines == []
