@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmotion import codecs
 from jaxmotion.memory import (
@@ -70,6 +71,11 @@ def makers(eqns):
   return {v: e for e in eqns for v in e.outvars}
 
 
+def arrays(eqn):
+  """Returns the operands of an equation that are no literals."""
+  return [v for v in eqn.invars if not hasattr(v, "val")]
+
+
 def barriers(eqns):
   return [e for e in eqns if e.primitive.name == "optimization_barrier"]
 
@@ -107,7 +113,7 @@ def test_the_gradient_of_a_skip_connection_is_written_when_it_is_made():
 def test_no_barrier_ties_a_broadcast():
   eqns = equations(jax.grad(loss(normalized, INT8)), W, X)
   made = makers(eqns)
-  waiting = [made[v] for e in barriers(eqns) for v in e.invars if v in made]
+  waiting = [made[v] for e in barriers(eqns) for v in arrays(e) if v in made]
   assert waiting
   assert not [
     e
@@ -238,8 +244,63 @@ def test_no_barrier_stands_between_a_product_and_its_readers():
   behind = set()
   for e in barriers(eqns):
     pairs = zip(e.invars, e.outvars, strict=True)
-    behind |= {out for v, out in pairs if v in products}
+    behind |= {out for v, out in pairs if v in arrays(e) and v in products}
   assert behind
   cheap = [e for e in eqns if e.primitive.name in ("tanh", "mul", "square")]
   reads = {v for e in cheap for v in e.invars if not hasattr(v, "val")}
   assert reads and not reads & behind
+
+
+def gated(w, x):
+  return x + (jax.nn.silu(x @ w[0]) * (x @ w[1])) @ w[2]
+
+
+def named(w, x):
+  return x + jax.nn.silu(checkpoint_name(x @ w[0], "up")) @ w[1]
+
+
+def find_product(eqns, value):
+  """Returns the matmul whose result a value is, in other words or not."""
+  source = {}
+  for e in eqns:
+    if e.primitive.name in ("jit", "pjit", "name") and len(e.invars) == 1:
+      source[e.outvars[0]] = e.invars[0]
+  while value in source:
+    value = source[value]
+  made = makers(eqns).get(value)
+  return made is not None and made.primitive.name == "dot_general"
+
+
+@pytest.mark.parametrize("block", [gated, named])
+def test_fusions_read_saved_products_without_a_barrier_in_between(block):
+  """A zero passes the barrier instead, and changes no bit of the product."""
+  eqns = jax.make_jaxpr(jax.grad(loss(block)))(W, X).jaxpr.eqns
+  masked = [e for e in eqns if e.primitive.name == "or"]
+  tied = [v for e in barriers(eqns) for v in arrays(e)]
+  words = [v for v in tied if v.aval.dtype == jnp.uint32]
+  assert masked
+  assert all(find_product(eqns, e.invars[0]) for e in masked)
+  assert not [v for v in words if find_product(eqns, v)]
+
+
+def test_the_gradient_that_frees_a_factor_runs_first():
+  eqns = jax.make_jaxpr(jax.grad(loss(gated)))(W, X).jaxpr.eqns
+  made = makers(eqns)
+
+  def name_operands(eqn):
+    found = [made[v] for v in eqn.invars if v in made]
+    return {
+      made[e.invars[e.outvars.index(v)]].primitive.name
+      if e.primitive.name == "optimization_barrier"
+      else e.primitive.name
+      for v, e in zip((v for v in eqn.invars if v in made), found, strict=True)
+    }
+
+  weights = [
+    e
+    for e in eqns
+    if e.primitive.name == "dot_general" and e.outvars[0].aval.shape == (64, 64)
+  ]
+  # That of the gate follows from both factors, that of the other from one.
+  sums = ["add_any" in name_operands(e) for e in weights]
+  assert sums == [False, True, False]

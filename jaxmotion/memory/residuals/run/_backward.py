@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
@@ -39,15 +41,14 @@ from jaxmotion.memory.residuals.run._forward import (
   tie_arrays,
   tie_to_token,
 )
+from jaxmotion.memory.residuals.run._order import order_backward
 from jaxmotion.memory.residuals.run._waiting import find_waiting
-from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import (
   Operand,
   Step,
   Value,
   array_bytes,
   evaluate,
-  has_effects,
   is_expensive,
   read_operand,
 )
@@ -77,50 +78,27 @@ def backward(
   return _BackwardPass(selection, inputs, buffers, cotangents, transfer).run()
 
 
-def _list_fused_reads(steps: Sequence[Step], first: int) -> list[Value]:
-  """Returns what a step and those after it read until a fusion ends."""
-  found = list(steps[first].reads)
-  if not ends_fusion(steps[first]):
-    rest = itertools.islice(steps, first + 1, None)
-    for step in itertools.takewhile(lambda s: not ends_fusion(s), rest):
-      found += step.reads
-  return found
+def _list_fused_reads(
+  steps: Sequence[Step], first: int
+) -> tuple[list[Value], list[Value]]:
+  """Returns what a step and those after it read until a fusion ends.
 
-
-def _run_small_first(joint: JointProgram) -> list[Step]:
-  """Returns the backward steps, those of small results before large ones.
-
-  Steps that end a fusion and read the same value of the backward pass may run
-  in any order. Each one's operands are recomputed for it and are gone
-  afterwards, while its result stays: the largest result comes last. In an
-  attention, the gradient of the values runs before that of the probabilities.
+  Returns:
+    All values that are read, and those that the end of the fusion reads.
   """
-  steps = joint.backward_steps()
-  position = {v: i for i, step in enumerate(steps) for v in step.outs}
-  later: dict[Value, list[int]] = collections.defaultdict(list)
-  for i, step in enumerate(steps):
-    if ends_fusion(step) and not has_effects(step.eqn):
-      for value in step.reads:
-        if value in joint.backward:
-          later[value].append(i)
-  found: dict[int, None] = {}
-  for i, step in enumerate(steps):
-    rivals = {i}
-    if ends_fusion(step) and not has_effects(step.eqn):
-      rivals.update(j for v in step.reads for j in later[v] if j > i)
-    ready = [
-      j
-      for j in rivals
-      if j == i or all(position.get(v, -1) < i for v in steps[j].reads)
-    ]
-    for j in sorted(ready, key=lambda j: (_result_bytes(steps[j]), j)):
-      if j not in found and _result_bytes(steps[j]) <= _result_bytes(step):
-        found[j] = None
-  return [steps[i] for i in found]
+  found: list[Value] = []
+  for step in itertools.islice(steps, first, None):
+    if ends_fusion(step):
+      if not found:
+        return list(step.reads), list(step.reads)
+      return found, []
+    found += step.reads
+  return found, []
 
 
-def _result_bytes(step: Step) -> int:
-  return sum(array_bytes(v.aval) for v in step.outs)
+def _mask_words(buffers: Buffers, mask: Array) -> Buffers:
+  """Combines words with a zero, so that they are read after that exists."""
+  return jax.tree.map(lambda words: words | mask.astype(words.dtype), buffers)
 
 
 class _BackwardPass:
@@ -168,17 +146,18 @@ class _BackwardPass:
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
-    steps = _run_small_first(self._joint)
+    steps = order_backward(self._joint, {*self._env, *self._buffers})
     self._position = {v: i for i, s in enumerate(steps) for v in s.outs}
     self._fetch_queue = self._order_fetches(steps)
     wanted: list[Value] = []
+    whole: list[Value] = []
     waiting = find_waiting(steps, ends_fusion)
     for i, step in enumerate(steps):
       if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
-        reads = _list_fused_reads(steps, i)
+        reads, whole = _list_fused_reads(steps, i)
         wanted = [v for v in reads if v not in self._joint.backward]
       if any(v not in self._env for v in step.reads):
-        self._provide(wanted, self._find_token(step))
+        self._provide(wanted, self._find_token(step), whole)
       evaluate([step], self._env)
       self._made.update(step.outs)
       if is_expensive(step.eqn) and step.name != "optimization_barrier":
@@ -235,7 +214,12 @@ class _BackwardPass:
       needed.update((v, None) for v in reads)
     return collections.deque(v for v in needed if v in self._on_host)
 
-  def _provide(self, values: Iterable[Operand], token: Value | None) -> None:
+  def _provide(
+    self,
+    values: Iterable[Operand],
+    token: Value | None,
+    whole: Collection[Value] = (),
+  ) -> None:
     """Puts forward values into `_env`, none available before the token.
 
     Values between the residuals and those asked for are not kept: until their
@@ -246,6 +230,7 @@ class _BackwardPass:
     Args:
       values: operands of a step, or gradients.
       token: value of the backward pass; None for no order.
+      whole: those of the values that a compiler reads from memory.
     """
     env = self._env
     missing = [v for v in values if isinstance(v, Value) and v not in env]
@@ -255,7 +240,7 @@ class _BackwardPass:
     if to_cache := self._find_values_to_cache(steps):
       self._recompute_and_cache(to_cache, token)
       steps = self._steps_to(missing)
-    decoded, local = self._decode_operands(missing, steps, token)
+    decoded, local = self._decode_operands(missing, steps, token, whole)
     evaluate(steps, local)
     unsure = [v for v in decoded if self._residual[v].may_overflow]
     env.update((v, local[v]) for v in {*missing, *unsure})
@@ -297,7 +282,7 @@ class _BackwardPass:
       token: value of the backward pass that must be available first.
     """
     steps = self._steps_to(values)
-    _, local = self._decode_operands(values, steps, token)
+    _, local = self._decode_operands(values, steps, token, ())
     residual = self._selection.cached
 
     def encode(due: Sequence[SavedResidual], after: Value | None) -> None:
@@ -314,7 +299,11 @@ class _BackwardPass:
     self._env.update((v, local[v]) for v in expensive if v not in self._buffers)
 
   def _decode_operands(
-    self, wanted: Sequence[Value], steps: Sequence[Step], token: Value | None
+    self,
+    wanted: Sequence[Value],
+    steps: Sequence[Step],
+    token: Value | None,
+    whole: Collection[Value],
   ) -> tuple[list[Value], Env]:
     """Decodes the residuals that steps read, none before the token exists.
 
@@ -328,6 +317,7 @@ class _BackwardPass:
       wanted: values that the steps lead to.
       steps: steps that are to be rerun.
       token: value of the backward pass; None for no barrier.
+      whole: those of the wanted values that a compiler reads from memory.
 
     Returns:
       The decoded values, and a copy of `_env` with them, for the steps.
@@ -337,14 +327,18 @@ class _BackwardPass:
     touched.update(dict.fromkeys(wanted))
     to_decode = [v for v in touched if v in self._buffers and v not in env]
     live = [v for v in touched if v in self._selection.always_live and v in env]
-    to_fetch = [*to_decode, *self._take_prefetch(to_decode)]
+    masked = [] if token is None else self._list_masked(to_decode, steps, whole)
+    to_fetch = [v for v in to_decode if v not in masked]
+    to_fetch += self._take_prefetch(to_decode)
+    mask = jnp.zeros((), jnp.uint8)
     finished = [] if token is None else self._list_finished(token)
     tied = (
       [self._buffers[v] for v in to_fetch],
       [env[v] for v in live],
       [env[v] for v in finished],
+      [mask] if masked else [],
     )
-    if token is not None and (to_fetch or live):
+    if token is not None and (to_fetch or live or masked):
       # Steps wait by reading the residuals. What the barrier returns for the
       # finished values and for the result of an expensive step is not read: a
       # compiler writes a fusion's result over an operand only if no barrier is
@@ -361,8 +355,41 @@ class _BackwardPass:
       self._fetch(value)
     local = {**env, **dict(zip(live, tied[1], strict=True))}
     for value in to_decode:
-      local[value] = self._decode(value)
+      if value in masked:
+        words = _mask_words(self._buffers[value], tied[3][0])
+        local[value] = self._residual[value].decode(words)
+      else:
+        local[value] = self._decode(value)
     return to_decode, local
+
+  def _list_masked(
+    self,
+    to_decode: Sequence[Value],
+    steps: Sequence[Step],
+    whole: Collection[Value],
+  ) -> set[Value]:
+    """Returns the residuals that wait without a barrier of their own.
+
+    These are arrays in memory that only fusions read. A fusion combines an
+    array with a zero that has passed the barrier, which changes no bit. It may
+    then write its result over the array, and reads a slice of a stack where
+    that is: a barrier in between would keep it from both.
+    """
+    read_whole = {v.source for v in whole}
+    read_whole.update(
+      v.source for s in steps if ends_fusion(s) for v in s.reads
+    )
+    return {
+      v
+      for v in to_decode
+      if v not in self._on_host
+      and v.source not in read_whole
+      and not self._residual[v].is_computed
+      and all(
+        jnp.issubdtype(b.dtype, jnp.unsignedinteger)
+        for b in jax.tree.leaves(self._buffers[v])
+      )
+    }
 
   def _list_finished(self, token: Value) -> list[Value]:
     """Returns the untied results that the token does not follow from.

@@ -86,7 +86,12 @@ def forward(
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
   steps = joint.order.leading_to(ends, env, joint.effects)
-  read_early = {v for s in steps if ends_fusion(s) for v in s.reads}
+  read_early = {
+    find_written(v, joint.order.maker)
+    for s in steps
+    if ends_fusion(s)
+    for v in s.reads
+  }
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[Buffers] = []
@@ -97,9 +102,10 @@ def forward(
     It then keeps what the array follows from. Results of expensive steps are
     computed once, and what an expensive step reads is there when that runs.
     """
-    maker = joint.order.maker(value)
+    written = find_written(value, joint.order.maker)
+    maker = joint.order.maker(written)
     is_cheap = maker is not None and not is_expensive(maker.eqn)
-    return is_cheap and value not in read_early
+    return is_cheap and written not in read_early
 
   def wait_for_transfers(token: Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers.
@@ -216,6 +222,20 @@ def evaluate_and_encode(
 def ends_fusion(step: Step) -> bool:
   """Says whether a compiler writes what a step reads and what it makes."""
   return is_expensive(step.eqn) and step.name not in REDUCTIONS
+
+
+def find_written(value: Value, maker: Callable[[Value], Step | None]) -> Value:
+  """Finds the array in memory that a value is, under a name or in a view.
+
+  Args:
+    value: a value of a program.
+    maker: returns the step that makes a value.
+  """
+  step = maker(value)
+  while step is not None and (value is not value.source or step.name == "name"):
+    value = value.source if step.name != "name" else step.reads[0]
+    step = maker(value)
+  return value
 
 
 def is_written(step: Step) -> bool:

@@ -1,0 +1,189 @@
+"""Orders the steps of a backward pass so that little waits in memory."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+from collections.abc import Collection, Container, Sequence
+
+from jaxmotion.memory.residuals.run._forward import ends_fusion
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Step, Value, array_bytes, has_effects
+
+
+def order_backward(joint: JointProgram, known: Collection[Value]) -> list[Step]:
+  """Returns the steps of the backward pass in the order in which they run.
+
+  Args:
+    joint: the function and its gradients.
+    known: forward values that are not computed again.
+  """
+  return _run_freeing_first(_run_small_first(joint), joint, known)
+
+
+def _run_small_first(joint: JointProgram) -> list[Step]:
+  """Returns the backward steps, those of small results before large ones.
+
+  Steps that end a fusion and read the same value of the backward pass may run
+  in any order. Each one's operands are recomputed for it and are gone
+  afterwards, while its result stays: the largest result comes last. In an
+  attention, the gradient of the values runs before that of the probabilities.
+  """
+  steps = joint.backward_steps()
+  position = {v: i for i, step in enumerate(steps) for v in step.outs}
+  later: dict[Value, list[int]] = collections.defaultdict(list)
+  for i, step in enumerate(steps):
+    if ends_fusion(step) and not has_effects(step.eqn):
+      for value in step.reads:
+        if value in joint.backward:
+          later[value].append(i)
+  found: dict[int, None] = {}
+  for i, step in enumerate(steps):
+    rivals = {i}
+    if ends_fusion(step) and not has_effects(step.eqn):
+      rivals.update(j for v in step.reads for j in later[v] if j > i)
+    ready = [
+      j
+      for j in rivals
+      if j == i or all(position.get(v, -1) < i for v in steps[j].reads)
+    ]
+    for j in sorted(ready, key=lambda j: (_result_bytes(steps[j]), j)):
+      if j not in found and _result_bytes(steps[j]) <= _result_bytes(step):
+        found[j] = None
+  return [steps[i] for i in found]
+
+
+def _result_bytes(step: Step) -> int:
+  return sum(array_bytes(v.aval) for v in step.outs)
+
+
+class _Positions:
+  """Makers and readers of the values of a backward pass, by position."""
+
+  def __init__(self, steps: Sequence[Step], joint: JointProgram):
+    self.steps, self.joint = steps, joint
+    self.maker = {v: i for i, step in enumerate(steps) for v in step.outs}
+    self.readers: dict[Value, list[int]] = collections.defaultdict(list)
+    for i, step in enumerate(steps):
+      for value in dict.fromkeys(step.reads):
+        if value in joint.backward:
+          self.readers[value].append(i)
+
+
+def _run_freeing_first(
+  steps: Sequence[Step], joint: JointProgram, known: Collection[Value]
+) -> list[Step]:
+  """Runs first, of the steps that read a large result, those that free more.
+
+  A gated layer has two factors. The gradient of one follows from both factors,
+  and that of the other from one: the first takes the place of a factor, if it
+  is computed before the second.
+  """
+  where = _Positions(steps, joint)
+  found: dict[int, None] = {}
+  for i, step in enumerate(steps):
+    if i not in found and not ends_fusion(step):
+      for root in step.reads:
+        if root in where.maker and ends_fusion(steps[where.maker[root]]):
+          for j in _list_freeing(where, root, found, known):
+            found[j] = None
+    found[i] = None
+  return [steps[i] for i in found]
+
+
+def _list_freeing(
+  where: _Positions,
+  root: Value,
+  done: dict[int, None],
+  known: Collection[Value],
+) -> list[int]:
+  """Returns the steps to run before other readers of a value do.
+
+  Args:
+    where: positions of all steps.
+    root: a result that cheap steps read.
+    done: positions of the steps that have run.
+    known: values that steps are rerun from.
+
+  Returns:
+    Positions of cheap steps that follow from the value, and of the steps that
+    end their fusion; none if the order is right as it is.
+  """
+  waiting = [j for j in where.readers[root] if j not in done]
+  if len(waiting) < 2 or any(ends_fusion(where.steps[j]) for j in waiting):
+    return []
+  cheap = _list_cheap(where, waiting, done)
+  made = [v for j in cheap for v in where.steps[j].outs]
+  results = [
+    v
+    for v in made
+    if array_bytes(v.aval) >= array_bytes(root.aval)
+    and any(ends_fusion(where.steps[j]) for j in where.readers[v])
+  ]
+  if len(results) != 2 or not all(j in cheap for j in waiting):
+    return []
+  chains = [_list_chain(where, v, cheap) for v in results]
+  sources = [_list_sources(where, chain, known) for chain in chains]
+  if not sources[0] < sources[1]:
+    return []
+  ready = {*done, *chains[1]}
+  ends = [
+    j
+    for j in where.readers[results[1]]
+    if ends_fusion(where.steps[j])
+    and not has_effects(where.steps[j].eqn)
+    and all(
+      where.maker.get(v, -1) in {-1, *ready} for v in where.steps[j].reads
+    )
+  ]
+  return [*chains[1], *ends]
+
+
+def _list_cheap(
+  where: _Positions, first: Sequence[int], done: Container[int]
+) -> dict[int, None]:
+  """Returns the positions of cheap steps that may follow some steps at once."""
+  cheap: dict[int, None] = {}
+  todo = list(first)
+  heapq.heapify(todo)
+  # Positions grow along a chain: each step is seen after its operands.
+  while todo:
+    position = heapq.heappop(todo)
+    step = where.steps[position]
+    if position in cheap or ends_fusion(step) or has_effects(step.eqn):
+      continue
+    made_by = [where.maker[v] for v in step.reads if v in where.maker]
+    if all(k in done or k in cheap for k in made_by):
+      cheap[position] = None
+      for value in step.outs:
+        for reader in where.readers[value]:
+          heapq.heappush(todo, reader)
+  return cheap
+
+
+def _list_chain(
+  where: _Positions, result: Value, among: Container[int]
+) -> list[int]:
+  """Returns the positions of the steps, of some, that lead to a value."""
+  chain: set[int] = set()
+  todo = [result]
+  while todo:
+    position = where.maker.get(todo.pop())
+    if position is None or position in chain:
+      continue
+    if position in among:
+      chain.add(position)
+      todo += where.steps[position].reads
+  return sorted(chain)
+
+
+def _list_sources(
+  where: _Positions, chain: Sequence[int], known: Collection[Value]
+) -> set[Value]:
+  """Returns the saved values that some steps follow from."""
+  reads = [v for j in chain for v in where.steps[j].reads]
+  wanted = [v for v in reads if v not in where.joint.backward]
+  rerun = where.joint.order.leading_to(wanted, dict.fromkeys(known))
+  return {
+    v for v in (*wanted, *(v for s in rerun for v in s.reads)) if v in known
+  }
