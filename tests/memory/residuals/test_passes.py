@@ -304,3 +304,22 @@ def test_the_gradient_that_frees_a_factor_runs_first():
   # That of the gate follows from both factors, that of the other from one.
   sums = ["add_any" in name_operands(e) for e in weights]
   assert sums == [False, True, False]
+
+
+def test_nothing_waits_where_the_forward_pass_is_not_repeated():
+  def step(w, x):
+    return jnp.sum(jnp.tanh(compress_residuals(activated)(w, x)))
+
+  def activated(w, x):
+    return jnp.tanh(x @ w[0])
+
+  eqns = jax.make_jaxpr(jax.grad(step))(W, X).jaxpr.eqns
+  saved = [e for e in eqns if e.primitive.name == "tanh"]
+  tied = [v for e in barriers(eqns) for v in arrays(e)]
+  assert not {e.outvars[0] for e in saved} & set(tied)
+  assert not [e for e in eqns if e.primitive.name == "or"]
+  # The derivative of the activation is what a matmul waits for anyway.
+  assert [v.aval.dtype for v in tied if v.aval.shape == X.shape] == [
+    jnp.uint32,
+    jnp.float32,
+  ]

@@ -118,6 +118,7 @@ class _BackwardPass:
       since the last barrier.
     _made: results of all backward steps since the last barrier.
     _position: positions of the steps that make the values of the pass.
+    _forward_steps: identities of the steps of the forward pass, once asked for.
   """
 
   def __init__(
@@ -143,6 +144,7 @@ class _BackwardPass:
     self._untied: list[Value] = []
     self._made: set[Value] = set()
     self._position: dict[Value, int] = {}
+    self._forward_steps: set[int] | None = None
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
@@ -327,11 +329,15 @@ class _BackwardPass:
     touched.update(dict.fromkeys(wanted))
     to_decode = [v for v in touched if v in self._buffers and v not in env]
     live = [v for v in touched if v in self._selection.always_live and v in env]
-    masked = [] if token is None else self._list_masked(to_decode, steps, whole)
+    masked = (
+      set() if token is None else self._list_masked(to_decode, steps, whole)
+    )
     to_fetch = [v for v in to_decode if v not in masked]
     to_fetch += self._take_prefetch(to_decode)
     mask = jnp.zeros((), jnp.uint8)
     finished = [] if token is None else self._list_finished(token)
+    if not (to_fetch or live or finished or self._repeats(steps)):
+      masked = set()  # A compiler has nothing to merge with the forward pass.
     tied = (
       [self._buffers[v] for v in to_fetch],
       [env[v] for v in live],
@@ -361,6 +367,15 @@ class _BackwardPass:
       else:
         local[value] = self._decode(value)
     return to_decode, local
+
+  def _repeats(self, steps: Sequence[Step]) -> bool:
+    """Says whether the forward pass has run any of some steps."""
+    if self._forward_steps is None:
+      joint = self._joint
+      ends = [*joint.outputs, *self._residual]
+      run = joint.order.leading_to(ends, dict.fromkeys(joint.inputs))
+      self._forward_steps = {id(step) for step in run}
+    return any(id(step) in self._forward_steps for step in steps)
 
   def _list_masked(
     self,

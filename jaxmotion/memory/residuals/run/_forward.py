@@ -92,6 +92,11 @@ def forward(
     if ends_fusion(s)
     for v in s.reads
   }
+  results = {
+    find_written(v, joint.order.maker)
+    for v in joint.outputs
+    if isinstance(v, Value)
+  }
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[Buffers] = []
@@ -105,7 +110,7 @@ def forward(
     written = find_written(value, joint.order.maker)
     maker = joint.order.maker(written)
     is_cheap = maker is not None and not is_expensive(maker.eqn)
-    return is_cheap and written not in read_early
+    return is_cheap and written not in read_early and written not in results
 
   def wait_for_transfers(token: Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers.
@@ -146,8 +151,7 @@ def forward(
         in_transit.append(encoded[value])
 
   waiting = evaluate_and_encode(steps, env, selection.saved, encode)
-  results = (v for v in joint.outputs if isinstance(v, Value))
-  last_token = next(results, None)
+  last_token = next((v for v in joint.outputs if isinstance(v, Value)), None)
   if waiting:
     encode(waiting, last_token)
   wait_for_transfers(last_token)
