@@ -107,7 +107,7 @@ class BlockCodec(Codec):
     if [leaf.shape for leaf in leaves] != sample_shapes:
       return super().payload_like(like)
     pairs = zip(leaves, shapes, strict=True)
-    found = [leaf.update(shape=shape) for leaf, shape in pairs]
+    found = [jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in pairs]
     return jax.tree.unflatten(tree, found)
 
   def _leaf_shapes(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -60,7 +60,7 @@ class codebook(Codec):
   Example:
     >>> x = jnp.array([1.0, 1.2, -1.0, -1.2])
     >>> payload, _ = codebook(bits=2).encode(x)
-    >>> jnp.round(codebook(bits=2).decode(payload, x), 4).tolist()
+    >>> [round(float(y), 4) for y in codebook(bits=2).decode(payload, x)]
     [1.1, 1.1, -1.1, -1.1]
 
   References:

@@ -27,6 +27,7 @@ from jaxmotion.core import (
   check_instance,
   check_int,
   make_key,
+  shape_dtype,
   shape_string,
 )
 from jaxmotion.kernels import ErrorMemory, add_error, sum_decoded
@@ -416,7 +417,9 @@ def _payload_like(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
   def encode(x: Array) -> PyTree:
     return codec.encode(x, codec.init(x), make_key(0))[0]
 
-  return jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
+  found = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
+  # The types of a map's mesh belong to this call; the shapes hold for all.
+  return jax.tree.map(shape_dtype, found)
 
 
 def codec_types(base: type[Codec] = Codec) -> list[type[Codec]]:

@@ -60,7 +60,7 @@ class lloyd_max(Codec):
   Example:
     >>> x = jnp.array([-1.5, -0.5, 0.5, 1.5])
     >>> payload, _ = lloyd_max(bits=2).encode(x)
-    >>> jnp.round(lloyd_max(bits=2).decode(payload, x), 2).tolist()
+    >>> [round(float(y), 2) for y in lloyd_max(bits=2).decode(payload, x)]
     [-1.51, -0.45, 0.45, 1.51]
 
   References:

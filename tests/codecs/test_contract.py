@@ -52,6 +52,23 @@ def test_stochastic_rounding_is_unbiased(bits, symmetric):
   check_unbiased(codec, jnp.asarray(ARRAYS["odd"]))
 
 
+def test_the_stated_payload_is_that_of_no_map():
+  """A map's first call leaves no types of its mesh to later ones."""
+  codec = codecs.uniform(bits=4, block=40)
+  mesh = jax.make_mesh((1,), ("data",))
+  asked = []
+
+  def ask(x):
+    asked.append(codec.payload_like(x))
+    return x
+
+  jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=jax.P(), out_specs=jax.P()))(
+    jnp.ones((3, 40))
+  )
+  leaves = jax.tree.leaves([asked, codec.payload_like(jnp.ones((3, 40)))])
+  assert all(leaf.sharding is None for leaf in leaves)
+
+
 @NAMES
 def test_the_stated_payload_is_that_of_the_encoder(name):
   """Payloads in blocks are stated by formula, others by a trace."""

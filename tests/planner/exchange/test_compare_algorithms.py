@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxmotion import perfmodel, planner, presets, wire
 from jaxmotion.perfmodel import builtin_platform
@@ -73,7 +73,7 @@ def test_a_rare_exchange_costs_its_share_and_is_named_where_it_pays():
 def test_a_preset_sends_what_its_program_asks_for():
   """Predicted bytes of the last phase are those of the traced update."""
   _, table = compare_on_ethernet()
-  mesh = AbstractMesh((8,), ("data",))
+  mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
   tx = presets.power_sgd("data", start=0)
 
   def update(grads):
