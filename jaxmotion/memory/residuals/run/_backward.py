@@ -37,6 +37,7 @@ from jaxmotion.memory.residuals.run._forward import (
   Env,
   ends_fusion,
   evaluate_and_encode,
+  find_written,
   make_env,
   tie_arrays,
   tie_to_token,
@@ -368,6 +369,15 @@ class _BackwardPass:
         local[value] = self._decode(value)
     return to_decode, local
 
+  def _is_written_by_itself(self, value: Value) -> bool:
+    """Says whether the forward pass has no barrier behind a value's maker."""
+    joint = self._joint
+    written = find_written(value, joint.order.maker)
+    maker = joint.order.maker(written)
+    return written in joint.outputs or (
+      maker is not None and is_expensive(maker.eqn)
+    )
+
   def _repeats(self, steps: Sequence[Step]) -> bool:
     """Says whether the forward pass has run any of some steps."""
     if self._forward_steps is None:
@@ -399,6 +409,7 @@ class _BackwardPass:
       for v in to_decode
       if v not in self._on_host
       and v.source not in read_whole
+      and self._is_written_by_itself(v)
       and not self._residual[v].is_computed
       and all(
         jnp.issubdtype(b.dtype, jnp.unsignedinteger)
