@@ -266,18 +266,12 @@ class TracedFunction:
     return self.fill_result(outs), notes
 
   def _select_for(self, wanted: _Wanted) -> Selection:
-    """Returns the selection for the gradients that are wanted, and no others.
-
-    Barriers tie all gradients of a backward pass together, so that a compiler
-    would keep those that nothing reads.
-    """
+    """Returns the selection for the gradients that are wanted."""
     chooser = self._chooser()
-    pairs = list(zip(chooser.joint.gradients, wanted.flags, strict=True))
-    if all(is_wanted or g is None for g, is_wanted in pairs):
+    narrower = chooser.without_gradients(wanted.flags)
+    if narrower is chooser:
       return self.selection
     if wanted not in self._narrower:
-      gradients = tuple(g if is_wanted else None for g, is_wanted in pairs)
-      narrower = chooser.with_gradients(gradients)
       self._narrower[wanted] = narrower.choose(self._budget)
     return self._narrower[wanted]
 

@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 
 from jaxmotion.memory import compress_residuals
 from tests.memory.residuals.nets import distance, make, squared
@@ -15,6 +16,26 @@ def test_gradients_that_nothing_asks_for_are_not_computed():
   for argnums in (0, (0, 1)):
     assert count_products(ours, argnums) == count_products(loss, argnums)
   assert count_products(loss, 0) < count_products(loss, (0, 1))
+
+
+def test_a_loop_keeps_the_gradient_of_its_carry():
+  """XLA takes more memory for a loop of which nothing reads a result."""
+
+  def loss(p, x):
+    def layer(x, w):
+      return jnp.tanh(x @ w), None
+
+    return jnp.sum(jax.lax.scan(layer, x, p)[0] ** 2)
+
+  p, x = jnp.ones((3, 8, 8)), jnp.ones((4, 8))
+
+  def count_tied(argnums):
+    gradient = jax.grad(compress_residuals(loss), argnums)
+    steps = jax.make_jaxpr(gradient)(p, x).eqns
+    barriers = [s for s in steps if s.primitive.name == "optimization_barrier"]
+    return len(barriers[-1].invars)
+
+  assert count_tied(0) == count_tied((0, 1))
 
 
 def test_outputs_that_nothing_is_derived_from_have_zero_cotangents():

@@ -13,7 +13,7 @@ from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.choose._trade import Cut, Trade
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import VIEWS, Operand, Step, Value, is_expensive
+from jaxmotion.program import VIEWS, Step, Value, is_expensive
 
 
 class SavedResidual(NamedTuple):
@@ -115,14 +115,24 @@ class ResidualChooser:
       self._chosen[id(cut)] = self._select(cut)
     return self._chosen[id(cut)]
 
-  def with_gradients(
-    self, gradients: tuple[Operand | None, ...]
-  ) -> ResidualChooser:
-    """Returns the chooser for a backward pass of some of the gradients.
+  def without_gradients(self, wanted: Sequence[bool]) -> ResidualChooser:
+    """Returns the chooser for a backward pass of the gradients that are wanted.
+
+    Barriers tie all gradients of a backward pass together, so that a compiler
+    would keep those that nothing reads. A loop computes those of its carry for
+    itself: they stay, because XLA needs more memory for a loop with a result
+    that nothing reads.
 
     Args:
-      gradients: those of the joint program, None for what is not wanted.
+      wanted: for each input, whether something is differentiated by it.
     """
+    loops = [s for s in self.joint.program.steps if s.name == "scan"]
+    gradients = tuple(
+      g if is_wanted or any(g in loop.outs for loop in loops) else None
+      for g, is_wanted in zip(self.joint.gradients, wanted, strict=True)
+    )
+    if gradients == self.joint.gradients:
+      return self
     found = copy.copy(self)
     found.joint = self.joint._replace(gradients=gradients)
     found._trade = self._trade.with_joint(found.joint)
