@@ -22,7 +22,11 @@ from jaxmotion.planner.exchange._algorithm_choice import (
 )
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.transforms.extend import trace_state
+from jaxmotion.transforms.extend import (
+  ExchangeOptions,
+  Options,
+  trace_state,
+)
 
 _RATE = 1e-3  # Learning rates change no bytes.
 
@@ -121,6 +125,17 @@ def compare_algorithms(plan: ExchangePlan) -> AlgorithmTable:
   return AlgorithmTable(choices)
 
 
+def _list_phases(
+  exchanges: list[Options],
+) -> Iterator[tuple[Codec, str | None]]:
+  """Yields the codec and the method of each phase of a preset."""
+  for options in exchanges:
+    assert isinstance(options, ExchangeOptions)
+    codec = options.codec
+    for own in codec if isinstance(codec, tuple) else (codec,):
+      yield own, options.method
+
+
 def _delay_plan(plan: ExchangePlan) -> AlgorithmChoice:
   step = plan.step
   name = "data_parallel(..., delay=1)"
@@ -147,12 +162,12 @@ def _list_presets(
     try:
       tx = preset.make(axis, local)
       traced = trace_state(tx, problem.step_cost.params, mesh, workers)
-      # The last codec of the last exchange is that of the longest phase.
-      options = traced.exchanges[-1]
-      codec = options.codec  # type: ignore[union-attr]
-      last: Codec = codec[-1] if isinstance(codec, tuple) else codec
-      method = options.method  # type: ignore[union-attr]
-      step = problem.predict_step(last, method)
+      steps = [
+        problem.predict_step(codec, method)
+        for codec, method in _list_phases(traced.exchanges)
+      ]
+      # Phases that send more are a warm-up.
+      step = min(steps, key=lambda s: s.wire_bytes)
     except (TypeError, ValueError) as error:
       yield AlgorithmChoice(name, None, None, f"It refuses: {error}")
       continue
