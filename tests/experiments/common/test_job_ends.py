@@ -17,11 +17,13 @@ LOST = "another process died, stalled or was cut off"
 WAIT = 60  # Seconds that a slow machine may take.
 
 RUNNER = """
-import ctypes, sys, time
+import ctypes, signal, sys, time
 from experiments.common import shared_flags, signals
 from experiments.common.console import JobError
 
 def main():
+  # A shell that runs the tests in the background has it ignored.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   signals.end_on_signals()
   print("ready", flush=True)
   if sys.argv[0] == "refused":
