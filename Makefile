@@ -55,7 +55,8 @@ hosts: $(VENV)/installed
 
 # Build the documentation site in site/. A warning is an error, as are links to
 # pages or sections that do not exist. Links to other sites:
-# make docs ARGS="-b linkcheck"
+# make docs ARGS="-b linkcheck". Names of JAX and optax become links if there is a
+# network; DOCS_OFFLINE=1 does without.
 docs: $(VENV)/docs-installed
 	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
 	  docs site $(ARGS)
