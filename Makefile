@@ -7,6 +7,8 @@ ARGS ?=
 # Tests of a file share what it has compiled, so that they stay in one process.
 # Files stay in order, so that those that compile alike follow each other.
 TOGETHER := --dist=loadfile --no-loadscope-reorder
+# A test that waits forever ends its process, which prints where each thread is.
+LIMIT := --timeout=300 --timeout-method=thread
 
 .PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs release-check newest clean
 
@@ -22,7 +24,7 @@ test: lint
 
 # Run doctests and tests.
 pytest: $(VENV)/installed
-	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) $(ARGS)
 
 # Check format and style.
 lint: $(VENV)/installed
@@ -81,7 +83,7 @@ newest:
 	.venv-newest/bin/python -m pip install --quiet --upgrade \
 	  --upgrade-strategy eager -e '.[test]'
 	.venv-newest/bin/python -c "import jax; print('JAX', jax.__version__)"
-	.venv-newest/bin/python -m pytest -n $(WORKERS) $(TOGETHER) \
+	.venv-newest/bin/python -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) \
 	  --ignore=tests/experiments tests jaxmotion
 
 $(VENV)/installed: pyproject.toml
