@@ -96,11 +96,13 @@ def list_names(module: str) -> list[str]:
     >>> list_names("jaxmotion.presets")[:2]
     ['demo', 'dgc']
   """
-  namespace = vars(importlib.import_module(module))
+  loaded = importlib.import_module(module)
+  names = [name for name in vars(loaded) if not name.startswith("_")]
   return [
     name
-    for name, value in namespace.items()
-    if not name.startswith("_") and not inspect.ismodule(value)
+    # The package itself loads its names when they are first used.
+    for name in getattr(loaded, "__all__", names)
+    if not inspect.ismodule(getattr(loaded, name))
   ]
 
 

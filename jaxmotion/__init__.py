@@ -5,44 +5,80 @@ Add one line to an optax chain::
   tx = optax.chain(
     jaxmotion.exchange("data", codecs.uniform(bits=8)), optax.adamw(3e-4)
   )
+
+A room of the library is loaded when one of its names is first used, so that a
+program pays for the rooms that it uses.
 """
 
-from jaxmotion import (
-  checkpoint as checkpoint,
-  codecs as codecs,
-  collectives as collectives,
-  controllers as controllers,
-  hetero as hetero,
-  memory as memory,
-  perfmodel as perfmodel,
-  planner as planner,
-  presets as presets,
-  testing as testing,
-  transforms as transforms,
-  wire as wire,
-)
-from jaxmotion.core import (
-  Key as Key,
-  PerWorker as PerWorker,
-  Shared as Shared,
-  Split as Split,
-  make_key as make_key,
-  set_public_module as _set_public_module,
-  state_specs as state_specs,
-)
-from jaxmotion.transforms import (
-  bind_mesh as bind_mesh,
-  data_parallel as data_parallel,
-  exchange as exchange,
-  fully_sharded as fully_sharded,
-  local_updates as local_updates,
-  local_value_and_grad as local_value_and_grad,
-  parallelize_step as parallelize_step,
-  per_worker as per_worker,
-  sharded as sharded,
-  skip_nonfinite as skip_nonfinite,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
 
-_set_public_module(__name__, globals())
+if TYPE_CHECKING:
+  from jaxmotion import (
+    checkpoint as checkpoint,
+    codecs as codecs,
+    collectives as collectives,
+    controllers as controllers,
+    hetero as hetero,
+    memory as memory,
+    perfmodel as perfmodel,
+    planner as planner,
+    presets as presets,
+    testing as testing,
+    transforms as transforms,
+    wire as wire,
+  )
+  from jaxmotion.core import (
+    Key as Key,
+    PerWorker as PerWorker,
+    Shared as Shared,
+    Split as Split,
+    make_key as make_key,
+    state_specs as state_specs,
+  )
+  from jaxmotion.transforms import (
+    bind_mesh as bind_mesh,
+    data_parallel as data_parallel,
+    exchange as exchange,
+    fully_sharded as fully_sharded,
+    local_updates as local_updates,
+    local_value_and_grad as local_value_and_grad,
+    parallelize_step as parallelize_step,
+    per_worker as per_worker,
+    sharded as sharded,
+    skip_nonfinite as skip_nonfinite,
+  )
 
 __version__ = "0.1.0.dev0"
+
+# The names above at run time. A test compares both.
+_ROOMS = (
+  "checkpoint codecs collectives controllers hetero memory perfmodel planner "
+  "presets testing transforms wire"
+).split()
+_NAMES = {
+  "core": "Key PerWorker Shared Split make_key state_specs".split(),
+  "transforms": (
+    "bind_mesh data_parallel exchange fully_sharded local_updates "
+    "local_value_and_grad parallelize_step per_worker sharded skip_nonfinite"
+  ).split(),
+}
+_ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
+__all__ = sorted([*_ROOMS, *_ROOM_OF])
+
+
+def __getattr__(name: str) -> Any:
+  """Loads the room of a public name when it is first used."""
+  if name in _ROOMS:
+    return importlib.import_module(f"{__name__}.{name}")
+  if name not in _ROOM_OF:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  room = importlib.import_module(f"{__name__}.{_ROOM_OF[name]}")
+  # The next use finds the name without this function.
+  globals()[name] = getattr(room, name)
+  return globals()[name]
+
+
+def __dir__() -> list[str]:
+  """Lists all public names, those of rooms not yet loaded too."""
+  return sorted({*globals(), *__all__})

@@ -266,6 +266,8 @@ def test_first_lines_of_docstrings_are_sentences(path):
 
 @FILES
 def test_nothing_is_imported_by_string(path):
+  if path == PACKAGE / "__init__.py":
+    return  # loads its own rooms when they are first used
   assert "importlib" not in {module for module, _ in imports(path)}
   called = [n.func for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
   assert "__import__" not in map(ast.unparse, called)
@@ -372,10 +374,14 @@ def python(code):
   return done.stdout.split()
 
 
+# Loads all rooms, which `import jaxmotion` leaves to their first use.
+IMPORT_ALL = "from jaxmotion import *"
+
+
 def test_importing_starts_no_backend():
   # A backend reads this flag when it starts, once.
   code = (
-    "import os, jaxmotion;"
+    f"import os; {IMPORT_ALL};"
     "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=3';"
     "import jax; print(jax.device_count())"
   )
@@ -389,5 +395,49 @@ def test_importing_defines_no_flag_and_needs_no_extra():
     "f = sys.modules.get('absl.flags');print(*sorted(f.FLAGS) if f else [])"
   )
   theirs = python(f"import sys, jax, numpy, optax; {seen}; {flags}")
-  ours = python(f"import sys, jaxmotion; {seen}; {flags}")
+  ours = python(f"import sys; {IMPORT_ALL}; {seen}; {flags}")
   assert ours == theirs
+
+
+def test_importing_the_package_loads_no_room():
+  seen = "print(*[m for m in sys.modules if m.split('.')[0] in ('jaxmotion', "
+  seen += "'jax', 'optax', 'numpy')])"
+  assert python(f"import sys, jaxmotion; {seen}") == ["jaxmotion"]
+
+
+def test_a_room_is_loaded_with_what_it_needs_alone():
+  code = "import sys, jaxmotion; jaxmotion.exchange; print(*sys.modules)"
+  loaded = python(code)
+  ours = {m.split(".")[1] for m in loaded if m.startswith("jaxmotion.")}
+  assert {"transforms", "codecs"} <= ours
+  assert not ours & {"perfmodel", "planner", "memory", "presets", "testing"}
+  # Pallas is loaded when a kernel of it is lowered.
+  assert "jax.numpy" in loaded
+  assert "jax.experimental.pallas" not in loaded
+
+
+def type_checked_names():
+  """Names that the package shows type checkers, with the room of each."""
+  guard = next(
+    node
+    for node in parsed(PACKAGE / "__init__.py").body
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+  )
+  for node in guard.body:
+    yield from ((alias.name, node.module) for alias in node.names)
+
+
+def test_type_checkers_see_the_names_that_are_loaded_late():
+  jaxmotion = importlib.import_module("jaxmotion")
+  seen = dict(type_checked_names())
+  assert sorted(seen) == jaxmotion.__all__
+  assert set(seen) <= set(dir(jaxmotion))
+  for name, room in seen.items():
+    source = importlib.import_module(room)
+    assert getattr(jaxmotion, name) is getattr(source, name)
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+  jaxmotion = importlib.import_module("jaxmotion")
+  with pytest.raises(AttributeError, match="'jaxmotion' has no attribute 'ex'"):
+    _ = jaxmotion.ex

@@ -13,8 +13,8 @@ INDEX = (ROOT / "docs" / "index.md").read_text().splitlines()
 def test_the_reference_has_every_public_room():
   found = {
     name
-    for name, value in vars(jaxmotion).items()
-    if inspect.ismodule(value) and not name.startswith("_")
+    for name in jaxmotion.__all__
+    if inspect.ismodule(getattr(jaxmotion, name))
   }
   internal = {"core", "kernels", "program", "command"}
   # Rooms that need Flax are imported by those who use it.
@@ -25,6 +25,12 @@ def test_the_reference_has_every_public_room():
 def test_the_index_lists_every_page():
   pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
   assert pages <= set(INDEX)
+
+
+def test_the_reference_of_the_package_lists_its_functions():
+  names = CONFIG["list_names"]("jaxmotion")
+  assert {"exchange", "PerWorker"} <= set(names)
+  assert "codecs" not in names
 
 
 def test_a_page_of_the_reference_lists_the_names_of_its_room(tmp_path):

@@ -103,4 +103,9 @@ from jaxmotion.core._worker_maps import (
   without_context_mesh as without_context_mesh,
 )
 
+# The package offers these classes by its own name, without loading this room.
+set_public_module(
+  "jaxmotion",
+  {"Key": Key, "PerWorker": PerWorker, "Shared": Shared, "Split": Split},
+)
 set_public_module(__name__, globals())
