@@ -16,7 +16,7 @@ from tests import compile_fast
 # examples of docstrings and pages show what tests compute. Other tests bear a
 # mark.
 _UNOPTIMIZED = (
-  *("adapters", "arguments", "checkpoint", "controllers", "hetero", "linen"),
+  *("arguments", "checkpoint", "controllers", "examples", "hetero", "linen"),
   *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
   "transforms",
   "memory",

@@ -13,12 +13,12 @@ from jax import lax
 from optax import contrib
 
 import jaxmotion
-from jaxmotion import codecs
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   apply_network as apply,
   cross_entropy,
   init_params,
 )
+from jaxmotion import codecs
 
 MESH = jax.make_mesh((4,), ("data",))
 INT8 = codecs.feedback(codecs.uniform(bits=8, block=16))

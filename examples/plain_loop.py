@@ -1,29 +1,26 @@
-"""Trains by a step that is mapped over the workers by hand."""
+"""Trains a dict of parameters on one device, in the plainest loop of optax.
 
-import functools
+python -m examples.plain_loop
+"""
 
 import jax
 import optax
-from jax.sharding import PartitionSpec as P
 
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   apply_network,
   cross_entropy,
   init_params,
+  run_trainer,
 )
 
 
 def train(batches, config):
-  mesh = config.mesh
-  specs = P(), P(), P("data")
   tx = optax.sgd(config.learning_rate, momentum=0.9)
 
   @jax.jit
-  @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P())
   def train_step(params, opt_state, batch):
     def loss_fn(params):
-      loss = cross_entropy(apply_network(params, batch["x"]), batch["y"])
-      return jax.lax.pmean(loss, "data")
+      return cross_entropy(apply_network(params, batch["x"]), batch["y"])
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
@@ -36,3 +33,7 @@ def train(batches, config):
     params, opt_state, loss = train_step(params, opt_state, batch)
     losses.append(float(loss))
   return params, losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

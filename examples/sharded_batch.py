@@ -1,13 +1,17 @@
-"""Trains by `jit` on a batch that `device_put` has split over the devices."""
+"""Trains by `jit` on a batch that `device_put` has split over the devices.
+
+python -m examples.sharded_batch
+"""
 
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   apply_network,
   cross_entropy,
   init_params,
+  run_trainer,
 )
 
 
@@ -35,3 +39,7 @@ def train(batches, config):
     params, opt_state, metrics = train_step(params, opt_state, batch)
     losses.append(float(metrics["loss"]))
   return params, losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

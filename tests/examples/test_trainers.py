@@ -3,12 +3,12 @@
 import difflib
 import importlib
 import inspect
-import types
 
 import jax
 import numpy as np
 import pytest
 
+from examples import parts
 from jaxmotion import codecs
 
 # Styles, and why a trainer's sums are not in the order of the exchange: None if
@@ -19,7 +19,8 @@ SUMS: dict[str, str | None] = {
   "shard_map_step": None,
   "sharded_batch": None,
   "nnx_loop": _WHOLE,
-  "batch_norm": None,
+  "linen_train_state": None,
+  "language_model": _WHOLE,
   "plain_loop": _WHOLE,
   "module_pytree": _WHOLE,
   "recurrent_dropout": "JAX sums over workers at each column, not once",
@@ -29,26 +30,24 @@ INT8 = codecs.feedback(codecs.uniform(bits=8, block=64))
 STEPS = 6
 
 
-def make_batches():
-  """Digits-like batches: four classes, each around a center of its own."""
-  rng = np.random.default_rng(0)
-  centers = rng.normal(size=(4, 6)).astype(np.float32)
-  for _ in range(STEPS):
-    y = rng.integers(0, 4, 16).astype(np.int32)
-    noise = rng.normal(size=(16, 6)).astype(np.float32)
-    yield {"x": centers[y] + noise / 2, "y": y}
+# A language model has a command line of its own.
+SMALL = (
+  *("--steps=6", "--warmup_steps=2", "--batch_size=8", "--block_size=8"),
+  *("--n_layer=1", "--n_head=2", "--n_embd=16", "--dropout=0"),
+  *("--learning_rate=0.1", "--logging_steps=6"),
+)
 
 
 def load(style, suffix=""):
-  return importlib.import_module(f"tests.adapters.trainers.{style}{suffix}")
+  return importlib.import_module(f"examples.{style}{suffix}")
 
 
 def run(module, codec=None):
-  mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
-  config = types.SimpleNamespace(
-    features=6, learning_rate=0.1, mesh=mesh, codec=codec
-  )
-  return module.train(list(make_batches()), config)
+  config = parts.make_config(codec)
+  if not hasattr(module, "parse_arguments"):
+    return module.train(parts.make_batches(STEPS), config)
+  vars(config).update(vars(module.parse_arguments(SMALL)))
+  return module.train(module.make_batches(config), config)
 
 
 def code_lines(module):

@@ -1,15 +1,21 @@
-"""Trains by `jit` on a batch that `device_put` has split over the devices."""
+"""Trains by `jit` on a batch that `device_put` has split over the devices.
+
+Gradients travel in 8 bits, with error feedback.
+
+  python -m examples.sharded_batch_compressed
+"""
 
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxmotion import bind_mesh, exchange, parallelize_step
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   apply_network,
   cross_entropy,
   init_params,
+  run_trainer,
 )
+from jaxmotion import bind_mesh, exchange, parallelize_step
 
 
 def train(batches, config):
@@ -37,3 +43,7 @@ def train(batches, config):
     params, opt_state, metrics = train_step(params, opt_state, batch)
     losses.append(float(metrics["loss"]))
   return params, losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

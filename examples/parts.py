@@ -1,7 +1,13 @@
-"""Shared parts of the trainers: a loss, and networks of several libraries."""
+"""Parts that the trainers share: data, a loss, networks of several libraries.
+
+Trainers are run from the root of the repository, without hardware:
+
+  python -m examples.nnx_loop_compressed
+"""
 
 import dataclasses
 import functools
+import types
 
 import flax.linen as nn
 import jax
@@ -9,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+
+from jaxmotion import codecs
 
 HIDDEN, CLASSES = 16, 4
 
@@ -68,3 +76,36 @@ class ModuleNetwork:
 
   def __call__(self, x):
     return apply_network({"first": self.first, "last": self.last}, x)
+
+
+def make_batches(steps):
+  """Returns batches of four classes, each around a center of its own."""
+  rng = np.random.default_rng(0)
+  centers = rng.normal(size=(4, 6)).astype(np.float32)
+  batches = []
+  for _ in range(steps):
+    y = rng.integers(0, 4, 16).astype(np.int32)
+    noise = rng.normal(size=(16, 6)).astype(np.float32)
+    batches.append({"x": centers[y] + noise / 2, "y": y})
+  return batches
+
+
+def make_config(codec):
+  """Returns what a trainer is told; those without compression have no codec."""
+  mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+  return types.SimpleNamespace(
+    features=6, learning_rate=0.1, mesh=mesh, codec=codec
+  )
+
+
+def run_trainer(train, steps=20):
+  """Trains on CPU devices that this process emulates, and prints losses.
+
+  On hardware, leave out the two lines that choose the devices.
+  """
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", 8)
+  codec = codecs.feedback(codecs.uniform(bits=8, block=64))
+  _, losses = train(make_batches(steps), make_config(codec))
+  for i in range(4, steps, 5):
+    print(f"step {i + 1}: loss {losses[i]:.4f}")

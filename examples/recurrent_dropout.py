@@ -1,16 +1,19 @@
-"""Trains a recurrent network with dropout, whose keys each worker folds."""
+"""Trains a recurrent network with dropout, whose keys each worker folds.
+
+python -m examples.recurrent_dropout
+"""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import bind_mesh, exchange, parallelize_step
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   HIDDEN,
   cross_entropy,
   init_matrix,
   init_params,
+  run_trainer,
 )
 
 
@@ -28,14 +31,15 @@ def run_network(params, x, key):
 def train(batches, config):
   mesh = config.mesh
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
 
   def map_over_workers(fun):
     specs = {"in_specs": (P(), P(), P("data"), P()), "out_specs": P()}
     return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
 
-  @parallelize_step(mesh)
+  @map_over_workers
   def train_step(params, opt_state, batch, key):
+    key = jax.random.fold_in(key, jax.lax.axis_index("data"))
+
     def loss_fn(params):
       loss = cross_entropy(run_network(params, batch["x"], key), batch["y"])
       return jax.lax.pmean(loss, "data")
@@ -54,3 +58,7 @@ def train(batches, config):
     params, opt_state, loss = train_step(params, opt_state, batch, key)
     losses.append(float(loss))
   return params, losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

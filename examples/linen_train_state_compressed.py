@@ -1,4 +1,9 @@
-"""Trains a Linen TrainState whose batch statistics are kept beside it."""
+"""Trains a Linen TrainState whose batch statistics are kept beside it.
+
+Gradients travel in 8 bits, with error feedback.
+
+  python -m examples.linen_train_state_compressed
+"""
 
 from typing import Any
 
@@ -8,7 +13,12 @@ import optax
 from flax.training import train_state
 from jax.sharding import PartitionSpec as P
 
-from tests.adapters.trainers.networks import LinenNetwork, cross_entropy
+from examples.parts import (
+  LinenNetwork,
+  cross_entropy,
+  run_trainer,
+)
+from jaxmotion import bind_mesh, exchange, parallelize_step
 
 
 class TrainState(train_state.TrainState):
@@ -20,6 +30,7 @@ class TrainState(train_state.TrainState):
 def train(batches, config):
   mesh = config.mesh
   tx = optax.sgd(config.learning_rate, momentum=0.9)
+  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
   model = LinenNetwork(normalize=True)
   init = jax.jit(model.init)
   variables = init(jax.random.key(0), jnp.zeros((1, config.features)))
@@ -29,7 +40,7 @@ def train(batches, config):
     specs = {"in_specs": (P(), P("data")), "out_specs": P()}
     return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
 
-  @map_over_workers
+  @parallelize_step(mesh)
   def train_step(state, batch):
     def loss_fn(params):
       variables = {"params": params, "batch_stats": state.batch_stats}
@@ -48,3 +59,7 @@ def train(batches, config):
     state, loss = train_step(state, batch)
     losses.append(float(loss))
   return (state.params, state.batch_stats), losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

@@ -1,13 +1,18 @@
-"""Trains a model that is a pytree itself, as the modules of Equinox are."""
+"""Trains a model that is a pytree itself, as the modules of Equinox are.
+
+python -m examples.module_pytree
+"""
+
+import functools
 
 import jax
 import optax
 
-from jaxmotion import bind_mesh, exchange, parallelize_step
-from tests.adapters.trainers.networks import (
+from examples.parts import (
   ModuleNetwork,
   cross_entropy,
   init_params,
+  run_trainer,
 )
 
 
@@ -19,10 +24,9 @@ def compute_loss(model, x, y):
 def train(batches, config):
   model = ModuleNetwork(**init_params(config.features))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), config.mesh)
   opt_state = tx.init(model)
 
-  @parallelize_step(config.mesh, batch=("x", "y"), donate_argnames="model")
+  @functools.partial(jax.jit, donate_argnames="model")
   def make_step(model, opt_state, x, y):
     loss, grads = compute_loss(model, x, y)
     updates, opt_state = tx.update(grads, opt_state, model)
@@ -34,3 +38,7 @@ def train(batches, config):
     model, opt_state, loss = make_step(model, opt_state, x, y)
     losses.append(float(loss))
   return model, losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

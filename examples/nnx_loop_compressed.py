@@ -1,9 +1,20 @@
-"""Trains a module of NNX with an optimizer and metrics, updated in place."""
+"""Trains a module of NNX with an optimizer and metrics, updated in place.
+
+Gradients travel in 8 bits, with error feedback.
+
+  python -m examples.nnx_loop_compressed
+"""
 
 import optax
 from flax import nnx
 
-from tests.adapters.trainers.networks import NnxNetwork, cross_entropy
+import jaxmotion.nnx
+from examples.parts import (
+  NnxNetwork,
+  cross_entropy,
+  run_trainer,
+)
+from jaxmotion import bind_mesh, exchange
 
 
 def loss_fn(model, batch):
@@ -14,12 +25,13 @@ def loss_fn(model, batch):
 def train(batches, config):
   model = NnxNetwork(config.features, rngs=nnx.Rngs(0))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
+  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), config.mesh)
   optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
   metrics = nnx.MultiMetric(
     accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
   )
 
-  @nnx.jit
+  @jaxmotion.nnx.parallelize_step(config.mesh)
   def train_step(model, optimizer, metrics, batch):
     grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
     (loss, logits), grads = grad_fn(model, batch)
@@ -32,3 +44,7 @@ def train(batches, config):
     losses.append(float(metrics.compute()["loss"]))
     metrics.reset()
   return nnx.state(model, nnx.Param), losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

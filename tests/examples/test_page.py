@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.adapters.test_trainers import STYLES, code_lines, load
+from tests.examples.test_trainers import STYLES, code_lines, load
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "adapters.md").read_text()

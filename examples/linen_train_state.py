@@ -1,4 +1,7 @@
-"""Trains a Linen TrainState whose batch statistics are kept beside it."""
+"""Trains a Linen TrainState whose batch statistics are kept beside it.
+
+python -m examples.linen_train_state
+"""
 
 from typing import Any
 
@@ -8,8 +11,11 @@ import optax
 from flax.training import train_state
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import bind_mesh, exchange, parallelize_step
-from tests.adapters.trainers.networks import LinenNetwork, cross_entropy
+from examples.parts import (
+  LinenNetwork,
+  cross_entropy,
+  run_trainer,
+)
 
 
 class TrainState(train_state.TrainState):
@@ -21,7 +27,6 @@ class TrainState(train_state.TrainState):
 def train(batches, config):
   mesh = config.mesh
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
   model = LinenNetwork(normalize=True)
   init = jax.jit(model.init)
   variables = init(jax.random.key(0), jnp.zeros((1, config.features)))
@@ -31,7 +36,7 @@ def train(batches, config):
     specs = {"in_specs": (P(), P("data")), "out_specs": P()}
     return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
 
-  @parallelize_step(mesh)
+  @map_over_workers
   def train_step(state, batch):
     def loss_fn(params):
       variables = {"params": params, "batch_stats": state.batch_stats}
@@ -50,3 +55,7 @@ def train(batches, config):
     state, loss = train_step(state, batch)
     losses.append(float(loss))
   return (state.params, state.batch_stats), losses
+
+
+if __name__ == "__main__":
+  run_trainer(train)

@@ -1,0 +1,1 @@
+"""Scripts in the style of trainers that people have, before and after."""
