@@ -10,6 +10,7 @@ from experiments.common.files import FileError
 from experiments.train import tasks
 from experiments.train.optimizer import make_optimizer
 from jaxmotion import perfmodel, planner
+from jaxmotion.command.extend import CommandError, read_platform
 
 
 def load_platform(name: str) -> perfmodel.Platform:
@@ -22,11 +23,9 @@ def load_platform(name: str) -> perfmodel.Platform:
     FileError: there is no such platform, or the file does not hold one.
   """
   try:
-    if name.endswith(".json"):
-      return perfmodel.load_platform(name)
-    return perfmodel.builtin_platform(name)
-  except (OSError, TypeError, ValueError) as error:
-    raise FileError(f"`--platform`: {error}") from error
+    return read_platform(name)
+  except CommandError as error:
+    raise FileError(str(error)) from error
 
 
 def make_plan(

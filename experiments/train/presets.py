@@ -107,22 +107,20 @@ def _onebit_adam(p: Place) -> optax.GradientTransformation:
   )
 
 
-def _demo(p: Place) -> optax.GradientTransformation:
-  return presets.demo(
-    p.axis_name,
-    p.settings.learning_rate,
-    weight_decay=p.settings.weight_decay,
-    local_axis=p.local_axis,
-  )
+def _optimizer(
+  preset: Callable[..., optax.GradientTransformation],
+) -> Callable[[Place], optax.GradientTransformation]:
+  """Makes a preset that is an optimizer by itself."""
 
+  def make(p: Place) -> optax.GradientTransformation:
+    return preset(
+      p.axis_name,
+      p.settings.learning_rate,
+      weight_decay=p.settings.weight_decay,
+      local_axis=p.local_axis,
+    )
 
-def _lion(p: Place) -> optax.GradientTransformation:
-  return presets.lion(
-    p.axis_name,
-    p.settings.learning_rate,
-    weight_decay=p.settings.weight_decay,
-    local_axis=p.local_axis,
-  )
+  return make
 
 
 def _signum(p: Place) -> optax.GradientTransformation:
@@ -130,15 +128,6 @@ def _signum(p: Place) -> optax.GradientTransformation:
     p.axis_name,
     p.settings.learning_rate,
     momentum=p.settings.momentum,
-    weight_decay=p.settings.weight_decay,
-    local_axis=p.local_axis,
-  )
-
-
-def _sparse_loco(p: Place) -> optax.GradientTransformation:
-  return presets.sparse_loco(
-    p.axis_name,
-    p.settings.learning_rate,
     weight_decay=p.settings.weight_decay,
     local_axis=p.local_axis,
   )
@@ -155,10 +144,10 @@ PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "dgc": _dgc,
   "ef21_sgdm": _ef21_sgdm,
   "onebit_adam": _onebit_adam,
-  "demo": _demo,
-  "lion": _lion,
+  "demo": _optimizer(presets.demo),
+  "lion": _optimizer(presets.lion),
   "signum": _signum,
-  "sparse_loco": _sparse_loco,
+  "sparse_loco": _optimizer(presets.sparse_loco),
   "sdp4bit": _sdp4bit,
 }
 """Makes an optimizer with its exchange, by name of the exchange."""

@@ -1,5 +1,6 @@
 """The codec `topk`: the largest elements of every block."""
 
+import abc
 import dataclasses
 import math
 from typing import NamedTuple
@@ -31,8 +32,58 @@ class Sparse(NamedTuple):
   indices: Array
 
 
+class SparseCodec(Codec):
+  """Codec that sends the largest elements of every block, and their places."""
+
+  @abc.abstractmethod
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
+    """Returns (block length, elements kept of it)."""
+
+  @property
+  def laws(self) -> Laws:
+    """The laws of a projection: elements are exact or zero."""
+    return Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      projects=True,
+      bounds_memory=True,
+      error=ErrorBound(relative=1.0, floor=2.0**-126),
+      nonfinite="array",
+    )
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: Key | None = None
+  ) -> tuple[Sparse, PyTree]:
+    """Returns k elements and places of every block, and the state."""
+    self._check_input(x, key, state)
+    block, k = self._block_shape(x)
+    values, places = topk_select(x, k, block)
+    return Sparse(
+      values.reshape(-1), pack_flat(places, _place_bits(block))
+    ), state
+
+  def decode(self, payload: Sparse, like: ShapedLike) -> Array:
+    """Returns zeros with the selected elements where they stood."""
+    self._check_payload(payload, like)
+    block, k = self._block_shape(like)
+    shape = (k, payload.values.size // k)
+    places = unpack_flat(
+      payload.indices, _place_bits(block), payload.values.size
+    )
+    return topk_scatter(
+      payload.values.reshape(shape), places.reshape(shape), like, block
+    )
+
+
+def _place_bits(block: int) -> int:
+  """Returns the bits of a place: a power of two, which decodes by one shift."""
+  bits = max(1, (block - 1).bit_length())
+  return 1 << (bits - 1).bit_length()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class topk(Codec):
+class topk(SparseCodec):
   """Keeps the elements of largest magnitude of every block of an array.
 
   encode(x) = the k largest |x| of each block with their places in it; decode
@@ -77,43 +128,13 @@ class topk(Codec):
   @property
   def laws(self) -> Laws:
     """The laws of a projection: elements are exact or zero."""
-    return Laws(
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
-      projects=True,
-      # Blocks of an odd length, or that follow the rows, keep a share of
-      # their elements down to two thirds of the density.
-      contraction=self.density * 0.66,
-      bounds_memory=True,
-      error=ErrorBound(relative=1.0, floor=2.0**-126),
-      nonfinite="array",
-    )
+    # Blocks of an odd length, or that follow the rows, keep a share of their
+    # elements down to two thirds of the density.
+    return dataclasses.replace(super().laws, contraction=self.density * 0.66)
 
-  def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[Sparse, PyTree]:
-    """Returns k elements and places of every block, and the state."""
-    self._check_input(x, key, state)
-    block, k, bits = self._block_shape(x)
-    values, places = topk_select(x, k, block)
-    return Sparse(values.reshape(-1), pack_flat(places, bits)), state
-
-  def decode(self, payload: Sparse, like: ShapedLike) -> Array:
-    """Returns zeros with the selected elements where they stood."""
-    self._check_payload(payload, like)
-    block, k, bits = self._block_shape(like)
-    shape = (k, payload.values.size // k)
-    places = unpack_flat(payload.indices, bits, payload.values.size)
-    return topk_scatter(
-      payload.values.reshape(shape), places.reshape(shape), like, block
-    )
-
-  def _block_shape(self, like: ShapedLike) -> tuple[int, int, int]:
-    """Returns (block length, elements kept of it, bits of a place)."""
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
     block = self.block or nearest_planes(like.shape, 1 / self.density)
     block = max(1, min(block, math.prod(like.shape)))
-    k = 1 if self.block is None else max(1, round(self.density * block))
-    # A power of two: one field, which decodes by one shift.
-    bits = max(1, (block - 1).bit_length())
-    return block, k, 1 << (bits - 1).bit_length()
+    return block, 1 if self.block is None else max(
+      1, round(self.density * block)
+    )

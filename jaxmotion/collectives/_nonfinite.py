@@ -58,8 +58,17 @@ def apply_nonfinite_policy(
   check_arrays("x", x)
   check_choice("policy", policy, NONFINITE_POLICIES)
   if policy == "zero":
-    x = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), x)
+    x = zero_nonfinite(x)
   return x, all_finite(x, axis_name) if policy == "skip" else None
+
+
+def zero_nonfinite(x: PyTree) -> PyTree:
+  """Replaces elements that are not finite by zeros.
+
+  Args:
+    x: pytree of floating-point arrays.
+  """
+  return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), x)
 
 
 def keep_update(

@@ -25,6 +25,7 @@ from jaxmotion.collectives._nonfinite import (
   all_finite as all_finite,
   apply_nonfinite_policy as apply_nonfinite_policy,
   keep_update as keep_update,
+  zero_nonfinite as zero_nonfinite,
 )
 from jaxmotion.collectives._remembered import (
   Memory as Memory,

@@ -1,5 +1,6 @@
 """Second tier of the command line, for commands of `experiments`."""
 
+from jaxmotion.command._platforms import read_platform as read_platform
 from jaxmotion.command._user_file import (
   CommandError as CommandError,
   UserTask as UserTask,

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import NONFINITE_POLICIES
+from jaxmotion.collectives.extend import (
+  NONFINITE_POLICIES,
+  all_axes,
+  zero_nonfinite,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
-  PyTree,
-  axis_names,
   check_axis_name,
   check_choice,
   check_float,
@@ -30,10 +32,7 @@ def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
     local_axis: the axis of the devices of one host, or None.
   """
   check_axis_name("axis_name", axis_name)
-  if local_axis is None:
-    return axis_name
-  check_axis_name("local_axis", local_axis)
-  return (*axis_names(axis_name), *axis_names(local_axis))
+  return all_axes(axis_name, local_axis, None)
 
 
 def guard_nonfinite(
@@ -52,7 +51,9 @@ def guard_nonfinite(
   if policy == "skip":
     return skip_nonfinite(tx, workers, wait=True)
   if policy == "zero":
-    tx = optax.chain(optax.stateless(_zero_nonfinite), tx)
+    tx = optax.chain(
+      optax.stateless(lambda updates, params: zero_nonfinite(updates)), tx
+    )
   return optax.with_extra_args_support(tx)
 
 
@@ -95,11 +96,6 @@ def take_signs() -> optax.GradientTransformation:
   return optax.stateless(
     lambda updates, params: jax.tree.map(jnp.sign, updates)
   )
-
-
-def _zero_nonfinite(updates: PyTree, params: PyTree) -> PyTree:
-  del params
-  return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), updates)
 
 
 def make_nesterov(

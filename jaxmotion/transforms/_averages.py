@@ -1,12 +1,13 @@
 """Means over workers of what a step computes beside its gradient."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion.core import (
   Array,
@@ -121,7 +122,7 @@ def average_work(
   axis_name: AxisName,
   *,
   model_state: str | None,
-  is_averaged: Callable[[Array], bool],
+  mean_loss: bool = True,
 ) -> tuple[PyTree, PyTree]:
   """Returns the metrics and the model state of a step, averaged over workers.
 
@@ -130,10 +131,10 @@ def average_work(
     model: model state before the step.
     axis_name: the workers' axis.
     model_state: "mean", "local" or None, as for `data_parallel`.
-    is_averaged: whether a metric, with its axis of workers, becomes a mean.
+    mean_loss: whether floating-point scalars become means.
   """
   metrics, treedef = jax.tree.flatten(work.metrics)
-  averaged = [i for i, m in enumerate(metrics) if is_averaged(m)]
+  averaged = [i for i, m in enumerate(metrics) if _is_averaged(m, mean_loss)]
   own = [metrics[i][0] for i in averaged]
   weight = None if work.weight is None else work.weight[0]
   if model_state == "mean":
@@ -145,3 +146,23 @@ def average_work(
   for i, mean in zip(averaged, means, strict=True):
     metrics[i] = mean
   return jax.tree.unflatten(treedef, metrics), model
+
+
+def find_metric_specs(
+  metrics: PyTree, axis_name: AxisName, mean_loss: bool = True
+) -> PyTree:
+  """Returns the partition specs of metrics that `average_work` returns.
+
+  Args:
+    metrics: every worker's own, with a leading axis of workers.
+    axis_name: the workers' axis.
+    mean_loss: whether floating-point scalars become means.
+  """
+  return jax.tree.map(
+    lambda m: P() if _is_averaged(m, mean_loss) else P(axis_name), metrics
+  )
+
+
+def _is_averaged(metric: Array, mean_loss: bool) -> bool:
+  """Whether a metric, with its axis of workers, becomes their mean."""
+  return mean_loss and metric.ndim == 1 and is_floating(metric)

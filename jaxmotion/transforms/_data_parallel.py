@@ -33,7 +33,7 @@ from jaxmotion.core import (
   state_specs,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_work
+from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._compiled_step import compile_run
 from jaxmotion.transforms._delayed_step import (
   OVERLAPS,
@@ -50,7 +50,6 @@ from jaxmotion.transforms._local_work import (
 )
 from jaxmotion.transforms._model_state import (
   check_equal,
-  is_floating,
   keep_if_skipped,
 )
 from jaxmotion.transforms._placement import as_transformation, check_trained
@@ -248,10 +247,6 @@ def data_parallel(
     check_buffers({"params": params, "model_state": model_state})
     return make_all(params, model_state)
 
-  def is_averaged(metric: Array) -> bool:
-    """Whether a metric, with its axis of workers, becomes their mean."""
-    return mean_loss and metric.ndim == 1 and is_floating(metric)
-
   def compute_own(
     params: PyTree, model: PyTree, batch: PyTree, keys: PyTree
   ) -> LocalWork:
@@ -286,7 +281,7 @@ def data_parallel(
       model,
       axis_name,
       model_state=model_state,
-      is_averaged=is_averaged,
+      mean_loss=mean_loss,
     )
     loss = metrics[0] if has_aux else metrics
     params, new_state = update_params(
@@ -351,9 +346,7 @@ def data_parallel(
       (params, model, opt_state, extra_args),
       (param_specs, model_spec, state_spec, P()),
     )
-    metric_specs = jax.tree.map(
-      lambda m: P() if is_averaged(m) else split, work.metrics
-    )
+    metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
     own_specs = state_specs(opt_state, axis_name)
     params, model, opt_state, metrics = jax.shard_map(
       update_all,
@@ -372,7 +365,7 @@ def data_parallel(
     step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
     return maker.attach(init), step
   delayed = DelayedUpdate(
-    tx, axis_name, shardings, check_update, is_averaged, weight_fn is not None
+    tx, axis_name, shardings, check_update, mean_loss, weight_fn is not None
   )
   maker = StateMaker(delayed.init, by_device=False)
 

@@ -27,7 +27,7 @@ from jaxmotion.core import (
   to_varying,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_work
+from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._exchange_state import DelayedState
 from jaxmotion.transforms._local_work import LocalWork
 from jaxmotion.transforms._shardings import Shardings
@@ -43,7 +43,7 @@ class DelayedUpdate(NamedTuple):
     axis_name: the workers' axis.
     shardings: where arrays are on the mesh.
     check: raises unless (state, extra arguments) are valid.
-    is_averaged: whether a metric, with its axis of workers, becomes a mean.
+    mean_loss: whether floating-point scalars of the metrics become means.
     is_weighted: whether each worker has a weight.
   """
 
@@ -51,7 +51,7 @@ class DelayedUpdate(NamedTuple):
   axis_name: AxisName
   shardings: Shardings
   check: Callable[[PyTree, dict[str, Any]], None]
-  is_averaged: Callable[[Array], bool]
+  mean_loss: bool
   is_weighted: bool
 
   def init(self, params: PyTree) -> DelayedState:
@@ -117,9 +117,7 @@ class DelayedUpdate(NamedTuple):
       work: every worker's own, with a leading axis of workers.
     """
     split = P(self.axis_name)
-    specs = jax.tree.map(
-      lambda m: P() if self.is_averaged(m) else split, work.metrics
-    )
+    specs = find_metric_specs(work.metrics, self.axis_name, self.mean_loss)
 
     def average_own(work: LocalWork) -> PyTree:
       metrics, _ = average_work(
@@ -127,7 +125,7 @@ class DelayedUpdate(NamedTuple):
         None,
         self.axis_name,
         model_state=None,
-        is_averaged=self.is_averaged,
+        mean_loss=self.mean_loss,
       )
       return metrics
 
@@ -164,7 +162,12 @@ def make_delayed_run(
   ) -> tuple[PyTree, None, DelayedState, PyTree]:
     work = compute(params, opt_state, batch, key)
     params, inner = update.apply(params, opt_state, extra_args)
-    return params, model, _advance(opt_state, inner, work), update.average(work)
+    return (
+      params,
+      model,
+      _advance(opt_state.count + 1, inner, work),
+      update.average(work),
+    )
 
   return run_step
 
@@ -229,8 +232,7 @@ def make_threaded_call(
       # Nothing else may send until this thread has.
       inner, params = sent.result()
     metrics = send(jit_average, work).result()
-    pending = PerWorker((work.grads, work.weight))
-    return params, DelayedState(count, inner, pending), metrics
+    return params, _advance(count, inner, work), metrics
 
   return call
 
@@ -259,8 +261,6 @@ def choose_overlap(mesh: Mesh, overlap: str | None) -> str:
   return "thread" if is_alone and has_hosts else "program"
 
 
-def _advance(
-  state: DelayedState, inner: PyTree, work: LocalWork
-) -> DelayedState:
-  pending = PerWorker((work.grads, work.weight))
-  return DelayedState(state.count + 1, inner, pending)
+def _advance(count: Array, inner: PyTree, work: LocalWork) -> DelayedState:
+  """Returns the state after a step, whose gradients wait for the next one."""
+  return DelayedState(count, inner, PerWorker((work.grads, work.weight)))

@@ -38,7 +38,7 @@ from jaxmotion.core import (
   to_varying,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_work
+from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._compiled_step import compile_run
 from jaxmotion.transforms._exchange_state import count_update, make_counts
 from jaxmotion.transforms._fully_sharded_plan import (
@@ -58,7 +58,6 @@ from jaxmotion.transforms._local_work import check_loss_options
 from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._model_state import (
   check_equal,
-  is_floating,
   keep_if_skipped,
 )
 from jaxmotion.transforms._parts import init_parts, update_parts
@@ -358,7 +357,6 @@ def fully_sharded(
       model,
       axes,
       model_state=model_state,
-      is_averaged=_is_averaged,
     )
     squeezed = jax.tree.map(
       lambda a: jnp.squeeze(a, 0),
@@ -437,9 +435,7 @@ def fully_sharded(
         split,
       ),
     )(params, (opt_state.count, opt_state.error), model, batch, keys)
-    metric_specs = jax.tree.map(
-      lambda m: P() if _is_averaged(m) else split, work.local.metrics
-    )
+    metric_specs = find_metric_specs(work.local.metrics, axes)
     work_specs = find_work_specs(plan, params, cuts)
     work = shardings.place(work, work_specs)
     return jax.shard_map(
@@ -453,8 +449,3 @@ def fully_sharded(
   init = init_model if stateful else init_params
   step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
   return maker.attach(init), step
-
-
-def _is_averaged(metric: Array) -> bool:
-  """Whether a metric, with its axis of workers, becomes their mean."""
-  return metric.ndim == 1 and is_floating(metric)

@@ -34,7 +34,7 @@ from jaxmotion.core import (
   state_specs,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_work
+from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._fragments import Parts
 from jaxmotion.transforms._init_state import check_axes, make_state
@@ -44,7 +44,6 @@ from jaxmotion.transforms._local_work import (
   check_loss_options,
   make_local_work,
 )
-from jaxmotion.transforms._model_state import is_floating
 from jaxmotion.transforms._placement import (
   as_transformation,
   check_trained,
@@ -158,8 +157,8 @@ def local_updates(
     *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
   """
   check_callable("loss_fn", loss_fn)
-  inner = _check_transformation("inner", inner)
-  outer = _check_transformation("outer", outer)
+  inner = as_transformation(inner, "inner")
+  outer = as_transformation(outer, "outer")
   check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   check_axis_name("axis_name", axis_name)
   check_loss_options(has_aux, None, weight_fn, microbatches)
@@ -222,9 +221,6 @@ def local_updates(
       )
     return state
 
-  def is_averaged(metric: Array) -> bool:
-    return mean_loss and metric.ndim == 1 and is_floating(metric)
-
   def train_own(
     params: PerWorker, inner_state: PerWorker, batch: PyTree, keys: PyTree
   ) -> tuple[PerWorker, PerWorker, LocalWork]:
@@ -251,7 +247,7 @@ def local_updates(
   ) -> tuple[LocalState, PyTree]:
     weight = None if work.weight is None else work.weight[0]
     metrics, _ = average_work(
-      work, None, axis_name, model_state=None, is_averaged=is_averaged
+      work, None, axis_name, model_state=None, mean_loss=mean_loss
     )
     state = rounds.finish_step(state, params, inner_state, weight, extra_args)
     return state, metrics
@@ -282,9 +278,7 @@ def local_updates(
     params, inner_state, work = map_local_work(
       train_own, mesh, axis_name, (split, split, split, split)
     )(state.params, state.inner, batch, keys)
-    metric_specs = jax.tree.map(
-      lambda m: P() if is_averaged(m) else split, work.metrics
-    )
+    metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
     return jax.shard_map(
       finish_own,
       in_specs=(specs, specs.params, specs.inner, split, P()),
@@ -311,16 +305,6 @@ def _check_state(state: LocalState, workers: int) -> None:
       f"`state` must be that of {workers} workers: begin anew at its `anchor`. "
       f"{error}"
     ) from None
-
-
-def _check_transformation(
-  name: str, tx: optax.GradientTransformation
-) -> optax.GradientTransformation:
-  """Returns an optax transformation, or raises with the argument's name."""
-  try:
-    return as_transformation(tx)
-  except TypeError as error:
-    raise TypeError(str(error).replace("`tx`", f"`{name}`")) from None
 
 
 def _check_schedule(every: int, fragments: int, delay: int) -> None:

@@ -32,12 +32,13 @@ _WRAPPERS: dict[type, tuple[str, str]] = {
 
 
 def as_transformation(
-  tx: optax.GradientTransformation | optax.MultiSteps,
+  tx: optax.GradientTransformation | optax.MultiSteps, name: str = "tx"
 ) -> optax.GradientTransformation:
   """Returns an optax transformation, also for an `optax.MultiSteps`.
 
   Args:
-    tx: what the caller gave as `tx`.
+    tx: what the caller gave.
+    name: the argument's name, for the message.
 
   Raises:
     TypeError: it is neither.
@@ -45,7 +46,7 @@ def as_transformation(
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
   check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
+    name, tx, optax.GradientTransformation, "an optax transformation"
   )
   return tx
 

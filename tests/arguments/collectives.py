@@ -111,6 +111,7 @@ UNCALLED = {
   "collectives.extend.scatter_means": _CHECKED,
   "collectives.extend.average_locally": _CHECKED,
   "collectives.extend.all_axes": _CHECKED,
+  "collectives.extend.zero_nonfinite": _CHECKED,
 }
 UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
 NAMED = {"misspelt": "it is told from the other names alone"}

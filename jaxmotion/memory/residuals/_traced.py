@@ -267,12 +267,12 @@ class TracedFunction:
 
   def _select_for(self, wanted: _Wanted) -> Selection:
     """Returns the selection for the gradients that are wanted."""
-    chooser = self._chooser()
-    narrower = chooser.without_gradients(wanted.flags)
-    if narrower is chooser:
-      return self.selection
     if wanted not in self._narrower:
-      self._narrower[wanted] = narrower.choose(self._budget)
+      chooser = self._chooser()
+      narrower = chooser.without_gradients(wanted.flags)
+      self._narrower[wanted] = (
+        self.selection if narrower is chooser else narrower.choose(self._budget)
+      )
     return self._narrower[wanted]
 
   def fill_result(self, outs: Sequence[Array]) -> PyTree:

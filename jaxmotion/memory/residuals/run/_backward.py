@@ -154,7 +154,7 @@ class _BackwardPass:
     self._fetch_queue = self._order_fetches(steps)
     wanted: list[Value] = []
     whole: list[Value] = []
-    waiting = find_waiting(steps, ends_fusion)
+    waiting = find_waiting(steps)
     for i, step in enumerate(steps):
       if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
         reads, whole = _list_fused_reads(steps, i)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from jaxmotion.memory.residuals.run._forward import ends_fusion
 from jaxmotion.program import Step, Value, array_bytes
 
 # Fusions that may end before a reader comes.
 _SOON = 2
 
 
-def find_waiting(
-  steps: Sequence[Step], ends_fusion: Callable[[Step], bool]
-) -> set[Value]:
+def find_waiting(steps: Sequence[Step]) -> set[Value]:
   """Returns results of cheap steps that are read much later, by fusions.
 
   A compiler fuses a cheap step into its readers. Where the reader comes much
@@ -21,7 +20,6 @@ def find_waiting(
 
   Args:
     steps: steps of a backward pass, in order.
-    ends_fusion: whether a compiler writes what a step reads and makes.
 
   Returns:
     Values that should be written when they are made. No larger than an operand
