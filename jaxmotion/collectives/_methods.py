@@ -9,6 +9,7 @@
 * "rounds": the codec itself says what it sends, round by round.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -121,7 +122,8 @@ def plan_messages(
       f"got 'rounds' for {codec!r}."
     )
   if method == "rounds":
-    return _trace_rounds(codec, like, workers)
+    dtype = jnp.dtype(like.dtype).name
+    return list(_trace_rounds(codec, tuple(like.shape), dtype, workers))
   if method != "two_phase":
     return [Message(method, codec.payload_like(like))]
   row = codec.payload_like(row_like(like, workers))
@@ -131,9 +133,10 @@ def plan_messages(
   return [Message("all_to_all", rows), Message("gather", row)]
 
 
+@functools.lru_cache(maxsize=1024)
 def _trace_rounds(
-  codec: Codec, like: ShapedLike, workers: int
-) -> list[Message]:
+  codec: Codec, shape: tuple[int, ...], dtype: str, workers: int
+) -> tuple[Message, ...]:
   """Runs a codec's rounds on shapes, with stand-in replies."""
 
   def send_all(x: Array, state: PyTree) -> list[PyTree]:
@@ -146,10 +149,10 @@ def _trace_rounds(
     rounds.close()  # What follows the last message sends nothing.
     return payloads
 
-  x = jax.ShapeDtypeStruct(like.shape, like.dtype)
+  x = jax.ShapeDtypeStruct(shape, dtype)
   state = jax.eval_shape(lambda: codec.init_rounds(x, workers))
   payloads = jax.eval_shape(send_all, x, state)
-  return list(map(Message, codec.round_kinds, payloads))
+  return tuple(map(Message, codec.round_kinds, payloads))
 
 
 def init_state(

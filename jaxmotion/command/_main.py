@@ -95,11 +95,6 @@ def _make_parser() -> argparse.ArgumentParser:
     default=0.1,
     help="greatest relative error of a gradient (default: %(default)s)",
   )
-  advise.add_argument(
-    "--algorithms",
-    action="store_true",
-    help="list other algorithms too: delayed and rare exchanges, presets",
-  )
   fit.add_argument(
     "--budget", required=True, help="device memory, such as 80GB or 512MiB"
   )
@@ -127,11 +122,7 @@ def _read_task(options: argparse.Namespace) -> tuple[UserTask, Platform]:
 
 
 def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
-  return report_advice(
-    *_read_task(options),
-    options.accuracy_budget,
-    algorithms=options.algorithms,
-  )
+  return report_advice(*_read_task(options), options.accuracy_budget)
 
 
 def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:

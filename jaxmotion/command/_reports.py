@@ -11,7 +11,6 @@ from jaxmotion.perfmodel import Platform, predict_exchange
 from jaxmotion.planner import (
   CANDIDATES,
   advise,
-  compare_algorithms,
   fit_memory,
   format_codec,
 )
@@ -67,8 +66,6 @@ def report_advice(
   task: UserTask,
   platform: Platform,
   accuracy_budget: float,
-  *,
-  algorithms: bool = False,
 ) -> str:
   """Returns the plan of an exchange as text.
 
@@ -76,7 +73,6 @@ def report_advice(
     task: the user's task.
     platform: devices and links.
     accuracy_budget: greatest relative error of the gradient.
-    algorithms: whether to add a table of other algorithms.
   """
   outer, *inner = (axis.name for axis in platform.axes)
   try:
@@ -93,12 +89,8 @@ def report_advice(
     raise CommandError(str(error)) from error
   local = f", local_axis={inner[0]!r}" if inner else ""
   use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
-  lines = [str(plan), ""]
-  if algorithms:
-    lines += [str(compare_algorithms(plan)), ""]
-  return "\n".join(
-    [*lines, f"Predicted for {platform.name}, not measured.", use]
-  )
+  note = f"Predicted for {platform.name}, not measured."
+  return "\n".join([str(plan), "", note, use])
 
 
 def report_memory(task: UserTask, platform: Platform, budget: float) -> str:

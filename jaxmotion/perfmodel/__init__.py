@@ -10,6 +10,7 @@ from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.perfmodel.cost import (
   Cost as Cost,
   Kernel as Kernel,
+  ParamUses as ParamUses,
   Total as Total,
   predict_cost as predict_cost,
 )

@@ -15,7 +15,6 @@ from jaxmotion.planner.exchange import (
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,
   advise as advise,
-  compare_algorithms as compare_algorithms,
   replan as replan,
 )
 from jaxmotion.planner.residuals import (

@@ -29,7 +29,6 @@ def no_memory(fn, *args):
 
 CALLS = {
   "planner.advise": Call(loss, W, (X,), PLATFORM, mesh_axis="data"),
-  "planner.compare_algorithms": Call(Lazy(plan)),
   "planner.replan": Call(
     Lazy(plan), compute_s=1e-4, coding_s=1e-5, link_s=1e-3, step_s=None
   ),

@@ -46,6 +46,7 @@ def test_advise_says_what_to_write(capsys, model):
   last = out.splitlines()[-1]
   assert re.match(r"jaxmotion.exchange\('data', \w+\(.*\)\)", last)
   assert "not measured" in out
+  assert "presets.lion" in out and "rarer exchange" in out
 
 
 def test_advise_reduces_within_hosts_first(capsys, model):

@@ -28,7 +28,12 @@ from jaxmotion.core import (
   check_number,
   tree_bytes,
 )
-from jaxmotion.perfmodel.cost import Cost, predict_cost
+from jaxmotion.perfmodel.cost import (
+  Cost,
+  ParamUses,
+  find_uses,
+  predict_cost,
+)
 from jaxmotion.perfmodel.platform import Platform
 from jaxmotion.perfmodel.predict._checks import (
   check_codec_given,
@@ -104,6 +109,8 @@ class StepCost:
     written: for each parameter, the number of kernels after which its
       gradient is in memory.
     state_bytes: bytes of the optimizer's state.
+    optimizer: optimizer of the update.
+    uses: how the loss reads its parameters.
 
   Example:
     >>> import jax.numpy as jnp
@@ -119,6 +126,8 @@ class StepCost:
   update: Cost
   written: tuple[int, ...]
   state_bytes: int
+  optimizer: optax.GradientTransformation
+  uses: ParamUses
 
 
 def trace_step(
@@ -192,6 +201,8 @@ def trace_step(
     predict_cost(apply_update, params, state, params),
     gradient.written[1:],
     tree_bytes(state),
+    optimizer,
+    find_uses(loss_fn, params, batch),
   )
 
 

@@ -8,9 +8,6 @@ from jaxmotion.planner.exchange._algorithm_choice import (
   AlgorithmChoice as AlgorithmChoice,
   AlgorithmTable as AlgorithmTable,
 )
-from jaxmotion.planner.exchange._compare_algorithms import (
-  compare_algorithms as compare_algorithms,
-)
 from jaxmotion.planner.exchange._plan import (
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,

@@ -1,4 +1,4 @@
-"""Algorithms beside an exchange in every step, and how rarely one pays."""
+"""Algorithms of an exchange, with their predicted steps, and their table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from jaxmotion.core import text_table
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner._text import format_bytes, format_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
-
-# Local updates exchange as often as adds no more than this share of a step.
-_ADDED_SHARE = 0.05
-_PERIODS = (2, 4, 8, 16, 32, 64)
 
 
 class AlgorithmChoice(NamedTuple):
@@ -55,30 +51,9 @@ class AlgorithmTable(tuple[AlgorithmChoice, ...]):
     return text_table(rows)
 
 
-def exchange_rarely(
-  problem: ExchangeProblem, step: StepPrediction
-) -> AlgorithmChoice:
-  """Predicts local updates with the exchange of a plan, every few steps.
-
-  Args:
-    problem: the problem of the plan.
-    step: its predicted step.
-  """
-  base_s = unexchanged_seconds(step)
-  exchange_s = step.encode_s + step.link_s + step.decode_s
-  enough = [n for n in _PERIODS if exchange_s <= n * _ADDED_SHARE * base_s]
-  every = enough[0] if enough else _PERIODS[-1]
-  name = f"local_updates(..., every={every})"
-  # The anchor, and the momentum of the outer optimizer.
-  needed = step.memory_bytes + 2 * params_bytes(problem)
-  if refusal := refuse_memory(problem, needed):
-    return AlgorithmChoice(name, None, None, refusal)
-  return AlgorithmChoice(
-    name,
-    base_s + exchange_s / every,
-    step.wire_bytes / every,
-    f"Workers train apart for {every} steps: compare the loss.",
-  )
+def refuse_choice(name: str, note: str) -> AlgorithmChoice:
+  """Returns an algorithm that is not offered, and why."""
+  return AlgorithmChoice(name, None, None, note)
 
 
 def unexchanged_seconds(step: StepPrediction) -> float:

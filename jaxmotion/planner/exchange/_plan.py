@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import text_table
 from jaxmotion.perfmodel import Platform, StepPrediction
 from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
-from jaxmotion.planner.exchange._algorithm_choice import AlgorithmChoice
+from jaxmotion.planner.exchange._algorithm_choice import AlgorithmTable
 from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion.planner.exchange._weigh_algorithms import weigh_algorithms
+from jaxmotion.planner.exchange._weigh_rare import weigh_period
 
 # A rarer exchange is named if its step takes less than this share.
 _MUCH = 0.9
@@ -68,7 +71,6 @@ class ExchangePlan:
       not its error fits in the budget.
     error: relative error of encoding the whole gradient once; a bound on it
       if no gradients were given.
-    rarer: exchanges every few steps, with the codec of the plan.
     problem: problem that the plan solves, for `replan`.
 
   Example:
@@ -91,7 +93,6 @@ class ExchangePlan:
   uncompressed: StepPrediction
   uniform_s: Mapping[Codec, float]
   error: float
-  rarer: AlgorithmChoice
   problem: ExchangeProblem = dataclasses.field(repr=False)
 
   @property
@@ -103,6 +104,19 @@ class ExchangePlan:
   def platform(self) -> Platform:
     """Platform of the predictions; after `replan`, the corrected one."""
     return self.problem.platform
+
+  @functools.cached_property
+  def algorithms(self) -> AlgorithmTable:
+    """All exchanges of the library on this platform, the fastest step first.
+
+    They are the plan itself, its exchange one step late, exchanges every few
+    steps, the presets, and optimizers that workers divide. An algorithm is not
+    offered if the loss breaks what it assumes, if it needs more memory than the
+    device has, if it refuses the parameters, or if it sends no fewer bytes;
+    its note says which. Errors are not weighed: no bound on one step tells
+    what an algorithm does to a loss.
+    """
+    return weigh_algorithms(self.problem, self.step, self.uncompressed)
 
   def __str__(self) -> str:
     rows = [("tensor", "codec", "method", "wire", "error", "reason")]
@@ -118,10 +132,11 @@ class ExchangePlan:
       for choice in self.choices
     ]
     head = [self.reason]
-    rarer_s = self.rarer.step_s
-    if rarer_s is not None and rarer_s < _MUCH * self.step.total_s:
+    rarer = weigh_period(self.problem, self.step)
+    if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:
       head.append(
-        f"A rarer exchange beats a smaller one: {self.rarer.name} would take "
-        f"{format_seconds(rarer_s)} a step. {self.rarer.note}"
+        f"A rarer exchange beats a smaller one: {rarer.name} would take "
+        f"{format_seconds(rarer.step_s)} a step. {rarer.note}"
       )
-    return "\n".join([*head, "", text_table(rows)])
+    tables = text_table(rows), str(self.algorithms)
+    return "\n\n".join(["\n".join(head), *tables])

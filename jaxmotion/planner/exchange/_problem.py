@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import shard_like
-from jaxmotion.core import PyTree
+from jaxmotion.core import PyTree, named_leaves
 from jaxmotion.perfmodel import Platform, StepCost, StepPrediction, predict_step
 from jaxmotion.planner.exchange._buckets import (
   BucketSchedule,
@@ -71,6 +72,14 @@ class ExchangeProblem:
     """Returns whether the errors of int[tensors] codecs fit in the budget."""
     errors, limit = self.squared_limits
     return bool(errors[np.arange(len(choice)), choice].sum() <= limit)
+
+  @functools.cached_property
+  def distinct_leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """One parameter of each shape, by its path: enough to trace a preset."""
+    found: dict[Any, tuple[str, jax.ShapeDtypeStruct]] = {}
+    for path, leaf in named_leaves(self.step_cost.params):
+      found.setdefault((leaf.shape, leaf.dtype), (path, leaf))
+    return dict(found.values())
 
   def exchanged_tree(self) -> PyTree:
     """Returns shapes of what each worker, or each device of a host, encodes."""

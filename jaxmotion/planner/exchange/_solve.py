@@ -21,7 +21,6 @@ from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import choose_methods
 from jaxmotion.core import named_leaves
 from jaxmotion.perfmodel import StepPrediction
-from jaxmotion.planner.exchange._algorithm_choice import exchange_rarely
 from jaxmotion.planner.exchange._plan import ExchangePlan, TensorChoice
 from jaxmotion.planner.exchange._prices import TensorCosts
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -64,7 +63,6 @@ def solve_exchange(problem: ExchangeProblem) -> ExchangePlan:
     uncompressed,
     dict(zip(problem.candidates, uniform_s.tolist(), strict=True)),
     problem.errors.total_error(best.choice),
-    exchange_rarely(problem, best.step),
     problem,
   )
 

@@ -5,11 +5,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxmotion import perfmodel, planner, presets, wire
 from jaxmotion.perfmodel import builtin_platform
+from jaxmotion.planner.exchange import _weigh_sharded
 
 MATRIX = jax.ShapeDtypeStruct((512, 512), "float32")
 VECTORS = [jax.ShapeDtypeStruct((300,), "float32")] * 4
@@ -27,7 +29,7 @@ def vector_loss(params):
 
 def compare(platform):
   plan = planner.advise(matrix_loss, MATRIX, (X,), platform)
-  return plan, planner.compare_algorithms(plan)
+  return plan, plan.algorithms
 
 
 @functools.cache
@@ -94,19 +96,74 @@ def test_a_preset_sends_what_its_program_asks_for():
   assert found.wire_bytes == pytest.approx(traced.total_bytes, rel=1e-6)
 
 
-def test_vectors_have_no_factors():
+def test_vectors_have_no_factors_and_no_directions():
   plan = planner.advise(vector_loss, VECTORS, (), ETHERNET)
-  found = find(planner.compare_algorithms(plan), "power_sgd")
-  assert not found.is_offered and "no fewer bytes" in found.note
+  assert "no fewer bytes" in refusal(plan, "power_sgd")
+  assert "`params` has none" in refusal(plan, "muloco")
+
+
+def refusal(plan, name):
+  """Says why a plan does not offer an algorithm."""
+  found = find(plan.algorithms, name)
+  assert not found.is_offered and found.wire_bytes is None
+  return found.note
+
+
+def model_loss(params, ids):
+  def layer(x, w):
+    return jnp.tanh(x @ w), None
+
+  x, _ = jax.lax.scan(layer, params["table"][ids], params["layers"])
+  return jnp.mean(x @ params["table"].T if "tied" in params else x)
+
+
+def plan_model(optimizer, **more):
+  params = {
+    "table": jax.ShapeDtypeStruct((1000, 64), "float32"),
+    "layers": jax.ShapeDtypeStruct((3, 64, 64), "float32"),
+    **more,
+  }
+  ids = jax.ShapeDtypeStruct((8,), "int32")
+  return planner.advise(
+    model_loss, params, (ids,), ETHERNET, optimizer=optimizer
+  )
+
+
+def test_what_the_loss_or_the_optimizer_breaks_is_not_offered():
+  norm = optax.clip_by_global_norm(1.0)
+  plan = plan_model(optax.chain(norm, optax.adam(0.1)))
+  for name in ("dgc", "ef21_sgdm"):
+    assert "`optimizer` keeps moments" in refusal(plan, name)
+  for name in ("onebit_adam", "muloco"):
+    assert "looks up rows of `table`" in refusal(plan, name)
+  assert "`layers` apart, a stack" in refusal(plan, "power_sgd")
+  for name in ("sharded", "sdp4bit"):
+    assert "optimizer of single elements" in refusal(plan, name)
+  assert "gather_block" in refusal(plan, "zeropp")
+  assert find(plan.algorithms, "lion").is_offered
+  # A table that is also read as a whole has a gradient everywhere.
+  plan = plan_model(optax.sgd(0.1), tied=jax.ShapeDtypeStruct((1,), "float32"))
+  for name in ("dgc", "ef21_sgdm", "onebit_adam", "muloco", "sdp4bit"):
+    assert find(plan.algorithms, name).is_offered
+
+
+def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
+  """Those of one leaf of each shape are multiplied, which saves the trace."""
+  params = [MATRIX, *VECTORS, MATRIX]
+  loss = lambda params, x: matrix_loss(params[0] + params[-1], x)
+  plan = planner.advise(loss, params, (X,), ETHERNET)
+  found = find(plan.algorithms, "sdp4bit")
+  tx = presets.sdp4bit("data", optax.sgd(0.1))
+  _, ledger = _weigh_sharded._trace_moves(plan.problem, tx, params)
+  assert found.wire_bytes == pytest.approx(ledger.total_bytes)
 
 
 def test_what_does_not_fit_is_not_offered():
   device = dataclasses.replace(ETHERNET.device, memory_bytes=4e6)
   small = dataclasses.replace(ETHERNET, device=device)
   plan, table = compare(small)
-  assert not plan.rarer.is_offered and "of memory" in plan.rarer.note
-  assert "not offered" in str(table)
-  assert not find(table, "local_updates").is_offered
+  assert "of memory" in refusal(plan, "local_updates")
+  assert "not offered" in str(table) and "rarer" not in str(plan)
 
 
 def test_hosts_with_several_devices_reduce_within_first():
@@ -114,5 +171,5 @@ def test_hosts_with_several_devices_reduce_within_first():
   plan = planner.advise(
     matrix_loss, MATRIX, (X,), platform, mesh_axis="host", local_axis="device"
   )
-  table = planner.compare_algorithms(plan)
-  assert find(table, "presets.lion").is_offered
+  assert find(plan.algorithms, "presets.lion").is_offered
+  assert "local_axis=" in refusal(plan, "presets.diloco")

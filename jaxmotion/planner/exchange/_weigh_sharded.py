@@ -1,0 +1,140 @@
+"""Optimizers that workers divide between them (ZeRO), as algorithms."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+
+from jaxmotion import presets, wire
+from jaxmotion.codecs import identity
+from jaxmotion.core import PyTree, state_specs
+from jaxmotion.perfmodel import StepPrediction, ledger_seconds
+from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
+from jaxmotion.planner.exchange._algorithm_choice import (
+  AlgorithmChoice,
+  refuse_choice,
+  refuse_memory,
+  unexchanged_seconds,
+)
+from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion.transforms import sharded
+from jaxmotion.transforms.extend import ShardedOptions, trace_state
+from jaxmotion.wire import Ledger, Move
+
+_PARTS = "Each worker keeps a part of the optimizer's state"
+
+
+def weigh_sharded(
+  problem: ExchangeProblem, uncompressed: StepPrediction
+) -> Iterator[AlgorithmChoice]:
+  """Yields the ways in which workers divide the optimizer.
+
+  Args:
+    problem: the problem of a plan.
+    uncompressed: its predicted step without compression.
+  """
+  axis, local = problem.mesh_axis, problem.local_axis
+  optimizer, tree = problem.step_cost.optimizer, problem.step_cost.params
+  names = [f"sharded({axis!r}, ...)", f"presets.sdp4bit({axis!r}, ...)"]
+  try:
+    tx = sharded(axis, optimizer, local_axis=local)
+    try:
+      plain = _trace_distinct(problem, tx)
+    except (KeyError, TypeError, ValueError):
+      # One that labels parameters takes the whole tree alone.
+      plain = _trace_moves(problem, tx, tree)
+  except (TypeError, ValueError) as error:
+    note = f"It assumes an optimizer of single elements: {error}"
+    yield from (refuse_choice(name, note) for name in names)
+  else:
+    yield _weigh(problem, uncompressed, names[0], *plain, f"{_PARTS}.")
+    # Bytes depend on shapes alone.
+    tx = presets.sdp4bit(axis, optax.sgd(0.1), local_axis=local)
+    note = f"{_PARTS}; gradients and weights lose accuracy at 4 bits."
+    coded = _trace_distinct(problem, tx)
+    yield _weigh(problem, uncompressed, names[1], *coded, note)
+  yield refuse_choice(
+    "presets.zeropp(...)",
+    "It assumes a loss that gathers its blocks by `transforms.gather_block`.",
+  )
+
+
+def _trace_distinct(
+  problem: ExchangeProblem, tx: optax.GradientTransformation
+) -> tuple[ShardedOptions, Ledger]:
+  """Returns the moves of all parameters from those of one of each shape."""
+  leaves = jax.tree.leaves(problem.step_cost.params)
+  counts = collections.Counter((a.shape, a.dtype) for a in leaves)
+  sent: dict[tuple[str, tuple[str, ...], int, str], int] = {}
+  for leaf in problem.distinct_leaves.values():
+    options, ledger = _trace_moves(problem, tx, leaf)
+    for move in ledger.moves:
+      kind = (move.op, move.axes, move.workers, move.dtype)
+      nbytes = move.payload_bytes * move.count * counts[leaf.shape, leaf.dtype]
+      sent[kind] = sent.get(kind, 0) + nbytes
+  moves = [Move(*kind, nbytes, 1) for kind, nbytes in sent.items()]
+  return options, Ledger(tuple(moves))
+
+
+def _trace_moves(
+  problem: ExchangeProblem, tx: optax.GradientTransformation, params: PyTree
+) -> tuple[ShardedOptions, Ledger]:
+  """Returns what an update of parameters sends."""
+  axes = tuple(filter(None, (problem.mesh_axis, problem.local_axis)))
+  sizes = tuple(problem.platform.axis(axis).workers for axis in axes)
+  kinds = (AxisType.Auto,) * len(axes)
+  mesh = AbstractMesh(sizes, axes, axis_types=kinds)
+  traced = trace_state(tx, params, mesh, axes)
+  specs = state_specs(traced.state, axes)
+
+  def update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
+    own = jax.tree.map(lambda a: a[0], grads)
+    return tx.update(own, state, params)
+
+  run = jax.shard_map(
+    update, mesh=mesh, in_specs=(P(axes), specs, P()), out_specs=(P(), specs)
+  )
+  grads = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct((math.prod(sizes), *a.shape), a.dtype),
+    params,
+  )
+  ledger = wire.step_bytes(run, grads, traced.state, params)
+  (options,) = traced.exchanges
+  assert isinstance(options, ShardedOptions)
+  return options, ledger
+
+
+def _weigh(
+  problem: ExchangeProblem,
+  uncompressed: StepPrediction,
+  name: str,
+  options: ShardedOptions,
+  ledger: Ledger,
+  note: str,
+) -> AlgorithmChoice:
+  step_cost, device = problem.step_cost, problem.platform.device
+  hosts, local = problem.workers, problem.local_axis
+  devices = 1 if local is None else problem.platform.axis(local).workers
+  workers = hosts * devices
+  size = sum(a.size for a in jax.tree.leaves(step_cost.params))
+  part = -(-size // workers)
+  gradients = options.gradient_codec
+  weights = options.weight_codec or identity()
+  coding_s = encode_seconds(gradients, size // devices, device)
+  coding_s += decode_seconds(gradients, part, hosts, device)
+  coding_s += encode_seconds(weights, part, device)
+  coding_s += decode_seconds(weights, size, 1, device)
+  link_s = ledger_seconds(ledger, problem.platform, algorithm=problem.algorithm)
+  saved = 1 - 1 / workers
+  base_s = unexchanged_seconds(uncompressed) - saved * uncompressed.update_s
+  needed = uncompressed.memory_bytes - saved * step_cost.state_bytes
+  if refusal := refuse_memory(problem, needed):
+    return refuse_choice(name, refusal)
+  return AlgorithmChoice(
+    name, base_s + coding_s + link_s, ledger.total_bytes, note
+  )
