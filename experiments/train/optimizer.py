@@ -6,14 +6,17 @@ from ml_collections import ConfigDict
 from experiments.train.presets import Settings
 
 
-def make_settings(config: ConfigDict) -> Settings:
+def make_settings(
+  config: ConfigDict, schedule: optax.Schedule | None = None
+) -> Settings:
   """Returns what presets take of a configuration.
 
   Args:
     config: as for `make_optimizer`.
+    schedule: as for `make_optimizer`.
   """
   return Settings(
-    _make_schedule(config),
+    schedule or _make_schedule(config),
     config.momentum,
     config.optimizer == "sgd",
     config.weight_decay,
@@ -21,18 +24,22 @@ def make_settings(config: ConfigDict) -> Settings:
   )
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(
+  config: ConfigDict, schedule: optax.Schedule | None = None
+) -> optax.GradientTransformation:
   """Returns the optimizer, with a learning rate that ends at zero.
 
   Args:
     config: with `optimizer` (`adamw`, `sgd` or `momentum`, which is sgd
       without Nesterov's step), `learning_rate`, `warmup_steps`, `steps`,
       `momentum` and `weight_decay`.
+    schedule: learning rate by the count of updates; None for the cosine that
+      the configuration describes.
 
   Raises:
     ValueError: `config.optimizer` is unknown, or the warm-up is too long.
   """
-  schedule = _make_schedule(config)
+  schedule = schedule or _make_schedule(config)
   match config.optimizer:
     case "adamw":
       return optax.adamw(

@@ -5,7 +5,7 @@ themselves, and take its learning rate, momentum and weight decay.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
@@ -75,16 +75,21 @@ def _power_sgd(
   return make
 
 
-def _dgc(p: Place) -> optax.GradientTransformation:
-  tx = presets.dgc(
-    p.axis_name,
-    density=0.01,
-    momentum=p.settings.momentum,
-    nesterov=p.settings.nesterov,
-    warmup=p.warmup,
-    local_axis=p.local_axis,
-  )
-  return optax.chain(tx, p.plain_sgd())
+def _dgc(
+  **options: Any,
+) -> Callable[[Place], optax.GradientTransformation]:
+  def make(p: Place) -> optax.GradientTransformation:
+    tx = presets.dgc(
+      p.axis_name,
+      density=0.01,
+      momentum=p.settings.momentum,
+      nesterov=p.settings.nesterov,
+      local_axis=p.local_axis,
+      **{"warmup": p.warmup, **options},
+    )
+    return optax.chain(tx, p.plain_sgd())
+
+  return make
 
 
 def _ef21_sgdm(p: Place) -> optax.GradientTransformation:
@@ -141,7 +146,8 @@ PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "power_sgd": _power_sgd("local"),
   "power_sgd_rank2": _power_sgd("local", rank=2),
   "power_sgd_alternating": _power_sgd("alternating"),
-  "dgc": _dgc,
+  "dgc": _dgc(),
+  "dgc_bare": _dgc(warmup=0, clip_norm=None),
   "ef21_sgdm": _ef21_sgdm,
   "onebit_adam": _onebit_adam,
   "demo": _optimizer(presets.demo),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.study import cases as study_cases
 from experiments.train import cases as train_cases, tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.run import train_all
@@ -13,7 +14,8 @@ from tests.paths import ROOT
 
 EVERY = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 HOSTED = [name for name in EVERY if name.startswith("weights_")]
-CONFIGS = [name for name in EVERY if name not in HOSTED]
+STUDIES = [name for name in EVERY if name.startswith("study_")]
+CONFIGS = [name for name in EVERY if name not in (*HOSTED, *STUDIES)]
 RNG = np.random.default_rng(0)
 
 
@@ -77,6 +79,16 @@ def test_cases_exist_and_begin_with_the_baseline(load_config, name):
   assert set(cases) <= set(weights_cases.CASES)
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_algorithms_exist_and_begin_with_the_baseline(load_config, name):
+  config = load_config(name)
+  assert config.algorithms[0] == "fp32"
+  assert set(config.algorithms) <= set(study_cases.ALGORITHMS)
+  # Else the last steps of local updates would never be exchanged.
+  steps = (*config.lengths, config.trial_steps)
+  assert all(count % study_cases.EVERY == 0 for count in steps)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
   exchanges = load_config(name).exchanges
@@ -95,5 +107,6 @@ def test_docstring_gives_the_command(name):
   path = ROOT / "configs" / f"{name}.py"
   docstring = ast.get_docstring(ast.parse(path.read_text()))
   runner = "weights" if name in HOSTED else "train"
+  runner = "study" if name in STUDIES else runner
   command = f"python -m experiments.{runner} --config=configs/{name}.py"
   assert docstring and command in docstring

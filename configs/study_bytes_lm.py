@@ -1,0 +1,45 @@
+"""Published algorithms on a byte transformer, at equal steps, bytes, time.
+
+  python -m experiments.study --config=configs/study_bytes_lm.py
+
+Takes about 10 minutes of processor time on 2 cores. It has fewer algorithms,
+lengths, steps and seeds than `study_digits`, because a step takes ten times as
+long. docs/study.md has its results.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.study.base_config import study_config
+from experiments.train.base_config import base_config
+
+
+def get_config() -> ConfigDict:
+  """Returns the configuration of the study."""
+  config = base_config("bytes_lm", "stdlib")
+  config.train_bytes = 4_000_000  # Upper bounds; about a tenth of the files,
+  config.test_bytes = 100_000  # chosen by the hash of their path, is held out.
+
+  # Model: 0.4 million parameters.
+  config.model = "transformer"
+  config.layers = 2  # Number of blocks.
+  config.width = 128  # Width of the residual stream.
+  config.heads = 4  # Number of attention heads.
+  config.context = 64  # Bytes the model sees.
+
+  config.batch_size = 32  # Windows of text over all workers.
+  config.seeds = (0,)
+  config.optimizer = "adamw"
+  config = study_config(config, sgd=0.1, adamw=3e-3, sign=5e-4, muon=0.02)
+  config.lengths = (48, 200)
+  config.trial_steps = 96
+  config.algorithms = (
+    "fp32",
+    "diloco_int4",
+    "int4_feedback",
+    "power_sgd",
+    "topk1_feedback",
+    "lion",
+    "streaming_diloco",
+    "onebit_adam",
+  )
+  return config

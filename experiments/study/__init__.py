@@ -1,0 +1,1 @@
+"""Study of algorithms at equal steps, at equal bytes and at equal time."""

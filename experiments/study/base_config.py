@@ -1,0 +1,30 @@
+"""Fields that make a configuration of `experiments.train` that of a study."""
+
+from ml_collections import ConfigDict
+
+from experiments.study.cases import ALGORITHMS
+
+
+def study_config(config: ConfigDict, **base_rates: float) -> ConfigDict:
+  """Returns a configuration of a study of the same data and model.
+
+  Args:
+    config: of `experiments.train`; its steps and its learning rate are those of
+      no run here.
+    **base_rates: learning rate that the trials of algorithms begin with, by
+      the optimizer of the algorithms.
+  """
+  config.algorithms = tuple(ALGORITHMS)
+  config.lengths = (48, 200, 800)  # Steps of the runs that are compared.
+
+  # Trials of the learning rates, with one seed. First the base rate and those
+  # `coarse` times less and more. Then, of the best of them: other outer
+  # learning rates for local updates, and the rates between for all others.
+  config.trial_steps = 200
+  config.trial_seed = 9
+  config.coarse = 3.0
+  config.fine = 3.0**0.5
+  config.base_rates = ConfigDict(base_rates)
+  # Decay of the weights, in units of the learning rate.
+  config.decays = ConfigDict(dict.fromkeys(base_rates, 0.01))
+  return config

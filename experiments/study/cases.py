@@ -1,0 +1,217 @@
+"""Algorithms that the study compares, and the programs that train them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+import jaxmotion
+from experiments.train.cases import exchange_with
+from experiments.train.mesh import Mesh
+from experiments.train.optimizer import make_optimizer, make_settings
+from jaxmotion import codecs, presets
+from jaxmotion.core import Array
+
+EVERY = 8
+"""Steps between two exchanges of local updates."""
+
+_AXIS = "data"
+_INT4 = codecs.feedback(codecs.uniform(bits=4))
+_INT2 = codecs.feedback(codecs.uniform(bits=2))
+
+Phases = tuple[tuple[int | None, int], ...]
+"""Branch of the program, and how many steps take it, one after the other."""
+
+
+def _send_alike(steps: int) -> Phases:
+  return ((0, steps),)
+
+
+class Algorithm(NamedTuple):
+  """An algorithm of the study.
+
+  Attributes:
+    exchange: name of an exchange of `experiments.train`, or of `LOCAL`.
+    optimizer: whose base learning rate it takes: sgd, adamw, sign or muon. None
+      for that of the configuration.
+    outer_rate: base outer learning rate of local updates, None for others.
+    phases: branches that a run of so many steps takes.
+    warms_up: whether the program depends on the number of steps.
+    rounds: number of sums in a step that wait for one another.
+  """
+
+  exchange: str
+  optimizer: str | None = None
+  outer_rate: float | None = None
+  phases: Callable[[int], Phases] = _send_alike
+  warms_up: bool = False
+  rounds: int = 1
+
+
+def _local_phases(steps: int) -> Phases:
+  due = steps // EVERY
+  return ((0, steps - due), (1, due))
+
+
+def _onebit_phases(steps: int) -> Phases:
+  freeze = max(1, 2 * (steps // 10))
+  return ((1, freeze), (0, steps - freeze))
+
+
+def _dgc_phases(steps: int) -> Phases:
+  stage = max(1, steps // 10 // 4)
+  return (*((b, stage) for b in (4, 3, 2, 1)), (0, steps - 4 * stage))
+
+
+def _local(optimizer: str, outer_rate: float, exchange: str) -> Algorithm:
+  return Algorithm(exchange, optimizer, outer_rate, _local_phases)
+
+
+def _plain(exchange: str, optimizer: str | None = None) -> Algorithm:
+  return Algorithm(exchange, optimizer, None, lambda steps: ((None, steps),))
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+  "fp32": _plain("fp32"),
+  "diloco_int4": _local("adamw", 0.7, "diloco"),
+  "power_sgd": Algorithm("power_sgd", rounds=2),
+  "ef21_sgdm": Algorithm(
+    "ef21_sgdm", phases=lambda steps: ((1, 1), (0, steps - 1))
+  ),
+  "fp32_adamw": _plain("fp32", "adamw"),
+  "dgc_bare": Algorithm("dgc_bare"),
+  "dgc": Algorithm("dgc", phases=_dgc_phases, warms_up=True),
+  "topk1_feedback": _plain("topk1_feedback"),
+  "sign_feedback": _plain("sign_feedback"),
+  "int4_feedback": _plain("int4_feedback"),
+  "int8": _plain("int8"),
+  "streaming_diloco": _local("adamw", 0.4, "streaming_diloco"),
+  "sparse_loco": _local("adamw", 1.0, "sparse_loco"),
+  "onebit_adam": Algorithm(
+    "onebit_adam", "adamw", phases=_onebit_phases, warms_up=True
+  ),
+  "lion": Algorithm("lion", "sign"),
+  "signum": Algorithm("signum", "sign"),
+  "muloco": _local("muon", 0.7, "muloco"),
+  "demo": Algorithm("demo", "sign"),
+}
+"""Algorithm by name; fp32 is the baseline of the others."""
+
+LOCAL: dict[str, Callable[..., tuple[Callable[..., Any], Callable[..., Any]]]]
+LOCAL = {
+  "diloco": lambda *args, rate: presets.diloco(
+    *args, every=EVERY, outer_rate=rate, codec=_INT4, mean_loss=False
+  ),
+  "streaming_diloco": lambda *args, rate: presets.streaming_diloco(
+    *args, every=EVERY, outer_rate=rate, mean_loss=False
+  ),
+  # The preset `muloco` takes no optimizer whose learning rate is in its state.
+  "muloco": lambda *args, rate: presets.diloco(
+    *args, every=EVERY, outer_rate=rate, codec=_INT2, mean_loss=False
+  ),
+  "sparse_loco": lambda loss_fn, inner, mesh, rate: jaxmotion.local_updates(
+    loss_fn,
+    inner,
+    presets.sparse_loco(_AXIS, rate),
+    mesh,
+    every=EVERY,
+    mean_loss=False,
+  ),
+}
+"""Makes `init` and `step` from loss, inner optimizer, mesh and outer rate."""
+
+
+def check_algorithm(name: str) -> None:
+  """Raises unless there is an algorithm of this name.
+
+  Args:
+    name: what a configuration names.
+
+  Raises:
+    ValueError: there is no such algorithm.
+  """
+  if name not in ALGORITHMS:
+    raise ValueError(
+      f"`config.algorithms` must name some of {', '.join(ALGORITHMS)}, got"
+      f" {name!r}."
+    )
+
+
+def make_step(
+  config: ConfigDict,
+  loss_fn: Callable[..., Any],
+  mesh: Mesh,
+  name: str,
+  outer_rate: float | None,
+  steps: int,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  """Returns `init` and `step` of an algorithm whose rate is in its state.
+
+  One program so serves all learning rates, which `set_rates` sets.
+
+  Args:
+    config: configuration of the study.
+    loss_fn: (params, batch) -> mean loss.
+    mesh: workers on the axis "data".
+    name: name of the algorithm.
+    outer_rate: outer learning rate of local updates.
+    steps: number of steps of a run, of which warm-ups take a tenth.
+  """
+  algorithm = ALGORITHMS[name]
+  optimizer_name = algorithm.optimizer or config.optimizer
+  fields = config.copy_and_resolve_references()
+  fields.optimizer = optimizer_name
+  fields.weight_decay = config.decays[optimizer_name]
+  fields.steps = steps if algorithm.warms_up else 0
+
+  def make(peak: Array, length: Array) -> optax.GradientTransformation:
+    def schedule(count: Array) -> Array:
+      return _take_cosine(count, peak, length)
+
+    if optimizer_name == "muon":
+      decay = fields.weight_decay
+      return optax.contrib.muon(
+        schedule, weight_decay=decay, adam_weight_decay=decay
+      )
+    settings = make_settings(fields, schedule)
+    optimizer = optax.identity()  # Of presets that are optimizers themselves.
+    if optimizer_name != "sign":
+      optimizer = make_optimizer(fields, schedule)
+    if algorithm.exchange in LOCAL:
+      return optimizer
+    return exchange_with(mesh, algorithm.exchange, optimizer, settings)
+
+  tx = optax.inject_hyperparams(make)(peak=1.0, length=1.0)
+  if algorithm.exchange in LOCAL:
+    return LOCAL[algorithm.exchange](loss_fn, tx, mesh, rate=outer_rate)
+  return jaxmotion.data_parallel(loss_fn, tx, mesh)
+
+
+def set_rates(state: Any, peak: float, length: int) -> Any:
+  """Returns a state of `make_step` with this learning rate.
+
+  Args:
+    state: what `init` returned.
+    peak: greatest learning rate; a cosine takes it to zero.
+    length: number of steps of the run; a sixteenth of them rise to the peak.
+  """
+  values = {"['peak']": peak, "['length']": float(length)}
+
+  def set_leaf(path: Any, leaf: Array) -> Array:
+    for key, value in values.items():
+      if f".hyperparams{key}" in jax.tree_util.keystr(path):
+        return jax.device_put(jnp.full_like(leaf, value), leaf.sharding)
+    return leaf
+
+  return jax.tree_util.tree_map_with_path(set_leaf, state)
+
+
+def _take_cosine(count: Array, peak: Array, length: Array) -> Array:
+  """Returns a rate that rises for a sixteenth of the steps, then falls."""
+  rise = length / 16
+  share = jnp.clip((count - rise) / (length - rise), 0.0, 1.0)
+  fall = 0.5 * (1 + jnp.cos(jnp.pi * share))
+  return peak * jnp.where(count < rise, count / rise, fall)

@@ -1,0 +1,68 @@
+"""Plot of the study: scores over bytes, and over time on each link."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.common.records import Row
+from experiments.common.tables import index_rows
+from experiments.study.rows import DIVERGED
+
+_PANELS = {
+  "bytes": "bytes that a worker sends in a run",
+  "time_10mbit": "seconds of a run, 10 Mbit/s and 50 ms (predicted)",
+  "time_100mbit": "seconds of a run, 100 Mbit/s and 10 ms (predicted)",
+  "time_1gbit": "seconds of a run, 1 Gbit/s and 0.2 ms (predicted)",
+}
+_MARKERS = "os^Dv"
+
+
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+  """Draws a line for each algorithm, with a point for each length of its runs.
+
+  Args:
+    rows: made by `rows.make_rows`.
+    path: file of the image; its suffix chooses the format.
+  """
+  found = index_rows(rows)
+  metric = rows[0].metric.rsplit("_", 1)[0]
+  is_share = rows[0].unit == "%"
+  figure = Figure(figsize=(12, 9), layout="constrained")
+  FigureCanvasAgg(figure)
+  panels = figure.subplots(2, 2, sharey=True).ravel()
+  cases = list(dict.fromkeys(row.case for row in rows))
+  for axes, (kind, label) in zip(panels, _PANELS.items(), strict=True):
+    for i, case in enumerate(cases):
+      prefix = f"cost_{kind}_"
+      costs = [row for row in rows if row.case == case and prefix in row.metric]
+      points = [
+        (row.value, found[case, row.metric.replace(prefix, f"{metric}_")].value)
+        for row in costs
+      ]
+      points = [(x, y) for x, y in points if y != DIVERGED]
+      axes.plot(
+        [x for x, _ in points],
+        # Logarithms show differences between small errors.
+        [100 - float(y) if is_share else float(y) for _, y in points],
+        color=f"C{i % 10}" if case != "fp32" else "black",
+        linewidth=3 if case == "fp32" else 1.2,
+        marker=_MARKERS[i // 10 % len(_MARKERS)],
+        linestyle="-" if i < 10 else "--",
+        markersize=4,
+        label=case,
+      )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(label)
+    axes.set_ylabel(
+      "test error (%)" if is_share else f"{metric} ({rows[0].unit})"
+    )
+    axes.grid(alpha=0.3, which="both")
+  handles, labels = panels[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside right center")
+  figure.suptitle(f"{rows[0].experiment}: lower and further left is better")
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=110)

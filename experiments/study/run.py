@@ -1,0 +1,79 @@
+"""Runs the study from a configuration to a table, rows and a plot."""
+
+import pathlib
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments.common import records
+from experiments.common.console import make_console
+from experiments.common.workdir import Workdir
+from experiments.study import tables
+from experiments.study.cases import check_algorithm
+from experiments.study.rows import make_rows
+from experiments.study.trainer import Bench, StudyRun, Trial
+from experiments.study.trials import choose_rates
+from experiments.train import tasks
+from experiments.train.mesh import make_mesh
+
+# Fields that may change between two starts: they only add runs.
+_FREE_FIELDS = ("algorithms", "lengths", "seeds")
+
+
+def run_experiment(
+  config: ConfigDict,
+  *,
+  json: str | None = None,
+  plot: str | None = None,
+  workdir: str | None = None,
+) -> list[records.Row]:
+  """Runs what is missing, prints the table, and writes rows and a plot.
+
+  Args:
+    config: made by a `get_config()`.
+    json: file of the rows, if any; it is written after every run.
+    plot: file of the plot, if any.
+    workdir: folder of the finished runs and compiled programs, if any.
+  """
+  for name in config.algorithms:
+    check_algorithm(name)  # A misspelled name fails before any work.
+  mesh = make_mesh(config.workers)
+  console = make_console()
+  folder = None
+  if workdir:
+    folder = Workdir(workdir, config, StudyRun, _FREE_FIELDS)
+    cache = str(pathlib.Path(workdir) / "compiled")
+    jax.config.update("jax_compilation_cache_dir", cache)
+  task = tasks.load_task(config)
+  bench = Bench(config, task, mesh)
+  finished = {run.trial: run for run in folder.read_runs()} if folder else {}
+
+  def run(trial: Trial) -> StudyRun:
+    if trial in finished:
+      return finished[trial]
+    done = finished[trial] = bench.run(trial)
+    if folder:
+      folder.add_run(done)
+    if json:
+      records.write_rows(json, make_rows(config, task, list(finished.values())))
+    name = f"{trial.algorithm} seed {trial.seed}, {trial.steps} steps"
+    rates = f"rates {trial.rate:.3g} {trial.outer_rate or ''}".rstrip()
+    score = "diverged" if done.score is None else f"{done.score:.3f}"
+    console.print(f"{name}, {rates}: score {score}, {done.step_ms:.1f} ms")
+    return done
+
+  # The longest runs come first: they alone make a table.
+  for length in sorted(config.lengths, reverse=True):
+    for name in config.algorithms:
+      best = choose_rates(config, name, run, higher=task.unit == "%")
+      for seed in config.seeds:
+        run(Trial(name, seed, length, best.rate, best.outer_rate))
+  rows = make_rows(config, task, list(finished.values()))
+  if json:
+    records.write_rows(json, rows)
+  console.print(tables.summary_table(rows).to_console())
+  if plot:
+    from experiments.study.plot import save_plot  # Imports matplotlib.
+
+    save_plot(rows, plot)
+  return rows

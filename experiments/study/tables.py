@@ -1,0 +1,83 @@
+"""Table of the study: scores, bytes and what the baseline's budgets buy."""
+
+from collections.abc import Sequence
+
+from experiments.common.records import Row
+from experiments.common.tables import (
+  Table,
+  format_gap,
+  format_noise,
+  index_rows,
+)
+from experiments.study.rows import DIVERGED
+from experiments.study.trainer import LINKS
+
+_NOTHING = "-"
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns a line for each algorithm.
+
+  Args:
+    rows: made by `rows.make_rows`; the first one is a score of the longest
+      runs.
+  """
+  found = index_rows(rows)
+  longest = rows[0].metric
+  metric, steps = longest.rsplit("_", 1)
+  unit, digits = rows[0].unit, 2 if rows[0].unit == "%" else 3
+  prefix = f"{metric}_equal_bytes_"
+  shortest = min(
+    (int(r.metric.removeprefix(prefix)) for r in rows if prefix in r.metric),
+    default=0,
+  )
+  budgets = [f"{metric}_equal_bytes_{shortest}"]
+  budgets += [f"{metric}_equal_time_{link}_{shortest}" for link in LINKS]
+
+  def format_budget(case: str, name: str) -> str:
+    row = found.get((case, name))
+    return _NOTHING if row is None else f"{float(row.value):.{digits}f}"
+
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    row = found[case, longest] if (case, longest) in found else None
+    sent = found[case, "wire_bytes"]
+    rates = [found.get((case, name)) for name in ("rate", "outer_rate")]
+    has_score = row is not None and row.value != DIVERGED
+    lines.append(
+      (
+        case,
+        ", ".join(f"{float(r.value):.2g}" for r in rates if r is not None),
+        format_noise(row, digits)
+        if row and has_score
+        else (DIVERGED if row else _NOTHING),
+        format_gap(row, digits) if row and has_score else _NOTHING,
+        f"{float(sent.value):,.0f}",
+        _NOTHING
+        if sent.baseline is None
+        else f"{sent.baseline / float(sent.value):.1f}",
+        f"{float(found[case, 'step_ms'].value):.1f}",
+        *(format_budget(case, name) for name in budgets),
+      )
+    )
+  header = (
+    "algorithm",
+    "rates",
+    f"{metric.replace('_', ' ')}, {unit}, {steps} steps",
+    f"to fp32, {'points' if unit == '%' else unit}",
+    "bytes a step",
+    "ratio",
+    "step, ms",
+    f"bytes of {shortest} steps of fp32",
+    "time at 10 Mbit/s",
+    "at 100 Mbit/s",
+    "at 1 Gbit/s",
+  )
+  return Table(
+    header,
+    lines,
+    title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",
+    caption="± is the standard deviation over the seeds. The last four columns"
+    f" are scores that the bytes, and the time, of {shortest} steps of fp32"
+    " buy. Times of steps are emulated, those of links predicted.",
+  )

@@ -1,0 +1,222 @@
+"""Training runs of the study, and the bytes and times of their links."""
+
+import functools
+import math
+import statistics
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.common.loop import OnStep, ignore_step, run_steps
+from experiments.study.cases import ALGORITHMS, make_step, set_rates
+from experiments.train.mesh import Mesh
+from experiments.train.tasks import Task
+from experiments.train.trainer import make_score
+from jaxmotion import perfmodel, wire
+
+LINKS = {
+  "10mbit": perfmodel.Link(latency_s=0.05, rate=perfmodel.gbit_per_s(0.01)),
+  "100mbit": perfmodel.Link(latency_s=0.01, rate=perfmodel.gbit_per_s(0.1)),
+  "1gbit": perfmodel.Link(latency_s=0.0002, rate=perfmodel.gbit_per_s(1)),
+}
+"""Links that times are predicted for; the latency is that of a message."""
+
+
+class Trial(NamedTuple):
+  """What tells one run from all others.
+
+  Attributes:
+    algorithm: name of the algorithm.
+    seed: seed of the initial parameters and of the batches.
+    steps: number of steps.
+    rate: greatest learning rate.
+    outer_rate: outer learning rate of local updates, None for others.
+  """
+
+  algorithm: str
+  seed: int
+  steps: int
+  rate: float
+  outer_rate: float | None
+
+
+class StudyRun(NamedTuple):
+  """Measurements of one finished run; the first fields are its `Trial`.
+
+  Attributes:
+    algorithm: name of the algorithm.
+    seed: seed of the run.
+    steps: number of steps.
+    rate: greatest learning rate.
+    outer_rate: outer learning rate, or None.
+    score: score on the held-out data, None if it is not finite.
+    loss: mean training loss of the last tenth of the steps, None if it is not
+      finite.
+    wire_bytes: bytes that one worker sends in a step, mean over the run, by the
+      compiled program.
+    link_ms: predicted time of each link of `LINKS` in a step, mean over the
+      run.
+    step_ms: tenth percentile of the times of a step on emulated devices.
+  """
+
+  algorithm: str
+  seed: int
+  steps: int
+  rate: float
+  outer_rate: float | None
+  score: float | None
+  loss: float | None
+  wire_bytes: float
+  link_ms: list[float]
+  step_ms: float
+
+  @property
+  def trial(self) -> Trial:
+    """What tells the run from all others."""
+    return Trial(
+      self.algorithm, self.seed, self.steps, self.rate, self.outer_rate
+    )
+
+
+class Sent(NamedTuple):
+  """What one step of a branch sends.
+
+  Attributes:
+    wire_bytes: bytes that one worker sends, by the compiled program.
+    link_ms: predicted time of each link of `LINKS`.
+  """
+
+  wire_bytes: float
+  link_ms: list[float]
+
+
+class Bench:
+  """Trains all algorithms on one task; each is compiled once for all rates.
+
+  Args:
+    config: configuration of the study.
+    task: model, data and loss.
+    mesh: workers on the axis "data".
+  """
+
+  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh):
+    self._config = config
+    self._task = task
+    self._mesh = mesh
+    self._score = make_score(task)
+    self._graph = nnx.graphdef(task.build(0))
+    # Programs are large: those of the algorithm at work are kept.
+    self._compile = functools.lru_cache(maxsize=1)(self._compile_step)
+
+  def run(self, trial: Trial, on_step: OnStep = ignore_step) -> StudyRun:
+    """Returns the measurements of a run.
+
+    Args:
+      trial: what to run.
+      on_step: called with the number of steps done and the loss.
+    """
+    algorithm = ALGORITHMS[trial.algorithm]
+    length = trial.steps if algorithm.warms_up else 0
+    init, step, sent = self._compile(trial.algorithm, trial.outer_rate, length)
+    state = set_rates(init(trial.seed), trial.rate, trial.steps)
+
+    def take_step(state: Any, batch: Any) -> tuple[Any, float]:
+      *state, loss = step(*state, batch)
+      return tuple(state), float(np.mean(loss))
+
+    state, log = run_steps(
+      state,
+      take_step,
+      lambda index: self._task.batch(trial.seed, index),
+      steps=trial.steps,
+      checkpoint_every=trial.steps,
+      on_step=on_step,
+    )
+    phases = [
+      (sent(b), n / trial.steps) for b, n in algorithm.phases(trial.steps)
+    ]
+    last = log.loss[-max(1, trial.steps // 10) :]
+    return StudyRun(
+      *trial,
+      score=_finite(self._score(getattr(state[0], "anchor", state[0]))),
+      loss=_finite(statistics.fmean(last)),
+      wire_bytes=math.fsum(share * s.wire_bytes for s, share in phases),
+      link_ms=[
+        math.fsum(share * s.link_ms[i] for s, share in phases)
+        for i in range(len(LINKS))
+      ],
+      step_ms=float(np.percentile(log.step_ms, 10)),
+    )
+
+  def _compile_step(
+    self, name: str, outer_rate: float | None, length: int
+  ) -> tuple[Any, Any, Any]:
+    """Returns seed -> state, the compiled step, and branch -> `Sent`."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+      return self._task.loss(nnx.merge(self._graph, params), batch)
+
+    step: Any
+    init_params, step = make_step(
+      self._config, loss, self._mesh, name, outer_rate, length
+    )
+
+    def init(seed: int) -> tuple[Any, ...]:
+      params = nnx.to_pure_dict(nnx.state(self._task.build(seed), nnx.Param))
+      made = init_params(params)
+      # Local updates have one state, which has no length of its own.
+      return made if type(made) is tuple else (made,)
+
+    args = *init(0), self._task.batch(0, 0)
+    compiled = step.lower(*args).compile()
+
+    rounds = ALGORITHMS[name].rounds
+
+    @functools.cache
+    def count_sent(branch: int | None) -> Sent:
+      ledger = wire.compiled_bytes(compiled, branch=branch)
+      link_ms = [1e3 * link_seconds(ledger, LINKS[k], rounds) for k in LINKS]
+      return Sent(ledger.total_bytes, link_ms)
+
+    return init, compiled, count_sent
+
+
+def link_seconds(
+  ledger: wire.Ledger, link: perfmodel.Link, rounds: int = 1
+) -> float:
+  """Predicts the time that the collectives of a step take on a link.
+
+  Those of one kind and dtype travel together, as compilers for GPUs and TPUs
+  combine them. The CPU's compiler leaves them apart.
+
+  Args:
+    ledger: collectives of the step.
+    link: link of each worker.
+    rounds: number of sums of gradients that wait for one another.
+  """
+  together: dict[tuple[str, str, int], float] = {}
+  for move in ledger.moves:
+    key = (move.op, move.dtype, move.workers)
+    together[key] = together.get(key, 0.0) + move.count * move.payload_bytes
+  return math.fsum(
+    _collective_seconds(op, payload, workers, link, rounds)
+    for (op, _, workers), payload in together.items()
+  )
+
+
+def _collective_seconds(
+  op: str, payload: float, workers: int, link: perfmodel.Link, rounds: int
+) -> float:
+  is_power = workers & (workers - 1) == 0 and op != "all_to_all"
+  algorithm = "halving_doubling" if is_power else "ring"
+  times = rounds if op == "all_reduce" else 1
+  return times * perfmodel.collective_seconds(
+    op, payload / times, workers, link, algorithm=algorithm
+  )
+
+
+def _finite(value: float) -> float | None:
+  return value if math.isfinite(value) else None
