@@ -17,6 +17,7 @@ ROOMS = (
   "presets",
   "collectives",
   "checkpoint",
+  "monitor",
   "memory",
   "nnx",
   "linen",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     controllers as controllers,
     hetero as hetero,
     memory as memory,
+    monitor as monitor,
     perfmodel as perfmodel,
     planner as planner,
     presets as presets,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     make_key as make_key,
     state_specs as state_specs,
   )
+  from jaxmotion.monitor import metrics as metrics
   from jaxmotion.transforms import (
     bind_mesh as bind_mesh,
     data_parallel as data_parallel,
@@ -53,11 +55,12 @@ __version__ = "0.1.0.dev0"
 
 # The names above at run time. A test compares both.
 _ROOMS = (
-  "checkpoint codecs collectives controllers hetero memory perfmodel planner "
-  "presets testing transforms wire"
+  "checkpoint codecs collectives controllers hetero memory monitor perfmodel "
+  "planner presets testing transforms wire"
 ).split()
 _NAMES = {
   "core": "Key PerWorker Shared Split make_key state_specs".split(),
+  "monitor": ["metrics"],
   "transforms": (
     "bind_mesh data_parallel exchange fully_sharded local_updates "
     "local_value_and_grad parallelize_step per_worker sharded skip_nonfinite"

@@ -28,6 +28,7 @@ ROOMS = {
   "testing": 6,
   "checkpoint": 6,
   "presets": 6,
+  "monitor": 7,
   "planner": 7,
   "linen": 7,
   "nnx": 7,
@@ -293,7 +294,7 @@ FIELD_TERMS = set(
   backward body branch config cut decode decoded encode exchange flatten
   forward init kernel leaves level loss matmul merge pack params partition pull
   replan repr reshape run scale scan shape size spec step sum trace transpose
-  unpack update advise
+  unpack update advise metrics
   """.split()
 )
 

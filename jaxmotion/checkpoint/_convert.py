@@ -191,7 +191,13 @@ def convert_fully_sharded(
 def shard_shapes(
   params: PyTree, entry: ExchangeLayout | ShardedLayout, layout: Layout
 ) -> PyTree:
-  """Returns the shapes of one device's shards of parameters."""
+  """Returns the shapes of one device's shards of parameters.
+
+  Args:
+    params: tree of shapes, of the leaves of `entry`.
+    entry: how an exchange shards them over axes of the model.
+    layout: tells the lengths of these axes.
+  """
   if not entry.specs:
     return params
   sizes = dict(layout.model)

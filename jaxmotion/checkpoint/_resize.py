@@ -48,6 +48,7 @@ from jaxmotion.core import (
 from jaxmotion.transforms import (
   ExchangeState,
   FullyShardedState,
+  LocalState,
   ShardedState,
   exchange,
   sharded,
@@ -226,6 +227,13 @@ def resize(
     converter.check()
   _check_saved(state, saved.state)
   workers = count_workers(new_layout, axis_names(axis_name))
+
+  if isinstance(state, LocalState) and layout != new_layout:
+    raise ValueError(
+      "`state` must not be that of `local_updates` for other workers or "
+      "codecs, whose parameters differ, got a LocalState: begin anew at its "
+      "`anchor`."
+    )
 
   def convert(state: PyTree) -> PyTree:
     if isinstance(state, FullyShardedState):

@@ -10,6 +10,7 @@ from jaxmotion.collectives._adaptive import (
 )
 from jaxmotion.collectives._arguments import (
   all_axes as all_axes,
+  as_level as as_level,
   joint_axes as joint_axes,
 )
 from jaxmotion.collectives._layout import (

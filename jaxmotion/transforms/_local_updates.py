@@ -50,6 +50,7 @@ from jaxmotion.transforms._placement import (
   has_exchange,
 )
 from jaxmotion.transforms._shardings import Shardings
+from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
@@ -286,7 +287,9 @@ def local_updates(
       **shardings.map_options,
     )(state, params, inner_state, work, extra_args)
 
-  return init, compile_step(step, ("state", "batch"), mesh, donate)
+  maker = StateMaker(rounds.init, by_device=False)
+  run = compile_step(step, ("state", "batch"), mesh, donate)
+  return maker.attach(init), run
 
 
 def _check_state(state: LocalState, workers: int) -> None:

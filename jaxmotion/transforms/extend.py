@@ -5,6 +5,7 @@ Users of the transformations need none of these names.
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._exchange_state import (
+  DelayedState as DelayedState,
   ExchangeOptions as ExchangeOptions,
   Options as Options,
   ShardedOptions as ShardedOptions,

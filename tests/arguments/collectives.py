@@ -100,6 +100,7 @@ _CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
   "collectives.extend.*_memory": _RESIZED,
   "collectives.extend.make_memories": _RESIZED,
+  "collectives.extend.as_level": "it is a check of arguments itself",
   "collectives.extend.memory_codec": _RESIZED,
   "collectives.extend.check_*": "it is a check of arguments itself",
   "collectives.extend.update_params": "steps check what they give to it",

@@ -1,0 +1,195 @@
+"""Metrics of an optimizer state, as a flat dict of scalars."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.checkpoint import Layout
+from jaxmotion.collectives.extend import as_level
+from jaxmotion.core import (
+  Array,
+  PerWorker,
+  PyTree,
+  check_arrays,
+  check_instance,
+)
+from jaxmotion.monitor._errors import error_squares
+from jaxmotion.monitor._traffic import count_traffic
+from jaxmotion.transforms import (
+  ExchangeState,
+  FullyShardedState,
+  LocalState,
+  ShardedState,
+  SkipNonfiniteState,
+)
+from jaxmotion.transforms.extend import DelayedState
+
+_EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
+_COUNTED = (*_EXCHANGES, LocalState, DelayedState)
+_SKIPPED = (*_EXCHANGES, LocalState, SkipNonfiniteState)
+
+
+def metrics(
+  opt_state: PyTree, layout: Layout | None = None, *, level: Any = None
+) -> dict[str, Any]:
+  """Returns what exchanges of an optimizer did, as scalars to log.
+
+  Give the dict to `clu`, TensorBoard or W&B as it is. Call the function outside
+  of a step, or inside of `jit`; a step that does not call it pays nothing. Of
+  several processes, all have to call it.
+
+  Args:
+    opt_state: state of an optax chain with exchanges, or of `local_updates` or
+      `fully_sharded`, wherever the exchanges are inside of it.
+    layout: what `checkpoint.describe_state` returns for this optimizer. Without
+      it there are neither bytes nor error norms, of which a state says nothing.
+    level: int32[], the level of the last exchange, for exchanges with several
+      codecs; None: it is not known.
+
+  Returns:
+    Scalars by their names:
+
+    - `step`: steps so far.
+    - `exchange/updates`: updates so far, the most of any exchange.
+    - `exchange/skipped`: updates that were skipped for a non-finite element; of
+      `local_updates`, fragments that were not sent.
+    - `exchange/wire_bytes`: bytes that one worker sends in one exchange. With a
+      `local_axis` they are those between hosts. Of `local_updates` they are
+      those of all fragments, in `every` steps.
+    - `exchange/ratio`: bytes of the same exchange without codecs, divided by
+      those.
+    - `exchange/bits_per_element`: bits of a gradient's element, divided by the
+      ratio.
+    - `exchange/error_norm`: L2 norm of one worker's error memory, the root mean
+      square over workers.
+    - `exchange/error_norm_max`: the largest such norm of any worker.
+    - `exchange/level`: the level, if it was given.
+
+    Error norms are left out where no codec has error memory. Bytes are left out
+    for several codecs without a `level`, and for `fully_sharded`, whose loss
+    function decides what is sent: count these by `wire.step_bytes`. What an
+    exchange with a `start` sends before that is not counted.
+
+  Raises:
+    TypeError: a leaf of `opt_state` is no array, `layout` no layout, or `level`
+      no integer scalar.
+    ValueError: the layout is of other exchanges, or no codec is of that level.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import checkpoint, codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> tx = optax.chain(transforms.exchange("data", codec), optax.adam(1e-3))
+    >>> params = {"w": jnp.zeros((64, 64))}
+    >>> state = transforms.init_state(tx, params, mesh)
+    >>> # One worker sends nothing: describe the state of four.
+    >>> four = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> layout = checkpoint.describe_state(tx, params, four)
+    >>> for name, value in metrics(state, layout).items():
+    ...   print(f"{name:25} {float(value):.4g}")
+    step                      0
+    exchange/updates          0
+    exchange/skipped          0
+    exchange/wire_bytes       6240
+    exchange/ratio            3.938
+    exchange/bits_per_element 8.125
+    exchange/error_norm       0
+    exchange/error_norm_max   0
+  """
+  check_arrays("opt_state", opt_state)
+  check_instance(
+    "layout",
+    layout,
+    (Layout, type(None)),
+    "what `checkpoint.describe_state` returned",
+  )
+  if level is not None:
+    _check_range(level, layout)
+    level = as_level(level)
+  counts = [node.count for node in _find_nodes(opt_state, _COUNTED)]
+  exchanges = list(_find_nodes(opt_state, _EXCHANGES))
+  skipped = [node.skipped for node in _find_nodes(opt_state, _SKIPPED)]
+  found: dict[str, Any] = {
+    "step": _largest(counts),
+    "exchange/updates": _largest([node.count for node in exchanges]),
+    "exchange/skipped": sum(skipped, jnp.zeros((), jnp.int32)),
+  }
+  if layout is not None:
+    known = [x for x in exchanges if not isinstance(x, FullyShardedState)]
+    if len(known) != len(layout.exchanges):
+      raise ValueError(
+        f"`layout` must have the {len(known)} exchanges of `opt_state`, got "
+        f"{len(layout.exchanges)}."
+      )
+    if known:
+      found |= _read_traffic(layout, level)
+    found |= _read_errors(exchanges, layout)
+  if level is not None:
+    found["exchange/level"] = level
+  return found
+
+
+def _find_nodes(tree: PyTree, kinds: tuple[type, ...]) -> Iterator[Any]:
+  """Yields the nodes of some classes, those inside of others too."""
+
+  def is_other(node: Any) -> bool:
+    return node is not tree and isinstance(node, (*kinds, PerWorker))
+
+  if isinstance(tree, PerWorker):
+    return
+  if isinstance(tree, kinds):
+    yield tree
+  for node in jax.tree.leaves(tree, is_leaf=is_other):
+    if is_other(node):
+      yield from _find_nodes(node, kinds)
+
+
+def _largest(counts: list[Array]) -> Array:
+  return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *counts]))
+
+
+def _read_traffic(layout: Layout, level: Any) -> dict[str, Any]:
+  """Returns bytes and ratio of all exchanges, at a level."""
+  traffic = [count_traffic(layout, entry) for entry in layout.exchanges]
+  if level is None and any(len(own.wire_bytes) > 1 for own in traffic):
+    return {}
+  wire: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
+  plain = math.fsum(own.plain_bytes for own in traffic)
+  elements = sum(own.elements for own in traffic)
+  bits = sum(own.element_bits for own in traffic)
+  if not plain:  # One worker sends nothing.
+    return {"exchange/wire_bytes": wire}
+  return {
+    "exchange/wire_bytes": wire,
+    "exchange/ratio": plain / wire,
+    "exchange/bits_per_element": bits / elements * wire / plain,
+  }
+
+
+def _check_range(level: Any, layout: Layout | None) -> None:
+  """Raises if a level that is known now is that of no codec."""
+  levels = math.inf
+  for entry in () if layout is None else layout.exchanges:
+    levels = min(levels, len(getattr(entry, "codecs", [0])))
+  if isinstance(level, int) and not 0 <= level < levels:
+    raise ValueError(f"`level` must be in [0, {levels}), got {level}.")
+
+
+def _pick_level(values: tuple[float, ...], level: Any) -> Any:
+  if len(values) == 1:
+    return values[0]
+  return jnp.asarray(values, jnp.float32)[level]
+
+
+def _read_errors(exchanges: list[Any], layout: Layout) -> dict[str, Any]:
+  squares = error_squares(exchanges, layout)
+  if squares is None:
+    return {}
+  return {
+    "exchange/error_norm": jnp.sqrt(jnp.mean(squares)),
+    "exchange/error_norm_max": jnp.sqrt(jnp.max(squares)),
+  }

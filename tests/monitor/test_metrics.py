@@ -1,0 +1,276 @@
+"""Metrics of optimizer states: bytes, errors and skipped steps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import checkpoint, codecs, presets, transforms, wire
+
+PARAMS = {"b": np.zeros(40, np.float32), "w": np.ones((64, 48), np.float32)}
+BATCH = {
+  "x": jax.ShapeDtypeStruct((8, 64), "float32"),
+  "y": jax.ShapeDtypeStruct((8, 48), "float32"),
+}
+INT4 = codecs.feedback(codecs.uniform(bits=4))
+TOPK = codecs.feedback(codecs.topk(density=0.02))
+
+
+def mesh_of(*lengths, names=("data",)):
+  count = int(np.prod(lengths))
+  return Mesh(np.array(jax.devices()[:count]).reshape(lengths), names)
+
+
+MESH = mesh_of(4)
+
+
+def loss_fn(params, batch):
+  y = jnp.tanh(batch["x"] @ params["w"]) - batch["y"]
+  return jnp.mean(y**2) + jnp.mean(params["b"])
+
+
+def chain_of(codec, axis_name="data", **options):
+  return optax.chain(
+    jaxmotion.exchange(axis_name, codec, **options), optax.adam(1e-3)
+  )
+
+
+def fill_state(init, seed=0):
+  """A state with numbers in it, and nothing that was encoded."""
+  state = jax.eval_shape(init, PARAMS)
+  rng = np.random.default_rng(seed)
+
+  def fill(a):
+    if jnp.issubdtype(a.dtype, jnp.floating):
+      return jnp.asarray(rng.normal(size=a.shape), a.dtype)
+    return jnp.zeros(a.shape, a.dtype)
+
+  return jax.tree.map(fill, state)
+
+
+RULES = codecs.rules([("b", codecs.identity()), (".", TOPK)])
+EXCHANGES = {
+  "none": chain_of(None),
+  "int4": chain_of(INT4),
+  "gather": chain_of(codecs.sign(), method="gather"),
+  "buckets": chain_of(codecs.buckets(TOPK, max_leaf_size=64)),
+  "rules": chain_of(RULES),
+  "sharded": jaxmotion.sharded(
+    "data",
+    optax.adam(1e-3),
+    gradient_codec=INT4,
+    weight_codec=codecs.uniform(bits=8),
+  ),
+  "two": optax.partition(
+    {"one": chain_of(INT4), "other": chain_of(TOPK)},
+    {"b": "one", "w": "other"},
+  ),
+  "power_sgd": optax.chain(
+    presets.power_sgd("data", start=0), optax.sgd(0.1, momentum=0.9)
+  ),
+  "dgc": optax.chain(
+    presets.dgc("data", warmup=0, clip_norm=None, nonfinite="propagate"),
+    optax.sgd(0.1),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_wire_bytes_are_those_of_the_traced_step(name):
+  tx = EXCHANGES[name]
+  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, mean_loss=False)
+  params, state = jax.eval_shape(init, PARAMS)
+  layout = checkpoint.describe_state(tx, PARAMS, MESH)
+  found = jaxmotion.metrics(fill_state(init)[1], layout)
+  ledger = wire.step_bytes(step, params, state, BATCH)
+  assert found["exchange/wire_bytes"] == pytest.approx(ledger.total_bytes)
+  plain = 2 * 3 / 4 * 4 * (40 + 64 * 48)
+  # Whole small leaves of `sharded` travel as in an all-reduce.
+  assert found["exchange/ratio"] * ledger.total_bytes == pytest.approx(plain)
+  bits = 32 / found["exchange/ratio"]
+  assert found["exchange/bits_per_element"] == pytest.approx(bits)
+
+
+def test_wire_bytes_of_several_hosts_are_those_between_hosts():
+  axes = ("host", "device")
+  mesh = mesh_of(2, 4, names=axes)
+  tx = chain_of(INT4, "host", local_axis="device")
+  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh, axis_name=axes)
+  layout = checkpoint.describe_state(tx, PARAMS, mesh, axis_name=axes)
+  state = fill_state(init)[1]
+  found = jaxmotion.metrics(state, layout)
+  assert 7 < found["exchange/ratio"] < 8
+  # A device sends its quarter of the matrix, and whole what is too small.
+  assert found["exchange/wire_bytes"] < (64 * 48 / 4 / 2 + 40) * 1.2
+
+
+def test_levels_choose_the_bytes_in_a_jitted_function():
+  pair = [codecs.feedback(codecs.uniform(bits=n)) for n in (4, 8)]
+  tx = chain_of(pair)
+  layout = checkpoint.describe_state(tx, PARAMS, MESH)
+  state = fill_state(jaxmotion.data_parallel(loss_fn, tx, MESH)[0])[1]
+  read = jax.jit(lambda state, n: jaxmotion.metrics(state, layout, level=n))
+  low, high = read(state, 0), read(state, 1)
+  assert 7 < float(low["exchange/ratio"]) < 8
+  assert 3.5 < float(high["exchange/ratio"]) < 4
+  assert int(high["exchange/level"]) == 1
+  # Nobody said which codec was used.
+  assert "exchange/wire_bytes" not in jaxmotion.metrics(state, layout)
+  with pytest.raises(ValueError, match=r"`level` must be in \[0, 2\), got 2"):
+    jaxmotion.metrics(state, layout, level=2)
+
+
+def constant_loss(params, batch):
+  """A loss whose gradient is the batch."""
+  return jnp.sum(params["w"] * batch.mean(0))
+
+
+@functools.cache
+def train_constantly():
+  """(layout, state, error of the only worker with a gradient, params)."""
+  tx = optax.chain(
+    jaxmotion.skip_nonfinite(
+      optax.chain(
+        jaxmotion.exchange("data", TOPK, method="gather"), optax.sgd(1.0)
+      ),
+      "data",
+    )
+  )
+  mesh = mesh_of(2)
+  init, step = jaxmotion.data_parallel(constant_loss, tx, mesh)
+  params, state = init({"w": jnp.zeros(100)})
+  g = np.random.default_rng(0).normal(size=100).astype(np.float32)
+  batch = np.stack([g, np.zeros_like(g)])
+  for _ in range(3):
+    params, state, _ = step(params, state, batch)
+  params, state, _ = step(params, state, batch * np.float32(np.nan))
+  error = 3 * g + 2 * np.asarray(params["w"])  # What has not been applied yet.
+  layout = checkpoint.describe_state(init, params, mesh)
+  return layout, state, error, mesh
+
+
+def test_the_error_norm_is_that_of_what_is_still_to_be_sent():
+  layout, state, error, _ = train_constantly()
+  found = jaxmotion.metrics(state, layout)
+  norm = np.linalg.norm(error)
+  assert norm > 1
+  # The other worker has no error.
+  assert found["exchange/error_norm_max"] == pytest.approx(norm, rel=1e-5)
+  mean = norm / np.sqrt(2)
+  assert found["exchange/error_norm"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_skipped_step_is_counted_once():
+  layout, state, *_ = train_constantly()
+  found = jaxmotion.metrics(state)
+  assert [int(v) for v in found.values()] == [3, 3, 1]
+  assert list(found) == ["step", "exchange/updates", "exchange/skipped"]
+  jitted = jax.jit(lambda s: jaxmotion.metrics(s, layout))(state)
+  for name, value in jaxmotion.metrics(state, layout).items():
+    assert float(jitted[name]) == pytest.approx(float(value)), name
+    assert jnp.shape(value) == ()
+
+
+def test_a_worker_reads_its_own_error_inside_of_a_map():
+  layout, state, error, mesh = train_constantly()
+
+  @jax.jit
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(jaxmotion.state_specs(state, "data"),),
+    out_specs=P("data"),
+    check_vma=False,
+  )
+  def read(state):
+    return jaxmotion.metrics(state, layout)["exchange/error_norm"][None]
+
+  np.testing.assert_allclose(
+    read(state), [np.linalg.norm(error), 0], rtol=1e-5, atol=1e-6
+  )
+
+
+def gathered_loss(params, batch):
+  return loss_fn(
+    {k: transforms.gather_params(v) for k, v in params.items()}, batch
+  )
+
+
+def test_fully_sharded_states_have_error_norms():
+  init, _ = jaxmotion.fully_sharded(
+    gathered_loss,
+    optax.adam(1e-3),
+    MESH,
+    gradient_codec=codecs.uniform(bits=4),
+    error_feedback=True,
+  )
+  state = fill_state(init)[1]
+  layout = checkpoint.describe_state(init, PARAMS, MESH)
+  found = jaxmotion.metrics(state, layout)
+  rows = sum(
+    np.square(np.asarray(e)).reshape(4, -1).sum(1) for e in state.error.value
+  )
+  assert found["exchange/error_norm"] == pytest.approx(np.sqrt(rows.mean()))
+  assert "exchange/wire_bytes" not in found
+
+
+def test_local_updates_count_steps_and_send_all_fragments():
+  codec = codecs.rules([("w", INT4), ("b", codecs.uniform(bits=8))])
+  init, _ = jaxmotion.local_updates(
+    loss_fn, optax.sgd(0.1), chain_of(codec), MESH, every=4, fragments=2
+  )
+  state = fill_state(init)
+  outer = state.outer[0][0]._replace(count=jnp.int32(2))
+  state = state._replace(
+    count=jnp.int32(9), outer=((outer, *state.outer[0][1:]), state.outer[1])
+  )
+  layout = checkpoint.describe_state(init, PARAMS, MESH)
+  found = jaxmotion.metrics(state, layout)
+  assert (found["step"], found["exchange/updates"]) == (9, 2)
+  tx = chain_of(codec)
+  whole = checkpoint.describe_state(tx, PARAMS, MESH)
+  all_at_once = jaxmotion.metrics(
+    fill_state(jaxmotion.data_parallel(loss_fn, tx, MESH)[0])[1], whole
+  )
+  # A fragment of one small leaf has padding of its own.
+  ratio = found["exchange/wire_bytes"] / all_at_once["exchange/wire_bytes"]
+  assert 1 <= ratio < 1.1
+
+
+@pytest.mark.parametrize("where", ["masked", "delayed", "per_worker"])
+def test_exchanges_are_found_wherever_they_are(where):
+  options = {}
+  tx = chain_of(INT4)
+  if where == "masked":
+    tx = optax.masked(tx, {"b": False, "w": True})
+  if where == "per_worker":
+    tx = optax.chain(transforms.per_worker(optax.trace(0.9), "data"), tx)
+  if where == "delayed":
+    options = dict(delay=1, overlap="program")
+  init, _ = jaxmotion.data_parallel(loss_fn, tx, MESH, **options)
+  layout = checkpoint.describe_state(init, PARAMS, MESH)
+  found = jax.eval_shape(
+    lambda s: jaxmotion.metrics(s, layout), jax.eval_shape(init, PARAMS)[1]
+  )
+  assert {"exchange/ratio", "exchange/error_norm"} <= set(found)
+
+
+def test_a_layout_of_other_exchanges_is_refused():
+  layout = checkpoint.describe_state(chain_of(INT4), PARAMS, MESH)
+  with pytest.raises(ValueError, match="the 0 exchanges of `opt_state`, got 1"):
+    jaxmotion.metrics(optax.adam(1e-3).init(PARAMS), layout)
+
+
+def test_local_updates_do_not_continue_on_other_workers():
+  init, _ = jaxmotion.local_updates(
+    loss_fn, optax.sgd(0.1), chain_of(INT4), MESH, every=4
+  )
+  layout = checkpoint.describe_state(init, PARAMS, MESH)
+  two = AbstractMesh((2,), ("data",))
+  with pytest.raises(ValueError, match="begin anew at its `anchor`"):
+    checkpoint.resize(init, fill_state(init), PARAMS, layout, two)
