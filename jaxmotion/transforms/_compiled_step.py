@@ -82,7 +82,7 @@ def compile_step(
     names: of its positional arguments; the last is the batch.
     mesh: devices that the step runs on.
     donate: whether to donate all arguments but the batch.
-    call: as for `compile_run`.
+    call: as for `compile_run`; the one program runs inside of other programs.
   """
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
@@ -98,7 +98,8 @@ def compile_step(
     check_step_key(kwargs.get("key"))
     in_flight.wait(args[:1])
     try:
-      results = (call or jitted)(*args, **kwargs)
+      run = call if call and not _has_tracer((args, kwargs)) else jitted
+      results = run(*args, **kwargs)
     except (TypeError, ValueError, OverflowError):
       # Only after an error: a step shall not look at every leaf.
       for name, tree in (given | kwargs).items():
@@ -110,3 +111,7 @@ def compile_step(
   for name in ("lower", "trace", "eval_shape"):
     setattr(checked_step, name, getattr(jitted, name))
   return checked_step
+
+
+def _has_tracer(tree: PyTree) -> bool:
+  return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))

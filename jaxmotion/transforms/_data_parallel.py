@@ -36,9 +36,7 @@ from jaxmotion.core import (
 from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._compiled_step import compile_run
 from jaxmotion.transforms._delayed_step import (
-  OVERLAPS,
   DelayedUpdate,
-  choose_overlap,
   make_delayed_run,
   make_threaded_call,
 )
@@ -53,6 +51,7 @@ from jaxmotion.transforms._model_state import (
   keep_if_skipped,
 )
 from jaxmotion.transforms._placement import as_transformation, check_trained
+from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
@@ -376,7 +375,7 @@ def data_parallel(
 
   call = None
   if choose_overlap(mesh, overlap) == "thread":
-    call = make_threaded_call(compute, delayed, donate=donate)
+    call = make_threaded_call(compute, delayed, Sender(mesh), donate=donate)
   run = make_delayed_run(compute, delayed)
   step = compile_run(run, mesh, stateful=False, donate=donate, call=call)
   return maker.attach(init), step

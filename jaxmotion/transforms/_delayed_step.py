@@ -1,19 +1,16 @@
 """Step that applies each mean gradient one step late, while the next computes.
 
-A collective and independent computations of one XLA:CPU program take the sum of
-their times, and so do two programs that one thread dispatches. Dispatched by
-two threads, they take the longer of both times. So on CPU hosts a second thread
-runs everything that sends; elsewhere the compiler overlaps both in one program.
+On CPU hosts a second thread dispatches everything that sends; elsewhere the
+compiler overlaps both in one program.
 """
 
-import concurrent.futures
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import (
@@ -30,9 +27,8 @@ from jaxmotion.core import (
 from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._exchange_state import DelayedState
 from jaxmotion.transforms._local_work import LocalWork
+from jaxmotion.transforms._sender import Sender
 from jaxmotion.transforms._shardings import Shardings
-
-OVERLAPS = (None, "program", "thread")
 
 
 class DelayedUpdate(NamedTuple):
@@ -173,13 +169,14 @@ def make_delayed_run(
 
 
 def make_threaded_call(
-  compute: Compute, update: DelayedUpdate, *, donate: bool
+  compute: Compute, update: DelayedUpdate, sender: Sender, *, donate: bool
 ) -> Callable[..., tuple[PyTree, DelayedState, PyTree]]:
   """Makes the step as programs of two threads, which send and compute.
 
   Args:
     compute: first half of the step.
     update: second half.
+    sender: dispatches what sends.
     donate: whether to donate the state; parameters are read by both threads.
 
   Returns:
@@ -208,11 +205,6 @@ def make_threaded_call(
   jit_compute = jax.jit(compute_first)
   jit_apply = jax.jit(apply_last, donate_argnums=(2,) if donate else ())
   jit_average = jax.jit(update.average)
-  # One thread, so that all hosts run their collectives in the same order.
-  sender = concurrent.futures.ThreadPoolExecutor(1, "jaxmotion-sender")
-
-  def send(fun: Callable[..., Any], *args: Any) -> concurrent.futures.Future:
-    return sender.submit(lambda: jax.block_until_ready(fun(*args)))
 
   def call(
     params: PyTree,
@@ -224,41 +216,19 @@ def make_threaded_call(
   ) -> tuple[PyTree, DelayedState, PyTree]:
     check_instance("opt_state", opt_state, DelayedState, "what `init` returned")
     count, *rest = opt_state
-    sent = send(jit_apply, params, count, rest, extra_args)
+    sent = sender.send(jit_apply, params, count, rest, extra_args)
     try:
       work, count = jit_compute(params, count, batch, key)
-      jax.block_until_ready(work)
+      metrics = sender.send(jit_average, work)
     finally:
-      # Nothing else may send until this thread has.
-      inner, params = sent.result()
-    metrics = send(jit_average, work).result()
+      # The caller may send as soon as this function ends, after an error too.
+      # Two sums at a time could meet the wrong ones of other hosts.
+      jax.block_until_ready(sent)
+    jax.block_until_ready((work, metrics))
+    inner, params = sent
     return params, _advance(count, inner, work), metrics
 
   return call
-
-
-def choose_overlap(mesh: Mesh, overlap: str | None) -> str:
-  """Returns how a step hides its exchange: "program" or "thread".
-
-  Args:
-    mesh: device mesh of the step.
-    overlap: what the caller chose, or None.
-
-  Raises:
-    ValueError: threads were asked for, and a process has several devices: two
-      programs with collectives of all of them could wait for one another.
-  """
-  own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-  is_alone = len(own) == 1
-  if overlap == "thread" and not is_alone:
-    raise ValueError(
-      "`overlap` must be 'program' for a process with several devices, got "
-      f"'thread' for {len(own)}."
-    )
-  if overlap is not None:
-    return overlap
-  has_hosts = mesh.size > 1 and own[0].platform == "cpu"
-  return "thread" if is_alone and has_hosts else "program"
 
 
 def _advance(count: Array, inner: PyTree, work: LocalWork) -> DelayedState:

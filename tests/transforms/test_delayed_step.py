@@ -98,6 +98,13 @@ def test_a_thread_computes_what_one_program_computes():
   jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+def test_a_step_with_a_thread_runs_inside_of_another_program():
+  init, step = make_steps(1, overlap="thread")
+  args = (*init(PARAMS), BATCHES[0])
+  found, expected = jax.jit(step)(*args), step(*args)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_weights_are_those_of_the_step_of_the_gradient():
   init, step = make_steps(
     codec=codecs.identity(),

@@ -1,0 +1,95 @@
+"""Second thread of a process, which dispatches whatever sends.
+
+XLA:CPU runs the programs that one thread has dispatched one after the other,
+and a collective and independent computations of one program take the sum of
+their times. The programs of two threads run beside one another and take the
+longer of both times. So a step that overlaps on CPU hosts dispatches from this
+thread what sends, and from the caller's thread what computes.
+
+There is one such thread in a process: two programs that send, of two threads,
+could run in another order on another host, and then wait for one another. The
+thread only dispatches. It never waits for other hosts, so that an error or the
+end of the process does not wait for it.
+"""
+
+import concurrent.futures
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+OVERLAPS = (None, "program", "thread")
+
+
+class Sender:
+  """Dispatches programs that send, from the second thread of this process.
+
+  A program runs after everything that the calling thread had dispatched before,
+  which may send too, and after what any `Sender` had dispatched. What the
+  calling thread dispatches later, and does not depend on its results, may run
+  beside it, and so must not send.
+
+  Args:
+    mesh: devices of the programs, of which this process has one CPU device.
+  """
+
+  def __init__(self, mesh: Mesh):
+    self._start = jax.device_put(np.int32(0), _own_devices(mesh)[0])
+    self._follow = jax.jit(lambda token: token + 1)
+
+  def send(self, program: Callable[..., Any], *args: Any) -> Any:
+    """Returns a program's results: arrays that may not be computed yet.
+
+    Args:
+      program: jitted function.
+      *args: its arguments.
+
+    Raises:
+      Exception: what tracing or compiling the program raises. An error of the
+        link is raised where the results are used.
+    """
+    # It is computed after all that this thread has dispatched so far.
+    token = self._follow(self._start)
+
+    def dispatch() -> Any:
+      self._follow(token)
+      return program(*args)
+
+    return _start_thread().submit(dispatch).result()
+
+
+@functools.cache
+def _start_thread() -> concurrent.futures.ThreadPoolExecutor:
+  return concurrent.futures.ThreadPoolExecutor(1, "jaxmotion-sender")
+
+
+def choose_overlap(mesh: Mesh, overlap: str | None) -> str:
+  """Returns how a step hides its exchange: "program" or "thread".
+
+  Args:
+    mesh: device mesh of the step.
+    overlap: what the caller chose, or None.
+
+  Raises:
+    ValueError: threads were asked for, and a process has several devices: two
+      programs with collectives of all of them could wait for one another.
+  """
+  own = _own_devices(mesh)
+  is_alone = len(own) == 1
+  if overlap == "thread" and not is_alone:
+    raise ValueError(
+      "`overlap` must be 'program' for a process with several devices, got "
+      f"'thread' for {len(own)}."
+    )
+  if overlap is not None:
+    return overlap
+  has_hosts = mesh.size > 1 and own[0].platform == "cpu"
+  return "thread" if is_alone and has_hosts else "program"
+
+
+def _own_devices(mesh: Mesh) -> list[jax.Device]:
+  process = jax.process_index()
+  return [d for d in mesh.devices.flat if d.process_index == process]

@@ -1,0 +1,47 @@
+"""The second thread, which dispatches whatever sends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxmotion.transforms._sender import Sender
+
+SENDER = Sender(Mesh(np.array(jax.devices()[:1]), ("data",)))
+ADD_ONE = jax.jit(lambda x: x + 1)
+
+
+@jax.jit
+def run_long(x, turns):
+  """Multiplies matrices, as XLA:CPU runs cheaper programs at once."""
+  return jax.lax.fori_loop(0, turns, lambda i, x: jnp.tanh(x @ x), x)
+
+
+def test_the_caller_and_the_sender_run_beside_one_another():
+  x = jnp.ones((256, 256))
+  run_long(x, 1)
+  sent = SENDER.send(run_long, x, 300)
+  ADD_ONE(x).block_until_ready()
+  assert not sent.is_ready()
+  # What is sent next follows it, and so does what depends on it.
+  again = SENDER.send(ADD_ONE, x)
+  again.block_until_ready()
+  assert sent.is_ready()
+
+
+def test_what_is_sent_follows_all_that_the_caller_had_dispatched():
+  x = jnp.ones((256, 256))
+  before = run_long(x, 100)
+  sent = SENDER.send(ADD_ONE, x)
+  sent.block_until_ready()
+  assert before.is_ready()
+
+
+def test_errors_of_a_program_are_the_callers():
+  def fail(x):
+    raise ValueError("`x` must be otherwise.")
+
+  with pytest.raises(ValueError, match="`x` must be otherwise"):
+    SENDER.send(jax.jit(fail), np.float32(1))
+  assert float(SENDER.send(ADD_ONE, np.float32(1))) == 2
