@@ -46,29 +46,31 @@ def run_experiment(
     jax.config.update("jax_compilation_cache_dir", cache)
   task = tasks.load_task(config)
   bench = Bench(config, task, mesh)
+  used: dict[Trial, StudyRun] = {}  # Others had rates that lost since.
   finished = {run.trial: run for run in folder.read_runs()} if folder else {}
 
   def run(trial: Trial) -> StudyRun:
     if trial in finished:
+      used[trial] = finished[trial]
       return finished[trial]
-    done = finished[trial] = bench.run(trial)
+    done = finished[trial] = used[trial] = bench.run(trial)
     if folder:
       folder.add_run(done)
     if json:
-      records.write_rows(json, make_rows(config, task, list(finished.values())))
+      records.write_rows(json, make_rows(config, task, list(used.values())))
     name = f"{trial.algorithm} seed {trial.seed}, {trial.steps} steps"
     rates = f"rates {trial.rate:.3g} {trial.outer_rate or ''}".rstrip()
     score = "diverged" if done.score is None else f"{done.score:.3f}"
     console.print(f"{name}, {rates}: score {score}, {done.step_ms:.1f} ms")
     return done
 
-  # The longest runs come first: they alone make a table.
-  for length in sorted(config.lengths, reverse=True):
-    for name in config.algorithms:
-      best = choose_rates(config, name, run, higher=task.unit == "%")
+  for name in config.algorithms:
+    best = choose_rates(config, name, run, higher=task.unit == "%")
+    # The longest runs come first: they alone make a table.
+    for length in sorted(config.lengths, reverse=True):
       for seed in config.seeds:
         run(Trial(name, seed, length, best.rate, best.outer_rate))
-  rows = make_rows(config, task, list(finished.values()))
+  rows = make_rows(config, task, list(used.values()))
   if json:
     records.write_rows(json, rows)
   console.print(tables.summary_table(rows).to_console())

@@ -1,4 +1,4 @@
-"""Trials of learning rates: the same number for every algorithm."""
+"""Trials of learning rates: by the same rule for every algorithm."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,10 @@ def choose_rates(
 ) -> StudyRun:
   """Returns the best of an algorithm's trials.
 
-  Three learning rates are tried, then two more settings of the best of them:
-  other outer learning rates for local updates, rates in between for all others.
+  Three learning rates are tried, then both neighbors of the best of them: other
+  outer learning rates for local updates, rates in between for all others. As
+  long as the best is the least or the greatest that was tried, the next one
+  beyond it is tried, at most `config.further` times.
 
   Args:
     config: configuration of the study.
@@ -28,7 +30,7 @@ def choose_rates(
   """
   algorithm = ALGORITHMS[name]
   base = config.base_rates[algorithm.optimizer or config.optimizer]
-  outer = algorithm.outer_rate
+  is_local = algorithm.outer_rate is not None
 
   def try_rates(rate: float, outer_rate: float | None) -> StudyRun:
     seed, steps = config.trial_seed, config.trial_steps
@@ -40,12 +42,25 @@ def choose_rates(
     # Scores of few examples are often equal: then the training loss decides.
     return (-found.score if higher else found.score), found.loss
 
-  factors = 1.0, 1 / config.coarse, config.coarse
-  best = min((try_rates(base * f, outer) for f in factors), key=rank)
-  others = [
-    try_rates(best.rate * f, None)
-    if outer is None
-    else try_rates(best.rate, outer * f)
-    for f in (1 / config.fine, config.fine)
+  def knob(found: StudyRun) -> float:
+    return found.rate if found.outer_rate is None else found.outer_rate
+
+  def scale(found: StudyRun, factor: float) -> StudyRun:
+    if found.outer_rate is None:
+      return try_rates(found.rate * factor, None)
+    return try_rates(found.rate, found.outer_rate * factor)
+
+  tried = [
+    try_rates(base * factor, algorithm.outer_rate)
+    for factor in (1.0, 1 / config.coarse, config.coarse)
   ]
-  return min([best, *others], key=rank)
+  best = min(tried, key=rank)
+  tried = [best] if is_local else tried
+  tried += [scale(best, 1 / config.fine), scale(best, config.fine)]
+  for _ in range(config.further):
+    best = min(tried, key=rank)
+    if knob(best) == min(map(knob, tried)):
+      tried.append(scale(best, 1 / config.fine))
+    elif knob(best) == max(map(knob, tried)):
+      tried.append(scale(best, config.fine))
+  return min(tried, key=rank)

@@ -33,7 +33,7 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   own = first["test_accuracy_4"].value
   assert first["test_accuracy_equal_bytes_4"].value == pytest.approx(own)
   assert first["test_accuracy_equal_time_10mbit_4"].value == pytest.approx(own)
-  assert first["trials"].value.count(":") == 5
+  assert 5 <= first["trials"].value.count(":") <= 7
 
   config.algorithms = ("fp32", "diloco_int4")
   rows = run_experiment(
@@ -44,7 +44,8 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   local = {row.metric: row for row in rows if row.case == "diloco_int4"}
   # Eight steps have one exchange: quiet steps send nothing.
   assert 0 < local["wire_bytes"].ratio < 1 / 8
-  assert local["trials"].value.count("/") == 5, "outer rates are tried"
+  outer = {t.split(":")[0] for t in local["trials"].value.split(", ")}
+  assert {"0.002/0.7", "0.006/0.7"} <= outer and 5 <= len(outer) <= 7
   assert plot.read_bytes().startswith(b"\x89PNG")
   table = render_markdown(records.read_rows(json))
   assert table.count("\n") == 3 and "| diloco_int4 |" in table
