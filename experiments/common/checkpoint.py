@@ -172,6 +172,8 @@ class CheckpointStore:
     tree = jax.tree.unflatten(structure, restored)
     if elastic:
       tree = elastic.resize(tree, layout)
+    if self._is_first:
+      print_notice(f"{self._folder.name}: resumed from step {step}.")
     return tree, Log(**facts["log"])
 
   def list_steps(self) -> list[int]:

@@ -1,12 +1,32 @@
-"""A live progress bar on a terminal, plain lines anywhere else."""
+"""A live table with progress bars on a terminal, plain lines anywhere else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import rich.console
 import rich.progress
+import rich.table
 
 _LINES_PER_RUN = 4  # Of plain output.
+_ROWS = 12  # Of the live table: the last runs.
+_COLUMNS = ("run", "steps", "loss", "score", "step, ms")
+
+
+class _LiveProgress(rich.progress.Progress):
+  """Progress bars below a table of the runs so far."""
+
+  rows: list[tuple[str, ...]]
+
+  def get_renderables(self) -> Iterable[rich.console.RenderableType]:
+    """Yields the table, then the bars."""
+    if getattr(self, "rows", None):
+      table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+      for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "run" else "right")
+      for row in self.rows[-_ROWS:]:
+        table.add_row(*row)
+      yield table
+    yield from super().get_renderables()
 
 
 class Display:
@@ -21,7 +41,7 @@ class Display:
   def __init__(self, console: rich.console.Console, *, steps: int, runs: int):
     self._console = console
     self._steps = steps
-    self._bar = rich.progress.Progress(
+    self._bar = _LiveProgress(
       rich.progress.TextColumn("{task.description}"),
       rich.progress.BarColumn(),
       rich.progress.MofNCompleteColumn(),
@@ -29,6 +49,7 @@ class Display:
       console=console,
       disable=not console.is_terminal,
     )
+    self._bar.rows = []
     self._whole = self._bar.add_task("all runs", total=runs * steps)
     self._part = self._bar.add_task("", total=steps)
     self._ended = 0
@@ -50,9 +71,11 @@ class Display:
     name = f"{case} seed {seed}"
     every = max(1, self._steps // _LINES_PER_RUN)
     self._bar.reset(self._part, total=self._steps)
+    self._bar.rows.append((name, "0", "", "", ""))
 
     def on_step(done: int, loss: float) -> None:
       text = f"{name}  loss {loss:.4f}"
+      self._bar.rows[-1] = (name, str(done), f"{loss:.4f}", "", "")
       self._bar.update(self._part, completed=done, description=text)
       self._bar.update(self._whole, completed=self._ended * self._steps + done)
       if not self._console.is_terminal and done % every == 0:
@@ -61,8 +84,12 @@ class Display:
     return on_step
 
   def end_run(self, case: str, seed: int, score: float, step_ms: float) -> None:
-    """Ends a run and prints one line about it."""
+    """Ends a run: its row is complete, or a plain line tells of it."""
     self._ended += 1
+    if self._console.is_terminal:
+      row = self._bar.rows[-1]
+      self._bar.rows[-1] = (*row[:3], f"{score:.3f}", f"{step_ms:.1f}")
+      return
     self._console.print(
       f"{case} seed {seed}: score {score:.3f}, step {step_ms:.1f} ms"
     )

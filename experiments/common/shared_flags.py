@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments.common import files, signals
 from experiments.common.console import (
@@ -63,10 +63,14 @@ def run_main(main: Callable[[], None]) -> None:
 
 def _parse_flags(argv: list[str]) -> list[str]:
   try:
-    return app.parse_flags_with_usage(argv)
+    rest = app.parse_flags_with_usage(argv)
   # A field that a configuration does not have raises what its container does.
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise SystemExit(_explain_field(error)) from error
+  # By default absl would show what JAX and orbax log about themselves.
+  if flags.FLAGS["verbosity"].using_default_value:
+    flags.FLAGS.verbosity = logging.WARNING
+  return rest
 
 
 def _explain_field(error: Exception) -> str:
@@ -194,5 +198,15 @@ def define_workdir() -> flags.FlagHolder[str | None]:
     "workdir",
     None,
     "Where to keep checkpoints; the same folder resumes.",
+    allow_override=True,
+  )
+
+
+def define_tensorboard() -> flags.FlagHolder[str | None]:
+  """Defines the flag `--tensorboard`."""
+  return flags.DEFINE_string(
+    "tensorboard",
+    None,
+    "Folder for TensorBoard; each run has a folder in it.",
     allow_override=True,
   )

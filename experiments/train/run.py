@@ -1,5 +1,7 @@
 """A training job: from a configuration to a table, rows and a plot."""
 
+import pathlib
+
 import jax
 from ml_collections import ConfigDict
 
@@ -8,6 +10,7 @@ from experiments.common.checkpoint import CheckpointStore
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
+from experiments.common.scalars import ScalarWriter
 from experiments.common.workdir import FREE_FIELDS, Run, Workdir
 from experiments.train import tables, tasks
 from experiments.train.cases import check_exchange
@@ -22,6 +25,7 @@ def run_experiment(
   json: str | None = None,
   plot: str | None = None,
   workdir: str | None = None,
+  tensorboard: str | None = None,
   processes: int = 1,
 ) -> None:
   """Trains all exchanges and seeds, prints the table, writes rows and plot.
@@ -34,6 +38,7 @@ def run_experiment(
     json: file of the rows, if any.
     plot: file of the plot, if any.
     workdir: folder of the checkpoints, if any.
+    tensorboard: folder of the scalars, if any.
     processes: number of processes that run this job together.
 
   Raises:
@@ -50,7 +55,14 @@ def run_experiment(
   runs = len(config.exchanges) * len(config.seeds)
   with Display(console, steps=config.steps, runs=runs) as display:
     try:
-      finished = train_all(config, task, mesh, workdir=folder, display=display)
+      finished = train_all(
+        config,
+        task,
+        mesh,
+        workdir=folder,
+        tensorboard=tensorboard,
+        display=display,
+      )
     except FloatingPointError as error:
       raise SystemExit(f"Stopped: {error}") from error
   if not is_first:
@@ -77,12 +89,26 @@ def open_workdir(folder: str, config: ConfigDict) -> Workdir:
   return Workdir(folder, config, free_fields=(*FREE_FIELDS, "workers"))
 
 
+def open_scalars(folder: str | None, name: str) -> ScalarWriter | None:
+  """Returns the writer of one run's scalars, if there is a folder for them.
+
+  Args:
+    folder: of the job.
+    name: of the run.
+  """
+  if folder is None:
+    return None
+  path = pathlib.Path(folder) / name
+  return ScalarWriter(path, is_quiet=jax.process_index() != 0)
+
+
 def train_all(
   config: ConfigDict,
   task: tasks.Task,
   mesh: Mesh,
   *,
   workdir: Workdir | None = None,
+  tensorboard: str | None = None,
   display: Display | None = None,
 ) -> list[Run]:
   """Trains every exchange with every seed, except runs `workdir` already has.
@@ -92,6 +118,7 @@ def train_all(
     task: model, data and loss.
     mesh: made by `make_mesh`.
     workdir: folder of checkpoints and finished runs, if any.
+    tensorboard: folder of the scalars of every run, if any.
     display: shows the progress, if given.
 
   Returns:
@@ -106,8 +133,15 @@ def train_all(
     exchange: str, seed: int, store: CheckpointStore | None, on_step: OnStep
   ) -> Run:
     trainer = trainers[exchange]
-    trained = trainer.train_seed(seed, store=store, on_step=on_step)
-    return trainer.summarize_run(seed, trained, score)
+    writer = open_scalars(tensorboard, f"{exchange}-seed{seed}")
+    trained = trainer.train_seed(
+      seed, store=store, on_step=on_step, writer=writer
+    )
+    run = trainer.summarize_run(seed, trained, score)
+    if writer:
+      writer.write(len(trained.log.loss), {"score": run.score})
+      writer.close()
+    return run
 
   return run_cases(
     config.exchanges,

@@ -16,6 +16,7 @@ from experiments.common.checkpoint import CheckpointStore, Elastic, Log
 from experiments.common.console import print_notice
 from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
+from experiments.common.scalars import ScalarWriter
 from experiments.common.workdir import Run
 from experiments.train.cases import exchange_with, split_delay
 from experiments.train.mesh import DEVICE_AXIS, Mesh
@@ -23,6 +24,8 @@ from experiments.train.optimizer import make_optimizer, make_settings
 from experiments.train.presets import PRESETS
 from experiments.train.tasks import Batch, Task
 from jaxmotion import checkpoint, wire
+
+_SCALARS_EVERY = 10  # Steps: reading a state takes a program of its own.
 
 Params = Any
 OptState = Any
@@ -138,6 +141,7 @@ class Trainer:
     store: CheckpointStore | None = None,
     stop: int | None = None,
     on_step: OnStep = ignore_step,
+    writer: ScalarWriter | None = None,
   ) -> Trained:
     """Trains one seed, from its latest checkpoint if there is one.
 
@@ -146,6 +150,7 @@ class Trainer:
       store: checkpoints to read and write, if any.
       stop: number of steps to end after, instead of `config.steps`.
       on_step: called with the number of steps done and the loss.
+      writer: receives the scalars of every `_SCALARS_EVERY`-th step, if any.
 
     Raises:
       FloatingPointError: the loss is not finite.
@@ -169,6 +174,11 @@ class Trainer:
       *trained, loss = program.step(trained[0], trained[1], batch)
       return tuple(trained), float(loss)
 
+    def log_step(done: int, loss: float) -> None:
+      if writer and done % _SCALARS_EVERY == 0:
+        writer.write(done, {"loss": loss})
+      on_step(done, loss)
+
     (params, state), log = run_steps(
       (params, state),
       step,
@@ -178,10 +188,25 @@ class Trainer:
       store=store,
       elastic=None if store is None else self._make_elastic(params),
       stop=stop,
-      on_step=on_step,
+      evaluate=self._make_watch(params, writer) if writer else None,
+      on_step=log_step,
     )
     self._check_finite(log, seed)
     return Trained(params, state, log)
+
+  def _make_watch(
+    self, params: Params, writer: ScalarWriter
+  ) -> Callable[[int, tuple[Params, OptState]], None]:
+    """Returns a function of a step that logs what its exchange did."""
+    layout = checkpoint.describe_state(
+      self._init, params, self._mesh, axis_name=self._workers
+    )
+
+    def watch(done: int, trained: tuple[Params, OptState]) -> None:
+      if done % _SCALARS_EVERY == 0:
+        writer.write(done, jaxmotion.metrics(trained[1], layout))
+
+    return watch
 
   def summarize_run(
     self, seed: int, trained: Trained, score: Callable[[Params], float]

@@ -102,6 +102,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(saved, capsys):
       f"Checkpoint {folder / '2'} is broken:"
       f" {path.relative_to(folder / '2')} does not match its checksum."
       " The run goes on from step 1.\n"
+      "run: resumed from step 1.\n"
     )
     (folder / "2.broken").rename(folder / "2")
     whole[bit // 8] ^= 1 << (bit % 8)
@@ -192,7 +193,7 @@ def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved, capfd):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
   assert_step(store.restore(TREE), 2)
-  assert capfd.readouterr().err == ""
+  assert capfd.readouterr().err == "run: resumed from step 2.\n"
 
 
 def test_every_dtype_shape_and_memory_comes_back(tmp_path):

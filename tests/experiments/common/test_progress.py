@@ -1,4 +1,5 @@
 import io
+import re
 
 import rich.console
 
@@ -28,8 +29,11 @@ def test_plain_output_is_a_few_lines_without_control_codes():
   ]
 
 
-def test_terminal_has_a_live_bar_that_ends_full():
+def test_terminal_has_a_live_table_and_a_bar_that_ends_full():
   text = shown(terminal=True)
   assert "\x1b[" in text
+  plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+  row = [r for r in plain.splitlines() if r.startswith("int8 seed 1 ")][-2]
+  assert row.split() == "int8 seed 1 8 0.1250 97.500 4.0".split()
   last = text.rsplit("int8 seed 1  loss", 1)[1]
   assert "8/8" in last

@@ -35,6 +35,9 @@ for name in names:
       else:
         raise AssertionError(f"{name} accepts --{flag}={bad}")
       flags.FLAGS[flag].unparse()
+train = flags.FLAGS.get_key_flags_for_module("experiments.train.__main__")
+shown = {"coordinator_address", "num_processes", "process_id", "distributed"}
+assert shown <= {f.name for f in train}, "its --help lacks flags of hosts"
 flags.FLAGS(["run", "--json=rows"])
 print(flags.FLAGS.json)
 """

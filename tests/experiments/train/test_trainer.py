@@ -33,10 +33,28 @@ def assert_same_bits(a, b):
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
+class Recorder:
+  """Keeps the scalars that a writer gets, by step."""
+
+  def __init__(self):
+    self.found = {}
+
+  def write(self, step, scalars):
+    self.found.setdefault(step, {}).update(scalars)
+
+
+def test_stopped_and_resumed_equals_straight(
+  tmp_path, tiny, capsys, monkeypatch
+):
   config = tiny("digits", steps=6, checkpoint_every=2)
   trainer = make_trainer(config, FEEDBACK)
-  straight = trainer.train_seed(seed=0)
+  monkeypatch.setattr(trainers, "_SCALARS_EVERY", 3)
+  writer = Recorder()
+  straight = trainer.train_seed(seed=0, writer=writer)
+  assert sorted(writer.found) == [3, 6]
+  assert writer.found[6]["loss"] == straight.log.loss[-1]
+  assert int(writer.found[6]["exchange/updates"]) == 6
+  assert float(writer.found[6]["exchange/error_norm"]) > 0
   # Error memory is part of what has to survive: see that there is some.
   memory = jax.tree.leaves(straight.state[0].codec_state)
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
@@ -50,6 +68,8 @@ def test_stopped_and_resumed_equals_straight(tmp_path, tiny):
     seed=0, store=store, on_step=lambda done, loss: seen.append(done)
   )
   assert seen == [3, 4, 5, 6]  # Step 3 came after the checkpoint.
+  told = capsys.readouterr().err
+  assert f"{FEEDBACK}-seed0: resumed from step 2.\n" in told
   assert_same_bits(
     (straight.params, straight.state), (resumed.params, resumed.state)
   )
