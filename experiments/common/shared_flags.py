@@ -69,7 +69,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
     raise SystemExit(_explain_field(error)) from error
   # By default absl would show what JAX and orbax log about themselves.
   if flags.FLAGS["verbosity"].using_default_value:
-    flags.FLAGS.verbosity = logging.WARNING
+    flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
   return rest
 
 
