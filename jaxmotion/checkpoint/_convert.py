@@ -21,16 +21,25 @@ from jaxmotion.checkpoint._parts import (
 )
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
+  PARTS,
   StateLayout,
   convert_states,
-  forgetful_leaves,
+  list_remembered,
 )
 from jaxmotion.core import PerWorker, PyTree, name_axes
 from jaxmotion.transforms import (
   ExchangeState,
   FullyShardedState,
+  LocalState,
   ShardedState,
 )
+
+# What a codec of today that does not remember a part would lose.
+_LOST = {
+  "error": "What is still to be sent would be lost: wrap it in `feedback`",
+  "momentum": "It would be lost: wrap the codec in `momentum_correction`",
+  "sent": "Differences to it would be lost: wrap the codec in `ef21`",
+}
 
 
 class Converter(NamedTuple):
@@ -67,15 +76,14 @@ class Converter(NamedTuple):
       return
     # Made by a codec that remembers, continued by one that does not.
     codecs = [_gradient_codec(entry) for entry in (self.old, self.new)]
-    held, forgetful = (
-      set(forgetful_leaves(self.params, codec)) for codec in codecs
-    )
-    if lost := sorted(forgetful - held):
-      raise ValueError(
-        f"`tx` must have error memory for {lost[0]!r}, as the saved state has,"
-        f" got {codecs[1]!r}. What is still to be sent would be lost:"
-        " wrap the codec in `feedback`, or give reset_memory=True."
-      )
+    held, now = (list_remembered(self.params, codec) for codec in codecs)
+    for path, parts in held.items():
+      for part in parts:
+        if part not in now[path]:
+          raise ValueError(
+            f"`tx` must have {PARTS[part]} for {path!r}, as the saved state "
+            f"has, got {codecs[1]!r}. {_LOST[part]}, or give reset_memory=True."
+          )
 
   def convert(self, state: Any) -> Any:
     """Returns the state for today's workers and codec."""
@@ -186,6 +194,38 @@ def convert_fully_sharded(
     inner=fit_parts("inner", state.inner, like.inner, likes),
     error=treedef.unflatten(errors),
   )
+
+
+def convert_local(
+  state: LocalState, divide: Callable[[PyTree], Any], workers: int
+) -> LocalState:
+  """Returns own parameters and weights of `local_updates` for other workers.
+
+  The mean of what workers have changed, by their weights, stays the same.
+
+  Args:
+    state: the state as it was saved.
+    divide: parameters -> fragments, each of which has weights of its own.
+    workers: number of workers today.
+  """
+  if not isinstance(state.weights, PerWorker):
+    return state
+  weights = state.weights.value
+  if weights.shape[0] == workers:
+    return state
+  owners = divide(state.anchor).owners
+  own = jax.tree.leaves(state.params)
+  treedef: Any = jax.tree.structure(state.params)
+
+  def mix(p: Any, owner: int) -> Any:
+    weight = weights[:, owner].reshape(-1, *[1] * (p.ndim - 1))
+    total = resize_rows(weight, workers)
+    moved = resize_rows(weight * p, workers) / jnp.where(total > 0, total, 1)
+    # Right after an exchange nobody has a weight.
+    return jnp.where(total > 0, moved, resize_rows(p, workers)).astype(p.dtype)
+
+  mixed = [mix(p, owner) for p, owner in zip(own, owners, strict=True)]
+  return state._replace(params=treedef.unflatten(mixed))
 
 
 def shard_shapes(

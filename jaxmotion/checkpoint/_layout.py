@@ -167,8 +167,8 @@ def describe_state(
   another number of workers or another codec.
 
   Args:
-    tx: optax chain, or the `init` that `data_parallel` or
-      `fully_sharded` returned.
+    tx: optax chain, or the `init` that `data_parallel`, `fully_sharded` or
+      `local_updates` returned.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     mesh: mesh of the workers. A `jax.sharding.AbstractMesh` will do.
     axis_name: the axis (or axes) of the workers.

@@ -213,7 +213,7 @@ def _write_errors(
   treedef: Any = jax.tree.structure(params)
   memory = Memory(treedef.unflatten(own), treedef.unflatten(shared))
   whole_layout = StateLayout(layout.codec, layout.workers)
-  return cut_states, write_memory(memory, whole, whole_layout)
+  return cut_states, write_memory({"error": memory}, whole, whole_layout)
 
 
 def _join_rows(rows: Array, cut: LeafCut, layout: PartsLayout) -> Array:

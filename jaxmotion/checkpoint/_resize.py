@@ -21,6 +21,7 @@ from jax.sharding import (
 from jaxmotion.checkpoint._convert import (
   Converter,
   convert_fully_sharded,
+  convert_local,
 )
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout,
@@ -36,6 +37,7 @@ from jaxmotion.core import (
   AxisName,
   PerWorker,
   PyTree,
+  allow_unused_rules,
   axis_names,
   check_arrays,
   check_bool,
@@ -78,8 +80,9 @@ def saved_like(
   split over the workers of the mesh along some axis whose length they divide.
 
   Args:
-    tx: optax chain of today, or the `init` that `data_parallel` or
-      `fully_sharded` returned. Its codec may be another one than the saved.
+    tx: optax chain of today, or the `init` that `data_parallel`,
+      `fully_sharded` or `local_updates` returned. Its codec may be another one
+      than the saved.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     layout: what `describe_state` returned when the state was saved.
     mesh: device mesh of today.
@@ -169,11 +172,13 @@ def resize(
   sent, stays the same: halves are averaged, doubles copied. A state that has
   the layout of today keeps its bits. Other arrays that each worker has for
   itself are mixed alike if they are floats; integers and keys come from the
-  nearest old worker, and keys are folded with the new worker's index.
+  nearest old worker, and keys are folded with the new worker's index. So are
+  momenta of `momentum_correction`, what `ef21` has sent, and the own parameters
+  of `local_updates`, which weigh as much as their workers.
 
   Args:
-    tx: optax chain of today, or the `init` that `data_parallel` or
-      `fully_sharded` returned.
+    tx: optax chain of today, or the `init` that `data_parallel`,
+      `fully_sharded` or `local_updates` returned.
     state: the old state, as saved or restored: arrays that all processes can
       reach, or arrays on `mesh` (see `saved_like`).
     params: pytree of parameters, or of their ShapeDtypeStructs.
@@ -228,13 +233,6 @@ def resize(
   _check_saved(state, saved.state)
   workers = count_workers(new_layout, axis_names(axis_name))
 
-  if isinstance(state, LocalState) and layout != new_layout:
-    raise ValueError(
-      "`state` must not be that of `local_updates` for other workers or "
-      "codecs, whose parameters differ, got a LocalState: begin anew at its "
-      "`anchor`."
-    )
-
   def convert(state: PyTree) -> PyTree:
     if isinstance(state, FullyShardedState):
       if layout == new_layout and not reset_memory:
@@ -247,6 +245,10 @@ def resize(
         by_device=find_maker(tx).by_device,
         reset_memory=reset_memory,
       )
+    if isinstance(state, LocalState):
+      divide = find_maker(tx).divide
+      assert divide is not None
+      state = convert_local(state, divide, workers)
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
@@ -339,7 +341,9 @@ def _trace_saved(
       codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
       how: dict[str, Any] = dict(op=entry.op, method=entry.method)
       own = exchange(entry.axis_name, codec, **how, **names)
-    return trace_state(own, options.params, old_mesh, saved_axes, specs).state
+    with allow_unused_rules():  # A fragment has some of the leaves alone.
+      found = trace_state(own, options.params, old_mesh, saved_axes, specs)
+    return found.state
 
   state = jax.tree.map(replace_node, saved.state, is_leaf=_is_exchange)
   return TracedState(state, saved.exchanges)

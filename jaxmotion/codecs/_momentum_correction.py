@@ -124,6 +124,18 @@ class momentum_correction(Codec):
       )
     return payload, MomentumCorrection(momentum, inner)
 
+  def encode_mean(
+    self,
+    payloads: PyTree,
+    like: ShapedLike,
+    state: PyTree = (),
+    key: Key | None = None,
+  ) -> tuple[PyTree, MomentumCorrection]:
+    """Encodes the mean of momenta, which gets no momentum once more."""
+    self._check_state(state)
+    payload, inner = self.codec.encode_mean(payloads, like, state.inner, key)
+    return payload, state._replace(inner=inner)
+
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""
     return self.codec.decode(payload, like)

@@ -58,7 +58,7 @@ class onebit(MultiRoundCodec):
 
   It is here for parity with DeepSpeed: `feedback(sign())` with the method
   "two_phase" has a magnitude for each block instead of each array, by which it
-  loses less, and its state can be resized.
+  loses less.
 
   Properties: zeros fill rows to a multiple of 8 workers / gcd(8, workers). They
   count in n and have errors as well. An error that is not finite is forgotten.

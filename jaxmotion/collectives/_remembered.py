@@ -13,18 +13,26 @@ state can be continued by other workers or by another codec.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec, feedback
+from jaxmotion.codecs import Codec, ef21, onebit
 from jaxmotion.codecs.extend import (
   LeafGroup,
   Partition,
   check_codec,
   partition,
+)
+from jaxmotion.collectives._codec_memory import (
+  PARTS,
+  list_parts,
+  make_onebit,
+  make_states,
+  read_onebit,
+  read_parts,
 )
 from jaxmotion.collectives._layout import (
   choose_methods,
@@ -45,11 +53,9 @@ from jaxmotion.core import (
   check_instance,
   check_int,
   drop_shared,
-  make_key,
   map_shared,
   shared_parts,
 )
-from jaxmotion.kernels import ErrorMemory
 
 
 class Memory(NamedTuple):
@@ -82,30 +88,33 @@ class StateLayout(NamedTuple):
   canonical: bool = False
 
 
-def forgetful_leaves(x: PyTree, codec: Codec) -> list[str]:
-  """Returns the paths of leaves whose codec has no error memory.
+def list_remembered(x: PyTree, codec: Codec) -> dict[str, tuple[str, ...]]:
+  """Returns what a codec remembers of each leaf, by the path of the leaf.
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs that are reduced.
     codec: codec of the reduction.
+
+  Raises:
+    ValueError: a codec keeps a state that is none of the known parts.
 
   Example:
     >>> from jaxmotion import codecs
     >>> codec = codecs.rules([
     ...   ("b", codecs.identity()), (".", codecs.feedback(codecs.sign()))
     ... ])
-    >>> forgetful_leaves({"b": jnp.zeros(3), "w": jnp.zeros(3)}, codec)
-    ['b']
+    >>> list_remembered({"b": jnp.zeros(3), "w": jnp.zeros(3)}, codec)
+    {'b': (), 'w': ('error',)}
   """
   check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
   arrays = partition(codec, x)
-  return [
-    arrays.leaves[i][0]
+  found = {
+    arrays.leaves[i][0]: list_parts(group.codec)
     for group in arrays.leaf_groups
     for i in group.leaves
-    if not group.codec.has_state
-  ]
+  }
+  return dict(sorted(found.items()))
 
 
 def convert_states(
@@ -156,10 +165,15 @@ def convert_states(
       f"`states` must be a list with the state of each of {groups} arrays, got "
       f"{states!r:.200}."
     )
-  memory = read_memory(drop_shared(states), x, source)
+  own = drop_shared(states)
+  memories = {part: read_memory(own, x, source, part) for part in PARTS}
   if reset_memory:
-    memory = jax.tree.map(jnp.zeros_like, memory)
-  new = write_memory(_resize_memory(memory, target.workers, op), x, target)
+    memories["error"] = jax.tree.map(jnp.zeros_like, memories["error"])
+  for part, memory in memories.items():
+    # What was sent is a mean whatever is made of the result.
+    kind = "mean" if part == "sent" else op
+    memories[part] = _resize_memory(memory, target.workers, kind)
+  new = write_memory(memories, x, target)
   return _restore_shared(new, states, x, source, target)
 
 
@@ -187,6 +201,11 @@ def _restore_shared(
         lambda a, rows=rows: jnp.broadcast_to(a, (rows, *a.shape)),
         group.codec.init(like),
       )
+      if isinstance(group.codec, ef21):
+        # The mean is that of what workers have sent, whatever the codec.
+        sent = state.first.own
+        means = sent.reshape(-1, rows, *sent.shape[1:]).mean(0)
+        own = own._replace(mean=Shared(means))
     parts = iter([part.value for part in shared_parts(own)])
 
     def refill(_: Shared, parts: Iterator[PyTree] = parts) -> Shared:
@@ -207,16 +226,19 @@ def _find_groups(
   return list(zip(arrays.leaf_groups, arrays.array_likes(), strict=True))
 
 
-def read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
-  """Returns the errors of all workers; zeros where a codec has no memory.
+def read_memory(
+  states: PyTree, x: PyTree, layout: StateLayout, part: str = "error"
+) -> Memory:
+  """Returns a part of what all workers remember; zeros where they do not.
 
   Args:
     states: state of a reduction, whose leaves have an axis of workers.
     x: pytree of arrays or ShapeDtypeStructs that are reduced.
     layout: how the states were made.
+    part: one of `PARTS`.
   """
   if layout.devices is None:
-    return _read_arrays(states, x, layout)
+    return _read_arrays(states, x, layout, part)
   devices = layout.devices
   by_device = jax.tree.map(
     lambda a: a.reshape(layout.workers, devices, *a.shape[1:]), states
@@ -224,7 +246,7 @@ def read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
   found = [
     _read_arrays(
-      jax.tree.map(lambda a, d=d: a[:, d], by_device), shards, layout
+      jax.tree.map(lambda a, d=d: a[:, d], by_device), shards, layout, part
     )
     for d in range(devices)
   ]
@@ -246,16 +268,19 @@ def read_memory(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
   return Memory(own, shared)
 
 
-def write_memory(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
-  """Returns states of all workers that remember these errors.
+def write_memory(
+  memories: Mapping[str, Memory], x: PyTree, layout: StateLayout
+) -> PyTree:
+  """Returns states of all workers that remember these parts.
 
   Args:
-    memory: errors, whose own ones have an axis of the layout's workers.
+    memories: parts by name, whose own ones have an axis of the layout's
+      workers; those that are left out are zeros.
     x: pytree of arrays or ShapeDtypeStructs that are reduced.
     layout: how the states shall be kept.
   """
   if layout.devices is None:
-    return _write_arrays(memory, x, layout)
+    return _write_arrays(memories, x, layout)
   devices = layout.devices
   shards = jax.tree.map(lambda a: shard_like(a, devices), x)
 
@@ -265,18 +290,21 @@ def write_memory(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
       return jnp.broadcast_to(error, (devices, *error.shape))
     return pad_to_rows(error, devices)
 
-  own = jax.tree.map(
-    lambda a, e: jax.vmap(lambda v: cut(a, v))(e), x, memory.own
-  )
-  shared = jax.tree.map(cut, x, memory.shared)
+  def cut_memory(memory: Memory) -> Memory:
+    own = jax.tree.map(
+      lambda a, e: jax.vmap(lambda v: cut(a, v))(e), x, memory.own
+    )
+    return Memory(own, jax.tree.map(cut, x, memory.shared))
+
+  pieces = {part: cut_memory(memory) for part, memory in memories.items()}
+
+  def select(memory: Memory, d: int) -> Memory:
+    own = jax.tree.map(lambda a: a[:, d], memory.own)
+    return Memory(own, jax.tree.map(lambda a: a[d], memory.shared))
+
   parts = [
     _write_arrays(
-      Memory(
-        jax.tree.map(lambda a, d=d: a[:, d], own),
-        jax.tree.map(lambda a, d=d: a[d], shared),
-      ),
-      shards,
-      layout,
+      {part: select(m, d) for part, m in pieces.items()}, shards, layout
     )
     for d in range(devices)
   ]
@@ -345,7 +373,9 @@ def _mix_row(rows: Array, new: int, count: int) -> Array:
   return terms[0]
 
 
-def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
+def _read_arrays(
+  states: PyTree, x: PyTree, layout: StateLayout, part: str
+) -> Memory:
   arrays = partition(layout.codec, x)
   workers = layout.workers
   own, shared = [], []
@@ -357,90 +387,68 @@ def _read_arrays(states: PyTree, x: PyTree, layout: StateLayout) -> Memory:
     strict=True,
   ):
     shape, size = like.shape, math.prod(like.shape)
+    codec = group.codec
     means = jnp.zeros(shape, jnp.float32)
-    if not group.codec.has_state:
-      errors = jnp.zeros((workers, *shape), jnp.float32)
+
+    def read(state: PyTree, codec: Codec = codec) -> Array:
+      return read_parts(codec, state)[part]
+
+    if part not in list_parts(codec):
+      values = jnp.zeros((workers, *shape), jnp.float32)
+    elif isinstance(codec, onebit):
+      values, means = read_onebit(state.first, shape)
     elif method == "two_phase":
-      error = memory_codec(group.codec).error
-      rows = jax.vmap(jax.vmap(error))(state.first)
-      errors = rows.reshape(workers, -1)[:, :size].reshape(workers, *shape)
-      means = jax.vmap(error)(state.second).reshape(-1)[:size].reshape(shape)
+      rows = jax.vmap(jax.vmap(read))(state.first)
+      values = rows.reshape(workers, -1)[:, :size].reshape(workers, *shape)
+      means = jax.vmap(read)(state.second).reshape(-1)[:size].reshape(shape)
     else:
-      errors = jax.vmap(memory_codec(group.codec).error)(state.first)
-    own.append(errors)
+      values = jax.vmap(read)(state.first)
+    own.append(values)
     shared.append(means)
   merge_rows = jax.vmap(arrays.merge) if own else arrays.merge
   return Memory(merge_rows(own), arrays.merge(shared))
 
 
-def _write_arrays(memory: Memory, x: PyTree, layout: StateLayout) -> PyTree:
+def _write_arrays(
+  memories: Mapping[str, Memory], x: PyTree, layout: StateLayout
+) -> PyTree:
   arrays = partition(layout.codec, x)
   workers = layout.workers
-  keep = functools.partial(make_memories, canonical=layout.canonical)
+  keep = functools.partial(make_states, canonical=layout.canonical)
+  joined = {
+    part: (
+      _join_leaves(arrays, memory.own, (workers,)),
+      _join_leaves(arrays, memory.shared, ()),
+    )
+    for part, memory in memories.items()
+  }
   states = []
-  for group, method, errors, mean in zip(
-    arrays.leaf_groups,
-    choose_methods(arrays, workers, layout.method),
-    _join_leaves(arrays, memory.own, (workers,)),
-    _join_leaves(arrays, memory.shared, ()),
-    strict=True,
+  for i, (group, like, method) in enumerate(
+    zip(
+      arrays.leaf_groups,
+      arrays.array_likes(),
+      choose_methods(arrays, workers, layout.method),
+      strict=True,
+    )
   ):
-    if not group.codec.has_state:
-      states.append(ReduceState((), ()))
-      continue
-    codec = memory_codec(group.codec)
-    if method == "two_phase":
-      rows = jax.vmap(lambda e: pad_to_rows(e, workers))(errors)
-      means = pad_to_rows(mean, workers)
-      states.append(ReduceState(keep(codec, rows, 2), keep(codec, means, 1)))
+    codec = group.codec
+    own, means = (
+      {part: joined[part][side][i] for part in list_parts(codec)}
+      for side in (0, 1)
+    )
+    if not own:
+      states.append(ReduceState(drop_shared(codec.init(like)), ()))
+    elif isinstance(codec, onebit):
+      state = make_onebit(codec, own["error"], means["error"])
+      states.append(ReduceState(state, ()))
+    elif method == "two_phase":
+      rows = jax.tree.map(jax.vmap(lambda e: pad_to_rows(e, workers)), own)
+      of_mean = jax.tree.map(lambda e: pad_to_rows(e, workers), means)
+      states.append(ReduceState(keep(codec, rows, 2), keep(codec, of_mean, 1)))
     else:
-      states.append(ReduceState(keep(codec, errors + mean[None], 1), ()))
+      both = jax.tree.map(lambda e, mean: e + mean[None], own, means)
+      states.append(ReduceState(keep(codec, both, 1), ()))
   return states
-
-
-def memory_codec(codec: Codec) -> feedback:
-  """Returns a codec whose own state is error memory and nothing else.
-
-  Args:
-    codec: codec with a state.
-
-  Raises:
-    ValueError: its state is another one.
-  """
-  if isinstance(codec, feedback):
-    sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
-    inner = jax.eval_shape(codec.codec.init, sample)
-    if not jax.tree.leaves(drop_shared(inner)):
-      return codec
-  raise ValueError(
-    "`codec` must keep no state but the error memory of `feedback`, got "
-    f"{codec!r}."
-  )
-
-
-def make_memories(
-  codec: feedback, errors: Array, rows: int, *, canonical: bool = False
-) -> PyTree:
-  """Returns states of a codec that has these errors still to send.
-
-  Args:
-    codec: remembers them.
-    errors: float32, with leading axes such as one of workers.
-    rows: number of leading axes.
-    canonical: whether codecs of several levels share the state.
-  """
-  lead, like = errors.shape[:rows], jnp.zeros(errors.shape[rows:], jnp.float32)
-  fresh, sent = drop_shared(codec.init(like)), ()
-  if jax.tree.leaves(fresh.memory.sent) and not canonical:
-    # A codec that may be in `feedback` loses nothing of zeros, so an encoding
-    # of zeros leaves the value itself as the error.
-    key = make_key(0) if codec.needs_key else None
-    zeros, _ = codec.codec.encode(like, codec.codec.init(like), key)
-    errors = errors + codec.codec.decode(zeros, like)[(None,) * rows]
-    sent = jax.tree.map(lambda a: jnp.broadcast_to(a, (*lead, *a.shape)), zeros)
-  # A count of 0 would say that nothing was sent yet.
-  count = jnp.ones(lead, fresh.memory.count.dtype)
-  return fresh._replace(memory=ErrorMemory(count, errors, sent))
 
 
 def _join_leaves(

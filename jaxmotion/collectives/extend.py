@@ -13,6 +13,11 @@ from jaxmotion.collectives._arguments import (
   as_level as as_level,
   joint_axes as joint_axes,
 )
+from jaxmotion.collectives._codec_memory import (
+  PARTS as PARTS,
+  make_memories as make_memories,
+  memory_codec as memory_codec,
+)
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
   is_sharded as is_sharded,
@@ -32,9 +37,7 @@ from jaxmotion.collectives._remembered import (
   Memory as Memory,
   StateLayout as StateLayout,
   convert_states as convert_states,
-  forgetful_leaves as forgetful_leaves,
-  make_memories as make_memories,
-  memory_codec as memory_codec,
+  list_remembered as list_remembered,
   mix_rows as mix_rows,
   read_memory as read_memory,
   write_memory as write_memory,

@@ -287,7 +287,7 @@ def local_updates(
       **shardings.map_options,
     )(state, params, inner_state, work, extra_args)
 
-  maker = StateMaker(rounds.init, by_device=False)
+  maker = StateMaker(rounds.init, divide=rounds.divide)
   run = compile_step(step, ("state", "batch"), mesh, donate)
   return maker.attach(init), run
 
@@ -305,8 +305,8 @@ def _check_state(state: LocalState, workers: int) -> None:
     check_rows((state.params, state.inner, state.outer), [workers])
   except ValueError as error:
     raise ValueError(
-      f"`state` must be that of {workers} workers: begin anew at its `anchor`. "
-      f"{error}"
+      f"`state` must be that of {workers} workers, which `checkpoint.resize` "
+      f"makes of another. {error}"
     ) from None
 
 

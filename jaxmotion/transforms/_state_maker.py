@@ -16,10 +16,12 @@ class StateMaker(NamedTuple):
   Attributes:
     init: parameters, whole on every worker -> one worker's state.
     by_device: whether devices of a host remember errors of different parts.
+    divide: parameters -> `Fragments`, of `local_updates`; otherwise None.
   """
 
   init: Callable[[PyTree], PyTree]
-  by_device: bool
+  by_device: bool = False
+  divide: Callable[[PyTree], Any] | None = None
 
   def attach(self, init: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the `init` of a step, which `find_maker` finds this in."""
@@ -48,4 +50,4 @@ def find_maker(
     "an optax transformation, or the `init` of a builder",
   )
   chain: Any = tx
-  return StateMaker(chain.init, False)
+  return StateMaker(chain.init)

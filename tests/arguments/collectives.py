@@ -89,7 +89,7 @@ CALLS = {
 }
 ONE = StateLayout(INT8, 1)
 CALLS |= {
-  "collectives.extend.forgetful_leaves": Call(TREE, INT8),
+  "collectives.extend.list_remembered": Call(TREE, INT8),
   "collectives.extend.mix_rows": Call(X, 2),
   "collectives.extend.convert_states": Call(
     Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True

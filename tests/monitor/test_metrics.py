@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, presets, transforms, wire
@@ -264,13 +264,3 @@ def test_a_layout_of_other_exchanges_is_refused():
   layout = checkpoint.describe_state(chain_of(INT4), PARAMS, MESH)
   with pytest.raises(ValueError, match="the 0 exchanges of `opt_state`, got 1"):
     jaxmotion.metrics(optax.adam(1e-3).init(PARAMS), layout)
-
-
-def test_local_updates_do_not_continue_on_other_workers():
-  init, _ = jaxmotion.local_updates(
-    loss_fn, optax.sgd(0.1), chain_of(INT4), MESH, every=4
-  )
-  layout = checkpoint.describe_state(init, PARAMS, MESH)
-  two = AbstractMesh((2,), ("data",))
-  with pytest.raises(ValueError, match="begin anew at its `anchor`"):
-    checkpoint.resize(init, fill_state(init), PARAMS, layout, two)

@@ -74,3 +74,24 @@ def test_what_is_not_sent_is_sent_later_with_its_momentum():
     sent = jax.tree.map(np.add, sent, mean)
   exact = jax.tree.map(lambda a: a.mean(0), gradients(0))
   np.testing.assert_allclose(flatten(sent), flatten(exact), atol=1e-6)
+
+
+def test_a_matrix_in_two_phases_has_its_momentum_once():
+  """The workers that average rows encode means of momenta as they are."""
+  tx = presets.dgc(
+    "data",
+    density=1.0,
+    masking=False,
+    clip_norm=None,
+    warmup=0,
+    min_size=0,
+  )
+  rng = np.random.default_rng(0)
+  grads = {"w": rng.normal(size=(4, 32, 40)).astype(np.float32)}
+  state, update = make_run(tx, {"w": grads["w"][0]})
+  trace = optax.trace(0.9)
+  plain = trace.init(grads["w"][0])
+  for _ in range(3):
+    mean, state = update(grads, state)
+    expected, plain = trace.update(grads["w"].mean(0), plain)
+    np.testing.assert_allclose(mean["w"], expected, atol=1e-5)
