@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from experiments.common.records import Row
 from experiments.common.tables import index_rows
@@ -17,6 +18,7 @@ _PANELS = {
   "time_100mbit": "seconds of a run, 100 Mbit/s and 10 ms (predicted)",
   "time_1gbit": "seconds of a run, 1 Gbit/s and 0.2 ms (predicted)",
 }
+_TICKS = 1, 1.5, 2, 3, 5, 10, 20, 50
 _MARKERS = "os^Dv"
 
 
@@ -55,7 +57,10 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         label=case,
       )
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    if is_share:
+      axes.set_yscale("log")
+      axes.yaxis.set_minor_formatter(NullFormatter())
+      axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     axes.set_xlabel(label)
     axes.set_ylabel(
       "test error (%)" if is_share else f"{metric} ({rows[0].unit})"

@@ -15,6 +15,7 @@ from experiments.train.tasks import Task
 
 BASELINE = "fp32"
 DIVERGED = "diverged"
+_CLOSE = 0.05  # Times of equal programs differ by as much.
 _EMULATED = "ms (emulated)"
 _PREDICTED = "ms (predicted)"
 
@@ -75,9 +76,10 @@ def score_at(curve: Curve, budget: float) -> float | None:
     budget: the cost. More than the greatest of the curve buys no more.
 
   Returns:
-    The score; None for less than the least cost, of which nothing is known.
+    The score; None for less than the least cost, of which nothing is known. A
+    budget that is 5 % less buys the cheapest run.
   """
-  if not curve or budget < curve[0][0] * (1 - 1e-9):
+  if not curve or budget < curve[0][0] * (1 - _CLOSE):
     return None
   for (low, worse), (high, better) in itertools.pairwise(curve):
     if budget < high:

@@ -106,6 +106,7 @@ def test_scores_are_linear_in_the_logarithm_of_the_cost():
   assert study_rows.score_at(curve, 10.0) == 90.0
   assert study_rows.score_at(curve, 100.0) == pytest.approx(94.0)
   assert study_rows.score_at(curve, 5000.0) == 98.0
+  assert study_rows.score_at(curve, 9.6) == 90.0
   assert study_rows.score_at(curve, 9.0) is None
   assert study_rows.score_at([], 9.0) is None
 
