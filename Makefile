@@ -8,7 +8,9 @@ ARGS ?=
 # Files stay in order, so that those that compile alike follow each other.
 TOGETHER := --dist=loadfile --no-loadscope-reorder
 # A test that waits forever ends its process, which prints where each thread is.
-LIMIT := --timeout=300 --timeout-method=thread
+# No process takes the place of one that ended: with `loadfile`, pytest-xdist 3.8
+# would then wait forever (pytest-dev/pytest-xdist issue 1378).
+LIMIT := --timeout=300 --timeout-method=thread --max-worker-restart=0
 
 .PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs release-check newest clean
 
