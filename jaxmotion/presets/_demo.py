@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import codecs
-from jaxmotion.core import AxisName, check_bool
+from jaxmotion.core import AxisName, PyTree, check_bool
 from jaxmotion.presets._shared import (
   all_workers,
   check_rate,
@@ -25,6 +25,7 @@ def demo(
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes an optimizer that shares a few coefficients of its momentum (DeMo).
@@ -53,6 +54,9 @@ def demo(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether tiles are those of the reference.
 
   Returns:
@@ -86,7 +90,9 @@ def demo(
   tx = optax.chain(
     scale_by_rate(learning_rate),
     # The mean over senders is of all coefficients of all workers.
-    exchange(axis_name, codec, method="gather", local_axis=local_axis),
+    exchange(
+      axis_name, codec, method="gather", local_axis=local_axis, specs=specs
+    ),
     take_signs(),
     decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),

@@ -39,6 +39,7 @@ def dgc(
   min_size: int = 1024,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with momentum and few elements (DGC).
@@ -74,6 +75,9 @@ def dgc(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to select as the reference does.
 
   Returns:
@@ -129,6 +133,7 @@ def dgc(
     axis_name,
     ladder if warmup else ladder[0],
     local_axis=local_axis,
+    specs=specs,
     level=level if warmup else None,
   )
   if clip_norm is not None:

@@ -34,6 +34,7 @@ def ef21_sgdm(
   min_size: int = 1024,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` of differences of momenta (EF21-SGDM).
 
@@ -56,6 +57,9 @@ def ef21_sgdm(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -98,6 +102,7 @@ def ef21_sgdm(
       axis_name,
       ladder if start else ladder[0],
       local_axis=local_axis,
+      specs=specs,
       level=(lambda count: (count < start).astype(int)) if start else None,
     ),
   )

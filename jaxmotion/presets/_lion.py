@@ -37,6 +37,7 @@ def lion(
   one_bit: bool = False,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Lion of workers that vote on the sign of each update.
 
@@ -60,6 +61,9 @@ def lion(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts. Devices of a host have one vote, on the mean of their updates.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -89,7 +93,7 @@ def lion(
   check_number("b2", b2, 0, 1, open_high=True)
   tx = optax.chain(
     per_worker(_interpolate(b1, b2), workers),
-    exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
+    exchange(axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs),
     decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )

@@ -57,6 +57,7 @@ def onebit_adam(
   codec: Codec | None = None,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Adam whose momenta travel as signs with error memory (1-bit Adam).
@@ -87,6 +88,9 @@ def onebit_adam(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -124,8 +128,8 @@ def onebit_adam(
   # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
   # magnitude may be far beyond what an element's second moment is made for.
   most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
-  plain = exchange(axis_name, local_axis=local_axis)
-  coded = exchange(axis_name, codec, local_axis=local_axis)
+  plain = exchange(axis_name, local_axis=local_axis, specs=specs)
+  coded = exchange(axis_name, codec, local_axis=local_axis, specs=specs)
 
   def init(params: PyTree) -> OnebitAdamState:
     mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))

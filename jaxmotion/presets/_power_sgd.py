@@ -6,7 +6,7 @@ import optax
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, AxisName, check_choice
+from jaxmotion.core import Array, AxisName, PyTree, check_choice
 from jaxmotion.transforms import exchange
 
 
@@ -20,6 +20,7 @@ def power_sgd(
   nonfinite: str = "propagate",
   seed: int = 0,
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with factors of rank 4 and error feedback (PowerSGD).
 
@@ -47,6 +48,9 @@ def power_sgd(
     seed: seed of the first factors, in [0, 2^32).
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -102,6 +106,7 @@ def power_sgd(
     nonfinite=nonfinite,
     seed=seed,
     local_axis=local_axis,
+    specs=specs,
     start=start,
     level=level,
   )

@@ -2,7 +2,7 @@
 
 import optax
 
-from jaxmotion.core import AxisName, check_number
+from jaxmotion.core import AxisName, PyTree, check_number
 from jaxmotion.presets._lion import make_vote
 from jaxmotion.presets._shared import (
   all_workers,
@@ -22,6 +22,7 @@ def signum(
   one_bit: bool = False,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes SGD by the sign that most workers' momenta have (Signum).
 
@@ -42,6 +43,9 @@ def signum(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts. Devices of a host have one vote, on the mean of their momenta.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -70,7 +74,7 @@ def signum(
   check_number("momentum", momentum, 0, 1, open_high=True)
   tx = optax.chain(
     per_worker(optax.trace(momentum), workers),
-    exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
+    exchange(axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs),
     decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )

@@ -4,7 +4,7 @@ import optax
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName, check_bool
+from jaxmotion.core import AxisName, PyTree, check_bool
 from jaxmotion.presets._shared import (
   all_workers,
   check_rate,
@@ -28,6 +28,7 @@ def sparse_loco(
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
+  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer optimizer of SparseLoCo, with its exchange inside.
@@ -58,6 +59,9 @@ def sparse_loco(
     nonfinite: "propagate", "skip" or "zero", for pseudo-gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism), as for `exchange`. Give them to the builder
+      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -101,7 +105,9 @@ def sparse_loco(
   tx = optax.chain(
     scale_by_rate(learning_rate) if as_coded else optax.identity(),
     # The mean over senders is of all elements of all workers.
-    exchange(axis_name, codec, method="gather", local_axis=local_axis),
+    exchange(
+      axis_name, codec, method="gather", local_axis=local_axis, specs=specs
+    ),
     decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
