@@ -69,7 +69,9 @@ def diloco(
     Language Models*, arXiv 2311.08105, 2023.
   """
   refuse_options("diloco", "local_updates", ("outer",), options)
-  outer = make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  outer = make_nesterov(
+    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
+  )
   return local_updates(
     loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
   )

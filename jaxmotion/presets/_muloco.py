@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName
+from jaxmotion.core import AxisName, check_instance
 from jaxmotion.presets._shared import (
   check_rate,
   make_nesterov,
@@ -59,6 +59,7 @@ def muloco(
   Raises:
     TypeError: an option that the preset sets.
     TypeError, ValueError: as `local_updates` and `exchange`.
+    ValueError: `specs` on explicit axes, which Muon cannot be traced on.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -74,12 +75,22 @@ def muloco(
     optimizer for DiLoCo*, arXiv 2505.23725, 2025.
   """
   refuse_options("muloco", "local_updates", ("inner", "outer"), options)
+  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  if options.get("specs") is not None and AxisType.Explicit in mesh.axis_types:
+    raise ValueError(
+      "`mesh` must have Auto axes for `specs`, because Muon multiplies "
+      "matrices whose shards explicit axes do not join, got "
+      f"{mesh.axis_types}: give jax.make_mesh axis_types=(AxisType.Auto, ...), "
+      "or take `diloco`."
+    )
   check_rate("learning_rate", learning_rate)
   check_rate("weight_decay", weight_decay, schedule=False)
   inner = optax.contrib.muon(
     learning_rate, weight_decay=weight_decay, adam_weight_decay=weight_decay
   )
-  outer = make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  outer = make_nesterov(
+    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
+  )
   return local_updates(
     loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
   )

@@ -16,6 +16,7 @@ from jaxmotion.collectives.extend import (
 from jaxmotion.core import (
   Array,
   AxisName,
+  PyTree,
   check_axis_name,
   check_choice,
   check_float,
@@ -99,7 +100,11 @@ def take_signs() -> optax.GradientTransformation:
 
 
 def make_nesterov(
-  axis_name: AxisName, codec: Codec | None, rate: float, momentum: float
+  axis_name: AxisName,
+  codec: Codec | None,
+  rate: float,
+  momentum: float,
+  specs: PyTree | None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer chain of local updates: an exchange, then Nesterov's SGD.
 
@@ -108,11 +113,12 @@ def make_nesterov(
     codec: codec of what workers have changed; None is full precision.
     rate: outer learning rate.
     momentum: outer momentum.
+    specs: how parameters are sharded over axes of the model, or None.
   """
   check_number("outer_rate", rate, 0, open_low=True)
   check_number("outer_momentum", momentum, 0, 1, open_high=True)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
-  return optax.chain(exchange(axis_name, codec), nesterov)
+  return optax.chain(exchange(axis_name, codec, specs=specs), nesterov)
 
 
 def refuse_options(

@@ -81,7 +81,9 @@ def streaming_diloco(
     a Distributed Free Lunch*, arXiv 2501.18512, 2025.
   """
   refuse_options("streaming_diloco", "local_updates", ("outer",), options)
-  outer = make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  outer = make_nesterov(
+    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
+  )
   return local_updates(
     loss_fn,
     inner,

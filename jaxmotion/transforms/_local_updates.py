@@ -65,6 +65,7 @@ def local_updates(
   delay: int = 0,
   mix: float = 0.0,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
   has_aux: bool = False,
   weight_fn: Callable[..., Any] | None = None,
   microbatches: int = 1,
@@ -102,6 +103,8 @@ def local_updates(
     delay: number of steps between sending and landing, less than `every`.
     mix: share of its own parameters that a worker keeps, in [0, 1).
     axis_name: the axis (or axes) that the batch is split over.
+    specs: how parameters are sharded over other axes of the mesh, as for
+      `data_parallel`; None: they are not. Give them to the exchange too.
     has_aux: whether `loss_fn` returns auxiliary values, as for `data_parallel`.
     weight_fn: batch -> the worker's weight, such as its number of tokens. The
       exchange weighs workers by what they summed up since the fragment was
@@ -174,7 +177,7 @@ def local_updates(
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
   _check_schedule(every, fragments, delay)
-  shardings = Shardings(mesh, axis_name, None)
+  shardings = Shardings(mesh, axis_name, specs)
   compute_work = make_local_work(
     loss_fn,
     has_aux=has_aux,
@@ -200,7 +203,7 @@ def local_updates(
   @jax.jit
   def make_all(params: PyTree) -> LocalState:
     params = jax.tree.map(lambda a: jnp.copy(a).astype(a.dtype), params)
-    params = shardings.place(params, P())
+    params = shardings.place(params, shardings.params(params))
     return make_state(rounds.init, params, axis_name, shardings)
 
   def init(params: PyTree) -> LocalState:
@@ -260,7 +263,7 @@ def local_updates(
     key: Array | None = None,
     **extra_args: Any,
   ) -> tuple[LocalState, PyTree]:
-    _check_state(state, workers)
+    _check_state(state, workers, mesh.size)
     check_batch(batch, mesh, axis_name, microbatches)
     check_step_key(key)
     if "weight" in extra_args:
@@ -271,38 +274,42 @@ def local_updates(
     keys = None
     if key is not None:
       keys = make_worker_keys(key, state, workers)
-    specs: Any = state_specs(state, axis_name)
+    placed: Any = shardings.state(state, state.anchor)
+    own: Any = state_specs(state, axis_name)
     state, batch, keys, extra_args = shardings.place(
-      (state, batch, keys, extra_args), (specs, split, split, P())
+      (state, batch, keys, extra_args), (placed, split, split, P())
     )
     # Two maps, as in `data_parallel`: only the second checks what varies.
     params, inner_state, work = map_local_work(
       train_own, mesh, axis_name, (split, split, split, split)
     )(state.params, state.inner, batch, keys)
     metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
-    return jax.shard_map(
+    state, metrics = jax.shard_map(
       finish_own,
-      in_specs=(specs, specs.params, specs.inner, split, P()),
-      out_specs=(specs, metric_specs),
+      in_specs=(own, own.params, own.inner, split, P()),
+      out_specs=(own, metric_specs),
       **shardings.map_options,
     )(state, params, inner_state, work, extra_args)
+    return shardings.place(state, placed), metrics
 
   maker = StateMaker(rounds.init, divide=rounds.divide)
   run = compile_step(step, ("state", "batch"), mesh, donate)
   return maker.attach(init), run
 
 
-def _check_state(state: LocalState, workers: int) -> None:
+def _check_state(state: LocalState, workers: int, devices: int) -> None:
   """Raises unless a state is that of a number of workers.
 
   Args:
     state: what the caller gave.
     workers: number of workers of the mesh.
+    devices: number of its devices, each with a row of what an exchange of
+      shards remembers.
   """
   check_instance("state", state, LocalState, "what `init` returned")
   check_arrays("state", state)
   try:
-    check_rows((state.params, state.inner, state.outer), [workers])
+    check_rows((state.params, state.inner, state.outer), [workers, devices])
   except ValueError as error:
     raise ValueError(
       f"`state` must be that of {workers} workers, which `checkpoint.resize` "

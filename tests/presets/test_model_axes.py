@@ -1,0 +1,108 @@
+"""Presets beside tensor parallelism: each device encodes its own shards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import presets
+from jaxmotion.transforms.extend import trace_state
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "b": np.zeros(64, np.float32),
+  "w1": RNG.normal(size=(8, 64)).astype(np.float32) / 4,
+  "w2": RNG.normal(size=(64, 8)).astype(np.float32) / 4,
+}
+SPECS = {"b": P(), "w1": P(None, "model"), "w2": P("model")}
+BATCH = {k: RNG.normal(size=(8, 8)).astype(np.float32) for k in "xy"}
+KINDS = (AxisType.Auto, AxisType.Auto)
+MESH = jax.make_mesh((2, 2), ("data", "model"), axis_types=KINDS)
+ALONE = Mesh(np.array(jax.devices()[:2]), ("data",))
+EVERY_STEP = {
+  "power_sgd": lambda specs: presets.power_sgd("data", rank=1, specs=specs),
+  "dgc": lambda specs: presets.dgc("data", min_size=0, specs=specs),
+  "ef21_sgdm": lambda specs: presets.ef21_sgdm("data", specs=specs),
+  "onebit_adam": lambda specs: presets.onebit_adam("data", 0.1, specs=specs),
+  "demo": lambda specs: presets.demo("data", 0.1, chunk=8, specs=specs),
+  "signum": lambda specs: presets.signum("data", 0.1, specs=specs),
+  "sparse_loco": lambda specs: presets.sparse_loco("data", specs=specs),
+}
+
+
+def loss_fn(params, batch):
+  y = jnp.tanh(batch["x"] @ params["w1"] + params["b"][None]) @ params["w2"]
+  return jnp.mean((y - batch["y"]) ** 2)
+
+
+def place(tree):
+  return jax.tree.map(
+    lambda a, s: jax.device_put(a, NamedSharding(MESH, s)), tree, SPECS
+  )
+
+
+def assert_equal_on_shards(found, expected):
+  for name, spec in SPECS.items():
+    np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+    sharding = NamedSharding(MESH, spec)
+    assert found[name].sharding.is_equivalent_to(sharding, found[name].ndim)
+
+
+@pytest.mark.parametrize("name", EVERY_STEP)
+def test_a_step_of_shards_is_typed_as_one_of_whole_parameters(name):
+  """Traced only: the exchange of shards is tested with its transformation."""
+  tx = EVERY_STEP[name](SPECS)
+  state = trace_state(tx, PARAMS, MESH, "data", SPECS).state
+  _, step = jaxmotion.data_parallel(loss_fn, tx, MESH, specs=SPECS)
+  params, after, loss = jax.eval_shape(step, PARAMS, state, BATCH)
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+  found = [(a.shape, a.dtype) for a in jax.tree.leaves((params, after))]
+  assert found == [(a.shape, a.dtype) for a in jax.tree.leaves((PARAMS, state))]
+  assert loss.shape == ()
+
+
+def test_votes_on_shards_are_those_on_whole_parameters():
+  found = []
+  for mesh, specs, params in [
+    (MESH, SPECS, place(PARAMS)),
+    (ALONE, None, PARAMS),
+  ]:
+    tx = presets.lion("data", 0.1, specs=specs)
+    init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=specs)
+    params, state = init(params)
+    for _ in range(2):
+      params, state, _ = step(params, state, BATCH)
+    found.append(params)
+  assert_equal_on_shards(*found)
+
+
+def test_local_updates_of_shards_are_those_of_whole_parameters():
+  found = []
+  for mesh, specs, params in [
+    (MESH, SPECS, place(PARAMS)),
+    (ALONE, None, PARAMS),
+  ]:
+    init, step = presets.streaming_diloco(
+      loss_fn,
+      optax.adamw(0.01),
+      mesh,
+      every=4,
+      fragments=2,
+      codec=None,
+      specs=specs,
+    )
+    state = init(params)
+    for _ in range(5):
+      state, _ = step(state, BATCH)
+    found.append(state.anchor)
+  assert_equal_on_shards(*found)
+  assert state.skipped == 0
+
+
+def test_muon_is_refused_on_explicit_axes():
+  mesh = jax.make_mesh((2, 2), ("data", "model"))
+  with pytest.raises(ValueError, match="`mesh` must have Auto axes"):
+    presets.muloco(loss_fn, 0.1, mesh, specs=SPECS)
