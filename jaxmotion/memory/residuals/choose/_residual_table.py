@@ -26,6 +26,9 @@ class ResidualTable:
     choose: function of a residual that returns its action.
     prefix: prefix of the names of residuals.
     repeats: number of times the function runs.
+
+  Attributes:
+    repeats: that number.
   """
 
   def __init__(
@@ -36,7 +39,7 @@ class ResidualTable:
     prefix: str,
     repeats: int,
   ):
-    self._joint, self._choose, self._repeats = joint, choose, repeats
+    self._joint, self._choose, self.repeats = joint, choose, repeats
     self._kind = classify_values(joint.program)
     self._name = name_values(joint.program, input_names, self._kind, prefix)
     self._divisors = find_divisors(joint.program)
@@ -56,7 +59,7 @@ class ResidualTable:
       kind,
       shape,
       aval.dtype,
-      repeats=self._repeats,
+      repeats=self.repeats,
       partition=find_partition(aval),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.choose._min_cut import CutGraph
+from jaxmotion.memory.residuals.choose._cached import choose_cached
 from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
@@ -62,7 +62,7 @@ class ResidualChooser:
      by the user's choice.
   2. Minimum cuts over seconds choose the values (`Trade`).
   3. If something expensive is recomputed, a second cut chooses which
-     recomputed values the backward pass saves again (`_choose_cached`).
+     recomputed values the backward pass saves again (`choose_cached`).
   4. Inputs from which an overflowed residual can be recomputed are saved
      exactly (`_inputs_for_overflow`).
 
@@ -148,7 +148,7 @@ class ResidualChooser:
     cached: dict[Value, Residual] = {}
     if any(is_expensive(step.eqn) for step in cut.rerun):
       known = {*live, *cut.saved}
-      cached = _choose_cached(joint, self._trade.reads, known, table)
+      cached = choose_cached(joint, self._trade.reads, known, table)
     saved = {v: table.describe(v) for v in cut.saved}
     for value in _inputs_for_overflow(joint, live, saved):
       saved[value] = table.describe(value)._replace(codec=None)
@@ -188,39 +188,6 @@ def _find_rerun_loops(
   ]
   rerun = {*cut.rerun} - kept
   return frozenset(i for i, step in enumerate(loops) if step in rerun)
-
-
-def _choose_cached(
-  joint: JointProgram,
-  reads: Sequence[Value],
-  known: set[Value],
-  table: ResidualTable,
-) -> dict[Value, Residual]:
-  """Chooses which recomputed values to save again until their last use.
-
-  Without them each reader would recompute for itself: the exponential of a
-  transformer's attention scores was computed three times, and XLA kept the
-  scores rather than the exponential. The cut goes through values that follow
-  without another expensive step from what was recomputed, so no expensive step
-  runs more than twice in all. The values are saved exactly: they live for a
-  short time only.
-
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    known: values that are saved or always live.
-    table: residual of each value.
-  """
-
-  def cost(value: Value) -> int:
-    if not hasattr(value.aval, "shape"):
-      return 1
-    return table.describe_exact(value).encoded_bytes
-
-  graph = CutGraph(joint, reads, known, lambda step: is_expensive(step.eqn))
-  costs = [max(1, cost(value)) for value in graph.values]
-  chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
-  return {v: table.describe_exact(v) for v in chosen}
 
 
 def _inputs_for_overflow(

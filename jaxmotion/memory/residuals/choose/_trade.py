@@ -17,6 +17,7 @@ from jaxmotion.memory.residuals.choose._min_cut import (
 )
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
+from jaxmotion.memory.residuals.choose._separators import Separators
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.perfmodel import Device
 from jaxmotion.perfmodel.extend import operation_seconds
@@ -159,6 +160,7 @@ class Trade:
     self.reads = values_read_by_backward(joint, self._live)
     for name in ("_graph", "_smallest", "_single", "_without_loops"):
       vars(self).pop(name, None)
+    self._separators = Separators(joint, self.reads, self._live, self._table)
     self._flows: dict[tuple[int, int], Flow] = {}
     self._cuts: dict[tuple[int, int], Cut] = {}
 
@@ -301,7 +303,8 @@ class Trade:
 
     One byte costs more than all steps together.
     """
-    return self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)[0]
+    cut, _ = self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)
+    return self._price(self._separators.add_last(cut.saved))
 
   @functools.cached_property
   def _single(self) -> Cut:
@@ -379,7 +382,7 @@ class Trade:
       rerun_costs = graph.rerun_costs(kept)
       saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
       first = start if first is None else first
-      cut = self._price(saved)
+      cut = self._price(self._separators.add_to(saved))
       found = _discontinuous_on_rounded(
         self._joint, self._live, cut, self._table
       )

@@ -1,0 +1,44 @@
+"""Choice of recomputed values that a backward pass saves once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxmotion.memory.residuals.choose._min_cut import CutGraph
+from jaxmotion.memory.residuals.choose._residual import Residual
+from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Value, is_expensive
+
+
+def choose_cached(
+  joint: JointProgram,
+  reads: Sequence[Value],
+  known: Iterable[Value],
+  table: ResidualTable,
+) -> dict[Value, Residual]:
+  """Chooses which recomputed values to save again until their last use.
+
+  Without them each reader would recompute for itself: the exponential of a
+  transformer's attention scores was computed three times, and XLA kept the
+  scores rather than the exponential. The cut goes through values that follow
+  without another expensive step from what was recomputed, so no expensive step
+  runs more than twice in all. The values are saved exactly: they live for a
+  short time only.
+
+  Args:
+    joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
+    known: values that are saved or always live.
+    table: residual of each value.
+  """
+
+  def cost(value: Value) -> int:
+    if not hasattr(value.aval, "shape"):
+      return 1
+    return table.describe_exact(value).encoded_bytes
+
+  graph = CutGraph(joint, reads, known, lambda step: is_expensive(step.eqn))
+  costs = [max(1, cost(value)) for value in graph.values]
+  chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
+  return {v: table.describe_exact(v) for v in chosen}

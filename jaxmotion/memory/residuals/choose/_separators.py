@@ -1,0 +1,322 @@
+"""Splits what a backward pass computes again into parts, one at a time.
+
+A minimum cut pays for the bytes that it saves, not for what is in memory while
+the rest is computed again. For the fewest bytes it saves the input of a
+network of layers that are written out, and the backward pass then begins by
+computing all layers again and holds the residuals of all of them at once. So
+further values are saved: *separators*, such as the inputs of layers, between
+which the parts are computed again one after the other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jaxmotion.memory.residuals.choose._cached import choose_cached
+from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Step, Value, is_expensive
+
+# Sizes are estimates: what saves a smaller share of the bytes is left.
+_LEAST_GAIN = 0.1
+# Places where a program may be split, of which each has the smallest frontier
+# around.
+_PLACES = 128
+# Ratio of the limits of memory that are tried.
+_STEP = 0.9
+
+
+class _Crossing(NamedTuple):
+  """A value that steps after a place read, and steps before it make.
+
+  Attributes:
+    position: position of the step that makes it.
+    nbytes: bytes of saving it; infinity if it cannot be saved.
+    cached_bytes: bytes that the backward pass would cache of it.
+    value: the value.
+  """
+
+  position: int
+  nbytes: float
+  cached_bytes: int
+  value: Value
+
+
+class _Place(NamedTuple):
+  """A place between two steps that run again.
+
+  Attributes:
+    position: position of the step before.
+    held: bytes that all steps up to there would cache.
+    saved: bytes of the values up to there that are saved anyway.
+    frontier: values that cross the place, the latest first.
+  """
+
+  position: int
+  held: int
+  saved: int
+  frontier: Sequence[_Crossing]
+
+  def list_new(self, place: _Place) -> Iterator[_Crossing]:
+    """Yields what crosses this place and is made after an earlier one."""
+    for crossing in self.frontier:
+      if crossing.position <= place.position:
+        return
+      yield crossing
+
+  def count_held(self, place: _Place) -> int:
+    """Returns the bytes that are cached between an earlier place and this."""
+    saved = sum(crossing.cached_bytes for crossing in self.list_new(place))
+    return self.held - place.held - saved
+
+
+_START = _Place(-1, 0, 0, ())
+
+
+class _Split(NamedTuple):
+  """Places to split at, with what is in memory.
+
+  Attributes:
+    places: the places, in order.
+    saved_bytes: bytes of all saved values.
+    peak_bytes: most bytes, of saved and of cached values, at any time. Saved
+      values are gone once what follows from them has a gradient.
+  """
+
+  places: list[_Place]
+  saved_bytes: float
+  peak_bytes: float
+
+
+class Separators:
+  """Choice of separators, for any set of saved values of a program.
+
+  Args:
+    joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
+    live: inputs that stay in memory anyway.
+    table: residual of each value.
+  """
+
+  def __init__(
+    self,
+    joint: JointProgram,
+    reads: Sequence[Value],
+    live: Collection[Value],
+    table: ResidualTable,
+  ):
+    self._joint, self._reads, self._table = joint, reads, table
+    self._known = {*live, *joint.program.constants}
+
+  def add_to(self, saved: Sequence[Value]) -> list[Value]:
+    """Returns saved values and the separators that reduce memory.
+
+    Args:
+      saved: values that the forward pass saves.
+
+    Returns:
+      All values to save; as they were where nothing is gained.
+    """
+    places = self._find_places(saved)
+    whole = best = _find_split(places, math.inf) if places else None
+    if whole is None or best is None:
+      return list(saved)
+    most = whole.peak_bytes
+    while (found := _find_split(places, _STEP * most)) is not None:
+      if self._count_bytes(found) < self._count_bytes(best):
+        best = found
+      most = found.peak_bytes
+    before, after = self._count_bytes(whole), self._count_bytes(best)
+    if after > (1 - _LEAST_GAIN) * before:
+      return list(saved)
+    return self._sort([*saved, *_list_separators(best)])
+
+  def _count_bytes(self, split: _Split) -> float:
+    """Returns the bytes that are in memory at most, in one of all repeats."""
+    return (self._table.repeats - 1) * split.saved_bytes + split.peak_bytes
+
+  def _sort(self, values: Iterable[Value]) -> list[Value]:
+    return sorted(dict.fromkeys(values), key=self._position.__getitem__)
+
+  def add_last(self, saved: Sequence[Value]) -> list[Value]:
+    """Returns saved values and what the pass of a loss reads first, if at all.
+
+    The backward pass of a loss follows at once: the output of the last layer
+    is gone before that layer is computed again. To compute it again, too,
+    would take time and save nothing.
+    """
+    return self._sort([*saved, *self._find_last(saved)])
+
+  def _find_last(self, saved: Sequence[Value]) -> list[Value]:
+    """Returns what the backward pass of a loss reads first and not again."""
+    joint = self._joint
+    is_loss = all(math.prod(v.aval.shape) == 1 for v in joint.cotangents)
+    if self._table.repeats > 1 or not is_loss:
+      return []
+    steps = self._steps_from(saved)
+    far = _find_far(steps)
+    reads = [
+      found
+      for step in joint.backward_steps()
+      if (found := [v for v in dict.fromkeys(step.reads) if v in far])
+    ]
+    first = reads[0] if reads else []
+    others = [not set(found) <= set(first) for found in reads]
+    if True in others:
+      later = reads[others.index(True) :]
+      if any(v in first for found in later for v in found):
+        return []
+    # From rounded values, masks would be computed again.
+    if any(self._table.describe(v).codec is not None for v in first):
+      return []
+    left = self._steps_from([*saved, *first])
+    repeated = (sum(is_expensive(s.eqn) for s in one) for one in (steps, left))
+    return first if operator.gt(*repeated) else []
+
+  @functools.cached_property
+  def _cached_bytes(self) -> dict[Value, int]:
+    """Bytes of what would be cached if everything ran again."""
+    cached = choose_cached(self._joint, self._reads, self._known, self._table)
+    return {v: r.encoded_bytes for v, r in cached.items()}
+
+  @functools.cached_property
+  def _position(self) -> dict[Value, int]:
+    joint = self._joint
+    made = (v for step in joint.program.steps for v in step.outs)
+    return {v: i for i, v in enumerate((*joint.inputs, *made))}
+
+  def _steps_from(self, saved: Iterable[Value]) -> list[Step]:
+    """Returns the steps that run again if some values are saved."""
+    known = {*saved, *self._known}
+    return self._joint.order.leading_to(self._reads, known)
+
+  def _find_places(self, saved: Sequence[Value]) -> list[_Place]:
+    """Finds the places where the steps that run again may be split.
+
+    Returns:
+      The places, the last one behind all steps; none if no two steps depend on
+      one another for whose results there is a cache.
+    """
+    steps = self._steps_from(saved)
+    made = _find_far(steps)
+    last = {v: i for i, s in enumerate(steps) for v in s.reads if v in made}
+    if not last:
+      return []
+    cached = self._cached_bytes
+    held = [0] * len(steps)
+    for value, position in made.items():
+      held[position] += cached.get(value, 0)
+    held = list(itertools.accumulate(held))
+    kept = self._accumulate_saved(saved, steps)
+    begins: dict[int, list[Value]] = {}
+    ends: dict[int, list[Value]] = {}
+    sizes = {v: self._saved_bytes(v) for v in last}
+    for value in last:
+      begins.setdefault(made[value], []).append(value)
+      ends.setdefault(last[value], []).append(value)
+    smallest: dict[int, _Place] = {}
+    least: dict[int, float] = {}
+    frontier: dict[Value, None] = {}
+    for i in range(len(steps)):
+      for value in ends.get(i, ()):
+        frontier.pop(value, None)
+      for value in begins.get(i, ()):
+        if last[value] > i:
+          frontier[value] = None
+      bucket = held[i] * _PLACES // (held[-1] + 1)
+      nbytes = sum(sizes[v] for v in frontier)
+      if nbytes < least.get(bucket, math.inf):
+        least[bucket] = nbytes
+        crossings = [
+          _Crossing(made[v], sizes[v], cached.get(v, 0), v)
+          for v in reversed(frontier)
+        ]
+        smallest[bucket] = _Place(i, held[i], kept[i], crossings)
+    return [*smallest.values(), _Place(len(steps), held[-1], kept[-1], ())]
+
+  def _accumulate_saved(
+    self, saved: Sequence[Value], steps: Sequence[Step]
+  ) -> list[int]:
+    """Returns the bytes that are saved up to each step, and in all."""
+    at = [self._position[s.outs[0]] if s.outs else 0 for s in steps]
+    found = [0] * (len(steps) + 1)
+    for value in saved:
+      if math.isfinite(nbytes := self._saved_bytes(value)):
+        found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
+    return list(itertools.accumulate(found))
+
+  def _saved_bytes(self, value: Value) -> float:
+    """Returns the bytes of a value if it is saved, infinity if it cannot be."""
+    if not hasattr(value.aval, "shape"):
+      return math.inf
+    residual = self._table.describe(value)
+    return math.inf if residual.recomputed else residual.encoded_bytes
+
+
+def _find_far(steps: Sequence[Step]) -> dict[Value, int]:
+  """Returns the values that follow from expensive steps, with positions.
+
+  What follows by cheap steps from what is there is not far: it is computed
+  again wherever it is read.
+
+  Args:
+    steps: the steps that run again.
+  """
+  found: dict[Value, int] = {}
+  for i, step in enumerate(steps):
+    if is_expensive(step.eqn) or any(v in found for v in step.reads):
+      found.update(dict.fromkeys(step.outs, i))
+  return found
+
+
+def _find_split(places: Sequence[_Place], most_bytes: float) -> _Split | None:
+  """Finds the places of the smallest frontiers for a limit of memory.
+
+  Args:
+    places: places to choose from; the last one is always chosen.
+    most_bytes: most bytes that may be in memory at any time.
+
+  Returns:
+    The split; None if there is none.
+  """
+  chain = [_START, *places]
+  cost = [0.0]
+  before = [0]
+  for i, place in enumerate(places, 1):
+    least, index = math.inf, 0
+    room = most_bytes - place.saved
+    longest = room + sum(c.cached_bytes for c in place.frontier)
+    for j in range(i - 1, -1, -1):
+      if place.held - chain[j].held > longest:
+        break
+      if cost[j] < least:
+        total = cost[j] + sum(c.nbytes for c in place.list_new(chain[j]))
+        if total < least and total + place.count_held(chain[j]) <= room:
+          least, index = total, j
+    cost.append(least)
+    before.append(index)
+  if not math.isfinite(cost[-1]):
+    return None
+  path = [len(places)]
+  while path[-1]:
+    path.append(before[path[-1]])
+  path.reverse()
+  peaks = [
+    cost[i] + chain[i].saved + chain[i].count_held(chain[j])
+    for j, i in itertools.pairwise(path)
+  ]
+  saved_bytes = cost[-1] + places[-1].saved
+  return _Split([chain[i] for i in path[1:]], saved_bytes, max(peaks))
+
+
+def _list_separators(split: _Split) -> list[Value]:
+  """Returns the values to save for a split."""
+  chain = [_START, *split.places]
+  pairs = itertools.pairwise(chain)
+  return [c.value for a, b in pairs for c in b.list_new(a)]
