@@ -21,7 +21,7 @@ from typing import NamedTuple
 from jaxmotion.memory.residuals.choose._cached import choose_cached
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value, is_expensive
+from jaxmotion.program import RANDOM, REDUCTIONS, Step, Value, is_expensive
 
 # Sizes are estimates: what saves a smaller share of the bytes is left.
 _LEAST_GAIN = 0.1
@@ -112,7 +112,7 @@ class Separators:
     table: ResidualTable,
   ):
     self._joint, self._reads, self._table = joint, reads, table
-    self._known = {*live, *joint.program.constants}
+    self._known, self._read = {*live, *joint.program.constants}, {*reads}
 
   def add_to(self, saved: Sequence[Value]) -> list[Value]:
     """Returns saved values and the separators that reduce memory.
@@ -135,7 +135,59 @@ class Separators:
     before, after = self._count_bytes(whole), self._count_bytes(best)
     if after > (1 - _LEAST_GAIN) * before:
       return list(saved)
-    return self._sort([*saved, *_list_separators(best)])
+    return self._repeat_less(saved, places, best)
+
+  def _repeat_less(
+    self, saved: Sequence[Value], places: Sequence[_Place], split: _Split
+  ) -> list[Value]:
+    """Adds places that spare a product and take little more memory.
+
+    Where a part has two layers, the output of the first one is computed again.
+
+    Returns:
+      All values to save.
+    """
+    most = (1 + _LEAST_GAIN) * self._count_bytes(split)
+    found = self._sort([*saved, *_list_separators(split)])
+    steps = self._steps_from(found)
+    for place in sorted(
+      places, key=lambda p: sum(c.nbytes for c in p.frontier)
+    ):
+      frontier = [c.value for c in place.frontier]
+      if place in split.places or not self._spares(frontier, steps):
+        continue
+      more = _measure_split(sorted([*split.places, place], key=_get_position))
+      if self._count_bytes(more) <= most:
+        split = more
+        found = self._sort([*saved, *_list_separators(split)])
+        steps = self._steps_from(found)
+    return found
+
+  def _spares(self, values: Sequence[Value], steps: Sequence[Step]) -> bool:
+    """Says whether saving some values spares a product among some steps."""
+    readers: dict[Value, set[int]] = {}
+    maker: dict[Value, int] = {}
+    for i, step in enumerate(steps):
+      maker.update(dict.fromkeys(step.outs, i))
+      for value in step.reads:
+        readers.setdefault(value, set()).add(i)
+    spared: set[int] = set()
+    known = set(values)
+    todo = list(values)
+    while todo:
+      index = maker.get(todo.pop())
+      if index is None or index in spared:
+        continue
+      outs = [v for v in steps[index].outs if v not in known]
+      if any(
+        v in self._read or not readers.get(v, set()) <= spared for v in outs
+      ):
+        continue
+      if _is_product(steps[index]):
+        return True
+      spared.add(index)
+      todo += steps[index].reads
+    return False
 
   def _count_bytes(self, split: _Split) -> float:
     """Returns the bytes that are in memory at most, in one of all repeats."""
@@ -172,8 +224,9 @@ class Separators:
       later = reads[others.index(True) :]
       if any(v in first for found in later for v in found):
         return []
+    residuals = [self._table.describe(v) for v in first]
     # From rounded values, masks would be computed again.
-    if any(self._table.describe(v).codec is not None for v in first):
+    if any(r.recomputed or r.codec is not None for r in residuals):
       return []
     left = self._steps_from([*saved, *first])
     repeated = (sum(is_expensive(s.eqn) for s in one) for one in (steps, left))
@@ -306,13 +359,24 @@ def _find_split(places: Sequence[_Place], most_bytes: float) -> _Split | None:
   path = [len(places)]
   while path[-1]:
     path.append(before[path[-1]])
-  path.reverse()
-  peaks = [
-    cost[i] + chain[i].saved + chain[i].count_held(chain[j])
-    for j, i in itertools.pairwise(path)
-  ]
-  saved_bytes = cost[-1] + places[-1].saved
-  return _Split([chain[i] for i in path[1:]], saved_bytes, max(peaks))
+  return _measure_split([chain[i] for i in reversed(path[:-1])])
+
+
+def _measure_split(places: list[_Place]) -> _Split:
+  """Returns a split at some places, in order, with what is in memory."""
+  saved, peak = 0.0, 0.0
+  for before, place in itertools.pairwise([_START, *places]):
+    saved += sum(c.nbytes for c in place.list_new(before))
+    peak = max(peak, saved + place.saved + place.count_held(before))
+  return _Split(places, saved + places[-1].saved, peak)
+
+
+def _get_position(place: _Place) -> int:
+  return place.position
+
+
+def _is_product(step: Step) -> bool:
+  return is_expensive(step.eqn) and step.name not in REDUCTIONS | RANDOM
 
 
 def _list_separators(split: _Split) -> list[Value]:

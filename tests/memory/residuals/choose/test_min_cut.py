@@ -12,7 +12,8 @@ def test_what_a_saved_mask_follows_from_is_not_recomputed():
 
   w, x, z = normal(0, 8, 64), normal(1, 64, 8), jnp.round(normal(2, 64, 64))
   saved = residuals_of(loss, w, x, z, memory_budget=0.0)
-  assert [r.name for r in saved] == ["dense/1", "mask/eq_0"]
+  names = [r.name for r in saved]
+  assert "mask/eq_0" in names and "dense/2" not in names
   found = jax.jit(jax.grad(compress_residuals(loss, memory_budget=0.0)))(
     w, x, z
   )

@@ -1,0 +1,90 @@
+"""Layers that are written out: computed again one after the other."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmotion.memory import compress_residuals, recompute, residuals_of
+from jaxmotion.perfmodel import predict_cost
+from tests.memory.residuals.nets import normal, same
+
+ROWS, WIDTH = 512, 16
+
+
+def block(w, x):
+  return x + jax.nn.gelu(x @ w[0]) @ w[1]
+
+
+def tanh_block(w, x):
+  return x + jnp.tanh(x @ w[0]) @ w[1]
+
+
+def make_loss(block):
+  def loss(params, x):
+    for w in params:
+      x = block(w, x)
+    return jnp.mean(x**2)
+
+  return loss
+
+
+def shapes(count):
+  like = jax.ShapeDtypeStruct
+  w = like((WIDTH, 4 * WIDTH), "float32"), like((4 * WIDTH, WIDTH), "float32")
+  return [w] * count, like((ROWS, WIDTH), "float32")
+
+
+def cost(fn, count):
+  return predict_cost(jax.value_and_grad(fn), *shapes(count))
+
+
+@pytest.fixture(scope="module", params=[block, tanh_block])
+def pair(request):
+  """A loss without any budget, and the same one by `jax.checkpoint`."""
+  ours = compress_residuals(make_loss(request.param), memory_budget=0)
+  return ours, make_loss(jax.checkpoint(request.param))
+
+
+def test_memory_grows_with_layers_as_under_jax_checkpoint(pair):
+  # Of the program's order: XLA:CPU drops the barriers that hold it.
+  peaks = [[cost(fn, n).peak_bytes for n in (4, 12)] for fn in pair]
+  (few, many), (stock_few, stock_many) = peaks
+  assert few <= stock_few and many <= stock_many
+  assert many - few <= stock_many - stock_few
+
+
+def test_layers_run_again_about_once(pair):
+  ours, stock = (cost(fn, 12).flops for fn in pair)
+  assert ours <= 1.06 * stock
+
+
+def test_inputs_of_layers_are_saved_and_the_output_of_the_last():
+  found = residuals_of(make_loss(block), *shapes(4), memory_budget=0)
+  assert [r.shape for r in found] == [(ROWS, WIDTH)] * 5
+  (whole,) = residuals_of(block, *make_block_args(), memory_budget=0)
+  assert whole.shape == (ROWS, WIDTH)
+
+
+def make_block_args():
+  params, x = shapes(1)
+  return params[0], x
+
+
+def test_rules_that_recompute_values_are_kept():
+  rules = [("dense", recompute())]
+  found = residuals_of(
+    make_loss(block), *shapes(4), codec=rules, memory_budget=0
+  )
+  assert [r.name for r in found] == ["dense/1"]
+
+
+def test_gradients_of_written_out_layers_are_equal_bit_for_bit():
+  params = [
+    (normal(i, WIDTH, 4 * WIDTH), normal(9 + i, 4 * WIDTH, WIDTH) / 8)
+    for i in range(1, 4)
+  ]
+  x = normal(0, ROWS, WIDTH)
+  loss = make_loss(tanh_block)
+  ours = compress_residuals(loss, memory_budget=0)
+  exact, found = (jax.jit(jax.grad(fn))(params, x) for fn in (loss, ours))
+  assert same(exact, found)
