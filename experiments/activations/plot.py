@@ -1,15 +1,12 @@
 """Plot of activation rows: zeros and ratios over training."""
 
 import os
-import pathlib
 from collections.abc import Sequence
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from experiments.activations import paper
 from experiments.activations.cases import OURS, PUBLISHED_CODE
 from experiments.activations.rows import list_networks
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
 
 
@@ -20,15 +17,13 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     rows: made by `rows.make_rows`.
     path: file of the image; its suffix chooses the format.
   """
-  figure = Figure(figsize=(11, 4.5), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(11, 4.5)
   zeros, ratios = figure.subplots(1, 2)
   for i, net in enumerate(list_networks(rows)):
     zeros.plot(*_read_curve(rows, net, "sparsity"), f"C{i}o-", label=net)
     for code, style in ((OURS, "-"), (PUBLISHED_CODE, ":")):
       ratios.plot(*_read_curve(rows, net, f"{code}_ratio"), f"C{i}{style}")
   zeros.set_ylabel("share of zeros of all activations")
-  zeros.legend(fontsize="small")
   ratios.set_ylabel(f"ratio: {OURS} (solid), {PUBLISHED_CODE} (dotted)")
   ratios.axhline(paper.MEAN_RATIO, color="black", linewidth=0.8)
   label = f"{PUBLISHED_CODE}, mean of {paper.SOURCE}"
@@ -36,10 +31,12 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   for axes in (zeros, ratios):
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(left=0)
-    axes.set_xlabel("steps")
+    axes.set_xlabel("steps (logarithmic from 10)")
     axes.grid(alpha=0.3)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  handles, labels = zeros.get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+  figure.suptitle("Zeros among activations, and the ratio that they allow")
+  save_figure(figure, path)
 
 
 def _read_curve(

@@ -1,13 +1,11 @@
 """Plot of unequal workers: step time over its ideal, loss over equal shares."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
 from experiments.hetero.cases import CASES, DEALS
 from experiments.hetero.tables import index_experiments, list_experiments
@@ -20,18 +18,23 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     rows: made by `rows.make_rows`.
     path: file of the image; its suffix chooses the format.
   """
-  figure = Figure(figsize=(10, 4.5), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(10, 4.5)
   left, right = figure.subplots(1, 2)
   _draw_bars(
-    left, rows, "ideal_ratio", "work of a step / ideal split (emulated)"
+    left,
+    rows,
+    "ideal_ratio",
+    "step time over that of the ideal split",
   )
   left.axhline(1.0, color="black", linewidth=1)
   left.axhline(1.1, color="black", linewidth=1, linestyle=":")
-  left.legend(fontsize=8)
-  _draw_bars(right, rows, "loss_gap", "training loss over that of equal, nats")
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  _draw_bars(right, rows, "loss_gap", "training loss less that of equal, nats")
+  handles, labels = left.get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+  figure.suptitle(
+    "Workers of unequal speed: time and loss of each division (emulated)"
+  )
+  save_figure(figure, path)
 
 
 def _draw_bars(

@@ -1,13 +1,15 @@
 """Plot of cases timed on hosts: step times and what the link allows."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
+
+_ALLOWED = "what the link allows"
+_LABELS = ("jaxmotion", "PyTorch DDP", _ALLOWED)
 
 
 def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -19,23 +21,44 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """
   values = {(row.case, row.metric): float(row.value) for row in rows}
   cases = list(dict.fromkeys(row.case for row in rows))[::-1]
-  figure = Figure(figsize=(7, 0.35 * len(cases) + 1.5), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(7, 0.35 * len(cases) + 1.5)
   axes = figure.add_subplot()
   for i, case in enumerate(cases):
     step_ms = values[case, "step_ms"]
     color = "tab:gray" if case.startswith("torch") else "tab:blue"
-    axes.barh(i, step_ms, color=color)
+    label = "PyTorch DDP" if case.startswith("torch") else "jaxmotion"
+    axes.plot(step_ms, i, "o", color=color, label=label)
     axes.annotate(
-      f" {step_ms:.0f}", (step_ms, i), va="center", fontsize="small"
+      f"{step_ms:.0f}",
+      (step_ms, i),
+      xytext=(7, 0),
+      textcoords="offset points",
+      va="center",
+      fontsize="small",
     )
     if (case, "ideal_ratio") in values:
       ideal = step_ms / values[case, "ideal_ratio"]
-      axes.plot([ideal, ideal], [i - 0.4, i + 0.4], color="black")
+      axes.plot(
+        ideal,
+        i,
+        "|",
+        color="black",
+        markersize=12,
+        label="what the link allows",
+      )
   axes.set_yticks(range(len(cases)), cases)
   axes.set_xscale("log")
   axes.margins(x=0.1)
-  axes.set_xlabel("ms a step; the black line is what the link allows")
-  axes.set_title(rows[0].experiment)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  axes.grid(alpha=0.3)
+  axes.set_xlabel("step, ms (logarithmic)")
+  axes.set_title(f"{rows[0].experiment}: time of a step by exchange")
+  axes.xaxis.set_major_formatter("{x:g}")
+  axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  axes.xaxis.set_minor_formatter(NullFormatter())
+  handles, labels = axes.get_legend_handles_labels()
+  found = dict(zip(labels, handles, strict=True))
+  known = {name: found[name] for name in _LABELS if name in found}
+  figure.legend(
+    known.values(), known, loc="outside lower center", ncols=len(known)
+  )
+  save_figure(figure, path)

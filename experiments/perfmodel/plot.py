@@ -1,79 +1,85 @@
 """Plots of validated predictions and of the scaling study."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from experiments.common.figures import make_figure, save_figure
+from experiments.common.records import Row
+from experiments.perfmodel.sweep import STRATEGIES, UNITS
 
-from experiments.perfmodel.score import Pair, score_errors
-from experiments.perfmodel.sweep import STRATEGIES, UNITS, Point
+_METRIC = "predicted_step_ms"
 
 
-def plot_validation(
-  pairs: Sequence[Pair], path: str | os.PathLike[str]
-) -> None:
+def plot_validation(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws predicted over measured steps, with a band of 15 %.
 
   Args:
-    pairs: steps of any testbeds.
+    rows: made by `rows.validation_rows`.
     path: file of the image; its suffix chooses the format.
   """
-  figure = Figure(figsize=(6.5, 6), layout="constrained")
-  FigureCanvasAgg(figure)
+  rows = [row for row in rows if row.metric == _METRIC]
+  figure = make_figure(6.5, 7)
   axes = figure.add_subplot()
-  for testbed in dict.fromkeys(pair.testbed for pair in pairs):
-    own = [pair for pair in pairs if pair.testbed == testbed]
-    measured = [1e3 * pair.measured_s for pair in own]
+  for experiment in dict.fromkeys(row.experiment for row in rows):
+    own = [row for row in rows if row.experiment == experiment]
+    errors = [abs(float(row.ratio or 0) - 1) for row in own]
+    testbed = experiment.removeprefix("perfmodel_validate_")
     axes.errorbar(
-      measured,
-      [1e3 * pair.predicted_s for pair in own],
-      xerr=[m * pair.noise for m, pair in zip(measured, own, strict=True)],
+      [_measured(row) for row in own],
+      [float(row.value) for row in own],
+      xerr=[row.noise or 0.0 for row in own],
       fmt="o",
       markersize=4,
       alpha=0.7,
-      label=f"{testbed}: {score_errors(own).mape:.1%}",
+      label=f"{testbed}: {sum(errors) / len(errors):.1%}",
     )
-  ends = [1e3 * f(pair.measured_s for pair in pairs) for f in (min, max)]
+  ends = [pick(map(_measured, rows)) for pick in (min, max)]
   axes.plot(ends, ends, color="black", linewidth=1)
   axes.fill_between(
     ends, [0.85 * e for e in ends], [1.15 * e for e in ends], alpha=0.15
   )
   axes.set_xscale("log")
   axes.set_yscale("log")
+  axes.grid(alpha=0.3)
   axes.set_xlabel("measured step, ms (bars: noise)")
   axes.set_ylabel("predicted step, ms (band: 15 %)")
-  axes.set_title("Held-out steps; mean absolute error by testbed")
-  axes.legend()
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  axes.set_title("Predicted steps that no calibration has seen")
+  figure.legend(
+    loc="outside lower center", ncols=2, title="mean absolute error by testbed"
+  )
+  save_figure(figure, path)
 
 
-def plot_scaling(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
+def _measured(row: Row) -> float:
+  assert row.baseline is not None
+  return float(row.baseline)
+
+
+def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws the steps of every strategy, a plot for each network and axis.
 
   Args:
-    points: points of any networks and axes.
+    rows: made by `rows.scaling_rows`.
     path: file of the image; its suffix chooses the format.
   """
-  networks = list(dict.fromkeys(point.network for point in points))
-  axes = list(dict.fromkeys(point.axis for point in points))
-  size = (3.2 * len(axes), 2.6 * len(networks) + 0.6)
-  figure = Figure(figsize=size, layout="constrained")
-  FigureCanvasAgg(figure)
+  curves: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+  for row in rows:
+    strategy, _, place = row.case.rpartition(" ")
+    axis, _, value = place.partition("=")
+    network = row.experiment.removeprefix("perfmodel_scaling_")
+    point = float(value), float(row.value) / 1e3
+    curves.setdefault((network, axis, strategy), []).append(point)
+  networks = list(dict.fromkeys(network for network, _, _ in curves))
+  axes = list(dict.fromkeys(axis for _, axis, _ in curves))
+  figure = make_figure(3.2 * len(axes), 2.6 * len(networks) + 0.6)
   grid = figure.subplots(len(networks), len(axes), squeeze=False)
   for network, line in zip(networks, grid, strict=True):
     for axis, plot in zip(axes, line, strict=True):
       for strategy in STRATEGIES:
-        own = [
-          point
-          for point in points
-          if point[:2] == (network, axis) and point.strategy == strategy
-        ]
+        points = sorted(curves.get((network, axis, strategy), []))
         plot.plot(
-          [point.value for point in own],
-          [point.step.total_s for point in own],
+          [x for x, _ in points],
+          [y for _, y in points],
           "--" if strategy.startswith("model") else "-",
           label=strategy,
           marker=".",
@@ -86,5 +92,5 @@ def plot_scaling(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
       plot.grid(alpha=0.3)
   handles, labels = grid[0][0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  figure.suptitle("Predicted steps of data and model parallelism")
+  save_figure(figure, path)

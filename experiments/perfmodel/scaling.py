@@ -46,10 +46,11 @@ def main() -> None:
     _NETWORKS.value, _AXES.value, _WORKERS.value, _BATCH.value
   )
   make_console().print(scaling_table(points).to_console())
+  rows = scaling_rows(points)
   if _JSON.value:
-    records.write_rows(_JSON.value, scaling_rows(points))
+    records.write_rows(_JSON.value, rows)
   if _PLOT.value:
-    plot_scaling(points, _PLOT.value)
+    plot_scaling(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

@@ -108,10 +108,11 @@ def main() -> None:
   console.print(tables.step_table(pairs).to_console())
   console.print(tables.decision_table(decisions).to_console())
   console.print(tables.error_table(pairs).to_console())
+  rows = validation_rows(pairs, decisions)
   if _JSON.value:
-    records.write_rows(_JSON.value, validation_rows(pairs, decisions))
+    records.write_rows(_JSON.value, rows)
   if _PLOT.value:
-    plot_validation(pairs, _PLOT.value)
+    plot_validation(rows, _PLOT.value)
 
 
 def _list_testbeds(console: rich.console.Console) -> dict[Testbed, bool]:

@@ -2,15 +2,13 @@
 
 import math
 import os
-import pathlib
 from collections.abc import Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
 from experiments.residuals.policies import is_exact, is_ours
 from experiments.residuals.verdicts import Points, group_points
@@ -34,10 +32,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   groups = group_points(rows)
   lines = math.ceil(len(groups) / _COLUMNS)
   columns = min(_COLUMNS, len(groups))
-  figure = Figure(
-    figsize=(_SIZE * columns + 3, _SIZE * lines + 0.6), layout="constrained"
-  )
-  FigureCanvasAgg(figure)
+  figure = make_figure(_SIZE * columns + 3, _SIZE * lines + 0.6)
   marks = _choose_marks(groups)
   handles: dict[str, Artist] = {}
   for i, (model, points) in enumerate(groups.items(), 1):
@@ -53,8 +48,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     loc="outside right upper",
     fontsize="small",
   )
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  save_figure(figure, path)
 
 
 def _choose_marks(groups: dict[str, Points]) -> dict[str, str]:

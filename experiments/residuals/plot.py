@@ -1,13 +1,12 @@
 """Plot of residual rows: device memory of each mode, relative to plain."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
+
+_MARKS = "osD^v<>pPXhH*d8"
 
 
 def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -24,23 +23,27 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   }
   nets = list(dict.fromkeys(net for net, _ in shares))
   modes = list(dict.fromkeys(mode for _, mode in shares))
-  figure = Figure(figsize=(9, 1 + 0.8 * len(nets)), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(9, 1 + 0.8 * len(nets))
   axes = figure.add_subplot()
-  height = 0.8 / max(1, len(modes))
+  height = 0.6 / max(1, len(modes))
   for i, mode in enumerate(modes):
     known = [j for j, net in enumerate(nets) if (net, mode) in shares]
-    axes.barh(
-      [j + i * height for j in known],
+    # Points: the length of a bar means nothing on a logarithmic axis.
+    axes.plot(
       [100 * shares[nets[j], mode] for j in known],
-      height,
-      label=mode,
+      [j + (i + 0.5) * height - 0.3 for j in known],
+      _MARKS[i % len(_MARKS)],
+      color=f"C{i % 10}",
+      markersize=5,
+      label=mode.replace("_", " "),
     )
-  axes.set_yticks([j + 0.4 for j in range(len(nets))], nets)
+  for j in range(1, len(nets)):
+    axes.axhline(j - 0.5, color="lightgray", linewidth=0.8)
+  axes.set_yticks(range(len(nets)), nets)
   axes.invert_yaxis()
   axes.set_xscale("log")
-  axes.set_xlabel("temporaries on the device, % of plain: compiled, not run")
-  axes.legend(fontsize="x-small")
+  axes.set_xlabel("temporaries on the device, % of plain (logarithmic)")
+  axes.set_title("Device memory by mode: compiled, not run")
+  figure.legend(loc="outside right upper", fontsize="small")
   axes.grid(alpha=0.3, axis="x")
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  save_figure(figure, path)

@@ -1,13 +1,11 @@
 """Plot of the study: scores over bytes, and over time on each link."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
 from experiments.common.tables import index_rows
 from experiments.study.rows import DIVERGED
@@ -32,8 +30,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   found = index_rows(rows)
   metric = rows[0].metric.rsplit("_", 1)[0]
   is_share = rows[0].unit == "%"
-  figure = Figure(figsize=(12, 9), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(12, 9)
   panels = figure.subplots(2, 2, sharey=True).ravel()
   cases = list(dict.fromkeys(row.case for row in rows))
   for axes, (kind, label) in zip(panels, _PANELS.items(), strict=True):
@@ -69,5 +66,4 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside right center")
   figure.suptitle(f"{rows[0].experiment}: lower and further left is better")
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  save_figure(figure, path)

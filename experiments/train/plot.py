@@ -1,12 +1,9 @@
 """Plot of training rows: score over bytes sent."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from experiments.common.figures import make_figure, save_figure
 from experiments.common.records import Row
 
 
@@ -24,8 +21,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     if row.metric == "wire_bytes_predicted"
   }
   scores = [row for row in rows if row.metric == metric]
-  figure = Figure(figsize=(7, 4.5), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(7, 4.5)
   axes = figure.add_subplot()
   for i, row in enumerate(sorted(scores, key=lambda row: sent[row.case])):
     x, y = sent[row.case], float(row.value)
@@ -40,9 +36,11 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     )
   axes.set_xscale("log")
   axes.margins(0.2)
-  axes.set_xlabel("bytes one worker sends per step")
-  axes.set_ylabel(f"{metric} ({unit})")
-  axes.set_title(f"{rows[0].experiment}: mean and spread over the seeds")
+  axes.set_xlabel("bytes that one worker sends per step (logarithmic)")
+  axes.set_ylabel(f"{metric.replace('_', ' ')}, {unit}")
+  axes.set_title(
+    f"{rows[0].experiment}: {metric.replace('_', ' ')} against bytes\n"
+    "mean ± standard deviation over seeds"
+  )
   axes.grid(alpha=0.3)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  save_figure(figure, path)

@@ -1,13 +1,11 @@
 """Plot of errors and precisions over the steps."""
 
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from experiments.common.figures import make_figure, save_figure
 from experiments.weights.trainer import Run
 
 
@@ -23,8 +21,7 @@ def save_plot(
     bits: bits of each level, by adaptive case.
     path: file of the image; its suffix chooses the format.
   """
-  figure = Figure(figsize=(6 + 5 * len(bits), 4.5), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = make_figure(6 + 5 * len(bits), 4.5)
   first, *others = figure.subplots(1, 1 + len(bits), squeeze=False)[0]
   for case in dict.fromkeys(run.case for run in runs):
     curves = [run.curve for run in runs if run.case == case]
@@ -36,12 +33,12 @@ def save_plot(
   first.set_ylabel("error on held-out images, %, mean over the seeds")
   first.set_yscale("log")
   first.grid(alpha=0.3)
-  first.legend(fontsize="small")
+  first.set_title("Accuracy of compressed weights")
+  first.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.15))
   for axes, (case, bits_of_level) in zip(others, bits.items(), strict=True):
     run = next(run for run in runs if run.case == case)
     _draw_trajectory(axes, run, bits_of_level)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  save_figure(figure, path)
 
 
 def _draw_trajectory(
@@ -62,6 +59,8 @@ def _draw_trajectory(
   axes.minorticks_off()
   axes.set_xlabel("steps")
   axes.set_ylabel("bits of a weight")
-  axes.set_title(f"{run.case}, seed {run.seed}")
+  axes.set_title(f"Bits of every layer: {run.case}, seed {run.seed}")
   axes.grid(alpha=0.3)
-  axes.legend(fontsize="x-small", ncols=2)
+  axes.legend(
+    fontsize="x-small", ncols=3, loc="upper left", bbox_to_anchor=(0, -0.15)
+  )

@@ -85,7 +85,7 @@ def test_rows_a_table_and_a_plot_are_made(points, tmp_path):
   for row in rows:
     assert row.ratio == pytest.approx(row.value / row.baseline)
   assert len(scaling_table(points).lines) == 1
-  plot_scaling(points, tmp_path / "plot.png")
+  plot_scaling(rows, tmp_path / "plot.png")
   assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

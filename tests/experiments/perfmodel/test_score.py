@@ -80,5 +80,5 @@ def test_rows_and_tables_have_every_pair_and_score(tmp_path):
   assert len(tables.step_table(pairs).lines) == 4
   assert len(tables.error_table(pairs).lines) == 2
   assert len(tables.decision_table(found).lines) == 1
-  plot_validation(pairs, tmp_path / "plot.png")
+  plot_validation(rows, tmp_path / "plot.png")
   assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

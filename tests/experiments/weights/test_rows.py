@@ -224,6 +224,6 @@ def test_plot_has_a_panel_for_every_adaptive_case(tmp_path):
   path = tmp_path / "new" / "plot.png"
   weights_plot.save_plot(RUNS, {"awp": (8, 16)}, path)
   with Image.open(path) as image:
-    assert image.size == (1650, 675)
+    assert image.size == (2200, 900)
     right = np.asarray(image.convert("L"))[:, 900:]
   assert len(np.unique(right)) > 10

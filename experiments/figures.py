@@ -1,0 +1,68 @@
+"""Draws the figures of the pages again, from the rows beside them.
+
+  python -m experiments.figures docs/results/*.jsonl
+
+Each file of rows for which there is a figure gets one: `train_digits.jsonl` a
+`train_digits.png`.
+"""
+
+import fnmatch
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app
+
+from experiments.activations import plot as activations
+from experiments.common.records import read_rows
+from experiments.hetero import plot as hetero
+from experiments.hosts import plot as hosts
+from experiments.perfmodel import plot as perfmodel
+from experiments.residuals import frontier_plot, plot as residuals
+from experiments.study import plot as study
+from experiments.train import plot as train
+
+FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
+  "activations": activations.save_plot,
+  "hetero": hetero.save_plot,
+  "hosts_2_100mbit": hosts.save_plot,
+  "hosts_2_1gbit": hosts.save_plot,
+  "perfmodel_scaling": perfmodel.plot_scaling,
+  "perfmodel_validate": perfmodel.plot_validation,
+  "residuals": residuals.save_plot,
+  "residuals_compare": frontier_plot.save_plot,
+  "study*": study.save_plot,
+  "train_digits": train.save_plot,
+}
+"""Figure of a file of rows, by a pattern of its name."""
+
+
+def draw_figures(paths: Sequence[str]) -> list[pathlib.Path]:
+  """Draws the figures of files of rows, and returns where they are.
+
+  Args:
+    paths: files of rows; those without a figure are passed over.
+  """
+  drawn = []
+  for path in map(pathlib.Path, paths):
+    for pattern, draw in FIGURES.items():
+      if fnmatch.fnmatch(path.stem, pattern):
+        drawn.append(path.with_suffix(".png"))
+        draw(read_rows(path), drawn[-1])
+  return drawn
+
+
+def main(argv: Sequence[str]) -> None:
+  """Draws, and prints the path of each figure.
+
+  Args:
+    argv: name of the program, then paths of files of rows.
+  """
+  if len(argv) < 2:
+    raise app.UsageError("Name at least one file of rows, got none.")
+  for path in draw_figures(argv[1:]):
+    print(path)
+
+
+if __name__ == "__main__":
+  app.run(main)
