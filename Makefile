@@ -57,8 +57,9 @@ compile-kernels: $(VENV)/installed
 hosts: $(VENV)/installed
 	$(RUN) -m experiments.hosts $(ARGS)
 
-# Build the documentation site in site/. A warning is an error, as are links to
-# pages or sections that do not exist. Links to other sites:
+# Run the tutorials and build the documentation site in site/. A warning is an
+# error, as are links to pages or sections that do not exist. Tutorials that have
+# not changed are not run again. Links to other sites:
 # make docs ARGS="-b linkcheck". Names of JAX and optax become links if there is a
 # network; DOCS_OFFLINE=1 does without.
 docs: $(VENV)/docs-installed
@@ -100,4 +101,5 @@ $(VENV)/docs-installed: $(VENV)/installed
 
 # Remove the environments and all that the other commands wrote.
 clean:
-	rm -rf $(VENV) .venv-newest .venv-wheel build dist results site docs/reference
+	rm -rf $(VENV) .venv-newest .venv-wheel build dist results site docs/reference \
+	  docs/.jupyter_cache

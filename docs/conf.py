@@ -11,6 +11,7 @@ import re
 import socket
 from typing import Any
 
+HERE = pathlib.Path(__file__).parent
 ROOMS = (
   "transforms",
   "codecs",
@@ -41,7 +42,7 @@ extensions = [
   "myst_nb",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["results", "templates"]
+exclude_patterns = [".jupyter_cache", "jupyter_execute", "results", "templates"]
 templates_path = ["templates"]
 html_theme = "sphinx_book_theme"
 html_title = "jaxmotion"
@@ -58,8 +59,14 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-# Notebooks are run by tests, in a small form.
-nb_execution_mode = "off"
+# Tutorials are run once, and again after they change or after `make clean`:
+# an error ends the build. What they printed stays in docs/.jupyter_cache.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / ".jupyter_cache")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
 
 
 def _is_online() -> bool:
@@ -179,7 +186,7 @@ def escape_lines(lines: list[str]) -> None:
 
 def setup(app: Any) -> None:
   """Writes the reference before Sphinx reads the pages."""
-  write_reference(pathlib.Path(__file__).parent / "reference")
+  write_reference(HERE / "reference")
   # Before the extension that reads sections such as `Args:`.
   app.connect(
     "autodoc-process-docstring",

@@ -27,7 +27,7 @@ from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.planner.memory_fits import MemoryFit, fit_model
-from experiments.planner.tables import summary_table
+from experiments.planner.tables import memory_table
 from experiments.residuals import measure
 
 _MODELS = flags.DEFINE_list(
@@ -84,7 +84,7 @@ def main() -> None:
           rows = [row for one in fits for row in make_rows(one, target)]
           records.write_rows(_JSON.value, rows)
   rows = [row for fit in fits for row in make_rows(fit, target)]
-  console.print(summary_table(rows).to_console())
+  console.print(memory_table(rows).to_console())
 
 
 def describe_fit(fit: MemoryFit) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.common.records import Row
-from experiments.common.tables import Table
+from experiments.common.tables import Table, index_rows
 from experiments.planner.rows import list_step_times
 from jaxmotion import planner
 
@@ -56,6 +56,52 @@ def codec_table(plan: planner.ExchangePlan) -> Table:
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns the table of a file of rows: memory plans, or plans on links.
+
+  Args:
+    rows: rows of `experiments.planner.memory` or `.links`.
+  """
+  if rows[0].experiment == "planner_links":
+    return links_table(rows)
+  return memory_table(rows)
+
+
+def links_table(rows: Sequence[Row]) -> Table:
+  """Returns predicted steps on each link, with and without compression.
+
+  Args:
+    rows: rows of `experiments.planner.links`.
+  """
+  index = index_rows(rows)
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    network, link = case.split(": ")
+    step = index[case, "step_ms_predicted"]
+    assert step.baseline is not None and step.ratio is not None
+    lines.append(
+      (
+        network,
+        link,
+        f"{index[case, 'compute_ms_predicted'].value:,.1f}",
+        f"{step.baseline:,.1f}",
+        f"{step.value:,.1f}",
+        f"{1 / step.ratio:.2f}",
+        str(index[case, "plan"].value),
+      )
+    )
+  return Table(
+    (
+      *("network", "link", "no exchange, ms", "float32, ms", "plan, ms"),
+      *("faster", "codecs of the plan: tensors"),
+    ),
+    lines,
+    title="Will it pay?",
+    caption="Predicted. Nothing was run.",
+    text_columns=(0, 1, 6),
+  )
+
+
+def memory_table(rows: Sequence[Row]) -> Table:
   """Returns memory plans, each beside the fastest plan made by hand.
 
   Args:

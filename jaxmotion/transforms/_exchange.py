@@ -139,7 +139,7 @@ def exchange(
   Example:
     >>> from jaxmotion import codecs
     >>> tx = optax.chain(
-    ...   exchange("data", codecs.feedback(codecs.topk(density=0.01))),
+    ...   exchange("data", codecs.feedback(codecs.uniform(bits=4))),
     ...   optax.adamw(3e-4),
     ... )
   """

@@ -19,6 +19,7 @@ from tests.paths import ROOT
     ("residuals", "docs/residuals.md"),
     ("residuals_accuracy", "docs/residuals.md"),
     ("residuals_compare", "docs/residuals.md"),
+    ("planner_links", "docs/howto/will_it_pay.md"),
   ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):

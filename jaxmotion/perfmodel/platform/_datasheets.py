@@ -30,8 +30,8 @@ def builtin_platform(name: str) -> Platform:
 
       - "h200_node", "h100_node", "a100_node": 8 GPUs on NVLink, axis "device";
       - "h100_cluster": 16 such H100 nodes, axes "host" and "device";
-      - "ethernet_1gbit", "ethernet_10gbit", "ethernet_100gbit": 8 hosts
-        without GPUs, axis "data";
+      - "ethernet_1gbit", "ethernet_10gbit", "ethernet_25gbit",
+        "ethernet_100gbit": 8 hosts without GPUs, axis "data";
       - "cpu2": 2 devices that a host of 2 cores emulates, axis "data",
         measured by `experiments.perfmodel.validate`.
 
@@ -56,6 +56,7 @@ def builtin_platform(name: str) -> Platform:
     "h100_cluster": _make_cluster,
     "ethernet_1gbit": lambda: _make_ethernet(1),
     "ethernet_10gbit": lambda: _make_ethernet(10),
+    "ethernet_25gbit": lambda: _make_ethernet(25),
     "ethernet_100gbit": lambda: _make_ethernet(100),
     "cpu2": lambda: load_platform(_HERE / "cpu2.json"),
   }

@@ -18,6 +18,7 @@ NAMES = (
   "h100_cluster",
   "ethernet_1gbit",
   "ethernet_10gbit",
+  "ethernet_25gbit",
   "ethernet_100gbit",
 )
 LINK = perfmodel.Link(latency_s=1e-5, rate=gbit_per_s(10))

@@ -1,0 +1,137 @@
+"""Predicts on which links compressing the gradient makes a step shorter.
+
+  python -m experiments.planner.links --json=results/planner_links.jsonl
+
+Each of 8 GPUs holds the whole network. `planner.advise` chooses a codec for
+each tensor, or none, on every link of `LINKS`. Metrics, of a network on a link:
+  step_ms_predicted     a step by the plan; baseline: without compression;
+  compute_ms_predicted  a step that exchanges nothing;
+  wire_bytes_predicted  what one GPU sends in a step by the plan;
+  plan                  the codecs of the plan.
+Nothing is run or measured: figures follow from datasheets and from assumptions,
+such as the latencies of `LINKS`. Error bounds are the codecs' own, so that
+codecs below 8 bits are not chosen.
+"""
+
+import collections
+import dataclasses
+
+import jax
+from absl import flags
+
+from experiments import models
+from experiments.common import records, shared_flags
+from experiments.common.console import make_console
+from experiments.common.records import Row
+from experiments.planner.tables import links_table
+from jaxmotion import codecs, perfmodel, planner
+from jaxmotion.perfmodel import Link, Platform, gbit_per_s, gbyte_per_s
+
+LINKS = {
+  "WAN, 1 Gbit/s, 20 ms": Link(latency_s=2e-2, rate=gbit_per_s(1)),
+  "Ethernet, 10 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(10)),
+  "Ethernet, 25 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(25)),
+  "Ethernet, 100 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(100)),
+  "PCIe 5.0 x16": Link(latency_s=5.7e-6, rate=gbyte_per_s(64)),
+  "NVLink": Link(latency_s=3.4e-6, rate=gbyte_per_s(450)),
+}
+"""Links from GPU to GPU: nominal rates each way, latencies assumed."""
+
+# Networks, and examples of a step on each GPU.
+NETWORKS = {"gpt": 8, "resnet50": 64}
+
+_NETWORKS = flags.DEFINE_list(
+  "networks", list(NETWORKS), "Networks to predict.", allow_override=True
+)
+_SHARE = flags.DEFINE_float(
+  "peak_share", 0.5, "Share of the peak that matmuls reach.", 0, 1
+)
+_JSON = shared_flags.define_rows()
+
+
+def main() -> None:
+  """Predicts every network on every link, prints a table and writes rows."""
+  rows = []
+  for network in _NETWORKS.value:
+    rows += predict_network(network, NETWORKS[network], _SHARE.value)
+  make_console().print(links_table(rows).to_console())
+  if _JSON.value:
+    records.write_rows(_JSON.value, rows)
+
+
+def make_platform(link: Link, peak_share: float) -> Platform:
+  """Returns 8 H100 GPUs with one link each.
+
+  Args:
+    link: link between the GPUs.
+    peak_share: share in (0, 1] of the datasheet's rate of matmuls.
+  """
+  node = perfmodel.builtin_platform("h100_node")
+  rates = node.device.matmul_flops_per_s
+  device = dataclasses.replace(
+    node.device,
+    matmul_flops_per_s={k: peak_share * v for k, v in rates.items()},
+  )
+  axis = perfmodel.Axis(name="data", workers=8, link=link)
+  return dataclasses.replace(
+    node, name="8 H100", device=device, axes=(axis,), sources={}
+  )
+
+
+def predict_network(
+  network: str, batch_size: int, peak_share: float, **options: float
+) -> list[Row]:
+  """Returns the rows of one network on every link.
+
+  Args:
+    network: name for `models.make_network`.
+    batch_size: examples of a step on each GPU.
+    peak_share: share in (0, 1] of the datasheet's rate of matmuls.
+    **options: options of the network.
+  """
+  net = models.make_network(network, **options)
+  cost = perfmodel.trace_step(net.loss, net.params, (net.batch(batch_size),))
+  case = f"{network}, {net.size / 1e6:.0f} M parameters, batch {batch_size}"
+  machine = f"8 H100, {peak_share:g} of the peak: predicted"
+  rows = []
+  for name, link in LINKS.items():
+    platform = make_platform(link, peak_share)
+    plan = planner.advise(cost, net.params, (), platform)
+    plain_ms = 1e3 * plan.uncompressed.total_s
+    step_ms = 1e3 * plan.step.total_s
+    compute_ms = 1e3 * (plan.uncompressed.total_s - plan.uncompressed.exposed_s)
+    facts: list[tuple[str, float | str, str, float | None]] = [
+      ("step_ms_predicted", step_ms, "ms", plain_ms),
+      ("compute_ms_predicted", compute_ms, "ms", None),
+      ("wire_bytes_predicted", plan.step.wire_bytes, "bytes", None),
+      ("plan", describe_plan(plan), "text", None),
+    ]
+    for metric, value, unit, baseline in facts:
+      ratio = float(value) / baseline if baseline else None
+      key = ("planner_links", f"{case}: {name}", metric, value, unit)
+      rows.append(Row(*key, baseline, ratio, None, machine, jax.__version__))
+  return rows
+
+
+def describe_plan(plan: planner.ExchangePlan) -> str:
+  """Returns the codecs of a plan, that of most tensors first.
+
+  Args:
+    plan: made by `planner.advise`.
+  """
+  counts = collections.Counter(choice.codec for choice in plan.choices)
+  if set(counts) == {codecs.identity()}:
+    return "do not compress"
+  return ", ".join(
+    f"{_name_codec(codec)}: {count}" for codec, count in counts.most_common()
+  )
+
+
+def _name_codec(codec: codecs.Codec) -> str:
+  if codec == codecs.identity():
+    return "none"
+  return planner.format_codec(codec)
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)
