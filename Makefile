@@ -102,4 +102,4 @@ $(VENV)/docs-installed: $(VENV)/installed
 # Remove the environments and all that the other commands wrote.
 clean:
 	rm -rf $(VENV) .venv-newest .venv-wheel build dist results site docs/reference \
-	  docs/.jupyter_cache
+	  docs/.jupyter_cache jupyter_execute

@@ -42,7 +42,7 @@ extensions = [
   "myst_nb",
   "sphinx_copybutton",
 ]
-exclude_patterns = [".jupyter_cache", "jupyter_execute", "results", "templates"]
+exclude_patterns = [".jupyter_cache", "results", "templates"]
 templates_path = ["templates"]
 html_theme = "sphinx_book_theme"
 html_title = "jaxmotion"
