@@ -121,8 +121,10 @@ def write_reference(folder: pathlib.Path) -> None:
     folder: of the pages; the pages of names go below it.
   """
   folder.mkdir(exist_ok=True)
+  known = set()
   for room in ("", *ROOMS):
     module = f"jaxmotion.{room}".rstrip(".")
+    known |= {f"{module}.{name}" for name in list_names(module)}
     lines = [
       module,
       "=" * len(module),
@@ -144,6 +146,10 @@ def write_reference(folder: pathlib.Path) -> None:
     # An unchanged page is not built again.
     if not path.exists() or path.read_text() != text:
       path.write_text(text)
+  # Names that are public no longer would fail the build.
+  for path in folder.glob("names/*.rst"):
+    if path.stem not in known:
+      path.unlink()
 
 
 def escape_text(text: str) -> str:

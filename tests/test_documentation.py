@@ -42,6 +42,15 @@ def test_the_reference_of_the_package_lists_its_functions():
   assert "codecs" not in names
 
 
+def test_pages_of_names_that_are_gone_are_removed(tmp_path):
+  names = tmp_path / "names"
+  names.mkdir()
+  for name in ("jaxmotion.codecs.gone", "jaxmotion.codecs.sign"):
+    (names / f"{name}.rst").touch()
+  CONFIG["write_reference"](tmp_path)
+  assert [path.stem for path in names.iterdir()] == ["jaxmotion.codecs.sign"]
+
+
 def test_a_page_of_the_reference_lists_the_names_of_its_room(tmp_path):
   CONFIG["write_reference"](tmp_path)
   text = (tmp_path / "presets.rst").read_text().splitlines()

@@ -27,6 +27,8 @@ SUMS: dict[str, str | None] = {
 }
 STYLES = tuple(SUMS)
 INT8 = codecs.feedback(codecs.uniform(bits=8, block=64))
+# Its many shapes would each compile a program of INT8.
+NEAR = {"language_model": codecs.cast("bfloat16")}
 STEPS = 6
 
 
@@ -80,7 +82,7 @@ def test_a_trainer_trains_as_before(style):
   compressed = load(style, "_compressed")
   params, losses = run(load(style))
   same, same_losses = run(compressed, codecs.identity())
-  near, near_losses = run(compressed, INT8)
+  near, near_losses = run(compressed, NEAR.get(style, INT8))
   tolerance = 1e-6 if SUMS[style] else 0
   np.testing.assert_allclose(same_losses, losses, rtol=tolerance)
   assert near_losses[-1] < 0.8 * near_losses[0]
