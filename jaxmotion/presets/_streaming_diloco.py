@@ -39,8 +39,8 @@ def streaming_diloco(
   after a rotation, with error memory; the paper's format E3M0 has no error
   memory, and neither its scale nor its rounding are given. Fragments are leaves
   dealt out by size; the paper's are three layers each. The number of fragments
-  is fixed, not that of layers in one. The exchange is part of the step in which
-  it is sent; only what it changes comes later.
+  is fixed, not that of layers in one. A fragment is sent beside the steps that
+  follow between CPU hosts alone (`overlap`).
 
   Args:
     loss_fn: (params, batch) -> scalar, as for `local_updates`.

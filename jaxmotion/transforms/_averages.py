@@ -163,6 +163,31 @@ def find_metric_specs(
   )
 
 
+def map_average(
+  work: LocalWork, axis_name: AxisName, mean_loss: bool, options: dict[str, Any]
+) -> PyTree:
+  """Returns the metrics of all workers, averaged in a map of their own.
+
+  Args:
+    work: every worker's own, with a leading axis of workers.
+    axis_name: the workers' axis.
+    mean_loss: whether floating-point scalars become means.
+    options: mesh of the map, and other arguments of `jax.shard_map`.
+  """
+
+  def average_own(work: LocalWork) -> PyTree:
+    return average_work(
+      work, None, axis_name, model_state=None, mean_loss=mean_loss
+    )[0]
+
+  return jax.shard_map(
+    average_own,
+    in_specs=P(axis_name),
+    out_specs=find_metric_specs(work.metrics, axis_name, mean_loss),
+    **options,
+  )(work._replace(grads=None))
+
+
 def _is_averaged(metric: Array, mean_loss: bool) -> bool:
   """Whether a metric, with its axis of workers, becomes their mean."""
   return mean_loss and metric.ndim == 1 and is_floating(metric)

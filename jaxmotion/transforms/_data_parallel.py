@@ -374,7 +374,7 @@ def data_parallel(
     return compute_all(params, None, opt_state, batch, key)
 
   call = None
-  if choose_overlap(mesh, overlap) == "thread":
+  if choose_overlap(mesh, axis_name, overlap) == "thread":
     call = make_threaded_call(compute, delayed, Sender(mesh), donate=donate)
   run = make_delayed_run(compute, delayed)
   step = compile_run(run, mesh, stateful=False, donate=donate, call=call)

@@ -24,7 +24,7 @@ from jaxmotion.core import (
   to_varying,
   unpack_worker,
 )
-from jaxmotion.transforms._averages import average_work, find_metric_specs
+from jaxmotion.transforms._averages import map_average
 from jaxmotion.transforms._exchange_state import DelayedState
 from jaxmotion.transforms._local_work import LocalWork
 from jaxmotion.transforms._sender import Sender
@@ -112,22 +112,9 @@ class DelayedUpdate(NamedTuple):
     Args:
       work: every worker's own, with a leading axis of workers.
     """
-    split = P(self.axis_name)
-    specs = find_metric_specs(work.metrics, self.axis_name, self.mean_loss)
-
-    def average_own(work: LocalWork) -> PyTree:
-      metrics, _ = average_work(
-        work,
-        None,
-        self.axis_name,
-        model_state=None,
-        mean_loss=self.mean_loss,
-      )
-      return metrics
-
-    return jax.shard_map(
-      average_own, in_specs=split, out_specs=specs, **self.shardings.map_options
-    )(work._replace(grads=None))
+    return map_average(
+      work, self.axis_name, self.mean_loss, self.shardings.map_options
+    )
 
 
 # (params, opt_state, batch, key) -> the workers' own work, before any exchange.

@@ -140,14 +140,15 @@ class LocalRounds(NamedTuple):
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
     due = self._due_fragment(count, 0)
-    is_due = due >= 0
     own, inner_own = unpack_worker(params), unpack_worker(inner)
     ok = None
     skipped = state.skipped
     if self.skips:
-      is_bad, ok = self._check_finite(is_due, own)
-      own, inner_own = self._reset_worker(is_bad, state.anchor, own, inner_own)
-      skipped = skipped + (is_due & ~ok).astype(jnp.int32)
+      is_bad, ok = self._check_due(due, divided, own)
+      own, inner_own = self._run_if(
+        is_bad, self.begin_anew, (own, inner_own), (state.anchor,)
+      )
+      skipped = skipped + ((due >= 0) & ~ok).astype(jnp.int32)
     weights = state.weights
     if weight is not None:
       weights = unpack_worker(weights) + weight
@@ -163,7 +164,7 @@ class LocalRounds(NamedTuple):
       landing = divided.mask(flying[0] if self.delay else anchor, k)
       landing, outer[k] = self._run_if(
         is_sent,
-        functools.partial(self._send, given, outer[k]),
+        functools.partial(self._send, given),
         (landing, outer[k]),
         (divided.mask(anchor, k), divided.mask(own, k)),
       )
@@ -174,11 +175,8 @@ class LocalRounds(NamedTuple):
           flying[1].at[k].set(jnp.where(due == k, is_sent, flying[1][k])),
         )
         is_landing = (self._due_fragment(count, self.delay) == k) & flying[1][k]
-      moved = self._run_if(
-        is_landing,
-        self._land,
-        (divided.mask(anchor, k), divided.mask(own, k)),
-        (landing,),
+      moved = self.land(
+        is_landing, (divided.mask(anchor, k), divided.mask(own, k)), landing
       )
       anchor = divided.replace(anchor, moved[0])
       own = divided.replace(own, moved[1])
@@ -194,6 +192,80 @@ class LocalRounds(NamedTuple):
       flying,
       weights,
     )
+
+  def find_due(self, count: int, offset: int) -> int:
+    """Returns the fragment that was sent `offset` steps ago; -1 for none.
+
+    Args:
+      count: steps so far.
+      offset: 0 for the fragment that is sent now.
+    """
+    gap = self.every // self.fragments
+    since = count - offset
+    is_due = since > 0 and since % gap == 0
+    return (since // gap - 1) % self.fragments if is_due else -1
+
+  def find_change(self, anchor: PyTree, own: PyTree) -> PyTree:
+    """Returns how far this worker went from the anchor, inside of a map."""
+    return jax.tree.map(
+      lambda a, p: to_varying(a, self.axis_name) - p, anchor, own
+    )
+
+  def is_bad(self, own: PyTree) -> Array:
+    """Returns whether this worker's parameters are not finite."""
+    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(own)]
+    return to_varying(~jnp.stack(finite).all(), self.axis_name)
+
+  def agree(self, is_bad: Array) -> Array:
+    """Returns whether no worker's parameters are bad: a sum of 4 bytes."""
+    return lax.psum(is_bad.astype(jnp.int32), self.axis_name) == 0
+
+  def begin_anew(
+    self, values: tuple[PyTree, PyTree], anchor: PyTree
+  ) -> tuple[PyTree, PyTree]:
+    """Lets this worker begin at the anchor, as its parameters are bad.
+
+    Its moments would make the next parameters non-finite again.
+    """
+    del values
+    start = to_varying(anchor, self.axis_name)
+    return start, to_varying(self.inner.init(start), self.axis_name)
+
+  def send(
+    self,
+    ok: Array | None,
+    extra_args: dict[str, Any],
+    values: tuple[PyTree, PyTree],
+    anchor: PyTree,
+    change: PyTree,
+  ) -> PyTree:
+    """Exchanges what workers have changed in a fragment, if all are fine.
+
+    Args:
+      ok: bool[], whether it is sent; None: always.
+      extra_args: what the outer chain's `update` takes besides.
+      values: what the anchor becomes, and the state of the outer chain.
+      anchor: the fragment of the anchor.
+      change: what `find_change` returned.
+
+    Returns:
+      `values`, or new ones.
+    """
+    send = functools.partial(self._exchange, extra_args)
+    if ok is None:
+      return send(values, anchor, change)
+    return self._run_if(ok, send, values, (anchor, change))
+
+  def land(self, is_sent: Array, values: PyTree, landing: PyTree) -> PyTree:
+    """Moves parts of the state to what was sent, if it was.
+
+    Args:
+      is_sent: bool[].
+      values: (the fragment of the anchor or None, of this worker's own
+        parameters or None).
+      landing: what the anchor becomes.
+    """
+    return self._run_if(is_sent, self._land, values, (landing,))
 
   def _due_fragment(self, count: Array, offset: int) -> Array:
     """Returns the fragment that was sent `offset` steps ago; -1 for none.
@@ -239,8 +311,7 @@ class LocalRounds(NamedTuple):
   def _send(
     self,
     extra_args: dict[str, Any],
-    state: PyTree,
-    values: PyTree,
+    values: tuple[PyTree, PyTree],
     anchor: PyTree,
     own: PyTree,
   ) -> PyTree:
@@ -249,57 +320,52 @@ class LocalRounds(NamedTuple):
     Returns:
       What the anchor becomes, and the new state of the outer chain.
     """
-    del values
-    delta = jax.tree.map(
-      lambda a, p: to_varying(a, self.axis_name) - p, anchor, own
-    )
+    change = self.find_change(anchor, own)
+    return self._exchange(extra_args, values, anchor, change)
+
+  def _exchange(
+    self,
+    extra_args: dict[str, Any],
+    values: tuple[PyTree, PyTree],
+    anchor: PyTree,
+    change: PyTree,
+  ) -> PyTree:
     with allow_unused_rules():
       return update_params(
-        self.outer, delta, state, anchor, extra_args, self.axis_name
+        self.outer, change, values[1], anchor, extra_args, self.axis_name
       )
 
   def _land(self, values: PyTree, landing: PyTree) -> PyTree:
     """Moves the anchor, and this worker's own parameters to it."""
-    _, own = values
+    anchor, own = values
 
     def move_own(p: Array, a: Array) -> Array:
       moved = a if not self.mix else self.mix * p + (1 - self.mix) * a
       return moved.astype(p.dtype)
 
-    return landing, jax.tree.map(
-      move_own, own, to_varying(landing, self.axis_name)
-    )
+    if own is not None:
+      start = to_varying(landing, self.axis_name)
+      own = jax.tree.map(move_own, own, start)
+    return None if anchor is None else landing, own
 
-  def _check_finite(self, is_due: Array, own: PyTree) -> tuple[Array, Array]:
-    """Returns whether this worker's parameters are bad, and all others' fine.
+  def _check_due(
+    self, due: Array, divided: Fragments, own: PyTree
+  ) -> tuple[Array, Array]:
+    """Returns whether this worker's fragment is bad, and all workers' fine.
 
     Args:
-      is_due: whether a fragment is due; otherwise nothing is looked at.
+      due: index of the fragment that is due; -1 for none, which is fine.
+      divided: the fragments.
       own: this worker's parameters.
     """
-
-    def check(own: PyTree) -> tuple[Array, Array]:
-      finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(own)]
-      is_bad = to_varying(~jnp.stack(finite).all(), self.axis_name)
-      return is_bad, lax.psum(is_bad.astype(jnp.int32), self.axis_name) == 0
 
     def pass_by(own: PyTree) -> tuple[Array, Array]:
       del own
       return to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
 
-    return lax.cond(is_due, check, pass_by, own)
+    def check(k: int, own: PyTree) -> tuple[Array, Array]:
+      is_bad = self.is_bad(divided.mask(own, k))
+      return is_bad, self.agree(is_bad)
 
-  def _reset_worker(
-    self, is_bad: Array, anchor: PyTree, own: PyTree, inner: PyTree
-  ) -> tuple[PyTree, PyTree]:
-    """Lets a worker whose parameters are not finite begin at the anchor.
-
-    Its moments would make the next parameters non-finite again.
-    """
-
-    def begin_anew(values: PyTree, anchor: PyTree) -> PyTree:
-      del values
-      start = to_varying(anchor, self.axis_name)
-      return start, self.inner.init(start)
-
-    return self._run_if(is_bad, begin_anew, (own, inner), (anchor,))
+    checks = [functools.partial(check, k) for k in range(self.fragments)]
+    return lax.switch(due + 1, [pass_by, *checks], own)

@@ -38,6 +38,7 @@ from jaxmotion.transforms._averages import average_work, find_metric_specs
 from jaxmotion.transforms._compiled_step import compile_step
 from jaxmotion.transforms._fragments import Parts
 from jaxmotion.transforms._init_state import check_axes, make_state
+from jaxmotion.transforms._local_flights import make_threaded_step
 from jaxmotion.transforms._local_round import LocalRounds, LocalState
 from jaxmotion.transforms._local_work import (
   LocalWork,
@@ -49,6 +50,7 @@ from jaxmotion.transforms._placement import (
   check_trained,
   has_exchange,
 )
+from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
@@ -72,6 +74,7 @@ def local_updates(
   parts: Parts | None = None,
   mean_loss: bool = True,
   nonfinite: str = "skip",
+  overlap: str | None = None,
   donate: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
   r"""Makes `init` and `step` for workers that exchange at some steps only.
@@ -114,10 +117,15 @@ def local_updates(
       turns, the largest first.
     mean_loss: whether the loss is the workers' mean, which every step sends.
       False gives it a leading axis of workers, and quiet steps send nothing.
-    nonfinite: "skip": if parameters of a worker are not finite when a fragment
-      is due, it is not sent, nothing moves, and this worker begins at the
-      anchor with a fresh inner state; others keep what they have changed. It
-      costs a sum of 4 bytes. "propagate" checks nothing.
+    nonfinite: "skip": if a fragment is not finite on a worker when it is due,
+      it is not sent, nothing moves, and this worker begins at the anchor with a
+      fresh inner state; others keep what they have changed. It costs a sum of
+      4 bytes. "propagate" checks nothing.
+    overlap: how a fragment in flight is sent beside the steps that follow.
+      "thread": a second thread of each process sends, which overlaps on CPU; a
+      process then has one device. "program": it is sent in its own step. None
+      chooses "thread" between CPU hosts, if there is a delay. With it, wait for
+      `state.anchor` before another program of yours sends anything.
     donate: whether `step` takes the buffers of `state` for its results.
 
   Returns:
@@ -176,7 +184,12 @@ def local_updates(
   check_choice("nonfinite", nonfinite, ("skip", "propagate"))
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
+  check_choice("overlap", overlap, OVERLAPS)
   _check_schedule(every, fragments, delay)
+  if overlap is not None and not delay:
+    raise ValueError(
+      f"`overlap` must be None without a `delay`, got {overlap!r}."
+    )
   shardings = Shardings(mesh, axis_name, specs)
   compute_work = make_local_work(
     loss_fn,
@@ -256,6 +269,33 @@ def local_updates(
     state = rounds.finish_step(state, params, inner_state, weight, extra_args)
     return state, metrics
 
+  def train(
+    params: PerWorker,
+    inner_state: PerWorker,
+    count: Array,
+    batch: PyTree,
+    key: Array | None,
+    placed: tuple[PyTree, PyTree] = (split, split),
+  ) -> tuple[PerWorker, PerWorker, LocalWork]:
+    check_own((params, inner_state), {})
+    check_batch(batch, mesh, axis_name, microbatches)
+    check_step_key(key)
+    keys = None
+    if key is not None:
+      keys = make_worker_keys(jax.random.fold_in(key, count), (), workers)
+    args = shardings.place(
+      (params, inner_state, batch, keys), (*placed, split, split)
+    )
+    return map_local_work(train_own, mesh, axis_name, (split,) * 4)(*args)
+
+  def check_own(state: PyTree, extra_args: dict[str, Any]) -> None:
+    _check_workers(state, workers, mesh.size)
+    if "weight" in extra_args:
+      raise ValueError(
+        "`weight` must not be given, because `weight_fn` makes it, got "
+        f"{extra_args['weight']!r}."
+      )
+
   def step(
     state: LocalState,
     batch: PyTree,
@@ -263,26 +303,21 @@ def local_updates(
     key: Array | None = None,
     **extra_args: Any,
   ) -> tuple[LocalState, PyTree]:
-    _check_state(state, workers, mesh.size)
-    check_batch(batch, mesh, axis_name, microbatches)
-    check_step_key(key)
-    if "weight" in extra_args:
-      raise ValueError(
-        "`weight` must not be given, because `weight_fn` makes it, got "
-        f"{extra_args['weight']!r}."
-      )
-    keys = None
-    if key is not None:
-      keys = make_worker_keys(key, state, workers)
+    check_instance("state", state, LocalState, "what `init` returned")
+    check_arrays("state", state)
+    check_own(state.outer, extra_args)
     placed: Any = shardings.state(state, state.anchor)
     own: Any = state_specs(state, axis_name)
-    state, batch, keys, extra_args = shardings.place(
-      (state, batch, keys, extra_args), (placed, split, split, P())
-    )
     # Two maps, as in `data_parallel`: only the second checks what varies.
-    params, inner_state, work = map_local_work(
-      train_own, mesh, axis_name, (split, split, split, split)
-    )(state.params, state.inner, batch, keys)
+    params, inner_state, work = train(
+      state.params,
+      state.inner,
+      state.count,
+      batch,
+      key,
+      (placed.params, placed.inner),
+    )
+    state, extra_args = shardings.place((state, extra_args), (placed, P()))
     metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
     state, metrics = jax.shard_map(
       finish_own,
@@ -292,24 +327,33 @@ def local_updates(
     )(state, params, inner_state, work, extra_args)
     return shardings.place(state, placed), metrics
 
+  call = None
+  if delay and choose_overlap(mesh, axis_name, overlap) == "thread":
+    call = make_threaded_step(
+      rounds,
+      train,
+      Sender(mesh),
+      shardings,
+      mean_loss=mean_loss,
+      check=check_own,
+      donate=donate,
+    )
   maker = StateMaker(rounds.init, divide=rounds.divide)
-  run = compile_step(step, ("state", "batch"), mesh, donate)
+  run = compile_step(step, ("state", "batch"), mesh, donate, call)
   return maker.attach(init), run
 
 
-def _check_state(state: LocalState, workers: int, devices: int) -> None:
-  """Raises unless a state is that of a number of workers.
+def _check_workers(state: PyTree, workers: int, devices: int) -> None:
+  """Raises unless per-worker state is that of a number of workers.
 
   Args:
-    state: what the caller gave.
+    state: part of the state that the caller gave.
     workers: number of workers of the mesh.
     devices: number of its devices, each with a row of what an exchange of
       shards remembers.
   """
-  check_instance("state", state, LocalState, "what `init` returned")
-  check_arrays("state", state)
   try:
-    check_rows((state.params, state.inner, state.outer), [workers, devices])
+    check_rows(state, [workers, devices])
   except ValueError as error:
     raise ValueError(
       f"`state` must be that of {workers} workers, which `checkpoint.resize` "

@@ -14,12 +14,15 @@ end of the process does not wait for it.
 
 import concurrent.futures
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+
+from jaxmotion.core import AxisName, axis_names
 
 OVERLAPS = (None, "program", "thread")
 
@@ -66,28 +69,35 @@ def _start_thread() -> concurrent.futures.ThreadPoolExecutor:
   return concurrent.futures.ThreadPoolExecutor(1, "jaxmotion-sender")
 
 
-def choose_overlap(mesh: Mesh, overlap: str | None) -> str:
+def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
   """Returns how a step hides its exchange: "program" or "thread".
 
   Args:
     mesh: device mesh of the step.
+    axis_name: the workers' axis.
     overlap: what the caller chose, or None.
 
   Raises:
     ValueError: threads were asked for, and a process has several devices: two
-      programs with collectives of all of them could wait for one another.
+      programs with collectives of all of them could wait for one another. Or
+      a model is sharded over processes, so that computations send too.
   """
   own = _own_devices(mesh)
-  is_alone = len(own) == 1
-  if overlap == "thread" and not is_alone:
-    raise ValueError(
-      "`overlap` must be 'program' for a process with several devices, got "
-      f"'thread' for {len(own)}."
+  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  refusal = None
+  if len(own) > 1:
+    refusal = f"a process with several devices, got 'thread' for {len(own)}"
+  elif mesh.size > workers:
+    refusal = (
+      f"a model that is sharded over processes, got 'thread' for {mesh.size} "
+      f"devices of {workers} workers"
     )
+  if overlap == "thread" and refusal is not None:
+    raise ValueError(f"`overlap` must be 'program' for {refusal}.")
   if overlap is not None:
     return overlap
   has_hosts = mesh.size > 1 and own[0].platform == "cpu"
-  return "thread" if is_alone and has_hosts else "program"
+  return "thread" if has_hosts and refusal is None else "program"
 
 
 def _own_devices(mesh: Mesh) -> list[jax.Device]:

@@ -211,6 +211,38 @@ def test_all_workers_hold_the_same_anchor_and_go_on_from_a_copy():
   assert tree_bits(found) == tree_bits(expected)
 
 
+@pytest.mark.parametrize(
+  "options",
+  [
+    dict(every=4, fragments=2, delay=1, mix=0.5, weighted=True),
+    dict(every=3, delay=2, mean_loss=False),
+  ],
+  ids=str,
+)
+def test_a_thread_computes_what_one_program_computes(options):
+  options = dict(options)
+  if options.pop("weighted", False):
+    options["weight_fn"] = lambda batch: batch["tokens"].sum()
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  # Powers of two, as XLA may round a product and its sum once or twice.
+  outer = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.5, 0.5))
+  found = {}
+  for overlap in ("program", "thread"):
+    options |= dict(overlap=overlap, donate=overlap == "thread")
+    init, step = make_steps(optax.sgd(1 / 64, 0.5), outer, mesh, **options)
+    state, seen = init(reference.make_params()), []
+    for i in range(8):
+      batch = poisoned(i, worker=0) if i == 5 else reference.make_batch(i, ROWS)
+      state, loss = step(state, batch)
+      # What is saved during a flight is whole.
+      seen.append(jax.tree.map(np.array, (loss, state)))
+      if i == 2:
+        state = seen[-1][1]
+    assert int(state.skipped) == 1
+    found[overlap] = tree_bits(seen)
+  assert found["program"] == found["thread"]
+
+
 def test_rules_and_masks_see_the_paths_of_the_whole_tree():
   rules = [("kernel", INT4), ("scale", codecs.identity()), (".*", INT4)]
   outer = optax.chain(
@@ -269,6 +301,16 @@ def test_keys_auxiliary_values_and_parts_of_a_batch():
     ({"every": 4, "inner": 0.1}, TypeError, "`inner` must be an optax"),
     ({"every": 4, "outer": "sgd"}, TypeError, "`outer` must be an optax"),
     ({"every": 4, "nonfinite": "zero"}, ValueError, "`nonfinite` must be one"),
+    (
+      {"every": 4, "overlap": "thread"},
+      ValueError,
+      "must be None without a `d",
+    ),
+    (
+      {"every": 4, "delay": 1, "overlap": "thread"},
+      ValueError,
+      "`overlap` must be 'program' .* got 'thread' for 4",
+    ),
   ],
 )
 def test_wrong_options_are_refused(options, error, match):

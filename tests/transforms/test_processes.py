@@ -49,7 +49,7 @@ def run_in_processes(count, names):
     (2, tuple(worker.BUILDERS)),
     # A process for each device, also across the axis of the model. What is
     # delayed is sent by a second thread then.
-    (4, ("wide", "fully_sharded", "delayed")),
+    (4, ("wide", "fully_sharded", "delayed", "flights")),
   ],
 )
 def test_processes_compute_what_one_process_computes(processes, names):

@@ -114,6 +114,24 @@ def make_delayed(mesh, wide):
   return step, init(PARAMS), mesh
 
 
+def make_flights(mesh, wide):
+  # Products with powers of two are exact: one program and several compute the
+  # same bits, whatever XLA joins to a product and a sum with one rounding.
+  outer = optax.chain(jaxmotion.exchange("data", CODEC), optax.sgd(0.5, 0.5))
+  init, step = jaxmotion.local_updates(
+    loss_fn,
+    optax.sgd(0.125, 0.5),
+    outer,
+    mesh,
+    every=2,
+    fragments=2,
+    delay=1,
+    mix=0.5,
+    weight_fn=count_examples,
+  )
+  return step, (init(PARAMS),), mesh
+
+
 BUILDERS = {
   "averaged": make_averaged,
   "wide": make_wide,
@@ -121,6 +139,7 @@ BUILDERS = {
   "sharded": make_sharded,
   "fully_sharded": make_fully_sharded,
   "delayed": make_delayed,
+  "flights": make_flights,
 }
 
 

@@ -74,12 +74,14 @@ def test_an_unknown_case_ends_the_hosts_with_what_was_wrong():
       group.ask({"do": "prepare", "case": "int7"})
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_host_that_is_killed_ends_the_others_with_an_error(victim):
+@pytest.mark.parametrize(
+  ("victim", "case"), [(0, "fp32"), (1, "streaming8_int4")]
+)
+def test_a_host_that_is_killed_ends_the_others_with_an_error(victim, case):
   with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
-    group.ask({"do": "prepare", "case": "fp32"})
+    group.ask({"do": "prepare", "case": case})
     for process in group.processes:
-      process.send({"do": "run", "case": "fp32", "steps": 10**7})
+      process.send({"do": "run", "case": case, "steps": 10**7})
     time.sleep(0.5)
     os.kill(group.processes[victim].pid, signal.SIGKILL)
     begin = time.monotonic()

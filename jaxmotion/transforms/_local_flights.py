@@ -1,0 +1,327 @@
+"""Local updates whose fragments are sent while the next steps compute.
+
+Between CPU hosts the caller's thread computes: it has each worker's parameters
+and the state of its optimizer. The sender's thread has the rest of the state:
+what the workers agree on and send. Results are those of the one program, bit
+for bit.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from jaxmotion.core import (
+  Array,
+  PerWorker,
+  PyTree,
+  check_instance,
+  pack_worker,
+  state_specs,
+  unpack_worker,
+)
+from jaxmotion.transforms._averages import map_average
+from jaxmotion.transforms._local_round import LocalRounds, LocalState
+from jaxmotion.transforms._local_work import LocalWork
+from jaxmotion.transforms._sender import Sender
+from jaxmotion.transforms._shardings import Shardings
+
+_LAST_COUNT = 2**31 - 1
+
+# (params, inner, count, batch, key) -> (params, inner, work) of all workers.
+Train = Callable[..., tuple[PerWorker, PerWorker, LocalWork]]
+
+
+def make_threaded_step(
+  rounds: LocalRounds,
+  train: Train,
+  sender: Sender,
+  shardings: Shardings,
+  *,
+  mean_loss: bool,
+  check: Callable[[PyTree, dict[str, Any]], None],
+  donate: bool,
+) -> Callable[..., tuple[LocalState, PyTree]]:
+  """Makes the step as programs of two threads, which compute and send.
+
+  A fragment lands in the step in which it is due, which waits for it there. No
+  earlier step does.
+
+  Args:
+    rounds: schedule, with a delay.
+    train: steps of the workers by themselves, which send nothing.
+    sender: dispatches what sends.
+    shardings: where arrays are on the mesh.
+    mean_loss: whether each step sends its loss.
+    check: raises unless (per-worker state, extra arguments) are valid.
+    donate: whether to donate the state.
+
+  Returns:
+    A function (state, batch, *, key=None, **extra_args) -> (state, metrics).
+  """
+  programs = _Programs(rounds, shardings, mean_loss, check)
+
+  def jit(fun: Callable[..., Any], *donated: int) -> Callable[..., Any]:
+    return jax.jit(
+      fun, static_argnums=(0,), donate_argnums=donated if donate else ()
+    )
+
+  jit_train = jax.jit(train, donate_argnums=(0, 1) if donate else ())
+  jit_average = jax.jit(programs.average)
+  jit_change = jit(programs.find_change)
+  jit_reset = jax.jit(
+    programs.begin_anew, donate_argnums=(0, 1) if donate else ()
+  )
+  jit_land_own = jit(programs.land_own, 1)
+  jit_land_anchor = jit(programs.land_anchor, 1)
+  jit_send = jit(programs.send, 1, 2)
+
+  def call(
+    state: LocalState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[LocalState, PyTree]:
+    check_instance("state", state, LocalState, "what `init` returned")
+    check((), extra_args)
+    count = min(int(state.count) + 1, _LAST_COUNT)
+    params, inner, work = jit_train(
+      state.params, state.inner, state.count, batch, key
+    )
+    metrics, weights = work.metrics, state.weights
+    if mean_loss or rounds.is_weighted:
+      metrics, weights = sender.send(jit_average, work, weights)
+    state = state._replace(count=programs.place_count(count), weights=weights)
+    due, landing = (
+      rounds.find_due(count, 0),
+      rounds.find_due(count, rounds.delay),
+    )
+    if max(due, landing) < 0:
+      return state._replace(params=params, inner=inner), metrics
+    divided = rounds.divide(state.anchor)
+    if due >= 0:
+      change, is_bad = jit_change(
+        due, divided.mask(state.anchor, due), divided.mask(params.value, due)
+      )
+      # It is this process's own worker that begins anew, without the others.
+      if is_bad is not None and np.asarray(is_bad.addressable_data(0)).any():
+        params, inner = jit_reset(params, inner, state.anchor)
+    if landing >= 0:
+      flying = divided.mask(state.flying[0], landing), state.flying[1]
+      own = divided.mask(params.value, landing)
+      own = jit_land_own(landing, own, flying)
+      params = PerWorker(divided.replace(params.value, own))
+      anchor = divided.mask(state.anchor, landing)
+      anchor = sender.send(jit_land_anchor, landing, anchor, flying)
+      state = state._replace(anchor=divided.replace(state.anchor, anchor))
+    if due >= 0:
+      flying = divided.mask(state.flying[0], due), state.flying[1]
+      shared = state.anchor, state.skipped, state.weights
+      shared, (flying, outer) = sender.send(
+        jit_send,
+        due,
+        shared,
+        (flying, state.outer[due]),
+        (change, is_bad),
+        extra_args,
+      )
+      outers = list(state.outer)
+      outers[due] = outer
+      state = state._replace(
+        anchor=shared[0],
+        skipped=shared[1],
+        weights=shared[2],
+        outer=tuple(outers),
+        flying=(divided.replace(state.flying[0], flying[0]), flying[1]),
+      )
+    return state._replace(params=params, inner=inner), metrics
+
+  return call
+
+
+class _Programs(NamedTuple):
+  """What the two threads dispatch, for `jax.jit`.
+
+  Attributes:
+    rounds: schedule, with a delay.
+    shardings: where arrays are on the mesh.
+    mean_loss: whether each step sends its loss.
+    check: raises unless (per-worker state, extra arguments) are valid.
+  """
+
+  rounds: LocalRounds
+  shardings: Shardings
+  mean_loss: bool
+  check: Callable[[PyTree, dict[str, Any]], None]
+
+  def average(self, work: LocalWork, weights: Any) -> tuple[PyTree, Any]:
+    """Returns the step's metrics, and each worker's weights after it.
+
+    Args:
+      work: every worker's own, with a leading axis of workers.
+      weights: each worker's since its fragments were sent last, or `()`.
+    """
+    metrics = map_average(
+      work,
+      self.rounds.axis_name,
+      self.mean_loss,
+      self.shardings.map_options,
+    )
+    if self.rounds.is_weighted:
+      assert work.weight is not None
+      own = jnp.expand_dims(work.weight, 1)
+      weights = jax.tree.map(lambda total: total + own, weights)
+    return metrics, weights
+
+  def find_change(
+    self, k: int, anchor: PyTree, own: PyTree
+  ) -> tuple[PyTree, Array | None]:
+    """Returns how far workers went in a fragment, and which are not finite.
+
+    Args:
+      k: index of the fragment.
+      anchor: its anchor.
+      own: each worker's own parameters.
+    """
+    del k
+
+    def find_own(anchor: PyTree, own: PyTree) -> PyTree:
+      own = unpack_worker(PerWorker(own))
+      is_bad = self.rounds.is_bad(own) if self.rounds.skips else None
+      change = self.rounds.find_change(anchor, own)
+      return pack_worker((change, is_bad)).value
+
+    return self._map(find_own, (P(), self._split), self._split, anchor, own)
+
+  def begin_anew(
+    self, params: PerWorker, inner: PerWorker, anchor: PyTree
+  ) -> tuple[PerWorker, PerWorker]:
+    """Lets the workers of this process begin at the anchor."""
+
+    def begin_own(
+      params: PerWorker, inner: PerWorker, anchor: PyTree
+    ) -> tuple[PerWorker, PerWorker]:
+      values = unpack_worker(params), unpack_worker(inner)
+      own, fresh = self.rounds.begin_anew(values, anchor)
+      return pack_worker(own), pack_worker(fresh)
+
+    specs = (self._split, self._split, P())
+    return self._map(begin_own, specs, specs[:2], params, inner, anchor)
+
+  def land_own(
+    self, k: int, own: PyTree, flying: tuple[PyTree, Array]
+  ) -> PyTree:
+    """Returns each worker's own parameters after a fragment has landed.
+
+    Args:
+      k: index of the fragment.
+      own: each worker's own parameters of it.
+      flying: what its anchor becomes, and whether each fragment was sent.
+    """
+
+    def land(own: PyTree, flying: tuple[PyTree, Array]) -> PyTree:
+      values = None, unpack_worker(PerWorker(own))
+      _, landed = self.rounds.land(flying[1][k], values, flying[0])
+      return pack_worker(landed).value
+
+    return self._map(land, (self._split, P()), self._split, own, flying)
+
+  def land_anchor(
+    self, k: int, anchor: PyTree, flying: tuple[PyTree, Array]
+  ) -> PyTree:
+    """Returns the anchor after a fragment has landed; arguments as above."""
+
+    def land(anchor: PyTree, flying: tuple[PyTree, Array]) -> PyTree:
+      return self.rounds.land(flying[1][k], (anchor, None), flying[0])[0]
+
+    return self._map(land, (P(), P()), P(), anchor, flying)
+
+  def send(
+    self,
+    k: int,
+    shared: tuple[PyTree, Array, Any],
+    own: tuple[tuple[PyTree, Array], PyTree],
+    change: tuple[PyTree, Array | None],
+    extra_args: dict[str, Any],
+  ) -> tuple[PyTree, PyTree]:
+    """Sends a fragment.
+
+    Args:
+      k: index of the fragment.
+      shared: the whole anchor, which is returned as it is, so that whoever
+        sends something of it waits for this; the number of skipped fragments;
+        the workers' weights.
+      own: what the fragment's anchor becomes, and whether each fragment was
+        sent; state of its outer chain.
+      change: what `find_change` returned.
+      extra_args: what the outer chain's `update` takes besides.
+
+    Returns:
+      `shared` and `own` after it.
+    """
+    rounds = self.rounds
+    anchor, skipped, weights = shared
+    (landing, flags), outer = own
+    self.check(outer, {})
+
+    def send_own(
+      anchor: PyTree,
+      values: tuple[PyTree, PyTree],
+      flags: Array,
+      weights: Any,
+      change: PyTree,
+      extra_args: dict[str, Any],
+    ) -> PyTree:
+      own_change, is_bad = unpack_worker(PerWorker(change))
+      ok = None if is_bad is None else rounds.agree(is_bad)
+      if rounds.is_weighted:
+        weights = unpack_worker(weights)
+        extra_args = extra_args | {"weight": weights[k]}
+      values = rounds.send(ok, extra_args, values, anchor, own_change)
+      is_sent = jnp.bool_(True) if ok is None else ok
+      if rounds.is_weighted:
+        kept = jnp.where(is_sent, 0, weights[k])
+        weights = pack_worker(weights.at[k].set(kept))
+      return values, flags.at[k].set(is_sent), weights, is_sent
+
+    divided = rounds.divide(anchor)
+    values_spec = P(), state_specs(outer, rounds.axis_name)
+    weight_spec = state_specs(weights, rounds.axis_name)
+    specs = (P(), values_spec, P(), weight_spec, self._split, P())
+    (landing, outer), flags, weights, is_sent = self._map(
+      send_own,
+      specs,
+      (values_spec, P(), weight_spec, P()),
+      divided.mask(anchor, k),
+      (landing, outer),
+      flags,
+      weights,
+      change,
+      extra_args,
+    )
+    skipped = skipped + (~is_sent).astype(jnp.int32)
+    return (anchor, skipped, weights), ((landing, flags), outer)
+
+  def place_count(self, count: int) -> Array:
+    """Returns a number as an array that all processes hold.
+
+    No program makes it, so that the next step can read it at once.
+    """
+    sharding = NamedSharding(self.shardings.map_options["mesh"], P())
+    return jax.make_array_from_callback((), sharding, lambda _: np.int32(count))
+
+  @property
+  def _split(self) -> P:
+    return P(self.rounds.axis_name)
+
+  def _map(
+    self, fun: Callable[..., Any], in_specs: Any, out_specs: Any, *args: Any
+  ) -> Any:
+    args = self.shardings.place(args, in_specs)
+    return jax.shard_map(
+      fun, in_specs=in_specs, out_specs=out_specs, **self.shardings.map_options
+    )(*args)
