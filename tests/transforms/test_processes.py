@@ -48,8 +48,8 @@ def run_in_processes(count, names):
   [
     (2, tuple(worker.BUILDERS)),
     # A process for each device, also across the axis of the model. What is
-    # delayed is sent by a second thread then.
-    (4, ("wide", "fully_sharded", "delayed", "flights")),
+    # delayed is sent by a second thread then, where no model is shared.
+    (4, ("wide", "fully_sharded", "delayed", "delayed_wide", "flights")),
   ],
 )
 def test_processes_compute_what_one_process_computes(processes, names):

@@ -114,6 +114,14 @@ def make_delayed(mesh, wide):
   return step, init(PARAMS), mesh
 
 
+def make_delayed_wide(mesh, wide):
+  """Two hosts share a model, so that computations send too."""
+  init, step = jaxmotion.data_parallel(
+    loss_fn, chain(SPECS), wide, specs=SPECS, delay=1, weight_fn=count_examples
+  )
+  return step, init(PARAMS), wide
+
+
 def make_flights(mesh, wide):
   # Products with powers of two are exact: one program and several compute the
   # same bits, whatever XLA joins to a product and a sum with one rounding.
@@ -139,6 +147,7 @@ BUILDERS = {
   "sharded": make_sharded,
   "fully_sharded": make_fully_sharded,
   "delayed": make_delayed,
+  "delayed_wide": make_delayed_wide,
   "flights": make_flights,
 }
 
