@@ -144,7 +144,7 @@ def make_threaded_step(
 
 
 class _Programs(NamedTuple):
-  """What the two threads dispatch, for `jax.jit`.
+  """Functions whose programs the two threads dispatch.
 
   Attributes:
     rounds: schedule, with a delay.
