@@ -248,7 +248,7 @@ class _Programs(NamedTuple):
     change: tuple[PyTree, Array | None],
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, PyTree]:
-    """Sends a fragment.
+    """Sends what workers have changed in a fragment.
 
     Args:
       k: index of the fragment.
