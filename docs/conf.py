@@ -24,6 +24,7 @@ ROOMS = (
   "linen",
   "planner",
   "perfmodel",
+  "calibration",
   "hetero",
   "controllers",
   "wire",

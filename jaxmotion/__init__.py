@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from jaxmotion import (
+    calibration as calibration,
     checkpoint as checkpoint,
     codecs as codecs,
     collectives as collectives,
@@ -55,8 +56,8 @@ __version__ = "0.1.0.dev0"
 
 # The names above at run time. A test compares both.
 _ROOMS = (
-  "checkpoint codecs collectives controllers hetero memory monitor perfmodel "
-  "planner presets testing transforms wire"
+  "calibration checkpoint codecs collectives controllers hetero memory monitor "
+  "perfmodel planner presets testing transforms wire"
 ).split()
 _NAMES = {
   "core": "Key PerWorker Shared Split make_key state_specs".split(),

@@ -28,6 +28,7 @@ ROOMS = {
   "testing": 6,
   "checkpoint": 6,
   "presets": 6,
+  "calibration": 6,
   "monitor": 7,
   "planner": 7,
   "linen": 7,

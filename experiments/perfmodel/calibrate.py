@@ -2,28 +2,22 @@
 
   python -m experiments.perfmodel.calibrate --platform=results/here.json
 
-It times matmuls, convolutions, elementwise passes, reductions, codecs and
-collectives, each at sizes equally far apart in their logarithms. All devices
-work at once, as they do in a step. Sizes alternate, so that a slow minute of
-the machine falls on all alike. A size takes the lower quartile of its repeats
-(other processes only add to it), less the time of calling an empty program. The
-platform keeps the measurements, beside the line of least relative error through
-them, which gives rates and latencies.
+It is `jaxmotion calibrate` with a table of every curve, rows, and the codecs of
+the experiments; `jaxmotion.calibration` says how operations are timed.
 
 Emulated devices (`--xla_force_host_platform_device_count` in XLA_FLAGS) share
 the cores of this machine: their sources say that they are emulated.
 """
 
-import jax
+import rich.progress
 from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.perfmodel.calibration import calibrate_platform
-from experiments.perfmodel.probes import CODECS
+from experiments.perfmodel.codecs import CODECS, find_codecs
 from experiments.perfmodel.rows import calibration_rows
 from experiments.perfmodel.tables import calibration_table
-from jaxmotion import perfmodel
+from jaxmotion import calibration, perfmodel
 
 _PLATFORM = shared_flags.define_output(
   "platform", "Where to write the platform (JSON)."
@@ -49,14 +43,19 @@ _CODECS = flags.DEFINE_list("codecs", list(CODECS), "Codecs to time.")
 
 def main() -> None:
   """Measures, prints the table, writes the platform and the rows."""
-  platform = calibrate_platform(
-    _AXIS.value,
-    _WORKERS.value or jax.device_count(),
-    _CODECS.value,
-    _LARGEST.value,
-    _SIZES.value,
-    _REPEATS.value,
-  )
+  chosen = find_codecs(_CODECS.value)
+  with rich.progress.Progress(console=make_console()) as bar:
+    task = bar.add_task("calibrating", total=_REPEATS.value)
+    platform = calibration.calibrate_platform(
+      records.describe_machine(),
+      axis=_AXIS.value,
+      workers=_WORKERS.value,
+      codecs=chosen,
+      largest=_LARGEST.value,
+      sizes=_SIZES.value,
+      repeats=_REPEATS.value,
+      report=lambda done: bar.update(task, completed=done),
+    )
   make_console().print(calibration_table(platform).to_console())
   if _PLATFORM.value:
     perfmodel.save_platform(platform, _PLATFORM.value)

@@ -7,7 +7,7 @@ import jax
 
 from experiments.common import records
 from experiments.common.records import Row
-from experiments.perfmodel.platforms import platform_curves
+from experiments.perfmodel.measured import platform_curves
 from experiments.perfmodel.score import Decision, Pair, score_errors
 from experiments.perfmodel.sweep import BASELINE, Point
 from jaxmotion.perfmodel import Platform

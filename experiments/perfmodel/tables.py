@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from experiments.common import records
 from experiments.common.tables import Table
-from experiments.perfmodel.platforms import left_out_error, platform_curves
+from experiments.perfmodel.measured import left_out_error, platform_curves
 from experiments.perfmodel.rows import group_pairs, score_decisions
 from experiments.perfmodel.score import Decision, Errors, Pair, score_errors
 from experiments.perfmodel.sweep import BASELINE, UNITS, Point, find_crossings

@@ -10,8 +10,8 @@ import numpy as np
 from experiments.hosts import links
 from experiments.hosts.processes import HostGroup
 from experiments.perfmodel.cases import Case, Grid
-from experiments.perfmodel.curves import robust_seconds
 from jaxmotion import perfmodel
+from jaxmotion.calibration.extend import robust_seconds
 
 _MODULE = "experiments.perfmodel.worker"
 

@@ -22,14 +22,18 @@ import jax
 from jax.experimental import multihost_utils
 
 from experiments.common import distributed
+from experiments.common.records import describe_machine
 from experiments.hosts import worker
-from experiments.perfmodel.calibration import prepare_timer
 from experiments.perfmodel.cases import Case
-from experiments.perfmodel.curves import ProbeTimer
-from experiments.perfmodel.platforms import make_platform
-from experiments.perfmodel.probes import make_mesh
+from experiments.perfmodel.codecs import find_codecs
 from experiments.perfmodel.steps import compile_step
 from jaxmotion import perfmodel
+from jaxmotion.calibration.extend import (
+  ProbeTimer,
+  make_mesh,
+  make_platform,
+  prepare_timer,
+)
 
 _WARM_UP = 2
 
@@ -68,11 +72,14 @@ def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
   while True:
     match json.loads(commands.get()):
       case {"do": "calibrate", "options": options}:
-        timer = prepare_timer(workers, barrier=_barrier, **options)
+        chosen = find_codecs(options.pop("codecs"))
+        timer = prepare_timer(workers, chosen, barrier=_barrier, **options)
         reply({"calibrating": True})
       case {"do": "platform"}:
         assert timer is not None
-        platform = make_platform("data", workers, *timer.make_curves())
+        platform = make_platform(
+          describe_machine(), "data", workers, *timer.make_curves()
+        )
         reply({"platform": perfmodel.platform_to_dict(platform)})
       case {"do": "prepare", "cases": cases}:
         mesh = make_mesh(workers)

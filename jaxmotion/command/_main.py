@@ -1,11 +1,14 @@
 """Parser of the command line, and what each command does."""
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxmotion.calibration import calibrate_platform
 from jaxmotion.command._platforms import ask_platform, read_platform
 from jaxmotion.command._reports import (
+  describe_rates,
   parse_bytes,
   parse_codec,
   report_advice,
@@ -109,6 +112,27 @@ def _make_parser() -> argparse.ArgumentParser:
     "platform", _describe, "Ask for a cluster's links and write a description."
   )
   describe.add_argument("file", help="JSON file to write")
+  measure = add(
+    "calibrate", _calibrate, "Measure this machine and write a description."
+  )
+  measure.add_argument("file", help="JSON file to write")
+  measure.add_argument(
+    "--workers", type=int, help="devices that work at once (default: all)"
+  )
+  measure.add_argument(
+    "--codec",
+    action="append",
+    default=[],
+    help="expression of `jaxmotion.codecs` to time; may be repeated",
+  )
+  for name, value, text in (
+    ("largest", 1 << 23, "elements of the largest array"),
+    ("sizes", 8, "number of sizes of each operation"),
+    ("repeats", 20, "times that each size is timed"),
+  ):
+    measure.add_argument(
+      f"--{name}", type=int, default=value, help=f"{text} (default: {value})"
+    )
   return parser
 
 
@@ -136,11 +160,49 @@ def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 
 
 def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
-  if not options.file.endswith(".json"):
-    raise CommandError(f"`file` must end in .json, got {options.file!r}.")
-  platform = ask_platform(ask)
+  _check_file(options.file)
+  return _write_platform(ask_platform(ask), options.file)
+
+
+def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  _check_file(options.file)
+
+  def report(done: int) -> None:
+    end = "\n" if done == options.repeats else ""
+    text = f"\rround {done} of {options.repeats}"
+    print(text, end=end, file=sys.stderr, flush=True)
+
+  print("compiling", end="", file=sys.stderr, flush=True)
   try:
-    save_platform(platform, options.file)
+    platform = calibrate_platform(
+      pathlib.Path(options.file).stem,
+      workers=options.workers,
+      codecs=[parse_codec(text) for text in options.codec],
+      largest=options.largest,
+      sizes=options.sizes,
+      repeats=options.repeats,
+      report=report,
+    )
+  except ValueError as error:
+    raise CommandError(str(error)) from error
+  return "\n".join(
+    [describe_rates(platform), _write_platform(platform, options.file)]
+  )
+
+
+def _check_file(path: str) -> None:
+  if not path.endswith(".json"):
+    raise CommandError(f"`file` must end in .json, got {path!r}.")
+
+
+def _write_platform(platform: Platform, path: str) -> str:
+  try:
+    save_platform(platform, path)
   except OSError as error:
     raise CommandError(f"`file`: {error}") from error
-  return f"wrote {options.file}: use it as --platform={options.file}"
+  if not platform.axes:
+    return (
+      f"wrote {path}: one device without links. `jaxmotion platform` asks for "
+      "links and takes this file as the device."
+    )
+  return f"wrote {path}: use it as --platform={path}"

@@ -1,6 +1,7 @@
 """Platforms that a command names, and the questions that describe one."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from jaxmotion.command._user_file import CommandError
@@ -52,14 +53,22 @@ def read_platform(
     raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."
     )
-  device = platform.device
-  rates = {
-    dtype: peak_share * rate
-    for dtype, rate in device.matmul_flops_per_s.items()
-  }
+  if not platform.axes:
+    raise CommandError(
+      "`--platform` must have links between workers, got one of a single "
+      "device: name its file as the device that `jaxmotion platform` asks for."
+    )
   return dataclasses.replace(
-    platform, device=dataclasses.replace(device, matmul_flops_per_s=rates)
+    platform, device=_scale_matmuls(platform.device, peak_share)
   )
+
+
+def _scale_matmuls(device: Device, share: float) -> Device:
+  """Returns a device whose matmuls reach a share of their stated rates."""
+  rates = {
+    dtype: share * rate for dtype, rate in device.matmul_flops_per_s.items()
+  }
+  return dataclasses.replace(device, matmul_flops_per_s=rates)
 
 
 def ask_platform(ask: Callable[[str], str]) -> Platform:
@@ -73,19 +82,30 @@ def ask_platform(ask: Callable[[str], str]) -> Platform:
   """
   name = ask("Name of the platform: ").strip() or "my_cluster"
   known = ", ".join(_DEVICES)
-  device, to_host = _ask_device(ask, f"Device ({known}, or other): ")
+  device, to_host, is_measured = _ask_device(
+    ask, f"Device ({known}, other, or a file of `jaxmotion calibrate`): "
+  )
+  sources = {}
+  if not is_measured:
+    share = _ask_number(
+      ask, "Share of its peak that your matmuls reach (1 if unknown): ", most=1
+    )
+    device = _scale_matmuls(device, share)
+    sources["device.matmul_flops_per_s"] = f"{share:g} of the peak, {_TOLD}"
   hosts = _ask_number(ask, "Number of hosts: ", whole=True)
   own = _ask_number(ask, "Devices on each host: ", whole=True)
-  axes, sources = [], {}
+  axes = []
   if hosts > 1:
-    rate = _ask_number(ask, "Link between hosts, Gbit/s: ")
+    rate = _ask_number(ask, "Link between hosts, Gbit/s (such as 25 or 100): ")
     latency = _ask_number(ask, "Its latency, microseconds: ")
     link = Link(
       latency_s=latency / 1e6, rate=gbit_per_s(rate), shared_by=int(own)
     )
     axes.append(Axis(name="host", workers=int(hosts), link=link))
   if own > 1 or hosts == 1:
-    rate = _ask_number(ask, "Link between devices of a host, GByte/s: ")
+    rate = _ask_number(
+      ask, "Link between devices of a host, GByte/s (PCIe 4: 25, NVLink: 450): "
+    )
     link = Link(latency_s=5e-6, rate=gbyte_per_s(rate))
     axes.append(Axis(name="device", workers=int(own), link=link))
   for axis in axes:
@@ -102,15 +122,23 @@ def ask_platform(ask: Callable[[str], str]) -> Platform:
 
 def _ask_device(
   ask: Callable[[str], str], question: str
-) -> tuple[Device, Link | None]:
-  """Returns a device, and its link to the host."""
-  answer = ask(question).strip().lower()
+) -> tuple[Device, Link | None, bool]:
+  """Returns a device, its link to the host, and whether both are measured."""
+  answer = ask(question).strip()
+  if answer.endswith(".json"):
+    try:
+      measured = load_platform(answer)
+    except (OSError, TypeError, ValueError) as error:
+      raise CommandError(f"The device: {error}") from error
+    return measured.device, measured.to_host, True
+  answer = answer.lower()
   if answer in _DEVICES:
     like = builtin_platform(_DEVICES[answer])
-    return like.device, like.to_host
+    return like.device, like.to_host, False
   if answer != "other":
     raise CommandError(
-      f"The device must be {', '.join(_DEVICES)} or other, got {answer!r}."
+      f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
+      f"{answer!r}."
     )
   matmul = _ask_number(ask, "Its matmuls in bfloat16, TFLOP/s: ")
   wide = _ask_number(ask, "Its matmuls in float32, TFLOP/s: ")
@@ -125,11 +153,15 @@ def _ask_device(
     memory_bytes=size * 1e9,
     kernel_s=2e-6,
   )
-  return device, Link(latency_s=1e-5, rate=gbyte_per_s(host))
+  return device, Link(latency_s=1e-5, rate=gbyte_per_s(host)), False
 
 
 def _ask_number(
-  ask: Callable[[str], str], question: str, *, whole: bool = False
+  ask: Callable[[str], str],
+  question: str,
+  *,
+  whole: bool = False,
+  most: float = math.inf,
 ) -> float:
   """Returns a positive number that answers a question."""
   answer = ask(question)
@@ -137,9 +169,11 @@ def _ask_number(
     number = int(answer) if whole else float(answer)
   except ValueError:
     number = 0
-  if not 0 < number < float("inf"):
+  if not 0 < number < math.inf or number > most:
     kind = "whole number" if whole else "number"
+    limit = "" if most == math.inf else f" of at most {most:g}"
     raise CommandError(
-      f"{question.rstrip(': ')!r} must be a positive {kind}, got {answer!r}."
+      f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
+      f"{answer!r}."
     )
   return number

@@ -164,3 +164,28 @@ def report_bytes(
     f"{platform.name}; the last column is predicted, not measured."
   )
   return "\n".join([head, "", *(line.rstrip() for line in lines)])
+
+
+def describe_rates(platform: Platform) -> str:
+  """Returns the rates of a measured platform as text.
+
+  Args:
+    platform: made by `calibrate_platform`.
+  """
+  device = platform.device
+  lines = [
+    f"measured on {device.name}, other processes included:",
+    *(
+      f"  matmul, {dtype}: {rate / 1e9:.4g} GFLOP/s"
+      for dtype, rate in device.matmul_flops_per_s.items()
+    ),
+    f"  memory: {device.memory_rate.bytes_per_s / 1e9:.3g} GByte/s",
+    f"  an empty program: {1e6 * device.call_s:.3g} us",
+  ]
+  for axis in platform.axes:
+    rate, latency = axis.link.rate.bytes_per_s, axis.link.latency_s
+    lines.append(
+      f"  link over {axis.name}, {axis.workers} workers: "
+      f"{rate / 1e9:.3g} GByte/s, {1e6 * latency:.3g} us"
+    )
+  return "\n".join(lines)

@@ -78,20 +78,23 @@ def test_bytes_are_those_that_cross_between_hosts(capsys, model):
 
 def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   path = tmp_path / "lab.json"
-  answers = "lab other 300 100 2000 40 25 4 2 25 30 200".split()
+  answers = "lab other 300 100 2000 40 25 0.5 4 2 25 30 200".split()
   status, out, _ = run(capsys, "platform", str(path), answers=answers)
   assert status == 0 and str(path) in out
   lab = perfmodel.load_platform(path)
   assert [axis.workers for axis in lab.axes] == [4, 2]
   assert lab.axis("host").link.rate == perfmodel.gbit_per_s(25)
   assert lab.device.memory_bytes == 40e9
+  assert lab.device.matmul_flops_per_s["bfloat16"] == 150e12
+  told = lab.sources["device.matmul_flops_per_s"]
+  assert told == "0.5 of the peak, as its user says"
   status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
   assert status == 0 and "8 workers of lab" in out
 
 
 def test_a_known_device_needs_no_figures(capsys, tmp_path):
   path = tmp_path / "one.json"
-  run(capsys, "platform", str(path), answers=("", "H100", "1", "8", "450"))
+  run(capsys, "platform", str(path), answers=("", "H100", "1", "1", "8", "450"))
   found = perfmodel.load_platform(path)
   like = perfmodel.builtin_platform("h100_node")
   assert found.device == like.device
@@ -122,6 +125,7 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
     ),
     (("bytes", "{}:make_loss", "--codec=3"), "`--codec` must make a codec"),
     (("platform", "lab.txt"), "`file` must end in .json"),
+    (("calibrate", "lab.txt"), "`file` must end in .json"),
   ],
 )
 def test_wrong_arguments_are_one_line(
@@ -139,5 +143,29 @@ def test_a_wrong_answer_is_one_line(capsys, tmp_path):
   path = str(tmp_path / "lab.json")
   _, _, err = run(capsys, "platform", path, answers=("lab", "tpu"))
   assert "The device must be h200" in err
-  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "2.5"))
+  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "1", "2.5"))
   assert "'Number of hosts' must be a positive whole number" in err
+  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "50"))
+  assert "must be a positive number of at most 1, got '50'" in err
+  _, _, err = run(capsys, "platform", path, answers=("lab", "no.json"))
+  assert "The device: " in err and "no.json" in err
+
+
+def test_a_measured_device_gets_the_links_that_a_user_tells(
+  capsys, tmp_path, model
+):
+  here, lab = str(tmp_path / "here.json"), str(tmp_path / "lab.json")
+  small = ("--workers=1", "--largest=4096", "--sizes=2", "--repeats=1")
+  status, out, err = run(capsys, "calibrate", here, *small)
+  assert status == 0 and "round 1 of 1" in err
+  assert "matmul, float32" in out and "without links" in out
+  status, _, err = run(capsys, "bytes", model, f"--platform={here}")
+  assert status == 1 and "must have links between workers" in err
+  answers = ("lab", here, "4", "1", "25", "50")
+  status, _, _ = run(capsys, "platform", lab, answers=answers)
+  assert status == 0
+  found = perfmodel.load_platform(lab)
+  assert found.device == perfmodel.load_platform(here).device
+  assert found.axis("host").link.rate == perfmodel.gbit_per_s(25)
+  status, out, _ = run(capsys, "bytes", model, f"--platform={lab}")
+  assert status == 0 and "4 workers of lab" in out

@@ -1,4 +1,4 @@
-"""Probes: operations of known size that run on all devices at once."""
+"""Makes probes: operations of known size that run on all devices at once."""
 
 import functools
 import math
@@ -11,20 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import codecs, make_key, perfmodel
+from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import gather_payloads
+from jaxmotion.core import make_key
+from jaxmotion.perfmodel import predict_cost
 from jaxmotion.perfmodel.extend import kernel_curve
-
-CODECS = {
-  "bf16": codecs.cast("bfloat16"),
-  "int8": codecs.uniform(bits=8),
-  "int4": codecs.uniform(bits=4),
-  "sign": codecs.sign(),
-  "topk1": codecs.topk(density=0.01),
-  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
-  "sign_feedback": codecs.feedback(codecs.sign()),
-  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
-}
 
 
 def _gather_and_add(x: jax.Array) -> jax.Array:
@@ -64,6 +55,9 @@ class Probe(NamedTuple):
 
 def make_mesh(workers: int) -> jax.sharding.Mesh:
   """Returns a mesh of the devices that work at once, with one axis, `axis`.
+
+  Args:
+    workers: number of devices.
 
   Raises:
     ValueError: there are fewer devices than workers.
@@ -105,7 +99,7 @@ def compute_probes(
     probes.append(Probe("copy", host.nbytes, _copy_call(mesh, host)))
   for size in _spaced_sizes(_SMALLEST, largest / 16, count):
     x = random_floats(size) / 4
-    flops = perfmodel.predict_cost(_run_polynomial, x).flops
+    flops = predict_cost(_run_polynomial, x).flops
     probes.append(
       Probe("vector", flops, compile_everywhere(mesh, _run_polynomial, x))
     )
@@ -113,7 +107,7 @@ def compute_probes(
 
 
 def codec_probes(
-  mesh: jax.sharding.Mesh, name: str, largest: int, count: int
+  mesh: jax.sharding.Mesh, codec: Codec, largest: int, count: int
 ) -> list[Probe]:
   """Returns encoding, and parameter updates by one payload and by two.
 
@@ -121,16 +115,10 @@ def codec_probes(
 
   Args:
     mesh: made by `make_mesh`.
-    name: name of the codec in `CODECS`.
+    codec: codec of one array.
     largest: elements of the largest array.
     count: number of sizes of each operation.
-
-  Raises:
-    ValueError: there is no codec of that name.
   """
-  if name not in CODECS:
-    raise ValueError(f"`codecs` must be some of {list(CODECS)}, got {name!r}.")
-  codec = CODECS[name]
   probes = []
   for rows in _row_counts(largest, count):
     x = random_floats(rows, _COLUMNS)
@@ -194,7 +182,7 @@ def _kernel_probe(
   mesh: jax.sharding.Mesh, fn: Callable[..., Any], *args: Any
 ) -> Probe:
   """Returns a function of one kernel, at the size in the cost model's unit."""
-  (kernel,) = perfmodel.predict_cost(fn, *args).kernels
+  (kernel,) = predict_cost(fn, *args).kernels
   name, size = kernel_curve(kernel)
   return Probe(name, size, compile_everywhere(mesh, fn, *args))
 

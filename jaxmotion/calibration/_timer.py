@@ -1,4 +1,4 @@
-"""Curves of seconds over size, from repeated times of probes."""
+"""Times probes again and again, and makes curves of seconds over size."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.perfmodel.probes import (
+from jaxmotion.calibration._probes import (
   UPDATES,
   Probe,
   compile_everywhere,

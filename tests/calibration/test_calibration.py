@@ -1,3 +1,5 @@
+"""Calibration of this machine: curves, rates and platforms."""
+
 import math
 
 import jax
@@ -5,12 +7,17 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.common import records
-from experiments.perfmodel import platforms, probes as perfmodel_probes
-from experiments.perfmodel.calibration import calibrate_platform
-from experiments.perfmodel.curves import Point, make_curve
+from experiments.perfmodel import measured
+from experiments.perfmodel.codecs import find_codecs
 from experiments.perfmodel.rows import calibration_rows
 from experiments.perfmodel.tables import calibration_table
 from jaxmotion import codecs, perfmodel
+from jaxmotion.calibration import (
+  _fit_platform as platforms,
+  _probes as perfmodel_probes,
+  calibrate_platform,
+)
+from jaxmotion.calibration._timer import Point, make_curve
 from jaxmotion.perfmodel import Curve
 
 WORKERS = 2
@@ -18,9 +25,18 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def platform():
-  return calibrate_platform(
-    "data", WORKERS, ["sign"], largest=1 << 16, sizes=2, repeats=2
+  done = []
+  found = calibrate_platform(
+    "lab",
+    workers=WORKERS,
+    codecs=[codecs.sign()],
+    largest=1 << 16,
+    sizes=2,
+    repeats=2,
+    report=done.append,
   )
+  assert done == [1, 2] and found.name == "lab"
+  return found
 
 
 def test_everything_is_measured(platform):
@@ -117,7 +133,7 @@ def test_rates_and_latencies_are_those_of_the_lines():
     "all_reduce 4": exact(6e-5, 1.5e-9),
     "all_gather 4": exact(3e-5, 6e-9),
   }
-  found = platforms.make_platform("data", 4, 1e-4, curves)
+  found = platforms.make_platform("lab", "data", 4, 1e-4, curves)
   device, link = found.device, found.axis("data").link
   assert device.matmul_flops_per_s["float32"] == pytest.approx(1e11)
   assert device.vector_flops_per_s == pytest.approx(1e10)
@@ -159,22 +175,38 @@ def test_one_worker_has_no_link_to_measure():
     name: exact(1e-6, 1e-10)
     for name in ("matmul float32", "vector", "elementwise", "copy")
   }
-  alone = platforms.make_platform("data", 1, 1e-4, curves)
+  alone = platforms.make_platform("lab", "data", 1, 1e-4, curves)
   assert alone.axes == ()
   assert len(calibration_table(alone).lines) == 2
 
 
 def test_left_out_sizes_are_interpolated():
   straight = Curve(sizes=(1, 10, 100), seconds=(1, 10, 100), noise=0)
-  assert platforms.left_out_error(straight) == pytest.approx(0)
+  assert measured.left_out_error(straight) == pytest.approx(0)
   bent = Curve(sizes=(1, 10, 100), seconds=(1, 20, 100), noise=0)
-  assert platforms.left_out_error(bent) == pytest.approx(0.5)
+  assert measured.left_out_error(bent) == pytest.approx(0.5)
 
 
-def test_impossible_arguments_are_named():
-  with pytest.raises(ValueError, match="`workers` must be at most"):
-    perfmodel_probes.make_mesh(10_000)
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (dict(workers=10_000), "`workers` must be at most"),
+    (dict(workers=0), "`workers` must be"),
+    (dict(codecs=["sign"]), r"`codecs\[0\]` must be a codec"),
+    (dict(codecs=codecs.sign()), "`codecs` must be"),
+    (dict(largest=100), "`largest` must be"),
+    (dict(sizes=1), "`sizes` must be"),
+    (dict(repeats=0), "`repeats` must be"),
+    (dict(axis=3), "`axis` must be"),
+    (dict(name=None), "`name` must be"),
+    (dict(report=3), "`report` must be"),
+  ],
+)
+def test_impossible_arguments_are_named(arguments, message):
+  with pytest.raises((TypeError, ValueError), match=message):
+    calibrate_platform(**arguments)
+
+
+def test_experiments_name_codecs_that_are_known():
   with pytest.raises(ValueError, match=r"`codecs` must be some of.*got 'zip'"):
-    perfmodel_probes.codec_probes(
-      perfmodel_probes.make_mesh(1), "zip", 1 << 14, 2
-    )
+    find_codecs(["int8", "zip"])

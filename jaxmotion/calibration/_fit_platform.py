@@ -6,25 +6,32 @@ import os
 
 import jax
 
-from experiments.common import records
-from experiments.perfmodel.probes import COLLECTIVES
-from jaxmotion import perfmodel
-from jaxmotion.perfmodel import Curve, Rate
+from jaxmotion.calibration._probes import COLLECTIVES
+from jaxmotion.perfmodel import (
+  Axis,
+  Curve,
+  Device,
+  Link,
+  Platform,
+  Rate,
+  collective_traffic,
+)
 
 
 def make_platform(
-  axis: str, workers: int, call_s: float, curves: dict[str, Curve]
-) -> perfmodel.Platform:
+  name: str, axis: str, workers: int, call_s: float, curves: dict[str, Curve]
+) -> Platform:
   """Returns a platform whose rates and latencies fit measured curves.
 
   Args:
+    name: name of the platform.
     axis: name of the devices' axis.
     workers: number of devices that worked at once.
     call_s: seconds of an empty program.
     curves: curve of every operation.
   """
   passes, matmul = curves["elementwise"], curves["matmul float32"]
-  device = perfmodel.Device(
+  device = Device(
     name=jax.devices()[0].device_kind,
     matmul_flops_per_s={"float32": fit_rate(matmul)},
     vector_flops_per_s=fit_rate(curves["vector"]),
@@ -40,11 +47,11 @@ def make_platform(
   )
   host = _link_of_line(curves["copy"])
   link = _collective_link(workers, curves)
-  axes: tuple[perfmodel.Axis, ...] = ()
+  axes: tuple[Axis, ...] = ()
   if link is not None:
-    axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
-  platform = perfmodel.Platform(
-    name=records.describe_machine(),
+    axes = (Axis(name=axis, workers=workers, link=link),)
+  platform = Platform(
+    name=name,
     device=device,
     to_host=host,
     from_host=host,
@@ -60,9 +67,9 @@ def make_platform(
     "from_host.rate": ("copy", curves["copy"]),
   }
   if link is not None:
-    name = f"all_reduce {workers}"
-    texts[f"axes.{axis}.rate"] = (name, curves[name])
-    texts[f"axes.{axis}.latency_s"] = (name, curves[name])
+    reduced = f"all_reduce {workers}"
+    texts[f"axes.{axis}.rate"] = (reduced, curves[reduced])
+    texts[f"axes.{axis}.latency_s"] = (reduced, curves[reduced])
   sources = {
     path: f"{origin}; {_describe_fit(*text)}" for path, text in texts.items()
   }
@@ -100,15 +107,13 @@ def fit_rate(curve: Curve) -> float:
   return 1 / slope if slope * largest > took_s / 100 else largest / took_s
 
 
-def _link_of_line(curve: Curve) -> perfmodel.Link:
-  return perfmodel.Link(
+def _link_of_line(curve: Curve) -> Link:
+  return Link(
     latency_s=curve.fit_line()[0], rate=Rate(bytes_per_s=fit_rate(curve))
   )
 
 
-def _collective_link(
-  workers: int, curves: dict[str, Curve]
-) -> perfmodel.Link | None:
+def _collective_link(workers: int, curves: dict[str, Curve]) -> Link | None:
   """Returns the link that explains the collectives; None for one worker.
 
   Its rate is that of the fastest collective; the others have an efficiency. Its
@@ -122,36 +127,14 @@ def _collective_link(
   if not measured:
     return None
   rates = {
-    op: perfmodel.collective_traffic(op, 1.0, workers).wire_bytes
-    * fit_rate(curve)
+    op: collective_traffic(op, 1.0, workers).wire_bytes * fit_rate(curve)
     for op, curve in measured.items()
   }
   best = max(rates.values())
-  hops = perfmodel.collective_traffic("all_reduce", 1.0, workers).hops
-  return perfmodel.Link(
+  hops = collective_traffic("all_reduce", 1.0, workers).hops
+  return Link(
     latency_s=measured["all_reduce"].fit_line()[0] / hops,
     rate=Rate(bytes_per_s=best),
     efficiency={op: rate / best for op, rate in rates.items()},
     measured={f"{op} {workers}": curve for op, curve in measured.items()},
   )
-
-
-def left_out_error(curve: Curve) -> float:
-  """Returns the mean relative error of sizes interpolated from the others."""
-  errors = []
-  for i in range(1, len(curve.sizes) - 1):
-    rest = dataclasses.replace(
-      curve,
-      sizes=curve.sizes[:i] + curve.sizes[i + 1 :],
-      seconds=curve.seconds[:i] + curve.seconds[i + 1 :],
-    )
-    errors.append(abs(rest.seconds_at(curve.sizes[i]) / curve.seconds[i] - 1))
-  return sum(errors) / max(len(errors), 1)
-
-
-def platform_curves(platform: perfmodel.Platform) -> dict[str, Curve]:
-  """Returns all measured curves of a platform by name."""
-  curves = dict(platform.device.measured)
-  for axis in platform.axes:
-    curves.update(axis.link.measured)
-  return curves

@@ -1,0 +1,34 @@
+"""Names of the codecs that experiments calibrate."""
+
+from collections.abc import Sequence
+
+from jaxmotion import codecs
+from jaxmotion.codecs import Codec
+
+CODECS = {
+  "bf16": codecs.cast("bfloat16"),
+  "int8": codecs.uniform(bits=8),
+  "int4": codecs.uniform(bits=4),
+  "sign": codecs.sign(),
+  "topk1": codecs.topk(density=0.01),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+}
+
+
+def find_codecs(names: Sequence[str]) -> list[Codec]:
+  """Returns the codecs of some names.
+
+  Args:
+    names: names of `CODECS`.
+
+  Raises:
+    ValueError: there is no codec of a name.
+  """
+  for name in names:
+    if name not in CODECS:
+      raise ValueError(
+        f"`codecs` must be some of {list(CODECS)}, got {name!r}."
+      )
+  return [CODECS[name] for name in names]
