@@ -31,15 +31,16 @@ def get_config() -> ConfigDict:
   config.optimizer = "adamw"
   config = study_config(config, sgd=0.1, adamw=3e-3, sign=5e-4, muon=0.02)
   config.lengths = (48, 200)
-  config.trial_steps = 96
+  config.trial_steps = 64
+  config.further = 0
   config.algorithms = (
     "fp32",
     "diloco_int4",
     "int4_feedback",
+    "streaming_diloco",
     "power_sgd",
     "topk1_feedback",
     "lion",
-    "streaming_diloco",
     "onebit_adam",
   )
   return config

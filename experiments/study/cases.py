@@ -41,6 +41,7 @@ class Algorithm(NamedTuple):
     phases: branches that a run of so many steps takes.
     warms_up: whether the program depends on the number of steps.
     rounds: number of sums in a step that wait for one another.
+    fragments: number of parts that local updates send at different steps.
   """
 
   exchange: str
@@ -49,6 +50,7 @@ class Algorithm(NamedTuple):
   phases: Callable[[int], Phases] = _send_alike
   warms_up: bool = False
   rounds: int = 1
+  fragments: int = 1
 
 
 def _local_phases(steps: int) -> Phases:
@@ -88,7 +90,9 @@ ALGORITHMS: dict[str, Algorithm] = {
   "sign_feedback": _plain("sign_feedback"),
   "int4_feedback": _plain("int4_feedback"),
   "int8": _plain("int8"),
-  "streaming_diloco": _local("adamw", 0.4, "streaming_diloco"),
+  "streaming_diloco": _local("adamw", 0.4, "streaming_diloco")._replace(
+    fragments=4
+  ),
   "sparse_loco": _local("adamw", 1.0, "sparse_loco"),
   "onebit_adam": Algorithm(
     "onebit_adam", "adamw", phases=_onebit_phases, warms_up=True
@@ -106,7 +110,7 @@ LOCAL = {
     *args, every=EVERY, outer_rate=rate, codec=_INT4, mean_loss=False
   ),
   "streaming_diloco": lambda *args, rate: presets.streaming_diloco(
-    *args, every=EVERY, outer_rate=rate, mean_loss=False
+    *args, every=EVERY, fragments=4, outer_rate=rate, mean_loss=False
   ),
   # The preset `muloco` takes no optimizer whose learning rate is in its state.
   "muloco": lambda *args, rate: presets.diloco(

@@ -24,6 +24,8 @@ LINKS = {
 }
 """Links that times are predicted for; the latency is that of a message."""
 
+_SUM = "all_reduce"
+
 
 class Trial(NamedTuple):
   """What tells one run from all others.
@@ -173,19 +175,22 @@ class Bench:
     args = *init(0), self._task.batch(0, 0)
     compiled = step.lower(*args).compile()
 
-    rounds = ALGORITHMS[name].rounds
+    apart = ALGORITHMS[name].rounds, ALGORITHMS[name].fragments
 
     @functools.cache
     def count_sent(branch: int | None) -> Sent:
       ledger = wire.compiled_bytes(compiled, branch=branch)
-      link_ms = [1e3 * link_seconds(ledger, LINKS[k], rounds) for k in LINKS]
+      link_ms = [1e3 * link_seconds(ledger, LINKS[k], *apart) for k in LINKS]
       return Sent(ledger.total_bytes, link_ms)
 
     return init, compiled, count_sent
 
 
 def link_seconds(
-  ledger: wire.Ledger, link: perfmodel.Link, rounds: int = 1
+  ledger: wire.Ledger,
+  link: perfmodel.Link,
+  rounds: int = 1,
+  fragments: int = 1,
 ) -> float:
   """Predicts the time that the collectives of a step take on a link.
 
@@ -196,23 +201,25 @@ def link_seconds(
     ledger: collectives of the step.
     link: link of each worker.
     rounds: number of sums of gradients that wait for one another.
+    fragments: number of equal parts that travel at different steps.
   """
   together: dict[tuple[str, str, int], float] = {}
   for move in ledger.moves:
     key = (move.op, move.dtype, move.workers)
     together[key] = together.get(key, 0.0) + move.count * move.payload_bytes
   return math.fsum(
-    _collective_seconds(op, payload, workers, link, rounds)
+    _collective_seconds(
+      op, payload, workers, link, fragments * (rounds if op == _SUM else 1)
+    )
     for (op, _, workers), payload in together.items()
   )
 
 
 def _collective_seconds(
-  op: str, payload: float, workers: int, link: perfmodel.Link, rounds: int
+  op: str, payload: float, workers: int, link: perfmodel.Link, times: int
 ) -> float:
   is_power = workers & (workers - 1) == 0 and op != "all_to_all"
   algorithm = "halving_doubling" if is_power else "ring"
-  times = rounds if op == "all_reduce" else 1
   return times * perfmodel.collective_seconds(
     op, payload / times, workers, link, algorithm=algorithm
   )

@@ -118,3 +118,8 @@ def test_sums_of_one_dtype_wait_for_one_message():
   # Two messages of 10 ms, and 2000 bytes at 1 MB/s.
   assert link_seconds(sums, link) == pytest.approx(0.02 + 0.002)
   assert link_seconds(sums, link, rounds=2) == pytest.approx(0.04 + 0.002)
+  gathers = Ledger((move._replace(op="all_gather"),))
+  once = link_seconds(gathers, link)
+  assert link_seconds(gathers, link, rounds=2) == once
+  # Parts at different steps wait for messages of their own, of one hop here.
+  assert link_seconds(gathers, link, fragments=4) == pytest.approx(once + 0.03)
