@@ -90,6 +90,7 @@ newest:
 	  --ignore=tests/experiments tests jaxmotion
 
 $(VENV)/installed: pyproject.toml
+	@echo 'Install into $(VENV): some minutes, without a word from pip.'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --no-compile -e '.[$(EXTRAS)]'

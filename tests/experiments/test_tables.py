@@ -27,6 +27,22 @@ def test_the_tables_of_pages_are_made_of_the_rows(name, page):
   assert tables.render_markdown(rows) in (ROOT / page).read_text()
 
 
+def test_the_memory_that_is_saved_is_that_of_the_rows():
+  path = ROOT / "docs" / "results" / "residuals_compare.jsonl"
+  values = {(r.case, r.metric): r.value for r in records.read_rows(path)}
+  cases = (
+    *("plain", "jax_block_nothing", "ours", "ours_budget_0.5"),
+    *("ours_budget_0", "ours_8bits", "ours_4bits"),
+  )
+  page = (ROOT / "docs" / "howto" / "out_of_memory.md").read_text()
+  table = page.split("| step | temporaries, MiB | step, ms |\n")[1]
+  lines = table.split("\n\n")[0].splitlines()[1:]
+  for case, line in zip(cases, lines, strict=True):
+    mib = float(values[f"gpt/{case}", "temp_bytes"]) / 2**20
+    ms = float(values[f"gpt/{case}", "step_ms_predicted"])
+    assert line.endswith(f" | {mib:,.0f} | {ms:.1f} |")
+
+
 def test_no_file_at_all_prints_the_usage():
   with pytest.raises(absl.app.UsageError, match="Name at least one file"):
     tables.main(["tables"])
