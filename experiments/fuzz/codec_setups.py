@@ -39,7 +39,9 @@ def draw_setup(rng: np.random.Generator) -> Setup:
 
 def draw_codec(rng: np.random.Generator) -> Codec:
   """Returns a codec of arrays, without error memory."""
-  kind = rng.integers(4)
+  kind = rng.integers(5)
+  if kind == 4:
+    return _draw_tiled(rng)
   if kind == 0:
     first = (_draw_sparse, _draw_rotate)[rng.integers(2)](rng)
     return codecs.chain(first, _draw_dense(rng))
@@ -73,6 +75,39 @@ def _draw_sparse(rng: np.random.Generator) -> Codec:
   return codecs.identity()
 
 
+def _draw_tiled(rng: np.random.Generator) -> Codec:
+  """Returns a codec of tiles or columns, as DeMo and SparseLoCo have them."""
+  chunk = int(rng.choice((1, 3, 8, 16, 64)))
+  fit = ("pad", "divide")[rng.integers(2)]
+  shape = ("square", "row")[rng.integers(2)]
+  count = int(rng.choice((1, 3, 1000)))
+  columns = (
+    codecs.topk_columns(count=count),
+    codecs.topk_columns(density=float(rng.choice((0.01, 0.3, 1.0)))),
+  )[rng.integers(2)]
+  heads = (
+    codecs.tiles(chunk=chunk, fit=fit, shape=shape),
+    codecs.dct(chunk=chunk, fit=fit),
+  )
+  head = heads[rng.integers(2)]
+  book = codecs.codebook(
+    bits=int(rng.integers(2, 9)), span=float(rng.choice((0.5, 6.0)))
+  )
+  levels = codecs.lloyd_max(
+    bits=int(rng.integers(1, 5)), block=_draw_block(rng)
+  )
+  kinds = (
+    head,
+    columns,
+    book,
+    levels,
+    codecs.chain(head, columns),
+    codecs.chain(_draw_rotate(rng), levels),
+    codecs.chain(codecs.tiles(chunk=chunk), codecs.chain(columns, book)),
+  )
+  return kinds[rng.integers(len(kinds))]
+
+
 def _draw_dense(rng: np.random.Generator) -> Codec:
   block = _draw_block(rng)
   match rng.integers(8):
@@ -96,7 +131,7 @@ def _draw_dense(rng: np.random.Generator) -> Codec:
       return codecs.ternary(block=block, rounding=rounding)
     case 6:
       names = ("float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float4_e2m1fn")
-      name = (*names, "float6_e2m3fn")[rng.integers(5)]
+      name = (*names, "float6_e2m3fn", "float4_e3m0")[rng.integers(6)]
       return codecs.microscaling(format=name, block=block)
   if rng.random() < 0.5:
     capacity = float(rng.choice((0.3, 1.0)))

@@ -62,8 +62,9 @@ class low_rank(MultiRoundCodec):
   codecs, with `level=lambda count: count % 2`, halves the bytes.
 
   An array of more dimensions is a matrix of its last dimension by all others,
-  which fits kernels of convolutions (height, width, in, out). A vector is a
-  matrix of one row, for which the factors are larger than the vector: give
+  which fits kernels of convolutions (height, width, in, out). `view="first"`
+  takes the first one, which fits PyTorch's (out, in, height, width). A vector
+  is a matrix of one row, for which the factors are larger than the vector: give
   vectors another codec, by `rules`.
 
   Properties: exact from rank min(rows, columns) on, up to float32 rounding;
@@ -75,6 +76,8 @@ class low_rank(MultiRoundCodec):
     rank: of the approximation, 1 to 65536.
     seed: of the first factors, 0 to 2^32 - 1.
     sends: "both" factors, or the "left" or the "right" one alone.
+    view: the dimension of an array that is one of the matrix, "last" or
+      "first".
 
   Example:
     >>> x = jnp.outer(jnp.arange(4.0), jnp.ones(3))
@@ -92,11 +95,13 @@ class low_rank(MultiRoundCodec):
   rank: int
   seed: int = 0
   sends: str = "both"
+  view: str = "last"
 
   def __post_init__(self) -> None:
     check_int("rank", self.rank, 1, 1 << 16)
     check_int("seed", self.seed, 0, 2**32 - 1)
     check_choice("sends", self.sends, ("both", "left", "right"))
+    check_choice("view", self.view, ("last", "first"))
 
   @property
   def laws(self) -> Laws:
@@ -182,8 +187,8 @@ class low_rank(MultiRoundCodec):
 
   def _dimensions(self, like: ShapedLike) -> tuple[int, int, int]:
     """Returns the rows and columns of the matrix, and the factors' rank."""
-    columns = like.shape[-1] if like.shape else 1
-    rows = math.prod(like.shape[:-1])
+    cut = max(0, len(like.shape) - 1) if self.view == "last" else 1
+    rows, columns = math.prod(like.shape[:cut]), math.prod(like.shape[cut:])
     return rows, columns, min(rows, columns, self.rank)
 
   def _check_state(self, state: PyTree) -> None:

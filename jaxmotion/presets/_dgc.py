@@ -57,9 +57,11 @@ def dgc(
   Ours differs from the reference thus. The greatest element of each block of
   about 1 / density is sent; the reference takes those beyond a threshold that a
   sample determines, and leaves out more of them at the end of an array. The
-  momentum of what travels whole is kept before the exchange. `as_coded=True`
-  sends the greatest elements of whole arrays, as the reference does without
-  sampling, and all arrays of two dimensions, however small.
+  momentum of what travels whole is kept before the exchange. Between three
+  workers or more, the mean of a large array is selected once more; the
+  reference gathers all payloads, whose bytes grow with the workers.
+  `as_coded=True` gathers too. It sends the greatest elements of whole arrays,
+  as the reference does without sampling, of all arrays of two dimensions.
 
   Args:
     axis_name: the workers' axis, or that of the hosts.
@@ -125,15 +127,20 @@ def dgc(
     for share in (density, *(densities[::-1] if warmup else ()))
   ]
 
+  # Updates at which each stage ends, the last one at `warmup`.
+  ends = [warmup * (stage + 1) // stages for stage in range(stages)]
+
   def level(count: Array) -> Array:
-    # The last stage has level 0. In this order, no product exceeds int32.
-    return jnp.maximum(stages - count // max(1, warmup // stages), 0)
+    # The last stage has level 0.
+    return stages - jnp.sum(count >= jnp.asarray(ends, jnp.int32))
 
   tx = exchange(
     axis_name,
     ladder if warmup else ladder[0],
     local_axis=local_axis,
     specs=specs,
+    # The reference gathers what all have selected, and selects it once.
+    method="gather" if as_coded else None,
     level=level if warmup else None,
   )
   if clip_norm is not None:

@@ -32,6 +32,7 @@ def ef21_sgdm(
   momentum: float = 0.9,
   start: int = 1,
   min_size: int = 1024,
+  min_dimensions: int = 2,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
   specs: PyTree | None = None,
@@ -54,6 +55,8 @@ def ef21_sgdm(
     momentum: factor on the average, in [0, 1); the paper's 1 - eta.
     start: number of updates that send all elements; 0 begins from zero.
     min_size: least number of elements of a leaf that is not sent whole.
+    min_dimensions: least number of dimensions of such a leaf; 0 selects from
+      vectors too, such as the parameters of a linear model.
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
@@ -88,11 +91,15 @@ def ef21_sgdm(
   check_number("momentum", momentum, 0, 1, open_high=True)
   check_int("start", start, 0, 2**31 - 1)
   check_int("min_size", min_size, 0)
+  check_int("min_dimensions", min_dimensions, 0, 32)
   later = codecs.topk(density=0.01) if codec is None else codec
   # From the same state, first of whole differences and then of few elements.
   ladder = [
     codecs.where_smaller(
-      codecs.ef21(own), min_size=min_size, min_dimensions=2, min_ratio=1e-9
+      codecs.ef21(own),
+      min_size=min_size,
+      min_dimensions=min_dimensions,
+      min_ratio=1e-9,
     )
     for own in (later, codecs.identity())
   ]

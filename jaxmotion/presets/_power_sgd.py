@@ -17,6 +17,7 @@ def power_sgd(
   start: int = 1000,
   min_ratio: float = 1.0,
   form: str = "local",
+  view: str = "last",
   nonfinite: str = "propagate",
   seed: int = 0,
   local_axis: AxisName | None = None,
@@ -32,11 +33,12 @@ def power_sgd(
   Ours differs from PyTorch's `powerSGD_hook` thus. Error memory is of the local
   form, which stays bounded and is kept for matrices alone; `form="global"` is
   that of the hook. An array of more dimensions is a matrix of its last
-  dimension, as kernels are in JAX, not of its first. Zero, dependent and
-  non-finite columns are replaced, so that one bad gradient does not end in NaN
-  at every later step. First factors depend on the seed alone, not on the order
-  of leaves. The alternating form is that of epfml/powersgd, with the same
-  differences, and with memory for the matrices alone.
+  dimension, as kernels are in JAX; `view="first"` takes the hook's. The hook's
+  defaults are rank 1 and `min_ratio=2`. Zero, dependent and non-finite columns
+  are replaced, so that one bad gradient does not end in NaN at every later
+  step. First factors depend on the seed alone, not on the order of leaves. The
+  alternating form is that of epfml/powersgd, with the same differences, and
+  with memory for the matrices alone.
 
   Args:
     axis_name: the workers' axis, or that of the hosts.
@@ -44,6 +46,8 @@ def power_sgd(
     start: number of updates that exchange at full precision first.
     min_ratio: least ratio of compression for which a leaf is compressed.
     form: "local"; "global" for the hook's error memory; or "alternating".
+    view: "last" for a matrix of an array's last dimension by all others,
+      "first" for one of its first, as PyTorch's kernels are.
     nonfinite: "propagate", "skip" or "zero", as for `exchange`.
     seed: seed of the first factors, in [0, 2^32).
     local_axis: the axis of the devices of one host, if `axis_name` is that of
@@ -76,7 +80,7 @@ def power_sgd(
     epfml/powersgd, commit f07be92 (the alternating form).
   """
   check_choice("form", form, ("local", "global", "alternating"))
-  factors = codecs.low_rank(rank=rank, seed=seed)
+  factors = codecs.low_rank(rank=rank, seed=seed, view=view)
   codec: Codec | list[Codec]
   level = None
   if form == "alternating":

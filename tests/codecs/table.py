@@ -56,6 +56,32 @@ CODECS = {
 }
 
 
+_COLUMNS = codecs.topk_columns(count=3)
+# Codecs of algorithms, whose laws tests of their own hold. Their payloads are
+# frozen as well.
+ALGORITHMS = {
+  "tiles": codecs.tiles(chunk=16),
+  "tiles_row": codecs.tiles(chunk=16, fit="divide", shape="row"),
+  "dct": codecs.dct(chunk=8),
+  "dct_topk": codecs.chain(codecs.dct(chunk=16), _COLUMNS),
+  "topk_columns": _COLUMNS,
+  "codebook2": codecs.codebook(bits=2),
+  "codebook8": codecs.codebook(bits=8),
+  "sparse_loco": codecs.chain(
+    codecs.tiles(chunk=16),
+    codecs.contributors(codecs.chain(_COLUMNS, codecs.codebook(bits=2))),
+  ),
+  "lloyd_max2": codecs.lloyd_max(bits=2, block=64),
+  "lloyd_max4": codecs.lloyd_max(bits=4, block=64),
+  "mxfp4_e3m0": codecs.microscaling(format="float4_e3m0"),
+  "onebit": codecs.onebit(),
+  "vote": codecs.vote(),
+  "dgc": codecs.momentum_correction(codecs.feedback(codecs.topk(density=0.1))),
+  "ef21": codecs.ef21(codecs.topk(density=0.1)),
+  "low_rank": codecs.low_rank(rank=2),
+}
+
+
 # Rows that run the code of another row, with another width, format or density.
 # Round trips and frozen payloads hold them. Suites that compile programs for
 # every codec take the other rows.
@@ -71,6 +97,9 @@ KINDS = [name for name in CODECS if name not in VARIANTS]
 
 # These add values up, which no two programs do in the same order.
 ULPS = {"sign": 8, "ternary_threshold": 8, "rotate": 16, "rotate_int4": 16}
+ULPS |= dict.fromkeys(("dct", "dct_topk", "codebook2", "codebook8"), 16)
+ULPS |= dict.fromkeys(("sparse_loco", "lloyd_max2", "lloyd_max4"), 16)
+ULPS |= {"onebit": 16, "low_rank": 64}
 
 
 ARRAYS = {

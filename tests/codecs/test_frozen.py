@@ -14,7 +14,7 @@ import pytest
 from jaxmotion import make_key
 from jaxmotion.testing._laws import Trip, find_in_rows
 from jaxmotion.wire import payload_bytes
-from tests.codecs.table import CODECS, ULPS
+from tests.codecs.table import ALGORITHMS, CODECS, ULPS
 
 PATH = pathlib.Path(__file__).with_name("frozen.npz")
 HOW = "`python -m tests.codecs.test_frozen` adds it"
@@ -44,7 +44,8 @@ def frozen_leaves():
 
 
 FROZEN = frozen_leaves()
-NAMES = pytest.mark.parametrize("name", CODECS)
+ROWS = CODECS | ALGORITHMS
+NAMES = pytest.mark.parametrize("name", ROWS)
 
 
 def stored(name):
@@ -57,7 +58,7 @@ def stored(name):
 @NAMES
 def test_payloads_are_byte_for_byte_the_frozen_ones(name):
   expected, _ = stored(name)
-  leaves = [as_stored(a) for a in jax.tree.leaves(encode(CODECS[name]))]
+  leaves = [as_stored(a) for a in jax.tree.leaves(encode(ROWS[name]))]
   assert len(leaves) == len(expected)
   for a, b in zip(leaves, expected, strict=True):
     assert a.shape == b.shape and a.dtype == b.dtype
@@ -70,7 +71,7 @@ def test_payloads_are_byte_for_byte_the_frozen_ones(name):
 @NAMES
 def test_frozen_payloads_decode_to_the_frozen_array_within_the_bound(name):
   expected, y = stored(name)
-  codec = CODECS[name]
+  codec = ROWS[name]
   shapes = jax.eval_shape(lambda: encode(codec))
   leaves = [
     jnp.asarray(b.view(a.dtype).reshape(a.shape))
@@ -91,12 +92,12 @@ def test_frozen_payloads_decode_to_the_frozen_array_within_the_bound(name):
 
 
 def test_the_fixture_holds_no_codec_that_is_gone():
-  assert {key.rpartition("/")[0] for key in FROZEN} <= set(CODECS)
+  assert {key.rpartition("/")[0] for key in FROZEN} <= set(ROWS)
 
 
 def write():
   arrays = {}
-  for name, codec in CODECS.items():
+  for name, codec in ROWS.items():
     payload = encode(codec)
     leaves = [as_stored(a) for a in jax.tree.leaves(payload)]
     for i, leaf in enumerate([*leaves, decode(codec, payload)]):

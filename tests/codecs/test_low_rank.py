@@ -83,3 +83,17 @@ def test_error_memory_stays_bounded():
   _, norms = jax.jit(lambda xs: jax.lax.scan(step, codec.init(xs[0]), xs))(xs)
   late, early = np.asarray(norms)[300:], np.asarray(norms)[50:150]
   assert late.mean() < 1.2 * early.mean()
+
+
+def test_views_are_matrices_of_the_first_or_of_the_last_dimension():
+  x = np.random.default_rng(0).normal(size=(4, 3, 5)).astype(np.float32)
+  for view, shape in [("first", (4, 15)), ("last", (12, 5))]:
+    codec = codecs.low_rank(rank=2, view=view)
+    payload, _ = codec.encode(x, codec.init(x))
+    assert [a.shape for a in payload] == [(n, 2) for n in shape]
+    flat = x.reshape(shape)
+    expected, _ = codec.encode(flat, codec.init(flat))
+    np.testing.assert_array_equal(payload.left, expected.left)
+    np.testing.assert_array_equal(
+      codec.decode(payload, x).reshape(shape), codec.decode(expected, flat)
+    )

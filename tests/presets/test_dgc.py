@@ -4,6 +4,8 @@
 matrix of 12 x 20, at a ratio of 0.05, sampled whole, and a momentum of 0.9.
 """
 
+import math
+
 import jax
 import numpy as np
 import optax
@@ -95,3 +97,25 @@ def test_a_matrix_in_two_phases_has_its_momentum_once():
     mean, state = update(grads, state)
     expected, plain = trace.update(grads["w"].mean(0), plain)
     np.testing.assert_allclose(mean["w"], expected, atol=1e-5)
+
+
+def test_a_large_array_and_its_warm_up_are_those_of_the_definition():
+  """In numpy: gathered by all, and stages that end where they should."""
+  tx = presets.dgc(
+    "data", density=0.01, warmup=3, stages=2, clip_norm=None, as_coded=True
+  )
+  rng = np.random.default_rng(0)
+  each = rng.normal(size=(4, 4, 32, 40)).astype(np.float32)
+  state, update = make_run(tx, {"w": each[0, 0]})
+  momentum = velocity = np.zeros((4, 1280))
+  for step, share in enumerate([1 / 3, 2 / 3, 2 / 3, 1]):
+    momentum = 0.9 * momentum + each[step].reshape(4, -1)
+    velocity = velocity + momentum
+    count = math.ceil(0.01**share * 1280)
+    least = np.sort(np.abs(velocity), axis=1)[:, -count][:, None]
+    is_sent = np.abs(velocity) >= least
+    mean, state = update({"w": each[step]}, state)
+    expected = np.where(is_sent, velocity, 0).mean(0)
+    np.testing.assert_allclose(mean["w"].ravel(), expected, atol=5e-6)
+    momentum = np.where(is_sent, 0, momentum)
+    velocity = np.where(is_sent, 0, velocity)

@@ -7,11 +7,11 @@ from jaxmotion import codecs, presets
 from tests.presets.reference import gradients, make_run
 
 
-def reference(momentum, count, steps, start):
+def reference(name, momentum, count, steps, start):
   """Means of EF21-SGDM with the greatest elements of each array."""
-  average = own = np.zeros((4, 12 * 20))
+  average = own = np.zeros_like(gradients(0)[name]).reshape(4, -1)
   for step in range(steps):
-    grad = gradients(step)["a"].reshape(4, -1)
+    grad = gradients(step)[name].reshape(4, -1)
     keep = momentum if step else 0.0
     average = keep * average + (1 - keep) * grad
     change = average - own
@@ -19,7 +19,7 @@ def reference(momentum, count, steps, start):
       least = np.sort(np.abs(change), axis=1)[:, -count][:, None]
       change = np.where(np.abs(change) >= least, change, 0)
     own = own + change
-    yield own.mean(0).reshape(12, 20)
+    yield own.mean(0)
 
 
 @pytest.mark.parametrize(("momentum", "start"), [(0.9, 1), (0.0, 0)])
@@ -30,8 +30,15 @@ def test_means_are_those_of_the_definition(momentum, start):
     momentum=momentum,
     start=start,
     min_size=0,
+    min_dimensions=0,
   )
   state, update = make_run(tx)
-  for step, expected in enumerate(reference(momentum, 24, 6, start)):
+  expected = {
+    name: reference(name, momentum, count, 6, start)
+    for name, count in [("a", 24), ("b", 2)]
+  }
+  for step in range(6):
     mean, state = update(gradients(step), state)
-    np.testing.assert_allclose(mean["a"], expected, atol=5e-6)
+    for name, means in expected.items():
+      found = np.asarray(mean[name]).ravel()
+      np.testing.assert_allclose(found, next(means), atol=5e-6)
