@@ -140,14 +140,14 @@ class Separators:
   def _repeat_less(
     self, saved: Sequence[Value], places: Sequence[_Place], split: _Split
   ) -> list[Value]:
-    """Adds places that spare a product and take little more memory.
+    """Adds places that spare a product and take no more memory.
 
     Where a part has two layers, the output of the first one is computed again.
 
     Returns:
       All values to save.
     """
-    most = (1 + _LEAST_GAIN) * self._count_bytes(split)
+    most = self._count_bytes(split)
     found = self._sort([*saved, *_list_separators(split)])
     steps = self._steps_from(found)
     for place in sorted(
