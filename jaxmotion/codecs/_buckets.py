@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jaxmotion.codecs._arguments import check_leaves
 from jaxmotion.codecs._checks import check_codec
@@ -61,8 +62,8 @@ class buckets(TreeCodec):
     """Keeps large arrays alone and joins small ones."""
     check_leaves(leaves)
     alone = []
-    joined: dict[tuple, list[list[int]]] = {}
-    sizes: dict[tuple, int] = {}
+    joined: dict[tuple[Any, ...], list[list[int]]] = {}
+    sizes: dict[tuple[Any, ...], int] = {}
     for group in self.codec.leaf_groups(leaves):
       size = sum(math.prod(leaves[i][1].shape) for i in group.leaves)
       if size > self.max_leaf_size:

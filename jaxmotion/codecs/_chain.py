@@ -107,7 +107,7 @@ class chain(Codec):
     """Whether all of the codecs keep the dtype."""
     return all(codec.keeps_dtype for codec in self.codecs)
 
-  def init(self, like: ShapedLike) -> tuple:
+  def init(self, like: ShapedLike) -> tuple[Any, ...]:
     """Returns the codecs' states; `()` if none has any."""
     check_shaped("like", like)
     states = tuple(
@@ -116,7 +116,7 @@ class chain(Codec):
     )
     return states if jax.tree.leaves(states) else ()
 
-  def init_rounds(self, like: ShapedLike, workers: int) -> tuple:
+  def init_rounds(self, like: ShapedLike, workers: int) -> tuple[Any, ...]:
     """Returns the codecs' states; the last one's is that of its rounds."""
     states = self.init(like)
     last = self.codecs[-1].init_rounds(self._input_likes(like)[-1], workers)

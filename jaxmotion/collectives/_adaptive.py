@@ -154,7 +154,7 @@ def all_reduce_adaptive_init(
     for codec in codecs
   ]
 
-  def describe_shapes(state: PyTree) -> tuple:
+  def describe_shapes(state: PyTree) -> tuple[Any, ...]:
     leaves, treedef = jax.tree.flatten(state)
     return treedef, [shape_string(a) for a in leaves]
 
@@ -216,7 +216,7 @@ def all_reduce_adaptive(
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
 
-  def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple]:
+  def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple[Any, ...]]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
       y, state = all_reduce(x, axis_name, codec, state=state, **options)
       # States of codecs differ by the last payload that some hold.

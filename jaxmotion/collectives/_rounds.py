@@ -74,7 +74,7 @@ members=(0, 1))]
 
 
 def run_rounds(
-  reductions: Sequence[Rounds],
+  reductions: Sequence[Rounds[Any]],
   kinds: Sequence[Sequence[str]],
   axis_name: AxisName,
 ) -> list[Any]:

@@ -201,7 +201,9 @@ def _gather_by_sum(
   def add(buffers: Sequence[Array]) -> list[Array]:
     return [lax.psum(own, axis_name) for own in buffers]
 
-  def select_rows(rows: tuple[Array, Array], _: tuple) -> tuple[Array, Array]:
+  def select_rows(
+    rows: tuple[Array, Array], _: tuple[Any, ...]
+  ) -> tuple[Array, Array]:
     own, total = rows
     other = total - own
     return (
@@ -241,7 +243,9 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   """
   rank = lax.axis_index(axis_name)
 
-  def select_rows(rows: tuple[Array, ...], _: tuple) -> tuple[Array, Array]:
+  def select_rows(
+    rows: tuple[Array, ...], _: tuple[Any, ...]
+  ) -> tuple[Array, Array]:
     kept, other = rows
     return (
       jnp.where(rank == 0, kept, other),

@@ -92,7 +92,7 @@ def worker_index(axis_name: AxisName) -> Array:
   return lax.axis_index(axis_name)
 
 
-def varying_axes(x: Any) -> frozenset:
+def varying_axes(x: Any) -> frozenset[Any]:
   """Returns the mesh axes over which `x` is typed as varying.
 
   Args:

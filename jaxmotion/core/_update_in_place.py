@@ -1,6 +1,7 @@
 """In-place updates of arrays that XLA:CPU would otherwise copy."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def update_in_place(
     iterations = jnp.minimum(count, 0) + 1
     erased = jax.tree.map(jnp.zeros_like, spent)
 
-    def run_once(carry: tuple[Array, PyTree, PyTree]) -> tuple:
+    def run_once(carry: tuple[Array, PyTree, PyTree]) -> tuple[Any, ...]:
       left, value, spent = carry
       return left - 1, fn(value, spent), erased
 

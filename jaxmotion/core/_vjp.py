@@ -37,7 +37,7 @@ def float0_zeros(x: Any) -> np.ndarray:
 
 def vjp_inexact(
   fn: Callable[..., tuple[Sequence[Array], PyTree]], *args: Array
-) -> tuple[Sequence[Array], Callable[[Sequence[Any]], tuple], PyTree]:
+) -> tuple[Sequence[Array], Callable[[Sequence[Any]], tuple[Any, ...]], PyTree]:
   """Linearizes a function in its floating-point arguments only.
 
   `jax.vjp` refuses integer arguments without a cotangent of their own type;

@@ -15,7 +15,7 @@ from jaxmotion.core import scan_parts
 from jaxmotion.program._flatten import Operand, Step, flatten, inner_jaxprs
 from jaxmotion.program._primitives import collective_name
 
-Axes = frozenset
+Axes = frozenset[Any]
 # Their results are equal on all workers of the axes that they name.
 _EQUALIZING = frozenset(
   """
@@ -29,8 +29,8 @@ _WRITES = frozenset("addupdate swap".split())
 
 
 def find_varying(
-  jaxpr: Any, varying: Sequence[frozenset], axes: frozenset
-) -> list[frozenset]:
+  jaxpr: Any, varying: Sequence[frozenset[Any]], axes: frozenset[Any]
+) -> list[frozenset[Any]]:
   """Returns the axes over which each result may differ between workers.
 
   Args:
@@ -66,7 +66,7 @@ def find_varying(
 
 
 def _step_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset
+  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
   """Returns the axes over which the results of one step differ."""
   name, every = collective_name(step.name), frozenset().union(*ins)
@@ -90,7 +90,7 @@ def _step_outputs(
 
 
 def _scan_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset
+  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
   body, num_consts, num_carry = scan_parts(step.params)
   consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
@@ -104,7 +104,7 @@ def _scan_outputs(
 
 
 def _while_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset
+  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
   num_cond = step.params["cond_nconsts"]
   num_body = num_cond + step.params["body_nconsts"]

@@ -98,7 +98,7 @@ def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
 
 
 @functools.lru_cache(maxsize=256)
-def _programs(codec: Codec, like: jax.ShapeDtypeStruct) -> tuple:
+def _programs(codec: Codec, like: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
   """Returns compiled encode and decode of rows of arrays like this."""
 
   def encode(x: Array, worker: Array, seed: Array) -> tuple[PyTree, Array]:

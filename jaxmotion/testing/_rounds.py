@@ -56,7 +56,7 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
   keeps_mean = codec.laws.bounds_memory or isinstance(codec, feedback)
 
   @jax.jit
-  def reduce(states: list[PyTree], step: Array) -> tuple:
+  def reduce(states: list[PyTree], step: Array) -> tuple[Any, ...]:
     done = _answer_rounds(
       codec,
       [

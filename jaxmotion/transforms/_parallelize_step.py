@@ -223,7 +223,7 @@ def _decide(
   differs: Sequence[bool],
   *,
   name: str,
-  patterns: PathRules,
+  patterns: PathRules[Any],
   raw_keys: bool,
   axis_name: AxisName,
 ) -> list[Join]:

@@ -106,7 +106,9 @@ def _next_largest(
   planes = x.shape[0]
   group = max(1, min(_GROUP, planes // 2))
 
-  def best_of_planes(best: list, start: Any, count: int) -> tuple[Array, Array]:
+  def best_of_planes(
+    best: list[Any], start: Any, count: int
+  ) -> tuple[Array, Array]:
     some = to_keys(lax.dynamic_slice_in_dim(x, start, count))
     pairs = []
     for i, key in enumerate(some):
@@ -144,7 +146,9 @@ def _best_pair(
     masked: whether some planes are out of order.
   """
 
-  def earlier_of(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple:
+  def earlier_of(
+    a: tuple[Array, Array], b: tuple[Array, Array]
+  ) -> tuple[Any, ...]:
     takes = a[0] >= b[0]
     if masked:
       takes = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))

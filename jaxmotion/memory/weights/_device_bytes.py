@@ -125,7 +125,7 @@ def _measure_stages(
   known: dict[Hashable, int] = {}
 
   def program_bytes(
-    fn: Callable[..., Any], static: tuple, *args: PyTree
+    fn: Callable[..., Any], static: tuple[Any, ...], *args: PyTree
   ) -> int:
     leaves, treedef = jax.tree.flatten(args)
     avals = tuple((a.shape, str(a.dtype)) for a in leaves)

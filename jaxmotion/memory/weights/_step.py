@@ -236,7 +236,7 @@ class Step:
     gradients are waited for. With it, gradients are taken one stage behind:
     waiting for them keeps the weights of further stages off the device.
     """
-    in_flight: collections.deque = collections.deque()
+    in_flight: collections.deque[Any] = collections.deque()
     max_in_flight = 1 if self.spec.stream_weights else len(passes)
     ct: PyTree = np.ones((), loss.dtype)
     for stage_index in reversed(range(len(passes))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from jaxmotion.codecs import Codec, cast, rules
@@ -22,7 +24,7 @@ class TensorCosts:
 
   def __init__(self, problem: ExchangeProblem):
     self.problem = problem
-    self._known: dict[tuple, ExchangePrediction] = {}
+    self._known: dict[tuple[Any, ...], ExchangePrediction] = {}
 
   def predict_tensor(
     self,
