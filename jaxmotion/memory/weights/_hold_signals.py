@@ -4,7 +4,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 
 @contextlib.contextmanager
@@ -25,18 +24,17 @@ def hold_signals() -> Iterator[None]:
     yield
     return
   held: list[int] = []
-  replaced: list[tuple[signal.Signals, Any]] = []
   try:
-    for number in sorted(signal.valid_signals()):
-      handler = signal.getsignal(number)
-      if callable(handler):
-        # Listed first, so that a signal in between cannot leave it replaced.
-        replaced.append((number, handler))
-        signal.signal(number, lambda number, frame: held.append(number))
-    yield
+    # Puts back every handler, even if one that is back already raises.
+    with contextlib.ExitStack() as stack:
+      # Ctrl-C has a low number, so that its handler is among the last ones.
+      for number in sorted(signal.valid_signals()):
+        handler = signal.getsignal(number)
+        if callable(handler):
+          stack.callback(signal.signal, number, handler)
+          signal.signal(number, lambda number, frame: held.append(number))
+      yield
   finally:
-    # Ctrl-C last: its handler may raise as soon as it is back.
-    for number, handler in reversed(replaced):
-      signal.signal(number, handler)
-    for number_held in held:
-      signal.raise_signal(number_held)
+    with contextlib.ExitStack() as stack:
+      for number_held in reversed(held):
+        stack.callback(signal.raise_signal, number_held)

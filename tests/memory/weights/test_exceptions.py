@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import itertools
+import pathlib
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from tests.memory.helpers import (
   tree_bits,
 )
 
+FOLDER = str(pathlib.Path(memory.__file__).parent / "weights")
 FEEDBACK = codecs.feedback(codecs.uniform(bits=4))
 CASES = {
   "once": {},
@@ -110,29 +113,62 @@ def test_training_goes_on_with_the_state_of_a_step_that_failed(case):
   assert tree_bits(found) == tree_bits(states[2])
 
 
+def step_with_signal(model, state, position):
+  """Runs a step and sends SIGALRM at a line of the library.
+
+  A handler that raises inside of JAX may be ignored or end the process, so that
+  a test cannot send signals by a timer.
+
+  Args:
+    model: what makes the step.
+    state: state before the step; the step updates it in place.
+    position: number of lines of the library that run before, or -1.
+
+  Returns:
+    The lines that ran.
+  """
+  seen = []
+
+  def trace_line(frame, event, arg):
+    seen.append((frame.f_code.co_filename, frame.f_lineno))
+    if len(seen) == position + 1:
+      signal.raise_signal(signal.SIGALRM)
+    return trace_line
+
+  def trace_call(frame, event, arg):
+    is_ours = frame.f_code.co_filename.startswith(FOLDER)
+    return trace_line if is_ours else None
+
+  before = sys.gettrace()
+  sys.settrace(trace_call)
+  try:
+    model.step(state, batch_of(1))
+  finally:
+    sys.settrace(before)
+  return seen
+
+
 @pytest.mark.parametrize("case", ["per_stage", "feedback"])
-def test_a_signal_at_any_time_leaves_a_whole_state(case):
+def test_a_signal_at_any_line_leaves_a_whole_state(case):
   model, states = run_of(case)
 
   def interrupt(number, frame):
     raise Interrupt
 
+  seen = step_with_signal(model, model.place_state(states[1]), -1)
+  first_visits = [seen.index(line) for line in dict.fromkeys(seen)]
   found = set()
   with handler_of(signal.SIGALRM, interrupt):
-    for delay in np.linspace(1e-4, 2e-2, 40):
-      state = model.place_state(states[0])
-      try:
-        signal.setitimer(signal.ITIMER_REAL, delay)
-        for i in range(STEPS):
-          state, _ = model.step(state, batch_of(i))
-        signal.pause()
-      except (Interrupt, Exception):
-        # JAX makes another error of one raised while it compares arguments.
-        pass
-      signal.setitimer(signal.ITIMER_REAL, 0)
-      found.add(int(state.step))
-      assert tree_bits(state) == tree_bits(states[int(state.step)])
-  assert len(found) > 1
+    handlers = [signal.getsignal(n) for n in signal.valid_signals()]
+    for position in first_visits:
+      state = model.place_state(states[1])
+      with pytest.raises(Interrupt):
+        step_with_signal(model, state, position)
+      step = int(state.step)
+      assert tree_bits(state) == tree_bits(states[step]), seen[position]
+      found.add(step)
+    assert [signal.getsignal(n) for n in signal.valid_signals()] == handlers
+  assert found == {1, 2}
 
 
 def test_ctrl_c_in_an_update_waits_until_all_stages_are_updated():
