@@ -13,6 +13,7 @@ from jaxmotion.collectives._all_reduce import (
   canonical_state,
 )
 from jaxmotion.collectives._arguments import as_level, count_workers
+from jaxmotion.collectives._branch_order import order_branch
 from jaxmotion.collectives._layout import METHODS
 from jaxmotion.core import (
   Array,
@@ -225,4 +226,5 @@ def all_reduce_adaptive(
 
     return reduce
 
+  level = order_branch(level)
   return lax.switch(level, [make_branch(codec) for codec in codecs], x, state)

@@ -13,6 +13,10 @@ from jaxmotion.collectives._arguments import (
   as_level as as_level,
   joint_axes as joint_axes,
 )
+from jaxmotion.collectives._branch_order import (
+  branch_after as branch_after,
+  order_branch as order_branch,
+)
 from jaxmotion.collectives._codec_memory import (
   PARTS as PARTS,
   make_memories as make_memories,

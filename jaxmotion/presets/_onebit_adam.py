@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
+from jaxmotion.collectives.extend import order_branch
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -159,7 +160,9 @@ def onebit_adam(
       return state._replace(mu=mu, coded=exchanged)
 
     # The branch is around the collectives. The count is equal on all workers.
-    state = lax.cond(state.count < freeze, warm_up, compress, updates)
+    state = lax.cond(
+      order_branch(state.count) < freeze, warm_up, compress, updates
+    )
     count = optax.safe_increment(state.count)
     # With a frozen second moment, the correction of it stays.
     squares = jnp.minimum(count, freeze)

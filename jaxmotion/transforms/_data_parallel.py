@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import (
+  branch_after,
   check_batch,
   check_rows,
   update_params,
@@ -283,15 +284,17 @@ def data_parallel(
       mean_loss=mean_loss,
     )
     loss = metrics[0] if has_aux else metrics
-    params, new_state = update_params(
-      tx,
-      grads,
-      opt_state,
-      params,
-      extra_args,
-      axis_name,
-      loss if mean_loss else None,
-    )
+    averaged = new_model if model_state == "mean" else None
+    with branch_after((metrics if mean_loss else None, averaged)):
+      params, new_state = update_params(
+        tx,
+        grads,
+        opt_state,
+        params,
+        extra_args,
+        axis_name,
+        loss if mean_loss else None,
+      )
     if stateful:
       new_model = keep_if_skipped(new_model, model, opt_state, new_state)
     return params, new_model, new_state, metrics

@@ -106,14 +106,23 @@ class DelayedUpdate(NamedTuple):
     inner_spec: Any = getattr(state_spec, "inner", state_spec)
     return self.shardings.place(new, (param_specs, inner_spec))
 
-  def average(self, work: LocalWork) -> PyTree:
+  def average(self, work: LocalWork, params: PyTree = None) -> PyTree:
     """Returns the metrics of this step, averaged over workers.
 
     Args:
       work: every worker's own, with a leading axis of workers.
+      params: new parameters, if `apply` is part of the same program. What it
+        sends in a branch comes first, unless a model is sharded: the wait would
+        gather its first array.
     """
+    options = self.shardings.map_options
+    after = None if "axis_names" in options else jax.tree.leaves(params)[:1]
     return map_average(
-      work, self.axis_name, self.mean_loss, self.shardings.map_options
+      work,
+      self.axis_name,
+      self.mean_loss,
+      options,
+      after[0] if after else None,
     )
 
 
@@ -149,7 +158,7 @@ def make_delayed_run(
       params,
       model,
       _advance(opt_state.count + 1, inner, work),
-      update.average(work),
+      update.average(work, params),
     )
 
   return run_step

@@ -26,6 +26,7 @@ from jaxmotion.collectives.extend import (
   check_level_given,
   check_weight,
   keep_update,
+  order_branch,
 )
 from jaxmotion.core import (
   Array,
@@ -224,7 +225,7 @@ def exchange(
       # The branch is around the collective: only one of both sends. The count
       # is equal on all workers.
       y, new = lax.cond(
-        state.count < start,
+        order_branch(state.count) < start,
         reduce_plainly,
         reduce_coded,
         x,

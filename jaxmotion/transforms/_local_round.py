@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.collectives.extend import update_params
+from jaxmotion.collectives.extend import order_branch, update_params
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -139,7 +139,7 @@ class LocalRounds(NamedTuple):
     check_instance("state", state, LocalState, "what `init` returned")
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
-    due = self._due_fragment(count, 0)
+    due = order_branch(self._due_fragment(count, 0))
     own, inner_own = unpack_worker(params), unpack_worker(inner)
     ok = None
     skipped = state.skipped

@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import (
+  branch_after,
   check_batch,
   check_rows,
   run_with_loss,
@@ -266,7 +267,8 @@ def local_updates(
     metrics, _ = average_work(
       work, None, axis_name, model_state=None, mean_loss=mean_loss
     )
-    state = rounds.finish_step(state, params, inner_state, weight, extra_args)
+    with branch_after(metrics if mean_loss else None):
+      state = rounds.finish_step(state, params, inner_state, weight, extra_args)
     return state, metrics
 
   def train(

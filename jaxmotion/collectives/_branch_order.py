@@ -1,0 +1,54 @@
+"""Order of branches that send behind sums that were made before them.
+
+XLA:CPU may run a sum in a branch beside another sum that it does not depend on.
+Devices that begin with different ones wait for one another, and the process
+ends in a crash. It orders all other sums by itself.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import Array, PyTree, schedule_after
+
+_sums: contextvars.ContextVar[tuple[Array, ...]] = contextvars.ContextVar(
+  "sums", default=()
+)
+
+
+@contextlib.contextmanager
+def branch_after(sums: PyTree) -> Iterator[None]:
+  """Lets branches that send, traced in this context, wait for sums.
+
+  Args:
+    sums: arrays that sums over workers made; others need no wait.
+  """
+  leaves = [
+    x
+    for x in jax.tree.leaves(sums)
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.size
+  ]
+  token = _sums.set((*_sums.get(), *leaves))
+  try:
+    yield
+  finally:
+    _sums.reset(token)
+
+
+def order_branch(index: Array) -> Array:
+  """Returns the index or predicate of a branch that sends.
+
+  It is computed after the sums of `branch_after`, and so is the branch.
+
+  Args:
+    index: int32[] or bool[].
+  """
+  for x in _sums.get():
+    if index.dtype == bool:
+      index = schedule_after(index.astype(jnp.int32), x) > 0
+    else:
+      index = schedule_after(index, x)
+  return index

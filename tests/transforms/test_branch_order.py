@@ -1,0 +1,116 @@
+"""Sums that do not depend on a branch that sends, beside it in a program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend.core import Literal
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs, presets
+
+MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+PARAMS = {"w": jnp.ones((8, 4)), "b": jnp.ones(4)}
+BATCH = jnp.ones((8, 8))
+INT8 = codecs.uniform(bits=8)
+
+
+def loss_fn(params, x):
+  return jnp.mean((x @ params["w"] + params["b"][None]) ** 2)
+
+
+def normalized_loss(params, mean, x):
+  return loss_fn(params, x - mean[None]), 0.9 * mean + 0.1 * x.mean(0)
+
+
+def inner_jaxprs(eqn):
+  for value in jax.tree.leaves(
+    list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+  ):
+    inner = getattr(value, "jaxpr", value)
+    if hasattr(inner, "eqns"):
+      yield inner
+
+
+def sends(eqn):
+  name = eqn.primitive.name
+  return name.startswith(("psum", "all_gather", "all_to_all")) or any(
+    sends(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
+  )
+
+
+def unordered_pairs(jaxpr):
+  """Yields (branch, other) that send, where neither depends on the other."""
+  behind, senders = {}, []
+  for eqn in jaxpr.eqns:
+    found = set()
+    for var in eqn.invars:
+      if not isinstance(var, Literal):
+        found |= behind.get(var, set())
+    if sends(eqn):
+      name = eqn.primitive.name
+      for i, other in enumerate(senders):
+        if "cond" in (name, other) and i not in found:
+          yield other, name
+      found = found | {len(senders)}
+      senders.append(name)
+    for var in eqn.outvars:
+      behind[var] = found
+    if eqn.primitive.name != "cond":
+      for inner in inner_jaxprs(eqn):
+        yield from unordered_pairs(inner)
+
+
+def trace(step, *args):
+  return list(unordered_pairs(step.trace(*args).jaxpr.jaxpr))
+
+
+def start_late():
+  tx = jaxmotion.exchange("data", INT8, start=3)
+  return optax.chain(tx, optax.sgd(0.1))
+
+
+def change_level():
+  tx = jaxmotion.exchange(
+    "data", [INT8, codecs.identity()], level=lambda count: count % 2
+  )
+  return optax.chain(tx, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+  "make",
+  [start_late, change_level, lambda: presets.onebit_adam("data", 0.1)],
+  ids=("start", "level", "onebit_adam"),
+)
+def test_branches_wait_for_the_loss(make):
+  for delay in range(2):
+    init, step = jaxmotion.data_parallel(loss_fn, make(), MESH, delay=delay)
+    assert not trace(step, *init(PARAMS), BATCH)
+
+
+def test_branches_wait_for_batch_statistics():
+  init, step = jaxmotion.data_parallel(
+    normalized_loss, start_late(), MESH, model_state="mean", mean_loss=False
+  )
+  assert not trace(step, *init(PARAMS, jnp.zeros(8)), BATCH)
+
+
+def test_fragments_wait_for_the_loss():
+  outer = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(1.0))
+  init, step = jaxmotion.local_updates(
+    loss_fn, optax.sgd(0.1), outer, MESH, every=2
+  )
+  assert not trace(step, init(PARAMS), BATCH)
+
+
+def test_this_test_finds_a_sum_beside_a_branch():
+  def beside(x):
+    y = jax.lax.cond(
+      x[0] > 0, lambda x: jax.lax.psum(x, "data"), lambda x: 4 * x, x
+    )
+    return y, jax.lax.psum(2 * x, "data")
+
+  jaxpr = jax.make_jaxpr(beside, axis_env=[("data", 4)])(jnp.ones(2)).jaxpr
+  assert list(unordered_pairs(jaxpr)) == [("cond", "psum")]
