@@ -39,6 +39,7 @@ from jaxmotion.memory.residuals.run import (
   backward,
   evaluate_outputs,
   forward,
+  list_gates,
   run_scan,
 )
 from jaxmotion.memory.residuals.trace import (
@@ -251,13 +252,14 @@ class TracedFunction:
       selection = self._select_for(wanted)
       inputs = [one.value for one in given]
       outs, buffers = forward(selection, inputs)
-      return outs, (wanted, selection.mask_inputs(inputs), buffers)
+      gates = [] if self._is_repeated else list_gates(selection, outs[0])
+      return outs, (wanted, selection.mask_inputs(inputs), buffers, gates)
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-      wanted, inputs, buffers = residuals
+      wanted, inputs, buffers, gates = residuals
       selection = self._select_for(wanted)
       cts = map(_fill_zero, self.select_cotangents(cotangents[0]))
-      gradients = backward(selection, inputs, buffers, list(cts))
+      gradients = backward(selection, inputs, buffers, list(cts), gates=gates)
       return gradients[:count], gradients[count:]
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
@@ -270,9 +272,12 @@ class TracedFunction:
     if wanted not in self._narrower:
       chooser = self._chooser()
       narrower = chooser.without_gradients(wanted.flags)
-      self._narrower[wanted] = (
+      found = (
         self.selection if narrower is chooser else narrower.choose(self._budget)
       )
+      if self._budget is None and not self._is_repeated:
+        found = narrower.leave_plain(found)
+      self._narrower[wanted] = found
     return self._narrower[wanted]
 
   def fill_result(self, outs: Sequence[Array]) -> PyTree:

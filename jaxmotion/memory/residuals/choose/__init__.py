@@ -12,7 +12,10 @@ from jaxmotion.memory.residuals.choose._actions import (
   save_and_offload_only_these_names as save_and_offload_only_these_names,
   save_only_these_names as save_only_these_names,
 )
-from jaxmotion.memory.residuals.choose._coder import Buffers as Buffers
+from jaxmotion.memory.residuals.choose._coder import (
+  Buffers as Buffers,
+  differentiate_once as differentiate_once,
+)
 from jaxmotion.memory.residuals.choose._diagnostics import (
   Diagnostics as Diagnostics,
 )

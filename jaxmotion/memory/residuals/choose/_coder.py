@@ -127,7 +127,7 @@ class Coder:
 
   def _encode_part(self, x: Array) -> Buffers:
     if self._kind != "mask":
-      x = _differentiable_once(x)
+      x = differentiate_once(x)
     return [_float_bits(a) for a in jax.tree.leaves(self._make_payload(x))]
 
   def _decode_part(self, buffers: Buffers) -> Array:
@@ -153,8 +153,8 @@ class Coder:
 
 
 @jax.custom_jvp
-def _differentiable_once(x: Array) -> Array:
-  """Returns `x` and refuses to be differentiated.
+def differentiate_once(x: Array) -> Array:
+  """Returns `x` and refuses to be differentiated once more.
 
   The encoded buffers are bits, which have no derivative: without this, second
   derivatives would silently be zero.
@@ -162,7 +162,7 @@ def _differentiable_once(x: Array) -> Array:
   return x
 
 
-@_differentiable_once.defjvp
+@differentiate_once.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> Any:
   raise NotImplementedError(
     "A function wrapped in `compress_residuals` has no second derivatives: its "

@@ -12,6 +12,7 @@ from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.choose._trade import Cut, Trade
+from jaxmotion.memory.residuals.choose._turn import gains_nothing
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import VIEWS, Step, Value, is_expensive
 
@@ -40,6 +41,8 @@ class Selection(NamedTuple):
     measured: saved residuals whose nonzeros diagnostics measure.
     rerun_loops: positions of the loops, among those of the forward pass, that
       the backward pass runs again.
+    plain: values that are kept as they are, instead of `saved`, for a function
+      that the compiler is left to; None for all others.
   """
 
   joint: JointProgram
@@ -48,6 +51,7 @@ class Selection(NamedTuple):
   cached: dict[Value, Residual]
   measured: tuple[SavedResidual, ...]
   rerun_loops: frozenset[int] = frozenset()
+  plain: tuple[Value, ...] | None = None
 
   def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are always live, None for others."""
@@ -114,6 +118,25 @@ class ResidualChooser:
     if id(cut) not in self._chosen:  # The trade keeps all cuts.
       self._chosen[id(cut)] = self._select(cut)
     return self._chosen[id(cut)]
+
+  def leave_plain(self, selection: Selection) -> Selection:
+    """Returns a selection that leaves small losses to the compiler.
+
+    Where the compiler holds no more than the cut, all values that the backward
+    pass reads are kept for it. It chooses what it writes, as in plain training.
+
+    Args:
+      selection: the selection of a function that is no loop's body.
+    """
+    reads, saved = self._trade.reads, [s.value for s in selection.saved]
+    has_actions = bool(self.matched_names) or any(
+      s.residual.kept for s in selection.saved
+    )
+    if self._measure or has_actions:
+      return selection
+    if not gains_nothing(self.joint, reads, saved):
+      return selection
+    return selection._replace(plain=tuple(reads))
 
   def without_gradients(self, wanted: Sequence[bool]) -> ResidualChooser:
     """Returns the chooser for a backward pass of the gradients that are wanted.

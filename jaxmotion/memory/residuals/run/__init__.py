@@ -4,6 +4,7 @@ from jaxmotion.memory.residuals.run._backward import backward as backward
 from jaxmotion.memory.residuals.run._forward import (
   evaluate_outputs as evaluate_outputs,
   forward as forward,
+  list_gates as list_gates,
 )
 from jaxmotion.memory.residuals.run._host_buffers import (
   HostBuffers as HostBuffers,

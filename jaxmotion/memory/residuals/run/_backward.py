@@ -18,7 +18,6 @@ The barriers hold XLA to that order:
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -33,16 +32,22 @@ from jaxmotion.memory.residuals.choose import (
   SavedResidual,
   Selection,
 )
+from jaxmotion.memory.residuals.run._delay import find_free_to_delay
 from jaxmotion.memory.residuals.run._forward import (
   Env,
   ends_fusion,
   evaluate_and_encode,
   find_written,
   make_env,
+  mask_words,
   tie_arrays,
   tie_to_token,
 )
-from jaxmotion.memory.residuals.run._order import order_backward
+from jaxmotion.memory.residuals.run._order import (
+  list_fused_reads,
+  order_backward,
+)
+from jaxmotion.memory.residuals.run._plain import list_live, run_plain
 from jaxmotion.memory.residuals.run._waiting import find_waiting
 from jaxmotion.program import (
   Operand,
@@ -61,6 +66,7 @@ def backward(
   buffers: Sequence[Buffers],
   cotangents: Sequence[Array],
   *,
+  gates: Sequence[Array] = (),
   transfer: bool = True,
 ) -> list[Any]:
   """Computes the gradients from the saved residuals.
@@ -70,36 +76,17 @@ def backward(
     inputs: inputs of the function; only those that are always live are read.
     buffers: encoded buffers of each residual, from `forward`.
     cotangents: cotangents of the inexact outputs.
+    gates: small arrays that are computed before the first residual is read.
     transfer: whether the buffers of offloaded residuals are on the host. If
       False the caller has fetched them.
 
   Returns:
     The gradient for each input; None for inputs that have none.
   """
-  return _BackwardPass(selection, inputs, buffers, cotangents, transfer).run()
-
-
-def _list_fused_reads(
-  steps: Sequence[Step], first: int
-) -> tuple[list[Value], list[Value]]:
-  """Returns what a step and those after it read until a fusion ends.
-
-  Returns:
-    All values that are read, and those that the end of the fusion reads.
-  """
-  found: list[Value] = []
-  for step in itertools.islice(steps, first, None):
-    if ends_fusion(step):
-      if not found:
-        return list(step.reads), list(step.reads)
-      return found, []
-    found += step.reads
-  return found, []
-
-
-def _mask_words(buffers: Buffers, mask: Array) -> Buffers:
-  """Combines words with a zero, so that they are read after that exists."""
-  return jax.tree.map(lambda words: words | mask.astype(words.dtype), buffers)
+  if selection.plain is not None:
+    return run_plain(selection, inputs, buffers, cotangents)
+  run = _BackwardPass(selection, inputs, buffers, cotangents, transfer, gates)
+  return run.run()
 
 
 class _BackwardPass:
@@ -115,11 +102,15 @@ class _BackwardPass:
     _on_host: values whose buffers are on the host and not fetched yet.
     _fetch_queue: those values that have not been asked for yet, in the order
       in which steps need them.
+    _is_in_loop: whether the pass is that of a loop's body.
+    _is_ordered: whether there was a barrier.
     _untied: results of expensive steps, and cheap ones that wait for a reader,
       since the last barrier.
     _made: results of all backward steps since the last barrier.
     _position: positions of the steps that make the values of the pass.
-    _forward_steps: identities of the steps of the forward pass, once asked for.
+    _free: saved values that the compiler may compute in the backward pass.
+    _gates: arrays that the first barrier waits for, until there was one.
+    _forward_steps: steps of the forward pass, by identity, once asked for.
   """
 
   def __init__(
@@ -129,11 +120,11 @@ class _BackwardPass:
     buffers: Sequence[Buffers],
     cotangents: Sequence[Array],
     transfer: bool,
+    gates: Sequence[Array],
   ):
     self._selection, self._joint = selection, selection.joint
-    pairs = zip(self._joint.inputs, inputs, strict=True)
-    live = (pair for pair in pairs if pair[0] in selection.always_live)
-    self._env = make_env(selection, live)
+    self._free, self._gates = find_free_to_delay(selection), list(gates)
+    self._env = make_env(selection, list_live(selection, inputs))
     self._env.update(zip(self._joint.cotangents, cotangents, strict=True))
     self._residual = {s.value: s.residual for s in selection.saved}
     values = [s.value for s in selection.saved]
@@ -142,6 +133,8 @@ class _BackwardPass:
       s.value for s in selection.saved if s.residual.on_host and transfer
     }
     self._fetch_queue: collections.deque[Value] = collections.deque()
+    self._is_in_loop = any(s.residual.repeats > 1 for s in selection.saved)
+    self._is_ordered = False
     self._untied: list[Value] = []
     self._made: set[Value] = set()
     self._position: dict[Value, int] = {}
@@ -157,7 +150,7 @@ class _BackwardPass:
     waiting = find_waiting(steps)
     for i, step in enumerate(steps):
       if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
-        reads, whole = _list_fused_reads(steps, i)
+        reads, whole = list_fused_reads(steps, i)
         wanted = [v for v in reads if v not in self._joint.backward]
       if any(v not in self._env for v in step.reads):
         self._provide(wanted, self._find_token(step), whole)
@@ -172,7 +165,9 @@ class _BackwardPass:
     found = [
       None if g is None else read_operand(self._env, g) for g in gradients
     ]
-    return tie_arrays(found)
+    # XLA takes more memory for a loop of which nothing reads a result.
+    is_tied = self._is_ordered or any(step.name == "scan" for step in steps)
+    return tie_arrays(found) if is_tied else found
 
   def _find_token(self, step: Step) -> Value:
     """Finds an array of the backward pass that a step waits for.
@@ -333,6 +328,8 @@ class _BackwardPass:
     masked = (
       set() if token is None else self._list_masked(to_decode, steps, whole)
     )
+    rerun = {v for s in steps for v in s.reads}
+    direct = {v for v in to_decode if v not in rerun and self._is_free(v)}
     to_fetch = [v for v in to_decode if v not in masked]
     to_fetch += self._take_prefetch(to_decode)
     mask = jnp.zeros((), jnp.uint8)
@@ -344,8 +341,11 @@ class _BackwardPass:
       [env[v] for v in live],
       [env[v] for v in finished],
       [mask] if masked else [],
+      self._gates,
     )
-    if token is not None and (to_fetch or live or masked):
+    needs_order = live or masked or any(v not in direct for v in to_fetch)
+    if token is not None and needs_order:
+      self._is_ordered = True
       # Steps wait by reading the residuals. What the barrier returns for the
       # finished values and for the result of an expensive step is not read: a
       # compiler writes a fusion's result over an operand only if no barrier is
@@ -353,9 +353,9 @@ class _BackwardPass:
       # it is both written and computed again by each matmul.
       tied, after = tie_to_token(tied, env[token])
       maker = self._joint.order.maker(token)
-      if maker is not None and not is_expensive(maker.eqn):
+      if not (self._is_in_loop if maker is None else is_expensive(maker.eqn)):
         env[token] = after
-      self._untied = []
+      self._untied, self._gates = [], []
       self._made.clear()
     self._buffers.update(zip(to_fetch, tied[0], strict=True))
     for value in to_fetch:
@@ -363,7 +363,7 @@ class _BackwardPass:
     local = {**env, **dict(zip(live, tied[1], strict=True))}
     for value in to_decode:
       if value in masked:
-        words = _mask_words(self._buffers[value], tied[3][0])
+        words = mask_words(self._buffers[value], tied[3][0])
         local[value] = self._residual[value].decode(words)
       else:
         local[value] = self._decode(value)
@@ -372,10 +372,22 @@ class _BackwardPass:
   def _is_written_by_itself(self, value: Value) -> bool:
     """Says whether the forward pass has no barrier behind a value's maker."""
     joint = self._joint
+    if value in self._free:
+      return True
     written = find_written(value, joint.order.maker)
     maker = joint.order.maker(written)
     return written in joint.outputs or (
       maker is not None and is_expensive(maker.eqn)
+    )
+
+  def _is_free(self, value: Value) -> bool:
+    """Says whether a value is in memory, or free to delay, outside of loops."""
+    residual = self._residual[value]
+    return (
+      residual.repeats == 1
+      and not residual.is_computed
+      and value not in self._on_host
+      and (value in self._joint.inputs or self._is_written_by_itself(value))
     )
 
   def _repeats(self, steps: Sequence[Step]) -> bool:

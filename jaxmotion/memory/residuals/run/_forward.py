@@ -16,8 +16,10 @@ from jaxmotion.memory.residuals.choose import (
   Diagnostics,
   SavedResidual,
   Selection,
+  differentiate_once,
   fullest_tile_share,
 )
+from jaxmotion.memory.residuals.run._delay import SMALL, find_free_to_delay
 from jaxmotion.program import (
   RANDOM,
   REDUCTIONS,
@@ -32,9 +34,6 @@ from jaxmotion.program import (
 )
 
 Env = dict[Value, Any]
-
-# An array this many times smaller than another is free to keep beside it.
-_SMALL = 8
 
 
 def evaluate_outputs(
@@ -82,6 +81,8 @@ def forward(
     The outputs and the diagnostics, and the encoded buffers of each saved
     residual.
   """
+  if selection.plain is not None:
+    return _keep_plain(selection, selection.plain, inputs)
   joint = selection.joint
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
@@ -97,6 +98,7 @@ def forward(
     for v in joint.outputs
     if isinstance(v, Value)
   }
+  free = find_free_to_delay(selection)
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[Buffers] = []
@@ -110,7 +112,8 @@ def forward(
     written = find_written(value, joint.order.maker)
     maker = joint.order.maker(written)
     is_cheap = maker is not None and not is_expensive(maker.eqn)
-    return is_cheap and written not in read_early and written not in results
+    is_read = written in read_early or written in results
+    return is_cheap and not is_read and value not in free
 
   def wait_for_transfers(token: Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers.
@@ -137,12 +140,12 @@ def forward(
         tied = [buffers[v] for v in made]
         tied, env[token] = tie_to_token(tied, env[token])
         encoded.update(zip(made, tied, strict=True))
-      for value in (v for v in buffers if v not in made):
+      for value in (v for v in buffers if v not in made and v not in free):
         # Nothing is to be done for the array, and a barrier behind the next
         # step's result would keep what reads that from writing over it. But
         # the array waits for a reduction: a compiler could put off the sum of
         # a loss to the end of the backward pass.
-        if array_bytes(value.aval) > _SMALL * array_bytes(token.aval):
+        if array_bytes(value.aval) > SMALL * array_bytes(token.aval):
           tied, _ = tie_to_token(buffers[value], env[token])
           encoded[value] = tied
     for value, residual in due:
@@ -161,6 +164,36 @@ def forward(
   return _collect_results(selection, env, overflows, fills), buffers
 
 
+def _keep_plain(
+  selection: Selection, kept: Sequence[Value], inputs: Sequence[Array]
+) -> tuple[tuple[list[Any], Diagnostics], list[Buffers]]:
+  """Evaluates the function and keeps values as they are."""
+  joint = selection.joint
+  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
+  ends = [*_output_values(selection), *kept]
+  evaluate(joint.order.leading_to(ends, env, joint.effects), env)
+  buffers = [[differentiate_once(env[v])] for v in kept]
+  return _collect_results(selection, env, 0, {}), buffers
+
+
+def list_gates(selection: Selection, outs: Sequence[Any]) -> list[Array]:
+  """Returns the outputs that a backward pass should wait for: small ones.
+
+  A compiler could put off the sum of a loss to the end of the backward pass.
+
+  Args:
+    selection: the function and its selected residuals.
+    outs: results of the function.
+  """
+  most = max((array_bytes(s.value.aval) for s in selection.saved), default=0)
+  pairs = zip(selection.joint.outputs, outs, strict=True)
+  return [
+    x
+    for v, x in pairs
+    if isinstance(v, Value) and SMALL * array_bytes(v.aval) < most
+  ]
+
+
 def tie_to_token(arrays: Any, token: Array) -> tuple[Any, Array]:
   """Returns a tree of arrays and a token, neither available before the other.
 
@@ -173,6 +206,11 @@ def tie_to_token(arrays: Any, token: Array) -> tuple[Any, Array]:
 def tie_arrays(tree: Any) -> Any:
   """Returns all arrays of a tree, none available before the others."""
   return jax.tree.map(_restore_varying, lax.optimization_barrier(tree), tree)
+
+
+def mask_words(buffers: Buffers, mask: Array) -> Buffers:
+  """Combines words with a zero, so that they are read after that exists."""
+  return jax.tree.map(lambda words: words | mask.astype(words.dtype), buffers)
 
 
 def _restore_varying(x: Array, like: Array) -> Array:

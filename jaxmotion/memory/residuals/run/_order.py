@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import itertools
 from collections.abc import Collection, Container, Sequence
 
 from jaxmotion.memory.residuals.run._forward import ends_fusion
@@ -187,3 +188,21 @@ def _list_sources(
   return {
     v for v in (*wanted, *(v for s in rerun for v in s.reads)) if v in known
   }
+
+
+def list_fused_reads(
+  steps: Sequence[Step], first: int
+) -> tuple[list[Value], list[Value]]:
+  """Returns what a step and those after it read until a fusion ends.
+
+  Returns:
+    All values that are read, and those that the end of the fusion reads.
+  """
+  found: list[Value] = []
+  for step in itertools.islice(steps, first, None):
+    if ends_fusion(step):
+      if not found:
+        return list(step.reads), list(step.reads)
+      return found, []
+    found += step.reads
+  return found, []

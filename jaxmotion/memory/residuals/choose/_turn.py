@@ -1,0 +1,88 @@
+"""Finds losses of which the compiler holds no more than a cut does.
+
+Between the two passes of a small loss, what a cut recomputes is still there:
+the last product has just read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set as AbstractSet
+
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import (
+  REDUCTIONS,
+  Step,
+  Value,
+  array_bytes,
+  is_expensive,
+)
+
+# An array this many times smaller than another is free to keep beside it.
+_SMALL = 8
+
+
+def gains_nothing(
+  joint: JointProgram, reads: Sequence[Value], saved: Sequence[Value]
+) -> bool:
+  """Says whether a cut holds no fewer bytes than the compiler between passes.
+
+  That is so if the results of the function are small, it has no loop, and what
+  the compiler holds is no more than the cut and what the last product reads.
+  The compiler is taken to hold, of all that the backward pass reads, the
+  results of expensive steps and the operands of products from which it follows.
+  Inputs of the function are there in both cases.
+
+  Args:
+    joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
+    saved: values that the cut saves.
+  """
+  if not all(hasattr(v.aval, "shape") for v in (*reads, *saved)):
+    return False
+  inputs = {*joint.inputs, *joint.program.constants}
+  steps = [
+    step
+    for step in joint.program.steps
+    if not any(v in joint.backward for v in (*step.reads, *step.outs))
+  ]
+  if any(step.name in ("cond", "scan", "while") for step in steps):
+    return False
+  most = max((array_bytes(v.aval) for v in reads), default=0)
+  results = [v for v in joint.outputs if isinstance(v, Value)]
+  if any(_SMALL * array_bytes(v.aval) > most for v in results):
+    return False
+  products = [s for s in steps if _is_product(s)]
+  written = {v.source for s in products for v in s.reads}
+  last = {v.source for v in products[-1].reads} if products else set()
+  held = _find_held(joint, reads, written) - inputs
+  cut = {v.source for v in saved} - inputs
+  return _count_bytes(held) <= _count_bytes(cut | (last & held))
+
+
+def _find_held(
+  joint: JointProgram, reads: Iterable[Value], written: AbstractSet[Value]
+) -> set[Value]:
+  """Returns the arrays in memory that some values follow from."""
+  held: set[Value] = set()
+  seen: set[Value] = set()
+  todo = [v.source for v in reads]
+  while todo:
+    value = todo.pop()
+    if value in seen:
+      continue
+    seen.add(value)
+    maker = joint.order.maker(value)
+    if maker is None or is_expensive(maker.eqn) or value in written:
+      held.add(value)
+    else:
+      todo += [v.source for v in maker.reads]
+  return held
+
+
+def _count_bytes(values: Iterable[Value]) -> int:
+  return sum(array_bytes(v.aval) for v in values)
+
+
+def _is_product(step: Step) -> bool:
+  """Says whether a step is a matmul, a convolution or the like."""
+  return is_expensive(step.eqn) and step.name not in REDUCTIONS
