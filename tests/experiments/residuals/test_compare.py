@@ -30,14 +30,13 @@ def make_loss(wrap=lambda block: block):
   like = jax.ShapeDtypeStruct
   return loss_fn, [like((64, 64), "float32")] * 2, like((256, 64), "float32")
 
-def make_deep(wrap=lambda block: block):
-  block = wrap(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w))
+def make_loop(wrap=lambda block: block):
+  block = wrap(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w.T))
   def loss_fn(params, x):
-    for own in params:
-      x = block(own, x)
+    x, _ = jax.lax.scan(lambda x, own: (block(own, x), None), x, params)
     return jnp.mean(x**2)
   like = jax.ShapeDtypeStruct
-  return loss_fn, [like((64, 64), "float32")] * 4, like((256, 64), "float32")
+  return loss_fn, like((4, 64, 512), "float32"), like((256, 64), "float32")
 
 def make_vector():
   return lambda params, x: params * x, jnp.ones(3), jnp.ones(3)
@@ -103,7 +102,7 @@ def test_a_file_is_compared_once_and_its_rows_are_kept(model, tmp_path, capsys):
 
 
 def test_budgets_are_searched_where_a_stock_policy_holds_less(model):
-  subject = Subject("model", load_task(f"{model}:make_deep"))
+  subject = Subject("model", load_task(f"{model}:make_loop"))
   # Plain `ours` cannot hold as little as `jax.checkpoint` around each block.
   rows = compare.compare_models([subject], POLICIES[:2], "cpu")
   budgets = {row.case for row in rows if "/ours_budget_" in row.case}
