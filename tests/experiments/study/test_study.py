@@ -5,7 +5,7 @@ import pytest
 from experiments.common import records
 from experiments.study import rows as study_rows
 from experiments.study.run import run_experiment
-from experiments.study.trainer import StudyRun, link_seconds
+from experiments.study.trainer import StudyRun, link_seconds, typical_ms
 from experiments.study.trials import choose_rates
 from experiments.tables import render_markdown
 from jaxmotion import perfmodel
@@ -109,6 +109,13 @@ def test_scores_are_linear_in_the_logarithm_of_the_cost():
   assert study_rows.score_at(curve, 9.6) == 90.0
   assert study_rows.score_at(curve, 9.0) is None
   assert study_rows.score_at([], 9.0) is None
+
+
+def test_steps_that_exchange_count_in_the_time_of_a_step():
+  quiet_and_due = ([1.0] * 7 + [9.0]) * 20
+  slow_minute = [50.0] * 10
+  assert typical_ms(quiet_and_due + slow_minute) == pytest.approx(2.0)
+  assert typical_ms([3.0, 5.0]) == 4.0
 
 
 def test_sums_of_one_dtype_wait_for_one_message():
