@@ -17,6 +17,7 @@ from tests.paths import ROOT
     ("weights_vgg", "docs/weights.md"),
     ("activations", "docs/activations.md"),
     ("residuals", "docs/residuals.md"),
+    ("study_digits", "docs/study.md"),
     ("residuals_accuracy", "docs/residuals.md"),
     ("residuals_compare", "docs/residuals.md"),
     ("planner_links", "docs/howto/will_it_pay.md"),
