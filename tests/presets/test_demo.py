@@ -4,7 +4,7 @@ import numpy as np
 import optax
 
 from jaxmotion import presets
-from tests.presets.reference import gradients, make_run
+from tests.presets.reference import PARAMS, gradients, make_run, pick
 
 DECAY, COUNT, CHUNK = 0.9, 3, 6
 
@@ -68,11 +68,11 @@ def test_updates_are_those_of_the_definition():
     weight_decay=0.1,
     as_coded=True,
   )
-  ones = {k: np.ones(a.shape[1:], np.float32) for k, a in gradients(0).items()}
+  ones = {k: np.ones(a.shape, np.float32) for k, a in pick(PARAMS).items()}
   state, update = make_run(tx, ones)
   expected = {name: reference(name, 6) for name in ones}
   for step in range(6):
-    updates, state = update(gradients(step), state)
+    updates, state = update(pick(gradients(step)), state)
     for name, found in updates.items():
       exact, mean = next(expected[name])
       # Where float32 decides the sign, it may be the other.
@@ -87,6 +87,6 @@ def test_the_rate_may_be_injected():
   make = optax.inject_hyperparams(
     presets.demo, static_args=("axis_name", "decay", "count", "chunk")
   )
-  state, update = make_run(make("data", 0.25))
-  updates, _ = update(gradients(0), state)
+  state, update = make_run(make("data", 0.25), pick(PARAMS))
+  updates, _ = update(pick(gradients(0)), state)
   np.testing.assert_allclose(np.abs(updates["a"]), 0.25)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, presets
-from tests.presets.reference import gradients, make_run
+from tests.presets.reference import PARAMS, gradients, make_run, pick
 
 
 def reference(name, momentum, count, steps, start):
@@ -32,13 +32,13 @@ def test_means_are_those_of_the_definition(momentum, start):
     min_size=0,
     min_dimensions=0,
   )
-  state, update = make_run(tx)
+  state, update = make_run(tx, pick(PARAMS))
   expected = {
     name: reference(name, momentum, count, 6, start)
     for name, count in [("a", 24), ("b", 2)]
   }
   for step in range(6):
-    mean, state = update(gradients(step), state)
+    mean, state = update(pick(gradients(step)), state)
     for name, means in expected.items():
       found = np.asarray(mean[name]).ravel()
       np.testing.assert_allclose(found, next(means), atol=5e-6)

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import perfmodel, presets, wire
+from jaxmotion import checkpoint, codecs, perfmodel, presets, wire
 from jaxmotion.perfmodel.predict._layout import make_layout
 from jaxmotion.transforms.extend import trace_state
 from tests.presets.reference import make_run
@@ -26,6 +26,12 @@ PRESETS = {
   "demo": presets.demo("data", 0.1, chunk=16),
   "sparse_loco": presets.sparse_loco("data", chunk=16),
   "lion": presets.lion("data", 0.1, weight_decay=0.0),
+  "power_sgd_in_turn": presets.power_sgd(
+    "data", rank=2, start=0, form="alternating", nonfinite="skip"
+  ),
+  "onebit_adam": presets.onebit_adam("data", 0.1, freeze=1),
+  "signum": presets.signum("data", 0.1),
+  "signum_one_bit": presets.signum("data", 0.1, one_bit=True),
 }
 
 
@@ -33,13 +39,13 @@ def make_mesh(workers):
   return Mesh(np.array(jax.devices()[:workers]), ("data",))
 
 
-def run_all(names=tuple(PRESETS)):
+def run_all(table):
   """A transformation that runs presets, each on gradients of its own."""
 
   def update(updates, state, params):
     done = {
-      name: PRESETS[name].update(updates[name], state[name], params[name])
-      for name in names
+      name: tx.update(updates[name], state[name], params[name])
+      for name, tx in table.items()
     }
     return (
       {name: u for name, (u, _) in done.items()},
@@ -47,7 +53,7 @@ def run_all(names=tuple(PRESETS)):
     )
 
   def init(params):
-    return {name: PRESETS[name].init(params[name]) for name in names}
+    return {name: tx.init(params[name]) for name, tx in table.items()}
 
   return optax.GradientTransformation(init, update)
 
@@ -92,7 +98,7 @@ def worker_shapes(tree, workers):
 @functools.cache
 def compile_presets(workers, names=tuple(PRESETS)):
   """The state of some presets, and one compiled program that runs them."""
-  mesh, tx = make_mesh(workers), run_all(names)
+  mesh, tx = make_mesh(workers), run_all({n: PRESETS[n] for n in names})
   params = dict.fromkeys(names, PARAMS)
   state = jaxmotion.bind_mesh(tx, mesh).init(params)
   grads = {name: gradients(0, workers)[name] for name in names}
@@ -100,21 +106,32 @@ def compile_presets(workers, names=tuple(PRESETS)):
   return state, step.lower(grads, state, params).compile()
 
 
-@pytest.mark.parametrize("workers", [2, 8])  # Others are compiled as well.
+@pytest.mark.parametrize("workers", [2, 8])  # 3 and 4 are compiled as well.
 def test_bytes_are_predicted_and_traced_alike(workers):
-  assert traced_bytes(workers)
+  assert traced_bytes(workers, PRESETS)
 
 
-def traced_bytes(workers):
+@functools.cache
+def list_exchanges(name):
+  """Options of a preset's exchanges, which no number of workers changes."""
+  tx = PRESETS[name]
+  return trace_state(tx, PARAMS, make_mesh(4), "data").exchanges
+
+
+def traced_bytes(workers, names):
   """Bytes of each preset, which are those that are predicted."""
-  mesh = make_mesh(workers)
-  grads, found = worker_shapes(PARAMS, workers), {}
-  for name, tx in PRESETS.items():
-    traced = trace_state(tx, PARAMS, mesh, "data")
+  mesh, found = make_mesh(workers), {}
+  for name in names:
+    tx = PRESETS[name]
     # Of 1-bit Adam's two exchanges, the last is the one that it goes on with.
-    predicted = predict_bytes(traced.exchanges[-1], workers)
-    step = run_on(mesh, traced.state, tx)
-    ledger = wire.step_bytes(step, grads, traced.state, PARAMS, branch=0)
+    predicted = predict_bytes(list_exchanges(name)[-1], workers)
+
+    def update(grads, tx=tx):
+      own = jax.tree.map(lambda a: a[0], grads)
+      return tx.update(own, tx.init(PARAMS), PARAMS)[0]
+
+    step = jax.shard_map(update, mesh=mesh, in_specs=P("data"), out_specs=P())
+    ledger = wire.step_bytes(step, worker_shapes(PARAMS, workers), branch=0)
     assert ledger.total_bytes == pytest.approx(predicted), name
     found[name] = predicted
   return found
@@ -126,7 +143,7 @@ def traced_bytes(workers):
   [(4, tuple(PRESETS)), (3, ("onebit_as_coded", "lion", "power_sgd"))],
 )
 def test_bytes_of_compiled_programs_are_the_traced_ones(workers, names):
-  expected = traced_bytes(workers)
+  expected = traced_bytes(workers, names)
   _, compiled = compile_presets(workers, names)
   found = wire.compiled_bytes(compiled, branch=0).total_bytes
   assert found == pytest.approx(sum(expected[name] for name in names))
@@ -192,3 +209,61 @@ def test_integer_leaves_are_refused_by_name(name):
   whole = {"steps": np.zeros((4, 4), np.int32)}
   with pytest.raises(TypeError, match="`(.*/)?steps` must be"):
     make_run(PRESETS[name], whole)
+
+
+CONSERVING = {
+  "in full at first": presets.power_sgd("data", rank=1, start=1),
+  "in turn": presets.power_sgd("data", rank=1, start=1, form="alternating"),
+  "by a warm-up": presets.dgc(
+    "data",
+    density=0.1,
+    momentum=0.0,
+    masking=False,
+    clip_norm=None,
+    warmup=2,
+    stages=1,
+    min_size=0,
+    nonfinite="propagate",
+  ),
+  "in two phases": jaxmotion.exchange("data", codecs.onebit()),
+}
+
+
+def read_error(part):
+  """What the only worker has still to send of an array."""
+  state = getattr(part.first, "inner", ()) or part.first
+  if hasattr(state, "of_mean"):
+    return np.asarray(state.own[0] + state.of_mean[0])
+  state = part.first if hasattr(part.first, "memory") else state
+  return np.asarray(state.memory.value[0]) if hasattr(state, "memory") else 0.0
+
+
+def test_what_is_sent_and_remembered_adds_up_through_schedules():
+  """Means of all steps and what is left are the means of what came in."""
+  params = dict.fromkeys(CONSERVING, PARAMS)
+  tx = run_all(CONSERVING)
+  mesh, one = make_mesh(4), AbstractMesh((1,), ("data",))
+  state = jaxmotion.bind_mesh(tx, mesh).init(params)
+  step = jax.jit(run_on(mesh, state, tx))
+  sent, exact = [
+    jax.tree.map(lambda a: np.zeros(a.shape), params) for _ in range(2)
+  ]
+  for seed in range(4):
+    grads = dict.fromkeys(CONSERVING, gradients(seed)["lion"])
+    means, state = step(grads, state, params)
+    sent = jax.tree.map(np.add, sent, means)
+    exact = jax.tree.map(lambda a, g: a + g.mean(0), exact, grads)
+  layout = checkpoint.describe_state(tx, params, mesh)
+  rest = checkpoint.resize(tx, state, params, layout, one)
+  for name in CONSERVING:
+    parts = rest[name].codec_state.value
+    left = 0.0
+    for part, (leaf, total) in zip(parts, sent[name].items(), strict=True):
+      error = read_error(part)
+      if np.ndim(error):
+        error = error.ravel()[: total.size].reshape(total.shape)
+      left += np.abs(error).max()
+      np.testing.assert_allclose(
+        total + error, exact[name][leaf], atol=1e-5, err_msg=f"{name}: {leaf}"
+      )
+    assert left > 0.1, name  # Something is still to be sent.

@@ -18,6 +18,7 @@ from tests.presets.reference import (
   gradients,
   make_run,
   own_errors,
+  pick,
 )
 
 GOLDEN = np.load(ROOT / "tests" / "presets" / "sparse_loco.npz")
@@ -59,8 +60,9 @@ def test_parameters_and_memories_are_those_of_the_reference():
 
 def test_with_all_elements_it_is_plain_sgd():
   tx = presets.sparse_loco("data", 0.5, count=64 * 64, bits=None)
-  state, update = make_run(tx)
+  state, update = make_run(tx, pick(PARAMS))
   for step in range(2):
-    updates, state = update(gradients(step), state)
+    updates, state = update(pick(gradients(step)), state)
     mean = {k: -0.5 * a.mean(0) for k, a in gradients(step).items()}
-    np.testing.assert_allclose(flatten(updates), flatten(mean), atol=5e-6)
+    for k, found in updates.items():
+      np.testing.assert_allclose(found, mean[k], atol=5e-6)

@@ -6,12 +6,12 @@ import optax
 import pytest
 
 from jaxmotion import presets
-from tests.presets.reference import PARAMS, gradients, make_run
+from tests.presets.reference import PARAMS, gradients, make_run, pick
 
 
 def with_zeros(step):
   """Gradients whose every third element is zero."""
-  grads = gradients(step)
+  grads = pick(gradients(step))
   for a in grads.values():
     a.reshape(4, -1)[:, ::3] = 0
   return grads
@@ -33,7 +33,7 @@ def signum(step, mu):
 @pytest.mark.parametrize("name", ["lion", "signum"])
 def test_updates_are_the_signs_of_most_workers_momenta(name):
   tx = getattr(presets, name)("data", 0.5, weight_decay=0.1)
-  ones = jax.tree.map(np.ones_like, PARAMS)
+  ones = jax.tree.map(np.ones_like, pick(PARAMS))
   state, update = make_run(tx, ones)
   mu = jax.tree.map(lambda a: np.zeros_like(a, np.float64), with_zeros(0))
   for step in range(3):
@@ -44,7 +44,7 @@ def test_updates_are_the_signs_of_most_workers_momenta(name):
 
 
 def test_lion_of_equal_workers_is_that_of_optax():
-  ones = jax.tree.map(np.ones_like, PARAMS)
+  ones = jax.tree.map(np.ones_like, pick(PARAMS))
   state, update = make_run(presets.lion("data", 0.5), ones)
   plain = optax.lion(0.5)
   expected_state = plain.init(ones)
