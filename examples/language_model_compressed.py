@@ -90,8 +90,9 @@ def cross_entropy(logits, input_ids):
 def train(batches, config):
   mesh = config.mesh
   model = LanguageModel(config)
+  warmup_steps = int(config.warmup_ratio * config.steps)
   schedule = optax.warmup_cosine_decay_schedule(
-    0.0, config.learning_rate, config.warmup_steps, config.steps
+    0.0, config.learning_rate, warmup_steps, config.steps
   )
   tx = optax.adamw(schedule, weight_decay=config.weight_decay)
   tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
@@ -138,7 +139,7 @@ def parse_arguments(argv=None):
   for name, default in {
     **{"seed": 0, "steps": 200, "batch_size": 16, "block_size": 64},
     **{"n_layer": 2, "n_head": 4, "n_embd": 64, "dropout": 0.1},
-    **{"learning_rate": 3e-3, "warmup_steps": 20, "weight_decay": 0.01},
+    **{"learning_rate": 3e-3, "warmup_ratio": 0.1, "weight_decay": 0.01},
     **{"logging_steps": 20},
   }.items():
     parser.add_argument(f"--{name}", type=type(default), default=default)

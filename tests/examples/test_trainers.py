@@ -34,7 +34,7 @@ STEPS = 6
 
 # A language model has a command line of its own.
 SMALL = (
-  *("--steps=6", "--warmup_steps=2", "--batch_size=8", "--block_size=8"),
+  *("--steps=6", "--warmup_ratio=0.3", "--batch_size=8", "--block_size=8"),
   *("--n_layer=1", "--n_head=2", "--n_embd=16", "--dropout=0"),
   *("--learning_rate=0.1", "--logging_steps=6"),
 )
