@@ -56,6 +56,10 @@ autodoc_typehints = "none"
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 autosummary_imported_members = True
+# By name: a site that exists does not know of a room that was added since.
+autosummary_generate = [
+  f"reference/{room}.rst" for room in ("jaxmotion", *ROOMS)
+]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
