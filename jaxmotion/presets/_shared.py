@@ -105,6 +105,7 @@ def make_nesterov(
   rate: float,
   momentum: float,
   specs: PyTree | None,
+  method: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer chain of local updates: an exchange, then Nesterov's SGD.
 
@@ -114,11 +115,13 @@ def make_nesterov(
     rate: outer learning rate.
     momentum: outer momentum.
     specs: how parameters are sharded over axes of the model, or None.
+    method: of the exchange; None chooses by the number of workers.
   """
   check_number("outer_rate", rate, 0, open_low=True)
   check_number("outer_momentum", momentum, 0, 1, open_high=True)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
-  return optax.chain(exchange(axis_name, codec, specs=specs), nesterov)
+  sent = exchange(axis_name, codec, specs=specs, method=method)
+  return optax.chain(sent, nesterov)
 
 
 def refuse_options(

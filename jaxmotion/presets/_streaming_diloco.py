@@ -8,11 +8,12 @@ from jax.sharding import Mesh
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName
+from jaxmotion.core import AxisName, check_bool
 from jaxmotion.presets._shared import make_nesterov, refuse_options
 from jaxmotion.transforms import local_updates
 
 _INT4 = codecs.feedback(codecs.chain(codecs.rotate(), codecs.uniform(bits=4)))
+_E3M0 = codecs.microscaling(format="float4_e3m0")
 
 
 def streaming_diloco(
@@ -28,6 +29,7 @@ def streaming_diloco(
   outer_momentum: float = 0.9,
   codec: Codec | None = _INT4,
   axis_name: AxisName = "data",
+  as_coded: bool = False,
   **options: Any,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
   """Makes `local_updates` that sends a fragment at a time in 4 bits.
@@ -36,8 +38,10 @@ def streaming_diloco(
   workers keep half of their own then.
 
   Ours differs from the paper thus. Payloads are evenly spaced levels of 4 bits
-  after a rotation, with error memory; the paper's format E3M0 has no error
-  memory, and neither its scale nor its rounding are given. Fragments are leaves
+  after a rotation, with error memory. `as_coded=True` sends the paper's: E3M0,
+  a sign and a power of two, without error memory, gathered by all workers and
+  added in float32. The paper gives neither its scale nor its rounding: see
+  `codecs.microscaling` for ours. In both forms fragments are leaves
   dealt out by size; the paper's are three layers each. The number of fragments
   is fixed, not that of layers in one. A fragment is sent beside the steps that
   follow between CPU hosts alone (`overlap`).
@@ -54,6 +58,7 @@ def streaming_diloco(
     outer_momentum: its momentum, in [0, 1).
     codec: codec of what workers have changed; None is full precision.
     axis_name: the workers' axis.
+    as_coded: whether to send the paper's format; `codec` is then the default.
     **options: other arguments of `local_updates`, such as `parts`.
 
   Returns:
@@ -61,6 +66,7 @@ def streaming_diloco(
 
   Raises:
     TypeError: an option that the preset sets.
+    ValueError: a `codec` beside `as_coded`.
     TypeError, ValueError: as `local_updates` and `exchange`.
 
   Example:
@@ -81,8 +87,19 @@ def streaming_diloco(
     a Distributed Free Lunch*, arXiv 2501.18512, 2025.
   """
   refuse_options("streaming_diloco", "local_updates", ("outer",), options)
+  check_bool("as_coded", as_coded)
+  if as_coded and codec != _INT4:
+    raise ValueError(
+      "`codec` must be left out with `as_coded`, which sends E3M0, got "
+      f"{codec!r}."
+    )
   outer = make_nesterov(
-    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
+    axis_name,
+    _E3M0 if as_coded else codec,
+    outer_rate,
+    outer_momentum,
+    options.get("specs"),
+    "gather" if as_coded else None,
   )
   return local_updates(
     loss_fn,

@@ -70,6 +70,39 @@ def test_the_default_schedules_are_the_papers():
   assert quiet == 4 and 4 * 2048 < due - 4 < 4 * 2300
 
 
+def round_to_e3m0(x, block=32):
+  """Rounds to 0 and 2^-6 M to M in value; M is the nearest to max|x|."""
+  rows = np.abs(x.reshape(-1, block))
+  peak = rows.max(-1, keepdims=True)
+  low = 2.0 ** np.floor(np.log2(peak))
+  greatest = np.where(peak >= 1.5 * low, 2 * low, low)
+  levels = np.stack([0 * greatest, *(greatest / 2**k for k in range(7))])
+  nearest = np.abs(levels - rows).argmin(0)[None]
+  taken = np.take_along_axis(levels, nearest, 0)[0]
+  return np.sign(x) * taken.reshape(x.shape)
+
+
+def test_the_papers_format_is_gathered_and_added_at_full_precision():
+  rng = np.random.default_rng(0)
+  mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+  targets = rng.normal(size=(8, 16, 8)).astype(np.float32)
+  init, step = presets.streaming_diloco(
+    lambda w, target: jnp.sum((w[None] - target) ** 2) / 2,
+    optax.sgd(1.0),
+    mesh,
+    every=1,
+    fragments=1,
+    delay=0,
+    mix=0.0,
+    outer_rate=1.0,
+    outer_momentum=0.0,
+    as_coded=True,
+  )
+  state, _ = step(init(jnp.zeros((16, 8))), targets)
+  expected = -np.mean([round_to_e3m0(-target) for target in targets], 0)
+  np.testing.assert_allclose(state.anchor, expected, rtol=1e-6, atol=1e-7)
+
+
 def test_muon_learns_in_two_bits():
   rng = np.random.default_rng(0)
   target = rng.normal(size=(16, 8)).astype(np.float32) / 4
@@ -108,6 +141,12 @@ def test_muon_learns_in_two_bits():
     ("diloco", {"outer": INNER}, TypeError, "`outer` must not be given to `di"),
     ("streaming_diloco", {"delay": 100}, ValueError, "`delay` must be less"),
     ("streaming_diloco", {"fragments": 3}, ValueError, "`fragments` must div"),
+    (
+      "streaming_diloco",
+      {"as_coded": True, "codec": None},
+      ValueError,
+      "`codec` must be left out with `as_coded`",
+    ),
   ],
 )
 def test_wrong_arguments_are_refused(name, options, error, match):
