@@ -121,8 +121,11 @@ class Separators:
       saved: values that the forward pass saves.
 
     Returns:
-      All values to save; as they were where nothing is gained.
+      All values to save; as they were where nothing is gained, and where a
+      codec rounds some: parts would be computed again from rounded values.
     """
+    if any(self._is_encoded(v) for v in saved):
+      return list(saved)
     places = self._find_places(saved)
     whole = best = _find_split(places, math.inf) if places else None
     if whole is None or best is None:
@@ -303,6 +306,10 @@ class Separators:
       if math.isfinite(nbytes := self._saved_bytes(value)):
         found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
     return list(itertools.accumulate(found))
+
+  def _is_encoded(self, value: Value) -> bool:
+    is_array = hasattr(value.aval, "shape")
+    return is_array and self._table.describe(value).codec is not None
 
   def _saved_bytes(self, value: Value) -> float:
     """Returns the bytes of a value if it is saved, infinity if it cannot be."""
