@@ -2,9 +2,9 @@
 
   python -m experiments.study --config=configs/study_bytes_lm.py
 
-Takes about 10 minutes of processor time on 2 cores. It has fewer algorithms,
-lengths, steps and seeds than `study_digits`, because a step takes ten times as
-long. docs/study.md has its results.
+It has not been timed. It has fewer algorithms, lengths, steps and seeds than
+`study_digits`, because a step takes ten times as long. docs/study.md has its
+results.
 """
 
 from ml_collections import ConfigDict

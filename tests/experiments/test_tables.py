@@ -18,6 +18,7 @@ from tests.paths import ROOT
     ("activations", "docs/activations.md"),
     ("residuals", "docs/residuals.md"),
     ("study_digits", "docs/study.md"),
+    ("study_bytes_lm", "docs/study.md"),
     ("residuals_accuracy", "docs/residuals.md"),
     ("residuals_compare", "docs/residuals.md"),
     ("planner_links", "docs/howto/will_it_pay.md"),
