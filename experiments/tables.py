@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from absl import app
 
+from experiments import history
 from experiments.activations import tables as activations
 from experiments.codecs import tables as codecs
 from experiments.common.records import Row, read_rows
@@ -27,6 +28,7 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
   "hetero": hetero.summary_table,
+  "history": history.summary_table,
   "hosts": hosts.summary_table,
   "kernels": kernels.summary_table,
   "planner": planner.summary_table,

@@ -1,0 +1,199 @@
+"""Measures a few costs of this commit and adds them to those of earlier ones.
+
+  python -m experiments.history --json=docs/results/history.jsonl
+
+  import_ratio   a fresh process that imports jaxmotion, in one of optax;
+  compile_ratio  compiling a step of 2 emulated workers, in compilations of the
+                 step that exchanges fp32, in turns;
+  wire_ratio     bytes that fp32 sends, in those of the exchange;
+  temp_ratio     temporaries of the compiled step, in those with fp32.
+
+The last two depend on no clock. `experiments.codecs` and `experiments.hosts`
+time encodings and steps, on a machine that does nothing else. A commit that is
+measured again replaces its rows.
+"""
+
+import datetime
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import flags
+
+import jaxmotion
+from experiments.common import records, shared_flags
+from experiments.common.console import make_console
+from experiments.common.records import Row
+from experiments.common.tables import Table
+from jaxmotion import codecs, wire
+
+_COMMIT = flags.DEFINE_string("commit", None, "Commit; that of git by default.")
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 5, "Interleaved repeats.", 1, allow_override=True
+)
+_JSON = shared_flags.define_rows()
+
+_IMPORTS = {
+  "optax": "import optax",
+  "package": "import jaxmotion",
+  "exchange": "import optax, jaxmotion; jaxmotion.exchange",
+}
+_CODECS = {
+  "int8": codecs.uniform(bits=8),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+}
+_COLUMNS = 6  # Commits in the table.
+_WIDTHS = (784, 512, 512, 10)
+_WORKERS = 2
+
+Times = dict[str, list[float]]
+
+
+def time_imports(repeats: int) -> Times:
+  """Returns the seconds of fresh processes, by what they import."""
+  seconds: Times = {case: [] for case in _IMPORTS}
+  for _ in range(repeats):
+    for case, code in _IMPORTS.items():
+      begin = time.perf_counter()
+      subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
+      seconds[case].append(time.perf_counter() - begin)
+  return seconds
+
+
+def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
+  """Returns seconds of compilations, wire bytes, and bytes of temporaries."""
+  mesh = jax.make_mesh((_WORKERS,), ("data",))
+  batch = jax.ShapeDtypeStruct((64, _WIDTHS[0]), "float32")
+  first = [
+    jax.ShapeDtypeStruct(pair, "float32")
+    for pair in itertools.pairwise(_WIDTHS)
+  ]
+
+  def loss_fn(params: list[Any], x: Any) -> Any:
+    for w in params:
+      x = jax.nn.relu(x @ w)
+    return jnp.mean(x)
+
+  cases = {"fp32": None, **_CODECS}
+  compile_s: Times = {case: [] for case in cases}
+  sent, temporaries = dict(compile_s), dict(compile_s)
+  for _ in range(repeats):
+    for case, codec in cases.items():
+      tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
+      step: Any
+      init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
+      params, state = jax.eval_shape(init, first)
+      begin = time.perf_counter()
+      compiled = step.lower(params, state, batch).compile()
+      compile_s[case].append(time.perf_counter() - begin)
+      temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+      temporaries[case] = [float(temp_bytes)]
+      sent[case] = [wire.compiled_bytes(compiled).total_bytes]
+  return compile_s, sent, temporaries
+
+
+def make_rows(
+  commit: str, found: Sequence[tuple[str, str, Times]]
+) -> list[Row]:
+  """Returns a row for each ratio to the baseline of its turn.
+
+  Args:
+    commit: short name of the commit.
+    found: metric, name of the baseline, and times of all cases.
+  """
+  date = datetime.datetime.now(datetime.UTC).date()
+  rows = []
+  for metric, baseline, times in found:
+    for case, own in times.items():
+      if case == baseline:
+        continue
+      ratios = [a / b for a, b in zip(own, times[baseline], strict=True)]
+      noise = statistics.stdev(ratios) if len(ratios) > 1 else None
+      rows.append(
+        Row(
+          f"history_{date}_{commit}",
+          case,
+          metric,
+          statistics.median(ratios),
+          "x",
+          None,
+          None,
+          noise,
+          records.describe_machine(),
+          jax.__version__,
+        )
+      )
+  return rows
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns a line for each ratio, and a column for each of the last commits.
+
+  Args:
+    rows: of any commits, in the order of time.
+  """
+  commits = list(dict.fromkeys(row.experiment for row in rows))[-_COLUMNS:]
+  lines = []
+  for metric, case in dict.fromkeys((row.metric, row.case) for row in rows):
+    own = {
+      row.experiment: row
+      for row in rows
+      if (row.metric, row.case) == (metric, case)
+    }
+    cells = [_format_cell(own.get(commit)) for commit in commits]
+    lines.append([metric, case, *cells])
+  names = [commit.removeprefix("history_") for commit in commits]
+  header = ("ratio", "case", *(name.replace("_", " ") for name in names))
+  return Table(header, lines, text_columns=(0, 1))
+
+
+def _format_cell(row: Row | None) -> str:
+  if row is None:
+    return ""
+  noise = "" if row.noise is None else f" ± {row.noise:.2f}"
+  return f"{float(row.value):.2f}{noise}"
+
+
+def main() -> None:
+  """Measures, prints the table of all commits, and writes their rows."""
+  # Of CPUs alone: other devices are there in their number.
+  jax.config.update("jax_num_cpu_devices", _WORKERS)
+  commit = (
+    _COMMIT.value
+    or subprocess.check_output(
+      ["git", "rev-parse", "--short", "HEAD"], text=True
+    ).strip()
+  )
+  repeats = _REPEATS.value
+  compile_s, sent, temporaries = measure_steps(repeats)
+  saved = {case: [1 / v for v in values] for case, values in sent.items()}
+  rows = make_rows(
+    commit,
+    [
+      ("import_ratio", "optax", time_imports(repeats)),
+      ("compile_ratio", "fp32", compile_s),
+      ("wire_ratio", "fp32", saved),
+      ("temp_ratio", "fp32", temporaries),
+    ],
+  )
+  known: list[Row] = []
+  if _JSON.value and os.path.exists(_JSON.value):
+    known = records.read_rows(_JSON.value)
+  rows = [r for r in known if not r.experiment.endswith(f"_{commit}")] + rows
+  make_console().print(summary_table(rows).to_console())
+  if _JSON.value:
+    records.write_rows(_JSON.value, rows)
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)
