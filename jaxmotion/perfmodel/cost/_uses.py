@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import PyTree, named_leaves
+from jaxmotion.core import PyTree, named_leaves, scan_parts
 from jaxmotion.program import (
   VIEWS,
   Operand,
   Step,
   Value,
   flatten,
-  inner_jaxprs,
 )
 
 # Their result is the operand or a view of it.
@@ -107,13 +106,12 @@ def _collect_scan(
   step: Step, read: list[int | None], kinds: list[set[str]]
 ) -> None:
   """Adds how a loop reads the parameters among its operands."""
-  constants, carried = step.params["num_consts"], step.params["num_carry"]
-  for i in read[constants:]:
+  body, constants, carried = scan_parts(step.params)
+  for i in read[constants + carried :]:
     if i is not None:
       kinds[i].add("stack")
   rest = [None] * (len(read) - constants)
-  for body in inner_jaxprs(step.eqn):
-    _collect(body, [*read[:constants], *rest], kinds)
+  _collect(body, [*read[:constants], *rest], kinds)
   for i in read[constants : constants + carried]:
     if i is not None:
       kinds[i].add("whole")
