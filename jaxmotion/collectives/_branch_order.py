@@ -38,6 +38,29 @@ def branch_after(sums: PyTree) -> Iterator[None]:
     _sums.reset(token)
 
 
+def waiting_scalars() -> list[Array]:
+  """Returns the scalars among the sums that branches wait for now."""
+  return [x for x in _sums.get() if not jnp.ndim(x)]
+
+
+@contextlib.contextmanager
+def branch_after_only(sums: PyTree) -> Iterator[None]:
+  """Lets branches wait for these sums, and for no others.
+
+  Inside of a map, arrays of its outside may not be read: the map takes them as
+  arguments (`waiting_scalars`).
+
+  Args:
+    sums: arrays of the inside.
+  """
+  token = _sums.set(())
+  try:
+    with branch_after(sums):
+      yield
+  finally:
+    _sums.reset(token)
+
+
 def order_branch(index: Array) -> Array:
   """Returns the index or predicate of a branch that sends.
 

@@ -15,7 +15,9 @@ from jaxmotion.collectives._arguments import (
 )
 from jaxmotion.collectives._branch_order import (
   branch_after as branch_after,
+  branch_after_only as branch_after_only,
   order_branch as order_branch,
+  waiting_scalars as waiting_scalars,
 )
 from jaxmotion.collectives._codec_memory import (
   PARTS as PARTS,

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives.extend import branch_after_only, waiting_scalars
 from jaxmotion.core import (
   AxisName,
   PerWorker,
@@ -209,9 +210,14 @@ def map_model_axes(
     arrays, join_args = _split_arrays(args)
 
     def update_own(
-      updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
+      updates: PyTree,
+      state: PyTree,
+      params: PyTree,
+      arrays: PyTree,
+      sums: list[Any],
     ) -> tuple[PyTree, PyTree]:
-      mean, state = update(updates, state, params, join_args(arrays), model)
+      with branch_after_only(sums):
+        mean, state = update(updates, state, params, join_args(arrays), model)
       return jax.tree.map(model.assert_shared, mean, model.specs), state
 
     state_specs = _shard_specs(state, model.names)
@@ -223,10 +229,11 @@ def map_model_axes(
         state_specs,
         PartitionSpec() if params is None else model.specs,
         [_args_spec(arg, updates, model.specs) for arg in arrays],
+        PartitionSpec(),
       ),
       (model.specs, state_specs),
     )
-    return mapped(updates, state, params, arrays)
+    return mapped(updates, state, params, arrays, waiting_scalars())
 
   return init_shards, update_shards
 

@@ -99,6 +99,9 @@ _RESIZED = "`checkpoint.resize` calls it with what it has checked"
 _CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
   "collectives.extend.*_memory": _RESIZED,
+  "collectives.extend.branch_after*": "builders give it sums of their own",
+  "collectives.extend.order_branch": "exchanges check what they give to it",
+  "collectives.extend.waiting_scalars": "it takes nothing",
   "collectives.extend.make_memories": _RESIZED,
   "collectives.extend.as_level": "it is a check of arguments itself",
   "collectives.extend.memory_codec": _RESIZED,
