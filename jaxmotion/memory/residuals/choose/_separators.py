@@ -102,7 +102,13 @@ class Separators:
     reads: forward values that the backward pass reads.
     live: inputs that stay in memory anyway.
     table: residual of each value.
+
+  Attributes:
+    is_used: whether there are separators. Without a budget there are none: what
+      is nearly free to compute again are short parts.
   """
+
+  is_used = True
 
   def __init__(
     self,
@@ -124,7 +130,7 @@ class Separators:
       All values to save; as they were where nothing is gained, and where a
       codec rounds some: parts would be computed again from rounded values.
     """
-    if any(self._is_encoded(v) for v in saved):
+    if not self.is_used or any(self._is_encoded(v) for v in saved):
       return list(saved)
     places = self._find_places(saved)
     whole = best = _find_split(places, math.inf) if places else None

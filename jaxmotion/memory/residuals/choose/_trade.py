@@ -192,6 +192,7 @@ class Trade:
       budget: share of the bytes of the fastest cut, or None. Infinity is the
         fastest cut that runs no matmul again.
     """
+    self._separators.is_used = budget is not None
     cut = self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
     return cut
