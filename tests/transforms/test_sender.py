@@ -21,8 +21,8 @@ def run_long(x, turns):
 def test_the_caller_and_the_sender_run_beside_one_another():
   x = jnp.ones((256, 256))
   # Nothing is compiled while the long program runs.
-  jax.block_until_ready(run_long(ADD_ONE(x), 1))
-  sent = SENDER.send(run_long, x, 500)
+  jax.block_until_ready((run_long(ADD_ONE(x), 1), SENDER.send(ADD_ONE, x)))
+  sent = SENDER.send(run_long, x, 2000)
   ADD_ONE(x).block_until_ready()
   assert not sent.is_ready()
   # What is sent next follows it, and so does what depends on it.
