@@ -132,6 +132,7 @@ class momentum_correction(Codec):
     key: Key | None = None,
   ) -> tuple[PyTree, MomentumCorrection]:
     """Encodes the mean of momenta, which gets no momentum once more."""
+    self._check_payload(payloads, like, stacked=True)
     self._check_state(state)
     payload, inner = self.codec.encode_mean(payloads, like, state.inner, key)
     return payload, state._replace(inner=inner)
