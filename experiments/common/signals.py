@@ -17,7 +17,8 @@ def end_on_signals() -> None:
   collective whose other workers are gone, can keep the main thread from its
   handler. An exception of a handler is lost if it is raised in a callback of
   another library. Therefore a thread ends the process. A job may end at any
-  moment: checkpoints get their names when they are complete.
+  moment: checkpoints get their names when they are complete. Nothing undoes
+  this, so call it only where a program starts.
   """
   if threading.current_thread() is not threading.main_thread():
     return

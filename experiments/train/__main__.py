@@ -27,7 +27,6 @@ flags.adopt_module_key_flags(distributed)
 
 def main() -> None:
   """Runs the job that the flags describe."""
-  signals.end_on_signals()
   with distributed.join_job() as processes:
     run_experiment(
       _CONFIG.value,
@@ -40,4 +39,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  signals.end_on_signals()
   shared_flags.run_main(main)

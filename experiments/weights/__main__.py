@@ -31,7 +31,6 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the job that the flags describe."""
-  signals.end_on_signals()
   run_experiment(
     _CONFIG.value,
     link=_LINK.value,
@@ -42,4 +41,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  signals.end_on_signals()
   shared_flags.run_main(main)

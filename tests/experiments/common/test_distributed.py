@@ -160,9 +160,10 @@ def test_a_killed_process_ends_the_job_which_then_goes_on_bit_for_bit(
   # JAX may end what loses its coordinator before this program can.
   assert LOST in said or (victim == 0 and ABORTED in said)
   assert latest_step(tmp_path / "work") == 60
-  kept, notice = 60, []
+  kept, notices = 60, []
   if workers == 4:
-    kept, notice = 30, [flip_part(tmp_path, exchange)]
+    kept, notices = 30, [flip_part(tmp_path, exchange)]
+  notices.append(f"{exchange}-seed0: resumed from step {kept}.")
   _, times = log_of(tmp_path, exchange, kept)
 
   rows = tmp_path / "rows.jsonl"
@@ -170,7 +171,7 @@ def test_a_killed_process_ends_the_job_which_then_goes_on_bit_for_bit(
     codes = [process.wait(timeout=WAIT) for process in processes]
   said = (tmp_path / "err0").read_text()
   assert codes == [0, 0], said[-2000:]
-  assert said.splitlines() == notice
+  assert said.splitlines() == notices
   mesh = make_mesh(2) if workers == 2 else hosts_and_devices()
   expected = straight(config, mesh, exchange)
   seen, all_times = log_of(tmp_path, exchange, 120)

@@ -123,5 +123,5 @@ def test_plot_is_an_image_with_something_in_it(tmp_path):
   path = tmp_path / "new" / "plot.png"
   train_plot.save_plot(summarized()[0], path)
   with Image.open(path) as image:
-    assert image.size == (1050, 675)
+    assert image.size == (1400, 900)
     assert len(set(image.convert("L").resize((100, 100)).tobytes())) > 10
