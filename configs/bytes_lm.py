@@ -11,24 +11,12 @@ source code. The corpus depends on the version of Python (these numbers:
 
 from ml_collections import ConfigDict
 
-from experiments.train.base_config import base_config
+from experiments.train.base_config import text_config
 
 
 def get_config() -> ConfigDict:
   """Returns the configuration of the job."""
-  # *.py in the order of their paths, without tests and site-packages, or those
-  # of another folder, `data_dir`.
-  config = base_config("bytes_lm", "stdlib")
-  config.train_bytes = 4_000_000  # Upper bounds; about a tenth of the files,
-  config.test_bytes = 100_000  # chosen by the hash of their path, is held out.
-
-  # Model: 0.4 million parameters.
-  config.model = "transformer"
-  config.layers = 2  # Number of blocks.
-  config.width = 128  # Width of the residual stream.
-  config.heads = 4  # Number of attention heads.
-  config.context = 64  # Bytes the model sees.
-
+  config = text_config("bytes_lm")
   config.exchanges = ("fp32", "int8", "int4_feedback")
   config.seeds = (0,)  # Seeds of the initial parameters and the batches.
 

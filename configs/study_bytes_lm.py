@@ -10,22 +10,12 @@ results.
 from ml_collections import ConfigDict
 
 from experiments.study.base_config import study_config
-from experiments.train.base_config import base_config
+from experiments.train.base_config import text_config
 
 
 def get_config() -> ConfigDict:
   """Returns the configuration of the study."""
-  config = base_config("bytes_lm", "stdlib")
-  config.train_bytes = 4_000_000  # Upper bounds; about a tenth of the files,
-  config.test_bytes = 100_000  # chosen by the hash of their path, is held out.
-
-  # Model: 0.4 million parameters.
-  config.model = "transformer"
-  config.layers = 2  # Number of blocks.
-  config.width = 128  # Width of the residual stream.
-  config.heads = 4  # Number of attention heads.
-  config.context = 64  # Bytes the model sees.
-
+  config = text_config("bytes_lm")
   config.batch_size = 32  # Windows of text over all workers.
   config.seeds = (0,)
   config.optimizer = "adamw"

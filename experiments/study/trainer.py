@@ -29,7 +29,7 @@ _SUM = "all_reduce"
 
 
 class Trial(NamedTuple):
-  """What tells one run from all others.
+  """Names one run among all others.
 
   Attributes:
     algorithm: name of the algorithm.
@@ -78,14 +78,14 @@ class StudyRun(NamedTuple):
 
   @property
   def trial(self) -> Trial:
-    """What tells the run from all others."""
+    """Returns the fields that name the run."""
     return Trial(
       self.algorithm, self.seed, self.steps, self.rate, self.outer_rate
     )
 
 
 class Sent(NamedTuple):
-  """What one step of a branch sends.
+  """Holds what one step of a branch sends.
 
   Attributes:
     wire_bytes: bytes that one worker sends, by the compiled program.
