@@ -100,7 +100,9 @@ intersphinx_mapping = (
 
 
 def list_names(module: str) -> list[str]:
-  """Returns the public names of a module, without those of modules.
+  """Returns the public functions and classes of a module.
+
+  Its page says what constants and types are.
 
   Args:
     module: its full name.
@@ -111,11 +113,12 @@ def list_names(module: str) -> list[str]:
   """
   loaded = importlib.import_module(module)
   names = [name for name in vars(loaded) if not name.startswith("_")]
+  # The package itself loads its names when they are first used.
+  known = {n: getattr(loaded, n) for n in getattr(loaded, "__all__", names)}
   return [
     name
-    # The package itself loads its names when they are first used.
-    for name in getattr(loaded, "__all__", names)
-    if not inspect.ismodule(getattr(loaded, name))
+    for name, value in known.items()
+    if inspect.isfunction(value) or inspect.isclass(value)
   ]
 
 

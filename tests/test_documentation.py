@@ -1,8 +1,12 @@
 """Pages of the documentation site; `make docs` builds it."""
 
+import doctest
+import importlib
 import inspect
 import re
 import runpy
+
+import pytest
 
 import jaxmotion
 from tests.paths import ROOT
@@ -34,6 +38,29 @@ def test_the_index_lists_every_page():
     for path in folder.rglob("*.md")
   }
   assert pages - {"index"} <= set(INDEX)
+
+
+@pytest.mark.parametrize("room", ["", *CONFIG["ROOMS"]])
+def test_every_public_name_has_an_example_that_runs(room):
+  module = importlib.import_module(f"jaxmotion.{room}".rstrip("."))
+  names = [name for name in vars(module) if not name.startswith("_")]
+  found = {test.name for test in doctest.DocTestFinder().find(module)}
+  without = []
+  for name in getattr(module, "__all__", names):
+    value = getattr(module, name)
+    if inspect.ismodule(value):
+      continue
+    if inspect.isclass(value):
+      # What another room has is its own to show.
+      place = f"{value.__module__}.{name}"
+      text = value.__doc__ if place in found or room == "" else None
+    elif inspect.isfunction(value):
+      text = value.__doc__
+    else:  # A constant or a type, which has no docstring of its own.
+      text = module.__doc__ if f"{room}.{name}" in module.__doc__ else None
+    if ">>> " not in (text or ""):
+      without.append(name)
+  assert without == []
 
 
 def test_the_reference_of_the_package_lists_its_functions():

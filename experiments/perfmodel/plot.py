@@ -71,8 +71,10 @@ def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     curves.setdefault((network, axis, strategy), []).append(point)
   networks = list(dict.fromkeys(network for network, _, _ in curves))
   axes = list(dict.fromkeys(axis for _, axis, _ in curves))
-  figure = make_figure(3.2 * len(axes), 2.6 * len(networks) + 0.6)
-  grid = figure.subplots(len(networks), len(axes), squeeze=False)
+  figure = make_figure(2.6 * len(axes), 2.1 * len(networks) + 0.6)
+  grid = figure.subplots(
+    len(networks), len(axes), squeeze=False, sharex="col", sharey="row"
+  )
   for network, line in zip(networks, grid, strict=True):
     for axis, plot in zip(axes, line, strict=True):
       for strategy in STRATEGIES:
@@ -83,13 +85,14 @@ def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
           "--" if strategy.startswith("model") else "-",
           label=strategy,
           marker=".",
+          markersize=4,
         )
       plot.set_xscale("log")
       plot.set_yscale("log")
-      plot.set_title(network, fontsize="small")
-      plot.set_xlabel(UNITS[axis], fontsize="small")
-      plot.set_ylabel("predicted step, s", fontsize="small")
       plot.grid(alpha=0.3)
+    line[0].set_ylabel(f"{network}\npredicted step, s")
+  for axis, plot in zip(axes, grid[-1], strict=True):
+    plot.set_xlabel(UNITS[axis])
   handles, labels = grid[0][0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
   figure.suptitle("Predicted steps of data and model parallelism")

@@ -48,6 +48,15 @@ class ExchangeLayout(NamedTuple):
     leaves: path, shape and dtype of every array that is exchanged.
     specs: for each leaf the axes of the model that shard each dimension; empty
       if there are no such axes.
+
+  Example:
+    >>> from jaxmotion import checkpoint, codecs, transforms
+    >>> codec = codecs.feedback(codecs.sign())
+    >>> tx = transforms.exchange("data", codec)
+    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
+    >>> one.axis_name, one.op, one.codecs == (codec,)
+    (('data',), 'mean', True)
   """
 
   codecs: tuple[Codec, ...]
@@ -69,6 +78,15 @@ class ShardedLayout(NamedTuple):
     local_axis: the axes of the devices of one host, or None.
     leaves: path, shape and dtype of every parameter.
     specs: as for `ExchangeLayout`.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import checkpoint, transforms
+    >>> tx = transforms.sharded("data", optax.adam(1e-3))
+    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
+    >>> one.axis_name, one.leaves
+    (('data',), (('', (8,), 'float32'),))
   """
 
   gradient_codec: Codec
@@ -86,6 +104,16 @@ class Layout(NamedTuple):
     workers: name and length of every axis of workers.
     model: name and length of every axis that shards the model.
     exchanges: one entry for each exchange, in the order of their states.
+
+  Example:
+    >>> from jaxmotion import checkpoint, codecs, transforms
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> layout = checkpoint.describe_state(tx, jnp.zeros(8), mesh)
+    >>> layout.workers
+    (('data', 4),)
+    >>> Layout.from_dict(layout.to_dict()) == layout  # A file may hold it.
+    True
   """
 
   workers: tuple[tuple[str, int], ...]

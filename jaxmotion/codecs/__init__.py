@@ -2,6 +2,16 @@
 
 Codecs are frozen dataclasses with lower-case names, like functions, so that
 `repr(codec)` is the expression that constructs it.
+
+`Rounds[T]` is the type of a reduction: a generator that yields a `Message`,
+gets the reply, and in the end returns a T. A `MultiRoundCodec` writes one:
+
+  >>> from jaxmotion import codecs
+  >>> def add_up(x) -> codecs.Rounds[codecs.Reduced]:
+  ...   total = yield codecs.Message("sum", x)
+  ...   return codecs.Reduced(total / 2, x, ())
+  >>> next(add_up(1.0)).kind
+  'sum'
 """
 
 from jaxmotion.codecs._buckets import buckets as buckets

@@ -28,6 +28,10 @@ class Message(NamedTuple):
       row r of the reply came from worker r). All replies but that of
       "all_to_all" are the same on every worker.
     payload: pytree of arrays.
+
+  Example:
+    >>> Message("max", jnp.float32(3.0)).kind
+    'max'
   """
 
   kind: str
@@ -41,6 +45,20 @@ class Reduced(NamedTuple):
     mean: the mean over workers, the same bits on all of them.
     sent: this worker's own part of the mean, as a payload for `decode`.
     state: the new state.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> x = jnp.array([3.0, 4.0])
+    >>> def mean_by_sum(x, workers):  # A reduction of one round.
+    ...   total = yield codecs.Message("sum", x)
+    ...   return Reduced(mean=total / workers, sent=x, state=())
+    >>> rounds = mean_by_sum(x, workers=2)
+    >>> message = next(rounds)
+    >>> try:
+    ...   rounds.send(message.payload + 1)  # What the other worker adds.
+    ... except StopIteration as end:
+    ...   end.value.mean.tolist()
+    [2.0, 2.5]
   """
 
   mean: Array

@@ -145,6 +145,19 @@ def all_reduce_adaptive_init(
 
   Raises:
     ValueError: no codecs, or codecs whose states differ in shape.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> levels = [codecs.feedback(codecs.uniform(bits=b)) for b in (4, 8)]
+    >>> def run(x):
+    ...   state = all_reduce_adaptive_init(x, "data", levels)
+    ...   return all_reduce_adaptive(x, "data", levels, 0, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
   """
   check_codecs("codecs", codecs)
   check_choice("method", method, METHODS)

@@ -40,6 +40,19 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
 
   Returns:
     This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = all_gather_init(x, "data", codec)
+    ...   return all_gather(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (1, 4)
   """
   check_shaped("x", x)
   count_workers(axis_name)

@@ -68,6 +68,19 @@ def all_reduce_init(
 
   Raises:
     ValueError: the codec has state and the axis is not bound here.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = all_reduce_init(x, "data", codec)
+    ...   return all_reduce(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
   """
   check_arrays("x", x, numbers=False)
   check_axis_name("axis_name", axis_name)

@@ -50,6 +50,19 @@ def all_to_all_init(
 
   Returns:
     This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = all_to_all_init(x, "data", codec)
+    ...   return all_to_all(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
   """
   check_rows("split_axis", x, split_axis, axis_name)
   return reduce_scatter_init(x, axis_name, codec, axis=split_axis)

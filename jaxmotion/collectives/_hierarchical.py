@@ -78,6 +78,21 @@ def all_reduce_hierarchical_init(
 
   Raises:
     ValueError: the codec has state and an axis is not bound here.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> both = jax.P(("host", "device"))
+    >>> def run(x):
+    ...   call = x, "host", "device", codec
+    ...   state = all_reduce_hierarchical_init(*call)
+    ...   return all_reduce_hierarchical(*call, state=state)[0]
+    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], ("host", "device"))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=both, out_specs=jax.P()
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
   """
   both = joint_axes(axis_name, local_axis)
   check_arrays("x", x, numbers=False)

@@ -47,6 +47,19 @@ def reduce_scatter_init(
 
   Returns:
     This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = reduce_scatter_init(x, "data", codec)
+    ...   return reduce_scatter(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
   """
   workers = count_workers(axis_name)
   axis = check_rows("axis", x, axis, axis_name)

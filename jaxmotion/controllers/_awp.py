@@ -30,6 +30,14 @@ class AwpState(NamedTuple):
     reference: float32[groups], the norm that the next one is compared with.
     norms: float32[groups, window], the last norms, newest first.
     num_norms: int32[groups], number of these norms since the last reset.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> controller = controllers.awp(threshold=-0.1, interval=2)
+    >>> state = controller.init(jnp.array([4.0]))
+    >>> state = controller.update(jnp.array([3.0]), state)
+    >>> state.counter.tolist(), state.history.level.tolist()
+    ([1], [0])
   """
 
   history: History

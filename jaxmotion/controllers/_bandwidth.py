@@ -33,6 +33,11 @@ class Times(NamedTuple):
   Attributes:
     transfer: float32[groups], seconds of the transfer at the present level.
     compute: float32[groups], seconds of the computation that can hide it.
+
+  Example:
+    >>> times = Times(transfer=jnp.array([0.01]), compute=jnp.array([0.1]))
+    >>> bool((times.transfer < times.compute).all())  # The transfer is hidden.
+    True
   """
 
   transfer: Array
@@ -48,6 +53,14 @@ class BandwidthState(NamedTuple):
     compute: float32[groups], smoothed seconds of computation.
     measured: int32[groups], number of steps that were measured.
     streak: int32[groups], consecutive updates with time for a higher level.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> controller = controllers.bandwidth(level_bytes=(1000, 4000))
+    >>> times = controllers.Times(jnp.array([0.01]), jnp.array([0.1]))
+    >>> state = controller.update(times, controller.init(times))
+    >>> state.measured.tolist()
+    [1]
   """
 
   history: History

@@ -24,6 +24,14 @@ class Controller:
   Its state is a NamedTuple of arrays, whose first field `history` holds the
   levels so far. Groups do not affect one another. A signal that is not finite
   changes nothing of its group but the count of skipped updates.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> controller = controllers.fixed(1)  # Any controller is used like this.
+    >>> state = controller.init(jnp.zeros(2))
+    >>> state = controller.update(jnp.array([0.3, 0.1]), state)
+    >>> controller.level(state).tolist()
+    [1, 1]
   """
 
   def init(self, signal: PyTree) -> Any:

@@ -34,6 +34,13 @@ class ErrorBudgetState(NamedTuple):
     history: the levels so far.
     streak: int32[groups], consecutive updates after which the level below was
       predicted to stay within the budget.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> controller = controllers.error_budget(budget=0.1)
+    >>> state = controller.init(jnp.array([0.5]))
+    >>> state.streak.tolist(), state.history.level.tolist()
+    ([0], [3])
   """
 
   history: History

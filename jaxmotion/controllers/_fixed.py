@@ -20,6 +20,11 @@ class FixedState(NamedTuple):
 
   Attributes:
     history: history of the one level.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> controllers.fixed(2).init(jnp.zeros(3)).history.level.tolist()
+    [2, 2, 2]
   """
 
   history: History

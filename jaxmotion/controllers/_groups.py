@@ -28,6 +28,11 @@ class Groups:
     names: names of the groups, in the order of their first leaves.
     of_leaf: position of each leaf's group, in the order of `tree.flatten`;
       None for a leaf of no group.
+
+  Example:
+    >>> groups = Groups(names=("body", "head"), of_leaf=(0, 0, 1))
+    >>> groups.split({"a": 1, "b": 2, "c": 3})
+    [[1, 2], [3]]
   """
 
   names: tuple[str, ...]

@@ -19,6 +19,12 @@ class History(NamedTuple):
     steps: int32[groups, capacity], numbers of updates before each change, the
       newest change first; -1 for an empty slot.
     levels: int32[groups, capacity], level after each change; -1 likewise.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> history = controllers.fixed(1).init(jnp.zeros(2)).history
+    >>> history.level.tolist(), history.total.tolist()
+    ([1, 1], [1, 1])
   """
 
   step: Array
@@ -45,6 +51,12 @@ class LevelChange(NamedTuple):
     step: number of updates before the change.
     group: position of the group.
     level: level from then on.
+
+  Example:
+    >>> from jaxmotion import controllers
+    >>> state = controllers.fixed(1).init(jnp.zeros(1))
+    >>> controllers.level_changes(state.history)
+    [LevelChange(step=0, group=0, level=1)]
   """
 
   step: int

@@ -55,6 +55,13 @@ class Key(NamedTuple):
   Attributes:
     shared: uint32[], equal on all workers (which entries are sampled).
     worker: uint32[], this worker's own (how values are rounded).
+
+  Example:
+    >>> from jaxmotion import make_key
+    >>> key = make_key(0, worker=3)
+    >>> step = key.fold(7)  # The same in each run.
+    >>> step == make_key(0, worker=3).fold(7), step == key.fold(8)
+    (True, False)
   """
 
   shared: Array

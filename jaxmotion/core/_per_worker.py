@@ -23,6 +23,12 @@ class PerWorker(NamedTuple):
 
   Attributes:
     value: pytree of arrays.
+
+  Example:
+    >>> from jaxmotion import state_specs
+    >>> state = PerWorker({"memory": jnp.zeros((4, 3))})  # of four workers
+    >>> state_specs(state, "data").value["memory"]
+    P('data',)
   """
 
   value: PyTree

@@ -23,6 +23,12 @@ class Shared:
     value: pytree of arrays.
     axes: mesh axes of the workers that hold the same. A codec leaves them out;
       the collective that keeps the state fills them in.
+
+  Example:
+    >>> from jaxmotion import PerWorker, state_specs
+    >>> state = PerWorker(Shared(jnp.zeros((1, 3)), axes=("data",)))
+    >>> state_specs(state, "data").value.value  # there once for all workers
+    P()
   """
 
   value: PyTree

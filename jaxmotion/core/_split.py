@@ -26,6 +26,11 @@ class Split:
     axes: mesh axes that the dimensions are cut along, the major one first.
     shards: for each leaf its partition spec over other axes of the mesh, those
       of the model; empty if there are none.
+
+  Example:
+    >>> moments = Split(jnp.zeros((8, 3)), dimensions=(0,), axes=("data",))
+    >>> moments.specs().value
+    P('data',)
   """
 
   value: PyTree

@@ -21,6 +21,13 @@ class RebalanceState(NamedTuple):
       newest last.
     changes: number of times that the counts have changed.
     skipped: number of measurements that were not valid times.
+
+  Example:
+    >>> from jaxmotion import hetero
+    >>> balance = hetero.rebalance(total=8, workers=2)
+    >>> state = balance.update((0.1, 0.3), balance.init())
+    >>> state.microbatch_s, state.skipped
+    (((0.025,), (0.075,)), 0)
   """
 
   counts: tuple[int, ...]

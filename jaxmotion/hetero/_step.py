@@ -47,6 +47,18 @@ class UnevenState(NamedTuple):
     params: parameters of the model.
     opt_state: state of the optax chain, with each worker's error memory.
     stats: batch statistics, the same on all workers, or None.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import hetero, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
+    >>> uneven = hetero.uneven_data_parallel(
+    ...   lambda w, x: (jnp.sum((x - w) ** 2), x.size), tx, mesh
+    ... )
+    >>> state = uneven.init(jnp.zeros(3))
+    >>> state.params.tolist(), state.stats
+    ([0.0, 0.0, 0.0], None)
   """
 
   params: PyTree
@@ -62,6 +74,15 @@ class Metrics(NamedTuple):
     counts: float32[workers], number of examples or tokens of each worker.
     seconds: float32[workers], seconds of each worker for its own work; 0 if not
       given.
+
+  Example:
+    >>> metrics = Metrics(
+    ...   loss=jnp.float32(0.5),
+    ...   counts=jnp.array([8.0, 4.0]),
+    ...   seconds=jnp.array([0.5, 0.0]),
+    ... )
+    >>> metrics.throughput.tolist()
+    [16.0, 0.0]
   """
 
   loss: Array
@@ -92,6 +113,23 @@ class UnevenStep(NamedTuple):
       of each worker for `work`; the metrics carry all of them to everyone.
     step: (state, batch, counts, **extra_args) -> (state, metrics). Runs both in
       one program, for steps that are not timed.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import hetero, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
+    >>> uneven = hetero.uneven_data_parallel(
+    ...   lambda w, x: (jnp.sum((x - w) ** 2), x.size), tx, mesh
+    ... )
+    >>> state = uneven.init(jnp.zeros(()))
+    >>> batch, _ = hetero.assign_microbatches(
+    ...   np.arange(6.0), (3,), microbatch=2, max_microbatches=4
+    ... )
+    >>> work = uneven.work(state, batch, (3,))
+    >>> state, metrics = uneven.update(state, work, seconds=jnp.array([0.1]))
+    >>> float(state.params), metrics.counts.tolist()
+    (2.5, [6.0])
   """
 
   init: Callable[..., UnevenState]

@@ -4,6 +4,16 @@ A `Platform` describes devices and links. `predict_cost` counts the FLOPs, bytes
 and memory of any JAX function, and `predict_exchange` predicts the exchange of
 its gradients with any codec. `predict_step` and `predict_split_step` combine
 both into a step. Predictions need shapes alone: nothing is measured or run.
+
+`IMAGES` and `LABELS` stand for the batch where a `Layer` of a network names
+what it reads:
+
+  >>> from jaxmotion import perfmodel
+  >>> def mean_error(params, x, labels):
+  ...   return ((x - labels) ** 2).mean()
+  >>> inputs = (perfmodel.IMAGES, perfmodel.LABELS)
+  >>> perfmodel.Layer("loss", mean_error, {}, inputs, mixes=True).inputs
+  (-1, -2)
 """
 
 from jaxmotion.core import set_public_module as _set_public_module

@@ -4,6 +4,12 @@
 `fit_memory` finds a way to save residuals, so that a step fits into a memory
 budget. Both explain every choice. Nothing is run; only `fit_memory`
 compiles. No other room imports this one.
+
+`CANDIDATES` are the codecs that `advise` chooses from, unless you name others:
+
+  >>> from jaxmotion import planner
+  >>> [planner.format_codec(codec) for codec in planner.CANDIDATES][:2]
+  ["cast('bfloat16')", 'uniform(bits=8)']
 """
 
 from jaxmotion.core import set_public_module as _set_public_module

@@ -26,6 +26,13 @@ class Breach(NamedTuple):
     law: name of the field of `Laws`, or of the codec.
     row: the array's position among the rows.
     detail: what was found.
+
+  Example:
+    >>> import dataclasses
+    >>> from jaxmotion import codecs, testing
+    >>> codec = codecs.uniform(bits=8)
+    >>> class overstated(codecs.uniform):
+    ...   laws = codecs.Laws(lossless=True)
   """
 
   law: str

@@ -25,6 +25,16 @@ class ExchangeState(NamedTuple):
     count: int32[], updates so far.
     skipped: int32[], updates that were skipped for a non-finite element.
     codec_state: state of the codec (error memory), each worker's own.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> state = transforms.init_state(tx, {"w": jnp.zeros((2, 8))}, mesh)
+    >>> int(state.count), int(state.skipped)
+    (0, 0)
+    >>> {a.shape[0] for a in jax.tree.leaves(state.codec_state)}  # workers
+    {1}
   """
 
   count: Array  # type: ignore[assignment]

@@ -40,6 +40,17 @@ class FullyShardedState(NamedTuple):
     inner: state of the optimizer, of each worker's part.
     error: error memory of each leaf that is cut, each worker's own; None
       without memory.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> def loss_fn(params, batch):
+    ...   return jnp.mean((batch @ transforms.gather_params(params)) ** 2)
+    >>> init, _ = transforms.fully_sharded(loss_fn, optax.adam(1e-3), mesh)
+    >>> params, state = init(jnp.eye(4))
+    >>> int(state.count), [a.shape for a in jax.tree.leaves(state.inner)]
+    (0, [(), (4, 4), (4, 4)])
   """
 
   count: Array  # type: ignore[assignment]

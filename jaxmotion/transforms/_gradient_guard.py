@@ -17,6 +17,11 @@ class GradientGuard(NamedTuple):
       share of 0 drops the gradient, even if it is not finite.
     flag: float32[], a zero whose own gradient is NaN if that of the leaf is not
       finite, or None.
+
+  Example:
+    >>> guard = GradientGuard(share=jnp.float32(0.5), flag=None)
+    >>> float(guard.share), guard.flag
+    (0.5, None)
   """
 
   share: Array | None

@@ -40,6 +40,21 @@ class LocalState(NamedTuple):
       whether each was sent; otherwise `()`.
     weights: with a `weight_fn`, each worker's weight since each fragment was
       sent last, float32[fragments]; otherwise `()`.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> init, _ = transforms.local_updates(
+    ...   lambda w, x: jnp.mean((x - w) ** 2),
+    ...   optax.sgd(0.1),
+    ...   optax.chain(transforms.exchange("data"), optax.sgd(0.7)),
+    ...   mesh,
+    ...   every=8,
+    ... )
+    >>> state = init(jnp.zeros(3))
+    >>> state.anchor.shape, state.params.value.shape  # agreed, own
+    ((3,), (1, 3))
   """
 
   count: Array  # type: ignore[assignment]

@@ -23,6 +23,15 @@ class PerWorkerState(NamedTuple):
 
   Attributes:
     inner: the wrapped transformation's state, each worker's own.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = transforms.per_worker(optax.trace(0.9), "data")
+    >>> state = transforms.init_state(tx, jnp.zeros(3), mesh)
+    >>> [a.shape for a in jax.tree.leaves(state.inner)]
+    [(1, 3)]
   """
 
   inner: PerWorker

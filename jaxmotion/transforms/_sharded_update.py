@@ -50,6 +50,17 @@ class ShardedState(NamedTuple):
       `weight_codec`.
     inner: state of the wrapped transformation, of each worker's part.
     codec_state: state of the gradients' codec, each worker's own.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = transforms.sharded(
+    ...   "data", optax.adam(1e-3), weight_codec=codecs.uniform(bits=4)
+    ... )
+    >>> state = transforms.init_state(tx, jnp.zeros((8, 4), "bfloat16"), mesh)
+    >>> state.master.value.dtype, state.count.tolist()
+    (dtype('float32'), 0)
   """
 
   count: Array  # type: ignore[assignment]

@@ -28,6 +28,14 @@ class SkipNonfiniteState(NamedTuple):
   Attributes:
     skipped: int32[], updates that were skipped.
     inner: the wrapped transformation's state.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> tx = transforms.skip_nonfinite(optax.sgd(0.1), "data")
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> int(transforms.init_state(tx, jnp.zeros(3), mesh).skipped)
+    0
   """
 
   skipped: Array

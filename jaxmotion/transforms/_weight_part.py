@@ -48,6 +48,12 @@ class GatherOptions(NamedTuple):
       for each dimension, or None.
     probe: whether whole weights are zeros that do not depend on the part, for a
       trace that finds uses of a part by itself.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> options = GatherOptions("data", -2, codecs.uniform(bits=8), None)
+    >>> options.weight_codec, options.regather
+    (uniform(bits=8, block=512, symmetric=True, rounding='nearest'), True)
   """
 
   axis_name: AxisName
@@ -84,6 +90,15 @@ class WeightPart:
     key: randomness of the codecs, or None.
     guard: what is done to the gradient before it is encoded.
     options: axis and codecs.
+
+  Example:
+    >>> from jaxmotion.transforms import GatherOptions, GradientGuard
+    >>> guard = GradientGuard(share=None, flag=None)
+    >>> options = GatherOptions("data", -1, None, None)
+    >>> layers = WeightPart(jnp.ones((3, 8, 2)), None, None, guard, options)
+    >>> first = jax.tree.map(lambda a: a[0], layers)  # As a scan slices it.
+    >>> first.value.shape, first.options.dimension
+    ((8, 2), -1)
   """
 
   value: Array

@@ -50,6 +50,14 @@ class CompressedState(NamedTuple):
     steps: int32[], number of updates so far.
     inner: state of the wrapped transformation, some of its leaves
       `EncodedLeaf`.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import memory
+    >>> tx = memory.compress_state(optax.adam(1e-3), min_leaf_size=0)
+    >>> state = tx.init(jnp.zeros((64, 64)))
+    >>> int(state.steps), type(state.inner[0].mu).__name__
+    (0, 'EncodedLeaf')
   """
 
   steps: Array

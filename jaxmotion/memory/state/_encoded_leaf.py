@@ -34,6 +34,13 @@ class EncodedLeaf:
     codec: codec that encoded the array.
     shape: shape of the array.
     dtype: name of the array's dtype.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.uniform(bits=8)
+    >>> payload, _ = codec.encode(jnp.array([0.0, 127.0]))
+    >>> EncodedLeaf(payload, codec, (2,), "float32").decode().tolist()
+    [0.0, 127.0]
   """
 
   payload: PyTree

@@ -37,6 +37,16 @@ class HostState:
     sent_bytes: int64[] of NumPy, bytes of all payloads sent to the device so
       far.
     returned_bytes: int64[] of NumPy, bytes of all payloads sent back so far.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import memory
+    >>> model = memory.HostResident(
+    ...   lambda w, x: jnp.mean((x @ w) ** 2), optax.sgd(0.1)
+    ... )
+    >>> state = model.init(jnp.ones((4, 2)))
+    >>> int(state.step), state.params.shape, int(state.sent_bytes)
+    (0, (4, 2), 0)
   """
 
   step: Any

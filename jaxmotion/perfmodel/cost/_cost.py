@@ -21,6 +21,13 @@ class Total(NamedTuple):
     unfused_bytes: bytes moved if every operation were a kernel of its own.
     bytes: bytes moved by the kernels that end in an operation of this class.
     kernels: number of those kernels.
+
+  Example:
+    >>> from jaxmotion import perfmodel
+    >>> x = jax.ShapeDtypeStruct((128, 128), "float32")
+    >>> cost = perfmodel.predict_cost(jnp.matmul, x, x)
+    >>> sorted(cost.totals), cost.totals["matmul"].flops
+    (['matmul'], 4194304.0)
   """
 
   flops: float = 0.0

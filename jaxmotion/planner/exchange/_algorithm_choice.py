@@ -38,7 +38,14 @@ class AlgorithmChoice(NamedTuple):
 
 
 class AlgorithmTable(tuple[AlgorithmChoice, ...]):
-  """Algorithms, the fastest step first; `str` is a table."""
+  """Algorithms, the fastest step first; `str` is a table.
+
+  Example:
+    >>> from jaxmotion.planner import AlgorithmChoice
+    >>> print(AlgorithmTable([AlgorithmChoice("exchange", 2e-3, 8e6, "")]))
+    algorithm  step  wire a step  note
+    exchange   2 ms  8 MB
+  """
 
   def __str__(self) -> str:
     rows = [("algorithm", "step", "wire a step", "note")]
