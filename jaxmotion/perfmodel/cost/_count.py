@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,9 @@ from jaxmotion.perfmodel.cost._cost import Cost, Total
 from jaxmotion.perfmodel.cost._fusion import (
   Kernel,
   KernelStep,
+  find_uniform,
   fuse_kernels,
+  list_sunk,
   moved_bytes,
 )
 from jaxmotion.perfmodel.cost._liveness import Liveness
@@ -106,9 +108,9 @@ def _count_program(
     total.add_step(node)
   done: dict[Value, int] = {}
   own_bytes: dict[Step, int] = {}
-  steps = fuse_kernels(program)
+  steps, uniform = fuse_kernels(program), find_uniform(program)
   for step in steps:
-    inner = _count_inner(step.node, assumptions)
+    inner = _count_inner(step.node, assumptions, uniform)
     own_bytes[step.node] = sum(part.own_bytes for part in inner)
     for part in inner:
       total.add_inner(part.cost, part.times)
@@ -179,11 +181,23 @@ class _InnerProgram(NamedTuple):
   own_bytes: int
 
 
-def _count_inner(node: Step, assumptions: Assumptions) -> list[_InnerProgram]:
+def _count_inner(
+  node: Step, assumptions: Assumptions, uniform: Collection[Value]
+) -> list[_InnerProgram]:
+  """Returns the programs inside an operation; [] if it holds none.
+
+  Args:
+    node: the operation.
+    assumptions: trips, branch shares and backend.
+    uniform: arrays around it that have one constant in all places.
+  """
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
-  programs = [flatten_counted(body, assumptions.backend) for body in bodies]
+  sunk = list_sunk(node, uniform)
+  programs = [
+    flatten_counted(body, assumptions.backend, sunk) for body in bodies
+  ]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
@@ -205,9 +219,14 @@ def _count_inner(node: Step, assumptions: Assumptions) -> list[_InnerProgram]:
     shares = assumptions.find_shares(len(costs))
     times = list(shares or [float(c is heaviest) for c in costs])
   return [
-    _InnerProgram(c, t, c.peak_bytes - sum(v.nbytes for v in p.inputs))
+    _InnerProgram(c, t, c.peak_bytes - _input_bytes(p))
     for c, t, p in zip(costs, times, programs, strict=True)
   ]
+
+
+def _input_bytes(program: CountedProgram) -> int:
+  held = (v for v in program.inputs if v not in program.uniform)
+  return sum(v.nbytes for v in held)
 
 
 class _CostSum:

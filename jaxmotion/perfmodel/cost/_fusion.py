@@ -16,9 +16,10 @@ changes a slice of an array updates the array in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from jaxmotion.core import scan_parts
 from jaxmotion.perfmodel.cost._ops import (
   COSTLY,
   count_flops,
@@ -96,11 +97,12 @@ def _list_kernels(
   program: CountedProgram, written: set[Value]
 ) -> list[KernelStep]:
   fused: dict[Value, _Source] = {}
+  uniform = find_uniform(program)
   steps = []
   for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
-    source = _collect_source(index, node, fused)
+    source = _collect_source(index, node, fused, uniform, program.uniform)
     if is_fusible(node) and node.outs[0] not in written:
       fused[node.outs[0]] = source
     else:
@@ -110,12 +112,17 @@ def _list_kernels(
 
 
 def _collect_source(
-  index: int, node: Step, fused: dict[Value, _Source]
+  index: int,
+  node: Step,
+  fused: dict[Value, _Source],
+  uniform: Collection[Value],
+  given: Collection[Value],
 ) -> _Source:
   reads: dict[Value, None] = {}
   nodes = {index: node}
-  for value in node.arrays:
-    if value is None:
+  sunk = list_sunk(node, uniform)
+  for i, value in enumerate(node.arrays):
+    if value is None or value.source in given or i in sunk:
       continue
     if value.source in fused:
       reads.update(fused[value.source].reads)
@@ -180,22 +187,52 @@ def _find_written(
 ) -> set[Value]:
   """Returns the elementwise results that have to be written to memory."""
   written = {v.source for v in program.outputs if v is not None}
+  uniform = find_uniform(program)
   readers: dict[Value, list[int]] = {}
   for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
     apart = not (is_fusible(node) or is_reduction(node))
+    sunk = {node.arrays[i] for i in list_sunk(node, uniform)}
     for i, value in enumerate(node.arrays):
-      if value is not None:
+      if value is not None and value not in sunk:
         readers.setdefault(value.source, []).append(index)
         if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
-  _write_shared(program.steps, readers, written, repeats_functions)
+  _write_shared(program, readers, written, repeats_functions)
   return written
 
 
+def find_uniform(program: CountedProgram) -> set[Value]:
+  """Returns the arrays of a program that have one constant in all places."""
+  made = {
+    step.outs[0]
+    for step in program.steps
+    if step.name == "broadcast_in_dim" and not step.reads
+  }
+  return made | program.uniform
+
+
+def list_sunk(node: Step, uniform: Collection[Value]) -> list[int]:
+  """Lists the operands of a loop that a compiler makes inside of it.
+
+  XLA moves constants, and broadcasts of constants, into the bodies of loops,
+  where they are fused. JAX moves them out of bodies, as what no iteration
+  changes.
+
+  Args:
+    node: operation of a flat program.
+    uniform: arrays that have one constant in all places.
+  """
+  if node.name != "scan":
+    return []
+  _, count, _ = scan_parts(node.params)
+  arrays = enumerate(node.arrays[:count])
+  return [i for i, v in arrays if v is not None and v.source in uniform]
+
+
 def _write_shared(
-  nodes: tuple[Step, ...],
+  program: CountedProgram,
   readers: dict[Value, list[int]],
   written: set[Value],
   repeats_functions: bool,
@@ -208,9 +245,10 @@ def _write_shared(
   """
   inputs: dict[Value, int] = {}
   fused: dict[Value, _Source] = {}
+  nodes, uniform = program.steps, find_uniform(program)
   for index, node in enumerate(nodes):
     if is_fusible(node) and node.outs[0] not in written:
-      source = _collect_source(index, node, fused)
+      source = _collect_source(index, node, fused, uniform, program.uniform)
       fused[node.outs[0]] = source
       inputs[node.outs[0]] = _read_bytes(source.reads)
   kernels: dict[Value, frozenset[int]] = {}

@@ -35,7 +35,8 @@ class Liveness:
       for value in (*step.reads, *step.node.outs):
         if value not in stays:
           self._last[value] = index
-    self._alive = sum(_device_bytes(v) for v in program.inputs)
+    held = (v for v in program.inputs if v not in program.uniform)
+    self._alive = sum(map(_device_bytes, held))
     self.peak_bytes = self._alive
 
   def run_kernel(self, index: int, own_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ class CountedProgram(NamedTuple):
     outputs: results; None is a constant of the program's text.
     guessed: primitives that hold a jaxpr and are taken to run it once.
     has_barriers: whether something holds the compiler to an order.
+    uniform: arrays of one constant, which are written nowhere.
   """
 
   inputs: tuple[Value, ...]
@@ -33,6 +34,7 @@ class CountedProgram(NamedTuple):
   outputs: tuple[Value | None, ...]
   guessed: tuple[str, ...]
   has_barriers: bool
+  uniform: frozenset[Value] = frozenset()
 
 
 def trace_counted(
@@ -53,8 +55,16 @@ def trace_counted(
   return flatten_counted(jaxpr, backend)
 
 
-def flatten_counted(jaxpr: Any, backend: str) -> CountedProgram:
-  """Flattens a jaxpr, its constants among the inputs."""
+def flatten_counted(
+  jaxpr: Any, backend: str, uniform: Collection[int] = ()
+) -> CountedProgram:
+  """Flattens a jaxpr, its constants among the inputs.
+
+  Args:
+    jaxpr: the program, closed or not.
+    backend: whose code `lax.platform_dependent` takes.
+    uniform: positions of inputs that are arrays of one constant.
+  """
   program = flatten(jaxpr, calls="all", backend=backend)
   # Constants of inlined calls are no arrays of the caller's.
   own = list(program.constants)[: len(open_jaxpr(jaxpr).constvars)]
@@ -65,4 +75,5 @@ def flatten_counted(jaxpr: Any, backend: str) -> CountedProgram:
     tuple(outputs),
     program.guessed,
     has_barriers(jaxpr),
+    frozenset(program.inputs[i] for i in uniform),
   )

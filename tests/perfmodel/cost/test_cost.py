@@ -428,6 +428,30 @@ def test_a_loop_holds_what_it_reads_beside_what_it_stacks():
   assert predict_cost(double, array(50, 10)).peak_bytes >= F32 * (3 * rows + 10)
 
 
+def test_constants_outside_of_a_loop_are_made_inside():
+  """JAX moves them out of bodies; compilers move them in again."""
+
+  def cost(make, is_outside):
+    def run(x):
+      own = make(x, -1e30), make(x, 2.0)
+
+      def body(x, _):
+        low, high = own if is_outside else (make(x, -1e30), make(x, 2.0))
+        y = jnp.where(x > 0, x, low)
+        return lax.scan(lambda y, _: (y * high, None), y, length=3)[0], None
+
+      return lax.scan(body, x, length=5)[0]
+
+    found = predict_cost(run, array(64, 64))
+    return found.bytes, found.peak_bytes
+
+  inside = cost(lambda x, c: lax.full(x.shape, c), False)
+  assert cost(lambda x, c: lax.full(x.shape, c), True) == inside
+  # What is computed from an argument is read in every iteration.
+  read = cost(lambda x, c: c * x.T, True)
+  assert all(a > b for a, b in zip(read, inside, strict=True))
+
+
 def test_functions_are_kept_for_later_where_a_barrier_forbids_to_repeat_them():
   def loss(w, x):
     return jnp.sum(jnp.log(jnp.sum(jnp.exp(w[:, None] * x[None]), axis=1)))
