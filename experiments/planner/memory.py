@@ -6,19 +6,29 @@
 Models are those of `experiments.models.losses`, with options as in
 `gpt:layers=12`. Plans made by hand are the policies of `jax.checkpoint`, around
 each block and around the loss, those of the names that the model gives, and
-`memory.compress_residuals` by default, by eleven budgets, and (`rounded`) in 8
-and 4 bits. Budgets lie between what plain training takes (depth 0) and the
-least that a plan by hand takes (depth 1).
+`memory.compress_residuals` by default, by eleven budgets, by single names, with
+everything on the host, and (`rounded`) in 8 and 4 bits. Budgets lie between
+what plain training takes (depth 0) and the least that a plan by hand takes
+(depth 1).
 
 Metrics, of the plan of each budget:
   step_ms_predicted       time of the step; baseline: the fastest plan by hand
                           that fits;
   device_bytes_predicted  memory of the step; baseline: compiled;
   device_bytes            likewise, compiled for a GPU that need not be there;
-  compilations, fit_s     programs that were compiled, and seconds, in all.
-Nothing is run. With `--nocompile` nothing is compiled either, and predicted
+  by_hand_bytes           that of the fastest plan by hand, if compiled;
+  compilations, fit_s     programs that were compiled, and processor seconds.
+Of all plans by hand, which `--noall` leaves out:
+  plans_within_15_percent  plans whose memory is predicted within 15 % of what
+                           is compiled; baseline: all;
+  least_error, most_error  the errors of these predictions.
+Nothing is run. What was compiled is kept in `--store`, so that an interrupted
+run goes on quickly. With `--nocompile` nothing is compiled, and predicted
 memory decides what fits.
 """
+
+import functools
+import os
 
 import jax
 from absl import flags
@@ -26,6 +36,8 @@ from absl import flags
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
+from experiments.planner.compile_store import CompileStore
+from experiments.planner.hand_plans import HandPlans
 from experiments.planner.memory_fits import MemoryFit, fit_model
 from experiments.planner.tables import memory_table
 from experiments.residuals import measure
@@ -61,6 +73,17 @@ _TARGET = flags.DEFINE_enum(
   "Device to compile for.",
   allow_override=True,
 )
+_STORE = flags.DEFINE_string(
+  "store",
+  "results/planner_compiled.jsonl",
+  "File of what was compiled already.",
+  allow_override=True,
+)
+_ALL = flags.DEFINE_bool(
+  "all", True, "Whether plans by hand are compiled that decide nothing, too."
+)
+# A share by which predicted memory may be off.
+_MOST_ERROR = 0.15
 _COMPILE = flags.DEFINE_bool("compile", True, "Whether plans are compiled.")
 _JSON = shared_flags.define_rows()
 
@@ -72,19 +95,47 @@ def main() -> None:
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
   depths = list(map(float, _DEPTHS.value))
-  fits: list[MemoryFit] = []
+  store = CompileStore(target, _STORE.value) if _COMPILE.value else None
+  file = _RowFile(_JSON.value)
   for model in _MODELS.value:
     for options in _OPTIONS.value:
-      for fit in fit_model(
-        model, options, depths, target if _COMPILE.value else None
-      ):
+      hand = HandPlans(model, options, target, store)
+      file.begin(f"{model}/{options}/")
+      for fit in fit_model(hand, depths):
         print(describe_fit(fit), flush=True)
-        fits.append(fit)
-        if _JSON.value:
-          rows = [row for one in fits for row in make_rows(one, target)]
-          records.write_rows(_JSON.value, rows)
-  rows = [row for fit in fits for row in make_rows(fit, target)]
-  console.print(memory_table(rows).to_console())
+        file.add(make_rows(fit, target))
+      if store is not None and _ALL.value:
+        file.add(make_error_rows(hand))
+  if file.added:
+    console.print(memory_table(file.added).to_console())
+
+
+class _RowFile:
+  """Rows of this run, written beside those of other models.
+
+  Args:
+    path: file of rows, replaced after every addition; None writes nothing.
+
+  Attributes:
+    added: rows of this run.
+  """
+
+  def __init__(self, path: str | None):
+    self._path = path
+    self._kept: list[Row] = []
+    if path is not None and os.path.exists(path):
+      self._kept = records.read_rows(path)
+    self.added: list[Row] = []
+
+  def begin(self, prefix: str) -> None:
+    """Forgets older rows of cases."""
+    self._kept = [r for r in self._kept if not r.case.startswith(prefix)]
+
+  def add(self, rows: list[Row]) -> None:
+    """Adds rows, and writes the file."""
+    self.added += rows
+    if self._path is not None:
+      records.write_rows(self._path, [*self._kept, *self.added])
 
 
 def describe_fit(fit: MemoryFit) -> str:
@@ -111,17 +162,7 @@ def make_rows(fit: MemoryFit, target: str) -> list[Row]:
     target: device that it was compiled for.
   """
   case = f"{fit.model}/{fit.options}/{fit.budget_bytes / 1e9:.3g}GB"
-  machine = f"{target}: compiled or predicted, not run"
-
-  def make(
-    metric: str, value: float | str, unit: str, baseline: float | None = None
-  ) -> Row:
-    ratio = None
-    if baseline and not isinstance(value, str):
-      ratio = value / baseline
-    key = ("planner_memory", case, metric, value, unit, baseline, ratio)
-    return Row(*key, None, machine, jax.__version__)
-
+  make = functools.partial(_make_row, case, target)
   plan, hand = fit.plan, fit.by_hand
   rows = [
     make("budget_bytes", fit.budget_bytes, "bytes"),
@@ -130,6 +171,8 @@ def make_rows(fit: MemoryFit, target: str) -> list[Row]:
     make("by_hand", hand.policy.name if hand else "none", "text"),
     make("plans_by_hand", fit.hand_count, "plans"),
   ]
+  if fit.hand_bytes is not None:
+    rows.append(make("by_hand_bytes", fit.hand_bytes, "bytes"))
   if plan is None:
     return [*rows, make("least_bytes", fit.least_bytes or 0.0, "bytes")]
   compiled = plan.compiled_bytes
@@ -142,6 +185,40 @@ def make_rows(fit: MemoryFit, target: str) -> list[Row]:
   if compiled is not None:
     rows.append(make("device_bytes", compiled, "bytes", fit.budget_bytes))
   return rows
+
+
+def make_error_rows(hand: HandPlans) -> list[Row]:
+  """Returns rows that say how well memory of plans by hand was predicted.
+
+  Args:
+    hand: plans made by hand; those that were not compiled yet are compiled.
+  """
+  make = functools.partial(
+    _make_row, f"{hand.model}/{hand.options}/by hand", hand.target
+  )
+  errors = hand.list_errors()
+  within = sum(abs(error) <= _MOST_ERROR for error in errors)
+  return [
+    make("plans_within_15_percent", within, "plans", len(errors)),
+    make("least_error", min(errors), "share"),
+    make("most_error", max(errors), "share"),
+  ]
+
+
+def _make_row(
+  case: str,
+  target: str,
+  metric: str,
+  value: float | str,
+  unit: str,
+  baseline: float | None = None,
+) -> Row:
+  ratio = None
+  if baseline and not isinstance(value, str):
+    ratio = value / baseline
+  machine = f"{target}: compiled or predicted, not run"
+  key = ("planner_memory", case, metric, value, unit, baseline, ratio)
+  return Row(*key, None, machine, jax.__version__)
 
 
 if __name__ == "__main__":

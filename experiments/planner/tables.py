@@ -112,6 +112,8 @@ def memory_table(rows: Sequence[Row]) -> Table:
     cases.setdefault(row.case, {})[row.metric] = row
   lines = []
   for case, own in cases.items():
+    if "budget_bytes" not in own:  # Errors of plans by hand.
+      continue
     model, options, _ = case.split("/")
     least = own.get("least_bytes")
     step, error, hand_ms = "none", "-", "-"

@@ -3,7 +3,6 @@
 import functools
 import gc
 import pathlib
-import resource
 import subprocess
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -87,11 +86,11 @@ def measure_policy(policy: Policy, target: str) -> Figures:
   step = policy.build_step()
   jax.clear_caches()
   gc.collect()
-  begin = _processor_s()
+  begin = measure.processor_seconds()
   traced = _trace_step(step, target)
-  traced_at = _processor_s()
+  traced_at = measure.processor_seconds()
   compiled = _lower_step(traced, target).compile()
-  compiled_at = _processor_s()
+  compiled_at = measure.processor_seconds()
   flops, step_ms = _predict_traced(traced, step, target)
   return Figures(
     program_memory(compiled).temp_bytes,
@@ -142,17 +141,6 @@ def _lower_step(traced: Any, target: str) -> Any:
   if target == "cpu":
     return traced.lower()
   return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
-
-
-def _processor_s() -> float:
-  """Returns seconds of this process and of its children on all cores.
-
-  Other jobs on the machine do not count in these.
-  """
-  usages = map(
-    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-  )
-  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def describe_stamp(

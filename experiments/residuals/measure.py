@@ -1,5 +1,6 @@
 """Memory of a compiled training step, and its predicted FLOPs and time."""
 
+import resource
 import time
 from typing import NamedTuple
 
@@ -47,11 +48,13 @@ class PredictedStep(NamedTuple):
     flops: FLOPs of the step, recomputed operations included.
     bytes: bytes moved between memory and processor.
     step_s: seconds of a step.
+    peak_bytes: most bytes on the device at once.
   """
 
   flops: float
   bytes: float
   step_s: float
+  peak_bytes: float
 
 
 def explain_refusal(target: str) -> str | None:
@@ -60,6 +63,17 @@ def explain_refusal(target: str) -> str | None:
     return None
   gpu_compile.stay_on_host()
   return gpu_compile.explain_refusal()
+
+
+def processor_seconds() -> float:
+  """Returns seconds of this process and of its children on all cores.
+
+  Other jobs on the machine do not count in these.
+  """
+  usages = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def compile_step(
@@ -129,4 +143,4 @@ def predict_figures(
     if link is not None
   )
   step_s = compute_s + (sum(waits) if host_bytes else 0.0)
-  return PredictedStep(cost.flops, cost.bytes, step_s)
+  return PredictedStep(cost.flops, cost.bytes, step_s, cost.peak_bytes)

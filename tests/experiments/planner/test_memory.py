@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.planner import memory_fits
+from experiments.planner.hand_plans import HandPlans
 from experiments.planner.memory import describe_fit, make_rows
 from experiments.planner.tables import summary_table
 
@@ -11,7 +12,8 @@ MODEL = "mlp_gelu:blocks=2:width=32:rows=256"
 
 @pytest.fixture(scope="module")
 def fits():
-  return list(memory_fits.fit_model(MODEL, "exact", (0.3, 1.0), None))
+  hand = HandPlans(MODEL, "exact", "h100", None)
+  return list(memory_fits.fit_model(hand, (0.3, 1.0)))
 
 
 def test_no_plan_by_hand_is_faster(fits):

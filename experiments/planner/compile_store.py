@@ -1,0 +1,81 @@
+"""Compiled bytes of steps, kept by the text of the program."""
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments import gpu_compile
+from experiments.common import records
+from experiments.residuals import measure
+from experiments.residuals.cases import StepProgram
+from jaxmotion.program import program_memory
+
+
+class CompiledStep(NamedTuple):
+  """Figures of a compiled step.
+
+  Attributes:
+    device_bytes: all bytes that the device must hold.
+    compile_s: processor seconds of the compilation.
+  """
+
+  device_bytes: int
+  compile_s: float
+
+
+class CompileStore:
+  """Compiles steps for a device, each program once.
+
+  A program's key is its text before compilation, so a figure holds whichever
+  plan the program came from, and after any change that leaves the text.
+
+  Args:
+    target: device to compile for, a key of `measure.TARGETS`.
+    path: file of what is known, read before and extended after every
+      compilation; None keeps figures in memory only.
+
+  Attributes:
+    count: steps that were asked for.
+    known_s: processor seconds that compilations of known programs took once.
+  """
+
+  def __init__(self, target: str, path: str | os.PathLike[str] | None = None):
+    self._target = target
+    self._path = None if path is None else pathlib.Path(path)
+    self._known: dict[str, CompiledStep] = {}
+    for line in records.read_lines(self._path) if self._path else []:
+      found = CompiledStep(line["device_bytes"], line["compile_s"])
+      self._known[line["key"]] = found
+    self.count, self.known_s = 0, 0.0
+
+  def compile(self, step: StepProgram) -> CompiledStep:
+    """Returns the figures of a step, compiled unless it is known."""
+    self.count += 1
+    lowered = self._lower(step)
+    about = f"{self._target} {jax.__version__}\n"
+    text = about + lowered.as_text()
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    if key in self._known:
+      self.known_s += self._known[key].compile_s
+      return self._known[key]
+    begin = measure.processor_seconds()
+    nbytes = program_memory(lowered.compile()).device_bytes
+    found = CompiledStep(nbytes, measure.processor_seconds() - begin)
+    self._known[key] = found
+    if self._path is not None:
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      with self._path.open("a") as file:
+        file.write(json.dumps({"key": key, **found._asdict()}) + "\n")
+    return found
+
+  def _lower(self, step: StepProgram) -> Any:
+    if self._target == "cpu":
+      return jax.jit(step.fn).lower(*step.args)
+    measure.explain_refusal(self._target)
+    gpu = gpu_compile.find_gpu(self._target.upper())
+    traced = gpu_compile.trace_for(step.fn, *step.args, gpu=gpu)
+    return gpu_compile.lower_for(traced, gpu)

@@ -1,0 +1,168 @@
+"""Plans made by hand: what each takes, predicted and compiled."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.models.losses import Task, parse_task
+from experiments.planner.compile_store import CompileStore
+from experiments.residuals import measure
+from experiments.residuals.cases import StepProgram
+from experiments.residuals.policies import (
+  Policy,
+  is_exact,
+  is_ours,
+  list_names,
+  list_policies,
+  make_budget,
+)
+from jaxmotion import codecs, memory
+
+OPTIONS = {
+  "exact": (memory.offload(), memory.recompute()),
+  "rounded": (
+    codecs.uniform(bits=8, block=64),
+    codecs.uniform(bits=4, block=64),
+    memory.offload(),
+    memory.recompute(),
+  ),
+}
+"""Options of `fit_memory` by name."""
+
+# Budgets of `compress_residuals`, beside those of `list_policies`.
+_SHARES = (0.9, 0.6, 0.4, 0.3, 0.15, 0.05)
+_INT8 = codecs.uniform(bits=8, block=64)
+
+
+class HandPlan(NamedTuple):
+  """A plan made by hand, with its prediction.
+
+  Attributes:
+    policy: the plan.
+    step_s: predicted seconds of a step.
+    device_bytes: predicted bytes on the device.
+  """
+
+  policy: Policy
+  step_s: float
+  device_bytes: float
+
+
+class HandPlans:
+  """The plans made by hand for a model, the fastest first.
+
+  Args:
+    model: name of the model and its options, as `parse_task` takes them.
+    options: key of `OPTIONS`; with "exact", plans that round are left out.
+    target: device to predict for, a key of `measure.TARGETS`.
+    store: compiler of their steps; None trusts the predictions.
+
+  Attributes:
+    task: the model's loss and its arguments.
+    plans: the plans.
+  """
+
+  # What is predicted to take more than this share of a budget does not fit.
+  _MOST_SHARE = 1.3
+
+  def __init__(
+    self, model: str, options: str, target: str, store: CompileStore | None
+  ):
+    self.model, self.options, self.target = model, options, target
+    self.store, self._compiled = store, dict[str, int]()
+    self.task = parse_task(model)()
+    found = _predict_plans(model, options == "exact", target)
+    self.plans = sorted(found, key=lambda plan: plan.step_s)
+
+  def find_bytes(self, plan: HandPlan) -> float:
+    """Returns the bytes of a plan, compiled unless predictions are trusted."""
+    if self.store is None:
+      return plan.device_bytes
+    name = plan.policy.name
+    if name not in self._compiled:
+      step = plan.policy.build_step()
+      self._compiled[name] = self.store.compile(step).device_bytes
+      ratio = plan.device_bytes / self._compiled[name]
+      print(
+        f"  by hand: {name}: {1e3 * plan.step_s:.1f} ms, compiled "
+        f"{self._compiled[name] / 1e9:.3f} GB, predicted {ratio - 1:+.1%}",
+        flush=True,
+      )
+    return self._compiled[name]
+
+  def known_bytes(self, plan: HandPlan) -> float | None:
+    """Returns the compiled bytes of a plan; None if it was not compiled."""
+    return self._compiled.get(plan.policy.name)
+
+  def find_plan(self, name: str) -> HandPlan:
+    """Returns the plan of a name."""
+    return next(p for p in self.plans if p.policy.name == name)
+
+  def find_fastest(self, budget: float, most_s: float) -> HandPlan | None:
+    """Returns the fastest plan that fits.
+
+    Plans that take longer than `most_s` are not compiled: the first of them
+    that is predicted to fit stands for all.
+
+    Args:
+      budget: the budget, bytes.
+      most_s: seconds of the step that plans are compared with.
+    """
+    for plan in self.plans:
+      nbytes = plan.device_bytes
+      may_fit = nbytes <= self._MOST_SHARE * budget
+      if plan.step_s < most_s and may_fit:
+        nbytes = self.find_bytes(plan)
+      if nbytes <= budget:
+        return plan
+    return None
+
+  def list_errors(self) -> list[float]:
+    """Returns how far predicted bytes of all plans are off; compiles them."""
+    return [p.device_bytes / self.find_bytes(p) - 1 for p in self.plans]
+
+
+def _predict_plans(model: str, exact: bool, target: str) -> Iterator[HandPlan]:
+  """Yields the plans, predicted by the model of `fit_memory`."""
+  make_task = parse_task(model)
+  task = make_task()
+  policies = list_policies(make_task)
+  policies += [make_budget(task, share) for share in _SHARES]
+  policies += [
+    _make_ours(task, f"name_{name}", codec=memory.save_only_these_names(name))
+    for name in list_names(task)
+  ]
+  options: dict[str, dict[str, Any]] = {
+    "offload": {"codec": memory.offload()},
+    "offload_8bits": {"codec": memory.offload(_INT8)},
+    "budget_0.5_8bits": {"codec": _INT8, "memory_budget": 0.5},
+  }
+  policies += [_make_ours(task, name, **own) for name, own in options.items()]
+  for policy in policies:
+    if exact and not is_exact(policy.name):
+      continue
+    own = options.get(policy.name.removeprefix("ours_"), {})
+    try:
+      step = policy.build_step()
+      host_bytes = _count_host_bytes(task, own) if own else 0
+      found = measure.predict_figures(step, host_bytes, target)
+    except ValueError as error:
+      # Nothing that the gradient needs has the name.
+      if not is_ours(policy.name) or "must match" not in str(error):
+        raise
+      continue
+    yield HandPlan(policy, found.step_s, found.peak_bytes)
+
+
+def _make_ours(task: Task, name: str, **options: Any) -> Policy:
+  def build() -> StepProgram:
+    fn = memory.compress_residuals(task.loss_fn, **options)
+    return StepProgram(jax.value_and_grad(fn), (task.params, task.batch))
+
+  return Policy(f"ours_{name}", build)
+
+
+def _count_host_bytes(task: Task, options: Mapping[str, Any]) -> int:
+  found = memory.residuals_of(task.loss_fn, task.params, task.batch, **options)
+  return sum(r.encoded_bytes * r.repeats for r in found if r.on_host)
