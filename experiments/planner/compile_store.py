@@ -4,11 +4,10 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from experiments import gpu_compile
 from experiments.common import records
 from experiments.residuals import measure
 from experiments.residuals.cases import StepProgram
@@ -55,7 +54,9 @@ class CompileStore:
   def compile(self, step: StepProgram) -> CompiledStep:
     """Returns the figures of a step, compiled unless it is known."""
     self.count += 1
-    lowered = self._lower(step)
+    lowered = measure.lower_traced(
+      measure.trace_step(step, self._target), self._target
+    )
     about = f"{self._target} {jax.__version__}\n"
     text = about + lowered.as_text()
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -71,11 +72,3 @@ class CompileStore:
       with self._path.open("a") as file:
         file.write(json.dumps({"key": key, **found._asdict()}) + "\n")
     return found
-
-  def _lower(self, step: StepProgram) -> Any:
-    if self._target == "cpu":
-      return jax.jit(step.fn).lower(*step.args)
-    measure.explain_refusal(self._target)
-    gpu = gpu_compile.find_gpu(self._target.upper())
-    traced = gpu_compile.trace_for(step.fn, *step.args, gpu=gpu)
-    return gpu_compile.lower_for(traced, gpu)

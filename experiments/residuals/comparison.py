@@ -87,9 +87,9 @@ def measure_policy(policy: Policy, target: str) -> Figures:
   jax.clear_caches()
   gc.collect()
   begin = measure.processor_seconds()
-  traced = _trace_step(step, target)
+  traced = measure.trace_step(step, target)
   traced_at = measure.processor_seconds()
-  compiled = _lower_step(traced, target).compile()
+  compiled = measure.lower_traced(traced, target).compile()
   compiled_at = measure.processor_seconds()
   flops, step_ms = _predict_traced(traced, step, target)
   return Figures(
@@ -110,7 +110,7 @@ def predict_again(policy: Policy, target: str, found: Figures) -> Figures:
     found: figures of which all others stay as they are.
   """
   step = policy.build_step()
-  traced = _trace_step(step, target)
+  traced = measure.trace_step(step, target)
   flops, step_ms = _predict_traced(traced, step, target)
   return found._replace(flops=flops, step_ms_predicted=step_ms)
 
@@ -128,19 +128,6 @@ def _predict_traced(
   again = StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
   prediction = measure.predict_figures(again, 0, target)
   return prediction.flops, 1e3 * prediction.step_s
-
-
-def _trace_step(step: StepProgram, target: str) -> Any:
-  if target == "cpu":
-    return jax.jit(step.fn).trace(*step.args)
-  gpu = gpu_compile.find_gpu(target.upper())
-  return gpu_compile.trace_for(step.fn, *step.args, gpu=gpu)
-
-
-def _lower_step(traced: Any, target: str) -> Any:
-  if target == "cpu":
-    return traced.lower()
-  return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
 
 
 def describe_stamp(

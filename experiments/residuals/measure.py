@@ -2,7 +2,7 @@
 
 import resource
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -63,6 +63,31 @@ def explain_refusal(target: str) -> str | None:
     return None
   gpu_compile.stay_on_host()
   return gpu_compile.explain_refusal()
+
+
+def trace_step(step: StepProgram, target: str) -> Any:
+  """Traces a step for a target, as `jax.jit(fn).trace` does.
+
+  Args:
+    step: the step.
+    target: device to compile for, a key of `TARGETS`.
+  """
+  if target == "cpu":
+    return jax.jit(step.fn).trace(*step.args)
+  gpu = gpu_compile.find_gpu(target.upper())
+  return gpu_compile.trace_for(step.fn, *step.args, gpu=gpu)
+
+
+def lower_traced(traced: Any, target: str) -> Any:
+  """Lowers a traced step, as its own method `lower` does.
+
+  Args:
+    traced: what `trace_step` returned.
+    target: the same device.
+  """
+  if target == "cpu":
+    return traced.lower()
+  return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
 
 
 def processor_seconds() -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +101,9 @@ def fit_memory(
   memory than predicted, or less, that corrects the other predictions, and the
   choice may move. Nothing is run.
 
+  Prices are kept for another budget of the same function: the next call with
+  the same `fn` and all else equal takes less time.
+
   Args:
     fn: function `fn(params, *batch)` that returns a scalar: any JAX function.
     params: pytree of arrays or of `jax.ShapeDtypeStruct`s.
@@ -173,18 +176,62 @@ def fit_memory(
   if missing_host and any(isinstance(o, offload) for o in options):
     options = tuple(o for o in options if not isinstance(o, offload))
     notes = (f"Nothing is offloaded: {missing_host}.",)
-  actions = [o for o in options if not (o is None or isinstance(o, recompute))]
-  prices = StepPrices(
-    fn,
-    args,
-    platform,
-    has_aux,
-    _count_state(optimizer, args[0]),
-    lambda line: progress(line) if progress else None,
+  report = progress or (lambda line: None)
+  leaves, tree = jax.tree.flatten(args)
+  state_bytes = _count_state(optimizer, args[0])
+  problem = _Problem(
+    tuple(leaves), tree, platform, options, has_aux, state_bytes
   )
-  may_recompute = any(isinstance(o, recompute) for o in options)
-  search = RecipeSearch(prices, actions, may_recompute, time_limit_s)
+  search = _find_search(fn, problem)
+  search.begin(report, time_limit_s)
   return select_fastest(search, budget_bytes, measure_memory, notes)
+
+
+class _Problem(NamedTuple):
+  """States what prices of plans depend on, beside the function.
+
+  Attributes:
+    leaves: shapes of its arguments, as ShapeDtypeStructs.
+    tree: structure of its arguments.
+    platform: device, and links to the host.
+    options: actions that may be chosen.
+    has_aux: whether the function returns a pair.
+    state_bytes: bytes of the optimizer's state.
+  """
+
+  leaves: tuple[Any, ...]
+  tree: Any
+  platform: Platform
+  options: tuple[Action, ...]
+  has_aux: bool
+  state_bytes: int
+
+
+# The last search, for other budgets of the same function: at most one.
+_LAST_SEARCH: list[tuple[Callable[..., Any], _Problem, RecipeSearch]] = []
+
+
+def _find_search(fn: Callable[..., Any], problem: _Problem) -> RecipeSearch:
+  """Returns a function's plans, priced as far as an earlier call has done it.
+
+  Args:
+    fn: the function. Like `jax.jit`, this takes the same object to be the same
+      function.
+    problem: what the prices depend on.
+  """
+  for known, its_problem, search in _LAST_SEARCH:
+    if known is fn and its_problem == problem:
+      return search
+  args = jax.tree.unflatten(problem.tree, problem.leaves)
+  prices = StepPrices(
+    fn, args, problem.platform, problem.has_aux, problem.state_bytes
+  )
+  options = problem.options
+  actions = [o for o in options if not (o is None or isinstance(o, recompute))]
+  may_recompute = any(isinstance(o, recompute) for o in options)
+  search = RecipeSearch(prices, actions, may_recompute)
+  _LAST_SEARCH[:] = [(fn, problem, search)]
+  return search
 
 
 def _count_state(

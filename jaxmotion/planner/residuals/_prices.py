@@ -48,6 +48,8 @@ class StepPrices:
     platform: device, and links to the host.
     has_aux: whether the function returns a pair, a loss and other results.
     state_bytes: bytes on the device besides those of the step.
+
+  Attributes:
     report: function of a line that says what is tried.
   """
 
@@ -58,9 +60,9 @@ class StepPrices:
     platform: Platform,
     has_aux: bool = False,
     state_bytes: int = 0,
-    report: Report = lambda line: None,
   ):
-    self.args, self.platform, self.report = tuple(args), platform, report
+    self.args, self.platform = tuple(args), platform
+    self.report: Report = lambda line: None
     self.state_bytes = state_bytes
     self._fn, self._has_aux = fn, has_aux
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)

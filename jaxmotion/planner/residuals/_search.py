@@ -31,7 +31,7 @@ from jaxmotion.planner._text import format_codec
 from jaxmotion.planner.residuals._costs import KeepOption
 from jaxmotion.planner.residuals._layers import layer_of
 from jaxmotion.planner.residuals._pareto import ParetoFront
-from jaxmotion.planner.residuals._prices import StepPrices
+from jaxmotion.planner.residuals._prices import Report, StepPrices
 from jaxmotion.planner.residuals._recipe import PLAIN, Recipe, Rules, make_cut
 from jaxmotion.planner.residuals._stock import (
   list_name_recipes,
@@ -73,23 +73,34 @@ class RecipeSearch:
     prices: prices of the function's steps.
     actions: codecs and `offload`s that may be chosen.
     may_recompute: whether residuals may be recomputed.
-    time_limit_s: seconds after which no further recipe is priced, but for the
-      first ones.
   """
 
   def __init__(
-    self,
-    prices: StepPrices,
-    actions: Sequence[Action],
-    may_recompute: bool,
-    time_limit_s: float | None = None,
+    self, prices: StepPrices, actions: Sequence[Action], may_recompute: bool
   ):
     self.prices = prices
     self._actions, self._may_recompute = actions, may_recompute
-    limit_s = math.inf if time_limit_s is None else time_limit_s
-    self._end_s = time.monotonic() + limit_s
+    self._end_s = math.inf
     self._found: dict[Recipe, Candidate] = {}
     self._is_extended = False
+
+  def begin(
+    self,
+    report: Report = lambda line: None,
+    time_limit_s: float | None = None,
+  ) -> None:
+    """Prices the first recipes, unless an earlier search did.
+
+    Args:
+      report: function of a line that says what is tried.
+      time_limit_s: seconds after which no further recipe is priced, but for the
+        first ones.
+    """
+    limit_s = math.inf if time_limit_s is None else time_limit_s
+    self._end_s = time.monotonic() + limit_s
+    self.prices.report = report
+    if self._found:
+      report(f"{len(self._found)} plans are priced already")
     for recipe in self._list_first():
       self._add(recipe)
 
@@ -102,7 +113,6 @@ class RecipeSearch:
     """Prices all other recipes, if that was not done yet."""
     if self._is_extended:
       return
-    self._is_extended = True
     for recipe in self._list_others():
       if self.is_over:
         return
@@ -112,6 +122,7 @@ class RecipeSearch:
         return
       for candidate in self._list_mixed(share if self._may_recompute else 1.0):
         self._found.setdefault(candidate.recipe, candidate)
+    self._is_extended = True
 
   @property
   def candidates(self) -> list[Candidate]:

@@ -95,6 +95,7 @@ def searched(model, *options):
   fn, *args = MODELS[model]
   prices = StepPrices(fn, args, PLATFORM)
   search = RecipeSearch(prices, options, may_recompute=True)
+  search.begin()
   search.extend()
   return search
 
@@ -161,6 +162,7 @@ def test_budgets_are_refined_though_the_smallest_holds_more():
     price=price, landmarks=Landmarks((), False), list_residuals=lambda r: []
   )
   search = RecipeSearch(prices, (), may_recompute=True)
+  search.begin()
   search.extend()
   for most in (180, 700):
     search.refine(most)
@@ -276,6 +278,34 @@ def test_the_function_is_traced_a_few_times_only():
   assert compiled == ["compiling: plain"] and plan.compiled_bytes is not None
 
 
+def test_another_budget_of_a_function_prices_no_plan_again():
+  _, params, x = MODELS["mlp"]
+  fn = lambda params, x: MODELS["mlp"][0](params, x)
+  momentum = optax.sgd(0.1, 0.9)
+
+  def fit(budget, **options):
+    lines = []
+    plan = planner.fit_memory(
+      fn,
+      params,
+      (x,),
+      PLATFORM,
+      budget,
+      measure_memory=None,
+      progress=lines.append,
+      **options,
+    )
+    return plan, sum(line.startswith("predicted: ") for line in lines)
+
+  (tight, priced), (loose, more), (again, rest) = map(fit, (6e5, 1.1e6, 6e5))
+  assert priced > 8 and more == rest == 0
+  assert (tight.name, tight.step_s) == (again.name, again.step_s)
+  assert tight.name != loose.name == "plain"
+  # With an optimizer, prices have other bytes.
+  other, priced = fit(6e5 + tree_bytes(params), optimizer=momentum)
+  assert priced > 8 and other.state_bytes == tree_bytes(params)
+
+
 def test_a_time_limit_ends_the_search():
   fn, params, x = MODELS["mlp"]
   budget = searched("mlp").plain.device_bytes - 1
@@ -283,7 +313,7 @@ def test_a_time_limit_ends_the_search():
   for limit_s in (1e-6, None):
     lines = []
     plan = planner.fit_memory(
-      fn,
+      lambda params, x: fn(params, x),
       params,
       (x,),
       PLATFORM,
