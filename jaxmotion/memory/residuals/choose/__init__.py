@@ -36,3 +36,4 @@ from jaxmotion.memory.residuals.choose._shares import (
   count_device_bytes as count_device_bytes,
   find_largest_share as find_largest_share,
 )
+from jaxmotion.memory.residuals.choose._turn import find_held as find_held

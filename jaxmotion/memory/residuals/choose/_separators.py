@@ -25,6 +25,8 @@ from jaxmotion.program import RANDOM, REDUCTIONS, Step, Value, is_expensive
 
 # Sizes are estimates: what saves a smaller share of the bytes is left.
 _LEAST_GAIN = 0.1
+# Share of all bytes that is saved at a place to spare a product alone.
+_WIDE = 0.2
 # Places where a program may be split, of which each has the smallest frontier
 # around.
 _PLACES = 128
@@ -163,7 +165,11 @@ class Separators:
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
     ):
       frontier = [c.value for c in place.frontier]
-      if place in split.places or not self._spares(frontier, steps):
+      new = sum(c.nbytes for c in place.frontier if c.value not in found)
+      # A compiler may order a part with large saved values another way.
+      if place in split.places or new > _WIDE * most:
+        continue
+      if not self._spares(frontier, steps):
         continue
       more = _measure_split(sorted([*split.places, place], key=_get_position))
       if self._count_bytes(more) <= most:

@@ -6,7 +6,7 @@ the last product has just read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set as AbstractSet
+from collections.abc import Container, Iterable, Sequence
 
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import (
@@ -54,15 +54,28 @@ def gains_nothing(
   products = [s for s in steps if _is_product(s)]
   written = {v.source for s in products for v in s.reads}
   last = {v.source for v in products[-1].reads} if products else set()
-  held = _find_held(joint, reads, written) - inputs
+  held = find_held(joint, reads, written) - inputs
   cut = {v.source for v in saved} - inputs
   return _count_bytes(held) <= _count_bytes(cut | (last & held))
 
 
-def _find_held(
-  joint: JointProgram, reads: Iterable[Value], written: AbstractSet[Value]
+def find_held(
+  joint: JointProgram,
+  reads: Iterable[Value],
+  written: Container[Value],
+  known: Container[Value] = (),
 ) -> set[Value]:
-  """Returns the arrays in memory that some values follow from."""
+  """Returns the arrays in memory that some values follow from.
+
+  A compiler that is left to itself holds the results of expensive steps, and
+  operands of products.
+
+  Args:
+    joint: the function and its backward pass.
+    reads: values of the forward pass that steps read.
+    written: operands of products.
+    known: values that are in memory anyway, and not counted.
+  """
   held: set[Value] = set()
   seen: set[Value] = set()
   todo = [v.source for v in reads]
@@ -71,6 +84,8 @@ def _find_held(
     if value in seen:
       continue
     seen.add(value)
+    if value in known:
+      continue
     maker = joint.order.maker(value)
     if maker is None or is_expensive(maker.eqn) or value in written:
       held.add(value)

@@ -21,7 +21,6 @@ import collections
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -32,12 +31,10 @@ from jaxmotion.memory.residuals.choose import (
   SavedResidual,
   Selection,
 )
-from jaxmotion.memory.residuals.run._delay import find_free_to_delay
 from jaxmotion.memory.residuals.run._forward import (
   Env,
   ends_fusion,
   evaluate_and_encode,
-  find_written,
   make_env,
   mask_words,
   tie_arrays,
@@ -47,7 +44,9 @@ from jaxmotion.memory.residuals.run._order import (
   list_fused_reads,
   order_backward,
 )
+from jaxmotion.memory.residuals.run._part import find_whole_part
 from jaxmotion.memory.residuals.run._plain import list_live, run_plain
+from jaxmotion.memory.residuals.run._wait_choice import WaitChoice
 from jaxmotion.memory.residuals.run._waiting import find_waiting
 from jaxmotion.program import (
   Operand,
@@ -108,9 +107,9 @@ class _BackwardPass:
       since the last barrier.
     _made: results of all backward steps since the last barrier.
     _position: positions of the steps that make the values of the pass.
-    _free: saved values that the compiler may compute in the backward pass.
     _gates: arrays that the first barrier waits for, until there was one.
-    _forward_steps: steps of the forward pass, by identity, once asked for.
+    _later: steps that have not run yet.
+    _waits: says which residuals wait without a barrier of their own.
   """
 
   def __init__(
@@ -123,7 +122,7 @@ class _BackwardPass:
     gates: Sequence[Array],
   ):
     self._selection, self._joint = selection, selection.joint
-    self._free, self._gates = find_free_to_delay(selection), list(gates)
+    self._gates = list(gates)
     self._env = make_env(selection, list_live(selection, inputs))
     self._env.update(zip(self._joint.cotangents, cotangents, strict=True))
     self._residual = {s.value: s.residual for s in selection.saved}
@@ -138,7 +137,8 @@ class _BackwardPass:
     self._untied: list[Value] = []
     self._made: set[Value] = set()
     self._position: dict[Value, int] = {}
-    self._forward_steps: set[int] | None = None
+    self._later: Sequence[Step] = ()
+    self._waits = WaitChoice(selection, self._residual, self._on_host)
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
@@ -149,6 +149,7 @@ class _BackwardPass:
     whole: list[Value] = []
     waiting = find_waiting(steps)
     for i, step in enumerate(steps):
+      self._later = steps[i:]
       if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
         reads, whole = list_fused_reads(steps, i)
         wanted = [v for v in reads if v not in self._joint.backward]
@@ -234,10 +235,15 @@ class _BackwardPass:
     missing = [v for v in values if isinstance(v, Value) and v not in env]
     if not missing:
       return
-    steps = self._steps_to(missing)
+    steps, part = self._steps_to(missing), []
     if to_cache := self._find_values_to_cache(steps):
-      self._recompute_and_cache(to_cache, token)
+      if part := self._find_whole_part(to_cache):
+        missing = list(dict.fromkeys([*missing, *part]))
+      else:
+        self._recompute_and_cache(to_cache, token)
       steps = self._steps_to(missing)
+    if part:
+      whole = missing
     decoded, local = self._decode_operands(missing, steps, token, whole)
     evaluate(steps, local)
     unsure = [v for v in decoded if self._residual[v].may_overflow]
@@ -265,6 +271,17 @@ class _BackwardPass:
         if more and not any(is_expensive(s.eqn) for s in more):
           to_cache.append(value)
     return to_cache
+
+  def _find_whole_part(self, to_cache: Sequence[Value]) -> list[Value]:
+    """Returns what the steps of a part read, if no cache is of use there."""
+    return find_whole_part(
+      self._joint,
+      self._later,
+      self._steps_to(to_cache),
+      to_cache,
+      collections.ChainMap(self._env, self._buffers),
+      {*self._selection.always_live, *self._joint.program.constants},
+    )
 
   def _recompute_and_cache(
     self, values: Sequence[Value], token: Value | None
@@ -326,15 +343,17 @@ class _BackwardPass:
     to_decode = [v for v in touched if v in self._buffers and v not in env]
     live = [v for v in touched if v in self._selection.always_live and v in env]
     masked = (
-      set() if token is None else self._list_masked(to_decode, steps, whole)
+      set()
+      if token is None
+      else self._waits.list_masked(to_decode, steps, whole, self._buffers)
     )
     rerun = {v for s in steps for v in s.reads}
-    direct = {v for v in to_decode if v not in rerun and self._is_free(v)}
+    direct = {v for v in to_decode if v not in rerun and self._waits.is_free(v)}
     to_fetch = [v for v in to_decode if v not in masked]
     to_fetch += self._take_prefetch(to_decode)
     mask = jnp.zeros((), jnp.uint8)
     finished = [] if token is None else self._list_finished(token)
-    if not (to_fetch or live or finished or self._repeats(steps)):
+    if not (to_fetch or live or finished or self._waits.repeats(steps)):
       masked = set()  # A compiler has nothing to merge with the forward pass.
     tied = (
       [self._buffers[v] for v in to_fetch],
@@ -368,66 +387,6 @@ class _BackwardPass:
       else:
         local[value] = self._decode(value)
     return to_decode, local
-
-  def _is_written_by_itself(self, value: Value) -> bool:
-    """Says whether the forward pass has no barrier behind a value's maker."""
-    joint = self._joint
-    if value in self._free:
-      return True
-    written = find_written(value, joint.order.maker)
-    maker = joint.order.maker(written)
-    return written in joint.outputs or (
-      maker is not None and is_expensive(maker.eqn)
-    )
-
-  def _is_free(self, value: Value) -> bool:
-    """Says whether a value is in memory, or free to delay, outside of loops."""
-    residual = self._residual[value]
-    return (
-      residual.repeats == 1
-      and not residual.is_computed
-      and value not in self._on_host
-      and (value in self._joint.inputs or self._is_written_by_itself(value))
-    )
-
-  def _repeats(self, steps: Sequence[Step]) -> bool:
-    """Says whether the forward pass has run any of some steps."""
-    if self._forward_steps is None:
-      joint = self._joint
-      ends = [*joint.outputs, *self._residual]
-      run = joint.order.leading_to(ends, dict.fromkeys(joint.inputs))
-      self._forward_steps = {id(step) for step in run}
-    return any(id(step) in self._forward_steps for step in steps)
-
-  def _list_masked(
-    self,
-    to_decode: Sequence[Value],
-    steps: Sequence[Step],
-    whole: Collection[Value],
-  ) -> set[Value]:
-    """Returns the residuals that wait without a barrier of their own.
-
-    These are arrays in memory that only fusions read. A fusion combines an
-    array with a zero that has passed the barrier, which changes no bit. It may
-    then write its result over the array, and reads a slice of a stack where
-    that is: a barrier in between would keep it from both.
-    """
-    read_whole = {v.source for v in whole}
-    read_whole.update(
-      v.source for s in steps if ends_fusion(s) for v in s.reads
-    )
-    return {
-      v
-      for v in to_decode
-      if v not in self._on_host
-      and v.source not in read_whole
-      and self._is_written_by_itself(v)
-      and not self._residual[v].is_computed
-      and all(
-        jnp.issubdtype(b.dtype, jnp.unsignedinteger)
-        for b in jax.tree.leaves(self._buffers[v])
-      )
-    }
 
   def _list_finished(self, token: Value) -> list[Value]:
     """Returns the untied results that the token does not follow from.

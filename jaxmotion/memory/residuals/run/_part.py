@@ -1,0 +1,96 @@
+"""Finds parts of a pass of which a compiler holds no more than a cache does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Sequence
+
+from jaxmotion.memory.residuals.choose import find_held
+from jaxmotion.memory.residuals.run._forward import ends_fusion
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Step, Value, array_bytes, is_expensive
+
+
+def find_whole_part(
+  joint: JointProgram,
+  later: Sequence[Step],
+  rerun: Sequence[Step],
+  cached: Iterable[Value],
+  known: Container[Value],
+  shared: Collection[Value],
+) -> list[Value]:
+  """Returns what a part reads, if it may all be there at once.
+
+  A part is what is computed again together, and all steps of the backward pass
+  that read what follows from it. A cache needs barriers. Where a compiler that
+  is left to itself would hold no more than the cache and what the first product
+  reads, it is left the part as `jax.checkpoint` leaves it a layer.
+
+  Args:
+    joint: the function and its backward pass.
+    later: steps of the backward pass that have not run yet.
+    rerun: steps that are to run again.
+    cached: their results that would be cached.
+    known: values that need not be computed.
+    shared: those of them that are no part's: parameters and constants.
+
+  Returns:
+    Forward values that these steps read and that follow from the part; empty
+    if the cache holds less.
+  """
+  made = {v for step in rerun for v in step.outs}
+  read_again = {v for step in rerun for v in step.reads if v in known}
+  reads = dict.fromkeys(v for step in later for v in step.reads)
+  traces = {
+    v: traced
+    for v in reads
+    if v not in joint.backward
+    and (traced := _trace_back(joint, v, made, known)) is not None
+  }
+  beside = (traced for traced in traces.values() if traced & made)
+  own = (made | read_again).union(*beside) - {*shared}
+  weights = read_again & {*shared}
+  found = [
+    v for v, traced in traces.items() if traced & own or traced <= weights
+  ]
+  if not all(hasattr(v.aval, "shape") for v in found):
+    return []
+  products = [s for s in (*rerun, *later) if ends_fusion(s)]
+  written = {v.source for s in products for v in s.reads}
+  held = find_held(joint, found, written, known)
+  first = next(
+    (s for s in later if ends_fusion(s) and {*s.reads} & {*found}), None
+  )
+  there = {v.source for v in cached}
+  if first is not None:
+    there |= {v.source for v in first.reads} & held
+  return found if _count_bytes(held) <= _count_bytes(there) else []
+
+
+def _trace_back(
+  joint: JointProgram,
+  value: Value,
+  made: Container[Value],
+  known: Container[Value],
+) -> set[Value] | None:
+  """Returns what a value follows from by cheap steps.
+
+  Returns:
+    Known values and those of the part; None if it follows from others.
+  """
+  ends: set[Value] = set()
+  todo, seen = [value], {value}
+  while todo:
+    one = todo.pop()
+    if one in made or one in known:
+      ends.add(one)
+      continue
+    maker = joint.order.maker(one)
+    if maker is None or is_expensive(maker.eqn):
+      return None
+    todo += [v for v in maker.reads if v not in seen]
+    seen.update(maker.reads)
+  return ends
+
+
+def _count_bytes(values: Iterable[Value]) -> int:
+  return sum(array_bytes(v.aval) for v in values)
