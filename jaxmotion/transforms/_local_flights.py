@@ -205,9 +205,9 @@ class _Programs(NamedTuple):
     def begin_own(
       params: PerWorker, inner: PerWorker, anchor: PyTree
     ) -> tuple[PerWorker, PerWorker]:
-      values = unpack_worker(params), unpack_worker(inner)
+      values = params.value, inner.value
       own, fresh = self.rounds.begin_anew(values, anchor)
-      return pack_worker(own), pack_worker(fresh)
+      return PerWorker(own), PerWorker(fresh)
 
     specs = (self._split, self._split, P())
     return self._map(begin_own, specs, specs[:2], params, inner, anchor)
@@ -224,9 +224,7 @@ class _Programs(NamedTuple):
     """
 
     def land(own: PyTree, flying: tuple[PyTree, Array]) -> PyTree:
-      values = None, unpack_worker(PerWorker(own))
-      _, landed = self.rounds.land(flying[1][k], values, flying[0])
-      return pack_worker(landed).value
+      return self.rounds.land(flying[1][k], (None, own), flying[0])[1]
 
     return self._map(land, (self._split, P()), self._split, own, flying)
 

@@ -155,7 +155,8 @@ class LocalRounds(NamedTuple):
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
     due = order_branch(self._due_fragment(count, 0))
-    own, inner_own = unpack_worker(params), unpack_worker(inner)
+    # With their leading axis, as XLA copies what passes a branch as a view.
+    own, inner_own = params.value, inner.value
     ok = None
     skipped = state.skipped
     if self.skips:
@@ -201,8 +202,8 @@ class LocalRounds(NamedTuple):
       count,
       skipped,
       anchor,
-      pack_worker(own),
-      pack_worker(inner_own),
+      PerWorker(own),
+      PerWorker(inner_own),
       tuple(outer),
       flying,
       weights,
@@ -241,10 +242,18 @@ class LocalRounds(NamedTuple):
     """Lets this worker begin at the anchor, as its parameters are bad.
 
     Its moments would make the next parameters non-finite again.
+
+    Args:
+      values: its parameters and inner state, with a leading axis of workers.
+      anchor: parameters to begin at.
+
+    Returns:
+      New `values`.
     """
     del values
     start = to_varying(anchor, self.axis_name)
-    return start, to_varying(self.inner.init(start), self.axis_name)
+    inner = to_varying(self.inner.init(start), self.axis_name)
+    return pack_worker(start).value, pack_worker(inner).value
 
   def send(
     self,
@@ -277,7 +286,7 @@ class LocalRounds(NamedTuple):
     Args:
       is_sent: bool[].
       values: (the fragment of the anchor or None, of this worker's own
-        parameters or None).
+        parameters with their leading axis or None).
       landing: what the anchor becomes.
     """
     return self._run_if(is_sent, self._land, values, (landing,))
@@ -335,7 +344,7 @@ class LocalRounds(NamedTuple):
     Returns:
       What the anchor becomes, and the new state of the outer chain.
     """
-    change = self.find_change(anchor, own)
+    change = self.find_change(anchor, unpack_worker(PerWorker(own)))
     return self._exchange(extra_args, values, anchor, change)
 
   def _exchange(
@@ -355,6 +364,7 @@ class LocalRounds(NamedTuple):
     anchor, own = values
 
     def move_own(p: Array, a: Array) -> Array:
+      a = jnp.broadcast_to(a, p.shape)
       moved = a if not self.mix else self.mix * p + (1 - self.mix) * a
       return moved.astype(p.dtype)
 

@@ -31,7 +31,6 @@ from jaxmotion.core import (
   check_int,
   check_number,
   map_local_work,
-  pack_worker,
   state_specs,
   unpack_worker,
 )
@@ -53,6 +52,7 @@ from jaxmotion.transforms._placement import (
 )
 from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
 from jaxmotion.transforms._shardings import Shardings
+from jaxmotion.transforms._stacked_update import update_stacked
 from jaxmotion.transforms._state_maker import StateMaker
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
@@ -242,19 +242,24 @@ def local_updates(
   def train_own(
     params: PerWorker, inner_state: PerWorker, batch: PyTree, keys: PyTree
   ) -> tuple[PerWorker, PerWorker, LocalWork]:
-    own, old = unpack_worker(params), unpack_worker(inner_state)
     key = None if keys is None else keys[0]
-    work = compute_work(own, None, batch, key)
+    work = compute_work(unpack_worker(params), None, batch, key)
     loss = work.metrics[0] if has_aux else work.metrics
     update = optax.with_extra_args_support(inner).update
-    (updates, new), _ = run_with_loss(
-      lambda extra_args: update(work.grads, old, own, **extra_args), {}, loss
+
+    def update_own(
+      grads: PyTree, state: PyTree, own: PyTree
+    ) -> tuple[PyTree, PyTree]:
+      (updates, state), _ = run_with_loss(
+        lambda extra_args: update(grads, state, own, **extra_args), {}, loss
+      )
+      return optax.apply_updates(own, updates), state
+
+    work = jax.tree.map(lambda a: jnp.expand_dims(a, 0), work)
+    own, new = update_stacked(
+      update_own, work.grads, inner_state.value, params.value
     )
-    own = optax.apply_updates(own, updates)
-    work = jax.tree.map(
-      lambda a: jnp.expand_dims(a, 0), work._replace(grads=None)
-    )
-    return pack_worker(own), pack_worker(new), work
+    return PerWorker(own), PerWorker(new), work._replace(grads=None)
 
   def finish_own(
     state: LocalState,
