@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core
 
@@ -13,6 +14,7 @@ from jaxmotion.memory.residuals import Action, Residual, offload
 from jaxmotion.perfmodel import Link, Platform
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.residuals._layers import layer_of, list_layers
+from jaxmotion.program import flatten, inner_jaxprs
 
 
 class KeepOption(NamedTuple):
@@ -124,6 +126,43 @@ class ResidualCosts:
       exposed = self.exposed_seconds(layer, costs.to_host_s, costs.from_host_s)
       total += float(exposed)
     return total
+
+  def stock_seconds(self, host_bytes: float) -> float:
+    """Returns the seconds of a policy's transfers that are not hidden.
+
+    Args:
+      host_bytes: bytes that leave for the host, and come back.
+    """
+    to_host, from_host = self._platform.to_host, self._platform.from_host
+    if to_host is None or from_host is None or not host_bytes:
+      return 0.0
+    forward_s = sum(layer.forward_s for layer in self._layers)
+    backward_s = self._backward_ratio * forward_s
+    exposed = max(0.0, to_host.transfer_seconds(host_bytes) - forward_s)
+    return exposed + max(
+      0.0, from_host.transfer_seconds(host_bytes) - backward_s
+    )
+
+
+def count_host_bytes(jaxpr: Any) -> int:
+  """Returns the bytes that a program sends to the host, in all iterations.
+
+  Args:
+    jaxpr: the program, closed or not.
+  """
+  total = 0
+  for step in flatten(jaxpr, calls="all").steps:
+    if step.name == "device_put":
+      is_sent = [
+        getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
+        for v in step.outs
+      ]
+      total += sum(
+        v.nbytes for v, sent in zip(step.outs, is_sent, strict=True) if sent
+      )
+    runs = step.params["length"] if step.name == "scan" else 1
+    total += runs * sum(map(count_host_bytes, inner_jaxprs(step.eqn)))
+  return total
 
 
 def _is_applicable(action: Action, residuals: Sequence[Residual]) -> bool:

@@ -79,7 +79,8 @@ def fit_memory(
 
   * the function as it is;
   * `jax.checkpoint` by each stock policy, of the whole function and of the
-    bodies of its loops, names of `checkpoint_name` included;
+    bodies of its loops, names of `checkpoint_name` included, and where
+    `options` has an `offload` those that save on the host;
   * `memory.compress_residuals` by many budgets, by names, and without single
     residuals;
   * likewise with residuals encoded or on the host, all or some.

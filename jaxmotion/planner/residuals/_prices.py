@@ -17,7 +17,7 @@ from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.memory.residuals import Residual, offload
 from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
 from jaxmotion.planner._text import format_bytes, format_seconds
-from jaxmotion.planner.residuals._costs import ResidualCosts
+from jaxmotion.planner.residuals._costs import ResidualCosts, count_host_bytes
 from jaxmotion.planner.residuals._recipe import PLAIN, Recipe
 from jaxmotion.planner.residuals._stock import Landmarks, find_landmarks
 
@@ -122,6 +122,9 @@ class StepPrices:
     seconds = predict_seconds(cost, self.platform.device)
     if any(isinstance(action, offload) for _, action in recipe.rules):
       seconds += self.costs.transfer_seconds(self.list_residuals(recipe))
+    if recipe.is_on_host:
+      jaxpr = jax.make_jaxpr(step)(*self.args)
+      seconds += self.costs.stock_seconds(count_host_bytes(jaxpr))
     return Price(seconds, cost.peak_bytes + self.state_bytes)
 
   def _traced(self, *args: PyTree) -> Any:

@@ -36,6 +36,7 @@ class Recipe(NamedTuple):
     policy: policy of `jax.checkpoint`.
     in_loops: whether `jax.checkpoint` wraps the bodies of loops, rather than
       the whole function.
+    is_on_host: whether the policy saves arrays on the host.
   """
 
   name: str
@@ -44,6 +45,7 @@ class Recipe(NamedTuple):
   memory_budget: float | None = None
   policy: Policy | None = None
   in_loops: bool = False
+  is_on_host: bool = False
 
   def wrap(
     self, fn: Callable[..., Any], count: int, device: Device

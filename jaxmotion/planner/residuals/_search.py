@@ -35,6 +35,7 @@ from jaxmotion.planner.residuals._prices import Report, StepPrices
 from jaxmotion.planner.residuals._recipe import PLAIN, Recipe, Rules, make_cut
 from jaxmotion.planner.residuals._stock import (
   list_name_recipes,
+  list_offload_recipes,
   list_stock_recipes,
 )
 
@@ -196,6 +197,8 @@ class RecipeSearch:
       yield from map(make_cut, _SHARES)
       if self.prices.landmarks.has_loops or self._is_stock_smaller():
         yield from list_name_recipes(self.prices.landmarks)
+      if any(isinstance(action, offload) for action in self._actions):
+        yield from list_offload_recipes(self.prices.landmarks)
       yield from self._list_singles()
     for action in self._actions:
       for share in _CODED_SHARES if self._may_recompute else (1.0,):

@@ -76,11 +76,41 @@ def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
     yield _make_stock(name, policy, landmarks.has_loops)
 
 
-def _make_stock(name: str, policy: Policy | None, in_loops: bool) -> Recipe:
+def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by policies that save on the host.
+
+  Of loop bodies alone: outside of loops, XLA sends such arrays when the
+  backward pass reads them, so that they take as much memory as before.
+
+  Args:
+    landmarks: names and loops of the function.
+  """
+  if not landmarks.has_loops:
+    return
+  places = ("device", "pinned_host")
+  products = _POLICIES.offload_dot_with_no_batch_dims(*places)
+  yield _make_stock("offload_dot_with_no_batch_dims", products, True, True)
+  if landmarks.names:
+    shown = ", ".join(map(repr, landmarks.names))
+    only = _POLICIES.save_and_offload_only_these_names(
+      names_which_can_be_saved=[],
+      names_which_can_be_offloaded=list(landmarks.names),
+      offload_src=places[0],
+      offload_dst=places[1],
+    )
+    words = f"save_and_offload_only_these_names(offloaded: {shown})"
+    yield _make_stock(words, only, True, True)
+
+
+def _make_stock(
+  name: str, policy: Policy | None, in_loops: bool, is_on_host: bool = False
+) -> Recipe:
   words = f"jax.checkpoint(policy={name})" if name else "jax.checkpoint"
   if in_loops:
     words += " of loop bodies"
-  return Recipe(words, "stock", policy=policy, in_loops=in_loops)
+  return Recipe(
+    words, "stock", policy=policy, in_loops=in_loops, is_on_host=is_on_host
+  )
 
 
 def _list_name_policies(names: Sequence[str]) -> Iterator[tuple[str, Policy]]:

@@ -22,7 +22,12 @@ from jaxmotion.memory import (
   residuals_of,
   save_only_these_names,
 )
-from jaxmotion.perfmodel import builtin_platform, predict_cost, predict_seconds
+from jaxmotion.perfmodel import (
+  builtin_platform,
+  gbyte_per_s,
+  predict_cost,
+  predict_seconds,
+)
 from jaxmotion.planner.residuals._prices import Price, StepPrices
 from jaxmotion.planner.residuals._recipe import checkpoint_loops
 from jaxmotion.planner.residuals._search import RecipeSearch
@@ -409,6 +414,32 @@ def test_a_codec_with_state_is_refused(wrap):
   options = [recompute(), wrap(codecs.feedback(INT8))]
   with pytest.raises((ValueError, TypeError), match=r"must be .*without state"):
     planner.fit_memory(square, W, (X,), PLATFORM, 1e9, options=options)
+
+
+def test_policies_that_offload_are_tried_where_arrays_may_leave():
+  slow = dataclasses.replace(H100.to_host, rate=gbyte_per_s(1e-3))
+  tethered = dataclasses.replace(PLATFORM, to_host=slow, sources={})
+  fn, *args = MODELS["attention"]
+  found = {}
+  for platform in (PLATFORM, tethered):
+    for actions in ((), (offload(),)):
+      search = RecipeSearch(StepPrices(fn, args, platform), actions, True)
+      search.begin()
+      search.extend()
+      found[platform is PLATFORM, bool(actions)] = {
+        c.recipe.name: c for c in search.candidates if c.recipe.is_on_host
+      }
+  assert not found[True, False] and len(found[True, True]) == 2
+  scores = 4 * 4 * 4 * 2 * 32 * 32  # Of all that have names, what is read.
+  for name, candidate in found[False, True].items():
+    step_s = found[True, True][name].step_s
+    nbytes = scores if "names" in name else None
+    assert candidate.step_s > step_s
+    if nbytes:
+      link_s = slow.transfer_seconds(nbytes)
+      assert link_s - step_s < candidate.step_s - step_s < link_s
+    step = StepPrices(fn, args, PLATFORM).make_step(candidate.recipe)
+    assert "<host>" in str(jax.make_jaxpr(step)(*args))
 
 
 def test_without_a_link_to_a_host_nothing_goes_there():
