@@ -17,7 +17,8 @@ On a host the copy is numpy's, by one thread; the floor ratio is the op's time
 in copies. Arrays that fit a cache are read from the cache, by the copy too.
 
 --compiled: no GPU and no timing. Compiles every op for a GPU and reports
-kernels, traffic over the fewest bytes possible, registers, widths of accesses.
+kernels, traffic over the fewest bytes possible, registers, widths of accesses;
+with --target=v5e or v6e kernels and traffic on a TPU.
 """
 
 import os
@@ -28,10 +29,10 @@ import time
 import jax
 from absl import flags
 
-from experiments import gpu_compile
+from experiments import gpu_compile, tpu_compile
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.kernels import cases, rows, run, tables
+from experiments.kernels import cases, compiled, rows, run, tables
 
 _OPS = flags.DEFINE_list("ops", [], "Names of ops; all if empty.")
 _MAX_BYTES = flags.DEFINE_integer(
@@ -45,9 +46,9 @@ _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer(
   "seed", None, "Of the arrays that are checked.", allow_override=True
 )
-_COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
-_GPU = flags.DEFINE_enum(
-  "gpu", "H100", list(gpu_compile.GPUS), "Of --compiled."
+_COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a device only.")
+_TARGET = flags.DEFINE_enum(
+  "target", "H100", list(compiled.TARGETS), "Device of --compiled."
 )
 _JSON = shared_flags.define_rows()
 
@@ -65,11 +66,17 @@ def main() -> None:
 
 def _compile_ops() -> tuple[list[records.Row], list[str]]:
   """Returns rows, and the kernels that spill registers."""
-  gpu_compile.stay_on_host()
-  if why := gpu_compile.explain_refusal():
-    sys.exit(f"Nothing can be compiled for a GPU: {why}.")
-  found = run.compile_all(cases.select_ops(_OPS.value), _GPU.value)
-  made = list(rows.make_compiled_rows(found, gpu_compile.GPUS[_GPU.value].kind))
+  target = _TARGET.value
+  if target in tpu_compile.TPUS:
+    tpu_compile.stay_on_host(target)
+    kind, why = tpu_compile.TPUS[target].kind, tpu_compile.explain_refusal()
+  else:
+    gpu_compile.stay_on_host()
+    kind, why = gpu_compile.GPUS[target].kind, gpu_compile.explain_refusal()
+  if why:
+    sys.exit(f"Nothing can be compiled for the {target}: {why}.")
+  found = run.compile_all(cases.select_ops(_OPS.value), target)
+  made = list(rows.make_compiled_rows(found, kind))
   make_console().print(tables.compiled_table(made).to_console())
   wrong = [
     f"{op} by {name} spills registers"

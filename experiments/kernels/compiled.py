@@ -1,12 +1,15 @@
-"""Figures of ops compiled for a GPU on a host without one."""
+"""Figures of ops compiled for a GPU or TPU on a host without one."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from experiments import gpu_compile
+from experiments import gpu_compile, tpu_compile
 from experiments.kernels.ops import Op, make_shape
+
+TARGETS = (*gpu_compile.GPUS, *tpu_compile.TPUS)
 
 
 class Figures(NamedTuple):
@@ -34,14 +37,14 @@ class Figures(NamedTuple):
 
 
 def compile_op(
-  op: Op, implementation: str, gpu: str, size_bytes: int
+  op: Op, implementation: str, target: str, size_bytes: int
 ) -> Figures:
-  """Compiles an op for a GPU and returns its figures.
+  """Compiles an op for a device and returns its figures.
 
   Args:
     op: the op to compile.
     implementation: name of the implementation.
-    gpu: name of the GPU, one of `gpu_compile.GPUS`.
+    target: name of the device, one of `TARGETS`.
     size_bytes: bytes of the float32 array.
 
   Raises:
@@ -49,15 +52,33 @@ def compile_op(
   """
   like = jax.ShapeDtypeStruct(make_shape(size_bytes), jnp.float32)
   args, outputs = op.shapes(like)
+  step = op.step(like, implementation)
+  options = {"donate_argnums": 0, "keep_unused": True}
+  ideal_bytes = op.ideal_bytes(like)
+  if target in tpu_compile.TPUS:
+    kernels = tpu_compile.compile_kernels(
+      step, outputs, *args, tpu=target, **options
+    )
+    return summarize_kernels(kernels, ideal_bytes)
   compiled = gpu_compile.compile_for(
-    op.step(like, implementation),
-    outputs,
-    *args,
-    gpu=gpu,
-    donate_argnums=0,
-    keep_unused=True,
+    step, outputs, *args, gpu=target, **options
   )
-  return summarize(compiled, op.ideal_bytes(like))
+  return summarize(compiled, ideal_bytes)
+
+
+def summarize_kernels(
+  kernels: Sequence[gpu_compile.Kernel], ideal_bytes: int
+) -> Figures:
+  """Returns the figures of a program of which only the kernels are known.
+
+  Args:
+    kernels: the kernels.
+    ideal_bytes: fewest bytes that the program could read and write.
+  """
+  traffic = [k.traffic_bytes for k in kernels]
+  known = [n for n in traffic if n is not None]
+  ratio = sum(known) / ideal_bytes if len(known) == len(traffic) else None
+  return Figures(len(kernels), ratio, None, None, None, {}, {})
 
 
 def summarize(compiled: gpu_compile.Compiled, ideal_bytes: int) -> Figures:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
+ON_TPU = ("reference", "pallas_tpu")
 
 # Number of workers whose payloads are added.
 _WORKERS = 8

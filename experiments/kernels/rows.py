@@ -80,15 +80,15 @@ def group_outcomes(
 
 
 def make_compiled_rows(
-  figures: Sequence[tuple[str, str, Figures | str]], gpu: str
+  figures: Sequence[tuple[str, str, Figures | str]], device: str
 ) -> Iterator[records.Row]:
   """Yields the figures of each (op, implementation), or why there are none.
 
   Args:
     figures: made by `run.compile_all`.
-    gpu: name of the GPU in the rows.
+    device: name of the device in the rows.
   """
-  machine = f"{gpu}: compiled, not run"
+  machine = f"{device}: compiled, not run"
   for op, name, found in figures:
     case = f"{op}/{name}"
     if isinstance(found, str):

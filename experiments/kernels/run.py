@@ -9,9 +9,10 @@ from typing import TypeVar
 import jax
 import rich.progress
 
+from experiments import tpu_compile
 from experiments.kernels import check, compiled, speed
 from experiments.kernels.cases import COMPILED_BYTES, SIZES
-from experiments.kernels.ops import IMPLEMENTATIONS, Op, make_shape
+from experiments.kernels.ops import IMPLEMENTATIONS, ON_TPU, Op, make_shape
 from experiments.kernels.rows import format_size
 
 T = TypeVar("T")
@@ -67,13 +68,13 @@ def check_all(
 
 
 def compile_all(
-  ops: Sequence[Op], gpu: str
+  ops: Sequence[Op], target: str
 ) -> list[tuple[str, str, compiled.Figures | str]]:
-  """Compiles every implementation of ops for a GPU, on the host.
+  """Compiles every implementation of ops for a GPU or TPU, on the host.
 
   Args:
     ops: ops to compile.
-    gpu: name of the GPU, one of `gpu_compile.GPUS`.
+    target: name of the device, one of `compiled.TARGETS`.
 
   Returns:
     For each op and implementation their names and the figures, or the reason
@@ -82,11 +83,12 @@ def compile_all(
 
   def compile_one(job: tuple[Op, str]) -> compiled.Figures | str:
     try:
-      return compiled.compile_op(*job, gpu, COMPILED_BYTES)
+      return compiled.compile_op(*job, target, COMPILED_BYTES)
     except NotImplementedError as reason:
       return str(reason)
 
-  jobs = [(op, name) for op in ops for name in IMPLEMENTATIONS]
+  names = ON_TPU if target in tpu_compile.TPUS else IMPLEMENTATIONS
+  jobs = [(op, name) for op in ops for name in names]
   found = _map_threads(compile_one, jobs, "compile")
   return [
     (op.name, name, figures)

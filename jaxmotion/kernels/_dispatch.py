@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmotion.core import PyTree, check_choice
 
-IMPLEMENTATIONS = ("reference", "pallas_triton")
+IMPLEMENTATIONS = ("reference", "pallas_triton", "pallas_tpu")
 VARIABLE = "JAXMOTION_KERNELS"
 
 

@@ -1,6 +1,7 @@
 """Arithmetic of 32-bit words that takes several operations."""
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxmotion.core import Array
 
@@ -24,3 +25,21 @@ def mul_high(a: Array, b: Array) -> Array:
   cross = a_high * b_low + (a_low * b_low >> 16)
   other = a_low * b_high + (cross & low)
   return a_high * b_high + (cross >> 16) + (other >> 16)
+
+
+def sum_words(words: Array, axis: int) -> Array:
+  """Returns the sum of words modulo 2**32 along an axis, which is kept.
+
+  Signed integers are added, whose sums have the same bits: kernels for TPUs add
+  no unsigned ones.
+
+  Args:
+    words: uint32 of any shape.
+    axis: the axis.
+
+  >>> sum_words(jnp.uint32([[2**31, 1], [2**31, 2]]), axis=0).tolist()
+  [[0, 3]]
+  """
+  signed = lax.bitcast_convert_type(words, jnp.int32)
+  total = jnp.sum(signed, axis=axis, keepdims=True, dtype=jnp.int32)
+  return lax.bitcast_convert_type(total, jnp.uint32)

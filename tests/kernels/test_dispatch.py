@@ -8,7 +8,7 @@ import pytest
 from jaxmotion.kernels import _dispatch, blocks
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.quantize import AbsmaxOp
-from tests.kernels.triton import kernel_calls
+from tests.kernels.lowering import kernel_calls
 from tests.paths import ROOT
 
 OP = AbsmaxOp(bits=8, block=32)

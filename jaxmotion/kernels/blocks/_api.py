@@ -19,7 +19,7 @@ from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._checks import check_key, check_memory, check_payload
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels._error_memory import ErrorMemory
-from jaxmotion.kernels.blocks import _pallas_triton, _reference
+from jaxmotion.kernels.blocks import _pallas_tpu, _pallas_triton, _reference
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part
@@ -56,7 +56,11 @@ def encode(
   """
   _check_array(op, x, key)
   return dispatch(
-    {"reference": _reference.encode, "pallas_triton": _pallas_triton.encode},
+    {
+      "reference": _reference.encode,
+      "pallas_triton": _pallas_triton.encode,
+      "pallas_tpu": _pallas_tpu.encode,
+    },
     x,
     key,
     gpu=_GPU,
@@ -94,6 +98,7 @@ def encode_error(
     {
       "reference": _reference.encode_error,
       "pallas_triton": _pallas_triton.encode_error,
+      "pallas_tpu": _pallas_tpu.encode_error,
     },
     x,
     memory,
@@ -128,6 +133,7 @@ def sum_decoded(
     {
       "reference": _reference.sum_decoded,
       "pallas_triton": _pallas_triton.sum_decoded,
+      "pallas_tpu": _pallas_tpu.sum_decoded,
     },
     payloads,
     gpu=_GPU,
@@ -163,6 +169,7 @@ def encode_mean(
     {
       "reference": _reference.encode_mean,
       "pallas_triton": _pallas_triton.encode_mean,
+      "pallas_tpu": _pallas_tpu.encode_mean,
     },
     payloads,
     key,

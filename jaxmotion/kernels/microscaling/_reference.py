@@ -98,8 +98,9 @@ def mx_codes(x: Array, scale: Array, form: Format) -> Array:
   inverse = _power_of_two(254 - jnp.minimum(scale, 254))
   magnitude = bits & jnp.uint32(_MAGNITUDE)
   v = lax.bitcast_convert_type(magnitude, jnp.float32) * inverse
-  codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
-  return codes | ((bits >> 31) << (form.bits - 1))
+  # Signed, for a TPU's compiler has no minimum of unsigned integers.
+  codes = jnp.minimum(round_codes(v, form).astype(jnp.int32), form.most)
+  return codes.astype(jnp.uint32) | ((bits >> 31) << (form.bits - 1))
 
 
 def mx_values(codes: Array, scale: Array, form: Format) -> Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
+from jaxmotion.kernels._words import sum_words
 from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
 
@@ -36,8 +37,7 @@ def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
     field = field << shift
     if mine is not None:
       field = jnp.where(mine, field, jnp.uint32(0))
-    word = jnp.sum(field, axis=0, keepdims=True, dtype=jnp.uint32)
-    pieces.append((row, word))
+    pieces.append((row, sum_words(field, axis=0)))
   return pieces
 
 

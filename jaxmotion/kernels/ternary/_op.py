@@ -16,6 +16,7 @@ from jaxmotion.kernels._block_op import (
   tile_peak,
 )
 from jaxmotion.kernels._checks import check_block
+from jaxmotion.kernels._words import sum_words
 from jaxmotion.kernels.ternary._reference import (
   Trits,
   leading_trit,
@@ -86,8 +87,7 @@ class TernaryOp(BlockOp):
       bound, scale = stochastic_bound(tile_peak(x), words)
     codes = ternary_codes(x, bound)
     weights = _plane_powers(codes, last=True)
-    number = jnp.sum(codes * weights, axis=0, keepdims=True, dtype=jnp.uint32)
-    return [to_fraction(number)], [scale]
+    return [to_fraction(sum_words(codes * weights, axis=0))], [scale]
 
   def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
     """Decodes the pieces of one tile."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import gpu_compile
+from experiments import gpu_compile, tpu_compile
 from experiments.common import records, timing
 from experiments.kernels import (
   cases,
@@ -196,6 +196,14 @@ def test_figures_are_of_the_kernel_that_moves_most():
   assert (found.registers, found.loads, found.stores) == (32, {16: 4}, {8: 4})
 
 
+def test_a_loop_that_runs_unknown_times_has_no_traffic():
+  once = gpu_compile.Kernel("once", "fusion", 4, 4, 1, 1)
+  found = compiled.summarize_kernels([once, once], 8)
+  assert (found.launches, found.traffic_ratio) == (2, 2.0)
+  unknown = once._replace(runs=None)
+  assert compiled.summarize_kernels([once, unknown], 8).traffic_ratio is None
+
+
 def test_compiled_rows_say_that_nothing_ran():
   figures = compiled.Figures(1, 1.0, 0, None, None, {16: 4}, {4: 1, 8: 2})
   found = [("int8", "pallas_triton", figures), ("int8", "reference", "no")]
@@ -222,7 +230,7 @@ def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
     capture_output=True,
     text=True,
   )
-  if "Nothing can be compiled for a GPU" in done.stderr:
+  if "Nothing can be compiled for the H100" in done.stderr:
     assert done.returncode == 1
     pytest.skip(done.stderr.strip())
   assert done.returncode == 0, done.stderr
@@ -232,3 +240,25 @@ def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
     assert found[f"{op}/pallas_triton", "launches_compiled"] == 1
     assert found[f"{op}/pallas_triton", "traffic_ratio_compiled"] == 1.0
   assert found["int8/reference", "traffic_ratio_compiled"] > 1.5
+
+
+def test_kernels_are_compiled_for_a_tpu_or_refused_with_a_reason(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.kernels", "--compiled"),
+      *("--target=v5e", "--ops=int8", f"--json={path}"),
+    ],
+    env=os.environ,
+    capture_output=True,
+    text=True,
+  )
+  if why := tpu_compile.explain_refusal():
+    assert done.returncode == 1
+    assert f"Nothing can be compiled for the v5e: {why}." in done.stderr
+    return
+  assert done.returncode == 0, done.stderr
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  found = {(row["case"], row["metric"]): row["value"] for row in rows}
+  assert found["int8/pallas_tpu", "traffic_ratio_compiled"] < 1.1
+  assert found["int8/reference", "traffic_ratio_compiled"] > 2

@@ -15,7 +15,7 @@ from jaxmotion.kernels.compact import (
   _reference as reference,
 )
 from jaxmotion.kernels.compact._cases import FLOATS, TILES
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 CASES = pytest.mark.parametrize("case", TILES)
 

@@ -5,7 +5,7 @@ import pytest
 from jaxmotion import codecs
 from jaxmotion.core import shape_dtype
 from jaxmotion.kernels import narrow
-from tests.kernels.triton import kernel_calls
+from tests.kernels.lowering import kernel_calls
 
 X = jnp.zeros(4096)
 WORDS = jnp.zeros((2, 4096), jnp.uint16)

@@ -11,7 +11,7 @@ from jaxmotion.kernels.narrow import (
   _reference as reference,
 )
 from jaxmotion.kernels.narrow._cases import CASES
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 FORMATS = pytest.mark.parametrize(
   "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]

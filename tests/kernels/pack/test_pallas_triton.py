@@ -12,7 +12,7 @@ from jaxmotion.kernels.pack import (
   num_planes,
 )
 from jaxmotion.kernels.pack._cases import CASES
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 PACK = functools.partial(jax.jit, static_argnums=1)(reference.pack)
 PACK_FLAT = functools.partial(jax.jit, static_argnums=1)(reference.pack_flat)

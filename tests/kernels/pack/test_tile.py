@@ -9,7 +9,7 @@ from jax import lax
 from jaxmotion.kernels._triton import call_kernel, load, store
 from jaxmotion.kernels.pack import num_planes, pack
 from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 BITS = pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 7, 8, 11, 16, 24, 32])
 PACK = functools.partial(jax.jit, static_argnums=1)(pack)

@@ -14,7 +14,7 @@ from jaxmotion.kernels.select import (
   _reference as reference,
 )
 from jaxmotion.kernels.select._cases import CASES
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 NAMES = pytest.mark.parametrize("case", CASES)
 

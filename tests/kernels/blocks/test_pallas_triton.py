@@ -1,21 +1,26 @@
 """The Triton kernels against the reference."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import make_key
 from jaxmotion.kernels import ErrorMemory, blocks
-from jaxmotion.kernels.blocks import _pallas_triton as triton, _reference
+from jaxmotion.kernels.blocks import _pallas_triton as triton
 from jaxmotion.kernels.blocks._cases import CASES
 from jaxmotion.kernels.quantize import AbsmaxOp
-from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import TernaryOp
-from tests.kernels.triton import kernel_calls, on_gpus
+from tests.kernels.blocks.passes import (
+  arguments,
+  check,
+  check_encoding,
+  check_feedback,
+  check_mean,
+  check_sum,
+  memory_of,
+  payloads_of,
+)
+from tests.kernels.lowering import kernel_calls, on_gpus
 
 ALL = pytest.mark.parametrize("name", CASES)
 # One op of each kind; encoding all cases covers what their variants share.
@@ -30,101 +35,28 @@ PASSES = (
 SOME = pytest.mark.parametrize("name", PASSES)
 
 
-def arguments(name):
-  case = CASES[name]
-  x = jnp.asarray(case.array(), case.dtype)
-  key = make_key(3) if case.op.needs_key else None
-  return case.op, x, key
-
-
-def adds_up(op):
-  """Returns whether scales are sums, whose order implementations choose."""
-  return isinstance(op, SignOp) or (
-    isinstance(op, TernaryOp) and not op.stochastic
-  )
-
-
-def check(op, got, expected):
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    a, b = np.asarray(a), np.asarray(b)
-    if adds_up(op) and a.dtype == np.float32:
-      np.testing.assert_allclose(a, b, rtol=2.0**-20)
-    else:
-      assert a.tobytes() == b.tobytes()
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def encoded(op, x, key):
-  """Returns the payload of the reference."""
-  return op.encode(x, key)
-
-
-def memory_of(op, x, key):
-  value = 0.5 * x.astype(jnp.float32)[::-1]
-  return ErrorMemory(jnp.int32(1), value, encoded(op, value, key))
-
-
-def payloads_of(op, x, key, workers):
-  rows = [encoded(op, x * (1 + w), key) for w in range(workers)]
-  return jax.tree.map(lambda *a: jnp.stack(a), *rows)
-
-
 @ALL
 def test_interpreted_encoding_equals_the_reference(name):
-  op, x, key = arguments(name)
-  got = jax.jit(lambda x: triton.encode(x, key, op=op, interpret=True))(x)
-  check(op, got, encoded(op, x, key))
+  check_encoding(triton, CASES[name])
 
 
 @pytest.mark.parametrize(
   ("name", "count"), [("absmax8", 0), *((name, 1) for name in PASSES)]
 )
 def test_interpreted_error_feedback_equals_the_reference(name, count):
-  op, x, key = arguments(name)
-  memory = memory_of(op, x, key)._replace(count=jnp.int32(count))
-
-  def encode(implementation, x, memory, **options):
-    return jax.jit(
-      lambda x, m: implementation.encode_error(
-        x, m, key, op=op, decay=1.0, **options
-      )
-    )(x, memory)
-
-  got, v = encode(triton, x, memory, interpret=True)
-  expected, w = encode(_reference, x, memory)
-  np.testing.assert_allclose(v, w, rtol=2.0**-20, atol=1e-30)
-  check(op, (got,), (expected,))
+  check_feedback(triton, CASES[name], count)
 
 
 @pytest.mark.parametrize(
   ("name", "workers"), [("absmax8", 9), *((name, 2) for name in PASSES)]
 )
 def test_interpreted_sums_equal_the_reference(name, workers):
-  op, x, key = arguments(name)
-  payloads = payloads_of(op, x, key, workers)
-
-  def total(implementation, **options):
-    return jax.jit(
-      lambda p: implementation.sum_decoded(p, op=op, like=x, **options)
-    )(payloads)
-
-  got, expected = total(triton, interpret=True), total(_reference)
-  assert got.dtype == expected.dtype
-  assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+  check_sum(triton, CASES[name], workers)
 
 
 @SOME
 def test_interpreted_means_equal_the_reference(name):
-  op, x, key = arguments(name)
-  payloads = payloads_of(op, x, key, 2)
-
-  def encode(implementation, **options):
-    return jax.jit(
-      lambda p: implementation.encode_mean(p, key, op=op, like=x, **options)
-    )(payloads)
-
-  check(op, encode(triton, interpret=True), encode(_reference))
+  check_mean(triton, CASES[name])
 
 
 def test_padding_is_not_summed_or_overwritten():
@@ -141,7 +73,7 @@ def test_padding_is_not_summed_or_overwritten():
 
 @pytest.mark.parametrize(("name", "gpu"), on_gpus(PASSES))
 def test_each_pass_is_one_kernel(name, gpu):
-  op, x, key = arguments(name)
+  op, x, key = arguments(CASES[name])
   payloads = payloads_of(op, x, key, 2)
   memory = memory_of(op, x, key)
   force = {"implementation": "pallas_triton"}
@@ -158,7 +90,7 @@ def test_each_pass_is_one_kernel(name, gpu):
 # `test_each_pass_is_one_kernel` lowers the others.
 @pytest.mark.parametrize("name", [c for c in CASES if c not in PASSES])
 def test_every_case_lowers(name):
-  op, x, key = arguments(name)
+  op, x, key = arguments(CASES[name])
   force = {"implementation": "pallas_triton"}
   assert kernel_calls(lambda x: blocks.encode(op, x, key, **force), x) == 1
 
