@@ -29,10 +29,10 @@ import time
 import jax
 from absl import flags
 
-from experiments import gpu_compile, tpu_compile
+from experiments import gpu_compile
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.kernels import cases, compiled, rows, run, tables
+from experiments.kernels import cases, compiled, rows, run, tables, tpu
 
 _OPS = flags.DEFINE_list("ops", [], "Names of ops; all if empty.")
 _MAX_BYTES = flags.DEFINE_integer(
@@ -67,9 +67,9 @@ def main() -> None:
 def _compile_ops() -> tuple[list[records.Row], list[str]]:
   """Returns rows, and the kernels that spill registers."""
   target = _TARGET.value
-  if target in tpu_compile.TPUS:
-    tpu_compile.stay_on_host(target)
-    kind, why = tpu_compile.TPUS[target].kind, tpu_compile.explain_refusal()
+  if target in tpu.TPUS:
+    tpu.stay_on_host(target)
+    kind, why = tpu.TPUS[target].kind, tpu.explain_refusal()
   else:
     gpu_compile.stay_on_host()
     kind, why = gpu_compile.GPUS[target].kind, gpu_compile.explain_refusal()

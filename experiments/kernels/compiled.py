@@ -6,10 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments import gpu_compile, tpu_compile
+from experiments import gpu_compile
+from experiments.kernels import tpu
 from experiments.kernels.ops import Op, make_shape
 
-TARGETS = (*gpu_compile.GPUS, *tpu_compile.TPUS)
+TARGETS = (*gpu_compile.GPUS, *tpu.TPUS)
 
 
 class Figures(NamedTuple):
@@ -55,10 +56,8 @@ def compile_op(
   step = op.step(like, implementation)
   options = {"donate_argnums": 0, "keep_unused": True}
   ideal_bytes = op.ideal_bytes(like)
-  if target in tpu_compile.TPUS:
-    kernels = tpu_compile.compile_kernels(
-      step, outputs, *args, tpu=target, **options
-    )
+  if target in tpu.TPUS:
+    kernels = tpu.compile_kernels(step, outputs, *args, tpu=target, **options)
     return summarize_kernels(kernels, ideal_bytes)
   compiled = gpu_compile.compile_for(
     step, outputs, *args, gpu=target, **options

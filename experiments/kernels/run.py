@@ -9,8 +9,7 @@ from typing import TypeVar
 import jax
 import rich.progress
 
-from experiments import tpu_compile
-from experiments.kernels import check, compiled, speed
+from experiments.kernels import check, compiled, speed, tpu
 from experiments.kernels.cases import COMPILED_BYTES, SIZES
 from experiments.kernels.ops import IMPLEMENTATIONS, ON_TPU, Op, make_shape
 from experiments.kernels.rows import format_size
@@ -87,7 +86,7 @@ def compile_all(
     except NotImplementedError as reason:
       return str(reason)
 
-  names = ON_TPU if target in tpu_compile.TPUS else IMPLEMENTATIONS
+  names = ON_TPU if target in tpu.TPUS else IMPLEMENTATIONS
   jobs = [(op, name) for op in ops for name in names]
   found = _map_threads(compile_one, jobs, "compile")
   return [

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import gpu_compile, tpu_compile
+from experiments import gpu_compile
 from experiments.common import records, timing
 from experiments.kernels import (
   cases,
@@ -20,6 +20,7 @@ from experiments.kernels import (
   run,
   speed as kernels_speed,
   tables,
+  tpu,
 )
 from jaxmotion.program import ProgramMemory
 
@@ -253,7 +254,7 @@ def test_kernels_are_compiled_for_a_tpu_or_refused_with_a_reason(tmp_path):
     capture_output=True,
     text=True,
   )
-  if why := tpu_compile.explain_refusal():
+  if why := tpu.explain_refusal():
     assert done.returncode == 1
     assert f"Nothing can be compiled for the v5e: {why}." in done.stderr
     return

@@ -6,6 +6,7 @@ import pytest
 from jaxmotion.kernels import blocks
 from jaxmotion.kernels.blocks import _pallas_tpu as tpu
 from jaxmotion.kernels.blocks._cases import Case
+from jaxmotion.kernels.blocks._tpu_tiles import make_grid
 from jaxmotion.kernels.microscaling import MicroscalingOp
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.rotate import RotateOp
@@ -79,7 +80,7 @@ def test_each_pass_is_one_kernel(name):
 
 def test_rows_of_the_array_are_rows_of_the_tiles():
   op, x, _ = arguments(CASES["rows"])
-  grid = tpu._make_grid(op, x, by_rows=True)
+  grid = make_grid(op, x, by_rows=True)
   assert (grid.rows, grid.columns, grid.groups) == (34, 2, 2)
 
 
