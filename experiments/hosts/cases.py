@@ -21,6 +21,9 @@ LOCAL_CASES: dict[str, dict[str, Any]] = {
 }
 """Options of `local_updates` by name of the case; a step is a mean of 8."""
 
+ONE_PROGRAM = "one_program_"
+"""Prefix of an exchange that does not overlap with its own step."""
+
 PEER_CASES = tuple(torch_worker.CASES)
 """Names of the cases of PyTorch."""
 
@@ -41,7 +44,7 @@ def check_cases(exchanges: Sequence[str], peers: Sequence[str]) -> None:
   """
   for case in exchanges:
     if case != "none" and case not in LOCAL_CASES:
-      check_exchange(case)
+      check_exchange(case.removeprefix(ONE_PROGRAM))
   for case in peers:
     if case not in PEER_CASES:
       raise ValueError(

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from experiments.common import distributed
 from experiments.hosts import worker
-from experiments.hosts.cases import LOCAL_CASES
+from experiments.hosts.cases import LOCAL_CASES, ONE_PROGRAM
 from experiments.train.cases import exchange_with, split_delay
 from jaxmotion import data_parallel, presets, wire
 
@@ -60,12 +60,11 @@ class JaxBackend:
       facts["period"] = LOCAL_CASES[case]["every"]
     else:
       step, *carried, batch = self._make_exchange_step(case)
-    # What a delayed exchange overlaps is several programs, which `step` runs.
-    _, is_delayed = split_delay(case)
-    is_several = is_delayed or case in LOCAL_CASES
+    # What overlaps is several programs, which `step` runs.
+    is_one = case == "none" or case.startswith(ONE_PROGRAM)
     # A fragment in flight is sent during the steps that follow.
     is_overlapped = "delay" in LOCAL_CASES.get(case, {})
-    run_step = step if is_several else step.lower(*carried, batch).compile()
+    run_step = step.lower(*carried, batch).compile() if is_one else step
     facts["compile_s"] = time.perf_counter() - begin
     if case not in LOCAL_CASES:
       sent = wire.step_bytes(step, *carried, batch)
@@ -105,10 +104,17 @@ class JaxBackend:
 
   def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
     mesh = self._make_mesh()
+    overlap = "program" if case.startswith(ONE_PROGRAM) else None
+    case = case.removeprefix(ONE_PROGRAM)
     tx = exchange_with(mesh, case, self._make_optimizer())
     # DDP does not average losses either.
     init, step = data_parallel(
-      loss_fn, tx, mesh, mean_loss=False, delay=split_delay(case)[1]
+      loss_fn,
+      tx,
+      mesh,
+      mean_loss=False,
+      delay=split_delay(case)[1],
+      overlap=overlap,
     )
     params, state = init(make_params(self._arguments.widths))
     return step, params, state, self._feed(mesh)

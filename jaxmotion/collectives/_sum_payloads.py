@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion.collectives._pieces import sends_pieces
 from jaxmotion.collectives._transport import send_early_first, split_in_halves
 from jaxmotion.core import (
   Array,
@@ -56,7 +57,11 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
     return [lax.psum(a, axis_name) for a in arrays]
 
   late, early = split_in_halves([leaves[i] for i in alone])
-  if late:
+  if sends_pieces():
+    # The last array first, and small ones, of all layers, in the end.
+    sums = add([leaves[i] for i in alone[::-1]])
+    totals = [*sums[::-1], *add(buffers)]
+  elif late:
     late_totals, early_totals, _ = send_early_first(
       add, [*late, *buffers], early
     )

@@ -8,7 +8,8 @@ Three invariants hold for everything sent here:
 * The payloads of all arrays form one buffer, sent by one collective. A
   collective costs round trips however little it moves. Only large payloads
   (8 MiB and more) are sent as two buffers, so that the first half is on the
-  link while the second is still being computed.
+  link while the second is still being computed; a step of several programs
+  sends more pieces (`_pieces`).
 * Every worker decodes the same words, its own included, so all hold the same
   bits and the result may be typed as replicated.
 
@@ -27,6 +28,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.collectives._arguments import count_workers
+from jaxmotion.collectives._pieces import (
+  mark_received,
+  sends_pieces,
+  split_in_pieces,
+)
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -62,11 +68,15 @@ def gather_payloads(
   check_arrays("payloads", payloads)
   count_workers(axis_name)
   rows = jax.tree.map(lambda a: a[None], to_varying(payloads, axis_name))
-  halves = [half for half in split_in_halves(rows) if jax.tree.leaves(half)]
+  split = split_in_pieces if sends_pieces() else split_in_halves
+  halves = [half for half in split(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]
 
   def all_gather(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return tuple(tuple(gather_replicated(own, axis_name)) for own in buffers)
+    gathered = [
+      tuple(gather_replicated(own, axis_name)) for own in buffers[::-1]
+    ]
+    return tuple(gathered[::-1])
 
   def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return _gather_by_sum(buffers, axis_name)
@@ -93,6 +103,15 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   rows = to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
+  if sends_pieces() and isinstance(rows, list):
+    pieces = split_in_pieces(rows)
+    received = [_exchange_words(piece, axis_name) for piece in pieces[::-1]]
+    return [payload for piece in received[::-1] for payload in piece]
+  return _exchange_words(rows, axis_name)
+
+
+def _exchange_words(rows: PyTree, axis_name: AxisName) -> PyTree:
+  """Sends row r of every leaf to worker r, in one buffer."""
   words = _pack_words(rows)
 
   def all_to_all(words: Array) -> tuple[Array, ...]:
@@ -199,7 +218,7 @@ def _gather_by_sum(
   rank = lax.axis_index(axis_name)
 
   def add(buffers: Sequence[Array]) -> list[Array]:
-    return [lax.psum(own, axis_name) for own in buffers]
+    return [lax.psum(own, axis_name) for own in buffers[::-1]][::-1]
 
   def select_rows(
     rows: tuple[Array, Array], _: tuple[Any, ...]
@@ -211,22 +230,23 @@ def _gather_by_sum(
       jnp.where(rank == 0, other, own),
     )
 
-  if len(buffers) == 2:
+  if len(buffers) == 2 and not sends_pieces():
     late, early, sent = send_early_first(add, buffers[:1], buffers[1:])
     totals, buffers = [*late, *early], [*sent, *buffers[1:]]
   else:
     totals = add(buffers)
-  # `update_in_place` keeps the selection out of the decode. Fused into it, the
-  # selection would be made once an element and without vectors (5x).
-  return tuple(
-    assert_replicated(
-      update_in_place(
-        select_rows, (own, to_varying(total, axis_name)), (), rank
-      ),
-      axis_name,
-    )
+  pairs = [
+    (own, to_varying(total, axis_name))
     for own, total in zip(buffers, totals, strict=True)
-  )
+  ]
+  if sends_pieces():
+    # The program that sends ends with the selection.
+    rows = [mark_received(select_rows(pair, ())) for pair in pairs]
+  else:
+    # `update_in_place` keeps the selection out of the decode. Fused into it,
+    # the selection would be made once an element and without vectors (5x).
+    rows = [update_in_place(select_rows, pair, (), rank) for pair in pairs]
+  return tuple(assert_replicated(pair, axis_name) for pair in rows)
 
 
 def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:

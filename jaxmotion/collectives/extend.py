@@ -39,6 +39,7 @@ from jaxmotion.collectives._nonfinite import (
   keep_update as keep_update,
   zero_nonfinite as zero_nonfinite,
 )
+from jaxmotion.collectives._pieces import send_in_pieces as send_in_pieces
 from jaxmotion.collectives._remembered import (
   Memory as Memory,
   StateLayout as StateLayout,

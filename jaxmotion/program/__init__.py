@@ -21,6 +21,7 @@ from jaxmotion.program._flatten import (
   has_barriers as has_barriers,
   has_effects as has_effects,
   inner_jaxprs as inner_jaxprs,
+  is_sending as is_sending,
   loop_body_name as loop_body_name,
   open_jaxpr as open_jaxpr,
   trace_program as trace_program,
@@ -60,6 +61,12 @@ from jaxmotion.program._primitives import (
   is_expensive as is_expensive,
   is_float_equality as is_float_equality,
   writes_in_place as writes_in_place,
+)
+from jaxmotion.program._stages import (
+  RECEIVED as RECEIVED,
+  Stage as Stage,
+  Stages as Stages,
+  cut_at_collectives as cut_at_collectives,
 )
 from jaxmotion.program._varying import find_varying as find_varying
 

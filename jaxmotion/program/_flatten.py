@@ -19,9 +19,11 @@ from jax.extend import core, source_info_util
 from jaxmotion.core import closed_jaxpr
 from jaxmotion.program._primitives import (
   CALLS,
+  COLLECTIVES,
   LOOPS,
   TRANSPARENT_CALLS,
   VIEWS,
+  collective_name,
   holds_programs,
 )
 
@@ -188,15 +190,16 @@ def flatten(
   Args:
     jaxpr: closed or open jaxpr.
     calls: "transparent" inlines calls without a meaning of their own (`jit`)
-      and keeps every step, so that the steps can be run; "all" inlines every
-      call, `remat`, `custom_vjp` and `shard_map` included, and drops steps
-      whose results nobody uses.
-    backend: whose branch of `lax.platform_dependent` is inlined with "all";
-      None leaves it a `cond`.
+      and keeps every step, so that the steps can be run; "sending" also inlines
+      calls that hold a collective, and those with a rule of differentiation;
+      "all" inlines every call, `remat` and `shard_map` included, and drops
+      steps whose results nobody uses.
+    backend: whose branch of `lax.platform_dependent` is inlined, but with
+      "transparent"; None leaves it a `cond`.
     used: which outputs count as used with "all"; None: every one.
     sizes: workers along the mesh axes bound around the jaxpr.
   """
-  flat = _Flattener(calls == "all", backend)
+  flat = _Flattener(calls, backend)
   opened = open_jaxpr(jaxpr)
   inputs = tuple(Value(v.aval) for v in opened.invars)
   scope = source_info_util.new_name_stack()
@@ -217,11 +220,11 @@ def flatten(
 class _Flattener:
   """State of one `flatten`: the steps and constants found so far."""
 
-  def __init__(self, enters_all: bool, backend: str | None):
+  def __init__(self, calls: str, backend: str | None):
     self.steps: list[Step] = []
     self.constants: dict[Value, Any] = {}
     self.guessed: list[str] = []
-    self._enters_all = enters_all
+    self._calls = calls
     self._backends = {None: (), "gpu": ("cuda", "rocm")}.get(
       backend, (backend,)
     )
@@ -274,7 +277,10 @@ class _Flattener:
       return closed_jaxpr(
         eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
       )
-    if not self._enters_all:
+    if self._calls == "transparent":
+      return None
+    is_rule = name.startswith(("custom_jvp_call", "custom_vjp_call"))
+    if self._calls == "sending" and not (is_rule or is_sending(eqn)):
       return None
     inner = inner_jaxprs(eqn)
     platforms = eqn.params.get("branches_platforms")
@@ -341,6 +347,18 @@ def has_effects(eqn: core.JaxprEqn) -> bool:
   """Says whether an equation must run even if nobody uses its results."""
   # Collectives carry the effect of naming an axis, and may yet be dropped.
   return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
+
+
+def is_sending(eqn: core.JaxprEqn) -> bool:
+  """Says whether an equation is a collective, or holds one."""
+  if collective_name(eqn.primitive.name) in COLLECTIVES:
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return axes not in ((), [])
+  return any(
+    is_sending(inner)
+    for jaxpr in inner_jaxprs(eqn)
+    for inner in open_jaxpr(jaxpr).eqns
+  )
 
 
 def has_barriers(jaxpr: Any) -> bool:

@@ -14,6 +14,7 @@ from jaxmotion.core import (
   check_arrays,
   check_buffers,
 )
+from jaxmotion.transforms._staged_step import StagedStep
 from jaxmotion.transforms._step_keys import check_step_key
 
 
@@ -24,6 +25,7 @@ def compile_run(
   stateful: bool,
   donate: bool,
   call: Callable[..., Any] | None = None,
+  overlaps: bool = False,
 ) -> Callable[..., Any]:
   """Returns the jitted step of a builder, with checks of its arguments.
 
@@ -35,6 +37,8 @@ def compile_run(
     donate: whether to donate all arguments but the batch.
     call: computes the same in several programs, and runs in place of the one
       that `lower` and `trace` show; None runs that one.
+    overlaps: whether a second thread sends what the program sends, beside what
+      it computes.
   """
 
   def step_params(
@@ -63,9 +67,9 @@ def compile_run(
 
   if stateful:
     names: tuple[str, ...] = ("params", "model_state", "opt_state", "batch")
-    return compile_step(step_model, names, mesh, donate, call)
+    return compile_step(step_model, names, mesh, donate, call, overlaps)
   names = ("params", "opt_state", "batch")
-  return compile_step(step_params, names, mesh, donate, call)
+  return compile_step(step_params, names, mesh, donate, call, overlaps)
 
 
 def compile_step(
@@ -74,6 +78,7 @@ def compile_step(
   mesh: Mesh,
   donate: bool,
   call: Callable[..., Any] | None = None,
+  overlaps: bool = False,
 ) -> Callable[..., Any]:
   """Jits a step that checks what it is given.
 
@@ -83,9 +88,12 @@ def compile_step(
     mesh: devices that the step runs on.
     donate: whether to donate all arguments but the batch.
     call: as for `compile_run`; the one program runs inside of other programs.
+    overlaps: as for `compile_run`.
   """
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
+  if overlaps:
+    call = StagedStep(step, jitted, mesh, len(donated))
   in_flight = StepsInFlight(mesh)
 
   @functools.wraps(step)

@@ -121,10 +121,14 @@ def data_parallel(
       gradients may need a lower learning rate. The first step applies zeros,
       and the last gradient is not applied. Not for `model_state`, and not for
       a chain that needs `value=`.
-    overlap: how a delayed exchange runs beside the computation. "program": both
-      are one program, which compilers for GPU and TPU overlap. "thread": a
-      second thread of each process sends, which overlaps on CPU; a process then
-      has one device. None chooses "thread" between CPU hosts.
+    overlap: how the exchange runs beside the computation. "program": both are
+      one program, which compilers for GPU and TPU overlap. "thread": second
+      threads of each process send, which overlaps on CPU; a process then has
+      one device. Without a `delay` the step is cut into programs: gradients of
+      the last layers are encoded and sent while those of earlier layers are
+      computed, and between two hosts two sums are on the link at a time. A
+      step with host callbacks stays one program. None chooses "thread" between
+      CPU hosts.
     donate: whether `step` takes the buffers of `params`, `model_state` and
       `opt_state` for its results, so that all exist once. They are deleted
       then: go on with what `step` returned. False keeps them, for a notebook
@@ -186,10 +190,6 @@ def data_parallel(
   check_choice("overlap", overlap, OVERLAPS)
   check_bool("donate", donate)
   check_axes(mesh, axis_name)
-  if overlap is not None and not delay:
-    raise ValueError(
-      f"`overlap` must be None without a `delay`, got {overlap!r}."
-    )
   if delay and model_state is not None:
     raise ValueError(
       "`delay` must be 0 with a `model_state`, which a step returns before its "
@@ -364,7 +364,13 @@ def data_parallel(
   init = init_model if stateful else init_params
   if not delay:
     maker = StateMaker(tx.init, by_device=False)
-    step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
+    step = compile_run(
+      run_step,
+      mesh,
+      stateful=stateful,
+      donate=donate,
+      overlaps=choose_overlap(mesh, axis_name, overlap) == "thread",
+    )
     return maker.attach(init), step
   delayed = DelayedUpdate(
     tx, axis_name, shardings, check_update, mean_loss, weight_fn is not None

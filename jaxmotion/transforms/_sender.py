@@ -37,9 +37,12 @@ class Sender:
 
   Args:
     mesh: devices of the programs, of which this process has one CPU device.
+    queue: 0, or the number of another thread, which may only send over
+      connections that no other queue uses.
   """
 
-  def __init__(self, mesh: Mesh):
+  def __init__(self, mesh: Mesh, queue: int = 0):
+    self._queue = queue
     self._start = jax.device_put(np.int32(0), _own_devices(mesh)[0])
     self._follow = jax.jit(lambda token: token + 1)
 
@@ -61,12 +64,13 @@ class Sender:
       self._follow(token)
       return program(*args)
 
-    return _start_thread().submit(dispatch).result()
+    return _start_thread(self._queue).submit(dispatch).result()
 
 
 @functools.cache
-def _start_thread() -> concurrent.futures.ThreadPoolExecutor:
-  return concurrent.futures.ThreadPoolExecutor(1, "jaxmotion-sender")
+def _start_thread(queue: int) -> concurrent.futures.ThreadPoolExecutor:
+  name = f"jaxmotion-sender-{queue}"
+  return concurrent.futures.ThreadPoolExecutor(1, name)
 
 
 def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:

@@ -167,7 +167,6 @@ def test_a_delay_sends_the_bytes_of_the_step_without_it():
       "`overlap` must be 'program' .* got 'thread' for 4",
     ),
     ({"overlap": "stream"}, "`overlap` must be .* got 'stream'"),
-    ({"delay": 0, "overlap": "program"}, "`overlap` must be None without"),
   ],
 )
 def test_wrong_options_are_refused(options, message):

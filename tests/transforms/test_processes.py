@@ -19,11 +19,11 @@ def run_in_one_process():
   return worker.run(worker.BUILDERS)
 
 
-def run_in_processes(count, names):
+def run_in_processes(count, names, module="tests.transforms.worker"):
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{probe.getsockname()[1]}"
-  command = [sys.executable, "-m", "tests.transforms.worker"]
+  command = [sys.executable, "-m", module]
   processes = [
     subprocess.Popen(
       [*command, str(index), str(count), address, *names],

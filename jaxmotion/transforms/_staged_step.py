@@ -1,0 +1,183 @@
+"""Step of several programs, which sends gradients while it computes others.
+
+The traced step is cut at its collectives. This thread dispatches what computes
+and second threads what sends, so that the gradients of the last layers are on
+the link while those of earlier layers are computed and encoded.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from jaxmotion.collectives.extend import send_in_pieces
+from jaxmotion.program import Stage, Stages, cut_at_collectives
+from jaxmotion.transforms._sender import Sender
+
+# More pieces hide more of the link, and cost more messages.
+_MOST_PIECES = 3
+
+
+class _Program(NamedTuple):
+  """One jitted program of a step.
+
+  Attributes:
+    stage: what it reads, makes and sends.
+    run: the program.
+    queue: which sender dispatches it; None is this thread.
+    drops: numbers of the arrays that no later program reads.
+  """
+
+  stage: Stage
+  run: Callable[..., Any]
+  queue: int | None
+  drops: tuple[int, ...]
+
+
+class _Plan(NamedTuple):
+  """The programs of a step for arguments of some shapes."""
+
+  stages: Stages
+  programs: tuple[_Program, ...]
+  treedef: Any
+
+
+class StagedStep:
+  """Calls a step as several programs of two or three threads.
+
+  Two workers have two queues. What the second one sends names the devices in
+  reversed order, for which gloo opens connections of their own: two sums are on
+  the link at a time, so that round trips of one hide behind the other.
+
+  Args:
+    step: the step, to be traced.
+    jitted: the step as one program, for one that sends nothing.
+    mesh: devices of the step, of which this process has one.
+    donated: number of arguments whose buffers the step takes.
+  """
+
+  def __init__(
+    self,
+    step: Callable[..., Any],
+    jitted: Callable[..., Any],
+    mesh: Mesh,
+    donated: int,
+  ):
+    self._step, self._jitted = step, jitted
+    self._mesh, self._donated = mesh, donated
+    # A mesh with its devices reversed, of the same names.
+    self._meshes = [mesh]
+    if mesh.size == 2:
+      devices = mesh.devices.reshape(-1)[::-1].reshape(mesh.devices.shape)
+      self._meshes.append(
+        Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+      )
+    self._senders = [Sender(mesh, q) for q in range(len(self._meshes))]
+    self._plans: dict[Any, _Plan | None] = {}
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs the step; returns when all that it sends has arrived."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    signature = (treedef, *map(jax.typeof, leaves))
+    if signature not in self._plans:
+      self._plans[signature] = self._make_plan(args, kwargs)
+    plan = self._plans[signature]
+    if plan is None:
+      return self._jitted(*args, **kwargs)
+    arrays = dict(zip(plan.stages.inputs, leaves, strict=True))
+    arrays |= plan.stages.constants
+    sent: list[Any] = []
+    try:
+      for program in plan.programs:
+        operands = [arrays[i] for i in program.stage.reads]
+        made = self._dispatch(program, operands)
+        arrays.update(zip(program.stage.makes, made, strict=True))
+        if program.queue is not None:
+          sent.append(made)
+        for i in program.drops:
+          del arrays[i]
+    finally:
+      # The caller may send as soon as this function ends, after an error too.
+      jax.block_until_ready(sent)
+    for leaf in jax.tree.leaves(args[: self._donated]):
+      if isinstance(leaf, jax.Array):
+        leaf.delete()  # No program could write to it.
+    outputs = [arrays[i] for i in plan.stages.outputs]
+    return jax.tree.unflatten(plan.treedef, outputs)
+
+  def _dispatch(self, program: _Program, operands: list[Any]) -> Any:
+    queue = program.queue
+    if queue is None:
+      return program.run(*operands)
+    if not queue:
+      return self._senders[0].send(program.run, *operands)
+    operands = [_move(x, self._meshes[queue]) for x in operands]
+    made = self._senders[queue].send(program.run, *operands)
+    return [_move(x, self._mesh) for x in made]
+
+  def _make_plan(
+    self, args: tuple[Any, ...], kwargs: dict[str, Any]
+  ) -> _Plan | None:
+    def run_step(*args: Any, **kwargs: Any) -> Any:
+      return self._step(*args, **kwargs)
+
+    with send_in_pieces(_MOST_PIECES):
+      closed, shapes = jax.make_jaxpr(run_step, return_shape=True)(
+        *args, **kwargs
+      )
+    stages = cut_at_collectives(closed, self._mesh)
+    if stages is None:
+      return None
+    count = len(jax.tree.leaves(args[: self._donated]))
+    programs = self._jit_all(stages, set(stages.inputs[:count]), closed)
+    return _Plan(stages, programs, jax.tree.structure(shapes))
+
+  def _jit_all(
+    self, stages: Stages, donated: set[int], closed: Any
+  ) -> tuple[_Program, ...]:
+    given = zip(stages.inputs, closed.in_avals, strict=True)
+    results = zip(stages.outputs, closed.out_avals, strict=True)
+    kinds = {i: (a.shape, a.dtype) for i, a in (*given, *results)}
+    last: dict[int, int] = {}
+    for index, stage in enumerate(stages.programs):
+      last.update(dict.fromkeys(stage.reads, index))
+    programs: list[_Program] = []
+    turn = 0
+    for index, stage in enumerate(stages.programs):
+      ends = [i for i in stage.reads if last[i] == index]
+      queue = None
+      if stage.sends:
+        queue = turn % len(self._senders) if stage.is_sum else 0
+        turn += 1
+      # Only a result of the same kind can take a buffer.
+      free = [kinds[i] for i in stage.makes if i in stages.outputs]
+      taken = []
+      for position, i in enumerate(stage.reads):
+        if i in donated and i in ends and kinds[i] in free:
+          free.remove(kinds[i])
+          taken.append(position)
+      run = self._jit(stage, queue or 0, taken)
+      programs.append(_Program(stage, run, queue, tuple(ends)))
+    return tuple(programs)
+
+  def _jit(
+    self, stage: Stage, queue: int, given: Sequence[int]
+  ) -> Callable[..., Any]:
+    mesh = self._meshes[queue]
+
+    def run(*arrays: Any) -> list[Any]:
+      return stage.run(*arrays, mesh=mesh)
+
+    return jax.jit(run, donate_argnums=tuple(given))
+
+
+def _move(x: jax.Array, mesh: Mesh) -> jax.Array:
+  """Returns the same buffer as an array on another order of the devices.
+
+  A sum has no use for the order of its terms' rows.
+  """
+  assert isinstance(x.sharding, NamedSharding)
+  return jax.make_array_from_single_device_arrays(
+    x.shape, NamedSharding(mesh, x.sharding.spec), [x.addressable_data(0)]
+  )
