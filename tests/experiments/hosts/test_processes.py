@@ -78,7 +78,9 @@ def test_an_unknown_case_ends_the_hosts_with_what_was_wrong():
   ("victim", "case"), [(0, "fp32"), (1, "streaming8_int4")]
 )
 def test_a_host_that_is_killed_ends_the_others_with_an_error(victim, case):
-  with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
+  # Large enough for sums of two queues on the link.
+  wide = ["--widths=8,256,256,256,4", *TINY[1:]]
+  with HostGroup(loopback_hosts(2), jax_worker.__name__, wide) as group:
     group.ask({"do": "prepare", "case": case})
     for process in group.processes:
       process.send({"do": "run", "case": case, "steps": 10**7})
