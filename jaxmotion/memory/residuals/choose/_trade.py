@@ -6,14 +6,19 @@ import bisect
 import copy
 import functools
 import math
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE
+from jaxmotion.core import is_inexact
 from jaxmotion.memory.residuals.choose._min_cut import (
   CutGraph,
   Flow,
   values_read_by_backward,
+)
+from jaxmotion.memory.residuals.choose._priced_graph import (
+  UNITS_PER_S,
+  PricedGraph,
+  Saving,
 )
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
@@ -34,10 +39,11 @@ from jaxmotion.program import (
 # together, less than an edge that cannot be cut, so that an argument that is
 # the only source is saved all the same.
 _RECOMPUTE_COST = 1 << 90
-# Costs are integers: seconds in units of 1e-18.
-_UNITS_PER_S = 1e18
 # Without a budget, the share of a function's time that recomputing may add.
 _FREE_SHARE = 0.01
+# An input without a gradient is mostly a batch, and in memory anyway: it is
+# saved rather than what follows from it, if that takes as many bytes.
+_GIVEN_SHARE = 16
 # Up to so many values between two cuts, other cuts are looked for.
 _FEW_VALUES = 8
 # Seconds that a byte may cost, in steps of a factor of 1.5.
@@ -58,63 +64,6 @@ class Cut(NamedTuple):
   rerun: list[Step]
   nbytes: int
   seconds: float
-
-
-class _Saving(NamedTuple):
-  """Costs of saving a value, but for the price of a byte.
-
-  Attributes:
-    cost: cost at any price of a byte; None where it depends on that.
-    nbytes: encoded bytes.
-    seconds: seconds of saving and of reading it.
-  """
-
-  cost: int | None
-  nbytes: int
-  seconds: float
-
-
-class _PricedGraph(NamedTuple):
-  """A graph with what its cuts cost.
-
-  Attributes:
-    graph: the graph.
-    savings: for each value, what saving it costs.
-    rerun: for each step, what rerunning it costs.
-    maker: position of the step that makes a value, unless it was chosen to be
-      recomputed.
-  """
-
-  graph: CutGraph
-  savings: list[_Saving]
-  rerun: list[int]
-  maker: dict[Value, int]
-
-  def save_costs(self, byte_s: float) -> list[int]:
-    """Returns the cost of saving each value.
-
-    Args:
-      byte_s: seconds that a byte may cost.
-    """
-    # Even an empty array costs 1: a cut of no cost could be anywhere.
-    return [
-      max(1, int(_UNITS_PER_S * (byte_s * nbytes + seconds)))
-      if cost is None
-      else cost
-      for cost, nbytes, seconds in self.savings
-    ]
-
-  def rerun_costs(self, kept: AbstractSet[Value]) -> list[int]:
-    """Returns the cost of rerunning each step.
-
-    Args:
-      kept: values that must not be recomputed.
-    """
-    costs = list(self.rerun)
-    for value in kept:
-      if value in self.maker:
-        costs[self.maker[value]] = UNCUTTABLE
-    return costs
 
 
 class Trade:
@@ -158,6 +107,8 @@ class Trade:
   def _begin(self, joint: JointProgram) -> None:
     self._joint = joint
     self.reads = values_read_by_backward(joint, self._live)
+    pairs = zip(joint.inputs, joint.gradients, strict=True)
+    self._given = {v for v, g in pairs if g is None and is_inexact(v.aval)}
     for name in ("_graph", "_smallest", "_single", "_without_loops"):
       vars(self).pop(name, None)
     self._separators = Separators(joint, self.reads, self._live, self._table)
@@ -314,7 +265,7 @@ class Trade:
     return self._find_cut(graph, 0.0)[0]
 
   @functools.cached_property
-  def _graph(self) -> _PricedGraph:
+  def _graph(self) -> PricedGraph:
     return self._make_graph(may_rerun_unknown=False)
 
   def _between(self, index: int) -> list[Value]:
@@ -352,7 +303,7 @@ class Trade:
 
   def _find_cut(
     self,
-    graph: _PricedGraph,
+    graph: PricedGraph,
     byte_s: float,
     must_save: Sequence[Value] = (),
     start: Flow | None = None,
@@ -394,7 +345,7 @@ class Trade:
 
   def _make_graph(
     self, *, may_rerun_unknown: bool, may_rerun_products: bool = True
-  ) -> _PricedGraph:
+  ) -> PricedGraph:
     """Returns the graph of all cuts.
 
     Args:
@@ -420,7 +371,7 @@ class Trade:
       )
 
     graph = CutGraph(self._joint, self.reads, self._live, must_save)
-    return _PricedGraph(
+    return PricedGraph(
       graph,
       [self._saving(v) for v in graph.values],
       [self._rerun_cost(step) for step in graph.steps],
@@ -432,16 +383,19 @@ class Trade:
       },
     )
 
-  def _saving(self, value: Value) -> _Saving:
+  def _saving(self, value: Value) -> Saving:
     if not hasattr(value.aval, "shape"):
-      return _Saving(1, 0, 0.0)  # An abstract token.
+      return Saving(1, 0, 0.0)  # An abstract token.
     residual = self._table.describe(value)
     maker = self._joint.order.maker(value)
     is_of_loop = maker is not None and maker.name == "scan"
     is_rerun = residual.recomputed or (is_of_loop and not self._saves_loops)
-    return _Saving(
+    nbytes = residual.encoded_bytes
+    if value in self._given and residual.codec is None:
+      nbytes -= nbytes // _GIVEN_SHARE
+    return Saving(
       _RECOMPUTE_COST if is_rerun else None,
-      residual.encoded_bytes,
+      nbytes,
       self._save_seconds(residual),
     )
 
@@ -449,7 +403,7 @@ class Trade:
     seconds = self._seconds[id(step)]
     if any(self._table.describe(v).recomputed for v in step.outs):
       return 0
-    return int(_UNITS_PER_S * seconds) if math.isfinite(seconds) else 0
+    return int(UNITS_PER_S * seconds) if math.isfinite(seconds) else 0
 
   def _price(self, saved: list[Value]) -> Cut:
     joint = self._joint

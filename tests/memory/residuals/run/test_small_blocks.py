@@ -10,6 +10,7 @@ from jax import nn
 from jaxmotion import codecs
 from jaxmotion.memory import compress_residuals
 from jaxmotion.program import program_memory
+from tests.memory.residuals.nets import normal
 
 # A compiler may hold so much more of plain training.
 _MOST = 1.02
@@ -124,3 +125,17 @@ def test_blocks_that_save_what_is_there_hold_no_more_than_plain(count, argnums):
   assert held(compress_residuals(make_loss(lambda block: block))) <= (
     _MOST * plain
   )
+
+
+def test_a_batch_is_saved_rather_than_its_norm():
+  """A batch is in memory anyway. Compiled for an H100: as plain, not +89 %."""
+  block = compress_residuals(lambda w, x: jnp.tanh(_normalize(x) @ w))
+  x = normal(0, _ROWS, _WIDTH)
+
+  @jax.jit
+  def list_saved(w):
+    _, pull = jax.vjp(lambda w: block(w, x), w)
+    return [a for a in jax.tree.leaves(pull) if a.shape == x.shape]
+
+  saved = list_saved(normal(1, _WIDTH, _WIDTH))
+  assert any((a == x.view(a.dtype)).all() for a in saved)
