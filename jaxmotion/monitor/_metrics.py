@@ -26,6 +26,7 @@ from jaxmotion.transforms import (
   SkipNonfiniteState,
 )
 from jaxmotion.transforms.extend import DelayedState
+from jaxmotion.wire import Ledger
 
 _EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
 _COUNTED = (*_EXCHANGES, LocalState, DelayedState)
@@ -33,7 +34,11 @@ _SKIPPED = (*_EXCHANGES, LocalState, SkipNonfiniteState)
 
 
 def metrics(
-  opt_state: PyTree, layout: Layout | None = None, *, level: Any = None
+  opt_state: PyTree,
+  layout: Layout | None = None,
+  *,
+  level: Any = None,
+  sent: Ledger | None = None,
 ) -> dict[str, Any]:
   """Returns what exchanges of an optimizer did, as scalars to log.
 
@@ -48,6 +53,8 @@ def metrics(
       it there are neither bytes nor error norms, of which a state says nothing.
     level: int32[], the level of the last exchange, for exchanges with several
       codecs; None: it is not known.
+    sent: what `wire.step_bytes` or `wire.compiled_bytes` counted once for the
+      step; None: the bytes are those of the layout's exchanges.
 
   Returns:
     Scalars by their names:
@@ -58,7 +65,8 @@ def metrics(
       `local_updates`, fragments that were not sent.
     - `exchange/wire_bytes`: bytes that one worker sends in one exchange. With a
       `local_axis` they are those between hosts. Of `local_updates` they are
-      those of all fragments, in `every` steps.
+      those of all fragments, in `every` steps. With `sent` they are those of
+      the whole step, the mean of the loss included, on all axes.
     - `exchange/ratio`: bytes of the same exchange without codecs, divided by
       those.
     - `exchange/bits_per_element`: bits of a gradient's element, divided by the
@@ -70,12 +78,13 @@ def metrics(
 
     Error norms are left out where no codec has error memory. Bytes are left out
     for several codecs without a `level`, and for `fully_sharded`, whose loss
-    function decides what is sent: count these by `wire.step_bytes`. What an
-    exchange with a `start` sends before that is not counted.
+    function decides what is sent, unless `sent` says them. What an exchange
+    with a `start` sends before that is not counted. With `sent` there is no
+    ratio: a count does not say what would be sent without codecs.
 
   Raises:
-    TypeError: a leaf of `opt_state` is no array, `layout` no layout, or `level`
-      no integer scalar.
+    TypeError: a leaf of `opt_state` is no array, `layout` no layout, `level` no
+      integer scalar, or `sent` no ledger.
     ValueError: the layout is of other exchanges, or no codec is of that level.
 
   Example:
@@ -107,6 +116,12 @@ def metrics(
     (Layout, type(None)),
     "what `checkpoint.describe_state` returned",
   )
+  check_instance(
+    "sent",
+    sent,
+    (Ledger, type(None)),
+    "what `wire.step_bytes` or `wire.compiled_bytes` returned",
+  )
   if level is not None:
     _check_range(level, layout)
     level = as_level(level)
@@ -125,9 +140,11 @@ def metrics(
         f"`layout` must have the {len(known)} exchanges of `opt_state`, got "
         f"{len(layout.exchanges)}."
       )
-    if known:
+    if known and sent is None:
       found |= _read_traffic(layout, level)
     found |= _read_errors(exchanges, layout)
+  if sent is not None:
+    found["exchange/wire_bytes"] = sent.total_bytes
   if level is not None:
     found["exchange/level"] = level
   return found

@@ -2,12 +2,17 @@
 
 import numpy as np
 
+from jaxmotion import wire
 from tests.arguments.calls import Call, Lazy
 from tests.arguments.checkpoint import LAYOUT, make_state
 
 CALLS = {
   "monitor.metrics": Call(
-    Lazy(make_state), LAYOUT, level=np.int32(0), traced=True
+    Lazy(make_state),
+    LAYOUT,
+    level=np.int32(0),
+    sent=wire.Ledger(),
+    traced=True,
   ),
 }
 UNCALLED = {}

@@ -201,8 +201,8 @@ def gathered_loss(params, batch):
   )
 
 
-def test_fully_sharded_states_have_error_norms():
-  init, _ = jaxmotion.fully_sharded(
+def test_fully_sharded_states_have_error_norms_and_counted_bytes():
+  init, step = jaxmotion.fully_sharded(
     gathered_loss,
     optax.adam(1e-3),
     MESH,
@@ -217,6 +217,14 @@ def test_fully_sharded_states_have_error_norms():
   )
   assert found["exchange/error_norm"] == pytest.approx(np.sqrt(rows.mean()))
   assert "exchange/wire_bytes" not in found
+  sent = wire.step_bytes(step, *jax.eval_shape(init, PARAMS), BATCH)
+  found = jaxmotion.metrics(state, layout, sent=sent)
+  weights = 3 / 4 * 4 * (64 * 48 + 40)  # Gathered once, by 4 workers.
+  gradient = found["exchange/wire_bytes"] - weights
+  assert weights / 8 < gradient < weights / 6
+  assert found["exchange/error_norm"] > 0 and "exchange/ratio" not in found
+  with pytest.raises(TypeError, match=r"`sent` must be what .*got 3"):
+    jaxmotion.metrics(state, layout, sent=3)
 
 
 def test_local_updates_count_steps_and_send_all_fragments():
