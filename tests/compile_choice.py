@@ -10,18 +10,17 @@ from tests import compile_fast
 # Folders whose tests are about Python: which calls are refused, what is planned
 # and predicted, how jobs run, how steps of other people are changed, which
 # collectives a step consists of. Each of their programs runs a few times, so
-# that XLA's optimizations take longer than they save. All other tests, and
-# those that ask what a compiled program computes or keeps, run what users run.
-# Nobody runs the interpreted kernels, whose files are named after Triton. The
-# examples of docstrings and pages show what tests compute. Other tests bear a
-# mark.
+# that XLA's optimizations take longer than they save. So do those of one codec
+# or collective: the contract and the frozen payloads of all codecs hold the
+# bits of what users run. All other tests, and those that ask what a compiled
+# program computes or keeps, run that too. Nobody runs the interpreted kernels,
+# whose files are named after Triton. The examples of docstrings and pages show
+# what tests compute. Other tests bear a mark.
 _UNOPTIMIZED = (
-  *("arguments", "checkpoint", "controllers", "examples", "hetero", "linen"),
+  *("arguments", "calibration", "checkpoint", "codecs", "collectives"),
+  *("controllers", "core", "examples", "hetero", "linen", "monitor", "wire"),
   *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
-  "transforms",
-  "memory",
-  *("collectives/test_byte_planes.py", "collectives/test_hierarchical.py"),
-  *("collectives/test_scatter_gather.py", "collectives/test_unshard.py"),
+  *("transforms", "memory"),
   *("experiments/activations", "experiments/codecs", "experiments/common"),
   *("experiments/data", "experiments/fuzz", "experiments/hosts"),
   *("experiments/kernels", "experiments/models", "experiments/perfmodel"),
@@ -29,8 +28,11 @@ _UNOPTIMIZED = (
   *("experiments/residuals/test_streamed.py", "experiments/state"),
   *("experiments/test_configs.py", "experiments/train", "experiments/weights"),
 )
-# The exception within these: bits are compared with those of other programs.
-_OPTIMIZED = ("memory/residuals/test_compress_residuals.py",)
+# The exceptions within these: bits are compared with those of other programs.
+_OPTIMIZED = (
+  *("codecs/test_contract.py", "codecs/test_frozen.py"),
+  "memory/residuals/test_compress_residuals.py",
+)
 _TESTS = pathlib.Path(__file__).parent
 
 compile_fast.install()

@@ -28,8 +28,13 @@ _IDLE = frozenset(
 _compile = getattr(compiler, _NAME, None)
 # As modules are imported, before the first test.
 _chosen = True
-_EMITTERS = "xla_cpu_use_fusion_emitters"
-_options: dict[str, Any] | None = None
+# Without the emitters of fusions, and in one module of LLVM: each has a cost of
+# its own, and small programs gain nothing from threads.
+_OPTIONS: dict[str, bool | int] = {
+  "xla_cpu_use_fusion_emitters": False,
+  "xla_cpu_parallel_codegen_split_count": 1,
+}
+_options: dict[str, bool | int] | None = None
 
 
 def install() -> None:
@@ -66,21 +71,25 @@ def flags() -> str:
 
   JAX_DISABLE_MOST_OPTIMIZATIONS does the rest.
   """
-  return f"--{_EMITTERS}=false" if _read_options() else ""
+  options = _read_options().items()
+  return " ".join(f"--{name}={str(v).lower()}" for name, v in options)
 
 
-def _read_options() -> dict[str, Any]:
-  """Returns the option that JAX 0.12 does not have any more, where it is."""
+def _read_options() -> dict[str, bool | int]:
+  """Returns the options that this version of XLA has."""
   global _options
   if _options is None:
-    _options = {}  # While this program is compiled.
-    without = {_EMITTERS: False}
-    try:
-      jax.jit(lambda: 0, compiler_options=without).lower().compile()
-      _options = without
-    except jax.errors.JaxRuntimeError:
-      pass
+    _options = {}  # While these programs are compiled.
+    _options = {name: v for name, v in _OPTIONS.items() if _is_known(name, v)}
   return _options
+
+
+def _is_known(name: str, value: bool | int) -> bool:
+  try:
+    jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+  except jax.errors.JaxRuntimeError:
+    return False
+  return True
 
 
 def _has_one_operation(module: Any) -> bool:
