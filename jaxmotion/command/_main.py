@@ -193,6 +193,9 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 def _check_file(path: str) -> None:
   if not path.endswith(".json"):
     raise CommandError(f"`file` must end in .json, got {path!r}.")
+  if not pathlib.Path(path).absolute().parent.is_dir():
+    # Before questions are answered, or a machine is measured.
+    raise CommandError(f"`file` must be in a folder that exists, got {path!r}.")
 
 
 def _write_platform(platform: Platform, path: str) -> str:

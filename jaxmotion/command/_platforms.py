@@ -45,19 +45,21 @@ def read_platform(
       platform = load_platform(name)
     else:
       platform = builtin_platform(name)
-    if workers is not None:
-      platform = platform.resize(**{platform.axes[0].name: workers})
   except (OSError, TypeError, ValueError) as error:
     raise CommandError(f"`--platform`: {error}") from error
   if not 0 < peak_share <= 1:
     raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."
     )
+  if workers is not None and workers < 1:
+    raise CommandError(f"`--workers` must be at least 1, got {workers}.")
   if not platform.axes:
     raise CommandError(
       "`--platform` must have links between workers, got one of a single "
       "device: name its file as the device that `jaxmotion platform` asks for."
     )
+  if workers is not None:
+    platform = platform.resize(**{platform.axes[0].name: workers})
   return dataclasses.replace(
     platform, device=_scale_matmuls(platform.device, peak_share)
   )

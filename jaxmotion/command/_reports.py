@@ -1,5 +1,6 @@
 """Texts that the commands print."""
 
+import difflib
 from collections.abc import Sequence
 
 import jax
@@ -55,6 +56,12 @@ def parse_codec(text: str) -> Codec:
   }
   try:
     codec = eval(text, {"__builtins__": {}}, names)
+  except NameError as error:
+    near = difflib.get_close_matches(error.name or "", names, n=1)
+    raise CommandError(
+      f"`--codec` must be made of names of `jaxmotion.codecs`, got {text!r}: "
+      f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
+    ) from error
   except Exception as error:
     raise CommandError(f"`--codec`: {text!r} raises {error!r}.") from error
   if not isinstance(codec, Codec):

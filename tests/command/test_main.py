@@ -112,7 +112,7 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
     (("advise", "{}:make_vector"), "must return one floating-point number"),
     (("advise", "{}:make_loss", "--platform=lan"), "`--platform`: `name`"),
     (("advise", "{}:make_loss", "--platform=no.json"), "`--platform`: .*no"),
-    (("advise", "{}:make_loss", "--workers=0"), "`--platform`: `data` must"),
+    (("advise", "{}:make_loss", "--workers=0"), "`--workers` must be at least"),
     (("advise", "{}:make_loss", "--peak_share=2"), "`--peak_share` must"),
     (
       ("advise", "{}:make_loss", "--accuracy_budget=2"),
@@ -124,6 +124,12 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
       "`--codec`: .*density",
     ),
     (("bytes", "{}:make_loss", "--codec=3"), "`--codec` must make a codec"),
+    (
+      ("bytes", "{}:make_loss", "--codec=feedback(uniforn(bits=4))"),
+      "`--codec` must be .*'uniforn' is none; did you mean 'uniform'",
+    ),
+    (("platform", "no/folder/lab.json"), "`file` must be in a folder"),
+    (("calibrate", "no/folder/lab.json"), "`file` must be in a folder"),
     (("platform", "lab.txt"), "`file` must end in .json"),
     (("calibrate", "lab.txt"), "`file` must end in .json"),
   ],
