@@ -129,10 +129,10 @@ class Separators:
       saved: values that the forward pass saves.
 
     Returns:
-      All values to save; as they were where nothing is gained, and where a
-      codec rounds some: parts would be computed again from rounded values.
+      All values to save; as they were where nothing is gained. With a codec,
+      parts are computed again from their own rounded inputs.
     """
-    if not self.is_used or any(self._is_encoded(v) for v in saved):
+    if not self.is_used:
       return list(saved)
     places = self._find_places(saved)
     whole = best = _find_split(places, math.inf) if places else None
@@ -318,10 +318,6 @@ class Separators:
       if math.isfinite(nbytes := self._saved_bytes(value)):
         found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
     return list(itertools.accumulate(found))
-
-  def _is_encoded(self, value: Value) -> bool:
-    is_array = hasattr(value.aval, "shape")
-    return is_array and self._table.describe(value).codec is not None
 
   def _saved_bytes(self, value: Value) -> float:
     """Returns the bytes of a value if it is saved, infinity if it cannot be."""

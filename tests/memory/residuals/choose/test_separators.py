@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxmotion import codecs
 from jaxmotion.memory import compress_residuals, recompute, residuals_of
 from jaxmotion.perfmodel import predict_cost
 from tests.memory.residuals.nets import distance, normal
@@ -56,6 +57,30 @@ def test_memory_grows_with_layers_as_under_jax_checkpoint(pair):
   (few, many), (stock_few, stock_many) = peaks
   assert few <= stock_few and many <= stock_many
   assert many - few <= stock_many - stock_few
+
+
+def test_encoded_layers_are_computed_again_one_after_the_other():
+  codec = codecs.uniform(bits=8, block=64)
+  ours = compress_residuals(make_loss(block), codec, memory_budget=0)
+  few, many = (cost(ours, n).peak_bytes for n in (4, 12))
+  stock = make_loss(jax.checkpoint(block))
+  stock_few, stock_many = (cost(stock, n).peak_bytes for n in (4, 12))
+  assert many - few <= 1.05 * (stock_many - stock_few)
+  assert cost(ours, 12).flops <= 1.05 * cost(stock, 12).flops
+
+
+def test_encoded_layers_are_not_computed_again_from_rounded_ones():
+  """The input of each layer is rounded by itself."""
+  params = [
+    (normal(i, WIDTH, 4 * WIDTH) / 4, normal(9 + i, 4 * WIDTH, WIDTH) / 8)
+    for i in range(4)
+  ]
+  x, codec = normal(0, ROWS, WIDTH), codecs.uniform(bits=8, block=64)
+  loss = make_loss(tanh_block)
+  once = compress_residuals(loss, codec)
+  again = compress_residuals(loss, codec, memory_budget=0)
+  exact, a, b = (jax.jit(jax.grad(f))(params, x) for f in (loss, once, again))
+  assert distance(exact, b) <= 1.1 * distance(exact, a)
 
 
 def test_layers_run_again_about_once(pair):
