@@ -15,7 +15,6 @@ from jaxmotion.core import (
   PerWorker,
   PyTree,
   assert_replicated,
-  schedule_after,
 )
 from jaxmotion.transforms._local_work import LocalWork
 from jaxmotion.transforms._model_state import is_floating
@@ -169,7 +168,6 @@ def map_average(
   axis_name: AxisName,
   mean_loss: bool,
   options: dict[str, Any],
-  after: Array | None = None,
 ) -> PyTree:
   """Returns the metrics of all workers, averaged in a map of their own.
 
@@ -178,28 +176,19 @@ def map_average(
     axis_name: the workers' axis.
     mean_loss: whether floating-point scalars become means.
     options: mesh of the map, and other arguments of `jax.shard_map`.
-    after: array that all workers hold, which the sums wait for: see
-      `branch_after`.
   """
 
-  def wait(metric: Array, after: Array | None) -> Array:
-    if after is None or metric.ndim != 1 or not is_floating(metric):
-      return metric
-    return schedule_after(metric, after)
-
-  def average_own(work: LocalWork, after: Array | None) -> PyTree:
-    metrics = jax.tree.map(lambda m: wait(m, after), work.metrics)
-    work = work._replace(metrics=metrics)
+  def average_own(work: LocalWork) -> PyTree:
     return average_work(
       work, None, axis_name, model_state=None, mean_loss=mean_loss
     )[0]
 
   return jax.shard_map(
     average_own,
-    in_specs=(P(axis_name), P()),
+    in_specs=P(axis_name),
     out_specs=find_metric_specs(work.metrics, axis_name, mean_loss),
     **options,
-  )(work._replace(grads=None), after)
+  )(work._replace(grads=None))
 
 
 def _is_averaged(metric: Array, mean_loss: bool) -> bool:

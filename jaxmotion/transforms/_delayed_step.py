@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.collectives.extend import update_params
+from jaxmotion.collectives.extend import branch_after_only, update_params
 from jaxmotion.core import (
   Array,
   AxisName,
@@ -64,7 +64,11 @@ class DelayedUpdate(NamedTuple):
     )
 
   def apply(
-    self, params: PyTree, state: DelayedState, extra_args: dict[str, Any]
+    self,
+    params: PyTree,
+    state: DelayedState,
+    extra_args: dict[str, Any],
+    metrics: PyTree = None,
   ) -> tuple[PyTree, PyTree]:
     """Exchanges and applies the gradients of the step before.
 
@@ -72,10 +76,14 @@ class DelayedUpdate(NamedTuple):
       params: parameters.
       state: state before this step.
       extra_args: what the chain's `update` takes besides.
+      metrics: what `average` returned in the same program, if anything: what
+        the chain sends in a branch waits for it.
 
     Returns:
       The new parameters and the new state of the chain.
     """
+    # Of what is not averaged, each worker has its own, with an axis of workers.
+    sums = [m for m in jax.tree.leaves(metrics) if not jnp.ndim(m)]
     check_instance("opt_state", state, DelayedState, "what `init` returned")
     self.check(state, extra_args)
     param_specs = self.shardings.params(params)
@@ -85,44 +93,39 @@ class DelayedUpdate(NamedTuple):
     )
 
     def apply_own(
-      params: PyTree, state: DelayedState, extra_args: dict[str, Any]
+      params: PyTree,
+      state: DelayedState,
+      extra_args: dict[str, Any],
+      sums: list[Array],
     ) -> tuple[PyTree, PyTree]:
       grads, weight = unpack_worker(state.pending)
       if weight is not None:
         extra_args = extra_args | {"weight": weight}
       # Zeros of the first step pass too: XLA:CPU copies what a branch around
       # them would return, which costs more than it saves.
-      return update_params(
-        self.tx, grads, state.inner, params, extra_args, self.axis_name
-      )
+      with branch_after_only(sums):
+        return update_params(
+          self.tx, grads, state.inner, params, extra_args, self.axis_name
+        )
 
     own_specs: Any = state_specs(state, self.axis_name)
     new = jax.shard_map(
       apply_own,
-      in_specs=(P(), own_specs, P()),
+      in_specs=(P(), own_specs, P(), P()),
       out_specs=(P(), own_specs.inner),
       **self.shardings.map_options,
-    )(params, state, extra_args)
+    )(params, state, extra_args, sums)
     inner_spec: Any = getattr(state_spec, "inner", state_spec)
     return self.shardings.place(new, (param_specs, inner_spec))
 
-  def average(self, work: LocalWork, params: PyTree = None) -> PyTree:
+  def average(self, work: LocalWork) -> PyTree:
     """Returns the metrics of this step, averaged over workers.
 
     Args:
       work: every worker's own, with a leading axis of workers.
-      params: new parameters, if `apply` is part of the same program. What it
-        sends in a branch comes first, unless a model is sharded: the wait would
-        gather its first array.
     """
-    options = self.shardings.map_options
-    after = None if "axis_names" in options else jax.tree.leaves(params)[:1]
     return map_average(
-      work,
-      self.axis_name,
-      self.mean_loss,
-      options,
-      after[0] if after else None,
+      work, self.axis_name, self.mean_loss, self.shardings.map_options
     )
 
 
@@ -153,13 +156,10 @@ def make_delayed_run(
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, None, DelayedState, PyTree]:
     work = compute(params, opt_state, batch, key)
-    params, inner = update.apply(params, opt_state, extra_args)
-    return (
-      params,
-      model,
-      _advance(opt_state.count + 1, inner, work),
-      update.average(work, params),
-    )
+    metrics = update.average(work)
+    params, inner = update.apply(params, opt_state, extra_args, metrics)
+    state = _advance(opt_state.count + 1, inner, work)
+    return params, model, state, metrics
 
   return run_step
 

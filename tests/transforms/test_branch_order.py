@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import Literal
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, presets
+from jaxmotion.program import (
+  COLLECTIVES,
+  collective_name,
+  flatten,
+  inner_jaxprs,
+)
 
 MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
 PARAMS = {"w": jnp.ones((8, 4)), "b": jnp.ones(4)}
@@ -25,46 +30,34 @@ def normalized_loss(params, mean, x):
   return loss_fn(params, x - mean[None]), 0.9 * mean + 0.1 * x.mean(0)
 
 
-def inner_jaxprs(eqn):
-  for value in jax.tree.leaves(
-    list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
-  ):
-    inner = getattr(value, "jaxpr", value)
-    if hasattr(inner, "eqns"):
-      yield inner
-
-
-def sends(eqn):
-  name = eqn.primitive.name
-  return name.startswith(("psum", "all_gather", "all_to_all")) or any(
-    sends(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
+def sends(step):
+  return collective_name(step.name) in COLLECTIVES or any(
+    sends(inner)
+    for jaxpr in inner_jaxprs(step.eqn)
+    for inner in flatten(jaxpr, calls="all", backend="cpu").steps
   )
 
 
 def unordered_pairs(jaxpr):
   """Yields (branch, other) that send, where neither depends on the other."""
+  program = flatten(jaxpr, calls="all", backend="cpu")
   behind, senders = {}, []
-  for eqn in jaxpr.eqns:
+  for step in program.steps:
     found = set()
-    for var in eqn.invars:
-      if not isinstance(var, Literal):
-        found |= behind.get(var, set())
-    if sends(eqn):
-      name = eqn.primitive.name
+    for value in step.ins:
+      for origin in (value, getattr(value, "source", None)):
+        found |= behind.get(id(origin), set())
+    if sends(step):
       for i, other in enumerate(senders):
-        if "cond" in (name, other) and i not in found:
-          yield other, name
+        if "cond" in (step.name, other) and i not in found:
+          yield other, step.name
       found = found | {len(senders)}
-      senders.append(name)
-    for var in eqn.outvars:
-      behind[var] = found
-    if eqn.primitive.name != "cond":
-      for inner in inner_jaxprs(eqn):
-        yield from unordered_pairs(inner)
+      senders.append(step.name)
+    behind |= dict.fromkeys(map(id, step.outs), found)
 
 
 def trace(step, *args):
-  return list(unordered_pairs(step.trace(*args).jaxpr.jaxpr))
+  return list(unordered_pairs(step.trace(*args).jaxpr))
 
 
 def start_late():
@@ -90,6 +83,19 @@ def test_branches_wait_for_the_loss(make):
     assert not trace(step, *init(PARAMS), BATCH)
 
 
+@pytest.mark.parametrize("delay", range(2))
+def test_branches_wait_for_the_loss_of_a_sharded_model(delay):
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+  specs = {"w": P(None, "model"), "b": P()}
+  tx = optax.chain(
+    jaxmotion.exchange("data", INT8, start=3, specs=specs), optax.sgd(0.1)
+  )
+  init, step = jaxmotion.data_parallel(
+    loss_fn, tx, mesh, specs=specs, delay=delay
+  )
+  assert not trace(step, *init(PARAMS), BATCH)
+
+
 def test_branches_wait_for_batch_statistics():
   init, step = jaxmotion.data_parallel(
     normalized_loss, start_late(), MESH, model_state="mean", mean_loss=False
@@ -112,5 +118,5 @@ def test_this_test_finds_a_sum_beside_a_branch():
     )
     return y, jax.lax.psum(2 * x, "data")
 
-  jaxpr = jax.make_jaxpr(beside, axis_env=[("data", 4)])(jnp.ones(2)).jaxpr
+  jaxpr = jax.make_jaxpr(beside, axis_env=[("data", 4)])(jnp.ones(2))
   assert list(unordered_pairs(jaxpr)) == [("cond", "psum")]

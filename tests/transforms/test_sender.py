@@ -18,6 +18,9 @@ def run_long(x, turns):
   return jax.lax.fori_loop(0, turns, lambda i, x: jnp.tanh(x @ x), x)
 
 
+# Each array is asked once. Asked before it is computed, `is_ready` makes a
+# future, which another thread sets: asked again, it says no for up to 0.1 ms
+# after the array is computed.
 def test_what_is_sent_next_follows_what_was_sent():
   x = jnp.ones((256, 256))
   # Nothing is compiled while the long program runs.
