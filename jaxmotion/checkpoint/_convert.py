@@ -26,13 +26,14 @@ from jaxmotion.collectives.extend import (
   convert_states,
   list_remembered,
 )
-from jaxmotion.core import PerWorker, PyTree, name_axes
+from jaxmotion.core import Array, PerWorker, PyTree, name_axes
 from jaxmotion.transforms import (
   ExchangeState,
   FullyShardedState,
   LocalState,
   ShardedState,
 )
+from jaxmotion.transforms.extend import DelayedState
 
 # What a codec of today that does not remember a part would lose.
 _LOST = {
@@ -217,15 +218,47 @@ def convert_local(
   own = jax.tree.leaves(state.params)
   treedef: Any = jax.tree.structure(state.params)
 
-  def mix(p: Any, owner: int) -> Any:
-    weight = weights[:, owner].reshape(-1, *[1] * (p.ndim - 1))
-    total = resize_rows(weight, workers)
-    moved = resize_rows(weight * p, workers) / jnp.where(total > 0, total, 1)
-    # Right after an exchange nobody has a weight.
-    return jnp.where(total > 0, moved, resize_rows(p, workers)).astype(p.dtype)
-
-  mixed = [mix(p, owner) for p, owner in zip(own, owners, strict=True)]
+  mixed = [
+    _mix_weighted(p, weights[:, owner], workers)
+    for p, owner in zip(own, owners, strict=True)
+  ]
   return state._replace(params=treedef.unflatten(mixed))
+
+
+def convert_delayed(state: DelayedState, workers: int) -> DelayedState:
+  """Returns the gradients and weights of a delayed step for other workers.
+
+  The mean of the gradients, by the workers' weights, stays the same.
+
+  Args:
+    state: the state as it was saved.
+    workers: number of workers today.
+  """
+  grads, weight = state.pending.value
+  if weight is None or weight.shape[0] == workers:
+    return state
+  mixed = jax.tree.map(lambda g: _mix_weighted(g, weight, workers), grads)
+  pending = PerWorker((mixed, resize_rows(weight, workers)))
+  return state._replace(pending=pending)
+
+
+def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
+  """Returns what each worker has for other workers, mixed by weights.
+
+  Args:
+    rows: array with a leading axis of old workers.
+    weight: float32[old workers].
+    workers: number of new workers.
+  """
+  weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
+  total = resize_rows(weight, workers)
+  # What a worker without a weight has counts for nothing, were it not finite.
+  heavy = resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
+  moved = heavy / jnp.where(total > 0, total, 1)
+  # Right after an exchange nobody has a weight.
+  return jnp.where(total > 0, moved, resize_rows(rows, workers)).astype(
+    rows.dtype
+  )
 
 
 def shard_shapes(

@@ -20,6 +20,7 @@ from jax.sharding import (
 
 from jaxmotion.checkpoint._convert import (
   Converter,
+  convert_delayed,
   convert_fully_sharded,
   convert_local,
 )
@@ -56,6 +57,7 @@ from jaxmotion.transforms import (
   sharded,
 )
 from jaxmotion.transforms.extend import (
+  DelayedState,
   ShardedOptions,
   Shardings,
   TracedState,
@@ -174,7 +176,8 @@ def resize(
   itself are mixed alike if they are floats; integers and keys come from the
   nearest old worker, and keys are folded with the new worker's index. So are
   momenta of `momentum_correction`, what `ef21` has sent, and the own parameters
-  of `local_updates`, which weigh as much as their workers.
+  of `local_updates` and the gradients of a delayed step, which weigh as much as
+  their workers.
 
   Args:
     tx: optax chain of today, or the `init` that `data_parallel`,
@@ -249,6 +252,8 @@ def resize(
       divide = find_maker(tx).divide
       assert divide is not None
       state = convert_local(state, divide, workers)
+    if isinstance(state, DelayedState):
+      state = convert_delayed(state, workers)
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, wire
@@ -136,6 +136,30 @@ def test_a_delayed_state_continues_on_other_workers():
   assert int(other.count) == 2
   params = jax.device_put(np.asarray(params["w"]))
   step({"w": params}, other, BATCHES[2])
+
+
+def test_weights_of_other_workers_give_the_same_mean_gradient():
+  options = dict(
+    codec=codecs.identity(),
+    loss_fn=masked_loss,
+    weight_fn=lambda batch: jnp.sum(batch["mask"] * batch["x"][:, 0] ** 2),
+  )
+  init, step = make_steps(**options)
+  mesh = make_mesh(4)
+  params, state = init(PARAMS)
+  _, state, _ = step(params, state, BATCHES[0])
+  layout = checkpoint.describe_state(init, PARAMS, mesh)
+  grads, weights = state.pending.value
+  expected = np.average(grads["w"], axis=0, weights=weights)
+  assert np.ptp(weights) > 0.1
+  for workers in (3, 2, 1):
+    init, _ = make_steps(workers, **options)
+    other = checkpoint.resize(
+      init, state, PARAMS, layout, AbstractMesh((workers,), ("data",))
+    )
+    grads, weights = other.pending.value
+    found = np.average(grads["w"], axis=0, weights=weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_step_draws_its_own_keys():
