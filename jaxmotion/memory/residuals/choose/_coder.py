@@ -146,7 +146,8 @@ class Coder:
 
   def _make_payload(self, x: Array) -> PyTree:
     if self._codec is not None:
-      return self._codec.encode(x, self._codec.init(x), _key_from_data(x))[0]
+      key = _key_from_data(x) if self._codec.needs_key else None
+      return self._codec.encode(x, self._codec.init(x), key)[0]
     if self._kind == "mask":
       return pack_codes(x, 1)
     return x
