@@ -15,6 +15,7 @@ from experiments.activations import tables as activations
 from experiments.codecs import tables as codecs
 from experiments.common.records import Row, read_rows
 from experiments.common.tables import Table
+from experiments.gpu import tables as gpu
 from experiments.hetero import tables as hetero
 from experiments.hosts import tables as hosts
 from experiments.kernels import tables as kernels
@@ -27,6 +28,7 @@ from experiments.weights import tables as weights
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
+  "gpu": gpu.summary_table,
   "hetero": hetero.summary_table,
   "history": history.summary_table,
   "hosts": hosts.summary_table,

@@ -1,0 +1,53 @@
+"""Measures all that needs a GPU, in one call of a limited time.
+
+  python -m experiments.gpu --json=results/gpu.jsonl
+
+Jobs, each in a process of its own, one after another:
+  check       every implementation of every op, on fresh arrays;
+  transfers   rates of the link to the host, and of packed weights over it;
+  plans_X     step time and peak memory of model X under plans of residuals;
+  speed       every op beside a device copy, XLA, torch and torchao, in the time
+              that is left.
+Rows are added to --json after each job. A job that is there already is not run
+again, unless with --fresh. A job that fails, or for which no time is left, gets
+a row that says so, and is run by the next call. Where there is no GPU, --small
+runs every job in a small form.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+
+from experiments.common import records, shared_flags
+from experiments.common.console import JobError, make_console
+from experiments.gpu import jobs, tables
+
+_SECONDS = flags.DEFINE_float("seconds", 450, "Time of all jobs.")
+_JOBS = flags.DEFINE_list("jobs", list(jobs.JOBS), "Names of jobs.")
+_SMALL = flags.DEFINE_bool("small", False, "Run small forms of the jobs.")
+_FRESH = flags.DEFINE_bool(
+  "fresh", False, "Run what is in --json already.", allow_override=True
+)
+_JSON = shared_flags.define_rows()
+
+
+def main() -> None:
+  """Runs the jobs; prints a table and writes rows."""
+  if unknown := [name for name in _JOBS.value if name not in jobs.JOBS]:
+    raise JobError(
+      f"`--jobs` must be some of {', '.join(jobs.JOBS)}, got {unknown[0]!r}."
+    )
+  path = pathlib.Path(_JSON.value) if _JSON.value else None
+  known = [] if _FRESH.value or path is None else jobs.read_known(path)
+  rows = known
+  for rows in jobs.run_jobs(_JOBS.value, known, _SECONDS.value, _SMALL.value):
+    if path is not None:
+      records.write_rows(path, rows)
+  make_console().print(tables.jobs_table(rows).to_console())
+  if jobs.find_failures(rows):
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)

@@ -1,0 +1,126 @@
+"""Jobs of a call, which run in processes and share its time."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from experiments.common import records
+from experiments.common.console import print_notice
+from experiments.common.files import MissingFileError
+from experiments.common.records import Row
+
+SECONDS = "job_seconds"
+"""Metric of the seconds that a job took; text says why it has no rows."""
+
+_FAILED, _NO_TIME = "failed", "not measured"
+_MIN_SECONDS = 5.0
+
+JOBS = {
+  "check": ("experiments.kernels", "--check"),
+  "transfers": ("experiments.gpu.transfers",),
+  "plans_gpt": ("experiments.gpu.plans", "--model=gpt"),
+  "plans_resnet50": ("experiments.gpu.plans", "--model=resnet50"),
+  "speed": ("experiments.kernels",),
+}
+"""Module and flags of each job."""
+_SMALL_FLAGS = {
+  "check": ("--ops=int8",),
+  "transfers": ("--max_bytes=65536", "--repeats=2"),
+  "plans_gpt": ("--model=mlp_gelu:blocks=2:width=8:rows=4", "--repeats=2"),
+  "plans_resnet50": ("--model=mlp_relu:blocks=2:width=8:rows=4", "--repeats=2"),
+  "speed": ("--ops=int8", "--max_bytes=65536", "--repeats=2"),
+}
+_TAKES_SECONDS = ("speed",)
+
+
+def read_known(path: pathlib.Path) -> list[Row]:
+  """Returns the rows of jobs that a call before has finished."""
+  try:
+    rows = records.read_rows(path)
+  except MissingFileError:
+    return []
+  failed = {name for name, _ in find_failures(rows)}
+  return [row for row in rows if _find_job(row) not in failed]
+
+
+def find_failures(rows: Sequence[Row]) -> list[tuple[str, str]]:
+  """Returns the name of each job that has no rows, and why."""
+  return [
+    (row.case, row.value)
+    for row in rows
+    if row.metric == SECONDS and isinstance(row.value, str)
+  ]
+
+
+def run_jobs(
+  names: Sequence[str], known: Sequence[Row], seconds: float, small: bool
+) -> Iterator[list[Row]]:
+  """Runs jobs one after another; yields all rows after each.
+
+  Args:
+    names: names of the jobs.
+    known: rows of jobs that are not run again.
+    seconds: time of all jobs. A job that takes longer than what is left of it
+      is ended.
+    small: whether to run the small forms.
+  """
+  rows, end = list(known), time.monotonic() + seconds
+  done = {row.case for row in known if row.metric == SECONDS}
+  for name in names:
+    if name not in done:
+      print_notice(f"{name}: {end - time.monotonic():.0f} s are left.")
+      rows += _run_job(name, end - time.monotonic(), small)
+      yield rows
+
+
+def _run_job(name: str, seconds: float, small: bool) -> list[Row]:
+  """Runs a job; returns its rows and the row of its time, or of its failure."""
+  if seconds < _MIN_SECONDS:
+    return [_make_row(name, f"{_NO_TIME}: no time left")]
+  module, *options = JOBS[name]
+  if small:
+    options += _SMALL_FLAGS[name]
+  if name in _TAKES_SECONDS:
+    options.append(f"--seconds={0.8 * seconds:.0f}")
+  begin = time.monotonic()
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "rows.jsonl"
+    command = [sys.executable, "-m", module, *options, f"--json={path}"]
+    try:
+      done = subprocess.run(
+        command, stderr=subprocess.PIPE, text=True, timeout=seconds
+      )
+      why = _last_line(done.stderr) if done.returncode else None
+    except subprocess.TimeoutExpired:
+      why = f"no end after {seconds:.0f} s"
+    rows = records.read_rows(path) if path.exists() else []
+  rows = [row._replace(experiment=f"gpu_{name}") for row in rows]
+  if why is not None:
+    return [*rows, _make_row(name, f"{_FAILED}: {why}")]
+  return [*rows, _make_row(name, time.monotonic() - begin, rows)]
+
+
+def _last_line(text: str) -> str:
+  """Returns the last line that is not JAX's note about its tracebacks."""
+  notes = ("-----", "For simplicity, JAX")
+  lines = [line for line in text.splitlines() if line.strip()]
+  lines = [line for line in lines if not line.startswith(notes)]
+  return lines[-1] if lines else "it said nothing"
+
+
+def _find_job(row: Row) -> str:
+  return (
+    row.case if row.metric == SECONDS else row.experiment.removeprefix("gpu_")
+  )
+
+
+def _make_row(name: str, value: float | str, rows: Sequence[Row] = ()) -> Row:
+  # This process must not start JAX, which would take the GPU's memory.
+  machine = rows[0].machine if rows else "unknown"
+  version = rows[0].jax if rows else "unknown"
+  return Row(
+    "gpu_jobs", name, SECONDS, value, "s", None, None, None, machine, version
+  )

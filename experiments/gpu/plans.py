@@ -1,0 +1,180 @@
+"""Measures training steps of a model under plans of residuals, on this device.
+
+  python -m experiments.gpu.plans --model=gpt --json=plans.jsonl
+
+The model is one of `experiments.models.losses`, with options as in
+`gpt:layers=12:batch=4`. Plans: plain; `jax.checkpoint` of each block; and
+`memory.compress_residuals` without loss, in 8 and in 4 bits, and with the
+residuals on the host. All are compiled, then timed in interleaved repeats.
+Metrics are `step_ms`, `temp_bytes` of the compiled program, and `peak_bytes`
+that the device counted. It counts the most bytes since the process began: plans
+run in the order of their compiled bytes, and a plan below the peak so far gets
+that peak. A plan that does not fit gets a row that says so.
+"""
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from experiments.common import records, shared_flags
+from experiments.common.records import Row
+from experiments.common.timing import TimedCalls, measure_times
+from experiments.models.losses import Task, parse_task
+from jaxmotion import codecs, memory
+from jaxmotion.core import PyTree
+from jaxmotion.program import ProgramMemory, program_memory
+
+_MODEL = flags.DEFINE_string("model", "gpt", "Model and its options.")
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 5, "Repeats.", 1, allow_override=True
+)
+_JSON = shared_flags.define_rows()
+
+_OURS: Mapping[str, Callable[[], Any]] = {
+  "ours": lambda: None,
+  "ours_8bits": lambda: codecs.uniform(bits=8, block=64),
+  "ours_4bits": lambda: codecs.uniform(bits=4, block=64),
+  "ours_host": memory.offload,
+}
+
+
+class Plan(NamedTuple):
+  """A compiled training step.
+
+  Attributes:
+    name: name of the plan.
+    run: function (params, batch) -> loss and gradients.
+    needs: memory of the program.
+  """
+
+  name: str
+  run: Callable[[PyTree, PyTree], PyTree]
+  needs: ProgramMemory
+
+
+def main() -> None:
+  """Compiles and times all plans; writes rows."""
+  rows = []
+  for row in measure_plans(_MODEL.value, _REPEATS.value):
+    value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
+    print(f"{row.case} {row.metric}: {value} {row.unit}")
+    rows.append(row)
+    if _JSON.value:
+      records.write_rows(_JSON.value, rows)
+
+
+def measure_plans(model: str, repeats: int) -> list[Row]:
+  """Returns step times and memory of a model under all plans.
+
+  Args:
+    model: name of the model, with options.
+    repeats: number of interleaved repeats.
+  """
+  make_task = parse_task(model)
+  task, name = make_task(), model.split(":")[0]
+  steps = {
+    "plain": task.loss_fn,
+    "jax_block": make_task(wrap=jax.checkpoint).loss_fn,
+    **{
+      plan: memory.compress_residuals(task.loss_fn, make_codec())
+      for plan, make_codec in _OURS.items()
+    },
+  }
+  with ThreadPoolExecutor() as threads:
+    compile_one = functools.partial(_compile_plan, task)
+    plans = list(threads.map(compile_one, steps.items()))
+  plans.sort(key=lambda plan: plan.needs.temp_bytes)
+  args = _fill(task.params), _fill(task.batch)
+  rows: list[Row] = []
+  taken: dict[str, TimedCalls] = {}
+  for plan in plans:
+    case = f"{name}/{plan.name}"
+    rows.append(_make_row(case, "temp_bytes", plan.needs.temp_bytes, "bytes"))
+    try:
+      jax.block_until_ready(plan.run(*args))
+    except jax.errors.JaxRuntimeError as failure:
+      reason = str(failure).splitlines()[0]
+      rows.append(_make_row(case, "step_ms", f"not measured: {reason}", "ms"))
+      continue
+    taken[plan.name] = _repeat_step(plan, args)
+    rows.append(_make_row(case, "peak_bytes", _read_peak(), "bytes"))
+  times = measure_times(taken, repeats)
+  for plan_name, ms in times.ms.items():
+    base = times.median("plain") if "plain" in taken else None
+    case, value = f"{name}/{plan_name}", times.median(plan_name)
+    spread = statistics.stdev(ms) if len(ms) > 1 else None
+    rows.append(_make_row(case, "step_ms", value, "ms", base, spread))
+  return rows
+
+
+def _compile_plan(task: Task, step: tuple[str, Callable[..., PyTree]]) -> Plan:
+  name, loss_fn = step
+  lowered = jax.jit(jax.value_and_grad(loss_fn)).lower(task.params, task.batch)
+  compiled = lowered.compile()
+  return Plan(name, compiled, program_memory(compiled))
+
+
+def _repeat_step(plan: Plan, args: tuple[PyTree, ...]) -> TimedCalls:
+  def run(calls: int) -> None:
+    for _ in range(calls):
+      result = plan.run(*args)
+    jax.block_until_ready(result)
+
+  return run
+
+
+def _fill(shapes: PyTree) -> PyTree:
+  """Returns small random floats, and zeros of other dtypes."""
+
+  def make_array(i: int, like: Any) -> Any:
+    if not jnp.issubdtype(like.dtype, jnp.floating):
+      return jnp.zeros(like.shape, like.dtype)
+    key = jax.random.key(i)
+    return 0.02 * jax.random.normal(key, like.shape, like.dtype)
+
+  leaves, treedef = jax.tree.flatten(shapes)
+  return jax.tree.unflatten(
+    treedef, [make_array(i, like) for i, like in enumerate(leaves)]
+  )
+
+
+def _read_peak() -> float | str:
+  stats = jax.devices()[0].memory_stats()
+  if not stats or "peak_bytes_in_use" not in stats:
+    return "not measured: this device counts no bytes"
+  return stats["peak_bytes_in_use"]
+
+
+def _make_row(
+  case: str,
+  metric: str,
+  value: float | str,
+  unit: str,
+  baseline: float | None = None,
+  noise: float | None = None,
+) -> Row:
+  ratio = None
+  if baseline is not None and not isinstance(value, str):
+    ratio = value / baseline
+  return Row(
+    "gpu_plans",
+    case,
+    metric,
+    value,
+    unit,
+    baseline,
+    ratio,
+    noise,
+    records.describe_machine(),
+    jax.__version__,
+  )
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)
