@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import runpy
+import tomllib
 
 import pytest
 
@@ -61,6 +62,18 @@ def test_every_public_name_has_an_example_that_runs(room):
     if ">>> " not in (text or ""):
       without.append(name)
   assert without == []
+
+
+def test_the_version_is_the_same_everywhere():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  citation = (ROOT / "CITATION.cff").read_text()
+  assert project["version"] == jaxmotion.__version__
+  assert f"\nversion: {jaxmotion.__version__}\n" in citation
+  # A release has a heading of its own.
+  number = jaxmotion.__version__.partition(".dev")[0]
+  is_open = number != jaxmotion.__version__
+  heading = f"## {number} (not yet released)" if is_open else f"## {number} "
+  assert f"\n{heading}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_reference_of_the_package_lists_its_functions():
