@@ -4,15 +4,23 @@ import pytest
 
 from experiments.planner import memory_fits
 from experiments.planner.hand_plans import HandPlans
-from experiments.planner.memory import describe_fit, make_rows
+from experiments.planner.memory import (
+  describe_fit,
+  make_error_rows,
+  make_rows,
+)
 from experiments.planner.tables import summary_table
 
 MODEL = "mlp_gelu:blocks=2:width=32:rows=256"
 
 
 @pytest.fixture(scope="module")
-def fits():
-  hand = HandPlans(MODEL, "exact", "h100", None)
+def hand():
+  return HandPlans(MODEL, "exact", "h100", None)
+
+
+@pytest.fixture(scope="module")
+def fits(hand):
   return list(memory_fits.fit_model(hand, (0.3, 1.0)))
 
 
@@ -38,3 +46,16 @@ def test_rows_and_lines_name_both_plans(fits):
     line = describe_fit(fit)
     assert fit.plan.name in table
     assert fit.plan.name in line and fit.by_hand.policy.name in line
+
+
+def test_plans_by_hand_that_decide_nothing_have_rows_too(hand):
+  names = [plan.policy.name for plan in hand.plans]
+  assert len(set(names)) == len(names) >= 20
+  assert {"plain", "jax_block_nothing", "ours_offload"} <= set(names)
+  steps = [plan.step_s for plan in hand.plans]
+  assert steps == sorted(steps)
+  rows = {row.metric: row for row in make_error_rows(hand)}
+  within = rows["plans_within_15_percent"]
+  # Nothing was compiled, so that the predictions stand for that.
+  assert within.value == within.baseline == len(names)
+  assert rows["least_error"].value == rows["most_error"].value == 0
