@@ -1,7 +1,7 @@
 """Compiles candidates until the fastest one that fits is found.
 
 The compiler needs more or less memory than predicted. The ratio changes little
-between recipes of one kind, so that of the last compiled one corrects the
+between recipes of one family, so that of the last compiled one corrects the
 predictions of the others.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxmotion.memory.residuals import offload
 from jaxmotion.planner._text import format_bytes
 from jaxmotion.planner.residuals._explain import explain_residuals
 from jaxmotion.planner.residuals._plan import (
@@ -53,7 +54,7 @@ def select_fastest(
   Raises:
     BudgetTooSmallError: no candidate fits.
   """
-  selector = _Selector(search, budget_bytes, measure_memory)
+  selector = Selector(search, budget_bytes, measure_memory)
   best = selector.find_best()
   if best is None:
     raise BudgetTooSmallError(
@@ -79,7 +80,7 @@ def select_fastest(
   )
 
 
-class _Selector:
+class Selector:
   """Looks for the fastest candidate that fits.
 
   Args:
@@ -101,8 +102,8 @@ class _Selector:
     self._measure = measure_memory
     self.compiled: dict[Recipe, int] = {}
     self._settled = 0
-    # Compiled bytes for each predicted one, by kind of recipe.
-    self._ratio: dict[str, float] = {}
+    # Compiled bytes for each predicted one, by family of recipes.
+    self._ratio: dict[_Family, float] = {}
 
   def find_best(self) -> Candidate | None:
     """Returns the fastest candidate that fits, or None."""
@@ -138,8 +139,8 @@ class _Selector:
       return None
     if self._expect_bytes(self._search.plain) > self._budget:
       self._search.extend()
-    kind = self._ratio.get("cut", 1.0)
-    self._search.refine(self._budget / kind)
+    ratio = self._ratio.get(_Family("cut", False), 1.0)
+    self._search.refine(self._budget / ratio)
     # Recipes of one kind and one price are one program.
     tried = {
       _program_of(c) for c in self._search.candidates if self._is_tried(c)
@@ -166,9 +167,16 @@ class _Selector:
   def _expect_bytes(self, candidate: Candidate) -> float:
     if candidate.recipe in self.compiled:
       return self.compiled[candidate.recipe]
-    kinds = [candidate.recipe.kind, *self._ratio]
-    known = next((self._ratio[k] for k in kinds if k in self._ratio), 1.0)
-    return known * candidate.device_bytes
+    return self._find_ratio(_family_of(candidate)) * candidate.device_bytes
+
+  def _find_ratio(self, own: _Family) -> float:
+    """Returns the ratio of a family, or else that of the nearest one.
+
+    What a compiler does with transfers says nothing of recipes without any.
+    """
+    others = [f for f in self._ratio if not f.is_on_host]
+    nearest = (own, own._replace(is_on_host=False), *others)
+    return next((self._ratio[f] for f in nearest if f in self._ratio), 1.0)
 
   def _fits(self, candidate: Candidate) -> bool:
     """Returns whether a candidate fits, compiled if it is to be."""
@@ -179,11 +187,29 @@ class _Selector:
     found = _call_measure(self._measure, prices.make_step(recipe), prices.args)
     found += prices.state_bytes
     self.compiled[recipe] = found
-    self._ratio[recipe.kind] = found / candidate.device_bytes
+    self._ratio[_family_of(candidate)] = found / candidate.device_bytes
     fits = found <= self._budget
     words = "fits" if fits else "does not fit"
     prices.report(f"compiled: {format_bytes(found)}, which {words}")
     return fits
+
+
+class _Family(NamedTuple):
+  """Recipes whose memory the compiler exceeds by about the same share.
+
+  Attributes:
+    kind: kind of the recipes.
+    is_on_host: whether they save arrays on the host.
+  """
+
+  kind: str
+  is_on_host: bool
+
+
+def _family_of(candidate: Candidate) -> _Family:
+  recipe = candidate.recipe
+  sends = any(isinstance(action, offload) for _, action in recipe.rules)
+  return _Family(recipe.kind, sends or recipe.is_on_host)
 
 
 def _program_of(candidate: Candidate) -> tuple[object, ...]:

@@ -29,9 +29,13 @@ from jaxmotion.perfmodel import (
   predict_seconds,
 )
 from jaxmotion.planner.residuals._prices import Price, StepPrices
-from jaxmotion.planner.residuals._recipe import checkpoint_loops
-from jaxmotion.planner.residuals._search import RecipeSearch
-from jaxmotion.planner.residuals._select import select_fastest
+from jaxmotion.planner.residuals._recipe import (
+  PLAIN,
+  checkpoint_loops,
+  make_cut,
+)
+from jaxmotion.planner.residuals._search import Candidate, RecipeSearch
+from jaxmotion.planner.residuals._select import Selector, select_fastest
 from jaxmotion.planner.residuals._stock import Landmarks
 
 INT8 = codecs.uniform(bits=8)
@@ -173,6 +177,35 @@ def test_budgets_are_refined_though_the_smallest_holds_more():
     search.refine(most)
     fits = [c for c in search.candidates if c.device_bytes <= most]
     assert 0.9 * most <= fits[0].device_bytes
+
+
+def test_memory_that_transfers_need_says_nothing_of_other_plans():
+  sent, kept, small = (
+    Candidate(make_cut(share, rules), step_s, nbytes)
+    for share, rules, step_s, nbytes in (
+      (0.7, (("", offload()),), 1.1, 500),
+      (0.6, (), 1.2, 550),
+      (0.5, (), 1.5, 400),
+    )
+  )
+  plain = Candidate(PLAIN, 1.0, 1000)
+  needs = {sent.recipe: 800, kept.recipe: 560, small.recipe: 410}
+  search = types.SimpleNamespace(
+    candidates=[plain, sent, kept, small],
+    plain=plain,
+    is_over=False,
+    extend=lambda: None,
+    refine=lambda most_bytes: None,
+    prices=types.SimpleNamespace(
+      make_step=lambda recipe: recipe,
+      report=lambda line: None,
+      args=(),
+      state_bytes=0,
+    ),
+  )
+  selector = Selector(search, 600, needs.__getitem__)
+  assert selector.find_best() == kept
+  assert list(selector.compiled) == [sent.recipe, kept.recipe]
 
 
 @pytest.mark.parametrize("excess", [0.8, 1.0, 1.4])
