@@ -6,7 +6,8 @@ Every case runs the same training step on every host, with another exchange:
 `none` exchanges nothing, `fp32` sums uncompressed gradients, `sharded_...` cuts
 the optimizer into parts too, `delayed_...` applies gradients one step late, and
 `diloco8_...` and `streaming8_...` exchange every 8 steps, and
-`one_program_...` does not overlap with its own step. The peers are
+`one_program_...` does not overlap with its own step. `carry_sum_1024kib` is a
+collective alone: `sum`, `gather`, `alltoall` or `shifts`. The peers are
 PyTorch's DDP with its hooks or with ZeroRedundancyOptimizer, and FSDP2. Cases
 take turns, so that a slow minute of the machine falls on all alike. Bytes are
 those that the interfaces counted.

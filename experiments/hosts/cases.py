@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.hosts import torch_worker
+from experiments.hosts.carriers import is_carrier
 from experiments.train.cases import EXCHANGES, check_exchange
 
 EXCHANGE_CASES = ("none", *EXCHANGES)
@@ -35,15 +36,15 @@ def check_cases(exchanges: Sequence[str], peers: Sequence[str]) -> None:
   """Raises if a case does not exist.
 
   Args:
-    exchanges: names that should be `none`, exchanges of `experiments.train` or
-      `LOCAL_CASES`.
+    exchanges: names that should be `none`, exchanges of `experiments.train`,
+      `LOCAL_CASES` or collectives alone.
     peers: names that should be some of `PEER_CASES`.
 
   Raises:
     ValueError: a name is none of them.
   """
   for case in exchanges:
-    if case != "none" and case not in LOCAL_CASES:
+    if case != "none" and case not in LOCAL_CASES and not is_carrier(case):
       check_exchange(case.removeprefix(ONE_PROGRAM))
   for case in peers:
     if case not in PEER_CASES:

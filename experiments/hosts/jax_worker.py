@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from experiments.common import distributed
 from experiments.hosts import worker
+from experiments.hosts.carriers import is_carrier, make_carrier
 from experiments.hosts.cases import LOCAL_CASES, ONE_PROGRAM
 from experiments.train.cases import exchange_with, split_delay
 from jaxmotion import data_parallel, presets, wire
@@ -51,6 +52,8 @@ class JaxBackend:
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """Compiles the step of a case: `none`, or the name of an exchange."""
     jax.block_until_ready(self._carried)
+    if is_carrier(case):
+      return self._prepare_carrier(case), {}
     begin = time.perf_counter()
     facts: dict[str, Any] = {}
     if case == "none":
@@ -78,6 +81,16 @@ class JaxBackend:
       return np.asarray(loss.addressable_data(0)).item()
 
     return run, facts
+
+  def _prepare_carrier(self, case: str) -> Callable[[], float]:
+    """Compiles a collective alone."""
+    send, words = make_carrier(self._make_mesh(), case)
+
+    def run() -> float:
+      jax.block_until_ready(send(words))
+      return 0.0
+
+    return run
 
   def _make_lone_step(self) -> tuple[Any, ...]:
     """Returns the step without exchange: every host trains its own model."""
