@@ -77,9 +77,9 @@ def gather_payloads(
 
   if sends_pieces():
     received = [_gather_words([own], axis_name)[0] for own in buffers[::-1]]
-    received = received[::-1]
+    received.reverse()
   else:
-    received = _gather_words(buffers, axis_name)
+    received = list(_gather_words(buffers, axis_name))
   gathered = [
     payload
     for half, words in zip(halves, received, strict=True)
