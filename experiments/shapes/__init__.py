@@ -1,0 +1,1 @@
+"""Times of awkward shapes and numbers of workers beside a friendly matrix."""
