@@ -77,22 +77,38 @@ class InPlace:
   Args:
     fn: function (outputs of the last call, *args) -> outputs; donates the
       first argument.
-    outputs: shapes and dtypes of the outputs.
+    outputs: shapes and dtypes of the outputs; those of ShapeDtypeStructs with
+      a sharding are sharded so.
     args: arguments of every call.
+    in_flight: number of calls to start before the oldest has to end; None is
+      no limit. Emulated devices need one: see docs/lessons.md.
   """
 
   def __init__(
-    self, fn: Callable[..., PyTree], outputs: PyTree, args: tuple[PyTree, ...]
+    self,
+    fn: Callable[..., PyTree],
+    outputs: PyTree,
+    args: tuple[PyTree, ...],
+    in_flight: int | None = None,
   ):
     self._fn = fn
     self._args = args
-    self._last = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), outputs)
+    self._in_flight = in_flight
+    self._last = jax.tree.map(_make_zeros, outputs)
 
   def __call__(self, calls: int) -> None:
     """Runs that many calls and waits for the last."""
-    for _ in range(calls):
+    for i in range(1, calls + 1):
       self._last = self._fn(self._last, *self._args)
-    jax.block_until_ready(self._last)
+      if i == calls or (self._in_flight and i % self._in_flight == 0):
+        jax.block_until_ready(self._last)
+
+
+def _make_zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+  is_array = isinstance(like, jax.Array)
+  return jnp.zeros(
+    like.shape, like.dtype, device=None if is_array else like.sharding
+  )
 
 
 def make_copy(size_bytes: int) -> TimedCalls:

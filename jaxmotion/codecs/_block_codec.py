@@ -84,7 +84,7 @@ class BlockCodec(Codec):
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
-    return self.kernel_op.decode(payload, like)
+    return blocks.decode(self.kernel_op, payload, like)
 
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.

@@ -111,6 +111,22 @@ class BlockOp(abc.ABC):
         independently.
     """
 
+  def decoded_shape(
+    self, shape: tuple[int, ...]
+  ) -> tuple[int, int, int] | None:
+    """Returns the blocks of an array if `decode` may return them as they are.
+
+    `decode` then takes a `like` of that shape, padding included, and each
+    element depends on its own code and scale alone.
+
+    Args:
+      shape: shape of the array.
+
+    Returns:
+      (planes, blocks, width), or None if `decode` needs the array's own shape.
+    """
+    return None
+
   @abc.abstractmethod
   def leaf_layouts(self) -> tuple[LeafLayout, ...]:
     """Returns the layout of each leaf of a payload, in their order."""

@@ -24,6 +24,7 @@ TILES = Lazy(lambda: compact.compact_tiles(jnp.zeros(32, jnp.uint32), 32, 8))
 BITMAP = np.zeros(4, np.uint32)
 
 CALLS = {
+  "kernels.blocks.decode": Call(OP, Lazy(payload), X, traced=True),
   "kernels.blocks.encode": Call(OP, X, KEY, traced=True),
   "kernels.blocks.encode_error": Call(
     OP,

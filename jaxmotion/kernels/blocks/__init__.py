@@ -2,6 +2,7 @@
 
 from jaxmotion.kernels._error_memory import ErrorMemory as ErrorMemory
 from jaxmotion.kernels.blocks._api import (
+  decode as decode,
   encode as encode,
   encode_error as encode_error,
   encode_mean as encode_mean,

@@ -110,6 +110,24 @@ def encode_error(
   )
 
 
+def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
+  """Decodes a payload.
+
+  Args:
+    op: the quantizer.
+    payload: what `encode` returned.
+    like: shape and dtype of the array that was encoded.
+
+  Returns:
+    The array, in the dtype of `like`.
+  """
+  check_instance("op", op, BlockOp, "a BlockOp")
+  check_float("like", like)
+  right = _payload_like(op, tuple(like.shape))
+  check_payload("payload", payload, right)
+  return _reference.decode(payload, op=op, like=like)
+
+
 def sum_decoded(
   op: BlockOp,
   payloads: PyTree,

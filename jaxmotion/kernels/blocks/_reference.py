@@ -1,9 +1,13 @@
 """Block passes as plain `jax.numpy`, which XLA compiles and fuses."""
 
+import math
+from collections.abc import Callable
+
 import jax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, write_apart
 from jaxmotion.kernels import _error_memory
+from jaxmotion.kernels._block_layout import is_read_slowly
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._error_memory import ErrorMemory, add_error
 
@@ -17,13 +21,23 @@ def encode_error(
   x: Array, memory: ErrorMemory, key: Key | None, *, op: BlockOp, decay: float
 ) -> tuple[PyTree, Array]:
   """Encodes an array plus its remembered error; returns payload and sum."""
-  v = add_error(op.decode, x, memory, decay)
+  decode_sent = lambda payload, like: decode(payload, op=op, like=like)
+  v = add_error(decode_sent, x, memory, decay)
   return op.encode(v, key), v
+
+
+def decode(payload: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
+  """Decodes a payload with the op's reference."""
+  return _read_blocks(op.decode, payload, op, like)
 
 
 def sum_decoded(payloads: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
   """Decodes the payloads of several workers and adds them in their order."""
-  return _error_memory.sum_decoded(op.decode, payloads, like)
+
+  def add_up(payloads: PyTree, like: ShapedLike) -> Array:
+    return _error_memory.sum_decoded(op.decode, payloads, like)
+
+  return _read_blocks(add_up, payloads, op, like)
 
 
 def encode_mean(
@@ -33,3 +47,25 @@ def encode_mean(
   workers = jax.tree.leaves(payloads)[0].shape[0]
   mean = sum_decoded(payloads, op=op, like=like) / workers
   return op.encode(mean.astype(like.dtype), key)
+
+
+def _read_blocks(
+  decode: Callable[[PyTree, ShapedLike], Array],
+  payload: PyTree,
+  op: BlockOp,
+  like: ShapedLike,
+) -> Array:
+  """Returns `decode(payload, like)`, computed block by block if that is faster.
+
+  Args:
+    decode: elementwise in the blocks of the payload.
+    payload: one or several payloads.
+    op: the quantizer.
+    like: shape and dtype of the array.
+  """
+  shape = op.decoded_shape(tuple(like.shape))
+  if shape is None or not is_read_slowly(tuple(like.shape), *shape):
+    return decode(payload, like)
+  in_blocks = jax.ShapeDtypeStruct(shape, like.dtype)
+  y = write_apart(lambda payload: decode(payload, in_blocks), payload)
+  return y.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)

@@ -13,6 +13,7 @@ from jaxmotion.core import (
   check_int,
   random_words_at,
 )
+from jaxmotion.kernels._block_layout import block_shape
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -78,6 +79,10 @@ class UniformOp(BlockOp):
   def layout(self, shape: tuple[int, ...]) -> BlockLayout:
     """Returns blocks with one scale each."""
     return layout_blocks(shape, self.planes, self.block)
+
+  def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Returns the planes, the blocks of a plane and their width."""
+    return block_shape(shape, self.planes, self.block)
 
   def _random_words(self, seed: Array | None, tile: Tile) -> Array | None:
     return None if seed is None else random_words_at(seed, tile.position)

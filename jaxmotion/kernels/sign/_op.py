@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, Key, ShapedLike
+from jaxmotion.kernels._block_layout import block_shape
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -54,6 +55,10 @@ class SignOp(BlockOp):
   def layout(self, shape: tuple[int, ...]) -> BlockLayout:
     """Returns full blocks: padding would count in their means."""
     return layout_blocks(shape, _PLANES, self.block, full=True)
+
+  def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Returns the planes, the blocks of a plane and their width."""
+    return block_shape(shape, _PLANES, self.block)
 
   def leaf_layouts(self) -> tuple[LeafLayout, ...]:
     """Returns the layouts of words and scales."""

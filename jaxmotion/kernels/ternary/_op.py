@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, check_bool, random_words_at
+from jaxmotion.kernels._block_layout import block_shape
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -70,6 +71,10 @@ class TernaryOp(BlockOp):
     """Returns blocks; by threshold full ones, since padding counts in means."""
     full = not self.stochastic
     return layout_blocks(shape, _PLANES, self.block, full=full)
+
+  def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Returns the planes, the blocks of a plane and their width."""
+    return block_shape(shape, _PLANES, self.block)
 
   def leaf_layouts(self) -> tuple[LeafLayout, ...]:
     """Returns the layouts of words and scales."""

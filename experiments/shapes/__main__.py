@@ -1,0 +1,65 @@
+"""Times awkward shapes and numbers of workers beside a friendly matrix.
+
+  python -m experiments.shapes --json=results/shapes.jsonl
+
+A shape is a tree of arrays and a number of workers (`cases.AWKWARD`). Beside
+it, in turns, runs the friendly shape of as many values, on 4 workers. For each
+codec:
+  encode_ns    encoding the tree, with error memory if the codec has one;
+  update_ns    decoding and averaging 2 workers' payloads in an SGD update;
+  exchange_ns  an SGD update with the mean of emulated workers' gradients.
+
+Times are nanoseconds per value and, for the exchange, per worker, because
+emulated workers share the cores. Tables show the median of the ratio to the
+friendly shape in the same repeat.
+"""
+
+import jax
+from absl import flags
+
+from experiments.common import records, shared_flags
+from experiments.common.console import make_console
+from experiments.shapes.cases import AWKWARD, CODECS
+from experiments.shapes.rows import make_rows
+from experiments.shapes.run import METRICS, measure_shapes
+from experiments.shapes.tables import summary_table
+
+_SHAPES = flags.DEFINE_multi_enum(
+  "shapes",
+  list(AWKWARD),
+  list(AWKWARD),
+  "Shapes to time.",
+)
+_CODECS = flags.DEFINE_multi_enum(
+  "codecs",
+  list(CODECS),
+  list(CODECS),
+  "Codecs to time.",
+)
+_METRICS = flags.DEFINE_multi_enum(
+  "metrics",
+  list(METRICS),
+  list(METRICS),
+  "What to time.",
+)
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 9, "Interleaved repeats.", allow_override=True
+)
+_JSON = shared_flags.define_rows()
+
+
+def main() -> None:
+  """Times the shapes, prints the table and writes rows."""
+  most = max(AWKWARD[name].workers for name in _SHAPES.value)
+  jax.config.update("jax_num_cpu_devices", max(4, most))
+  results = measure_shapes(
+    _SHAPES.value, _CODECS.value, _METRICS.value, _REPEATS.value
+  )
+  rows = make_rows(results)
+  make_console().print(summary_table(rows).to_console())
+  if _JSON.value:
+    records.write_rows(_JSON.value, rows)
+
+
+if __name__ == "__main__":
+  shared_flags.run_main(main)

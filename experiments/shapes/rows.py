@@ -1,0 +1,35 @@
+"""Rows of timed shapes: nanoseconds per value and worker."""
+
+from collections.abc import Sequence
+
+import jax
+
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.shapes.run import Result
+
+
+def make_rows(results: Sequence[Result]) -> list[Row]:
+  """Returns a row for each result; its baseline is the friendly shape.
+
+  Ratios are medians within repeats: the time that follows from the median ratio
+  is less noisy than the median time.
+
+  Args:
+    results: made by `measure_shapes`.
+  """
+  return [
+    Row(
+      "shapes",
+      result.case,
+      f"{result.metric}_ns",
+      result.value * result.baseline,
+      "ns",
+      result.baseline,
+      result.value,
+      result.noise * result.baseline,
+      records.describe_machine(),
+      jax.__version__,
+    )
+    for result in results
+  ]

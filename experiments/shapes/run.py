@@ -1,0 +1,215 @@
+"""Timing of awkward shapes beside the friendly shape of as many values."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.progress
+
+from experiments.codecs.run import time_encode
+from experiments.common.timing import InPlace, TimedCalls, measure_times
+from experiments.shapes.cases import (
+  AWKWARD,
+  CODECS,
+  Awkward,
+  count_values,
+  find_friendly,
+)
+from jaxmotion import codecs, collectives, make_key
+from jaxmotion.core import pack_worker, unpack_worker
+
+METRICS = ("encode", "update", "exchange")
+"""What is timed of each shape with each codec."""
+
+_AXIS = "data"
+# Workers whose payloads an update averages.
+_SENDERS = 2
+# Emulated devices may hang if more calls are under way.
+_IN_FLIGHT = 16
+
+
+class Result(NamedTuple):
+  """One measured ratio of times.
+
+  Attributes:
+    case: name of the shape, a slash, name of the codec.
+    metric: one of `METRICS`.
+    value: median of the ratio to the friendly shape in the same repeat, both
+      per value and worker.
+    noise: sample standard deviation of the ratio.
+    baseline: median time of the friendly shape, nanoseconds per value and
+      worker.
+  """
+
+  case: str
+  metric: str
+  value: float
+  noise: float
+  baseline: float
+
+
+def measure_shapes(
+  names: Sequence[str],
+  codec_names: Sequence[str],
+  metrics: Sequence[str],
+  repeats: int,
+) -> list[Result]:
+  """Measures shapes beside the friendly shape of as many values.
+
+  Args:
+    names: which of `AWKWARD` to measure.
+    codec_names: which of `CODECS` to measure.
+    metrics: which of `METRICS` to measure.
+    repeats: number of interleaved repeats.
+  """
+  work = list(_list_work(names, codec_names, metrics))
+  time_friendly = functools.lru_cache(maxsize=1)(_time_shape)
+  results = []
+  for metric, codec, friendly, name in rich.progress.track(work):
+    awkward = AWKWARD[name]
+    cases = {
+      "friendly": time_friendly(metric, codec, friendly),
+      name: _time_shape(metric, codec, awkward),
+    }
+    times = measure_times(cases, repeats)
+    ratio, noise = times.ratio("friendly", name)
+    share = _count_work(metric, friendly) / _count_work(metric, awkward)
+    results.append(
+      Result(
+        f"{name}/{codec}",
+        metric,
+        ratio * share,
+        noise * share,
+        1e6 * times.median("friendly") / _count_work(metric, friendly),
+      )
+    )
+  return results
+
+
+def time_exchange(
+  codec: codecs.Codec, shapes: Sequence[tuple[int, ...]], workers: int
+) -> TimedCalls:
+  """Returns SGD updates with the mean of gradients of emulated workers.
+
+  Args:
+    codec: encodes every array.
+    shapes: shapes of the float32 arrays.
+    workers: number of devices.
+  """
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:workers]), (_AXIS,))
+  # Outer dimension: the gradients of all workers.
+  likes = [jax.ShapeDtypeStruct((workers, *s), jnp.float32) for s in shapes]
+
+  @functools.partial(
+    jax.shard_map, mesh=mesh, in_specs=(), out_specs=jax.P(_AXIS)
+  )
+  def make_state() -> Any:
+    own = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    state = collectives.all_reduce_init(own, _AXIS, codec)
+    return pack_worker(state)
+
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=((jax.P(), jax.P(_AXIS)), jax.P(_AXIS)),
+    out_specs=(jax.P(), jax.P(_AXIS)),
+  )
+  def step(last: Any, grads: Any) -> Any:
+    params, state = last
+    mean, state = collectives.all_reduce(
+      [g[0] for g in grads],
+      _AXIS,
+      codec,
+      state=unpack_worker(state),
+      key=make_key(0),
+    )
+    update = lambda p, m: p - 0.1 * m
+    return jax.tree.map(update, params, mean), pack_worker(state)
+
+  def place(tree: Any, spec: Any) -> Any:
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    return jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
+    )
+
+  params = place(
+    jax.tree.map(lambda a: a.update(shape=a.shape[1:]), likes), jax.P()
+  )
+  state = place(jax.eval_shape(make_state), jax.P(_AXIS))
+  grads = jax.device_put(
+    _make_arrays([a.shape for a in likes]),
+    jax.sharding.NamedSharding(mesh, jax.P(_AXIS)),
+  )
+  jitted = jax.jit(step, donate_argnums=0, keep_unused=True)
+  return InPlace(jitted, (params, state), (grads,), _IN_FLIGHT)
+
+
+def time_update(
+  codec: codecs.Codec, shapes: Sequence[tuple[int, ...]]
+) -> TimedCalls:
+  """Returns SGD updates with the decoded mean of two workers' payloads.
+
+  Args:
+    codec: encodes every array.
+    shapes: shapes of the float32 arrays.
+  """
+  params = _make_arrays(shapes)
+
+  def encode(x: jax.Array) -> Any:
+    payload, _ = codec.encode(x, codec.init(x), make_key(0))
+    return jax.tree.map(lambda a: jnp.stack([a] * _SENDERS), payload)
+
+  def fn(params: Any, payloads: Any) -> Any:
+    return [
+      p - 0.1 / _SENDERS * codec.sum_decoded(payload, p)
+      for p, payload in zip(params, payloads, strict=True)
+    ]
+
+  payloads = jax.jit(lambda xs: [encode(x) for x in xs])(params)
+  jitted = jax.jit(fn, donate_argnums=0, keep_unused=True)
+  return InPlace(jitted, params, (payloads,))
+
+
+def _list_work(
+  names: Sequence[str], codec_names: Sequence[str], metrics: Sequence[str]
+) -> Iterator[tuple[str, str, Awkward, str]]:
+  """Yields (metric, codec, friendly shape, name), by friendly shapes.
+
+  Encoding and decoding know no workers, so a tree is timed once; friendly
+  trees are not timed beside themselves.
+  """
+  friends = {n: find_friendly(count_values(AWKWARD[n].shapes)) for n in names}
+  for metric in metrics:
+    for codec in codec_names:
+      seen = {friend.shapes for friend in friends.values()}
+      for name in sorted(names, key=lambda n: friends[n].shapes):
+        shapes = AWKWARD[name].shapes
+        if metric == "exchange" or shapes not in seen:
+          yield metric, codec, friends[name], name
+        seen.add(shapes)
+
+
+def _time_shape(metric: str, codec_name: str, awkward: Awkward) -> TimedCalls:
+  codec, shapes = CODECS[codec_name], awkward.shapes
+  if metric == "exchange":
+    return time_exchange(codec, shapes, awkward.workers)
+  if metric == "update":
+    return time_update(codec, shapes)
+  arrays = _make_arrays(shapes)
+  return time_encode(codec, {f"{i:04d}": x for i, x in enumerate(arrays)})
+
+
+def _count_work(metric: str, awkward: Awkward) -> int:
+  values = count_values(awkward.shapes)
+  return values * (awkward.workers if metric == "exchange" else 1)
+
+
+def _make_arrays(shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+  rng = np.random.default_rng(0)
+  return [
+    jnp.asarray(rng.standard_normal(shape, dtype=np.float32))
+    for shape in shapes
+  ]

@@ -1,0 +1,76 @@
+"""Tests of the shape timings: the list, ratios, rows and table."""
+
+import math
+
+import pytest
+
+from experiments.common import records
+from experiments.shapes import cases, run
+from experiments.shapes.rows import make_rows
+from experiments.shapes.tables import summary_table
+
+TINY = {
+  "odd_2": cases.Awkward(((33, 31), (7,), ()), workers=2),
+  "odd": cases.Awkward(((33, 31), (7,), ()), workers=3),
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run, "AWKWARD", TINY)
+    patch.setattr(cases, "_COLUMNS", 64)
+    patch.setattr(cases, "_ROWS_STEP", 16)
+    return run.measure_shapes(list(TINY), ["sign_feedback"], run.METRICS, 2)
+
+
+def test_twenty_shapes_are_listed_beside_matrices_of_as_many_values():
+  assert len(cases.AWKWARD) == 20
+  for awkward in cases.AWKWARD.values():
+    values = cases.count_values(awkward.shapes)
+    friendly = cases.find_friendly(values)
+    assert friendly.workers == cases.FRIENDLY_WORKERS
+    assert 0.9 < values / cases.count_values(friendly.shapes) < 1.1
+    ((rows, columns),) = friendly.shapes
+    assert rows % 128 == 0 and math.log2(columns).is_integer()
+
+
+def test_a_tree_is_encoded_once_and_exchanged_by_each_number_of_workers(
+  results,
+):
+  found = [(r.metric, r.case) for r in results]
+  assert found == [
+    ("encode", "odd_2/sign_feedback"),
+    ("update", "odd_2/sign_feedback"),
+    ("exchange", "odd_2/sign_feedback"),
+    ("exchange", "odd/sign_feedback"),
+  ]
+  assert all(r.value > 0 and r.baseline > 0 for r in results)
+
+
+def test_rows_hold_the_time_its_baseline_and_their_ratio(results, tmp_path):
+  path = tmp_path / "rows.jsonl"
+  records.write_rows(path, make_rows(results))
+  rows = records.read_rows(path)
+  for row, result in zip(rows, results, strict=True):
+    assert (row.experiment, row.unit) == ("shapes", "ns")
+    assert (row.case, row.metric) == (result.case, f"{result.metric}_ns")
+    assert row.ratio == result.value
+    assert row.value / row.baseline == pytest.approx(result.value)
+
+
+def test_the_table_has_a_line_for_every_shape(results):
+  table = summary_table(make_rows(results))
+  assert [line[0] for line in table.lines] == ["`odd_2`", "`odd`"]
+  assert table.header[1:] == (
+    "encode sign_feedback",
+    "update sign_feedback",
+    "exchange sign_feedback",
+  )
+  assert table.lines[1][1:3] == ["", ""] and all(table.lines[0])
+
+
+def test_ratios_are_per_value_and_worker():
+  one, eight = (cases.Awkward(((64,),), workers=w) for w in (1, 8))
+  work = [run._count_work(m, w) for w in (one, eight) for m in run.METRICS]
+  assert work == [64, 64, 64, 64, 64, 512]

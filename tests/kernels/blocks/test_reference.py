@@ -1,0 +1,37 @@
+"""Tests of block passes whose blocks follow no rows of the array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmotion.kernels import blocks
+from jaxmotion.kernels._block_layout import is_read_slowly
+from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
+from jaxmotion.kernels.sign import SignOp
+from jaxmotion.kernels.ternary import TernaryOp
+
+OPS = [
+  AbsmaxOp(bits=8, block=512),
+  MinMaxOp(bits=3, block=512),
+  SignOp(block=512),
+  TernaryOp(block=512, stochastic=False),
+]
+
+
+@pytest.mark.parametrize("shape", [(40003,), (3, 20001)], ids=str)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_values_written_apart_are_those_that_the_op_decodes(op, shape):
+  assert is_read_slowly(shape, *op.decoded_shape(shape))
+  x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+  @jax.jit
+  def decode_all(x):
+    payload = op.encode(x, None)
+    pair = jax.tree.map(lambda a: jnp.stack([a, a]), payload)
+    one = op.decode(payload, x)
+    alike = blocks.decode(op, payload, x), blocks.sum_decoded(op, pair, x)
+    return alike, (one, one + one)
+
+  found, right = decode_all(x)
+  jax.tree.map(np.testing.assert_array_equal, found, right)
