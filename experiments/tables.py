@@ -21,7 +21,6 @@ from experiments.hosts import tables as hosts
 from experiments.kernels import tables as kernels
 from experiments.planner import tables as planner
 from experiments.residuals import tables as residuals
-from experiments.shapes import tables as shapes
 from experiments.study import tables as study
 from experiments.train import tables as train
 from experiments.weights import tables as weights
@@ -36,7 +35,6 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "kernels": kernels.summary_table,
   "planner": planner.summary_table,
   "residuals": residuals.summary_table,
-  "shapes": shapes.summary_table,
   "study": study.summary_table,
   "train": train.summary_table,
   "weights": weights.summary_table,

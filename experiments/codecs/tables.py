@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from experiments.codecs import shape_tables
 from experiments.common.records import Row
 from experiments.common.tables import Table, format_noise, index_rows
 
@@ -18,9 +19,11 @@ def summary_table(rows: Sequence[Row], *, show_noise: bool = False) -> Table:
   """Returns the ratios, a line for each codec and a column for each metric.
 
   Args:
-    rows: made by `rows.make_rows`.
+    rows: made by `rows.make_rows`, or by `shape_rows.make_rows`.
     show_noise: whether to show the standard deviation of each ratio.
   """
+  if rows[0].experiment == shape_tables.EXPERIMENT:
+    return shape_tables.summary_table(rows)
   found = index_rows(rows)
   metrics = {
     metric: heading

@@ -111,7 +111,7 @@ def encode_error(
 
 
 def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
-  """Decodes a payload.
+  """Decodes a payload of an array.
 
   Args:
     op: the quantizer.

@@ -1,10 +1,10 @@
 """Times awkward shapes and numbers of workers beside a friendly matrix.
 
-  python -m experiments.shapes --json=results/shapes.jsonl
+  python -m experiments.codecs.shapes --json=results/codecs_shapes.jsonl
 
-A shape is a tree of arrays and a number of workers (`cases.AWKWARD`). Beside
-it, in turns, runs the friendly shape of as many values, on 4 workers. For each
-codec:
+A shape is a tree of arrays and a number of workers (`shape_cases.AWKWARD`).
+Beside it, in turns, runs the friendly shape of as many values, on 4 workers.
+For each codec:
   encode_ns    encoding the tree, with error memory if the codec has one;
   update_ns    decoding and averaging 2 workers' payloads in an SGD update;
   exchange_ns  an SGD update with the mean of emulated workers' gradients.
@@ -17,12 +17,12 @@ friendly shape in the same repeat.
 import jax
 from absl import flags
 
+from experiments.codecs.shape_cases import AWKWARD, CODECS
+from experiments.codecs.shape_rows import make_rows
+from experiments.codecs.shape_run import METRICS, measure_shapes
+from experiments.codecs.shape_tables import summary_table
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.shapes.cases import AWKWARD, CODECS
-from experiments.shapes.rows import make_rows
-from experiments.shapes.run import METRICS, measure_shapes
-from experiments.shapes.tables import summary_table
 
 _SHAPES = flags.DEFINE_multi_enum(
   "shapes",

@@ -10,14 +10,14 @@ import numpy as np
 import rich.progress
 
 from experiments.codecs.run import time_encode
-from experiments.common.timing import InPlace, TimedCalls, measure_times
-from experiments.shapes.cases import (
+from experiments.codecs.shape_cases import (
   AWKWARD,
   CODECS,
   Awkward,
   count_values,
   find_friendly,
 )
+from experiments.common.timing import InPlace, TimedCalls, measure_times
 from jaxmotion import codecs, collectives, make_key
 from jaxmotion.core import pack_worker, unpack_worker
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import jax
 
+from experiments.codecs.shape_run import Result
+from experiments.codecs.shape_tables import EXPERIMENT
 from experiments.common import records
 from experiments.common.records import Row
-from experiments.shapes.run import Result
 
 
 def make_rows(results: Sequence[Result]) -> list[Row]:
@@ -20,7 +21,7 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
   """
   return [
     Row(
-      "shapes",
+      EXPERIMENT,
       result.case,
       f"{result.metric}_ns",
       result.value * result.baseline,

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from experiments.common.records import Row
 from experiments.common.tables import Table, index_rows
 
+EXPERIMENT = "codecs_shapes"
+"""Name of the experiment in rows."""
+
 
 def summary_table(rows: Sequence[Row]) -> Table:
   """Returns the ratios of each shape, codecs in one cell for each metric.
 
   Args:
-    rows: made by `rows.make_rows`.
+    rows: made by `shape_rows.make_rows`.
   """
   found = index_rows(rows)
   names, codecs = (

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from experiments.codecs import shape_cases as cases, shape_run as run
+from experiments.codecs.shape_rows import make_rows
+from experiments.codecs.shape_tables import summary_table
 from experiments.common import records
-from experiments.shapes import cases, run
-from experiments.shapes.rows import make_rows
-from experiments.shapes.tables import summary_table
 
 TINY = {
   "odd_2": cases.Awkward(((33, 31), (7,), ()), workers=2),
@@ -53,7 +53,7 @@ def test_rows_hold_the_time_its_baseline_and_their_ratio(results, tmp_path):
   records.write_rows(path, make_rows(results))
   rows = records.read_rows(path)
   for row, result in zip(rows, results, strict=True):
-    assert (row.experiment, row.unit) == ("shapes", "ns")
+    assert (row.experiment, row.unit) == ("codecs_shapes", "ns")
     assert (row.case, row.metric) == (result.case, f"{result.metric}_ns")
     assert row.ratio == result.value
     assert row.value / row.baseline == pytest.approx(result.value)

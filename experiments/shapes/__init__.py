@@ -1,1 +1,0 @@
-"""Times of awkward shapes and numbers of workers beside a friendly matrix."""
