@@ -25,19 +25,19 @@ from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 
 _SHAPES = flags.DEFINE_multi_enum(
-  "shapes",
+  "only_shapes",
   list(AWKWARD),
   list(AWKWARD),
   "Shapes to time.",
 )
 _CODECS = flags.DEFINE_multi_enum(
-  "codecs",
+  "only_codecs",
   list(CODECS),
   list(CODECS),
   "Codecs to time.",
 )
 _METRICS = flags.DEFINE_multi_enum(
-  "metrics",
+  "only_metrics",
   list(METRICS),
   list(METRICS),
   "What to time.",

@@ -5,6 +5,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import jax
+
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
@@ -13,10 +15,14 @@ from jaxmotion.core import (
   PyTree,
   ShapedLike,
   check_number,
+  write_apart,
 )
 from jaxmotion.kernels import check_block, nearest_planes
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
-from jaxmotion.kernels.select import topk_scatter, topk_select
+from jaxmotion.kernels.select import topk_scatter, topk_select, topk_sum
+
+# Fewer selected elements are unpacked where they are read.
+_MIN_UNPACKED = 1 << 10
 
 
 class Sparse(NamedTuple):
@@ -66,14 +72,28 @@ class SparseCodec(Codec):
   def decode(self, payload: Sparse, like: ShapedLike) -> Array:
     """Returns zeros with the selected elements where they stood."""
     self._check_payload(payload, like)
+    values, places = self._unpack(payload, like)
+    return topk_scatter(values, places, like, self._block_shape(like)[0])
+
+  def sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
+    """Returns the sum of the selected elements of several workers."""
+    self._check_payload(payloads, like, stacked=True)
+    values, places = jax.vmap(lambda one: self._unpack(one, like))(payloads)
+    return topk_sum(values, places, like, self._block_shape(like)[0])
+
+  def _unpack(self, payload: Sparse, like: ShapedLike) -> tuple[Array, Array]:
+    """Returns values and places, (k, blocks) each."""
     block, k = self._block_shape(like)
-    shape = (k, payload.values.size // k)
-    places = unpack_flat(
-      payload.indices, _place_bits(block), payload.values.size
-    )
-    return topk_scatter(
-      payload.values.reshape(shape), places.reshape(shape), like, block
-    )
+    size = payload.values.size
+    unpack = lambda words: unpack_flat(words, _place_bits(block), size)
+    if size >= _MIN_UNPACKED:
+      # Every element of the array reads its place: XLA:CPU would unpack all of
+      # them again, `block` times, and without vectors.
+      places = write_apart(unpack, payload.indices)
+    else:
+      places = unpack(payload.indices)
+    shape = k, size // k
+    return payload.values.reshape(shape), places.reshape(shape)
 
 
 def _place_bits(block: int) -> int:

@@ -31,8 +31,13 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     Array([2., 2.], dtype=float32)
   """
 
+  def inline_inner(*args: PyTree) -> PyTree:
+    # `jnp.where` is a call, too, and would otherwise be written apart as well.
+    with set_xla_metadata(inlineable="true"):
+      return fn(*args)
+
   def call(*args: PyTree) -> PyTree:
     with set_xla_metadata(inlineable="false"):
-      return jax.jit(fn)(*args)
+      return jax.jit(inline_inner)(*args)
 
   return lax.platform_dependent(*args, cpu=call, default=fn)

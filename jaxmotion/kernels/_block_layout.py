@@ -7,11 +7,12 @@ same words. A block is a contiguous run of a plane with one scale.
 import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, saturate_cast, write_apart
+from jaxmotion.core import Array, PyTree, ShapedLike, saturate_cast, write_apart
 
 # Rows are kept whole while padding is at most size / _WASTE_DIVISOR elements.
 _WASTE_DIVISOR = 32
@@ -21,8 +22,8 @@ _MIN_SLICED = 1 << 12
 # library returns buffers beyond 32 MiB to the system, and their pages would be
 # touched for the first time at every step (5x).
 _MIN_APART, _MAX_APART = 1 << 15, 1 << 23
-# Elements of a row beyond which a division a row costs little.
-_MIN_MINOR = 64
+# Elements of a row, and rows, from which a division a row costs little.
+_MIN_MINOR, _MIN_ROWS = 64, 8
 # Elements that a reduction compares side by side, by vector instructions.
 _LANES = 32
 
@@ -176,9 +177,9 @@ def is_read_slowly(
   """Returns whether XLA:CPU reads these blocks without vectors.
 
   Reading them in the array's shape takes a division once an element, unless
-  planes are whole rows and blocks are whole rows or whole fractions of one.
-  Fewer than 64 elements to a row gain nothing. Arrays that are too small or too
-  large to be written apart first are not counted.
+  planes and blocks are whole rows or whole fractions of one. Short rows, or few
+  of them, gain nothing. Arrays that are too small or too large to be written
+  apart first are not counted.
 
   Args:
     shape: shape of the array.
@@ -194,10 +195,32 @@ def is_read_slowly(
   if not _MIN_APART <= planes * blocks * width <= _MAX_APART:
     return False
   minor = shape[-1] if len(shape) > 1 else 1
-  follows = blocks * width % minor == 0 and (
-    minor % width == 0 or width % minor == 0
-  )
-  return minor < _MIN_MINOR or not follows
+  rows = math.prod(shape) // max(1, minor)
+  if minor < _MIN_MINOR or rows < _MIN_ROWS:
+    return True
+  return any(n % minor and minor % n for n in (blocks * width, width))
+
+
+def read_blocks(
+  decode: Callable[[PyTree, ShapedLike], Array],
+  payload: PyTree,
+  shape: tuple[int, int, int],
+  like: ShapedLike,
+) -> Array:
+  """Returns `decode(payload, like)`, written block by block if that is faster.
+
+  Args:
+    decode: function of a payload and the shape to decode it to, elementwise in
+      the blocks.
+    payload: one or several payloads.
+    shape: planes, blocks per plane and elements per block.
+    like: shape and dtype of the array.
+  """
+  if not is_read_slowly(tuple(like.shape), *shape):
+    return decode(payload, like)
+  in_blocks = jax.ShapeDtypeStruct(shape, like.dtype)
+  y = write_apart(lambda payload: decode(payload, in_blocks), payload)
+  return y.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)
 
 
 def from_blocks(y: Array, like: ShapedLike) -> Array:

@@ -1,13 +1,12 @@
 """Block passes as plain `jax.numpy`, which XLA compiles and fuses."""
 
-import math
 from collections.abc import Callable
 
 import jax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, write_apart
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import _error_memory
-from jaxmotion.kernels._block_layout import is_read_slowly
+from jaxmotion.kernels._block_layout import read_blocks
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._error_memory import ErrorMemory, add_error
 
@@ -55,17 +54,8 @@ def _read_blocks(
   op: BlockOp,
   like: ShapedLike,
 ) -> Array:
-  """Returns `decode(payload, like)`, computed block by block if that is faster.
-
-  Args:
-    decode: elementwise in the blocks of the payload.
-    payload: one or several payloads.
-    op: the quantizer.
-    like: shape and dtype of the array.
-  """
+  """Returns `decode(payload, like)`, computed block by block if it can be."""
   shape = op.decoded_shape(tuple(like.shape))
-  if shape is None or not is_read_slowly(tuple(like.shape), *shape):
+  if shape is None:
     return decode(payload, like)
-  in_blocks = jax.ShapeDtypeStruct(shape, like.dtype)
-  y = write_apart(lambda payload: decode(payload, in_blocks), payload)
-  return y.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)
+  return read_blocks(decode, payload, shape, like)

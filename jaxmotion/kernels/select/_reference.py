@@ -4,13 +4,16 @@ A lane has one element of each plane. Lanes are compared side by side, by
 vector instructions over contiguous planes; nothing is sorted for small k.
 """
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, saturate_cast
+from jaxmotion.core import Array, ShapedLike, write_apart
+from jaxmotion.kernels._block_layout import (
+  from_blocks,
+  read_blocks,
+)
 from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many elements take one reduction each; more, a sort of every lane.
@@ -41,21 +44,9 @@ def topk_scatter(
   values: Array, places: Array, *, like: ShapedLike, planes: int
 ) -> Array:
   """Puts selected values back where they stood, with zeros elsewhere."""
-  k, lanes = values.shape
-  dense = jnp.zeros((planes, lanes), jnp.float32)
-  if k > _MAX_REDUCE:
-    dense = dense.at[places, jnp.arange(lanes)[None]].set(values)
-  else:
-    # Compare and select fuse into whatever reads the result. A scatter does
-    # not, and writes the zeros in a separate pass. `plane` is a column: XLA
-    # would hoist a whole array out of loops, to memory.
-    plane = jnp.arange(planes, dtype=jnp.uint32)[:, None]
-    for i in range(k):
-      dense = jnp.where(plane == places[i, None], values[i, None], dense)
-  size = math.prod(like.shape)
-  flat = dense.reshape(-1)
-  flat = flat if flat.size == size else flat[:size]
-  return saturate_cast(flat.reshape(like.shape), like.dtype)
+  shape = planes, 1, values.shape[-1]
+  scatter = lambda payload, like: _scatter(payload, like, planes)
+  return read_blocks(scatter, (values, places), shape, like)
 
 
 def topk_sum(
@@ -63,21 +54,47 @@ def topk_sum(
 ) -> Array:
   """Scatters the selected values of several workers and adds them."""
 
-  def decode(payload: tuple[Array, Array], like: ShapedLike) -> Array:
-    return topk_scatter(*payload, like=like, planes=planes)
+  def add_up(payloads: tuple[Array, Array], like: ShapedLike) -> Array:
+    return sum_decoded(
+      lambda payload, like: _scatter(payload, like, planes), payloads, like
+    )
 
-  return sum_decoded(decode, (values, places), like)
+  shape = planes, 1, values.shape[-1]
+  return read_blocks(add_up, (values, places), shape, like)
+
+
+def _scatter(
+  payload: tuple[Array, Array], like: ShapedLike, planes: int
+) -> Array:
+  values, places = payload
+  k, lanes = values.shape
+  minor = like.shape[-1] if len(like.shape) > 1 else 1
+  if k > _MAX_REDUCE:
+    dense = jnp.zeros((planes, lanes), jnp.float32)
+    dense = dense.at[places, jnp.arange(lanes)[None]].set(values)
+    return from_blocks(dense, like)
+  # In rows of the array if lanes are whole rows: XLA:CPU then divides once a
+  # row to find an element's plane, and else once an element.
+  shape = (lanes // minor, minor) if minor and not lanes % minor else (lanes,)
+  values, places = values.reshape(k, *shape), places.reshape(k, *shape)
+  dense = jnp.zeros((planes, *shape), jnp.float32)
+  # Compare and select fuse into whatever reads the result. A scatter does
+  # not, and writes the zeros in a separate pass. `plane` is a column: XLA
+  # would hoist a whole array out of loops, to memory.
+  plane = jnp.arange(planes, dtype=jnp.uint32)
+  plane = plane.reshape(planes, *(1 for _ in shape))
+  for i in range(k):
+    dense = jnp.where(plane == places[i, None], values[i, None], dense)
+  return from_blocks(dense, like)
 
 
 def _cut_planes(x: Array, planes: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
   lanes = -(-x.size // planes)
-  if planes * lanes != x.size:
-    # By a gather rather than `jnp.pad`: XLA:CPU writes a padded array to memory
-    # first.
-    index = lax.iota(jnp.int32, planes * lanes)
-    held = flat.at[jnp.minimum(index, x.size - 1)].get(mode="promise_in_bounds")
-    flat = jnp.where(index < x.size, held, 0.0)
+  if padding := planes * lanes - x.size:
+    # Several loops read it. Alone, a concatenation is two copies.
+    zeros = jnp.zeros(padding, jnp.float32)
+    flat = write_apart(lambda flat: jnp.concatenate([flat, zeros]), flat)
   return flat.reshape(planes, lanes)
 
 
@@ -104,12 +121,17 @@ def _next_largest(
     after: (keys, planes) [lanes] found last; None looks for the first.
   """
   planes = x.shape[0]
-  group = max(1, min(_GROUP, planes // 2))
+  # A power of two: of 15 planes XLA:CPU makes several loops (3x).
+  group = min(_GROUP, 1 << max(0, (planes - 1).bit_length() - 1))
+  count = max(2, -(-planes // group))
 
-  def best_of_planes(
-    best: list[Any], start: Any, count: int
+  def add_group(
+    number: Array, best: tuple[Array, Array]
   ) -> tuple[Array, Array]:
-    some = to_keys(lax.dynamic_slice_in_dim(x, start, count))
+    # The last group may overlap the one before: to see a plane twice changes
+    # nothing, and code for fewer planes would be repeated for each of its uses.
+    start = jnp.minimum(number * group, planes - group).astype(jnp.uint32)
+    some = to_keys(lax.dynamic_slice_in_dim(x, start, group))
     pairs = []
     for i, key in enumerate(some):
       plane = jnp.broadcast_to(start + jnp.uint32(i), key.shape)
@@ -119,21 +141,14 @@ def _next_largest(
         key = jnp.where(left, key, jnp.uint32(0))
         plane = jnp.where(left, plane, jnp.uint32(planes))
       pairs.append((key, plane))
-    return _best_pair([*best, *pairs], after is not None)
-
-  def add_group(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
-    return best_of_planes([best], i.astype(jnp.uint32) * group, group)
+    return _best_pair([best, *pairs], after is not None)
 
   # A loop of at least two iterations, not one expression: XLA:CPU would fuse
   # all of it with the next call, and repeat every comparison many times.
   # Computed from x, so that its type varies over the workers if that of x does.
   least = to_keys(x[0]) & jnp.uint32(0)
   best = least, least + jnp.uint32(0 if after is None else planes)
-  best = lax.fori_loop(0, planes // group, add_group, best)
-  if planes % group:
-    start = planes - planes % group
-    best = best_of_planes([best], jnp.uint32(start), planes % group)
-  return best
+  return lax.fori_loop(0, count, add_group, best)
 
 
 def _best_pair(
