@@ -19,7 +19,7 @@ from jaxmotion.codecs import Codec, Message, Rounds
 from jaxmotion.codecs.extend import check_codec, stand_in_reply
 from jaxmotion.collectives._arguments import check_shaped
 from jaxmotion.collectives._layout import row_like
-from jaxmotion.collectives._rows import encode_rows, pad_to_rows
+from jaxmotion.collectives._rows import encode_rows, join_rows, pad_to_rows
 from jaxmotion.collectives._state import init_rows
 from jaxmotion.core import (
   Array,
@@ -211,7 +211,7 @@ def _reduce_in_two_phases(r: Reduction) -> ReductionRounds:
   payloads = yield Message("gather", payload)
   rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
   first = jax.vmap(codec.after_reduce)(first, rows)
-  y = rows.reshape(-1)[: r.x.size].reshape(r.x.shape)
+  y = join_rows(rows, r.x)
   if r.op == "sum":
     y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * r.workers
   return y, ReduceState(first, second)

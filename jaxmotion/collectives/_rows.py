@@ -18,9 +18,15 @@ from jaxmotion.core import (
   AxisName,
   Key,
   PyTree,
+  ShapedLike,
   saturate_cast,
   shape_string,
+  write_apart,
 )
+from jaxmotion.kernels import pad_to_blocks
+
+# Beyond, indices of 32 bits might not do.
+_MAX_INDEX = 1 << 30
 
 
 def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
@@ -51,9 +57,37 @@ def to_rows(x: Array, axis: int, workers: int) -> Array:
 def pad_to_rows(x: Array, workers: int) -> Array:
   """Pads `x` with zeros and splits it into rows of `row_like(x, workers)`."""
   row = row_like(x, workers)
-  flat = x.reshape(-1)
+  flat, zero = x.reshape(-1), jnp.zeros((), x.dtype)
   padding = math.prod(row.shape) * workers - flat.size
-  return jnp.pad(flat, (0, padding)).reshape(workers, *row.shape)
+  if not padding:
+    rows = flat
+  elif len(row.shape) == 2 and flat.size < _MAX_INDEX:
+    count, minor = workers * row.shape[0], row.shape[1]
+    rows = pad_to_blocks(flat, count, minor, zero)
+  else:
+    # A codec reads the rows several times. XLA:CPU would ask once an element
+    # and time whether it is padding; written once, they are two copies.
+    rows = write_apart(
+      lambda flat, zero: jnp.concatenate([flat, jnp.repeat(zero, padding)]),
+      flat,
+      zero,
+    )
+  return rows.reshape(workers, *row.shape)
+
+
+def join_rows(rows: Array, like: ShapedLike) -> Array:
+  """Inverts `pad_to_rows`: drops the padding, restores the shape.
+
+  Args:
+    rows: rows of an array, in any dtype.
+    like: shape of the array.
+  """
+  if rows.ndim == 3:
+    # Whole rows are dropped: then XLA:CPU divides no index once an element.
+    minor = rows.shape[2]
+    matrix = rows.reshape(-1, minor)
+    return matrix[: math.prod(like.shape) // minor].reshape(like.shape)
+  return rows.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)
 
 
 def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:
