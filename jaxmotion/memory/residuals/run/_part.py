@@ -9,6 +9,9 @@ from jaxmotion.memory.residuals.run._forward import ends_fusion
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import Step, Value, array_bytes, is_expensive
 
+# Saved values are small beside an array this many times larger.
+_SMALL = 8
+
 
 def find_whole_part(
   joint: JointProgram,
@@ -46,8 +49,8 @@ def find_whole_part(
     if v not in joint.backward
     and (traced := _trace_back(joint, v, made, known)) is not None
   }
-  beside = (traced for traced in traces.values() if traced & made)
-  own = (made | read_again).union(*beside) - {*shared}
+  beside = set[Value]().union(*(t for t in traces.values() if t & made))
+  own = (made | read_again | beside) - {*shared}
   weights = read_again & {*shared}
   found = [
     v for v, traced in traces.items() if traced & own or traced <= weights
@@ -61,6 +64,10 @@ def find_whole_part(
     (s for s in later if ends_fusion(s) and {*s.reads} & {*found}), None
   )
   there = {v.source for v in cached}
+  # Beside large saved values, a compiler may order the products another way.
+  saved = beside - made - read_again - {*shared}
+  if _SMALL * _count_bytes(saved) > _count_bytes(there):
+    return []
   if first is not None:
     there |= {v.source for v in first.reads} & held
   return found if _count_bytes(held) <= _count_bytes(there) else []
