@@ -55,9 +55,9 @@ def test_advise_reduces_within_hosts_first(capsys, model):
 
 
 def test_fit_meets_the_budget(capsys, model):
-  argument = "--budget=6MB"
+  argument = "--budget=6.5MB"
   status, out, _ = run(capsys, "fit", model, "--platform=h100_node", argument)
-  assert status == 0 and " of 6 MB" in out
+  assert status == 0 and " of 6.5 MB" in out
   status, _, err = run(
     capsys, "fit", model, "--platform=h100_node", "--budget=1MiB"
   )
