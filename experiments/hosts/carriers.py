@@ -81,7 +81,7 @@ def make_carrier(mesh: Mesh, case: str) -> tuple[Callable[..., Any], Any]:
   carry, share = CARRIERS[found[1]]
   hosts = mesh.size
   count = int(share(hosts) * int(found[2]) * 1024 / 4) // hosts * hosts
-  own = np.arange(count, dtype=np.uint32)[None]
+  own = np.tile(np.arange(count, dtype=np.uint32), (len(mesh.local_devices), 1))
 
   def send(words: jax.Array) -> Any:
     return jax.tree.map(lambda a: a[None], carry(words[0], hosts))
