@@ -1,5 +1,6 @@
 """Tables of plans: an exchange's tensors and codecs, and memory budgets."""
 
+import textwrap
 from collections.abc import Sequence
 
 from experiments.common.records import Row
@@ -101,6 +102,10 @@ def links_table(rows: Sequence[Row]) -> Table:
   )
 
 
+# Letters of a plan in a table. Plans of unrolled networks name every residual.
+_MOST_LETTERS = 120
+
+
 def memory_table(rows: Sequence[Row]) -> Table:
   """Returns memory plans, each beside the fastest plan made by hand.
 
@@ -129,7 +134,7 @@ def memory_table(rows: Sequence[Row]) -> Table:
       (
         f"{model}, {options}",
         f"{float(own['budget_bytes'].value) / 1e9:.2f}",
-        str(plan),
+        textwrap.shorten(str(plan), _MOST_LETTERS, placeholder=" ..."),
         step,
         str(own["by_hand"].value),
         hand_ms,
