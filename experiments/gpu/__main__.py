@@ -23,7 +23,9 @@ from experiments.common import records, shared_flags
 from experiments.common.console import JobError, make_console
 from experiments.gpu import jobs, tables
 
-_SECONDS = flags.DEFINE_float("seconds", 450, "Time of all jobs.")
+_SECONDS = flags.DEFINE_float(
+  "seconds", 450, "Time of all jobs.", allow_override=True
+)
 _JOBS = flags.DEFINE_list("jobs", list(jobs.JOBS), "Names of jobs.")
 _SMALL = flags.DEFINE_bool("small", False, "Run small forms of the jobs.")
 _FRESH = flags.DEFINE_bool(

@@ -41,7 +41,9 @@ _MAX_BYTES = flags.DEFINE_integer(
 _REPEATS = flags.DEFINE_integer(
   "repeats", 9, "Interleaved repeats.", allow_override=True
 )
-_SECONDS = flags.DEFINE_float("seconds", 420, "Start nothing after that long.")
+_SECONDS = flags.DEFINE_float(
+  "seconds", 420, "Start nothing after that long.", allow_override=True
+)
 _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer(
   "seed", None, "Of the arrays that are checked.", allow_override=True
