@@ -19,7 +19,7 @@ _COLUMNS, _ROWS_STEP = 1024, 128
 
 
 class Awkward(NamedTuple):
-  """One awkward shape.
+  """Describes a tree of arrays and its number of workers.
 
   Attributes:
     shapes: shapes of the float32 arrays of the tree.

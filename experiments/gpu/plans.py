@@ -13,7 +13,6 @@ that peak. A plan that does not fit gets a row that says so.
 """
 
 import functools
-import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from absl import flags
 from experiments.common import records, shared_flags
 from experiments.common.records import Row
 from experiments.common.timing import TimedCalls, measure_times
+from experiments.gpu.rows import make_row
 from experiments.models.losses import Task, parse_task
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
@@ -36,6 +36,7 @@ _REPEATS = flags.DEFINE_integer(
 )
 _JSON = shared_flags.define_rows()
 
+_make_row = functools.partial(make_row, "gpu_plans")
 _OURS: Mapping[str, Callable[[], Any]] = {
   "ours": lambda: None,
   "ours_8bits": lambda: codecs.uniform(bits=8, block=64),
@@ -108,8 +109,7 @@ def measure_plans(model: str, repeats: int) -> list[Row]:
   for plan_name, ms in times.ms.items():
     base = times.median("plain") if "plain" in taken else None
     case, value = f"{name}/{plan_name}", times.median(plan_name)
-    spread = statistics.stdev(ms) if len(ms) > 1 else None
-    rows.append(_make_row(case, "step_ms", value, "ms", base, spread))
+    rows.append(_make_row(case, "step_ms", value, "ms", ms, base))
   return rows
 
 
@@ -149,31 +149,6 @@ def _read_peak() -> float | str:
   if not stats or "peak_bytes_in_use" not in stats:
     return "not measured: this device counts no bytes"
   return stats["peak_bytes_in_use"]
-
-
-def _make_row(
-  case: str,
-  metric: str,
-  value: float | str,
-  unit: str,
-  baseline: float | None = None,
-  noise: float | None = None,
-) -> Row:
-  ratio = None
-  if baseline is not None and not isinstance(value, str):
-    ratio = value / baseline
-  return Row(
-    "gpu_plans",
-    case,
-    metric,
-    value,
-    unit,
-    baseline,
-    ratio,
-    noise,
-    records.describe_machine(),
-    jax.__version__,
-  )
 
 
 if __name__ == "__main__":

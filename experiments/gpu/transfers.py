@@ -21,6 +21,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.common import records, shared_flags
 from experiments.common.records import Row
+from experiments.gpu.rows import make_row
 from jaxmotion import codecs
 from jaxmotion.core import Array, PyTree, ShapedLike
 
@@ -32,6 +33,7 @@ _REPEATS = flags.DEFINE_integer(
 )
 _JSON = shared_flags.define_rows()
 
+_make_row = functools.partial(make_row, "gpu_transfers")
 _CODECS = {
   "truncate_2_bytes": codecs.truncate(bytes=2),
   "truncate_3_bytes": codecs.truncate(bytes=3),
@@ -124,28 +126,6 @@ def _time_calls(call: Callable[[], PyTree], repeats: int) -> list[float]:
     jax.block_until_ready(call())
     times.append(1e3 * (time.perf_counter() - begin))
   return times
-
-
-def _make_row(
-  case: str,
-  metric: str,
-  value: float,
-  unit: str,
-  repeats: list[float],
-  baseline: float | None = None,
-) -> Row:
-  return Row(
-    "gpu_transfers",
-    case,
-    metric,
-    value,
-    unit,
-    baseline,
-    None if baseline is None else value / baseline,
-    statistics.stdev(repeats) if len(repeats) > 1 else None,
-    records.describe_machine(),
-    jax.__version__,
-  )
 
 
 if __name__ == "__main__":

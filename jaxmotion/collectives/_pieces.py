@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmotion.core import PyTree
+from jaxmotion.core import PyTree, tree_bytes
 from jaxmotion.program import RECEIVED
 
 # A piece costs about a millisecond of messages on busy cores, and round trips.
@@ -49,7 +49,7 @@ def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
   Args:
     payloads: payloads of several arrays, in the order of the tree.
   """
-  sizes = [_payload_bytes(p) for p in payloads]
+  sizes = [tree_bytes(p) for p in payloads]
   total = sum(sizes)
   count = max(1, min(_most.get(), total // _MIN_PIECE_BYTES))
   pieces: list[list[PyTree]] = [[] for _ in range(count)]
@@ -69,7 +69,3 @@ def mark_received(tree: PyTree) -> PyTree:
     tree: arrays that the next program reads.
   """
   return jax.tree.map(lambda a: checkpoint_name(a, RECEIVED), tree)
-
-
-def _payload_bytes(payload: PyTree) -> int:
-  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(payload))

@@ -19,9 +19,9 @@ from jaxmotion.core import (
   Key,
   PyTree,
   ShapedLike,
+  pad_apart,
   saturate_cast,
   shape_string,
-  write_apart,
 )
 from jaxmotion.kernels import pad_to_blocks
 
@@ -65,13 +65,7 @@ def pad_to_rows(x: Array, workers: int) -> Array:
     count, minor = workers * row.shape[0], row.shape[1]
     rows = pad_to_blocks(flat, count, minor, zero)
   else:
-    # A codec reads the rows several times. XLA:CPU would ask once an element
-    # and time whether it is padding; written once, they are two copies.
-    rows = write_apart(
-      lambda flat, zero: jnp.concatenate([flat, jnp.repeat(zero, padding)]),
-      flat,
-      zero,
-    )
+    rows = pad_apart(flat, padding, zero)  # A codec reads it several times.
   return rows.reshape(workers, *row.shape)
 
 

@@ -46,6 +46,7 @@ from jaxmotion.core import (
   schedule_after,
   to_bits,
   to_varying,
+  tree_bytes,
   update_in_place,
   word_dtype,
 )
@@ -99,7 +100,7 @@ def _gather_words(
   def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return _gather_by_sum(buffers, axis_name)
 
-  if sum(map(_buffer_bytes, buffers)) <= _MAX_GATHER_BYTES:
+  if tree_bytes(buffers) <= _MAX_GATHER_BYTES:
     return all_gather(*buffers)
   return _send_by_platform(all_gather, gather_by_sum, buffers, axis_name)
 
@@ -205,10 +206,6 @@ def send_early_first(
   # start before all gradients are computed: XLA:CPU would copy the parameter.
   early_sums = [schedule_after(a, late[-1]) for a in early_sums]
   return send(late), early_sums, late
-
-
-def _buffer_bytes(words: Array) -> int:
-  return words.size * words.dtype.itemsize
 
 
 def _send_by_platform(

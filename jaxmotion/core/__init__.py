@@ -102,7 +102,10 @@ from jaxmotion.core._worker_maps import (
   place_tree as place_tree,
   without_context_mesh as without_context_mesh,
 )
-from jaxmotion.core._write_apart import write_apart as write_apart
+from jaxmotion.core._write_apart import (
+  pad_apart as pad_apart,
+  write_apart as write_apart,
+)
 
 # The package offers these classes by its own name, without loading this room.
 set_public_module(

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxmotion.core._types import PyTree
+from jaxmotion.core._types import Array, PyTree
 
 
 def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
@@ -41,3 +42,29 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
       return jax.jit(inline_inner)(*args)
 
   return lax.platform_dependent(*args, cpu=call, default=fn)
+
+
+def pad_apart(flat: Array, count: int, fill: Array) -> Array:
+  """Appends `count` times `fill` to a vector, on CPU written to memory.
+
+  XLA:CPU would ask in every loop that reads an element whether it is padding.
+  Alone, a concatenation is two copies.
+
+  Args:
+    flat: vector.
+    count: number of elements to append.
+    fill: scalar of the vector's dtype.
+
+  Returns:
+    The longer vector.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> pad_apart(jnp.ones(2), 1, jnp.float32(0)).tolist()
+    [1.0, 1.0, 0.0]
+  """
+  return write_apart(
+    lambda flat, fill: jnp.concatenate([flat, jnp.broadcast_to(fill, count)]),
+    flat,
+    fill,
+  )

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, ShapedLike, saturate_cast, write_apart
+from jaxmotion.core import (
+  Array,
+  PyTree,
+  ShapedLike,
+  pad_apart,
+  saturate_cast,
+  write_apart,
+)
 
 # Rows are kept whole while padding is at most size / _WASTE_DIVISOR elements.
 _WASTE_DIVISOR = 32
@@ -160,13 +167,7 @@ def pad_to_blocks(flat: Array, blocks: int, width: int, fill: Array) -> Array:
   )
   if rest:
     # Written apart, or each element of the array would ask whether it is here.
-    last = write_apart(
-      lambda part, fill: jnp.concatenate(
-        [part, jnp.broadcast_to(fill, width - rest)]
-      ),
-      flat[full * width :],
-      fill,
-    )
+    last = pad_apart(flat[full * width :], width - rest, fill)
     taken = jnp.where(number == full, last, taken)
   return jnp.where(number * width < size, taken, fill)
 

@@ -13,13 +13,13 @@ from jaxmotion.core import (
   ShapedLike,
   check_float,
   check_instance,
-  make_key,
 )
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._checks import check_key, check_memory, check_payload
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels._error_memory import ErrorMemory
 from jaxmotion.kernels.blocks import _pallas_tpu, _pallas_triton, _reference
+from jaxmotion.kernels.blocks._passes import describe_payload
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part
@@ -214,5 +214,4 @@ def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
 @functools.lru_cache(maxsize=4096)
 def _payload_like(op: BlockOp, shape: tuple[int, ...]) -> PyTree:
   """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
-  x = jax.ShapeDtypeStruct(shape, jnp.float32)
-  return jax.eval_shape(lambda x: op.encode(x, make_key(0)), x)
+  return describe_payload(op, jax.ShapeDtypeStruct(shape, jnp.float32))

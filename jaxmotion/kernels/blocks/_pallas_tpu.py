@@ -6,9 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, saturate_cast
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import BlockOp, Tile
 from jaxmotion.kernels._error_memory import ErrorMemory, clear_error
+from jaxmotion.kernels.blocks._passes import (
+  check_mean,
+  count_workers,
+  op_name,
+  round_decoded,
+)
 from jaxmotion.kernels.blocks._tpu_tiles import (
   Grid,
   Operand,
@@ -39,7 +45,7 @@ def encode(
   inputs = [_seed_operand(op, key), values_operand(x, grid)]
   outputs = payload_operands(grid.payload, op, grid)
   found = call_tiles(
-    kernel, f"encode_{_op_name(op)}", grid, inputs, outputs, interpret=interpret
+    kernel, f"encode_{op_name(op)}", grid, inputs, outputs, interpret=interpret
   )
   return join_payload(found, op, grid)
 
@@ -81,7 +87,7 @@ def encode_error(
   words = [i for i, leaf in enumerate(op.leaf_layouts()) if leaf.per_element]
   *found, v = call_tiles(
     kernel,
-    f"encode_error_{_op_name(op)}",
+    f"encode_error_{op_name(op)}",
     grid,
     [*inputs, *sent],
     [*payload_operands(grid.payload, op, grid), value],
@@ -103,11 +109,11 @@ def sum_decoded(
   total = jax.ShapeDtypeStruct(like.shape, jnp.float32)
   (found,) = call_tiles(
     kernel,
-    f"sum_{_op_name(op)}",
+    f"sum_{op_name(op)}",
     grid,
     payload_operands(payloads, op, grid, stacked=True),
     [values_operand(total, grid)],
-    workers=_count_workers(payloads),
+    workers=count_workers(payloads),
     interpret=interpret,
   )
   return found.reshape(like.shape)
@@ -123,17 +129,11 @@ def encode_mean(
 ) -> PyTree:
   """Decodes payloads of several workers and encodes their mean, in one kernel.
 
-  The mean is the sum times 1 / workers, which equals the reference's division
-  for a power of two of workers only. An array of the mean never exists, so its
-  dtype must be the float32 of the registers.
+  The mean is the sum times 1 / workers (`check_mean`).
   """
   grid = make_grid(op, like, by_rows=False)
-  workers = _count_workers(payloads)
-  if workers & (workers - 1) or like.dtype != jnp.float32:
-    raise NotImplementedError(
-      "the mean must be float32, of a power of two of workers, got "
-      f"{jnp.dtype(like.dtype).name} of {workers}"
-    )
+  workers = count_workers(payloads)
+  check_mean(workers, like)
   coded = payload_operands(payloads, op, grid, stacked=True)
 
   def kernel(seed_ref: Any, *refs: Any) -> None:
@@ -150,7 +150,7 @@ def encode_mean(
 
   found = call_tiles(
     kernel,
-    f"encode_mean_{_op_name(op)}",
+    f"encode_mean_{op_name(op)}",
     grid,
     [_seed_operand(op, key), *coded],
     payload_operands(grid.payload, op, grid),
@@ -184,8 +184,7 @@ def _add_worker(
   """Adds the values of the running kernel's worker to a tile's total."""
   worker = program_id(2)
   y = op.decode_tile(load_payload(refs, op, grid), tile)
-  # The reference decodes to the array's dtype before it adds in float32.
-  y = saturate_cast(y, dtype).astype(jnp.float32)
+  y = round_decoded(y, dtype)
 
   @run_if(worker == 0)
   def _() -> None:
@@ -194,11 +193,3 @@ def _add_worker(
   @run_if(worker > 0)
   def _() -> None:
     total_ref[...] += y
-
-
-def _count_workers(payloads: PyTree) -> int:
-  return jax.tree.leaves(payloads)[0].shape[0]
-
-
-def _op_name(op: BlockOp) -> str:
-  return type(op).__name__.removesuffix("Op").lower()

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, saturate_cast
+from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -40,6 +40,14 @@ from jaxmotion.kernels._triton import (
   power_of_two,
   store,
   tile_index,
+)
+from jaxmotion.kernels.blocks._passes import (
+  check_mean,
+  check_values,
+  count_workers,
+  describe_payload,
+  op_name,
+  round_decoded,
 )
 
 # Elements per tile: enough to hide latencies, few enough for registers.
@@ -85,7 +93,7 @@ def encode(
   inputs = [x, *_seed_inputs(op, key)]
   return _call_tiles(
     kernel,
-    f"encode_{_op_name(op)}",
+    f"encode_{op_name(op)}",
     grid,
     inputs,
     grid.payload,
@@ -136,7 +144,7 @@ def encode_error(
   like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
   return _call_tiles(
     kernel,
-    f"encode_error_{_op_name(op)}",
+    f"encode_error_{op_name(op)}",
     grid,
     inputs,
     (grid.payload, like),
@@ -151,7 +159,7 @@ def sum_decoded(
   """Decodes and adds payloads of several workers with one kernel."""
   grid = _make_grid(op, like)
   leaves = jax.tree.leaves(payloads)
-  workers = leaves[0].shape[0]
+  workers = count_workers(payloads)
 
   def kernel(*refs: Any) -> None:
     here = grid.at_program()
@@ -165,7 +173,7 @@ def sum_decoded(
 
   return _call_tiles(
     kernel,
-    f"sum_{_op_name(op)}",
+    f"sum_{op_name(op)}",
     grid,
     leaves,
     jax.ShapeDtypeStruct(like.shape, jnp.float32),
@@ -183,19 +191,13 @@ def encode_mean(
 ) -> PyTree:
   """Decodes payloads of several workers and encodes their mean, in one kernel.
 
-  The mean is the sum times 1 / workers, which equals the reference's division
-  for a power of two of workers only. An array of the mean never exists, so its
-  dtype must be the float32 of the registers.
+  The mean is the sum times 1 / workers (`check_mean`).
   """
   grid = _make_grid(op, like)
   reject_padding(grid.layout)
   leaves = jax.tree.leaves(payloads)
-  workers = leaves[0].shape[0]
-  if workers & (workers - 1) or like.dtype != jnp.float32:
-    raise NotImplementedError(
-      "the mean must be float32, of a power of two of workers, got "
-      f"{jnp.dtype(like.dtype).name} of {workers}"
-    )
+  workers = count_workers(payloads)
+  check_mean(workers, like)
 
   def kernel(*refs: Any) -> None:
     inputs, outputs = _split_refs(refs, len(leaves) + op.needs_key)
@@ -209,7 +211,7 @@ def encode_mean(
 
   return _call_tiles(
     kernel,
-    f"encode_mean_{_op_name(op)}",
+    f"encode_mean_{op_name(op)}",
     grid,
     [*leaves, *_seed_inputs(op, key)],
     grid.payload,
@@ -237,10 +239,7 @@ def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
   A tile has all planes and whole blocks, because a scale needs its whole block
   and a word all its planes. That bounds planes * width by what registers hold.
   """
-  if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
-    raise NotImplementedError(
-      f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
-    )
+  check_values(like)
   layout = op.layout(tuple(like.shape))
   planes, width = power_of_two(layout.planes), power_of_two(layout.width)
   if planes * width > _MAX_ELEMENTS:
@@ -252,11 +251,7 @@ def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
   while group > 1 and layout.blocks % group:
     # A group that divides the blocks needs no mask, which would narrow loads.
     group //= 2
-  payload = jax.eval_shape(
-    lambda x, seed: op.encode(x, Key(seed, seed)),
-    jax.ShapeDtypeStruct(like.shape, like.dtype),
-    jax.ShapeDtypeStruct((), jnp.uint32),
-  )
+  payload = describe_payload(op, like)
   tiles = -(-layout.blocks // group)
   return _Grid(layout, (planes, group, width), payload, tiles)
 
@@ -358,8 +353,7 @@ def _sum_workers(
 ) -> Array:
   def decode_worker(worker: Any) -> Array:
     y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
-    # The reference decodes to the array's dtype before it adds in float32.
-    return saturate_cast(y, dtype).astype(jnp.float32)
+    return round_decoded(y, dtype)
 
   return add_in_order(decode_worker, workers, MAX_UNROLL_IN_KERNEL)
 
@@ -377,7 +371,3 @@ def _seed_inputs(op: BlockOp, key: Key | None) -> list[Array]:
 
 def _load_seed(refs: Sequence[Any]) -> Array | None:
   return load_scalar(refs[0]) if refs else None
-
-
-def _op_name(op: BlockOp) -> str:
-  return type(op).__name__.removesuffix("Op").lower()

@@ -20,13 +20,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, shape_varying_like
+from jaxmotion.core import Array, PyTree, ShapedLike, shape_varying_like
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
   LeafLayout,
   Tile,
   reject_padding,
+)
+from jaxmotion.kernels.blocks._passes import (
+  check_values,
+  describe_payload,
 )
 from jaxmotion.kernels.rotate import RotateOp
 
@@ -94,10 +98,7 @@ def make_grid(op: BlockOp, like: ShapedLike, *, by_rows: bool) -> Grid:
     by_rows: whether rows of the array are rows of the grid, where blocks allow
       it; else the rows are blocks.
   """
-  if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
-    raise NotImplementedError(
-      f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
-    )
+  check_values(like)
   if isinstance(op, RotateOp):
     raise NotImplementedError("a TPU's kernels cannot add neighbors in a row")
   layout = op.layout(tuple(like.shape))
@@ -118,11 +119,7 @@ def make_grid(op: BlockOp, like: ShapedLike, *, by_rows: bool) -> Grid:
   columns, rest = divmod(like.shape[-1], width)
   if not by_rows or rest or blocks % columns:
     columns = 1
-  payload = jax.eval_shape(
-    lambda x, seed: op.encode(x, Key(seed, seed)),
-    jax.ShapeDtypeStruct(like.shape, like.dtype),
-    jax.ShapeDtypeStruct((), jnp.uint32),
-  )
+  payload = describe_payload(op, like)
   rows = blocks // columns
   return Grid(layout, rows, columns, min(group, rows), payload)
 

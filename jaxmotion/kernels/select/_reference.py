@@ -9,11 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, write_apart
-from jaxmotion.kernels._block_layout import (
-  from_blocks,
-  read_blocks,
-)
+from jaxmotion.core import Array, ShapedLike, pad_apart
+from jaxmotion.kernels._block_layout import from_blocks, read_blocks
 from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many elements take one reduction each; more, a sort of every lane.
@@ -92,9 +89,7 @@ def _cut_planes(x: Array, planes: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
   lanes = -(-x.size // planes)
   if padding := planes * lanes - x.size:
-    # Several loops read it. Alone, a concatenation is two copies.
-    zeros = jnp.zeros(padding, jnp.float32)
-    flat = write_apart(lambda flat: jnp.concatenate([flat, zeros]), flat)
+    flat = pad_apart(flat, padding, jnp.float32(0))  # Several loops read it.
   return flat.reshape(planes, lanes)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-
-from jaxmotion.core import text_table
+from jaxmotion.core import text_table, tree_bytes
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner._text import format_bytes, format_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -70,8 +68,7 @@ def unexchanged_seconds(step: StepPrediction) -> float:
 
 def params_bytes(problem: ExchangeProblem) -> int:
   """Returns the bytes of the parameters."""
-  leaves = jax.tree.leaves(problem.step_cost.params)
-  return sum(a.size * a.dtype.itemsize for a in leaves)
+  return tree_bytes(problem.step_cost.params)
 
 
 def refuse_memory(problem: ExchangeProblem, needed: float) -> str:

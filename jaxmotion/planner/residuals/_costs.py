@@ -112,7 +112,12 @@ class ResidualCosts:
       from_host_s: seconds of the link back, a number or an array.
     """
     found = (x.forward_s for x in self._layers if x.prefix == layer)
-    forward_s = next(found, 0.0)
+    return self._exceed_passes(next(found, 0.0), to_host_s, from_host_s)
+
+  def _exceed_passes(
+    self, forward_s: float, to_host_s: Any, from_host_s: Any
+  ) -> Any:
+    """Returns the seconds by which transfers take longer than both passes."""
     backward_s = self._backward_ratio * forward_s
     exposed = np.maximum(0.0, to_host_s - forward_s)
     return exposed + np.maximum(0.0, from_host_s - backward_s)
@@ -137,11 +142,12 @@ class ResidualCosts:
     if to_host is None or from_host is None or not host_bytes:
       return 0.0
     forward_s = sum(layer.forward_s for layer in self._layers)
-    backward_s = self._backward_ratio * forward_s
-    exposed = max(0.0, to_host.transfer_seconds(host_bytes) - forward_s)
-    return exposed + max(
-      0.0, from_host.transfer_seconds(host_bytes) - backward_s
+    exposed = self._exceed_passes(
+      forward_s,
+      to_host.transfer_seconds(host_bytes),
+      from_host.transfer_seconds(host_bytes),
     )
+    return float(exposed)
 
 
 def count_host_bytes(jaxpr: Any) -> int:

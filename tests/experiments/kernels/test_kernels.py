@@ -220,23 +220,31 @@ def test_compiled_rows_say_that_nothing_ran():
   assert last[2] == "none" and last[7] == "no"
 
 
-def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
-  path = tmp_path / "rows.jsonl"
-  done = subprocess.run(
+def compile_ops(path, *flags):
+  return subprocess.run(
     [
       *(sys.executable, "-m", "experiments.kernels", "--compiled"),
-      *("--ops=bfloat16,int8", f"--json={path}"),
+      *(*flags, f"--json={path}"),
     ],
     env=os.environ,
     capture_output=True,
     text=True,
   )
+
+
+def read_figures(path):
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  return {(row["case"], row["metric"]): row["value"] for row in rows}
+
+
+def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  done = compile_ops(path, "--ops=bfloat16,int8")
   if "Nothing can be compiled for the H100" in done.stderr:
     assert done.returncode == 1
     pytest.skip(done.stderr.strip())
   assert done.returncode == 0, done.stderr
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
-  found = {(row["case"], row["metric"]): row["value"] for row in rows}
+  found = read_figures(path)
   for op in ("bfloat16", "int8"):
     assert found[f"{op}/pallas_triton", "launches_compiled"] == 1
     assert found[f"{op}/pallas_triton", "traffic_ratio_compiled"] == 1.0
@@ -245,21 +253,12 @@ def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
 
 def test_kernels_are_compiled_for_a_tpu_or_refused_with_a_reason(tmp_path):
   path = tmp_path / "rows.jsonl"
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "experiments.kernels", "--compiled"),
-      *("--target=v5e", "--ops=int8", f"--json={path}"),
-    ],
-    env=os.environ,
-    capture_output=True,
-    text=True,
-  )
+  done = compile_ops(path, "--target=v5e", "--ops=int8")
   if why := tpu.explain_refusal():
     assert done.returncode == 1
     assert f"Nothing can be compiled for the v5e: {why}." in done.stderr
     return
   assert done.returncode == 0, done.stderr
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
-  found = {(row["case"], row["metric"]): row["value"] for row in rows}
+  found = read_figures(path)
   assert found["int8/pallas_tpu", "traffic_ratio_compiled"] < 1.1
   assert found["int8/reference", "traffic_ratio_compiled"] > 2

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion import make_key
-from jaxmotion.kernels import ErrorMemory
+from jaxmotion.kernels import ErrorMemory, blocks
 from jaxmotion.kernels.blocks import _reference
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp
@@ -53,6 +53,22 @@ def payloads_of(op, x, key, workers):
   """Returns the payloads of workers with different arrays."""
   rows = [encoded(op, x * (1 + w), key) for w in range(workers)]
   return jax.tree.map(lambda *a: jnp.stack(a), *rows)
+
+
+def list_passes(case, implementation):
+  """Returns each pass by one implementation, and its argument."""
+  op, x, key = arguments(case)
+  payloads = payloads_of(op, x, key, 2)
+  force = {"implementation": implementation}
+  return [
+    (lambda x: blocks.encode(op, x, key, **force), x),
+    (
+      lambda m: blocks.encode_error(op, x, m, key, **force),
+      memory_of(op, x, key),
+    ),
+    (lambda p: blocks.sum_decoded(op, p, x, **force), payloads),
+    (lambda p: blocks.encode_mean(op, p, x, key, **force), payloads),
+  ]
 
 
 def check_encoding(implementation, case):

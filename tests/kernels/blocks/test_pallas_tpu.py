@@ -18,8 +18,7 @@ from tests.kernels.blocks.passes import (
   check_feedback,
   check_mean,
   check_sum,
-  memory_of,
-  payloads_of,
+  list_passes,
 )
 from tests.kernels.lowering import lower_for_tpu, tpu_kernel_calls
 
@@ -65,16 +64,7 @@ def test_interpreted_means_equal_the_reference(name):
 
 @SOME
 def test_each_pass_is_one_kernel(name):
-  op, x, key = arguments(CASES[name])
-  payloads = payloads_of(op, x, key, 2)
-  memory = memory_of(op, x, key)
-  passes = [
-    (lambda x: blocks.encode(op, x, key, **FORCE), x),
-    (lambda m: blocks.encode_error(op, x, m, key, **FORCE), memory),
-    (lambda p: blocks.sum_decoded(op, p, x, **FORCE), payloads),
-    (lambda p: blocks.encode_mean(op, p, x, key, **FORCE), payloads),
-  ]
-  for fn, argument in passes:
+  for fn, argument in list_passes(CASES[name], "pallas_tpu"):
     assert tpu_kernel_calls(fn, argument) == 1
 
 

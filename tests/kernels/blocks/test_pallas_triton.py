@@ -17,8 +17,7 @@ from tests.kernels.blocks.passes import (
   check_feedback,
   check_mean,
   check_sum,
-  memory_of,
-  payloads_of,
+  list_passes,
 )
 from tests.kernels.lowering import kernel_calls, on_gpus
 
@@ -73,17 +72,7 @@ def test_padding_is_not_summed_or_overwritten():
 
 @pytest.mark.parametrize(("name", "gpu"), on_gpus(PASSES))
 def test_each_pass_is_one_kernel(name, gpu):
-  op, x, key = arguments(CASES[name])
-  payloads = payloads_of(op, x, key, 2)
-  memory = memory_of(op, x, key)
-  force = {"implementation": "pallas_triton"}
-  passes = [
-    (lambda x: blocks.encode(op, x, key, **force), x),
-    (lambda m: blocks.encode_error(op, x, m, key, **force), memory),
-    (lambda p: blocks.sum_decoded(op, p, x, **force), payloads),
-    (lambda p: blocks.encode_mean(op, p, x, key, **force), payloads),
-  ]
-  for fn, argument in passes:
+  for fn, argument in list_passes(CASES[name], "pallas_triton"):
     assert kernel_calls(fn, argument, gpu=gpu) == 1
 
 

@@ -36,4 +36,7 @@ from jaxmotion.memory.residuals.choose._shares import (
   count_device_bytes as count_device_bytes,
   find_largest_share as find_largest_share,
 )
-from jaxmotion.memory.residuals.choose._turn import find_held as find_held
+from jaxmotion.memory.residuals.choose._turn import (
+  count_bytes as count_bytes,
+  find_held as find_held,
+)

@@ -56,7 +56,7 @@ def gains_nothing(
   last = {v.source for v in products[-1].reads} if products else set()
   held = find_held(joint, reads, written) - inputs
   cut = {v.source for v in saved} - inputs
-  return _count_bytes(held) <= _count_bytes(cut | (last & held))
+  return count_bytes(held) <= count_bytes(cut | (last & held))
 
 
 def find_held(
@@ -94,7 +94,8 @@ def find_held(
   return held
 
 
-def _count_bytes(values: Iterable[Value]) -> int:
+def count_bytes(values: Iterable[Value]) -> int:
+  """Returns the bytes of all arrays."""
   return sum(array_bytes(v.aval) for v in values)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Sequence
 
-from jaxmotion.memory.residuals.choose import find_held
+from jaxmotion.memory.residuals.choose import count_bytes, find_held
 from jaxmotion.memory.residuals.run._forward import ends_fusion
 from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value, array_bytes, is_expensive
+from jaxmotion.program import Step, Value, is_expensive
 
 # Saved values are small beside an array this many times larger.
 _SMALL = 8
@@ -66,11 +66,11 @@ def find_whole_part(
   there = {v.source for v in cached}
   # Beside large saved values, a compiler may order the products another way.
   saved = beside - made - read_again - {*shared}
-  if _SMALL * _count_bytes(saved) > _count_bytes(there):
+  if _SMALL * count_bytes(saved) > count_bytes(there):
     return []
   if first is not None:
     there |= {v.source for v in first.reads} & held
-  return found if _count_bytes(held) <= _count_bytes(there) else []
+  return found if count_bytes(held) <= count_bytes(there) else []
 
 
 def _trace_back(
@@ -97,7 +97,3 @@ def _trace_back(
     todo += [v for v in maker.reads if v not in seen]
     seen.update(maker.reads)
   return ends
-
-
-def _count_bytes(values: Iterable[Value]) -> int:
-  return sum(array_bytes(v.aval) for v in values)
