@@ -205,7 +205,7 @@ def fit_speed(
     fixed_s, microbatch_s = 0.0, (n / t).sum() / (n / t * n / t).sum()
   if microbatch_s <= 0:
     raise ValueError(
-      f"`seconds` must rise with `counts`, got {seconds} for {counts}."
+      f"`seconds` must rise with `counts`, got {t.tolist()} for {n.tolist()}."
     )
   return float(1 / microbatch_s), float(fixed_s)
 

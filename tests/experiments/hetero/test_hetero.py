@@ -181,3 +181,19 @@ def test_the_docs_table_is_made_of_the_rows():
   assert (
     tables.render_markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
   )
+
+
+def test_speeds_are_measured_again_until_a_longer_turn_takes_longer(
+  bench, monkeypatch
+):
+  turns = []
+
+  def busy_turn(uneven, state, batch, counts):
+    turns.append(counts)
+    # At first, other work makes the shortest turns the slowest.
+    taken = 1 / counts[0] if len(turns) < 30 else 0.001 * counts[0]
+    return state, np.full(WORKERS, taken)
+
+  monkeypatch.setattr(trainer, "take_turns", busy_turn)
+  speeds, _ = bench.measure_speeds(bench.dealers["shuffled"], (1,) * WORKERS)
+  np.testing.assert_allclose(speeds, 1000, rtol=1e-6)
