@@ -1,9 +1,12 @@
 """Parser of the command line, and what each command does."""
 
 import argparse
+import difflib
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from jaxmotion.calibration import calibrate_platform
 from jaxmotion.command._platforms import ask_platform, read_platform
@@ -46,7 +49,9 @@ def main(
     >>> main(["advise", "nothing.py:make_loss"])
     1
   """
-  options = _make_parser().parse_args(arguments)
+  options, unknown = _make_parser().parse_known_args(arguments)
+  if unknown:
+    _refuse_flags(options.parser, unknown)
   try:
     print(options.run(options, ask))
   except CommandError as error:
@@ -55,6 +60,18 @@ def main(
   except (EOFError, KeyboardInterrupt):
     return 130
   return 0
+
+
+def _refuse_flags(
+  parser: argparse.ArgumentParser, unknown: Sequence[str]
+) -> NoReturn:
+  """Ends with an error that names the flags nearest to unknown ones."""
+  known = re.findall(r"--\w+", parser.format_help())
+  texts = []
+  for text in unknown:
+    near = difflib.get_close_matches(text.partition("=")[0], known, n=1)
+    texts.append(text + (f" (did you mean {near[0]}?)" if near else ""))
+  parser.error(f"unrecognized arguments: {', '.join(texts)}")
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -68,7 +85,7 @@ def _make_parser() -> argparse.ArgumentParser:
     name: str, run: Callable[..., str], text: str
   ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
   advise = add("advise", _advise, "Choose a codec for each gradient, or none.")
@@ -141,7 +158,7 @@ def _read_task(options: argparse.Namespace) -> tuple[UserTask, Platform]:
     options.platform, options.workers, options.peak_share
   )
   function = load_function("task", options.task)
-  found = call_user(options.task, function)
+  found = call_user(repr(options.task), function)
   return check_task(options.task, found), platform
 
 

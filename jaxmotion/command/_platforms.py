@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from jaxmotion.command._user_file import CommandError
+from jaxmotion.command._user_file import CommandError, name_flags
 from jaxmotion.perfmodel import (
   Axis,
   Device,
@@ -45,8 +45,15 @@ def read_platform(
       platform = load_platform(name)
     else:
       platform = builtin_platform(name)
+  except FileNotFoundError as error:
+    raise CommandError(
+      f"`--platform` must name a file that exists, got {name!r}."
+    ) from error
   except (OSError, TypeError, ValueError) as error:
-    raise CommandError(f"`--platform`: {error}") from error
+    named = name_flags(error, path="--platform", name="--platform")
+    is_file = name.endswith(".json")
+    hint = "" if is_file else " A platform of your own is a file in .json."
+    raise CommandError(f"{named}{hint}") from error
   if not 0 < peak_share <= 1:
     raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."

@@ -7,7 +7,7 @@ import jax
 
 from jaxmotion import codecs
 from jaxmotion.codecs import Codec
-from jaxmotion.command._user_file import CommandError, UserTask
+from jaxmotion.command._user_file import CommandError, UserTask, name_flags
 from jaxmotion.perfmodel import Platform, predict_exchange
 from jaxmotion.planner import (
   CANDIDATES,
@@ -63,7 +63,11 @@ def parse_codec(text: str) -> Codec:
       f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
     ) from error
   except Exception as error:
-    raise CommandError(f"`--codec`: {text!r} raises {error!r}.") from error
+    # The text of a SyntaxError ends with the place, which is the codec's own.
+    reason = error.msg if isinstance(error, SyntaxError) else error
+    raise CommandError(
+      f"`--codec`: {text!r} raises {type(error).__name__}: {reason}"
+    ) from error
   if not isinstance(codec, Codec):
     raise CommandError(f"`--codec` must make a codec, got {text!r}.")
   return codec
@@ -93,7 +97,7 @@ def report_advice(
       local_axis=inner[0] if inner else None,
     )
   except (TypeError, ValueError) as error:
-    raise CommandError(str(error)) from error
+    raise name_flags(error, accuracy_budget="--accuracy_budget") from error
   local = f", local_axis={inner[0]!r}" if inner else ""
   use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
   note = f"Predicted for {platform.name}, not measured."
@@ -118,7 +122,7 @@ def report_memory(task: UserTask, platform: Platform, budget: float) -> str:
       measure_memory=None,
     )
   except (TypeError, ValueError) as error:
-    raise CommandError(str(error)) from error
+    raise name_flags(error, budget_bytes="--budget") from error
   return f"{plan}\n\nPredicted for {platform.device.name}, not compiled."
 
 

@@ -9,13 +9,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import PyTree
+from jaxmotion.core import PyTree, shape_strings
 
 _FORM = "must return (loss_fn, params, batch)"
 
 
 class CommandError(Exception):
   """Failure that the command line states in one line, without a traceback."""
+
+
+def name_flags(error: Exception, **flags: str) -> CommandError:
+  """Returns a library's error in the words of the command line.
+
+  Args:
+    error: names arguments of a function.
+    **flags: the flag that each argument was given as.
+
+  Example:
+    >>> name_flags(ValueError("`rate` must be 1, got 2."), rate="--speed")
+    CommandError('`--speed` must be 1, got 2.')
+  """
+  text = str(error)
+  for argument, flag in flags.items():
+    text = text.replace(f"`{argument}`", f"`{flag}`")
+  return CommandError(text)
 
 
 class UserTask(NamedTuple):
@@ -57,7 +74,7 @@ def load_function(argument: str, text: str) -> Callable[..., Any]:
   module = importlib.util.module_from_spec(spec)
   # Dataclasses look their module up by its name.
   sys.modules.setdefault(spec.name, module)
-  call_user(path, spec.loader.exec_module, module)
+  call_user(repr(path), spec.loader.exec_module, module)
   function = getattr(module, name, None)
   if not callable(function):
     raise CommandError(
@@ -72,8 +89,8 @@ def call_user(
   """Calls what a user wrote, which can raise anything.
 
   Args:
-    text: what the user named it.
-    function: what is called.
+    text: what is called, for messages.
+    function: it.
     *args: its arguments.
     **kwargs: its keyword arguments.
 
@@ -85,7 +102,7 @@ def call_user(
   except Exception as error:
     line = " ".join(str(error).split())
     raise CommandError(
-      f"{text!r} raises {type(error).__name__}: {line}"
+      f"{text} raises {type(error).__name__}: {line}"
     ) from error
 
 
@@ -115,7 +132,19 @@ def check_task(text: str, found: Any) -> UserTask:
   params, batch = jax.eval_shape(lambda *trees: trees, params, batch)
   if not jax.tree.leaves(params):
     raise CommandError(f"{text!r} {_FORM}, got `params` without arrays.")
-  loss = call_user(text, jax.eval_shape, loss_fn, params, batch)
+  try:
+    loss = call_user(
+      f"`loss_fn(params, batch)` of {text!r}",
+      jax.eval_shape,
+      loss_fn,
+      params,
+      batch,
+    )
+  except CommandError as error:
+    kind = type(batch).__name__
+    raise CommandError(
+      f"{error}; `batch` is a {kind} of {shape_strings(batch)}"
+    ) from error
   shape = getattr(loss, "shape", None)
   if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
     raise CommandError(

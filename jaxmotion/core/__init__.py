@@ -45,6 +45,10 @@ from jaxmotion.core._compat import (
   varying_axes as varying_axes,
   worker_index as worker_index,
 )
+from jaxmotion.core._jax_extend import (
+  jax_core as jax_core,
+  source_info_util as source_info_util,
+)
 from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,

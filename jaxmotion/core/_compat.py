@@ -6,6 +6,9 @@ nothing: there `varying` is empty for every value and casts do nothing.
 `tracks_varying` tells the two apart.
 """
 
+from __future__ import annotations
+
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, ManualAxisType
 
+from jaxmotion.core._jax_extend import jax_core
 from jaxmotion.core._types import Array, AxisName, PyTree
 
 
@@ -190,14 +193,14 @@ def is_compiler_partitioned(x: Any) -> bool:
   return any(sizes[a] > 1 for a, kind in kinds if kind == AxisType.Auto)
 
 
-def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
+def closed_jaxpr(jaxpr: Any) -> jax_core.ClosedJaxpr:
   """Returns a jaxpr with its constants; in JAX 0.12 one class is both."""
-  if isinstance(jaxpr, ClosedJaxpr):
+  if isinstance(jaxpr, jax_core.ClosedJaxpr):
     return jaxpr
-  return ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
+  return jax_core.ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
 
 
-def scan_parts(params: Any) -> tuple[ClosedJaxpr, int, int]:
+def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
   """Returns a scan's body, its number of constants and of carried values.
 
   Args:
@@ -271,13 +274,17 @@ def _mapped_axes() -> set[Any]:
   return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-_assert_replicated = Primitive("assert_replicated")
-_assert_replicated.def_impl(lambda x, axes: x)
-mlir.register_lowering(_assert_replicated, lambda ctx, x, axes: [x])
-batching.defvectorized(_assert_replicated)
+@functools.cache
+def _replicated_primitive() -> jax_core.Primitive:
+  """Returns the primitive that changes the type of a value and no bit of it."""
+  primitive = jax_core.Primitive("assert_replicated")
+  primitive.def_impl(lambda x, axes: x)
+  primitive.def_abstract_eval(_replicated_type)
+  mlir.register_lowering(primitive, lambda ctx, x, axes: [x])
+  batching.defvectorized(primitive)
+  return primitive
 
 
-@_assert_replicated.def_abstract_eval
 def _replicated_type(x: Any, axes: tuple[Any, ...]) -> Any:
   kind = x.manual_axis_type
   return x.update(
@@ -296,4 +303,5 @@ def assert_replicated(tree: PyTree, axis_name: AxisName) -> PyTree:
     axis_name: a bound axis, or several.
   """
   axes = axis_names(axis_name)
-  return jax.tree.map(lambda x: _assert_replicated.bind(x, axes=axes), tree)
+  bind = _replicated_primitive().bind
+  return jax.tree.map(lambda x: bind(x, axes=axes), tree)

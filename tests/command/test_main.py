@@ -21,6 +21,9 @@ def make_pair():
   return 1, 2
 def make_error():
   raise KeyError("nothing")
+def make_wrong_loss():
+  batch = (LIKE((2,), "float32"),)
+  return lambda params, x: x["image"], LIKE((3,), "float32"), batch
 def make_vector():
   return lambda params, x: params, LIKE((3,), "float32"), ()
 """
@@ -61,7 +64,7 @@ def test_fit_meets_the_budget(capsys, model):
   status, _, err = run(
     capsys, "fit", model, "--platform=h100_node", "--budget=1MiB"
   )
-  assert status == 1 and "`budget_bytes` must be at least" in err
+  assert status == 1 and "`--budget` must be at least" in err
 
 
 def test_bytes_are_those_that_cross_between_hosts(capsys, model):
@@ -109,16 +112,32 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
     (("advise", "{}:make_none"), "`task` must name a function of"),
     (("advise", "{}:make_pair"), "must return .* got a tuple of 2"),
     (("advise", "{}:make_error"), "raises KeyError: 'nothing'"),
+    (
+      ("advise", "{}:make_wrong_loss"),
+      r"`loss_fn\(params, batch\)` of .* raises TypeError: .*; `batch` is a "
+      r"tuple of float32\[2\]",
+    ),
     (("advise", "{}:make_vector"), "must return one floating-point number"),
-    (("advise", "{}:make_loss", "--platform=lan"), "`--platform`: `name`"),
-    (("advise", "{}:make_loss", "--platform=no.json"), "`--platform`: .*no"),
+    (
+      ("advise", "{}:make_loss", "--platform=lan"),
+      "`--platform` must be one of .*'lan'.*json",
+    ),
+    (
+      ("advise", "{}:make_loss", "--platform=no.json"),
+      "`--platform` .* exists.*no",
+    ),
     (("advise", "{}:make_loss", "--workers=0"), "`--workers` must be at least"),
     (("advise", "{}:make_loss", "--peak_share=2"), "`--peak_share` must"),
     (
       ("advise", "{}:make_loss", "--accuracy_budget=2"),
-      "`accuracy_budget` must",
+      "`--accuracy_budget` must",
     ),
     (("fit", "{}:make_loss", "--budget=much"), "`--budget` must be bytes"),
+    (("fit", "{}:make_loss", "--budget=1KB"), "`--budget` must be at least"),
+    (
+      ("bytes", "{}:make_loss", "--codec=sign("),
+      "'sign\\(' raises SyntaxError: '\\(' was never closed$",
+    ),
     (
       ("bytes", "{}:make_loss", "--codec=topk(density=0)"),
       "`--codec`: .*density",
@@ -143,6 +162,14 @@ def test_wrong_arguments_are_one_line(
   assert status == 1 and not out
   assert len(err.splitlines()) == 1
   assert re.search(message, err)
+
+
+def test_a_misspelt_flag_is_told_the_nearest_one(capsys, model):
+  with pytest.raises(SystemExit, match="2"):
+    main(["advise", model, "--platfrom=h100_node", "--zzz"])
+  err = capsys.readouterr().err
+  assert "usage: jaxmotion advise" in err
+  assert "--platfrom=h100_node (did you mean --platform?), --zzz" in err
 
 
 def test_a_wrong_answer_is_one_line(capsys, tmp_path):

@@ -215,10 +215,9 @@ def _checked_fields(kind: type, path: str, plain: Any) -> dict[str, Any]:
   for f in fields:
     is_needed = (f.default, f.default_factory) == (dataclasses.MISSING,) * 2
     if is_needed and f.name not in plain:
-      given = ", ".join(map(repr, plain)) or "none"
-      raise ValueError(
-        f"`{path}` must have a field {f.name!r}, got only {given}."
-      )
+      names_given = ", ".join(map(repr, plain))
+      got = f"only {names_given}" if plain else "no field at all"
+      raise ValueError(f"`{path}` must have a field {f.name!r}, got {got}.")
   return dict(plain)
 
 

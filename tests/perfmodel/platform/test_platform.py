@@ -156,6 +156,11 @@ def paths(tree, path=()):
       yield from paths(value, (*path, key))
 
 
+def test_a_description_without_fields_says_so():
+  with pytest.raises(ValueError, match="'name', got no field at all"):
+    perfmodel.platform_from_dict({})
+
+
 @pytest.mark.parametrize("path", list(paths(plain())), ids=str)
 def test_a_missing_figure_is_named(path):
   tree = plain()
