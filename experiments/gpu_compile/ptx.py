@@ -18,7 +18,9 @@ _TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 _THREADS = re.compile(r"^\.(?:reqntid|maxntid) ([\d, ]+)", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.shared .*\[(\d+)\];", re.MULTILINE)
 _ACCESS = re.compile(
-  r"\b(ld|st)\.global(?:\.(?!v\d)[a-zA-Z][\w:]*?)*?"
+  # Mosaic GPU leaves out the memory, and so loads from any.
+  r"\b(ld|st)(?!\.(?:const|local|param|shared))"
+  r"(?:\.(?!v\d)[a-zA-Z][\w:]*?)*?"
   r"(?:\.v(\d))?\.[busf](8|16|32|64|128)\b"
 )
 _USED = re.compile(r"Used (\d+) registers")

@@ -10,7 +10,10 @@ import numpy as np
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
-ON_TPU = ("reference", "pallas_tpu")
+COMPILED = {
+  "gpu": (*IMPLEMENTATIONS, "pallas_mosaic"),
+  "tpu": ("reference", "pallas_tpu"),
+}
 
 # Number of workers whose payloads are added.
 _WORKERS = 8

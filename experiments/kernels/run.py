@@ -11,7 +11,7 @@ import rich.progress
 
 from experiments.kernels import check, compiled, speed, tpu
 from experiments.kernels.cases import COMPILED_BYTES, SIZES
-from experiments.kernels.ops import IMPLEMENTATIONS, ON_TPU, Op, make_shape
+from experiments.kernels.ops import COMPILED, Op, make_shape
 from experiments.kernels.rows import format_size
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def compile_all(
     except NotImplementedError as reason:
       return str(reason)
 
-  names = ON_TPU if target in tpu.TPUS else IMPLEMENTATIONS
+  names = COMPILED["tpu" if target in tpu.TPUS else "gpu"]
   jobs = [(op, name) for op in ops for name in names]
   found = _map_threads(compile_one, jobs, "compile")
   return [

@@ -3,15 +3,10 @@
 import abc
 import dataclasses
 
-import jax
-
 from jaxmotion.codecs._arguments import check_error_memory, check_shaped
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
-
-# Shape of the array whose payload shows the layout of all payloads.
-_SAMPLE_SHAPE = (64, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,35 +84,11 @@ class BlockCodec(Codec):
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
-    A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
-    where the payload of one sample is laid out in blocks, only the sample is
-    traced.
-
     Args:
       like: shape and dtype of the array.
     """
     check_shaped("like", like)
-    sample = jax.ShapeDtypeStruct(_SAMPLE_SHAPE, like.dtype)
-    try:
-      shapes = self._leaf_shapes(tuple(like.shape))
-      sample_shapes = self._leaf_shapes(_SAMPLE_SHAPE)
-    except NotImplementedError:
-      return super().payload_like(like)
-    leaves, tree = jax.tree.flatten(super().payload_like(sample))
-    if [leaf.shape for leaf in leaves] != sample_shapes:
-      return super().payload_like(like)
-    pairs = zip(leaves, shapes, strict=True)
-    found = [jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in pairs]
-    return jax.tree.unflatten(tree, found)
-
-  def _leaf_shapes(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Returns the shapes of a payload that is laid out in blocks.
-
-    Raises:
-      NotImplementedError: it is not.
-    """
-    layout = self.kernel_op.layout(shape)
-    return [layout.leaf_shape(leaf) for leaf in self.kernel_op.leaf_layouts()]
+    return blocks.payload_like(self.kernel_op, like)
 
   def _used_key(self, key: Key | None) -> Key | None:
     return key if self.needs_key else None

@@ -135,7 +135,8 @@ def all_reduce(
       twice, but its bytes do not grow with the workers. None gathers between 2
       workers and otherwise takes two phases. Payloads of summable codecs are
       summed, but small ones beside others are gathered between 2 workers.
-      Arrays of fewer than 64 elements per worker are always gathered.
+      Arrays of fewer than 64 elements per worker are always gathered. A codec
+      of rounds, such as `low_rank`, has messages of its own.
 
   Returns:
     The reduced tree, of the dtypes of `x`, and the new state. Sums are made in

@@ -26,9 +26,9 @@ _WASTE_DIVISOR = 32
 # Smaller arrays take a gather of single elements: fewer operations.
 _MIN_SLICED = 1 << 12
 # Decoded elements that are worth writing to memory before they are read. The C
-# library returns buffers beyond 32 MiB to the system, and their pages would be
-# touched for the first time at every step (5x).
-_MIN_APART, _MAX_APART = 1 << 15, 1 << 23
+# library returns buffers of 32 MiB and more to the system: fresh pages at every
+# step (2 to 5x).
+_MIN_APART, _MAX_APART = 1 << 15, (1 << 23) - (1 << 10)
 # Elements of a row, and rows, from which a division a row costs little.
 _MIN_MINOR, _MIN_ROWS = 64, 8
 # Elements that a reduction compares side by side, by vector instructions.
@@ -293,6 +293,51 @@ def max_element(b: Array, axes: tuple[int, ...]) -> Array:
   greatest = lambda x, y: jnp.where((x >= y) | jnp.isnan(x), x, y)
   folded = _fold_lanes(b, axes, -jnp.inf, greatest)
   return _reduce(folded, axes, -jnp.inf, greatest)
+
+
+def reduce_blocks(
+  x: Array,
+  planes: int,
+  block: int,
+  reduce: Callable[[Array, tuple[int, ...]], Array],
+  past_end: float | None = None,
+) -> Array:
+  """Reduces the elements under each scale, without the padding.
+
+  `to_blocks` is not called if there is padding: XLA:CPU would write the padded
+  array to memory for two readers, the reduction and the codes (3x).
+
+  Args:
+    x: floating array of any shape.
+    planes: number of planes.
+    block: maximum number of elements per block.
+    reduce: function of blocks and axes that keeps the axes.
+    past_end: value of blocks past the end of the array; None is that of a block
+      of copies of the last element.
+
+  Returns:
+    f32[planes, blocks, 1], or f32[1, 1, 1] for an array of one block.
+
+  >>> x = jnp.arange(50.0)
+  >>> reduce_blocks(x, 2, 20, max_magnitude)[..., 0].tolist()
+  [[12.0, 25.0], [38.0, 49.0]]
+  """
+  shape, axes = block_shape(x.shape, planes, block), scale_axes(x.size, block)
+  if math.prod(shape) == x.size:
+    return reduce(to_blocks(x, planes, block), axes)
+  flat = x.reshape(-1).astype(jnp.float32)
+  if axes != (2,):
+    return reduce(flat.reshape(1, 1, -1), axes)
+  full, rest = divmod(x.size, shape[2])
+  cuts = [flat[: full * shape[2]].reshape(1, full, shape[2])]
+  if rest:
+    cuts.append(flat[full * shape[2] :].reshape(1, 1, rest))
+  found = [reduce(cut, axes).reshape(-1) for cut in cuts]
+  if past := shape[0] * shape[1] - full - bool(rest):
+    last = reduce(flat[-1:].reshape(1, 1, 1), axes).reshape(1)
+    last = last if past_end is None else jnp.full_like(last, past_end)
+    found.append(jnp.broadcast_to(last, (past,)))
+  return jnp.concatenate(found).reshape(*shape[:2], 1)
 
 
 def _fold_lanes(

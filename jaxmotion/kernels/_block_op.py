@@ -94,6 +94,11 @@ class BlockOp(abc.ABC):
     """Whether `encode` draws random numbers."""
     return False
 
+  @property
+  def uses_positions(self) -> bool:
+    """Whether what blocks are encoded to depends on where they stand."""
+    return self.needs_key
+
   @abc.abstractmethod
   def encode(self, x: Array, key: Key | None) -> PyTree:
     """Encodes an array of any shape."""

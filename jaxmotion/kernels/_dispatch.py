@@ -15,7 +15,12 @@ from jax import lax
 
 from jaxmotion.core import PyTree, check_choice
 
-IMPLEMENTATIONS = ("reference", "pallas_triton", "pallas_tpu")
+IMPLEMENTATIONS = (
+  "reference",
+  "pallas_triton",
+  "pallas_mosaic",
+  "pallas_tpu",
+)
 VARIABLE = "JAXMOTION_KERNELS"
 
 
@@ -56,10 +61,14 @@ def dispatch(
   if forced:
     check_choice(VARIABLE, forced, IMPLEMENTATIONS)
     return first([forced, "reference"])(*args)
-  reference = first(["reference"])
-  if not gpu or not (_has_gpu() or _targets_gpu()):
+  reference, preferred = first(["reference"]), first([*gpu, "reference"])
+  if not gpu:
     return reference(*args)
-  preferred = first([*gpu, "reference"])
+  if _targets_nvidia():
+    # Traced alone: to trace an encoder takes 10 ms, for each type of array.
+    return preferred(*args)
+  if not _has_gpu():
+    return reference(*args)
   return lax.platform_dependent(*args, cuda=preferred, default=reference)
 
 
@@ -88,10 +97,14 @@ def _try_in_order(
   return call_first
 
 
-def _targets_gpu() -> bool:
-  """Says whether the program is compiled for a GPU that is absent here."""
+def _targets_nvidia() -> bool:
+  """Says whether the mesh in use is of NVIDIA GPUs, which may be absent."""
   device = jax.sharding.get_abstract_mesh().abstract_device
-  return device is not None and device.platform == "gpu"
+  return (
+    device is not None
+    and device.platform == "gpu"
+    and device.device_kind.startswith("NVIDIA")
+  )
 
 
 @functools.cache

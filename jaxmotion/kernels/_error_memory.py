@@ -100,21 +100,25 @@ def sum_decoded(
 
 
 def add_in_order(
-  term: Callable[[Any], Array], count: int, max_unroll: int
-) -> Array:
+  term: Callable[[Any], PyTree], count: int, max_unroll: int
+) -> PyTree:
   """Returns term(0) + term(1) + ..., added from the left.
 
   The order is fixed so that every implementation and every worker gets the
   same bits.
 
   Args:
-    term: index -> array.
+    term: index -> array, or pytree of arrays.
     count: number of terms.
     max_unroll: up to this many terms are separate code; more are a loop.
   """
+
+  def add_term(i: Any, total: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, term(i))
+
   total = term(0)
   if count <= max_unroll:
     for i in range(1, count):
-      total = total + term(i)
+      total = add_term(i, total)
     return total
-  return lax.fori_loop(1, count, lambda i, t: t + term(i), total)
+  return lax.fori_loop(1, count, add_term, total)

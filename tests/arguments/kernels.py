@@ -37,6 +37,7 @@ CALLS = {
   "kernels.blocks.encode_mean": Call(
     OP, Lazy(lambda: payload(2)), X, KEY, traced=True
   ),
+  "kernels.blocks.payload_like": Call(OP, X),
   "kernels.blocks.sum_decoded": Call(
     OP, Lazy(lambda: payload(2)), X, traced=True
   ),

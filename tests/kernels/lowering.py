@@ -27,6 +27,11 @@ def kernel_calls(fn, *args, gpu="NVIDIA H200"):
   return lower(fn, *args, gpu=gpu).count("@__gpu$xla.gpu.triton(")
 
 
+def mosaic_kernel_calls(fn, *args):
+  """Returns how many Mosaic GPU kernels the program for a GPU launches."""
+  return lower(fn, *args).count("@mosaic_gpu")
+
+
 def tpu_kernel_calls(fn, *args):
   """Returns how many Pallas kernels the program for a TPU launches."""
   return lower_for_tpu(fn, *args).count("@tpu_custom_call(")

@@ -13,6 +13,7 @@ from jaxmotion.kernels._block_layout import (
   from_blocks,
   max_magnitude,
   nearest_planes,
+  reduce_blocks,
   row_aligned_width,
   scale_axes,
   sum_magnitudes,
@@ -183,3 +184,30 @@ def test_a_non_finite_value_reaches_its_block_and_no_other(bad):
     finite = np.isfinite(reduce(b, (2,)))
     assert not finite[1, 2, 0] and finite.sum() == 5
   assert np.isnan(max_magnitude(b, (2,))[1, 2, 0]) == np.isnan(bad)
+
+
+@ALL
+def test_scales_do_not_count_the_padding(shape):
+  x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+  for planes, block in CUTS:
+    found = jax.jit(
+      lambda x, cut=(planes, block): [
+        reduce_blocks(x, *cut, max_magnitude),
+        reduce_blocks(x, *cut, sum_magnitudes, past_end=0.0),
+      ]
+    )(x)
+    p, count, width = block_shape(shape, planes, block)
+    axes = scale_axes(x.size, block)
+    flat = np.abs(np.pad(x.reshape(-1), (0, p * count * width - x.size)))
+    cut = flat.reshape(p, count, width)
+    np.testing.assert_allclose(
+      found[1], cut.sum(axes, keepdims=True), rtol=2**-18
+    )
+    if not x.size:
+      continue
+    # Blocks past the end have the last element's magnitude.
+    past = (np.arange(p * count) * width >= x.size).reshape(p, count, 1)
+    greatest = cut.max(axes, keepdims=True)
+    if axes == (2,):
+      greatest = np.where(past, flat[x.size - 1], greatest)
+    np.testing.assert_array_equal(found[0], greatest)

@@ -4,6 +4,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from jaxmotion.kernels import _dispatch, blocks
 from jaxmotion.kernels._dispatch import dispatch
@@ -126,3 +127,45 @@ def test_hosts_never_import_pallas():
     check=True,
   )
   assert done.stdout.split() == ["False"]
+
+
+def trace_encoders(*shapes, kind="NVIDIA H200"):
+  """Returns a program that encodes arrays of these shapes on such a device."""
+  device = AbstractDevice(kind, None, "gpu")
+  mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+  like = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+  with jax.sharding.use_abstract_mesh(mesh):
+    return str(jax.make_jaxpr(lambda *xs: [encode(x) for x in xs])(*like))
+
+
+def test_a_mesh_of_gpus_leaves_the_reference_untraced(with_gpu):
+  assert "pallas_call" in trace_encoders((16, 64))
+  assert "cond" not in trace_encoders((16, 64))
+  like = jax.ShapeDtypeStruct((16, 64), "float32")
+  assert "cond" in str(jax.make_jaxpr(encode)(like))
+
+
+def test_a_mesh_of_other_gpus_runs_the_reference():
+  assert "pallas_call" not in trace_encoders(
+    (16, 64), kind="AMD Instinct MI300X"
+  )
+
+
+def test_arrays_of_many_shapes_are_encoded_by_one_trace(monkeypatch):
+  # From JAX 0.12 on, what is traced in a kernel is kept for its grid alone.
+  kernels = 3 if jax.__version_info__ >= (0, 12) else 1
+  calls = []
+
+  class Counted(AbsmaxOp):
+    def encode(self, x, key):
+      calls.append("reference")
+      return super().encode(x, key)
+
+    def encode_tile(self, x, tile, seed):
+      calls.append("kernel")
+      return super().encode_tile(x, tile, seed)
+
+  monkeypatch.setattr(sys.modules[__name__], "OP", Counted(bits=8, block=32))
+  shapes = [(16 * n, 512) for n in (1, 2, 3)]
+  assert trace_encoders(*shapes).count("pallas_call") == 3
+  assert sorted(calls) == ["kernel"] * kernels + ["reference"]

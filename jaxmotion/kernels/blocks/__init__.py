@@ -6,5 +6,6 @@ from jaxmotion.kernels.blocks._api import (
   encode as encode,
   encode_error as encode_error,
   encode_mean as encode_mean,
+  payload_like as payload_like,
   sum_decoded as sum_decoded,
 )

@@ -1,10 +1,6 @@
 """Public functions of the block passes, which choose an implementation."""
 
-import functools
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from jaxmotion.core import (
   Array,
@@ -18,7 +14,12 @@ from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._checks import check_key, check_memory, check_payload
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels._error_memory import ErrorMemory
-from jaxmotion.kernels.blocks import _pallas_tpu, _pallas_triton, _reference
+from jaxmotion.kernels.blocks import (
+  _pallas_mosaic,
+  _pallas_tpu,
+  _pallas_triton,
+  _reference,
+)
 from jaxmotion.kernels.blocks._passes import describe_payload
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
@@ -59,6 +60,7 @@ def encode(
     {
       "reference": _reference.encode,
       "pallas_triton": _pallas_triton.encode,
+      "pallas_mosaic": _pallas_mosaic.encode,
       "pallas_tpu": _pallas_tpu.encode,
     },
     x,
@@ -93,11 +95,12 @@ def encode_error(
     of `memory` if that is donated.
   """
   _check_array(op, x, key)
-  check_memory(x, memory, _payload_like(op, tuple(x.shape)), decay)
+  check_memory(x, memory, describe_payload(op, x), decay)
   return dispatch(
     {
       "reference": _reference.encode_error,
       "pallas_triton": _pallas_triton.encode_error,
+      "pallas_mosaic": _pallas_mosaic.encode_error,
       "pallas_tpu": _pallas_tpu.encode_error,
     },
     x,
@@ -108,6 +111,24 @@ def encode_error(
     op=op,
     decay=decay,
   )
+
+
+def payload_like(op: BlockOp, like: ShapedLike) -> PyTree:
+  """Returns the payload of an array, its leaves as ShapeDtypeStructs.
+
+  Args:
+    op: the quantizer.
+    like: shape and dtype of the array.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion.kernels.sign import SignOp
+    >>> payload_like(SignOp(block=8), jnp.ones((8, 32))).words.shape
+    (1, 1, 8)
+  """
+  check_instance("op", op, BlockOp, "a BlockOp")
+  check_float("like", like)
+  return describe_payload(op, like)
 
 
 def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
@@ -123,7 +144,7 @@ def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   """
   check_instance("op", op, BlockOp, "a BlockOp")
   check_float("like", like)
-  right = _payload_like(op, tuple(like.shape))
+  right = describe_payload(op, like)
   check_payload("payload", payload, right)
   return _reference.decode(payload, op=op, like=like)
 
@@ -151,6 +172,7 @@ def sum_decoded(
     {
       "reference": _reference.sum_decoded,
       "pallas_triton": _pallas_triton.sum_decoded,
+      "pallas_mosaic": _pallas_mosaic.sum_decoded,
       "pallas_tpu": _pallas_tpu.sum_decoded,
     },
     payloads,
@@ -187,6 +209,7 @@ def encode_mean(
     {
       "reference": _reference.encode_mean,
       "pallas_triton": _pallas_triton.encode_mean,
+      "pallas_mosaic": _pallas_mosaic.encode_mean,
       "pallas_tpu": _pallas_tpu.encode_mean,
     },
     payloads,
@@ -207,11 +230,5 @@ def _check_array(op: Any, x: Any, key: Any) -> None:
 def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
   check_instance("op", op, BlockOp, "a BlockOp")
   check_float("like", like)
-  right = _payload_like(op, tuple(like.shape))
+  right = describe_payload(op, like)
   check_payload("payloads", payloads, right, workers=True)
-
-
-@functools.lru_cache(maxsize=4096)
-def _payload_like(op: BlockOp, shape: tuple[int, ...]) -> PyTree:
-  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
-  return describe_payload(op, jax.ShapeDtypeStruct(shape, jnp.float32))

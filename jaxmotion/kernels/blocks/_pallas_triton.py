@@ -10,6 +10,7 @@ The kernels share three steps: load a tile, call `op.encode_tile` or
 quantizers is in the op.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -87,7 +88,7 @@ def encode(
     here = grid.at_program()
     tile = _make_tile(here)
     values = _load_values(x_ref, here, tile)
-    leaves = op.encode_tile(values, tile, _load_seed(seed))
+    leaves = _encode_tile(op, values, tile, _load_seed(seed))
     _store_payload(outputs, op, here, leaves)
 
   inputs = [x, *_seed_inputs(op, key)]
@@ -136,7 +137,7 @@ def encode_error(
     v = fill_outside(v, tile, 0.0)
     store(v_ref, tile.position, v, tile.inside)
     seed = _load_seed(others[len(sent) :])
-    _store_payload(outputs, op, here, op.encode_tile(v, tile, seed))
+    _store_payload(outputs, op, here, _encode_tile(op, v, tile, seed))
 
   count = memory.count.reshape(1)
   inputs = [x, memory.value, count, *sent, *_seed_inputs(op, key)]
@@ -206,7 +207,7 @@ def encode_mean(
     coded, seed = inputs[: len(leaves)], inputs[len(leaves) :]
     total = _sum_workers(coded, op, here, tile, workers, like.dtype)
     mean = fill_outside(total * jnp.float32(1 / workers), tile, 0.0)
-    encoded = op.encode_tile(mean, tile, _load_seed(seed))
+    encoded = _encode_tile(op, mean, tile, _load_seed(seed))
     _store_payload(outputs, op, here, encoded)
 
   return _call_tiles(
@@ -254,6 +255,31 @@ def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
   payload = describe_payload(op, like)
   tiles = -(-layout.blocks // group)
   return _Grid(layout, (planes, group, width), payload, tiles)
+
+
+def _encode_tile(
+  op: BlockOp, values: Array, tile: Tile, seed: Array | None
+) -> tuple[list[Array], ...]:
+  """Encodes a tile by the op's own method, traced once for a type of tile.
+
+  Arrays of many shapes have tiles of few types. From JAX 0.12 on, a tile is
+  traced again for each grid, which is in the key of JAX's cache.
+  """
+  position, inside, width = tile
+  return _trace_tile(values, position, inside, seed, op=op, width=width)
+
+
+@functools.partial(jax.jit, static_argnames=("op", "width"), inline=True)
+def _trace_tile(
+  values: Array,
+  position: Array,
+  inside: Array | None,
+  seed: Array | None,
+  *,
+  op: BlockOp,
+  width: int,
+) -> tuple[list[Array], ...]:
+  return op.encode_tile(values, Tile(position, inside, width), seed)
 
 
 def _make_tile(grid: _Grid) -> Tile:

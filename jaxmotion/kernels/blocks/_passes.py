@@ -1,12 +1,23 @@
 """Parts of the block passes that kernels of every device share."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, saturate_cast
+from jaxmotion.core import (
+  Array,
+  Key,
+  PyTree,
+  ShapedLike,
+  saturate_cast,
+  shape_dtype,
+)
 from jaxmotion.kernels._block_op import BlockOp
+
+# Shape of the array whose payload shows the layout of all payloads.
+_SAMPLE_SHAPE = (64, 1024)
 
 
 def check_values(like: ShapedLike) -> None:
@@ -32,12 +43,49 @@ def check_mean(workers: int, like: ShapedLike) -> None:
 
 
 def describe_payload(op: BlockOp, like: ShapedLike) -> PyTree:
-  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
-  return jax.eval_shape(
+  """Returns the payload of an array, its leaves as ShapeDtypeStructs.
+
+  A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
+  where the payload of one sample is laid out in blocks, only the sample is
+  traced.
+  """
+  return _describe(op, tuple(like.shape), jnp.dtype(like.dtype).name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _describe(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+  try:
+    shapes = _leaf_shapes(op, shape)
+    sample_shapes = _leaf_shapes(op, _SAMPLE_SHAPE)
+  except NotImplementedError:
+    return _trace_payload(op, shape, dtype)
+  leaves, tree = jax.tree.flatten(_trace_payload(op, _SAMPLE_SHAPE, dtype))
+  if [leaf.shape for leaf in leaves] != sample_shapes:
+    return _trace_payload(op, shape, dtype)
+  pairs = zip(leaves, shapes, strict=True)
+  found = [jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in pairs]
+  return jax.tree.unflatten(tree, found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _trace_payload(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+  found = jax.eval_shape(
     lambda x, seed: op.encode(x, Key(seed, seed)),
-    jax.ShapeDtypeStruct(like.shape, like.dtype),
+    jax.ShapeDtypeStruct(shape, dtype),
     jax.ShapeDtypeStruct((), jnp.uint32),
   )
+  # The types of a map's mesh belong to this call; the shapes hold for all.
+  return jax.tree.map(shape_dtype, found)
+
+
+def _leaf_shapes(op: BlockOp, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+  """Returns the shapes of a payload that is laid out in blocks.
+
+  Raises:
+    NotImplementedError: it is not.
+  """
+  layout = op.layout(shape)
+  return [layout.leaf_shape(leaf) for leaf in op.leaf_layouts()]
 
 
 def count_workers(payloads: PyTree) -> int:

@@ -1,14 +1,17 @@
 """Block passes as plain `jax.numpy`, which XLA compiles and fuses."""
 
+import functools
 from collections.abc import Callable
 
-import jax
+from jax import lax
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import _error_memory
 from jaxmotion.kernels._block_layout import read_blocks
 from jaxmotion.kernels._block_op import BlockOp
 from jaxmotion.kernels._error_memory import ErrorMemory, add_error
+from jaxmotion.kernels.blocks._mean_chunks import encode_chunks, find_chunk
+from jaxmotion.kernels.blocks._passes import count_workers
 
 
 def encode(x: Array, key: Key | None, *, op: BlockOp) -> PyTree:
@@ -43,9 +46,19 @@ def encode_mean(
   payloads: PyTree, key: Key | None, *, op: BlockOp, like: ShapedLike
 ) -> PyTree:
   """Decodes the payloads of several workers and encodes their mean."""
-  workers = jax.tree.leaves(payloads)[0].shape[0]
-  mean = sum_decoded(payloads, op=op, like=like) / workers
-  return op.encode(mean.astype(like.dtype), key)
+
+  def encode_whole(payloads: PyTree) -> PyTree:
+    mean = sum_decoded(payloads, op=op, like=like) / count_workers(payloads)
+    return op.encode(mean.astype(like.dtype), key)
+
+  found = find_chunk(op, payloads, like)
+  if found is None:
+    return encode_whole(payloads)
+  layout, blocks = found
+  in_chunks = functools.partial(
+    encode_chunks, op=op, like=like, layout=layout, blocks=blocks
+  )
+  return lax.platform_dependent(payloads, cpu=in_chunks, default=encode_whole)
 
 
 def _read_blocks(

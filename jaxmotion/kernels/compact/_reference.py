@@ -16,9 +16,9 @@ from jaxmotion.kernels.compact._tiles import NonZeros
 
 # Bits of a word, and children of a node of the tree.
 _FAN = 32
-# With more than one slot for this many entries, a scatter of all entries beats
-# a binary search for every slot.
-_MIN_SPARSITY = 64
+# With fewer slots than words over this, a binary search for every slot beats a
+# scatter of all words.
+_MIN_SLOTS = 8
 # For every byte, the places of its set bits in order, then of the others.
 _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _PLACES = np.argsort(
@@ -63,18 +63,17 @@ def prefix_counts(bitmap: Array) -> Array:
 def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
   """Returns the positions of the first `capacity` marks, int32[capacity].
 
-  There are two algorithms. A binary search finds each slot's word in `before`:
-  its cost grows with the slots. `_scatter_positions` sends every entry to its
-  slot: its cost grows with the entries.
+  Each slot finds the word that its mark is in, and in that the bit. Few slots
+  find their words by a binary search in `before`; its cost grows with the
+  slots. Else every word that has marks is sent to its first slot, and the slots
+  after it follow; that cost grows with the words.
   """
   words = bitmap.size
-  if capacity * _MIN_SPARSITY > words * _FAN:
-    return _scatter_positions(bitmap, before, capacity)
   slot = lax.iota(jnp.int32, capacity)
-  word = jnp.zeros_like(slot)
-  for step in reversed(range(max(1, words - 1).bit_length())):
-    ahead = jnp.minimum(word + 2**step, words - 1)
-    word = jnp.where(_gather(before, ahead) <= slot, ahead, word)
+  if capacity * _MIN_SLOTS < words:
+    word = _search_words(before, slot)
+  else:
+    word = _send_words(bitmap, before, capacity)
   rank = slot - _gather(before, word)
   return word * _FAN + _nth_bit(_gather(bitmap, word), rank)
 
@@ -185,21 +184,30 @@ def _rows_of_fan(counts: Array) -> Array:
   return counts.reshape(-1, _FAN)
 
 
-def _scatter_positions(bitmap: Array, before: Array, capacity: int) -> Array:
-  """Returns the positions of the first marks by a scatter of all entries."""
-  # Flat, with gathers: XLA:CPU has vectors for these, but not for a result
-  # with 32 entries per row that is flattened later.
-  entry = lax.iota(jnp.int32, bitmap.size * _FAN)
-  word = entry >> 5
-  lane = (entry & (_FAN - 1)).astype(jnp.uint32)
-  marked, rank = rank_entries(
-    _gather(bitmap, word), _gather(before, word), lane
-  )
-  # Entries that are not kept go to one extra slot, which is cut off: dropping
+def _search_words(before: Array, slot: Array) -> Array:
+  """Returns the last word with at most `slot` marks before it, int32."""
+  words = before.size - 1
+  word = jnp.zeros_like(slot)
+  for step in reversed(range(max(1, words - 1).bit_length())):
+    ahead = jnp.minimum(word + 2**step, words - 1)
+    word = jnp.where(_gather(before, ahead) <= slot, ahead, word)
+  return word
+
+
+def _send_words(bitmap: Array, before: Array, capacity: int) -> Array:
+  """Returns the word of each slot's mark, int32[capacity]."""
+  # Words that are not kept go to one extra slot, which is cut off: dropping
   # indices that are out of bounds costs 4x.
-  slot = jnp.where(marked, jnp.minimum(rank, capacity), capacity)
-  out = jnp.zeros(capacity + 1, jnp.int32)
-  return out.at[slot].set(entry, mode="promise_in_bounds")[:capacity]
+  first = jnp.where(bitmap != 0, jnp.minimum(before[:-1], capacity), capacity)
+  word = lax.iota(jnp.int32, bitmap.size)
+  sent = jnp.zeros(capacity + 1, jnp.int32)
+  sent = sent.at[first].set(word, mode="promise_in_bounds")[:capacity]
+  # A word has at most 32 marks, so it was sent to one of the last 32 slots. The
+  # greatest of them, by five comparisons of neighbors.
+  latest = jnp.pad(sent, (_FAN - 1, 0))
+  for step in (1, 2, 4, 8, 16):
+    latest = jnp.maximum(latest[step:], latest[:-step])
+  return latest
 
 
 def _gather(array: Array, index: Array) -> Array:

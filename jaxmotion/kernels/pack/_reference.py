@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmotion.core import Array, check_int, is_compiler_partitioned
 
-# Planes added by one sum: see `_pack_word`.
+# Planes added by one sum: see `sum_planes`.
 _MAX_SUM = 8
 
 
@@ -58,16 +58,28 @@ def _pack_fields(codes: Array, bits: int) -> Array:
 
 
 def _pack_word(field: Array, f: int) -> Array:
-  # A sum over the leading axis takes the computation of the codes into its own
-  # loop. XLA:CPU writes all codes to memory first if slices are or-ed one by
-  # one, or if a sum is over more than some planes (6x).
   """Packs codes of a width that is a power of two into one row of words."""
-  shifted = field << _field_shifts(field, f)
+  return sum_planes(field << _field_shifts(field, f))
+
+
+def sum_planes(terms: Array) -> Array:
+  """Returns the sum of uint32[P, ...] over the planes, modulo 2**32.
+
+  A sum over the leading axis takes the computation of the terms into its own
+  loop. XLA:CPU writes all terms to memory first if slices are or-ed one by one,
+  or if a sum is over more than some planes (6x).
+
+  Args:
+    terms: a term of every plane.
+
+  >>> sum_planes(jnp.ones((20, 2), jnp.uint32)).tolist()
+  [20, 20]
+  """
   sums = [
-    jnp.sum(shifted[i : i + _MAX_SUM], axis=0, dtype=jnp.uint32)
-    for i in range(0, field.shape[0], _MAX_SUM)
+    jnp.sum(terms[i : i + _MAX_SUM], axis=0, dtype=jnp.uint32)
+    for i in range(0, terms.shape[0], _MAX_SUM)
   ]
-  return reduce(jnp.bitwise_or, sums)
+  return reduce(jnp.add, sums)
 
 
 def _pack_mixed(codes: Array, bits: int) -> Array:

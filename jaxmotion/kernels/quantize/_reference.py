@@ -19,7 +19,7 @@ from jaxmotion.kernels._block_layout import (
   max_element,
   max_magnitude,
   min_element,
-  scale_axes,
+  reduce_blocks,
   to_blocks,
 )
 from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_to_float
@@ -74,7 +74,8 @@ def absmax_encode(
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   b = to_blocks(x, num_planes(bits), block)
-  scale = absmax_scale(max_magnitude(b, scale_axes(x.size, block)), bits)
+  peak = reduce_blocks(x, num_planes(bits), block, max_magnitude)
+  scale = absmax_scale(peak, bits)
   codes = absmax_codes(_divide(b, scale), bits, _random_words_of(key, b))
   return Symmetric(pack(codes, bits), scale[..., 0])
 
@@ -124,8 +125,11 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   b = to_blocks(x, num_planes(bits), block)
-  axes = scale_axes(x.size, block)
-  low, scale = minmax_scale(min_element(b, axes), max_element(b, axes), bits)
+  least, greatest = (
+    reduce_blocks(x, num_planes(bits), block, reduce)
+    for reduce in (min_element, max_element)
+  )
+  low, scale = minmax_scale(least, greatest, bits)
   codes = minmax_codes(
     _divide(0.5 * b - low, scale), bits, _random_words_of(key, b)
   )

@@ -58,6 +58,11 @@ class RotateOp(BlockOp):
     """Whether the op of the rotated rows needs a key."""
     return self.op.needs_key
 
+  @property
+  def uses_positions(self) -> bool:
+    """Whether blocks depend on where they stand: the random signs do."""
+    return True
+
   def encode(self, x: Array, key: Key | None) -> PyTree:
     """Rotates the array and encodes the rows."""
     return self.op.encode(rotate(x, self.length, self.seed), key)

@@ -1,11 +1,19 @@
 """Random Hadamard rotations of blocks."""
 
+import functools
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, random_words, saturate_cast
+from jaxmotion.core import (
+  Array,
+  ShapedLike,
+  random_words,
+  saturate_cast,
+  write_apart,
+)
 
 
 def hadamard(rows: Array) -> Array:
@@ -22,17 +30,39 @@ def hadamard(rows: Array) -> Array:
     [[5.0, -1.0, -2.0, 0.0]]
   """
   length = rows.shape[1]
-  first, last = hadamard_factors(length)
-  y = rows * jnp.float32(first)
   # Butterflies: products with small matrices are 2x as fast on the host, but
   # round to other bits under jit, under vmap and for another number of rows.
-  half = 1
-  while half < length:
+  # Two levels a pass: XLA:CPU computes those twice that fuse with the next.
+  halves = [2**i for i in range(length.bit_length() - 1)]
+  passes = [halves[i : i + 2] for i in range(0, len(halves), 2)] or [[]]
+  first, last = hadamard_factors(length)
+  y = rows
+  for i, some in enumerate(passes):
+    before = first if i == 0 else 1.0
+    after = last if i == len(passes) - 1 else 1.0
+    y = write_apart(functools.partial(_add_pairs, some, before, after), y)
+  return y
+
+
+def _add_pairs(
+  halves: Sequence[int], before: float, after: float, rows: Array
+) -> Array:
+  """Replaces a and b, so many elements apart, by a + b and a - b.
+
+  Args:
+    halves: distances of a and b, one after the other.
+    before: factor on the elements before the additions.
+    after: factor on the results.
+    rows: float32[blocks, length].
+  """
+  y = rows * jnp.float32(before)
+  for half in halves:
     pairs = y.reshape(-1, 2, half)
-    a, b = pairs[:, :1], pairs[:, 1:]
-    y = jnp.concatenate([a + b, a - b], axis=1)
-    half *= 2
-  return y.reshape(rows.shape) * jnp.float32(last)
+    # A product with 1 or -1 is exact, and has vectors; a concatenation of sum
+    # and difference asks for each element which it is (2x).
+    sign = jnp.asarray([[[1.0], [-1.0]]], jnp.float32)
+    y = pairs[:, :1] + sign * pairs[:, 1:]
+  return y.reshape(rows.shape) * jnp.float32(after)
 
 
 def hadamard_factors(length: int) -> tuple[float, float]:

@@ -3,13 +3,12 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._block_layout import (
   block_counts,
   from_blocks,
-  scale_axes,
+  reduce_blocks,
   sum_magnitudes,
   to_blocks,
 )
@@ -36,24 +35,14 @@ def sign_encode(x: Array, block: int) -> Signs:
     block: maximum number of elements under one scale.
   """
   b = to_blocks(x, 32, block)
-  scale = _mean_magnitude(x, b, block)
+  scale = _mean_magnitude(x, block)
   return Signs(pack((b < 0).astype(jnp.uint32), 1), scale[..., 0])
 
 
-def _mean_magnitude(x: Array, b: Array, block: int) -> Array:
+def _mean_magnitude(x: Array, block: int) -> Array:
   """Returns the mean |b| under each scale, without the padding."""
-  axes = scale_axes(x.size, block)
-  counts = block_counts(x.shape, b.shape[0], block)
-  total = sum_magnitudes(b, axes)
-  if b.size != x.size:
-    # The block that holds the end of the array is added up again without its
-    # padding: a mask before the sum of all blocks is slow on XLA:CPU.
-    width = b.size if len(axes) == 3 else b.shape[2]
-    last = (x.size - 1) // width
-    tail = x.reshape(-1)[last * width :].astype(jnp.float32)
-    rest = sum_magnitudes(tail.reshape(1, 1, -1), (2,))
-    number = np.arange(counts.size).reshape(counts.shape)
-    total = jnp.where(number == last, rest, jnp.where(counts > 0, total, 0.0))
+  counts = block_counts(x.shape, 32, block)
+  total = reduce_blocks(x, 32, block, sum_magnitudes, past_end=0.0)
   return total / counts.clip(1)
 
 

@@ -19,11 +19,13 @@ from jaxmotion.kernels._block_layout import (
   block_counts,
   from_blocks,
   max_magnitude,
+  reduce_blocks,
   scale_axes,
   sum_magnitudes,
   to_blocks,
 )
 from jaxmotion.kernels._words import mul_high
+from jaxmotion.kernels.pack._reference import sum_planes
 
 _TRITS = 20
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint32)
@@ -54,8 +56,7 @@ def pack_trits(codes: Array) -> Array:
   >>> bool((unpack_trits(pack_trits(codes)) == codes).all())
   True
   """
-  number = jnp.sum(codes * _plane_powers(codes)[::-1], axis=0, dtype=jnp.uint32)
-  return to_fraction(number)[None]
+  return to_fraction(sum_planes(codes * _plane_powers(codes)[::-1]))[None]
 
 
 def to_fraction(number: Array) -> Array:
@@ -91,7 +92,8 @@ def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
   if key is None:
     bound, scale = _bound_threshold(b, x.shape, block)
   else:
-    bound, scale = _bound_stochastic(b, x.size, block, key)
+    peak = reduce_blocks(x, _TRITS, block, max_magnitude)
+    bound, scale = stochastic_bound(peak, random_words(key.worker, b.shape))
   return Trits(pack_trits(ternary_codes(b, bound)), scale[..., 0])
 
 
@@ -110,16 +112,6 @@ def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
   """Returns -s, 0 or s for each element."""
   codes = unpack_trits(payload.words)
   return from_blocks(ternary_signs(codes) * payload.scale[..., None], like)
-
-
-def _bound_stochastic(
-  b: Array, size: int, block: int, key: Key
-) -> tuple[Array, Array]:
-  """Returns the random bounds below which elements become 0, and the scale."""
-  axes = scale_axes(size, block)
-  return stochastic_bound(
-    max_magnitude(b, axes), random_words(key.worker, b.shape)
-  )
 
 
 def stochastic_bound(peak: Array, words: Array) -> tuple[Array, Array]:

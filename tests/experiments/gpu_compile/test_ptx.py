@@ -50,6 +50,12 @@ def test_widths_threads_and_shared_memory_are_read(write, monkeypatch):
   assert found.registers is found.spill_bytes is found.occupancy is None
 
 
+def test_accesses_that_name_no_memory_are_counted(write, monkeypatch):
+  monkeypatch.setattr(ptx, "_find_ptxas", lambda: None)
+  found = ptx.read_assembly(write(TEXT.replace(".global.nc", "")), "", 0)
+  assert found.loads == {4: 1, 16: 1}
+
+
 def test_a_file_holds_one_kernel_or_none(write):
   assert ptx.kernel_name(write(TEXT)) == "scale"
   assert ptx.kernel_name(write(".version 8.8\n")) is None

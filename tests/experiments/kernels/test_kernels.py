@@ -249,6 +249,8 @@ def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
     assert found[f"{op}/pallas_triton", "launches_compiled"] == 1
     assert found[f"{op}/pallas_triton", "traffic_ratio_compiled"] == 1.0
   assert found["int8/reference", "traffic_ratio_compiled"] > 1.5
+  assert found["int8/pallas_mosaic", "traffic_ratio_compiled"] < 1.01
+  assert found["int8/pallas_mosaic", "registers_compiled"] != "unknown"
 
 
 def test_kernels_are_compiled_for_a_tpu_or_refused_with_a_reason(tmp_path):
