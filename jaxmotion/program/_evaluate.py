@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from jax.extend import core
-
+from jaxmotion.core import jax_core
 from jaxmotion.program._flatten import Operand, Step, Value
 
 
@@ -69,4 +68,4 @@ def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
 
 def read_operand(env: dict[Value, Any], operand: Operand) -> Any:
   """Returns the array of an operand."""
-  return operand.val if isinstance(operand, core.Literal) else env[operand]
+  return operand.val if isinstance(operand, jax_core.Literal) else env[operand]

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core, source_info_util
 
-from jaxmotion.core import closed_jaxpr
+from jaxmotion.core import closed_jaxpr, jax_core, source_info_util
 from jaxmotion.program._primitives import (
   CALLS,
   COLLECTIVES,
@@ -67,7 +66,7 @@ class Value:
     return self._nbytes
 
 
-Operand = Value | core.Literal
+Operand: TypeAlias = "Value | jax_core.Literal"
 
 
 class Step:
@@ -87,7 +86,7 @@ class Step:
 
   def __init__(
     self,
-    eqn: core.JaxprEqn,
+    eqn: jax_core.JaxprEqn,
     ins: tuple[Operand, ...],
     outs: tuple[Value, ...],
     sizes: Mapping[Any, int],
@@ -238,7 +237,7 @@ class _Flattener:
   ) -> list[Operand]:
     """Appends the steps of a jaxpr that is called with these operands."""
     opened = open_jaxpr(jaxpr)
-    env: dict[core.Var, Operand] = {
+    env: dict[jax_core.Var, Operand] = {
       var: _as_seen(var.aval, v)
       for var, v in zip(opened.invars, ins, strict=True)
     }
@@ -248,7 +247,7 @@ class _Flattener:
       self.constants[value] = array
 
     def read(atom: Any) -> Operand:
-      return atom if isinstance(atom, core.Literal) else env[atom]
+      return atom if isinstance(atom, jax_core.Literal) else env[atom]
 
     for eqn in opened.eqns:
       operands = tuple(map(read, eqn.invars))
@@ -270,7 +269,7 @@ class _Flattener:
         env[var] = _as_seen(var.aval, out)
     return [read(atom) for atom in opened.outvars]
 
-  def _callee(self, eqn: core.JaxprEqn) -> Any:
+  def _callee(self, eqn: jax_core.JaxprEqn) -> Any:
     """Returns the jaxpr that an equation calls and that is to be inlined."""
     name = eqn.primitive.name
     if name in TRANSPARENT_CALLS:
@@ -343,13 +342,13 @@ def _live_steps(steps: list[Step], wanted: Iterable[Value]) -> list[Step]:
   return kept[::-1]
 
 
-def has_effects(eqn: core.JaxprEqn) -> bool:
+def has_effects(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether an equation must run even if nobody uses its results."""
   # Collectives carry the effect of naming an axis, and may yet be dropped.
   return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
 
 
-def is_sending(eqn: core.JaxprEqn) -> bool:
+def is_sending(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether an equation is a collective, or holds one."""
   if collective_name(eqn.primitive.name) in COLLECTIVES:
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -384,7 +383,7 @@ def open_jaxpr(jaxpr: Any) -> Any:
   return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def inner_jaxprs(eqn: core.JaxprEqn) -> list[Any]:
+def inner_jaxprs(eqn: jax_core.JaxprEqn) -> list[Any]:
   """Returns the jaxprs of an equation that are parts of the program."""
   if not holds_programs(eqn.primitive.name):
     return []
@@ -395,7 +394,7 @@ def inner_jaxprs(eqn: core.JaxprEqn) -> list[Any]:
 
 def _jaxprs(values: Iterable[Any]) -> Iterable[Any]:
   for value in values:
-    if isinstance(value, (core.Jaxpr, core.ClosedJaxpr)):
+    if isinstance(value, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
       yield value
     elif isinstance(value, (tuple, list)):
       yield from _jaxprs(value)
@@ -421,7 +420,7 @@ def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
 
 
 def describe_equation(
-  eqn: core.JaxprEqn, kind: str | None = None, body: Any = None
+  eqn: jax_core.JaxprEqn, kind: str | None = None, body: Any = None
 ) -> str:
   """Returns words for an equation in an error, from what the trace remembers.
 
@@ -439,7 +438,7 @@ def describe_equation(
   return " ".join(filter(None, parts))
 
 
-def loop_body_name(eqn: core.JaxprEqn) -> str:
+def loop_body_name(eqn: jax_core.JaxprEqn) -> str:
   """Returns the name of the function that is the body of a while loop."""
   info = getattr(open_jaxpr(eqn.params["body_jaxpr"]), "debug_info", None)
   return str(getattr(info, "func_name", None))

@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend import core
+
+from jaxmotion.core import jax_core
 
 TRANSPARENT_CALLS = frozenset("closed_call core_call jit pjit".split())
 # The one jaxpr that these hold runs once, on their operands.
@@ -195,7 +196,7 @@ def collective_name(name: str) -> str:
   return name.removesuffix("_p").removesuffix("_start")
 
 
-def is_expensive(eqn: core.JaxprEqn) -> bool:
+def is_expensive(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether a backward pass should not compute an equation again.
 
   Whatever the table does not know to be cheap is expensive: matmuls,
@@ -204,12 +205,12 @@ def is_expensive(eqn: core.JaxprEqn) -> bool:
   """
   name = eqn.primitive.name
   if name in TRANSPARENT_CALLS or name == "custom_jvp_call":
-    inner = core.jaxprs_in_params(eqn.params)
+    inner = jax_core.jaxprs_in_params(eqn.params)
     return any(is_expensive(e) for jaxpr in inner for e in jaxpr.eqns)
   return name not in _CHEAP
 
 
-def is_discontinuous(eqn: core.JaxprEqn) -> bool:
+def is_discontinuous(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether an equation must not be recomputed from rounded operands.
 
   A rounding error in an operand can flip the result. The mask of a ReLU, for
@@ -219,7 +220,7 @@ def is_discontinuous(eqn: core.JaxprEqn) -> bool:
   return eqn.primitive.name in DISCONTINUOUS
 
 
-def is_float_equality(eqn: core.JaxprEqn) -> bool:
+def is_float_equality(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether an equation compares floats for equality.
 
   Such an equation must not be recomputed at all, as in the gradient of a

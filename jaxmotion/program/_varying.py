@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend import core
-
-from jaxmotion.core import scan_parts
+from jaxmotion.core import jax_core, scan_parts
 from jaxmotion.program._flatten import Operand, Step, flatten, inner_jaxprs
 from jaxmotion.program._primitives import collective_name
 
@@ -52,7 +50,7 @@ def find_varying(
   }
 
   def read(operand: Operand) -> Axes:
-    if isinstance(operand, core.Literal):
+    if isinstance(operand, jax_core.Literal):
       return frozenset()
     return known.get(operand, known.get(operand.source, frozenset()))
 
@@ -60,7 +58,7 @@ def find_varying(
     ins = [read(operand) for operand in step.ins]
     outs = _step_outputs(step, ins, axes)
     known.update(zip(step.outs, outs, strict=True))
-    if step.name in _WRITES and not isinstance(step.ins[0], core.Literal):
+    if step.name in _WRITES and not isinstance(step.ins[0], jax_core.Literal):
       known[step.ins[0]] = frozenset().union(*ins)
   return [read(operand) for operand in program.outputs]
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import core
 from jax.interpreters import ad
 
 from jaxmotion.core import (
@@ -20,6 +19,7 @@ from jaxmotion.core import (
   PyTree,
   abstract_on_mesh,
   is_inexact,
+  jax_core,
   leaf_path,
   scan_parts,
 )
@@ -440,7 +440,7 @@ def _trace_body(
   jaxpr, _, carried = scan_parts(params)
 
   def body(consts: Any, x: Any, carry: Any) -> Any:
-    outs = core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
+    outs = jax_core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
     return outs[:carried], outs[carried:]
 
   args = [abstract_on_mesh(a) for a in jaxpr.in_avals]

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend import core
 
-from jaxmotion.core import Array, PyTree, abstract_like
+from jaxmotion.core import Array, PyTree, abstract_like, jax_core
 from jaxmotion.memory._memory_kind import to_host
 from jaxmotion.memory.state._encoded_leaf import (
   EncodedLeaf,
@@ -127,7 +126,7 @@ class _LazyOutputs:
   """
 
   def __init__(
-    self, traced: core.ClosedJaxpr, load_input: Callable[[int], Array]
+    self, traced: jax_core.ClosedJaxpr, load_input: Callable[[int], Array]
   ) -> None:
     program = flatten(traced)
     self._outputs, self._load_input = program.outputs, load_input

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from jaxmotion.codecs import Codec, zero_value
+from jaxmotion.core import jax_core
 from jaxmotion.memory.residuals import Action, Residual, offload
 from jaxmotion.perfmodel import Link, Platform
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
@@ -46,7 +46,7 @@ class ResidualCosts:
   """
 
   def __init__(
-    self, closed: core.ClosedJaxpr, platform: Platform, step_s: float
+    self, closed: jax_core.ClosedJaxpr, platform: Platform, step_s: float
   ):
     self._platform = platform
     self._layers = list_layers(closed, platform.device)

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 import jax
-from jax.extend import core
 
+from jaxmotion.core import jax_core
 from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
 from jaxmotion.program import flatten
 
@@ -37,7 +37,7 @@ def layer_of(name: str) -> str:
   return match.group(1) if match else ""
 
 
-def list_layers(closed: core.ClosedJaxpr, device: Device) -> list[Layer]:
+def list_layers(closed: jax_core.ClosedJaxpr, device: Device) -> list[Layer]:
   """Returns the layers of a function; the first is what is outside scans.
 
   Args:
@@ -48,7 +48,7 @@ def list_layers(closed: core.ClosedJaxpr, device: Device) -> list[Layer]:
 
 
 def _list_layers(
-  closed: core.ClosedJaxpr, prefix: str, repeats: int, device: Device
+  closed: jax_core.ClosedJaxpr, prefix: str, repeats: int, device: Device
 ) -> list[Layer]:
   inner_layers = []
   inner_s = 0.0
@@ -61,11 +61,13 @@ def _list_layers(
   return [Layer(prefix, max(own_s, 0.0)), *inner_layers]
 
 
-def _forward_seconds(closed: core.ClosedJaxpr, device: Device) -> float:
-  run = core.jaxpr_as_fun(closed)
+def _forward_seconds(closed: jax_core.ClosedJaxpr, device: Device) -> float:
+  run = jax_core.jaxpr_as_fun(closed)
   cost = predict_cost(run, *_abstract_inputs(closed), while_trips=1)
   return predict_seconds(cost, device)
 
 
-def _abstract_inputs(closed: core.ClosedJaxpr) -> list[jax.ShapeDtypeStruct]:
+def _abstract_inputs(
+  closed: jax_core.ClosedJaxpr,
+) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
 
-from jaxmotion.core import PyTree, tree_bytes
+from jaxmotion.core import PyTree, jax_core, tree_bytes
 from jaxmotion.memory.residuals import Residual, offload
 from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
 from jaxmotion.planner._text import format_bytes, format_seconds
@@ -128,7 +127,7 @@ class StepPrices:
     return Price(seconds, cost.peak_bytes + self.state_bytes)
 
   def _traced(self, *args: PyTree) -> Any:
-    outs = core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
+    outs = jax_core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
     return jax.tree.unflatten(self._result, outs)
 
   def _wrap(self, fn: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-from jax.extend import core
 
-from jaxmotion.core import Array, scan_parts
+from jaxmotion.core import Array, jax_core, scan_parts
 from jaxmotion.memory.residuals import (
   Action,
   Residual,
@@ -151,7 +150,7 @@ def _scan_checkpointed(
   params = step.params
   jaxpr, count, carried = scan_parts(params)
   body = jax.checkpoint(
-    core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False
+    jax_core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False
   )
   consts, last = operands[:count], count + carried
 

@@ -32,7 +32,8 @@ _MOST_COMPILED = 8
 # Candidates whose estimated price is traced at most.
 _MOST_SETTLED = 8
 # The compiler may need this share of the bytes that are predicted. Before a
-# budget is refused, what may fit is compiled.
+# budget is refused, or a slower plan of another family taken, what may fit is
+# compiled.
 _LEAST_RATIO = 0.8
 
 
@@ -154,12 +155,28 @@ class Selector:
     for candidate in left:
       if self._expect_bytes(candidate) <= self._budget:
         return None if best and best.recipe == candidate.recipe else candidate
-    if best or self._measure is None:
+    if self._measure is None:
       return None
+    if best:
+      return self._choose_unsure(left)
     left.sort(key=self._expect_bytes)
     hopeful = _LEAST_RATIO * self._expect_bytes(left[0]) if left else math.inf
     may_fit = hopeful <= self._budget or not self.compiled
     return left[0] if left and may_fit else None
+
+  def _choose_unsure(self, left: Sequence[Candidate]) -> Candidate | None:
+    """Returns the first candidate whose memory nothing compiled speaks for.
+
+    It is predicted not to fit, but may take less once it is compiled.
+
+    Args:
+      left: faster candidates than the best one, the fastest first.
+    """
+    for candidate in left:
+      is_known = _family_of(candidate) in self._ratio or candidate.is_estimate
+      if not is_known and _LEAST_RATIO * candidate.device_bytes <= self._budget:
+        return candidate
+    return None
 
   def _is_tried(self, candidate: Candidate) -> bool:
     return candidate.recipe in self.compiled

@@ -70,12 +70,14 @@ def test_a_plan_is_printed_and_written(tmp_path, tiny):
 
 
 def test_unknown_platforms_workers_and_axes_are_refused(tiny, tmp_path):
-  with pytest.raises(FileError, match="`name` must be one of 'h200_node'"):
+  with pytest.raises(
+    FileError, match="`--platform` must be one of 'h200_node'"
+  ):
     run.load_platform("token_ring")
   path = tmp_path / "cut.json"
   for text in ("", "{}", '{"name": 3}'):
     path.write_text(text)
-    with pytest.raises(FileError, match=r"`--platform`: .*cut.json"):
+    with pytest.raises(FileError, match="`--platform` must be .*cut.json"):
       run.load_platform(str(path))
   with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):
     run.make_plan(

@@ -130,3 +130,14 @@ def test_codecs_move_nothing_where_weights_lie_along_the_batch():
   assert 0 < distance(exact, found) < 0.03
   assert moved_bytes == expected == stock
   assert expected["all-gather"]
+
+
+def test_a_loop_with_weights_along_the_batch_moves_what_plain_training_does():
+  """Codecs are left out: a compiler may move what they decode in a loop."""
+  expected, plain = run_sharded("fully_sharded", AxisType.Auto, lambda fn: fn)
+  found, moved_bytes = run_sharded(
+    "fully_sharded", AxisType.Auto, compress_residuals
+  )
+  assert distance(expected, found) < 1e-5
+  assert moved_bytes == plain
+  assert plain["all-gather"]
