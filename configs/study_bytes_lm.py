@@ -2,7 +2,7 @@
 
   python -m experiments.study --config=configs/study_bytes_lm.py
 
-It has not been timed. It has fewer algorithms, lengths, steps and seeds than
+It has not been timed. It has fewer algorithms, lengths and steps than
 `study_digits`, because a step takes ten times as long. docs/study.md has its
 results.
 """
@@ -33,5 +33,10 @@ def get_config() -> ConfigDict:
     "lion",
     "onebit_adam",
     "signum",
+    "ef21_sgdm",
+    "dgc",
+    "sparse_loco",
+    "muloco",
+    "demo",
   )
   return config

@@ -67,10 +67,25 @@ def _parse_flags(argv: list[str]) -> list[str]:
   # A field that a configuration does not have raises what its container does.
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise SystemExit(_explain_field(error)) from error
+  if "config" in flags.FLAGS:
+    _split_names(flags.FLAGS["config"].value)
   # By default absl would show what JAX and orbax log about themselves.
   if flags.FLAGS["verbosity"].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
   return rest
+
+
+def _split_names(config: Any) -> None:
+  """Takes names apart that a flag gives with commas, as in `fp32,lion`.
+
+  The parser of tuples leaves words with commas as one.
+
+  Args:
+    config: configuration whose fields the flags have set.
+  """
+  for name, value in config.items():
+    if type(value) is tuple and all(type(one) is str for one in value):
+      config[name] = tuple(word for one in value for word in one.split(","))
 
 
 def _explain_field(error: Exception) -> str:

@@ -60,8 +60,9 @@ class Workdir:
   Args:
     folder: path of the folder; created if absent.
     config: configuration of the job.
-    record: NamedTuple type of finished runs, with values that JSON knows.
+    record: makes a finished run from the fields of its line.
     free_fields: fields of the configuration that may change between two starts.
+    to_line: returns the fields of a finished run, with values that JSON knows.
 
   Raises:
     JobError: the folder is no folder, belongs to another configuration, is
@@ -75,8 +76,10 @@ class Workdir:
     config: ConfigDict,
     record: Callable[..., Any] = Run,
     free_fields: Collection[str] = FREE_FIELDS,
+    *,
+    to_line: Callable[[Any], dict[str, Any]] = lambda run: run._asdict(),
   ):
-    self._record = record
+    self._record, self._to_line = record, to_line
     self._free_fields = free_fields
     self._folder = pathlib.Path(folder)
     self._runs = self._folder / "runs.jsonl"
@@ -163,7 +166,7 @@ class Workdir:
     if not self._is_first:
       return
     runs = [*self.read_runs(), run]
-    self._write_lines(self._runs, [r._asdict() for r in runs])
+    self._write_lines(self._runs, [self._to_line(r) for r in runs])
 
   def open_store(self, case: str, seed: int) -> CheckpointStore:
     """Returns the checkpoints of one run."""

@@ -43,8 +43,8 @@ def make_rows(
   """
   cases = {}
   for name in config.algorithms:
-    own = [run for run in runs if run.algorithm == name]
-    if any(run.seed in config.seeds for run in own):
+    own = [run for run in runs if run.trial.algorithm == name]
+    if any(run.trial.seed in config.seeds for run in own):
       cases[name] = own
   measured = {
     name: _measure_algorithm(config, task, own) for name, own in cases.items()
@@ -94,7 +94,11 @@ def _final_runs(
   """Returns the runs of the study's seeds by length, the longest first."""
   found: dict[int, list[StudyRun]] = {}
   for length in sorted(config.lengths, reverse=True):
-    own = [r for r in runs if r.steps == length and r.seed in config.seeds]
+    own = [
+      run
+      for run in runs
+      if run.trial.steps == length and run.trial.seed in config.seeds
+    ]
     if own:
       found[length] = own
   return found
@@ -124,10 +128,10 @@ def _measure_algorithm(
   loss = statistics.fmean(losses) if len(losses) == len(last) else DIVERGED
   found["loss"] = (loss, "nats", None)
   found["seeds"] = (len(last), "runs", None)
-  found["rate"] = (chosen.rate, "1", None)
-  if chosen.outer_rate is not None:
-    found["outer_rate"] = (chosen.outer_rate, "1", None)
-  trials = [run for run in runs if run.seed == config.trial_seed]
+  found["rate"] = (chosen.trial.rate, "1", None)
+  if chosen.trial.outer_rate is not None:
+    found["outer_rate"] = (chosen.trial.outer_rate, "1", None)
+  trials = [run for run in runs if run.trial.seed == config.trial_seed]
   found["trials"] = (
     ", ".join(map(_describe_trial, trials)),
     f"{task.unit} at learning rates, {config.trial_steps} steps",
@@ -141,9 +145,10 @@ def _measure_algorithm(
 
 
 def _describe_trial(run: StudyRun) -> str:
-  rates = [rate for rate in (run.rate, run.outer_rate) if rate is not None]
+  _, _, _, *rates = run.trial
+  tried = "/".join(f"{rate:.3g}" for rate in rates if rate is not None)
   score = DIVERGED if run.score is None else f"{run.score:.4g}"
-  return f"{'/'.join(f'{rate:.3g}' for rate in rates)}: {score}"
+  return f"{tried}: {score}"
 
 
 def _list_costs(

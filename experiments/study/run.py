@@ -11,7 +11,12 @@ from experiments.common.workdir import Workdir
 from experiments.study import tables
 from experiments.study.cases import check_algorithm
 from experiments.study.rows import make_rows
-from experiments.study.trainer import Bench, StudyRun, Trial
+from experiments.study.trainer import (
+  Bench,
+  StudyRun,
+  Trial,
+  run_from_line,
+)
 from experiments.study.trials import choose_rates
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
@@ -41,7 +46,13 @@ def run_experiment(
   console = make_console()
   folder = None
   if workdir:
-    folder = Workdir(workdir, config, StudyRun, _FREE_FIELDS)
+    folder = Workdir(
+      workdir,
+      config,
+      run_from_line,
+      _FREE_FIELDS,
+      to_line=StudyRun.to_line,
+    )
     cache = str(pathlib.Path(workdir) / "compiled")
     jax.config.update("jax_compilation_cache_dir", cache)
   task = tasks.load_task(config)
@@ -65,11 +76,11 @@ def run_experiment(
     return done
 
   for name in config.algorithms:
-    best = choose_rates(config, name, run, higher=task.unit == "%")
+    best = choose_rates(config, name, run, higher=task.unit == "%").trial
     # The longest runs come first: they alone make a table.
     for length in sorted(config.lengths, reverse=True):
       for seed in config.seeds:
-        run(Trial(name, seed, length, best.rate, best.outer_rate))
+        run(best._replace(seed=seed, steps=length))
   rows = make_rows(config, task, list(used.values()))
   if json:
     records.write_rows(json, rows)

@@ -47,14 +47,10 @@ class Trial(NamedTuple):
 
 
 class StudyRun(NamedTuple):
-  """Measurements of one finished run; the first fields are its `Trial`.
+  """Holds the measurements of one finished run.
 
   Attributes:
-    algorithm: name of the algorithm.
-    seed: seed of the run.
-    steps: number of steps.
-    rate: greatest learning rate.
-    outer_rate: outer learning rate, or None.
+    trial: what has run.
     score: score on the held-out data, None if it is not finite.
     loss: mean training loss of the last tenth of the steps, None if it is not
       finite.
@@ -65,23 +61,27 @@ class StudyRun(NamedTuple):
     step_ms: time of a step on emulated devices, by `typical_ms`.
   """
 
-  algorithm: str
-  seed: int
-  steps: int
-  rate: float
-  outer_rate: float | None
+  trial: Trial
   score: float | None
   loss: float | None
   wire_bytes: float
   link_ms: list[float]
   step_ms: float
 
-  @property
-  def trial(self) -> Trial:
-    """Returns the fields that name the run."""
-    return Trial(
-      self.algorithm, self.seed, self.steps, self.rate, self.outer_rate
-    )
+  def to_line(self) -> dict[str, Any]:
+    """Returns the fields of the trial and of the run side by side."""
+    fields = self._asdict()
+    return fields.pop("trial")._asdict() | fields
+
+
+def run_from_line(**line: Any) -> StudyRun:
+  """Returns the run that `StudyRun.to_line` wrote.
+
+  Args:
+    **line: fields of the trial and of the run.
+  """
+  trial = Trial(**{name: line.pop(name) for name in Trial._fields})
+  return StudyRun(trial, **line)
 
 
 class Sent(NamedTuple):
@@ -143,7 +143,7 @@ class Bench:
     ]
     last = log.loss[-max(1, trial.steps // 10) :]
     return StudyRun(
-      *trial,
+      trial,
       score=_finite(self._score(getattr(state[0], "anchor", state[0]))),
       loss=_finite(statistics.fmean(last)),
       wire_bytes=math.fsum(share * s.wire_bytes for s, share in phases),

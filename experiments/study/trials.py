@@ -43,12 +43,14 @@ def choose_rates(
     return (-found.score if higher else found.score), found.loss
 
   def knob(found: StudyRun) -> float:
-    return found.rate if found.outer_rate is None else found.outer_rate
+    trial = found.trial
+    return trial.rate if trial.outer_rate is None else trial.outer_rate
 
   def scale(found: StudyRun, factor: float) -> StudyRun:
-    if found.outer_rate is None:
-      return try_rates(found.rate * factor, None)
-    return try_rates(found.rate, found.outer_rate * factor)
+    _, _, _, rate, outer_rate = found.trial
+    if outer_rate is None:
+      return try_rates(rate * factor, None)
+    return try_rates(rate, outer_rate * factor)
 
   tried = [
     try_rates(base * factor, algorithm.outer_rate)

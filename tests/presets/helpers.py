@@ -56,3 +56,23 @@ def check_mean(updates, batch, error):
     assert abs(slope - 1) < 0.005 + 0.3 / np.sqrt(exact.size), name
     lost = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert lost < error, name
+
+
+def poison(grads, kind):
+  """Gradients of all workers, of which something is bad."""
+  matrix = grads["matrix"].copy()
+  match kind:
+    case "NaN" | "infinite":
+      matrix[1, 2, 3] = np.nan if kind == "NaN" else -np.inf
+    case "zero layer":
+      matrix[:] = 0
+    case "rank 1":
+      matrix[:] = np.outer(matrix[0, :, 0], matrix[0, 0])
+    case "huge":
+      matrix *= np.float32(1e25)
+    case "constant row":
+      matrix[:, 3] = 0
+  return grads | {"matrix": matrix}
+
+
+BAD = ("NaN", "infinite", "zero layer", "rank 1", "huge", "constant row")

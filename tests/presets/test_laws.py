@@ -12,6 +12,7 @@ import jaxmotion
 from jaxmotion import checkpoint, codecs, perfmodel, presets, wire
 from jaxmotion.perfmodel.predict._layout import make_layout
 from jaxmotion.transforms.extend import trace_state
+from tests.presets.helpers import BAD, poison
 from tests.presets.reference import make_run
 
 PARAMS = {
@@ -147,26 +148,6 @@ def test_bytes_of_compiled_programs_are_the_traced_ones(workers, names):
   _, compiled = compile_presets(workers, names)
   found = wire.compiled_bytes(compiled, branch=0).total_bytes
   assert found == pytest.approx(sum(expected[name] for name in names))
-
-
-def poison(grads, kind):
-  """Gradients of four workers, of which something is bad."""
-  matrix = grads["matrix"].copy()
-  match kind:
-    case "NaN" | "infinite":
-      matrix[1, 2, 3] = np.nan if kind == "NaN" else -np.inf
-    case "zero layer":
-      matrix[:] = 0
-    case "rank 1":
-      matrix[:] = np.outer(matrix[0, :, 0], matrix[0, 0])
-    case "huge":
-      matrix *= np.float32(1e25)
-    case "constant row":
-      matrix[:, 3] = 0
-  return grads | {"matrix": matrix}
-
-
-BAD = ("NaN", "infinite", "zero layer", "rank 1", "huge", "constant row")
 
 
 def to_bits(tree):

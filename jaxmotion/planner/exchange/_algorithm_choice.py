@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jax.sharding import AbstractMesh, AxisType
+
 from jaxmotion.core import text_table, tree_bytes
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner._text import format_bytes, format_seconds
@@ -56,6 +58,28 @@ class AlgorithmTable(tuple[AlgorithmChoice, ...]):
     return text_table(rows)
 
 
+def offer_choice(
+  problem: ExchangeProblem,
+  choice: AlgorithmChoice,
+  memory_bytes: float,
+) -> AlgorithmChoice:
+  """Returns an algorithm, or why it does not fit the device.
+
+  Args:
+    problem: the problem of a plan.
+    choice: the algorithm.
+    memory_bytes: memory that it needs on a device.
+  """
+  have = problem.platform.device.memory_bytes
+  if memory_bytes <= have:
+    return choice
+  return refuse_choice(
+    choice.name,
+    f"It needs {format_bytes(memory_bytes)} of memory, and the device has "
+    f"{format_bytes(have)}.",
+  )
+
+
 def refuse_choice(name: str, note: str) -> AlgorithmChoice:
   """Returns an algorithm that is not offered, and why."""
   return AlgorithmChoice(name, None, None, note)
@@ -71,12 +95,9 @@ def params_bytes(problem: ExchangeProblem) -> int:
   return tree_bytes(problem.step_cost.params)
 
 
-def refuse_memory(problem: ExchangeProblem, needed: float) -> str:
-  """Says that an algorithm does not fit, or nothing."""
-  have = problem.platform.device.memory_bytes
-  if needed <= have:
-    return ""
-  return (
-    f"It needs {format_bytes(needed)} of memory, and the device has "
-    f"{format_bytes(have)}."
-  )
+def make_workers_mesh(problem: ExchangeProblem) -> AbstractMesh:
+  """Returns a mesh of the workers' axes, on no devices."""
+  axes = tuple(filter(None, (problem.mesh_axis, problem.local_axis)))
+  sizes = tuple(problem.platform.axis(axis).workers for axis in axes)
+  kinds = (AxisType.Auto,) * len(axes)
+  return AbstractMesh(sizes, axes, axis_types=kinds)

@@ -6,9 +6,8 @@ from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner.exchange._algorithm_choice import (
   AlgorithmChoice,
   AlgorithmTable,
+  offer_choice,
   params_bytes,
-  refuse_choice,
-  refuse_memory,
   unexchanged_seconds,
 )
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -51,10 +50,10 @@ def _weigh_delay(
   problem: ExchangeProblem, step: StepPrediction
 ) -> AlgorithmChoice:
   name = "data_parallel(..., delay=1)"
-  needed = step.memory_bytes + params_bytes(problem)
-  if refusal := refuse_memory(problem, needed):
-    return refuse_choice(name, refusal)
   coding_s = step.encode_s + step.decode_s
   seconds = max(unexchanged_seconds(step) + coding_s, step.link_s + coding_s)
   note = "The plan's exchange, of gradients that are one step old."
-  return AlgorithmChoice(name, seconds, step.wire_bytes, note)
+  choice = AlgorithmChoice(name, seconds, step.wire_bytes, note)
+  return offer_choice(
+    problem, choice, step.memory_bytes + params_bytes(problem)
+  )

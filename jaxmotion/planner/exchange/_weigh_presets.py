@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import optax
-from jax.sharding import AbstractMesh
 
 from jaxmotion import presets
 from jaxmotion.codecs import Codec
@@ -14,8 +13,9 @@ from jaxmotion.core import AxisName
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner.exchange._algorithm_choice import (
   AlgorithmChoice,
+  make_workers_mesh,
+  offer_choice,
   refuse_choice,
-  refuse_memory,
 )
 from jaxmotion.planner.exchange._assumptions import (
   refuse_lookups,
@@ -121,11 +121,7 @@ def weigh_presets(
     uncompressed: its predicted step without compression.
   """
   axis, local = problem.mesh_axis, problem.local_axis
-  axes = (axis,) if local is None else (axis, local)
-  mesh = AbstractMesh(
-    tuple(problem.platform.axis(name).workers for name in axes), axes
-  )
-  workers = axis if local is None else axes
+  mesh = make_workers_mesh(problem)
   for preset in _PRESETS:
     name = f"presets.{preset.name}({axis!r}, ...)"
     if refusal := preset.refuse(problem):
@@ -133,7 +129,7 @@ def weigh_presets(
       continue
     try:
       tx = preset.make(axis, local)
-      traced = trace_state(tx, problem.distinct_leaves, mesh, workers)
+      traced = trace_state(tx, problem.distinct_leaves, mesh, mesh.axis_names)
       steps = [
         problem.predict_step(codec, method)
         for codec, method in _list_phases(traced.exchanges)
@@ -143,10 +139,9 @@ def weigh_presets(
     except (TypeError, ValueError) as error:
       yield refuse_choice(name, f"It refuses: {error}")
       continue
-    if refusal := refuse_memory(problem, step.memory_bytes):
-      yield refuse_choice(name, refusal)
-    elif step.wire_bytes >= uncompressed.wire_bytes:
+    if step.wire_bytes >= uncompressed.wire_bytes:
       note = "It sends no fewer bytes: the tensors are small, or no matrices."
       yield refuse_choice(name, note)
     else:
-      yield AlgorithmChoice(name, step.total_s, step.wire_bytes, preset.note)
+      choice = AlgorithmChoice(name, step.total_s, step.wire_bytes, preset.note)
+      yield offer_choice(problem, choice, step.memory_bytes)

@@ -11,9 +11,9 @@ from jaxmotion.codecs import Codec
 from jaxmotion.perfmodel import StepPrediction
 from jaxmotion.planner.exchange._algorithm_choice import (
   AlgorithmChoice,
+  offer_choice,
   params_bytes,
   refuse_choice,
-  refuse_memory,
   unexchanged_seconds,
 )
 from jaxmotion.planner.exchange._assumptions import (
@@ -51,13 +51,12 @@ def weigh_period(
   enough = [n for n in periods if exchange_s <= n * _ADDED_SHARE * base_s]
   every = enough[0] if enough else periods[-1]
   name, note = name.format(every=every), note.format(every=every)
-  # The anchor, and the momentum of the outer optimizer.
-  needed = step.memory_bytes + 2 * params_bytes(problem)
-  if refusal := refuse_memory(problem, needed):
-    return refuse_choice(name, refusal)
-  return AlgorithmChoice(
+  choice = AlgorithmChoice(
     name, base_s + exchange_s / every, step.wire_bytes / every, note
   )
+  # The anchor, and the momentum of the outer optimizer.
+  added_bytes = 2 * params_bytes(problem)
+  return offer_choice(problem, choice, step.memory_bytes + added_bytes)
 
 
 def weigh_rare_presets(

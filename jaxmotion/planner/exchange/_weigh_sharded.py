@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import collections
-import math
 from collections.abc import Iterator
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion import presets, wire
 from jaxmotion.codecs import identity
@@ -17,8 +16,9 @@ from jaxmotion.perfmodel import StepPrediction, ledger_seconds
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.exchange._algorithm_choice import (
   AlgorithmChoice,
+  make_workers_mesh,
+  offer_choice,
   refuse_choice,
-  refuse_memory,
   unexchanged_seconds,
 )
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -85,10 +85,8 @@ def _trace_moves(
   problem: ExchangeProblem, tx: optax.GradientTransformation, params: PyTree
 ) -> tuple[ShardedOptions, Ledger]:
   """Returns what an update of parameters sends."""
-  axes = tuple(filter(None, (problem.mesh_axis, problem.local_axis)))
-  sizes = tuple(problem.platform.axis(axis).workers for axis in axes)
-  kinds = (AxisType.Auto,) * len(axes)
-  mesh = AbstractMesh(sizes, axes, axis_types=kinds)
+  mesh = make_workers_mesh(problem)
+  axes = mesh.axis_names
   traced = trace_state(tx, params, mesh, axes)
   specs = state_specs(traced.state, axes)
 
@@ -100,7 +98,7 @@ def _trace_moves(
     update, mesh=mesh, in_specs=(P(axes), specs, P()), out_specs=(P(), specs)
   )
   grads = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct((math.prod(sizes), *a.shape), a.dtype),
+    lambda a: jax.ShapeDtypeStruct((mesh.size, *a.shape), a.dtype),
     params,
   )
   ledger = wire.step_bytes(run, grads, traced.state, params)
@@ -133,8 +131,7 @@ def _weigh(
   saved = 1 - 1 / workers
   base_s = unexchanged_seconds(uncompressed) - saved * uncompressed.update_s
   needed = uncompressed.memory_bytes - saved * step_cost.state_bytes
-  if refusal := refuse_memory(problem, needed):
-    return refuse_choice(name, refusal)
-  return AlgorithmChoice(
+  choice = AlgorithmChoice(
     name, base_s + coding_s + link_s, ledger.total_bytes, note
   )
+  return offer_choice(problem, choice, needed)

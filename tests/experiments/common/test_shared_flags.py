@@ -54,7 +54,7 @@ from experiments.common import files, shared_flags
 def main():
   if config.value.steps == 2:
     config.value.step
-  files.read_text("/nowhere/data")
+  files.read_text("/".join(("/nowhere", *config.value.names)))
 
 for line in sys.stdin.read().splitlines():
   sys.argv = ["run", *line.split()]
@@ -117,6 +117,7 @@ ANSWERS = {
   "--config={}/good.py --config.steps=some": "invalid literal for int()",
   "--config={}/good.py --config.steps=2": "got one without 'step' Did you mean",
   "--config={}/good.py --config.steps=3": "Stopped: '/nowhere/data' must exist",
+  "--config={}/good.py --config.names=a,b": "Stopped: '/nowhere/a/b' must",
 }
 FILES = {
   "none": "steps = 3",
@@ -126,7 +127,7 @@ FILES = {
   "imports": "import no_such_package",
   "good": (
     "from ml_collections import ConfigDict\n"
-    "def get_config():\n  return ConfigDict({'steps': 1})"
+    "def get_config():\n  return ConfigDict({'steps': 1, 'names': ('data',)})"
   ),
 }
 

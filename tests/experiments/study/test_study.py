@@ -5,7 +5,13 @@ import pytest
 from experiments.common import records
 from experiments.study import rows as study_rows
 from experiments.study.run import run_experiment
-from experiments.study.trainer import StudyRun, link_seconds, typical_ms
+from experiments.study.trainer import (
+  StudyRun,
+  Trial,
+  link_seconds,
+  run_from_line,
+  typical_ms,
+)
 from experiments.study.trials import choose_rates
 from experiments.tables import render_markdown
 from jaxmotion import perfmodel
@@ -53,6 +59,15 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   assert table.count("\n") == 3 and "| diloco_int4 |" in table
 
 
+def test_a_finished_run_is_a_line_of_the_fields_of_its_trial_and_its_own():
+  line = {"algorithm": "lion", "seed": 2, "steps": 8, "rate": 0.1}
+  line |= {"outer_rate": None, "score": 9.5, "loss": None, "wire_bytes": 7.0}
+  line |= {"link_ms": [1.0, 2.0, 3.0], "step_ms": 4.0}
+  run = run_from_line(**line)
+  assert run.trial == Trial("lion", 2, 8, 0.1, None)
+  assert run.step_ms == 4.0 and run.to_line() == line
+
+
 def test_an_unknown_algorithm_is_refused_before_any_work(load_config):
   config = load_config("study_digits")
   config.algorithms = ("fp32", "dilocoo")
@@ -85,17 +100,17 @@ def test_trials_go_on_while_the_best_is_at_an_end(
       trial.outer_rate is not None
     )
     score = 50 - lost if higher else 50 + lost
-    return StudyRun(*trial, score, 1.0, 1.0, [1.0] * 3, 1.0)
+    return StudyRun(trial, score, 1.0, 1.0, [1.0] * 3, 1.0)
 
   best = choose_rates(config, name, run, higher=higher)
-  assert (best.rate, best.outer_rate) == pytest.approx(chosen)
+  assert (best.trial.rate, best.trial.outer_rate) == pytest.approx(chosen)
   assert len(set(tried)) == count
 
 
 def test_trials_that_diverge_are_the_worst(load_config):
   def run(trial):
     score = None if trial.rate > 0.05 else 10.0
-    return StudyRun(*trial, score, 1.0, 1.0, [1.0] * 3, 1.0)
+    return StudyRun(trial, score, 1.0, 1.0, [1.0] * 3, 1.0)
 
   config = load_config("study_digits")
   assert choose_rates(config, "fp32", run, higher=False).score == 10.0

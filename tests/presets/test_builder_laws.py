@@ -1,0 +1,263 @@
+"""Laws of presets that build a step or divide its state, as of the others."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import codecs, perfmodel, presets, transforms, wire
+from jaxmotion.perfmodel.predict._layout import make_layout
+from tests.presets.helpers import BAD, poison
+
+PARAMS = {
+  "matrix": np.zeros((48, 64), np.float32),
+  "vector": np.zeros(40, np.float32),
+}
+LINK = perfmodel.Link(latency_s=1e-3, rate=perfmodel.gbit_per_s(1))
+SGD = optax.sgd(0.1, momentum=0.9)
+UNIFORM = codecs.uniform
+INT8 = UNIFORM(bits=8, block=512, rounding="stochastic")
+ROTATED = codecs.chain(
+  codecs.rotate(block=32), UNIFORM(bits=4, block=128, rounding="stochastic")
+)
+DIVIDED = ("sdp4bit", "zeropp")
+CUT = ("sdp4bit", "zeropp_layers")
+LAYERS = 2
+CODED = {
+  "diloco": None,
+  "muloco": codecs.feedback(UNIFORM(bits=2)),
+  "streaming_diloco": codecs.feedback(
+    codecs.chain(codecs.rotate(), UNIFORM(bits=4))
+  ),
+  "streaming_as_coded": codecs.microscaling(format="float4_e3m0"),
+  "sparse_loco": codecs.feedback(
+    codecs.chain(
+      codecs.tiles(chunk=64, fit="pad", shape="square"),
+      codecs.contributors(
+        codecs.chain(
+          codecs.topk_columns(count=64), codecs.codebook(bits=2, span=6.0)
+        )
+      ),
+    ),
+    decay=0.95,
+  ),
+}
+"""Codec of what a worker has changed, by preset of local updates."""
+
+
+def loss_fn(params, batch):
+  """A loss whose gradient is the mean of the batch."""
+  terms = jax.tree.map(lambda p, a: jnp.sum(p * a.mean(0)), params, batch)
+  return sum(jax.tree.leaves(terms))
+
+
+@transforms.gather_block
+def use_layer(layer, grads):
+  """Needs the layer once more in the backward pass."""
+  return jnp.sum(jnp.tanh(layer) * grads.mean(0))
+
+
+def gathered_loss(params, batch):
+  layer = use_layer(params["matrix"], batch["matrix"])
+  return layer + jnp.sum(params["vector"] * batch["vector"].mean(0))
+
+
+def layered_loss(params, batch):
+  """The same with layers in a loop, of which XLA merges no two gathers."""
+  layers = (params["matrix"], batch["matrix"].swapaxes(0, 1))
+  total = jnp.sum(params["vector"] * batch["vector"].mean(0))
+  return total + lax.map(lambda layer: use_layer(*layer), layers).sum()
+
+
+def make_step(name, mesh):
+  """Returns `init` and `step` of a preset on one or two axes."""
+  outer, *inner = mesh.axis_names
+  place = dict(local_axis=inner[0] if inner else None)
+  axis = dict(axis_name=outer)
+  rounds = dict(every=2, fragments=2, **axis)
+  match name:
+    case "diloco":
+      return presets.diloco(loss_fn, SGD, mesh, every=2, **axis)
+    case "muloco":
+      return presets.muloco(loss_fn, 0.02, mesh, every=2, **axis)
+    case "streaming_diloco":
+      return presets.streaming_diloco(loss_fn, SGD, mesh, **rounds)
+    case "streaming_as_coded":
+      return presets.streaming_diloco(
+        loss_fn, SGD, mesh, as_coded=True, **rounds
+      )
+    case "sparse_loco":
+      tx = presets.sparse_loco(outer, nonfinite="propagate")
+      return jaxmotion.local_updates(loss_fn, SGD, tx, mesh, every=2, **axis)
+    case "sdp4bit":
+      tx = presets.sdp4bit(outer, SGD, nonfinite="skip", **place)
+      axes = mesh.axis_names if inner else outer
+      return jaxmotion.data_parallel(loss_fn, tx, mesh, axis_name=axes)
+    case "zeropp" | "zeropp_layers":
+      is_layered = name != "zeropp"
+      return presets.zeropp(
+        layered_loss if is_layered else gathered_loss,
+        SGD,
+        mesh,
+        axis_name=outer,
+        nonfinite="skip",
+        stacked="matrix" if is_layered else None,
+        **place,
+      )
+
+
+def make_mesh(*shape):
+  devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+  return Mesh(devices, ("host", "device")[: len(shape)])
+
+
+def gradients(seed, workers, params=PARAMS):
+  """Gradients of all workers: what the loss multiplies parameters by."""
+  rng = np.random.default_rng(seed)
+  return {
+    k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
+    for k, a in params.items()
+  }
+
+
+@functools.cache
+def prepare(name, *shape):
+  """The step of a preset, and the shapes of its arguments."""
+  init, step = make_step(name, make_mesh(*shape))
+  params = PARAMS
+  if name == "zeropp_layers":
+    params = params | {"matrix": np.stack([params["matrix"]] * LAYERS)}
+  state = jax.eval_shape(init, params)
+  state = state if type(state) is tuple else (state,)
+  return init, step, (*state, gradients(0, math.prod(shape), params))
+
+
+@functools.cache
+def compile_step(name, *shape):
+  _, step, args = prepare(name, *shape)
+  return step.lower(*args).compile()
+
+
+def mean_bytes(workers, nbytes=4):
+  """What one worker sends to average so many bytes at full precision."""
+  return 2 * (workers - 1) / workers * nbytes
+
+
+def layout_bytes(tree, codec, workers, method=None, devices=None):
+  """What an exchange of a tree sends by what its codec asks for."""
+  axis, local = (
+    n and perfmodel.Axis(name=name, workers=n, link=LINK)
+    for name, n in (("host", workers), ("device", devices))
+  )
+  return make_layout(tree, axis, codec, method, local).ledger.total_bytes
+
+
+def predict_local(name, workers):
+  """All fragments of local updates."""
+  method = "gather" if name in ("streaming_as_coded", "sparse_loco") else None
+  fragments = [PARAMS]
+  if name.startswith("streaming"):
+    fragments = [{k: a} for k, a in PARAMS.items()]
+  return sum(layout_bytes(f, CODED[name], workers, method) for f in fragments)
+
+
+def predict_divided(name, hosts, devices=1):
+  """Parts of the matrix, and the whole vector, which is too small to cut."""
+  vector, workers = {"vector": PARAMS["vector"]}, hosts * devices
+  rows, columns = PARAMS["matrix"].shape
+  part = jax.ShapeDtypeStruct((rows // workers, columns), np.float32)
+  of_hosts = jax.ShapeDtypeStruct((hosts, *part.shape), np.float32)
+  if name == "sdp4bit":
+    gradient, within, weights = ROTATED, INT8, UNIFORM(bits=4, block=2048)
+    small = layout_bytes(vector, gradient, workers)
+  else:
+    gradient = within = UNIFORM(bits=4, block=128)
+    weights = UNIFORM(bits=8, block=2048)
+    local = None if devices == 1 else devices
+    small = layout_bytes(vector, None, hosts, devices=local)
+  sent, own = (wire.payload_bytes(c, part) for c in (gradient, weights))
+  # ZeRO++ gathers weights again: within a host, if there is one to gather in.
+  again, layers = (0, 1) if name == "sdp4bit" else (1, LAYERS)
+  between = sent + own * (1 + again * (devices == 1))
+  inside = wire.payload_bytes(within, of_hosts) + hosts * own * (1 + again)
+  return small + layers * ((hosts - 1) * between + (devices - 1) * inside)
+
+
+def check_bytes(name, *shape, compiled):
+  """Holds predicted, traced and, if asked for, compiled bytes to each other."""
+  _, step, args = prepare(name, *shape)
+  workers, branch = math.prod(shape), 1 if name in CODED else None
+  predict = predict_local if name in CODED else predict_divided
+  # The mean loss, and the agreement that all is finite.
+  predicted = predict(name, *shape) + 2 * mean_bytes(workers)
+  found = [wire.step_bytes(step, *args, branch=branch)]
+  if compiled:
+    found.append(wire.compiled_bytes(compile_step(name, *shape), branch=branch))
+  for ledger in found:
+    assert ledger.total_bytes == pytest.approx(predicted), name
+
+
+SHAPES = [(name, (n,)) for name in (*CODED, *CUT) for n in (2, 3, 4, 8)]
+SHAPES += [(name, shape) for name in CUT for shape in ((2, 2), (4, 2))]
+COMPILED = {(name, (4,)) for name in CODED} | {(n, (2, 2)) for n in CUT}
+COMPILED |= {("muloco", (3,)), *((name, (3,)) for name in CUT)}
+
+
+# Compiled bytes hold for all shapes, of which each takes a second or two.
+@pytest.mark.parametrize(("name", "shape"), SHAPES, ids=str)
+def test_bytes_are_predicted_traced_and_compiled_alike(name, shape):
+  check_bytes(name, *shape, compiled=(name, shape) in COMPILED)
+
+
+def run_steps(name, state, *batches):
+  """The state after some steps of four workers."""
+  shape = (2, 2) if name in DIVIDED else (4,)
+  compiled = compile_step(name, *shape)
+  state = jax.tree.map(jnp.copy, state)  # A step may take its buffers.
+  for batch in batches:
+    *state, _ = compiled(*state, batch)
+  return tuple(state)
+
+
+def read_kept(name, state):
+  """What a step that is left out must not change, by path."""
+  if name in DIVIDED:
+    kept = jax.tree.leaves_with_path(state)
+  else:
+    kept = jax.tree.leaves_with_path((state[0].anchor, state[0].outer))
+  return {
+    path: np.asarray(a).tobytes()
+    for path, a in ((jax.tree_util.keystr(p), a) for p, a in kept)
+    if not path.endswith((".skipped", ".count"))
+  }
+
+
+@pytest.mark.parametrize("name", [*CODED, *DIVIDED])
+def test_bad_gradients_pass_and_replicas_stay_equal(name):
+  init, _, _ = prepare(name, *((2, 2) if name in DIVIDED else (4,)))
+  first = init(PARAMS)
+  first = first if type(first) is tuple else (first,)
+  good = [gradients(seed, 4) for seed in range(4)]
+  first = run_steps(name, first, *good[:2])
+  for kind in BAD:
+    bad = poison(gradients(4, 4), kind)
+    # Local updates exchange in every second step, others in every one.
+    state = run_steps(name, first, bad, bad)
+    if kind in ("NaN", "infinite") and not name.startswith("streaming"):
+      assert read_kept(name, state) == read_kept(name, first), kind
+    state = run_steps(name, state, *good[2:])
+    for path, a in jax.tree.leaves_with_path(state):
+      where = f"{kind}: {jax.tree_util.keystr(path)}"
+      assert np.isfinite(a).all(), where
+    held = state[0] if name in DIVIDED else state[0].anchor
+    for a in jax.tree.leaves(held):
+      if a.is_fully_replicated:
+        copies = {np.asarray(s.data).tobytes() for s in a.addressable_shards}
+        assert len(copies) == 1, kind
