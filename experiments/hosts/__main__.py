@@ -93,7 +93,7 @@ def main() -> None:
     results = measure_cases(setting, _CASES.value, _PEERS.value, console)
   except (HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
-  rows = make_rows(results, setting.experiment, setting.rtt_ms)
+  rows = make_rows(results, setting)
   console.print(byte_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)

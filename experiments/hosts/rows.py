@@ -1,12 +1,14 @@
 """Rows of cases timed on hosts, with what the link allows."""
 
+import os
 from collections.abc import Sequence
 
 import jax
 
 from experiments.common import records
 from experiments.common.records import Row
-from experiments.hosts.run import Result
+from experiments.hosts import links
+from experiments.hosts.run import Result, Setting
 
 # Cases without any exchange.
 _ALONE = ("none", "torch_none")
@@ -32,27 +34,43 @@ def ideal_ms(
   return none.step_ms + rtt_ms + remaining / ratio
 
 
-def make_rows(
-  results: Sequence[Result], experiment: str, rtt_ms: float
-) -> list[Row]:
+def floor_ms(result: Result, setting: Setting) -> float:
+  """Returns the least time of a step whose exchange overlaps perfectly.
+
+  max(C H / cores, B / rate): hosts share the cores of this machine, and bytes B
+  pass the link while they compute. C is the CPU time of the host's process,
+  without what the kernel does for its packets.
+
+  Args:
+    result: measurement of the case.
+    setting: hosts and link.
+  """
+  cores = len(os.sched_getaffinity(0))
+  computing_ms = result.process_ms * setting.hosts / cores
+  if setting.rate == "loopback":
+    return computing_ms
+  bits = 8 * result.interface_bytes
+  return max(computing_ms, 1e3 * bits / links.parse_rate(setting.rate))
+
+
+def make_rows(results: Sequence[Result], setting: Setting) -> list[Row]:
   """Returns the rows of all results, in the order of the cases.
 
   Args:
     results: one a case; speedups need `fp32`, ideal ratios `none` too.
-    experiment: name of the measurement in the rows.
-    rtt_ms: round trip that was added to the link, milliseconds.
+    setting: hosts, link and model.
   """
   by_case = {result.case: result for result in results}
   none, fp32 = by_case.get("none"), by_case.get("fp32")
   stamp = records.describe_machine(), jax.__version__
   rows = []
   for result in results:
-    for metric, value in _derive_metrics(result, none, fp32, rtt_ms).items():
+    for metric, value in _derive_metrics(result, none, fp32, setting).items():
       is_time = metric == "step_ms"
       base = fp32.step_ms if fp32 and is_time else None
       rows.append(
         Row(
-          experiment=experiment,
+          experiment=setting.experiment,
           case=result.case,
           metric=metric,
           value=value,
@@ -68,10 +86,15 @@ def make_rows(
 
 
 def _derive_metrics(
-  result: Result, none: Result | None, fp32: Result | None, rtt_ms: float
+  result: Result,
+  none: Result | None,
+  fp32: Result | None,
+  setting: Setting,
 ) -> dict[str, float]:
   found = {
     "step_ms": result.step_ms,
+    "process_ms": result.process_ms,
+    "floor_ms": floor_ms(result, setting),
     "interface_bytes": result.interface_bytes,
     "wire_bytes_counted": result.wire_bytes,
   }
@@ -81,7 +104,7 @@ def _derive_metrics(
     found["speedup"] = fp32.step_ms / result.step_ms
     found["wire_ratio"] = fp32.interface_bytes / result.interface_bytes
     if none:
-      ideal = ideal_ms(result, none, fp32, rtt_ms)
+      ideal = ideal_ms(result, none, fp32, setting.rtt_ms)
       found["ideal_ratio"] = result.step_ms / ideal
   return found
 

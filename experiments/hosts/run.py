@@ -54,6 +54,7 @@ class Result(NamedTuple):
     case: name of the case.
     step_ms: median time of a step, milliseconds.
     noise_ms: sample standard deviation of the medians of the rounds.
+    process_ms: CPU time of a host's process in a step, all threads.
     interface_bytes: bytes that left a host's interface, each step.
     wire_bytes: the same without the headers of the packets.
     predicted_bytes: bytes that the traced program sends; None for a peer.
@@ -62,6 +63,7 @@ class Result(NamedTuple):
   case: str
   step_ms: float
   noise_ms: float
+  process_ms: float
   interface_bytes: float
   wire_bytes: float
   predicted_bytes: float | None
@@ -164,6 +166,7 @@ def _summarize_case(
       [ms for reply in replies for ms in reply["step_ms"]]
     ),
     noise_ms=statistics.stdev(medians) if len(medians) > 1 else 0.0,
+    process_ms=statistics.median([reply["process_ms"] for reply in replies]),
     interface_bytes=sent,
     wire_bytes=sent - HEADER_BYTES * packets,
     predicted_bytes=predicted,

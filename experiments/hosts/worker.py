@@ -5,7 +5,8 @@ in the same order:
 
   {"do": "prepare", "case": NAME}         -> {"case": NAME, "ok": true, ...}
   {"do": "run", "case": NAME, "steps": N} -> {"case": NAME, "step_ms": [...],
-                                              "bytes": B, "packets": P}
+                                              "process_ms": T, "bytes": B,
+                                              "packets": P}
   {"do": "quit"}                          -> exit code 0
 
 The worker first sends `{"ready": true}`, once the hosts are connected. The
@@ -172,15 +173,22 @@ def _time_steps(
   periods = -(-count // period)
   time.sleep(_DRAIN_S)
   before = count_sent(interface)
-  step_ms, loss = [], 0.0
+  step_ms, loss, processed = [], 0.0, time.process_time()
   for _ in range(periods):
     begin = time.perf_counter()
     for _ in range(period):
       loss = step()
     step_ms.append(1e3 * (time.perf_counter() - begin) / period)
+  process_ms = 1e3 * (time.process_time() - processed) / (periods * period)
   time.sleep(_DRAIN_S)
   sent, packets = (
     (b - a) / (periods * period)
     for a, b in zip(before, count_sent(interface), strict=True)
   )
-  return {"step_ms": step_ms, "loss": loss, "bytes": sent, "packets": packets}
+  return {
+    "step_ms": step_ms,
+    "process_ms": process_ms,
+    "loss": loss,
+    "bytes": sent,
+    "packets": packets,
+  }

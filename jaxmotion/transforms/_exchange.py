@@ -97,7 +97,8 @@ def exchange(
       takes `level=`, an int32[] equal on all workers, and sends only that
       codec's payloads. See also `level`.
     op: "mean" or "sum" over workers.
-    method: "gather" or "two_phase"; None chooses by the number of workers.
+    method: "gather" or "two_phase"; None chooses by the number of workers. A
+      codec of rounds, such as `low_rank`, has messages of its own.
     nonfinite: policy for gradients, and weights, that are not finite on some
       worker: "propagate" (the element reaches every worker, unless its codec
       does not send it; a weight makes all elements NaN), "skip" (all workers

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.core import (
   AxisName,
   PyTree,
   axis_names,
+  jax_core,
   place_tree,
   spec_axes,
   worker_index,
@@ -87,7 +87,7 @@ def run_on_workers(
   joins = decide(shapes, differs)
 
   def run_traced(*local: PyTree) -> list[Any]:
-    results = jaxpr_as_fun(closed)(*jax.tree.leaves(local))
+    results = jax_core.jaxpr_as_fun(closed)(*jax.tree.leaves(local))
     return [
       _join_result(result, join, axis_name)
       for result, join in zip(results, joins, strict=True)

@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
-from jaxmotion.core import PerWorker, PyTree, unpack_worker
+from jaxmotion.core import PerWorker, PyTree, jax_core, unpack_worker
 from jaxmotion.program import flatten, inner_jaxprs
 
 
@@ -34,7 +33,7 @@ def update_stacked(
   """
   own = [unpack_worker(PerWorker(tree)) for tree in args]
   jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*own)
-  run = jaxpr_as_fun(jaxpr)
+  run = jax_core.jaxpr_as_fun(jaxpr)
   if _is_straight(jaxpr):
     results = jax.vmap(run)(*jax.tree.leaves(args))
   else:

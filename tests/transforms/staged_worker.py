@@ -52,9 +52,7 @@ def train(mesh, codec, overlap):
 
 
 def main(index, processes, address):
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  jax.config.update("jax_num_cpu_devices", 1)
-  jax.distributed.initialize(address, processes, index)
+  worker.join_job(index, processes, address, 1)
   _pieces._MIN_PIECE_BYTES = 64
   _stages._MIN_GROUP_BYTES = 16
   mesh = jax.make_mesh((processes,), ("data",), axis_types=(AxisType.Auto,))

@@ -1,5 +1,6 @@
 """One of several processes: index, count, address, builders."""
 
+import faulthandler
 import hashlib
 import json
 import sys
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, transforms
+from tests.experiments.jobs import WAIT
 
 STEPS = 2
 RNG = np.random.default_rng(0)
@@ -181,10 +183,16 @@ def describe_state(state):
   return found
 
 
-def main(index, processes, address, *names):
+def join_job(index, processes, address, devices):
+  """Joins a job of several processes; if that hangs, says where."""
+  faulthandler.dump_traceback_later(WAIT - 40)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  jax.config.update("jax_num_cpu_devices", 4 // processes)
+  jax.config.update("jax_num_cpu_devices", devices)
   jax.distributed.initialize(address, processes, index)
+
+
+def main(index, processes, address, *names):
+  join_job(index, processes, address, 4 // processes)
   print(json.dumps(run(names)))
 
 

@@ -1,13 +1,15 @@
+import os
+
 import pytest
 
 from experiments.hosts.plot import save_plot
-from experiments.hosts.rows import ideal_ms, make_rows
-from experiments.hosts.run import Result
+from experiments.hosts.rows import floor_ms, ideal_ms, make_rows
+from experiments.hosts.run import Result, Setting
 from experiments.hosts.tables import byte_table
 
 
 def result(case, step_ms, sent, predicted=None):
-  return Result(case, step_ms, 0.5, sent, 0.9 * sent, predicted)
+  return Result(case, step_ms, 0.5, 30.0, sent, 0.9 * sent, predicted)
 
 
 NONE, FP32 = result("none", 40.0, 0.0, 0), result("fp32", 440.0, 4e7, 4e7)
@@ -21,9 +23,19 @@ def test_the_ideal_shortens_the_exchange_and_nothing_else():
   assert ideal_ms(INT8, NONE, FP32._replace(step_ms=30.0), 0.0) == 40
 
 
+def test_a_perfect_overlap_leaves_the_link_or_the_cores(monkeypatch):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+  setting = Setting(hosts=2, rate="1gbit")
+  assert floor_ms(INT8, setting) == 80  # 10 MB at 125 MB/s.
+  assert floor_ms(NONE, setting) == 30
+  assert floor_ms(INT8, setting._replace(hosts=8)) == 120
+  for rate in ("none", "loopback"):
+    assert floor_ms(INT8, setting._replace(rate=rate)) == 30
+
+
 def test_rows_hold_what_was_measured_and_what_follows():
   peer = result("torch_fp16", 220.0, 2e7)
-  rows = make_rows([NONE, FP32, INT8, peer], "hosts_2_1gbit", 0.0)
+  rows = make_rows([NONE, FP32, INT8, peer], Setting(rate="1gbit"))
   found = {(r.case, r.metric): r for r in rows}
   assert found["int8", "speedup"].value == pytest.approx(440 / 150)
   assert found["int8", "wire_ratio"].value == 4
@@ -38,15 +50,15 @@ def test_rows_hold_what_was_measured_and_what_follows():
 
 
 def test_what_follows_is_left_out_without_its_baseline():
-  metrics = {r.metric for r in make_rows([INT8], "x", 0.0)}
+  metrics = {r.metric for r in make_rows([INT8], Setting())}
   assert not metrics & {"speedup", "wire_ratio", "ideal_ratio"}
-  metrics = {r.metric for r in make_rows([FP32, INT8], "x", 0.0)}
+  metrics = {r.metric for r in make_rows([FP32, INT8], Setting())}
   assert "speedup" in metrics and "ideal_ratio" not in metrics
 
 
 def test_a_case_that_slows_the_step_is_marked(tmp_path):
   slow = result("sign", 500.0, 1e6, 1e6)
-  rows = make_rows([NONE, FP32, INT8, slow], "x", 0.0)
+  rows = make_rows([NONE, FP32, INT8, slow], Setting())
   marks = [line[-1] for line in byte_table(rows).lines]
   assert [bool(mark) for mark in marks] == [False, False, False, True]
   save_plot(rows, tmp_path / "plots" / "x.png")
