@@ -43,11 +43,13 @@ extensions = [
   "myst_nb",
   "sphinx_copybutton",
 ]
-exclude_patterns = [".jupyter_cache", "results", "templates"]
+exclude_patterns = [".jupyter_cache", "results", "static", "templates"]
 templates_path = ["templates"]
 html_theme = "sphinx_book_theme"
 html_title = "jaxmotion"
 html_theme_options = {"show_toc_level": 2}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 # Single backticks link to what they name, if it is public.
 default_role = "py:obj"

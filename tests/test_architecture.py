@@ -249,6 +249,14 @@ def test_files_are_short(folder):
 
 
 @FILES
+def test_one_file_loads_jax_extend(path):
+  if path.relative_to(PACKAGE).as_posix() == "core/_jax_extend.py":
+    return
+  assert not {m for m, _ in imports(path) if m.startswith("jax.extend")}
+  assert ("jax", "extend") not in set(imports(path))
+
+
+@FILES
 def test_a_file_says_what_it_is_for(path):
   assert ast.get_docstring(parsed(path))
 
@@ -285,6 +293,8 @@ def test_jaxprs_are_walked_in_one_room(path):
   known = {  # They look at the one equation of a function they know.
     "memory/residuals/trace/_kinds.py",
     "perfmodel/cost/_ops.py",
+    # It applies operations to tiles, inside kernels.
+    "kernels/blocks/_planes.py",
   }
   name = path.relative_to(PACKAGE).as_posix()
   assert not walks or room_of(path) == "program" or name in known
@@ -414,9 +424,9 @@ def test_a_room_is_loaded_with_what_it_needs_alone():
   ours = {m.split(".")[1] for m in loaded if m.startswith("jaxmotion.")}
   assert {"transforms", "codecs"} <= ours
   assert not ours & {"perfmodel", "planner", "memory", "presets", "testing"}
-  # Pallas is loaded when a kernel of it is lowered.
+  # Pallas is loaded when a kernel of it is lowered, and by `jax.extend`.
   assert "jax.numpy" in loaded
-  assert "jax.experimental.pallas" not in loaded
+  assert not {"jax.experimental.pallas", "jax.extend"} & set(loaded)
 
 
 def type_checked_names():

@@ -26,7 +26,6 @@ def run_round(seed: int) -> Round:
   Args:
     seed: seed of the saved values and of what is broken.
   """
-  chooser = random.Random(seed)
   random_array = np.random.default_rng(seed)
   defects: list[Defect] = []
   with tempfile.TemporaryDirectory() as name:
@@ -35,6 +34,9 @@ def run_round(seed: int) -> Round:
     lines = [{"run": i, "loss": float(random_array.random())} for i in range(3)]
     write_sealed(folder / "lines", lines)
     for case in range(_CASES):
+      # A chooser of its own: sizes of checkpoints vary from run to run, and
+      # would change what is drawn for the cases that follow.
+      chooser = random.Random(f"{seed} {case}")
       if case % 4 == 0:
         detail, what = _check_run(folder, saved, chooser)
       else:
