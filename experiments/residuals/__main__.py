@@ -22,7 +22,8 @@ Both are sizes whose program was compiled and fits; `device_bytes_drawn` is the
 prediction from two smaller programs. Only these have the mode `streamed`: its
 parameters stay on the host (`host_temp_bytes`) and come in 8 bits, some blocks
 at a time. `budget_...` are plans of `planner.fit_memory` for the whole loss of
---budget_of under --budgets.
+--budget_of under --budgets. Rows in --json of the same sources and JAX are not
+measured again, unless with --fresh; rows of what was not asked for stay.
 """
 
 from absl import flags
@@ -77,6 +78,9 @@ _TARGET = flags.DEFINE_enum(
   "Device to compile for.",
   allow_override=True,
 )
+_FRESH = flags.DEFINE_bool(
+  "fresh", False, "Measure again what is in --json.", allow_override=True
+)
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
@@ -96,7 +100,13 @@ def main() -> None:
     parse_networks(_BUDGET_OF.value),
     [float(share) for share in _BUDGETS.value],
   )
-  run_experiment(question, target, json=_JSON.value, plot=_PLOT.value)
+  run_experiment(
+    question,
+    target,
+    json=_JSON.value,
+    plot=_PLOT.value,
+    fresh=_FRESH.value,
+  )
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ from experiments.common.records import Row
 from experiments.models.losses import TASKS, parse_task
 from experiments.residuals import comparison, measure
 from experiments.residuals.comparison import Figures, Subject
+from experiments.residuals.kept import add_ratios, read_cases
 from experiments.residuals.policies import Policy, find_budget, list_policies
 from experiments.residuals.user_file import load_task
 from experiments.residuals.verdicts import (
@@ -202,7 +203,7 @@ class _Run:
     self, target: str, path: str | os.PathLike[str] | None, fresh: bool
   ):
     self._target, self._path, self._fresh = target, path, fresh
-    self._kept = {} if path is None else _read_cases(path)
+    self._kept = read_cases(path)
     self._asked: dict[str, None] = {}
 
   def list_rows(self) -> list[Row]:
@@ -248,15 +249,8 @@ class _Run:
         self.measure(subject, found, f"at the FLOPs of {loss.policy}")
 
 
-def _read_cases(path: str | os.PathLike[str]) -> dict[str, list[Row]]:
-  kept: dict[str, list[Row]] = {}
-  for row in records.read_rows(path) if os.path.exists(path) else []:
-    kept.setdefault(row.case, []).append(row)
-  return kept
-
-
 def _join(kept: dict[str, list[Row]]) -> list[Row]:
-  return comparison.add_ratios([row for rows in kept.values() for row in rows])
+  return add_ratios([row for rows in kept.values() for row in rows])
 
 
 def _try_policy(

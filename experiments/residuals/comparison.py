@@ -1,20 +1,16 @@
 """Figures of one policy: compiled, predicted, and the seconds of both."""
 
-import functools
 import gc
-import pathlib
-import subprocess
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
-import jaxmotion
 from experiments import gpu_compile
 from experiments.common import records
 from experiments.common.records import Row
-from experiments.residuals import measure
+from experiments.residuals import kept, measure
 from experiments.residuals.cases import StepProgram
 from experiments.residuals.policies import MakeTask, Policy, is_ours
 from jaxmotion.core import check_choice
@@ -22,11 +18,6 @@ from jaxmotion.program import program_memory
 
 EXPERIMENT = "residuals_compare"
 
-_ROOT = pathlib.Path(__file__).parents[2]
-
-# Sources that figures of stock policies depend on; those of ours depend on all.
-_MODELS = "experiments/models"
-_COSTS = ("jaxmotion/perfmodel", "jaxmotion/program")
 _PREDICTED = ("flops", "step_ms_predicted")
 COMPILED = ("temp_bytes", "trace_s", "compile_s")
 """Figures that a compilation gives; the others are predicted."""
@@ -141,12 +132,12 @@ def describe_stamp(
     metric: name of the figure.
     target: device that is compiled for.
   """
-  sources = [_MODELS]
+  sources = kept.MODELS
   if is_ours(policy):
-    sources.append("jaxmotion")
+    sources = kept.OURS
   elif metric in _PREDICTED:
-    sources += _COSTS
-  versions = _describe_sources(tuple(sources))
+    sources = kept.COSTS
+  versions = kept.describe_sources(sources)
   if subject.source:
     versions = f"{subject.source}, {versions}"
   if metric in _PREDICTED:
@@ -160,29 +151,10 @@ def describe_stamp(
   return f"{machine}: compiled, not run{by}; {versions}"
 
 
-@functools.cache
-def _describe_sources(paths: tuple[str, ...]) -> str:
-  """Returns the last commit of sources; without git, the library's version."""
-
-  def run_git(*words: str) -> str:
-    command = ["git", "-C", str(_ROOT), *words, "--", *paths]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip()
-
-  try:
-    commit = run_git("log", "-1", "--format=%h")
-    if commit:
-      changed = run_git("status", "--porcelain")
-      return f"commit {commit}{' with changes' if changed else ''}"
-  except OSError:
-    pass
-  return f"version {jaxmotion.__version__}"
-
-
 def make_rows(
   subject: Subject, policy: str, found: Figures | str, target: str
 ) -> list[Row]:
-  """Returns the rows of one policy; ratios are added by `add_ratios`.
+  """Returns the rows of one policy; ratios are added by `kept.add_ratios`.
 
   Args:
     subject: the model.
@@ -227,20 +199,3 @@ def find_current(
     if row.jax == jax.__version__
     and row.machine == describe_stamp(subject, policy, row.metric, target)
   }
-
-
-def add_ratios(rows: list[Row]) -> list[Row]:
-  """Returns rows with baselines and ratios to plain training."""
-  plain = {
-    (row.case.rpartition("/")[0], row.metric): row.value
-    for row in rows
-    if row.case.endswith("/plain") and not isinstance(row.value, str)
-  }
-
-  def add_ratio(row: Row) -> Row:
-    baseline = plain.get((row.case.rpartition("/")[0], row.metric))
-    if isinstance(row.value, str) or not baseline:
-      return row
-    return row._replace(baseline=baseline, ratio=row.value / baseline)
-
-  return [add_ratio(row) for row in rows]

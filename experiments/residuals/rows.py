@@ -1,17 +1,18 @@
 """Rows of residual memory, fitting sizes, budgets, accuracy and equality."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from experiments.common import records
 from experiments.common.records import Row
-from experiments.residuals import measure, paper
+from experiments.residuals import kept, measure, paper
 from experiments.residuals.budgets import BudgetPlan
 from experiments.residuals.gradients import GradientErrors
 from experiments.residuals.limits import FittingSize
+from experiments.residuals.networks import NetworkSpec
 from experiments.residuals.points import Point
 from experiments.residuals.training import Result
 
@@ -28,41 +29,80 @@ _COMPARED = (
   "step_ms",
 )
 
+_OF_HOST = ("step_ms", "peak_bytes_in_use", "compile_s")
 
-def make_point_rows(
-  experiment: str, points: Sequence[Point], target: str
-) -> Iterator[Row]:
-  """Yields the rows of points; baselines are those of the network's `plain`.
+
+def make_point_rows(point: Point, target: str) -> Iterator[Row]:
+  """Yields the rows of a point; ratios are added by `add_plain_ratios`.
 
   Args:
-    experiment: name of the experiment in the rows.
-    points: figures of networks in modes.
+    point: figures of a network in a mode.
     target: device that was compiled for, a key of `TARGETS`.
   """
-  plain = {
-    p.spec.case: dict(_list_figures(p)) for p in points if p.mode == "plain"
-  }
-  for point in points:
-    case = f"{point.spec.case}/{point.mode}"
-    for metric, value in _list_figures(point):
-      baseline = plain.get(point.spec.case, {}).get(metric)
-      if metric not in _COMPARED or isinstance(baseline, str):
-        baseline = None
-      ratio = None
-      if baseline and not isinstance(value, str):
-        ratio = value / baseline
-      yield Row(
-        experiment,
-        case,
-        metric,
-        value,
-        _unit_of(metric),
-        baseline,
-        ratio,
-        None,
-        _machine_of(metric, point, target),
-        jax.__version__,
-      )
+  case = f"{point.spec.case}/{point.mode}"
+  for metric, value in _list_figures(point):
+    machine = _machine_of(metric, point, target)
+    yield _make_row(case, metric, value, _unit_of(metric), machine)
+
+
+def add_plain_ratios(rows: Iterable[Row]) -> list[Row]:
+  """Returns rows of points with the figures of the network's `plain`.
+
+  Args:
+    rows: made by `make_point_rows`.
+  """
+  return kept.add_ratios(rows, _COMPARED)
+
+
+def is_of_point(rows: Sequence[Row]) -> bool:
+  """Says whether the rows of one case are those of a point.
+
+  Args:
+    rows: rows of one case.
+  """
+  metrics = {row.metric for row in rows}
+  return "temp_bytes" in metrics and rows[0].case.count("/") == 1
+
+
+def is_summary(rows: Sequence[Row]) -> bool:
+  """Says whether the rows of one case are of papers or means of others.
+
+  Args:
+    rows: rows of one case.
+  """
+  return rows[0].case.startswith(("paper/", "mean_of_", "best/"))
+
+
+def stamp_rows(rows: Iterable[Row], mode: str | None) -> list[Row]:
+  """Returns rows that say which sources they were measured from.
+
+  Args:
+    rows: rows of one mode.
+    mode: its name, a key of `MODES`, "streamed"; None for plans.
+  """
+  stamp = _describe_stamp(mode)
+  return [row._replace(machine=f"{row.machine}; {stamp}") for row in rows]
+
+
+def are_current(rows: Sequence[Row], mode: str | None) -> bool:
+  """Says whether rows hold still, on this machine and of these sources.
+
+  Args:
+    rows: rows of one case.
+    mode: its name, as for `stamp_rows`.
+  """
+  stamp, host = _describe_stamp(mode), records.describe_machine()
+  return bool(rows) and all(
+    row.jax == jax.__version__
+    and row.machine.endswith(f"; {stamp}")
+    and (row.metric not in _OF_HOST or row.machine == f"{host}; {stamp}")
+    for row in rows
+  )
+
+
+def _describe_stamp(mode: str | None) -> str:
+  is_stock = mode == "plain" or (mode or "").startswith("jax_")
+  return kept.describe_sources(kept.COSTS if is_stock else kept.OURS)
 
 
 def _list_figures(point: Point) -> Iterator[tuple[str, float | str]]:
@@ -98,7 +138,7 @@ def _unit_of(metric: str) -> str:
 
 
 def _machine_of(metric: str, point: Point, target: str) -> str:
-  if metric in ("step_ms", "peak_bytes_in_use", "compile_s"):
+  if metric in _OF_HOST:
     return records.describe_machine()
   if metric in ("flops", "traffic_bytes_predicted", "step_ms_predicted"):
     return f"{measure.TARGETS[target]}: predicted from datasheets"
@@ -111,7 +151,7 @@ def make_paper_rows() -> Iterator[Row]:
     yield _make_row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
 
 
-def make_mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
+def make_mean_rows(rows: Iterable[Row]) -> Iterator[Row]:
   """Yields the mean savings and costs of each mode over the networks.
 
   Args:
@@ -127,7 +167,7 @@ def make_mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
       mode = row.case.rpartition("/")[2]
       if row.metric == metric and row.ratio is not None and mode != "plain":
         ratios.setdefault(mode, []).append(row.ratio)
-        machine = row.machine
+        machine = kept.drop_sources(row.machine)
     for mode, found in ratios.items():
       changes = [sign * 100 * (ratio - 1) for ratio in found]
       mean = statistics.fmean(changes)
@@ -166,13 +206,23 @@ def make_fit_rows(
   yield _make_row(compiled, "compile_s", memory.compile_s, "s", host)
 
 
+def name_budget(spec: NetworkSpec, share: float) -> str:
+  """Returns the case of a network under a memory budget.
+
+  Args:
+    spec: the network and its batch.
+    share: budget relative to the device memory of plain training.
+  """
+  return f"{spec.case}/budget_{100 * share:g}%"
+
+
 def make_budget_rows(found: BudgetPlan) -> Iterator[Row]:
   """Yields the rows of the plan for a memory budget.
 
   Args:
     found: the budget and its plan.
   """
-  case = f"{found.spec.case}/budget_{100 * found.share:g}%"
+  case = name_budget(found.spec, found.share)
   machine = f"{found.plain_memory.machine}; predicted from datasheets"
   whole = found.plain_memory.device_bytes
 

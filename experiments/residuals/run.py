@@ -1,7 +1,8 @@
 """Compiles, predicts and measures networks, and searches what fits a device."""
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import rich.progress
@@ -9,10 +10,12 @@ import rich.progress
 from experiments.common import records
 from experiments.common.console import make_console
 from experiments.common.records import Row
-from experiments.residuals import budgets, limits, rows as residuals_rows
+from experiments.residuals import budgets, kept, limits, rows as residuals_rows
 from experiments.residuals.networks import NetworkSpec
-from experiments.residuals.points import Point, measure_point
+from experiments.residuals.points import measure_point
 from experiments.residuals.tables import comparison_table, point_table
+
+Path = str | os.PathLike[str]
 
 
 class Question(NamedTuple):
@@ -37,43 +40,132 @@ class Question(NamedTuple):
   budget_shares: Sequence[float]
 
 
+class _Run:
+  """Rows of one job, some of them measured before.
+
+  Args:
+    target: device to compile for, a key of `TARGETS`.
+    path: file of rows, read before and written after every measurement.
+    fresh: whether rows that are there already are measured again.
+  """
+
+  def __init__(self, target: str, path: Path | None, fresh: bool):
+    self._target, self._path, self._fresh = target, path, fresh
+    self._kept = kept.read_cases(path)
+
+  def measure_networks(
+    self, specs: Sequence[NetworkSpec], modes: Sequence[str]
+  ) -> None:
+    """Measures every network in every mode."""
+    for spec, mode in _track((s, m) for s in specs for m in modes):
+      if not self._has([f"{spec.case}/{mode}"], mode):
+        point = measure_point(spec, mode, self._target)
+        self._add(residuals_rows.make_point_rows(point, self._target), mode)
+
+  def find_limits(self, question: Question) -> None:
+    """Searches the deepest ResNet and the largest batches that fit."""
+    limit_bytes = question.limit_gb * 1e9
+    for mode in question.fit_modes:
+      limit = f"{question.limit_gb:g}GB/{mode}"
+      found = functools.partial(
+        limits.find_deepest, mode, self._target, limit_bytes
+      )
+      self._find_size(f"resnet_batch16/{limit}", "deepest", found, mode)
+      for name in question.batch_of:
+        spec = NetworkSpec(name, 1)
+        found = functools.partial(
+          limits.find_largest_batch, spec, mode, self._target, limit_bytes
+        )
+        self._find_size(f"{name}/{limit}", "largest_batch", found, mode)
+
+  def _find_size(
+    self,
+    case: str,
+    metric: str,
+    find_size: Callable[[], limits.FittingSize | None],
+    mode: str,
+  ) -> None:
+    if not self._has([case], mode):
+      rows = residuals_rows.make_fit_rows(
+        case, metric, find_size(), self._target
+      )
+      self._add(rows, mode)
+
+  def fit_budgets(self, spec: NetworkSpec, shares: Sequence[float]) -> None:
+    """Plans a network under budgets."""
+    cases = [residuals_rows.name_budget(spec, share) for share in shares]
+    if not self._has(cases, None):
+      for plan in budgets.fit_budgets(spec, shares, self._target):
+        self._add(residuals_rows.make_budget_rows(plan), None)
+
+  def list_rows(self) -> list[Row]:
+    """Returns all rows, those of the file that were not asked for, too."""
+    points = self.list_points()
+    means = residuals_rows.make_mean_rows(points)
+    others = [
+      row
+      for rows in self._kept.values()
+      if not (
+        residuals_rows.is_of_point(rows) or residuals_rows.is_summary(rows)
+      )
+      for row in rows
+    ]
+    return [*residuals_rows.make_paper_rows(), *points, *means, *others]
+
+  def list_points(self) -> list[Row]:
+    """Returns the rows of networks in modes, with ratios to plain."""
+    return residuals_rows.add_plain_ratios(
+      row
+      for rows in self._kept.values()
+      if residuals_rows.is_of_point(rows)
+      for row in rows
+    )
+
+  def _has(self, cases: Sequence[str], mode: str | None) -> bool:
+    """Says whether the rows of cases need not be measured again."""
+    return not self._fresh and all(
+      residuals_rows.are_current(self._kept.get(case, []), mode)
+      for case in cases
+    )
+
+  def _add(self, rows: Iterable[Row], mode: str | None) -> None:
+    added = dict[str, list[Row]]()
+    for row in residuals_rows.stamp_rows(rows, mode):
+      added.setdefault(row.case, []).append(row)
+    self._kept |= added
+    if self._path is not None:
+      records.write_rows(self._path, self.list_rows())
+
+
 def run_experiment(
   question: Question,
   target: str,
   *,
-  json: str | None = None,
-  plot: str | None = None,
+  json: Path | None = None,
+  plot: Path | None = None,
+  fresh: bool = False,
 ) -> None:
   """Runs a job, prints its tables, and writes rows and a plot.
 
   Rows are written after every measurement, because a whole job takes hours.
+  Rows in the file that hold still are not measured again, and rows of what was
+  not asked for stay.
 
   Args:
     question: networks, modes, limits and budgets.
     target: device to compile for, a key of `TARGETS`.
     json: file to write rows to, if any.
     plot: file to write the plot to, if any.
+    fresh: whether rows that are there already are measured again.
   """
   console = make_console()
-  found = measure_networks(
-    question.networks,
-    question.modes,
-    target,
-    residuals_rows.EXPERIMENT,
-    json,
-  )
-  console.print(point_table(found).to_console())
-  means = residuals_rows.make_mean_rows(found)
-  rows = [*residuals_rows.make_paper_rows(), *found, *means]
-  for row in _answer_limits(question, target):
-    rows.append(row)
-    if json:
-      records.write_rows(json, rows)
+  run = _Run(target, json, fresh)
+  run.measure_networks(question.networks, question.modes)
+  console.print(point_table(run.list_points()).to_console())
+  run.find_limits(question)
   for spec in question.budget_of:
-    for plan in budgets.fit_budgets(spec, question.budget_shares, target):
-      rows += residuals_rows.make_budget_rows(plan)
-      if json:
-        records.write_rows(json, rows)
+    run.fit_budgets(spec, question.budget_shares)
+  rows = run.list_rows()
   console.print(comparison_table(rows).to_console())
   if json:
     records.write_rows(json, rows)
@@ -83,51 +175,7 @@ def run_experiment(
     save_plot(rows, plot)
 
 
-def measure_networks(
-  specs: Sequence[NetworkSpec],
-  modes: Sequence[str],
-  target: str,
-  experiment: str,
-  path: str | os.PathLike[str] | None = None,
-  memory_gib: float | None = None,
-) -> list[Row]:
-  """Returns the rows of every network in every mode.
-
-  Args:
-    specs: networks and batches.
-    modes: names of modes, keys of `MODES`.
-    target: device to compile for, a key of `TARGETS`.
-    experiment: name of the experiment in the rows.
-    path: file that rows are written to after every measurement, if any.
-    memory_gib: device memory that the compiler is told of, GiB; None for the
-      memory that the GPU has.
-  """
-  points: list[Point] = []
-  found: list[Row] = []
-  pairs = [(spec, mode) for spec in specs for mode in modes]
-  for spec, mode in rich.progress.track(
-    pairs, "compile", console=make_console()
-  ):
-    points.append(measure_point(spec, mode, target, memory_gib))
-    found = list(residuals_rows.make_point_rows(experiment, points, target))
-    if path:
-      records.write_rows(path, found)
-  return found
-
-
-def _answer_limits(question: Question, target: str) -> Iterator[Row]:
-  """Yields rows of the deepest ResNet and the largest batches that fit."""
-  limit_bytes = question.limit_gb * 1e9
-  for mode in question.fit_modes:
-    case = f"{question.limit_gb:g}GB/{mode}"
-    found = limits.find_deepest(mode, target, limit_bytes)
-    yield from residuals_rows.make_fit_rows(
-      f"resnet_batch16/{case}", "deepest", found, target
-    )
-    for name in question.batch_of:
-      found = limits.find_largest_batch(
-        NetworkSpec(name, 1), mode, target, limit_bytes
-      )
-      yield from residuals_rows.make_fit_rows(
-        f"{name}/{case}", "largest_batch", found, target
-      )
+def _track(
+  pairs: Iterable[tuple[NetworkSpec, str]],
+) -> Iterable[tuple[NetworkSpec, str]]:
+  return rich.progress.track(list(pairs), "compile", console=make_console())

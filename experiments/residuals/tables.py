@@ -9,6 +9,7 @@ from experiments.common.tables import (
   format_noise,
   index_rows,
 )
+from experiments.residuals import kept
 from experiments.residuals.verdicts import verdict_table
 
 _GIB = 2**30
@@ -156,7 +157,9 @@ def point_table(rows: Sequence[Row]) -> Table:
   """
   found = index_rows(rows)
   cases = [case for case, metric in found if metric == "temp_bytes"]
-  machines = {row.machine for row in rows if row.metric == "temp_bytes"}
+  machines = {
+    kept.drop_sources(row.machine) for row in rows if row.metric == "temp_bytes"
+  }
   header = (
     "network, batch, mode",
     "temp",

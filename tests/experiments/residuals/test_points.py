@@ -5,7 +5,7 @@ import pytest
 from experiments import models
 from experiments.residuals import cases, measure, points as residuals_points
 from experiments.residuals.networks import NetworkSpec, parse_networks
-from experiments.residuals.rows import make_point_rows
+from experiments.residuals.rows import add_plain_ratios, make_point_rows
 
 SPEC = NetworkSpec("tiny", 2)
 
@@ -54,7 +54,9 @@ def test_a_step_that_waits_for_the_host_takes_longer():
 
 
 def test_rows_compare_with_plain_and_say_what_was_not_measured(points):
-  rows = list(make_point_rows("test", list(points.values()), "cpu"))
+  rows = add_plain_ratios(
+    row for point in points.values() for row in make_point_rows(point, "cpu")
+  )
   found = {(row.case, row.metric): row for row in rows}
   case = f"{SPEC.case}/cut_int8"
   temp = found[case, "temp_bytes"]
