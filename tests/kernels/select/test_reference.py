@@ -14,8 +14,8 @@ from jaxmotion.kernels.select._cases import special_values
 
 BLOCK = 12
 KS = pytest.mark.parametrize("k", [1, 2, 8, 9, 11, 12])
-# The most values found by reductions: none (all by sorting), or all of them.
-PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["sort", "reduce"])
+# The most values found by reductions: none (XLA selects all), or all of them.
+PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["select", "reduce"])
 
 
 def oracle(x, k, planes):
