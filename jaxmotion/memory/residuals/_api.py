@@ -52,7 +52,8 @@ def compress_residuals(
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
   bit except where XLA fuses differently and so adds in another order. With a
   codec that rounds, masks and other results of comparisons are saved as bits
-  where they would otherwise be recomputed from rounded values alone.
+  where they would otherwise be recomputed from rounded values alone. Masks of
+  products that are recomputed are saved, too, if all of them are small.
 
   Leaves of the arguments and of the result that are no arrays pass as they are.
 

@@ -30,6 +30,7 @@ from jaxmotion.program import (
   REDUCTIONS,
   Step,
   Value,
+  array_bytes,
   is_discontinuous,
   is_expensive,
   is_float_equality,
@@ -46,6 +47,9 @@ _FREE_SHARE = 0.01
 _GIVEN_SHARE = 16
 # Up to so many values between two cuts, other cuts are looked for.
 _FEW_VALUES = 8
+# Masks are light if all of them take so many times fewer bytes than the largest
+# array that they compare.
+_LIGHT = 4
 # Seconds that a byte may cost, in steps of a factor of 1.5.
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
 
@@ -109,7 +113,7 @@ class Trade:
     self.reads = values_read_by_backward(joint, self._live)
     pairs = zip(joint.inputs, joint.gradients, strict=True)
     self._given = {v for v, g in pairs if g is None and is_inexact(v.aval)}
-    for name in ("_graph", "_smallest", "_single", "_without_loops"):
+    for name in ("_graph", "_free", "_smallest", "_single", "_without_loops"):
       vars(self).pop(name, None)
     self._separators = Separators(joint, self.reads, self._live, self._table)
     self._flows: dict[tuple[int, int], Flow] = {}
@@ -144,19 +148,39 @@ class Trade:
         fastest cut that runs no matmul again.
     """
     self._separators.is_used = budget is not None
-    cut = self._choose_cut(budget)
+    cut = self._free if budget is None else self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
     return cut
 
-  def _choose_cut(self, budget: float | None) -> Cut:
+  @functools.cached_property
+  def _free(self) -> Cut:
+    """The choice without a budget."""
+    cut = self._choose_free(self._cut_at(-1).seconds + self._free_s)
+    masks = self._light_masks(cut)
+    return self._price([*cut.saved, *masks]) if masks else cut
+
+  def _light_masks(self, cut: Cut) -> list[Value]:
+    """Returns masks that would be computed again from products, if small.
+
+    The backward pass begins with the mask of a sum. To compute it again, all
+    products that are added must be in memory at once, beside the cotangent.
+    Saved, the mask lets it compute them again one after the other. A loop saves
+    one mask an iteration, and has the products of one iteration in memory. So
+    masks are saved only where all of them together are small.
+    """
+    steps = list(_comparisons_behind_products(cut, self._table))
+    masks = [v for step in steps for v in step.outs]
+    most = max((array_bytes(v.aval) for s in steps for v in s.reads), default=0)
+    nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
+    is_light = _LIGHT * self._table.repeats * nbytes <= most
+    return masks if is_light else []
+
+  def _choose_cut(self, budget: float) -> Cut:
     if budget == 0:
       return self._smallest
     if budget == math.inf:
       return self._single
-    fastest = self._cut_at(-1)
-    if budget is None:
-      return self._choose_free(fastest.seconds + self._free_s)
-    most_bytes = fastest.nbytes * budget
+    most_bytes = self._cut_at(-1).nbytes * budget
     found = self._choose_small(most_bytes)
     if (others := self._without_loops) is not None:
       # The time that a loop takes may be worth more bytes than all matmuls'.
@@ -428,6 +452,23 @@ class Trade:
 
 def _is_product(step: Step) -> bool:
   return is_expensive(step.eqn) and step.name not in REDUCTIONS
+
+
+def _comparisons_behind_products(
+  cut: Cut, table: ResidualTable
+) -> Iterator[Step]:
+  """Yields steps that run again and compare products of rounded residuals."""
+  rounded = {v for v in cut.saved if table.describe(v).is_lossy}
+  behind: set[Value] = set()
+  for step in cut.rerun:
+    if any(v in behind for v in step.reads) or (
+      _is_product(step) and any(v in rounded for v in step.reads)
+    ):
+      behind.update(step.outs)
+      if is_discontinuous(step.eqn) and step.outs[0].aval.dtype == bool:
+        yield step
+    elif any(v in rounded for v in step.reads):
+      rounded.update(step.outs)
 
 
 def _discontinuous_on_rounded(

@@ -215,3 +215,34 @@ def test_a_budget_slightly_below_all_bytes_gives_up_little():
   largest = max(r.encoded_bytes for r in whole)
   kept = [r for r in part if r.encoded_bytes == largest]
   assert kept and total_bytes(part) <= 0.93 * total_bytes(whole)
+
+
+def normalize(x):
+  x = x - jnp.mean(x, 0, keepdims=True)
+  return x * lax.rsqrt(jnp.mean(x**2, 0, keepdims=True) + 1e-5)
+
+
+def add_branches(w, x):
+  """A block whose ReLU reads the sum of two cheap products."""
+  return jax.nn.relu(normalize(x @ w[0]) + normalize(x @ w[1]))
+
+
+@pytest.mark.parametrize(("layers", "is_saved"), [(2, True), (64, False)])
+def test_masks_of_products_that_run_again_are_saved_if_they_are_small(
+  layers, is_saved
+):
+  w = jax.ShapeDtypeStruct((layers, 2, 64, 64), "float32")
+  x = jax.ShapeDtypeStruct((65536, 64), "float32")
+  int4 = uniform(bits=4, block=64)
+
+  def stack(w, x):
+    return lax.scan(lambda x, w: (add_branches(w, x), None), x, w)[0]
+
+  def large(**options):
+    found = residuals_of(stack, w, x, **options)
+    return {r.kind for r in found if r.shape == x.shape}
+
+  # 64 masks take twice the bytes of the sum, 2 take a sixteenth.
+  expected = {"dense", "mask"} if is_saved else {"dense"}
+  assert large(codec=int4) == expected
+  assert large(codec=int4, memory_budget=0.0) == {"dense"}
