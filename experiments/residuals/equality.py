@@ -7,8 +7,12 @@ Every network runs in its full depth, small in width, image and batch, on JAX's
 backend. The error of a gradient is its distance to the gradient of plain
 training in float64, relative to the length of that. The lossless cut also runs
 in float64. In float32 it may differ from plain training by plain training's own
-error: XLA fuses the two differently, and so sums in another order.
+error: XLA fuses the two differently, and so sums in another order. Networks in
+--json of the same sources, machine and JAX are not run again, unless with
+--fresh; rows of other networks stay.
 """
+
+import itertools
 
 import rich.progress
 from absl import app, flags
@@ -16,8 +20,13 @@ from absl import app, flags
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
 from experiments.residuals.gradients import compare_gradients
+from experiments.residuals.kept import read_cases
 from experiments.residuals.networks import parse_networks
-from experiments.residuals.rows import make_equality_rows
+from experiments.residuals.rows import (
+  are_current,
+  make_equality_rows,
+  stamp_rows,
+)
 from experiments.residuals.tables import equality_table
 
 _SMALL = "image=32:width=0.125"
@@ -50,6 +59,9 @@ _MODES = flags.DEFINE_list(
   "Modes of training, plain first.",
   allow_override=True,
 )
+_FRESH = flags.DEFINE_bool(
+  "fresh", False, "Measure again what is in --json.", allow_override=True
+)
 _JSON = shared_flags.define_rows()
 
 
@@ -59,13 +71,20 @@ def main() -> None:
     raise app.UsageError(
       f"`--modes` must begin with plain, got {_MODES.value}."
     )
-  console, rows = make_console(), list[records.Row]()
+  console, kept = make_console(), read_cases(_JSON.value)
   specs = parse_networks(_NETWORKS.value)
   for spec in rich.progress.track(specs, "run", console=console):
-    for found in compare_gradients(spec, _MODES.value):
-      rows += make_equality_rows(found)
+    names = [f"{spec.case}/{mode}" for mode in _MODES.value]
+    known = [are_current(kept.get(name, []), None) for name in names]
+    if all(known) and not _FRESH.value:
+      continue
+    for name, found in zip(
+      names, compare_gradients(spec, _MODES.value), strict=True
+    ):
+      kept[name] = stamp_rows(make_equality_rows(found), None)
     if _JSON.value:
-      records.write_rows(_JSON.value, rows)
+      records.write_rows(_JSON.value, itertools.chain(*kept.values()))
+  rows = list(itertools.chain(*kept.values()))
   console.print(equality_table(rows).to_console())
 
 

@@ -29,7 +29,11 @@ _COMPARED = (
   "step_ms",
 )
 
-_OF_HOST = ("step_ms", "peak_bytes_in_use", "compile_s")
+_OF_HOST = (
+  *("step_ms", "peak_bytes_in_use", "compile_s"),
+  *("gradient_error", "gradient_from_plain", "values_equal"),
+  "gradient_error_float64",
+)
 
 
 def make_point_rows(point: Point, target: str) -> Iterator[Row]:
@@ -78,7 +82,7 @@ def stamp_rows(rows: Iterable[Row], mode: str | None) -> list[Row]:
 
   Args:
     rows: rows of one mode.
-    mode: its name, a key of `MODES`, "streamed"; None for plans.
+    mode: its name, a key of `MODES`, or "streamed"; None for all of ours.
   """
   stamp = _describe_stamp(mode)
   return [row._replace(machine=f"{row.machine}; {stamp}") for row in rows]

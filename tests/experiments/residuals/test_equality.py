@@ -9,16 +9,27 @@ from experiments.common import records
 from experiments.residuals import equality
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-  path = tmp_path_factory.mktemp("equality") / "rows.jsonl"
+def run_command(path, **changes):
   flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(
-    networks=["tiny:2:width=0.5:stride=1:repeats=1"],
-    modes=["plain", "cut", "cut_int8"],
-    json=str(path),
-  ):
+  options = {
+    "networks": ["tiny:2:width=0.5:stride=1:repeats=1"],
+    "modes": ["plain", "cut", "cut_int8"],
+    "json": str(path),
+  }
+  with flagsaver.flagsaver(**(options | changes)):
     equality.main()
+  return records.read_rows(path)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+  path = tmp_path_factory.mktemp("equality") / "rows.jsonl"
+  run_command(path)
+  return path
+
+
+@pytest.fixture(scope="module")
+def rows(path):
   return {
     (r.case.rpartition("/")[2], r.metric): r for r in records.read_rows(path)
   }
@@ -43,6 +54,20 @@ def test_every_mode_has_the_rows_that_it_can_have(rows):
   assert metrics["cut_int8"] == lossy
   assert metrics["cut"] == lossy | {"gradient_error_float64"}
   assert {r.experiment for r in rows.values()} == {"residuals_equality"}
+
+
+def test_networks_that_hold_still_are_not_run_again(path, tmp_path):
+  found, copy = records.read_rows(path), tmp_path / "rows.jsonl"
+  other = found[0]._replace(case="other_batch2/plain", machine="another")
+  marked = [r._replace(value=0.5) for r in found]
+  records.write_rows(copy, [other, *marked])
+  assert run_command(copy) == [other, *marked]
+  fresh = run_command(copy, fresh=True)
+  assert fresh[0] == other
+  assert [(r.case, r.metric) for r in fresh[1:]] == [
+    (r.case, r.metric) for r in found
+  ]
+  assert all(r.value != 0.5 for r in fresh[1:])
 
 
 def test_modes_that_do_not_begin_with_plain_are_refused():
