@@ -11,7 +11,9 @@ from jaxmotion.kernels._block_layout import (
   block_shape,
   divisors,
   from_blocks,
+  max_element,
   max_magnitude,
+  min_element,
   nearest_planes,
   reduce_blocks,
   row_aligned_width,
@@ -175,6 +177,28 @@ def test_reductions_are_those_of_magnitudes(axes):
   np.testing.assert_allclose(
     total, exact.sum(axes, keepdims=True), rtol=b.size * 2**-24
   )
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 63, 479, 481, 1001, 4099])
+def test_reductions_take_every_value_of_a_block_of_any_width_once(width):
+  # Powers of two of which any sum is exact: a value taken twice, or left out,
+  # changes the sum.
+  b = np.ones((1, 2, width), np.float32)
+  b[0, 1] = 2.0 ** (np.arange(width) % 8)
+  b[:, :, ::3] *= -1
+  x = jnp.asarray(b)
+  np.testing.assert_array_equal(
+    sum_magnitudes(x, (2,)), np.abs(b).sum(2, keepdims=True)
+  )
+  for at in {0, width // 2, width - 1}:
+    large = x.at[0, 0, at].set(-1000.0)
+    small = x.at[0, 0, at].set(1000.0)
+    assert max_magnitude(large, (2,))[0, 0, 0] == 1000.0
+    assert min_element(large, (2,))[0, 0, 0] == -1000.0
+    assert max_element(small, (2,))[0, 0, 0] == 1000.0
+    for reduce in (max_magnitude, sum_magnitudes, min_element, max_element):
+      bad = reduce(x.at[0, 0, at].set(jnp.nan), (2,))
+      assert np.isnan(bad).reshape(-1).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

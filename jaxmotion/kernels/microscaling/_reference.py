@@ -75,7 +75,8 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   padding = -codes.size % count
   flat = codes.reshape(-1)
   flat = jnp.pad(flat, (0, padding)) if padding else flat
-  words = pack(flat.reshape(count, -1), form.bits)
+  planes = flat.reshape(count, -1)
+  words = pack(planes, form.bits, follows_blocks=False)
   return Scaled(words, scale.astype(jnp.uint8))
 
 

@@ -131,9 +131,11 @@ def _bound_threshold(
   b: Array, shape: tuple[int, ...], block: int
 ) -> tuple[Array, Array]:
   """Returns the magnitude up to which elements become 0, and the scale."""
-  axes = scale_axes(math.prod(shape), block)
-  index = lax.iota(jnp.int32, b.size).reshape(b.shape)
-  b = jnp.where(index < math.prod(shape), b, 0.0)
+  size = math.prod(shape)
+  axes = scale_axes(size, block)
+  if b.size != size:
+    index = lax.iota(jnp.int32, b.size).reshape(b.shape)
+    b = jnp.where(index < size, b, 0.0)
   counts = block_counts(shape, _TRITS, block).clip(1)
   mean = sum_magnitudes(b, axes) / counts
   return threshold_bound(b, mean, lambda y: sum_magnitudes(y, axes))
