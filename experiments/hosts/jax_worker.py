@@ -15,7 +15,7 @@ from experiments.common import distributed
 from experiments.hosts import worker
 from experiments.hosts.carriers import is_carrier, make_carrier
 from experiments.hosts.cases import LOCAL_CASES, ONE_PROGRAM
-from experiments.train.cases import exchange_with, split_delay
+from experiments.train.cases import exchange_with, settled_branch, split_delay
 from jaxmotion import data_parallel, presets, wire
 
 
@@ -69,9 +69,9 @@ class JaxBackend:
     is_overlapped = "delay" in LOCAL_CASES.get(case, {})
     run_step = step.lower(*carried, batch).compile() if is_one else step
     facts["compile_s"] = time.perf_counter() - begin
-    if case not in LOCAL_CASES:
-      sent = wire.step_bytes(step, *carried, batch)
-      facts["predicted_bytes"] = sent.total_bytes
+    branch = 1 if case in LOCAL_CASES else settled_branch(case)
+    sent = wire.step_bytes(step, *carried, batch, branch=branch)
+    facts["predicted_bytes"] = sent.total_bytes / facts.get("period", 1)
 
     def run() -> float:
       *carried[:], loss = run_step(*carried, batch)

@@ -67,6 +67,19 @@ def split_delay(name: str) -> tuple[str, int]:
   return name.removeprefix(DELAYED), int(name.startswith(DELAYED))
 
 
+def settled_branch(name: str) -> int | None:
+  """Returns the branch that a step takes once a preset's start is over.
+
+  Args:
+    name: name of an exchange.
+
+  Returns:
+    Index for `wire.step_bytes`; None where nothing depends on the step.
+  """
+  # What a preset starts with is the later of two branches.
+  return 0 if split_delay(name)[0] in PRESETS else None
+
+
 def check_exchange(name: str) -> None:
   """Raises unless there is an exchange of this name, whatever its kind.
 

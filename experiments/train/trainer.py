@@ -18,10 +18,9 @@ from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.scalars import ScalarWriter
 from experiments.common.workdir import Run
-from experiments.train.cases import exchange_with, split_delay
+from experiments.train.cases import exchange_with, settled_branch, split_delay
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer, make_settings
-from experiments.train.presets import PRESETS
 from experiments.train.tasks import Batch, Task
 from jaxmotion import checkpoint, wire
 
@@ -162,8 +161,7 @@ class Trainer:
     )
     if self.program is None:
       first = self._load_batch(seed, 0)
-      # Branches of a preset's warm-up come after what it goes on with.
-      branch = 0 if split_delay(self._exchange)[0] in PRESETS else None
+      branch = settled_branch(self._exchange)
       self.program = compile_step(
         self._step, params, state, first, branch=branch
       )

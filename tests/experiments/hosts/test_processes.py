@@ -52,9 +52,17 @@ def test_a_delayed_exchange_runs(group):
 def test_steps_between_two_exchanges_are_timed_together(group):
   for case in ("diloco8_int4", "streaming8_int4"):
     reply, _ = group.ask({"do": "prepare", "case": case})
-    assert reply["period"] == 8 and "predicted_bytes" not in reply
+    assert reply["period"] == 8 and reply["predicted_bytes"] > 0
     for reply in group.ask({"do": "run", "case": case, "steps": 10}):
       assert len(reply["step_ms"]) == 2 and reply["loss"] > 0
+
+
+def test_bytes_are_those_after_the_start_of_a_preset(group):
+  sent = {
+    case: group.ask({"do": "prepare", "case": case})[0]["predicted_bytes"]
+    for case in ("fp32", "onebit_adam")
+  }
+  assert 0 < sent["onebit_adam"] < sent["fp32"]
 
 
 def test_counted_bytes_are_those_of_the_ledger(group):
