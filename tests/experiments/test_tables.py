@@ -21,6 +21,7 @@ from tests.paths import ROOT
     ("study_digits", "docs/study.md"),
     ("study_bytes_lm", "docs/study.md"),
     ("study_bytes_lm_more", "docs/study.md"),
+    ("study_bytes_lm_demo", "docs/study.md"),
     ("residuals_accuracy", "docs/residuals.md"),
     ("residuals_compare", "docs/residuals.md"),
     ("planner_links", "docs/howto/will_it_pay.md"),
