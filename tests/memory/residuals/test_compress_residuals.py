@@ -31,6 +31,9 @@ from tests.memory.residuals.nets import (
 
 INT8 = codecs.uniform(bits=8, block=128)
 INT4 = codecs.uniform(bits=4, block=64, rounding="stochastic")
+# Two programs may fuse differently, and then add in another order. Which do so
+# depends on the processor. Errors of codecs are a thousand times as large.
+ORDER = 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,8 +46,7 @@ def test_lossless_gradients_are_those_of_plain_training(name):
     expected = plain_gradients(name)
     loss = looped(compress_residuals(block))
     found = gradients(loss, stacked(p, 3), x)
-  # XLA may fuse, and so add up, in another order.
-  assert distance(expected, found) < 1e-6
+  assert distance(expected, found) < ORDER
 
 
 @pytest.mark.parametrize(
@@ -95,9 +97,8 @@ def test_listed_bytes_are_those_that_are_saved():
 def test_a_loop_inside_is_compressed():
   block, p, x = make("mlp")
   p = stacked(p, 3)
-  assert same(
-    plain_gradients("mlp"), gradients(compress_residuals(looped(block)), p, x)
-  )
+  found = gradients(compress_residuals(looped(block)), p, x)
+  assert distance(plain_gradients("mlp"), found) < ORDER
   inside = residuals_of(looped(block), p, x)
   assert {r.repeats for r in inside if "scan_0/" in r.name} == {3}
   names = [r.name for r in inside]
@@ -114,7 +115,7 @@ def test_masks_are_not_recomputed_from_rounded_values():
   fn = compress_residuals(loss, INT8, params=(0, 1))
   found = jax.jit(jax.grad(fn))(p, x)
   # The mask and arguments are all that the gradient of p["in"] depends on.
-  assert same(exact["in"], found["in"])
+  assert distance(exact["in"], found["in"]) < ORDER
   kinds = {r.kind for r in residuals_of(loss, p, x, codec=INT8)}
   assert "mask" in kinds
 
@@ -322,7 +323,8 @@ class TestComposition:
     args = variables["params"], variables["batch_stats"], x, jax.random.key(1)
     grad = functools.partial(jax.grad, has_aux=True)
     expected = jax.jit(grad(loss))(*args)
-    assert same(expected, jax.jit(grad(compress_residuals(loss)))(*args))
+    found = jax.jit(grad(compress_residuals(loss)))(*args)
+    assert distance(expected, found) < ORDER
 
   def test_nnx(self):
     class Net(nnx.Module):
@@ -373,7 +375,8 @@ class TestZeroValue:
     grads, overflows = jax.jit(jax.grad(fn, has_aux=True))(p, x)
     assert int(overflows) == 1
     # The gradient of p["last"] depends on the overflowed residual alone.
-    assert same(jax.jit(jax.grad(loss))(p, x)["last"], grads["last"])
+    expected = jax.jit(jax.grad(loss))(p, x)
+    assert distance(expected["last"], grads["last"]) < ORDER
 
   def test_inputs_to_recompute_overflows_from_are_saved_once_and_exactly(self):
     _, p, x = make("mlp")
@@ -392,7 +395,7 @@ class TestZeroValue:
     grad = jax.jit(jax.value_and_grad(fn, has_aux=True))
     (value, overflows), grads = grad(stacked(p, 3), x)
     assert int(overflows) == expected
-    assert same(plain_relu_gradients(), (value, grads))
+    assert distance(plain_relu_gradients(), (value, grads)) < ORDER
 
 
 class TestErrors:

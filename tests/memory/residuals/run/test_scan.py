@@ -107,7 +107,8 @@ def test_overflowed_residuals_on_the_host_are_recomputed_and_counted():
   grad = jax.jit(jax.value_and_grad(fn, has_aux=True))
   (value, overflows), grads = grad(stacked(p, 3), x)
   assert int(overflows) == 3
-  assert same(plain_relu_gradients(), (value, grads))
+  # Two programs may add in another order.
+  assert distance(plain_relu_gradients(), (value, grads)) < 1e-6
 
 
 def test_each_worker_sends_residuals_of_its_own():
