@@ -14,10 +14,8 @@ _HEADER = (
   "to equal",
   "T/T*",
   "of medians",
-  "training s",
   "test accuracy, %",
-  "train loss",
-  "over equal",
+  "train loss over equal",
 )
 Cells = dict[tuple[str, str, str], Row]
 
@@ -75,9 +73,7 @@ def _make_line(found: Cells, name: str, case: str) -> list[str]:
     f"{found[name, case, 'step_ms'].ratio:.2f}",
     format_cell("ideal_ratio", 2),
     format_cell("balance_ratio", 2),
-    f"{found[name, case, 'train_s'].value:.2f}",
     format_cell("test_accuracy", 2),
-    f"{found[name, case, 'train_loss'].value:.3f}",
     format_cell("loss_gap", 3),
   ]
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from experiments.common.records import Row
 from experiments.common.tables import (
   Table,
-  format_gap,
   format_noise,
   index_rows,
 )
@@ -51,8 +50,6 @@ def summary_table(rows: Sequence[Row]) -> Table:
         format_noise(row, digits)
         if row and has_score
         else (DIVERGED if row else _NOTHING),
-        format_gap(row, digits) if row and has_score else _NOTHING,
-        f"{float(sent.value):,.0f}",
         _NOTHING
         if sent.baseline is None
         else f"{sent.baseline / float(sent.value):.1f}",
@@ -63,10 +60,8 @@ def summary_table(rows: Sequence[Row]) -> Table:
   header = (
     "algorithm",
     "rates",
-    f"{metric.replace('_', ' ')}, {unit}, {steps} steps",
-    f"to fp32, {'points' if unit == '%' else unit}",
-    "bytes a step",
-    "ratio",
+    f"{metric.replace('_', ' ')}{', %' * (unit == '%')}, {steps} steps",
+    "fewer bytes",
     "step, ms",
     f"bytes of {spent} steps of fp32",
     "time at 10 Mbit/s",

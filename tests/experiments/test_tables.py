@@ -17,6 +17,7 @@ from tests.paths import ROOT
     ("hosts_2_100mbit", "docs/hosts.md"),
     ("weights_vgg", "docs/weights.md"),
     ("activations", "docs/activations.md"),
+    ("hetero", "docs/hetero.md"),
     ("residuals", "docs/residuals.md"),
     ("study_digits", "docs/study.md"),
     ("study_bytes_lm", "docs/study.md"),
