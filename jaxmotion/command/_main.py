@@ -55,11 +55,19 @@ def main(
   try:
     print(options.run(options, ask))
   except CommandError as error:
-    print(f"jaxmotion: {error}", file=sys.stderr)
+    _tell(f"jaxmotion: {error}")
     return 1
-  except (EOFError, KeyboardInterrupt):
+  except EOFError:
+    _tell("\njaxmotion: The answers end before the questions.")
+    return 1
+  except KeyboardInterrupt:
     return 130
   return 0
+
+
+def _tell(text: str) -> None:
+  """Prints a text to the standard error."""
+  print(text, file=sys.stderr)
 
 
 def _refuse_flags(
@@ -178,7 +186,7 @@ def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 
 def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
   _check_file(options.file)
-  return _write_platform(ask_platform(ask), options.file)
+  return _write_platform(ask_platform(ask, _tell), options.file)
 
 
 def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from jaxmotion.command._user_file import CommandError, name_flags
 from jaxmotion.perfmodel import (
@@ -16,6 +17,7 @@ from jaxmotion.perfmodel import (
   load_platform,
 )
 
+T = TypeVar("T")
 _TOLD = "as its user says"
 # The device of a platform, by the names that people give.
 _DEVICES = {
@@ -80,40 +82,82 @@ def _scale_matmuls(device: Device, share: float) -> Device:
   return dataclasses.replace(device, matmul_flops_per_s=rates)
 
 
-def ask_platform(ask: Callable[[str], str]) -> Platform:
+class _Dialog(NamedTuple):
+  """Questions to a user, each repeated until it has an answer.
+
+  Attributes:
+    ask: function of a question that returns the answer.
+    tell: function of a text that says what is wrong with an answer.
+  """
+
+  ask: Callable[[str], str]
+  tell: Callable[[str], None]
+
+  def read(self, question: str, parse: Callable[[str], T]) -> T:
+    """Returns what `parse` makes of the first answer that it takes."""
+    while True:
+      try:
+        return parse(self.ask(question).strip())
+      except CommandError as error:
+        self.tell(f"{error} Answer again.")
+
+  def read_number(
+    self, question: str, *, whole: bool = False, most: float = math.inf
+  ) -> float:
+    """Returns a positive number that answers a question."""
+
+    def parse(answer: str) -> float:
+      try:
+        number = int(answer) if whole else float(answer)
+      except ValueError:
+        number = 0
+      if not 0 < number < math.inf or number > most:
+        kind = "whole number" if whole else "number"
+        limit = "" if most == math.inf else f" of at most {most:g}"
+        raise CommandError(
+          f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
+          f"{answer!r}."
+        )
+      return number
+
+    return self.read(question, parse)
+
+
+def ask_platform(
+  ask: Callable[[str], str], tell: Callable[[str], None]
+) -> Platform:
   """Returns the platform that the answers to a few questions describe.
 
   Args:
-    ask: function of a question that returns the answer.
-
-  Raises:
-    CommandError: an answer is none to its question.
+    ask: function of a question that returns the answer. A question is asked
+      again until its answer is one.
+    tell: function of a text that says what is wrong with an answer.
   """
+  dialog = _Dialog(ask, tell)
   name = ask("Name of the platform: ").strip() or "my_cluster"
-  known = ", ".join(_DEVICES)
-  device, to_host, is_measured = _ask_device(
-    ask, f"Device ({known}, other, or a file of `jaxmotion calibrate`): "
-  )
+  device, to_host, is_measured = _ask_device(dialog)
   sources = {}
   if not is_measured:
-    share = _ask_number(
-      ask, "Share of its peak that your matmuls reach (1 if unknown): ", most=1
+    share = dialog.read_number(
+      "Share of its peak that your matmuls reach (1 if unknown): ", most=1
     )
     device = _scale_matmuls(device, share)
     sources["device.matmul_flops_per_s"] = f"{share:g} of the peak, {_TOLD}"
-  hosts = _ask_number(ask, "Number of hosts: ", whole=True)
-  own = _ask_number(ask, "Devices on each host: ", whole=True)
+  hosts = dialog.read_number("Number of hosts: ", whole=True)
+  own = dialog.read_number("Devices on each host: ", whole=True)
   axes = []
   if hosts > 1:
-    rate = _ask_number(ask, "Link between hosts, Gbit/s (such as 25 or 100): ")
-    latency = _ask_number(ask, "Its latency, microseconds: ")
+    rate = dialog.read_number(
+      "Link between hosts, Gbit/s (such as 25 or 100): "
+    )
+    latency = dialog.read_number("Its latency, microseconds: ")
     link = Link(
       latency_s=latency / 1e6, rate=gbit_per_s(rate), shared_by=int(own)
     )
     axes.append(Axis(name="host", workers=int(hosts), link=link))
   if own > 1 or hosts == 1:
-    rate = _ask_number(
-      ask, "Link between devices of a host, GByte/s (PCIe 4: 25, NVLink: 450): "
+    rate = dialog.read_number(
+      "Link between devices of a host, GByte/s (PCIe 4: 25, NVLink: 450): "
     )
     link = Link(latency_s=5e-6, rate=gbyte_per_s(rate))
     axes.append(Axis(name="device", workers=int(own), link=link))
@@ -129,33 +173,45 @@ def ask_platform(ask: Callable[[str], str]) -> Platform:
   )
 
 
-def _ask_device(
-  ask: Callable[[str], str], question: str
-) -> tuple[Device, Link | None, bool]:
+def _ask_device(dialog: _Dialog) -> tuple[Device, Link | None, bool]:
   """Returns a device, its link to the host, and whether both are measured."""
-  answer = ask(question).strip()
+  known = ", ".join(_DEVICES)
+  found = dialog.read(
+    f"Device ({known}, other, or a file of `jaxmotion calibrate`): ",
+    _parse_device,
+  )
+  return _ask_other_device(dialog) if found is None else found
+
+
+def _parse_device(answer: str) -> tuple[Device, Link | None, bool] | None:
+  """Returns the device that an answer names, None for another one."""
   if answer.endswith(".json"):
     try:
       measured = load_platform(answer)
     except (OSError, TypeError, ValueError) as error:
       raise CommandError(f"The device: {error}") from error
     return measured.device, measured.to_host, True
-  answer = answer.lower()
-  if answer in _DEVICES:
-    like = builtin_platform(_DEVICES[answer])
+  name = answer.lower()
+  if name in _DEVICES:
+    like = builtin_platform(_DEVICES[name])
     return like.device, like.to_host, False
-  if answer != "other":
+  if name != "other":
     raise CommandError(
       f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
       f"{answer!r}."
     )
-  matmul = _ask_number(ask, "Its matmuls in bfloat16, TFLOP/s: ")
-  wide = _ask_number(ask, "Its matmuls in float32, TFLOP/s: ")
-  memory = _ask_number(ask, "Its memory, GByte/s: ")
-  size = _ask_number(ask, "Its memory, GByte: ")
-  host = _ask_number(ask, "Its link to the host, GByte/s: ")
+  return None
+
+
+def _ask_other_device(dialog: _Dialog) -> tuple[Device, Link | None, bool]:
+  """Returns the device that a user's figures describe."""
+  matmul = dialog.read_number("Its matmuls in bfloat16, TFLOP/s: ")
+  wide = dialog.read_number("Its matmuls in float32, TFLOP/s: ")
+  memory = dialog.read_number("Its memory, GByte/s: ")
+  size = dialog.read_number("Its memory, GByte: ")
+  host = dialog.read_number("Its link to the host, GByte/s: ")
   device = Device(
-    name=answer,
+    name="other",
     matmul_flops_per_s={"bfloat16": matmul * 1e12, "float32": wide * 1e12},
     vector_flops_per_s=wide * 1e12,
     memory_rate=gbyte_per_s(memory),
@@ -163,26 +219,3 @@ def _ask_device(
     kernel_s=2e-6,
   )
   return device, Link(latency_s=1e-5, rate=gbyte_per_s(host)), False
-
-
-def _ask_number(
-  ask: Callable[[str], str],
-  question: str,
-  *,
-  whole: bool = False,
-  most: float = math.inf,
-) -> float:
-  """Returns a positive number that answers a question."""
-  answer = ask(question)
-  try:
-    number = int(answer) if whole else float(answer)
-  except ValueError:
-    number = 0
-  if not 0 < number < math.inf or number > most:
-    kind = "whole number" if whole else "number"
-    limit = "" if most == math.inf else f" of at most {most:g}"
-    raise CommandError(
-      f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
-      f"{answer!r}."
-    )
-  return number

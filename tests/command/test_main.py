@@ -1,6 +1,8 @@
 """What the command line prints, and how it ends."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -172,16 +174,44 @@ def test_a_misspelt_flag_is_told_the_nearest_one(capsys, model):
   assert "--platfrom=h100_node (did you mean --platform?), --zzz" in err
 
 
-def test_a_wrong_answer_is_one_line(capsys, tmp_path):
-  path = str(tmp_path / "lab.json")
-  _, _, err = run(capsys, "platform", path, answers=("lab", "tpu"))
-  assert "The device must be h200" in err
-  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "1", "2.5"))
-  assert "'Number of hosts' must be a positive whole number" in err
-  _, _, err = run(capsys, "platform", path, answers=("lab", "cpu", "50"))
-  assert "must be a positive number of at most 1, got '50'" in err
-  _, _, err = run(capsys, "platform", path, answers=("lab", "no.json"))
-  assert "The device: " in err and "no.json" in err
+WRONG_ANSWERS = [
+  ("tpu", "The device must be h200"),
+  ("no.json", "no.json"),
+  ("50", "must be a positive number of at most 1, got '50'"),
+  ("2.5", "'Number of hosts' must be a positive whole number, got '2.5'"),
+  ("", "'Devices on each host' must be a positive whole number, got ''"),
+  ("-1", "'Its latency, microseconds' must be a positive number, got '-1'"),
+]
+
+
+def test_a_question_is_asked_again_until_it_is_answered(tmp_path):
+  path = tmp_path / "lab.json"
+  wrong = [answer for answer, _ in WRONG_ANSWERS]
+  answers = ["lab", *wrong[:2], "cpu", wrong[2], "1", wrong[3], "2"]
+  answers += [wrong[4], "1", "25", wrong[5], "30"]
+  run = "from jaxmotion.command import main; raise SystemExit(main())"
+
+  def answer(lines):
+    return subprocess.run(
+      [sys.executable, "-c", run, "platform", str(path)],
+      input="".join(f"{line}\n" for line in lines),
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+
+  done = answer(answers)
+  assert done.returncode == 0, done.stderr
+  found = perfmodel.load_platform(path)
+  assert (found.name, found.axes[0].workers) == ("lab", 2)
+  told = done.stderr.splitlines()
+  for line, (_, message) in zip(told, WRONG_ANSWERS, strict=True):
+    assert message in line and line.endswith(" Answer again.")
+  path.unlink()
+  done = answer(answers[:-1])
+  assert done.returncode == 1 and not path.exists()
+  last = done.stderr.splitlines()[-1]
+  assert last == "jaxmotion: The answers end before the questions."
 
 
 def test_a_measured_device_gets_the_links_that_a_user_tells(
