@@ -23,7 +23,8 @@ from tests.paths import ROOT
 
 
 def test_job_prints_a_table_and_writes_rows_and_a_plot(tmp_path, tiny):
-  config = tiny("digits", exchanges=("fp32", "int8"))
+  images = save_images(tmp_path / "images.npz")
+  config = tiny("digits", exchanges=("fp32", "int8"), **images)
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   done = run(config, f"--json={json}", f"--plot={plot}")
   assert done.returncode == 0, done.stderr
