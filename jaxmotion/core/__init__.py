@@ -81,6 +81,7 @@ from jaxmotion.core._shared import (
 from jaxmotion.core._split import Split as Split
 from jaxmotion.core._steps_in_flight import StepsInFlight as StepsInFlight
 from jaxmotion.core._text_table import text_table as text_table
+from jaxmotion.core._trace_in_place import trace_in_place as trace_in_place
 from jaxmotion.core._tree import (
   leaf_path as leaf_path,
   named_leaves as named_leaves,

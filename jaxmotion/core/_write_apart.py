@@ -38,7 +38,8 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
       return fn(*args)
 
   def call(*args: PyTree) -> PyTree:
-    with set_xla_metadata(inlineable="false"):
+    # Also where `trace_in_place` leaves out all other calls.
+    with set_xla_metadata(inlineable="false"), jax.disable_jit(False):
       return jax.jit(inline_inner)(*args)
 
   return lax.platform_dependent(*args, cpu=call, default=fn)

@@ -145,6 +145,10 @@ def test_a_mesh_of_gpus_leaves_the_reference_untraced(with_gpu):
   assert "cond" in str(jax.make_jaxpr(encode)(like))
 
 
+def test_an_encoder_is_traced_without_functions_of_its_own():
+  assert "jit" not in trace_encoders((16, 64))
+
+
 def test_a_mesh_of_other_gpus_runs_the_reference():
   assert "pallas_call" not in trace_encoders(
     (16, 64), kind="AMD Instinct MI300X"

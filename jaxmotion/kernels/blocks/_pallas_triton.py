@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, trace_in_place
 from jaxmotion.kernels._block_op import (
   BlockLayout,
   BlockOp,
@@ -63,18 +63,18 @@ class _Grid(NamedTuple):
     shape: (planes, blocks, width) of a tile.
     payload: leaves of the payload, as ShapeDtypeStructs.
     tiles: number of tiles.
-    index: number of the tile that the running kernel computes.
+    start: first block of the tile that the running kernel computes.
   """
 
   layout: BlockLayout
   shape: tuple[int, int, int]
   payload: PyTree
   tiles: int
-  index: Any = None
+  start: Any = None
 
   def at_program(self) -> "_Grid":
-    """Returns the grid with the number of the running program's tile."""
-    return self._replace(index=tile_index())
+    """Returns the grid with the first block of the running program's tile."""
+    return self._replace(start=tile_index() * self.shape[1])
 
 
 def encode(
@@ -270,6 +270,7 @@ def _encode_tile(
 
 
 @functools.partial(jax.jit, static_argnames=("op", "width"), inline=True)
+@trace_in_place
 def _trace_tile(
   values: Array,
   position: Array,
@@ -282,6 +283,7 @@ def _trace_tile(
   return op.encode_tile(values, Tile(position, inside, width), seed)
 
 
+@trace_in_place
 def _make_tile(grid: _Grid) -> Tile:
   index, inside = _leaf_index(grid, 0, grid.layout.planes, True)
   return Tile(index.astype(jnp.uint32), inside, grid.layout.width)
@@ -293,7 +295,7 @@ def _leaf_index(
   """Returns the flat indices of a tile's rows in a leaf, and their mask.
 
   Args:
-    grid: the grid, with the index of the tile.
+    grid: the grid, with the first block of the tile.
     first: first row of the leaf.
     rows: number of rows.
     per_element: whether the leaf has an entry for each element of a block.
@@ -309,8 +311,9 @@ def _leaf_index(
   row, block, *column = (
     lax.broadcasted_iota(jnp.int32, shape, d) for d in range(len(shape))
   )
-  block = block + grid.index * group
-  index = (row + first) * blocks + block
+  block = block + grid.start
+  index = block if rows == 1 else row * blocks + block
+  index = index + first * blocks if first else index
   limits = [(row, rows, shape[0]), (block, blocks, group)]
   if per_element:
     index = index * width + column[0]
@@ -323,6 +326,7 @@ def _leaf_index(
   return index, inside
 
 
+@trace_in_place
 def _load_values(ref: Any, grid: _Grid, tile: Tile) -> Array:
   index = tile.position.astype(jnp.int32)
   if grid.layout.is_padded:
@@ -331,6 +335,7 @@ def _load_values(ref: Any, grid: _Grid, tile: Tile) -> Array:
   return load(ref, index, tile.inside).astype(jnp.float32)
 
 
+@trace_in_place
 def _store_payload(
   refs: Sequence[Any],
   op: BlockOp,

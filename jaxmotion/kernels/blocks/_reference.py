@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion.core import Array, Key, PyTree, ShapedLike, trace_in_place
 from jaxmotion.kernels import _error_memory
 from jaxmotion.kernels._block_layout import read_blocks
 from jaxmotion.kernels._block_op import BlockOp
@@ -16,7 +16,7 @@ from jaxmotion.kernels.blocks._passes import count_workers
 
 def encode(x: Array, key: Key | None, *, op: BlockOp) -> PyTree:
   """Encodes an array with the op's reference."""
-  return op.encode(x, key)
+  return trace_in_place(op.encode)(x, key)
 
 
 def encode_error(
@@ -25,12 +25,12 @@ def encode_error(
   """Encodes an array plus its remembered error; returns payload and sum."""
   decode_sent = lambda payload, like: decode(payload, op=op, like=like)
   v = add_error(decode_sent, x, memory, decay)
-  return op.encode(v, key), v
+  return trace_in_place(op.encode)(v, key), v
 
 
 def decode(payload: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
   """Decodes a payload with the op's reference."""
-  return _read_blocks(op.decode, payload, op, like)
+  return _read_blocks(trace_in_place(op.decode), payload, op, like)
 
 
 def sum_decoded(payloads: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:

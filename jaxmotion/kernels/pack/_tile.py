@@ -31,7 +31,7 @@ def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
   """
   pieces = []
   for row, low, f, shift, mine in _row_fields(bits):
-    field = codes >> low
+    field = codes >> low if low else codes
     if low + f < bits:
       field = field & jnp.uint32(2**f - 1)
     field = field << shift
@@ -67,7 +67,7 @@ def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
       field = field & jnp.uint32(2**f - 1)
     if mine is not None:
       field = jnp.where(mine, field, jnp.uint32(0))
-    field = field << low
+    field = field << low if low else field
     codes = field if codes is None else codes | field
   assert codes is not None
   return codes
@@ -89,6 +89,7 @@ def _row_fields(
     per = 32 // f
     for group in range(count // per):
       mine = plane // per == group if per < count else None
-      yield row, low, f, plane % per * f, mine
+      place = plane % per if per < count else plane
+      yield row, low, f, place * f, mine
       row += 1
     low += f

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array
+from jaxmotion.core import Array, trace_in_place
 
 
 def code_width(count: int) -> int:
@@ -26,6 +26,7 @@ def code_width(count: int) -> int:
   return 1 << (bits - 1).bit_length()
 
 
+@trace_in_place
 def pack_codes(codes: Array, bits: int) -> Array:
   """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of them.
 
@@ -58,6 +59,7 @@ def packed_like(shape: tuple[int, ...], bits: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct((*rows, -(-last * bits // 32)), jnp.uint32)
 
 
+@trace_in_place
 def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
   """Inverts `pack_codes`; returns uint32 codes of the given shape.
 
