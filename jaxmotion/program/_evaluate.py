@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxmotion.core import jax_core
 from jaxmotion.program._flatten import Operand, Step, Value
+from jaxmotion.program._primitives import is_expensive
 
 
 class Order:
@@ -50,6 +51,28 @@ class Order:
       found.add(index)
       todo.extend(self._steps[index].reads)
     return [self._steps[i] for i in sorted(found)]
+
+  def follows_cheaply(self, value: Value, known: Container[Value]) -> bool:
+    """Says whether cheap steps alone make a value that is not there yet.
+
+    Args:
+      value: value to compute; False if it is known, or an input.
+      known: values that are there.
+    """
+    if value in known or value not in self._maker:
+      return False
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+      one = todo.pop()
+      if one in known or one in seen or one not in self._maker:
+        continue
+      step = self._steps[self._maker[one]]
+      if is_expensive(step.eqn):
+        return False
+      seen.add(one)
+      todo.extend(step.reads)
+    return True
 
 
 def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:

@@ -105,6 +105,19 @@ def test_a_part_of_a_program_can_be_run_alone():
   assert all(isinstance(v, Value) for v in known)
 
 
+def test_values_follow_cheaply_up_to_an_expensive_step():
+  program = trace_program(
+    lambda x: [jnp.exp(jnp.sin(x) @ x), x], jnp.ones((3, 3))
+  )
+  order, (result, given) = Order(program.steps), program.outputs
+  (product,) = (s for s in program.steps if s.name == "dot_general")
+  assert order.follows_cheaply(product.reads[0], ())
+  assert not order.follows_cheaply(result, ())
+  assert order.follows_cheaply(result, product.outs)
+  assert not order.follows_cheaply(result, (result,))
+  assert not order.follows_cheaply(given, ())
+
+
 def test_bytes_are_those_of_the_elements_bits():
   struct = jax.ShapeDtypeStruct
   assert array_bytes(struct((3, 5), "bfloat16")) == 30

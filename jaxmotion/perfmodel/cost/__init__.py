@@ -6,6 +6,7 @@ from jaxmotion.perfmodel.cost._fusion import (
   Kernel as Kernel,
   count_operation as count_operation,
 )
+from jaxmotion.perfmodel.cost._ops import count_flops as count_flops
 from jaxmotion.perfmodel.cost._uses import (
   ParamUses as ParamUses,
   find_uses as find_uses,

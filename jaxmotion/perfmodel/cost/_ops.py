@@ -26,6 +26,10 @@ from jaxmotion.program import (
 # Compilers write the results of these to memory rather than compute them in
 # two kernels.
 COSTLY = TRANSCENDENTAL | SPECIAL
+# Constants, since unions of sets took longer than all the rest.
+_PER_ELEMENT = ARITHMETIC | COSTLY | CUMULATIVE
+_FUSIBLE = ARITHMETIC | COSTLY | MOVEMENT | {"integer_pow"}
+_REDUCING = REDUCTIONS | CUMULATIVE | WINDOWS | WINDOW_PICKS
 _QUIET = AXIS_ONLY | {"platform_index"}
 
 # A reduction of so few elements (the codes of a word) is fused into its
@@ -43,7 +47,7 @@ def kind_of(step: Step) -> str:
     return "matmul"
   if name == "conv_general_dilated":
     return "convolution"
-  if name in REDUCTIONS | CUMULATIVE | WINDOWS | WINDOW_PICKS:
+  if name in _REDUCING:
     return "reduction"
   if is_fusible(step):
     return "data_movement" if name in MOVEMENT else "elementwise"
@@ -64,7 +68,7 @@ def is_fusible(step: Step) -> bool:
       len(step.outs) == 1
       and _operand_size(step) <= _FUSED_REDUCTION_SIZE * step.outs[0].size
     )
-  return name in ARITHMETIC | COSTLY | MOVEMENT or name == "integer_pow"
+  return name in _FUSIBLE
 
 
 def is_reduction(step: Step) -> bool:
@@ -91,7 +95,7 @@ def count_flops(step: Step) -> float:
     return _matmul_flops(step)
   if name == "conv_general_dilated":
     return _convolution_flops(step)
-  if name in ARITHMETIC | COSTLY | CUMULATIVE:
+  if name in _PER_ELEMENT:
     return size
   if name == "integer_pow":
     power = abs(step.params["y"])

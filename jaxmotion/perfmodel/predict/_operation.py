@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from jaxmotion.perfmodel._names import MATMULS
-from jaxmotion.perfmodel.cost import count_operation
+from jaxmotion.perfmodel.cost import count_flops, count_operation
 from jaxmotion.perfmodel.platform import Device
 from jaxmotion.program import (
   CALLS,
@@ -50,10 +50,10 @@ def operation_seconds(step: Step, device: Device) -> float:
     return 0.0
   if step.name == "device_put":
     return math.inf
-  kernel = count_operation(step)
   if not is_expensive(step.eqn):
     factor = _FUNCTION_FLOPS if step.name in TRANSCENDENTAL else 1
-    return factor * kernel.flops / device.vector_flops_per_s
+    return factor * count_flops(step) / device.vector_flops_per_s
+  kernel = count_operation(step)
   if kernel.kind in ("collective", "other"):
     return math.inf
   rate = device.vector_flops_per_s

@@ -96,6 +96,14 @@ class _Split(NamedTuple):
   peak_bytes: float
 
 
+class _Links(NamedTuple):
+  """Steps, and the positions of those that make and read each value."""
+
+  steps: Sequence[Step]
+  maker: dict[Value, int]
+  readers: dict[Value, set[int]]
+
+
 class Separators:
   """Choice of separators, for any set of saved values of a program.
 
@@ -160,7 +168,7 @@ class Separators:
     """
     most = self._count_bytes(split)
     found = self._sort([*saved, *_list_separators(split)])
-    steps = self._steps_from(found)
+    links = _link_steps(self._steps_from(found))
     for place in sorted(
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
     ):
@@ -169,23 +177,18 @@ class Separators:
       # A compiler may order a part with large saved values another way.
       if place in split.places or new > _WIDE * most:
         continue
-      if not self._spares(frontier, steps):
+      if not self._spares(frontier, links):
         continue
       more = _measure_split(sorted([*split.places, place], key=_get_position))
       if self._count_bytes(more) <= most:
         split = more
         found = self._sort([*saved, *_list_separators(split)])
-        steps = self._steps_from(found)
+        links = _link_steps(self._steps_from(found))
     return found
 
-  def _spares(self, values: Sequence[Value], steps: Sequence[Step]) -> bool:
+  def _spares(self, values: Sequence[Value], links: _Links) -> bool:
     """Says whether saving some values spares a product among some steps."""
-    readers: dict[Value, set[int]] = {}
-    maker: dict[Value, int] = {}
-    for i, step in enumerate(steps):
-      maker.update(dict.fromkeys(step.outs, i))
-      for value in step.reads:
-        readers.setdefault(value, set()).add(i)
+    steps, maker, readers = links
     spared: set[int] = set()
     known = set(values)
     todo = list(values)
@@ -325,6 +328,16 @@ class Separators:
       return math.inf
     residual = self._table.describe(value)
     return math.inf if residual.recomputed else residual.encoded_bytes
+
+
+def _link_steps(steps: Sequence[Step]) -> _Links:
+  """Returns steps with the positions of each value's maker and readers."""
+  links = _Links(steps, {}, {})
+  for i, step in enumerate(steps):
+    links.maker.update(dict.fromkeys(step.outs, i))
+    for value in step.reads:
+      links.readers.setdefault(value, set()).add(i)
+  return links
 
 
 def _find_far(steps: Sequence[Step]) -> dict[Value, int]:

@@ -263,13 +263,12 @@ class _BackwardPass:
     from would have to be kept for them.
     """
     made = {v: None for s in steps for v in s.outs}
-    to_cache = [v for v in made if v in self._selection.cached]
+    cached = self._selection.cached
+    to_cache = [v for v in made if v in cached]
     if to_cache:
-      known = collections.ChainMap(made, self._env, self._buffers)
-      for value in self._selection.cached:
-        more = self._joint.order.leading_to([value], known)
-        if more and not any(is_expensive(s.eqn) for s in more):
-          to_cache.append(value)
+      known = {**made, **self._env, **self._buffers}
+      order = self._joint.order
+      to_cache += [v for v in cached if order.follows_cheaply(v, known)]
     return to_cache
 
   def _find_whole_part(self, to_cache: Sequence[Value]) -> list[Value]:
@@ -279,7 +278,7 @@ class _BackwardPass:
       self._later,
       self._steps_to(to_cache),
       to_cache,
-      collections.ChainMap(self._env, self._buffers),
+      {*self._env, *self._buffers},
       {*self._selection.always_live, *self._joint.program.constants},
     )
 
