@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array, Key, PyTree, ShapedLike, trace_in_place
@@ -74,7 +75,8 @@ class _Grid(NamedTuple):
 
   def at_program(self) -> "_Grid":
     """Returns the grid with the first block of the running program's tile."""
-    return self._replace(start=tile_index() * self.shape[1])
+    start = lax.mul(tile_index(), np.int32(self.shape[1]))
+    return self._replace(start=start)
 
 
 def encode(
@@ -269,7 +271,7 @@ def _encode_tile(
   return _trace_tile(values, position, inside, seed, op=op, width=width)
 
 
-@functools.partial(jax.jit, static_argnames=("op", "width"), inline=True)
+@functools.partial(jax.jit, static_argnames=("op", "width"))
 @trace_in_place
 def _trace_tile(
   values: Array,
