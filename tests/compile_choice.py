@@ -14,7 +14,7 @@ from tests import compile_fast
 # or collective: the contract and the frozen payloads of all codecs hold the
 # bits of what users run. All other tests, and those that ask what a compiled
 # program computes or keeps, run that too. Nobody runs the interpreted kernels,
-# whose files are named after Triton. The examples of docstrings and pages show
+# whose files are named after Pallas. The examples of docstrings and pages show
 # what tests compute. Other tests bear a mark.
 _UNOPTIMIZED = (
   *("arguments", "calibration", "checkpoint", "codecs", "collectives"),
@@ -53,7 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
   unoptimized = not is_in(_OPTIMIZED) and (
     not item.path.is_relative_to(_TESTS)
     or is_in(_UNOPTIMIZED)
-    or item.path.name.endswith("triton.py")
+    or item.path.name.startswith("test_pallas_")
     or item.get_closest_marker("unoptimized") is not None
   )
   if compile_fast.choose(unoptimized):
