@@ -173,7 +173,7 @@ def resize(
   so the mean over workers of what is remembered, which is what is still to be
   sent, stays the same: halves are averaged, doubles copied. A state that has
   the layout of today keeps its bits. Other arrays that each worker has for
-  itself are mixed alike if they are floats; integers and keys come from the
+  itself are mixed alike if they are floats. Integers and keys come from the
   nearest old worker, and keys are folded with the new worker's index. So are
   momenta of `momentum_correction`, what `ef21` has sent, and the own parameters
   of `local_updates` and the gradients of a delayed step, which weigh as much as

@@ -49,9 +49,9 @@ class LeafGroup(NamedTuple):
 class Codec(abc.ABC):
   """Turns an array into a payload of machine words and back.
 
-  A codec is its configuration: a frozen dataclass of plain Python values,
-  compared by value, shown in full by `repr`, and turned into a dict and back
-  by `config` and `from_config`. It holds no arrays; what it remembers between
+  A codec is its configuration: a frozen dataclass of plain Python values, which
+  are compared by value. `repr` shows it in full; `config` and `from_config`
+  turn it into a dict and back. It holds no arrays; what it remembers between
   calls is the `state` that `init` makes and `encode` returns.
 
   A subclass implements `encode` and `decode`, and `init` if it has state. It

@@ -18,7 +18,7 @@ class contributors(Codec):
   """Averages each element over the workers that sent it, not over all.
 
   Payloads are those of the wrapped sparse codec. Their sum is divided, at each
-  element, by the number of workers that sent it instead of by all workers: an
+  element, by the number of workers that sent it instead of by all workers. An
   element that one of N workers sent counts N times as much. Elements that no
   worker sent are zero.
 

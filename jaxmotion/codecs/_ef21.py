@@ -43,7 +43,7 @@ class ef21(MultiRoundCodec):
   finite reaches the result, but not the state.
 
   Payloads are gathered, or summed if they may be, so bytes grow with the
-  workers: a second encoding of their mean would not be what workers remember.
+  workers. A second encoding of their mean would not be what workers remember.
 
   Args:
     codec: encodes differences, such as `topk(density=0.01)`; one that bounds

@@ -53,11 +53,11 @@ class feedback(TreeCodec):
 
   Properties: in local form with a contraction (1 - delta), decay 1 and bounded
   gradients, ||e||^2 <= 4 (1 - delta) G^2 / delta^2, whatever the number of
-  steps; what is sent over time sums to what came in, up to e. The global
-  form, that of PyTorch's PowerSGD hook, gives the same sums for linear codecs
-  but lets each worker's memory grow without bound: it is here for parity.
-  Error memory is float32 whatever the gradients are. An entry that is not
-  finite is forgotten rather than remembered for ever.
+  steps; what is sent over time sums to what came in, up to e. The global form,
+  that of PyTorch's PowerSGD hook, gives the same sums for linear codecs. It
+  lets each worker's memory grow without bound, and is here for parity. Error
+  memory is float32 whatever the gradients are. An entry that is not finite is
+  forgotten rather than remembered for ever.
 
   Args:
     codec: the codec to wrap; a tree codec gets error memory for each array.

@@ -49,8 +49,8 @@ class lloyd_max(Codec):
 
   Properties: a contraction, as the scale is the best one for the codes, so it
   wants `feedback`; biased. On normally distributed blocks of 128 elements the
-  relative error is 0.34 with 2 bits, 0.18 with 3 and 0.10 with 4, where
-  `uniform` has 0.77, 0.27 and 0.12. A non-finite element makes its whole block
+  relative error is 0.34 with 2 bits, 0.18 with 3 and 0.10 with 4. That of
+  `uniform` is 0.77, 0.27 and 0.12. A non-finite element makes its whole block
   decode to NaN.
 
   Args:

@@ -67,10 +67,10 @@ class low_rank(MultiRoundCodec):
   is a matrix of one row, for which the factors are larger than the vector: give
   vectors another codec, by `rules`.
 
-  Properties: exact from rank min(rows, columns) on, up to float32 rounding;
-  the error of one worker's matrix is no greater than the matrix. A column that
-  is zero, not finite or dependent on others is replaced by a random one, so
-  that the factor keeps its rank whatever the gradients are.
+  Properties: exact from rank min(rows, columns) on, up to float32 rounding; the
+  error of one worker's matrix is no greater than the matrix. A column that is
+  zero, not finite or dependent on others is replaced by a random one. So the
+  factor keeps its rank whatever the gradients are.
 
   Args:
     rank: of the approximation, 1 to 65536.

@@ -18,7 +18,7 @@ class microscaling(BlockCodec):
 
   "float4_e3m0" is that of streaming DiLoCo, whose paper leaves its scale, zero
   and rounding open. Here the greatest value is the power of two that is nearest
-  to max|x|; smaller values are 2^-1 to 2^-6 of it, or zero; an element takes
+  to max|x|. Smaller values are 2^-1 to 2^-6 of it, or zero; an element takes
   the nearest one. For the others:
 
   With X = 2^(floor(log2 max|x|) - emax) of the block, emax the exponent of the

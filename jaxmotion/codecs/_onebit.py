@@ -51,10 +51,10 @@ class OneMagnitude(NamedTuple):
 class onebit(MultiRoundCodec):
   """Reduces signs in two phases, with error memory of both (1-bit Adam).
 
-  With b = x + e_r on worker r and n elements: it sends the signs of b and
-  s = ||b|| / sqrt(n), and remembers e_r = b - s sign(b). A worker averages one
-  row of all arrays, adds its error of that row, and sends signs and magnitude
-  of the sum to all, with an error alike. Zero counts as positive.
+  With b = x + e_r on worker r and n elements: it sends the signs of b and s =
+  ||b|| / sqrt(n), and remembers e_r = b - s sign(b). A worker averages one row
+  of all arrays, and adds its error of that row. It sends signs and magnitude of
+  the sum to all, with an error alike. Zero counts as positive.
 
   It is here for parity with DeepSpeed: `feedback(sign())` with the method
   "two_phase" has a magnitude for each block instead of each array, by which it

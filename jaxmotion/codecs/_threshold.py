@@ -52,11 +52,11 @@ class threshold(Codec):
   is exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
   removes at least k value^2 if count > k, so it wants `feedback`; idempotent.
   On overflow (count > k) the elements at the highest positions are dropped,
-  whatever their magnitude: with `feedback` they stay in the error and are sent
-  once those before them leave room, but a threshold that overflows at every
-  step starves the end of the array, so raise `value` or `capacity`. NaN counts
-  as above any threshold, so it is sent on rather than hidden; if a non-finite
-  element is among those that are dropped, the last element sent becomes NaN.
+  whatever their magnitude. With `feedback` they stay in the error and are sent
+  once those before them leave room. A threshold that overflows at every step
+  starves the end of the array: raise `value` or `capacity`. NaN counts as above
+  any threshold, so it is sent on rather than hidden. If a non-finite element is
+  among those that are dropped, the last element sent becomes NaN.
 
   Args:
     value: least magnitude that is sent, positive and finite.

@@ -32,7 +32,7 @@ class zero_value(Codec):
   Properties: lossless bit for bit where `payload.overflow` is 0, NaN, infinity,
   subnormals and -0.0 (whose sign bit is a word that is not zero) included;
   idempotent. Of a tile where more than k words are not zero, the last ones in
-  order decode to zero and its count says how many there were: a caller who
+  order decode to zero, and its count says how many there were. A caller who
   needs the exact values reads the overflow and takes another way (recompute,
   send plainly). The ratio is 1 / (capacity + 1/32 + 1/tile) in float32. At a
   share s of zeros that are spread at random a tile has (1 - s) tile other

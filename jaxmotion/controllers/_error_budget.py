@@ -59,9 +59,9 @@ class error_budget(Controller):
 
   The level rises at once, and falls only when the level below is predicted to
   stay within the budget. It starts at the highest level. The error may be any
-  number that a higher level makes smaller: the relative error of weights or
-  gradients, ||decode(encode(x)) - x|| / ||x||, or its share of the gradient
-  noise.
+  number that a higher level makes smaller. It may be the relative error of
+  weights or gradients, ||decode(encode(x)) - x|| / ||x||, or its share of the
+  gradient noise.
 
   Args:
     budget: largest error allowed, in the signal's unit.

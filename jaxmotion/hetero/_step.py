@@ -158,7 +158,7 @@ def uneven_data_parallel(
              {\sum_r \sum_{j<n_r} count_{rj}}
 
   for any counts: the gradient of the mean over all examples. The weight is
-  applied before a codec adds its error memory, so the sum of what is sent over
+  applied before a codec adds its error memory. So the sum of what is sent over
   time equals the sum of the gradients, even while counts change. A worker
   without work takes part with weight zero.
 

@@ -37,7 +37,7 @@ def demo(
   inside.
 
   Ours differs from the reference thus. Where 64 does not divide a dimension,
-  tiles are filled up with zeros; the reference takes the greatest divisor, 1
+  tiles are filled up with zeros. The reference takes the greatest divisor, 1
   for a prime number, which sends every element (`as_coded=True`). Arrays of
   more than two dimensions are matrices of their last one; the reference takes
   none. A worker's non-finite momentum is forgotten, where the reference stops

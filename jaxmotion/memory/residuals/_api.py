@@ -40,19 +40,19 @@ def compress_residuals(
 
   Its result is that of `fn`, bit for bit. Which residuals are saved is chosen
   by a minimum cut of the function traced together with its backward pass. Each
-  value is either saved, which takes bytes and the time to write and read them,
-  or recomputed, which takes the time of the operations in between. A loop is
-  never run again, since its body has a choice of its own.
+  value is either saved or recomputed. To save it takes bytes and the time to
+  write and read them; to recompute it takes the time of the operations in
+  between. A loop is never run again, since its body has a choice of its own.
 
   Each residual is encoded after its last use in the forward pass and decoded
-  when the backward pass first needs it; barriers hold the compiler to that
+  when the backward pass first needs it. Barriers hold the compiler to that
   order. Bodies of `lax.scan` are treated the same way. Max pooling saves the
   argmax of each window, in 1 to 8 bits, instead of its operand.
 
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
-  bit except where XLA fuses differently and so adds in another order. With a
-  codec that rounds, masks and other results of comparisons are saved as bits
-  where they would otherwise be recomputed from rounded values alone. Masks of
+  bit. Only where XLA fuses differently, it adds in another order. With a codec
+  that rounds, masks and other results of comparisons are saved as bits where
+  they would otherwise be recomputed from rounded values alone. Masks of
   products that are recomputed are saved, too, if all of them are small.
 
   Leaves of the arguments and of the result that are no arrays pass as they are.

@@ -31,7 +31,7 @@ def adamw_8bit(
   `AdamW8bit` of bitsandbytes: blocks of 256 elements, leaves of fewer than 4096
   in float32. Ours differs thus. First moments are on evenly spaced levels and
   second moments are floats of three bits of mantissa, both rounded
-  stochastically; theirs are on the levels of a dynamic tree, rounded to
+  stochastically. Theirs are on the levels of a dynamic tree, rounded to
   nearest. Embeddings are encoded unless a rule leaves them as they are. There
   is no clipping by percentiles and no `amsgrad`.
 

@@ -35,9 +35,9 @@ def replan(
 ) -> ExchangePlan:
   """Solves a plan's problem again on a platform corrected by measurements.
 
-  Each measurement divided by its prediction is a factor: on all rates and
-  times of the device, on the times of all candidate codecs, or on the times
-  of the links. Figures that were not measured stay as predicted.
+  Each measurement divided by its prediction is a factor. It is on all rates and
+  times of the device, on the times of all candidate codecs, or on those of the
+  links. Figures that were not measured stay as predicted.
 
   Args:
     plan: the plan that ran.
