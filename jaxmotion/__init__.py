@@ -11,6 +11,7 @@ pays for the rooms that it uses.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ def __getattr__(name: str) -> Any:
   if name in _ROOMS:
     return importlib.import_module(f"{__name__}.{name}")
   if name not in _ROOM_OF:
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # By the object Python finds the nearest name for the message.
+    raise AttributeError(
+      f"module {__name__!r} has no attribute {name!r}",
+      name=name,
+      obj=sys.modules[__name__],
+    )
   room = importlib.import_module(f"{__name__}.{_ROOM_OF[name]}")
   # The next use finds the name without this function.
   globals()[name] = getattr(room, name)

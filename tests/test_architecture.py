@@ -452,5 +452,8 @@ def test_type_checkers_see_the_names_that_are_loaded_late():
 
 def test_a_name_that_the_package_lacks_is_an_attribute_error():
   jaxmotion = importlib.import_module("jaxmotion")
-  with pytest.raises(AttributeError, match="'jaxmotion' has no attribute 'ex'"):
-    _ = jaxmotion.ex
+  match = "'jaxmotion' has no attribute 'exchnage'"
+  with pytest.raises(AttributeError, match=match) as caught:
+    _ = jaxmotion.exchnage
+  # By these Python finds the nearest name.
+  assert (caught.value.name, caught.value.obj) == ("exchnage", jaxmotion)
