@@ -157,6 +157,8 @@ class Program(NamedTuple):
       where the jaxpr came without them.
     guessed: primitives that hold one jaxpr, are not known to be calls, and are
       taken to run it once.
+    sealed: operands of inlined calls of `jax.checkpoint`, as seen inside, where
+      a barrier keeps what is run again apart from what ran before.
   """
 
   inputs: tuple[Value, ...]
@@ -164,6 +166,7 @@ class Program(NamedTuple):
   outputs: tuple[Operand, ...]
   constants: dict[Value, Any]
   guessed: tuple[str, ...]
+  sealed: frozenset[Value] = frozenset()
 
 
 def trace_program(fn: Callable[..., Any], *args: Any) -> Program:
@@ -212,7 +215,12 @@ def flatten(
     ]
     steps = _live_steps(steps, wanted)
   return Program(
-    inputs, tuple(steps), tuple(outputs), flat.constants, tuple(flat.guessed)
+    inputs,
+    tuple(steps),
+    tuple(outputs),
+    flat.constants,
+    tuple(flat.guessed),
+    frozenset(flat.sealed),
   )
 
 
@@ -223,6 +231,7 @@ class _Flattener:
     self.steps: list[Step] = []
     self.constants: dict[Value, Any] = {}
     self.guessed: list[str] = []
+    self.sealed: set[Value] = set()
     self._calls = calls
     self._backends = {None: (), "gpu": ("cuda", "rocm")}.get(
       backend, (backend,)
@@ -262,6 +271,9 @@ class _Flattener:
         continue
       # The first operand of a `cond` says which branch is taken.
       own = operands[len(operands) - len(open_jaxpr(call).invars) :]
+      if _is_behind_barrier(eqn):
+        own = tuple(map(_seal, own))
+        self.sealed.update(v for v in own if isinstance(v, Value))
       mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
       inner = scope + eqn.source_info.name_stack
       outs = self.inline(call, own, {**sizes, **mesh} if mesh else sizes, inner)
@@ -305,6 +317,19 @@ class _Flattener:
       for branch, names in pairs
       if names is None or set(names) & set(self._backends)
     )
+
+
+def _is_behind_barrier(eqn: jax_core.JaxprEqn) -> bool:
+  """Says whether a call is lowered with a barrier before its operands."""
+  params = eqn.params
+  return bool(params.get("differentiated") and params.get("prevent_cse"))
+
+
+def _seal(operand: Operand) -> Operand:
+  """Returns a view of an operand, which a barrier would return."""
+  if not isinstance(operand, Value):
+    return operand
+  return Value(operand.aval, operand)
 
 
 def _as_seen(aval: Any, operand: Operand) -> Operand:

@@ -12,7 +12,6 @@ from jaxmotion.perfmodel.cost._assumptions import Assumptions
 from jaxmotion.perfmodel.cost._cost import Cost, Total
 from jaxmotion.perfmodel.cost._fusion import (
   Kernel,
-  KernelStep,
   find_uniform,
   fuse_kernels,
   list_sunk,
@@ -126,14 +125,12 @@ def _count_program(
     tuple(total.kernels),
     total.totals,
     tuple(written),
-    _count_peak(program, steps, own_bytes),
+    _count_peak(program, own_bytes),
     total.unknown,
   )
 
 
-def _count_peak(
-  program: CountedProgram, steps: list[KernelStep], own_bytes: dict[Step, int]
-) -> int:
+def _count_peak(program: CountedProgram, own_bytes: dict[Step, int]) -> int:
   """Returns the most bytes that are alive at once.
 
   Where no barrier forbids it, a compiler computes even costly elementwise
@@ -142,11 +139,9 @@ def _count_peak(
 
   Args:
     program: flat program.
-    steps: its kernels, if every costly result is computed once.
     own_bytes: bytes that operations need which hold programs.
   """
-  if not program.has_barriers:
-    steps = fuse_kernels(program, repeats_functions=True)
+  steps = fuse_kernels(program, for_memory=True)
   memory = Liveness(program, steps)
   for index, step in enumerate(steps):
     memory.run_kernel(index, own_bytes.get(step.node, 0))

@@ -30,6 +30,10 @@ from jaxmotion.perfmodel.cost._ops import (
 from jaxmotion.perfmodel.cost._trace import CountedProgram
 from jaxmotion.program import VIEWS, Step, Value, writes_in_place
 
+_DRAW = "random_bits"
+# A seed has no more bytes: a key of random numbers, an index of a layer.
+_SEED_BYTES = 1024
+
 
 class Kernel(NamedTuple):
   """One fused kernel: class, FLOPs, bytes moved and number of launches.
@@ -60,11 +64,13 @@ class KernelStep(NamedTuple):
     node: operation that makes the result.
     kernel: cost of the kernel; not used if the operation holds programs.
     reads: values in memory that the kernel reads.
+    is_source: whether it reads seeds alone, so that it could run first.
   """
 
   node: Step
   kernel: Kernel
   reads: tuple[Value, ...]
+  is_source: bool = False
 
 
 class _Source(NamedTuple):
@@ -80,35 +86,52 @@ class _Source(NamedTuple):
 
 
 def fuse_kernels(
-  program: CountedProgram, repeats_functions: bool = False
+  program: CountedProgram, for_memory: bool = False
 ) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order.
 
   Args:
     program: flat program, traced by `trace_counted`.
-    repeats_functions: whether a costly result is computed in each kernel that
-      reads it, as other elementwise results are.
+    for_memory: whether the kernels are to tell what is in memory, rather than
+      to be timed. Random bits are then fused. What follows from them alone is
+      written, and so is what a barrier reads. A costly result is written only
+      if the program has barriers, which forbid to repeat it, and if it has no
+      more bytes than it is computed from.
   """
-  written = _find_written(program, repeats_functions)
-  return _list_kernels(program, written)
+  written = _find_written(program, for_memory)
+  return _list_kernels(program, written, for_memory)
 
 
 def _list_kernels(
-  program: CountedProgram, written: set[Value]
+  program: CountedProgram, written: set[Value], for_memory: bool
 ) -> list[KernelStep]:
   fused: dict[Value, _Source] = {}
-  uniform = find_uniform(program)
+  uniform, seeds = find_uniform(program), _find_seeds(program)
   steps = []
   for index, node in enumerate(program.steps):
     if node.name in VIEWS:
       continue
     source = _collect_source(index, node, fused, uniform, program.uniform)
-    if is_fusible(node) and node.outs[0] not in written:
+    if _is_fused(node, for_memory) and node.outs[0] not in written:
       fused[node.outs[0]] = source
     else:
       reads = tuple({v.source: None for v in source.reads})
-      steps.append(KernelStep(node, _make_kernel(node, source), reads))
+      is_source = _is_fused(node, for_memory) and seeds.issuperset(source.reads)
+      kernel = _make_kernel(node, source)
+      steps.append(KernelStep(node, kernel, reads, is_source))
   return steps
+
+
+def _find_seeds(program: CountedProgram) -> set[Value]:
+  """Returns the few bytes that are known before anything large is.
+
+  They follow from arguments as small as they are, behind no barrier.
+  """
+  known = {v for v in program.inputs if v.nbytes <= _SEED_BYTES}
+  for step in program.steps:
+    if step.name != "optimization_barrier" and known.issuperset(step.reads):
+      known.update(v for v in step.outs if v.nbytes <= _SEED_BYTES)
+  return known
 
 
 def _collect_source(
@@ -170,6 +193,10 @@ def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
   return _read_bytes(reads) + _sum_bytes(node.outs)
 
 
+def _is_fused(node: Step, for_memory: bool) -> bool:
+  return is_fusible(node) or (for_memory and node.name == _DRAW)
+
+
 def _read_bytes(reads: Iterable[Value]) -> int:
   """Returns the bytes of arrays; overlapping views count at most the array."""
   seen: dict[Value, int] = {}
@@ -182,25 +209,52 @@ def _sum_bytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _find_written(
-  program: CountedProgram, repeats_functions: bool
-) -> set[Value]:
+def _find_written(program: CountedProgram, for_memory: bool) -> set[Value]:
   """Returns the elementwise results that have to be written to memory."""
   written = {v.source for v in program.outputs if v is not None}
   uniform = find_uniform(program)
+  if for_memory:
+    written.update(v.source for v in program.sealed)
+    written.update(_find_draws(program, uniform))
   readers: dict[Value, list[int]] = {}
   for index, node in enumerate(program.steps):
+    if node.name == "optimization_barrier" and for_memory:
+      # What is behind a barrier reads its operands from memory.
+      written.update(v.source for v in node.reads)
     if node.name in VIEWS:
       continue
-    apart = not (is_fusible(node) or is_reduction(node))
+    apart = not (_is_fused(node, for_memory) or is_reduction(node))
     sunk = {node.arrays[i] for i in list_sunk(node, uniform)}
     for i, value in enumerate(node.arrays):
       if value is not None and value not in sunk:
         readers.setdefault(value.source, []).append(index)
         if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
-  _write_shared(program, readers, written, repeats_functions)
+  _write_shared(program, readers, written, for_memory)
   return written
+
+
+def _find_draws(
+  program: CountedProgram, uniform: Collection[Value]
+) -> set[Value]:
+  """Returns what is computed from random bits and seeds alone.
+
+  Of a chain of operations this is the last one: a mask, not its bits.
+  """
+  known = _find_seeds(program) | set(uniform)
+  drawn: set[Value] = set()
+  found: set[Value] = set()
+  for node in program.steps:
+    own = {v.source for v in node.reads} & drawn
+    if node.name == _DRAW:
+      drawn.update(node.outs)
+    elif own and node.name not in VIEWS:
+      others = [v for v in node.reads if v.source not in own]
+      if is_fusible(node) and known.issuperset(others):
+        drawn.update(node.outs)
+      else:
+        found |= own
+  return found
 
 
 def find_uniform(program: CountedProgram) -> set[Value]:
@@ -235,7 +289,7 @@ def _write_shared(
   program: CountedProgram,
   readers: dict[Value, list[int]],
   written: set[Value],
-  repeats_functions: bool,
+  for_memory: bool,
 ) -> None:
   """Adds results that several kernels read and that are cheaper to write.
 
@@ -247,7 +301,7 @@ def _write_shared(
   fused: dict[Value, _Source] = {}
   nodes, uniform = program.steps, find_uniform(program)
   for index, node in enumerate(nodes):
-    if is_fusible(node) and node.outs[0] not in written:
+    if _is_fused(node, for_memory) and node.outs[0] not in written:
       source = _collect_source(index, node, fused, uniform, program.uniform)
       fused[node.outs[0]] = source
       inputs[node.outs[0]] = _read_bytes(source.reads)
@@ -262,7 +316,9 @@ def _write_shared(
       into |= kernels.get(out, frozenset((reader,)))
     times, read = len(into), inputs[own]
     is_dear = times * read > read + (1 + times) * own.nbytes
-    is_costly = node.name in COSTLY and not repeats_functions
+    is_costly = node.name in COSTLY
+    if for_memory:
+      is_costly &= program.has_barriers and read >= own.nbytes
     if times > 1 and (is_dear or is_costly):
       written.add(own)
     else:

@@ -27,6 +27,7 @@ class CountedProgram(NamedTuple):
     guessed: primitives that hold a jaxpr and are taken to run it once.
     has_barriers: whether something holds the compiler to an order.
     uniform: arrays of one constant, which are written nowhere.
+    sealed: views of arrays that a barrier of `jax.checkpoint` returns.
   """
 
   inputs: tuple[Value, ...]
@@ -35,6 +36,7 @@ class CountedProgram(NamedTuple):
   guessed: tuple[str, ...]
   has_barriers: bool
   uniform: frozenset[Value] = frozenset()
+  sealed: frozenset[Value] = frozenset()
 
 
 def trace_counted(
@@ -76,4 +78,5 @@ def flatten_counted(
     program.guessed,
     has_barriers(jaxpr),
     frozenset(program.inputs[i] for i in uniform),
+    program.sealed,
   )
