@@ -4,6 +4,7 @@ A lane has one element of each plane. Lanes are compared side by side, by
 vector instructions over contiguous planes; for small k nothing else is needed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,11 @@ from jaxmotion.kernels._error_memory import sum_decoded
 _MAX_REDUCE = 8
 # Planes compared by one expression. XLA:CPU uses vectors for it, unlike for a
 # reduction over pairs (4x).
-_GROUP = 16
+_GROUP = 8
+# XLA:CPU asks of each element of a long vector whether it exists, unless the
+# number of cores divides its length (4x). From so many lanes on, lengths are
+# rounded up to a multiple.
+_LONG, _MULTIPLE = 1 << 9, 16
 
 
 def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
@@ -26,14 +31,23 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips what
   was found before; beyond, XLA selects them itself.
   """
-  cut = _cut_planes(x, planes)
+  lanes = -(-x.size // planes)
   if k > _MAX_REDUCE:
+    cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
     _, places = lax.top_k(_to_ordered_floats(cut).T, k)
     return jnp.take_along_axis(cut, places.T, 0), places.T.astype(jnp.uint32)
-  found = [_next_largest(cut, None)]
+  if lanes < _LONG or not lanes % _MULTIPLE:
+    cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
+    take = lambda i: lax.dynamic_index_in_dim(cut, i, keepdims=False)
+  else:
+    # Beyond its own lanes a plane has the next one's, which are cut off.
+    run = _round_up(lanes)
+    flat = _pad_flat(x, _round_up(planes * lanes + run - lanes))
+    take = lambda i: lax.dynamic_slice_in_dim(flat, i * lanes, run)
+  found = [_next_largest(take, planes, None)]
   for _ in range(k - 1):
-    found.append(_next_largest(cut, found[-1]))
-  top, places = (jnp.stack(a) for a in zip(*found, strict=True))
+    found.append(_next_largest(take, planes, found[-1]))
+  top, places = (jnp.stack(a)[:, :lanes] for a in zip(*found, strict=True))
   return from_keys(top), places
 
 
@@ -85,12 +99,16 @@ def _scatter(
   return from_blocks(dense, like)
 
 
-def _cut_planes(x: Array, planes: int) -> Array:
+def _round_up(length: int) -> int:
+  return -(-length // _MULTIPLE) * _MULTIPLE
+
+
+def _pad_flat(x: Array, size: int) -> Array:
+  """Returns the flat array, float32, with zeros up to a size."""
   flat = x.reshape(-1).astype(jnp.float32)
-  lanes = -(-x.size // planes)
-  if padding := planes * lanes - x.size:
+  if padding := size - x.size:
     flat = pad_apart(flat, padding, jnp.float32(0))  # Several loops read it.
-  return flat.reshape(planes, lanes)
+  return flat
 
 
 def to_keys(x: Array) -> Array:
@@ -117,17 +135,17 @@ def _to_ordered_floats(x: Array) -> Array:
 
 
 def _next_largest(
-  x: Array, after: tuple[Array, Array] | None
+  take: Callable[[Any], Array], planes: int, after: tuple[Array, Array] | None
 ) -> tuple[Array, Array]:
   """Returns the first (key, plane) of each lane, or the first after another.
 
   Entries are ordered by falling key, then by rising plane.
 
   Args:
-    x: f32[planes, lanes].
+    take: function from the number of a plane to its elements, f32[lanes].
+    planes: number of planes.
     after: (keys, planes) [lanes] found last; None looks for the first.
   """
-  planes = x.shape[0]
   # A power of two: of 15 planes XLA:CPU makes several loops (3x).
   group = min(_GROUP, 1 << max(0, (planes - 1).bit_length() - 1))
   count = max(2, -(-planes // group))
@@ -138,10 +156,12 @@ def _next_largest(
     # The last group may overlap the one before: to see a plane twice changes
     # nothing, and code for fewer planes would be repeated for each of its uses.
     start = jnp.minimum(number * group, planes - group).astype(jnp.uint32)
-    some = to_keys(lax.dynamic_slice_in_dim(x, start, group))
     pairs = []
-    for i, key in enumerate(some):
-      plane = jnp.broadcast_to(start + jnp.uint32(i), key.shape)
+    for i in range(group):
+      # A slice of each plane: XLA:CPU writes one of the group to memory (2x).
+      place = start + jnp.uint32(i)
+      key = to_keys(take(place))
+      plane = jnp.broadcast_to(place, key.shape)
       if after is not None:
         left = (key < after[0]) | ((key == after[0]) & (plane > after[1]))
         # A key of 0 past the last plane loses against every entry left.
@@ -152,8 +172,9 @@ def _next_largest(
 
   # A loop of at least two iterations, not one expression: XLA:CPU would fuse
   # all of it with the next call, and repeat every comparison many times.
-  # Computed from x, so that its type varies over the workers if that of x does.
-  least = to_keys(x[0]) & jnp.uint32(0)
+  # Computed from a plane, so that its type varies over the workers if that of x
+  # does.
+  least = to_keys(take(jnp.uint32(0))) & jnp.uint32(0)
   best = least, least + jnp.uint32(0 if after is None else planes)
   return lax.fori_loop(0, count, add_group, best)
 

@@ -42,6 +42,20 @@ def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
   )
 
 
+@pytest.mark.parametrize("size", [7 * 601, 7 * 601 - 3, 7 * 608, 7 * 608 - 3])
+@pytest.mark.parametrize("k", [1, 3])
+def test_lanes_of_any_number_are_selected_alone(size, k):
+  # Next to each plane's end come the greatest values of the next plane.
+  x = np.random.default_rng(2).standard_normal(size, dtype=np.float32)
+  lanes = -(-size // 7)
+  for plane in range(7):
+    x[plane * lanes : plane * lanes + 20] *= 100
+  values, places = jax.jit(lambda x: topk_select(x, k, 7))(x)
+  wanted, where = oracle(x, k, 7)
+  np.testing.assert_array_equal(places, where)
+  np.testing.assert_array_equal(values, wanted)
+
+
 @KS
 @PATHS
 def test_scattering_puts_every_value_back_where_it_stood(k, most, monkeypatch):
