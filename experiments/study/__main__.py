@@ -12,7 +12,7 @@ its link are emulated, and times of links are predicted from the collectives of
 the traced program.
 """
 
-from experiments.common import shared_flags
+from experiments.common import shared_flags, signals
 from experiments.study.run import run_experiment
 
 _CONFIG = shared_flags.define_config("study_digits")
@@ -29,4 +29,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  signals.end_on_signals()
   shared_flags.run_main(main)

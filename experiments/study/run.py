@@ -1,6 +1,7 @@
 """Runs the study from a configuration to a table, rows and a plot."""
 
 import pathlib
+import sys
 
 import jax
 from ml_collections import ConfigDict
@@ -59,6 +60,9 @@ def run_experiment(
   bench = Bench(config, task, mesh)
   used: dict[Trial, StudyRun] = {}  # Others had rates that lost since.
   finished = {run.trial: run for run in folder.read_runs()} if folder else {}
+  if finished:
+    text = f"{workdir} has {len(finished)} finished runs; the others follow."
+    print(text, file=sys.stderr)
 
   def run(trial: Trial) -> StudyRun:
     if trial in finished:

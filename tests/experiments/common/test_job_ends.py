@@ -160,3 +160,14 @@ def test_the_coordinator_listens_on_its_own_address_alone(
   assert found.get("coordinator_bind_address") == bound
   monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:5000")
   assert distributed._bind_narrowly(arguments) == arguments
+
+
+def test_every_command_that_can_be_resumed_says_which_signal_ended_it():
+  found = {
+    path.parent.name: path.read_text()
+    for path in (ROOT / "experiments").rglob("__main__.py")
+    if "define_workdir()" in path.read_text()
+  }
+  assert {"study", "train", "weights"} <= set(found)
+  ends = "signals.end_on_signals()\n  shared_flags.run_main(main)\n"
+  assert [name for name, text in found.items() if ends not in text] == []

@@ -31,7 +31,7 @@ SMALL = {
 
 
 def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
-  tmp_path, load_config
+  tmp_path, load_config, capsys
 ):
   config = load_config("study_digits")
   images = save_images(tmp_path / "images.npz")
@@ -39,6 +39,7 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   run_experiment(config, json=str(json), workdir=str(tmp_path / "jobs"))
   first = {row.metric: row for row in records.read_rows(json)}
+  assert capsys.readouterr().err == ""
   # Budgets of the baseline buy what it has itself.
   own = first["test_accuracy_4"].value
   assert first["test_accuracy_equal_bytes_4"].value == pytest.approx(own)
@@ -49,6 +50,9 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   rows = run_experiment(
     config, json=str(json), plot=str(plot), workdir=str(tmp_path / "jobs")
   )
+  # Trials, and a run of each length.
+  done = f"{tmp_path / 'jobs'} has {3 + 2} finished runs; the others follow.\n"
+  assert capsys.readouterr().err == done
   again = {row.metric: row for row in rows if row.case == "fp32"}
   assert again["step_ms"] == first["step_ms"], "it was trained again"
   local = {row.metric: row for row in rows if row.case == "diloco_int4"}
