@@ -48,8 +48,9 @@ _GIVEN_SHARE = 16
 # Up to so many values between two cuts, other cuts are looked for.
 _FEW_VALUES = 8
 # Masks are light if all of them take so many times fewer bytes than the largest
-# array that they compare.
-_LIGHT = 4
+# array that they compare: two masks of float32. Of seven blocks in a row, saved
+# masks let XLA recompute all blocks at once.
+_LIGHT = 16
 # Seconds that a byte may cost, in steps of a factor of 1.5.
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
 
