@@ -103,6 +103,7 @@ def split_passes(
   *,
   memory_budget: float | None = None,
   device: Device | None = None,
+  repeats: int = 1,
 ) -> Passes:
   """Splits a function of parameters and an input into its two passes.
 
@@ -112,6 +113,8 @@ def split_passes(
     codec: how residuals are saved, in any form that `compress_residuals` takes.
     memory_budget: most bytes of residuals; see `compress_residuals`.
     device: device whose times are predicted; see `compress_residuals`.
+    repeats: number of times it runs before the first backward pass, each with
+      residuals of its own.
 
   Returns:
     The two passes.
@@ -126,4 +129,4 @@ def split_passes(
     ((2, 2), (1, 2))
   """
   options = make_options(codec, memory_budget, device)
-  return Passes(trace_in_budget(fn, likes, 0, options), likes)
+  return Passes(trace_in_budget(fn, likes, 0, options, repeats), likes)

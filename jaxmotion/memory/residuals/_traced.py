@@ -338,6 +338,7 @@ def trace_in_budget(
   args: Sequence[PyTree],
   params: int | Sequence[int],
   options: Options,
+  repeats: int = 1,
 ) -> TracedFunction:
   """Traces a function whose residuals keep to the budget.
 
@@ -349,9 +350,9 @@ def trace_in_budget(
   """
   most = options.memory_budget
   if most is None or most <= 1:
-    return TracedFunction(fn, args, params, options)
+    return TracedFunction(fn, args, params, options, repeats=repeats)
   shared = options._replace(memory_budget=0.5)
-  traced = TracedFunction(fn, args, params, shared)
+  traced = TracedFunction(fn, args, params, shared, repeats=repeats)
   traced.keep_flows(True)
   with_share = functools.cache(traced.with_budget)
   share = find_largest_share(

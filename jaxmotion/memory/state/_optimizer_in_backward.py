@@ -233,7 +233,10 @@ class OptimizerInBackward:
     return [
       _BlockLoop(
         self._split_block(
-          _chain_repeats(block, r.size), r.slice_segment(params, r.start), x
+          _chain_repeats(block, r.size),
+          r.slice_segment(params, r.start),
+          x,
+          r.segments,
         ),
         self.tx,
         r,
@@ -241,12 +244,15 @@ class OptimizerInBackward:
       for r in ranges
     ]
 
-  def _split_block(self, block: Block, params: PyTree, x: PyTree) -> Passes:
+  def _split_block(
+    self, block: Block, params: PyTree, x: PyTree, repeats: int = 1
+  ) -> Passes:
     return split_passes(
       block,
       jax.tree.map(abstract_like, (params, x)),
       self.codec,
       memory_budget=None if self.segment is None else 0.0,
+      repeats=repeats,
     )
 
 
