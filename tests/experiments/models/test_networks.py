@@ -151,7 +151,7 @@ def test_repeated_blocks_are_one_scan_of_stacked_parameters():
   jaxpr = str(jax.make_jaxpr(net.apply)(params, images))
   assert jaxpr.count("scan[") == sum(s.repeats > 1 for s in net.stages) == 1
   block = net.stages[2].block
-  x = jnp.ones((2, 4, 4, 4 * 4))
+  x = jax.random.normal(jax.random.key(0), (2, 4, 4, 4 * 4))
   first, second = (jax.tree.map(lambda a, i=i: a[i], rest) for i in (0, 1))
   one = models.Network("one", net.stages[2:3], net.input, net.label)
   np.testing.assert_allclose(
