@@ -76,7 +76,11 @@ AWKWARD = {
 }
 """Awkward shape by name; the number at a name's end is that of the workers."""
 
+PLAIN = "identity"
+"""Name of the codec that shows what a shape costs XLA without any codec."""
+
 CODECS = {
+  PLAIN: codecs.identity(),
   "int8": codecs.uniform(bits=8),
   "int4": codecs.uniform(bits=4),
   "sign_feedback": codecs.feedback(codecs.sign()),

@@ -13,6 +13,7 @@ from experiments.codecs.run import time_encode
 from experiments.codecs.shape_cases import (
   AWKWARD,
   CODECS,
+  PLAIN,
   Awkward,
   count_values,
   find_friendly,
@@ -179,11 +180,13 @@ def _list_work(
   """Yields (metric, codec, friendly shape, name), by friendly shapes.
 
   Encoding and decoding know no workers, so a tree is timed once; friendly
-  trees are not timed beside themselves.
+  trees are not timed beside themselves. Without a codec nothing is encoded.
   """
   friends = {n: find_friendly(count_values(AWKWARD[n].shapes)) for n in names}
   for metric in metrics:
     for codec in codec_names:
+      if (metric, codec) == ("encode", PLAIN):
+        continue
       seen = {friend.shapes for friend in friends.values()}
       for name in sorted(names, key=lambda n: friends[n].shapes):
         shapes = AWKWARD[name].shapes

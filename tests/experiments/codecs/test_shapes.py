@@ -21,7 +21,8 @@ def results():
     patch.setattr(run, "AWKWARD", TINY)
     patch.setattr(cases, "_COLUMNS", 64)
     patch.setattr(cases, "_ROWS_STEP", 16)
-    return run.measure_shapes(list(TINY), ["sign_feedback"], run.METRICS, 2)
+    codecs = [cases.PLAIN, "sign_feedback"]
+    return run.measure_shapes(list(TINY), codecs, run.METRICS, 2)
 
 
 def test_twenty_shapes_are_listed_beside_matrices_of_as_many_values():
@@ -41,7 +42,10 @@ def test_a_tree_is_encoded_once_and_exchanged_by_each_number_of_workers(
   found = [(r.metric, r.case) for r in results]
   assert found == [
     ("encode", "odd_2/sign_feedback"),
+    ("update", "odd_2/identity"),
     ("update", "odd_2/sign_feedback"),
+    ("exchange", "odd_2/identity"),
+    ("exchange", "odd/identity"),
     ("exchange", "odd_2/sign_feedback"),
     ("exchange", "odd/sign_feedback"),
   ]
@@ -59,15 +63,23 @@ def test_rows_hold_the_time_its_baseline_and_their_ratio(results, tmp_path):
     assert row.value / row.baseline == pytest.approx(result.value)
 
 
-def test_the_table_has_a_line_for_every_shape(results):
+def test_the_table_has_exchanges_by_codec_and_the_slowest_passes(results):
   table = summary_table(make_rows(results))
-  assert [line[0] for line in table.lines] == ["`odd_2`", "`odd`"]
-  assert table.header[1:] == (
-    "encode sign_feedback",
-    "update sign_feedback",
-    "exchange sign_feedback",
+  assert set(table.header) == {
+    *("shape", "exchange, identity", "exchange, sign_feedback"),
+    *("slowest encode", "slowest update", "update, identity"),
+  }
+  cells = {
+    line[0]: dict(zip(table.header, line, strict=True)) for line in table.lines
+  }
+  assert list(cells) == ["`odd_2`", "`odd`"]
+  assert all(cells["`odd_2`"].values())
+  # Passes are timed once for each tree, whatever its number of workers.
+  assert cells["`odd`"]["slowest update"] == ""
+  slowest = next(
+    r for r in results if r[:2] == ("odd_2/sign_feedback", "update")
   )
-  assert table.lines[1][1:3] == ["", ""] and all(table.lines[0])
+  assert cells["`odd_2`"]["slowest update"] == f"{slowest.value:.2f}"
 
 
 def test_ratios_are_per_value_and_worker():
