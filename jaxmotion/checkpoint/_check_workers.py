@@ -13,8 +13,8 @@ def check_workers(state: PyTree) -> None:
   """Raises if all workers have the per-worker state of one of them.
 
   `flax.jax_utils.unreplicate` keeps the state of the first worker, and
-  `replicate` gives it to all: what the others had still to send is lost, and
-  what the first had is sent by all. Call this function after you restored a
+  `replicate` gives it to all. What the others had still to send is lost. What
+  the first had is then sent by all. Call this function after you restored a
   state, or put it back by code of others. It reads the state from the device,
   once, and adds nothing to a step.
 

@@ -175,9 +175,9 @@ def resize(
   the layout of today keeps its bits. Other arrays that each worker has for
   itself are mixed alike if they are floats. Integers and keys come from the
   nearest old worker, and keys are folded with the new worker's index. So are
-  momenta of `momentum_correction`, what `ef21` has sent, and the own parameters
-  of `local_updates` and the gradients of a delayed step, which weigh as much as
-  their workers.
+  momenta of `momentum_correction` and what `ef21` has sent. So are the own
+  parameters of `local_updates` and the gradients of a delayed step, which weigh
+  as much as their workers.
 
   Args:
     tx: optax chain of today, or the `init` that `data_parallel`,
@@ -200,8 +200,8 @@ def resize(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the layout is not that of this chain and these parameters; the
-      state is not of the layout; error memory has no place in the new codec.
+    ValueError: the layout is not that of this chain and these parameters. The
+      state is not of the layout. Error memory has no place in the new codec.
 
   Example:
     >>> from jaxmotion import checkpoint, codecs, transforms

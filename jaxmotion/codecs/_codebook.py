@@ -44,8 +44,8 @@ class codebook(Codec):
 
   With m the mean, s the standard deviation and n = 2^bits: the elements fall
   into n bins of width w = span * s / n. The bin of x is
-  clip(round((x - m) / w + n / 2), 0, n - 1), and the level of a bin is the mean
-  of the elements in it. There is one table for the whole array. It suits the
+  clip(round((x - m) / w + n / 2), 0, n - 1). The level of a bin is the mean of
+  the elements in it. There is one table for the whole array. It suits the
   elements that `topk` selects.
 
   Properties: never further from x than the mean of x is,

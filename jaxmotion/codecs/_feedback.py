@@ -47,13 +47,13 @@ class Feedback(NamedTuple):
 class feedback(TreeCodec):
   """Adds the error of the last encoding to the next value.
 
-  v = x + decay * e; encode(x) = inner.encode(v); then in local form
+  v = x + decay * e; encode(x) = inner.encode(v). Then in local form
   e <- v - inner.decode(payload), and in global form e <- v - m with m the
   decoded mean over workers.
 
   Properties: in local form with a contraction (1 - delta), decay 1 and bounded
   gradients, ||e||^2 <= 4 (1 - delta) G^2 / delta^2, whatever the number of
-  steps; what is sent over time sums to what came in, up to e. The global form,
+  steps. What is sent over time sums to what came in, up to e. The global form,
   that of PyTorch's PowerSGD hook, gives the same sums for linear codecs. It
   lets each worker's memory grow without bound, and is here for parity. Error
   memory is float32 whatever the gradients are. An entry that is not finite is
@@ -74,8 +74,8 @@ class feedback(TreeCodec):
 
   References:
     Karimireddy et al., *Error Feedback Fixes SignSGD and other Gradient
-    Compression Schemes*, 2019, algorithm 1 and lemma 3; Vogels, Karimireddy
-    and Jaggi, *PowerSGD*, 2019 (the global form).
+    Compression Schemes*, 2019, algorithm 1 and lemma 3. Vogels, Karimireddy and
+    Jaggi, *PowerSGD*, 2019 (the global form).
   """
 
   codec: Codec

@@ -50,16 +50,16 @@ class Factors(NamedTuple):
 class low_rank(MultiRoundCodec):
   """Approximates the workers' mean by a matrix of low rank (PowerSGD).
 
-  With x_r the matrix of worker r, and q the last step's right factor,
+  Let x_r be the matrix of worker r, and q the last step's right factor. Then
   p = orth(sum_r x_r orth(q)), q = mean_r x_r^T p, and the mean is p q^T. It
   takes two sums, however many workers and matrices there are; each worker sends
   (rows + columns) rank elements for rows x columns. Put it in `feedback`, which
   sends later what is left out.
 
-  With `sends="right"` the left factor p = orth(left) is that of the last steps,
-  and q = mean_r x_r^T p alone is sent, in one sum; `sends="left"` mirrors it.
-  Steps that send them in turn share their state: an `exchange` through both
-  codecs, with `level=lambda count: count % 2`, halves the bytes.
+  With `sends="right"` the left factor p = orth(left) is that of the last steps.
+  Only q = mean_r x_r^T p is sent, in one sum; `sends="left"` mirrors it. Steps
+  that send them in turn share their state: an `exchange` through both codecs,
+  with `level=lambda count: count % 2`, halves the bytes.
 
   An array of more dimensions is a matrix of its last dimension by all others,
   which fits kernels of convolutions (height, width, in, out). `view="first"`

@@ -21,14 +21,15 @@ class microscaling(BlockCodec):
   to max|x|. Smaller values are 2^-1 to 2^-6 of it, or zero; an element takes
   the nearest one. For the others:
 
-  With X = 2^(floor(log2 max|x|) - emax) of the block, emax the exponent of the
-  format's greatest value M: encode(x) = (round(clip(x / X, -M, M)) to nearest
-  even, log2(X) + 127 in 8 bits); decode multiplies.
+  Let M be the format's greatest value, emax its exponent, and
+  X = 2^(floor(log2 max|x|) - emax) of the block. Then
+  encode(x) = (round(clip(x / X, -M, M)) to nearest even, log2(X) + 127 in 8
+  bits). Decode multiplies.
 
   Properties: |decode(encode(x)) - x| <= max(2^-(m + 1) |x|, 2^-m X / 2^bias)
-  for m mantissa bits where |x| <= M X, and less than 2^(emax + 1) X - M X
-  beyond, which saturates; idempotent; signs are kept, also of zeros. A
-  non-finite element makes its whole block decode to NaN. Values below 2^-126
+  for m mantissa bits where |x| <= M X. Beyond that it saturates, and the error
+  is less than 2^(emax + 1) X - M X. Idempotent; signs are kept, also of zeros.
+  A non-finite element makes its whole block decode to NaN. Values below 2^-126
   count as zero, in and out.
 
   Args:

@@ -44,17 +44,18 @@ class Unsigned(NamedTuple):
 class nonnegative(Codec):
   """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
 
-  For the second moments of an optimizer, which divides by their roots. With b
-  such that a block's maximum is in binade b + 31 or, rounded up, at its end,
-  and at least -126, and with M = 8: a code c > 0 stands for
+  For the second moments of an optimizer, which divides by their roots. Let
+  M = 8, and b such that a block's maximum is in binade b + 31 or, rounded up,
+  at its end. b is at least -126. A code c > 0 stands for
   2^(b + c // M) (1 + (c % M) / M), 0 for zero. That is 32 binades of eight
   levels. With 16 bits M is 2048 (UE5M11).
 
   Properties: |decode(encode(x)) - x| is at most x / 2M to nearest and below
-  x / M stochastically, from the least level (1 + 1/M) 2^b up; x between zero
-  and that decodes to it, so nothing above zero decodes to zero. Stochastic
-  rounding is unbiased from there up; idempotent. Negative values count as zero.
-  Finite values saturate; a non-finite one makes its whole block decode to NaN.
+  x / M stochastically, from the least level (1 + 1/M) 2^b up. Below that level,
+  x decodes to it unless it is zero, so nothing above zero decodes to zero.
+  Stochastic rounding is unbiased from there up; idempotent. Negative values
+  count as zero. Finite values saturate; a non-finite one makes its whole block
+  decode to NaN.
 
   Args:
     bits: of a code, 8 or 16.
@@ -71,7 +72,7 @@ class nonnegative(Codec):
 
   References:
     Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022 (a
-    second moment needs levels in many binades); Li, Chen and Zhu, *Memory
+    second moment needs levels in many binades). Li, Chen and Zhu, *Memory
     Efficient Optimizers with 4-bit States*, 2023 (and must not become zero).
   """
 

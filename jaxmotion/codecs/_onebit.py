@@ -56,9 +56,9 @@ class onebit(MultiRoundCodec):
   of all arrays, and adds its error of that row. It sends signs and magnitude of
   the sum to all, with an error alike. Zero counts as positive.
 
-  It is here for parity with DeepSpeed: `feedback(sign())` with the method
-  "two_phase" has a magnitude for each block instead of each array, by which it
-  loses less.
+  It is here for parity with DeepSpeed. `feedback(sign())` with the method
+  "two_phase" loses less, because it has a magnitude for each block instead of
+  each array.
 
   Properties: zeros fill rows to a multiple of 8 workers / gcd(8, workers). They
   count in n and have errors as well. An error that is not finite is forgotten.

@@ -37,10 +37,10 @@ class random_k(Codec):
   """Keeps k elements at random positions, the same on all workers.
 
   The array is divided into k = max(1, round(density * n)) contiguous runs of
-  m_i values, m_i = floor(n / k) or ceil(n / k); `key.shared` draws one position
-  p_i of each. encode(x)_i = m_i x[p_i] (x[p_i] if not `scaled`); decode puts
-  them back among zeros. Each element is drawn with probability 1 / m_i, k / n
-  where k divides n, up to 2^-32; never twice.
+  m_i values. Here m_i = floor(n / k) or ceil(n / k); `key.shared` draws one
+  position p_i of each. encode(x)_i = m_i x[p_i] (x[p_i] if not `scaled`);
+  decode puts them back among zeros. Each element is drawn with probability 1 /
+  m_i, k / n where k divides n, up to 2^-32; never twice.
 
   Properties: summable; linear in x under one key. Scaled it is unbiased with
   E||y - x||^2 = sum (m_i - 1) x^2 <= (ceil(n / k) - 1) ||x||^2. Not scaled it

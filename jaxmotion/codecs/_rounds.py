@@ -2,8 +2,8 @@
 
 A reduction over workers is written as a generator. It yields a `Message` for
 each round, gets the reply, and returns its result. The code that runs it
-decides how a message travels: by a collective inside a program, by a stand-in
-reply while bytes are counted, by a list in a test.
+decides how a message travels. In a program that is a collective, in a count of
+bytes a stand-in reply, and in a test a list.
 """
 
 from collections.abc import Generator
@@ -22,11 +22,11 @@ class Message(NamedTuple):
   """Payload that a worker sends in one round, and how it travels.
 
   Attributes:
-    kind: "sum" or "max" of the payloads, element by element (unsigned words
-      of a sum are equal on all workers and are not sent), "gather" (the reply
-      has a leading axis of workers) or "all_to_all" (row r goes to worker r;
-      row r of the reply came from worker r). All replies but that of
-      "all_to_all" are the same on every worker.
+    kind: "sum" or "max" of the payloads, element by element (unsigned words of
+      a sum are equal on all workers and are not sent). "gather": the reply has
+      a leading axis of workers. "all_to_all": row r goes to worker r, and row r
+      of the reply came from worker r. All replies but that of "all_to_all" are
+      the same on every worker.
     payload: pytree of arrays.
 
   Example:

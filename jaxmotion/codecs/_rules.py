@@ -20,7 +20,7 @@ class rules(TreeCodec):
     rules: pairs of a regular expression, searched for in the leaf's path, and a
       codec. The first that matches wins. A path has keys, attributes and
       positions between slashes, such as "layers/0/kernel", for dicts, modules
-      and flax alike: the `value` of an `nnx.Variable` or `nn.Partitioned` is
+      and flax alike. The `value` of an `nnx.Variable` or `nn.Partitioned` is
       left out, so "kernel$" matches.
 
   Raises:

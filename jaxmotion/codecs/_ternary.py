@@ -23,10 +23,10 @@ class ternary(BlockCodec):
 
   Properties: stochastic is unbiased up to 2^-24 s with variance |x| (s - |x|).
   Threshold is a contraction, ||x - y||^2 = ||x||^2 - N s^2 with N elements not
-  0 and N s^2 >= 0.09 ||x||^2 / n for a block of n, so it wants `feedback`;
-  biased. Zero stays zero. A block whose scale is below 2^-126 decodes to zero.
-  A non-finite element makes its whole block decode to NaN, as do, by threshold,
-  magnitudes whose sum over the block is beyond float32.
+  0 and N s^2 >= 0.09 ||x||^2 / n for a block of n. Threshold is biased, so use
+  it with `feedback`. Zero stays zero. A block whose scale is below 2^-126
+  decodes to zero. A non-finite element makes its whole block decode to NaN, as
+  do, by threshold, magnitudes whose sum over the block is beyond float32.
 
   Args:
     block: maximum number of elements under one scale.

@@ -49,8 +49,8 @@ class threshold(Codec):
   zeros.
 
   Properties: |x - decode(encode(x))| < value where count <= k, and what is kept
-  is exact (to float32); a contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
-  removes at least k value^2 if count > k, so it wants `feedback`; idempotent.
+  is exact (to float32). A contraction, ||x - y||^2 = ||x||^2 - ||y||^2, which
+  removes at least k value^2 if count > k: use it with `feedback`. Idempotent.
   On overflow (count > k) the elements at the highest positions are dropped,
   whatever their magnitude. With `feedback` they stay in the error and are sent
   once those before them leave room. A threshold that overflows at every step

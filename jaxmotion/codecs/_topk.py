@@ -119,10 +119,10 @@ class topk(SparseCodec):
   Args:
     density: share of the elements that is sent, in (0, 1]. block: number of
     elements in a block; k = max(1, round(density * block)). None keeps
-      one value of each block and makes a block of about 1 / density values:
-      within 1.5x of it, a number that cuts the array into runs of whole rows
-      or whole fractions of a row if there is one (128 for 2048 rows at 1 %),
-      else round(1 / density). Runs that follow the rows decode 10x faster on
+      one value of each block and makes a block of about 1 / density values. A
+      size within 1.5x of that is taken if it cuts the array into runs of whole
+      rows or fractions of one (128 for 2048 rows at 1 %). Otherwise the size is
+      round(1 / density). Runs that follow the rows decode 10x faster on
       XLA:CPU.
 
   Example:

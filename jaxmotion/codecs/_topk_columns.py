@@ -12,7 +12,7 @@ from jaxmotion.core import ShapedLike, check_int, check_number
 class topk_columns(SparseCodec):
   """Keeps the elements of largest magnitude of every column of an array.
 
-  A column has the elements that differ in their first index alone: a vector is
+  A column has the elements that differ in their first index alone. A vector is
   one column, and `tiles` and `dct` make one of each tile. `topk` has blocks of
   a length that does not depend on the array; it is faster.
 

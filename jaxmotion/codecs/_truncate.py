@@ -39,9 +39,9 @@ class truncate(Codec):
   fills the rest with zeros. One byte is the sign and 7 bits of the exponent,
   two are bfloat16's layout.
 
-  Properties: |y| <= |x| toward zero, and the relative error is below 3/4, 2^-7
-  and 2^-15 for 1, 2 and 3 bytes of a normal value (half of that to nearest,
-  from 2 bytes on); lossless with 4; idempotent. With one byte that holds from
+  Properties: |y| <= |x| toward zero. The relative error of a normal value is
+  below 3/4, 2^-7 and 2^-15 for 1, 2 and 3 bytes. To nearest it is half of that,
+  from 2 bytes on. Lossless with 4; idempotent. With one byte that holds from
   2^-125 up. Biased toward zero unless `nearest`, and finite values saturate.
   From 2 bytes on a NaN stays a NaN (its quiet bit is set where truncation would
   leave an infinity). One byte holds neither: every value from 2^127 up,

@@ -16,13 +16,13 @@ class uniform(BlockCodec):
   """Quantizes each block to evenly spaced levels, packed into words.
 
   With m = max|x| of the block and L = 2^(bits-1) - 1, symmetric:
-  encode(x) = round(x L / m) in -L..L; decode(q) = q m / L (one bit: the
+  encode(x) = round(x L / m) in -L..L. Then decode(q) = q m / L (one bit: the
   levels are -m and m). Otherwise with the block's minimum a and maximum b:
   encode(x) = round((x - a) (2^bits - 1) / (b - a)), decode inverts it.
 
   Properties: the error of an element is at most half a step of its block to
-  nearest and one step stochastically, a step being m / L (2 m for one bit) or
-  (b - a) / (2^bits - 1), rounded up to 16 significant bits; stochastic rounding
+  nearest, and one step stochastically. A step is m / L (2 m for one bit) or
+  (b - a) / (2^bits - 1), rounded up to 16 significant bits. Stochastic rounding
   is unbiased up to 2^-22 steps with variance at most step^2 / 4. A block whose
   step is below 2^-120 decodes to zero (to its minimum, itself zero if below
   2^-125). Levels past the greatest float are that float. A non-finite element

@@ -18,7 +18,7 @@ class where_smaller(TreeCodec):
   """Encodes the leaves that a codec makes smaller; others by another codec.
 
   A leaf is encoded by `codec` if its payload, times `min_ratio`, is smaller
-  than the leaf, and if the leaf is as large as the other arguments say. The
+  than the leaf. The leaf must also be as large as the other arguments say. The
   factors of `low_rank`, for one, are larger than a vector.
 
   Properties: those of the codec that a leaf gets.

@@ -26,18 +26,18 @@ class zero_value(Codec):
   """Leaves out the zeros that ReLU and pruning produce, without loss (ZVC).
 
   encode(x) = for each tile of the flat array, (bits(x) != 0, the first k
-  non-zero words in order, their number), k = max(1, round(capacity * tile));
-  decode puts the words back among zeros.
+  non-zero words in order, their number), k = max(1, round(capacity * tile)).
+  Decode puts the words back among zeros.
 
   Properties: lossless bit for bit where `payload.overflow` is 0, NaN, infinity,
   subnormals and -0.0 (whose sign bit is a word that is not zero) included;
-  idempotent. Of a tile where more than k words are not zero, the last ones in
-  order decode to zero, and its count says how many there were. A caller who
+  idempotent. If more than k words of a tile are not zero, the last ones in
+  order decode to zero. The tile's count says how many there were. A caller who
   needs the exact values reads the overflow and takes another way (recompute,
   send plainly). The ratio is 1 / (capacity + 1/32 + 1/tile) in float32. At a
-  share s of zeros that are spread at random a tile has (1 - s) tile other
-  values, give or take sqrt(s (1 - s) tile), so give the capacity some such
-  deviations more than 1 - s.
+  share s of zeros that are spread at random, a tile has (1 - s) tile other
+  values. Their standard deviation is sqrt(s (1 - s) tile). So give the capacity
+  some such deviations more than 1 - s.
 
   Args:
     capacity: share of a tile's elements that has a slot, in (0, 1]; 1 never

@@ -7,7 +7,7 @@ codec needs rounds of its own, a step takes at most one sum, one all-to-all and
 one gather, whatever the tree.
 
 Invariant: all workers decode the same payloads in the same order, so the result
-has the same bits everywhere, and no worker uses its own elements unencoded.
+has the same bits everywhere. No worker uses its own elements unencoded.
 Parameters would otherwise drift apart.
 """
 

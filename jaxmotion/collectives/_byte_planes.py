@@ -2,17 +2,18 @@
 
 A float32 element is four bytes, from the sign and exponent down to the last
 bits of the mantissa. Byte plane i holds byte i of every element. At level l the
-first l + 1 planes travel and the others are zero, which is what the codec
-`truncate(bytes=l + 1)` does: both share its code, so both have its bits.
+first l + 1 planes travel and the others are zero. The codec
+`truncate(bytes=l + 1)` does the same: both share its code, so both have its
+bits.
 
-Why a `lax.switch` around the collective: a collective's shapes are static, so
-one program that serves all levels needs one branch for each, and only the
-branch that is taken sends anything. Workers in different branches would wait
-for each other for ever, so `check_level` makes sure that the level is equal on
-all of them. The cost is four copies of the exchange in the program.
+A collective's shapes are static, so one program that serves all levels needs
+one branch of a `lax.switch` for each. Only the branch that is taken sends
+anything. Workers in different branches would wait for each other for ever, so
+`check_level` makes sure that the level is equal on all of them. The cost is
+four copies of the exchange in the program.
 
-There is no error memory here: these are weights, of which the next step sends
-the current ones again, not gradients, of which a lost part is lost.
+Weights need no error memory: the next step sends the current ones again. A lost
+part of a gradient would stay lost.
 """
 
 from collections.abc import Callable
@@ -61,9 +62,9 @@ def all_gather_planes(
 
   The result is `truncate(bytes=level + 1)` of every worker's elements bit for
   bit, the sender's own included, so it is the same on all workers. One program
-  serves all levels and sends only the bytes of the chosen one, as uint8 words
-  of the whole tree in one collective (two if they are large). The gradient is
-  that of `lax.all_gather`.
+  serves all levels and sends only the bytes of the chosen one. The uint8 words
+  of the whole tree travel in one collective (two if they are large). The
+  gradient is that of `lax.all_gather`.
 
   Gather parameters of different levels in one call for each level group.
 
@@ -139,7 +140,7 @@ def broadcast_planes(
   """Broadcasts one worker's float32 elements, `level` + 1 bytes of each.
 
   It is `all_gather_planes` of the source's elements alone. The words travel as
-  a sum to which the other workers add zeros, which costs each of N workers
+  a sum to which the other workers add zeros. This costs each of N workers
   2 (N - 1) / N of the bytes. The gradient goes to the source.
 
   Args:

@@ -5,8 +5,8 @@
 * "sent": all that a worker has sent, of `ef21`.
 
 A part has the array's shape. Weights that keep the mean over workers may mix
-it: the mean of errors is still sent, the mean of momenta enters the next means,
-and the mean of what was sent is what all workers know.
+it: the mean of errors is still sent, and the mean of momenta enters the next
+means. The mean of what was sent is what all workers know.
 """
 
 import math

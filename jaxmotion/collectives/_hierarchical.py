@@ -138,7 +138,7 @@ def all_reduce_hierarchical(
 
   What a device sends between hosts is `1 / L` of what `all_reduce` over
   `axis_name` would have it send, and error memory is `1 / L` of the size.
-  Arrays of fewer than 64 elements per device are not sharded: every device
+  Arrays of fewer than 64 elements per device are not sharded. Every device
   exchanges the host's whole mean, and all keep what the first one received. The
   result has the same bits on every worker. Its gradient is that of the
   uncompressed collective over both axes.
@@ -170,9 +170,9 @@ def all_reduce_hierarchical(
     The reduced tree, of the dtypes of `x`, and the new state.
 
   Raises:
-    ValueError: an unbound axis, an axis in both `axis_name` and `local_axis`, a
-      state of other shapes, an unknown `op`, a `local_codec` that has state
-      or that joins leaves, a `level` for one codec or none for several.
+    ValueError: an axis is unbound, or in both `axis_name` and `local_axis`.
+      `state` has other shapes, or `op` is unknown. `local_codec` has state or
+      joins leaves. `level` is given for one codec, or is missing for several.
     TypeError: a leaf that is not floating-point.
 
   Example:

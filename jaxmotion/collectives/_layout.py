@@ -100,7 +100,7 @@ def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
 def is_summed(codec: Codec, like: ShapedLike) -> bool:
   """Says whether the network adds up the payloads of an array.
 
-  It does for a summable codec, unless the payload is in float16: a sum over
+  It does for a summable codec, unless the payload is in float16. A sum over
   workers overflows where their mean does not, so it is made in float32.
 
   Args:

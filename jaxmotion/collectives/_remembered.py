@@ -1,9 +1,10 @@
 """Error memory of an all-reduce, whatever its layout on workers.
 
 The state of `all_reduce` depends on the codec, the method and the number of
-workers. What it stands for does not: every worker's own error, which it adds to
-the next value that it sends, and the errors of the second encoding of two
-phases, each of which one worker keeps for all. In units of the mean,
+workers. What it stands for does not. One part is every worker's own error,
+which it adds to the next value that it sends. The other part is the errors of
+the second encoding of two phases, each of which one worker keeps for all. In
+units of the mean,
 
   still to be sent = mean over workers of `own` + `shared`.
 

@@ -42,9 +42,10 @@ class Round(NamedTuple):
 def schedule_rounds(kinds: Sequence[Sequence[str]]) -> list[Round]:
   """Joins the rounds of many reductions into few collectives.
 
-  A reduction waits where its message can travel later with that of another
-  one, so the number of collectives of a kind is that of the reduction that
-  needs most of them, unless two reductions need two kinds in opposite orders.
+  A reduction waits where its message can travel later with that of another one.
+  So the number of collectives of a kind is that of the reduction that needs
+  most of them. It is larger if two reductions need two kinds in opposite
+  orders.
 
   Args:
     kinds: for each reduction, the kinds of its rounds in order.

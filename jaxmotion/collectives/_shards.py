@@ -91,8 +91,8 @@ def scatter_means(
     axis_name: the workers' axis.
 
   Returns:
-    Row r of each mean on worker r, in float32 or wider (in the array's own
-    dtype from codecs that keep it), and the new states.
+    Row r of each mean on worker r, and the new states. Rows are in float32 or
+    wider, or in the array's own dtype from codecs that keep it.
   """
   coded = [
     encode_rows(
@@ -194,8 +194,8 @@ def gather_shards(
   """Returns every worker's shard of every array: (workers, ...).
 
   All payloads travel in one buffer. With a `local_axis` they travel between
-  hosts first, so that each payload crosses to another host once; the devices
-  of a host then forward the words. All workers decode the same words, so the
+  hosts first, so that each payload crosses to another host once. The devices of
+  a host then forward the words. All workers decode the same words, so the
   result has the same bits everywhere and is typed as replicated.
 
   Args:

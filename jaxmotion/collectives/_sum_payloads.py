@@ -30,8 +30,8 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   equal on all workers, so they stay as they are. Empty arrays are not sent.
 
   A sum is a sum of floats, so its bits depend on the order of its terms. That
-  order must not depend on what else is exchanged in the step: only between two
-  workers, where addition commutes, may arrays be joined into one operand.
+  order must not depend on what else is exchanged in the step. Arrays may be
+  joined into one operand only between two workers, where addition commutes.
 
   Args:
     payloads: payloads of several arrays, in the order of the tree.

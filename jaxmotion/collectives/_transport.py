@@ -7,16 +7,15 @@ Three invariants hold for everything sent here:
   the bytes a codec promises are the bytes that are sent.
 * The payloads of all arrays form one buffer, sent by one collective. A
   collective costs round trips however little it moves. Only large payloads
-  (8 MiB and more) are sent as two buffers, so that the first half is on the
-  link while the second is still being computed; a step of several programs
-  sends more pieces (`_pieces`).
+  (8 MiB and more) are sent as two buffers. The first half is then on the link
+  while the second is still being computed. A step of several programs sends
+  more pieces (`_pieces`).
 * Every worker decodes the same words, its own included, so all hold the same
   bits and the result may be typed as replicated.
 
-The layout of the code follows what XLA:CPU makes of it, which was measured:
-payloads are concatenated, never the floats they encode; received rows are
-stacked last; the gather and the swap of two workers are sums of words. Each
-place says why.
+The layout of the code follows measurements on XLA:CPU. Payloads are
+concatenated, never the floats they encode. Received rows are stacked last. The
+gather and the swap of two workers are sums of words. Each place says why.
 """
 
 import math

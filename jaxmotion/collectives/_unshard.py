@@ -100,14 +100,14 @@ def unshard(
       it is not.
 
   Returns:
-    The whole weights, of the dtype of `x`, with the same bits on all workers
-    but typed as varying: JAX would otherwise sum the gradient before any codec
-    saw it.
+    The whole weights, of the dtype of `x`. Their bits are the same on all
+    workers, but their type is varying: JAX would otherwise sum the gradient
+    before any codec saw it.
 
   Raises:
-    ValueError: an unbound axis, a codec with state, an `error` of another
-      shape, an axis in both `axis_name` and `local_axis`, a `local_codec`
-      without `local_axis`, a `spec` that shards `axis`.
+    ValueError: an axis is unbound, or in both `axis_name` and `local_axis`. A
+      codec has state, or `error` has another shape. `local_codec` is given
+      without `local_axis`, or `spec` shards `axis`.
     TypeError: `x` or `error` is not floating-point.
 
   Example:

@@ -65,8 +65,8 @@ def apply_weight(
     op: "mean" or "sum", the reduction that follows.
 
   Returns:
-    The tree, its arrays in float32 at least: a share that was rounded to a
-    narrow dtype would no longer add up to 1 with the others.
+    The tree, its arrays in float32 at least. Shares that were rounded to a
+    narrow dtype would no longer add up to 1.
 
   Raises:
     TypeError, ValueError: as `check_weight`.

@@ -73,7 +73,7 @@ class awp(Controller):
       delta >= threshold.
     reference: "previous" compares with the n of the update before.
       "last_reset" compares with the first norm after the start or after the
-      last full counter; that norm is not counted itself, so delta is the drift
+      last full counter. That norm is not counted itself, so delta is the drift
       since. It suits norms of truncated weights, which jump when the level
       changes.
 

@@ -113,10 +113,10 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
   Args:
     params: pytree of arrays or ShapeDtypeStructs.
     rules: pairs of a regular expression, searched for in a leaf's path
-      ("block1/conv/kernel"), and the name of its group, in which `\1` stands
-      for what the first bracket matched; None puts the leaf in no group. The
-      first expression that matches wins. `("(.*)/", r"\1")` makes a group of
-      every layer, `("(block\d+)/", r"\1")` of every building block.
+      ("block1/conv/kernel"), and the name of its group. There `\1` stands for
+      what the first bracket matched. None puts the leaf in no group. The first
+      expression that matches wins. `("(.*)/", r"\1")` makes a group of every
+      layer, `("(block\d+)/", r"\1")` of every building block.
 
   Returns:
     The groups.

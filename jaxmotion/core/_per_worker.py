@@ -71,10 +71,10 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     axis_name: the mesh axis (or axes) of the workers.
 
   Returns:
-    The same structure with `P(axis_name)` at leaves that differ between
-    workers, the dimension of a `Split` leaf that is cut, and `P()` at leaves
-    that all workers share: `in_specs` and `out_specs` for `shard_map`. Axes of
-    a model that `Split` leaves are sharded over are named if `axis_name` names
+    The same structure, for `in_specs` and `out_specs` of `shard_map`. Leaves
+    that differ between workers have `P(axis_name)`, and leaves that all workers
+    share have `P()`. A `Split` leaf names the dimension that is cut. Axes of a
+    model that `Split` leaves are sharded over are named if `axis_name` names
     them too.
 
   Raises:

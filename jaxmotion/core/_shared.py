@@ -15,9 +15,9 @@ from jaxmotion.core._types import AxisName, PyTree
 class Shared:
   """Part of a codec's state that has the same bits on all workers.
 
-  A codec makes it from replies of other workers, and may then make a result
-  from it that is equal on all workers: types of arrays record that. Other state
-  is each worker's own, even where it happens to be equal.
+  A codec makes it from replies of other workers. A result that is made from it
+  may then be equal on all workers, which types of arrays record. Other state is
+  each worker's own, even where it happens to be equal.
 
   Attributes:
     value: pytree of arrays.

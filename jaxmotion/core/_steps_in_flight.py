@@ -2,9 +2,9 @@
 
 XLA:CPU allows 32 programs in flight on each device. Further ones wait, and on
 several devices of one process they wait in the threads that run the programs.
-If some devices have no thread left for the oldest program, those that have
-started it wait in its collective until a timeout ends the process. So a loop
-must not run that far ahead.
+Some devices may have no thread left for the oldest program. Those that have
+started it then wait in its collective until a timeout ends the process. So a
+loop must not run that far ahead.
 """
 
 import collections

@@ -82,8 +82,8 @@ class rebalance:
 
   References:
     Chen, Weng, Wang, Li and Li, *Semi-dynamic load balancing: efficient
-    distributed learning in non-dedicated environments*, 2020, resize batches
-    by predicted speeds in the same way.
+    distributed learning in non-dedicated environments*, 2020. They resize
+    batches by predicted speeds in the same way.
   """
 
   total: int

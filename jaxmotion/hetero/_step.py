@@ -196,9 +196,9 @@ def uneven_data_parallel(
 
   Raises:
     ValueError: the mesh has no such axis. The returned functions raise it for
-      counts that the batch has no room for, for a `loss_fn` that returns
-      something else, for a `tx` that does not exchange gradients before they
-      are used, and for a state that was donated before.
+      counts that the batch has no room for and for a `loss_fn` that returns
+      something else. They also raise it for a `tx` that does not exchange
+      gradients before they are used, and for a state that was donated before.
 
   Example:
     >>> import numpy as np

@@ -48,8 +48,8 @@ def block_shape(
   Blocks are contiguous runs of at most `block` elements, all of one width.
   Where it costs little padding, blocks and planes consist of whole rows of the
   array, or of whole fractions of a row. A compiler that decodes into the
-  array's own shape then divides once per row instead of once per element, which
-  XLA:CPU needs to use vectors (6x).
+  array's own shape then divides once per row instead of once per element.
+  XLA:CPU needs this to use vectors (6x).
 
   Args:
     shape: shape of the array.
@@ -99,7 +99,7 @@ def nearest_planes(shape: tuple[int, ...], target: float) -> int:
   """Returns the number of planes nearest to `target` that follows the rows.
 
   Planes of whole rows, or of a whole fraction of one, are chosen if some are
-  within 1.5x of the target; else the target itself, rounded.
+  within 1.5x of the target. Otherwise the target itself is rounded.
 
   >>> nearest_planes((4096, 4096), 100), nearest_planes((784, 2048), 100)
   (128, 98)
@@ -370,9 +370,9 @@ def _fold_lanes(
 def _fold_sums(b: Array, axes: tuple[int, ...]) -> Array:
   """Adds magnitudes of blocks to fewer sums.
 
-  XLA:CPU adds a block element by element unless a power of two divides it (4x),
-  and writes a part of an array to memory before it reduces that. Here runs of
-  some elements are added side by side.
+  XLA:CPU adds a block element by element unless a power of two divides it (4x).
+  It writes a part of an array to memory before it reduces that part. Here runs
+  of some elements are added side by side.
   """
   width = b.shape[2]
   lanes = max(_SUM_LANES, 1 << (-(-width // _MAX_RUNS) - 1).bit_length())

@@ -34,9 +34,9 @@ def dispatch(
   """Runs an op by one of its implementations.
 
   An implementation that cannot take the arguments raises NotImplementedError,
-  and the next one is tried. The order is: the implementation that
-  JAXMOTION_KERNELS names, read when the op is traced; then, where arrays are
-  on an NVIDIA GPU, those of `gpu`; then the reference.
+  and the next one is tried. First comes the implementation that
+  JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
+  NVIDIA GPU, those of `gpu` come next. The reference is last.
 
   Args:
     implementations: functions of `args` and `static`, by a name of

@@ -2,9 +2,9 @@
 
 Error feedback adds the error of the last encoding, e = v - decode(sent), to the
 next value. Storing e takes a pass that decodes `sent`, one that writes e, and
-the encode pass that reads it. `ErrorMemory` stores v and `sent` instead: the
-next encode pass computes e while it reads them and writes the new v in place of
-the old one. It saves two passes over the array and a temporary.
+the encode pass that reads it. `ErrorMemory` stores v and `sent` instead. The
+next encode pass computes e while it reads them, and writes the new v in place
+of the old one. It saves two passes over the array and a temporary.
 """
 
 from collections.abc import Callable

@@ -25,8 +25,8 @@ def compress_residuals(
 ) -> Callable[..., Any]:
   """Returns a function of modules that saves fewer bytes for gradients.
 
-  It stands where `nnx.remat` stands, and is `memory.compress_residuals` for
-  functions whose arguments are modules: variables that the function changes
+  It takes the place of `nnx.remat`, and is `memory.compress_residuals` for
+  functions whose arguments are modules. Variables that the function changes
   (batch statistics, counts of random streams, metrics) change as without it.
   All variables count as parameters, which stay in memory anyway.
 

@@ -55,10 +55,10 @@ def dgc(
   memory. Without both, training may diverge.
 
   Ours differs from the reference thus. The greatest element of each block of
-  about 1 / density is sent; the reference takes those beyond a threshold that a
-  sample determines, and leaves out more of them at the end of an array. The
+  about 1 / density is sent. The reference takes those beyond a threshold that a
+  sample determines. It leaves out more of them at the end of an array. The
   momentum of what travels whole is kept before the exchange. Between three
-  workers or more, the mean of a large array is selected once more; the
+  workers or more, the mean of a large array is selected once more. The
   reference gathers all payloads, whose bytes grow with the workers.
   `as_coded=True` gathers too. It sends the greatest elements of whole arrays,
   as the reference does without sampling, of all arrays of two dimensions.

@@ -39,10 +39,10 @@ def ef21_sgdm(
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` of differences of momenta (EF21-SGDM).
 
-  Each worker averages its gradients, v = momentum v + (1 - momentum) g, and
-  sends, of 1 % of the elements, how v differs from what it has sent before. All
-  know the mean of what was sent, which is the result. Vectors and leaves of
-  fewer than `min_size` elements travel whole. Follow it by an optimizer without
+  Each worker averages its gradients, v = momentum v + (1 - momentum) g. For 1 %
+  of the elements, it sends how v differs from what it has sent before. All know
+  the mean of what was sent, which is the result. Vectors and leaves of fewer
+  than `min_size` elements travel whole. Follow it by an optimizer without
   momentum, such as `optax.sgd(0.1)`. With `momentum=0.0` it is EF21.
 
   The first `start` updates send all elements: the algorithms begin with the

@@ -41,10 +41,10 @@ def lion(
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Lion of workers that vote on the sign of each update.
 
-  Each worker has a momentum of its own and sends 1.6 bits per element: the sign
-  of b1 times the momentum plus (1 - b1) times the gradient. Parameters move by
-  the sign that most workers have. It is a whole optimizer, with the exchange
-  inside. With one worker it is `optax.lion`.
+  Each worker has a momentum of its own and sends 1.6 bits per element. These
+  are the sign of b1 times the momentum plus (1 - b1) times the gradient.
+  Parameters move by the sign that most workers have. It is a whole optimizer,
+  with the exchange inside. With one worker it is `optax.lion`.
 
   Ours differs from the paper thus. An element that is zero abstains, as the
   sign of zero is zero in Lion, and a tie of two halves is zero. The paper sends

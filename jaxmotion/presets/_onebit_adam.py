@@ -64,8 +64,8 @@ def onebit_adam(
   """Makes Adam whose momenta travel as signs with error memory (1-bit Adam).
 
   The first `freeze` updates are Adam on gradients at full precision. Then the
-  second moments stay as they are, and each worker sends the momentum that its
-  own gradient makes of the common one, in 1 bit per element. It is a whole
+  second moments stay as they are. Each worker updates the common momentum by
+  its own gradient and sends the result, in 1 bit per element. It is a whole
   optimizer, with the exchange inside.
 
   Ours differs from the reference thus (`as_coded=True` takes its way). Signs

@@ -30,8 +30,8 @@ def zeropp(
   averaged in 4 bits, blocks of 128, within a host and then between hosts (qgZ).
   Without a `local_axis` weights are gathered twice over all workers.
 
-  Ours differs from the reference thus. Gradients are divided by all workers;
-  the reference divides those of matrices by the hosts alone, so they are larger
+  Ours differs from the reference thus. Gradients are divided by all workers.
+  The reference divides those of matrices by the hosts alone, so they are larger
   than those of vectors by the devices of a host. Levels are symmetric, so a
   positive maximum is kept; the reference cuts it to 7/8. Vectors are encoded as
   matrices are. Leaves that the workers do not divide, and those of fewer than

@@ -192,8 +192,8 @@ def flatten(
   Args:
     jaxpr: closed or open jaxpr.
     calls: "transparent" inlines calls without a meaning of their own (`jit`)
-      and keeps every step, so that the steps can be run; "sending" also inlines
-      calls that hold a collective, and those with a rule of differentiation;
+      and keeps every step, so that the steps can be run. "sending" also inlines
+      calls that hold a collective, and those with a rule of differentiation.
       "all" inlines every call, `remat` and `shard_map` included, and drops
       steps whose results nobody uses.
     backend: whose branch of `lax.platform_dependent` is inlined, but with

@@ -4,10 +4,10 @@ Every room that reads traced programs asks this table. Two users may need
 different answers about one primitive; the table gives both:
 
 * `TRANSCENDENTAL` elements are written to memory rather than computed by two
-  kernels (a compiler fuses an addition into every reader, an `exp` into one),
-  and yet `is_expensive` does not hold for them: computed once more in a
-  backward pass they take one pass over memory that the reader makes anyway,
-  where saving them takes memory for the whole step.
+  kernels: a compiler fuses an addition into every reader, an `exp` into one.
+  Yet `is_expensive` does not hold for them. A backward pass computes them again
+  in a pass over memory that the reader makes anyway. Saving them takes memory
+  for the whole step.
 * `SPECIAL` functions are written rather than computed twice, too, but their
   series and iterations are too long to run again.
 * Calls in `TRANSPARENT_CALLS` mean nothing: where a jitted function begins and
@@ -214,8 +214,8 @@ def is_discontinuous(eqn: jax_core.JaxprEqn) -> bool:
   """Says whether an equation must not be recomputed from rounded operands.
 
   A rounding error in an operand can flip the result. The mask of a ReLU, for
-  one, would stop the gradient of all elements that are rounded to zero: 1 % of
-  them at 8 bits, 15 % at 4.
+  example, would stop the gradient of all elements that round to zero (1 % at 8
+  bits, 15 % at 4).
   """
   return eqn.primitive.name in DISCONTINUOUS
 

@@ -1,8 +1,8 @@
 """Cuts a traced training step into programs that compute and that send.
 
-A program that computes what a collective sends ends there, so that another
-thread can send it while the next program computes what is sent next. Results
-that depend on a collective are computed after all that is to be sent.
+A program that computes what a collective sends ends there. Another thread can
+then send it while the next program computes what is sent next. Results that
+depend on a collective are computed after all that is to be sent.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def cut_at_collectives(
 class _Cut:
   """Nodes of a step, and the stage of each.
 
-  With K groups of collectives, stage 2 g computes what group g sends, stage
-  2 g + 1 sends it, and stage 2 K + 2 + g computes what follows from it.
+  Let there be K groups of collectives. Stage 2 g computes what group g sends,
+  and stage 2 g + 1 sends it. Stage 2 K + 2 + g computes what follows from it.
   """
 
   def __init__(self, closed: Any, mesh: Mesh, backend: str):

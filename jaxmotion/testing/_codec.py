@@ -117,10 +117,10 @@ def check_codec(
 def check_round_trips(codec: Codec, arrays: Sequence[Array]) -> None:
   """Checks encoding and decoding alone, of many arrays in one program.
 
-  It checks the properties of `check_codec` that depend on shape and dtype: a
-  payload of words of the size that `wire.payload_bytes` states; a finite result
-  of the shape and dtype of its array, within the error that `codec.laws`
-  states; state that keeps its shapes.
+  It checks the properties of `check_codec` that depend on shape and dtype. The
+  payload has words of the size that `wire.payload_bytes` states. The result is
+  finite, has the shape and dtype of its array, and keeps the error bound of
+  `codec.laws`. State keeps its shapes.
 
   Args:
     codec: a codec of arrays.

@@ -106,7 +106,7 @@ def data_parallel(
       gets the key `fold_in(key, i)`. Auxiliary values that are not averaged
       have axes of workers and microbatches.
     specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism): a tree of PartitionSpecs like the
+      workers' (tensor parallelism). A tree of PartitionSpecs like the
       parameters, or a prefix of it. Give `exchange` the same. Parameters and
       moments keep these shardings, and XLA's partitioner computes `loss_fn` as
       it does under `jit`. None: parameters are replicated.
@@ -124,11 +124,11 @@ def data_parallel(
     overlap: how the exchange runs beside the computation. "program": both are
       one program, which compilers for GPU and TPU overlap. "thread": second
       threads of each process send, which overlaps on CPU; a process then has
-      one device. Without a `delay` the step is cut into programs: gradients of
+      one device. Without a `delay` the step is cut into programs. Gradients of
       the last layers are encoded and sent while those of earlier layers are
-      computed, and between two hosts two sums are on the link at a time. A
-      step with host callbacks stays one program. None chooses "thread" between
-      CPU hosts.
+      computed. Between two hosts, two sums are on the link at a time. A step
+      with host callbacks stays one program. None chooses "thread" between CPU
+      hosts.
     donate: whether `step` takes the buffers of `params`, `model_state` and
       `opt_state` for its results, so that all exist once. They are deleted
       then: go on with what `step` returned. False keeps them, for a notebook
@@ -141,29 +141,27 @@ def data_parallel(
     step: (params, opt_state, batch, *, key=None, **extra_args) ->
       (params, opt_state, loss or (loss, aux)), jitted. With `model_state`,
       (params, model_state, opt_state, batch, *, key=None, **extra_args) ->
-      (params, model_state, opt_state, loss or (loss, aux)): what a step
-      returns is what the next one takes, in the same order. Buffers are
-      donated (see `donate`). Every leaf of `batch` is split along its leading
-      axis. `key` is a key of `jax.random`; `loss_fn` gets
-      `fold_in(fold_in(key, count), worker)`, in which `count` is that of the
-      exchange's state. So one key serves all steps: every worker and every
-      step draws its own dropout mask. Extra arguments go to `tx.update`:
-      scalars that all workers share. A chain that needs `value=` gets the
-      workers' mean loss (`mean_loss`).
-      To log the norm of the mean gradient, put
-      `optax.snapshot("norm", optax.tree.norm)` behind the exchange and read
-      `optax.tree.get(opt_state, "norm")`.
-      On several CPU devices of one process, a call waits until at most 4 steps
-      are in flight: XLA:CPU can hang when a loop runs further ahead.
+      (params, model_state, opt_state, loss or (loss, aux)). What a step returns
+      is what the next one takes, in the same order. Buffers are donated (see
+      `donate`). Every leaf of `batch` is split along its leading axis. `key` is
+      a key of `jax.random`; `loss_fn` gets `fold_in(fold_in(key, count),
+      worker)`, in which `count` is that of the exchange's state. So one key
+      serves all steps: every worker and every step draws its own dropout mask.
+      Extra arguments go to `tx.update`: scalars that all workers share. A chain
+      that needs `value=` gets the workers' mean loss (`mean_loss`). To log the
+      norm of the mean gradient, put `optax.snapshot("norm", optax.tree.norm)`
+      behind the exchange and read `optax.tree.get(opt_state, "norm")`. On
+      several CPU devices of one process, a call waits until at most 4 steps are
+      in flight. XLA:CPU can hang when a loop runs further ahead.
 
   Raises:
     TypeError: an argument of another type.
     ValueError: the mesh has no such axis; an unknown `model_state`; a `delay`
       with a `model_state`; threads for several devices of a process. `step`
       raises it for a `tx` that does not exchange gradients before they are
-      used, for a batch that workers and `microbatches` do not divide, for a
-      `loss_fn` that returns something else, and for `params`, a `model_state`
-      or an `opt_state` that was donated before.
+      used. It raises it for a batch that workers and `microbatches` do not
+      divide. It also raises it for a `loss_fn` that returns something else, and
+      for `params`, a `model_state` or an `opt_state` that was donated before.
 
   Example:
     >>> from jaxmotion import codecs, transforms

@@ -83,11 +83,11 @@ def exchange(
   .. math::
     g \leftarrow \frac{1}{N} \sum_{r} decode(encode(g_r))
 
-  Use it inside `shard_map` or `pmap` with the axis bound (in a test without
-  devices, `jax.vmap(..., axis_name=...)` binds one too), and take gradients
-  that are still each worker's own: see `local_value_and_grad`. What stands
-  before it and has state wants `per_worker`. Put it inside `optax.partition`
-  and `optax.masked`, where frozen leaves then send nothing, but outside of
+  Use it inside `shard_map` or `pmap` with the axis bound. In a test without
+  devices, `jax.vmap(..., axis_name=...)` binds one too. Take gradients that are
+  still each worker's own: see `local_value_and_grad`. What stands before it and
+  has state wants `per_worker`. Put it inside `optax.partition` and
+  `optax.masked`, where frozen leaves then send nothing, but outside of
   `optax.MultiSteps` and `optax.apply_if_finite`, which run it at some steps.
 
   Args:
@@ -100,25 +100,26 @@ def exchange(
     method: "gather" or "two_phase"; None chooses by the number of workers. A
       codec of rounds, such as `low_rank`, has messages of its own.
     nonfinite: policy for gradients, and weights, that are not finite on some
-      worker: "propagate" (the element reaches every worker, unless its codec
-      does not send it; a weight makes all elements NaN), "skip" (all workers
+      worker. "propagate": the element reaches every worker, unless its codec
+      does not send it, and a weight makes all elements NaN. "skip": all workers
       agree to emit zeros and to keep their error memory as it was; see also
-      `skip_nonfinite`) or "zero" (the element or weight is replaced by zero).
+      `skip_nonfinite`. "zero": the element or weight is replaced by zero.
     seed: seed of stochastic rounding and sampling, in [0, 2^32). With the step,
       the leaf's path and the worker it determines every random bit.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Devices of a host then exchange first, at full precision, and
-      each sends its shard of the host's gradient to other hosts through the
-      codec; see `collectives.all_reduce_hierarchical`. The mean is over the
-      workers of both axes: give `data_parallel`, `state_specs` and
-      `skip_nonfinite` both, `("host", "device")`.
+      the hosts. Devices of a host then exchange first, at full precision. Each
+      sends its shard of the host's gradient to other hosts through the codec;
+      see `collectives.all_reduce_hierarchical`. The mean is over the workers of
+      both axes: give `data_parallel`, `state_specs` and `skip_nonfinite` both,
+      `("host", "device")`.
     local_codec: codec within a host; None is full precision.
     specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), for a map over the workers' axis only, such
-      as that of `data_parallel(..., specs=specs)`: a tree of PartitionSpecs
-      like the parameters, or a prefix of it. Each device then encodes, sends
-      and remembers its own shard. None: the types of arrays tell it, if these
-      axes are explicit; there are no such axes, or the map is over them too.
+      workers' (tensor parallelism). A tree of PartitionSpecs like the
+      parameters, or a prefix of it. Give it for a map over the workers' axis
+      only, such as that of `data_parallel(..., specs=specs)`. Each device then
+      encodes, sends and remembers its own shard. None: the types of arrays tell
+      it, if these axes are explicit; there are no such axes, or the map is over
+      them too.
     start: number of updates that exchange at full precision first, and leave
       the codec's state as it is. Early gradients change fast, so that what an
       error memory keeps of them is soon out of date.

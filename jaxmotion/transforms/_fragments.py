@@ -69,8 +69,8 @@ def divide_leaves(
   """Divides the leaves of a tree into fragments.
 
   By default the largest leaf goes to fragment 0, the next one to fragment 1,
-  and so on in turns, so that fragments are of about equal size, and each has
-  leaves of the first and of the last layers.
+  and so on in turns. So fragments are of about equal size, and each has leaves
+  of the first and of the last layers.
 
   Args:
     params: parameters.

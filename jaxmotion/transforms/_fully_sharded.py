@@ -131,9 +131,9 @@ def fully_sharded(
       precision.
     regather: what the backward pass of a `gather_block` gathers again. True:
       all its weights; nothing is kept. "local": from the devices of its host
-      alone; a device keeps the words that it got from other hosts, in the size
-      that the codec gives them, divided by the devices of a host. False:
-      nothing; a device keeps the words of all weights.
+      alone. A device keeps the words that it got from other hosts. Their size
+      is that of the payload divided by the devices of a host. False: nothing; a
+      device keeps the words of all weights.
     stacked: regular expression for paths of leaves whose first dimension counts
       the layers of a `lax.scan`; that dimension is not cut.
     has_aux: whether `loss_fn` returns auxiliary values, as for `data_parallel`.
@@ -167,14 +167,14 @@ def fully_sharded(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: the mesh has no such axis, an axis is in both `axis_name` and
-      `local_axis`, a codec has state or joins leaves, `stacked` is no regular
-      expression, `local_codec` or `regather="local"` is given without
+    ValueError: the mesh has no such axis, or an axis is in both `axis_name` and
+      `local_axis`. A codec has state or joins leaves. `stacked` is no regular
+      expression. `local_codec` or `regather="local"` is given without
       `local_axis`, or `model_state` or `nonfinite` is unknown. `init` raises it
       for a `stacked` that matches no leaf and for a `tx` with an exchange.
       `step` raises it for a batch that workers and `microbatches` do not
-      divide, for a `tx` that looks across elements, and for a `loss_fn` that
-      returns something else or uses a part by itself.
+      divide, and for a `tx` that looks across elements. It also raises it for a
+      `loss_fn` that returns something else or uses a part by itself.
 
   Example:
     >>> from jaxmotion.transforms import gather_block

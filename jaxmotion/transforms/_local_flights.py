@@ -250,9 +250,9 @@ class _Programs(NamedTuple):
 
     Args:
       k: index of the fragment.
-      shared: the whole anchor, which is returned as it is, so that whoever
-        sends something of it waits for this; the number of skipped fragments;
-        the workers' weights.
+      shared: the whole anchor, the number of skipped fragments and the workers'
+        weights. The anchor is returned as it is, so that whoever sends
+        something of it waits for this.
       own: what the fragment's anchor becomes, and whether each fragment was
         sent; state of its outer chain.
       change: what `find_change` returned.

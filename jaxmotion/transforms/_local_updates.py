@@ -119,9 +119,9 @@ def local_updates(
     mean_loss: whether the loss is the workers' mean, which every step sends.
       False gives it a leading axis of workers, and quiet steps send nothing.
     nonfinite: "skip": if a fragment is not finite on a worker when it is due,
-      it is not sent, nothing moves, and this worker begins at the anchor with a
-      fresh inner state; others keep what they have changed. It costs a sum of
-      4 bytes. "propagate" checks nothing.
+      it is not sent and nothing moves. This worker begins at the anchor with a
+      fresh inner state; others keep what they have changed. It costs a sum of 4
+      bytes. "propagate" checks nothing.
     overlap: how a fragment in flight is sent beside the steps that follow.
       "thread": a second thread of each process sends, which overlaps on CPU; a
       process then has one device. "program": it is sent in its own step. None

@@ -2,7 +2,7 @@
 
 Parameters may be sharded over axes of the mesh that are not the workers'. XLA's
 partitioner would gather their gradients before a codec sees them, or fail. So
-an inner map makes these axes manual as well: every device encodes its own
+an inner map makes these axes manual as well. Every device encodes its own
 shard, sends only that, and remembers only the error of that.
 """
 
@@ -74,8 +74,8 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
     sizes: sizes of the mesh's axes by name.
 
   Raises:
-    ValueError: the specs are no prefix of the tree, name an axis that the mesh
-      does not have, or shard a dimension that the axis does not divide.
+    ValueError: the specs are no prefix of the tree, or name an axis that the
+      mesh does not have. They shard a dimension that the axis does not divide.
   """
   full = _spread_specs(specs, tree)
   for (path, leaf), spec in zip(

@@ -1,13 +1,13 @@
 """Second thread of a process, which dispatches whatever sends.
 
-XLA:CPU runs the programs that one thread has dispatched one after the other,
-and a collective and independent computations of one program take the sum of
-their times. The programs of two threads run beside one another and take the
-longer of both times. So a step that overlaps on CPU hosts dispatches from this
-thread what sends, and from the caller's thread what computes.
+XLA:CPU runs the programs that one thread has dispatched one after the other. A
+collective and independent computations of one program take the sum of their
+times. The programs of two threads run beside one another and take the longer of
+both times. So a step that overlaps on CPU hosts dispatches from this thread
+what sends, and from the caller's thread what computes.
 
-There is one such thread in a process: two programs that send, of two threads,
-could run in another order on another host, and then wait for one another. The
+There is one such thread in a process. Two programs that send, of two threads,
+could run in another order on another host and then wait for each other. The
 thread only dispatches. It never waits for other hosts, so that an error or the
 end of the process does not wait for it.
 """

@@ -109,11 +109,12 @@ def sharded(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: a `seed` outside [0, 2^32); an unknown `nonfinite`; a codec that
-      joins leaves; a `weight_codec` or `local_codec` with state; feedback of
-      global form; an axis in both `axis_name` and `local_axis`; a `local_codec`
-      without `local_axis`. `update` raises it for a gradient that JAX has
-      summed already and for the state of another number of workers.
+    ValueError: `seed` is outside [0, 2^32), or `nonfinite` is unknown. A codec
+      joins leaves, `weight_codec` or `local_codec` has state, or feedback has
+      the global form. An axis is in both `axis_name` and `local_axis`, or
+      `local_codec` is given without `local_axis`. `update` raises it for a
+      gradient that JAX has summed already and for the state of another number
+      of workers.
 
   Example:
     >>> from jaxmotion import codecs

@@ -59,8 +59,8 @@ def skip_nonfinite(
     inner: the chain to guard, its `exchange` included.
     axis_name: the workers' axis.
     wait: whether what the chain sends waits for the workers' agreement. Give it
-      where an exchange has a `start` or levels: XLA:CPU may run the agreement's
-      sum beside sums in a branch, and end in a crash.
+      where an exchange has a `start` or levels. Otherwise XLA:CPU may run the
+      agreement's sum beside sums in a branch, and end in a crash.
 
   Returns:
     A transformation that emits zeros and keeps all of `inner`'s state, bit

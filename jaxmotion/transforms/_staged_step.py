@@ -1,8 +1,8 @@
 """Step of several programs, which sends gradients while it computes others.
 
-The traced step is cut at its collectives. This thread dispatches what computes
-and second threads what sends, so that the gradients of the last layers are on
-the link while those of earlier layers are computed and encoded.
+The traced step is cut at its collectives. This thread dispatches the programs
+that compute, and second threads those that send. The gradients of the last
+layers are on the link while those of earlier layers are computed and encoded.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class StagedStep:
   """Calls a step as several programs of two or three threads.
 
   Two workers have two queues. What the second one sends names the devices in
-  reversed order, for which gloo opens connections of their own: two sums are on
+  reversed order, for which gloo opens connections of their own. Two sums are on
   the link at a time, so that round trips of one hide behind the other.
 
   Args:

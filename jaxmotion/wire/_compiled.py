@@ -65,9 +65,9 @@ def compiled_bytes(
   Raises:
     TypeError: `compiled` is something else, such as a lowered program, or
       `mesh` is no mesh.
-    ValueError: The program has no text, a loop has a collective, no stated
-      number of trips and `while_trips` is not given, a conditional has no
-      branch of that index, or the bytes of a collective cannot be told.
+    ValueError: The program has no text. A loop with a collective states no
+      number of trips, and `while_trips` is not given. A conditional has no
+      branch of that index. The bytes of a collective cannot be told.
 
   Example:
     >>> import jax

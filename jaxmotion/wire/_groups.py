@@ -25,7 +25,7 @@ def parse_group(
   """Returns the mesh axes, where they are known, and the group size.
 
   XLA writes groups in four forms: pairs of a permutation, an iota, a named
-  mesh, or a list of lists; which one depends on the partitioner.
+  mesh, or a list of lists. Which one depends on the partitioner.
 
   Args:
     attributes: the text behind an instruction's operands.

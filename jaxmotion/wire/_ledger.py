@@ -136,9 +136,9 @@ class Ledger:
     """Bytes one worker sends per step over each tuple of mesh axes.
 
     Returns:
-      A dict from axis names to bytes. A move over two axes at once has an
-      entry of its own: which of its bytes cross which axis depends on the
-      order of the devices.
+      A dict from axis names to bytes. A move over two axes at once has an entry
+      of its own. Which of its bytes cross which axis depends on the order of
+      the devices.
     """
     totals: dict[tuple[str, ...], float] = {}
     for move in self.moves:

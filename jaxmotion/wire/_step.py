@@ -76,9 +76,9 @@ def step_bytes(
 
   Raises:
     TypeError: `fn` is not a function, or `args` has a leaf that is no array.
-    ValueError: A while loop has a collective and `while_trips` is not given,
-      a conditional has no branch of that index, or a collective is one whose
-      bytes a trace cannot tell.
+    ValueError: A while loop has a collective and `while_trips` is not given. A
+      conditional has no branch of that index. A trace cannot tell the bytes of
+      a collective.
 
   Example:
     >>> import jax

@@ -45,8 +45,8 @@ def encode(
 
   Returns:
     The op's payload. Every implementation returns the same bits, except for
-    scales that are sums (of `SignOp` and the threshold of `TernaryOp`), which
-    are added up in another order.
+    scales that are sums, which are added up in another order. `SignOp` and the
+    threshold of `TernaryOp` have such scales.
 
   Example:
     >>> import jax.numpy as jnp

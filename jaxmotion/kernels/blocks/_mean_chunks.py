@@ -32,8 +32,8 @@ def find_chunk(
 ) -> tuple[BlockLayout, int] | None:
   """Returns the layout of an array and the blocks of a plane to take at once.
 
-  None if the mean must be encoded as a whole: if blocks are padded, depend on
-  where they stand, or would be cut otherwise without their neighbors.
+  None if the mean must be encoded as a whole. This is so if blocks are padded,
+  depend on where they stand, or would be cut otherwise without their neighbors.
 
   Args:
     op: the quantizer.

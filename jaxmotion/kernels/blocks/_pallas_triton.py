@@ -1,7 +1,7 @@
 """Block passes as Triton kernels: a program computes a few blocks per plane.
 
-A tile holds the same few blocks of every plane, and so all codes of its words:
-each element is read once, and each word of the payload is written once. With
+A tile holds the same few blocks of every plane, and so all codes of its words.
+Each element is read once, and each word of the payload is written once. With
 tiles of one plane, up to 32 programs would have to combine their codes into the
 same word.
 

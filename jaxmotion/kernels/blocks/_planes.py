@@ -1,16 +1,16 @@
 """Evaluates expressions on tiles one plane at a time.
 
 Mosaic GPU has no layout for arrays with an axis of length 1. An expression on a
-tile [planes, blocks, width] has many: scales are [planes, blocks, 1], numbers
-of planes are [planes, 1, 1], words are [1, blocks, width]. Such an expression
-is traced here, and each of its operations is applied to every plane alone, on
-an array of [blocks, width], of [blocks], or of no axis.
+tile [planes, blocks, width] has many. Scales are [planes, blocks, 1], numbers
+of planes are [planes, 1, 1], and words are [1, blocks, width]. Such an
+expression is traced here. Each of its operations is applied to every plane
+alone, on an array of [blocks, width], of [blocks], or of no axis.
 
 All operations on one plane come before those on the next, so that registers
 hold one plane and not all of them.
 
 Numbers that are known while the kernel is traced, such as shifts that depend on
-the plane only, stay numbers: they take no instruction of the kernel.
+the plane only, stay numbers. They take no instruction of the kernel.
 """
 
 import functools

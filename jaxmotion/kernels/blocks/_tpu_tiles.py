@@ -1,7 +1,7 @@
 """Tiles of the Pallas kernels for TPUs, and their parts of arrays and payloads.
 
 The array is seen as [planes, rows, columns * width]. Where a block is a part of
-a row, the rows are those of the array: a TPU stores arrays in tiles of
+a row, the rows are those of the array. A TPU stores arrays in tiles of
 (8, 128), and another view of them would be a copy. A tile of the kernel is
 [planes, group of rows, width] and has all codes of its words, as in
 `_pallas_triton`.

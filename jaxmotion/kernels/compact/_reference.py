@@ -146,8 +146,8 @@ def _pack_bits(keep: Array) -> Array:
 def _tree_counts(bitmap: Array) -> list[Array]:
   """Returns the marks before each node, int32, one array per level.
 
-  The levels go from the root's children to the words. Sums go up the tree,
-  then prefix sums go down: each level adds the counts before a node's earlier
+  The levels go from the root's children to the words. Sums go up the tree, then
+  prefix sums go down. Each level adds the counts before a node's earlier
   siblings to the count before its parent.
   """
   counts = [_rows_of_fan(_count_bits(bitmap))]

@@ -29,9 +29,9 @@ def cast_encode(
 
   bits(round_to_nearest_even(clip(x, -M, M))), M the greatest finite value.
   Infinity is not clipped, but is NaN in float8_e4m3fn. Every implementation
-  returns the same words, with two exceptions: NaN in 16 bits (0x7fff on a GPU,
-  where the conversion keeps neither sign nor payload) and values below 2^-126
-  as bfloat16 (zeros on XLA:CPU).
+  returns the same words, with two exceptions. NaN in 16 bits is 0x7fff on a
+  GPU, where the conversion keeps neither sign nor payload. Values below 2^-126
+  as bfloat16 are zeros on XLA:CPU.
 
   Args:
     x: floating array of any shape.

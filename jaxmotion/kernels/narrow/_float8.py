@@ -1,8 +1,8 @@
 """Casts to 8-bit floats in 32-bit integer and float16 arithmetic.
 
-Conversions of the backends are not used, for three reasons: XLA:CPU makes slow
-code of them (encode 3x, decode 1.6x), those of NVIDIA GPUs turn infinities into
-the greatest finite value, and GPUs before Ada have none.
+Conversions of the backends are not used, for three reasons. XLA:CPU makes slow
+code of them (encode 3x, decode 1.6x). Those of NVIDIA GPUs turn infinities into
+the greatest finite value. GPUs before Ada have none.
 """
 
 import jax.numpy as jnp

@@ -1,9 +1,9 @@
 """Bit packing inside a kernel, one row of words at a time.
 
 Every row is a sum over all planes in which the planes of other rows are zeros.
-The zeros cost no work: a thread that holds all planes of its columns knows each
-plane's number at compile time, so zeros and shifts are constants. Reshaping
-the planes to (rows, planes per row) instead makes threads exchange them.
+The zeros cost no work. A thread that holds all planes of its columns knows each
+plane's number at compile time, so zeros and shifts are constants. Reshaping the
+planes to (rows, planes per row) instead makes threads exchange them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,9 +79,9 @@ def _row_fields(
   """Yields the positions of the codes in each row of words.
 
   Yields:
-    The row; the lowest bit of its field in a code; the field's width; the shift
-    of each plane's field in a word; and whether the plane belongs to this row
-    (None if all do). The last two have shape [P, 1, 1].
+    The row, the lowest bit of its field in a code, and the field's width. Then
+    the shift of each plane's field in a word, and whether the plane belongs to
+    this row (None if all do). The last two have shape [P, 1, 1].
   """
   count, row, low = num_planes(bits), 0, 0
   plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)

@@ -1,10 +1,10 @@
 """Uniform quantization of blocks, from the array to packed words.
 
 Scale, rounding and packing are one expression, so that XLA makes one pass of
-it. Three choices keep the bits of every backend equal: scales have 16
+it. Three choices keep the bits of every backend equal. Scales have 16
 significant bits, so that code * scale is exact and may be fused with a sum
-(`_round_scale`); rounding is in fixed point (`_round_to_codes`); and division
-is by a normalized scale (`normalize`).
+(`_round_scale`). Rounding is in fixed point (`_round_to_codes`). Division is by
+a normalized scale (`normalize`).
 """
 
 from typing import NamedTuple

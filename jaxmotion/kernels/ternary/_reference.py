@@ -1,9 +1,10 @@
 """Ternary quantization: three levels per element, 20 trits per word.
 
 Twenty trits make a number v < 3^20 < 2^32. A word holds its binary fraction,
-w = v 2^32 / 3^20 rounded up, instead of v: the trits are then the digits of
-w / 2^32 in base 3, each two comparisons after one wrapping multiplication.
-Reading them from v would need divisions, which hosts do not do in vectors.
+w = v 2^32 / 3^20 rounded up, instead of v. The trits are then the digits of
+w / 2^32 in base 3. Each takes two comparisons after one wrapping
+multiplication. Reading them from v would need divisions, which hosts do not do
+in vectors.
 """
 
 import math

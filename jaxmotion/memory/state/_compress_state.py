@@ -121,7 +121,7 @@ def compress_state(
   Raises:
     TypeError: `tx` is not a transformation, a codec is not one of arrays, or a
       rule is not a pair of a pattern and a codec.
-    ValueError: a codec has state, or a pattern is not a regular expression; in
+    ValueError: a codec has state, or a pattern is not a regular expression. In
       `init`, a rule matches no leaf, or neither field names nor rules select a
       leaf.
 
@@ -137,7 +137,7 @@ def compress_state(
     (526340, 134408)
 
   References:
-    Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022; Li,
+    Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022. Li,
     Chen and Zhu, *Memory Efficient Optimizers with 4-bit States*, 2023 (a
     second moment must not become zero).
   """

@@ -167,9 +167,9 @@ class OptimizerInBackward:
       TypeError: a parameter is not a floating-point array, or another argument
         is no tree of arrays.
       ValueError: there is not one tree of `params` for each block, or it is not
-        stacked as often as the block is repeated; `state` is that of other
-        parameters; a repeated block changes the shapes of its input; a rule of
-        `codec` matches no residual; `loss` does not return a scalar.
+        stacked as often as the block is repeated. `state` is that of other
+        parameters. A repeated block changes the shapes of its input. A rule of
+        `codec` matches no residual. `loss` does not return a scalar.
     """
     self._check_params(params)
     state = list(state) if type(state) is tuple else state
@@ -338,9 +338,10 @@ class _BlockLoop(NamedTuple):
   stay on the device.
 
   The backward loop carries parameters and state, and writes each segment's
-  slice in place. XLA would copy the whole stack for two reasons: if anything
-  may read the old slice after the write (`schedule_after` prevents it), and if
-  a convolution wants another layout (`_materialize_kernels` prevents it).
+  slice in place. XLA would copy the whole stack in two cases. One is that
+  anything may read the old slice after the write (`schedule_after` prevents
+  it). The other is that a convolution wants another layout
+  (`_materialize_kernels` prevents it).
   """
 
   passes: Passes
@@ -350,9 +351,9 @@ class _BlockLoop(NamedTuple):
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """Returns the output and the residuals.
 
-    The residuals are the last iteration's host buffers on the device, and,
-    stacked over iterations, the device's residuals and the host buffers of the
-    iteration before.
+    The residuals are the last iteration's host buffers on the device. Stacked
+    over iterations, they are also the device's residuals and the host buffers
+    of the iteration before.
     """
     buffers, beside = self._host_buffers(), (params, x)
 

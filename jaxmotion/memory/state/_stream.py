@@ -31,8 +31,8 @@ def stream_update(
 
   Traces `update` once on decoded leaves, then evaluates its outputs one by one.
   For each array of `updates` it decodes the state leaves that the array depends
-  on, computes the array, computes the new values of those leaves and encodes
-  them.
+  on and computes the array. It then computes the new values of those leaves and
+  encodes them.
 
   Invariant: a leaf is decoded only after the new state of the last parameter
   but one is encoded. An `optimization_barrier` ties the leaf's payload to the

@@ -79,14 +79,14 @@ class _StageBytes(NamedTuple):
 def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
   """Returns the most bytes on the device at any time of a step.
 
-  The model of the step's order: `Step` dispatches a program while the one
-  before it still runs, so the bytes of every two programs that follow each
-  other are added up. While stage `s` computes, the device holds
+  `Step` dispatches a program while the one before it still runs. So the bytes
+  of every two programs that follow each other are added up. While stage `s`
+  computes, the device holds
 
   - forward: the inputs and saved arrays of all stages before it;
-  - backward: those too, the new states of the gradients' codec, and, unless
-    `stream_weights` waits for gradients one stage behind, the gradients of all
-    later stages, which may still be on their way to the host.
+  - backward: those too, and the new states of the gradients' codec. The
+    gradients of all later stages may still be on their way to the host, unless
+    `stream_weights` waits for gradients one stage behind.
 
   This is an upper bound: the tests hold it above the live arrays of a step, and
   within 1.5 times of them.
@@ -150,8 +150,8 @@ def _measure_stage(
 ) -> tuple[_StageBytes, PyTree]:
   """Returns the bytes of a stage and the shape of its output.
 
-  Weights decoded for the forward pass stay as inputs of the backward pass, or
-  are received again if weights are streamed: `saved` and `received_again` hold
+  Weights decoded for the forward pass stay as inputs of the backward pass. They
+  are received again if weights are streamed. `saved` and `received_again` hold
   either.
   """
   spec, layout = shapes.spec, shapes.layout.stages[stage_index]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 def hold_signals() -> Iterator[None]:
   """Postpones signals that Python handles to the end of the block.
 
-  A handler such as that of Ctrl-C raises between any two operations: also
-  after a program has taken its donated arguments, and before its results have
+  A handler such as that of Ctrl-C raises between any two operations. It may do
+  so after a program has taken its donated arguments and before its results have
   a name. In other threads than the main one no handler runs, so nothing is
   postponed.
 

@@ -95,8 +95,8 @@ class HostResident:
     update: "once" calls `tx` once for all parameters, after the backward pass.
       "per_stage" calls it for each stage, the first one first. The next step
       begins as soon as that stage is updated, and the host updates the others
-      while the device computes: only for elementwise optimizers (sgd, adam,
-      ...), not for those with a norm over all gradients.
+      while the device computes. Use it only for elementwise optimizers (sgd,
+      adam, ...), not for those with a norm over all gradients.
     stream_weights: whether a stage's weights leave the device after its forward
       pass and are sent again for its backward pass, which then recomputes the
       stage. The device holds the weights of two stages at a time, and the
@@ -111,9 +111,9 @@ class HostResident:
 
   Raises:
     TypeError: a codec, function or transformation is of the wrong type.
-    ValueError: an option is not among its choices; a codec of weights has
-      state (use `send_difference` instead), or takes fewer bytes than the one
-      before it; two stages have one name; `stream_weights` is combined with
+    ValueError: an option is not among its choices. A codec of weights has state
+      (use `send_difference` instead), or takes fewer bytes than the one before
+      it. Two stages have one name. `stream_weights` is combined with
       `send_difference`, which keeps the weights on the device.
 
   Example:
@@ -133,8 +133,8 @@ class HostResident:
 
   References:
     Zhuang, Malossi and Casas, *Reducing Data Motion to Accelerate the Training
-    of Deep Neural Networks*, 2020 (A2DTWP: the host encodes the weights, the
-    gradients return as float32, and there is no reference).
+    of Deep Neural Networks*, 2020 (A2DTWP). There the host encodes the weights,
+    the gradients return as float32, and there is no reference.
   """
 
   stages: Callable[..., Any] | Sequence[tuple[str, Callable[..., Any]]]
@@ -249,8 +249,8 @@ class HostResident:
     Args:
       state: state from `init` or the last `step`. Its buffers are donated: go
         on with the state that `step` returns. After an exception, Ctrl-C
-        included, `state` is whole: it is that before the step, or that after
-        it if all gradients had been computed (`state.step` says which).
+        included, `state` is whole. It is that before the step, or that after it
+        if all gradients had been computed (`state.step` says which).
       batch: pytree of arrays, sent to the device as it is.
       level: position in `weights` for every group, int[groups], or one int
         for all.
@@ -318,9 +318,10 @@ class HostResident:
   def errors(self, state: HostState, level: Any = 0) -> Array:
     """Returns the relative L2 error of every group's weights on the device.
 
-    With w the master weights and y the weights that the device would compute
-    with if the next step were at this level: ||y - w|| / ||w||, 0 where w is 0.
-    Computed on the host, at about the cost of encoding and decoding.
+    Let w be the master weights, and y the weights that the device would compute
+    with if the next step were at this level. The error is ||y - w|| / ||w||, 0
+    where w is 0. Computed on the host, at about the cost of encoding and
+    decoding.
 
     Args:
       state: state as for `step`; nothing is donated.

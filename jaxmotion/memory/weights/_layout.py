@@ -1,8 +1,8 @@
 """Layout of a model's parameters: stages, packets, groups and levels.
 
-Three indices name a leaf: `stage_index` (position of a stage in the model),
-`packet_index` (position of a packet in its stage) and the position of the
-leaf, either in its stage (`Packet.stage_indices`) or in the whole model
+Three indices name a leaf. `stage_index` is the position of a stage in the
+model, and `packet_index` that of a packet in its stage. The position of the
+leaf is either in its stage (`Packet.stage_indices`) or in the whole model
 (`StageLayout.model_indices`). Model position of leaf `i` of a packet:
 `stage.model_indices[i] for i in packet.stage_indices`.
 """

@@ -19,8 +19,8 @@ class HostState:
 
   A state is whole at any time, so that it can be saved after any exception. A
   step leaves its argument as it was until all gradients are on the host. Then
-  it writes what it returns into the argument as well: the buffers that were
-  donated have no other holder if an exception discards the result.
+  it writes what it returns into the argument as well. If an exception discards
+  the result, the donated buffers have no other holder.
 
   Attributes:
     step: int32[] of NumPy, number of steps taken.

@@ -36,19 +36,19 @@ class Step:
   """A step in progress: the state in lists that change stage by stage.
 
   Order of calls: JAX returns from a call before its work is done, on the device
-  as on the host, so the order of calls is the pipeline. Only `_move_arrays`
+  and on the host. So the order of calls is the pipeline. Only `_move_arrays`
   waits, for the arrays that it moves. A stage's forward pass is therefore
-  dispatched before the next stage's payload is waited for, and all backward
-  passes before the first gradient is waited for.
+  dispatched before the next stage's payload is waited for. All backward passes
+  are dispatched before the first gradient is waited for.
 
   Exceptions: nothing that the old state holds is donated until all gradients
-  are on the host, but the device's reference, which is the host's bit for bit:
+  are on the host, but the device's reference. That is the host's bit for bit:
   `run` puts the host's arrays in its place. What remains is `commit`, which
   depends on no function of the user but the optimizer. It is not interrupted.
 
   Memory: every reference that Python holds keeps a buffer on the device. The
   backward passes are popped off their list as they run, so that the weights and
-  residuals of a stage are freed with them; no local name outlives its stage.
+  residuals of a stage are freed with them. No local name outlives its stage.
   `tests/memory/weights/test_step.py` counts the live arrays.
 
   Indices: `stage_index` and `packet_index` are explained in `_layout`.
@@ -190,7 +190,7 @@ class Step:
     """Returns a stage's output and its backward pass.
 
     With `stream_weights`, the backward pass holds the payloads on the host and
-    decodes the weights again; it must not close over `inputs`, or the decoded
+    decodes the weights again. It must not close over `inputs`, or the decoded
     weights would stay on the device. Otherwise it holds the pullback.
     """
     payloads = self._encode_stage(stage_index)
@@ -359,9 +359,8 @@ class Step:
 def _move_arrays(tree: PyTree, device: jax.Device) -> PyTree:
   """Returns the arrays on a device of another backend.
 
-  The way leads through NumPy: an array on the host is handed over without a
-  copy, and an array on the device is read where `copy_to_host_async` has put
-  it.
+  Arrays pass through NumPy. An array on the host is passed without a copy, and
+  an array on the device is read where `copy_to_host_async` has put it.
   """
   return jax.device_put(jax.tree.map(np.asarray, tree), device)
 

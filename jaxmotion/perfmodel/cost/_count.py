@@ -44,11 +44,11 @@ def predict_cost(
   `shard_map` the cost is that of one device. The body of a `scan` counts as
   often as it runs.
 
-  FLOPs are exact for matrix products (a multiplication and an addition are
-  two) and convolutions (padding, and the zeros that dilation inserts, are not
-  multiplied); other arithmetic counts one an element. Bytes are those of the
-  fused program (see `docs/perfmodel.md` for the rule), and beside them those
-  of a program that fuses nothing.
+  FLOPs are exact for matrix products (a multiplication and an addition are two)
+  and convolutions. Padding, and the zeros that dilation inserts, are not
+  multiplied. Other arithmetic counts one per element. Bytes are those of the
+  fused program (see `docs/perfmodel.md` for the rule), and beside them those of
+  a program that fuses nothing.
 
   Args:
     fn: the function, jitted or not.
@@ -67,8 +67,9 @@ def predict_cost(
 
   Raises:
     TypeError: `fn` is not a function, or `args` has a leaf that is no array.
-    ValueError: a while loop has no trips (it is named), or an argument
-      names a loop, or has a number of branches, that the program has not.
+    ValueError: a while loop has no trips (it is named). An argument names a
+      loop that the program does not have, or a number of branches that it does
+      not have.
 
   Example:
     >>> import jax

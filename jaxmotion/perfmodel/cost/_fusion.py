@@ -5,8 +5,8 @@ written, unless
 
 * the program returns it;
 * an operation reads it that is neither elementwise nor a reduction;
-* several kernels read it, and either it is costly (a transcendental function or
-  a division), or reading it again takes fewer bytes than computing it again.
+* several kernels read it, and it is costly (a transcendental function or a
+  division), or takes fewer bytes to read again than to compute again.
 
 A kernel writes one result (all results of an operation that is not elementwise)
 and reads every array it needs from memory once. Views (reshapes, transposes,
@@ -95,8 +95,8 @@ def fuse_kernels(
     for_memory: whether the kernels are to tell what is in memory, rather than
       to be timed. Random bits are then fused. What follows from them alone is
       written, and so is what a barrier reads. A costly result is written only
-      if the program has barriers, which forbid to repeat it, and if it has no
-      more bytes than it is computed from.
+      if the program has barriers, which forbid repeating it. It must also have
+      no more bytes than it is computed from.
   """
   written = _find_written(program, for_memory)
   return _list_kernels(program, written, for_memory)

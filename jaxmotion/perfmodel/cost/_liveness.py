@@ -21,9 +21,9 @@ class Liveness:
   updates part of an array, and a loop that carries one may write to a temporary
   freed there. Arrays in host memory do not count.
 
-  A compiler makes arrays of one shape that follow from next to nothing in one
-  kernel, where the first of them is needed, and they are alive from there on:
-  masks of all layers, and the constants that loops begin with. A loop writes
+  A compiler makes arrays of one shape in one kernel if they follow from next to
+  nothing. Examples are masks of all layers and the constants that loops begin
+  with. All of them are alive from where the first one is needed. A loop writes
   its results over those.
 
   Args:

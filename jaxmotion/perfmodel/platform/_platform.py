@@ -40,10 +40,10 @@ class Device:
     memory_bytes: size of the memory in bytes.
     kernel_s: seconds of an empty kernel.
     call_s: seconds of calling a compiled program, once a step.
-    measured: measured curves, which replace the rates: "matmul DTYPE" and
-      "convolution DTYPE" by FLOPs; other classes of `Cost.totals` by bytes;
-      "encode CODEC", "decode CODEC" and "add CODEC" (decoding one more payload
-      and adding it) by elements.
+    measured: measured curves, which replace the rates. Their names are "matmul
+      DTYPE" and "convolution DTYPE" by FLOPs; other classes of `Cost.totals` by
+      bytes; "encode CODEC", "decode CODEC" and "add CODEC" by elements. "add"
+      is decoding one more payload and adding it.
 
   Raises:
     TypeError: `memory_rate` is not a `Rate`, or a figure not a number.

@@ -1,7 +1,7 @@
 """Predicts the seconds of encoding and decoding with any codec.
 
 A codec is traced once, on a fixed sample array, because tracing is slow. The
-FLOPs and bytes of its kernels are then scaled to the size asked for: the cost
+FLOPs and bytes of its kernels are then scaled to the requested size. The cost
 of a codec is taken as linear in the size.
 """
 

@@ -7,7 +7,7 @@ pooling) reads the worker's own part. A layer that reads all channels of its
 inputs (a convolution, a dense layer) has them gathered first.
 
 The costs are those of the busiest worker, which has the rounded-up share of
-every layer; the other workers wait for it at the next collective.
+every layer. The other workers wait for it at the next collective.
 """
 
 from __future__ import annotations

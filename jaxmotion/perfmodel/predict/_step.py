@@ -1,8 +1,8 @@
 """Predicts the time and memory of a data-parallel step.
 
 `trace_step` counts what one worker computes, without a platform. `predict_step`
-puts that on a platform: gradients become ready at predicted times
-(`predict_ready_seconds`), fill buckets in that order, and each bucket is one
+puts that on a platform. Gradients become ready at predicted times
+(`predict_ready_seconds`) and fill buckets in that order. Each bucket is one
 `Message` of the overlap model. `_split_step` shares the second half,
 `predict_buckets` and `assemble_prediction`.
 """
@@ -248,8 +248,8 @@ def predict_step(
   Raises:
     TypeError: a parameter is not floating-point, or an argument of another
       class.
-    ValueError: the platform has no such axis, the device no rate for the dtype
-      of a matmul, `method` or `algorithm` is unknown, or `base_step_s` or
+    ValueError: the platform has no such axis, or the device no rate for the
+      dtype of a matmul. `method` or `algorithm` is unknown. `base_step_s` or
       `bucket_bytes` is not positive.
 
   Example:

@@ -119,11 +119,10 @@ def advise(
   Raises:
     TypeError: `platform` is no platform, `batch` is no tuple, a candidate is
       no codec of arrays, or a tensor is not floating-point.
-    ValueError: `params` is empty, the platform does not have the axis, the
-      budget is out of range, a while loop has no trips (the loop is named),
-      the platform has no rate for a dtype, a codec has no error bound and
-      there are no gradients, or the gradients do not match the parameters or
-      are not finite.
+    ValueError: `params` is empty, or the budget is out of range. The platform
+      does not have the axis, or no rate for a dtype. A while loop has no trips
+      (the loop is named). A codec has no error bound and there are no
+      gradients, or the gradients do not match the parameters or are not finite.
 
   Example:
     >>> import jax.numpy as jnp
@@ -145,7 +144,7 @@ def advise(
 
   References:
     Markov et al., L-GreCo: layerwise-adaptive gradient compression, 2022
-    (dynamic programming under an error budget, for the fewest bytes); Wang et
+    (dynamic programming under an error budget, for the fewest bytes). Wang et
     al., Espresso, 2023 (encoding delays the gradients that follow).
   """
   check_platform(platform)

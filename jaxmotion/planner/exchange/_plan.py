@@ -111,10 +111,10 @@ class ExchangePlan:
 
     They are the plan itself, its exchange one step late, exchanges every few
     steps, the presets, and optimizers that workers divide. An algorithm is not
-    offered if the loss breaks what it assumes, if it needs more memory than the
-    device has, or if it refuses the parameters. One that sends no fewer bytes
-    is not offered either. Its note says which. Errors are not weighed: no bound
-    on one step tells what an algorithm does to a loss.
+    offered if the loss breaks its assumptions, if the device has too little
+    memory, or if it refuses the parameters. One that sends no fewer bytes is
+    not offered either. Its note says which. Errors are not weighed: no bound on
+    one step tells what an algorithm does to a loss.
     """
     return weigh_algorithms(self.problem, self.step, self.uncompressed)
 

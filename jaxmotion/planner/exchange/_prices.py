@@ -75,8 +75,9 @@ class TensorCosts:
   ) -> ExchangePrediction:
     """Predicts what a summed tensor adds to an exchange that gathers.
 
-    The cost of one more tensor is a difference: the exchange of the tensor
-    beside one bfloat16 element, which is not summed, minus that element's own.
+    The cost of one more tensor is a difference. It is the exchange of the
+    tensor beside one bfloat16 element, which is not summed, minus that
+    element's own.
     """
     unsummed, element = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
     codecs = rules((("0", codec), ("1", unsummed)))

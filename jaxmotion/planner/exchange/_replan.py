@@ -52,9 +52,9 @@ def replan(
 
   Raises:
     TypeError: a measurement is not a number.
-    ValueError: no measurement is given, one is not positive, `link_s` and
-      `step_s` are both given, the plan has nothing of the measured kind, or
-      the step is shorter than its computation and coding.
+    ValueError: no measurement is given, one is not positive, or `link_s` and
+      `step_s` are both given. The plan has nothing of the measured kind, or the
+      step is shorter than its computation and coding.
 
   Example:
     >>> import jax

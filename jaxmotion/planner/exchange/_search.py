@@ -1,16 +1,16 @@
 """Searches the codecs of the shortest step within an error budget.
 
 Dynamic programming over the tensors in the order in which their gradients
-appear. A label is a choice of codecs for the tensors so far: its error, its
-sums in the bucket that is still open, and the state of its pipeline.
+appear. A label is a choice of codecs for the tensors so far. It has its error,
+its sums in the bucket that is still open, and the state of its pipeline.
 
 Invariant: every label is a choice within the budget, which codecs without
 error can complete. While labels are few, they are all such choices: the search
-is exhaustive. Of many, one is kept for each pair of (cell of the error, set of
-collectives in the open bucket): the fastest, as in a knapsack whose weights
-are rounded. The set of collectives belongs to the pair because the first
-payload of a kind pays the latency of that collective for all that follow. A
-label that has paid looks slower than one that has yet to pay.
+is exhaustive. Of many, the fastest is kept for each pair of (cell of the error,
+set of collectives in the open bucket). It is a knapsack whose weights are
+rounded. The set of collectives belongs to the pair because the first payload of
+a kind pays the latency of that collective for all that follow. A label that has
+paid looks slower than one that has yet to pay.
 
 A label is as fast as the step that it becomes when a reference choice codes
 all later tensors. The state of the pipeline alone would not rank labels: which

@@ -1,10 +1,10 @@
 """Solves an `ExchangeProblem` and assembles its plan.
 
 Whether a tensor is summed changes what others cost: between two workers small
-sums join the collective of what is not summed. The search needs costs that
-add up, so each regime has a table of its own: sums alone, sums beside
-gathered payloads, and sums beside payloads exchanged in two phases. The best
-choice of each table and the best single codec are then predicted by
+sums join the collective of what is not summed. The search needs costs that add
+up, so each regime has a table of its own. The regimes are sums alone, sums
+beside gathered payloads, and sums beside payloads exchanged in two phases. The
+best choice of each table and the best single codec are then predicted by
 `perfmodel.predict_step` itself; the shortest of these steps is the plan.
 """
 

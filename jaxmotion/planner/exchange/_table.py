@@ -30,8 +30,8 @@ _KNOTS = 256
 class StepTable:
   """Costs of every codec on every tensor, under one method.
 
-  A kind of collective (its op, axes and dtype) is sent once for each bucket:
-  payloads of one kind add up before their seconds are looked up.
+  A kind of collective (its op, axes and dtype) is sent once for each bucket.
+  Payloads of one kind add up before their seconds are looked up.
 
   Attributes:
     schedule: buckets of gradients and the computation between them.

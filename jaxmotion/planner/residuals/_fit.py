@@ -79,8 +79,8 @@ def fit_memory(
 
   * the function as it is;
   * `jax.checkpoint` by each stock policy, of the whole function and of the
-    bodies of its loops, names of `checkpoint_name` included, and where
-    `options` has an `offload` those that save on the host;
+    bodies of its loops, names of `checkpoint_name` included. Policies that save
+    on the host are tried where `options` has an `offload`;
   * `memory.compress_residuals` by many budgets, by names, and without single
     residuals;
   * likewise with residuals encoded or on the host, all or some.
@@ -95,7 +95,7 @@ def fit_memory(
 
   `t` is the roofline of the step. A layer `l` is the body of a loop, or
   everything outside loops. Its link to the host takes `p` seconds and hides
-  behind a forward pass of `f` seconds; its link back takes `q` and hides behind
+  behind a forward pass of `f` seconds. Its link back takes `q` and hides behind
   a backward pass of `b`.
 
   The fastest that is predicted to fit is compiled. If the compiler needs more
@@ -136,8 +136,8 @@ def fit_memory(
       `least_bytes`).
     TypeError: `platform` is no platform, `batch` is no tuple, an option is no
       action, or `optimizer` is no optax transformation.
-    ValueError: the budget is not positive, the function does not return a
-      scalar (with `has_aux` a pair) or has side effects, a codec has state, or
+    ValueError: the budget is not positive. The function does not return a
+      scalar (with `has_aux` a pair), or has side effects. A codec has state, or
       the device has no rate for a matmul's dtype.
 
   Example:
@@ -154,9 +154,9 @@ def fit_memory(
 
   References:
     Liu et al., Layup: layer-adaptive and multi-type intermediate-oriented
-    memory optimization for GPU-based CNNs, 2019 (a rule for each type of
-    layer, here a cost for each array); Jain et al., Checkmate: breaking the
-    memory wall with optimal tensor rematerialization, 2020.
+    memory optimization for GPU-based CNNs, 2019 (a rule for each type of layer,
+    here a cost for each array). Jain et al., Checkmate: breaking the memory
+    wall with optimal tensor rematerialization, 2020.
   """
   check_platform(platform)
   check_batch(batch)

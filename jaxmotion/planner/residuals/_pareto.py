@@ -3,7 +3,7 @@
 A front has four costs: device bytes, device seconds, and seconds of the links
 to and from the host. It is combined with the options of one more residual by
 forming all pairs and dropping dominated ones. A pair of dominated ways is
-dominated as well, because costs only add up: nothing is lost, except that
+dominated as well, because costs only add up. Nothing is lost, except that
 fronts of more than `_MAX_SIZE` ways are thinned out evenly.
 """
 

@@ -79,8 +79,8 @@ def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
 def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
   """Yields `jax.checkpoint` by policies that save on the host.
 
-  Of loop bodies alone: outside of loops, XLA sends such arrays when the
-  backward pass reads them, so that they take as much memory as before.
+  Only arrays of loop bodies are listed. Outside of loops, XLA sends such arrays
+  when the backward pass reads them, so that they take as much memory as before.
 
   Args:
     landmarks: names and loops of the function.
