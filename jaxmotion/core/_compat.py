@@ -8,6 +8,7 @@ nothing: there `varying` is empty for every value and casts do nothing.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Sequence
@@ -78,11 +79,29 @@ jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh).
   """
   if not axis_is_bound(axis_name):
     raise ValueError(
-      f"`{name}` must name an axis of the enclosing shard_map or pmap, got "
-      f"{axis_name!r}: train by jaxmotion.data_parallel, or call this inside "
-      "of jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh)."
+      f"`{name}` must name an axis of the enclosing shard_map or pmap, "
+      f"{_describe_unbound(axis_name)}"
     )
   return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
+
+
+def _describe_unbound(axis_name: AxisName) -> str:
+  """Describes an axis that is not bound, beside those that are.
+
+  Args:
+    axis_name: a name or a tuple of names, of which one or more is not bound.
+  """
+  mapped = sorted(map(str, _mapped_axes()))
+  if not mapped:
+    return (
+      f"got {axis_name!r}: train by jaxmotion.data_parallel, or call this "
+      "inside of jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, "
+      "mesh)."
+    )
+  wrong = [a for a in axis_names(axis_name) if not axis_is_bound(a)]
+  near = difflib.get_close_matches(str(wrong[0]), mapped, n=1)
+  end = f"; did you mean {near[0]!r}?" if near else "."
+  return f"which has {', '.join(map(repr, mapped))}, got {axis_name!r}{end}"
 
 
 def worker_index(axis_name: AxisName) -> Array:

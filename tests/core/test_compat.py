@@ -66,6 +66,23 @@ def test_an_axis_that_is_not_bound_is_named(name):
     worker_index(name)
 
 
+@pytest.mark.parametrize(
+  ("name", "end"),
+  [
+    ("hosts", "got 'hosts'; did you mean 'host'?"),
+    (("host", "devise"), "got ('host', 'devise'); did you mean 'device'?"),
+    ("rows", "got 'rows'."),
+  ],
+)
+def test_a_misspelt_axis_is_told_the_axes_that_are_there(name, end):
+  with pytest.raises(ValueError) as e:
+    spread(lambda: jnp.zeros(axis_size(name)))
+  assert str(e.value) == (
+    "`axis_name` must name an axis of the enclosing shard_map or pmap, which "
+    f"has 'device', 'host', {end}"
+  )
+
+
 def test_axes_are_bound_only_inside():
   bound = lambda: [axis_is_bound(a) for a in (*BOTH, BOTH, "data")]
   assert seen(bound) == [True, True, True, False]
