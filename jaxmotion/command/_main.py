@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import pathlib
 import re
 import sys
@@ -43,7 +44,8 @@ def main(
     ask: function of a question that returns the answer.
 
   Returns:
-    0; 1 after an error, which is one line of the standard error.
+    0; 1 after an error, which is one line of the standard error; 130 after an
+    interrupt; 141 if nobody reads the output.
 
   Example:
     >>> main(["advise", "nothing.py:make_loss"])
@@ -53,7 +55,7 @@ def main(
   if unknown:
     _refuse_flags(options.parser, unknown)
   try:
-    print(options.run(options, ask))
+    text = options.run(options, ask)
   except CommandError as error:
     _tell(f"jaxmotion: {error}")
     return 1
@@ -62,6 +64,22 @@ def main(
     return 1
   except KeyboardInterrupt:
     return 130
+  return _print_result(text)
+
+
+def _print_result(text: str) -> int:
+  """Prints a text to the standard output and returns the exit status."""
+  try:
+    # Now, so that Python has nothing left to write, and to fail at, as it ends.
+    print(text, flush=True)
+  except OSError as error:
+    # What could not be written is still in the buffer, which Python would
+    # write as it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+      return 141
+    _tell(f"jaxmotion: stdout: {error.strerror}.")
+    return 1
   return 0
 
 

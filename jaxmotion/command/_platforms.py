@@ -19,6 +19,8 @@ from jaxmotion.perfmodel import (
 
 T = TypeVar("T")
 _TOLD = "as its user says"
+# JAX makes no mesh of very many devices.
+_MAX_WORKERS = 2**20
 # The device of a platform, by the names that people give.
 _DEVICES = {
   "h200": "h200_node",
@@ -60,8 +62,10 @@ def read_platform(
     raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."
     )
-  if workers is not None and workers < 1:
-    raise CommandError(f"`--workers` must be at least 1, got {workers}.")
+  if workers is not None and not 1 <= workers <= _MAX_WORKERS:
+    raise CommandError(
+      f"`--workers` must be an integer in [1, {_MAX_WORKERS}], got {workers}."
+    )
   if not platform.axes:
     raise CommandError(
       "`--platform` must have links between workers, got one of a single "
@@ -69,9 +73,11 @@ def read_platform(
     )
   if workers is not None:
     platform = platform.resize(**{platform.axes[0].name: workers})
-  return dataclasses.replace(
-    platform, device=_scale_matmuls(platform.device, peak_share)
-  )
+  try:
+    device = _scale_matmuls(platform.device, peak_share)
+  except ValueError as error:
+    raise CommandError(f"`--peak_share`: {error}") from error
+  return dataclasses.replace(platform, device=device)
 
 
 def _scale_matmuls(device: Device, share: float) -> Device:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import PyTree, shape_strings
+from jaxmotion.transforms.extend import check_trained
 
 _FORM = "must return (loss_fn, params, batch)"
 
@@ -132,6 +133,10 @@ def check_task(text: str, found: Any) -> UserTask:
   params, batch = jax.eval_shape(lambda *trees: trees, params, batch)
   if not jax.tree.leaves(params):
     raise CommandError(f"{text!r} {_FORM}, got `params` without arrays.")
+  try:
+    check_trained(params)
+  except TypeError as error:
+    raise CommandError(f"{text!r}: {error}") from error
   try:
     loss = call_user(
       f"`loss_fn(params, batch)` of {text!r}",

@@ -314,7 +314,8 @@ def check_local(updates: PyTree, workers: AxisName) -> None:
       raise ValueError(
         f"`updates/{path}` must be a worker's own gradient, got one that is"
         f" equal on all workers of {', '.join(map(repr, equal))}: JAX has"
-        " summed it at full precision. Take gradients by"
-        " `jaxmotion.local_value_and_grad` instead of `jax.grad`, or run the"
-        " step by `jaxmotion.parallelize_step`."
+        " summed it at full precision, or another exchange has averaged it."
+        " Take gradients by `jaxmotion.local_value_and_grad` instead of"
+        " `jax.grad`, or run the step by `jaxmotion.parallelize_step`; put one"
+        " exchange in a chain."
       )

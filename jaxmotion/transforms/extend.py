@@ -13,6 +13,7 @@ from jaxmotion.transforms._exchange_state import (
 from jaxmotion.transforms._model_axes import (
   expand_specs as expand_specs,
 )
+from jaxmotion.transforms._placement import check_trained as check_trained
 from jaxmotion.transforms._run_on_workers import (
   Decide as Decide,
   Join as Join,

@@ -1,5 +1,6 @@
 """What the command line prints, and how it ends."""
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,9 @@ def make_error():
 def make_wrong_loss():
   batch = (LIKE((2,), "float32"),)
   return lambda params, x: x["image"], LIKE((3,), "float32"), batch
+def make_table():
+  params = {"w": LIKE((3,), "float32"), "table": [LIKE((2,), "int32")]}
+  return lambda params, x: params["w"].sum(), params, ()
 def make_vector():
   return lambda params, x: params, LIKE((3,), "float32"), ()
 """
@@ -119,6 +123,10 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
       r"`loss_fn\(params, batch\)` of .* raises TypeError: .*; `batch` is a "
       r"tuple of float32\[2\]",
     ),
+    (
+      ("advise", "{}:make_table"),
+      r"`params/table/0` must be a floating-point array, got int32\[2\]",
+    ),
     (("advise", "{}:make_vector"), "must return one floating-point number"),
     (
       ("advise", "{}:make_loss", "--platform=lan"),
@@ -128,8 +136,19 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
       ("advise", "{}:make_loss", "--platform=no.json"),
       "`--platform` .* exists.*no",
     ),
-    (("advise", "{}:make_loss", "--workers=0"), "`--workers` must be at least"),
+    (
+      ("advise", "{}:make_loss", "--workers=0"),
+      r"`--workers` must be an integer in \[1, 1048576\], got 0\.",
+    ),
+    (
+      ("bytes", "{}:make_loss", "--workers=99999999999"),
+      "`--workers` must .*got 99999999999",
+    ),
     (("advise", "{}:make_loss", "--peak_share=2"), "`--peak_share` must"),
+    (
+      ("advise", "{}:make_loss", "--peak_share=1e-99"),
+      r"`--peak_share`: `matmul_flops_per_s\['float32'\]` must be .*1e\+06",
+    ),
     (
       ("advise", "{}:make_loss", "--accuracy_budget=2"),
       "`--accuracy_budget` must",
@@ -164,6 +183,32 @@ def test_wrong_arguments_are_one_line(
   assert status == 1 and not out
   assert len(err.splitlines()) == 1
   assert re.search(message, err)
+
+
+def run_process(model, stdout):
+  run = "from jaxmotion.command import main; raise SystemExit(main())"
+  return subprocess.run(
+    [sys.executable, "-c", run, "bytes", model, "--codec=sign()"],
+    stdout=stdout,
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
+
+
+def test_a_reader_that_has_gone_ends_the_command_without_a_word(model):
+  reader, writer = os.pipe()
+  os.close(reader)
+  done = run_process(model, writer)
+  os.close(writer)
+  assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(model):
+  with open("/dev/full", "w") as full:
+    done = run_process(model, full)
+  assert done.returncode == 1
+  assert done.stderr == "jaxmotion: stdout: No space left on device.\n"
 
 
 def test_a_misspelt_flag_is_told_the_nearest_one(capsys, model):

@@ -45,6 +45,7 @@ from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
 from jaxmotion.planner.exchange._plan import ExchangePlan
 from jaxmotion.planner.exchange._problem import ExchangeProblem
 from jaxmotion.planner.exchange._solve import solve_exchange
+from jaxmotion.transforms.extend import check_trained
 
 CANDIDATES: tuple[Codec, ...] = (
   cast("bfloat16"),
@@ -170,6 +171,7 @@ def advise(
     raise ValueError("`params` must hold at least one array, got none.")
   if not isinstance(loss_fn, StepCost):
     check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
+    check_trained(params)
   if bucket_bytes is not None:
     check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
   if isinstance(loss_fn, StepCost):

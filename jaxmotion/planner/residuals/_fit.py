@@ -33,6 +33,7 @@ from jaxmotion.planner.residuals._prices import StepPrices
 from jaxmotion.planner.residuals._search import RecipeSearch
 from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
 from jaxmotion.program import program_memory
+from jaxmotion.transforms.extend import check_trained
 
 _MOST_BYTES = 1e18
 _MOST_SECONDS = 1e9
@@ -161,6 +162,7 @@ def fit_memory(
   check_platform(platform)
   check_batch(batch)
   check_call(("fn", "params", "batch"), fn, params, batch)
+  check_trained(params)
   check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
   check_bool("has_aux", has_aux)
   if measure_memory is not None:

@@ -267,6 +267,9 @@ def test_invalid_arguments_are_named(options, error, message):
 def test_missing_or_mismatched_arguments_are_named():
   with pytest.raises(ValueError, match="`params` must hold at least one"):
     planner.advise(loss, {}, (BATCH,), SLOW)
+  table = {"table": jax.ShapeDtypeStruct((3,), "int32")}
+  with pytest.raises(TypeError, match=r"`params/table` must .*got int32\[3\]"):
+    planner.advise(lambda p, x: x.sum(), table, (W,), SLOW)
   with pytest.raises(TypeError, match="`platform` must be.*'ethernet'"):
     planner.advise(WORK, PARAMS, (), "ethernet")
   with pytest.raises(TypeError, match="`batch` must be a tuple.*got a Shape"):
