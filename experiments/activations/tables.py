@@ -8,14 +8,14 @@ from experiments.activations.rows import MEAN, PUBLISHED, list_networks
 from experiments.common.records import Row
 from experiments.common.tables import Table, index_rows
 
-# Metrics that the docs show, and the headings of their columns.
+# Metrics that the docs show, and the names of their lines.
 _SUMMARY = {
-  "sparsity": "zeros",
-  "rle_nhwc_ratio": "run lengths",
-  "rle_nchw_ratio": "channels first",
-  "zvc32_ratio": "ZVC, 32-bit words",
-  "zero_value_ratio": "`zero_value`",
-  "zvc16_ratio": "ZVC, bf16 words",
+  "sparsity": "share of zeros",
+  "rle_nhwc_ratio": "run lengths, channels last",
+  "rle_nchw_ratio": "run lengths, channels first",
+  "zvc32_ratio": "ZVC of float32",
+  "zero_value_ratio": "`zero_value` of float32",
+  "zvc16_ratio": "ZVC of bf16",
   "zero_value_bf16_ratio": "`zero_value` of bf16",
   "planes_zlib_ratio": "byte planes and zlib",
 }
@@ -86,18 +86,19 @@ def _list_lines(
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the ratio of each code, a line for each network.
+  """Returns the ratio of each code, a line for each code.
 
   Args:
     rows: made by `rows.make_rows`.
   """
   found = index_rows(rows)
-  lines = [
-    (
-      case,
-      *(f"{float(found[case, metric].value):.2f}" for metric in _SUMMARY),
-    )
+  cases = [
+    case
     for case, metric in found
     if metric == "planes_zlib_ratio" and "_step" not in case
   ]
-  return Table(("network", *_SUMMARY.values()), lines)
+  lines = [
+    (name, *(f"{float(found[case, metric].value):.2f}" for case in cases))
+    for metric, name in _SUMMARY.items()
+  ]
+  return Table(("code", *cases), lines)

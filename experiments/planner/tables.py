@@ -1,5 +1,6 @@
 """Tables of plans: an exchange's tensors and codecs, and memory budgets."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -103,7 +104,28 @@ def links_table(rows: Sequence[Row]) -> Table:
 
 
 # Letters of a plan in a table. Plans of unrolled networks name every residual.
-_MOST_LETTERS = 120
+_MOST_LETTERS = 70
+
+
+def format_plan(name: str) -> str:
+  """Shortens the name of a memory plan to fit a column.
+
+  Args:
+    name: of a `planner.MemoryPlan`.
+
+  Returns:
+    At most 70 letters. `compress_residuals` is "ours", as in plans by hand.
+  """
+  name = name.replace("compress_residuals", "ours").replace("()", "")
+  name = name.replace("memory_budget", "budget").replace("'", "")
+  name = re.sub(r"policy=save_only_these_names\(([^)]*)\)", r"save \1", name)
+  return textwrap.shorten(name, _MOST_LETTERS, placeholder=" ...")
+
+
+def _format_model(model: str, options: str) -> str:
+  """Returns a model's name in words, with options that are not "exact"."""
+  words = model.replace("_", " ").replace(":", ", ").replace("=", " ")
+  return words if options == "exact" else f"{words}, {options}"
 
 
 def memory_table(rows: Sequence[Row]) -> Table:
@@ -132,11 +154,11 @@ def memory_table(rows: Sequence[Row]) -> Table:
     plan = own["plan"].value if least is None else f"at least {least.value} B"
     lines.append(
       (
-        f"{model}, {options}",
+        _format_model(model, options),
         f"{float(own['budget_bytes'].value) / 1e9:.2f}",
-        textwrap.shorten(str(plan), _MOST_LETTERS, placeholder=" ..."),
+        format_plan(str(plan)),
         step,
-        str(own["by_hand"].value),
+        str(own["by_hand"].value).replace("_", " "),
         hand_ms,
         error,
         f"{own['compilations'].value:.0f}",
@@ -144,8 +166,8 @@ def memory_table(rows: Sequence[Row]) -> Table:
       )
     )
   header = (
-    *("model", "budget, GB", "plan", "step, ms", "best by hand"),
-    *("its step, ms", "predicted to compiled", "compiled", "seconds"),
+    *("model", "budget, GB", "plan", "step, ms", "by hand", "its step, ms"),
+    *("memory off by", "programs", "seconds"),
   )
   return Table(
     header,

@@ -31,17 +31,17 @@ def test_every_runner_is_in_the_table_and_every_command_exists():
 
 def test_rows_and_pages_of_the_table_exist():
   for line in LINES:
-    names = re.findall(r"`([\w*]+\.jsonl)`", line[-2])
+    names = re.findall(r"`([\w*]+)`", line[-2])
     for name in names:
-      assert list((ROOT / "docs" / "results").glob(name)), f"no rows {name}"
+      assert list((ROOT / "docs" / "results").glob(f"{name}.jsonl")), (
+        f"no rows {name}"
+      )
     (page,) = re.findall(r"\]\((.+)\)", line[-1])
     assert (FOLDER / page).exists(), f"no page {page}"
 
 
 def test_every_file_of_rows_is_in_the_table():
-  named = [
-    n for line in LINES for n in re.findall(r"`([\w*]+\.jsonl)`", line[-2])
-  ]
+  named = [n for line in LINES for n in re.findall(r"`([\w*]+)`", line[-2])]
   folder = ROOT / "docs" / "results"
-  listed = {path for name in named for path in folder.glob(name)}
+  listed = {path for name in named for path in folder.glob(f"{name}.jsonl")}
   assert listed == set(folder.glob("*.jsonl"))

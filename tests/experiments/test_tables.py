@@ -26,6 +26,7 @@ from tests.paths import ROOT
     ("residuals_accuracy", "docs/residuals.md"),
     ("residuals_compare", "docs/residuals.md"),
     ("planner_links", "docs/howto/will_it_pay.md"),
+    ("planner_memory", "docs/fit_memory.md"),
   ],
 )
 def test_the_tables_of_pages_are_made_of_the_rows(name, page):

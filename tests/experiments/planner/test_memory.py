@@ -9,7 +9,7 @@ from experiments.planner.memory import (
   make_error_rows,
   make_rows,
 )
-from experiments.planner.tables import summary_table
+from experiments.planner.tables import format_plan, summary_table
 
 MODEL = "mlp_gelu:blocks=2:width=32:rows=256"
 
@@ -44,8 +44,27 @@ def test_rows_and_lines_name_both_plans(fits):
     assert step.value / step.baseline == step.ratio <= 1.01
     assert rows["compilations"].value == 0 and "device_bytes" not in rows
     line = describe_fit(fit)
-    assert fit.plan.name in table
+    assert format_plan(fit.plan.name) in table
     assert fit.plan.name in line and fit.by_hand.policy.name in line
+
+
+@pytest.mark.parametrize(
+  ("name", "short"),
+  [
+    ("compress_residuals()", "ours"),
+    (
+      "compress_residuals(offload(), memory_budget=0.5)",
+      "ours(offload, budget=0.5)",
+    ),
+    (
+      "jax.checkpoint(policy=save_only_these_names('a', 'b')) of loop bodies",
+      "jax.checkpoint(save a, b) of loop bodies",
+    ),
+    ("a " * 40, "a " * 33 + "..."),
+  ],
+)
+def test_names_of_plans_fit_a_column(name, short):
+  assert format_plan(name) == short
 
 
 def test_plans_by_hand_that_decide_nothing_have_rows_too(hand):
