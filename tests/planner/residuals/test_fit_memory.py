@@ -403,11 +403,9 @@ def test_a_budget_is_positive(budget):
 
 
 def test_a_parameter_without_a_gradient_is_named():
-  table = {"w": W, "table": jax.ShapeDtypeStruct((3,), "int32")}
+  tree = {"w": W, "table": jax.ShapeDtypeStruct((3,), "int32")}
   with pytest.raises(TypeError, match=r"`params/table` must .*got int32\[3\]"):
-    planner.fit_memory(
-      lambda p, x: square(p["w"], x), table, (X,), PLATFORM, 1e9
-    )
+    planner.fit_memory(lambda p, x: square(p["w"], x), tree, (X,), PLATFORM, 1)
 
 
 @pytest.mark.parametrize(
