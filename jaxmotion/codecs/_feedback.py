@@ -57,7 +57,7 @@ class feedback(TreeCodec):
   that of PyTorch's PowerSGD hook, gives the same sums for linear codecs. It
   lets each worker's memory grow without bound, and is here for parity. Error
   memory is float32 whatever the gradients are. An entry that is not finite is
-  forgotten rather than remembered for ever.
+  forgotten rather than remembered forever.
 
   Args:
     codec: the codec to wrap; a tree codec gets error memory for each array.

@@ -45,7 +45,7 @@ class random_k(Codec):
   Properties: summable; linear in x under one key. Scaled it is unbiased with
   E||y - x||^2 = sum (m_i - 1) x^2 <= (ceil(n / k) - 1) ||x||^2. Not scaled it
   is a contraction: ||x - y||^2 = ||x||^2 - ||y||^2, at most
-  (1 - 1 / ceil(n / k)) ||x||^2 in expectation, so it wants `feedback`.
+  (1 - 1 / ceil(n / k)) ||x||^2 in expectation, so use it with `feedback`.
   Lossless at density 1. A non-finite element is sent on if it is drawn, and a
   product m_i x beyond float32 is sent as infinity.
 

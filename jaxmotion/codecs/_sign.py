@@ -19,9 +19,9 @@ class sign(BlockCodec):
   zero counts as positive.
 
   Properties: a contraction, ||x - y||^2 = (1 - ||x||_1^2 / (n ||x||_2^2))
-  ||x||^2 for a block of n values, so it wants `feedback`; biased. A block with
-  a non-finite value, or whose magnitudes add up to more than float32 holds,
-  decodes to non-finite values.
+  ||x||^2 for a block of n values. It is biased, so use it with `feedback`. A
+  block with a non-finite value, or whose magnitudes add up to more than float32
+  holds, decodes to non-finite values.
 
   Args:
     block: maximum number of elements under one scale.

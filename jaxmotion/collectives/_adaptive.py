@@ -53,8 +53,8 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
   """Returns a level that is safe to branch on; raises if it is not.
 
-  Workers that take different branches wait for each other for ever, so the
-  level must be equal on all of them. Where types record variation (inside
+  Workers that take different branches wait for each other forever, so the level
+  must be equal on all of them. Where types record variation (inside
   `shard_map`) a level that may differ is an error; where they do not (`pmap`)
   the workers agree on the highest.
 

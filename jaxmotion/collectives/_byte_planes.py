@@ -8,7 +8,7 @@ bits.
 
 A collective's shapes are static, so one program that serves all levels needs
 one branch of a `lax.switch` for each. Only the branch that is taken sends
-anything. Workers in different branches would wait for each other for ever, so
+anything. Workers in different branches would wait for each other forever, so
 `check_level` makes sure that the level is equal on all of them. The cost is
 four copies of the exchange in the program.
 

@@ -24,7 +24,7 @@ def compress_residuals(
 ) -> Any:
   """Lifts a module class or method to save fewer bytes for gradients.
 
-  It stands where `nn.remat` stands, and is `memory.compress_residuals` for
+  It takes the place of `nn.remat`, and is `memory.compress_residuals` for
   Linen: mutable collections such as batch statistics are updated, and random
   streams advance, as without it. All variables count as parameters, which
   stay in memory anyway.

@@ -47,7 +47,7 @@ def parallelize_step(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Makes a decorator that runs a training step on every worker's own batch.
 
-  It stands where `nnx.jit` stood. Modules, optimizers and metrics are updated
+  It takes the place of `nnx.jit`. Modules, optimizers and metrics are updated
   in place. `nnx.value_and_grad` gives a worker's own gradient, and an
   `exchange` in the optimizer averages the gradients:
 

@@ -85,8 +85,8 @@ def exchange(
 
   Use it inside `shard_map` or `pmap` with the axis bound. In a test without
   devices, `jax.vmap(..., axis_name=...)` binds one too. Take gradients that are
-  still each worker's own: see `local_value_and_grad`. What stands before it and
-  has state wants `per_worker`. Put it inside `optax.partition` and
+  still each worker's own: see `local_value_and_grad`. Wrap what comes before it
+  and has state in `per_worker`. Put it inside `optax.partition` and
   `optax.masked`, where frozen leaves then send nothing, but outside of
   `optax.MultiSteps` and `optax.apply_if_finite`, which run it at some steps.
 

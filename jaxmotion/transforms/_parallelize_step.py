@@ -52,7 +52,7 @@ def parallelize_step(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Makes a decorator that runs a training step on every worker's own batch.
 
-  It stands where `jax.jit` stood. The step computes its gradient from its own
+  It takes the place of `jax.jit`. The step computes its gradient from its own
   part of the batch, and an `exchange` in its optimizer averages the gradients:
 
   - arguments named by `batch` are split along their leading axis, scalars in

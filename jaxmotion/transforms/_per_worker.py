@@ -48,7 +48,7 @@ def per_worker(
   axis of workers, and `state_specs` splits that axis.
 
   Args:
-    inner: transformation that stands before the `exchange`.
+    inner: transformation that comes before the `exchange`.
     axis_name: the workers' axis. It must be bound where `init` and `update`
       run; `data_parallel` and `init_state` bind it.
 
