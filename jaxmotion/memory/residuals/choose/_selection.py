@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals.choose._cached import choose_cached
+from jaxmotion.memory.residuals.choose._cut import Cut
 from jaxmotion.memory.residuals.choose._options import Options
 from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.choose._trade import Cut, Trade
+from jaxmotion.memory.residuals.choose._trade import Trade
 from jaxmotion.memory.residuals.choose._turn import gains_nothing
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.program import VIEWS, Step, Value, is_expensive

@@ -167,7 +167,7 @@ class Separators:
       All values to save.
     """
     most = self._count_bytes(split)
-    found = self._sort([*saved, *_list_separators(split)])
+    found = self.sort_values([*saved, *_list_separators(split)])
     links = _link_steps(self._steps_from(found))
     for place in sorted(
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
@@ -182,7 +182,7 @@ class Separators:
       more = _measure_split(sorted([*split.places, place], key=_get_position))
       if self._count_bytes(more) <= most:
         split = more
-        found = self._sort([*saved, *_list_separators(split)])
+        found = self.sort_values([*saved, *_list_separators(split)])
         links = _link_steps(self._steps_from(found))
     return found
 
@@ -211,7 +211,8 @@ class Separators:
     """Returns the bytes that are in memory at most, in one of all repeats."""
     return (self._table.repeats - 1) * split.saved_bytes + split.peak_bytes
 
-  def _sort(self, values: Iterable[Value]) -> list[Value]:
+  def sort_values(self, values: Iterable[Value]) -> list[Value]:
+    """Returns values in the order in which they are computed, each once."""
     return sorted(dict.fromkeys(values), key=self._position.__getitem__)
 
   def add_last(self, saved: Sequence[Value]) -> list[Value]:
@@ -221,7 +222,7 @@ class Separators:
     is gone before that layer is computed again. To compute it again, too,
     would take time and save nothing.
     """
-    return self._sort([*saved, *self._find_last(saved)])
+    return self.sort_values([*saved, *self._find_last(saved)])
 
   def _find_last(self, saved: Sequence[Value]) -> list[Value]:
     """Returns what the backward pass of a loss reads first and not again."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import bisect
 import copy
 import functools
+import heapq
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence, Set as AbstractSet
 
 from jaxmotion.core import is_inexact
+from jaxmotion.memory.residuals.choose._cut import (
+  Cut,
+  find_comparisons_behind_products,
+  find_discontinuous_on_rounded,
+  is_product,
+)
 from jaxmotion.memory.residuals.choose._min_cut import (
   CutGraph,
   Flow,
@@ -20,19 +26,20 @@ from jaxmotion.memory.residuals.choose._priced_graph import (
   PricedGraph,
   Saving,
 )
-from jaxmotion.memory.residuals.choose._residual import Residual
 from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
 from jaxmotion.memory.residuals.choose._separators import Separators
+from jaxmotion.memory.residuals.choose._subsets import (
+  Candidate,
+  Subset,
+  find_subsets,
+)
 from jaxmotion.memory.residuals.trace import JointProgram
 from jaxmotion.perfmodel import Device
 from jaxmotion.perfmodel.extend import operation_seconds
 from jaxmotion.program import (
-  REDUCTIONS,
   Step,
   Value,
   array_bytes,
-  is_discontinuous,
-  is_expensive,
   is_float_equality,
 )
 
@@ -45,30 +52,14 @@ _FREE_SHARE = 0.01
 # An input without a gradient is mostly a batch, and in memory anyway: it is
 # saved rather than what follows from it, if that takes as many bytes.
 _GIVEN_SHARE = 16
-# Up to so many values between two cuts, other cuts are looked for.
-_FEW_VALUES = 8
+# All subsets of so many values are priced between two cuts.
+_MOST_VALUES = 10
 # Masks are light if all of them take so many times fewer bytes than the largest
 # array that they compare: two masks of float32. Of seven blocks in a row, saved
 # masks let XLA recompute all blocks at once.
 _LIGHT = 16
 # Seconds that a byte may cost, in steps of a factor of 1.5.
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
-
-
-class Cut(NamedTuple):
-  """Values to save, and what that costs.
-
-  Attributes:
-    saved: values that the forward pass saves.
-    rerun: steps that the backward pass runs again.
-    nbytes: encoded bytes of all saved values.
-    seconds: seconds of saving them and of recomputing the others.
-  """
-
-  saved: list[Value]
-  rerun: list[Step]
-  nbytes: int
-  seconds: float
 
 
 class Trade:
@@ -119,6 +110,8 @@ class Trade:
     self._separators = Separators(joint, self.reads, self._live, self._table)
     self._flows: dict[tuple[int, int], Flow] = {}
     self._cuts: dict[tuple[int, int], Cut] = {}
+    self._subsets: dict[int, list[Subset]] = {}
+    self._completed: dict[tuple[Value, ...], Cut | None] = {}
 
   def with_joint(self, joint: JointProgram) -> Trade:
     """Returns the choice for the same program with other gradients.
@@ -169,7 +162,7 @@ class Trade:
     one mask an iteration, and has the products of one iteration in memory. So
     masks are saved only where all of them together are small.
     """
-    steps = list(_comparisons_behind_products(cut, self._table))
+    steps = list(find_comparisons_behind_products(cut, self._table))
     masks = [v for step in steps for v in step.outs]
     most = max((array_bytes(v.aval) for s in steps for v in s.reads), default=0)
     nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
@@ -243,36 +236,62 @@ class Trade:
       counts, True, key=lambda n: not is_small(self._cut_at(first, n))
     )
     found = self._cut_at(first, count - 1)
-    if len(counts) > _FEW_VALUES:
-      return found
-    # One layer has few values, and the next to go may be far larger than what
-    # the limit asks for. A smaller one may do, though it costs more a byte.
-    others = self._drop_one(self._cut_at(first - 1), most_bytes)
-    return min([found, *others], key=lambda cut: cut.seconds)
+    return self._refine(found, first, most_bytes)
 
-  def _drop_one(self, cut: Cut, most_bytes: float) -> list[Cut]:
-    """Returns cuts that save one value less and keep to a limit of bytes."""
+  def _refine(self, found: Cut, index: int, most_bytes: float) -> Cut:
+    """Returns a faster cut of no more bytes, if there is one between two cuts.
 
-    def count_bytes(value: Value) -> int:
-      is_array = hasattr(value.aval, "shape")
-      return self._table.describe(value).encoded_bytes if is_array else 0
-
-    graph, over = self._graph, cut.nbytes - most_bytes
-    large = sorted(
-      (v for v in cut.saved if count_bytes(v) >= over), key=count_bytes
-    )
-    found = []
-    for value in large[:_FEW_VALUES]:
-      savings = [
-        saving._replace(cost=_RECOMPUTE_COST) if v is value else saving
-        for v, saving in zip(graph.graph.values, graph.savings, strict=True)
-      ]
-      without = graph._replace(savings=savings)
-      rest = [v for v in cut.saved if v is not value]
-      one, _ = self._find_cut(without, _PRICES[-1], rest)
-      if one.nbytes <= most_bytes:
-        found.append(one)
+    Args:
+      found: the fastest cut within the limit that a price leads to.
+      index: of the price of the largest cut within the limit.
+      most_bytes: the limit.
+    """
+    for subset in reversed(self._find_subsets(index)):
+      is_within = subset.nbytes <= most_bytes
+      if is_within and subset.seconds < found.seconds:
+        if (cut := self._complete(subset.saved)) is not None:
+          return cut
     return found
+
+  def _find_subsets(self, index: int) -> list[Subset]:
+    """Returns the best subsets of what the cuts around a price save.
+
+    Small values are in all of them: they matter little, and may be many.
+    """
+    if index not in self._subsets:
+      cuts = self._cut_at(index), self._cut_at(index - 1)
+      saved = self._separators.sort_values(v for c in cuts for v in c.saved)
+      firm = {*self._joint.inputs}.union(*(cut.separators for cut in cuts))
+      large = heapq.nlargest(
+        _MOST_VALUES, (v for v in saved if v not in firm), self._count_bytes
+      )
+      may_rerun = {*self._graph.graph.steps}
+      candidates = [
+        Candidate(v, self._count_bytes(v), self._save_seconds(v), v in large)
+        for v in saved
+      ]
+      self._subsets[index] = find_subsets(
+        self._joint,
+        self.reads,
+        {*self._live, *self._joint.program.constants},
+        candidates,
+        lambda s: self._rerun_seconds(s) if s in may_rerun else math.inf,
+      )
+    return self._subsets[index]
+
+  def _complete(self, saved: list[Value]) -> Cut | None:
+    """Returns the cut that saves some values.
+
+    Returns:
+      None if it would run a discontinuous step on rounded values.
+    """
+    if (key := tuple(saved)) not in self._completed:
+      cut = self._price(saved)
+      found = find_discontinuous_on_rounded(
+        self._joint, self._live, cut, self._table
+      )
+      self._completed[key] = None if any(True for _ in found) else cut
+    return self._completed[key]
 
   @functools.cached_property
   def _smallest(self) -> Cut:
@@ -359,8 +378,9 @@ class Trade:
       rerun_costs = graph.rerun_costs(kept)
       saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
       first = start if first is None else first
-      cut = self._price(self._separators.add_to(saved))
-      found = _discontinuous_on_rounded(
+      together = self._separators.add_to(saved)
+      cut = self._price(together, {*together} - {*saved})
+      found = find_discontinuous_on_rounded(
         self._joint, self._live, cut, self._table
       )
       new = {*found} - kept
@@ -391,7 +411,7 @@ class Trade:
         (step.name != "name" and any(r.kept for r in residuals))
         or (math.isinf(seconds) and not is_rerun)
         or (step.name == "scan" and not self._reruns_loops)
-        or (not may_rerun_products and _is_product(step))
+        or (not may_rerun_products and is_product(step))
         or is_float_equality(step.eqn)
       )
 
@@ -421,75 +441,41 @@ class Trade:
     return Saving(
       _RECOMPUTE_COST if is_rerun else None,
       nbytes,
-      self._save_seconds(residual),
+      self._save_seconds(value),
     )
 
   def _rerun_cost(self, step: Step) -> int:
-    seconds = self._seconds[id(step)]
     if any(self._table.describe(v).recomputed for v in step.outs):
       return 0
-    return int(UNITS_PER_S * seconds) if math.isfinite(seconds) else 0
+    return int(UNITS_PER_S * self._rerun_seconds(step))
 
-  def _price(self, saved: list[Value]) -> Cut:
+  def _price(
+    self, saved: list[Value], separators: AbstractSet[Value] = frozenset()
+  ) -> Cut:
     joint = self._joint
     known = {*saved, *self._live, *joint.program.constants}
     rerun = joint.order.leading_to(self.reads, known)
-    rerun_s = (self._seconds[id(step)] for step in rerun)
-    residuals = [
-      self._table.describe(v) for v in saved if hasattr(v.aval, "shape")
-    ]
-    seconds = [s for s in rerun_s if math.isfinite(s)]
-    seconds += map(self._save_seconds, residuals)
-    nbytes = sum(r.encoded_bytes for r in residuals)
-    return Cut(saved, rerun, nbytes, math.fsum(seconds))
+    seconds = [*map(self._rerun_seconds, rerun)]
+    seconds += map(self._save_seconds, saved)
+    nbytes = sum(map(self._count_bytes, saved))
+    return Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
 
-  def _save_seconds(self, residual: Residual) -> float:
+  def _rerun_seconds(self, step: Step) -> float:
+    """Returns the seconds of a step, 0 where nobody knows them."""
+    seconds = self._seconds[id(step)]
+    return seconds if math.isfinite(seconds) else 0.0
+
+  def _count_bytes(self, value: Value) -> int:
+    """Returns the encoded bytes of a value, 0 of an abstract token."""
+    is_array = hasattr(value.aval, "shape")
+    return self._table.describe(value).encoded_bytes if is_array else 0
+
+  def _save_seconds(self, value: Value) -> float:
     """Returns the seconds of writing what is saved, and of reading it."""
+    if not hasattr(value.aval, "shape"):
+      return 0.0
+    residual = self._table.describe(value)
     moved = 2 * residual.encoded_bytes
     if residual.codec is not None:  # Encoding reads the array, decoding writes.
       moved += 2 * residual.nbytes
     return moved * self._move_s
-
-
-def _is_product(step: Step) -> bool:
-  return is_expensive(step.eqn) and step.name not in REDUCTIONS
-
-
-def _comparisons_behind_products(
-  cut: Cut, table: ResidualTable
-) -> Iterator[Step]:
-  """Yields steps that run again and compare products of rounded residuals."""
-  rounded = {v for v in cut.saved if table.describe(v).is_lossy}
-  behind: set[Value] = set()
-  for step in cut.rerun:
-    if any(v in behind for v in step.reads) or (
-      _is_product(step) and any(v in rounded for v in step.reads)
-    ):
-      behind.update(step.outs)
-      if is_discontinuous(step.eqn) and step.outs[0].aval.dtype == bool:
-        yield step
-    elif any(v in rounded for v in step.reads):
-      rounded.update(step.outs)
-
-
-def _discontinuous_on_rounded(
-  joint: JointProgram,
-  live: frozenset[Value],
-  cut: Cut,
-  table: ResidualTable,
-) -> Iterator[Value]:
-  """Yields results of discontinuous steps rerun on rounded residuals.
-
-  A ReLU mask recomputed from operands rounded to 8 bits would lose the 1 % of
-  them that are rounded to zero. Where an expensive step, a convolution say,
-  is rerun between the rounded residual and the comparison, its results are
-  seldom exactly zero, and the mask may be recomputed.
-  """
-  rounded = {v for v in cut.saved if table.describe(v).is_lossy}
-  known = {*cut.saved, *live, *joint.program.constants}
-  for step in cut.rerun:
-    if is_discontinuous(step.eqn):
-      before = joint.order.leading_to(step.reads, known)
-      used = {v for s in (*before, step) for v in s.reads}
-      if used & rounded and not any(is_expensive(s.eqn) for s in before):
-        yield from step.outs

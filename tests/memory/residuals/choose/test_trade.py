@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,17 @@ from jax import lax
 
 from jaxmotion.codecs import uniform
 from jaxmotion.memory import compress_residuals, residuals_of
+from jaxmotion.memory.residuals.choose import make_choice
+from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
+from jaxmotion.memory.residuals.choose._trade import Trade
+from jaxmotion.memory.residuals.trace import trace_joint
 from jaxmotion.perfmodel import (
   builtin_platform,
   gbyte_per_s,
   predict_cost,
 )
+from jaxmotion.perfmodel.extend import operation_seconds
+from jaxmotion.program import array_bytes
 
 H100 = builtin_platform("h100_node").device
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
@@ -246,3 +253,52 @@ def test_masks_of_products_that_run_again_are_saved_if_they_are_small(
   expected = {"dense", "mask"} if is_saved else {"dense"}
   assert large(codec=int4) == expected
   assert large(codec=int4, memory_budget=0.0) == {"dense"}
+
+
+def trade_of_layer():
+  """Returns the choice for one layer, and the program of its two passes."""
+  shapes_of_all, x = shapes()
+  w = [
+    jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in shapes_of_all.values()
+  ]
+
+  def layer(*args):
+    *w, x = args
+    return [attend(dict(zip(shapes_of_all, w, strict=True)), x)], ()
+
+  joint = trace_joint(layer, [*w, x], [x])
+  names = [*shapes_of_all, "x"]
+  table = ResidualTable(joint, names, make_choice(None), "", 4)
+  live = frozenset(joint.inputs[:-1])
+  return Trade(joint, live, table, H100), joint
+
+
+def test_a_layer_with_more_memory_is_never_predicted_to_be_slower():
+  trade, _ = trade_of_layer()
+  whole, least = (trade.choose_cut(share).nbytes for share in (1.0, 0))
+  limits = [max(i / 32 * whole, least) for i in range(1, 33)]
+  cuts = [trade.choose_cut(most / whole) for most in limits]
+  seconds = [cut.seconds for cut in cuts]
+  assert seconds == sorted(seconds, reverse=True)
+  assert all(c.nbytes <= n for c, n in zip(cuts, limits, strict=True))
+
+
+def test_no_subset_of_the_large_values_of_a_layer_is_faster_in_a_budget():
+  trade, joint = trade_of_layer()
+  fastest = trade.choose_cut(1.0)
+  always = {*joint.inputs, *joint.program.constants}
+  free = [
+    v
+    for v in fastest.saved
+    if array_bytes(v.aval) > 1 << 20 and v not in always
+  ]
+  assert len(free) > 4
+  for flags in itertools.product((False, True), repeat=len(free)):
+    missing = set(itertools.compress(free, flags))
+    saved = [v for v in fastest.saved if v not in missing]
+    nbytes = sum(array_bytes(v.aval) for v in saved)
+    rerun = joint.order.leading_to(trade.reads, {*saved, *always})
+    seconds = sum(operation_seconds(step, H100) for step in rerun)
+    seconds += 2 * nbytes / H100.memory_rate.bytes_per_s
+    found = trade.choose_cut((nbytes + 1) / (fastest.nbytes + 1))
+    assert found.seconds <= seconds * (1 + 1e-9)

@@ -1,0 +1,149 @@
+"""Prices all subsets of a few values that a forward pass may save.
+
+Minimum cuts find sets on the lower hull of seconds over bytes alone. Between
+two of them a budget may allow a faster set that no price of a byte leads to.
+Where cuts differ in few values, all subsets of these are priced at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence, Set as AbstractSet
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxmotion.memory.residuals.trace import JointProgram
+from jaxmotion.program import Step, Value
+
+
+class Candidate(NamedTuple):
+  """A value that may be saved.
+
+  Attributes:
+    value: the value.
+    nbytes: bytes of saving it.
+    seconds: seconds of saving and of reading it.
+    may_be_missing: whether subsets may be without it.
+  """
+
+  value: Value
+  nbytes: int
+  seconds: float
+  may_be_missing: bool
+
+
+class Subset(NamedTuple):
+  """Values to save, and what that costs.
+
+  Attributes:
+    saved: the values, in the order of the candidates.
+    nbytes: bytes of all of them.
+    seconds: seconds of saving them and of the steps that run again.
+  """
+
+  saved: list[Value]
+  nbytes: int
+  seconds: float
+
+
+class _Segment(NamedTuple):
+  """Steps that run again if what they lead to is wanted and not saved.
+
+  Attributes:
+    steps: the steps, back to known values and candidates.
+    reads: values that they, or the backward pass, read.
+    is_possible: whether all else that is read is there.
+  """
+
+  steps: list[Step]
+  reads: set[Value]
+  is_possible: bool
+
+
+def find_subsets(
+  joint: JointProgram,
+  reads: Sequence[Value],
+  known: Collection[Value],
+  candidates: Sequence[Candidate],
+  count_seconds: Callable[[Step], float],
+) -> list[Subset]:
+  """Finds the subsets of which none is both larger and slower than another.
+
+  Time and memory double with each candidate that may be missing.
+
+  Args:
+    joint: the function and its backward pass.
+    reads: forward values that the backward pass reads.
+    known: values that the backward pass has anyway.
+    candidates: values that may be saved, in the order of the program.
+    count_seconds: returns the seconds of running a step again; infinity for a
+      step that must not.
+
+  Returns:
+    Subsets from which all reads follow, from the fewest bytes to the fewest
+    seconds.
+  """
+  free = [c for c in candidates if c.may_be_missing]
+  firm = [c for c in candidates if not c.may_be_missing]
+  index = np.arange(1 << len(free))
+  is_read = {c.value: np.zeros(index.shape, bool) for c in free}
+  stops = {*known, *(c.value for c in candidates)}
+  nbytes = np.full(index.shape, sum(c.nbytes for c in firm))
+  seconds = np.full(index.shape, math.fsum(c.seconds for c in firm))
+  # The backward pass first: what a segment reads is made before it.
+  segments = [_find_segment(joint, reads, stops)]
+  runs = [np.ones(index.shape, bool)]
+  for i, one in reversed([*enumerate(free)]):
+    for value in segments[-1].reads & is_read.keys():
+      is_read[value] |= runs[-1]
+    is_saved = (index >> i & 1).astype(bool)
+    nbytes += one.nbytes * is_saved
+    seconds += one.seconds * is_saved
+    segments.append(_find_segment(joint, [one.value], stops - {one.value}))
+    runs.append(is_read[one.value] & ~is_saved)
+  for which, step_s in _sum_seconds(segments, count_seconds).items():
+    is_run = np.logical_or.reduce([runs[n] for n in which])
+    seconds += np.where(is_run, step_s, 0.0)
+  order = np.lexsort((seconds, nbytes))
+  best = np.minimum.accumulate(seconds[order])
+  is_better = best < np.concatenate(([math.inf], best[:-1]))
+  number = {c.value: i for i, c in enumerate(free)}
+  return [
+    Subset(
+      [
+        c.value
+        for c in candidates
+        if not c.may_be_missing or i >> number[c.value] & 1
+      ],
+      int(nbytes[i]),
+      float(seconds[i]),
+    )
+    for i in order[is_better].tolist()
+  ]
+
+
+def _find_segment(
+  joint: JointProgram, wanted: Sequence[Value], stops: AbstractSet[Value]
+) -> _Segment:
+  """Returns the steps to some values, as far as they have no other segment."""
+  steps = joint.order.leading_to(wanted, stops)
+  reads = {*wanted, *(v for step in steps for v in step.reads)}
+  is_possible = (reads - stops).isdisjoint(joint.inputs)
+  return _Segment(steps, reads, is_possible)
+
+
+def _sum_seconds(
+  segments: Sequence[_Segment], count_seconds: Callable[[Step], float]
+) -> dict[tuple[int, ...], float]:
+  """Returns the seconds of steps by the segments that they are part of."""
+  parts: dict[Step, tuple[int, ...]] = {}
+  found: dict[tuple[int, ...], float] = {
+    (n,): math.inf for n, one in enumerate(segments) if not one.is_possible
+  }
+  for n, segment in enumerate(segments):
+    for step in segment.steps:
+      parts[step] = (*parts.get(step, ()), n)
+  for step, which in parts.items():
+    found[which] = found.get(which, 0.0) + count_seconds(step)
+  return found
