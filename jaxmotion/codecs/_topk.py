@@ -120,10 +120,10 @@ class topk(SparseCodec):
     density: share of the elements that is sent, in (0, 1].
     block: number of elements in a block; k = max(1, round(density * block)).
       None keeps one value of each block and makes a block of about 1 / density
-      values. A size within 1.5x of that is taken if it cuts the array into runs
-      of whole rows or fractions of one (128 for 2048 rows at 1 %). Otherwise
-      the size is round(1 / density). Runs that follow the rows decode 10x
-      faster on XLA:CPU.
+      values. A size within 1.5x of that is preferred if it cuts the array into
+      whole rows or fractions of one (128 for 2048 rows at 1 %). Otherwise the
+      size is round(1 / density). Runs that follow the rows decode 10x faster on
+      XLA:CPU.
 
   Example:
     >>> import jax.numpy as jnp

@@ -150,7 +150,7 @@ def data_parallel(
       Extra arguments go to `tx.update`: scalars that all workers share. A chain
       that needs `value=` gets the workers' mean loss (`mean_loss`). To log the
       norm of the mean gradient, put `optax.snapshot("norm", optax.tree.norm)`
-      behind the exchange and read `optax.tree.get(opt_state, "norm")`. On
+      after the exchange and read `optax.tree.get(opt_state, "norm")`. On
       several CPU devices of one process, a call waits until at most 4 steps are
       in flight. XLA:CPU can hang when a loop runs further ahead.
 

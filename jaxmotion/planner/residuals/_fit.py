@@ -155,9 +155,9 @@ def fit_memory(
 
   References:
     Liu et al., Layup: layer-adaptive and multi-type intermediate-oriented
-    memory optimization for GPU-based CNNs, 2019 (a rule for each type of layer,
-    here a cost for each array). Jain et al., Checkmate: breaking the memory
-    wall with optimal tensor rematerialization, 2020.
+    memory optimization for GPU-based CNNs, 2019. It has a rule for each type of
+    layer, here a cost for each array. Jain et al., Checkmate: breaking the
+    memory wall with optimal tensor rematerialization, 2020.
   """
   check_platform(platform)
   check_batch(batch)
