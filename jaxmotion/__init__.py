@@ -6,8 +6,8 @@ Add one line to an optax chain::
     jaxmotion.exchange("data", codecs.uniform(bits=8)), optax.adamw(3e-4)
   )
 
-A room of the library is loaded when one of its names is first used. A program
-pays for the rooms that it uses.
+A room is a subpackage, such as `codecs`. It is loaded when one of its names is
+first used.
 """
 
 import importlib

@@ -121,8 +121,8 @@ class topk(SparseCodec):
     block: number of elements in a block; k = max(1, round(density * block)).
       None keeps one value of each block and makes a block of about 1 / density
       values. A size within 1.5x of that is preferred if it cuts the array into
-      whole rows or fractions of one (128 for 2048 rows at 1 %). Otherwise the
-      size is round(1 / density). Runs that follow the rows decode 10x faster on
+      rows or fractions of one (128 for 2048 rows at 1 %). Otherwise the size is
+      round(1 / density). Runs that follow the rows decode 10x faster on
       XLA:CPU.
 
   Example:
