@@ -102,9 +102,11 @@ from jaxmotion.core._vjp import (
   vjp_inexact as vjp_inexact,
 )
 from jaxmotion.core._worker_maps import (
+  check_on_mesh as check_on_mesh,
   find_free_axes as find_free_axes,
   map_local_work as map_local_work,
   place_tree as place_tree,
+  put_on_mesh as put_on_mesh,
   without_context_mesh as without_context_mesh,
 )
 from jaxmotion.core._write_apart import (

@@ -1,6 +1,6 @@
 """Maps of a function over the workers of a mesh axis."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import (
 )
 
 from jaxmotion.core._compat import axis_names
+from jaxmotion.core._tree import named_leaves
 from jaxmotion.core._types import AxisName, PyTree
 
 
@@ -69,6 +70,63 @@ def without_context_mesh() -> Any:
   Maps over another mesh, of workers that are not there, would be refused.
   """
   return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
+def put_on_mesh(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+  """Puts arrays on a mesh that are bound to other devices than its own.
+
+  A compiled function refuses such arrays, which checkpoints and
+  `jax.device_put(x, device)` give. It places all others by itself.
+
+  Args:
+    tree: pytree of arrays; tracers stay.
+    mesh: device mesh.
+    specs: partition specs, a prefix of the tree.
+  """
+
+  def put_branch(spec: PartitionSpec, branch: PyTree) -> PyTree:
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(
+      lambda x: x if is_on_mesh(x, mesh) else jax.device_put(x, sharding),
+      branch,
+    )
+
+  return jax.tree.map(put_branch, specs, tree)
+
+
+def is_on_mesh(x: Any, mesh: Mesh) -> bool:
+  """Says whether a function over a mesh can be called with a leaf.
+
+  Args:
+    x: array, or anything else, which is not bound to devices.
+    mesh: device mesh.
+  """
+  if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+    return True
+  return not x.committed or x.sharding.device_set == set(mesh.devices.flat)
+
+
+def check_on_mesh(args: Mapping[str, PyTree], mesh: Mesh) -> None:
+  """Raises if an array is bound to other devices than those of a mesh.
+
+  Args:
+    args: the arguments of a call, by name.
+    mesh: device mesh.
+
+  Raises:
+    ValueError: one is; it is named by its path.
+  """
+  for name, tree in args.items():
+    for path, leaf in named_leaves(tree):
+      if is_on_mesh(leaf, mesh):
+        continue
+      devices = sorted(leaf.sharding.device_set, key=lambda d: d.id)
+      names = ", ".join(f"{d.platform}:{d.id}" for d in devices)
+      raise ValueError(
+        f"`{'/'.join(filter(None, (name, path)))}` must be on the {mesh.size} "
+        f"devices of the mesh, got an array on {names}: give a NumPy array, or "
+        "call jax.device_put(x, jax.NamedSharding(mesh, spec))."
+      )
 
 
 def place_tree(

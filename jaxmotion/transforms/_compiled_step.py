@@ -13,6 +13,7 @@ from jaxmotion.core import (
   StepsInFlight,
   check_arrays,
   check_buffers,
+  check_on_mesh,
 )
 from jaxmotion.transforms._staged_step import StagedStep
 from jaxmotion.transforms._step_keys import check_step_key
@@ -112,6 +113,7 @@ def compile_step(
       # Only after an error: a step shall not look at every leaf.
       for name, tree in (given | kwargs).items():
         check_arrays(name, tree)
+      check_on_mesh(given | kwargs, mesh)
       raise
     in_flight.add(results[-1])
     return results

@@ -31,6 +31,7 @@ from jaxmotion.core import (
   check_int,
   map_local_work,
   pack_worker,
+  put_on_mesh,
   state_specs,
   unpack_worker,
 )
@@ -232,6 +233,7 @@ def data_parallel(
     check_trained(params)
     shardings.check_params(params)
     check_buffers({"params": params})
+    params = put_on_mesh(params, mesh, shardings.params(params))
     params, _, opt_state = make_all(params, None)
     return params, opt_state
 
@@ -243,6 +245,9 @@ def data_parallel(
     shardings.check_params(params)
     check_arrays("model_state", model_state)
     check_buffers({"params": params, "model_state": model_state})
+    params, model_state = put_on_mesh(
+      (params, model_state), mesh, (shardings.params(params), P())
+    )
     return make_all(params, model_state)
 
   def compute_own(

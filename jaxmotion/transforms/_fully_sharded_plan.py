@@ -23,6 +23,7 @@ from jaxmotion.core import (
   check_text,
   make_key,
   named_leaves,
+  put_on_mesh,
   worker_index,
 )
 from jaxmotion.transforms._gradient_guard import GradientGuard, guard_gradient
@@ -296,4 +297,4 @@ def copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
   def copy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), tree)
 
-  return jax.jit(copy, out_shardings=shardings)(tree)
+  return jax.jit(copy, out_shardings=shardings)(put_on_mesh(tree, mesh, specs))

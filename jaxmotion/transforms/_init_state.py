@@ -16,6 +16,7 @@ from jaxmotion.core import (
   check_axis_name,
   check_buffers,
   check_instance,
+  put_on_mesh,
   state_specs,
 )
 from jaxmotion.transforms._placement import as_transformation, check_placement
@@ -95,7 +96,7 @@ def init_state(
     params = shardings.place(params, shardings.params(params))
     return make_state(tx.init, params, axis_name, shardings)
 
-  return init(params)
+  return init(put_on_mesh(params, mesh, shardings.params(params)))
 
 
 def check_axes(

@@ -31,6 +31,7 @@ from jaxmotion.core import (
   check_int,
   check_number,
   map_local_work,
+  put_on_mesh,
   state_specs,
   unpack_worker,
 )
@@ -226,7 +227,7 @@ def local_updates(
     shardings.check_params(params)
     check_buffers({"params": params})
     rounds.divide(params)
-    state = make_all(params)
+    state = make_all(put_on_mesh(params, mesh, shardings.params(params)))
     if has_exchange(state.inner):
       raise ValueError(
         "`inner` must have no exchange, because each worker updates by itself, "

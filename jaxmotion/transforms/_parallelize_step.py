@@ -14,6 +14,7 @@ from jaxmotion.core import (
   PyTree,
   StepsInFlight,
   check_buffers,
+  check_on_mesh,
   named_leaves,
   state_specs,
 )
@@ -175,6 +176,7 @@ def parallelize_step(
       except (TypeError, ValueError, OverflowError):
         # Only after an error: a step shall not look at every leaf.
         check_traced(arguments)
+        check_on_mesh({name: arguments[name] for name in split}, mesh)
         raise
       in_flight.add(results)
       return results
