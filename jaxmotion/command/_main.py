@@ -25,6 +25,7 @@ from jaxmotion.command._user_file import (
   call_user,
   check_task,
   load_function,
+  name_flags,
 )
 from jaxmotion.perfmodel import Platform, save_platform
 
@@ -215,19 +216,22 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
     text = f"\rround {done} of {options.repeats}"
     print(text, end=end, file=sys.stderr, flush=True)
 
+  chosen = [parse_codec(text) for text in options.codec]
   print("compiling", end="", file=sys.stderr, flush=True)
   try:
     platform = calibrate_platform(
       pathlib.Path(options.file).stem,
       workers=options.workers,
-      codecs=[parse_codec(text) for text in options.codec],
+      codecs=chosen,
       largest=options.largest,
       sizes=options.sizes,
       repeats=options.repeats,
       report=report,
     )
-  except ValueError as error:
-    raise CommandError(str(error)) from error
+  except (TypeError, ValueError) as error:
+    _tell("")  # Ends the line that tells how far it is.
+    flags = {name: f"--{name}" for name in ("largest", "sizes", "repeats")}
+    raise name_flags(error, workers="--workers", **flags) from error
   return "\n".join(
     [describe_rates(platform), _write_platform(platform, options.file)]
   )
@@ -239,6 +243,9 @@ def _check_file(path: str) -> None:
   if not pathlib.Path(path).absolute().parent.is_dir():
     # Before questions are answered, or a machine is measured.
     raise CommandError(f"`file` must be in a folder that exists, got {path!r}.")
+  writable = path if pathlib.Path(path).exists() else pathlib.Path(path).parent
+  if pathlib.Path(path).is_dir() or not os.access(writable, os.W_OK):
+    raise CommandError(f"`file` must be one that can be written, got {path!r}.")
 
 
 def _write_platform(platform: Platform, path: str) -> str:

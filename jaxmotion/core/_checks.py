@@ -46,7 +46,7 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   ValueError: `bits` must be an integer in [1, 8], got 9.
   """
   span = f"in [{low}, {high}]" if high is not None else f">= {low}"
-  message = f"`{name}` must be an integer {span}, got {value!r}."
+  message = f"`{name}` must be an integer {span}, got {_describe_number(value)}"
   # Only plain Python values: the repr and the config of a codec print them.
   if type(value) is not int:
     raise TypeError(message)
@@ -94,7 +94,18 @@ def check_number(
   left, right = "(" if open_low else "[", ")" if open_high else "]"
   raise (ValueError if is_number else TypeError)(
     f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
-    f"{value!r}."
+    f"{_describe_number(value)}"
+  )
+
+
+def _describe_number(value: Any) -> str:
+  """Describes what is no allowed number, and where an array may come from."""
+  if not isinstance(value, jax.Array):
+    return f"{value!r}."
+  return (
+    f"an array, {shape_string(value)}: write a Python number. "
+    "optax.inject_hyperparams makes arrays of all numbers but those of its "
+    "`static_args`."
   )
 
 

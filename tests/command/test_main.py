@@ -170,6 +170,8 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
     ),
     (("platform", "no/folder/lab.json"), "`file` must be in a folder"),
     (("calibrate", "no/folder/lab.json"), "`file` must be in a folder"),
+    (("platform", "{folder}"), "`file` must be one that can be written"),
+    (("calibrate", "{folder}"), "`file` must be one that can be written"),
     (("platform", "lab.txt"), "`file` must end in .json"),
     (("calibrate", "lab.txt"), "`file` must end in .json"),
   ],
@@ -177,12 +179,24 @@ def test_a_known_device_needs_no_figures(capsys, tmp_path):
 def test_wrong_arguments_are_one_line(
   capsys, tmp_path, model, arguments, message
 ):
-  path = model.rpartition(":")[0]
+  path, folder = model.rpartition(":")[0], tmp_path / "folder.json"
+  folder.mkdir()
   given = [text.replace("{}", path) for text in arguments]
+  given = [text.replace("{folder}", str(folder)) for text in given]
   status, out, err = run(capsys, *given)
   assert status == 1 and not out
   assert len(err.splitlines()) == 1
   assert re.search(message, err)
+
+
+@pytest.mark.parametrize("flag", ["workers", "largest", "sizes", "repeats"])
+def test_a_wrong_number_of_a_calibration_is_a_line_of_its_own(
+  capsys, tmp_path, flag
+):
+  path = str(tmp_path / "here.json")
+  status, out, err = run(capsys, "calibrate", path, f"--{flag}=0")
+  assert status == 1 and not out
+  assert err.splitlines()[-1].startswith(f"jaxmotion: `--{flag}` must be an")
 
 
 def run_process(model, stdout):

@@ -44,6 +44,14 @@ def test_what_is_no_integer_is_a_type_error(value):
     check_int("bits", value, 1, 8)
 
 
+def test_arrays_of_injected_hyperparameters_are_explained():
+  hint = r"an array, \w+\[\]: write a Python number. .*`static_args`"
+  with pytest.raises(TypeError, match=f"`bits` must be an integer .* {hint}"):
+    check_int("bits", jnp.int32(4), 1, 8)
+  with pytest.raises(TypeError, match=f"`b1` must be a number .* {hint}"):
+    jax.jit(lambda b1: check_number("b1", b1, 0, 1))(0.9)
+
+
 @pytest.mark.parametrize("value", [1, 1.0, 1e-30])
 def test_numbers_in_the_interval_pass(value):
   check_number("density", value, 0, 1, open_low=True)

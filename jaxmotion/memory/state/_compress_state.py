@@ -122,8 +122,8 @@ def compress_state(
     TypeError: `tx` is not a transformation, a codec is not one of arrays, or a
       rule is not a pair of a pattern and a codec.
     ValueError: a codec has state, or a pattern is not a regular expression. In
-      `init`, a rule matches no leaf, or neither field names nor rules select a
-      leaf.
+      `init`, a rule matches no leaf, neither field names nor rules select a
+      leaf, or `tx` encodes its state itself.
 
   Example:
     >>> import jax
@@ -154,6 +154,11 @@ def compress_state(
   def init_fn(params: PyTree) -> CompressedState:
     check_arrays("params", params)
     entries, treedef = flatten_encoded(tx.init(params))
+    if any(is_encoded(x) for _, x in entries):
+      raise ValueError(
+        "`tx` must have no encoded state, got one that `compress_state` or "
+        "`adamw_8bit` made: wrap it once."
+      )
     codecs = moments.choose_codecs(entries)
     steps = jnp.zeros((), jnp.int32)
     keys = _leaf_keys(seed, steps, entries)

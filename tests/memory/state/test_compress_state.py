@@ -378,3 +378,9 @@ def test_rules_or_states_without_effect_are_refused():
     tx.init(PARAMS)
   # An optimizer without state has nothing to encode.
   compress_state(optax.sgd(1e-2)).init(PARAMS)
+
+
+def test_a_state_that_is_encoded_already_is_refused():
+  tx = compress_state(compress_state(optax.adam(0.1)))
+  with pytest.raises(ValueError, match="`tx` must have no encoded state"):
+    tx.init({"w": jnp.ones((64, 128))})
