@@ -123,7 +123,9 @@ def parallelize_step(
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
     parameters = StepParameters(fun, split, options)
 
-    @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(3,))
+    # `graph` is a tree without arrays, which JAX compares. As a static argument
+    # it would be hashed, and attributes that are dicts and lists have no hash.
+    @functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=(3,))
     def run_step(
       graph: Any,
       layout: tuple[Any, ...],

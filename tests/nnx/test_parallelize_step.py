@@ -201,6 +201,25 @@ def test_arguments_are_those_of_jit():
   assert traced == [(True, 2), (True, 2), (False, 2)]
 
 
+def test_attributes_may_be_dicts_and_lists():
+  traced = []
+
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def step(model, batch):
+    traced.append(model.config["rate"])
+    model.kernel[...] += model.config["rate"]
+    return batch.mean()
+
+  model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+  model.config, model.sizes = {"rate": 0.5}, [1, 2]
+  first = model.kernel[...] + 0
+  for rate in (0.5, 0.5, 2.0):  # Flax does not trace them.
+    model.config = {"rate": rate}
+    step(model, np.ones(4))
+  np.testing.assert_allclose(model.kernel[...], first + 3, rtol=1e-6)
+  assert traced == [0.5, 2.0] and model.sizes == [1, 2]
+
+
 def test_metrics_start_again_on_explicit_axes():
   mesh = jax.make_mesh((4,), ("data",))
   metric = nnx.metrics.Average()
