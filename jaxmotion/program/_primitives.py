@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmotion.core import jax_core
 
@@ -36,9 +37,9 @@ LOOPS = frozenset("cond scan while".split())
 # Their results name what is in memory already: who reads them reads that.
 VIEWS = frozenset(
   """
-  assert_replicated copy copy_p dynamic_slice expand_dims optimization_barrier
-  pcast pvary random_unwrap random_wrap reshape sharding_constraint slice split
-  squeeze stop_gradient transpose unstack
+  assert_replicated copy copy_p dynamic_slice expand_dims name
+  optimization_barrier pcast pvary random_unwrap random_wrap reshape
+  sharding_constraint slice split squeeze stop_gradient transpose unstack
   """.split()
 )
 # One result from the operands' elements at the same position.
@@ -133,8 +134,8 @@ ZERO_PRESERVING = frozenset(
   square squeeze stop_gradient transpose
   """.split()
 )
-# Neither arithmetic nor views, and yet nothing to do again: names, places.
-_MARKS = frozenset("device_put empty2 integer_pow name".split())
+# Neither arithmetic nor views, and yet nothing to do again: places.
+_MARKS = frozenset("device_put empty2 integer_pow".split())
 # A barrier is there to keep two computations apart; keys are made once.
 _KEPT_VIEWS = frozenset(
   "optimization_barrier random_unwrap random_wrap".split()
@@ -217,7 +218,7 @@ def is_discontinuous(eqn: jax_core.JaxprEqn) -> bool:
   example, would stop the gradient of all elements that round to zero (1 % at 8
   bits, 15 % at 4).
   """
-  return eqn.primitive.name in DISCONTINUOUS
+  return eqn.primitive.name in DISCONTINUOUS and not _finds_infinity(eqn)
 
 
 def is_float_equality(eqn: jax_core.JaxprEqn) -> bool:
@@ -225,9 +226,19 @@ def is_float_equality(eqn: jax_core.JaxprEqn) -> bool:
 
   Such an equation must not be recomputed at all, as in the gradient of a
   maximum: an operand that XLA computes in two places may differ by a rounding,
-  and then equals nothing.
+  and then equals nothing. A value that is compared with infinity or with itself
+  may: no rounding makes it infinite or NaN.
   """
-  if eqn.primitive.name not in _EQUALITIES:
+  if eqn.primitive.name not in _EQUALITIES or _finds_infinity(eqn):
     return False
   aval: Any = eqn.invars[0].aval
   return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _finds_infinity(eqn: jax_core.JaxprEqn) -> bool:
+  """Says whether an equation compares for equality with infinity or itself."""
+  if eqn.primitive.name not in _EQUALITIES:
+    return False
+  operands = eqn.invars
+  literals = [v for v in operands if isinstance(v, jax_core.Literal)]
+  return operands[0] is operands[1] or any(np.isinf(v.val) for v in literals)

@@ -54,3 +54,12 @@ def test_comparisons_are_discontinuous_and_of_floats_exact():
   assert not is_discontinuous(equation(jnp.exp, X))
   assert is_float_equality(equation(lambda x: x == 0, X))
   assert not is_float_equality(equation(lambda x: x == 0, X.astype(int)))
+
+
+@pytest.mark.parametrize(
+  "fn", [lambda x: x == jnp.inf, lambda x: -jnp.inf != x, lambda x: x != x]
+)
+def test_no_rounding_makes_a_value_infinite_or_nan(fn):
+  eqn = equation(fn, X)
+  assert not is_float_equality(eqn)
+  assert not is_discontinuous(eqn)

@@ -87,17 +87,8 @@ def forward(
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
   steps = joint.order.leading_to(ends, env, joint.effects)
-  read_early = {
-    find_written(v, joint.order.maker)
-    for s in steps
-    if ends_fusion(s)
-    for v in s.reads
-  }
-  results = {
-    find_written(v, joint.order.maker)
-    for v in joint.outputs
-    if isinstance(v, Value)
-  }
+  read_early = {v.source for s in steps if ends_fusion(s) for v in s.reads}
+  results = {v.source for v in joint.outputs if isinstance(v, Value)}
   free = find_free_to_delay(selection)
   encoded: dict[Value, Buffers] = {}
   overflow_counts: list[Array] = []
@@ -109,7 +100,7 @@ def forward(
     It then keeps what the array follows from. Results of expensive steps are
     computed once, and what an expensive step reads is there when that runs.
     """
-    written = find_written(value, joint.order.maker)
+    written = value.source
     maker = joint.order.maker(written)
     is_cheap = maker is not None and not is_expensive(maker.eqn)
     is_read = written in read_early or written in results
@@ -264,20 +255,6 @@ def evaluate_and_encode(
 def ends_fusion(step: Step) -> bool:
   """Says whether a compiler writes what a step reads and what it makes."""
   return is_expensive(step.eqn) and step.name not in REDUCTIONS
-
-
-def find_written(value: Value, maker: Callable[[Value], Step | None]) -> Value:
-  """Finds the array in memory that a value is, under a name or in a view.
-
-  Args:
-    value: a value of a program.
-    maker: returns the step that makes a value.
-  """
-  step = maker(value)
-  while step is not None and (value is not value.source or step.name == "name"):
-    value = value.source if step.name != "name" else step.reads[0]
-    step = maker(value)
-  return value
 
 
 def is_written(step: Step) -> bool:

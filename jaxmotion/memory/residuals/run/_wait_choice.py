@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxmotion.memory.residuals.choose import Buffers, Residual, Selection
 from jaxmotion.memory.residuals.run._delay import find_free_to_delay
-from jaxmotion.memory.residuals.run._forward import ends_fusion, find_written
+from jaxmotion.memory.residuals.run._forward import ends_fusion
 from jaxmotion.program import Step, Value, is_expensive
 
 
@@ -38,7 +38,7 @@ class WaitChoice:
     joint = self._joint
     if value in self._free:
       return True
-    written = find_written(value, joint.order.maker)
+    written = value.source
     maker = joint.order.maker(written)
     return written in joint.outputs or (
       maker is not None and is_expensive(maker.eqn)

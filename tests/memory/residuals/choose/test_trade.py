@@ -302,3 +302,18 @@ def test_no_subset_of_the_large_values_of_a_layer_is_faster_in_a_budget():
     seconds += 2 * nbytes / H100.memory_rate.bytes_per_s
     found = trade.choose_cut((nbytes + 1) / (fastest.nbytes + 1))
     assert found.seconds <= seconds * (1 + 1e-9)
+
+
+def test_what_is_compared_with_infinity_may_be_computed_again():
+  def softplus_loss(w, x):
+    def run_layer(x, w):
+      return x + jax.nn.softplus(x @ w[0]) @ w[1], None
+
+    return jnp.sum(lax.scan(run_layer, x, w)[0] ** 2)
+
+  like = jax.ShapeDtypeStruct
+  w = like((3, 2, 64, 64), "float32")
+  x = like((4096, 64), "float32")
+  for budget in (None, 1.0, 0.0):
+    found = residuals_of(softplus_loss, w, x, memory_budget=budget)
+    assert [r.name for r in found if r.kind == "mask"] == []
