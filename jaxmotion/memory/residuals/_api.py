@@ -97,10 +97,11 @@ def compress_residuals(
       the bytes that the fastest step saves, in the function and in each of its
       loops; above 1, bytes of all of them together. The choice is the fastest
       that keeps to it. 0 saves the fewest bytes from which everything else can
-      be recomputed, mostly the arguments, as `jax.checkpoint` does; of layers
-      that are written out, also their inputs, so that they are recomputed one
-      after the other. None recomputes what is nearly free: what adds at most
-      1 % to the predicted time.
+      be recomputed, or 1 % more where that is faster: mostly the arguments, as
+      `jax.checkpoint` does; of layers that are written out, also their inputs,
+      so that they are recomputed one after the other. Inputs without a
+      gradient count as 15/16 of their bytes. None recomputes what is nearly
+      free: what adds at most 1 % to the predicted time.
     device: device whose times are predicted; None for an H100.
     count_overflows: whether to return `(result, overflows)`, the second being
       the number of residuals that exceeded their capacity, int32[]; 0 where

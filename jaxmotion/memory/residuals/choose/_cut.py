@@ -22,7 +22,8 @@ class Cut(NamedTuple):
   Attributes:
     saved: values that the forward pass saves.
     rerun: steps that the backward pass runs again.
-    nbytes: encoded bytes of all saved values.
+    nbytes: encoded bytes of all saved values, fewer for inputs that are in
+      memory anyway.
     seconds: seconds of saving them and of recomputing the others.
     separators: those of `saved` that split what runs again.
   """

@@ -49,6 +49,8 @@ from jaxmotion.program import (
 _RECOMPUTE_COST = 1 << 90
 # Without a budget, the share of a function's time that recomputing may add.
 _FREE_SHARE = 0.01
+# Cuts whose bytes differ by no more are taken to be equal.
+_EQUAL_SHARE = 0.01
 # An input without a gradient is mostly a batch, and in memory anyway: it is
 # saved rather than what follows from it, if that takes as many bytes.
 _GIVEN_SHARE = 16
@@ -220,23 +222,25 @@ class Trade:
   def _choose_small(self, most_bytes: float) -> Cut:
     """Returns the fastest cut of no more bytes, else the smallest one."""
 
-    def is_small(cut: Cut) -> bool:
-      return cut.nbytes <= most_bytes
-
-    if is_small(self._cut_at(-1)):
+    if self._cut_at(-1).nbytes <= most_bytes:
       return self._cut_at(-1)
-    prices = range(len(_PRICES))
-    first = bisect.bisect_left(
-      prices, True, key=lambda i: is_small(self._cut_at(i))
-    )
-    if first == len(prices):
+    first = self._find_price(most_bytes)
+    if first == len(_PRICES):
       return self._smallest
     counts = range(len(self._between(first)) + 1)
     count = bisect.bisect_left(
-      counts, True, key=lambda n: not is_small(self._cut_at(first, n))
+      counts, True, key=lambda n: self._cut_at(first, n).nbytes > most_bytes
     )
     found = self._cut_at(first, count - 1)
     return self._refine(found, first, most_bytes)
+
+  def _find_price(self, most_bytes: float) -> int:
+    """Returns the index of the lowest price whose cut has no more bytes."""
+    return bisect.bisect_left(
+      range(len(_PRICES)),
+      True,
+      key=lambda i: self._cut_at(i).nbytes <= most_bytes,
+    )
 
   def _refine(self, found: Cut, index: int, most_bytes: float) -> Cut:
     """Returns a faster cut of no more bytes, if there is one between two cuts.
@@ -295,11 +299,17 @@ class Trade:
 
   @functools.cached_property
   def _smallest(self) -> Cut:
-    """The cut of the fewest bytes.
+    """The fastest cut of nearly the fewest bytes.
 
-    One byte costs more than all steps together.
+    One byte costs more than all steps together. What a few bytes spare is not
+    computed again: the sums of a norm are as many times smaller than what they
+    are computed from as that has channels.
     """
     cut, _ = self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)
+    most_bytes = (1 + _EQUAL_SHARE) * cut.nbytes
+    near = self._cut_at(min(self._find_price(most_bytes), len(_PRICES) - 1))
+    if near.nbytes <= most_bytes and near.seconds < cut.seconds:
+      cut = near
     return self._price(self._separators.add_last(cut.saved))
 
   @functools.cached_property
@@ -435,12 +445,9 @@ class Trade:
     maker = self._joint.order.maker(value)
     is_of_loop = maker is not None and maker.name == "scan"
     is_rerun = residual.recomputed or (is_of_loop and not self._saves_loops)
-    nbytes = residual.encoded_bytes
-    if value in self._given and residual.codec is None:
-      nbytes -= nbytes // _GIVEN_SHARE
     return Saving(
       _RECOMPUTE_COST if is_rerun else None,
-      nbytes,
+      self._count_bytes(value),
       self._save_seconds(value),
     )
 
@@ -466,16 +473,26 @@ class Trade:
     return seconds if math.isfinite(seconds) else 0.0
 
   def _count_bytes(self, value: Value) -> int:
-    """Returns the encoded bytes of a value, 0 of an abstract token."""
-    is_array = hasattr(value.aval, "shape")
-    return self._table.describe(value).encoded_bytes if is_array else 0
+    """Returns the bytes of saving a value, 0 of an abstract token."""
+    if not hasattr(value.aval, "shape"):
+      return 0
+    residual = self._table.describe(value)
+    nbytes = residual.encoded_bytes
+    if value in self._given and residual.codec is None:
+      nbytes -= nbytes // _GIVEN_SHARE
+    return nbytes
 
   def _save_seconds(self, value: Value) -> float:
-    """Returns the seconds of writing what is saved, and of reading it."""
+    """Returns the seconds of writing what is saved, and of reading it.
+
+    An input is in memory, but for those of a loop's body: the loop stacks them.
+    """
     if not hasattr(value.aval, "shape"):
       return 0.0
     residual = self._table.describe(value)
     moved = 2 * residual.encoded_bytes
     if residual.codec is not None:  # Encoding reads the array, decoding writes.
       moved += 2 * residual.nbytes
+    elif value in self._joint.inputs and self._table.repeats == 1:
+      moved = residual.encoded_bytes
     return moved * self._move_s

@@ -317,3 +317,21 @@ def test_what_is_compared_with_infinity_may_be_computed_again():
   for budget in (None, 1.0, 0.0):
     found = residuals_of(softplus_loss, w, x, memory_budget=budget)
     assert [r.name for r in found if r.kind == "mask"] == []
+
+
+def test_of_equal_bytes_budget_0_saves_what_takes_least_time():
+  """The sums of a norm take few bytes, and twice to read what they are of."""
+
+  def norm_loss(w, x):
+    def run_layer(x, w):
+      size = lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+      return x + jax.nn.gelu(x * size @ w[0]) @ w[1], None
+
+    return jnp.sum(lax.scan(run_layer, x, w)[0] ** 2)
+
+  like = jax.ShapeDtypeStruct
+  w = like((3, 2, 1024, 1024), "float32")
+  x = like((4096, 1024), "float32")
+  found = residuals_of(norm_loss, w, x, memory_budget=0)
+  of_loop = [r.shape for r in found if r.repeats == 3]
+  assert sorted(of_loop) == [(4096, 1), (4096, 1024)]

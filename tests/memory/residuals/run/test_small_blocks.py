@@ -152,3 +152,14 @@ def test_a_norm_block_holds_no_more_than_under_a_policy_that_saves_everything():
   stock = make_loss(partial(jax.checkpoint, policy=policy))
   held = partial(_held_bytes, p=_SQUARE, argnums=0)
   assert held(make_loss(compress_residuals)) <= _MOST * held(stock)
+
+
+def test_a_smaller_budget_holds_no_more():
+  loss, p = _LOSSES["norm_dense"]
+  budgets = (0, 0.25, 0.5, 0.75)
+  held = [
+    _held_bytes(compress_residuals(loss, memory_budget=budget), p, 0)
+    for budget in budgets
+  ]
+  assert held == sorted(held)
+  assert held[-1] <= _held_bytes(jax.checkpoint(loss), p, 0)
