@@ -1,6 +1,7 @@
 """Policies of saving, stock and ours, each as a training step of a task."""
 
 import bisect
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from jax.extend import core
 from experiments.models.losses import Task, Wrap
 from experiments.residuals import measure
 from experiments.residuals.cases import StepProgram
-from jaxmotion import codecs, memory
+from jaxmotion import codecs, memory, perfmodel
 
 MakeTask = Callable[..., Task]
 """Function that returns a task; a parameter `wrap` is a hook around blocks."""
 
 _BUDGETS = (1, 0.75, 0.5, 0.25, 0)
 _SHARES = 32
+# Where memory takes no time, the fastest set saves nearly all, and a share of
+# its bytes must be stated finer.
+_FINE_SHARES = 512
 _POLICIES = jax.checkpoint_policies
 _STOCK = {
   "nothing": None,
@@ -103,36 +107,68 @@ def list_policies(make_task: MakeTask) -> list[Policy]:
   return found
 
 
-def make_budget(task: Task, share: float) -> Policy:
+def make_budget(
+  task: Task, share: float, device: perfmodel.Device | None = None
+) -> Policy:
   """Returns the policy of a memory budget.
 
   Args:
     task: the task.
     share: `memory_budget` of `compress_residuals`.
+    device: its `device`, of `count_flops_alone`; None for the default.
   """
-  build = functools.partial(_build_ours, task, memory_budget=share)
-  return Policy(f"ours_budget_{share:g}", build)
+  build = functools.partial(
+    _build_ours, task, memory_budget=share, device=device
+  )
+  kind = "" if device is None else "_flops"
+  return Policy(f"ours{kind}_budget_{share:g}", build)
 
 
-def find_budget(task: Task, flops: float, target: str) -> Policy | None:
+def count_flops_alone(target: str) -> perfmodel.Device:
+  """Returns a device on which a step takes as long as its FLOPs tell.
+
+  Args:
+    target: device whose FLOP/s it has, a key of `measure.TARGETS`.
+  """
+  device = perfmodel.builtin_platform(measure.TARGETS[target]).device
+  rate = max(device.matmul_flops_per_s.values())
+  return dataclasses.replace(
+    device,
+    name=f"{device.name}, FLOPs alone",
+    matmul_flops_per_s=dict.fromkeys(device.matmul_flops_per_s, rate),
+    vector_flops_per_s=rate,
+    memory_rate=perfmodel.gbyte_per_s(1e6),
+    kernel_s=0.0,
+    measured={},
+  )
+
+
+def find_budget(
+  task: Task, flops: float, target: str, device: perfmodel.Device | None = None
+) -> Policy | None:
   """Finds the smallest memory budget whose step takes so few FLOPs.
 
   Args:
     task: the task.
     flops: most FLOPs of a step.
     target: device to predict for.
+    device: `device` of `compress_residuals`; None for the default.
 
   Returns:
-    The policy of that budget, in steps of 1/32; None if all take more.
+    The policy of that budget, in steps of 1/32, with a device of 1/512; None if
+    all take more.
   """
+  steps = _SHARES if device is None else _FINE_SHARES
 
   def is_within(share: int) -> bool:
-    step = make_budget(task, share / _SHARES).build_step()
+    step = make_budget(task, share / steps, device).build_step()
     return measure.predict_figures(step, 0, target).flops <= flops
 
-  shares = range(_SHARES + 1)
+  shares = range(steps + 1)
   first = bisect.bisect_left(shares, True, key=is_within)
-  return make_budget(task, first / _SHARES) if first in shares else None
+  if first not in shares:
+    return None
+  return make_budget(task, first / steps, device)
 
 
 def list_names(task: Task) -> list[str]:

@@ -10,9 +10,14 @@ from experiments import gpu_compile
 from experiments.common import records
 from experiments.common.console import JobError
 from experiments.models.losses import Task
-from experiments.residuals import compare
+from experiments.residuals import compare, measure
 from experiments.residuals.comparison import Subject
-from experiments.residuals.policies import list_policies
+from experiments.residuals.policies import (
+  count_flops_alone,
+  find_budget,
+  list_policies,
+  make_budget,
+)
 from experiments.residuals.user_file import load_task
 from tests.experiments.jobs import environment
 
@@ -157,6 +162,22 @@ def test_a_policy_that_fails_does_not_end_the_run(capsys):
 
 
 SHAPE = jax.ShapeDtypeStruct((8,), "float32")
+
+
+def test_the_fewest_bytes_at_some_flops_are_searched_on_a_device_of_flops(
+  model,
+):
+  task = load_task(f"{model}:make_loop")()
+  device = count_flops_alone("cpu")
+
+  def flops(policy):
+    return measure.predict_figures(policy.build_step(), 0, "cpu").flops
+
+  least, most = (flops(make_budget(task, share, device)) for share in (1, 0))
+  found = find_budget(task, least, "cpu", device)
+  assert found.name.startswith("ours_flops_budget_")
+  assert flops(found) <= least < most
+  assert find_budget(task, 0.99 * least, "cpu", device) is None
 
 
 def test_policies_of_a_model_without_blocks_are_around_its_loss(model):
