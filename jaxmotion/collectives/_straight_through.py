@@ -20,8 +20,16 @@ def straight_through(
     x: argument of `reference_op`.
     y: compressed result, computed from `stop_gradient(x)`.
   """
-  transpose = jax.linear_transpose(reference_op, x)
-  return with_gradient(lambda ct, key: transpose(ct)[0], x, y, None)
+  types = jax.tree.map(jax.typeof, x)
+
+  # Transposed only when it is needed: a transpose made here would hold tracers
+  # of this call, which `jax.checking_leaks` reports.
+  def pull_back(ct: PyTree, key: Key | None) -> PyTree:
+    del key
+    (x_ct,) = jax.linear_transpose(reference_op, types)(ct)
+    return x_ct
+
+  return with_gradient(pull_back, x, y, None)
 
 
 def with_gradient(

@@ -49,6 +49,16 @@ def test_identity_is_the_uncompressed_collective_bit_for_bit(dtype, op):
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_no_tracer_outlives_the_trace(weight):
+  def loss(x):
+    mean = reduce(x, codecs.uniform(bits=8), weight=weight)
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(mean))
+
+  with jax.checking_leaks():
+    run(jax.grad(loss), tree(2), 2, P("data"))
+
+
 @functools.cache
 def program(name, method, workers=4):
   """x to its mean, and to what every worker decodes of its own."""

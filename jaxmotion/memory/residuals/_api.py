@@ -153,7 +153,7 @@ def compress_residuals(
     given = mark_static(args, static)
     traced = trace_in_budget(bound, given, params, options)
     check_rules(codec, traced.residual_names())
-    result, notes = traced()
+    result, notes = traced(traced.take_leaves())
     return (result, notes.overflows) if count_overflows else result
 
   return wrapped

@@ -45,6 +45,11 @@ class ArrayLeaves:
     # None stands where an array was: no leaf is None.
     self._others = [None if is_array(x) else x for _, x in leaves]
 
+  def take_arrays(self) -> list[Array]:
+    """Returns the arrays and forgets them: tracers must not outlive a trace."""
+    arrays, self.arrays = self.arrays, []
+    return arrays
+
   def fill(self, arrays: Sequence[Array]) -> Any:
     """Returns the tree with these arrays; `Static` leaves are unwrapped."""
     given = iter(arrays)

@@ -106,7 +106,7 @@ class TracedFunction:
 
     def flat(*leaves: Array) -> list[Array]:
       self._result = ArrayLeaves(fn(*given.fill(leaves)))
-      return self._result.arrays
+      return self._result.take_arrays()
 
     closed = jax.make_jaxpr(flat)(*self.leaves)
     check_effects(fn, closed.jaxpr.effects)
@@ -225,13 +225,16 @@ class TracedFunction:
     own = list(self._chooser().matched_names)
     return own + [name for body in inner for name in body._matched_names()]
 
-  def __call__(
-    self, leaves: Sequence[Array] | None = None
-  ) -> tuple[PyTree, Diagnostics]:
+  def take_leaves(self) -> list[Array]:
+    """Returns the leaves and forgets them: backward passes outlive tracers."""
+    leaves, self.leaves = self.leaves, []
+    return leaves
+
+  def __call__(self, leaves: Sequence[Array]) -> tuple[PyTree, Diagnostics]:
     """Evaluates the function, differentiable by the two passes.
 
     Args:
-      leaves: leaves of the arguments; None uses those of the trace.
+      leaves: leaves of the arguments.
 
     Returns:
       The result, and diagnostics of the forward pass.
@@ -263,8 +266,7 @@ class TracedFunction:
       return gradients[:count], gradients[count:]
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    given = self.leaves if leaves is None else list(leaves)
-    outs, notes = run(self.closed_over, given)
+    outs, notes = run(self.closed_over, list(leaves))
     return self.fill_result(outs), notes
 
   def _select_for(self, wanted: _Wanted) -> Selection:
@@ -300,9 +302,6 @@ class TracedFunction:
 
     Args:
       *values: arrays for `closed_over` and `leaves`.
-
-    Returns:
-      The outputs, and the diagnostics of all scans.
     """
     env = {
       **self._program.constants,

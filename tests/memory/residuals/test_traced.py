@@ -44,3 +44,9 @@ def test_outputs_that_nothing_is_derived_from_have_zero_cotangents():
   found = jax.jit(jax.grad(ours, has_aux=True))(p, x)[0]
   exact = jax.jit(jax.grad(squared(block)))(p, x)
   assert distance(exact, found) < 1e-6
+
+
+def test_no_tracer_outlives_the_trace():
+  block, p, x = make("mlp")
+  with jax.checking_leaks():
+    jax.make_jaxpr(jax.grad(compress_residuals(squared(block))))(p, x)
