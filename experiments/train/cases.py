@@ -4,7 +4,7 @@ import jax
 import optax
 
 import jaxmotion
-from experiments.train.presets import PRESETS, Place, Settings
+from experiments.train.presets import ALTERNATING, PRESETS, Place, Settings
 from jaxmotion import codecs
 
 # Biases and norms are less than 1 % of the parameters. They stay uncompressed,
@@ -67,17 +67,23 @@ def split_delay(name: str) -> tuple[str, int]:
   return name.removeprefix(DELAYED), int(name.startswith(DELAYED))
 
 
-def settled_branch(name: str) -> int | None:
-  """Returns the branch that a step takes once a preset's start is over.
+def settled_branches(name: str) -> tuple[int | None, ...]:
+  """Returns the branches that steps take in turn, after a preset's start.
 
   Args:
     name: name of an exchange.
 
   Returns:
-    Index for `wire.step_bytes`; None where nothing depends on the step.
+    Indices for `wire.step_bytes`; None where nothing depends on the step.
+
+  >>> settled_branches("power_sgd_alternating")
+  (0, 1)
   """
+  name, _ = split_delay(name)
+  if name == ALTERNATING:
+    return (0, 1)
   # What a preset starts with is the later of two branches.
-  return 0 if split_delay(name)[0] in PRESETS else None
+  return (0,) if name in PRESETS else (None,)
 
 
 def check_exchange(name: str) -> None:

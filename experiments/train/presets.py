@@ -62,11 +62,15 @@ class Place(NamedTuple):
 def _power_sgd(
   form: str, rank: int = 4
 ) -> Callable[[Place], optax.GradientTransformation]:
+  # One index of `wire.step_bytes` names a turn or the start, not one in the
+  # other: turns begin at the first step.
+  in_turns = form == "alternating"
+
   def make(p: Place) -> optax.GradientTransformation:
     tx = presets.power_sgd(
       p.axis_name,
       rank=rank,
-      start=p.warmup,
+      start=0 if in_turns else p.warmup,
       form=form,
       local_axis=p.local_axis,
     )
@@ -142,10 +146,13 @@ def _sdp4bit(p: Place) -> optax.GradientTransformation:
   return presets.sdp4bit(p.axis_name, p.optimizer, local_axis=p.local_axis)
 
 
+ALTERNATING = "power_sgd_alternating"
+"""Name of the exchange that sends one factor a step, in turns."""
+
 PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "power_sgd": _power_sgd("local"),
   "power_sgd_rank2": _power_sgd("local", rank=2),
-  "power_sgd_alternating": _power_sgd("alternating"),
+  ALTERNATING: _power_sgd("alternating"),
   "dgc": _dgc(),
   "dgc_bare": _dgc(warmup=0, clip_norm=None),
   "ef21_sgdm": _ef21_sgdm,

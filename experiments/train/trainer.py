@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from experiments.common.distributed import wait_for_processes
 from experiments.common.loop import OnStep, ignore_step, run_steps
 from experiments.common.scalars import ScalarWriter
 from experiments.common.workdir import Run
-from experiments.train.cases import exchange_with, settled_branch, split_delay
+from experiments.train.cases import exchange_with, settled_branches, split_delay
 from experiments.train.mesh import DEVICE_AXIS, Mesh
 from experiments.train.optimizer import make_optimizer, make_settings
 from experiments.train.tasks import Batch, Task
@@ -78,28 +78,30 @@ class Program(NamedTuple):
   compile_s: float
 
 
-def compile_step(step: Any, *args: Any, branch: int | None = None) -> Program:
+def compile_step(
+  step: Any, *args: Any, branches: Sequence[int | None] = (None,)
+) -> Program:
   """Compiles a jitted step for these arguments and counts the bytes it sends.
 
   Args:
     step: jitted function.
     *args: arguments of the step.
-    branch: index of the branch that conditionals take; None for the one that
-      sends the most bytes.
+    branches: indices of the branches that conditionals take in turn; None for
+      the one that sends the most bytes.
   """
   begin = time.perf_counter()
   compiled = step.lower(*args).compile()
   compile_s = time.perf_counter() - begin
-  traced = wire.step_bytes(step, *args, branch=branch)
-  # Compiled programs name no mesh axes, so bytes within a host are counted in
-  # the traced program.
-  local = traced.select(axes=(DEVICE_AXIS,)).total_bytes
-  return Program(
-    compiled,
-    round(traced.total_bytes - local),
-    round(wire.compiled_bytes(compiled, branch=branch).total_bytes - local),
-    compile_s,
-  )
+  sent = np.zeros(2)
+  for branch in branches:
+    traced = wire.step_bytes(step, *args, branch=branch)
+    found = wire.compiled_bytes(compiled, branch=branch)
+    # Compiled programs name no mesh axes, so bytes within a host are counted
+    # in the traced program.
+    local = traced.select(axes=(DEVICE_AXIS,)).total_bytes
+    sent += traced.total_bytes - local, found.total_bytes - local
+  predicted, counted = np.round(sent / len(branches)).astype(int).tolist()
+  return Program(compiled, predicted, counted, compile_s)
 
 
 class Trainer:
@@ -161,9 +163,9 @@ class Trainer:
     )
     if self.program is None:
       first = self._load_batch(seed, 0)
-      branch = settled_branch(self._exchange)
+      branches = settled_branches(self._exchange)
       self.program = compile_step(
-        self._step, params, state, first, branch=branch
+        self._step, params, state, first, branches=branches
       )
       wait_for_processes(f"{self._exchange} is compiled")
     program = self.program

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from experiments.train import cases
+from experiments.train import cases, trainer
 from experiments.train.presets import PRESETS, Settings
-from jaxmotion import codecs, wire
+from jaxmotion import codecs, data_parallel, wire
 from jaxmotion.transforms.extend import trace_state
 
 GRADIENTS = {
@@ -46,3 +46,22 @@ def test_every_exchange_has_an_optimizer_behind_it(name):
 def test_unknown_exchange_is_named():
   with pytest.raises(ValueError, match=r"some of fp32, .*got 'int7'"):
     cases.get_exchange("int7")
+
+
+def test_bytes_of_an_exchange_in_turns_are_the_mean_of_its_turns():
+  name = "power_sgd_alternating"
+  mesh = jax.make_mesh(
+    (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  tx = cases.exchange_with(mesh, name, optax.sgd(0.1), Settings(steps=20))
+  init, step = data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh)
+  given = (*init(jnp.ones((512, 64))), jnp.ones((2, 512)))
+  both = trainer.compile_step(
+    step, *given, branches=cases.settled_branches(name)
+  )
+  assert both.wire_bytes == both.compiled_bytes
+  # A turn sends a factor of rank 4: 512 or 64 rows. The loss takes 4 bytes.
+  one = trainer.compile_step(step, *given, branches=(0,))
+  other = trainer.compile_step(step, *given, branches=(1,))
+  assert {one.wire_bytes, other.wire_bytes} == {4 * 4 * 512 + 4, 4 * 4 * 64 + 4}
+  assert 2 * both.wire_bytes == one.wire_bytes + other.wire_bytes
