@@ -50,6 +50,25 @@ def test_the_memory_that_is_saved_is_that_of_the_rows():
     assert line.endswith(f" | {mib:,.0f} | {ms:.1f} |")
 
 
+def test_the_bytes_of_each_number_of_hosts_are_those_of_the_rows():
+  folder = ROOT / "docs" / "results"
+  values = {
+    (row.case, hosts, row.metric): float(row.value)
+    for hosts in (2, 3, 4, 8)
+    for row in records.read_rows(folder / f"hosts_{hosts}_bytes.jsonl")
+  }
+  lines = []
+  for case in dict.fromkeys(case for case, _, _ in values):
+    cells = [case]
+    for hosts in (2, 3, 4, 8):
+      for kind in ("predicted", "counted"):
+        found = values[case, hosts, f"wire_bytes_{kind}"]
+        cells.append(f"{found / 1e3:,.1f}")
+    lines.append(f"| {' | '.join(cells)} |\n")
+  page = (ROOT / "docs" / "hosts.md").read_text()
+  assert "".join(lines) in page
+
+
 def test_no_file_at_all_prints_the_usage():
   with pytest.raises(absl.app.UsageError, match="Name at least one file"):
     tables.main(["tables"])
