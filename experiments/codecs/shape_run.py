@@ -1,7 +1,7 @@
 """Timing of awkward shapes beside the friendly shape of as many values."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,18 +57,23 @@ def measure_shapes(
   codec_names: Sequence[str],
   metrics: Sequence[str],
   repeats: int,
-) -> list[Result]:
-  """Measures shapes beside the friendly shape of as many values.
+  done: Collection[tuple[str, str]] = (),
+) -> Iterator[Result]:
+  """Yields each shape's time beside the friendly shape of as many values.
 
   Args:
     names: which of `AWKWARD` to measure.
     codec_names: which of `CODECS` to measure.
     metrics: which of `METRICS` to measure.
     repeats: number of interleaved repeats.
+    done: pairs (case, metric) that are not measured again.
   """
-  work = list(_list_work(names, codec_names, metrics))
+  work = [
+    (metric, codec, friendly, name)
+    for metric, codec, friendly, name in _list_work(names, codec_names, metrics)
+    if (f"{name}/{codec}", metric) not in done
+  ]
   time_friendly = functools.lru_cache(maxsize=1)(_time_shape)
-  results = []
   for metric, codec, friendly, name in rich.progress.track(work):
     awkward = AWKWARD[name]
     cases = {
@@ -78,16 +83,13 @@ def measure_shapes(
     times = measure_times(cases, repeats)
     ratio, noise = times.ratio("friendly", name)
     share = _count_work(metric, friendly) / _count_work(metric, awkward)
-    results.append(
-      Result(
-        f"{name}/{codec}",
-        metric,
-        ratio * share,
-        noise * share,
-        1e6 * times.median("friendly") / _count_work(metric, friendly),
-      )
+    yield Result(
+      f"{name}/{codec}",
+      metric,
+      ratio * share,
+      noise * share,
+      1e6 * times.median("friendly") / _count_work(metric, friendly),
     )
-  return results
 
 
 def time_exchange(

@@ -14,8 +14,11 @@ odd is updated without vector instructions, with a codec or without.
 
 Times are nanoseconds per value and, for the exchange, per worker, because
 emulated workers share the cores. Tables show the median of the ratio to the
-friendly shape in the same repeat.
+friendly shape in the same repeat. Rows in --json are written as they come, and
+not measured again on the same machine with the same JAX, unless with --fresh.
 """
+
+import os
 
 import jax
 from absl import flags
@@ -48,20 +51,34 @@ _METRICS = flags.DEFINE_multi_enum(
 _REPEATS = flags.DEFINE_integer(
   "repeats", 9, "Interleaved repeats.", allow_override=True
 )
+_FRESH = flags.DEFINE_bool(
+  "fresh", False, "Measure again what is in --json.", allow_override=True
+)
 _JSON = shared_flags.define_rows()
 
 
 def main() -> None:
-  """Times the shapes, prints the table and writes rows."""
-  most = max(AWKWARD[name].workers for name in _SHAPES.value)
-  jax.config.update("jax_num_cpu_devices", max(4, most))
-  results = measure_shapes(
-    _SHAPES.value, _CODECS.value, _METRICS.value, _REPEATS.value
-  )
-  rows = make_rows(results)
+  """Times the shapes, writes rows as they come and prints the table."""
+  most = max(awkward.workers for awkward in AWKWARD.values())
+  jax.config.update("jax_num_cpu_devices", most)
+  path = _JSON.value
+  rows = _read_valid_rows(path) if path and not _FRESH.value else []
+  done = {(row.case, row.metric.removesuffix("_ns")) for row in rows}
+  for result in measure_shapes(
+    _SHAPES.value, _CODECS.value, _METRICS.value, _REPEATS.value, done
+  ):
+    rows += make_rows([result])
+    if path:
+      records.write_rows(path, rows)
   make_console().print(summary_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+
+
+def _read_valid_rows(path: str) -> list[records.Row]:
+  """Returns the rows that this machine and this JAX wrote, if any."""
+  if not os.path.exists(path):
+    return []
+  here = records.describe_machine(), jax.__version__
+  return [r for r in records.read_rows(path) if (r.machine, r.jax) == here]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Tests of the shape timings: the list, ratios, rows and table."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +10,8 @@ from experiments.codecs import shape_cases as cases, shape_run as run
 from experiments.codecs.shape_rows import make_rows
 from experiments.codecs.shape_tables import summary_table
 from experiments.common import records
+from tests.experiments import jobs
+from tests.paths import ROOT
 
 TINY = {
   "odd_2": cases.Awkward(((33, 31), (7,), ()), workers=2),
@@ -22,7 +26,7 @@ def results():
     patch.setattr(cases, "_COLUMNS", 64)
     patch.setattr(cases, "_ROWS_STEP", 16)
     codecs = [cases.PLAIN, "sign_feedback"]
-    return run.measure_shapes(list(TINY), codecs, run.METRICS, 2)
+    return list(run.measure_shapes(list(TINY), codecs, run.METRICS, 2))
 
 
 def test_twenty_shapes_are_listed_beside_matrices_of_as_many_values():
@@ -50,6 +54,17 @@ def test_a_tree_is_encoded_once_and_exchanged_by_each_number_of_workers(
     ("exchange", "odd/sign_feedback"),
   ]
   assert all(r.value > 0 and r.baseline > 0 for r in results)
+
+
+def test_what_is_done_is_not_measured_again(results):
+  done = [(r.case, r.metric) for r in results]
+  names = [r.case.split("/")[0] for r in results]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run, "AWKWARD", TINY)
+    patch.setattr(run, "measure_times", None)
+    codecs = [cases.PLAIN, "sign_feedback"]
+    again = run.measure_shapes(names, codecs, run.METRICS, 2, done)
+    assert list(again) == []
 
 
 def test_rows_hold_the_time_its_baseline_and_their_ratio(results, tmp_path):
@@ -86,3 +101,23 @@ def test_ratios_are_per_value_and_worker():
   one, eight = (cases.Awkward(((64,),), workers=w) for w in (1, 8))
   work = [run._count_work(m, w) for w in (one, eight) for m in run.METRICS]
   assert work == [64, 64, 64, 64, 64, 512]
+
+
+def test_the_command_goes_on_with_the_rows_that_are_there(tmp_path):
+  path = tmp_path / "rows.jsonl"
+
+  def run_command(*flags):
+    usual = ["--only_shapes=scalar_and_empty", "--only_metrics=update"]
+    usual += ["--repeats=1", f"--json={path}"]
+    subprocess.run(
+      [sys.executable, "-m", "experiments.codecs.shapes", *usual, *flags],
+      cwd=ROOT,
+      env=jobs.environment(),
+      check=True,
+      timeout=jobs.WAIT,
+    )
+    return path.read_text().splitlines()
+
+  first = run_command("--only_codecs=int4")
+  more = run_command("--only_codecs=int4", "--only_codecs=identity")
+  assert len(first) == 1 and more[:1] == first and len(more) == 2
