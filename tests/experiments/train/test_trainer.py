@@ -145,7 +145,8 @@ def test_every_exchange_trains_and_is_measured(tiny):
 
 
 def test_full_digits_model_sends_few_bytes(load_config, monkeypatch):
-  def trace_step(step, *args, branch=None):
+  def trace_step(step, *args, branches):
+    (branch,) = branches
     sent = wire.step_bytes(step, *args, branch=branch).total_bytes
     return trainers.Program(step, sent, sent, 0.0)
 
