@@ -7,6 +7,7 @@ import jax
 from experiments.codecs.shape_run import Result
 from experiments.codecs.shape_tables import EXPERIMENT
 from experiments.common import records
+from experiments.common.kept import describe_sources
 from experiments.common.records import Row
 
 
@@ -29,8 +30,22 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
       result.baseline,
       result.value,
       result.noise * result.baseline,
-      records.describe_machine(),
+      _describe_stamp(),
       jax.__version__,
     )
     for result in results
   ]
+
+
+def is_current(row: Row) -> bool:
+  """Says whether a row is of this machine, these sources and this JAX.
+
+  Args:
+    row: made by `make_rows`.
+  """
+  return (row.machine, row.jax) == (_describe_stamp(), jax.__version__)
+
+
+def _describe_stamp() -> str:
+  sources = describe_sources(("experiments/codecs", "jaxmotion"))
+  return f"{records.describe_machine()}; {sources}"

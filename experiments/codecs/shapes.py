@@ -14,21 +14,21 @@ odd is updated without vector instructions, with a codec or without.
 
 Times are nanoseconds per value and, for the exchange, per worker, because
 emulated workers share the cores. Tables show the median of the ratio to the
-friendly shape in the same repeat. Rows in --json are written as they come, and
-not measured again on the same machine with the same JAX, unless with --fresh.
+friendly shape in the same repeat. Rows in --json are written as they come.
+Rows of the same machine, sources and JAX are not measured again, unless with
+--fresh; rows of what was not asked for stay.
 """
-
-import os
 
 import jax
 from absl import flags
 
 from experiments.codecs.shape_cases import AWKWARD, CODECS
-from experiments.codecs.shape_rows import make_rows
+from experiments.codecs.shape_rows import is_current, make_rows
 from experiments.codecs.shape_run import METRICS, measure_shapes
 from experiments.codecs.shape_tables import summary_table
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
+from experiments.common.kept import read_cases
 
 _SHAPES = flags.DEFINE_multi_enum(
   "only_shapes",
@@ -62,23 +62,21 @@ def main() -> None:
   most = max(awkward.workers for awkward in AWKWARD.values())
   jax.config.update("jax_num_cpu_devices", most)
   path = _JSON.value
-  rows = _read_valid_rows(path) if path and not _FRESH.value else []
-  done = {(row.case, row.metric.removesuffix("_ns")) for row in rows}
+  before = [row for rows in read_cases(path).values() for row in rows]
+  kept = {(row.case, row.metric.removesuffix("_ns")): row for row in before}
+  done = {key for key, row in kept.items() if is_current(row)}
   for result in measure_shapes(
-    _SHAPES.value, _CODECS.value, _METRICS.value, _REPEATS.value, done
+    _SHAPES.value,
+    _CODECS.value,
+    _METRICS.value,
+    _REPEATS.value,
+    () if _FRESH.value else done,
   ):
-    rows += make_rows([result])
+    (kept[result.case, result.metric],) = make_rows([result])
     if path:
-      records.write_rows(path, rows)
+      records.write_rows(path, kept.values())
+  rows = list(kept.values())
   make_console().print(summary_table(rows).to_console())
-
-
-def _read_valid_rows(path: str) -> list[records.Row]:
-  """Returns the rows that this machine and this JAX wrote, if any."""
-  if not os.path.exists(path):
-    return []
-  here = records.describe_machine(), jax.__version__
-  return [r for r in records.read_rows(path) if (r.machine, r.jax) == here]
 
 
 if __name__ == "__main__":

@@ -54,11 +54,12 @@ from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import JobError, make_console
+from experiments.common.kept import read_cases
 from experiments.common.records import Row
 from experiments.models.losses import TASKS, parse_task
 from experiments.residuals import comparison, measure
 from experiments.residuals.comparison import Figures, Subject
-from experiments.residuals.kept import add_ratios, read_cases
+from experiments.residuals.kept import add_ratios
 from experiments.residuals.policies import (
   Policy,
   count_flops_alone,

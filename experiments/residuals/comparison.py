@@ -9,6 +9,7 @@ from jax.extend import core
 
 from experiments import gpu_compile
 from experiments.common import records
+from experiments.common.kept import describe_sources
 from experiments.common.records import Row
 from experiments.residuals import kept, measure
 from experiments.residuals.cases import StepProgram
@@ -142,7 +143,7 @@ def describe_stamp(
     sources = kept.OURS
   elif metric in _PREDICTED:
     sources = kept.COSTS
-  versions = kept.describe_sources(sources)
+  versions = describe_sources(sources)
   if subject.source:
     versions = f"{subject.source}, {versions}"
   if metric in _PREDICTED:

@@ -19,8 +19,8 @@ from absl import app, flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
+from experiments.common.kept import read_cases
 from experiments.residuals.gradients import compare_gradients
-from experiments.residuals.kept import read_cases
 from experiments.residuals.networks import parse_networks
 from experiments.residuals.rows import (
   are_current,

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from experiments.common import records
+from experiments.common.kept import describe_sources, drop_sources
 from experiments.common.records import Row
 from experiments.residuals import kept, measure, paper
 from experiments.residuals.budgets import BudgetPlan
@@ -106,7 +107,7 @@ def are_current(rows: Sequence[Row], mode: str | None) -> bool:
 
 def _describe_stamp(mode: str | None) -> str:
   is_stock = mode == "plain" or (mode or "").startswith("jax_")
-  return kept.describe_sources(kept.COSTS if is_stock else kept.OURS)
+  return describe_sources(kept.COSTS if is_stock else kept.OURS)
 
 
 def _list_figures(point: Point) -> Iterator[tuple[str, float | str]]:
@@ -171,7 +172,7 @@ def make_mean_rows(rows: Iterable[Row]) -> Iterator[Row]:
       mode = row.case.rpartition("/")[2]
       if row.metric == metric and row.ratio is not None and mode != "plain":
         ratios.setdefault(mode, []).append(row.ratio)
-        machine = kept.drop_sources(row.machine)
+        machine = drop_sources(row.machine)
     for mode, found in ratios.items():
       changes = [sign * 100 * (ratio - 1) for ratio in found]
       mean = statistics.fmean(changes)

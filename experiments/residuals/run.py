@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import rich.progress
 
-from experiments.common import records
+from experiments.common import kept, records
 from experiments.common.console import make_console
 from experiments.common.records import Row
-from experiments.residuals import budgets, kept, limits, rows as residuals_rows
+from experiments.residuals import budgets, limits, rows as residuals_rows
 from experiments.residuals.networks import NetworkSpec
 from experiments.residuals.points import measure_point
 from experiments.residuals.tables import comparison_table, point_table

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from experiments.common import kept
 from experiments.common.records import Row
 from experiments.common.tables import (
   Table,
@@ -9,7 +10,6 @@ from experiments.common.tables import (
   format_noise,
   index_rows,
 )
-from experiments.residuals import kept
 from experiments.residuals.verdicts import verdict_table
 
 _GIB = 2**30

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from experiments.codecs import shape_cases as cases, shape_run as run
-from experiments.codecs.shape_rows import make_rows
+from experiments.codecs.shape_rows import is_current, make_rows
 from experiments.codecs.shape_tables import summary_table
-from experiments.common import records
+from experiments.common import kept, records
 from tests.experiments import jobs
 from tests.paths import ROOT
 
@@ -121,3 +121,12 @@ def test_the_command_goes_on_with_the_rows_that_are_there(tmp_path):
   first = run_command("--only_codecs=int4")
   more = run_command("--only_codecs=int4", "--only_codecs=identity")
   assert len(first) == 1 and more[:1] == first and len(more) == 2
+
+
+def test_rows_of_other_sources_are_not_current(results):
+  row = make_rows(results)[0]
+  assert is_current(row)
+  assert not is_current(row._replace(jax="0.1"))
+  machine = kept.drop_sources(row.machine)
+  assert machine != row.machine
+  assert not is_current(row._replace(machine=f"{machine}; commit 0123456"))
