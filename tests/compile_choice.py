@@ -28,9 +28,11 @@ _UNOPTIMIZED = (
   *("experiments/residuals/test_streamed.py", "experiments/state"),
   *("experiments/test_configs.py", "experiments/train", "experiments/weights"),
 )
-# The exceptions within these: bits are compared with those of other programs.
+# The exceptions within these: bits are compared with those of other programs,
+# or the compiler itself is tested.
 _OPTIMIZED = (
   *("codecs/test_contract.py", "codecs/test_frozen.py"),
+  "collectives/test_compile_time.py",
   "memory/residuals/test_compress_residuals.py",
 )
 _TESTS = pathlib.Path(__file__).parent

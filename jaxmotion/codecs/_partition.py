@@ -20,6 +20,7 @@ from jaxmotion.core import (
   check_instance,
   check_like,
   check_sequence,
+  fold_paths,
   named_leaves,
   shape_dtype as like_of,
   shape_string,
@@ -49,10 +50,11 @@ class Partition:
     check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
     if key is None:
       return [None] * len(self.leaf_groups)
-    return [
-      key.fold_path(",".join(self.leaves[i][0] for i in group.leaves))
+    paths = [
+      ",".join(self.leaves[i][0] for i in group.leaves)
       for group in self.leaf_groups
     ]
+    return [*fold_paths(key, paths)]
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""

@@ -25,11 +25,9 @@ from jaxmotion.collectives._methods import (
   ReduceState,
   Reduction,
   init_state,
-  reduce_array,
-  round_kinds,
 )
-from jaxmotion.collectives._rounds import run_rounds
 from jaxmotion.collectives._rows import to_encode_dtype
+from jaxmotion.collectives._stacks import run_reductions
 from jaxmotion.collectives._state import check_state
 from jaxmotion.collectives._straight_through import (
   reference_reduce,
@@ -198,11 +196,7 @@ def all_reduce(
       strict=True,
     )
   ]
-  results = run_rounds(
-    [reduce_array(r, m) for r, m in zip(reductions, methods, strict=True)],
-    [round_kinds(r.codec, m) for r, m in zip(reductions, methods, strict=True)],
-    axis_name,
-  )
+  results = run_reductions(reductions, methods, axis_name)
   y = arrays.merge(
     [
       saturate_cast(total, like.dtype)

@@ -1,13 +1,11 @@
 """Updates of data-parallel steps, and checks of what they are given."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
 
 from jaxmotion.core import (
   AxisName,
@@ -259,35 +257,3 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
           f"`{name}` of shape {shape}: continue a state of other workers by "
           "`jaxmotion.checkpoint.resize`."
         )
-
-
-def check_batch(
-  batch: PyTree, mesh: Mesh, axis_name: AxisName, microbatches: int = 1
-) -> None:
-  """Raises unless the workers divide the leading axis of every leaf.
-
-  Args:
-    batch: pytree of arrays.
-    mesh: device mesh that has the axis.
-    axis_name: the workers' axis.
-    microbatches: number of parts that divide a worker's examples.
-
-  Raises:
-    ValueError: a leaf has no such axis; it is named by its path.
-  """
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
-  for path, leaf in named_leaves(batch):
-    shape = jax.numpy.shape(leaf)
-    at = f" at `{path}`" if path else ""
-    if not shape or shape[0] % workers:
-      raise ValueError(
-        "`batch` must have leaves with a leading axis of examples that "
-        f"{workers} workers divide, got shape {shape}{at}: drop or pad the "
-        "last examples."
-      )
-    own = shape[0] // workers
-    if own % microbatches:
-      raise ValueError(
-        f"`microbatches` must divide the {own} examples of a worker, got "
-        f"{microbatches} for a batch of shape {shape}{at}."
-      )

@@ -22,6 +22,7 @@ from jaxmotion.core import (
   pad_apart,
   saturate_cast,
   shape_string,
+  write_apart,
 )
 from jaxmotion.kernels import pad_to_blocks
 
@@ -110,4 +111,6 @@ def encode_rows(
 
 def _fold_rows(key: Key | None, rows: int) -> Key | None:
   """Returns a key for each row, stacked."""
-  return None if key is None else jax.vmap(key.fold)(jnp.arange(rows))
+  if key is None:
+    return None
+  return write_apart(lambda key: jax.vmap(key.fold)(jnp.arange(rows)), key)

@@ -20,6 +20,7 @@ from jaxmotion.core import (
   AxisName,
   Key,
   PyTree,
+  fold_paths,
   to_varying,
 )
 
@@ -59,6 +60,10 @@ def find_leaf_codecs(
     ValueError: a codec joins leaves, or has state where that is refused.
   """
   arrays = partition(identity() if codec is None else codec, tree)
+  paths = [prefix + path for path, _ in arrays.leaves]
+  keys: list[Key | None] = [None] * len(paths)
+  if key is not None:
+    keys = [*fold_paths(key, paths)]
   found: dict[int, LeafCodec] = {}
   for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
@@ -68,9 +73,7 @@ def find_leaf_codecs(
       )
     check_codec(name, group.codec, stateless=stateless, one_round=True)
     (leaf,) = group.leaves
-    path = prefix + arrays.leaves[leaf][0]
-    own = None if key is None else key.fold_path(path)
-    found[leaf] = LeafCodec(group.codec, own)
+    found[leaf] = LeafCodec(group.codec, keys[leaf])
   return [found[i] for i in range(len(arrays.leaves))]
 
 

@@ -50,7 +50,6 @@ from jaxmotion.collectives._remembered import (
   write_memory as write_memory,
 )
 from jaxmotion.collectives._replicated import (
-  check_batch as check_batch,
   check_rows as check_rows,
   run_with_loss as run_with_loss,
   update_params as update_params,

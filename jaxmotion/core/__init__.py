@@ -52,6 +52,7 @@ from jaxmotion.core._jax_extend import (
 from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,
+  fold_paths as fold_paths,
   make_key as make_key,
   random_words as random_words,
   random_words_at as random_words_at,

@@ -382,7 +382,10 @@ def is_array(x: Any) -> bool:
 
 def shape_string(x: Any) -> str:
   """Returns dtype and shape as JAX prints them, such as `float32[2,3]`."""
-  return f"{jnp.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
+  # Keys have a dtype that NumPy does not know.
+  is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+  dtype = x.dtype if is_key else jnp.dtype(x.dtype)
+  return f"{dtype.name}[{','.join(map(str, x.shape))}]"
 
 
 def shape_strings(tree: PyTree) -> str:

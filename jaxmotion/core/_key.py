@@ -6,16 +6,20 @@ no random state and costs two multiplications per element. The hash is the
 two-round xorshift-multiply `lowbias32` (Wellons, *hash-prospector*, 2018).
 """
 
+import functools
 import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion.core._checks import check_text
 from jaxmotion.core._types import Array
+from jaxmotion.core._write_apart import write_apart
 
 
 def mix_bits(h: Array) -> Array:
@@ -44,8 +48,13 @@ def _check_word(name: str, value: Any) -> None:
 
 def combine_seeds(seed: Array, data: Array | int) -> Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
+  return _combine_words(seed, _low_word(data))
+
+
+@functools.partial(jax.jit, inline=True)  # Traced once, not for each leaf.
+def _combine_words(seed: Array, word: Array) -> Array:
   return mix_bits(
-    mix_bits(seed) + _low_word(data) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
+    mix_bits(seed) + word * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
   )
 
 
@@ -92,6 +101,28 @@ class Key(NamedTuple):
     """
     check_text("path", path)
     return self.fold(zlib.crc32(path.encode()))
+
+
+def fold_paths(key: Key, paths: Sequence[str]) -> list[Key]:
+  """Returns the key of each leaf: `key.fold_path(path)`.
+
+  All are computed in one array operation: on a GPU, each by itself would launch
+  kernels of its own. On CPU they are written to memory: LLVM takes time that is
+  exponential in the depth of hashes that it compiles into a loop.
+
+  Args:
+    key: key of the tree.
+    paths: path of each leaf.
+
+  >>> key = make_key(0)
+  >>> fold_paths(key, ["a", "b"])[1] == key.fold_path("b")
+  True
+  """
+  if not paths:
+    return []
+  words = np.array([zlib.crc32(p.encode()) for p in paths], np.uint32)
+  shared, worker = write_apart(Key.fold, key, words)
+  return list(map(Key, jnp.unstack(shared), jnp.unstack(worker)))
 
 
 def make_key(seed: int | Array, worker: int | Array = 0) -> Key:

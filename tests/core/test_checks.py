@@ -98,6 +98,7 @@ def test_shapes_are_spelled_as_jax_does():
   assert (
     shape_string(jax.ShapeDtypeStruct((0, 5), jnp.bfloat16)) == "bfloat16[0,5]"
   )
+  assert shape_string(jax.random.split(jax.random.key(0), 3)) == "key<fry>[3]"
 
 
 @pytest.mark.parametrize("leaf", ["text", object(), dict, 10**30])

@@ -1,0 +1,33 @@
+"""Programs that a compiler must not take minutes for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, transforms
+from tests.collectives.helpers import mesh
+
+
+def test_hashes_of_keys_are_compiled_outside_of_loops():
+  # LLVM took minutes for a loop that held the hashes of its rows' keys.
+  codec = codecs.chain(
+    codecs.rotate(block=32),
+    codecs.uniform(bits=4, block=128, rounding="stochastic"),
+  )
+  grads = jax.random.normal(jax.random.key(0), (4 * 64, 64))
+  tx = jaxmotion.exchange("data", codec)
+  state = transforms.init_state(tx, jnp.zeros((64, 64)), mesh(4))
+  specs = jaxmotion.state_specs(state, "data")
+  update = jax.jit(
+    jax.shard_map(
+      lambda grads, state: tx.update(grads, state),
+      mesh=mesh(4),
+      in_specs=(P("data"), specs),
+      out_specs=(P(), specs),
+    )
+  )
+  mean = np.asarray(grads).reshape(4, 64, 64).mean(0)
+  error = np.linalg.norm(update(grads, state)[0] - mean)
+  assert error < 0.3 * np.linalg.norm(mean)
