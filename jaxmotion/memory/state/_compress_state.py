@@ -1,12 +1,10 @@
 """`compress_state`: optimizer state that is encoded between updates."""
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxmotion.codecs import Codec, nonnegative, uniform
@@ -19,6 +17,7 @@ from jaxmotion.core import (
   check_instance,
   check_int,
   check_like,
+  fold_paths,
   leaf_path,
   make_key,
 )
@@ -227,11 +226,6 @@ def _check_update(
 def _leaf_keys(
   seed: int, steps: Array, entries: Sequence[tuple[Any, Any]]
 ) -> list[Key]:
-  """Returns a key for each leaf.
-
-  All keys are computed in one array operation: on a GPU, computing each by
-  itself would launch kernels of its own.
-  """
-  paths = [zlib.crc32(leaf_path(path).encode()) for path, _ in entries]
-  keys = make_key(seed).fold(steps).fold(jnp.array(np.array(paths, np.uint32)))
-  return [Key(keys.shared[i], keys.worker[i]) for i in range(len(paths))]
+  """Returns a key for each leaf."""
+  paths = [leaf_path(path) for path, _ in entries]
+  return fold_paths(make_key(seed).fold(steps), paths)

@@ -25,6 +25,7 @@ from jaxmotion.core import (
   schedule_after,
   shape_string,
 )
+from jaxmotion.memory._check_separate import check_separate
 from jaxmotion.memory._memory_kind import to_device, to_host
 from jaxmotion.memory.residuals import (
   Action,
@@ -59,7 +60,8 @@ class OptimizerInBackward:
       of the shapes of their inputs, and run in one loop.
     loss: function (x, *batch) -> scalar of the last block's output.
     tx: optax transformation. It is called for each block by itself, with states
-      of its own for repeats: it cannot use a norm over all gradients.
+      of its own for repeats. It must update each array from the array's own
+      gradient: a norm over all gradients is refused.
     codec: codec, rules or choice as for `compress_residuals`. Offloaded
       residuals are transferred while the neighboring iteration computes.
     segment: number of repeats that are recomputed together in the backward
@@ -137,9 +139,13 @@ class OptimizerInBackward:
     Raises:
       TypeError: a parameter is not a floating-point array.
       ValueError: there is not one tree for each block, or the parameters of a
-        block are not stacked as often as it is repeated.
+        block are not stacked as often as it is repeated. `tx` updates an array
+        from the gradient of another.
     """
     self._check_params(params)
+    for own, (_, repeats) in zip(params, self.blocks, strict=True):
+      row = own if repeats == 1 else jax.tree.map(lambda a: a[0], own)
+      check_separate(self.tx, row, "block")
     return [
       self.tx.init(own) if repeats == 1 else jax.vmap(self.tx.init)(own)
       for own, (_, repeats) in zip(params, self.blocks, strict=True)

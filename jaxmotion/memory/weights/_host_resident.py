@@ -95,8 +95,8 @@ class HostResident:
     update: "once" calls `tx` once for all parameters, after the backward pass.
       "per_stage" calls it for each stage, the first one first. The next step
       begins as soon as that stage is updated, and the host updates the others
-      while the device computes. Use it only for elementwise optimizers (sgd,
-      adam, ...), not for those with a norm over all gradients.
+      while the device computes. `tx` must then update each array from the
+      array's own gradient: a norm over all gradients is refused.
     stream_weights: whether a stage's weights leave the device after its forward
       pass and are sent again for its backward pass, which then recomputes the
       stage. The device holds the weights of two stages at a time, and the
@@ -192,7 +192,8 @@ class HostResident:
     Raises:
       TypeError: a leaf is neither float32 nor of `device_dtype`.
       ValueError: names are not those of the stages, or a rule of `groups` is
-        wrong.
+        wrong. Stages are updated one after another, and `tx` updates an array
+        from the gradient of another.
     """
     check_outside_jit("params", params)
     layout, spec = self._layout(params), self._spec()

@@ -9,6 +9,7 @@ import optax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
+from jaxmotion.memory._check_separate import check_separate
 from jaxmotion.memory.weights._layout import Layout, Packet, StageLayout
 
 
@@ -81,15 +82,22 @@ def init_optimizer(
     layout: layout of the parameters.
     params: parameters of the whole model.
     is_per_stage: whether each stage is updated by itself.
+
+  Raises:
+    ValueError: stages are updated one after another, and `tx` updates an array
+      from the gradient of another.
   """
   init = jax.jit(tx.init)
   if not is_per_stage:
     return (init(params),)
   leaves = jax.tree.leaves(params)
-  return tuple(
-    init(stage.treedef.unflatten([leaves[i] for i in stage.model_indices]))
+  parts = [
+    stage.treedef.unflatten([leaves[i] for i in stage.model_indices])
     for stage in layout.stages
-  )
+  ]
+  for part in parts:
+    check_separate(tx, part, "stage")
+  return tuple(init(part) for part in parts)
 
 
 def place_reference(

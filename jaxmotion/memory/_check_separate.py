@@ -1,0 +1,74 @@
+"""Check of optimizers that update one part of the parameters after another."""
+
+from typing import Any
+
+import jax
+import optax
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from jaxmotion.core import PyTree, abstract_like, named_leaves
+
+
+def check_separate(
+  tx: optax.GradientTransformation, params: PyTree, part: str
+) -> None:
+  """Raises if the update of one array reads the gradient of another.
+
+  Args:
+    tx: optax transformation, to be called for one part after another.
+    params: parameters of one part, arrays or their shapes.
+    part: word for a part, for the error.
+
+  Raises:
+    ValueError: the update of an array reads the gradient of another.
+  """
+  params = jax.tree.map(abstract_like, params)
+  paths = [path for path, _ in named_leaves(params)]
+  jaxpr = _trace_update(tx, params)
+  if pair := _find_pair(jaxpr, len(paths)):
+    i, j = pair
+    raise ValueError(
+      "`tx` must update each array from the array's own gradient, because the"
+      f" gradients of one {part} are gone before those of the next exist, but"
+      f" the update of `{paths[i]}` reads the gradient of `{paths[j]}`, as in"
+      " `optax.clip_by_global_norm`: clip each array by its own norm with"
+      " `optax.clip_by_block_rms` or `optax.adaptive_grad_clip`."
+    )
+
+
+def _trace_update(tx: optax.GradientTransformation, params: PyTree) -> Any:
+  """Returns the jaxpr from gradients, state and parameters to updates."""
+  state = jax.eval_shape(tx.init, params)
+
+  def update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
+    return tx.update(grads, state, params)[0]
+
+  return jax.make_jaxpr(update)(params, state, params).jaxpr
+
+
+def _find_pair(jaxpr: Any, count: int) -> tuple[int, int] | None:
+  """Returns an update and another's gradient that it reads, if there are any.
+
+  Two positions differ in a bit. So it is enough to ask for each bit what the
+  updates with that bit read, and those without it: 2 log2(count) questions.
+
+  Args:
+    jaxpr: from gradients and more to updates.
+    count: number of gradients, and of updates.
+  """
+
+  def find_read(wanted: list[bool]) -> list[int]:
+    read = dce_jaxpr(jaxpr, wanted)[1][:count]
+    return [i for i in range(count) if read[i] and not wanted[i]]
+
+  halves = [
+    [(i >> bit) & 1 == value for i in range(count)]
+    for bit in range((count - 1).bit_length() if count else 0)
+    for value in (0, 1)
+  ]
+  if not any(map(find_read, halves)):
+    return None
+  for i in range(count):
+    if read := find_read([k == i for k in range(count)]):
+      return i, read[0]
+  return None
