@@ -167,7 +167,8 @@ def parallelize_step(
 
       specs = [leaf.spec for leaf in leaves]
       given_specs = {
-        name: split_specs(arg, mesh, axis_name) for name, arg in given.items()
+        name: split_specs(name, arg, mesh, axis_name)
+        for name, arg in given.items()
       }
       new, results = run_on_workers(
         run_local, mesh, axis_name, [state, given], [specs, given_specs], decide

@@ -11,7 +11,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import (
   branch_after,
-  check_batch,
   check_rows,
   update_params,
 )
@@ -56,6 +55,7 @@ from jaxmotion.transforms._placement import as_transformation, check_trained
 from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
+from jaxmotion.transforms._step_arguments import split_specs
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
@@ -144,10 +144,11 @@ def data_parallel(
       (params, model_state, opt_state, batch, *, key=None, **extra_args) ->
       (params, model_state, opt_state, loss or (loss, aux)). What a step returns
       is what the next one takes, in the same order. Buffers are donated (see
-      `donate`). Every leaf of `batch` is split along its leading axis. `key` is
-      a key of `jax.random`; `loss_fn` gets `fold_in(fold_in(key, count),
-      worker)`, in which `count` is that of the exchange's state. So one key
-      serves all steps: every worker and every step draws its own dropout mask.
+      `donate`). Every leaf of `batch` is split along its leading axis; all
+      workers get its scalars. `key` is a key of `jax.random`; `loss_fn` gets
+      `fold_in(fold_in(key, count), worker)`, in which `count` is that of the
+      exchange's state. So one key serves all steps: every worker and every step
+      draws its own dropout mask.
       Extra arguments go to `tx.update`: scalars that all workers share. A chain
       that needs `value=` gets the workers' mean loss (`mean_loss`). To log the
       norm of the mean gradient, put `optax.snapshot("norm", optax.tree.norm)`
@@ -318,17 +319,17 @@ def data_parallel(
     batch: PyTree,
     key: Array | None,
   ) -> LocalWork:
-    check_batch(batch, mesh, axis_name, microbatches)
+    batch_specs = split_specs("batch", batch, mesh, axis_name, microbatches)
     check_step_key(key)
     keys = None
     if key is not None:
       keys = make_worker_keys(key, opt_state, workers)
     args = shardings.place(
       (params, model, batch, keys),
-      (shardings.params(params), model_spec, split, split),
+      (shardings.params(params), model_spec, batch_specs, split),
     )
     work = map_local_work(
-      compute_own, mesh, axis_name, (P(), model_spec, split, split)
+      compute_own, mesh, axis_name, (P(), model_spec, batch_specs, split)
     )(*args)
     grads = shardings.place(work.grads, shardings.grads(params))
     return work._replace(grads=grads)

@@ -15,7 +15,6 @@ from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   all_axes,
   apply_nonfinite_policy,
-  check_batch,
   check_rows,
   keep_update,
   run_with_loss,
@@ -69,6 +68,7 @@ from jaxmotion.transforms._placement import (
 from jaxmotion.transforms._shard_layout import LeafCut
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._state_maker import StateMaker
+from jaxmotion.transforms._step_arguments import split_specs
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 from jaxmotion.transforms._weight_part import check_regather
 
@@ -161,9 +161,9 @@ def fully_sharded(
     step: (params, opt_state, batch, *, key=None, **extra_args) -> (params,
       opt_state, loss or (loss, aux)), jitted. With `model_state`, (params,
       model_state, opt_state, batch, ...) -> (params, model_state, opt_state,
-      loss or (loss, aux)). Every leaf of `batch` is split along its leading
-      axis. `key` is as for `data_parallel`. Extra arguments go to
-      `tx.update`; one that needs `value=` gets the workers' mean loss.
+      loss or (loss, aux)). `batch` is split, and `key` used, as by
+      `data_parallel`. Extra arguments go to `tx.update`; one that needs
+      `value=` gets the workers' mean loss.
 
   Raises:
     TypeError: an argument of another type.
@@ -401,7 +401,7 @@ def fully_sharded(
       "opt_state", opt_state, FullyShardedState, "what `init` returned"
     )
     check_rows(opt_state, [plan.count_workers()])
-    check_batch(batch, mesh, axes, microbatches)
+    batch_specs = split_specs("batch", batch, mesh, axes, microbatches)
     if "weight" in extra_args:
       raise ValueError(
         "`weight` must be given by `weight_fn` of `fully_sharded`, got "
@@ -417,7 +417,7 @@ def fully_sharded(
     opt_specs = plan.state_specs(opt_state.inner, params, cuts)
     params, model, opt_state, batch, keys, extra_args = shardings.place(
       (params, model, opt_state, batch, keys, extra_args),
-      (part_specs, model_spec, opt_specs, split, split, P()),
+      (part_specs, model_spec, opt_specs, batch_specs, split, P()),
     )
     shard_model = plan.find_model(params)
     # Two maps, of which XLA makes one program. Only the second checks what
@@ -431,7 +431,7 @@ def fully_sharded(
         plan.param_specs(params, cuts, axes),
         (P(), split),
         model_spec,
-        split,
+        batch_specs,
         split,
       ),
     )(params, (opt_state.count, opt_state.error), model, batch, keys)

@@ -21,6 +21,7 @@ from jaxmotion.core import (
   check_instance,
   check_like,
   check_text,
+  fold_paths,
   make_key,
   named_leaves,
   put_on_mesh,
@@ -169,8 +170,8 @@ class ShardPlan(NamedTuple):
       return [None] * len(named)
     base = make_key(self.seed, worker_index(self.axes)).fold(count)
     keys: list[Key | None] = []
-    for (path, _), cut in zip(named, cuts, strict=True):
-      key = base.fold_path(path)
+    of_paths = fold_paths(base, [path for path, _ in named])
+    for (path, _), cut, key in zip(named, cuts, of_paths, strict=True):
       if self.is_stacked(path):
         key = jax.vmap(key.fold)(jnp.arange(cut.shape[0]))
       keys.append(key)

@@ -11,7 +11,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion.collectives.extend import (
   branch_after,
-  check_batch,
   check_rows,
   run_with_loss,
 )
@@ -55,6 +54,7 @@ from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
 from jaxmotion.transforms._shardings import Shardings
 from jaxmotion.transforms._stacked_update import update_stacked
 from jaxmotion.transforms._state_maker import StateMaker
+from jaxmotion.transforms._step_arguments import split_specs
 from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
@@ -134,8 +134,8 @@ def local_updates(
     init: params -> `LocalState`, placed on the mesh. Evaluate and save its
       `anchor`; `params` are each worker's own.
     step: (state, batch, *, key=None, **extra_args) -> (state, loss or
-      (loss, aux)), jitted. Every leaf of `batch` is split along its leading
-      axis. `loss_fn` gets the key `fold_in(fold_in(key, count), worker)`. Extra
+      (loss, aux)), jitted. `batch` is split as by `data_parallel`.
+      `loss_fn` gets the key `fold_in(fold_in(key, count), worker)`. Extra
       arguments go to the outer chain's update. Its program branches over what
       is due: `wire.compiled_bytes(compiled, branch=0)` is a quiet step, and
       `branch=1` what a step would send in which all fragments are due.
@@ -286,15 +286,16 @@ def local_updates(
     placed: tuple[PyTree, PyTree] = (split, split),
   ) -> tuple[PerWorker, PerWorker, LocalWork]:
     check_own((params, inner_state), {})
-    check_batch(batch, mesh, axis_name, microbatches)
+    batch_specs = split_specs("batch", batch, mesh, axis_name, microbatches)
     check_step_key(key)
     keys = None
     if key is not None:
       keys = make_worker_keys(jax.random.fold_in(key, count), (), workers)
     args = shardings.place(
-      (params, inner_state, batch, keys), (*placed, split, split)
+      (params, inner_state, batch, keys), (*placed, batch_specs, split)
     )
-    return map_local_work(train_own, mesh, axis_name, (split,) * 4)(*args)
+    in_specs = (split, split, batch_specs, split)
+    return map_local_work(train_own, mesh, axis_name, in_specs)(*args)
 
   def check_own(state: PyTree, extra_args: dict[str, Any]) -> None:
     _check_workers(state, workers, mesh.size)

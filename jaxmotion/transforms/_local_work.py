@@ -14,6 +14,8 @@ from jaxmotion.core import (
   check_callable,
   check_choice,
   check_int,
+  is_array,
+  shape_strings,
 )
 from jaxmotion.transforms._model_state import check_same_shapes, is_floating
 
@@ -156,7 +158,7 @@ def make_own_loss(
     if not stateful:
       result = loss_fn(params, batch, **kwargs)
       loss, aux = _split_pair(result, "aux") if has_aux else (result, None)
-      return loss, (None, aux)
+      return _check_loss(loss), (None, aux)
     # A copy: only the trace that made the variables of a Flax model may write
     # to them.
     given = jax.tree.map(lambda a: a, model_state)
@@ -167,9 +169,26 @@ def make_own_loss(
     new, aux = (
       _split_pair(rest, "aux", "model_state") if has_aux else (rest, None)
     )
-    return loss, (check_same_shapes(new, model_state), aux)
+    new = check_same_shapes(new, model_state)
+    return _check_loss(loss), (new, aux)
 
   return compute_loss
+
+
+def _check_loss(loss: Any) -> Any:
+  """Returns the loss of `loss_fn`; raises unless it is a real scalar."""
+  leaves = jax.tree.leaves(loss)
+  if is_array(loss) and not jnp.shape(loss):
+    if jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+      return loss
+  known = leaves and all(map(is_array, leaves))
+  found = shape_strings(loss) if known else f"{loss!r:.200}"
+  hint = "average over the examples"
+  if isinstance(loss, tuple):
+    hint = "with `has_aux=True` it returns (loss, aux)"
+  raise ValueError(
+    f"`loss_fn` must return a floating-point scalar, got {found}: {hint}."
+  )
 
 
 def compute_weight(weight_fn: Callable[..., Any], batch: PyTree) -> Array:
@@ -201,12 +220,17 @@ def split_batch(batch: PyTree, microbatches: int) -> PyTree:
   """Returns a worker's batch with a leading axis of microbatches.
 
   Args:
-    batch: leaves whose leading axis the microbatches divide.
+    batch: leaves whose leading axis the microbatches divide, or scalars, which
+      each of them gets.
     microbatches: number of parts.
   """
-  return jax.tree.map(
-    lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch
-  )
+
+  def split_leaf(a: Array) -> Array:
+    if not jnp.ndim(a):
+      return jnp.broadcast_to(a, (microbatches,))
+    return a.reshape(microbatches, -1, *a.shape[1:])
+
+  return jax.tree.map(split_leaf, batch)
 
 
 def average_scalars(metrics: PyTree, weights: Array | None) -> PyTree:

@@ -45,14 +45,10 @@ def check_same_shapes(new: PyTree, old: PyTree) -> PyTree:
   for (path, a), b in zip(named_leaves(new), jax.tree.leaves(old), strict=True):
     if (a.shape, a.dtype) != (b.shape, b.dtype):
       place = f" at {path!r}" if path else ""
-      raise ValueError(f"{message}{_describe(b)}, got {_describe(a)}{place}.")
+      raise ValueError(
+        f"{message}{shape_string(b)}, got {shape_string(a)}{place}."
+      )
   return new
-
-
-def _describe(a: Array) -> str:
-  if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-    return f"{a.dtype}{list(a.shape)}"
-  return shape_string(a)
 
 
 def check_equal(
@@ -88,8 +84,9 @@ def check_equal(
     if over and not is_floating(like):
       raise ValueError(
         f"`model_state{'/' * bool(path)}{path}` must not depend on the batch "
-        f"or the key, because {_describe(like)} has no mean over workers. Make "
-        "it floating-point, or keep each worker's own: model_state='local'."
+        f"or the key, because {shape_string(like)} has no mean over workers. "
+        "Make it floating-point, or keep each worker's own: "
+        "model_state='local'."
       )
 
 

@@ -128,7 +128,7 @@ def parallelize_step(
     ) -> PyTree:
       args = {**args, **given}
       specs = {
-        name: split_specs(arg, mesh, axis_name)
+        name: split_specs(name, arg, mesh, axis_name)
         if name in split
         else state_specs(arg, axis_name)
         for name, arg in args.items()

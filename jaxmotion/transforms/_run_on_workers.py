@@ -155,9 +155,10 @@ def is_key(x: Any) -> bool:
   """Returns whether an array has typed PRNG keys.
 
   Args:
-    x: array, or its shape and dtype.
+    x: array, its shape and dtype, or a number.
   """
-  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  dtype = getattr(x, "dtype", None)
+  return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:

@@ -1,12 +1,12 @@
 """Arguments of training steps that are mapped over workers."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from jaxmotion.collectives.extend import check_batch
 from jaxmotion.core import (
   AxisName,
   PyTree,
@@ -15,9 +15,11 @@ from jaxmotion.core import (
   check_instance,
   check_sequence,
   check_text,
+  named_leaves,
 )
 from jaxmotion.transforms._init_state import check_axes
 from jaxmotion.transforms._model_axes import sharded_axes
+from jaxmotion.transforms._run_on_workers import is_key
 
 
 def check_step_mesh(mesh: Any, axis_name: Any) -> None:
@@ -63,21 +65,54 @@ def check_batch_names(value: Any) -> tuple[str, ...]:
   return names
 
 
-def split_specs(batch: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
+def split_specs(
+  name: str,
+  batch: PyTree,
+  mesh: Mesh,
+  axis_name: AxisName,
+  microbatches: int = 1,
+) -> PyTree:
   """Returns the specs of a batch that is split along its leading axis.
 
   Args:
+    name: the argument's name, for the message.
     batch: pytree of arrays; scalars are replicated.
     mesh: device mesh that has the axis.
     axis_name: the workers' axis.
+    microbatches: number of parts that divide a worker's examples.
 
   Raises:
-    ValueError: the workers do not divide a leading axis.
+    ValueError: the workers do not divide a leading axis, or a leaf is one key,
+      of which all workers would draw the same numbers.
   """
-  check_batch(
-    [x for x in jax.tree.leaves(batch) if jnp.ndim(x)], mesh, axis_name
-  )
-  return jax.tree.map(lambda x: P(axis_name) if jnp.ndim(x) else P(), batch)
+  workers = math.prod(mesh.shape[axis] for axis in axis_names(axis_name))
+
+  def find_spec(path: str, leaf: Any) -> P:
+    at = f" at `{path}`" if path else ""
+    shape = jnp.shape(leaf)
+    if not shape and is_key(leaf):
+      raise ValueError(
+        f"`{name}` must not hold a key for all workers, who would draw the "
+        f"same numbers, got one{at}: give the key to the step by itself."
+      )
+    if not shape:
+      return P()
+    if shape[0] % workers:
+      raise ValueError(
+        f"`{name}` must have leaves with a leading axis of examples that "
+        f"{workers} workers divide, got shape {shape}{at}: drop or pad the "
+        "last examples."
+      )
+    own = shape[0] // workers
+    if own % microbatches:
+      raise ValueError(
+        f"`microbatches` must divide the {own} examples of a worker, got "
+        f"{microbatches} for a `{name}` of shape {shape}{at}."
+      )
+    return P(axis_name)
+
+  specs = [find_spec(path, leaf) for path, leaf in named_leaves(batch)]
+  return jax.tree.unflatten(jax.tree.structure(batch), specs)
 
 
 def place_arguments(

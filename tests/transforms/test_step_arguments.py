@@ -1,0 +1,145 @@
+"""Batches and losses of training steps: what is split, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion import transforms
+
+MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+BATCH = {"x": X, "none": None, "scale": 0.5, "shift": np.float32(2)}
+PARAMS = {"w": np.ones((3, 2), np.float32)}
+TX = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+
+
+def loss_fn(params, batch):
+  y = batch["x"] @ transforms.gather_params(params)["w"]
+  return jnp.mean((batch["scale"] * y - batch["shift"]) ** 2)
+
+
+def plain_loss(params, batch):
+  y = batch["x"] @ params["w"]
+  return jnp.mean((batch["scale"] * y - batch["shift"]) ** 2)
+
+
+def train_by_data_parallel(batch, **options):
+  init, step = jaxmotion.data_parallel(plain_loss, TX, MESH, **options)
+  return step(*init(PARAMS), batch)[0]
+
+
+def train_in_microbatches(batch):
+  return train_by_data_parallel(batch, microbatches=2)
+
+
+def train_fully_sharded(batch):
+  init, step = jaxmotion.fully_sharded(
+    loss_fn, optax.sgd(0.1), MESH, microbatches=2
+  )
+  return step(*init(PARAMS), batch)[0]
+
+
+def train_by_local_updates(batch):
+  outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
+  init, step = jaxmotion.local_updates(
+    plain_loss, optax.sgd(0.1), outer, MESH, every=1
+  )
+  return step(init(PARAMS), batch)[0].anchor
+
+
+def train_a_step_of_ones_own(batch):
+  tx = jaxmotion.bind_mesh(TX, MESH)
+
+  @jaxmotion.parallelize_step(MESH)
+  def step(params, opt_state, batch):
+    grads = jax.grad(plain_loss)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  return step(PARAMS, tx.init(PARAMS), batch)[0]
+
+
+TRAINERS = [
+  train_by_data_parallel,
+  train_in_microbatches,
+  train_fully_sharded,
+  train_by_local_updates,
+  train_a_step_of_ones_own,
+]
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_all_workers_get_the_scalars_of_a_batch(train):
+  grads = jax.grad(plain_loss)(PARAMS, BATCH)
+  expected = PARAMS["w"] - 0.1 * grads["w"]
+  np.testing.assert_allclose(train(BATCH)["w"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_one_key_for_all_workers_is_refused_in_a_batch(train):
+  with pytest.raises(ValueError, match="`batch` must not hold .* at `key`: gi"):
+    train(BATCH | {"key": jax.random.key(0)})
+
+
+def test_keys_of_the_examples_are_split():
+  seen = []
+
+  def loss(params, batch):
+    seen.append(batch["key"].shape)
+    return plain_loss(params, batch)
+
+  init, step = jaxmotion.data_parallel(loss, TX, MESH)
+  step(*init(PARAMS), BATCH | {"key": jax.random.split(jax.random.key(0), 16)})
+  assert set(seen) == {(4,)}
+
+
+def test_an_argument_that_workers_do_not_divide_is_named():
+  @jaxmotion.parallelize_step(MESH, batch=["x", "y"])
+  def step(params, x, y):
+    return jnp.mean(params * x * y)
+
+  with pytest.raises(ValueError, match="`y` must have .* got shape \\(6,\\)"):
+    step(1.0, np.ones(8), np.ones(6))
+
+
+@pytest.mark.parametrize("build", ["data_parallel", "fully_sharded", "local"])
+@pytest.mark.parametrize(
+  ("result", "message"),
+  [
+    (lambda loss: loss[None], r"got float32\[1\]: average over the examples"),
+    (lambda loss: (loss, {"a": 1.0}), r"got float32\[\], .*`has_aux=True`"),
+    (lambda loss: jnp.int32(loss), r"got int32\[\]"),
+    (lambda loss: None, "got None"),
+  ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(build, result, message):
+  def loss_fn(params, batch):
+    return result(jnp.mean(batch["x"] @ transforms.gather_params(params)["w"]))
+
+  def plain_loss(params, batch):
+    return result(jnp.mean(batch["x"] @ params["w"]))
+
+  if build == "data_parallel":
+    init, step = jaxmotion.data_parallel(plain_loss, TX, MESH)
+  elif build == "fully_sharded":
+    init, step = jaxmotion.fully_sharded(loss_fn, optax.sgd(0.1), MESH)
+  else:
+    outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
+    inner = optax.sgd(0.1)
+    init, step = jaxmotion.local_updates(
+      plain_loss, inner, outer, MESH, every=1
+    )
+  state = init(PARAMS)
+  args = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+  with pytest.raises(ValueError, match="`loss_fn` must return .*" + message):
+    jax.eval_shape(step, *args, BATCH)
+
+
+def test_a_key_among_the_parameters_is_refused_by_name():
+  init, _ = jaxmotion.data_parallel(plain_loss, TX, MESH)
+  with pytest.raises(TypeError, match=r"`params/key` must .* got key<fry>\[\]"):
+    init(PARAMS | {"key": jax.random.key(0)})
