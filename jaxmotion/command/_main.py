@@ -45,8 +45,8 @@ def main(
     ask: function of a question that returns the answer.
 
   Returns:
-    0; 1 after an error, which is one line of the standard error; 130 after an
-    interrupt; 141 if nobody reads the output.
+    0; 1 after an error, which is one line of the standard error; 141 if nobody
+    reads the output.
 
   Example:
     >>> main(["advise", "nothing.py:make_loss"])
@@ -63,8 +63,6 @@ def main(
   except EOFError:
     _tell("\njaxmotion: The answers end before the questions.")
     return 1
-  except KeyboardInterrupt:
-    return 130
   return _print_result(text)
 
 

@@ -54,10 +54,12 @@ def read_platform(
       f"`--platform` must name a file that exists, got {name!r}."
     ) from error
   except (OSError, TypeError, ValueError) as error:
-    named = name_flags(error, path="--platform", name="--platform")
-    is_file = name.endswith(".json")
-    hint = "" if is_file else " A platform of your own is a file in .json."
-    raise CommandError(f"{named}{hint}") from error
+    # A file has fields, among them `name`; a name is an argument.
+    if name.endswith(".json"):
+      raise name_flags(error, path="--platform") from error
+    named = name_flags(error, name="--platform")
+    hint = "A platform of your own is a file in .json."
+    raise CommandError(f"{named} {hint}") from error
   if not 0 < peak_share <= 1:
     raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."

@@ -7,6 +7,7 @@ from jaxmotion.command._user_file import (
   call_user as call_user,
   check_task as check_task,
   load_function as load_function,
+  name_flags as name_flags,
 )
 from jaxmotion.core import set_public_module as _set_public_module
 

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.common import records
 from experiments.perfmodel import measured
-from experiments.perfmodel.codecs import find_codecs
 from experiments.perfmodel.rows import calibration_rows
 from experiments.perfmodel.tables import calibration_table
 from jaxmotion import codecs, perfmodel
@@ -205,8 +204,3 @@ def test_left_out_sizes_are_interpolated():
 def test_impossible_arguments_are_named(arguments, message):
   with pytest.raises((TypeError, ValueError), match=message):
     calibrate_platform(**arguments)
-
-
-def test_experiments_name_codecs_that_are_known():
-  with pytest.raises(ValueError, match=r"`codecs` must be some of.*got 'zip'"):
-    find_codecs(["int8", "zip"])

@@ -1,5 +1,6 @@
 """What the command line prints, and how it ends."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,8 +8,9 @@ import sys
 
 import pytest
 
-from jaxmotion import perfmodel
+from jaxmotion import __main__, perfmodel
 from jaxmotion.command import main
+from tests.paths import ROOT
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -99,6 +101,41 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   assert told == "0.5 of the peak, as its user says"
   status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
   assert status == 0 and "8 workers of lab" in out
+
+
+def test_a_file_that_is_no_platform_is_named(capsys, tmp_path, model):
+  path = tmp_path / "bad.json"
+  place = f"`--platform` must be the JSON file of a platform, got '{path}': "
+  path.write_text('{"name": "mine"}')
+  status, _, err = run(capsys, "advise", model, f"--platform={path}")
+  assert status == 1 and f"{place}`platform` must have a field 'device'" in err
+  found = perfmodel.platform_to_dict(perfmodel.builtin_platform("h100_node"))
+  path.write_text(json.dumps(found | {"name": 3}))
+  status, _, err = run(capsys, "advise", model, f"--platform={path}")
+  assert status == 1 and place in err and "`name` must be" in err
+
+
+def test_an_interrupt_ends_a_command_with_one_line(capsys, monkeypatch):
+  def interrupt():
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr("jaxmotion.command.main", interrupt)
+  assert __main__.main() == 130
+  line = "\njaxmotion: Stopped by an interrupt.\n"
+  assert capsys.readouterr() == ("", line)
+
+
+def test_an_interrupt_while_jax_is_imported_ends_with_one_line(tmp_path):
+  (tmp_path / "jax.py").write_text("raise KeyboardInterrupt\n")
+  done = subprocess.run(
+    [sys.executable, "-m", "jaxmotion", "--help"],
+    capture_output=True,
+    cwd=ROOT,
+    env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    text=True,
+  )
+  assert done.returncode == 130
+  assert done.stderr == "\njaxmotion: Stopped by an interrupt.\n"
 
 
 def test_a_known_device_needs_no_figures(capsys, tmp_path):

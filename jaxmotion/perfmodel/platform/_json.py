@@ -63,8 +63,13 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
     ...
     ValueError: `plain` must have a field 'device', got only 'name'.
   """
-  check_instance("plain", plain, Mapping, "a dict of a platform's fields")
-  fields = _checked_fields(Platform, "plain", plain)
+  return _read_platform("plain", plain)
+
+
+def _read_platform(path: str, plain: Any) -> Platform:
+  """Returns the platform of a dict that messages call `path`."""
+  check_instance(path, plain, Mapping, "a dict of a platform's fields")
+  fields = _checked_fields(Platform, path, plain)
   fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
     if fields[name] is not None:  # A device may have no link to a host.
@@ -73,7 +78,7 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
   fields["axes"] = tuple(
     _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(axes)
   )
-  return _construct(Platform, "plain", fields)
+  return _construct(Platform, path, fields)
 
 
 def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
@@ -122,7 +127,7 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
   check_instance("path", path, (str, os.PathLike), "a path")
   content = pathlib.Path(path).read_bytes()
   try:
-    return platform_from_dict(_parse_json(content))
+    return _read_platform("platform", _parse_json(content))
   except (TypeError, ValueError) as error:
     kind = TypeError if isinstance(error, TypeError) else ValueError
     raise kind(

@@ -90,6 +90,17 @@ def test_numbers_that_are_no_figures_are_refused(tmp_path, number):
     check_refused(save(tmp_path, json.dumps(tree).replace('"HERE"', number)))
 
 
+def test_fields_of_a_file_are_those_of_its_platform(tmp_path):
+  tree = plain()
+  tree.pop("device")
+  for found in (tree, tree | {"devices": 3}, []):
+    path = save(tmp_path, json.dumps(found))
+    with pytest.raises((TypeError, ValueError), match=": `platform` must"):
+      perfmodel.load_platform(path)
+  with pytest.raises(ValueError, match="`plain` must have a field 'device'"):
+    perfmodel.platform_from_dict(tree)
+
+
 def test_an_absent_file_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match="here.json"):
     perfmodel.load_platform(tmp_path / "here.json")
