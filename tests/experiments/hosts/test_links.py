@@ -1,3 +1,4 @@
+import os
 import pathlib
 import subprocess
 import sys
@@ -35,9 +36,11 @@ print(took, after[0] - before[0], after[1] - before[1], flush=True)
 """
 
 
-def namespaces():
+def namespaces(process):
+  """Namespaces that a process made; others measure at the same time."""
   listed = subprocess.run(["ip", "netns"], capture_output=True, text=True)
-  return {line.split()[0] for line in listed.stdout.splitlines()}
+  names = {line.split()[0] for line in listed.stdout.splitlines()}
+  return {name for name in names if name.split("-")[1:2] == [str(process)]}
 
 
 def start(host, *arguments):
@@ -81,12 +84,12 @@ def test_a_delay_is_added_both_ways():
 @PERMITTED
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_namespaces_go_with_the_context(hosts):
-  before = namespaces()
+  before = namespaces(os.getpid())
   with pytest.raises(KeyError), linked_hosts(hosts) as made:
     assert len({host.address for host in made}) == hosts
-    assert {host.namespace for host in made} <= namespaces() - before
+    assert {host.namespace for host in made} <= namespaces(os.getpid()) - before
     raise KeyError
-  assert namespaces() <= before
+  assert namespaces(os.getpid()) <= before
 
 
 @PERMITTED
@@ -96,10 +99,12 @@ def test_what_a_killed_run_left_behind_is_removed():
     capture_output=True,
     text=True,
   )
-  name = f"jaxmotion-{int(ended.stdout)}-0"
+  process = int(ended.stdout)
+  name = f"jaxmotion-{process}-0"
   subprocess.run(["ip", "netns", "add", name], check=True)
+  assert namespaces(process) == {name}
   hosts_links.remove_stale_namespaces()
-  assert name not in namespaces()
+  assert not namespaces(process)
 
 
 def test_a_host_is_named_by_its_address():
@@ -117,9 +122,12 @@ def test_why_links_cannot_be_made_is_said(monkeypatch):
 
 @pytest.mark.parametrize("rate", ["100", "fast", "0mbit", "-1mbit", "1 gbit"])
 def test_bad_rates_are_named(rate):
-  with pytest.raises(ValueError, match="`rate` must be none or like 100mbit"):
+  with pytest.raises(ValueError, match="must be none or like 100mbit"):
     parse_rate(rate)
-  with pytest.raises(ValueError, match="`rate`"), linked_hosts(2, rate):
+  with (
+    pytest.raises(ValueError, match="must be none or like"),
+    linked_hosts(2, rate),
+  ):
     pass
 
 
