@@ -30,7 +30,7 @@ from absl import flags
 
 import jaxmotion
 from experiments.common import records, shared_flags
-from experiments.common.console import make_console
+from experiments.common.console import JobError, make_console
 from experiments.common.records import Row
 from experiments.common.tables import Table
 from jaxmotion import codecs, wire
@@ -164,16 +164,23 @@ def _format_cell(row: Row | None) -> str:
   return f"{float(row.value):.2f}{noise}"
 
 
+def _find_commit() -> str:
+  """Returns the short name of the commit that is checked out."""
+  command = ["git", "rev-parse", "--short", "HEAD"]
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode:
+    raise JobError("`--commit` must be given where git knows none.")
+  return done.stdout.strip()
+
+
 def main() -> None:
   """Measures, prints the table of all commits, and writes their rows."""
   # Of CPUs alone: other devices are there in their number.
   jax.config.update("jax_num_cpu_devices", _WORKERS)
-  commit = (
-    _COMMIT.value
-    or subprocess.check_output(
-      ["git", "rev-parse", "--short", "HEAD"], text=True
-    ).strip()
-  )
+  commit = _COMMIT.value or _find_commit()
+  known: list[Row] = []
+  if _JSON.value and os.path.exists(_JSON.value):
+    known = records.read_rows(_JSON.value)
   repeats = _REPEATS.value
   compile_s, sent, temporaries = measure_steps(repeats)
   saved = {case: [1 / v for v in values] for case, values in sent.items()}
@@ -186,9 +193,6 @@ def main() -> None:
       ("temp_ratio", "fp32", temporaries),
     ],
   )
-  known: list[Row] = []
-  if _JSON.value and os.path.exists(_JSON.value):
-    known = records.read_rows(_JSON.value)
   rows = [r for r in known if not r.experiment.endswith(f"_{commit}")] + rows
   make_console().print(summary_table(rows).to_console())
   if _JSON.value:

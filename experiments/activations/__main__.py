@@ -17,21 +17,27 @@ value; the other codes are lossless.
 from absl import flags
 
 from experiments.activations.rows import make_rows
-from experiments.activations.run import measure_networks
+from experiments.activations.run import check_steps, measure_networks
 from experiments.activations.tables import gain_table, ratio_table
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.models.training import NARROW_WIDTHS
 
-_NETS = flags.DEFINE_list("nets", list(NARROW_WIDTHS), "Names of networks.")
+_NETS = list_flags.define_names(
+  "nets", NARROW_WIDTHS, NARROW_WIDTHS, "Names of networks."
+)
 _DATA = flags.DEFINE_enum(
   "data", "digits", ["digits", "photographs"], "Images to train on."
 )
 _IMAGE = flags.DEFINE_integer(
   "image", 32, "Height and width of the images.", 32
 )
-_LOOKS = flags.DEFINE_list(
-  "looks", ["0", "5", "15", "40", "120"], "Steps at which to measure."
+_LOOKS = list_flags.define_numbers(
+  "looks",
+  [0, 5, 15, 40, 120],
+  "Steps at which to measure; they ascend.",
+  low=0,
+  check=check_steps,
 )
 _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images in a batch.", 1, allow_override=True
@@ -50,7 +56,7 @@ def main() -> None:
     _NETS.value,
     data=_DATA.value,
     image=_IMAGE.value,
-    steps=[int(step) for step in _LOOKS.value],
+    steps=_LOOKS.value,
     batch=_BATCH.value,
     seed=_SEED.value,
     console=console,

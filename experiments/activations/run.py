@@ -10,6 +10,21 @@ from experiments.common.progress import Display
 from experiments.models.training import NARROW_WIDTHS, load_color_images
 
 
+def check_steps(steps: Sequence[int]) -> None:
+  """Raises unless steps ascend, and a schedule can end at the last.
+
+  Args:
+    steps: steps at which to measure.
+
+  Raises:
+    ValueError: they do not, or it cannot.
+  """
+  # The learning rate rises for a step, and falls for another.
+  if list(steps) != sorted(set(steps)) or steps[-1] < 2:
+    got = ", ".join(map(str, steps))
+    raise ValueError(f"must ascend to 2 or more, got {got}.")
+
+
 def measure_networks(
   nets: Sequence[str],
   *,
@@ -30,17 +45,7 @@ def measure_networks(
     batch: number of images in a batch.
     seed: seed of parameters and batches.
     console: shows the progress.
-
-  Raises:
-    ValueError: a network is not one of ReLUs, or the steps do not ascend.
   """
-  for name in nets:
-    if name not in NARROW_WIDTHS:
-      raise ValueError(
-        f"`nets` must be some of {', '.join(NARROW_WIDTHS)}, got {name!r}."
-      )
-  if not steps or list(steps) != sorted(set(steps)) or steps[0] < 0:
-    raise ValueError(f"`looks` must ascend from 0 or more, got {steps}.")
   images = load_color_images(data, image)
   measured = []
   with Display(console, steps=steps[-1], runs=len(nets)) as display:

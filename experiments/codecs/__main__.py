@@ -21,16 +21,16 @@ from absl import flags
 from experiments.codecs.rows import make_rows
 from experiments.codecs.run import measure_codecs
 from experiments.codecs.tables import summary_table
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 
-_ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.")
-_COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.")
-_LEAVES = flags.DEFINE_multi_integer(
-  "leaves", [64, 256], "Leaves of a tree.", allow_override=True
+_ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.", 1)
+_COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.", 1)
+_LEAVES = list_flags.define_numbers(
+  "leaves", [64, 256], "Numbers of leaves of a tree.", low=1
 )
 _REPEATS = flags.DEFINE_integer(
-  "repeats", 9, "Interleaved repeats.", allow_override=True
+  "repeats", 9, "Interleaved repeats.", 1, allow_override=True
 )
 _JSON = shared_flags.define_rows()
 

@@ -9,6 +9,7 @@ import numpy as np
 import rich.progress
 
 from experiments.codecs.cases import CODECS, TREES, UPDATES
+from experiments.common.console import JobError
 from experiments.common.timing import (
   InPlace,
   TimedCalls,
@@ -50,11 +51,11 @@ def measure_codecs(
     repeats: number of interleaved repeats.
 
   Raises:
-    ValueError: the elements do not fill the rows, or the rows the leaves.
+    JobError: the elements do not fill the rows, or the rows the leaves.
   """
   for count in leaves:
     if elements % (columns * count):
-      raise ValueError(
+      raise JobError(
         "`elements` must be a multiple of `columns` * `leaves`, got "
         f"{elements} for {columns} * {count}."
       )

@@ -26,30 +26,21 @@ from experiments.codecs.shape_cases import AWKWARD, CODECS
 from experiments.codecs.shape_rows import is_current, make_rows
 from experiments.codecs.shape_run import METRICS, measure_shapes
 from experiments.codecs.shape_tables import summary_table
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.kept import read_cases
 
-_SHAPES = flags.DEFINE_multi_enum(
-  "only_shapes",
-  list(AWKWARD),
-  list(AWKWARD),
-  "Shapes to time.",
+_SHAPES = list_flags.define_names(
+  "only_shapes", AWKWARD, AWKWARD, "Shapes to time."
 )
-_CODECS = flags.DEFINE_multi_enum(
-  "only_codecs",
-  list(CODECS),
-  list(CODECS),
-  "Codecs to time.",
+_CODECS = list_flags.define_names(
+  "only_codecs", CODECS, CODECS, "Codecs to time."
 )
-_METRICS = flags.DEFINE_multi_enum(
-  "only_metrics",
-  list(METRICS),
-  list(METRICS),
-  "What to time.",
+_METRICS = list_flags.define_names(
+  "only_metrics", METRICS, METRICS, "What to time."
 )
 _REPEATS = flags.DEFINE_integer(
-  "repeats", 9, "Interleaved repeats.", allow_override=True
+  "repeats", 9, "Interleaved repeats.", 1, allow_override=True
 )
 _FRESH = flags.DEFINE_bool(
   "fresh", False, "Measure again what is in --json.", allow_override=True

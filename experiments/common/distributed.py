@@ -93,7 +93,7 @@ def join_job() -> Iterator[int]:
     The number of processes, 1 if no flag and no variable asks for several.
 
   Raises:
-    ValueError: some but not all of the arguments are given, or they
+    JobError: some but not all of the arguments are given, or they
       contradict each other.
   """
   arguments = _read_arguments()
@@ -188,12 +188,12 @@ def _read_arguments() -> dict[str, Any] | None:
     return None
   if address is None or count is None or index is None:
     missing = [f"`--{name}`" for name in given if name not in known]
-    raise ValueError(
+    raise JobError(
       f"{' and '.join(missing)} must be given with the other arguments of a"
       f" job of several processes (or `--distributed`), got {known}."
     )
   if not 0 <= index < count:
-    raise ValueError(
+    raise JobError(
       "`--process_id` must be at least 0 and less than `--num_processes` ="
       f" {count}, got {index}."
     )
@@ -208,7 +208,7 @@ def _read_number(flag: flags.FlagHolder, variable: str) -> int | None:
   if text is None:
     return None
   if not text.isdigit():
-    raise ValueError(f"`{variable}` must be a number, got {text!r}.")
+    raise JobError(f"`{variable}` must be a number, got {text!r}.")
   return int(text)
 
 

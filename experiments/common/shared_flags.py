@@ -174,7 +174,10 @@ def define_plot() -> flags.FlagHolder[str | None]:
 
 
 def define_output(
-  name: str, text: str, check: Callable[[str], None] = files.check_output
+  name: str,
+  text: str,
+  check: Callable[[str], None] = files.check_output,
+  default: str | None = None,
 ) -> flags.FlagHolder[str | None]:
   """Defines the flag of a file that a runner writes.
 
@@ -182,8 +185,9 @@ def define_output(
     name: name of the flag.
     text: help text.
     check: function that raises `FileError` if the file cannot be written.
+    default: path by default.
   """
-  holder = flags.DEFINE_string(name, None, text, allow_override=True)
+  holder = flags.DEFINE_string(name, default, text, allow_override=True)
 
   def is_valid(path: str | None) -> bool:
     if path and _may_write():
@@ -219,9 +223,5 @@ def define_workdir() -> flags.FlagHolder[str | None]:
 
 def define_tensorboard() -> flags.FlagHolder[str | None]:
   """Defines the flag `--tensorboard`."""
-  return flags.DEFINE_string(
-    "tensorboard",
-    None,
-    "Folder for TensorBoard; each run has a folder in it.",
-    allow_override=True,
-  )
+  text = "Folder for TensorBoard; each run has a folder in it."
+  return define_output("tensorboard", text, files.check_folder)

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 _SHOW_CURSOR = "\x1b[?25h"
 _NUMBERS = signal.SIGINT, signal.SIGTERM
@@ -30,6 +31,21 @@ def end_on_signals() -> None:
       signal.signal(number, _do_nothing)
   watch = threading.Thread(target=_end_process, args=(reader,), daemon=True)
   watch.start()
+
+
+def exit_on_sigterm() -> None:
+  """Makes SIGTERM an exception that ends this process with one line.
+
+  What the process has started, such as other processes, ends with it. Use it
+  where `end_on_signals`, which leaves no context, would leave something behind.
+  """
+  if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    signal.signal(signal.SIGTERM, _exit_process)
+
+
+def _exit_process(number: int, frame: FrameType | None) -> NoReturn:
+  print(describe_stop(number), file=sys.stderr)
+  raise SystemExit(128 + number)
 
 
 def describe_stop(number: int) -> str:

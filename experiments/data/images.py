@@ -7,6 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
+from experiments.common.console import JobError
 from experiments.data.image_files import load_cifar10, load_image_folder
 from experiments.data.labels import ImageData, Images
 
@@ -25,7 +26,7 @@ def load_images(config: ConfigDict) -> ImageData:
     The split of the images.
 
   Raises:
-    ValueError: `config.data` is not one of the four.
+    JobError: `config.data` is not one of the four.
     MissingFileError: a file or folder is missing; the message names it.
     FileError: a file does not hold such images; the message names it.
   """
@@ -38,7 +39,7 @@ def load_images(config: ConfigDict) -> ImageData:
       return load_cifar10(pathlib.Path(config.data_dir))
     case "imagefolder":
       return load_image_folder(pathlib.Path(config.data_dir), config.image_size)
-  raise ValueError(
+  raise JobError(
     "`config.data` must be one of digits, photographs, cifar10, imagefolder"
     f" for an image model, got {config.data!r}."
   )
@@ -118,7 +119,7 @@ def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
     int64 indices `(size,)`, distinct.
   """
   if not 0 < size <= count:
-    raise ValueError(
+    raise JobError(
       f"`size` must be between 1 and the {count} examples there are, got"
       f" {size}."
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
 from experiments.common.files import FileError, MissingFileError
 
 _SKIPPED_FOLDERS = frozenset(
@@ -42,12 +43,12 @@ def load_text(config: ConfigDict) -> TextData:
     The split; the hash of its relative path decides if a file is held out.
 
   Raises:
-    ValueError: `config.data` is not `stdlib`.
+    JobError: `config.data` is not `stdlib`.
     MissingFileError: one half of the split is empty.
     FileError: a file cannot be read; the message names it.
   """
   if config.data != "stdlib":
-    raise ValueError(
+    raise JobError(
       f"`config.data` must be stdlib for a text model, got {config.data!r}."
     )
   root = pathlib.Path(config.data_dir or sysconfig.get_paths()["stdlib"])
@@ -104,7 +105,7 @@ def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
     do not fill a window are left out.
 
   Raises:
-    ValueError: `text` is shorter than one window.
+    JobError: `text` is shorter than one window.
   """
   _require_window(text, length)
   count = (text.size - 1) // length
@@ -128,7 +129,7 @@ def draw_windows(
     int32 `(size, length + 1)`.
 
   Raises:
-    ValueError: `text` is shorter than one window.
+    JobError: `text` is shorter than one window.
   """
   _require_window(text, length)
   random = np.random.default_rng([seed, step])
@@ -139,7 +140,7 @@ def draw_windows(
 
 def _require_window(text: np.ndarray, length: int) -> None:
   if text.size <= length:
-    raise ValueError(
+    raise JobError(
       f"`text` must be longer than one window of {length} bytes, got"
       f" {text.size}."
     )

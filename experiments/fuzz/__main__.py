@@ -24,24 +24,19 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.fuzz.rounds import Defect
 from experiments.fuzz.rows import make_rows
 from experiments.fuzz.run import Tally, run_guarded, run_subjects
-from experiments.fuzz.subjects import SHARES, SUBJECTS
+from experiments.fuzz.subjects import SHARES, SUBJECTS, parse_round
 from experiments.fuzz.tables import summary_table
 
 _MINUTES = flags.DEFINE_float(
   "minutes", 1.0, "Time after which no round starts.", lower_bound=0
 )
-_SUBJECTS = flags.DEFINE_list(
-  "subjects", list(SUBJECTS), "Subjects to check, with commas between them."
-)
-flags.register_validator(
-  _SUBJECTS,
-  lambda names: set(names) <= set(SUBJECTS),
-  f"must be some of {', '.join(SUBJECTS)}.",
+_SUBJECTS = list_flags.define_names(
+  "subjects", SUBJECTS, SUBJECTS, "Subjects to check."
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the first round.", allow_override=True
@@ -49,18 +44,8 @@ _SEED = flags.DEFINE_integer(
 _PROCESSES = flags.DEFINE_integer(
   "processes", os.cpu_count() or 1, "Rounds at the same time.", lower_bound=1
 )
-_ROUND = flags.DEFINE_string(
-  "round", None, "One round to run, SUBJECT:SEED, instead of all."
-)
-flags.register_validator(
-  _ROUND,
-  lambda text: (
-    text is None
-    or (
-      text.partition(":")[0] in SUBJECTS and text.partition(":")[2].isdecimal()
-    )
-  ),
-  f"must be one of {', '.join(SUBJECTS)}, a colon and a seed.",
+_ROUND = list_flags.define_item(
+  "round", None, parse_round, "One round to run, SUBJECT:SEED, instead of all."
 )
 _JSON = shared_flags.define_rows()
 
@@ -74,8 +59,8 @@ def main() -> None:
     console.print(f"[bold]Broken: {rich.markup.escape(defect.law)}[/]\n{text}")
 
   if _ROUND.value:
-    name, _, seed = _ROUND.value.partition(":")
-    found = run_guarded(SUBJECTS[name], name, int(seed))
+    name, seed = _ROUND.value
+    found = run_guarded(SUBJECTS[name], name, seed)
     for defect in found.defects:
       show(defect)
     console.print(f"{found.cases} cases, {len(found.defects)} defects")

@@ -19,7 +19,7 @@ import jax
 import rich.markup
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.common.tables import Table
@@ -40,16 +40,11 @@ _SIGNALS = {
 _KILLS = flags.DEFINE_integer(
   "kills", 50, "Signals to jobs of each number of processes; may be 0.", 0
 )
-_PROCESSES = flags.DEFINE_list(
-  "processes", ["1", "2"], "Numbers of processes of a job.", allow_override=True
+_PROCESSES = list_flags.define_numbers(
+  "processes", [1, 2], "Numbers of processes of a job.", low=1
 )
-flags.register_validator(
-  "processes",
-  lambda counts: all(c.isdecimal() and int(c) > 0 for c in counts),
-  "must be numbers of processes with commas between them.",
-)
-_CHOSEN = flags.DEFINE_multi_enum(
-  "signal", ["kill"], list(_SIGNALS), "Signals to choose from; repeatable."
+_CHOSEN = list_flags.define_names(
+  "signal", ["kill"], _SIGNALS, "Signals to choose from."
 )
 _RESIZES = flags.DEFINE_integer(
   "resizes", 0, "Kills of jobs that other numbers of workers continue.", 0
@@ -81,7 +76,7 @@ def main() -> None:
   defects: list[Defect] = []
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
     folder = pathlib.Path(path)
-    for count in map(int, _PROCESSES.value):
+    for count in _PROCESSES.value:
       if not _KILLS.value:
         break
       rig = Rig(folder / f"processes-{count}", count, _STEPS.value)

@@ -1,5 +1,6 @@
 """Subjects of generated cases by name."""
 
+from experiments.common.names import check_name
 from experiments.fuzz import codecs, exchanges, fault_files, files, programs
 from experiments.fuzz.run import RunRound
 
@@ -19,3 +20,22 @@ SHARES: dict[str, float] = {
   "files": 0.7,
   "programs": 13.0,
 }
+
+
+def parse_round(text: str) -> tuple[str, int]:
+  """Returns the subject and the seed of a round.
+
+  Args:
+    text: SUBJECT:SEED.
+
+  Raises:
+    ValueError: there is no such subject, or the text has another form.
+
+  >>> parse_round("codecs:17")
+  ('codecs', 17)
+  """
+  name, colon, seed = text.partition(":")
+  if not colon or not seed.isdecimal():
+    raise ValueError(f"must be SUBJECT:SEED, such as codecs:17, got {text!r}.")
+  check_name(name, SUBJECTS, "SUBJECT")
+  return name, int(seed)

@@ -19,14 +19,14 @@ import sys
 
 from absl import flags
 
-from experiments.common import records, shared_flags
-from experiments.common.console import JobError, make_console
+from experiments.common import list_flags, records, shared_flags, signals
+from experiments.common.console import make_console
 from experiments.gpu import jobs, tables
 
 _SECONDS = flags.DEFINE_float(
-  "seconds", 450, "Time of all jobs.", allow_override=True
+  "seconds", 450, "Time of all jobs.", 0, allow_override=True
 )
-_JOBS = flags.DEFINE_list("jobs", list(jobs.JOBS), "Names of jobs.")
+_JOBS = list_flags.define_names("jobs", jobs.JOBS, jobs.JOBS, "Names of jobs.")
 _SMALL = flags.DEFINE_bool("small", False, "Run small forms of the jobs.")
 _FRESH = flags.DEFINE_bool(
   "fresh", False, "Run what is in --json already.", allow_override=True
@@ -36,10 +36,8 @@ _JSON = shared_flags.define_rows()
 
 def main() -> None:
   """Runs the jobs; prints a table and writes rows."""
-  if unknown := [name for name in _JOBS.value if name not in jobs.JOBS]:
-    raise JobError(
-      f"`--jobs` must be some of {', '.join(jobs.JOBS)}, got {unknown[0]!r}."
-    )
+  # Else the process of a job would keep the GPU after this one has ended.
+  signals.exit_on_sigterm()
   path = pathlib.Path(_JSON.value) if _JSON.value else None
   known = [] if _FRESH.value or path is None else jobs.read_known(path)
   rows = known

@@ -27,12 +27,13 @@ JOBS = {
 }
 """Module and flags of each job."""
 _SMALL_FLAGS = {
-  "check": ("--ops=int8",),
+  "check": ("--check", "--ops=int8"),
   "transfers": ("--max_bytes=65536", "--repeats=2"),
   "plans_gpt": ("--model=mlp_gelu:blocks=2:width=8:rows=4", "--repeats=2"),
   "plans_resnet50": ("--model=mlp_relu:blocks=2:width=8:rows=4", "--repeats=2"),
   "speed": ("--ops=int8", "--max_bytes=65536", "--repeats=2"),
 }
+"""Flags of each job's small form."""
 _TAKES_SECONDS = ("speed",)
 
 
@@ -80,9 +81,8 @@ def _run_job(name: str, seconds: float, small: bool) -> list[Row]:
   """Runs a job; returns its rows and the row of its time, or of its failure."""
   if seconds < _MIN_SECONDS:
     return [_make_row(name, f"{_NO_TIME}: no time left")]
-  module, *options = JOBS[name]
-  if small:
-    options += _SMALL_FLAGS[name]
+  module, *usual = JOBS[name]
+  options = [*(_SMALL_FLAGS[name] if small else usual)]
   if name in _TAKES_SECONDS:
     options.append(f"--seconds={0.8 * seconds:.0f}")
   begin = time.monotonic()

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.records import Row
 from experiments.common.timing import TimedCalls, measure_times
 from experiments.gpu.rows import make_row
@@ -30,7 +30,16 @@ from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 from jaxmotion.program import ProgramMemory, program_memory
 
-_MODEL = flags.DEFINE_string("model", "gpt", "Model and its options.")
+
+def _check_model(text: str) -> str:
+  """Returns the text of a model that can be made."""
+  parse_task(text)()
+  return text
+
+
+_MODEL = list_flags.define_item(
+  "model", "gpt", _check_model, "Model and its options."
+)
 _REPEATS = flags.DEFINE_integer(
   "repeats", 5, "Repeats.", 1, allow_override=True
 )

@@ -16,16 +16,18 @@ slowest worker plus that of the exchange. Takes about 4 minutes.
 
 import os
 
-from absl import app, flags
+from absl import flags
 
-from experiments.common import shared_flags
+from experiments.common import list_flags, shared_flags
 from experiments.hetero.cases import DEALS, SCENARIOS, Settings
 from experiments.hetero.run import run_experiment
 
-_SCENARIOS = flags.DEFINE_list(
-  "scenarios", list(SCENARIOS), "Names of slowdowns."
+_SCENARIOS = list_flags.define_names(
+  "scenarios", SCENARIOS, SCENARIOS, "Names of slowdowns."
 )
-_DEALS = flags.DEFINE_list("deals", list(DEALS), "Ways to deal the data.")
+_DEALS = list_flags.define_names(
+  "deals", DEALS, DEALS, "Ways to deal the data."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each case.", 1)
 _STEPS = flags.DEFINE_integer("steps", Settings.steps, "Steps of each run.", 1)
 _SETTLE = flags.DEFINE_integer(
@@ -40,17 +42,14 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Runs the experiment that the flags describe."""
-  try:
-    settings = Settings(
-      scenarios=tuple(_SCENARIOS.value),
-      deals=tuple(_DEALS.value),
-      seeds=tuple(range(_SEEDS.value)),
-      steps=_STEPS.value,
-      settle=_SETTLE.value,
-      draws=_DRAWS.value,
-    )
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
+  settings = Settings(
+    scenarios=tuple(_SCENARIOS.value),
+    deals=tuple(_DEALS.value),
+    seeds=tuple(range(_SEEDS.value)),
+    steps=_STEPS.value,
+    settle=_SETTLE.value,
+    draws=_DRAWS.value,
+  )
   # Before JAX starts: each worker runs on one thread.
   one_thread = "--xla_cpu_multi_thread_eigen=false"
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one_thread}"

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
+
 WORKERS = 4
 
 SCENARIOS = {
@@ -70,17 +72,8 @@ class Settings:
   draws: int = 400
 
   def __post_init__(self) -> None:
-    for name, chosen, known in (
-      ("scenarios", self.scenarios, SCENARIOS),
-      ("deals", self.deals, DEALS),
-    ):
-      for value in chosen:
-        if value not in known:
-          raise ValueError(
-            f"`{name}` must name some of {', '.join(known)}, got {value!r}."
-          )
     if self.steps <= 2 * self.settle:
-      raise ValueError(
+      raise JobError(
         f"`steps` must be more than twice `settle` = {self.settle}, got"
         f" {self.steps}."
       )

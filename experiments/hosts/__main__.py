@@ -17,13 +17,12 @@ gives users namespaces of their own. `--rate=loopback` makes hosts plain
 processes instead. All hosts share this machine's cores.
 """
 
-import signal
 import sys
 
-from absl import app, flags
+from absl import flags
 
-from experiments.common import records, shared_flags
-from experiments.common.console import make_console
+from experiments.common import list_flags, records, shared_flags, signals
+from experiments.common.console import JobError, make_console
 from experiments.hosts import cases, links
 from experiments.hosts.processes import HostError
 from experiments.hosts.rows import make_rows
@@ -32,23 +31,37 @@ from experiments.hosts.tables import byte_table
 from experiments.hosts.worker import OPTIMIZERS
 
 _DEFAULT = Setting()
-_RATE = flags.DEFINE_string(
+_RATE = list_flags.define_item(
   "rate",
   _DEFAULT.rate,
+  links.check_rate,
   "Of the link, such as 1gbit; none does not limit it, loopback has no link.",
 )
 _RTT_MS = flags.DEFINE_float(
   "rtt_ms", 0.0, "Round trip to add between two hosts, in milliseconds.", 0.0
 )
 _HOSTS = flags.DEFINE_integer("hosts", _DEFAULT.hosts, "Number of hosts.", 2)
-_CASES = flags.DEFINE_list(
-  "cases", list(cases.EXCHANGE_CASES), "Exchanges to run."
+_CASES = list_flags.define_items(
+  "cases",
+  cases.EXCHANGE_CASES,
+  cases.check_case,
+  "Exchanges to run; empty for none.",
+  least=0,
 )
-_PEERS = flags.DEFINE_list(
-  "peers", list(cases.PEER_CASES), "PyTorch cases to run; empty for none."
+_PEERS = list_flags.define_names(
+  "peers",
+  cases.PEER_CASES,
+  cases.PEER_CASES,
+  "PyTorch cases to run; empty for none.",
+  least=0,
 )
-_WIDTHS = flags.DEFINE_string(
-  "widths", _DEFAULT.widths, "Widths of the layers of the MLP."
+_WIDTHS = list_flags.define_numbers(
+  "widths",
+  _DEFAULT.widths,
+  "Widths of the layers of the MLP.",
+  low=1,
+  least=2,
+  may_repeat=True,
 )
 _BATCH = flags.DEFINE_integer("batch", _DEFAULT.batch, "Examples a host.", 1)
 _STEPS = flags.DEFINE_integer(
@@ -66,10 +79,8 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Times the cases, prints the table, writes rows and plot."""
-  try:
-    cases.check_cases(_CASES.value, _PEERS.value)
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
+  if not _CASES.value and not _PEERS.value:
+    raise JobError("`--cases` or `--peers` must name a case, got neither.")
   console = make_console()
   if _RATE.value != "loopback":
     why = links.explain_refusal()
@@ -78,7 +89,7 @@ def main() -> None:
       console.print(f"Not measured: limited links cannot be made here, {why}")
       return
   # Namespaces are removed when their context is left, so SIGTERM must leave it.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+  signals.exit_on_sigterm()
   setting = Setting(
     _HOSTS.value,
     _RATE.value,

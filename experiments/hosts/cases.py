@@ -1,11 +1,12 @@
 """Exchanges that are timed on hosts, and the worker module of each kind."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from experiments.common.names import check_name
 from experiments.hosts import torch_worker
 from experiments.hosts.carriers import is_carrier
-from experiments.train.cases import EXCHANGES, check_exchange
+from experiments.train.cases import EXCHANGES, SHARDED, split_delay
+from experiments.train.presets import PRESETS
 
 EXCHANGE_CASES = ("none", *EXCHANGES)
 """Names of the default cases of jaxmotion; `none` exchanges nothing."""
@@ -32,22 +33,20 @@ EXCHANGE_WORKER = "experiments.hosts.jax_worker"
 PEER_WORKER = "experiments.hosts.torch_worker"
 
 
-def check_cases(exchanges: Sequence[str], peers: Sequence[str]) -> None:
-  """Raises if a case does not exist.
+def check_case(case: str) -> str:
+  """Returns the name of a case if there is one of this name.
 
   Args:
-    exchanges: names that should be `none`, exchanges of `experiments.train`,
-      `LOCAL_CASES` or collectives alone.
-    peers: names that should be some of `PEER_CASES`.
+    case: `none`, an exchange of `experiments.train`, one of `LOCAL_CASES` or a
+      collective alone.
 
   Raises:
-    ValueError: a name is none of them.
+    ValueError: it is none of them.
   """
-  for case in exchanges:
-    if case != "none" and case not in LOCAL_CASES and not is_carrier(case):
-      check_exchange(case.removeprefix(ONE_PROGRAM))
-  for case in peers:
-    if case not in PEER_CASES:
-      raise ValueError(
-        f"`--peers` must name some of {', '.join(PEER_CASES)}, got {case!r}."
-      )
+  exchanges = (*EXCHANGES, *SHARDED, *PRESETS)
+  if is_carrier(case) or split_delay(case.removeprefix(ONE_PROGRAM))[0] in (
+    exchanges
+  ):
+    return case
+  check_name(case, ("none", *LOCAL_CASES, *exchanges))
+  return case

@@ -85,10 +85,22 @@ def parse_rate(rate: str) -> float:
     return float("inf")
   match = _RATE.fullmatch(rate)
   if not match or not float(match[1]):
-    raise ValueError(
-      f"`rate` must be none or like 100mbit or 1gbit, got {rate!r}."
-    )
+    raise ValueError(f"must be none or like 100mbit or 1gbit, got {rate!r}.")
   return float(match[1]) * _BITS[match[2]]
+
+
+def check_rate(rate: str) -> str:
+  """Returns a rate that the link of a command line can have.
+
+  Args:
+    rate: as of `parse_rate`, or `loopback`.
+
+  Raises:
+    ValueError: the rate is spelled otherwise.
+  """
+  if rate != "loopback":
+    parse_rate(rate)
+  return rate
 
 
 def explain_refusal() -> str | None:

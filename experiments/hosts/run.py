@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     rate: rate of the link, such as `1gbit`; `none` does not limit it,
       `loopback` has no link.
     rtt_ms: round trip added between two hosts, milliseconds.
-    widths: widths of the MLP's layers, separated by commas.
+    widths: widths of the MLP's layers.
     batch: number of examples on each host.
     steps: number of steps of a case in a round.
     rounds: number of turns of every case.
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
   hosts: int = 2
   rate: str = "100mbit"
   rtt_ms: float = 0.0
-  widths: str = "784,2048,2048,2048,10"
+  widths: Sequence[int] = (784, 2048, 2048, 2048, 10)
   batch: int = 32
   steps: int = 5
   rounds: int = 5
@@ -88,7 +88,7 @@ def measure_cases(
     ValueError: the setting is out of range.
   """
   arguments = [
-    f"--widths={setting.widths}",
+    f"--widths={','.join(map(str, setting.widths))}",
     f"--batch={setting.batch}",
     f"--optimizer={setting.optimizer}",
   ]

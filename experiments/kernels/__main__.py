@@ -30,19 +30,24 @@ import jax
 from absl import flags
 
 from experiments import gpu_compile
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.kernels import cases, compiled, rows, run, tables, tpu
 
-_OPS = flags.DEFINE_list("ops", [], "Names of ops; all if empty.")
+_OPS = list_flags.define_names(
+  "ops", [], cases.list_ops(), "Names of ops; all if empty.", least=0
+)
 _MAX_BYTES = flags.DEFINE_integer(
-  "max_bytes", None, "Largest array, bytes; by default what fits the device."
+  "max_bytes",
+  None,
+  "Largest array, bytes; by default what fits the device.",
+  4,
 )
 _REPEATS = flags.DEFINE_integer(
-  "repeats", 9, "Interleaved repeats.", allow_override=True
+  "repeats", 9, "Interleaved repeats.", 1, allow_override=True
 )
 _SECONDS = flags.DEFINE_float(
-  "seconds", 420, "Start nothing after that long.", allow_override=True
+  "seconds", 420, "Start nothing after that long.", 0, allow_override=True
 )
 _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer(

@@ -12,7 +12,7 @@ the cores of this machine: their sources say that they are emulated.
 import rich.progress
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.perfmodel.codecs import CODECS, find_codecs
 from experiments.perfmodel.rows import calibration_rows
@@ -38,7 +38,9 @@ _REPEATS = flags.DEFINE_integer(
 _LARGEST = flags.DEFINE_integer(
   "largest", 1 << 23, "Elements of the largest array.", 1 << 12
 )
-_CODECS = flags.DEFINE_list("codecs", list(CODECS), "Codecs to time.")
+_CODECS = list_flags.define_names(
+  "codecs", CODECS, CODECS, "Codecs to time.", least=0
+)
 
 
 def main() -> None:

@@ -67,6 +67,28 @@ class Grid(NamedTuple):
     return ", ".join(name for name, is_new in unseen.items() if is_new)
 
 
+def parse_shape(text: str) -> tuple[int, int]:
+  """Returns the width and the batch of a step.
+
+  Args:
+    text: WIDTHxBATCH.
+
+  Raises:
+    ValueError: the text has another form.
+
+  >>> parse_shape("512x64")
+  (512, 64)
+  """
+  width, _, batch = text.partition("x")
+  try:
+    shape = int(width), int(batch)
+  except ValueError:
+    shape = 0, 0
+  if min(shape) < 1:
+    raise ValueError(f"must be WIDTHxBATCH, such as 512x64, got {text!r}.")
+  return shape
+
+
 def make_grid(
   known_widths: Sequence[int],
   known_batches: Sequence[int],

@@ -22,13 +22,5 @@ def find_codecs(names: Sequence[str]) -> list[Codec]:
 
   Args:
     names: names of `CODECS`.
-
-  Raises:
-    ValueError: there is no codec of a name.
   """
-  for name in names:
-    if name not in CODECS:
-      raise ValueError(
-        f"`codecs` must be some of {list(CODECS)}, got {name!r}."
-      )
   return [CODECS[name] for name in names]

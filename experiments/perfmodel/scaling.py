@@ -10,21 +10,22 @@ rate of its memory, rate of its link, and the number of nodes. Everything is
 predicted by `jaxmotion.perfmodel`; nothing is measured.
 """
 
-from absl import app, flags
+from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.perfmodel.plot import plot_scaling
 from experiments.perfmodel.rows import scaling_rows
-from experiments.perfmodel.sweep import AXES, sweep_axes
+from experiments.perfmodel.sweep import AXES, NETWORKS, sweep_axes
 from experiments.perfmodel.tables import scaling_table
 
-_NETWORKS = flags.DEFINE_list(
+_NETWORKS = list_flags.define_names(
   "networks",
   ["alexnet", "vgg16", "resnet50", "googlenet"],
+  NETWORKS,
   "Reference networks.",
 )
-_AXES = flags.DEFINE_list("axes", list(AXES), "Axes to sweep.")
+_AXES = list_flags.define_names("axes", AXES, AXES, "Axes to sweep.")
 _WORKERS = flags.DEFINE_integer(
   "study_workers", 64, "Nodes where their number is not swept.", 2
 )
@@ -37,11 +38,6 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Predicts steps, prints the fastest strategies, writes rows and plot."""
-  for axis in _AXES.value:
-    if axis not in AXES:
-      raise app.UsageError(
-        f"`--axes` must be some of {', '.join(AXES)}, got {axis!r}."
-      )
   points = sweep_axes(
     _NETWORKS.value, _AXES.value, _WORKERS.value, _BATCH.value
   )

@@ -14,6 +14,17 @@ from experiments.models import reference_network
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Platform, gbit_per_s, gbyte_per_s
 
+NETWORKS = (
+  "alexnet",
+  "vgg11",
+  "vgg16",
+  "resnet18",
+  "resnet34",
+  "resnet50",
+  "googlenet",
+)
+"""Names that `reference_network` takes."""
+
 AXES = {
   "batch": tuple(4**i for i in range(3, 10)),
   "flops": tuple(4.0**i * 1e12 for i in range(-1, 6)),

@@ -14,18 +14,17 @@ of it (see `experiments.hosts`), with a limited link. Measurements of a testbed
 alternate.
 """
 
-import signal
 import sys
 
 import rich.console
-from absl import app, flags
+from absl import flags
 
-from experiments.common import files, records, shared_flags
-from experiments.common.console import make_console
+from experiments.common import files, list_flags, records, shared_flags, signals
+from experiments.common.console import JobError, make_console
 from experiments.hosts import links
 from experiments.hosts.processes import HostError
 from experiments.perfmodel import tables
-from experiments.perfmodel.cases import make_grid
+from experiments.perfmodel.cases import make_grid, parse_shape
 from experiments.perfmodel.plot import plot_validation
 from experiments.perfmodel.rows import validation_rows
 from experiments.perfmodel.score import make_decisions
@@ -33,29 +32,46 @@ from experiments.perfmodel.testbed import Effort, Testbed
 from experiments.perfmodel.validation import compare_steps, measure_testbed
 from experiments.train.cases import EXCHANGES
 
-_EMULATED = flags.DEFINE_list(
-  "emulated", ["2", "4"], "Numbers of emulated devices."
+_EMULATED = list_flags.define_numbers(
+  "emulated", [2, 4], "Numbers of emulated devices.", low=1, least=0
 )
-_BETWEEN = flags.DEFINE_list(
-  "between", ["3"], "Numbers of emulated devices without calibration."
+_BETWEEN = list_flags.define_numbers(
+  "between",
+  [3],
+  "Numbers of emulated devices without calibration.",
+  low=1,
+  least=0,
 )
-_RATES = flags.DEFINE_list(
-  "rates", ["100mbit", "1gbit"], "Rates of the link of two hosts; or loopback."
+_RATES = list_flags.define_items(
+  "rates",
+  ["100mbit", "1gbit"],
+  links.check_rate,
+  "Rates of the link of two hosts; or loopback.",
+  least=0,
 )
-_EXCHANGES = flags.DEFINE_list(
-  "exchanges", ["none", *EXCHANGES], "Exchanges to predict."
+_EXCHANGES = list_flags.define_names(
+  "exchanges",
+  ["none", *EXCHANGES],
+  ["none", *EXCHANGES],
+  "Exchanges to predict.",
 )
-_KNOWN_WIDTHS = flags.DEFINE_list(
-  "known_widths", ["512", "1280"], "Widths of the MLPs that calibrate."
+_KNOWN_WIDTHS = list_flags.define_numbers(
+  "known_widths",
+  [512, 1280],
+  "Widths of the MLPs that calibrate.",
+  low=1,
+  least=2,
 )
-_KNOWN_BATCHES = flags.DEFINE_list(
+_KNOWN_BATCHES = list_flags.define_numbers(
   "known_batches",
-  ["8", "32", "128"],
+  [8, 32, 128],
   "Examples of a worker in the calibration.",
+  low=1,
 )
-_SHAPES = flags.DEFINE_list(
+_SHAPES = list_flags.define_items(
   "shapes",
   ["512x64", "768x64", "1280x16"],
+  parse_shape,
   "Width x batch of the held-out steps.",
 )
 _ROUNDS = flags.DEFINE_integer(
@@ -85,15 +101,16 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Measures and predicts steps, prints the scores, writes rows and plot."""
+  _check_testbeds()
   console = make_console()
   grid = make_grid(
-    [int(width) for width in _KNOWN_WIDTHS.value],
-    [int(batch) for batch in _KNOWN_BATCHES.value],
-    [_parse_shape(text) for text in _SHAPES.value],
+    _KNOWN_WIDTHS.value,
+    _KNOWN_BATCHES.value,
+    _SHAPES.value,
     _EXCHANGES.value,
   )
   effort = Effort(_LARGEST.value, _SIZES.value, _ROUNDS.value, _STEPS.value)
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+  signals.exit_on_sigterm()
   try:
     found = {
       testbed: measure_testbed(
@@ -115,13 +132,29 @@ def main() -> None:
     plot_validation(rows, _PLOT.value)
 
 
+def _check_testbeds() -> None:
+  """Raises unless there is a testbed, and neighbors of those between."""
+  known, between = set(_EMULATED.value), _BETWEEN.value
+  if not known and not between and not _RATES.value:
+    raise JobError(
+      "`--emulated`, `--between` or `--rates` must name a testbed, got none."
+    )
+  known -= set(between)
+  for count in between:
+    if not known or not min(known) < count < max(known):
+      raise JobError(
+        "`--between` must lie between two numbers of `--emulated`, got"
+        f" {count}."
+      )
+
+
 def _list_testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
   """Returns the testbeds of the flags, and whether each is calibrated.
 
   Testbeds that this machine does not permit are left out with a message.
   """
-  found = {Testbed(int(n)): True for n in _EMULATED.value}
-  found |= {Testbed(int(n)): False for n in _BETWEEN.value}
+  found = {Testbed(n): True for n in _EMULATED.value}
+  found |= {Testbed(n): False for n in _BETWEEN.value}
   rates = list(_RATES.value)
   limited = [rate for rate in rates if rate != "loopback"]
   why = links.explain_refusal() if limited else None
@@ -130,16 +163,6 @@ def _list_testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
     console.print(f"Not measured: {', '.join(limited)}; {why}")
     rates = [rate for rate in rates if rate not in limited]
   return found | {Testbed(2, rate): True for rate in rates}
-
-
-def _parse_shape(text: str) -> tuple[int, int]:
-  try:
-    width, batch = map(int, text.split("x"))
-  except ValueError:
-    raise app.UsageError(
-      f"`--shapes` must be WIDTHxBATCH, got {text!r}."
-    ) from None
-  return width, batch
 
 
 if __name__ == "__main__":

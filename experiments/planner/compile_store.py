@@ -1,7 +1,6 @@
 """Compiled bytes of steps, kept by the text of the program."""
 
 import hashlib
-import json
 import os
 import pathlib
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from experiments.common import records
+from experiments.common.console import JobError
 from experiments.residuals import measure
 from experiments.residuals.cases import StepProgram
 from jaxmotion.program import program_memory
@@ -34,12 +34,15 @@ class CompileStore:
 
   Args:
     target: device to compile for, a key of `measure.TARGETS`.
-    path: file of what is known, read before and extended after every
+    path: file of what is known, read before and replaced after every
       compilation; None keeps figures in memory only.
 
   Attributes:
     count: steps that were asked for.
     known_s: processor seconds that compilations of known programs took once.
+
+  Raises:
+    JobError: the file holds something else.
   """
 
   def __init__(self, target: str, path: str | os.PathLike[str] | None = None):
@@ -47,8 +50,13 @@ class CompileStore:
     self._path = None if path is None else pathlib.Path(path)
     self._known: dict[str, CompiledStep] = {}
     for line in records.read_lines(self._path) if self._path else []:
-      found = CompiledStep(line["device_bytes"], line["compile_s"])
-      self._known[line["key"]] = found
+      if set(line) != {"key", *CompiledStep._fields}:
+        raise JobError(
+          f"{str(path)!r} must hold what `planner.memory` compiled, got a line"
+          f" of {', '.join(line) or 'nothing'}."
+        )
+      key = line.pop("key")
+      self._known[key] = CompiledStep(**line)
     self.count, self.known_s = 0, 0.0
 
   def compile(self, step: StepProgram) -> CompiledStep:
@@ -68,7 +76,7 @@ class CompileStore:
     found = CompiledStep(nbytes, measure.processor_seconds() - begin)
     self._known[key] = found
     if self._path is not None:
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-      with self._path.open("a") as file:
-        file.write(json.dumps({"key": key, **found._asdict()}) + "\n")
+      lines = [{"key": k, **f._asdict()} for k, f in self._known.items()]
+      # A line that a full disk cuts off would make the file unreadable.
+      records.write_lines(self._path, lines)
     return found

@@ -20,7 +20,7 @@ import jax
 from absl import flags
 
 from experiments import models
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.planner.tables import links_table
@@ -40,11 +40,11 @@ LINKS = {
 # Networks, and examples of a step on each GPU.
 NETWORKS = {"gpt": 8, "resnet50": 64}
 
-_NETWORKS = flags.DEFINE_list(
-  "networks", list(NETWORKS), "Networks to predict.", allow_override=True
+_NETWORKS = list_flags.define_names(
+  "networks", NETWORKS, NETWORKS, "Networks to predict."
 )
 _SHARE = flags.DEFINE_float(
-  "peak_share", 0.5, "Share of the peak that matmuls reach.", 0, 1
+  "peak_share", 0.5, "Share of the peak that matmuls reach.", 1e-9, 1
 )
 _JSON = shared_flags.define_rows()
 

@@ -33,16 +33,17 @@ import os
 import jax
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.records import Row
 from experiments.planner.compile_store import CompileStore
-from experiments.planner.hand_plans import HandPlans
+from experiments.planner.hand_plans import OPTIONS, HandPlans
 from experiments.planner.memory_fits import MemoryFit, fit_model
 from experiments.planner.tables import memory_table
 from experiments.residuals import measure
+from experiments.residuals.model_names import check_model
 
-_MODELS = flags.DEFINE_list(
+_MODELS = list_flags.define_items(
   "models",
   [
     "gpt",
@@ -54,17 +55,18 @@ _MODELS = flags.DEFINE_list(
     "moe",
     "ssm",
   ],
+  check_model,
   "Models, NAME or NAME:OPTION=VALUE.",
-  allow_override=True,
 )
-_OPTIONS = flags.DEFINE_list(
-  "options", ["exact"], "Options of plans: exact, rounded.", allow_override=True
+_OPTIONS = list_flags.define_names(
+  "options", ["exact"], OPTIONS, "Options of plans: exact, rounded."
 )
-_DEPTHS = flags.DEFINE_list(
+_DEPTHS = list_flags.define_numbers(
   "depths",
-  ["0.1", "0.4", "0.7", "0.95"],
+  [0.1, 0.4, 0.7, 0.95],
   "Budgets, from 0 (plain) to 1 (least by hand).",
-  allow_override=True,
+  low=0,
+  high=1,
 )
 _TARGET = flags.DEFINE_enum(
   "target",
@@ -73,11 +75,10 @@ _TARGET = flags.DEFINE_enum(
   "Device to compile for.",
   allow_override=True,
 )
-_STORE = flags.DEFINE_string(
+_STORE = shared_flags.define_output(
   "store",
-  "results/planner_compiled.jsonl",
   "File of what was compiled already.",
-  allow_override=True,
+  default="results/planner_compiled.jsonl",
 )
 _ALL = flags.DEFINE_bool(
   "all", True, "Whether plans by hand are compiled that decide nothing, too."
@@ -94,14 +95,13 @@ def main() -> None:
   if _COMPILE.value and (why := measure.explain_refusal(target)):
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
-  depths = list(map(float, _DEPTHS.value))
   store = CompileStore(target, _STORE.value) if _COMPILE.value else None
   file = _RowFile(_JSON.value)
   for model in _MODELS.value:
     for options in _OPTIONS.value:
       hand = HandPlans(model, options, target, store)
       file.begin(f"{model}/{options}/")
-      for fit in fit_model(hand, depths):
+      for fit in fit_model(hand, _DEPTHS.value):
         print(describe_fit(fit), flush=True)
         file.add(make_rows(fit, target))
       if store is not None and _ALL.value:

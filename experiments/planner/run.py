@@ -6,11 +6,12 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
 from experiments.common.files import FileError
 from experiments.train import tasks
 from experiments.train.optimizer import make_optimizer
 from jaxmotion import perfmodel, planner
-from jaxmotion.command.extend import CommandError, read_platform
+from jaxmotion.command.extend import CommandError, name_flags, read_platform
 
 
 def load_platform(name: str) -> perfmodel.Platform:
@@ -46,10 +47,11 @@ def make_plan(
     gradients: whether errors are measured on a gradient.
 
   Raises:
-    ValueError: the workers do not divide the batch.
+    JobError: the workers do not divide the batch, or the platform has no such
+      axis.
   """
   if config.batch_size % config.workers:
-    raise ValueError(
+    raise JobError(
       f"`config.batch_size` must be a multiple of the {config.workers} workers,"
       f" got {config.batch_size}."
     )
@@ -67,13 +69,18 @@ def make_plan(
   def loss_fn(params: Any, batch: tasks.Batch) -> jax.Array:
     return task.loss(nnx.merge(graph, params), batch)
 
-  return planner.advise(
-    loss_fn,
-    params,
-    (batch,),
-    platform,
-    accuracy_budget=accuracy_budget,
-    gradients=jax.jit(jax.grad(loss_fn))(params, batch) if gradients else None,
-    optimizer=make_optimizer(config),
-    mesh_axis=mesh_axis,
-  )
+  given = jax.jit(jax.grad(loss_fn))(params, batch) if gradients else None
+  try:
+    return planner.advise(
+      loss_fn,
+      params,
+      (batch,),
+      platform,
+      accuracy_budget=accuracy_budget,
+      gradients=given,
+      optimizer=make_optimizer(config),
+      mesh_axis=mesh_axis,
+    )
+  except (TypeError, ValueError) as error:
+    names = {n: f"--{n}" for n in ("accuracy_budget", "mesh_axis")}
+    raise JobError(str(name_flags(error, **names))) from error

@@ -28,10 +28,12 @@ measured again, unless with --fresh; rows of what was not asked for stay.
 
 from absl import flags
 
-from experiments.common import shared_flags
+from experiments.common import list_flags, shared_flags
 from experiments.common.console import make_console
 from experiments.residuals import measure, paper
-from experiments.residuals.networks import parse_networks
+from experiments.residuals.cases import MODES
+from experiments.residuals.model_names import list_networks
+from experiments.residuals.networks import parse_network
 from experiments.residuals.run import Question, run_experiment
 
 _USUAL = (
@@ -45,31 +47,45 @@ _USUAL = (
   "update_int4_host",
   "everything",
 )
-_NETWORKS = flags.DEFINE_list(
+_NETWORKS = list_flags.define_items(
   "networks",
   list(paper.NETWORKS),
+  parse_network,
   "Networks and batches, NAME:BATCH.",
-  allow_override=True,
+  least=0,
 )
-_MODES = flags.DEFINE_list(
-  "modes", list(_USUAL), "Modes of training.", allow_override=True
+_MODES = list_flags.define_names("modes", _USUAL, MODES, "Modes of training.")
+_LIMIT = flags.DEFINE_float(
+  "limit_gb", 12.0, "Device memory, 10^9 bytes.", 1e-9
 )
-_LIMIT = flags.DEFINE_float("limit_gb", 12.0, "Device memory, 10^9 bytes.")
-_FIT = flags.DEFINE_list(
+_FIT = list_flags.define_names(
   "fit",
   ["plain", "jax_checkpoint", "cut_int4", "everything", "streamed"],
+  (*MODES, "streamed"),
   "Modes whose deepest network and largest batch are searched.",
+  least=0,
 )
-_BATCH_OF = flags.DEFINE_list(
-  "batch_of", ["resnet50"], "Networks whose largest batch is searched."
+_BATCH_OF = list_flags.define_names(
+  "batch_of",
+  ["resnet50"],
+  list_networks(),
+  "Networks whose largest batch is searched.",
+  least=0,
 )
-_BUDGETS = flags.DEFINE_list(
+_BUDGETS = list_flags.define_numbers(
   "budgets",
-  ["0.5", "0.25", "0.1", "0.05"],
+  [0.5, 0.25, 0.1, 0.05],
   "Budgets of `planner.fit_memory`, relative to plain training's memory.",
+  low=0,
+  high=1,
+  above_low=True,
 )
-_BUDGET_OF = flags.DEFINE_list(
-  "budget_of", ["gpt:8", "resnet152:32"], "Networks planned under budgets."
+_BUDGET_OF = list_flags.define_items(
+  "budget_of",
+  ["gpt:8", "resnet152:32"],
+  parse_network,
+  "Networks planned under budgets.",
+  least=0,
 )
 _TARGET = flags.DEFINE_enum(
   "target",
@@ -92,13 +108,13 @@ def main() -> None:
     make_console().print(f"Nothing can be compiled for {target}: {why}.")
     return
   question = Question(
-    parse_networks(_NETWORKS.value),
+    _NETWORKS.value,
     _MODES.value,
     _FIT.value,
     _BATCH_OF.value,
     _LIMIT.value,
-    parse_networks(_BUDGET_OF.value),
-    [float(share) for share in _BUDGETS.value],
+    _BUDGET_OF.value,
+    _BUDGETS.value,
   )
   run_experiment(
     question,

@@ -11,18 +11,18 @@ gradient, and the accuracy on held-out images after training, over the seeds.
 
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.progress import Display
 from experiments.residuals.rows import make_accuracy_rows
 from experiments.residuals.tables import accuracy_table
 from experiments.residuals.training import CODECS, NETWORKS, train_network
 
-_NETS = flags.DEFINE_list(
-  "nets", list(NETWORKS), "Names of networks.", allow_override=True
+_NETS = list_flags.define_names(
+  "nets", NETWORKS, NETWORKS, "Names of networks."
 )
 _STEPS = flags.DEFINE_integer(
-  "steps", 150, "Number of training steps.", 1, allow_override=True
+  "steps", 150, "Number of training steps.", 2, allow_override=True
 )
 _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images in a batch.", 1, allow_override=True

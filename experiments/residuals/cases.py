@@ -121,7 +121,7 @@ _OFFLOAD_INPUT = jax.checkpoint_policies.save_and_offload_only_these_names(
   offload_dst="pinned_host",
 )
 
-MODES: dict[str, Callable[[Network, int], StepProgram]] = {
+_GRADIENT_MODES = {
   "plain": _make_gradient_mode(lambda _: None),
   "jax_checkpoint": _make_checkpoint_mode(),
   "jax_checkpoint_products": _make_checkpoint_mode(_is_product),
@@ -142,6 +142,12 @@ MODES: dict[str, Callable[[Network, int], StepProgram]] = {
   "again_int8_host": _make_residual_mode(
     memory.offload(INT8), memory_budget=0.0
   ),
+}
+GRADIENT_MODES = tuple(_GRADIENT_MODES)
+"""Names of the modes that return gradients."""
+
+MODES: dict[str, Callable[[Network, int], StepProgram]] = {
+  **_GRADIENT_MODES,
   "update": _make_update_mode(),
   "update_int4_host": _make_update_mode(memory.offload(INT4)),
   "everything": _make_update_mode(memory.offload(INT8), segment=1),

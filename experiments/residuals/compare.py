@@ -52,7 +52,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import JobError, make_console
 from experiments.common.kept import read_cases
 from experiments.common.records import Row
@@ -60,6 +60,7 @@ from experiments.models.losses import TASKS, parse_task
 from experiments.residuals import comparison, measure
 from experiments.residuals.comparison import Figures, Subject
 from experiments.residuals.kept import add_ratios
+from experiments.residuals.model_names import check_model
 from experiments.residuals.policies import (
   Policy,
   count_flops_alone,
@@ -77,17 +78,17 @@ from experiments.residuals.verdicts import (
   verdict_table,
 )
 
-_MODELS = flags.DEFINE_list(
+_MODELS = list_flags.define_items(
   "models",
   list(TASKS),
+  check_model,
   "Models, NAME or NAME:OPTION=VALUE; all by default, none with --file.",
-  allow_override=True,
 )
-_FILE = flags.DEFINE_list(
-  "file", [], "Models of yours, FILE.py:FUNCTION.", allow_override=True
+_FILE = list_flags.define_items(
+  "file", [], str, "Models of yours, FILE.py:FUNCTION.", least=0
 )
-_POLICIES = flags.DEFINE_list(
-  "policies", ["*"], "Patterns of policies, beside plain.", allow_override=True
+_POLICIES = list_flags.define_items(
+  "policies", ["*"], str, "Patterns of policies, beside plain.", least=0
 )
 _TARGET = flags.DEFINE_enum(
   "target",
@@ -137,13 +138,7 @@ def _list_subjects() -> Iterator[Subject]:
   """Yields the models of the flags."""
   if flags.FLAGS["models"].present or not _FILE.value:
     for text in _MODELS.value:
-      try:
-        make_task = parse_task(text)
-        make_task()
-      # Options that a model does not have are TypeErrors.
-      except (TypeError, ValueError) as error:
-        raise JobError(f"`--models={text}`: {error}") from error
-      yield Subject(text, make_task)
+      yield Subject(text, parse_task(text))
   for text in _FILE.value:
     make_task = load_task(text)
     path = pathlib.Path(text.rpartition(":")[0])

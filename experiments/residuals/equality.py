@@ -15,13 +15,14 @@ error: XLA fuses the two differently, and so sums in another order. Networks in
 import itertools
 
 import rich.progress
-from absl import app, flags
+from absl import flags
 
-from experiments.common import records, shared_flags
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.kept import read_cases
+from experiments.residuals.cases import GRADIENT_MODES
 from experiments.residuals.gradients import compare_gradients
-from experiments.residuals.networks import parse_networks
+from experiments.residuals.networks import parse_network
 from experiments.residuals.rows import (
   are_current,
   make_equality_rows,
@@ -47,17 +48,17 @@ _DEFAULT = (
   "gpt:2:length=64:width=0.125:heads=2",
 )
 
-_NETWORKS = flags.DEFINE_list(
+_NETWORKS = list_flags.define_items(
   "networks",
-  list(_DEFAULT),
+  _DEFAULT,
+  parse_network,
   "Networks and batches, NAME:BATCH:OPTION=NUMBER.",
-  allow_override=True,
 )
-_MODES = flags.DEFINE_list(
+_MODES = list_flags.define_names(
   "modes",
-  ["plain", "cut", "cut_together", "cut_int8", "cut_int4"],
-  "Modes of training, plain first.",
-  allow_override=True,
+  ["cut", "cut_together", "cut_int8", "cut_int4"],
+  GRADIENT_MODES,
+  "Modes of training, beside plain.",
 )
 _FRESH = flags.DEFINE_bool(
   "fresh", False, "Measure again what is in --json.", allow_override=True
@@ -67,20 +68,14 @@ _JSON = shared_flags.define_rows()
 
 def main() -> None:
   """Compares all networks, prints the table and writes rows."""
-  if _MODES.value[:1] != ["plain"]:
-    raise app.UsageError(
-      f"`--modes` must begin with plain, got {_MODES.value}."
-    )
+  modes = list(dict.fromkeys(["plain", *_MODES.value]))
   console, kept = make_console(), read_cases(_JSON.value)
-  specs = parse_networks(_NETWORKS.value)
-  for spec in rich.progress.track(specs, "run", console=console):
-    names = [f"{spec.case}/{mode}" for mode in _MODES.value]
+  for spec in rich.progress.track(_NETWORKS.value, "run", console=console):
+    names = [f"{spec.case}/{mode}" for mode in modes]
     known = [are_current(kept.get(name, []), None) for name in names]
     if all(known) and not _FRESH.value:
       continue
-    for name, found in zip(
-      names, compare_gradients(spec, _MODES.value), strict=True
-    ):
+    for name, found in zip(names, compare_gradients(spec, modes), strict=True):
       kept[name] = stamp_rows(make_equality_rows(found), None)
     if _JSON.value:
       records.write_rows(_JSON.value, itertools.chain(*kept.values()))

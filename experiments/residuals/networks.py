@@ -1,11 +1,13 @@
 """Networks and batches that residuals are measured on, by name and options."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments import models
+from experiments.common.console import JobError
+from experiments.common.names import check_name, parse_options
+from experiments.residuals.model_names import list_networks, list_options
 
 
 class NetworkSpec(NamedTuple):
@@ -32,33 +34,36 @@ class NetworkSpec(NamedTuple):
     return models.make_network(self.name, **self.options)
 
 
-def parse_networks(texts: Sequence[str]) -> list[NetworkSpec]:
-  """Parses networks and batches of a command line.
+def parse_network(text: str) -> NetworkSpec:
+  """Parses a network and a batch of a command line.
 
   Args:
-    texts: each NAME:BATCH, followed by :OPTION=NUMBER for each option of the
+    text: NAME:BATCH, followed by :OPTION=NUMBER for each option of the
       network.
 
   Raises:
-    ValueError: a text has another form.
+    JobError: there is no such network or option, or the text has another form.
 
   Example:
-    >>> [spec] = parse_networks(["gpt:8:layers=48"])
+    >>> spec = parse_network("gpt:8:layers=48")
     >>> spec.name, spec.batch, spec.options
     ('gpt', 8, {'layers': 48})
     >>> spec.case
     'gpt_layers48_batch8'
   """
-  return [_parse_network(text) for text in texts]
-
-
-def _parse_network(text: str) -> NetworkSpec:
+  name, _, rest = text.partition(":")
+  check_name(name, list_networks(), "NAME")
+  batch, *options = rest.split(":")
+  if not batch.isdecimal() or int(batch) < 1:
+    raise JobError(
+      f"must be NAME:BATCH or NAME:BATCH:OPTION=NUMBER, got {text!r}."
+    )
+  found = parse_options(options, list_options(name), name)
+  spec = NetworkSpec(name, int(batch), found)
   try:
-    name, batch, *options = text.split(":")
-    pairs = [option.split("=") for option in options]
-    return NetworkSpec(name, int(batch), {k: json.loads(v) for k, v in pairs})
-  except ValueError as e:
-    raise ValueError(
-      f"`networks` must be NAME:BATCH or NAME:BATCH:OPTION=NUMBER, got {text!r}"
-      "."
-    ) from e
+    spec.make_network()
+  except (TypeError, ValueError, ArithmeticError) as error:
+    raise JobError(
+      f"must be a network that can be made, got {text!r}: {error}"
+    ) from error
+  return spec

@@ -73,14 +73,7 @@ def train_network(
     seeds: number of runs.
     image: height and width of the images in pixels.
     display: shows the progress.
-
-  Raises:
-    ValueError: there is no such network.
   """
-  if net_name not in NETWORKS:
-    raise ValueError(
-      f"`nets` must be some of {', '.join(NETWORKS)}, got {net_name!r}."
-    )
   net = models.make_network(
     net_name, image=image, classes=10, **NETWORKS[net_name]
   )

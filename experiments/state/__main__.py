@@ -29,9 +29,11 @@ from experiments.state.run import compile_all
 from experiments.state.tables import summary_table
 
 _LEAVES = flags.DEFINE_integer(
-  "leaves", 16, "Number of matrices.", allow_override=True
+  "leaves", 16, "Number of matrices.", 1, allow_override=True
 )
-_WIDTH = flags.DEFINE_integer("matrix_width", 2048, "Rows and columns of each.")
+_WIDTH = flags.DEFINE_integer(
+  "matrix_width", 2048, "Rows and columns of each.", 1
+)
 _GPU = flags.DEFINE_enum(
   "gpu",
   "H100",

@@ -9,6 +9,7 @@ import optax
 from ml_collections import ConfigDict
 
 import jaxmotion
+from experiments.common.names import check_name
 from experiments.train.cases import exchange_with
 from experiments.train.mesh import Mesh
 from experiments.train.optimizer import make_optimizer, make_settings
@@ -135,13 +136,9 @@ def check_algorithm(name: str) -> None:
     name: what a configuration names.
 
   Raises:
-    ValueError: there is no such algorithm.
+    JobError: there is no such algorithm.
   """
-  if name not in ALGORITHMS:
-    raise ValueError(
-      f"`config.algorithms` must name some of {', '.join(ALGORITHMS)}, got"
-      f" {name!r}."
-    )
+  check_name(name, ALGORITHMS, "`config.algorithms`")
 
 
 def make_step(

@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
+from experiments.common.config_fields import check_fields
 from experiments.common.console import make_console
 from experiments.common.workdir import Workdir
 from experiments.study import tables
@@ -41,6 +42,7 @@ def run_experiment(
     plot: file of the plot, if any.
     workdir: folder of the finished runs and compiled programs, if any.
   """
+  check_fields(config, "algorithms")
   for name in config.algorithms:
     check_algorithm(name)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers)

@@ -4,6 +4,7 @@ import jax
 import optax
 
 import jaxmotion
+from experiments.common.names import check_name
 from experiments.train.presets import ALTERNATING, PRESETS, Place, Settings
 from jaxmotion import codecs
 
@@ -93,11 +94,10 @@ def check_exchange(name: str) -> None:
     name: what a configuration names.
 
   Raises:
-    ValueError: there is no such exchange.
+    JobError: there is no such exchange.
   """
   name, _ = split_delay(name)
-  if name not in SHARDED and name not in PRESETS:
-    get_exchange(name)
+  check_name(name, (*EXCHANGES, *SHARDED, *PRESETS), "`config.exchanges`")
 
 
 def get_exchange(name: str) -> codecs.Codec:
@@ -107,13 +107,9 @@ def get_exchange(name: str) -> codecs.Codec:
     name: one of `EXCHANGES`.
 
   Raises:
-    ValueError: there is no such exchange.
+    JobError: there is no such exchange.
   """
-  if name not in EXCHANGES:
-    raise ValueError(
-      "`config.exchanges` must name some of"
-      f" {', '.join((*EXCHANGES, *SHARDED, *PRESETS))}, got {name!r}."
-    )
+  check_name(name, EXCHANGES, "`config.exchanges`")
   return EXCHANGES[name]
 
 

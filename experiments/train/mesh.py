@@ -6,6 +6,8 @@ import os
 import jax
 import numpy as np
 
+from experiments.common.console import JobError
+
 Mesh = jax.sharding.Mesh
 
 DEVICE_AXIS = "device"
@@ -29,11 +31,11 @@ def make_mesh(workers: int, processes: int = 1) -> Mesh:
     processes: number of processes that run this job together.
 
   Raises:
-    ValueError: the processes do not divide the workers.
-    RuntimeError: JAX has already started with too few devices.
+    JobError: the processes do not divide the workers, or JAX has already
+      started with too few devices.
   """
   if workers % processes:
-    raise ValueError(
+    raise JobError(
       f"`config.workers` must be a multiple of the {processes} processes, got"
       f" {workers}."
     )
@@ -48,7 +50,7 @@ def make_mesh(workers: int, processes: int = 1) -> Mesh:
   if len(devices) < workers:
     devices = jax.devices("cpu")
   if len(devices) < workers:
-    raise RuntimeError(
+    raise JobError(
       "`config.workers` must be at most the devices JAX has started with, got"
       f" {workers} for {len(devices)}."
     )
@@ -67,7 +69,7 @@ def _make_host_mesh(share: int, processes: int) -> Mesh:
   ]
   fewest = min(map(len, rows))
   if fewest < share:
-    raise RuntimeError(
+    raise JobError(
       "`config.workers` must be at most the devices of all processes, got"
       f" {share} a process for {fewest}."
     )

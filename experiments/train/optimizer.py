@@ -3,6 +3,7 @@
 import optax
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
 from experiments.train.presets import Settings
 
 
@@ -37,7 +38,7 @@ def make_optimizer(
       the configuration describes.
 
   Raises:
-    ValueError: `config.optimizer` is unknown, or the warm-up is too long.
+    JobError: `config.optimizer` is unknown, or the warm-up is too long.
   """
   schedule = schedule or _make_schedule(config)
   match config.optimizer:
@@ -51,7 +52,7 @@ def make_optimizer(
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(schedule, momentum=config.momentum, nesterov=nesterov),
       )
-  raise ValueError(
+  raise JobError(
     "`config.optimizer` must be adamw, sgd or momentum, got"
     f" {config.optimizer!r}."
   )
@@ -59,7 +60,7 @@ def make_optimizer(
 
 def _make_schedule(config: ConfigDict) -> optax.Schedule:
   if not 0 <= config.warmup_steps < config.steps:
-    raise ValueError(
+    raise JobError(
       "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
       f" {config.steps}, got {config.warmup_steps}."
     )

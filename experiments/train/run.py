@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from experiments.common import records
 from experiments.common.checkpoint import CheckpointStore
+from experiments.common.config_fields import check_fields
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
@@ -44,6 +45,7 @@ def run_experiment(
   Raises:
     SystemExit: a loss is not finite; the message says which.
   """
+  check_fields(config, "exchanges")
   for exchange in config.exchanges:
     check_exchange(exchange)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers, processes)

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
 from experiments.data.images import batch_indices, load_images
 from experiments.data.labels import ImageData, Images
 from experiments.data.text import (
@@ -64,14 +65,14 @@ def load_task(config: ConfigDict) -> Task:
       model and of its data.
 
   Raises:
-    ValueError: `config.model` is neither.
+    JobError: `config.model` is neither.
   """
   match config.model:
     case "cnn":
       return _image_task(config)
     case "transformer":
       return _text_task(config)
-  raise ValueError(
+  raise JobError(
     f"`config.model` must be cnn or transformer, got {config.model!r}."
   )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from experiments.common.names import check_name
 from jaxmotion import codecs, controllers
 
 
@@ -67,12 +68,9 @@ def get_case(name: str) -> Case:
   """Returns the case of a name.
 
   Raises:
-    ValueError: there is no such case.
+    JobError: there is no such case.
   """
-  if name not in CASES:
-    raise ValueError(
-      f"`config.cases` must name some of {', '.join(CASES)}, got {name!r}."
-    )
+  check_name(name, CASES, "`config.cases`")
   return CASES[name]
 
 

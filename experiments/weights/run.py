@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments.common import records
 from experiments.common.checkpoint import CheckpointStore
+from experiments.common.config_fields import check_fields
 from experiments.common.console import make_console
 from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
@@ -42,6 +43,7 @@ def run_experiment(
     plot: file of the plot, if any.
     workdir: folder of the checkpoints, if any.
   """
+  check_fields(config, "cases")
   cases = {name: get_case(name) for name in config.cases}
   console = make_console()
   folder = Workdir(workdir, config, Run) if workdir else None

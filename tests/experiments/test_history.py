@@ -1,6 +1,9 @@
 """Tests of the history of benchmarks."""
 
+import pytest
+
 from experiments import history
+from experiments.common.console import JobError
 from experiments.common.tables import Table
 
 
@@ -19,3 +22,9 @@ def test_rows_are_ratios_within_a_turn_and_commits_are_columns():
     ["int8", "3.00 ± 1.00", "0.50"],
     ["sign", "", "0.25"],
   ]
+
+
+def test_a_commit_that_git_does_not_know_is_asked_for(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(JobError, match="`--commit` must be given"):
+    history._find_commit()

@@ -6,6 +6,7 @@ from experiments.codecs import cases, run
 from experiments.codecs.rows import make_rows
 from experiments.codecs.tables import summary_table
 from experiments.common import records
+from experiments.common.console import JobError
 
 TINY = dict(elements=1 << 12, columns=64, leaves=(2,), repeats=2)
 
@@ -55,5 +56,5 @@ def test_the_table_has_a_line_for_every_codec(results):
 
 
 def test_sizes_that_do_not_fit_are_named():
-  with pytest.raises(ValueError, match="`elements` must be a multiple"):
+  with pytest.raises(JobError, match="`elements` must be a multiple"):
     run.measure_codecs(elements=100, columns=64, leaves=(4,), repeats=1)

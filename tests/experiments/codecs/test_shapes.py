@@ -119,7 +119,7 @@ def test_the_command_goes_on_with_the_rows_that_are_there(tmp_path):
     return path.read_text().splitlines()
 
   first = run_command("--only_codecs=int4")
-  more = run_command("--only_codecs=int4", "--only_codecs=identity")
+  more = run_command("--only_codecs=int4,identity")
   assert len(first) == 1 and more[:1] == first and len(more) == 2
 
 

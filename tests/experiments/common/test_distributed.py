@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 from experiments.common import distributed, records
 from experiments.common.checkpoint import read_log
+from experiments.common.console import JobError
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.trainer import Trainer
@@ -312,13 +313,13 @@ def test_the_cluster_is_asked_for_what_is_not_given(flags, started):
 )
 def test_arguments_that_do_not_fit_are_named(flags, started, given, message):
   flags(**given)
-  with pytest.raises(ValueError, match=message), distributed.join_job():
+  with pytest.raises(JobError, match=message), distributed.join_job():
     pass
 
 
 def test_a_number_in_the_environment_is_checked(flags, started, monkeypatch):
   monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
-  with pytest.raises(ValueError, match="`JAX_NUM_PROCESSES` .* got 'two'"):
+  with pytest.raises(JobError, match="`JAX_NUM_PROCESSES` .* got 'two'"):
     with distributed.join_job():
       pass
 
@@ -357,10 +358,10 @@ def test_an_error_ends_the_process_with_one_line(
 
 
 def test_processes_must_divide_the_workers():
-  with pytest.raises(ValueError, match="multiple of the 2 processes, got 3"):
+  with pytest.raises(JobError, match="multiple of the 2 processes, got 3"):
     make_mesh(3, processes=2)
 
 
 def test_too_few_devices_in_a_process_are_named():
-  with pytest.raises(RuntimeError, match="got 1 a process for 0"):
+  with pytest.raises(JobError, match="got 1 a process for 0"):
     make_mesh(2, processes=2)

@@ -17,11 +17,20 @@ LOST = "another process died, stalled or was cut off"
 WAIT = 60  # Seconds that a slow machine may take.
 
 RUNNER = """
-import ctypes, signal, sys, time
+import ctypes, signal, subprocess, sys, time
 from experiments.common import shared_flags, signals
 from experiments.common.console import JobError
 
+def wait_for_child():
+  signals.exit_on_sigterm()
+  print("ready", flush=True)
+  # It shows its process id on the standard output of this process.
+  child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+  subprocess.run([sys.executable, "-c", child])
+
 def main():
+  if sys.argv[0] == "parent":
+    wait_for_child()
   # A shell that runs the tests in the background has it ignored.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signals.end_on_signals()
@@ -67,6 +76,17 @@ def test_a_signal_ends_a_job_with_one_line(kind, sent, name):
   _, said = process.communicate(timeout=WAIT)
   assert said == f"Stopped by {name}.\n"
   assert process.returncode == 128 + sent
+
+
+def test_sigterm_ends_what_a_job_has_started():
+  process = start("parent")
+  child = int(process.stdout.readline())
+  process.send_signal(signal.SIGTERM)
+  _, said = process.communicate(timeout=WAIT)
+  assert said == "Stopped by SIGTERM.\n"
+  assert process.returncode == 128 + signal.SIGTERM
+  with pytest.raises(ProcessLookupError):
+    os.kill(child, 0)
 
 
 @pytest.mark.parametrize(

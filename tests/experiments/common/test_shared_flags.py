@@ -18,9 +18,10 @@ IMPORT_ALL = """
 import importlib, json, os, sys
 from absl import flags
 import flax.nnx, jaxmotion, matplotlib.pyplot, optax, rich.table
+from experiments.common import list_flags
 
-bad, *names = sys.argv[1:]
-BAD = json.loads(bad)
+bad, wrong, free, *names = sys.argv[1:]
+BAD, WRONG, FREE = json.loads(bad), json.loads(wrong), json.loads(free)
 sys.argv = ["run"]
 child = os.fork()
 for name in names if child else names[::-1]:
@@ -36,6 +37,26 @@ for name in names if child else names[::-1]:
       else:
         raise AssertionError(f"{name} accepts --{flag}={bad}")
       flags.FLAGS[flag].unparse()
+  lists = {}
+  for flag in flags.FLAGS.get_key_flags_for_module(name):
+    absl_lists = flags.MultiFlag, flags.MultiEnumClassFlag
+    assert not isinstance(flag, absl_lists), f"{name} --{flag.name}"
+    assert type(flag.parser) is not flags.ListParser, f"{name} --{flag.name}"
+    if isinstance(flag.parser, list_flags._ItemsParser):
+      lists[flag.name] = flag
+  assert set(lists) - set(FREE) == set(WRONG.get(name, {})), name
+  for flag_name, items in WRONG.get(name, {}).items():
+    flag = lists[flag_name]
+    for bad in (*items, f"{flag.default_unparsed},,"):
+      try:
+        flags.FLAGS(["run", f"--{flag_name}={bad}"])
+      except flags.IllegalFlagValueError as error:
+        text = str(error)
+        assert text.startswith(f"flag --{flag_name}={bad}: "), text
+        assert " must " in text and "\\n" not in text, text
+      else:
+        raise AssertionError(f"{name} accepts --{flag_name}={bad}")
+      flag.unparse()
 train = flags.FLAGS.get_key_flags_for_module("experiments.train.__main__")
 shown = {"coordinator_address", "num_processes", "process_id", "distributed"}
 assert shown <= {f.name for f in train}, "its --help lacks flags of hosts"
@@ -49,8 +70,66 @@ if child:
 REFUSED = {
   "json": "/dev/null/rows.jsonl",
   "plot": "plot.unknown",
+  "store": "/dev/null/store.jsonl",
+  "tensorboard": "/dev/null/board",
   "config": "/nowhere/config.py",
 }
+# Items that each runner must refuse, beside empty ones.
+WRONG = {
+  "experiments.activations.__main__": {
+    "nets": ["gpt"],
+    "looks": ["5,0", "-1", "0,1"],
+  },
+  "experiments.codecs.__main__": {"leaves": ["0", "x"]},
+  "experiments.codecs.shapes": {
+    "only_shapes": ["matrix_4"],
+    "only_codecs": ["int5"],
+    "only_metrics": ["decode"],
+  },
+  "experiments.fuzz.__main__": {"subjects": ["codex"]},
+  "experiments.fuzz.faults": {"processes": ["0", "two"], "signal": ["hup"]},
+  "experiments.gpu.__main__": {"jobs": ["chekc"]},
+  "experiments.hetero.__main__": {
+    "scenarios": ["one_3x"],
+    "deals": ["by_klass"],
+  },
+  "experiments.hosts.__main__": {
+    "cases": ["int7", "one_program_none"],
+    "peers": ["torch_int7"],
+    "widths": ["784", "784,0", "784,x"],
+  },
+  "experiments.kernels.__main__": {"ops": ["nothing"]},
+  "experiments.perfmodel.calibrate": {"codecs": ["zip"]},
+  "experiments.perfmodel.scaling": {"axes": ["links"], "networks": ["gpt"]},
+  "experiments.perfmodel.validate": {
+    "emulated": ["0"],
+    "between": ["0"],
+    "exchanges": ["fp33"],
+    "known_widths": ["512"],
+    "known_batches": ["8,0"],
+    "rates": ["fast", "1gb"],
+    "shapes": ["512", "512x0"],
+  },
+  "experiments.planner.links": {"networks": ["resnet51", "gpt:8"]},
+  "experiments.planner.memory": {
+    "models": ["bert", "gpt:layer=3"],
+    "options": ["exact,round"],
+    "depths": ["1.5", "deep"],
+  },
+  "experiments.residuals.__main__": {
+    "networks": ["gpt", "gpt:0", "gtp:8"],
+    "modes": ["cuts"],
+    "fit": ["stream"],
+    "batch_of": ["resnet50:8"],
+    "budgets": ["0,5", "x"],
+    "budget_of": ["gpt"],
+  },
+  "experiments.residuals.accuracy": {"nets": ["lenet"]},
+  "experiments.residuals.compare": {"models": ["gpt:layers"]},
+  "experiments.residuals.equality": {"networks": ["gpt"], "modes": ["update"]},
+}
+# Flags whose items only the work itself can check.
+FREE = ["file", "policies"]
 RUN_ALL = """
 import os, sys
 from experiments.common import files, shared_flags
@@ -88,7 +167,8 @@ def run_python(*arguments, text=""):
 
 def test_a_process_may_import_all_runners_in_either_order():
   assert "experiments.train.__main__" in RUNNERS and len(RUNNERS) >= 15
-  found = run_python("-c", IMPORT_ALL, json.dumps(REFUSED), *RUNNERS)
+  tables = map(json.dumps, (REFUSED, WRONG, FREE))
+  found = run_python("-c", IMPORT_ALL, *tables, *RUNNERS)
   assert found.returncode == 0, found.stderr[-2000:]
   assert found.stdout.split() == ["rows", "rows"]
 

@@ -3,6 +3,7 @@ import pytest
 from ml_collections import ConfigDict
 from sklearn import datasets
 
+from experiments.common.console import JobError
 from experiments.data import images as data_images
 
 RNG = np.random.default_rng(0)
@@ -88,7 +89,7 @@ def test_data_dir_must_be_given():
 
 
 def test_unknown_data_is_named():
-  with pytest.raises(ValueError, match=r"got 'mnist'"):
+  with pytest.raises(JobError, match=r"got 'mnist'"):
     data_images.load_images(ConfigDict({"data": "mnist", "data_dir": ""}))
 
 
@@ -110,5 +111,5 @@ def test_batches_depend_on_seed_and_step_alone():
 
 
 def test_batch_cannot_be_larger_than_the_data():
-  with pytest.raises(ValueError, match=r"`size` must be .*got 11"):
+  with pytest.raises(JobError, match=r"`size` must be .*got 11"):
     data_images.batch_indices(10, 11, seed=0, step=0)

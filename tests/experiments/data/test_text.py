@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from experiments.common.console import JobError
 from experiments.data import text as data_text
 
 
@@ -86,7 +87,7 @@ def test_empty_folder_is_named(tmp_path):
 def test_unknown_data_is_named(tmp_path):
   config = text_config(tmp_path)
   config.data = "digits"
-  with pytest.raises(ValueError, match=r"got 'digits'"):
+  with pytest.raises(JobError, match=r"got 'digits'"):
     data_text.load_text(config)
 
 
@@ -104,7 +105,7 @@ def test_windows_predict_every_byte_once():
     [4, 5, 6, 7, 8],
     [8, 9, 10, 11, 12],
   ]
-  with pytest.raises(ValueError, match=r"window of 14 bytes, got 14"):
+  with pytest.raises(JobError, match=r"window of 14 bytes, got 14"):
     data_text.cut_windows(text, 14)
 
 

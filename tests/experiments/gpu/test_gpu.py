@@ -57,5 +57,5 @@ def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(tmp_path):
 def test_unknown_jobs_are_named(tmp_path):
   done = call(tmp_path / "rows.jsonl", "--jobs=chekc")
   assert done.returncode == 1
-  assert "`--jobs` must be some of check, transfers" in done.stderr
-  assert "got 'chekc'" in done.stderr
+  assert "flag --jobs=chekc: must be one of check, transfers" in done.stderr
+  assert "got 'chekc'; did you mean 'check'?" in done.stderr

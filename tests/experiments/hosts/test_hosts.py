@@ -117,7 +117,7 @@ def test_an_ended_run_leaves_no_namespaces_behind():
     seen = seen + 1 if name in listed() else 0
   assert name in listed()
   process.send_signal(signal.SIGTERM)
-  assert process.wait(WAIT_S) != 0
+  assert process.wait(WAIT_S) == 128 + signal.SIGTERM
   assert name not in listed()
 
 
@@ -136,7 +136,8 @@ BAD_FLAGS = {
   "--optimizer=adam": "flag --optimizer=adam",
   "--peers=torch_int7": "got 'torch_int7'",
   "--hosts=1": "flag --hosts=1",
-  "--rate=fast": "`rate` must be none or like 100mbit",
+  "--cases= --peers=": "`--cases` or `--peers` must name a case",
+  "--rate=fast": "must be none or like 100mbit",
 }
 # Says how the runner ends under each flag of the command line.
 TRY_EACH = """
@@ -147,7 +148,7 @@ from experiments.hosts import __main__ as hosts
 for flag in sys.argv[1:]:
   with flagsaver.flagsaver():
     try:
-      flags.FLAGS(["hosts", flag])
+      flags.FLAGS(["hosts", *flag.split()])
       hosts.main()
       print(flag, "ran")
     except (Exception, SystemExit) as error:

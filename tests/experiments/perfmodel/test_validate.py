@@ -1,18 +1,19 @@
 import signal
 
 import pytest
-from absl import app, flags
+from absl import flags
 from absl.testing import flagsaver
 
 from experiments.common import records
+from experiments.common.console import JobError
 from experiments.perfmodel import validate
 from jaxmotion import perfmodel
 from tests import compile_fast
 
 SMALL = {
-  "known_widths": ["8", "16"],
-  "known_batches": ["2", "4"],
-  "shapes": ["12x4"],
+  "known_widths": [8, 16],
+  "known_batches": [2, 4],
+  "shapes": [(12, 4)],
   "exchanges": ["none", "fp32", "sign_feedback"],
   "rounds": 1,
   "steps": 1,
@@ -44,7 +45,7 @@ def run_command(**values):
 @pytest.mark.parametrize(
   ("testbed", "place"),
   [
-    ("emulated2", {"emulated": ["2"]}),
+    ("emulated2", {"emulated": [2]}),
     ("hosts2_loopback", {"rates": ["loopback"]}),
   ],
 )
@@ -74,8 +75,17 @@ def test_a_small_run_calibrates_measures_and_scores(
   assert "Which exchange is the fastest" in capsys.readouterr().out
 
 
-def test_a_shape_that_is_none_is_named():
-  with pytest.raises(
-    app.UsageError, match="`--shapes` must be WIDTHxBATCH, got"
-  ):
-    run_command(shapes=["12"])
+@pytest.mark.parametrize(
+  ("emulated", "between", "message"),
+  [
+    ([], [], "must name a testbed, got none"),
+    ([2], [3], "`--between` must lie between .*, got 3"),
+    ([2, 3], [3], "`--between` must lie between .*, got 3"),
+    ([], [3], "`--between` must lie between .*, got 3"),
+  ],
+)
+def test_testbeds_that_cannot_be_predicted_are_refused(
+  emulated, between, message
+):
+  with pytest.raises(JobError, match=message):
+    run_command(emulated=emulated, between=between)

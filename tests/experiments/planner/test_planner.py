@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from experiments.common import records
+from experiments.common.console import JobError
 from experiments.common.files import FileError
 from experiments.planner import run
 from jaxmotion import codecs, perfmodel, planner
@@ -79,9 +80,9 @@ def test_unknown_platforms_workers_and_axes_are_refused(tiny, tmp_path):
     path.write_text(text)
     with pytest.raises(FileError, match="`--platform` must be .*cut.json"):
       run.load_platform(str(path))
-  with pytest.raises(ValueError, match="multiple of the 3 workers, got 8"):
+  with pytest.raises(JobError, match="multiple of the 3 workers, got 8"):
     run.make_plan(
       tiny("digits", workers=3), perfmodel.builtin_platform("h100_node")
     )
-  with pytest.raises(ValueError, match="`mesh_axis` must be one of 'host'"):
+  with pytest.raises(JobError, match="`--mesh_axis` must be one of 'host'"):
     run.make_plan(tiny("digits"), perfmodel.builtin_platform("h100_cluster"))

@@ -34,8 +34,3 @@ def test_rows_have_accuracies_and_errors_beside_plain_training(train):
     "fp32",
     "int8",
   ]
-
-
-def test_an_unknown_network_is_refused(train):
-  with pytest.raises(ValueError, match="`nets` must be some of .* got 'lenet'"):
-    train("fp32", net="lenet")

@@ -219,13 +219,6 @@ def test_patterns_that_match_no_policy_are_refused(model, tmp_path):
     run_command(model, tmp_path, policies=["ours*", "jax_dots"])
 
 
-def test_options_that_a_model_does_not_have_are_refused(model, tmp_path):
-  with pytest.raises(JobError, match="unexpected keyword argument 'depth'"):
-    run_command(model, tmp_path, models=["gpt:depth=3"], file=[])
-  with pytest.raises(JobError, match="`models` must be some of gpt, .* 'bert'"):
-    run_command(model, tmp_path, models=["bert"], file=[])
-
-
 @pytest.mark.skipif(
   gpu_compile.explain_refusal() is None, reason="it can be compiled"
 )

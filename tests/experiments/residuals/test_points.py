@@ -4,7 +4,7 @@ import pytest
 
 from experiments import models
 from experiments.residuals import cases, measure, points as residuals_points
-from experiments.residuals.networks import NetworkSpec, parse_networks
+from experiments.residuals.networks import NetworkSpec, parse_network
 from experiments.residuals.rows import add_plain_ratios, make_point_rows
 
 SPEC = NetworkSpec("tiny", 2)
@@ -112,8 +112,19 @@ def test_a_step_for_a_gpu_names_the_memory_that_the_compiler_is_told_of(
 def test_unknown_modes_networks_and_targets_are_refused():
   with pytest.raises(ValueError, match="`mode` must be one of"):
     cases.build_step("fast", models.make_network("resnet50"), 1)
-  for text in ("gpt", "gpt:x", "gpt:8:layers", "gpt:8:layers=a"):
-    with pytest.raises(ValueError, match="`networks` must be NAME:BATCH or"):
-      parse_networks([text])
+  for text in ("gpt", "gpt:", "gpt:x", "gpt:0", "gpt:-8", "gpt:8.5"):
+    with pytest.raises(ValueError, match="must be NAME:BATCH or"):
+      parse_network(text)
+  near = "NAME must be one of .* got 'alexnett'; did you mean 'alexnet'"
+  with pytest.raises(ValueError, match=near):
+    parse_network("alexnett:8")
+  near = "OPTION of gpt must be one of .* 'layer'; did you mean 'layers'"
+  with pytest.raises(ValueError, match=near):
+    parse_network("gpt:8:layer=3")
+  for text in ("gpt:8:layers", "gpt:8:layers=a", "gpt:8:layers=0"):
+    with pytest.raises(ValueError, match="layers of gpt must be a positive"):
+      parse_network(text)
+  with pytest.raises(ValueError, match="can be made, got 'resnet50:8:image=1'"):
+    parse_network("resnet50:8:image=1")
   with pytest.raises(ValueError, match="`target` must be one of"):
     measure.compile_step(build_step("plain"), "h300")

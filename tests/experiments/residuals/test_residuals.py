@@ -6,8 +6,9 @@ from absl.testing import flagsaver
 from experiments.common import records
 from experiments.residuals import __main__ as residuals, limits, measure
 from experiments.residuals.limits import FittingSize
+from experiments.residuals.networks import NetworkSpec
 
-TINY = "tiny:2"
+TINY = NetworkSpec("tiny", 2)
 HOST = "a target: compiled, not run"
 
 
@@ -18,8 +19,8 @@ def run_command(path, **changes):
     "modes": ["plain", "cut"],
     "fit": ["plain", "everything"],
     "batch_of": ["tiny"],
-    "budget_of": ["tiny:2:repeats=2"],
-    "budgets": ["1", "1e-6"],
+    "budget_of": [NetworkSpec("tiny", 2, {"repeats": 2})],
+    "budgets": [1.0, 1e-6],
     "target": "cpu",
     "json": str(path),
     "plot": None,
@@ -84,7 +85,7 @@ def test_a_budget_is_met_or_the_least_is_a_row(rows):
 def test_rows_that_hold_still_are_not_measured_again(path, tmp_path):
   found = records.read_rows(path)
   copy = tmp_path / "rows.jsonl"
-  old = f"{TINY.replace(':', '_batch')}/cut"
+  old = f"{TINY.case}/cut"
   # The sources of one case are others; its figure is wrong.
   records.write_rows(
     copy,
@@ -113,7 +114,9 @@ def test_rows_that_hold_still_are_not_measured_again(path, tmp_path):
 def test_rows_of_other_networks_stay_and_are_in_the_means(path, tmp_path):
   copy = tmp_path / "rows.jsonl"
   records.write_rows(copy, records.read_rows(path))
-  both = run_command(copy, networks=["tiny:4"], fit=[], budget_of=[])
+  both = run_command(
+    copy, networks=[TINY._replace(batch=4)], fit=[], budget_of=[]
+  )
   found = {(r.case, r.metric): r for r in both}
   savings = [
     100 * (1 - found[f"tiny_batch{n}/cut", "temp_bytes"].ratio) for n in (2, 4)

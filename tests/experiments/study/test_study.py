@@ -3,6 +3,7 @@ import math
 import pytest
 
 from experiments.common import records
+from experiments.common.console import JobError
 from experiments.study import rows as study_rows
 from experiments.study.run import run_experiment
 from experiments.study.trainer import (
@@ -75,7 +76,7 @@ def test_a_finished_run_is_a_line_of_the_fields_of_its_trial_and_its_own():
 def test_an_unknown_algorithm_is_refused_before_any_work(load_config):
   config = load_config("study_digits")
   config.algorithms = ("fp32", "dilocoo")
-  with pytest.raises(ValueError, match=r"`config.algorithms` .* got 'dilocoo'"):
+  with pytest.raises(JobError, match=r"`config.algorithms` .* got 'dilocoo'"):
     run_experiment(config)
 
 

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from experiments.common.console import JobError
 from experiments.train import cases, trainer
 from experiments.train.presets import PRESETS, Settings
 from jaxmotion import codecs, data_parallel, wire
@@ -44,7 +45,7 @@ def test_every_exchange_has_an_optimizer_behind_it(name):
 
 
 def test_unknown_exchange_is_named():
-  with pytest.raises(ValueError, match=r"some of fp32, .*got 'int7'"):
+  with pytest.raises(JobError, match=r"one of fp32, .*got 'int7'"):
     cases.get_exchange("int7")
 
 

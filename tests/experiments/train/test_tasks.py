@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.common.console import JobError
 from experiments.data import images
 from experiments.train import tasks
 
@@ -63,5 +64,5 @@ def test_text_brings_its_digest_and_baseline(tiny):
 
 
 def test_unknown_model_is_named(tiny):
-  with pytest.raises(ValueError, match=r"`config.model` must .*got 'mlp'"):
+  with pytest.raises(JobError, match=r"`config.model` must .*got 'mlp'"):
     tasks.load_task(tiny("digits", model="mlp"))

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 import jaxmotion
+from experiments.common.console import JobError
 from experiments.common.workdir import Workdir
 from experiments.data import images
 from experiments.train import tasks, trainer as trainers
@@ -233,13 +234,13 @@ def test_learning_rate_ends_at_zero(tiny, name):
 
 
 def test_optimizer_settings_are_checked(tiny):
-  with pytest.raises(ValueError, match=r"`config.optimizer` .*got 'lion'"):
+  with pytest.raises(JobError, match=r"`config.optimizer` .*got 'lion'"):
     make_optimizer(tiny("digits", optimizer="lion"))
-  with pytest.raises(ValueError, match=r"`config.warmup_steps` .*got 3"):
+  with pytest.raises(JobError, match=r"`config.warmup_steps` .*got 3"):
     make_optimizer(tiny("digits", warmup_steps=3, steps=3))
 
 
 def test_too_many_workers_are_refused():
   many = jax.device_count() + 1
-  with pytest.raises(RuntimeError, match=rf"got {many} for"):
+  with pytest.raises(JobError, match=rf"got {many} for"):
     make_mesh(many)

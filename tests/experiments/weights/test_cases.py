@@ -1,6 +1,7 @@
 import jax
 import pytest
 
+from experiments.common.console import JobError
 from experiments.weights import cases
 from jaxmotion import controllers, wire
 
@@ -16,7 +17,7 @@ def test_a_rung_has_the_bits_it_is_said_to(name):
 
 
 def test_a_misspelt_case_is_named():
-  with pytest.raises(ValueError, match=r"`config.cases` must .*got 'int7'"):
+  with pytest.raises(JobError, match=r"`config.cases` must .*got 'int7'"):
     cases.get_case("int7")
 
 

@@ -5,6 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments.common import records
+from experiments.common.console import JobError
 from experiments.weights import run as weights_run
 from experiments.weights.model import StageCost
 
@@ -54,7 +55,7 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(
 
 
 def test_a_misspelt_case_is_refused_before_any_work(tiny_hosted):
-  with pytest.raises(ValueError, match=r"`config.cases` must .*got 'int7'"):
+  with pytest.raises(JobError, match=r"`config.cases` must .*got 'int7'"):
     weights_run.run_experiment(
       tiny_hosted("weights_vgg", cases=("fp32", "int7"))
     )
