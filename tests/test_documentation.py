@@ -32,6 +32,10 @@ def test_the_reference_has_every_public_room():
   assert {f"reference/{room}" for room in CONFIG["ROOMS"]} <= set(INDEX)
 
 
+def test_the_readme_is_short():
+  assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
 def test_the_index_lists_every_page():
   folder = ROOT / "docs"
   pages = {
