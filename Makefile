@@ -67,8 +67,8 @@ hosts: $(VENV)/installed
 # make docs ARGS="-b linkcheck". Names of JAX and optax become links if there is a
 # network; DOCS_OFFLINE=1 does without.
 docs: $(VENV)/docs-installed
-	JAX_PLATFORMS=cpu $(RUN) -m sphinx --fail-on-warning --keep-going --quiet \
-	  docs site $(ARGS)
+	JAX_PLATFORMS=cpu $(RUN) -m sphinx --jobs=$(WORKERS) --fail-on-warning \
+	  --keep-going --quiet docs site $(ARGS)
 
 # Build the wheel and the source archive in dist/, check what they hold, install
 # the wheel in an environment of its own, and train with it.
