@@ -1,6 +1,8 @@
 """Rows of an array, one for each worker, that are encoded one by one."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,10 +26,7 @@ from jaxmotion.core import (
   shape_string,
   write_apart,
 )
-from jaxmotion.kernels import pad_to_blocks
-
-# Beyond, indices of 32 bits might not do.
-_MAX_INDEX = 1 << 30
+from jaxmotion.kernels import is_read_slowly
 
 
 def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
@@ -58,15 +57,10 @@ def to_rows(x: Array, axis: int, workers: int) -> Array:
 def pad_to_rows(x: Array, workers: int) -> Array:
   """Pads `x` with zeros and splits it into rows of `row_like(x, workers)`."""
   row = row_like(x, workers)
-  flat, zero = x.reshape(-1), jnp.zeros((), x.dtype)
-  padding = math.prod(row.shape) * workers - flat.size
-  if not padding:
-    rows = flat
-  elif len(row.shape) == 2 and flat.size < _MAX_INDEX:
-    count, minor = workers * row.shape[0], row.shape[1]
-    rows = pad_to_blocks(flat, count, minor, zero)
-  else:
-    rows = pad_apart(flat, padding, zero)  # A codec reads it several times.
+  rows = x.reshape(-1, *row.shape[1:])
+  if padding := workers * row.shape[0] - rows.shape[0]:
+    # A codec reads it several times.
+    rows = pad_apart(rows, padding, jnp.zeros((), x.dtype))
   return rows.reshape(workers, *row.shape)
 
 
@@ -82,7 +76,13 @@ def join_rows(rows: Array, like: ShapedLike) -> Array:
     minor = rows.shape[2]
     matrix = rows.reshape(-1, minor)
     return matrix[: math.prod(like.shape) // minor].reshape(like.shape)
-  return rows.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)
+  size, (workers, width) = math.prod(like.shape), rows.shape
+  join: Callable[[Array], Array] = lambda rows: rows.reshape(-1)[:size]
+  # Whatever reads a vector divides each index by the width. By a power of two
+  # that is a shift.
+  if width & (width - 1) and is_read_slowly((size,), 1, workers, width):
+    join = functools.partial(write_apart, join)
+  return join(rows).reshape(like.shape)
 
 
 def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:

@@ -45,19 +45,19 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
   return lax.platform_dependent(*args, cpu=call, default=fn)
 
 
-def pad_apart(flat: Array, count: int, fill: Array) -> Array:
-  """Appends `count` times `fill` to a vector, on CPU written to memory.
+def pad_apart(x: Array, count: int, fill: Array) -> Array:
+  """Appends `count` rows of `fill` to an array, on CPU written to memory.
 
   XLA:CPU would ask in every loop that reads an element whether it is padding.
   Alone, a concatenation is two copies.
 
   Args:
-    flat: vector.
-    count: number of elements to append.
-    fill: scalar of the vector's dtype.
+    x: vector, or array whose rows are along its first axis.
+    count: number of rows to append; elements of a vector.
+    fill: scalar of the array's dtype.
 
   Returns:
-    The longer vector.
+    The longer array.
 
   Example:
     >>> import jax.numpy as jnp
@@ -65,7 +65,9 @@ def pad_apart(flat: Array, count: int, fill: Array) -> Array:
     [1.0, 1.0, 0.0]
   """
   return write_apart(
-    lambda flat, fill: jnp.concatenate([flat, jnp.broadcast_to(fill, count)]),
-    flat,
+    lambda x, fill: jnp.concatenate(
+      [x, jnp.broadcast_to(fill, (count, *x.shape[1:]))]
+    ),
+    x,
     fill,
   )

@@ -3,8 +3,8 @@
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.kernels._block_layout import (
   block_shape as block_shape,
+  is_read_slowly as is_read_slowly,
   nearest_planes as nearest_planes,
-  pad_to_blocks as pad_to_blocks,
 )
 from jaxmotion.kernels._block_op import BlockOp as BlockOp
 from jaxmotion.kernels._checks import check_block as check_block

@@ -101,7 +101,7 @@ UNCALLED = {
     """
     kernels.block_shape kernels.check_block kernels.nearest_planes
     kernels.add_error kernels.clear_error kernels.error_of
-    kernels.pad_to_blocks kernels.sum_decoded
+    kernels.is_read_slowly kernels.sum_decoded
     kernels.compact.prefix_counts kernels.pack.field_widths
     kernels.pack.num_planes kernels.pack.unpack_to_float kernels.pack.*tile
     kernels.pack.piece_rows kernels.quantize.*code kernels.sign.*code

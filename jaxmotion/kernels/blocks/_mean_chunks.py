@@ -22,9 +22,11 @@ from jaxmotion.kernels._block_op import BlockLayout, BlockOp
 from jaxmotion.kernels._error_memory import sum_decoded
 from jaxmotion.kernels.blocks._passes import count_workers, describe_payload
 
-# Smaller arrays are one expression, larger ones a buffer, the largest a loop
-# over buffers of _CHUNK elements.
-_MIN_APART, _MAX_APART, _CHUNK = 1 << 15, 1 << 22, 1 << 19
+MIN_APART = 1 << 15
+"""Elements from which a mean is written to memory; fewer are one expression."""
+
+# Larger arrays are a loop over buffers of _CHUNK elements.
+_MAX_APART, _CHUNK = 1 << 22, 1 << 19
 
 
 def find_chunk(
@@ -46,7 +48,7 @@ def find_chunk(
     return None
   try:
     layout = op.layout(tuple(like.shape))
-    if layout.is_padded or layout.size < _MIN_APART:
+    if layout.is_padded or layout.size < MIN_APART:
       return None
     chunks = 1 if layout.size <= _MAX_APART else -(-layout.size // _CHUNK)
     blocks = -(-layout.blocks // chunks)

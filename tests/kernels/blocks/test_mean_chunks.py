@@ -25,7 +25,7 @@ OPS = {
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-  monkeypatch.setattr(_mean_chunks, "_MIN_APART", 1)
+  monkeypatch.setattr(_mean_chunks, "MIN_APART", 1)
   monkeypatch.setattr(_mean_chunks, "_MAX_APART", 1)
   monkeypatch.setattr(_mean_chunks, "_CHUNK", 1 << 9)
 

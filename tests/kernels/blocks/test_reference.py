@@ -1,4 +1,6 @@
-"""Tests of block passes whose blocks follow no rows of the array."""
+"""Tests of block passes whose blocks follow no rows, or are padded."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -35,3 +37,15 @@ def test_values_written_apart_are_those_that_the_op_decodes(op, shape):
 
   found, right = decode_all(x)
   jax.tree.map(np.testing.assert_array_equal, found, right)
+
+
+# 342 rows are no planes of whole rows.
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_a_padded_mean_is_decoded_once_into_memory(op):
+  like = jax.ShapeDtypeStruct((342, 512), jnp.float32)
+  assert math.prod(op.decoded_shape(like.shape)) > like.size
+  payload = jax.eval_shape(lambda x: op.encode(x, None), like)
+  pair = jax.tree.map(lambda a: a.update(shape=(2, *a.shape)), payload)
+  encode_mean = jax.jit(lambda pair: blocks.encode_mean(op, pair, like))
+  memory = encode_mean.lower(pair).compile().memory_analysis()
+  assert memory.temp_size_in_bytes >= 4 * like.size
