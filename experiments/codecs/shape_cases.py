@@ -85,8 +85,9 @@ CODECS = {
   "int4": codecs.uniform(bits=4),
   "sign_feedback": codecs.feedback(codecs.sign()),
   "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+  "int8_buckets": codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1 << 15),
 }
-"""Codec by name; each encodes every shape."""
+"""Codec by name; each encodes every shape, and those of trees every tree."""
 
 
 def count_values(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -182,16 +182,22 @@ def _list_work(
   """Yields (metric, codec, friendly shape, name), by friendly shapes.
 
   Encoding and decoding know no workers, so a tree is timed once; friendly
-  trees are not timed beside themselves. Without a codec nothing is encoded.
+  trees are not timed beside themselves. Without a codec nothing is encoded. A
+  codec that joins arrays is timed where there are several to exchange.
   """
   friends = {n: find_friendly(count_values(AWKWARD[n].shapes)) for n in names}
   for metric in metrics:
     for codec in codec_names:
       if (metric, codec) == ("encode", PLAIN):
         continue
+      joins = CODECS[codec].is_tree
+      if joins and metric != "exchange":
+        continue
       seen = {friend.shapes for friend in friends.values()}
       for name in sorted(names, key=lambda n: friends[n].shapes):
         shapes = AWKWARD[name].shapes
+        if joins and len(shapes) == 1:
+          continue
         if metric == "exchange" or shapes not in seen:
           yield metric, codec, friends[name], name
         seen.add(shapes)

@@ -56,6 +56,15 @@ def test_a_tree_is_encoded_once_and_exchanged_by_each_number_of_workers(
   assert all(r.value > 0 and r.baseline > 0 for r in results)
 
 
+def test_joined_arrays_are_timed_where_there_are_several_to_exchange():
+  several = [n for n, a in cases.AWKWARD.items() if len(a.shapes) > 1]
+  work = list(
+    run._list_work(list(cases.AWKWARD), ["int8_buckets"], run.METRICS)
+  )
+  assert {metric for metric, *_ in work} == {"exchange"}
+  assert sorted(name for *_, name in work) == sorted(several)
+
+
 def test_what_is_done_is_not_measured_again(results):
   done = [(r.case, r.metric) for r in results]
   names = [r.case.split("/")[0] for r in results]
