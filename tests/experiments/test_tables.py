@@ -12,6 +12,7 @@ from tests.paths import ROOT
     ("train_digits", "README.md"),
     ("train_digits", "docs/train.md"),
     ("codecs", "docs/codecs.md"),
+    ("codecs_shapes", "docs/codecs.md"),
     ("history", "docs/benchmarks.md"),
     ("hosts_2_1gbit", "docs/hosts.md"),
     ("hosts_2_100mbit", "docs/hosts.md"),
