@@ -138,12 +138,12 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
   flat = x.reshape(-1).astype(jnp.float32)
   if math.prod(shape) != x.size:
     rows = shape[0] * shape[1]
-    flat = pad_to_blocks(flat, rows, shape[2], flat[-1])
+    flat = _pad_to_blocks(flat, rows, shape[2])
   return flat.reshape(shape)
 
 
-def pad_to_blocks(flat: Array, blocks: int, width: int, fill: Array) -> Array:
-  """Cuts a vector into [blocks, width]; past its end comes `fill`.
+def _pad_to_blocks(flat: Array, blocks: int, width: int) -> Array:
+  """Cuts a vector into [blocks, width]; padding repeats its end.
 
   A gather rather than `jnp.pad`: XLA:CPU writes a padded array to memory first,
   in a loop without vectors (7x). The gather takes whole slices where it can,
@@ -153,7 +153,6 @@ def pad_to_blocks(flat: Array, blocks: int, width: int, fill: Array) -> Array:
     flat: vector of at least one element and at most blocks * width.
     blocks: number of blocks.
     width: elements per block.
-    fill: scalar of the vector's dtype.
   """
   size = flat.size
   full, rest = divmod(size, width)
@@ -161,7 +160,7 @@ def pad_to_blocks(flat: Array, blocks: int, width: int, fill: Array) -> Array:
     index = lax.iota(jnp.int32, blocks * width)
     held = jnp.minimum(index, size - 1)
     taken = flat.at[held].get(mode="promise_in_bounds")
-    return jnp.where(index < size, taken, fill).reshape(blocks, width)
+    return taken.reshape(blocks, width)
   number = lax.iota(jnp.int32, blocks)[:, None]
   taken = lax.gather(
     flat,
@@ -172,9 +171,9 @@ def pad_to_blocks(flat: Array, blocks: int, width: int, fill: Array) -> Array:
   )
   if rest:
     # Written apart, or each element of the array would ask whether it is here.
-    last = pad_apart(flat[full * width :], width - rest, fill)
+    last = pad_apart(flat[full * width :], width - rest, flat[-1])
     taken = jnp.where(number == full, last, taken)
-  return jnp.where(number * width < size, taken, fill)
+  return jnp.where(number * width < size, taken, flat[-1])
 
 
 def is_read_slowly(
