@@ -79,13 +79,21 @@ AWKWARD = {
 PLAIN = "identity"
 """Name of the codec that shows what a shape costs XLA without any codec."""
 
+_SMALL = 1 << 15
+
 CODECS = {
   PLAIN: codecs.identity(),
   "int8": codecs.uniform(bits=8),
   "int4": codecs.uniform(bits=4),
   "sign_feedback": codecs.feedback(codecs.sign()),
   "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
-  "int8_buckets": codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1 << 15),
+  "int8_buckets": codecs.buckets(codecs.uniform(bits=8), max_leaf_size=_SMALL),
+  "sign_feedback_buckets": codecs.buckets(
+    codecs.feedback(codecs.sign()), max_leaf_size=_SMALL
+  ),
+  "topk1_feedback_buckets": codecs.buckets(
+    codecs.feedback(codecs.topk(density=0.01)), max_leaf_size=_SMALL
+  ),
 }
 """Codec by name; each encodes every shape, and those of trees every tree."""
 

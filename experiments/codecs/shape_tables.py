@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.codecs.shape_cases import PLAIN
+from experiments.codecs.shape_cases import CODECS, PLAIN
 from experiments.common.records import Row
 from experiments.common.tables import Table, index_rows
 
@@ -11,7 +11,7 @@ EXPERIMENT = "codecs_shapes"
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the ratios of each shape: all exchanges, and the slowest passes.
+  """Returns the ratios of each shape: exchanges, and the slowest passes.
 
   Args:
     rows: made by `shape_rows.make_rows`.
@@ -20,8 +20,11 @@ def summary_table(rows: Sequence[Row]) -> Table:
   names, codecs = (
     list(dict.fromkeys(row.case.split("/")[i] for row in rows)) for i in (0, 1)
   )
-  encoding = [codec for codec in codecs if codec != PLAIN]
-  columns = {f"exchange, {codec}": ("exchange_ns", [codec]) for codec in codecs}
+  joining = [codec for codec in codecs if CODECS[codec].is_tree]
+  alone = [codec for codec in codecs if codec not in joining]
+  encoding = [codec for codec in alone if codec != PLAIN]
+  columns = {f"exchange, {codec}": ("exchange_ns", [codec]) for codec in alone}
+  columns["slowest exchange in buckets"] = ("exchange_ns", joining)
   columns["slowest encode"] = ("encode_ns", encoding)
   columns["slowest update"] = ("update_ns", encoding)
   columns[f"update, {PLAIN}"] = ("update_ns", [PLAIN])

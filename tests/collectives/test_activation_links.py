@@ -95,6 +95,30 @@ def test_both_directions_send_payloads(link):
   assert forth + back < piece.nbytes
 
 
+@pytest.mark.parametrize("workers", [3, 5])
+def test_large_rows_of_odd_numbers_of_workers_travel_in_turns(workers):
+  shape = workers, 1024 * workers, 1024
+  x = np.random.default_rng(0).random(shape, np.float32)
+
+  def program(fn):
+    return jax.jit(
+      jax.shard_map(
+        lambda x: fn(x[0])[None],
+        mesh=mesh(workers),
+        in_specs=P("data"),
+        out_specs=P("data"),
+      )
+    )
+
+  ours = program(lambda x: send("all_to_all", x))
+  plain = program(PLAIN["all_to_all"])
+  np.testing.assert_array_equal(ours(x), plain(x))
+  compiled = wire.compiled_bytes(ours.lower(x).compile())
+  assert {move.op for move in compiled.moves} == {"collective_permute"}
+  traced, sent = wire.step_bytes(ours, x), wire.step_bytes(plain, x)
+  assert traced.total_bytes == compiled.total_bytes == sent.total_bytes
+
+
 @pytest.mark.parametrize(
   "pairs", [[], [(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 4)], [(0,)], "0,1"]
 )
