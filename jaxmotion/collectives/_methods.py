@@ -21,7 +21,7 @@ from jaxmotion.codecs import Codec, Message, Rounds
 from jaxmotion.codecs.extend import check_codec, stand_in_reply
 from jaxmotion.collectives._arguments import check_shaped
 from jaxmotion.collectives._layout import row_like
-from jaxmotion.collectives._rows import encode_rows, join_rows, pad_to_rows
+from jaxmotion.collectives._rows import encode_shards, join_rows
 from jaxmotion.collectives._state import init_rows
 from jaxmotion.core import (
   Array,
@@ -292,8 +292,7 @@ def _encode_shards(
   plan: _Plan, inputs: tuple[Array, ReduceState, Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
-  rows = pad_to_rows(x, plan.workers)
-  payload, first = encode_rows(plan.codec, rows, state.first, key)
+  payload, first = encode_shards(plan.codec, x, plan.workers, state.first, key)
   return payload, (ReduceState(first, state.second), key)
 
 

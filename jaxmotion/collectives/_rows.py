@@ -28,6 +28,9 @@ from jaxmotion.core import (
 )
 from jaxmotion.kernels import is_read_slowly
 
+# Fewer values are padded as a whole, by one kernel less.
+_MIN_PARTED = 1 << 16
+
 
 def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
   """Returns the axis as a non-negative int; raises unless workers divide it.
@@ -62,6 +65,47 @@ def pad_to_rows(x: Array, workers: int) -> Array:
     # A codec reads it several times.
     rows = pad_apart(rows, padding, jnp.zeros((), x.dtype))
   return rows.reshape(workers, *row.shape)
+
+
+def encode_shards(
+  codec: Codec, x: Array, workers: int, state: PyTree, key: Key | None
+) -> tuple[PyTree, PyTree]:
+  """Splits `x` into rows of `row_like(x, workers)` and encodes each by itself.
+
+  Args:
+    codec: encodes a row.
+    x: array that is split and padded with zeros.
+    workers: number of rows.
+    state: codec state of each row, stacked.
+    key: randomness, folded with each row's number.
+
+  Returns:
+    Payload and state, whose leaves have a leading axis of rows.
+  """
+  whole = lambda: encode_rows(codec, pad_to_rows(x, workers), state, key)
+  if x.size < _MIN_PARTED or jax.tree.leaves(state):
+    return whole()  # States of two parts would be joined by a copy.
+  row = row_like(x, workers)
+  flat = x.reshape(-1, *row.shape[1:])
+  full = flat.shape[0] // row.shape[0]
+  if full == workers:
+    return whole()
+  # Padding the whole array would be a copy of it, so only what is left beyond
+  # the full rows is padded.
+  start, padding = full * row.shape[0], workers * row.shape[0] - flat.shape[0]
+  left = pad_apart(flat[start:], padding, jnp.zeros((), x.dtype))
+  encode = jax.vmap(lambda x, key: codec.encode(x, state, key)[0])
+  keys = _fold_rows(key, workers)
+  payloads = [
+    encode(
+      part.reshape(-1, *row.shape), jax.tree.map(lambda a, i=i: a[i], keys)
+    )
+    for i, part in (
+      (slice(full), flat[:start]),
+      (slice(full, workers), left),
+    )
+  ]
+  return jax.tree.map(lambda *a: jnp.concatenate(a), *payloads), state
 
 
 def join_rows(rows: Array, like: ShapedLike) -> Array:
