@@ -24,7 +24,8 @@ def summary_table(rows: Sequence[Row]) -> Table:
   alone = [codec for codec in codecs if codec not in joining]
   encoding = [codec for codec in alone if codec != PLAIN]
   columns = {f"exchange, {codec}": ("exchange_ns", [codec]) for codec in alone}
-  columns["slowest exchange in buckets"] = ("exchange_ns", joining)
+  if joining:
+    columns["slowest exchange in buckets"] = ("exchange_ns", joining)
   columns["slowest encode"] = ("encode_ns", encoding)
   columns["slowest update"] = ("update_ns", encoding)
   columns[f"update, {PLAIN}"] = ("update_ns", [PLAIN])
