@@ -38,6 +38,9 @@ _LANES = 32
 # of so many. XLA:CPU writes a part of an array to memory if more than 15 slices
 # of it are read; 8 runs were faster than 15.
 _SUM_LANES, _MAX_RUNS = 64, 8
+# Elements of an array from which its blocks, of a power of two of elements, are
+# added as they are.
+_MIN_WHOLE_SUMS = 1 << 22
 
 
 def block_shape(
@@ -371,9 +374,12 @@ def _fold_sums(b: Array, axes: tuple[int, ...]) -> Array:
 
   XLA:CPU adds a block element by element unless a power of two divides it (4x).
   It writes a part of an array to memory before it reduces that part. Here runs
-  of some elements are added side by side.
+  of some elements are added side by side. From 16 MiB on, blocks that a power
+  of two divides are faster as they are (1.3 to 1.7x).
   """
   width = b.shape[2]
+  if b.size >= _MIN_WHOLE_SUMS and not width & (width - 1):
+    return b
   lanes = max(_SUM_LANES, 1 << (-(-width // _MAX_RUNS) - 1).bit_length())
   if axes != (2,) or width <= lanes:
     return b

@@ -179,6 +179,16 @@ def test_reductions_are_those_of_magnitudes(axes):
   )
 
 
+@pytest.mark.parametrize("width", [1024, 1000])
+def test_sums_of_large_arrays_are_those_of_magnitudes(width):
+  b = np.random.default_rng(0).random((2, 2200, width), np.float32) - 0.5
+  np.testing.assert_allclose(
+    jax.jit(lambda b: sum_magnitudes(b, (2,)))(b),
+    np.abs(b.astype(np.float64)).sum(2, keepdims=True),
+    rtol=1e-6,
+  )
+
+
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 63, 479, 481, 1001, 4099])
 def test_reductions_take_every_value_of_a_block_of_any_width_once(width):
   # Powers of two of which any sum is exact: a value taken twice, or left out,
