@@ -9,7 +9,8 @@ Three invariants hold for everything sent here:
   collective costs round trips however little it moves. Only large payloads
   (8 MiB and more) are sent as two buffers. The first half is then on the link
   while the second is still being computed. A step of several programs sends
-  more pieces (`_pieces`).
+  more pieces (`_pieces`). An odd number of CPU workers sends large rows one
+  after the other.
 * Every worker decodes the same words, its own included, so all hold the same
   bits and the result may be typed as replicated.
 
