@@ -7,7 +7,7 @@ depend on a collective are computed after all that is to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -44,6 +44,11 @@ _SUMS = frozenset("psum psum2 psum_invariant".split())
 
 class Stage(NamedTuple):
   """One program of a step.
+
+  Arguments of the step that it reads, and results that it makes, come first, in
+  the order that they have in the step. JAX gives the buffers of donated
+  arguments to results of the same kind in order. In another order, a parameter
+  would be written where another one is still read, and be copied before.
 
   Attributes:
     run: function from arrays, in the order of `reads`, to those of `makes`.
@@ -138,10 +143,12 @@ class _Cut:
     runs: dict[int, StageRun] = {}
     makes: dict[int, list[Value]] = {}
     made_last = [v for v in outputs if self._is_free[self._maker[v]]]
+    in_order = _place_first(self._top.inputs)
     for stage in sorted(set(self._stage_of.values())):
       own = [i for i, s in self._stage_of.items() if s == stage]
       wanted = made_last if stage == last else []
       nodes, reads = self._collect(own, wanted, stage)
+      reads.sort(key=in_order)
       runs[stage] = StageRun(nodes, reads, self._mesh, self._origin)
       makes[stage] = list(wanted)
     asked = [v for run in runs.values() for v in run.reads]
@@ -149,6 +156,8 @@ class _Cut:
       index = self._maker.get(value)
       if index is not None and value not in made_last:
         makes[self._stage_of[index]].append(value)
+    for values in makes.values():
+      values.sort(key=_place_first(outputs))
     programs = []
     for stage, run in runs.items():
       own = [i for i, s in self._stage_of.items() if s == stage]
@@ -324,6 +333,12 @@ class _Cut:
       elif maker is None or self._stage_of[maker] != stage:
         reads[value] = None
     return [self._nodes[i] for i in sorted(nodes)], list(reads)
+
+
+def _place_first(values: Iterable[Value]) -> Callable[[Value], int]:
+  """Returns a key that sorts these values first, in their order."""
+  places = {value: i for i, value in enumerate(values)}
+  return lambda value: places.get(value, len(places))
 
 
 def _is_sum(step: Step) -> bool:

@@ -130,15 +130,13 @@ class StagedStep:
     if stages is None:
       return None
     count = len(jax.tree.leaves(args[: self._donated]))
-    programs = self._jit_all(stages, set(stages.inputs[:count]), closed)
+    heirs = _find_heirs(stages, count, closed)
+    programs = self._jit_all(stages, heirs)
     return _Plan(stages, programs, jax.tree.structure(shapes))
 
   def _jit_all(
-    self, stages: Stages, donated: set[int], closed: Any
+    self, stages: Stages, heirs: dict[int, int]
   ) -> tuple[_Program, ...]:
-    given = zip(stages.inputs, closed.in_avals, strict=True)
-    results = zip(stages.outputs, closed.out_avals, strict=True)
-    kinds = {i: (a.shape, a.dtype) for i, a in (*given, *results)}
     last: dict[int, int] = {}
     for index, stage in enumerate(stages.programs):
       last.update(dict.fromkeys(stage.reads, index))
@@ -150,14 +148,12 @@ class StagedStep:
       if stage.sends:
         queue = turn % len(self._senders) if stage.is_sum else 0
         turn += 1
-      # Only a result of the same kind can take a buffer.
-      free = [kinds[i] for i in stage.makes if i in stages.outputs]
-      taken = []
-      for position, i in enumerate(stage.reads):
-        if i in donated and i in ends and kinds[i] in free:
-          free.remove(kinds[i])
-          taken.append(position)
-      run = self._jit(stage, queue or 0, taken)
+      given = [
+        position
+        for position, i in enumerate(stage.reads)
+        if i in ends and heirs.get(i) in stage.makes
+      ]
+      run = self._jit(stage, queue or 0, given)
       programs.append(_Program(stage, run, queue, tuple(ends)))
     return tuple(programs)
 
@@ -170,6 +166,28 @@ class StagedStep:
       return stage.run(*arrays, mesh=mesh)
 
     return jax.jit(run, donate_argnums=tuple(given))
+
+
+def _find_heirs(stages: Stages, donated: int, closed: Any) -> dict[int, int]:
+  """Returns the number of the result that takes each donated argument's buffer.
+
+  Those of `jax.jit`: the next result of the same shape and dtype, in order. So
+  a parameter's buffer goes to the new value of that parameter.
+
+  Args:
+    stages: programs of the step.
+    donated: number of arguments, of arrays, that are donated.
+    closed: jaxpr of the step.
+  """
+  free: dict[Any, list[int]] = {}
+  for i, aval in zip(stages.outputs, closed.out_avals, strict=True):
+    free.setdefault((aval.shape, aval.dtype), []).append(i)
+  heirs = {}
+  for i, aval in zip(stages.inputs[:donated], closed.in_avals, strict=False):
+    results = free.get((aval.shape, aval.dtype))
+    if results:
+      heirs[i] = results.pop(0)
+  return heirs
 
 
 def _move(x: jax.Array, mesh: Mesh) -> jax.Array:
