@@ -72,7 +72,8 @@ def topk_scatter(
 
   Args:
     values: f32[k, lanes].
-    places: uint32[k, lanes], all different within a lane.
+    places: unsigned words [k, lanes], all different within a lane. Of narrow
+      ones a host reads fewer bytes for each element of the result.
     like: shape and dtype of the result.
     planes: number of planes, the length of a lane.
     implementation: name of the only implementation to try; None chooses one.
@@ -109,7 +110,8 @@ def topk_sum(
 
   Args:
     values: f32[workers, k, lanes].
-    places: uint32[workers, k, lanes], all different within a worker's lane.
+    places: unsigned words [workers, k, lanes], all different within a worker's
+      lane.
     like: shape and dtype of the array that each worker encoded.
     planes: number of planes, the length of a lane.
     implementation: name of the only implementation to try; None chooses one.
@@ -147,4 +149,4 @@ def _check_selected(
   check_float("values", values)
   lanes = -(-math.prod(like.shape) // planes)
   check_shape("values", values, (*lead, "k", lanes), "float")
-  check_words("places", places, tuple(values.shape), 32)
+  check_words("places", places, tuple(values.shape))

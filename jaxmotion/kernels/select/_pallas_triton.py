@@ -166,7 +166,8 @@ def _scatter_sum(
     for row in range(workers * k):
       index = row * lanes + lane
       value = load(values_ref, index, inside)
-      entries.append((value, load(places_ref, index, inside)))
+      place = load(places_ref, index, inside).astype(jnp.uint32)
+      entries.append((value, place))
 
     def store_plane(plane: Array, _: None) -> None:
       def decode_worker(worker: int) -> Array:

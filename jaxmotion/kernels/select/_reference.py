@@ -82,7 +82,8 @@ def _scatter(
   minor = like.shape[-1] if len(like.shape) > 1 else 1
   if k > _MAX_REDUCE:
     dense = jnp.zeros((planes, lanes), jnp.float32)
-    dense = dense.at[places, jnp.arange(lanes)[None]].set(values)
+    rows = places.astype(jnp.uint32)
+    dense = dense.at[rows, jnp.arange(lanes)[None]].set(values)
     return from_blocks(dense, like)
   # In rows of the array if lanes are whole rows: XLA:CPU then divides once a
   # row to find an element's plane, and else once an element.
@@ -92,7 +93,7 @@ def _scatter(
   # Compare and select fuse into whatever reads the result. A scatter does
   # not, and writes the zeros in a separate pass. `plane` is a column: XLA
   # would hoist a whole array out of loops, to memory.
-  plane = jnp.arange(planes, dtype=jnp.uint32)
+  plane = jnp.arange(planes, dtype=places.dtype)
   plane = plane.reshape(planes, *(1 for _ in shape))
   for i in range(k):
     dense = jnp.where(plane == places[i, None], values[i, None], dense)
