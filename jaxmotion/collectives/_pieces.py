@@ -8,6 +8,7 @@ holds is being computed.
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -18,26 +19,49 @@ from jaxmotion.program import RECEIVED
 # A piece costs about a millisecond of messages on busy cores, and round trips.
 _MIN_PIECE_BYTES = 1 << 17
 
-_most: contextvars.ContextVar[int] = contextvars.ContextVar("most", default=0)
+
+class _Sending(NamedTuple):
+  """Describes how the collectives of a context send.
+
+  Attributes:
+    most: number of pieces that a large payload is sent in, or 0.
+    swap_bytes: up to this many, two CPU workers swap words and do not add them.
+  """
+
+  most: int = 0
+  swap_bytes: float = 0.0
+
+
+_IN_ONE = _Sending()
+_sending: contextvars.ContextVar[_Sending] = contextvars.ContextVar(
+  "sending", default=_IN_ONE
+)
 
 
 @contextlib.contextmanager
-def send_in_pieces(most: int) -> Iterator[None]:
+def send_in_pieces(most: int, swap_bytes: float = 0.0) -> Iterator[None]:
   """Lets collectives, traced in this context, send in pieces.
 
   Args:
     most: number of pieces that a large payload is sent in.
+    swap_bytes: up to this many bytes of a piece, two CPU workers swap their
+      words. A swap takes one round trip and a sum two.
   """
-  token = _most.set(most)
+  token = _sending.set(_Sending(most, swap_bytes))
   try:
     yield
   finally:
-    _most.reset(token)
+    _sending.reset(token)
 
 
 def sends_pieces() -> bool:
   """Says whether payloads are sent in pieces here."""
-  return _most.get() > 0
+  return _sending.get().most > 0
+
+
+def are_swapped(nbytes: int) -> bool:
+  """Says whether two CPU workers swap a piece of so many bytes here."""
+  return nbytes <= _sending.get().swap_bytes
 
 
 def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
@@ -51,7 +75,7 @@ def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
   """
   sizes = [tree_bytes(p) for p in payloads]
   total = sum(sizes)
-  count = max(1, min(_most.get(), total // _MIN_PIECE_BYTES))
+  count = max(1, min(_sending.get().most, total // _MIN_PIECE_BYTES))
   pieces: list[list[PyTree]] = [[] for _ in range(count)]
   end = 0.0
   for payload, size in zip(payloads, sizes, strict=True):

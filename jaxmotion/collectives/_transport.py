@@ -29,6 +29,7 @@ from jax import lax
 
 from jaxmotion.collectives._arguments import count_workers
 from jaxmotion.collectives._pieces import (
+  are_swapped,
   mark_received,
   sends_pieces,
   split_in_pieces,
@@ -58,6 +59,8 @@ _MIN_SPLIT_BYTES = 1 << 23
 # Between two hosts a sum of fewer bytes takes longer than a gather: it has
 # twice as many messages.
 _MAX_GATHER_BYTES = 1 << 18
+# What each of two workers sends to the other.
+_SWAP = ((0, 1), (1, 0))
 # Fewer words are computed where they are joined.
 _MIN_APART = 1 << 12
 # Of three hosts, fewer bytes of a host are exchanged faster by an all-to-all.
@@ -102,12 +105,14 @@ def _gather_words(
   def all_gather(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
     return tuple(tuple(gather_replicated(own, axis_name)) for own in buffers)
 
-  def gather_by_sum(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return _gather_by_sum(buffers, axis_name)
+  nbytes = tree_bytes(buffers)
 
-  if tree_bytes(buffers) <= _MAX_GATHER_BYTES:
+  def gather_pair(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
+    return _gather_pair(buffers, axis_name, are_swapped(nbytes))
+
+  if nbytes <= _MAX_GATHER_BYTES and not are_swapped(nbytes):
     return all_gather(*buffers)
-  return _send_by_platform(all_gather, gather_by_sum, buffers, axis_name)
+  return _send_by_platform(all_gather, gather_pair, buffers, axis_name)
 
 
 def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
@@ -232,39 +237,45 @@ def _send_by_platform(
   return lax.platform_dependent(*buffers, cpu=send_by_sum, default=send)
 
 
-def _gather_by_sum(
-  buffers: Sequence[Array], axis_name: AxisName
+def _gather_pair(
+  buffers: Sequence[Array], axis_name: AxisName, are_swapped: bool
 ) -> tuple[tuple[Array, ...], ...]:
-  """Gathers between two workers by way of the sum of their words.
+  """Gathers between two workers by way of the sum of their words, or of a swap.
 
   Unsigned words wrap around, so the sum less a worker's own words is the other
   worker's words, bit for bit. The bytes are those of a gather. But gloo sums in
   both directions at once (0.95 of the link at 16 MiB) and gathers in one after
-  the other (0.63).
+  the other (0.63). It takes two round trips for a sum, and one for a swap. Both
+  are the same whatever the order of the workers, which a gather is not.
   """
   rank = lax.axis_index(axis_name)
 
-  def add(buffers: Sequence[Array]) -> list[Array]:
-    return [lax.psum(own, axis_name) for own in buffers[::-1]][::-1]
+  def send_one(own: Array) -> Array:
+    if are_swapped:
+      return lax.ppermute(own, axis_name, _SWAP)
+    return lax.psum(own, axis_name)
+
+  def send(buffers: Sequence[Array]) -> list[Array]:
+    return [send_one(own) for own in buffers[::-1]][::-1]
 
   def select_rows(
     rows: tuple[Array, Array], _: tuple[Any, ...]
   ) -> tuple[Array, Array]:
-    own, total = rows
-    other = total - own
+    own, received = rows
+    other = received if are_swapped else received - own
     return (
       jnp.where(rank == 0, own, other),
       jnp.where(rank == 0, other, own),
     )
 
   if len(buffers) == 2 and not sends_pieces():
-    late, early, sent = send_early_first(add, buffers[:1], buffers[1:])
-    totals, buffers = [*late, *early], [*sent, *buffers[1:]]
+    late, early, sent = send_early_first(send, buffers[:1], buffers[1:])
+    received, buffers = [*late, *early], [*sent, *buffers[1:]]
   else:
-    totals = add(buffers)
+    received = send(buffers)
   pairs = [
-    (own, to_varying(total, axis_name))
-    for own, total in zip(buffers, totals, strict=True)
+    (own, to_varying(words, axis_name))
+    for own, words in zip(buffers, received, strict=True)
   ]
   if sends_pieces():
     # The program that sends ends with the selection.
@@ -279,7 +290,7 @@ def _gather_by_sum(
 def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   """Sends row r to worker r of two, by way of the sum of what both send.
 
-  The bytes are those of an all-to-all; see `_gather_by_sum`.
+  The bytes are those of an all-to-all; see `_gather_pair`.
 
   Args:
     words: unsigned words, (2, n).

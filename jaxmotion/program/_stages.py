@@ -55,15 +55,15 @@ class Stage(NamedTuple):
     reads: numbers of the arrays that the program takes.
     makes: numbers of the arrays that it returns.
     sends: whether it sends.
-    is_sum: whether all it sends is sums, whose terms have no order between two
-      workers.
+    is_symmetric: whether all it sends is sums or swaps of two workers, which
+      are the same in any order of the workers.
   """
 
   run: Callable[..., Any]
   reads: tuple[int, ...]
   makes: tuple[int, ...]
   sends: bool
-  is_sum: bool
+  is_symmetric: bool
 
 
 class Stages(NamedTuple):
@@ -168,7 +168,7 @@ class _Cut:
           tuple(map(number, run.reads)),
           tuple(map(number, makes[stage])),
           bool(sent),
-          bool(sent) and all(_is_sum(n.step) for n in sent),
+          bool(sent) and all(_is_symmetric(n.step) for n in sent),
         )
       )
     return Stages(
@@ -341,6 +341,8 @@ def _place_first(values: Iterable[Value]) -> Callable[[Value], int]:
   return lambda value: places.get(value, len(places))
 
 
-def _is_sum(step: Step) -> bool:
+def _is_symmetric(step: Step) -> bool:
+  if step.name == "ppermute":
+    return sorted(step.params["perm"]) == [(0, 1), (1, 0)]
   groups = step.params.get("axis_index_groups")
   return step.name in _SUMS and groups is None

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxmotion.collectives.extend import send_in_pieces
 from jaxmotion.program import Stage, Stages, cut_at_collectives
 from jaxmotion.transforms._sender import Sender
+from jaxmotion.transforms._swap_bytes import measure_swap_bytes
 
 # More pieces hide more of the link, and cost more messages.
 _MOST_PIECES = 3
@@ -47,8 +48,10 @@ class StagedStep:
   """Calls a step as several programs of two or three threads.
 
   Two workers have two queues. What the second one sends names the devices in
-  reversed order, for which gloo opens connections of their own. Two sums are on
-  the link at a time, so that round trips of one hide behind the other.
+  reversed order, for which gloo opens connections of their own. Two messages
+  are on the link at a time, so that round trips of one hide behind the other.
+  The link is measured before the first step, because short messages over a slow
+  round trip are swapped and not added.
 
   Args:
     step: the step, to be traced.
@@ -75,6 +78,7 @@ class StagedStep:
       )
     self._senders = [Sender(mesh, q) for q in range(len(self._meshes))]
     self._plans: dict[Any, _Plan | None] = {}
+    self._swap_bytes: float | None = None
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs the step; returns when all that it sends has arrived."""
@@ -122,7 +126,9 @@ class StagedStep:
     def run_step(*args: Any, **kwargs: Any) -> Any:
       return self._step(*args, **kwargs)
 
-    with send_in_pieces(_MOST_PIECES):
+    if self._swap_bytes is None:
+      self._swap_bytes = measure_swap_bytes(self._mesh, self._senders[0])
+    with send_in_pieces(_MOST_PIECES, self._swap_bytes):
       closed, shapes = jax.make_jaxpr(run_step, return_shape=True)(
         *args, **kwargs
       )
@@ -146,7 +152,7 @@ class StagedStep:
       ends = [i for i in stage.reads if last[i] == index]
       queue = None
       if stage.sends:
-        queue = turn % len(self._senders) if stage.is_sum else 0
+        queue = turn % len(self._senders) if stage.is_symmetric else 0
         turn += 1
       given = [
         position

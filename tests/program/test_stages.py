@@ -45,8 +45,23 @@ def test_sums_are_sent_in_turn_and_followed_up_in_the_end():
   whole = mapped(fun, (P(), P(), P("data")))
   found, kinds, stages = run_cut(whole, X)
   assert kinds == "cscscc"
-  assert [p.is_sum for p in stages.programs if p.sends] == [True, True]
+  assert [p.is_symmetric for p in stages.programs if p.sends] == [True, True]
   jax.tree.map(np.testing.assert_array_equal, found, list(jax.jit(whole)(X)))
+
+
+@pytest.mark.parametrize(
+  ("pairs", "is_symmetric"), [(((0, 1), (1, 0)), True), (((0, 1),), False)]
+)
+def test_swaps_have_no_order_of_the_devices(pairs, is_symmetric):
+  def fun(x):
+    return lax.ppermute(wide(x[0]), "data", pairs)[None] + 1
+
+  whole = mapped(fun, P("data"))
+  found, kinds, stages = run_cut(whole, X)
+  assert kinds == "csc"
+  sent = [p.is_symmetric for p in stages.programs if p.sends]
+  assert sent == [is_symmetric]
+  np.testing.assert_array_equal(found[0], jax.jit(whole)(X))
 
 
 def test_small_sums_travel_together():
@@ -99,7 +114,7 @@ def test_workers_keep_their_own_values_from_program_to_program():
   found, kinds, stages = run_cut(step, X)
   assert kinds.count("s") == 2
   # A branch is no sum: what it sends keeps the order of the devices.
-  assert [p.is_sum for p in stages.programs if p.sends] == [True, False]
+  assert [p.is_symmetric for p in stages.programs if p.sends] == [True, False]
   own = np.tanh(X)
   np.testing.assert_allclose(found[0], 3 * own.sum(0)[None], atol=1e-5)
   np.testing.assert_allclose(found[1], own * [[0], [1]], rtol=1e-6)

@@ -13,6 +13,9 @@ import jaxmotion
 from jaxmotion import codecs
 from jaxmotion.collectives import _pieces
 from jaxmotion.program import _stages
+from jaxmotion.transforms import _staged_step
+from jaxmotion.transforms._sender import Sender
+from jaxmotion.transforms._swap_bytes import measure_swap_bytes
 from tests.transforms import worker
 
 WIDTH = 64
@@ -30,7 +33,8 @@ def loss_fn(params, batch):
   return jnp.mean(y**2)
 
 
-def train(mesh, codec, overlap):
+def train(mesh, codec, overlap, swap_bytes=0.0):
+  _staged_step.measure_swap_bytes = lambda *_: swap_bytes
   # Products with powers of two are exact, however XLA fuses them.
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.125, 0.5))
   init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, overlap=overlap)
@@ -57,10 +61,15 @@ def main(index, processes, address):
   _stages._MIN_GROUP_BYTES = 16
   mesh = jax.make_mesh((processes,), ("data",), axis_types=(AxisType.Auto,))
   found = {
-    name: {how: train(mesh, codec, how) for how in ("program", "thread")}
+    name: {
+      "program": train(mesh, codec, "program"),
+      "thread": train(mesh, codec, "thread"),
+      "swaps": train(mesh, codec, "thread", float("inf")),
+    }
     for name, codec in CODECS.items()
   }
-  print(json.dumps(found))
+  swap_bytes = measure_swap_bytes(mesh, Sender(mesh))
+  print(json.dumps(found | {"swap_bytes": swap_bytes}))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,11 @@ def test_processes_compute_the_bits_of_one_program():
   first, second = run_in_processes(2, (), staged_worker.__name__)
   for name in staged_worker.CODECS:
     for found in (first[name], second[name]):
-      assert found["thread"] == found["program"], name
+      assert found["thread"] == found["swaps"] == found["program"], name
     # Parameters and the loss; error memory is each worker's own.
     assert first[name]["thread"][0] == second[name]["thread"][0]
+  # Processes that measured differently have agreed.
+  assert first["swap_bytes"] == second["swap_bytes"] > 0
 
 
 def test_one_worker_computes_what_one_program_computes():
