@@ -13,9 +13,11 @@ import jaxmotion
 from experiments.fuzz.exchange_setups import Setup
 from jaxmotion import codecs, make_key, wire
 from jaxmotion.codecs import Codec
-from jaxmotion.codecs.extend import partition
+from jaxmotion.codecs.extend import Division, partition
 from jaxmotion.collectives.extend import (
   choose_methods,
+  find_division,
+  part_like,
   row_like,
   shard_like,
 )
@@ -227,8 +229,8 @@ def predict_bytes(programs: Programs, level: int) -> float:
     dtype = like.dtype if group.codec.keeps_dtype else wide
     array = jax.ShapeDtypeStruct(like.shape, dtype)
     if method == "two_phase":
-      row = row_like(array, hosts)
-      total += 2 * (hosts - 1) * wire.payload_bytes(group.codec, row)
+      part = part_like(group.codec, array, hosts)
+      total += 2 * (hosts - 1) * wire.payload_bytes(group.codec, part)
     elif method == "gather":
       total += (hosts - 1) * wire.payload_bytes(group.codec, array)
     else:
@@ -285,8 +287,34 @@ def _code(codec: Codec, x: jax.Array, key: Any) -> jax.Array:
   return codec.decode(codec.encode(x, codec.init(x), key)[0], x)
 
 
+def _model_divided(
+  codec: Codec, division: Division, x: jax.Array, keys: list[Any]
+) -> Any:
+  workers = x.shape[0]
+  payloads = [
+    codec.encode(one, (), key)[0] for one, key in zip(x, keys, strict=True)
+  ]
+  parts = [
+    jax.vmap(lambda part: codec.decode(part, division.like))(
+      division.divide(payload)
+    )
+    for payload in payloads
+  ]
+  mean = jnp.stack(parts).mean(0)
+  variants = []
+  for factor in (1.0, 1 - 3e-6, 1 + 3e-6):
+    coded = [
+      _code(codec, (mean[s] * factor).astype(x.dtype), keys[s].fold(workers))
+      for s in range(workers)
+    ]
+    variants.append(division.join_values(jnp.stack(coded)))
+  return jnp.stack(variants)
+
+
 def _model_two_phases(codec: Codec, x: jax.Array, keys: list[Any]) -> Any:
   workers = x.shape[0]
+  if division := find_division(codec, x[0], workers):
+    return _model_divided(codec, division, x, keys)
   row = row_like(x[0], workers)
   flat = x.reshape(workers, -1)
   padding = workers * math.prod(row.shape) - flat.shape[1]

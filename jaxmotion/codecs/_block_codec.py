@@ -5,6 +5,7 @@ import dataclasses
 
 from jaxmotion.codecs._arguments import check_error_memory, check_shaped
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._division import Division, divide_blocks
 from jaxmotion.core import Array, Key, PyTree, ShapedLike
 from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
 
@@ -80,6 +81,11 @@ class BlockCodec(Codec):
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
     return blocks.decode(self.kernel_op, payload, like)
+
+  def division(self, like: ShapedLike, workers: int) -> Division | None:
+    """Returns how blocks are divided between workers, or None."""
+    super().division(like, workers)
+    return divide_blocks(self.kernel_op, like, workers)
 
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.

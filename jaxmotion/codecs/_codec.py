@@ -16,6 +16,7 @@ from jaxmotion.codecs._arguments import (
   check_shaped,
   check_unsharded,
 )
+from jaxmotion.codecs._division import Division
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._rounds import Reduced, Rounds
 from jaxmotion.core import (
@@ -318,6 +319,20 @@ class Codec(abc.ABC):
     check_float("output", output)
     self._check_state(state)
     return state
+
+  def division(self, like: ShapedLike, workers: int) -> Division | None:
+    """Returns how payloads are divided between workers, or None.
+
+    If it is None, a reduce-scatter divides the array, and each part of it is
+    encoded by itself.
+
+    Args:
+      like: shape and dtype of the array.
+      workers: number of workers.
+    """
+    check_shaped("like", like)
+    check_int("workers", workers, 1)
+    return None
 
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the canonical state, which does not depend on the payload format.

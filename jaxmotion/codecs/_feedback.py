@@ -14,6 +14,7 @@ import optax
 from jaxmotion.codecs._arguments import check_shaped
 from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec, LeafGroup
+from jaxmotion.codecs._division import Division
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._partition import TreeCodec
 from jaxmotion.codecs._rounds import Reduced, Rounds
@@ -156,6 +157,12 @@ class feedback(TreeCodec):
     return self.codec.payload_like(
       jax.ShapeDtypeStruct(like.shape, jnp.float32)
     )
+
+  def division(self, like: ShapedLike, workers: int) -> Division | None:
+    """Returns the wrapped codec's division of a float32 array."""
+    super().division(like, workers)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.division(wide, workers)
 
   def error(self, state: Feedback) -> Array:
     """Returns the remembered error, float32 of the array's shape.

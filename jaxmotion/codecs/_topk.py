@@ -2,12 +2,15 @@
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._division import Division, divide_axis, join_axis
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
@@ -23,6 +26,8 @@ from jaxmotion.kernels.select import topk_scatter, topk_select, topk_sum
 
 # Fewer selected elements are unpacked where they are read.
 _MIN_UNPACKED = 1 << 10
+# Blocks of a part from which their number is rounded up.
+_LONG = 1 << 9
 
 
 class Sparse(NamedTuple):
@@ -65,37 +70,94 @@ class SparseCodec(Codec):
     self._check_input(x, key, state)
     block, k = self._block_shape(x)
     values, places = topk_select(x, k, block)
-    return Sparse(
-      values.reshape(-1), pack_flat(places, _place_bits(block))
-    ), state
+    return _pack(values, places, block), state
 
   def decode(self, payload: Sparse, like: ShapedLike) -> Array:
     """Returns zeros with the selected elements where they stood."""
     self._check_payload(payload, like)
-    values, places = self._unpack(payload, like)
-    return topk_scatter(values, places, like, self._block_shape(like)[0])
+    block, k = self._block_shape(like)
+    values, places = _unpack(payload, block, k)
+    return topk_scatter(values, places, like, block)
 
   def sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
     """Returns the sum of the selected elements of several workers."""
     self._check_payload(payloads, like, stacked=True)
-    values, places = jax.vmap(lambda one: self._unpack(one, like))(payloads)
-    return topk_sum(values, places, like, self._block_shape(like)[0])
-
-  def _unpack(self, payload: Sparse, like: ShapedLike) -> tuple[Array, Array]:
-    """Returns values and places, (k, blocks) each."""
     block, k = self._block_shape(like)
-    size, bits = payload.values.size, _place_bits(block)
-    dtype = f"uint{max(8, bits)}"
-    unpack = lambda words: unpack_flat(words, bits, size).astype(dtype)
-    if size >= _MIN_UNPACKED:
-      # Every element of the array reads its place: XLA:CPU would unpack all of
-      # them again, `block` times, and without vectors. Narrow places are read
-      # from a nearer cache (1.6x).
-      places = write_apart(unpack, payload.indices)
-    else:
-      places = unpack(payload.indices)
-    shape = k, size // k
-    return payload.values.reshape(shape), places.reshape(shape)
+    values, places = jax.vmap(lambda one: _unpack(one, block, k))(payloads)
+    return topk_sum(values, places, like, block)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseDivision(Division):
+  """Divides blocks of selected elements between workers.
+
+  Attributes:
+    like: elements per block, and blocks of a part.
+    shape: shape of the array.
+    k: elements kept of each block.
+    blocks: blocks of the array.
+    workers: number of workers.
+  """
+
+  like: jax.ShapeDtypeStruct
+  shape: tuple[int, ...]
+  k: int
+  blocks: int
+  workers: int
+
+  def divide(self, payload: Sparse) -> Sparse:
+    """Returns the values of each part's blocks, and their places."""
+    values, places = _unpack(payload, self.like.shape[0], self.k)
+    cut = functools.partial(
+      divide_axis, axis=1, workers=self.workers, length=self.like.shape[1]
+    )
+    return jax.vmap(self._pack)(cut(values), cut(places))
+
+  def join(self, parts: Sparse) -> Sparse:
+    """Returns the payload of these parts."""
+    values, places = jax.vmap(
+      lambda part: _unpack(part, self.like.shape[0], self.k)
+    )(parts)
+    return self._pack(
+      join_axis(values, 1, self.blocks), join_axis(places, 1, self.blocks)
+    )
+
+  def divide_values(self, x: Array) -> Array:
+    """Returns the elements of each part."""
+    block, each = self.like.shape
+    flat = jnp.pad(x.reshape(-1), (0, block * self.blocks - x.size))
+    cut = flat.reshape(block, self.blocks)
+    return divide_axis(cut, 1, self.workers, each)
+
+  def join_values(self, parts: Array) -> Array:
+    """Returns the array of the elements of each part."""
+    flat = join_axis(parts, 1, self.blocks).reshape(-1)
+    return flat[: math.prod(self.shape)].reshape(self.shape)
+
+  def _pack(self, values: Array, places: Array) -> Sparse:
+    return _pack(values, places, self.like.shape[0])
+
+
+def _pack(values: Array, places: Array, block: int) -> Sparse:
+  """Returns the payload of values and places, (k, blocks) each."""
+  words = pack_flat(places.astype(jnp.uint32), _place_bits(block))
+  return Sparse(values.reshape(-1), words)
+
+
+def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
+  """Returns values and places, (k, blocks) each."""
+  size, bits = payload.values.size, _place_bits(block)
+  dtype = f"uint{max(8, bits)}"
+  unpack = lambda words: unpack_flat(words, bits, size).astype(dtype)
+  if size >= _MIN_UNPACKED:
+    # Every element of the array reads its place: XLA:CPU would unpack all of
+    # them again, `block` times, and without vectors. Narrow places are read
+    # from a nearer cache (1.6x).
+    places = write_apart(unpack, payload.indices)
+  else:
+    places = unpack(payload.indices)
+  shape = k, size // k
+  return payload.values.reshape(shape), places.reshape(shape)
 
 
 def _place_bits(block: int) -> int:
@@ -153,6 +215,23 @@ class topk(SparseCodec):
     # Blocks of an odd length, or that follow the rows, keep a share of their
     # elements down to two thirds of the density.
     return dataclasses.replace(super().laws, contraction=self.density * 0.66)
+
+  def division(self, like: ShapedLike, workers: int) -> Division | None:
+    """Returns how the selected elements are divided between workers, or None.
+
+    Each worker has the elements of some blocks.
+    """
+    super().division(like, workers)
+    block, k = self._block_shape(like)
+    blocks = -(-math.prod(like.shape) // block)
+    each = -(-blocks // workers)
+    # Long rows of a multiple of 16 elements are selected from by vectors.
+    if each >= _LONG:
+      each = -(-each // 16) * 16
+    part = jax.ShapeDtypeStruct((block, each), like.dtype)
+    if not blocks or self._block_shape(part) != (block, k):
+      return None
+    return SparseDivision(part, tuple(like.shape), k, blocks, workers)
 
   def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
     block = self.block or nearest_planes(like.shape, 1 / self.density)

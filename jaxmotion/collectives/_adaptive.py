@@ -8,9 +8,9 @@ from jax import lax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives._all_reduce import (
-  all_reduce,
-  all_reduce_init,
   canonical_state,
+  init_tree,
+  reduce_tree,
 )
 from jaxmotion.collectives._arguments import as_level, count_workers
 from jaxmotion.collectives._branch_order import order_branch
@@ -163,7 +163,7 @@ def all_reduce_adaptive_init(
   check_choice("method", method, METHODS)
   states = [
     canonical_state(
-      all_reduce_init(x, axis_name, codec, method=method), x, codec
+      init_tree(x, axis_name, codec, method, by_rows=True), x, codec
     )
     for codec in codecs
   ]
@@ -229,10 +229,15 @@ def all_reduce_adaptive(
   method = options.get("method")
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
+  # Payloads are divided otherwise by each codec. The error memory of a part's
+  # mean would then be of other elements at another level.
+  by_rows = bool(jax.tree.leaves(fresh))
 
   def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple[Any, ...]]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-      y, state = all_reduce(x, axis_name, codec, state=state, **options)
+      y, state = reduce_tree(
+        x, axis_name, codec, state=state, by_rows=by_rows, **options
+      )
       # States of codecs differ by the last payload that some hold.
       y = to_varying_like(y, x, axis_name)
       return y, canonical_state(state, x, codec)

@@ -11,6 +11,8 @@ has the same bits everywhere. No worker uses its own elements unencoded.
 Parameters would otherwise drift apart.
 """
 
+from collections.abc import Sequence
+
 import jax
 from jax import lax
 
@@ -20,7 +22,11 @@ from jaxmotion.collectives._arguments import (
   check_key,
   count_workers,
 )
-from jaxmotion.collectives._layout import METHODS, choose_methods
+from jaxmotion.collectives._layout import (
+  METHODS,
+  choose_methods,
+  find_division,
+)
 from jaxmotion.collectives._methods import (
   ReduceState,
   Reduction,
@@ -80,6 +86,17 @@ def all_reduce_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
+  return init_tree(x, axis_name, codec, method)
+
+
+def init_tree(
+  x: PyTree,
+  axis_name: AxisName,
+  codec: Codec,
+  method: str | None,
+  by_rows: bool = False,
+) -> list[PyTree]:
+  """Returns the codec state for `reduce_tree` with the same arguments."""
   check_arrays("x", x, numbers=False)
   check_axis_name("axis_name", axis_name)
   check_codec("codec", codec, trees=True)
@@ -90,7 +107,8 @@ def all_reduce_init(
     return _empty_states(arrays)
   workers = count_workers(axis_name)
   methods = choose_methods(arrays, workers, method)
-  return settle_state(_init_states(arrays, workers, methods), axis_name)
+  states = _init_states(arrays, workers, methods, by_rows)
+  return settle_state(states, axis_name)
 
 
 def all_reduce(
@@ -156,7 +174,37 @@ def all_reduce(
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
   """
-  codec = identity() if codec is None else codec
+  return reduce_tree(
+    x,
+    axis_name,
+    identity() if codec is None else codec,
+    state=state,
+    key=key,
+    op=op,
+    weight=weight,
+    method=method,
+  )
+
+
+def reduce_tree(
+  x: PyTree,
+  axis_name: AxisName,
+  codec: Codec,
+  *,
+  state: PyTree | None = None,
+  key: Key | None = None,
+  op: str = "mean",
+  weight: Array | float | None = None,
+  method: str | None = None,
+  by_rows: bool = False,
+) -> tuple[PyTree, PyTree]:
+  """Does what `all_reduce` does.
+
+  Args:
+    x, axis_name, codec, state, key, op, weight, method: as for `all_reduce`.
+    by_rows: whether two phases encode rows of an array, whatever the codec. The
+      error memory of the mean then has a shape that all codecs share.
+  """
   check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
   check_key(key)
@@ -167,13 +215,22 @@ def all_reduce(
   methods = choose_methods(arrays, workers, method)
   expected = (
     jax.eval_shape(
-      lambda: name_axes(_init_states(arrays, workers, methods), axis_name)
+      lambda: name_axes(
+        _init_states(arrays, workers, methods, by_rows), axis_name
+      )
     )
     if _has_state(arrays)
     else _empty_states(arrays)
   )
+  stacked = [
+    method == "two_phase"
+    and (by_rows or find_division(group.codec, like, workers) is None)
+    for group, like, method in zip(
+      arrays.leaf_groups, arrays.array_likes(), methods, strict=True
+    )
+  ]
   canonical = jax.eval_shape(
-    lambda states: _to_canonical(arrays, states), expected
+    lambda states: _to_canonical(arrays, states, stacked), expected
   )
   states = check_state(expected, state, canonical)
   own = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
@@ -186,6 +243,7 @@ def all_reduce(
       k,
       workers,
       op,
+      by_rows,
     )
     for group, a, like, s, k in zip(
       arrays.leaf_groups,
@@ -218,14 +276,14 @@ def _check_equal(y: PyTree, codec: Codec, axis_name: AxisName) -> None:
 
 
 def canonical_state(state: PyTree, x: PyTree, codec: Codec) -> PyTree:
-  """Returns the state of `all_reduce` in the form that other codecs share.
+  """Returns the state of `reduce_tree` in the form that other codecs share.
 
   Args:
-    state: what `all_reduce` or `all_reduce_init` returned.
+    state: what `reduce_tree` or `init_tree` returned, by rows.
     x: pytree of arrays or shapes that are reduced.
     codec: codec that made the state.
   """
-  return _to_canonical(partition(codec, x), state)
+  return _to_canonical(partition(codec, x), state, [True] * len(state))
 
 
 def _has_state(arrays: Partition) -> bool:
@@ -237,25 +295,37 @@ def _empty_states(arrays: Partition) -> list[PyTree]:
 
 
 def _init_states(
-  arrays: Partition, workers: int, methods: list[str]
+  arrays: Partition, workers: int, methods: list[str], by_rows: bool
 ) -> list[PyTree]:
   """Returns the fresh state of every array, reduced by these methods."""
   return [
-    init_state(group.codec, like, method, workers)
+    init_state(group.codec, like, method, workers, by_rows)
     for group, like, method in zip(
       arrays.leaf_groups, arrays.array_likes(), methods, strict=True
     )
   ]
 
 
-def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
+def _to_canonical(
+  arrays: Partition, states: PyTree, stacked: Sequence[bool]
+) -> PyTree:
+  """Returns the canonical state of every array.
+
+  Args:
+    arrays: the arrays of the tree.
+    states: state of each.
+    stacked: whether `first` of a state is one state for each row.
+  """
   canonical = []
-  for group, state in zip(arrays.leaf_groups, states, strict=True):
+  for group, state, is_stacked in zip(
+    arrays.leaf_groups, states, stacked, strict=True
+  ):
     convert = group.codec.canonical_state
     if state.second == ():
       canonical.append(ReduceState(convert(state.first), ()))
     else:
+      convert_first = jax.vmap(convert) if is_stacked else convert
       canonical.append(
-        ReduceState(jax.vmap(convert)(state.first), convert(state.second))
+        ReduceState(convert_first(state.first), convert(state.second))
       )
   return canonical

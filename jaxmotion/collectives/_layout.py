@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec
-from jaxmotion.codecs.extend import Partition, check_codec
+from jaxmotion.codecs.extend import Division, Partition, check_codec
 from jaxmotion.collectives._arguments import check_shaped
 from jaxmotion.core import (
   ShapedLike,
@@ -18,6 +18,7 @@ from jaxmotion.core import (
   check_instance,
   check_int,
   shape_dtype,
+  tree_bytes,
 )
 
 METHODS = (None, "gather", "two_phase")
@@ -29,6 +30,9 @@ _MIN_SHARD_ELEMENTS = 64
 # At most one row in so many may be padding. Codecs of matrices are faster than
 # those of vectors, and a vector would be padded too.
 _ROWS_PER_PADDING = 64
+# Payloads are divided if their parts have at most one byte in so many more than
+# payloads of rows: a part has whole blocks.
+_BYTES_PER_PADDING = 16
 # Largest summable array, in elements, that is joined with others: joining is a
 # copy.
 _MAX_JOINED_ELEMENTS = 1 << 16
@@ -78,6 +82,59 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   else:
     shape = (math.ceil(size / workers),)
   return jax.ShapeDtypeStruct(shape, like.dtype)
+
+
+def find_division(
+  codec: Codec, like: ShapedLike, workers: int
+) -> Division | None:
+  """Returns how two phases divide payloads of an array between workers.
+
+  It is None if they divide the array, because the codec's payloads cannot be
+  divided, or parts of them would have many more bytes than those of `row_like`.
+
+  Args:
+    codec: encodes the array.
+    like: shape and dtype of the array.
+    workers: number of workers.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion import codecs
+    >>> like = jnp.zeros((2048, 1024))
+    >>> find_division(codecs.sign(), like, 3).like.shape
+    (32, 22, 1024)
+    >>> find_division(codecs.cast("bfloat16"), like, 3) is None
+    True
+  """
+  check_codec("codec", codec)
+  division = codec.division(like, workers)
+  if division is None:
+    return None
+  row = row_like(like, workers)
+  part, other = (
+    tree_bytes(codec.payload_like(a)) for a in (division.like, row)
+  )
+  return division if part - other <= other // _BYTES_PER_PADDING else None
+
+
+def part_like(
+  codec: Codec, like: ShapedLike, workers: int
+) -> jax.ShapeDtypeStruct:
+  """Returns the shape of the array whose mean one worker encodes.
+
+  Args:
+    codec: encodes the array.
+    like: shape and dtype of the array.
+    workers: number of workers.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion import codecs
+    >>> part_like(codecs.cast("bfloat16"), jnp.zeros((128, 32)), 3).shape
+    (43, 32)
+  """
+  division = find_division(codec, like, workers)
+  return row_like(like, workers) if division is None else division.like
 
 
 def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:

@@ -3,9 +3,10 @@
 * "sum": summable payloads are added by the network; nothing is decoded before.
 * "gather": every worker gets every payload, decodes all and adds them up. One
   encoding, (N - 1) payloads received by each of N workers.
-* "two_phase": a reduce-scatter and an all-gather. Worker r gets the payloads of
-  shard r, adds them up, and encodes the mean of the shard for all. Two
-  encodings, but bytes that do not grow with the workers.
+* "two_phase": a reduce-scatter and an all-gather. Worker r gets part r of all
+  payloads, adds them up, and encodes the mean of the part for all. Two
+  encodings, but bytes that do not grow with the workers. Codecs that cannot
+  divide a payload encode every row of the array by itself.
 * "rounds": the codec itself says what it sends, round by round.
 """
 
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.codecs import Codec, Message, Rounds
-from jaxmotion.codecs.extend import check_codec, stand_in_reply
+from jaxmotion.codecs.extend import Division, check_codec, stand_in_reply
 from jaxmotion.collectives._arguments import check_shaped
-from jaxmotion.collectives._layout import row_like
+from jaxmotion.collectives._layout import find_division, part_like, row_like
 from jaxmotion.collectives._rows import encode_shards, join_rows
 from jaxmotion.collectives._state import init_rows
 from jaxmotion.core import (
@@ -50,9 +51,9 @@ class ReduceState(NamedTuple):
   """Codec state of the reduction of one array.
 
   Attributes:
-    first: state of the first encoding, of this worker's own elements: for
-      "two_phase" one state for each shard, stacked; otherwise one state.
-    second: state of the second encoding, of the shard's mean; `()` unless the
+    first: state of the first encoding, of this worker's own elements: one state
+      for each row, stacked, where rows are encoded; otherwise one state.
+    second: state of the second encoding, of the part's mean; `()` unless the
       method is "two_phase".
   """
 
@@ -70,6 +71,7 @@ class Reduction(NamedTuple):
     key: randomness, or None.
     workers: number of workers.
     op: "mean" or "sum" over workers.
+    by_rows: whether two phases encode rows, whatever the codec.
   """
 
   codec: Codec
@@ -78,6 +80,7 @@ class Reduction(NamedTuple):
   key: Key | None
   workers: int
   op: str
+  by_rows: bool = False
 
 
 ReductionRounds = Rounds[tuple[Array, ReduceState]]
@@ -134,7 +137,7 @@ def plan_messages(
     return list(_trace_rounds(codec, tuple(like.shape), dtype, workers))
   if method != "two_phase":
     return [Message(method, codec.payload_like(like))]
-  row = codec.payload_like(row_like(like, workers))
+  row = codec.payload_like(part_like(codec, like, workers))
   rows = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), row
   )
@@ -164,13 +167,16 @@ def _trace_rounds(
 
 
 def init_state(
-  codec: Codec, like: ShapedLike, method: str, workers: int
+  codec: Codec, like: ShapedLike, method: str, workers: int, by_rows: bool
 ) -> ReduceState:
   """Returns the fresh state of an array that is reduced by a method."""
   if method == "rounds":
     return ReduceState(codec.init_rounds(like, workers), ())
   if method != "two_phase":
     return ReduceState(codec.init(like), ())
+  division = None if by_rows else find_division(codec, like, workers)
+  if division is not None:
+    return ReduceState(codec.init(like), codec.init(division.like))
   row = row_like(like, workers)
   return ReduceState(init_rows(codec, workers, row), codec.init(row))
 
@@ -195,7 +201,7 @@ def reduce_stack(
     reductions: of equal codecs, shapes, dtypes and types of state.
     method: "gather" or "two_phase".
   """
-  plan = _plan(reductions[0])
+  plan = _plan(reductions[0], method)
   inputs = [(r.x, r.state, r.key) for r in reductions]
   stacked = write_apart(_stack, *inputs)
   kinds = _KINDS[method]
@@ -223,7 +229,7 @@ def _stack(*trees: PyTree) -> PyTree:
 
 
 def _run_stages(r: Reduction, method: str) -> ReductionRounds:
-  plan = _plan(r)
+  plan = _plan(r, method)
   begin, *others = _STAGES[method]
   payload, carry = begin(plan, (r.x, r.state, r.key))
   for kind, stage in zip(_KINDS[method], others, strict=True):
@@ -240,17 +246,29 @@ class _Plan(NamedTuple):
     like: shape and dtype of the array.
     workers: number of workers.
     op: "mean" or "sum" over workers.
+    division: how two phases divide payloads, or None if they encode rows.
   """
 
   codec: Codec
   like: ShapedLike
   workers: int
   op: str
+  division: Division | None
+
+  @property
+  def part(self) -> ShapedLike:
+    """Shape and dtype of the array whose mean one worker encodes."""
+    if self.division is None:
+      return row_like(self.like, self.workers)
+    return self.division.like
 
 
-def _plan(r: Reduction) -> _Plan:
+def _plan(r: Reduction, method: str) -> _Plan:
   like = jax.ShapeDtypeStruct(r.x.shape, r.x.dtype)
-  return _Plan(r.codec, like, r.workers, r.op)
+  division = None
+  if method == "two_phase" and not r.by_rows:
+    division = find_division(r.codec, like, r.workers)
+  return _Plan(r.codec, like, r.workers, r.op, division)
 
 
 def _encode_whole(
@@ -282,38 +300,47 @@ def _finish_one_phase(
   return (mean if plan.op == "mean" else total), state
 
 
-# Two phases reduce shard r on worker r, then gather the encoded means of all
-# shards. Every shard is encoded by itself, with its own state and key. The key
-# of the mean's encoding is folded with `workers`, which is no shard's index, so
+# Two phases average part r on worker r, then gather the encoded means of all
+# parts. Rows are encoded one by one, each with its own state and key. The key
+# of the mean's encoding is folded with `workers`, which is no row's index, so
 # both encodings round independently.
 
 
-def _encode_shards(
+def _encode_parts(
   plan: _Plan, inputs: tuple[Array, ReduceState, Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
-  payload, first = encode_shards(plan.codec, x, plan.workers, state.first, key)
-  return payload, (ReduceState(first, state.second), key)
+  if plan.division is None:
+    parts, first = encode_shards(plan.codec, x, plan.workers, state.first, key)
+  else:
+    payload, first = plan.codec.encode(x, state.first, key)
+    # Error memory keeps the payload, too: XLA:CPU would compute it twice.
+    parts = write_apart(plan.division.divide, payload)
+  return parts, (ReduceState(first, state.second), key)
 
 
 def _encode_mean(
   plan: _Plan, carry: tuple[ReduceState, Key | None], received: PyTree
 ) -> tuple[PyTree, ReduceState]:
   state, key = carry
-  codec, row = plan.codec, row_like(plan.like, plan.workers)
+  codec, part = plan.codec, plan.part
   key = None if key is None else key.fold(plan.workers)
-  payload, second = codec.encode_mean(received, row, state.second, key)
-  second = codec.after_reduce(second, codec.decode(payload, row))
+  payload, second = codec.encode_mean(received, part, state.second, key)
+  second = codec.after_reduce(second, codec.decode(payload, part))
   return payload, ReduceState(state.first, second)
 
 
-def _decode_shards(
+def _decode_parts(
   plan: _Plan, state: ReduceState, payloads: PyTree
 ) -> tuple[Array, ReduceState]:
-  codec, row = plan.codec, row_like(plan.like, plan.workers)
-  rows = jax.vmap(lambda p: codec.decode(p, row))(payloads)
-  first = jax.vmap(codec.after_reduce)(state.first, rows)
-  y = join_rows(rows, plan.like)
+  codec = plan.codec
+  if plan.division is None:
+    rows = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
+    first = jax.vmap(codec.after_reduce)(state.first, rows)
+    y = join_rows(rows, plan.like)
+  else:
+    y = codec.decode(plan.division.join(payloads), plan.like)
+    first = codec.after_reduce(state.first, y)
   if plan.op == "sum":
     y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * plan.workers
   return y, ReduceState(first, state.second)
@@ -322,7 +349,7 @@ def _decode_shards(
 _STAGES: dict[str, tuple[Callable[..., tuple[PyTree, PyTree]], ...]] = {
   "sum": (_encode_whole, _decode_total),
   "gather": (_encode_whole, _decode_all),
-  "two_phase": (_encode_shards, _encode_mean, _decode_shards),
+  "two_phase": (_encode_parts, _encode_mean, _decode_parts),
 }
 """Functions between the messages of a method.
 

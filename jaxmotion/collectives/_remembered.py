@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs import Codec, ef21, onebit
 from jaxmotion.codecs.extend import (
+  Division,
   LeafGroup,
   Partition,
   check_codec,
@@ -37,6 +38,7 @@ from jaxmotion.collectives._codec_memory import (
 )
 from jaxmotion.collectives._layout import (
   choose_methods,
+  find_division,
   is_sharded,
   shard_like,
 )
@@ -398,6 +400,11 @@ def _read_arrays(
       values = jnp.zeros((workers, *shape), jnp.float32)
     elif isinstance(codec, onebit):
       values, means = read_onebit(state.first, shape)
+    elif method == "two_phase" and (
+      division := _find_division(codec, like, layout)
+    ):
+      values = jax.vmap(read)(state.first)
+      means = division.join_values(jax.vmap(read)(state.second))
     elif method == "two_phase":
       rows = jax.vmap(jax.vmap(read))(state.first)
       values = rows.reshape(workers, -1)[:, :size].reshape(workers, *shape)
@@ -442,6 +449,11 @@ def _write_arrays(
     elif isinstance(codec, onebit):
       state = make_onebit(codec, own["error"], means["error"])
       states.append(ReduceState(state, ()))
+    elif method == "two_phase" and (
+      division := _find_division(codec, like, layout)
+    ):
+      of_mean = jax.tree.map(division.divide_values, means)
+      states.append(ReduceState(keep(codec, own, 1), keep(codec, of_mean, 1)))
     elif method == "two_phase":
       rows = jax.tree.map(jax.vmap(lambda e: pad_to_rows(e, workers)), own)
       of_mean = jax.tree.map(lambda e: pad_to_rows(e, workers), means)
@@ -450,6 +462,16 @@ def _write_arrays(
       both = jax.tree.map(lambda e, mean: e + mean[None], own, means)
       states.append(ReduceState(keep(codec, both, 1), ()))
   return states
+
+
+def _find_division(
+  codec: Codec, like: ShapedLike, layout: StateLayout
+) -> Division | None:
+  """Returns how two phases divide payloads of an array, or None for rows."""
+  if layout.canonical:
+    return None
+  wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+  return find_division(codec, wide, layout.workers)
 
 
 def _join_leaves(

@@ -26,8 +26,10 @@ from jaxmotion.collectives._codec_memory import (
 )
 from jaxmotion.collectives._layout import (
   choose_methods as choose_methods,
+  find_division as find_division,
   is_sharded as is_sharded,
   is_summed as is_summed,
+  part_like as part_like,
   row_like as row_like,
   shard_like as shard_like,
 )

@@ -145,6 +145,41 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
   return flat.reshape(shape)
 
 
+def cut_planes(x: Array, planes: int, block: int) -> list[tuple[slice, Array]]:
+  """Divides `x` as `to_blocks` does, the planes without padding apart.
+
+  XLA:CPU writes a padded array to memory if several sums read it. In an array
+  of several planes only the last ones are padded.
+
+  Args:
+    x: floating array of any shape.
+    planes: number of planes.
+    block: maximum number of elements per block.
+
+  Returns:
+    Numbers of some planes, and their elements f32[some planes, blocks, width].
+
+  >>> [(s.stop, b.shape) for s, b in cut_planes(jnp.zeros(9001), 4, 512)]
+  [(3, (3, 5, 451)), (4, (1, 5, 451))]
+  """
+  _, blocks, width = block_shape(x.shape, planes, block)
+  length = blocks * width
+  full = planes if x.size < _MIN_SLICED else x.size // length
+  if full in (0, planes):
+    return [(slice(0, planes), to_blocks(x, planes, block))]
+  flat = x.reshape(-1).astype(jnp.float32)
+  head = flat[: full * length].reshape(full, blocks, width)
+  rest = planes - full
+  if full * length == x.size:
+    tail = jnp.broadcast_to(flat[-1], (rest * blocks, width))
+  else:
+    tail = _pad_to_blocks(flat[full * length :], rest * blocks, width)
+  return [
+    (slice(0, full), head),
+    (slice(full, planes), tail.reshape(rest, blocks, width)),
+  ]
+
+
 def _pad_to_blocks(flat: Array, blocks: int, width: int) -> Array:
   """Cuts a vector into [blocks, width]; padding repeats its end.
 

@@ -266,7 +266,7 @@ class _Cut:
       if i in stage_of or self._is_free[i]:
         continue
       if self._dep[i]:
-        stage_of[i] = after + self._dep[i]
+        stage_of[i] = self._find_home(i, after) or after + self._dep[i]
       elif i in early:
         before = [stage_of[m] for m in self._real_makers(i)]
         stage_of[i] = max([2, *before])
@@ -280,6 +280,17 @@ class _Cut:
       if i in stage_of:
         for m in self._real_makers(i):
           readers[m] = min(readers.get(m, stage_of[i]), stage_of[i])
+
+  def _find_home(self, index: int, after: int) -> int | None:
+    """Returns the program that makes a result of a map before others follow.
+
+    Another program would copy it, and none could write it in place.
+    """
+    if self._nodes[index].leave is None:
+      return None
+    makers = [self._stage_of.get(m, after) for m in self._real_makers(index)]
+    last = max(makers, default=after)
+    return last if last < after and not last % 2 else None
 
   def _assign_received(self) -> None:
     """Assigns what a collective's own program computes behind it."""

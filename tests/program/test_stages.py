@@ -49,6 +49,23 @@ def test_sums_are_sent_in_turn_and_followed_up_in_the_end():
   jax.tree.map(np.testing.assert_array_equal, found, list(jax.jit(whole)(X)))
 
 
+def test_results_are_handed_out_by_the_program_that_makes_them():
+  def fun(x):
+    first = lax.psum(wide(x[0]), "data")
+    both = jnp.sin(first)
+    second = lax.psum(both * x[0, 0], "data")
+    return both, second
+
+  whole = mapped(fun, (P(), P()))
+  found, kinds, stages = run_cut(whole, X)
+  assert kinds == "cscsc"
+  both, second = stages.outputs
+  makers = [both in p.makes for p in stages.programs]
+  assert makers == [False, False, True, False, False]
+  assert stages.programs[-1].makes == (second,)
+  jax.tree.map(np.testing.assert_array_equal, found, list(jax.jit(whole)(X)))
+
+
 @pytest.mark.parametrize(
   ("pairs", "is_symmetric"), [(((0, 1), (1, 0)), True), (((0, 1),), False)]
 )

@@ -53,6 +53,27 @@ def pack(codes: Array, bits: int, *, follows_blocks: bool = True) -> Array:
   return _pack_mixed(codes, bits) if bits < 16 else _pack_fields(codes, bits)
 
 
+def pack_cut(codes: Sequence[tuple[slice, Array]], bits: int) -> Array:
+  """Packs codes of all planes, some planes at a time.
+
+  Args:
+    codes: numbers of some planes and their codes, as `cut_planes` divides them.
+    bits: width of a code, a power of two if the planes are divided.
+
+  >>> ones = jnp.ones((2, 3), jnp.uint32)
+  >>> words = pack_cut([(slice(0, 2), ones), (slice(2, 4), ones)], 8)
+  >>> hex(words[0, 0])
+  '0x1010101'
+  """
+  if len(codes) == 1:
+    return pack(codes[0][1], bits)
+  sums = [
+    sum_planes(part << (_field_shifts(part, bits) + jnp.uint32(s.start * bits)))
+    for s, part in codes
+  ]
+  return reduce(jnp.add, sums)[None]
+
+
 def _pack_fields(codes: Array, bits: int) -> Array:
   """Packs codes that are in memory already, with one sum per field."""
   rows, low = [], 0

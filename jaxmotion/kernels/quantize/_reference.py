@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxmotion.core import Array, Key, ShapedLike, random_words
 from jaxmotion.kernels._block_layout import (
+  cut_planes,
   from_blocks,
   max_element,
   max_magnitude,
@@ -22,7 +23,12 @@ from jaxmotion.kernels._block_layout import (
   reduce_blocks,
   to_blocks,
 )
-from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_to_float
+from jaxmotion.kernels.pack._reference import (
+  field_widths,
+  num_planes,
+  pack_cut,
+  unpack_to_float,
+)
 
 # A scale below this is too near the subnormals, which backends may flush to
 # zero. Its block decodes to a constant instead.
@@ -73,11 +79,18 @@ def absmax_encode(
     block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  b = to_blocks(x, num_planes(bits), block)
   peak = reduce_blocks(x, num_planes(bits), block, max_magnitude)
   scale = absmax_scale(peak, bits)
-  codes = absmax_codes(_divide(b, scale), bits, _random_words_of(key, b))
-  return Symmetric(pack(codes, bits), scale[..., 0])
+  codes = [
+    (
+      planes,
+      absmax_codes(
+        _divide(b, _scale_of(scale, planes)), bits, _random_words_of(key, b)
+      ),
+    )
+    for planes, b in _cut(x, bits, block, key)
+  ]
+  return Symmetric(pack_cut(codes, bits), scale[..., 0])
 
 
 def absmax_scale(peak: Array, bits: int) -> Array:
@@ -124,16 +137,23 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  b = to_blocks(x, num_planes(bits), block)
   least, greatest = (
     reduce_blocks(x, num_planes(bits), block, reduce)
     for reduce in (min_element, max_element)
   )
   low, scale = minmax_scale(least, greatest, bits)
-  codes = minmax_codes(
-    _divide(0.5 * b - low, scale), bits, _random_words_of(key, b)
-  )
-  return MinMax(pack(codes, bits), scale[..., 0], 2 * low[..., 0])
+  codes = [
+    (
+      planes,
+      minmax_codes(
+        _divide(0.5 * b - _scale_of(low, planes), _scale_of(scale, planes)),
+        bits,
+        _random_words_of(key, b),
+      ),
+    )
+    for planes, b in _cut(x, bits, block, key)
+  ]
+  return MinMax(pack_cut(codes, bits), scale[..., 0], 2 * low[..., 0])
 
 
 def minmax_scale(
@@ -165,6 +185,21 @@ def minmax_values(codes: Array, scale: Array, low: Array) -> Array:
   """Returns the values of float32 codes above `low`."""
   half = codes * scale
   return low + half + half
+
+
+def _cut(
+  x: Array, bits: int, block: int, key: Key | None
+) -> list[tuple[slice, Array]]:
+  """Returns numbers of planes and their blocks, as `pack_cut` takes codes."""
+  planes = num_planes(bits)
+  if key is None and bits == min(field_widths(bits)):
+    return cut_planes(x, planes, block)
+  return [(slice(0, planes), to_blocks(x, planes, block))]
+
+
+def _scale_of(scale: Array, planes: slice) -> Array:
+  """Returns scales of some planes; an array of one block has one for all."""
+  return scale if len(scale) == 1 else scale[planes]
 
 
 def _random_words_of(key: Key | None, b: Array) -> Array | None:

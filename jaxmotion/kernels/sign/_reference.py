@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels._block_layout import (
   block_counts,
+  cut_planes,
   from_blocks,
   reduce_blocks,
   sum_magnitudes,
-  to_blocks,
 )
-from jaxmotion.kernels.pack._reference import pack, unpack_to_float
+from jaxmotion.kernels.pack._reference import pack_cut, unpack_to_float
 
 
 class Signs(NamedTuple):
@@ -34,9 +34,9 @@ def sign_encode(x: Array, block: int) -> Signs:
     x: floating array of any shape.
     block: maximum number of elements under one scale.
   """
-  b = to_blocks(x, 32, block)
   scale = _mean_magnitude(x, block)
-  return Signs(pack((b < 0).astype(jnp.uint32), 1), scale[..., 0])
+  codes = [(s, (b < 0).astype(jnp.uint32)) for s, b in cut_planes(x, 32, block)]
+  return Signs(pack_cut(codes, 1), scale[..., 0])
 
 
 def _mean_magnitude(x: Array, block: int) -> Array:

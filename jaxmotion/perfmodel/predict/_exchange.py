@@ -8,7 +8,11 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import plan_messages, row_like
+from jaxmotion.collectives.extend import (
+  find_division,
+  part_like,
+  plan_messages,
+)
 from jaxmotion.core import PyTree, ShapedLike, tree_bytes
 from jaxmotion.perfmodel.platform import Axis, Device, Platform
 from jaxmotion.perfmodel.predict._checks import (
@@ -209,9 +213,9 @@ def _codec_seconds(
     return encode_s, 0.0, decode_seconds(codec, size, 1, device)
   if array.method == "gather":
     return encode_s, 0.0, decode_seconds(codec, size, workers, device)
-  row_size = row_like(array.like, workers).size
-  recode_s = decode_seconds(codec, row_size, workers, device)
-  recode_s += encode_seconds(codec, row_size, device)
+  part_size = part_like(codec, array.like, workers).size
+  recode_s = decode_seconds(codec, part_size, workers, device)
+  recode_s += encode_seconds(codec, part_size, device)
   return encode_s, recode_s, decode_seconds(codec, size, 1, device)
 
 
@@ -229,12 +233,14 @@ def _memory_bytes(array: ExchangedArray, workers: int) -> int:
     received = workers if array.method == "gather" else 0
     payload = tree_bytes(codec.payload_like(like))
     return _state_bytes(codec, like) + (1 + received) * payload
-  # Two phases hold three sets of `workers` rows: those that are sent, those
-  # that are received and those of the mean. Codec state is held for each row
-  # that is sent, and for the row of the mean that this worker encodes.
-  row = row_like(like, workers)
-  rows = 3 * workers * tree_bytes(codec.payload_like(row))
-  return (workers + 1) * _state_bytes(codec, row) + rows
+  # Two phases hold three sets of `workers` parts: those that are sent, those
+  # that are received and those of the mean. Codec state is held for the array,
+  # or for each row of it, and for the mean of the part that a worker encodes.
+  part = part_like(codec, like, workers)
+  parts = 3 * workers * tree_bytes(codec.payload_like(part))
+  if find_division(codec, like, workers) is None:
+    return (workers + 1) * _state_bytes(codec, part) + parts
+  return _state_bytes(codec, like) + _state_bytes(codec, part) + parts
 
 
 def _state_bytes(codec: Codec, like: ShapedLike) -> int:

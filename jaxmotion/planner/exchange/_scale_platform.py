@@ -7,7 +7,7 @@ import dataclasses
 import jax
 
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import row_like
+from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel import Curve, Device, Link, Platform, Rate
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.exchange._problem import ExchangeProblem
@@ -77,15 +77,17 @@ def scale_codecs(problem: ExchangeProblem, factor: float) -> Platform:
   """Returns a platform on which all candidates take `factor` times as long.
 
   Each codec gets curves of its own, which are exact at the sizes of the
-  problem's tensors and of their rows.
+  problem's tensors and of their parts.
   """
   platform = problem.platform
   leaves = jax.tree.leaves(problem.exchanged_tree())
   sizes = {leaf.size for leaf in leaves}
-  sizes |= {row_like(leaf, problem.workers).size for leaf in leaves}
   curves = dict(platform.device.measured)
   for codec in problem.candidates:
-    curves |= _codec_curves(codec, sizes - {0}, platform.device, factor)
+    parts = {part_like(codec, leaf, problem.workers).size for leaf in leaves}
+    curves |= _codec_curves(
+      codec, (sizes | parts) - {0}, platform.device, factor
+    )
   device = dataclasses.replace(platform.device, measured=curves)
   return dataclasses.replace(platform, device=device)
 

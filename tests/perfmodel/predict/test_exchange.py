@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, perfmodel, wire
+from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel import exchange_ledger, predict_exchange
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from tests.codecs.table import CODECS
@@ -141,7 +142,7 @@ def test_bytes_are_right_for_every_codec(name, workers):
   x = jax.ShapeDtypeStruct((2 * 647,), "float32")
   axis = platform(data=workers).axis("data")
   predicted = exchange_ledger(x, axis, codec)
-  row = jax.ShapeDtypeStruct((-(-x.size // workers),), "float32")
+  part = part_like(codec, x, workers)
   payload = wire.payload_bytes(codec, x)
   if codec.summable:
     # The seed of random_k, 4 bytes, is not summed.
@@ -150,7 +151,7 @@ def test_bytes_are_right_for_every_codec(name, workers):
   elif workers == 2:
     expected = payload
   else:
-    expected = 2 * (workers - 1) * wire.payload_bytes(codec, row)
+    expected = 2 * (workers - 1) * wire.payload_bytes(codec, part)
   assert predicted.total_bytes == pytest.approx(expected, abs=1e-9)
 
 

@@ -1,0 +1,158 @@
+"""Division of a payload between workers, each of whom averages a part."""
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion.core import Array, PyTree, ShapedLike, write_apart
+from jaxmotion.kernels import BlockOp
+
+# Smaller leaves are joined where they are read.
+_MIN_APART = 1 << 12
+
+
+class Division(abc.ABC):
+  """Divides what a codec makes of one array into a part for each worker.
+
+  A part is the payload of an array of its own. It holds elements from all over
+  the array, because a word holds codes of distant elements. So the array is
+  encoded, and the mean decoded, as if it were not divided. Parts of the array
+  itself would be padded and encoded one by one.
+
+  Attributes:
+    like: shape and dtype of the array that a part is the payload of.
+  """
+
+  like: jax.ShapeDtypeStruct
+
+  @abc.abstractmethod
+  def divide(self, payload: PyTree) -> PyTree:
+    """Returns the parts of a payload: leaves gain an axis of workers."""
+
+  @abc.abstractmethod
+  def join(self, parts: PyTree) -> PyTree:
+    """Returns the payload of these parts, which may be encoded anew."""
+
+  @abc.abstractmethod
+  def divide_values(self, x: Array) -> Array:
+    """Returns the elements of each part, (workers, *like.shape).
+
+    Elements that only fill up a part are zeros.
+    """
+
+  @abc.abstractmethod
+  def join_values(self, parts: Array) -> Array:
+    """Returns the array that has these elements in its parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDivision(Division):
+  """Divides blocks: each worker has some blocks of every plane.
+
+  Attributes:
+    like: planes, blocks per plane and elements per block of a part.
+    shape: shape of the array.
+    blocks: blocks per plane of the array.
+    workers: number of workers.
+  """
+
+  like: jax.ShapeDtypeStruct
+  shape: tuple[int, ...]
+  blocks: int
+  workers: int
+
+  def divide(self, payload: PyTree) -> PyTree:
+    """Returns the parts of a payload, whose second axis is that of blocks."""
+    return jax.tree.map(self._divide_leaf, payload)
+
+  def join(self, parts: PyTree) -> PyTree:
+    """Returns the payload of these parts."""
+    return jax.tree.map(self._join_leaf, parts)
+
+  def divide_values(self, x: Array) -> Array:
+    """Returns the elements of each part."""
+    planes, _, width = self.like.shape
+    padding = planes * self.blocks * width - x.size
+    flat = jnp.pad(x.reshape(-1), (0, padding))
+    return self._divide_leaf(flat.reshape(planes, self.blocks, width))
+
+  def join_values(self, parts: Array) -> Array:
+    """Returns the array of the elements of each part."""
+    flat = self._join_leaf(parts).reshape(-1)
+    return flat[: math.prod(self.shape)].reshape(self.shape)
+
+  def _divide_leaf(self, leaf: Array) -> Array:
+    return divide_axis(leaf, 1, self.workers, self.like.shape[1])
+
+  def _join_leaf(self, parts: Array) -> Array:
+    return join_axis(parts, 1, self.blocks)
+
+
+def divide_blocks(
+  op: BlockOp, like: ShapedLike, workers: int
+) -> BlockDivision | None:
+  """Returns the division of an op's payload, or None if it has none.
+
+  Blocks must decode to the same elements wherever they stand, and be cut alike
+  in an array that consists of a part's blocks alone.
+
+  Args:
+    op: the quantizer.
+    like: shape and dtype of the array.
+    workers: number of workers.
+  """
+  whole = op.decoded_shape(tuple(like.shape))
+  if whole is None or not math.prod(like.shape):
+    return None
+  planes, blocks, width = whole
+  part = planes, -(-blocks // workers), width
+  if op.decoded_shape(part) != part:
+    return None
+  return BlockDivision(
+    jax.ShapeDtypeStruct(part, like.dtype), tuple(like.shape), blocks, workers
+  )
+
+
+def divide_axis(a: Array, axis: int, workers: int, length: int) -> Array:
+  """Cuts an axis into parts, padded with zeros: a new axis of workers leads.
+
+  Args:
+    a: array of at most `workers * length` along the axis.
+    axis: position of the axis.
+    workers: number of parts.
+    length: length of a part.
+
+  >>> divide_axis(jnp.arange(3), 0, 2, 2).tolist()
+  [[0, 1], [2, 0]]
+  """
+  padding: list[Any] = [(0, 0)] * a.ndim
+  padding[axis] = 0, workers * length - a.shape[axis]
+  if padding[axis][1]:
+    a = jnp.pad(a, padding)
+  cut = a.reshape(*a.shape[:axis], workers, length, *a.shape[axis + 1 :])
+  return jnp.moveaxis(cut, axis, 0)
+
+
+def join_axis(parts: Array, axis: int, length: int) -> Array:
+  """Joins the parts of an axis that `divide_axis` cut.
+
+  Args:
+    parts: array whose first axis is that of workers.
+    axis: position of the axis in the result.
+    length: length of the axis, without the padding.
+
+  >>> join_axis(jnp.array([[0, 1], [2, 0]]), 0, 3).tolist()
+  [0, 1, 2]
+  """
+
+  def join(parts: Array) -> Array:
+    moved = jnp.moveaxis(parts, 0, axis)
+    joined = moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(joined, 0, length, axis=axis)
+
+  # XLA:CPU would ask of each element of the array which part it is in.
+  return write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
