@@ -20,14 +20,12 @@ from jaxmotion.core import (
   check_number,
   write_apart,
 )
-from jaxmotion.kernels import check_block, nearest_planes
+from jaxmotion.kernels import check_block, nearest_planes, plane_length
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select, topk_sum
 
 # Fewer selected elements are unpacked where they are read.
 _MIN_UNPACKED = 1 << 10
-# Blocks of a part from which their number is rounded up.
-_LONG = 1 << 9
 
 
 class Sparse(NamedTuple):
@@ -223,11 +221,8 @@ class topk(SparseCodec):
     """
     super().division(like, workers)
     block, k = self._block_shape(like)
-    blocks = -(-math.prod(like.shape) // block)
-    each = -(-blocks // workers)
-    # Long rows of a multiple of 16 elements are selected from by vectors.
-    if each >= _LONG:
-      each = -(-each // 16) * 16
+    blocks = plane_length(tuple(like.shape), block)
+    each = plane_length((-(-blocks // workers) * block,), block)
     part = jax.ShapeDtypeStruct((block, each), like.dtype)
     if not blocks or self._block_shape(part) != (block, k):
       return None

@@ -5,6 +5,7 @@ from jaxmotion.kernels._block_layout import (
   block_shape as block_shape,
   is_read_slowly as is_read_slowly,
   nearest_planes as nearest_planes,
+  plane_length as plane_length,
 )
 from jaxmotion.kernels._block_op import BlockOp as BlockOp
 from jaxmotion.kernels._checks import check_block as check_block

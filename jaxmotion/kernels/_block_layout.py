@@ -32,6 +32,9 @@ _MIN_SLICED = 1 << 12
 _MIN_APART, _MAX_APART = 1 << 15, (1 << 23) - (1 << 10)
 # Elements of a row, and rows, from which a division a row costs little.
 _MIN_MINOR, _MIN_ROWS = 64, 8
+# XLA:CPU asks of each element of a long vector whether it exists, unless the
+# number of cores divides its length. Longer planes are a multiple.
+_LONG, _MULTIPLE = 1 << 9, 16
 # Elements that a reduction compares side by side, by vector instructions.
 _LANES = 32
 # The least number of elements that a sum adds side by side, and the most runs
@@ -117,6 +120,33 @@ def nearest_planes(shape: tuple[int, ...], target: float) -> int:
   choices = [*divisors(rows), *(rows * d for d in divisors(minor))]
   best = min(choices, key=lambda c: max(c / target, target / c))
   return best if max(best / target, target / best) <= 1.5 else plain
+
+
+def plane_length(shape: tuple[int, ...], planes: int) -> int:
+  """Returns the elements of a plane of an array that is cut into planes.
+
+  Planes consist of whole rows where that costs little padding. Long ones of
+  other arrays are a multiple of 16 elements: XLA:CPU then compares them by
+  vector instructions (4x).
+
+  Args:
+    shape: shape of the array.
+    planes: number of planes.
+
+  >>> plane_length((50257, 192), 100), plane_length((1000003,), 100)
+  (96576, 10016)
+  >>> plane_length((23, 33), 23), plane_length((700,), 23)
+  (33, 31)
+  """
+  size = math.prod(shape)
+  plain = -(-size // planes)
+  if len(shape) > 1 and shape[-1] >= _MIN_MINOR:
+    of_rows = -(-(size // shape[-1]) // planes) * shape[-1]
+    if planes * of_rows - size <= size // _WASTE_DIVISOR:
+      return of_rows
+  if plain < _LONG:
+    return plain
+  return -(-plain // _MULTIPLE) * _MULTIPLE
 
 
 def divisors(n: int) -> list[int]:

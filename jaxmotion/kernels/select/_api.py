@@ -1,9 +1,9 @@
 """Public functions of top-k selection, which choose an implementation."""
 
-import math
 from typing import Any
 
 from jaxmotion.core import Array, ShapedLike, check_float, check_int
+from jaxmotion.kernels._block_layout import plane_length
 from jaxmotion.kernels._checks import check_shape, check_words
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
@@ -19,8 +19,9 @@ def topk_select(
 ) -> tuple[Array, Array]:
   """Selects the k elements of largest magnitude in every lane.
 
-  The flat array is cut into planes, contiguous runs of one length. A lane
-  holds one element of each plane, all at the same offset in it. NaN counts as
+  The flat array is cut into planes, contiguous runs of one length, of whole
+  rows if that costs little padding. A lane holds one element of each plane, all
+  at the same offset in it. NaN counts as
   larger than infinity. Of equal magnitudes negative ones come first, then the
   one that stands first. Every implementation returns the same bits, except
   for those of a float16 NaN, which a GPU does not keep.
@@ -32,8 +33,8 @@ def topk_select(
     implementation: name of the only implementation to try; None chooses one.
 
   Returns:
-    values f32[k, lanes] and their planes uint32[k, lanes], lanes =
-    ceil(x.size / planes).
+    values f32[k, lanes] and their planes uint32[k, lanes], with as many lanes
+    as a plane has elements.
 
   Raises:
     ValueError: `k` or `planes` is out of range.
@@ -147,6 +148,6 @@ def _check_selected(
   check_int("planes", planes, 1, _MAX_PLANES)
   check_float("like", like)
   check_float("values", values)
-  lanes = -(-math.prod(like.shape) // planes)
+  lanes = plane_length(tuple(like.shape), planes)
   check_shape("values", values, (*lead, "k", lanes), "float")
   check_words("places", places, tuple(values.shape))

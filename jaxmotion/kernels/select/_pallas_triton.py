@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, ShapedLike, saturate_cast
+from jaxmotion.kernels._block_layout import plane_length
 from jaxmotion.kernels._error_memory import add_in_order
 from jaxmotion.kernels._triton import (
   call_kernel,
@@ -47,7 +48,7 @@ def topk_select(
   """Selects the k elements of largest magnitude in every lane."""
   if k > _MAX_K:
     raise NotImplementedError(f"`k` must be at most {_MAX_K}, got {k}")
-  lanes = -(-x.size // planes)
+  lanes = plane_length(x.shape, planes)
   groups = _count_groups(lanes, planes)
   tile = min(_TILE // groups, power_of_two(lanes))
   rounds = -(-planes // groups)

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, ShapedLike, pad_apart
-from jaxmotion.kernels._block_layout import from_blocks, read_blocks
+from jaxmotion.kernels._block_layout import (
+  from_blocks,
+  plane_length,
+  read_blocks,
+)
 from jaxmotion.kernels._error_memory import sum_decoded
 
 # Up to this many elements take one reduction each; more, XLA's own selection.
@@ -19,10 +23,8 @@ _MAX_REDUCE = 8
 # Planes compared by one expression. XLA:CPU uses vectors for it, unlike for a
 # reduction over pairs (4x).
 _GROUP = 8
-# XLA:CPU asks of each element of a long vector whether it exists, unless the
-# number of cores divides its length (4x). From so many lanes on, lengths are
-# rounded up to a multiple.
-_LONG, _MULTIPLE = 1 << 9, 16
+# Smaller arrays are padded as a whole, by one kernel less.
+_MIN_PARTED = 1 << 16
 
 
 def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
@@ -31,23 +33,26 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips what
   was found before; beyond, XLA selects them itself.
   """
-  lanes = -(-x.size // planes)
+  lanes = plane_length(x.shape, planes)
   if k > _MAX_REDUCE:
     cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
     _, places = lax.top_k(_to_ordered_floats(cut).T, k)
     return jnp.take_along_axis(cut, places.T, 0), places.T.astype(jnp.uint32)
-  if lanes < _LONG or not lanes % _MULTIPLE:
-    cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
-    take = lambda i: lax.dynamic_index_in_dim(cut, i, keepdims=False)
+  full, rest = divmod(x.size, lanes or 1)
+  last = None
+  if x.size < _MIN_PARTED or k > full + bool(rest):
+    flat, full = _pad_flat(x, planes * lanes), planes
   else:
-    # Beyond its own lanes a plane has the next one's, which are cut off.
-    run = _round_up(lanes)
-    flat = _pad_flat(x, _round_up(planes * lanes + run - lanes))
-    take = lambda i: lax.dynamic_slice_in_dim(flat, i * lanes, run)
-  found = [_next_largest(take, planes, None)]
+    # A padded array would be a copy of it, so only its last plane is padded.
+    # Planes beyond are zeros, of which those that stand first are kept.
+    flat = x.reshape(-1).astype(jnp.float32)
+    if rest:
+      last = _pad_flat(flat[full * lanes :], lanes)
+  take = lambda i: lax.dynamic_slice_in_dim(flat, i * lanes, lanes)
+  found = [_next_largest(take, full, last, None)]
   for _ in range(k - 1):
-    found.append(_next_largest(take, planes, found[-1]))
-  top, places = (jnp.stack(a)[:, :lanes] for a in zip(*found, strict=True))
+    found.append(_next_largest(take, full, last, found[-1]))
+  top, places = (jnp.stack(a) for a in zip(*found, strict=True))
   return from_keys(top), places
 
 
@@ -100,10 +105,6 @@ def _scatter(
   return from_blocks(dense, like)
 
 
-def _round_up(length: int) -> int:
-  return -(-length // _MULTIPLE) * _MULTIPLE
-
-
 def _pad_flat(x: Array, size: int) -> Array:
   """Returns the flat array, float32, with zeros up to a size."""
   flat = x.reshape(-1).astype(jnp.float32)
@@ -136,7 +137,10 @@ def _to_ordered_floats(x: Array) -> Array:
 
 
 def _next_largest(
-  take: Callable[[Any], Array], planes: int, after: tuple[Array, Array] | None
+  take: Callable[[Any], Array],
+  planes: int,
+  last: Array | None,
+  after: tuple[Array, Array] | None,
 ) -> tuple[Array, Array]:
   """Returns the first (key, plane) of each lane, or the first after another.
 
@@ -145,11 +149,13 @@ def _next_largest(
   Args:
     take: function from the number of a plane to its elements, f32[lanes].
     planes: number of planes.
+    last: elements of one plane more, or None.
     after: (keys, planes) [lanes] found last; None looks for the first.
   """
   # A power of two: of 15 planes XLA:CPU makes several loops (3x).
   group = min(_GROUP, 1 << max(0, (planes - 1).bit_length() - 1))
   count = max(2, -(-planes // group))
+  beyond = planes + (last is not None)
 
   def add_group(
     number: Array, best: tuple[Array, Array]
@@ -157,27 +163,32 @@ def _next_largest(
     # The last group may overlap the one before: to see a plane twice changes
     # nothing, and code for fewer planes would be repeated for each of its uses.
     start = jnp.minimum(number * group, planes - group).astype(jnp.uint32)
-    pairs = []
-    for i in range(group):
-      # A slice of each plane: XLA:CPU writes one of the group to memory (2x).
-      place = start + jnp.uint32(i)
-      key = to_keys(take(place))
-      plane = jnp.broadcast_to(place, key.shape)
-      if after is not None:
-        left = (key < after[0]) | ((key == after[0]) & (plane > after[1]))
-        # A key of 0 past the last plane loses against every entry left.
-        key = jnp.where(left, key, jnp.uint32(0))
-        plane = jnp.where(left, plane, jnp.uint32(planes))
-      pairs.append((key, plane))
+    # A slice of each plane: XLA:CPU writes one of the group to memory (2x).
+    places = [start + jnp.uint32(i) for i in range(group)]
+    pairs = [make_pair(take(place), place) for place in places]
     return _best_pair([best, *pairs], after is not None)
+
+  def make_pair(x: Array, place: Array) -> tuple[Array, Array]:
+    key = to_keys(x)
+    plane = jnp.broadcast_to(place, key.shape)
+    if after is not None:
+      left = (key < after[0]) | ((key == after[0]) & (plane > after[1]))
+      # A key of 0 past the last plane loses against every entry left.
+      key = jnp.where(left, key, jnp.uint32(0))
+      plane = jnp.where(left, plane, jnp.uint32(beyond))
+    return key, plane
 
   # A loop of at least two iterations, not one expression: XLA:CPU would fuse
   # all of it with the next call, and repeat every comparison many times.
   # Computed from a plane, so that its type varies over the workers if that of x
   # does.
   least = to_keys(take(jnp.uint32(0))) & jnp.uint32(0)
-  best = least, least + jnp.uint32(0 if after is None else planes)
-  return lax.fori_loop(0, count, add_group, best)
+  best = least, least + jnp.uint32(0 if after is None else beyond)
+  best = lax.fori_loop(0, count, add_group, best)
+  if last is None:
+    return best
+  pair = make_pair(last, jnp.uint32(planes))
+  return _best_pair([best, pair], after is not None)
 
 
 def _best_pair(

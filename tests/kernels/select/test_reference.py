@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import shape_dtype
+from jaxmotion.kernels import plane_length
 from jaxmotion.kernels.select import (
   _reference,
   topk_scatter,
@@ -21,11 +22,32 @@ PATHS = pytest.mark.parametrize("most", [0, BLOCK], ids=["select", "reduce"])
 def oracle(x, k, planes):
   """Sorts stably by magnitude, NaN first, negative before positive."""
   flat = np.asarray(x, np.float32).reshape(-1)
-  cut = np.pad(flat, (0, -flat.size % planes)).reshape(planes, -1)
+  padding = planes * plane_length(x.shape, planes) - flat.size
+  cut = np.pad(flat, (0, padding)).reshape(planes, -1)
   u = cut.view(np.uint32).astype(np.int64)
   rank = 2 * (u & 0x7FFFFFFF) + (u >> 31)
   places = np.argsort(-rank, axis=0, kind="stable")[:k]
   return np.take_along_axis(cut, places, 0), places
+
+
+@pytest.mark.parametrize(
+  ("shape", "planes"), [((1030, 64), 33), ((70003,), 9), ((4200, 16), 4100)]
+)
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_last_plane_of_a_large_array_may_be_short(shape, planes, k):
+  # Ties, so that the order of planes counts, and planes that do not exist.
+  x = np.random.default_rng(2).integers(-3, 4, shape).astype(np.float32)
+  x[-200:] *= 2
+  values, places = jax.jit(lambda x: topk_select(x, k, planes))(x)
+  wanted, where = oracle(x, k, planes)
+  np.testing.assert_array_equal(places, where)
+  np.testing.assert_array_equal(values, wanted)
+  scattered = topk_scatter(values, places, shape_dtype(x), planes)
+  kept = np.zeros((planes, values.shape[1]), np.float32)
+  np.put_along_axis(kept, where, wanted, 0)
+  np.testing.assert_array_equal(
+    scattered, kept.reshape(-1)[: x.size].reshape(shape)
+  )
 
 
 @KS
@@ -47,7 +69,7 @@ def test_values_and_places_are_those_of_a_stable_sort(k, most, monkeypatch):
 def test_lanes_of_any_number_are_selected_alone(size, k):
   # Next to each plane's end come the greatest values of the next plane.
   x = np.random.default_rng(2).standard_normal(size, dtype=np.float32)
-  lanes = -(-size // 7)
+  lanes = plane_length((size,), 7)
   for plane in range(7):
     x[plane * lanes : plane * lanes + 20] *= 100
   values, places = jax.jit(lambda x: topk_select(x, k, 7))(x)
