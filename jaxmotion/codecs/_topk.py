@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxmotion.codecs._arguments import check_error_memory
 from jaxmotion.codecs._codec import Codec
 from jaxmotion.codecs._division import Division, divide_axis, join_axis
 from jaxmotion.codecs._laws import ErrorBound, Laws
@@ -20,7 +21,13 @@ from jaxmotion.core import (
   check_number,
   write_apart,
 )
-from jaxmotion.kernels import check_block, nearest_planes, plane_length
+from jaxmotion.kernels import (
+  ErrorMemory,
+  add_error_in_blocks,
+  check_block,
+  nearest_planes,
+  plane_length,
+)
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 from jaxmotion.kernels.select import topk_scatter, topk_select, topk_sum
 
@@ -213,6 +220,29 @@ class topk(SparseCodec):
     # Blocks of an odd length, or that follow the rows, keep a share of their
     # elements down to two thirds of the density.
     return dataclasses.replace(super().laws, contraction=self.density * 0.66)
+
+  def encode_error(
+    self,
+    x: Array,
+    memory: ErrorMemory,
+    state: PyTree = (),
+    key: Key | None = None,
+    *,
+    decay: float = 1.0,
+  ) -> tuple[Sparse, Array, PyTree]:
+    """Encodes `x` plus its remembered error."""
+    self._check_input(x, key, state)
+    check_error_memory(x, memory, decay)
+    block, k = self._block_shape(x)
+    blocks = plane_length(tuple(x.shape), block)
+
+    def decode(payload: Sparse, like: ShapedLike) -> Array:
+      values, places = _unpack(payload, block, k)
+      return topk_scatter(values, places, like, block)
+
+    value = add_error_in_blocks(decode, x, memory, decay, (block, 1, blocks))
+    payload, state = self.encode(value, state, key)
+    return payload, value, state
 
   def division(self, like: ShapedLike, workers: int) -> Division | None:
     """Returns how the selected elements are divided between workers, or None.

@@ -12,6 +12,7 @@ from jaxmotion.kernels._checks import check_block as check_block
 from jaxmotion.kernels._error_memory import (
   ErrorMemory as ErrorMemory,
   add_error as add_error,
+  add_error_in_blocks as add_error_in_blocks,
   clear_error as clear_error,
   error_of as error_of,
   sum_decoded as sum_decoded,

@@ -7,6 +7,7 @@ next encode pass computes e while it reads them, and writes the new v in place
 of the old one. It saves two passes over the array and a temporary.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, PyTree, ShapedLike, update_in_place
+from jaxmotion.kernels._block_layout import is_read_slowly
 
 # Up to this many payloads are decoded by separate code each, which fuses into
 # one pass; beyond, a loop keeps the program short.
@@ -74,6 +76,28 @@ def add_error(
     return x.astype(jnp.float32) + error * decay
 
   return update_in_place(add_to_x, memory.value, memory.sent, memory.count)
+
+
+def add_error_in_blocks(
+  decode: Callable[..., Array],
+  x: Array,
+  memory: ErrorMemory,
+  decay: float,
+  shape: tuple[int, int, int],
+) -> Array:
+  """Returns what `add_error` does, computed in blocks if that is faster.
+
+  Args:
+    decode: (payload, like) -> array, where `like` may have the shape of blocks.
+    x: floating array.
+    memory: error memory of that array.
+    decay: factor on the error.
+    shape: planes, blocks per plane and elements per block.
+  """
+  if math.prod(shape) != x.size or not is_read_slowly(x.shape, *shape):
+    return add_error(decode, x, memory, decay)
+  cut = memory._replace(value=memory.value.reshape(shape))
+  return add_error(decode, x.reshape(shape), cut, decay).reshape(x.shape)
 
 
 def sum_decoded(
