@@ -331,7 +331,7 @@ class Codec(abc.ABC):
       workers: number of workers.
     """
     check_shaped("like", like)
-    check_int("workers", workers, 1)
+    check_int("workers", workers, 1, 2**31 - 1)
     return None
 
   def canonical_state(self, state: PyTree) -> PyTree:

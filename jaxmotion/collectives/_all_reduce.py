@@ -146,8 +146,8 @@ def all_reduce(
       weight is not finite, or if others than zeros cancel, the mean is not
       finite on any worker.
     method: "gather" sends every payload to every worker. "two_phase" is a
-      reduce-scatter and an all-gather: each worker gets the payloads of its
-      shard, then sends the encoded mean of the shard to all. That encodes
+      reduce-scatter and an all-gather: each worker gets its part of all
+      payloads, then sends the encoded mean of the part to all. That encodes
       twice, but its bytes do not grow with the workers. None gathers between 2
       workers and otherwise takes two phases. Payloads of summable codecs are
       summed, but small ones beside others are gathered between 2 workers.

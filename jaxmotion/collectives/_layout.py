@@ -30,8 +30,8 @@ _MIN_SHARD_ELEMENTS = 64
 # At most one row in so many may be padding. Codecs of matrices are faster than
 # those of vectors, and a vector would be padded too.
 _ROWS_PER_PADDING = 64
-# Payloads are divided if their parts have at most one byte in so many more than
-# payloads of rows: a part has whole blocks.
+# Payloads are divided if at most one byte in so many is padding: parts have
+# whole blocks.
 _BYTES_PER_PADDING = 16
 # Largest summable array, in elements, that is joined with others: joining is a
 # copy.
@@ -90,7 +90,7 @@ def find_division(
   """Returns how two phases divide payloads of an array between workers.
 
   It is None if they divide the array, because the codec's payloads cannot be
-  divided, or parts of them would have many more bytes than those of `row_like`.
+  divided, or because their parts would be padded much.
 
   Args:
     codec: encodes the array.
@@ -110,11 +110,11 @@ def find_division(
   division = codec.division(like, workers)
   if division is None:
     return None
-  row = row_like(like, workers)
-  part, other = (
-    tree_bytes(codec.payload_like(a)) for a in (division.like, row)
+  whole, part = (
+    tree_bytes(codec.payload_like(a)) for a in (like, division.like)
   )
-  return division if part - other <= other // _BYTES_PER_PADDING else None
+  padding = workers * part - whole
+  return division if padding <= whole // _BYTES_PER_PADDING else None
 
 
 def part_like(

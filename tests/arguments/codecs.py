@@ -143,6 +143,9 @@ def calls_of(name, codec):
   payload = Lazy(lambda: zeros(likes(codec)[0]))
   payloads = Lazy(lambda: stacked(likes(codec)[0]))
   state = Lazy(lambda: zeros(likes(codec)[1]))
+  memory = Lazy(
+    lambda: ErrorMemory(jnp.int32(1), jnp.zeros(X.shape), payload.make())
+  )
   calls = {
     "init": Call(X, on=codec.init, traced=True),
     "init_rounds": Call(X, 2, on=codec.init_rounds, traced=True),
@@ -155,6 +158,10 @@ def calls_of(name, codec):
     "after_reduce": Call(state, X, on=codec.after_reduce, traced=True),
     "canonical_state": Call(state, on=codec.canonical_state, traced=True),
     "payload_like": Call(LIKE, on=codec.payload_like),
+    "division": Call(LIKE, 2, on=codec.division),
+    "encode_error": Call(
+      X, memory, state, KEY, on=codec.encode_error, traced=True
+    ),
     "leaf_groups": Call([("w", LIKE)], on=codec.leaf_groups),
     "count_dropped": Call(payload, LIKE, on=codec.count_dropped, traced=True),
   }
@@ -175,6 +182,7 @@ for _name, _codec in TREES.items():
 UNCALLED = {
   "codecs.Codec*": "abstract: the calls of every codec are called",
   "codecs.MultiRoundCodec*": "abstract: the calls of every codec are called",
+  "codecs.extend.Division*": "abstract: collectives call it",
   "codecs.*.reduce_in_rounds": "a generator, which collectives run",
   "codecs.extend.Partition": "a record that `partition` returns",
   "codecs.extend.Partition.array_likes": "it has no arguments",

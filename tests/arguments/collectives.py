@@ -74,6 +74,8 @@ CALLS = {
   "collectives.extend.is_summed": Call(INT8, X),
   "collectives.extend.row_like": Call(X, 2),
   "collectives.extend.shard_like": Call(X, 2),
+  "collectives.extend.find_division": Call(INT8, X, 2),
+  "collectives.extend.part_like": Call(INT8, X, 2),
   "collectives.extend.all_finite": Call(
     TREE, "data", mesh=DATA, varying=["tree"]
   ),

@@ -100,7 +100,8 @@ UNCALLED = {
   **dict.fromkeys(
     """
     kernels.block_shape kernels.check_block kernels.nearest_planes
-    kernels.add_error kernels.clear_error kernels.error_of
+    kernels.plane_length
+    kernels.add_error* kernels.clear_error kernels.error_of
     kernels.is_read_slowly kernels.sum_decoded
     kernels.compact.prefix_counts kernels.pack.field_widths
     kernels.pack.num_planes kernels.pack.unpack_to_float kernels.pack.*tile
