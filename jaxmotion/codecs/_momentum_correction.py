@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxmotion.codecs._arguments import check_shaped
 from jaxmotion.codecs._checks import check_codec
 from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs._division import Division
 from jaxmotion.codecs._laws import Laws
 from jaxmotion.codecs._selection import mark_sent, selects_elements
 from jaxmotion.core import (
@@ -136,6 +138,12 @@ class momentum_correction(Codec):
     self._check_state(state)
     payload, inner = self.codec.encode_mean(payloads, like, state.inner, key)
     return payload, state._replace(inner=inner)
+
+  def division(self, like: ShapedLike, workers: int) -> Division | None:
+    """Returns the wrapped codec's division of a float32 array."""
+    super().division(like, workers)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.division(wide, workers)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""

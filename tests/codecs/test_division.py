@@ -22,6 +22,7 @@ CODECS = pytest.mark.parametrize(
     codecs.topk(density=0.01),
     codecs.topk(density=0.1, block=64),
     codecs.feedback(codecs.sign(block=64)),
+    codecs.momentum_correction(codecs.feedback(codecs.topk(density=0.01))),
   ],
   ids=repr,
 )
