@@ -15,6 +15,7 @@ from jaxmotion.kernels import BlockOp
 _MIN_APART = 1 << 12
 
 
+@dataclasses.dataclass(frozen=True)
 class Division(abc.ABC):
   """Divides what a codec makes of one array into a part for each worker.
 
@@ -24,10 +25,17 @@ class Division(abc.ABC):
   itself would be padded and encoded one by one.
 
   Attributes:
-    like: shape and dtype of the array that a part is the payload of.
+    like: shape and dtype of the array that a part is the payload of. Its second
+      axis is that of blocks.
+    shape: shape of the array.
+    blocks: blocks of the array, of a plane if there are planes of several.
+    workers: number of workers.
   """
 
   like: jax.ShapeDtypeStruct
+  shape: tuple[int, ...]
+  blocks: int
+  workers: int
 
   @abc.abstractmethod
   def divide(self, payload: PyTree) -> PyTree:
@@ -37,51 +45,18 @@ class Division(abc.ABC):
   def join(self, parts: PyTree) -> PyTree:
     """Returns the payload of these parts, which may be encoded anew."""
 
-  @abc.abstractmethod
   def divide_values(self, x: Array) -> Array:
     """Returns the elements of each part, (workers, *like.shape).
 
     Elements that only fill up a part are zeros.
     """
+    planes, _, *width = self.like.shape
+    cut = planes, self.blocks, *width
+    flat = jnp.pad(x.reshape(-1), (0, math.prod(cut) - x.size))
+    return self._divide_leaf(flat.reshape(cut))
 
-  @abc.abstractmethod
   def join_values(self, parts: Array) -> Array:
     """Returns the array that has these elements in its parts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockDivision(Division):
-  """Divides blocks: each worker has some blocks of every plane.
-
-  Attributes:
-    like: planes, blocks per plane and elements per block of a part.
-    shape: shape of the array.
-    blocks: blocks per plane of the array.
-    workers: number of workers.
-  """
-
-  like: jax.ShapeDtypeStruct
-  shape: tuple[int, ...]
-  blocks: int
-  workers: int
-
-  def divide(self, payload: PyTree) -> PyTree:
-    """Returns the parts of a payload, whose second axis is that of blocks."""
-    return jax.tree.map(self._divide_leaf, payload)
-
-  def join(self, parts: PyTree) -> PyTree:
-    """Returns the payload of these parts."""
-    return jax.tree.map(self._join_leaf, parts)
-
-  def divide_values(self, x: Array) -> Array:
-    """Returns the elements of each part."""
-    planes, _, width = self.like.shape
-    padding = planes * self.blocks * width - x.size
-    flat = jnp.pad(x.reshape(-1), (0, padding))
-    return self._divide_leaf(flat.reshape(planes, self.blocks, width))
-
-  def join_values(self, parts: Array) -> Array:
-    """Returns the array of the elements of each part."""
     flat = self._join_leaf(parts).reshape(-1)
     return flat[: math.prod(self.shape)].reshape(self.shape)
 
@@ -90,6 +65,19 @@ class BlockDivision(Division):
 
   def _join_leaf(self, parts: Array) -> Array:
     return join_axis(parts, 1, self.blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDivision(Division):
+  """Divides blocks: each worker has some blocks of every plane."""
+
+  def divide(self, payload: PyTree) -> PyTree:
+    """Returns the parts of a payload, whose second axis is that of blocks."""
+    return jax.tree.map(self._divide_leaf, payload)
+
+  def join(self, parts: PyTree) -> PyTree:
+    """Returns the payload of these parts."""
+    return jax.tree.map(self._join_leaf, parts)
 
 
 def divide_blocks(

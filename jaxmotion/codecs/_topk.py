@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxmotion.codecs._arguments import check_error_memory
 from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._division import Division, divide_axis, join_axis
+from jaxmotion.codecs._division import Division
 from jaxmotion.codecs._laws import ErrorBound, Laws
 from jaxmotion.core import (
   Array,
@@ -97,47 +96,23 @@ class SparseDivision(Division):
   """Divides blocks of selected elements between workers.
 
   Attributes:
-    like: elements per block, and blocks of a part.
-    shape: shape of the array.
     k: elements kept of each block.
-    blocks: blocks of the array.
-    workers: number of workers.
   """
 
-  like: jax.ShapeDtypeStruct
-  shape: tuple[int, ...]
   k: int
-  blocks: int
-  workers: int
 
   def divide(self, payload: Sparse) -> Sparse:
     """Returns the values of each part's blocks, and their places."""
-    values, places = _unpack(payload, self.like.shape[0], self.k)
-    cut = functools.partial(
-      divide_axis, axis=1, workers=self.workers, length=self.like.shape[1]
-    )
-    return jax.vmap(self._pack)(cut(values), cut(places))
+    values, places = map(self._divide_leaf, self._unpack(payload))
+    return jax.vmap(self._pack)(values, places)
 
   def join(self, parts: Sparse) -> Sparse:
     """Returns the payload of these parts."""
-    values, places = jax.vmap(
-      lambda part: _unpack(part, self.like.shape[0], self.k)
-    )(parts)
-    return self._pack(
-      join_axis(values, 1, self.blocks), join_axis(places, 1, self.blocks)
-    )
+    values, places = map(self._join_leaf, jax.vmap(self._unpack)(parts))
+    return self._pack(values, places)
 
-  def divide_values(self, x: Array) -> Array:
-    """Returns the elements of each part."""
-    block, each = self.like.shape
-    flat = jnp.pad(x.reshape(-1), (0, block * self.blocks - x.size))
-    cut = flat.reshape(block, self.blocks)
-    return divide_axis(cut, 1, self.workers, each)
-
-  def join_values(self, parts: Array) -> Array:
-    """Returns the array of the elements of each part."""
-    flat = join_axis(parts, 1, self.blocks).reshape(-1)
-    return flat[: math.prod(self.shape)].reshape(self.shape)
+  def _unpack(self, payload: Sparse) -> tuple[Array, Array]:
+    return _unpack(payload, self.like.shape[0], self.k)
 
   def _pack(self, values: Array, places: Array) -> Sparse:
     return _pack(values, places, self.like.shape[0])
@@ -256,7 +231,7 @@ class topk(SparseCodec):
     part = jax.ShapeDtypeStruct((block, each), like.dtype)
     if not blocks or self._block_shape(part) != (block, k):
       return None
-    return SparseDivision(part, tuple(like.shape), k, blocks, workers)
+    return SparseDivision(part, tuple(like.shape), blocks, workers, k)
 
   def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
     block = self.block or nearest_planes(like.shape, 1 / self.density)

@@ -238,7 +238,7 @@ def _send_by_platform(
 
 
 def _gather_pair(
-  buffers: Sequence[Array], axis_name: AxisName, are_swapped: bool
+  buffers: Sequence[Array], axis_name: AxisName, by_swap: bool
 ) -> tuple[tuple[Array, ...], ...]:
   """Gathers between two workers by way of the sum of their words, or of a swap.
 
@@ -251,7 +251,7 @@ def _gather_pair(
   rank = lax.axis_index(axis_name)
 
   def send_one(own: Array) -> Array:
-    if are_swapped:
+    if by_swap:
       return lax.ppermute(own, axis_name, _SWAP)
     return lax.psum(own, axis_name)
 
@@ -262,7 +262,7 @@ def _gather_pair(
     rows: tuple[Array, Array], _: tuple[Any, ...]
   ) -> tuple[Array, Array]:
     own, received = rows
-    other = received if are_swapped else received - own
+    other = received if by_swap else received - own
     return (
       jnp.where(rank == 0, own, other),
       jnp.where(rank == 0, other, own),

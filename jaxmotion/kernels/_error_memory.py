@@ -83,7 +83,7 @@ def add_error_in_blocks(
   x: Array,
   memory: ErrorMemory,
   decay: float,
-  shape: tuple[int, int, int],
+  shape: tuple[int, int, int] | None,
 ) -> Array:
   """Returns what `add_error` does, computed in blocks if that is faster.
 
@@ -92,9 +92,14 @@ def add_error_in_blocks(
     x: floating array.
     memory: error memory of that array.
     decay: factor on the error.
-    shape: planes, blocks per plane and elements per block.
+    shape: planes, blocks per plane and elements per block; None if only the
+      array itself can be decoded.
   """
-  if math.prod(shape) != x.size or not is_read_slowly(x.shape, *shape):
+  if (
+    shape is None
+    or math.prod(shape) != x.size
+    or not is_read_slowly(x.shape, *shape)
+  ):
     return add_error(decode, x, memory, decay)
   cut = memory._replace(value=memory.value.reshape(shape))
   return add_error(decode, x.reshape(shape), cut, decay).reshape(x.shape)

@@ -17,11 +17,7 @@ from jaxmotion.core import (
 from jaxmotion.kernels import _error_memory
 from jaxmotion.kernels._block_layout import read_blocks
 from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._error_memory import (
-  ErrorMemory,
-  add_error,
-  add_error_in_blocks,
-)
+from jaxmotion.kernels._error_memory import ErrorMemory, add_error_in_blocks
 from jaxmotion.kernels.blocks._mean_chunks import (
   MIN_APART,
   encode_chunks,
@@ -41,10 +37,7 @@ def encode_error(
   """Encodes an array plus its remembered error; returns payload and sum."""
   decode_sent = lambda payload, like: decode(payload, op=op, like=like)
   shape = op.decoded_shape(tuple(x.shape))
-  if shape is None:
-    v = add_error(decode_sent, x, memory, decay)
-  else:
-    v = add_error_in_blocks(decode_sent, x, memory, decay, shape)
+  v = add_error_in_blocks(decode_sent, x, memory, decay, shape)
   return trace_in_place(op.encode)(v, key), v
 
 
