@@ -5,24 +5,10 @@ from typing import Any
 
 import jax
 
-from jaxmotion.calibration._fit_platform import make_platform
-from jaxmotion.calibration._probes import (
-  codec_probes,
-  collective_probes,
-  compute_probes,
-  make_mesh,
-  update_probes,
-)
-from jaxmotion.calibration._timer import ProbeTimer
+from jaxmotion import core, perfmodel
+from jaxmotion.calibration import _fit_platform, _probes, _timer
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import (
-  check_callable,
-  check_int,
-  check_sequence,
-  check_text,
-)
-from jaxmotion.perfmodel import Platform
 
 
 def calibrate_platform(
@@ -35,7 +21,7 @@ def calibrate_platform(
   sizes: int = 8,
   repeats: int = 20,
   report: Callable[[int], Any] | None = None,
-) -> Platform:
+) -> perfmodel.Platform:
   """Times operations on this machine and returns a platform that fits them.
 
   It times matmuls, convolutions, elementwise passes, reductions, copies to the
@@ -69,24 +55,24 @@ def calibrate_platform(
     >>> found.device.memory_rate.bytes_per_s > 0
     True
   """
-  check_text("name", name)
-  check_text("axis", axis)
+  core.check_text("name", name)
+  core.check_text("axis", axis)
   workers = jax.device_count() if workers is None else workers
-  check_int("workers", workers, 1)
-  codecs = check_sequence("codecs", codecs, "codecs")
+  core.check_int("workers", workers, 1)
+  codecs = core.check_sequence("codecs", codecs, "codecs")
   for i, codec in enumerate(codecs):
     check_codec(f"codecs[{i}]", codec, one_round=True)
-  check_int("largest", largest, 1 << 12, 2**31 - 1)
-  check_int("sizes", sizes, 2, 64)
-  check_int("repeats", repeats, 1, 10_000)
+  core.check_int("largest", largest, 1 << 12, 2**31 - 1)
+  core.check_int("sizes", sizes, 2, 64)
+  core.check_int("repeats", repeats, 1, 10_000)
   if report is not None:
-    check_callable("report", report)
+    core.check_callable("report", report)
   timer = prepare_timer(workers, codecs, largest, sizes)
   for done in range(1, repeats + 1):
     timer.run_round()
     if report is not None:
       report(done)
-  return make_platform(name, axis, workers, *timer.make_curves())
+  return _fit_platform.make_platform(name, axis, workers, *timer.make_curves())
 
 
 def prepare_timer(
@@ -95,7 +81,7 @@ def prepare_timer(
   largest: int,
   sizes: int,
   barrier: Callable[[], object] = lambda: None,
-) -> ProbeTimer:
+) -> _timer.ProbeTimer:
   """Compiles all operations that are timed.
 
   Args:
@@ -105,12 +91,12 @@ def prepare_timer(
     sizes: number of sizes of each operation.
     barrier: waits for the other processes of a job of several.
   """
-  mesh = make_mesh(workers)
-  probes = compute_probes(mesh, largest, sizes)
+  mesh = _probes.make_mesh(workers)
+  probes = _probes.compute_probes(mesh, largest, sizes)
   if codecs:
-    probes += update_probes(mesh, largest, sizes)
+    probes += _probes.update_probes(mesh, largest, sizes)
   for codec in codecs:
-    probes += codec_probes(mesh, codec, largest, sizes)
+    probes += _probes.codec_probes(mesh, codec, largest, sizes)
   if workers > 1:
-    probes += collective_probes(mesh, largest, sizes)
-  return ProbeTimer(mesh, probes, barrier)
+    probes += _probes.collective_probes(mesh, largest, sizes)
+  return _timer.ProbeTimer(mesh, probes, barrier)

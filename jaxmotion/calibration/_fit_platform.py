@@ -6,21 +6,17 @@ import os
 
 import jax
 
-from jaxmotion.calibration._probes import COLLECTIVES
-from jaxmotion.perfmodel import (
-  Axis,
-  Curve,
-  Device,
-  Link,
-  Platform,
-  Rate,
-  collective_traffic,
-)
+from jaxmotion import perfmodel
+from jaxmotion.calibration import _probes
 
 
 def make_platform(
-  name: str, axis: str, workers: int, call_s: float, curves: dict[str, Curve]
-) -> Platform:
+  name: str,
+  axis: str,
+  workers: int,
+  call_s: float,
+  curves: dict[str, perfmodel.Curve],
+) -> perfmodel.Platform:
   """Returns a platform whose rates and latencies fit measured curves.
 
   Args:
@@ -31,26 +27,26 @@ def make_platform(
     curves: curve of every operation.
   """
   passes, matmul = curves["elementwise"], curves["matmul float32"]
-  device = Device(
+  device = perfmodel.Device(
     name=jax.devices()[0].device_kind,
     matmul_flops_per_s={"float32": fit_rate(matmul)},
     vector_flops_per_s=fit_rate(curves["vector"]),
-    memory_rate=Rate(bytes_per_s=fit_rate(passes)),
+    memory_rate=perfmodel.Rate(bytes_per_s=fit_rate(passes)),
     memory_bytes=float(_memory_bytes() / workers),
     kernel_s=passes.fit_line()[0],
     call_s=call_s,
     measured={
       name: curve
       for name, curve in curves.items()
-      if name.split()[0] not in ("copy", "vector", *COLLECTIVES)
+      if name.split()[0] not in ("copy", "vector", *_probes.COLLECTIVES)
     },
   )
   host = _link_of_line(curves["copy"])
   link = _collective_link(workers, curves)
-  axes: tuple[Axis, ...] = ()
+  axes: tuple[perfmodel.Axis, ...] = ()
   if link is not None:
-    axes = (Axis(name=axis, workers=workers, link=link),)
-  platform = Platform(
+    axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
+  platform = perfmodel.Platform(
     name=name,
     device=device,
     to_host=host,
@@ -86,7 +82,7 @@ def _describe_origin(workers: int) -> str:
   return f"measured {when}, JAX {jax.__version__}, {kind} at once"
 
 
-def _describe_fit(name: str, curve: Curve) -> str:
+def _describe_fit(name: str, curve: perfmodel.Curve) -> str:
   error = curve.fit_line()[2]
   return (
     f"{name}, {len(curve.sizes)} sizes, noise {curve.noise:.0%}, "
@@ -98,7 +94,7 @@ def _memory_bytes() -> int:
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def fit_rate(curve: Curve) -> float:
+def fit_rate(curve: perfmodel.Curve) -> float:
   """Returns the rate of the line, or of the largest size if noise hides it."""
   _, slope, _ = curve.fit_line()
   largest, took_s = curve.sizes[-1], curve.seconds[-1]
@@ -107,13 +103,16 @@ def fit_rate(curve: Curve) -> float:
   return 1 / slope if slope * largest > took_s / 100 else largest / took_s
 
 
-def _link_of_line(curve: Curve) -> Link:
-  return Link(
-    latency_s=curve.fit_line()[0], rate=Rate(bytes_per_s=fit_rate(curve))
+def _link_of_line(curve: perfmodel.Curve) -> perfmodel.Link:
+  return perfmodel.Link(
+    latency_s=curve.fit_line()[0],
+    rate=perfmodel.Rate(bytes_per_s=fit_rate(curve)),
   )
 
 
-def _collective_link(workers: int, curves: dict[str, Curve]) -> Link | None:
+def _collective_link(
+  workers: int, curves: dict[str, perfmodel.Curve]
+) -> perfmodel.Link | None:
   """Returns the link that explains the collectives; None for one worker.
 
   Its rate is that of the fastest collective; the others have an efficiency. Its
@@ -121,20 +120,21 @@ def _collective_link(workers: int, curves: dict[str, Curve]) -> Link | None:
   """
   measured = {
     op: curves[f"{op} {workers}"]
-    for op in COLLECTIVES
+    for op in _probes.COLLECTIVES
     if f"{op} {workers}" in curves
   }
   if not measured:
     return None
   rates = {
-    op: collective_traffic(op, 1.0, workers).wire_bytes * fit_rate(curve)
+    op: perfmodel.collective_traffic(op, 1.0, workers).wire_bytes
+    * fit_rate(curve)
     for op, curve in measured.items()
   }
   best = max(rates.values())
-  hops = collective_traffic("all_reduce", 1.0, workers).hops
-  return Link(
+  hops = perfmodel.collective_traffic("all_reduce", 1.0, workers).hops
+  return perfmodel.Link(
     latency_s=measured["all_reduce"].fit_line()[0] / hops,
-    rate=Rate(bytes_per_s=best),
+    rate=perfmodel.Rate(bytes_per_s=best),
     efficiency={op: rate / best for op, rate in rates.items()},
     measured={f"{op} {workers}": curve for op, curve in measured.items()},
   )

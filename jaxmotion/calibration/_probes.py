@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import gather_payloads
-from jaxmotion.core import make_key
-from jaxmotion.perfmodel import predict_cost
 from jaxmotion.perfmodel.extend import kernel_curve
 
 
@@ -99,7 +97,7 @@ def compute_probes(
     probes.append(Probe("copy", host.nbytes, _copy_call(mesh, host)))
   for size in _spaced_sizes(_SMALLEST, largest / 16, count):
     x = random_floats(size) / 4
-    flops = predict_cost(_run_polynomial, x).flops
+    flops = perfmodel.predict_cost(_run_polynomial, x).flops
     probes.append(
       Probe("vector", flops, compile_everywhere(mesh, _run_polynomial, x))
     )
@@ -107,7 +105,7 @@ def compute_probes(
 
 
 def codec_probes(
-  mesh: jax.sharding.Mesh, codec: Codec, largest: int, count: int
+  mesh: jax.sharding.Mesh, codec: codecs.Codec, largest: int, count: int
 ) -> list[Probe]:
   """Returns encoding, and parameter updates by one payload and by two.
 
@@ -124,7 +122,7 @@ def codec_probes(
     x = random_floats(rows, _COLUMNS)
 
     def encode(state: Any, x: jax.Array) -> Any:
-      payload, state = codec.encode(x, state, make_key(0))
+      payload, state = codec.encode(x, state, core.make_key(0))
       return state, payload
 
     def update(params: jax.Array, *payloads: Any) -> Any:
@@ -182,7 +180,7 @@ def _kernel_probe(
   mesh: jax.sharding.Mesh, fn: Callable[..., Any], *args: Any
 ) -> Probe:
   """Returns a function of one kernel, at the size in the cost model's unit."""
-  (kernel,) = predict_cost(fn, *args).kernels
+  (kernel,) = perfmodel.predict_cost(fn, *args).kernels
   name, size = kernel_curve(kernel)
   return Probe(name, size, compile_everywhere(mesh, fn, *args))
 

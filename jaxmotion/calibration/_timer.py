@@ -8,13 +8,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxmotion.calibration._probes import (
-  UPDATES,
-  Probe,
-  compile_everywhere,
-  random_floats,
-)
-from jaxmotion.perfmodel import Curve
+from jaxmotion import perfmodel
+from jaxmotion.calibration import _probes
 
 _LEAST_S = 1e-7
 
@@ -31,11 +26,13 @@ class ProbeTimer:
   def __init__(
     self,
     mesh: jax.sharding.Mesh,
-    probes: Sequence[Probe],
+    probes: Sequence[_probes.Probe],
     barrier: Callable[[], object] = lambda: None,
   ):
     self._probes, self._barrier = probes, barrier
-    self._empty = compile_everywhere(mesh, lambda x: x + 1, random_floats(1))
+    self._empty = _probes.compile_everywhere(
+      mesh, lambda x: x + 1, _probes.random_floats(1)
+    )
     self._times: list[list[float]] = []
     self._time_all()
 
@@ -52,7 +49,7 @@ class ProbeTimer:
       seconds.append(time.perf_counter() - begin)
     return seconds
 
-  def make_curves(self) -> tuple[float, dict[str, Curve]]:
+  def make_curves(self) -> tuple[float, dict[str, perfmodel.Curve]]:
     """Returns the seconds of calling an empty program, and all curves.
 
     The time of an empty program is subtracted from every size. Sizes whose
@@ -93,7 +90,7 @@ def robust_seconds(times: np.ndarray) -> tuple[float, float]:
   return float(second), float(high - low) / 2
 
 
-def make_curve(points: list[Point], least_s: float) -> Curve:
+def make_curve(points: list[Point], least_s: float) -> perfmodel.Curve:
   """Returns the curve through points, without points within the noise.
 
   Args:
@@ -103,7 +100,7 @@ def make_curve(points: list[Point], least_s: float) -> Curve:
   *smaller, largest = sorted(points)
   kept = [point for point in smaller if point.seconds > least_s]
   sizes, seconds, noise = zip(*kept, largest, strict=True)
-  return Curve(
+  return perfmodel.Curve(
     sizes=tuple(map(float, sizes)),
     seconds=tuple(_pool_violators(np.maximum(seconds, _LEAST_S))),
     noise=statistics.median(noise),
@@ -124,8 +121,8 @@ def _pool_violators(seconds: Iterable[float]) -> list[float]:
 
 
 def subtract_updates(
-  curves: dict[str, Curve], least_s: float
-) -> dict[str, Curve]:
+  curves: dict[str, perfmodel.Curve], least_s: float
+) -> dict[str, perfmodel.Curve]:
   """Replaces curves of whole updates by those of decoding and of adding.
 
   Decoding is an update by one payload less a plain update. Adding is an update
@@ -135,7 +132,9 @@ def subtract_updates(
     curves: curves of all probes by name.
     least_s: seconds of noise.
   """
-  found = {k: c for k, c in curves.items() if k.split()[0] not in UPDATES}
+  found = {
+    k: c for k, c in curves.items() if k.split()[0] not in _probes.UPDATES
+  }
   for name, one in curves.items():
     what, _, codec = name.partition(" ")
     if what == "one":
@@ -145,7 +144,9 @@ def subtract_updates(
   return found
 
 
-def _subtract_curve(whole: Curve, part: Curve, least_s: float) -> Curve:
+def _subtract_curve(
+  whole: perfmodel.Curve, part: perfmodel.Curve, least_s: float
+) -> perfmodel.Curve:
   points = [
     Point(size, seconds - part.seconds_at(size), whole.noise)
     for size, seconds in zip(whole.sizes, whole.seconds, strict=True)

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmotion.core import PerWorker, PyTree, check_arrays, leaf_path
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 
 def check_workers(state: PyTree) -> None:
@@ -41,10 +42,10 @@ def check_workers(state: PyTree) -> None:
 memory for all 3 at 'error': keep per-worker state whole, also in a \
 checkpoint, in the place of jax_utils.unreplicate.
   """
-  check_arrays("state", state)
+  core.check_arrays("state", state)
 
   def is_own(node: Any) -> bool:
-    return isinstance(node, PerWorker)
+    return isinstance(node, core.PerWorker)
 
   for path, node in jax.tree.leaves_with_path(state, is_leaf=is_own):
     if not is_own(node):
@@ -57,7 +58,8 @@ checkpoint, in the place of jax_utils.unreplicate.
     if all([a.tobytes() for a in row] == first for row in rows[1:]):
       raise ValueError(
         "`state` must have error memory of each worker's own, got one memory "
-        f"for all {len(rows)} at {leaf_path(path)!r}: keep per-worker state "
+        f"for all {len(rows)} at {core.leaf_path(path)!r}: keep per-worker "
+        "state "
         "whole, also in a checkpoint, in the place of jax_utils.unreplicate."
       )
 

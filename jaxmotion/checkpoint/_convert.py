@@ -7,18 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.checkpoint._layout import (
-  ExchangeLayout,
-  Layout,
-  ShardedLayout,
-  count_workers,
-)
-from jaxmotion.checkpoint._parts import (
-  PartsLayout,
-  convert_parts,
-  fit_parts,
-  resize_rows,
-)
+from jaxmotion import core, transforms
+from jaxmotion.checkpoint import _layout, _parts
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
   PARTS,
@@ -26,13 +16,7 @@ from jaxmotion.collectives.extend import (
   convert_states,
   list_remembered,
 )
-from jaxmotion.core import Array, PerWorker, PyTree, name_axes
-from jaxmotion.transforms import (
-  ExchangeState,
-  FullyShardedState,
-  LocalState,
-  ShardedState,
-)
+from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms.extend import DelayedState
 
 # What a codec of today that does not remember a part would lose.
@@ -59,8 +43,8 @@ class Converter(NamedTuple):
   old: Any
   new: Any
   params: PyTree
-  old_layout: Layout
-  new_layout: Layout
+  old_layout: _layout.Layout
+  new_layout: _layout.Layout
   like: Any
   reset_memory: bool
 
@@ -90,7 +74,7 @@ class Converter(NamedTuple):
     """Returns the state for today's workers and codec."""
     if self.is_same and not self.reset_memory:
       return state
-    if isinstance(state, ShardedState):
+    if isinstance(state, transforms.ShardedState):
       return self._convert_sharded(state)
     return state._replace(
       codec_state=self._convert_memory(state, self._convert_exchange)
@@ -105,19 +89,21 @@ class Converter(NamedTuple):
       op=self.new.op,
       reset_memory=self.reset_memory,
     )
-    return name_axes(new, self.new.axis_name)
+    return core.name_axes(new, self.new.axis_name)
 
-  def _convert_sharded(self, state: ShardedState) -> ShardedState:
+  def _convert_sharded(
+    self, state: transforms.ShardedState
+  ) -> transforms.ShardedState:
     paths = dict(jax.tree.leaves_with_path(self.params))
     return state._replace(
-      master=fit_parts("master", state.master, self.like.master, paths),
-      inner=fit_parts("inner", state.inner, self.like.inner, paths),
+      master=_parts.fit_parts("master", state.master, self.like.master, paths),
+      inner=_parts.fit_parts("inner", state.inner, self.like.inner, paths),
       codec_state=self._convert_memory(state, self._convert_parts),
     )
 
   def _convert_parts(self, states: PyTree) -> PyTree:
     shapes = shard_shapes(self.params, self.new, self.new_layout)
-    return convert_parts(
+    return _parts.convert_parts(
       states,
       shapes,
       _parts_layout(self.old, self.old_layout),
@@ -126,13 +112,15 @@ class Converter(NamedTuple):
     )
 
   def _convert_memory(
-    self, state: ExchangeState | ShardedState, convert: Callable[..., PyTree]
-  ) -> PerWorker:
+    self,
+    state: transforms.ExchangeState | transforms.ShardedState,
+    convert: Callable[..., PyTree],
+  ) -> core.PerWorker:
     """Converts the memory of each shard of the model by itself."""
     states = state.codec_state.value
     shards = math.prod(size for _, size in self.new_layout.model)
     if shards == 1:
-      return PerWorker(convert(states))
+      return core.PerWorker(convert(states))
     # Rows of devices: those of one worker follow one another.
     by_worker = jax.tree.map(
       lambda a: a.reshape(-1, shards, *a.shape[1:]), states
@@ -145,18 +133,18 @@ class Converter(NamedTuple):
     def join(*leaves: Any) -> Any:
       return jnp.stack(leaves, 1).reshape(-1, *leaves[0].shape[1:])
 
-    return PerWorker(jax.tree.map(join, *parts))
+    return core.PerWorker(jax.tree.map(join, *parts))
 
 
 def convert_fully_sharded(
-  state: FullyShardedState,
-  like: FullyShardedState,
+  state: transforms.FullyShardedState,
+  like: transforms.FullyShardedState,
   params: PyTree,
   workers: int,
   *,
   by_device: bool,
   reset_memory: bool,
-) -> FullyShardedState:
+) -> transforms.FullyShardedState:
   """Returns the state of `fully_sharded` for other workers.
 
   Args:
@@ -189,17 +177,17 @@ def convert_fully_sharded(
       "still to be sent."
     )
   else:
-    errors = [resize_rows(x, workers) for x in old]
+    errors = [_parts.resize_rows(x, workers) for x in old]
   treedef: Any = jax.tree.structure(like.error)
   return state._replace(
-    inner=fit_parts("inner", state.inner, like.inner, likes),
+    inner=_parts.fit_parts("inner", state.inner, like.inner, likes),
     error=treedef.unflatten(errors),
   )
 
 
 def convert_local(
-  state: LocalState, divide: Callable[[PyTree], Any], workers: int
-) -> LocalState:
+  state: transforms.LocalState, divide: Callable[[PyTree], Any], workers: int
+) -> transforms.LocalState:
   """Returns own parameters and weights of `local_updates` for other workers.
 
   The mean of what workers have changed, by their weights, stays the same.
@@ -209,7 +197,7 @@ def convert_local(
     divide: parameters -> fragments, each of which has weights of its own.
     workers: number of workers today.
   """
-  if not isinstance(state.weights, PerWorker):
+  if not isinstance(state.weights, core.PerWorker):
     return state
   weights = state.weights.value
   if weights.shape[0] == workers:
@@ -238,7 +226,7 @@ def convert_delayed(state: DelayedState, workers: int) -> DelayedState:
   if weight is None or weight.shape[0] == workers:
     return state
   mixed = jax.tree.map(lambda g: _mix_weighted(g, weight, workers), grads)
-  pending = PerWorker((mixed, resize_rows(weight, workers)))
+  pending = core.PerWorker((mixed, _parts.resize_rows(weight, workers)))
   return state._replace(pending=pending)
 
 
@@ -251,18 +239,20 @@ def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
     workers: number of new workers.
   """
   weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
-  total = resize_rows(weight, workers)
+  total = _parts.resize_rows(weight, workers)
   # What a worker without a weight has counts for nothing, were it not finite.
-  heavy = resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
+  heavy = _parts.resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
   moved = heavy / jnp.where(total > 0, total, 1)
   # Right after an exchange nobody has a weight.
-  return jnp.where(total > 0, moved, resize_rows(rows, workers)).astype(
+  return jnp.where(total > 0, moved, _parts.resize_rows(rows, workers)).astype(
     rows.dtype
   )
 
 
 def shard_shapes(
-  params: PyTree, entry: ExchangeLayout | ShardedLayout, layout: Layout
+  params: PyTree,
+  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
+  layout: _layout.Layout,
 ) -> PyTree:
   """Returns the shapes of one device's shards of parameters.
 
@@ -287,25 +277,36 @@ def shard_shapes(
   return jax.tree.unflatten(jax.tree.structure(params), shards)
 
 
-def _gradient_codec(entry: ExchangeLayout | ShardedLayout) -> Codec:
-  if isinstance(entry, ShardedLayout):
+def _gradient_codec(
+  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
+) -> Codec:
+  if isinstance(entry, _layout.ShardedLayout):
     return entry.gradient_codec
   return entry.codecs[0]
 
 
-def _state_layout(entry: ExchangeLayout, layout: Layout) -> StateLayout:
-  workers, local_axis = count_workers(layout, entry.axis_name), entry.local_axis
-  devices = None if local_axis is None else count_workers(layout, local_axis)
+def _state_layout(
+  entry: _layout.ExchangeLayout, layout: _layout.Layout
+) -> StateLayout:
+  workers, local_axis = (
+    _layout.count_workers(layout, entry.axis_name),
+    entry.local_axis,
+  )
+  devices = (
+    None if local_axis is None else _layout.count_workers(layout, local_axis)
+  )
   return StateLayout(
     entry.codecs[0], workers, entry.method, devices, len(entry.codecs) > 1
   )
 
 
-def _parts_layout(entry: ShardedLayout, layout: Layout) -> PartsLayout:
-  return PartsLayout(
+def _parts_layout(
+  entry: _layout.ShardedLayout, layout: _layout.Layout
+) -> _parts.PartsLayout:
+  return _parts.PartsLayout(
     entry.gradient_codec,
-    count_workers(layout, entry.axis_name),
-    count_workers(layout, entry.local_axis or ()),
+    _layout.count_workers(layout, entry.axis_name),
+    _layout.count_workers(layout, entry.local_axis or ()),
     [
       [i for i, names in enumerate(spec) if names]
       for spec in entry.specs or [()] * len(entry.leaves)

@@ -13,15 +13,9 @@ import jax
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec, from_config
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_mapping,
-  named_leaves,
-  spec_axes,
-)
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
   Options,
   ShardedOptions,
@@ -139,7 +133,7 @@ class Layout(NamedTuple):
     Raises:
       ValueError: an entry is missing, or of another version.
     """
-    check_mapping("data", data, "plain data")
+    core.check_mapping("data", data, "plain data")
     if data.get("version") != _VERSION:
       raise ValueError(
         f"`data` must be a layout of version {_VERSION}, got version "
@@ -237,7 +231,7 @@ def make_layout(
 ) -> Layout:
   """Returns the layout of exchanges on a mesh."""
   workers = tuple(
-    (name, mesh.shape[name]) for name in map(str, axis_names(axis_name))
+    (name, mesh.shape[name]) for name in map(str, core.axis_names(axis_name))
   )
   names = [name for name, _ in workers]
   model = tuple(
@@ -249,7 +243,7 @@ def make_layout(
   def describe_entry(options: Options) -> ExchangeLayout | ShardedLayout:
     leaves = tuple(
       (path, tuple(leaf.shape), str(leaf.dtype))
-      for path, leaf in named_leaves(options.params)
+      for path, leaf in core.named_leaves(options.params)
     )
     divided = _describe_specs(options, specs, dict(model))
     axes = _strings(options.axis_name)
@@ -274,7 +268,7 @@ def make_layout(
 
 
 def _strings(axis_name: AxisName) -> tuple[str, ...]:
-  return tuple(map(str, axis_names(axis_name)))
+  return tuple(map(str, core.axis_names(axis_name)))
 
 
 def _describe_specs(
@@ -287,7 +281,7 @@ def _describe_specs(
   full = expand_specs(chosen, options.params, sizes)
   return tuple(
     tuple(
-      tuple(n for n in sizes if n in spec_axes(entry))
+      tuple(n for n in sizes if n in core.spec_axes(entry))
       for entry in (*spec, *[None] * (leaf.ndim - len(spec)))
     )
     for spec, leaf in zip(

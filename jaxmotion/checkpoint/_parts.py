@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
   Memory,
@@ -22,7 +23,7 @@ from jaxmotion.collectives.extend import (
   read_memory,
   write_memory,
 )
-from jaxmotion.core import Array, PyTree, ShapedLike, Split, leaf_path
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.transforms.extend import LeafCut, cut_leaf, select_whole
 
 
@@ -55,8 +56,8 @@ class PartsLayout(NamedTuple):
 
 
 def fit_parts(
-  name: str, state: Split, like: Split, params: dict[Any, ShapedLike]
-) -> Split:
+  name: str, state: core.Split, like: core.Split, params: dict[Any, ShapedLike]
+) -> core.Split:
   """Returns arrays that workers cut, with the padding of other workers.
 
   Args:
@@ -92,7 +93,8 @@ def fit_parts(
     if not is_kept and not _is_like_parameter(path, x, cut, params):
       raise ValueError(
         "`tx` must keep arrays of the parameters' shapes inside of `sharded` to"
-        f" be continued by other workers, got `{name}/{leaf_path(path)}` of "
+        f" be continued by other workers, got `{name}/{core.leaf_path(path)}` "
+        "of "
         f"shape {x.shape}: continue it by as many workers, or without what "
         "encodes moments, such as `memory.compress_state`."
       )

@@ -18,44 +18,9 @@ from jax.sharding import (
   PartitionSpec as P,
 )
 
-from jaxmotion.checkpoint._convert import (
-  Converter,
-  convert_delayed,
-  convert_fully_sharded,
-  convert_local,
-)
-from jaxmotion.checkpoint._layout import (
-  ExchangeLayout,
-  Layout,
-  ShardedLayout,
-  Trained,
-  count_workers,
-  layout_mesh,
-  make_layout,
-)
-from jaxmotion.checkpoint._parts import resize_rows
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  allow_unused_rules,
-  axis_names,
-  check_arrays,
-  check_bool,
-  check_instance,
-  same_shapes,
-  shape_strings,
-  spec_axes,
-  without_context_mesh,
-)
-from jaxmotion.transforms import (
-  ExchangeState,
-  FullyShardedState,
-  LocalState,
-  ShardedState,
-  exchange,
-  sharded,
-)
+from jaxmotion import core, transforms
+from jaxmotion.checkpoint import _convert, _layout, _parts
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
   DelayedState,
   ShardedOptions,
@@ -67,9 +32,9 @@ from jaxmotion.transforms.extend import (
 
 
 def saved_like(
-  tx: Trained,
+  tx: _layout.Trained,
   params: PyTree,
-  layout: Layout,
+  layout: _layout.Layout,
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
@@ -109,8 +74,10 @@ def saved_like(
     >>> like.codec_state.value[0].first.memory.value.shape
     (4, 8)
   """
-  check_instance("layout", layout, Layout, "what `describe_state` returned")
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_instance(
+    "layout", layout, _layout.Layout, "what `describe_state` returned"
+  )
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   today = trace_state(tx, params, mesh, axis_name, specs)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   shardings = Shardings(mesh, axis_name, specs)
@@ -125,13 +92,13 @@ def _place_like(
   shardings: Shardings,
 ) -> PyTree:
   """Returns shapes with shardings that split per-worker arrays if they can."""
-  workers = axis_names(axis_name)
+  workers = core.axis_names(axis_name)
 
   def size_of(names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
   def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
-    entries = list(map(spec_axes, spec))
+    entries = list(map(core.spec_axes, spec))
     entries += [()] * (leaf.ndim - len(entries))
     used = {name for entry in entries for name in entry}
     # Axes of the model; then those of workers, whose number is another one.
@@ -152,10 +119,10 @@ def _place_like(
 
 
 def resize(
-  tx: Trained,
+  tx: _layout.Trained,
   state: PyTree,
   params: PyTree,
-  layout: Layout,
+  layout: _layout.Layout,
   mesh: Mesh | AbstractMesh,
   *,
   axis_name: AxisName = "data",
@@ -214,15 +181,21 @@ def resize(
     >>> state.codec_state.value[0].first.memory.value.shape
     (2, 2)
   """
-  check_instance("layout", layout, Layout, "what `describe_state` returned")
-  check_arrays("state", state)
-  check_instance("mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding")
-  check_bool("reset_memory", reset_memory)
+  core.check_instance(
+    "layout", layout, _layout.Layout, "what `describe_state` returned"
+  )
+  core.check_arrays("state", state)
+  core.check_instance(
+    "mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding"
+  )
+  core.check_bool("reset_memory", reset_memory)
   today = trace_state(tx, params, mesh, axis_name, specs)
-  new_layout = make_layout(mesh, axis_name, specs, today.exchanges)
+  new_layout = _layout.make_layout(mesh, axis_name, specs, today.exchanges)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   converters = [
-    Converter(old, new, options.params, layout, new_layout, like, reset_memory)
+    _convert.Converter(
+      old, new, options.params, layout, new_layout, like, reset_memory
+    )
     for old, new, options, like in zip(
       layout.exchanges,
       new_layout.exchanges,
@@ -234,13 +207,13 @@ def resize(
   for converter in converters:
     converter.check()
   _check_saved(state, saved.state)
-  workers = count_workers(new_layout, axis_names(axis_name))
+  workers = _layout.count_workers(new_layout, core.axis_names(axis_name))
 
   def convert(state: PyTree) -> PyTree:
-    if isinstance(state, FullyShardedState):
+    if isinstance(state, transforms.FullyShardedState):
       if layout == new_layout and not reset_memory:
         return state
-      return convert_fully_sharded(
+      return _convert.convert_fully_sharded(
         state,
         today.state,
         params,
@@ -248,20 +221,20 @@ def resize(
         by_device=find_maker(tx).by_device,
         reset_memory=reset_memory,
       )
-    if isinstance(state, LocalState):
+    if isinstance(state, transforms.LocalState):
       divide = find_maker(tx).divide
       assert divide is not None
-      state = convert_local(state, divide, workers)
+      state = _convert.convert_local(state, divide, workers)
     if isinstance(state, DelayedState):
-      state = convert_delayed(state, workers)
+      state = _convert.convert_delayed(state, workers)
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
       if _is_exchange(node):
         return next(remaining).convert(node)
-      if isinstance(node, PerWorker):
-        return PerWorker(
-          jax.tree.map(lambda a: resize_rows(a, workers), node.value)
+      if isinstance(node, core.PerWorker):
+        return core.PerWorker(
+          jax.tree.map(lambda a: _parts.resize_rows(a, workers), node.value)
         )
       return node
 
@@ -269,13 +242,13 @@ def resize(
 
   if isinstance(mesh, AbstractMesh):
     state = jax.tree.map(_forget_types, state)
-    with without_context_mesh():
+    with core.without_context_mesh():
       return jax.jit(convert)(state)
   # Explicit axes would want to know how every reshaped array is sharded.
   plain = Mesh(mesh.devices, mesh.axis_names)
   shardings = Shardings(plain, axis_name, specs)
   like = _place_like(saved.state, params, plain, axis_name, shardings)
-  with without_context_mesh():
+  with core.without_context_mesh():
     state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
 
@@ -305,24 +278,24 @@ def _find_states(state: PyTree) -> Iterator[Any]:
 
 
 def _trace_saved(
-  tx: Trained,
+  tx: _layout.Trained,
   params: PyTree,
-  layout: Layout,
+  layout: _layout.Layout,
   today: TracedState,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
   specs: PyTree | None,
 ) -> TracedState:
   """Returns the shapes of the saved state; raises if it is of another chain."""
-  new = make_layout(mesh, axis_name, specs, today.exchanges)
+  new = _layout.make_layout(mesh, axis_name, specs, today.exchanges)
   _check_exchanges(layout, new)
-  old_mesh = layout_mesh(layout, layout.workers, mesh)
+  old_mesh = _layout.layout_mesh(layout, layout.workers, mesh)
   saved_axes = tuple(name for name, _ in layout.workers)
   # The chain names today's axes. All else depends on the workers' number alone.
-  axes = axis_names(axis_name)
-  lengths = (count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
+  axes = core.axis_names(axis_name)
+  lengths = (_layout.count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
   workers = tuple(zip(axes, lengths, strict=True))
-  renamed = layout_mesh(layout, workers, mesh)
+  renamed = _layout.layout_mesh(layout, workers, mesh)
   saved = trace_state(tx, params, renamed, axis_name, specs)
   made = iter(zip(layout.exchanges, today.exchanges, strict=True))
 
@@ -333,9 +306,9 @@ def _trace_saved(
     names: dict[str, Any] = dict(
       local_axis=entry.local_axis, specs=options.specs
     )
-    if isinstance(entry, ShardedLayout):
+    if isinstance(entry, _layout.ShardedLayout):
       assert isinstance(options, ShardedOptions)
-      own = sharded(
+      own = transforms.sharded(
         entry.axis_name,
         options.tx,
         gradient_codec=entry.gradient_codec,
@@ -345,8 +318,8 @@ def _trace_saved(
     else:
       codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
       how: dict[str, Any] = dict(op=entry.op, method=entry.method)
-      own = exchange(entry.axis_name, codec, **how, **names)
-    with allow_unused_rules():  # A fragment has some of the leaves alone.
+      own = transforms.exchange(entry.axis_name, codec, **how, **names)
+    with core.allow_unused_rules():  # A fragment has some of the leaves alone.
       found = trace_state(own, options.params, old_mesh, saved_axes, specs)
     return found.state
 
@@ -354,7 +327,7 @@ def _trace_saved(
   return TracedState(state, saved.exchanges)
 
 
-def _check_exchanges(layout: Layout, today: Layout) -> None:
+def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
   """Raises an error that says how the layouts differ, if they do."""
   counts = len(layout.exchanges), len(today.exchanges)
   if counts[0] != counts[1]:
@@ -370,7 +343,7 @@ def _check_exchanges(layout: Layout, today: Layout) -> None:
   for old, new in zip(layout.exchanges, today.exchanges, strict=True):
     if type(old) is not type(new):
       kinds = [
-        "sharded" if isinstance(entry, ShardedLayout) else "exchange"
+        "sharded" if isinstance(entry, _layout.ShardedLayout) else "exchange"
         for entry in (new, old)
       ]
       raise ValueError(
@@ -390,7 +363,9 @@ def _check_exchanges(layout: Layout, today: Layout) -> None:
         )
 
 
-def _by_path(entry: ExchangeLayout | ShardedLayout) -> list[tuple[str, str]]:
+def _by_path(
+  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
+) -> list[tuple[str, str]]:
   """Returns words for the shape of each leaf, and how it is sharded."""
   specs = entry.specs or [()] * len(entry.leaves)
   return [
@@ -401,16 +376,17 @@ def _by_path(entry: ExchangeLayout | ShardedLayout) -> list[tuple[str, str]]:
 
 def _check_saved(state: PyTree, saved: PyTree) -> None:
   """Raises unless a state has the shapes of its layout."""
-  if not same_shapes(state, saved):
+  if not core.same_shapes(state, saved):
     raise ValueError(
-      f"`state` must be of `layout`, with arrays {shape_strings(saved)}, got "
-      f"{shape_strings(state)}."
+      f"`state` must be of `layout`, with arrays {core.shape_strings(saved)}, "
+      "got "
+      f"{core.shape_strings(state)}."
     )
 
 
 def _is_exchange(node: Any) -> bool:
-  return isinstance(node, ExchangeState | ShardedState)
+  return isinstance(node, transforms.ExchangeState | transforms.ShardedState)
 
 
 def _is_node(node: Any) -> bool:
-  return _is_exchange(node) or isinstance(node, PerWorker)
+  return _is_exchange(node) or isinstance(node, core.PerWorker)

@@ -6,15 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  check_float,
-  check_instance,
-  check_number,
-  check_sequence,
-  shape_string,
-  spec_axes,
-)
-from jaxmotion.kernels import ErrorMemory
+from jaxmotion import core, kernels
 
 
 def check_shaped(name: str, like: Any) -> None:
@@ -29,7 +21,7 @@ def check_shaped(name: str, like: Any) -> None:
       f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
       f"{like!r}."
     )
-  check_float(name, like)
+  core.check_float(name, like)
 
 
 def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
@@ -52,7 +44,9 @@ def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
   if all(axis is None for axis in spec):
     return
   if unit and all(axis is None for axis in spec[1:]):
-    parts = math.prod(sharding.mesh.shape[axis] for axis in spec_axes(spec[0]))
+    parts = math.prod(
+      sharding.mesh.shape[axis] for axis in core.spec_axes(spec[0])
+    )
     if x.size % (parts * unit) == 0:
       return
   raise ValueError(
@@ -72,8 +66,8 @@ def check_leaves(leaves: Any) -> None:
     TypeError: it is no list or tuple, or an element is no such pair.
   """
   noun = "pairs of a path and a shape"
-  for leaf in check_sequence("leaves", leaves, noun):
-    pair = check_sequence("leaves", leaf, noun)
+  for leaf in core.check_sequence("leaves", leaves, noun):
+    pair = core.check_sequence("leaves", leaf, noun)
     if len(pair) != 2 or not isinstance(pair[0], str):
       raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
     check_shaped(f"leaves[{pair[0]!r}]", pair[1])
@@ -88,10 +82,10 @@ def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
     decay: factor on the error.
   """
   check_shaped("x", x)
-  check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
+  core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
   if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
     raise ValueError(
       f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
-      f"{shape_string(x)} and a count {jnp.shape(memory.count)}."
+      f"{core.shape_string(x)} and a count {jnp.shape(memory.count)}."
     )
-  check_number("decay", decay, 0, 1, open_low=True)
+  core.check_number("decay", decay, 0, 1, open_low=True)

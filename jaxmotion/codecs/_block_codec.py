@@ -3,15 +3,14 @@
 import abc
 import dataclasses
 
-from jaxmotion.codecs._arguments import check_error_memory, check_shaped
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._division import Division, divide_blocks
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _codec, _division
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import blocks
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockCodec(Codec):
+class BlockCodec(_codec.Codec):
   """Base of codecs whose payload a kernel computes in one pass.
 
   A subclass defines `kernel_op`. Encoding, error memory, sums and means of
@@ -20,7 +19,7 @@ class BlockCodec(Codec):
 
   @property
   @abc.abstractmethod
-  def kernel_op(self) -> BlockOp:
+  def kernel_op(self) -> kernels.BlockOp:
     """The kernel op of this codec, built once per codec.
 
     A subclass defines it by `functools.cached_property`, which writes to the
@@ -34,7 +33,7 @@ class BlockCodec(Codec):
     return self.kernel_op.needs_key
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns words and scales, and the unchanged state."""
     self._check_input(x, key, state)
@@ -43,15 +42,15 @@ class BlockCodec(Codec):
   def encode_error(
     self,
     x: Array,
-    memory: ErrorMemory,
+    memory: kernels.ErrorMemory,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
     *,
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error, in the same pass."""
     self._check_input(x, key, state)
-    check_error_memory(x, memory, decay)
+    _arguments.check_error_memory(x, memory, decay)
     payload, value = blocks.encode_error(
       self.kernel_op, x, memory, self._used_key(key), decay=decay
     )
@@ -62,7 +61,7 @@ class BlockCodec(Codec):
     payloads: PyTree,
     like: ShapedLike,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' payloads, in the same pass."""
     self._check_payload(payloads, like, stacked=True)
@@ -82,10 +81,12 @@ class BlockCodec(Codec):
     self._check_payload(payload, like)
     return blocks.decode(self.kernel_op, payload, like)
 
-  def division(self, like: ShapedLike, workers: int) -> Division | None:
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
     """Returns how blocks are divided between workers, or None."""
     super().division(like, workers)
-    return divide_blocks(self.kernel_op, like, workers)
+    return _division.divide_blocks(self.kernel_op, like, workers)
 
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.
@@ -93,8 +94,8 @@ class BlockCodec(Codec):
     Args:
       like: shape and dtype of the array.
     """
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     return blocks.payload_like(self.kernel_op, like)
 
-  def _used_key(self, key: Key | None) -> Key | None:
+  def _used_key(self, key: core.Key | None) -> core.Key | None:
     return key if self.needs_key else None

@@ -5,16 +5,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmotion.codecs._arguments import check_leaves
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import ShapedLike, check_int
+from jaxmotion import core
+from jaxmotion.codecs import _arguments, _checks, _codec, _laws, _partition
+from jaxmotion.core import ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
-class buckets(TreeCodec):
+class buckets(_partition.TreeCodec):
   """Concatenates small leaves of one dtype and codec before encoding them.
 
   A leaf of a few elements pays for scales and padding of its own; joined leaves
@@ -37,17 +34,17 @@ class buckets(TreeCodec):
     2
   """
 
-  codec: Codec
+  codec: _codec.Codec
   max_leaf_size: int = dataclasses.field(default=4096, kw_only=True)
   max_bucket_size: int = dataclasses.field(default=1 << 20, kw_only=True)
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec, trees=True)
-    check_int("max_leaf_size", self.max_leaf_size, 1)
-    check_int("max_bucket_size", self.max_bucket_size, 1)
+    _checks.check_codec("codec", self.codec, trees=True)
+    core.check_int("max_leaf_size", self.max_leaf_size, 1)
+    core.check_int("max_bucket_size", self.max_bucket_size, 1)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of the codec that encodes the arrays."""
     return self.codec.laws
 
@@ -58,9 +55,9 @@ class buckets(TreeCodec):
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[LeafGroup]:
+  ) -> list[_codec.LeafGroup]:
     """Keeps large arrays alone and joins small ones."""
-    check_leaves(leaves)
+    _arguments.check_leaves(leaves)
     alone = []
     joined: dict[tuple[Any, ...], list[list[int]]] = {}
     sizes: dict[tuple[Any, ...], int] = {}
@@ -76,7 +73,7 @@ class buckets(TreeCodec):
       joined[kind][-1].extend(group.leaves)
       sizes[kind] += size
     joined_groups = [
-      LeafGroup(tuple(positions), codec)
+      _codec.LeafGroup(tuple(positions), codec)
       for (codec, _), of_kind in joined.items()
       for positions in of_kind
     ]

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, check_choice
-from jaxmotion.kernels.narrow import cast_decode, cast_encode, cast_sum
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import narrow
 
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
@@ -24,7 +24,7 @@ class Words(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class cast(Codec):
+class cast(_codec.Codec):
   """Rounds to a narrower float, carried as words of its bits.
 
   encode(x) = bits(round_to_nearest_even(clip(x, -M, M))), M the format's
@@ -55,22 +55,22 @@ class cast(Codec):
   dtype: str
 
   def __post_init__(self) -> None:
-    check_choice("dtype", self.dtype, _FORMATS)
+    core.check_choice("dtype", self.dtype, _FORMATS)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The relative error in the format's range, and saturation beyond it."""
     info = jnp.finfo(self.dtype)
     relative = 2.0 ** -(info.nmant + 1)
     # Elements below 2^-126 count as zero in arithmetic.
     floor = max(float(info.smallest_subnormal) / 2, 2.0**-126)
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
       contraction=1 - relative**2,
       bounds_memory=True,
-      error=ErrorBound(relative=relative, floor=floor),
+      error=_laws.ErrorBound(relative=relative, floor=floor),
       largest=float(info.max),
       nonfinite="element",
     )
@@ -79,18 +79,18 @@ class cast(Codec):
     """Accepts any: elements are encoded one by one."""
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Words, PyTree]:
     """Returns uint16 (uint8) words of the shape of `x`."""
     self._check_input(x, key, state)
-    return Words(cast_encode(x, self.dtype)), state
+    return Words(narrow.cast_encode(x, self.dtype)), state
 
   def decode(self, payload: Words, like: ShapedLike) -> Array:
     """Returns the floats whose bits the words are."""
     self._check_payload(payload, like)
-    return cast_decode(payload.words, like, self.dtype)
+    return narrow.cast_decode(payload.words, like, self.dtype)
 
   def sum_decoded(self, payloads: Words, like: ShapedLike) -> Array:
     """Decodes the payloads of several workers and adds them, in one pass."""
     self._check_payload(payloads, like, stacked=True)
-    return cast_sum(payloads.words, like, self.dtype)
+    return narrow.cast_sum(payloads.words, like, self.dtype)

@@ -7,28 +7,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_error_memory, check_shaped
-from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._feedback import feedback
-from jaxmotion.codecs._identity import Values
-from jaxmotion.codecs._laws import Laws, chain_laws
-from jaxmotion.codecs._rotate import rotate
-from jaxmotion.codecs._rounds import Reduced, Rounds
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_instance,
-  shape_dtype as like_of,
+from jaxmotion import core, kernels
+from jaxmotion.codecs import (
+  _arguments,
+  _block_codec,
+  _codec,
+  _feedback,
+  _identity,
+  _laws,
+  _rotate,
+  _rounds,
 )
-from jaxmotion.kernels import ErrorMemory, blocks
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import blocks
 from jaxmotion.kernels.rotate import RotateOp
 
 
 @dataclasses.dataclass(frozen=True, init=False)
-class chain(Codec):
+class chain(_codec.Codec):
   """Encodes the values of each codec's payload with the next codec.
 
   encode = the first codec's payload, its `values` field replaced by the second
@@ -51,17 +47,17 @@ class chain(Codec):
     [0.0, -2.5, 0.0, 0.0]
   """
 
-  codecs: tuple[Codec, ...]
+  codecs: tuple[_codec.Codec, ...]
 
-  def __init__(self, *codecs: Codec) -> None:
+  def __init__(self, *codecs: _codec.Codec) -> None:
     if len(codecs) < 2:
       raise ValueError(
         f"`codecs` must be two codecs or more, got {len(codecs)}."
       )
     for codec in codecs:
-      if not isinstance(codec, Codec) or codec.is_tree:
+      if not isinstance(codec, _codec.Codec) or codec.is_tree:
         raise TypeError(f"`codecs` must be codecs of arrays, got {codec!r}.")
-      if isinstance(codec, feedback):
+      if isinstance(codec, _feedback.feedback):
         raise ValueError(
           "`codecs` must hold no feedback (wrap the chain in it instead), "
           f"got {codec!r}."
@@ -86,9 +82,9 @@ class chain(Codec):
     return f"chain({', '.join(map(repr, self.codecs))})"
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws that all of the codecs keep, one after another."""
-    return chain_laws([codec.laws for codec in self.codecs])
+    return _laws.chain_laws([codec.laws for codec in self.codecs])
 
   def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
     dropped = jnp.uint32(0)
@@ -109,7 +105,7 @@ class chain(Codec):
 
   def init(self, like: ShapedLike) -> tuple[Any, ...]:
     """Returns the codecs' states; `()` if none has any."""
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     states = tuple(
       codec.init(a)
       for codec, a in zip(self.codecs, self._input_likes(like), strict=True)
@@ -128,7 +124,7 @@ class chain(Codec):
       codec._check_sharding(x)
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns the nested payload and the states."""
     self._check_input(x, key)
@@ -136,7 +132,7 @@ class chain(Codec):
     fused = self._fused_op
     if fused is not None:
       payload = blocks.encode(fused, x, self._last_key(key))
-      return Values(payload), state
+      return _identity.Values(payload), state
     states = state or ((),) * len(self.codecs)
     payloads, new_states = [], []
     for i, codec in enumerate(self.codecs):
@@ -154,25 +150,25 @@ class chain(Codec):
   def encode_error(
     self,
     x: Array,
-    memory: ErrorMemory,
+    memory: kernels.ErrorMemory,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
     *,
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error."""
     fused = self._fused_op
-    check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
+    core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
     if fused is None or not jax.tree.leaves(memory.sent):
       return super().encode_error(x, memory, state, key, decay=decay)
     self._check_input(x, key)
-    check_error_memory(x, memory, decay)
+    _arguments.check_error_memory(x, memory, decay)
     self._check_state(state)
     memory = memory._replace(sent=memory.sent.values)
     payload, value = blocks.encode_error(
       fused, x, memory, self._last_key(key), decay=decay
     )
-    return Values(payload), value, state
+    return _identity.Values(payload), value, state
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes the values from the last codec back to the first."""
@@ -193,8 +189,8 @@ class chain(Codec):
     return self.codecs[-1].round_kinds
 
   def reduce_in_rounds(
-    self, x: Array, state: PyTree, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Runs the last codec's rounds on what the linear codecs make of x."""
     self._check_input(x, key)
     self._check_state(state)
@@ -215,12 +211,12 @@ class chain(Codec):
       mean = codec.decode(payload._replace(values=mean), like)
       sent = payload._replace(values=sent)
     new = (*states[:-1], reduced.state) if state else ()
-    return Reduced(mean, sent, new)
+    return _rounds.Reduced(mean, sent, new)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads; linear codecs decode the sum alone, once."""
     heads, last = self.codecs[:-1], self.codecs[-1]
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     is_narrow = jnp.finfo(like.dtype).bits < 32  # Sums are made in float32.
     if is_narrow or not all(codec.linear for codec in heads):
       return super().sum_decoded(payloads, like)
@@ -239,9 +235,9 @@ class chain(Codec):
   def _fused_op(self) -> RotateOp | None:
     """One kernel op for a rotation and the block pass that follows it."""
     first, last = self.codecs[0], self.codecs[-1]
-    if len(self.codecs) > 2 or not isinstance(last, BlockCodec):
+    if len(self.codecs) > 2 or not isinstance(last, _block_codec.BlockCodec):
       return None
-    if not isinstance(first, rotate):
+    if not isinstance(first, _rotate.rotate):
       return None
     return RotateOp(op=last.kernel_op, length=first.block, seed=first.seed)
 
@@ -251,19 +247,19 @@ class chain(Codec):
         f"`state` must be what `init` returned for {self!r}, got {state!r}."
       )
 
-  def _last_key(self, key: Key | None) -> Key | None:
+  def _last_key(self, key: core.Key | None) -> core.Key | None:
     last = len(self.codecs) - 1
     return key.fold(last) if key and self.codecs[-1].needs_key else None
 
   def _input_likes(self, like: ShapedLike) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype that each codec encodes."""
-    likes = [like_of(like)]
+    likes = [core.shape_dtype(like)]
     for codec in self.codecs[:-1]:
       likes.append(_payload_values(codec, codec.payload_like(likes[-1])))
     return likes
 
 
-def _payload_values(codec: Codec, payload: PyTree) -> Any:
+def _payload_values(codec: _codec.Codec, payload: PyTree) -> Any:
   if not hasattr(getattr(payload, "values", None), "dtype"):
     raise TypeError(
       "`codecs` must have payloads with a field `values`, all but the last; "

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxmotion.codecs._codec import Codec
+from jaxmotion.codecs import _codec
 
 
 def check_codec(
@@ -32,7 +32,7 @@ def check_codec(
   ...
   TypeError: `codec` must be a codec of arrays, got 8.
   """
-  if not isinstance(codec, Codec) or (codec.is_tree and not trees):
+  if not isinstance(codec, _codec.Codec) or (codec.is_tree and not trees):
     kind = "a codec" if trees else "a codec of arrays"
     raise TypeError(f"`{name}` must be {kind}, got {codec!r}.")
   if stateless and codec.has_state:

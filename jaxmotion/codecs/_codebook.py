@@ -7,18 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_int,
-  check_number,
-  saturate_cast,
-)
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import pack
 
 # Up to so many levels are reductions of their own; more, a scatter of sums.
 _MAX_REDUCE = 16
@@ -39,7 +31,7 @@ class Codes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class codebook(Codec):
+class codebook(_codec.Codec):
   """Rounds elements to levels that are means of elements (SparseLoCo).
 
   With m the mean, s the standard deviation and n = 2^bits: the elements fall
@@ -72,16 +64,16 @@ class codebook(Codec):
   span: float = 6.0
 
   def __post_init__(self) -> None:
-    check_int("bits", self.bits, 2, 8)
-    check_number("span", self.span, 0, 1e6, open_low=True)
+    core.check_int("bits", self.bits, 2, 8)
+    core.check_number("span", self.span, 0, 1e6, open_low=True)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of means of elements, of which not all are in one bin."""
     # Some element is a root mean square from the mean, sqrt(2 / 3) s of three.
     spreads = self.span / 2 ** (self.bits + 1) < 0.8
     most = float(jnp.finfo(jnp.float32).max)
-    return Laws(
+    return _laws.Laws(
       bounds_memory=spreads,
       # Squares and sums stay finite.
       largest=most**0.5 / 1024,
@@ -89,7 +81,7 @@ class codebook(Codec):
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Codes, PyTree]:
     """Returns codes and levels, and the state."""
     self._check_input(x, key, state)
@@ -105,15 +97,15 @@ class codebook(Codec):
     code = jnp.where(jnp.isnan(code), 0, code)
     codes = jnp.clip(code, 0, bins - 1).astype(jnp.uint32)
     levels = _bin_means(centered, codes, bins)
-    return Codes(pack_flat(codes, self.bits), levels, mean), state
+    return Codes(pack.pack_flat(codes, self.bits), levels, mean), state
 
   def decode(self, payload: Codes, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    codes = unpack_flat(payload.words, self.bits, size)
+    codes = pack.unpack_flat(payload.words, self.bits, size)
     flat = payload.levels[codes] + payload.mean
-    return saturate_cast(flat.reshape(like.shape), like.dtype)
+    return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def _bin_means(x: Array, codes: Array, bins: int) -> Array:

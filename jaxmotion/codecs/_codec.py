@@ -10,28 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import (
-  check_error_memory,
-  check_leaves,
-  check_shaped,
-  check_unsharded,
-)
-from jaxmotion.codecs._division import Division
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._rounds import Reduced, Rounds
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_float,
-  check_instance,
-  check_int,
-  make_key,
-  shape_dtype,
-  shape_string,
-)
-from jaxmotion.kernels import ErrorMemory, add_error, sum_decoded
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _division, _laws, _rounds
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class LeafGroup(NamedTuple):
@@ -109,9 +90,9 @@ class Codec(abc.ABC):
     return False
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws that the codec states of every array: by default none."""
-    return Laws()
+    return _laws.Laws()
 
   @property
   def keeps_dtype(self) -> bool:
@@ -150,7 +131,7 @@ class Codec(abc.ABC):
     Returns:
       A pytree of arrays; `()` for a codec that remembers nothing.
     """
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     return ()
 
   def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
@@ -160,12 +141,12 @@ class Codec(abc.ABC):
       like: array or ShapeDtypeStruct.
       workers: number of workers, on which its shapes may depend.
     """
-    check_int("workers", workers, 1, 2**31 - 1)
+    core.check_int("workers", workers, 1, 2**31 - 1)
     return self.init(like)
 
   @abc.abstractmethod
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Encodes one array to a payload.
 
@@ -222,9 +203,9 @@ class Codec(abc.ABC):
   def encode_error(
     self,
     x: Array,
-    memory: ErrorMemory,
+    memory: kernels.ErrorMemory,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
     *,
     decay: float = 1.0,
   ) -> tuple[PyTree, Array, PyTree]:
@@ -240,8 +221,8 @@ class Codec(abc.ABC):
     Returns:
       The payload, the value it encodes (float32) and the new state.
     """
-    check_error_memory(x, memory, decay)
-    value = add_error(self.decode, x, memory, decay)
+    _arguments.check_error_memory(x, memory, decay)
+    value = kernels.add_error(self.decode, x, memory, decay)
     payload, state = self.encode(value, state, key)
     return payload, value, state
 
@@ -263,14 +244,14 @@ class Codec(abc.ABC):
       >>> codec.sum_decoded(both, x).tolist()
       [2.0, 2.0]
     """
-    return sum_decoded(self.decode, payloads, like)
+    return kernels.sum_decoded(self.decode, payloads, like)
 
   def encode_mean(
     self,
     payloads: PyTree,
     like: ShapedLike,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
   ) -> tuple[PyTree, PyTree]:
     """Encodes the mean of several workers' decoded payloads.
 
@@ -288,8 +269,8 @@ class Codec(abc.ABC):
     return self.encode(mean.astype(like.dtype), state, key)
 
   def reduce_in_rounds(
-    self, x: Array, state: PyTree, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Reduces an array over workers, for codecs that have `round_kinds`.
 
     It is a generator, which yields a `Message` in each round and is sent the
@@ -316,11 +297,13 @@ class Codec(abc.ABC):
       state: what `encode` returned.
       output: the decoded mean over workers, of the shape of `x`.
     """
-    check_float("output", output)
+    core.check_float("output", output)
     self._check_state(state)
     return state
 
-  def division(self, like: ShapedLike, workers: int) -> Division | None:
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
     """Returns how payloads are divided between workers, or None.
 
     If it is None, a reduce-scatter divides the array, and each part of it is
@@ -330,8 +313,8 @@ class Codec(abc.ABC):
       like: shape and dtype of the array.
       workers: number of workers.
     """
-    check_shaped("like", like)
-    check_int("workers", workers, 1, 2**31 - 1)
+    _arguments.check_shaped("like", like)
+    core.check_int("workers", workers, 1, 2**31 - 1)
     return None
 
   def canonical_state(self, state: PyTree) -> PyTree:
@@ -359,7 +342,7 @@ class Codec(abc.ABC):
       Groups that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
-    check_leaves(leaves)
+    _arguments.check_leaves(leaves)
     return [LeafGroup((i,), self) for i in range(len(leaves))]
 
   def config(self) -> dict[str, Any]:
@@ -374,8 +357,10 @@ class Codec(abc.ABC):
     return cls(**fields)
 
   def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
-    check_shaped("x", x)
-    check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
+    _arguments.check_shaped("x", x)
+    core.check_instance(
+      "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
+    )
     if self.needs_key and key is None:
       raise ValueError(
         f"`key` must be a jaxmotion.Key for {self}, got None: "
@@ -386,7 +371,7 @@ class Codec(abc.ABC):
 
   def _check_sharding(self, x: Any) -> None:
     """Raises if explicit axes shard an array that this codec flattens."""
-    check_unsharded("x", x)
+    _arguments.check_unsharded("x", x)
 
   def _check_state(self, state: Any) -> None:
     """Checks a state; that of a codec with its own `init` is its affair."""
@@ -399,22 +384,23 @@ class Codec(abc.ABC):
     Args:
       like: shape and dtype of the array.
     """
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     return _payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
 
   def _check_payload(
     self, payload: PyTree, like: ShapedLike, *, stacked: bool = False
   ) -> None:
     """Checks a payload, or those that `sum_decoded` takes, stacked."""
-    check_shaped("like", like)
-    expected = jax.tree.map(shape_string, self.payload_like(like))
+    _arguments.check_shaped("like", like)
+    expected = jax.tree.map(core.shape_string, self.payload_like(like))
     found = jax.tree.map(_describe_row if stacked else _describe_leaf, payload)
     if found != expected:
       name = "payloads" if stacked else "payload"
       rows = "stacked along a leading axis of workers, " if stacked else ""
       each = " each" if stacked else ""
       raise ValueError(
-        f"`{name}` must be what {self} makes of {shape_string(like)}, {rows}"
+        f"`{name}` must be what {self} makes of {core.shape_string(like)}, "
+        f"{rows}"
         f"{expected}{each}, got {found}."
       )
 
@@ -430,11 +416,11 @@ def _describe_row(leaf: Any) -> str:
   """Describes one worker's part of a leaf."""
   if not getattr(leaf, "ndim", 0):
     return _describe_leaf(leaf)
-  return shape_string(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+  return core.shape_string(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
 
 
 def _describe_leaf(leaf: Any) -> str:
-  return shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+  return core.shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -446,11 +432,11 @@ def _has_state(codec: Codec) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _payload_like(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
   def encode(x: Array) -> PyTree:
-    return codec.encode(x, codec.init(x), make_key(0))[0]
+    return codec.encode(x, codec.init(x), core.make_key(0))[0]
 
   found = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
   # The types of a map's mesh belong to this call; the shapes hold for all.
-  return jax.tree.map(shape_dtype, found)
+  return jax.tree.map(core.shape_dtype, found)
 
 
 def codec_types(base: type[Codec] = Codec) -> list[type[Codec]]:

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from jaxmotion.codecs._codec import Codec, codec_types, is_own
+from jaxmotion.codecs import _codec
 
 
-def from_config(config: dict[str, Any]) -> Codec:
+def from_config(config: dict[str, Any]) -> _codec.Codec:
   """Constructs the codec that `config` describes.
 
   Args:
@@ -43,9 +43,9 @@ def from_config(config: dict[str, Any]) -> Codec:
   return kind._from_fields({k: _from_plain(v) for k, v in fields.items()})
 
 
-def _codec_type(name: Any) -> type[Codec]:
+def _codec_type(name: Any) -> type[_codec.Codec]:
   """Returns the class of codecs with this name."""
-  kinds = codec_types()
+  kinds = _codec.codec_types()
   found = [kind for kind in kinds if kind.__name__ == name]
   if not found:
     names = ", ".join(sorted({kind.__name__ for kind in kinds}))
@@ -53,7 +53,7 @@ def _codec_type(name: Any) -> type[Codec]:
       f"`name` of a codec in `config` must be one of {names}, got {name!r}."
     )
   # A class that was refused for its name lives on in its traceback.
-  found = [kind for kind in found if is_own(kind)] or found
+  found = [kind for kind in found if _codec.is_own(kind)] or found
   places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}
   if len(places) > 1:
     raise ValueError(

@@ -5,16 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._selection import mark_sent, selects_elements
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels import sum_decoded
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _checks, _codec, _laws, _selection
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
-class contributors(Codec):
+class contributors(_codec.Codec):
   """Averages each element over the workers that sent it, not over all.
 
   Payloads are those of the wrapped sparse codec. Their sum is divided, at each
@@ -46,11 +43,11 @@ class contributors(Codec):
     *Communication Efficient LLM Pre-training with SparseLoCo*, 2025.
   """
 
-  codec: Codec
+  codec: _codec.Codec
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec, stateless=True, one_round=True)
-    if not selects_elements(self.codec):
+    _checks.check_codec("codec", self.codec, stateless=True, one_round=True)
+    if not _selection.selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements as they are (`topk`, `threshold`, "
         "`random_k(scaled=False)`, or a chain that begins with one), got "
@@ -63,7 +60,7 @@ class contributors(Codec):
     return self.codec.needs_key
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of the wrapped codec."""
     return self.codec.laws
 
@@ -71,7 +68,7 @@ class contributors(Codec):
     return self.codec._count_dropped(payload, like)
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Encodes an array with the wrapped codec."""
     self._check_input(x, key, state)
@@ -88,8 +85,8 @@ class contributors(Codec):
     wide = jax.ShapeDtypeStruct(like.shape, total.dtype)
 
     def mark(payload: PyTree, like: ShapedLike) -> Array:
-      return mark_sent(self.codec, payload, like)
+      return _selection.mark_sent(self.codec, payload, like)
 
-    count = sum_decoded(mark, payloads, wide)
+    count = kernels.sum_decoded(mark, payloads, wide)
     workers = jax.tree.leaves(payloads)[0].shape[0]
     return jnp.where(count > 0, total * workers / jnp.maximum(count, 1), 0.0)

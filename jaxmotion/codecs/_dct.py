@@ -8,28 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._identity import Values
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.codecs._tile_layout import (
-  FITS,
-  cut_tiles,
-  join_tiles,
-  tile_layout,
-)
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-  saturate_cast,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _identity, _laws, _tile_layout
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class dct(Codec):
+class dct(_codec.Codec):
   """Transforms each tile of a matrix by cosines, for a codec to follow.
 
   encode(x) = the orthonormal cosine transform (DCT-II) of every tile, in both
@@ -63,20 +48,20 @@ class dct(Codec):
   fit: str = "pad"
 
   def __post_init__(self) -> None:
-    check_int("chunk", self.chunk, 1, 256)
-    check_choice("fit", self.fit, FITS)
+    core.check_int("chunk", self.chunk, 1, 256)
+    core.check_choice("fit", self.fit, _tile_layout.FITS)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of an orthogonal matrix, up to float32 rounding."""
     most = float(jnp.finfo(jnp.float32).max)
-    return Laws(
+    return _laws.Laws(
       projects=True,
       contraction=1.0,
       bounds_memory=True,
       # The rounding of sums of `chunk` products, whose energy may end up in
       # one of chunk^2 elements.
-      error=ErrorBound(
+      error=_laws.ErrorBound(
         peak=self.chunk**2 * 2.0**-22, floor=2.0**-126 * self.chunk**2
       ),
       largest=most / (4 * self.chunk**2),
@@ -84,23 +69,27 @@ class dct(Codec):
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[Values, PyTree]:
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[_identity.Values, PyTree]:
     """Returns float32[elements of a tile, tiles] and the state."""
     self._check_input(x, key, state)
-    layout = tile_layout(x, self.chunk, self.fit)
+    layout = _tile_layout.tile_layout(x, self.chunk, self.fit)
     down, across = _cosines(layout.height), _cosines(layout.width)
-    y = _multiply(_multiply(down, cut_tiles(x, layout)), across.T)
-    return Values(y.reshape(-1, layout.height * layout.width).T), state
+    y = _multiply(_multiply(down, _tile_layout.cut_tiles(x, layout)), across.T)
+    return _identity.Values(
+      y.reshape(-1, layout.height * layout.width).T
+    ), state
 
-  def decode(self, payload: Values, like: ShapedLike) -> Array:
+  def decode(self, payload: _identity.Values, like: ShapedLike) -> Array:
     """Returns the matrix of the tiles, transformed back."""
     self._check_payload(payload, like)
-    layout = tile_layout(like, self.chunk, self.fit)
+    layout = _tile_layout.tile_layout(like, self.chunk, self.fit)
     down, across = _cosines(layout.height), _cosines(layout.width)
     y = payload.values.T.reshape(-1, layout.height, layout.width)
-    matrix = join_tiles(_multiply(_multiply(down.T, y), across), layout)
-    return saturate_cast(matrix.reshape(like.shape), like.dtype)
+    matrix = _tile_layout.join_tiles(
+      _multiply(_multiply(down.T, y), across), layout
+    )
+    return core.saturate_cast(matrix.reshape(like.shape), like.dtype)
 
 
 @functools.lru_cache(maxsize=512)

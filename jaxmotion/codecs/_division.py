@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, ShapedLike, write_apart
-from jaxmotion.kernels import BlockOp
+from jaxmotion import core, kernels
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 # Smaller leaves are joined where they are read.
 _MIN_APART = 1 << 12
@@ -81,7 +81,7 @@ class BlockDivision(Division):
 
 
 def divide_blocks(
-  op: BlockOp, like: ShapedLike, workers: int
+  op: kernels.BlockOp, like: ShapedLike, workers: int
 ) -> BlockDivision | None:
   """Returns the division of an op's payload, or None if it has none.
 
@@ -158,4 +158,6 @@ def join_axis(parts: Array, axis: int, length: int) -> Array:
     return jax.lax.slice_in_dim(joined, 0, length, axis=axis)
 
   # XLA:CPU would ask of each element of the array which part it is in.
-  return write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
+  return (
+    core.write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
+  )

@@ -5,14 +5,17 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_shaped
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._contributors import contributors
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._multi_round import MultiRoundCodec
-from jaxmotion.codecs._rounds import Message, Reduced, Rounds
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, Shared
+from jaxmotion import core
+from jaxmotion.codecs import (
+  _arguments,
+  _checks,
+  _codec,
+  _contributors,
+  _laws,
+  _multi_round,
+  _rounds,
+)
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Ef21(NamedTuple):
@@ -25,12 +28,12 @@ class Ef21(NamedTuple):
   """
 
   own: Array
-  mean: Shared
+  mean: core.Shared
   inner: PyTree = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class ef21(MultiRoundCodec):
+class ef21(_multi_round.MultiRoundCodec):
   """Encodes the difference to what was sent before (EF21).
 
   Worker r sends c_r = encode(x_r - h_r), and h_r grows by decode(c_r). All know
@@ -62,16 +65,16 @@ class ef21(MultiRoundCodec):
     Better, and Practically Faster Error Feedback*, 2021.
   """
 
-  codec: Codec
+  codec: _codec.Codec
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec)
+    _checks.check_codec("codec", self.codec)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
         "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
         f"{self.codec!r}: its error may be greater than the difference."
       )
-    if isinstance(self.codec, contributors):
+    if isinstance(self.codec, _contributors.contributors):
       raise ValueError(
         "`codec` must send parts of the mean over all workers, got "
         f"{self.codec!r}."
@@ -83,9 +86,9 @@ class ef21(MultiRoundCodec):
     return self.codec.needs_key
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The wrapped codec's law of elements that are not finite."""
-    return Laws(nonfinite=self.codec.laws.nonfinite)
+    return _laws.Laws(nonfinite=self.codec.laws.nonfinite)
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
@@ -96,13 +99,13 @@ class ef21(MultiRoundCodec):
 
   def init(self, like: ShapedLike) -> Ef21:
     """Returns zeros, and the wrapped codec's state."""
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     own, mean = (jnp.zeros(like.shape, jnp.float32) for _ in range(2))
-    return Ef21(own, Shared(mean), self.codec.init(like))
+    return Ef21(own, core.Shared(mean), self.codec.init(like))
 
   def reduce_in_rounds(
-    self, x: Array, state: Ef21, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: Ef21, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Reduces the differences with the wrapped codec."""
     self._check_input(x, key)
     self._check_state(state, x)
@@ -115,20 +118,20 @@ class ef21(MultiRoundCodec):
     usable = jnp.isfinite(mean)
     own = state.own + self.codec.decode(sent, change)
     own = jnp.where(usable & jnp.isfinite(own), own, state.own)
-    kept = Shared(jnp.where(usable, mean, state.mean.value))
-    return Reduced(mean, sent, Ef21(own, kept, inner))
+    kept = core.Shared(jnp.where(usable, mean, state.mean.value))
+    return _rounds.Reduced(mean, sent, Ef21(own, kept, inner))
 
   def _reduce(
-    self, x: Array, state: PyTree, key: Key | None, workers: int
-  ) -> Rounds[tuple[Array, PyTree, PyTree]]:
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[tuple[Array, PyTree, PyTree]]:
     """Returns the mean of what is sent, this worker's part, and the state."""
     if self.codec.round_kinds:
       return (yield from self.codec.reduce_in_rounds(x, state, key, workers))
     payload, state = self.codec.encode(x, state, key)
     if self.codec.summable:
-      total = yield Message("sum", payload)
+      total = yield _rounds.Message("sum", payload)
       return self.codec.decode(total, x) / workers, payload, state
-    payloads = yield Message("gather", payload)
+    payloads = yield _rounds.Message("gather", payload)
     return self.codec.sum_decoded(payloads, x) / workers, payload, state
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
@@ -138,7 +141,7 @@ class ef21(MultiRoundCodec):
   def _check_state(self, state: Any, x: Array | None = None) -> None:
     if (
       not isinstance(state, Ef21)
-      or not isinstance(state.mean, Shared)
+      or not isinstance(state.mean, core.Shared)
       or (x is not None and jnp.shape(state.own) != jnp.shape(x))
     ):
       raise ValueError(

@@ -11,23 +11,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs._arguments import check_shaped
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup
-from jaxmotion.codecs._division import Division
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.codecs._rounds import Reduced, Rounds
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_number,
-  saturate_cast,
+from jaxmotion import core, kernels
+from jaxmotion.codecs import (
+  _arguments,
+  _checks,
+  _codec,
+  _division,
+  _laws,
+  _partition,
+  _rounds,
 )
-from jaxmotion.kernels import ErrorMemory, add_error, clear_error, error_of
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Feedback(NamedTuple):
@@ -40,12 +34,12 @@ class Feedback(NamedTuple):
     inner: the wrapped codec's state.
   """
 
-  memory: ErrorMemory
+  memory: kernels.ErrorMemory
   inner: PyTree = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class feedback(TreeCodec):
+class feedback(_partition.TreeCodec):
   """Adds the error of the last encoding to the next value.
 
   v = x + decay * e; encode(x) = inner.encode(v). Then in local form
@@ -79,12 +73,12 @@ class feedback(TreeCodec):
     Jaggi, *PowerSGD*, 2019 (the global form).
   """
 
-  codec: Codec
+  codec: _codec.Codec
   decay: float = dataclasses.field(default=1.0, kw_only=True)
   form: str = dataclasses.field(default="local", kw_only=True)
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec, trees=True)
+    _checks.check_codec("codec", self.codec, trees=True)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
         "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
@@ -92,11 +86,11 @@ class feedback(TreeCodec):
         "codec whose error is less than its input: more bits, smaller blocks, "
         "rounding to nearest, `scaled=False`; or no feedback."
       )
-    check_number("decay", self.decay, 0, 1, open_low=True)
-    check_choice("form", self.form, ("local", "global"))
+    core.check_number("decay", self.decay, 0, 1, open_low=True)
+    core.check_choice("form", self.form, ("local", "global"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of the wrapped codec that hold without its past."""
     return dataclasses.replace(
       self.codec.laws,
@@ -123,10 +117,10 @@ class feedback(TreeCodec):
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[LeafGroup]:
+  ) -> list[_codec.LeafGroup]:
     """Wraps the codec of every array in error memory."""
     return [
-      LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
+      _codec.LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
       for part in self.codec.leaf_groups(leaves)
     ]
 
@@ -134,14 +128,14 @@ class feedback(TreeCodec):
     """Returns zero error memory."""
     if self.is_tree:
       return super().init(like)
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     zeros = jnp.zeros(like.shape, jnp.float32)
     sent: PyTree = ()
     if self.form == "local":
       sent = jax.tree.map(
         lambda a: jnp.zeros(a.shape, a.dtype), self.codec.payload_like(zeros)
       )
-    memory = ErrorMemory(jnp.zeros((), jnp.int32), zeros, sent)
+    memory = kernels.ErrorMemory(jnp.zeros((), jnp.int32), zeros, sent)
     return Feedback(memory, self.codec.init(like))
 
   def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
@@ -153,12 +147,14 @@ class feedback(TreeCodec):
     """Returns the wrapped codec's payload of a float32 array."""
     if self.is_tree:
       return super().payload_like(like)
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     return self.codec.payload_like(
       jax.ShapeDtypeStruct(like.shape, jnp.float32)
     )
 
-  def division(self, like: ShapedLike, workers: int) -> Division | None:
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
     """Returns the wrapped codec's division of a float32 array."""
     super().division(like, workers)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
@@ -171,10 +167,10 @@ class feedback(TreeCodec):
       state: state of one array.
     """
     self._check_state(state)
-    return error_of(self.codec.decode, state.memory)
+    return kernels.error_of(self.codec.decode, state.memory)
 
   def encode(
-    self, x: PyTree, state: PyTree = (), key: Key | None = None
+    self, x: PyTree, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Encodes x plus the remembered error.
 
@@ -184,14 +180,14 @@ class feedback(TreeCodec):
     if self.is_tree:
       return super().encode(x, state, key)
     self._check_state(state)
-    check_shaped("x", x)
+    _arguments.check_shaped("x", x)
     self._check_sharding(x)
     payload, v, inner = self.codec.encode_error(
       x, state.memory, state.inner, key, decay=self.decay
     )
     sent = payload if self.form == "local" else ()
     count = optax.safe_increment(state.memory.count)
-    return payload, Feedback(ErrorMemory(count, v, sent), inner)
+    return payload, Feedback(kernels.ErrorMemory(count, v, sent), inner)
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
@@ -199,17 +195,17 @@ class feedback(TreeCodec):
     return self.codec.round_kinds
 
   def reduce_in_rounds(
-    self, x: Array, state: PyTree, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Runs the wrapped codec's rounds on x plus the remembered error."""
     self._check_state(state)
-    v = add_error(self.codec.decode, x, state.memory, self.decay)
+    v = kernels.add_error(self.codec.decode, x, state.memory, self.decay)
     reduced = yield from self.codec.reduce_in_rounds(
       v, state.inner, key, workers
     )
     sent = reduced.sent if self.form == "local" else ()
     count = optax.safe_increment(state.memory.count)
-    memory = ErrorMemory(count, v, sent)
+    memory = kernels.ErrorMemory(count, v, sent)
     return reduced._replace(state=Feedback(memory, reduced.state))
 
   def _check_sharding(self, x: Any) -> None:
@@ -219,31 +215,31 @@ class feedback(TreeCodec):
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the error itself in place of the value and its payload."""
     error = self.error(state)
-    memory = ErrorMemory(state.memory.count, error)
+    memory = kernels.ErrorMemory(state.memory.count, error)
     return Feedback(memory, self.codec.canonical_state(state.inner))
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""
     if self.is_tree:
       return super().decode(payload, like)
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    return saturate_cast(self.codec.decode(payload, wide), like.dtype)
+    return core.saturate_cast(self.codec.decode(payload, wide), like.dtype)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return self.codec.sum_decoded(payloads, wide)
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Subtracts the workers' mean from the error, in global form."""
     self._check_state(state)
-    check_shaped("output", output)
+    _arguments.check_shaped("output", output)
     state = state._replace(inner=self.codec.after_reduce(state.inner, output))
     if self.form == "local":
       return state
-    error = clear_error(state.memory.value - output.astype(jnp.float32))
+    error = kernels.clear_error(state.memory.value - output.astype(jnp.float32))
     return state._replace(memory=state.memory._replace(value=error))
 
   def _check_state(self, state: Any) -> None:

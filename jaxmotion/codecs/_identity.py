@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import LOSSLESS, Laws
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Values(NamedTuple):
@@ -19,7 +19,7 @@ class Values(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class identity(Codec):
+class identity(_codec.Codec):
   """Leaves arrays as they are: the exchange of plain data-parallel training.
 
   encode(x) = x; decode(p) = p.
@@ -41,9 +41,9 @@ class identity(Codec):
   linear: ClassVar[bool] = True
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a codec that loses nothing."""
-    return dataclasses.replace(LOSSLESS, projects=True)
+    return dataclasses.replace(_laws.LOSSLESS, projects=True)
 
   @property
   def keeps_dtype(self) -> bool:
@@ -54,7 +54,7 @@ class identity(Codec):
     """Accepts any: elements are encoded one by one."""
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Values, PyTree]:
     """Returns the array as the payload."""
     self._check_input(x, key, state)

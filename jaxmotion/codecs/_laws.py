@@ -4,12 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxmotion.core import (
-  check_bool,
-  check_choice,
-  check_instance,
-  check_number,
-)
+from jaxmotion import core
 
 # From the weakest promise to the strongest.
 NONFINITE = ("lost", "array", "block", "element")
@@ -43,7 +38,7 @@ class ErrorBound:
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      check_number(field.name, getattr(self, field.name), 0.0)
+      core.check_number(field.name, getattr(self, field.name), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,13 +91,15 @@ class Laws:
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       if field.type is bool:
-        check_bool(field.name, getattr(self, field.name))
-    check_number("contraction", self.contraction, 0.0, 1.0)
+        core.check_bool(field.name, getattr(self, field.name))
+    core.check_number("contraction", self.contraction, 0.0, 1.0)
     if self.error is not None:
-      check_instance("error", self.error, ErrorBound, "an ErrorBound or None")
+      core.check_instance(
+        "error", self.error, ErrorBound, "an ErrorBound or None"
+      )
     if not (type(self.largest) is float and math.isinf(self.largest)):
-      check_number("largest", self.largest, 0.0, open_low=True)
-    check_choice("nonfinite", self.nonfinite, NONFINITE)
+      core.check_number("largest", self.largest, 0.0, open_low=True)
+    core.check_choice("nonfinite", self.nonfinite, NONFINITE)
 
 
 # Laws of a codec that loses nothing; its payload need not be a projection.

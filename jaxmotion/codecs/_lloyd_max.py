@@ -9,18 +9,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_int,
-  saturate_cast,
-)
-from jaxmotion.kernels import check_block
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import pack
 
 _ITERATIONS = 3000
 
@@ -38,7 +30,7 @@ class Leveled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class lloyd_max(Codec):
+class lloyd_max(_codec.Codec):
   """Rounds elements to the levels that suit a normal distribution best.
 
   The levels are those of Lloyd and Max, which have the least mean square error
@@ -74,25 +66,27 @@ class lloyd_max(Codec):
   block: int = 128
 
   def __post_init__(self) -> None:
-    check_int("bits", self.bits, 1, 4)
-    check_block(self.block)
+    core.check_int("bits", self.bits, 1, 4)
+    kernels.check_block(self.block)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection onto the codes of a block."""
     levels = _normal_levels(self.bits)
     spread = float(levels[-1] / levels[levels.size // 2])
-    return Laws(
+    return _laws.Laws(
       # ||x||^2 loses (x c)^2 / ||c||^2 of every block.
       contraction=0.98 / spread**2 / self.block,
       bounds_memory=True,
-      error=ErrorBound(peak=(1 + spread) * (1 + 2.0**-12), floor=2.0**-120),
+      error=_laws.ErrorBound(
+        peak=(1 + spread) * (1 + 2.0**-12), floor=2.0**-120
+      ),
       largest=float(jnp.finfo(jnp.float32).max) / (2 * spread),
       nonfinite="block",
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Leveled, PyTree]:
     """Returns codes and one scale per block, and the state."""
     self._check_input(x, key, state)
@@ -117,17 +111,17 @@ class lloyd_max(Codec):
     scale = jnp.sum(rows * values, axis=1) / jnp.maximum(
       jnp.sum(values * values, axis=1), jnp.float32(levels[-1] ** 2 / 256)
     )
-    return Leveled(pack_flat(codes, self.bits), scale * peak[:, 0]), state
+    return Leveled(pack.pack_flat(codes, self.bits), scale * peak[:, 0]), state
 
   def decode(self, payload: Leveled, like: ShapedLike) -> Array:
     """Returns the levels of the codes under their scales."""
     self._check_payload(payload, like)
     size, width = math.prod(like.shape), self._block_width(like)
     blocks = payload.scale.shape[0]
-    codes = unpack_flat(payload.words, self.bits, blocks * width)
+    codes = pack.unpack_flat(payload.words, self.bits, blocks * width)
     values = _take_levels(codes.reshape(blocks, width), self.bits)
     flat = (values * payload.scale[:, None]).reshape(-1)[:size]
-    return saturate_cast(flat.reshape(like.shape), like.dtype)
+    return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
   def _block_width(self, like: ShapedLike) -> int:
     return max(1, min(math.prod(like.shape), self.block))

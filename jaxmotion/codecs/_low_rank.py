@@ -8,23 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs._arguments import check_shaped
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._multi_round import MultiRoundCodec
-from jaxmotion.codecs._rounds import Message, Reduced, Rounds
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  Shared,
-  check_choice,
-  check_int,
-  make_key,
-  random_words,
-  saturate_cast,
-  shape_string,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _arguments, _laws, _multi_round, _rounds
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 # A column that keeps less of its norm than this, after projections onto those
 # before it, holds rounding errors and nothing else.
@@ -47,7 +33,7 @@ class Factors(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class low_rank(MultiRoundCodec):
+class low_rank(_multi_round.MultiRoundCodec):
   """Approximates the workers' mean by a matrix of low rank (PowerSGD).
 
   Let x_r be the matrix of worker r, and q the last step's right factor. Then
@@ -98,33 +84,33 @@ class low_rank(MultiRoundCodec):
   view: str = "last"
 
   def __post_init__(self) -> None:
-    check_int("rank", self.rank, 1, 1 << 16)
-    check_int("seed", self.seed, 0, 2**32 - 1)
-    check_choice("sends", self.sends, ("both", "left", "right"))
-    check_choice("view", self.view, ("last", "first"))
+    core.check_int("rank", self.rank, 1, 1 << 16)
+    core.check_int("seed", self.seed, 0, 2**32 - 1)
+    core.check_choice("sends", self.sends, ("both", "left", "right"))
+    core.check_choice("view", self.view, ("last", "first"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection onto some columns."""
-    return Laws(bounds_memory=True, nonfinite="array")
+    return _laws.Laws(bounds_memory=True, nonfinite="array")
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
     """Kinds of its messages: a sum for each factor that it sends."""
     return ("sum", "sum") if self.sends == "both" else ("sum",)
 
-  def init(self, like: ShapedLike) -> Shared:
+  def init(self, like: ShapedLike) -> core.Shared:
     """Returns random factors, the same on all workers."""
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     rows, columns, rank = self._dimensions(like)
     right = _random_columns(self.seed, columns, rank)
     if self.sends == "both":
-      return Shared(right)
-    return Shared(Factors(_random_columns(self.seed, rows, rank), right))
+      return core.Shared(right)
+    return core.Shared(Factors(_random_columns(self.seed, rows, rank), right))
 
   def reduce_in_rounds(
-    self, x: Array, state: Shared, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: core.Shared, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Sums the left factors, then the right ones, or those of one side."""
     self._check_input(x, key)
     self._check_state(state)
@@ -132,13 +118,13 @@ class low_rank(MultiRoundCodec):
     shapes = [a.shape for a in jax.tree.leaves(state)]
     if shapes != [(rows, rank), (columns, rank)][-len(shapes) :]:
       raise ValueError(
-        f"`state` must be what `init` returned for {shape_string(x)}, got "
+        f"`state` must be what `init` returned for {core.shape_string(x)}, got "
         f"factors of shapes {shapes}."
       )
     matrix = x.reshape(rows, columns).astype(jnp.float32)
     if self.sends == "both":
       q = self._orthonormalize(state.value)
-      total = yield Message("sum", _multiply(matrix, q))
+      total = yield _rounds.Message("sum", _multiply(matrix, q))
       p, own, mean, new = yield from self._project(
         matrix, total, state.value, workers
       )
@@ -154,7 +140,7 @@ class low_rank(MultiRoundCodec):
 
   def _project(
     self, matrix: Array, columns: Array, old: Array, workers: int
-  ) -> Rounds[tuple[Array, Array, Array, Array]]:
+  ) -> _rounds.Rounds[tuple[Array, Array, Array, Array]]:
     """Sums a factor of the matrices' projections onto some columns.
 
     Returns:
@@ -163,7 +149,7 @@ class low_rank(MultiRoundCodec):
     """
     basis = self._orthonormalize(columns)
     own = _multiply(matrix.T, basis)
-    total = yield Message("sum", own)
+    total = yield _rounds.Message("sum", own)
     mean = total / workers
     # A layer without a gradient must not end the power iteration.
     usable = jnp.isfinite(mean).all(0) & (mean != 0).any(0)
@@ -171,9 +157,9 @@ class low_rank(MultiRoundCodec):
 
   def _reduced(
     self, x: Array, sent: Factors, mean: Factors, state: PyTree
-  ) -> Reduced:
+  ) -> _rounds.Reduced:
     product = _multiply(mean.left, mean.right.T)
-    return Reduced(product.reshape(x.shape), sent, Shared(state))
+    return _rounds.Reduced(product.reshape(x.shape), sent, core.Shared(state))
 
   def _orthonormalize(self, columns: Array) -> Array:
     spare = _random_columns(self.seed, *columns.shape)
@@ -183,7 +169,7 @@ class low_rank(MultiRoundCodec):
     """Returns the product of the factors."""
     self._check_payload(payload, like)
     y = _multiply(payload.left, payload.right.T).reshape(like.shape)
-    return saturate_cast(y, like.dtype)
+    return core.saturate_cast(y, like.dtype)
 
   def _dimensions(self, like: ShapedLike) -> tuple[int, int, int]:
     """Returns the rows and columns of the matrix, and the factors' rank."""
@@ -195,7 +181,7 @@ class low_rank(MultiRoundCodec):
     count = 1 if self.sends == "both" else 2
     leaves = jax.tree.leaves(state)
     if (
-      not isinstance(state, Shared)
+      not isinstance(state, core.Shared)
       or len(leaves) != count
       or any(jnp.ndim(a) != 2 for a in leaves)
     ):
@@ -249,7 +235,7 @@ def _multiply(a: Array, b: Array) -> Array:
 
 def _random_columns(seed: int, rows: int, rank: int) -> Array:
   """Returns columns of normal elements that depend on the seed alone."""
-  words = random_words(make_key(seed).shared, (2, rank, rows))
+  words = core.random_words(core.make_key(seed).shared, (2, rank, rows))
   # In (0, 1), so that the logarithm is finite.
   u, v = (words >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25
   return (jnp.sqrt(-2.0 * jnp.log(u)) * jnp.cos(2.0 * jnp.pi * v)).T

@@ -4,16 +4,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from jaxmotion.codecs._arguments import check_unsharded
-from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_choice
-from jaxmotion.kernels import check_block
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _block_codec, _laws
 from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class microscaling(BlockCodec):
+class microscaling(_block_codec.BlockCodec):
   """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
 
   "float4_e3m0" is that of streaming DiLoCo, whose paper leaves its scale, zero
@@ -55,20 +52,20 @@ class microscaling(BlockCodec):
   block: int = 32
 
   def __post_init__(self) -> None:
-    check_choice("format", self.format, FORMATS)
-    check_block(self.block)
+    core.check_choice("format", self.format, FORMATS)
+    kernels.check_block(self.block)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The error of half a unit in the last place of the greatest binade."""
     mantissa = FORMATS[self.format].mantissa
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
       contraction=0.9 / self.block,
       bounds_memory=True,
-      error=ErrorBound(
+      error=_laws.ErrorBound(
         # Without a mantissa, a third: all beyond 2^127 saturates to it.
         peak=2.0**-mantissa if mantissa else 0.51,
         floor=2.0**-126,
@@ -78,7 +75,7 @@ class microscaling(BlockCodec):
 
   def _check_sharding(self, x: Any) -> None:
     """Raises unless parts of a leading axis can be encoded one by one."""
-    check_unsharded("x", x, 1)
+    _arguments.check_unsharded("x", x, 1)
 
   @functools.cached_property
   def kernel_op(self) -> MicroscalingOp:

@@ -6,21 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_shaped
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._division import Division
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._selection import mark_sent, selects_elements
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_bool,
-  check_number,
+from jaxmotion import core, kernels
+from jaxmotion.codecs import (
+  _arguments,
+  _checks,
+  _codec,
+  _division,
+  _laws,
+  _selection,
 )
-from jaxmotion.kernels import clear_error
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class MomentumCorrection(NamedTuple):
@@ -36,7 +31,7 @@ class MomentumCorrection(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class momentum_correction(Codec):
+class momentum_correction(_codec.Codec):
   """Sends each worker's momentum in place of its gradient.
 
   m = decay m + x, and the wrapped codec encodes m (with `nesterov`,
@@ -68,17 +63,17 @@ class momentum_correction(Codec):
     for Distributed Training*, 2018, algorithm 1.
   """
 
-  codec: Codec
+  codec: _codec.Codec
   decay: float = dataclasses.field(default=0.9, kw_only=True)
   nesterov: bool = dataclasses.field(default=False, kw_only=True)
   masking: bool = dataclasses.field(default=True, kw_only=True)
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec, one_round=True)
-    check_number("decay", self.decay, 0, 1, open_high=True)
-    check_bool("nesterov", self.nesterov)
-    check_bool("masking", self.masking)
-    if self.masking and not selects_elements(self.codec):
+    _checks.check_codec("codec", self.codec, one_round=True)
+    core.check_number("decay", self.decay, 0, 1, open_high=True)
+    core.check_bool("nesterov", self.nesterov)
+    core.check_bool("masking", self.masking)
+    if self.masking and not _selection.selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements for `masking` (`topk`, `topk_columns`, "
         "`threshold`, `random_k(scaled=False)`, in `feedback` or first in a "
@@ -96,18 +91,18 @@ class momentum_correction(Codec):
     return self.codec.needs_key
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The wrapped codec's law of elements that are not finite."""
-    return Laws(nonfinite=self.codec.laws.nonfinite)
+    return _laws.Laws(nonfinite=self.codec.laws.nonfinite)
 
   def init(self, like: ShapedLike) -> MomentumCorrection:
     """Returns zero momentum and the wrapped codec's state."""
-    check_shaped("like", like)
+    _arguments.check_shaped("like", like)
     zeros = jnp.zeros(like.shape, jnp.float32)
     return MomentumCorrection(zeros, self.codec.init(like))
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, MomentumCorrection]:
     """Encodes the momentum with the wrapped codec."""
     self._check_input(x, key)
@@ -119,10 +114,10 @@ class momentum_correction(Codec):
     else:
       momentum = value = self.decay * state.momentum + own
     payload, inner = self.codec.encode(value, state.inner, key)
-    momentum = clear_error(momentum)
+    momentum = kernels.clear_error(momentum)
     if self.masking:
       momentum = jnp.where(
-        mark_sent(self.codec, payload, momentum) > 0, 0.0, momentum
+        _selection.mark_sent(self.codec, payload, momentum) > 0, 0.0, momentum
       )
     return payload, MomentumCorrection(momentum, inner)
 
@@ -131,7 +126,7 @@ class momentum_correction(Codec):
     payloads: PyTree,
     like: ShapedLike,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
   ) -> tuple[PyTree, MomentumCorrection]:
     """Encodes the mean of momenta, which gets no momentum once more."""
     self._check_payload(payloads, like, stacked=True)
@@ -139,7 +134,9 @@ class momentum_correction(Codec):
     payload, inner = self.codec.encode_mean(payloads, like, state.inner, key)
     return payload, state._replace(inner=inner)
 
-  def division(self, like: ShapedLike, workers: int) -> Division | None:
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
     """Returns the wrapped codec's division of a float32 array."""
     super().division(like, workers)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)

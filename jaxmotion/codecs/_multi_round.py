@@ -5,12 +5,13 @@ import abc
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._rounds import Message, Reduced, Result, Rounds
-from jaxmotion.core import Array, Key, PyTree
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _rounds
+from jaxmotion.codecs._rounds import Message, Reduced
+from jaxmotion.core import Array, PyTree
 
 
-class MultiRoundCodec(Codec):
+class MultiRoundCodec(_codec.Codec):
   """Reduces arrays over workers in rounds of its own.
 
   A subclass implements `round_kinds`, `reduce_in_rounds` and `decode`, and
@@ -42,12 +43,12 @@ class MultiRoundCodec(Codec):
 
   @abc.abstractmethod
   def reduce_in_rounds(
-    self, x: Array, state: PyTree, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[Reduced]:
     """Yields what is sent, is sent what came, and returns the mean."""
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Encodes an array as a worker does that has no others."""
     self._check_input(x, key)
@@ -55,7 +56,7 @@ class MultiRoundCodec(Codec):
     return reduced.sent, reduced.state
 
 
-def answer_alone(rounds: Rounds[Result]) -> Result:
+def answer_alone(rounds: _rounds.Rounds[_rounds.Result]) -> _rounds.Result:
   """Runs rounds of one worker, who gets back what it sends.
 
   Args:

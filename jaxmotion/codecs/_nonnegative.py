@@ -6,19 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs._arguments import check_unsharded
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  random_words,
-  saturate_cast,
-)
-from jaxmotion.kernels import block_shape, check_block
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 # A code is the 5 low bits of the exponent, above the block's, and the first
 # bits of the mantissa.
@@ -41,7 +31,7 @@ class Unsigned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class nonnegative(Codec):
+class nonnegative(_codec.Codec):
   """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
 
   For the second moments of an optimizer, which divides by their roots. Let
@@ -81,9 +71,9 @@ class nonnegative(Codec):
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
-    check_choice("bits", self.bits, (8, 16))
-    check_block(self.block)
-    check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+    core.check_choice("bits", self.bits, (8, 16))
+    kernels.check_block(self.block)
+    core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   @property
   def needs_key(self) -> bool:
@@ -91,22 +81,22 @@ class nonnegative(Codec):
     return self.rounding == "stochastic"
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a codec that no error memory holds: it drops all signs."""
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
-      error=ErrorBound(relative=1.0, peak=2.0**-30, floor=2.0**-125),
+      error=_laws.ErrorBound(relative=1.0, peak=2.0**-30, floor=2.0**-125),
       nonfinite="block",
     )
 
   def _check_sharding(self, x: Any) -> None:
     """Raises unless parts of a leading axis can be encoded one by one."""
-    check_unsharded("x", x, 1)
+    _arguments.check_unsharded("x", x, 1)
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Unsigned, PyTree]:
     """Returns a byte per element and one per block, and the state."""
     self._check_input(x, key, state)
@@ -120,7 +110,7 @@ class nonnegative(Codec):
     base = jnp.maximum(top - _RANGE, 1)
     if self.needs_key:
       assert key is not None
-      add = random_words(key.worker, bits.shape) >> (32 - drop)
+      add = core.random_words(key.worker, bits.shape) >> (32 - drop)
       add = add.astype(jnp.int32)
     else:
       add = jnp.int32(2 ** (drop - 1))
@@ -141,7 +131,7 @@ class nonnegative(Codec):
     y = lax.bitcast_convert_type(bits, jnp.float32)
     y = jnp.where(base == _NAN_BASE, jnp.nan, y)
     y = y.reshape(-1)[: like.size].reshape(like.shape)
-    return saturate_cast(y, like.dtype)
+    return core.saturate_cast(y, like.dtype)
 
   @property
   def _mantissa(self) -> int:
@@ -150,7 +140,7 @@ class nonnegative(Codec):
 
   def _to_blocks(self, x: Array) -> Array:
     """Returns the bits of the elements, int32[blocks, width]; 0 if negative."""
-    _, blocks, width = block_shape(x.shape, 1, self.block)
+    _, blocks, width = kernels.block_shape(x.shape, 1, self.block)
     flat = x.reshape(-1).astype(jnp.float32)
     padding = blocks * width - x.size
     flat = jnp.pad(flat, (0, padding)) if padding else flat

@@ -7,20 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_shaped
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._multi_round import MultiRoundCodec
-from jaxmotion.codecs._rounds import Message, Reduced, Rounds
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_int,
-  saturate_cast,
-)
-from jaxmotion.kernels import clear_error
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _laws, _multi_round, _rounds
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import pack
 
 
 class Onebit(NamedTuple):
@@ -48,7 +38,7 @@ class OneMagnitude(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class onebit(MultiRoundCodec):
+class onebit(_multi_round.MultiRoundCodec):
   """Reduces signs in two phases, with error memory of both (1-bit Adam).
 
   With b = x + e_r on worker r and n elements: it sends the signs of b and s =
@@ -76,9 +66,9 @@ class onebit(MultiRoundCodec):
   """
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """A promise about elements that are not finite, and no other."""
-    return Laws(nonfinite="array")
+    return _laws.Laws(nonfinite="array")
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
@@ -91,16 +81,16 @@ class onebit(MultiRoundCodec):
 
   def init_rounds(self, like: ShapedLike, workers: int) -> Onebit:
     """Returns zero errors for this number of workers."""
-    check_shaped("like", like)
-    check_int("workers", workers, 1, 1 << 24)
+    _arguments.check_shaped("like", like)
+    core.check_int("workers", workers, 1, 1 << 24)
     row = _row_length(like, workers)
     return Onebit(
       jnp.zeros(row * workers, jnp.float32), jnp.zeros(row, jnp.float32)
     )
 
   def reduce_in_rounds(
-    self, x: Array, state: Onebit, key: Key | None, workers: int
-  ) -> Rounds[Reduced]:
+    self, x: Array, state: Onebit, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
     """Exchanges rows, then the signs of their means."""
     self._check_input(x, key)
     row = _row_length(x, workers)
@@ -109,25 +99,25 @@ class onebit(MultiRoundCodec):
     b = jnp.pad(flat, (0, row * workers - flat.size)) + state.own
     scale = _root_mean_square(b)
     rows = jax.vmap(_pack_signs)(b.reshape(workers, row))
-    own = clear_error(b - scale * _signs(b))
+    own = kernels.clear_error(b - scale * _signs(b))
     sent = OneMagnitude(rows, jnp.broadcast_to(scale, (workers,)))
-    received = yield Message("all_to_all", sent)
+    received = yield _rounds.Message("all_to_all", sent)
     c = _decode_rows(received, row).sum(0) / workers + state.of_mean
     scale_of_mean = _root_mean_square(c)
-    of_mean = clear_error(c - scale_of_mean * _signs(c))
+    of_mean = kernels.clear_error(c - scale_of_mean * _signs(c))
     payload = OneMagnitude(_pack_signs(c), scale_of_mean)
-    payloads = yield Message("gather", payload)
+    payloads = yield _rounds.Message("gather", payload)
     mean = _decode_rows(payloads, row).reshape(-1)[: flat.size]
     whole = OneMagnitude(_pack_signs(b[: flat.size]), scale)
-    return Reduced(mean.reshape(x.shape), whole, Onebit(own, of_mean))
+    return _rounds.Reduced(mean.reshape(x.shape), whole, Onebit(own, of_mean))
 
   def decode(self, payload: OneMagnitude, like: ShapedLike) -> Array:
     """Returns plus or minus the magnitude."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    bits = unpack_flat(payload.words, 1, payload.words.size * 32)[:size]
+    bits = pack.unpack_flat(payload.words, 1, payload.words.size * 32)[:size]
     y = (1.0 - 2.0 * bits.astype(jnp.float32)) * payload.scale
-    return saturate_cast(y.reshape(like.shape), like.dtype)
+    return core.saturate_cast(y.reshape(like.shape), like.dtype)
 
   def _check_state(
     self, state: Any, sizes: tuple[int, int] | None = None
@@ -161,12 +151,12 @@ def _signs(b: Array) -> Array:
 
 
 def _pack_signs(b: Array) -> Array:
-  return pack_flat((b < 0).astype(jnp.uint32), 1)
+  return pack.pack_flat((b < 0).astype(jnp.uint32), 1)
 
 
 def _decode_rows(payloads: PyTree, row: int) -> Array:
   """Returns float32[rows, elements of a row]."""
-  bits = jax.vmap(lambda words: unpack_flat(words, 1, words.size * 32)[:row])(
-    payloads.words
-  )
+  bits = jax.vmap(
+    lambda words: pack.unpack_flat(words, 1, words.size * 32)[:row]
+  )(payloads.words)
   return (1.0 - 2.0 * bits.astype(jnp.float32)) * payloads.scale[:, None]

@@ -10,21 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs._codec import Codec, LeafGroup
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_float,
-  check_instance,
-  check_like,
-  check_sequence,
-  fold_paths,
-  named_leaves,
-  shape_dtype as like_of,
-  shape_string,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _codec
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +27,29 @@ class Partition:
 
   treedef: Any
   leaves: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
-  leaf_groups: tuple[LeafGroup, ...]
+  leaf_groups: tuple[_codec.LeafGroup, ...]
 
   def array_likes(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of every array."""
     return [self._like_of(group) for group in self.leaf_groups]
 
-  def array_keys(self, key: Key | None) -> list[Key | None]:
+  def array_keys(self, key: core.Key | None) -> list[core.Key | None]:
     """Returns a key for each array, derived from the paths of its leaves."""
-    check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
+    core.check_instance(
+      "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
+    )
     if key is None:
       return [None] * len(self.leaf_groups)
     paths = [
       ",".join(self.leaves[i][0] for i in group.leaves)
       for group in self.leaf_groups
     ]
-    return [*fold_paths(key, paths)]
+    return [*core.fold_paths(key, paths)]
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""
     likes = self.treedef.unflatten([like for _, like in self.leaves])
-    check_like("tree", tree, likes, "`partition`")
+    core.check_like("tree", tree, likes, "`partition`")
     leaves = self.treedef.flatten_up_to(tree)
     return [
       self._join_arrays([leaves[i] for i in p.leaves]) for p in self.leaf_groups
@@ -82,16 +72,17 @@ class Partition:
 
   def _check_merged(self, arrays: Any) -> None:
     count = len(self.leaf_groups)
-    found = check_sequence("arrays", arrays, "arrays")
+    found = core.check_sequence("arrays", arrays, "arrays")
     if len(found) != count:
       raise ValueError(f"`arrays` must be {count} arrays, got {len(found)}.")
     for i, (x, like) in enumerate(zip(found, self.array_likes(), strict=True)):
       if getattr(x, "shape", None) != like.shape:
         raise ValueError(
-          f"`arrays[{i}]` must be like {shape_string(like)}, got {x!r:.200}."
+          f"`arrays[{i}]` must be like {core.shape_string(like)}, got "
+          f"{x!r:.200}."
         )
 
-  def _like_of(self, group: LeafGroup) -> jax.ShapeDtypeStruct:
+  def _like_of(self, group: _codec.LeafGroup) -> jax.ShapeDtypeStruct:
     likes = [self.leaves[i][1] for i in group.leaves]
     if len(likes) == 1:
       return likes[0]
@@ -104,7 +95,7 @@ class Partition:
     return jnp.concatenate([a.reshape(-1) for a in arrays])
 
 
-def partition(codec: Codec, tree: PyTree) -> Partition:
+def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
   """Divides a tree into the arrays that `codec` encodes.
 
   Args:
@@ -121,20 +112,20 @@ def partition(codec: Codec, tree: PyTree) -> Partition:
     >>> [like.shape for like in partition(codec, tree).array_likes()]
     [(9,)]
   """
-  check_instance("codec", codec, Codec, "a codec")
+  core.check_instance("codec", codec, _codec.Codec, "a codec")
   leaves = []
-  for path, x in named_leaves(tree):
+  for path, x in core.named_leaves(tree):
     if not hasattr(x, "dtype") or not hasattr(x, "shape"):
       raise TypeError(
         f"`tree` must hold floating-point arrays, got {x!r} at {path!r}."
       )
-    check_float(path, x)
-    leaves.append((path, like_of(x)))
+    core.check_float(path, x)
+    leaves.append((path, core.shape_dtype(x)))
   groups = tuple(codec.leaf_groups(leaves))
   return Partition(jax.tree.structure(tree), tuple(leaves), groups)
 
 
-class TreeCodec(Codec):
+class TreeCodec(_codec.Codec):
   """Base of codecs of whole trees, which choose a codec for each leaf."""
 
   @property
@@ -145,7 +136,7 @@ class TreeCodec(Codec):
   @abc.abstractmethod
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[LeafGroup]:
+  ) -> list[_codec.LeafGroup]:
     """Returns the arrays that the tree is encoded as, and their codecs."""
 
   def init(self, like: PyTree) -> PyTree:
@@ -159,7 +150,7 @@ class TreeCodec(Codec):
     ]
 
   def encode(
-    self, x: PyTree, state: PyTree = (), key: Key | None = None
+    self, x: PyTree, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns lists with the payload and the state of every array."""
     divided = partition(self, x)

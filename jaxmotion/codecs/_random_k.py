@@ -6,18 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_number,
-  saturate_cast,
-)
-from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import sample
 
 
 class Sampled(NamedTuple):
@@ -33,7 +25,7 @@ class Sampled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class random_k(Codec):
+class random_k(_codec.Codec):
   """Keeps k elements at random positions, the same on all workers.
 
   The array is divided into k = max(1, round(density * n)) contiguous runs of
@@ -73,8 +65,8 @@ class random_k(Codec):
   scaled: bool = True
 
   def __post_init__(self) -> None:
-    check_number("density", self.density, 0, 1, open_low=True)
-    check_choice("scaled", self.scaled, (True, False))
+    core.check_number("density", self.density, 0, 1, open_low=True)
+    core.check_choice("scaled", self.scaled, (True, False))
 
   @property
   def needs_key(self) -> bool:
@@ -82,20 +74,20 @@ class random_k(Codec):
     return True
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of an unbiased codec if scaled, of a projection if not."""
     # Most elements of a run of which one is drawn.
     run = math.ceil(1.5 / self.density) if self.density < 1 else 1
     scale = run if self.scaled else 1
     is_whole = self.density == 1
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=scale == 1,
       unbiased=self.scaled,
       projects=scale == 1,
       contraction=1 / run if scale == 1 else 0.0,
       bounds_memory=scale == 1,
-      error=ErrorBound(
+      error=_laws.ErrorBound(
         relative=0.0 if is_whole else max(1.0, scale - 1.0), floor=2.0**-126
       ),
       largest=float(jnp.finfo(jnp.float32).max) / scale,
@@ -103,24 +95,26 @@ class random_k(Codec):
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Sampled, PyTree]:
     """Returns k elements and the seed of their positions, and the state."""
     self._check_input(x, key, state)
     assert key is not None
     k = self._sample_size(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    positions = draw_stratified(key.shared, x.size, k)
+    positions = sample.draw_stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
     if self.scaled and k < x.size:
-      values = values * stratum_sizes(x.size, k).astype(jnp.float32)
+      values = values * sample.stratum_sizes(x.size, k).astype(jnp.float32)
     return Sampled(values, key.shared), state
 
   def decode(self, payload: Sampled, like: ShapedLike) -> Array:
     """Returns zeros with the elements where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    positions = draw_stratified(payload.seed, size, self._sample_size(like))
+    positions = sample.draw_stratified(
+      payload.seed, size, self._sample_size(like)
+    )
     flat = jnp.zeros(size, jnp.float32)
     flat = flat.at[positions].set(
       payload.values,
@@ -128,7 +122,7 @@ class random_k(Codec):
       indices_are_sorted=True,
       unique_indices=True,
     )
-    return saturate_cast(flat.reshape(like.shape), like.dtype)
+    return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
   def _sample_size(self, like: ShapedLike) -> int:
     size = math.prod(like.shape)

@@ -5,24 +5,16 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._identity import Values
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _identity, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import rotate as kernel
 
 _BLOCKS = (32, 64, 128, 256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class rotate(Codec):
+class rotate(_codec.Codec):
   """Rotates each block by a random Hadamard matrix, for a codec to follow.
 
   encode(x) = H diag(s) x / sqrt(block) for each contiguous block, s = -1 or 1
@@ -61,32 +53,34 @@ class rotate(Codec):
   seed: int = 0
 
   def __post_init__(self) -> None:
-    check_int("block", self.block, 1)
-    check_choice("block", self.block, _BLOCKS)
-    check_int("seed", self.seed, 0, 2**32 - 1)
+    core.check_int("block", self.block, 1)
+    core.check_choice("block", self.block, _BLOCKS)
+    core.check_int("seed", self.seed, 0, 2**32 - 1)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of an orthogonal matrix, up to float32 rounding."""
     most = float(jnp.finfo(jnp.float32).max)
     root = self.block**0.5
-    return Laws(
+    return _laws.Laws(
       projects=True,
       contraction=1.0,
       bounds_memory=True,
-      error=ErrorBound(peak=2.0**-13 * root, floor=2.0**-126 * self.block),
+      error=_laws.ErrorBound(
+        peak=2.0**-13 * root, floor=2.0**-126 * self.block
+      ),
       largest=most / (4 * self.block),
       nonfinite="block",
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[Values, PyTree]:
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[_identity.Values, PyTree]:
     """Returns float32[blocks, block] and the state."""
     self._check_input(x, key, state)
-    return Values(kernel.rotate(x, self.block, self.seed)), state
+    return _identity.Values(kernel.rotate(x, self.block, self.seed)), state
 
-  def decode(self, payload: Values, like: ShapedLike) -> Array:
+  def decode(self, payload: _identity.Values, like: ShapedLike) -> Array:
     """Returns the rows rotated back."""
     self._check_payload(payload, like)
     return kernel.rotate_back(payload.values, like, self.seed)

@@ -3,15 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmotion.codecs._arguments import check_leaves
-from jaxmotion.codecs._codec import Codec, LeafGroup
-from jaxmotion.codecs._laws import Laws, weakest_laws
-from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import PathRules, ShapedLike, check_sequence
+from jaxmotion import core
+from jaxmotion.codecs import _arguments, _codec, _laws, _partition
+from jaxmotion.core import ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
-class rules(TreeCodec):
+class rules(_partition.TreeCodec):
   """Chooses a codec for every leaf by the first pattern that matches its path.
 
   Properties: those of the codec that a leaf gets.
@@ -40,27 +38,29 @@ class rules(TreeCodec):
     ['Values', 'Symmetric']
   """
 
-  rules: tuple[tuple[str, Codec], ...]
+  rules: tuple[tuple[str, _codec.Codec], ...]
 
   def __post_init__(self) -> None:
-    rules = check_sequence("rules", self.rules, "pairs of pattern and codec")
+    rules = core.check_sequence(
+      "rules", self.rules, "pairs of pattern and codec"
+    )
     for rule in rules:
-      check_sequence("rules", rule, "pairs of pattern and codec")
+      core.check_sequence("rules", rule, "pairs of pattern and codec")
     pairs = tuple(tuple(rule) for rule in rules)
     object.__setattr__(self, "rules", pairs)
     if not pairs:
       raise ValueError("`rules` must hold at least one rule, got none.")
     for pattern, codec in self._path_rules():
-      if not isinstance(codec, Codec):
+      if not isinstance(codec, _codec.Codec):
         raise TypeError(
           "`rules` must be pairs of a pattern and a codec, got "
           f"{(pattern, codec)!r}."
         )
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws that all codecs of the rules state."""
-    return weakest_laws([codec.laws for _, codec in self.rules])
+    return _laws.weakest_laws([codec.laws for _, codec in self.rules])
 
   @property
   def has_state(self) -> bool:
@@ -69,9 +69,9 @@ class rules(TreeCodec):
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[LeafGroup]:
+  ) -> list[_codec.LeafGroup]:
     """Returns the leaves with the codec of the first rule that matches."""
-    check_leaves(leaves)
+    _arguments.check_leaves(leaves)
     rules = self._path_rules()
     paths = [path for path, _ in leaves]
     claimed: dict[int, list[int]] = {i: [] for i in range(len(self.rules))}
@@ -83,8 +83,8 @@ class rules(TreeCodec):
     for positions, (_, codec) in zip(claimed.values(), self.rules, strict=True):
       for inner, own_codec in codec.leaf_groups([leaves[i] for i in positions]):
         own = tuple(positions[i] for i in inner)
-        groups.append(LeafGroup(own, own_codec))
+        groups.append(_codec.LeafGroup(own, own_codec))
     return groups
 
-  def _path_rules(self) -> PathRules[Codec]:
-    return PathRules(self.rules, value="codec")
+  def _path_rules(self) -> core.PathRules[_codec.Codec]:
+    return core.PathRules(self.rules, value="codec")

@@ -5,33 +5,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._chain import chain
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._feedback import feedback
-from jaxmotion.codecs._tiles import tiles
+from jaxmotion.codecs import _chain, _codec, _feedback, _tiles
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 
-def find_selection(codec: Codec) -> Codec:
+def find_selection(codec: _codec.Codec) -> _codec.Codec:
   """Returns the codec, inside of others, that decides what is sent.
 
   Args:
     codec: a selection, in `feedback` or before others in a `chain`.
   """
-  if isinstance(codec, feedback):
+  if isinstance(codec, _feedback.feedback):
     return find_selection(codec.codec)
-  if isinstance(codec, chain):
+  if isinstance(codec, _chain.chain):
     return find_selection(_without_tiles(codec)[1])
   return codec
 
 
-def selects_elements(codec: Codec) -> bool:
+def selects_elements(codec: _codec.Codec) -> bool:
   """Returns whether a codec sends some elements and leaves others out."""
   selection = find_selection(codec)
   return selection.laws.projects and not selection.linear
 
 
-def mark_sent(codec: Codec, payload: PyTree, like: ShapedLike) -> Array:
+def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
   """Returns 1 at the elements that a payload holds, and 0 elsewhere.
 
   Args:
@@ -39,9 +36,9 @@ def mark_sent(codec: Codec, payload: PyTree, like: ShapedLike) -> Array:
     payload: what it made of an array.
     like: shape and dtype of the array; the result has that dtype.
   """
-  if isinstance(codec, feedback):
+  if isinstance(codec, _feedback.feedback):
     return mark_sent(codec.codec, payload, like)
-  if isinstance(codec, chain):
+  if isinstance(codec, _chain.chain):
     heads, selection = _without_tiles(codec)
     outer: list[Any] = []
     likes = [like]
@@ -60,9 +57,13 @@ def mark_sent(codec: Codec, payload: PyTree, like: ShapedLike) -> Array:
   return codec.decode(payload._replace(values=ones), like)
 
 
-def _without_tiles(codec: chain) -> tuple[list[Codec], Codec]:
+def _without_tiles(
+  codec: _chain.chain,
+) -> tuple[list[_codec.Codec], _codec.Codec]:
   """Returns the permutations at a chain's head, and the codec after them."""
   count = 0
-  while isinstance(codec.codecs[count], tiles) and codec.codecs[count + 1 :]:
+  while (
+    isinstance(codec.codecs[count], _tiles.tiles) and codec.codecs[count + 1 :]
+  ):
     count += 1
   return list(codec.codecs[:count]), codec.codecs[count]

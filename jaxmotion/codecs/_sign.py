@@ -5,14 +5,13 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.kernels import check_block
+from jaxmotion import kernels
+from jaxmotion.codecs import _block_codec, _laws
 from jaxmotion.kernels.sign import SignOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class sign(BlockCodec):
+class sign(_block_codec.BlockCodec):
   """Sends the sign of each element and the mean magnitude of each block.
 
   With s = mean|x| of the block: encode(x) = (x < 0, s), decode = -s or s;
@@ -41,15 +40,15 @@ class sign(BlockCodec):
   block: int = 1024
 
   def __post_init__(self) -> None:
-    check_block(self.block)
+    kernels.check_block(self.block)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The contraction by at least one element of each block."""
-    return Laws(
+    return _laws.Laws(
       contraction=0.99 / self.block,
       bounds_memory=True,
-      error=ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
       largest=float(jnp.finfo(jnp.float32).max) / (2 * self.block),
       nonfinite="block",
     )

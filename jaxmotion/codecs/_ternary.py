@@ -5,15 +5,13 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_choice
-from jaxmotion.kernels import check_block
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _block_codec, _laws
 from jaxmotion.kernels.ternary import TernaryOp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ternary(BlockCodec):
+class ternary(_block_codec.BlockCodec):
   """Sends -1, 0 or 1 for each element and a magnitude for each block.
 
   Stochastic: s = max|x| of the block, encode(x) = sign(x) with probability
@@ -50,21 +48,21 @@ class ternary(BlockCodec):
   rounding: str = "stochastic"
 
   def __post_init__(self) -> None:
-    check_block(self.block)
-    check_choice("rounding", self.rounding, ("stochastic", "threshold"))
+    kernels.check_block(self.block)
+    core.check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of unbiased rounding, or by threshold of a contraction."""
     by_threshold = self.rounding == "threshold"
     most = float(jnp.finfo(jnp.float32).max)
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=not by_threshold,
       unbiased=not by_threshold,
       contraction=0.089 / self.block if by_threshold else 0.0,
       bounds_memory=by_threshold,
-      error=ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
       largest=most / (2 * self.block) if by_threshold else most,
       nonfinite="block",
     )

@@ -6,22 +6,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_number,
-  saturate_cast,
-)
-from jaxmotion.kernels.compact import (
-  bitmap_positions,
-  prefix_counts,
-  threshold_bitmap,
-)
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import compact, pack
 
 
 class Above(NamedTuple):
@@ -41,7 +29,7 @@ class Above(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class threshold(Codec):
+class threshold(_codec.Codec):
   """Keeps the elements of magnitude at or above a threshold, up to a capacity.
 
   encode(x) = the first k = max(1, round(capacity * n)) elements in order of
@@ -78,20 +66,20 @@ class threshold(Codec):
   capacity: float
 
   def __post_init__(self) -> None:
-    check_number("value", self.value, 0, open_low=True)
-    check_number("capacity", self.capacity, 0, 1, open_low=True)
+    core.check_number("value", self.value, 0, open_low=True)
+    core.check_number("capacity", self.capacity, 0, 1, open_low=True)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection: only elements below the threshold are lost."""
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
       projects=True,
       contraction=1.0,
       bounds_memory=True,
-      error=ErrorBound(floor=self.value),
+      error=_laws.ErrorBound(floor=self.value),
       nonfinite="element",
     )
 
@@ -100,38 +88,40 @@ class threshold(Codec):
     return jnp.maximum(payload.count, k) - jnp.uint32(k)
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Above, PyTree]:
     """Returns elements, positions and the count, and the state."""
     self._check_input(x, key, state)
     k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    bitmap = threshold_bitmap(x, self.value)
-    before = prefix_counts(bitmap)
+    bitmap = compact.threshold_bitmap(x, self.value)
+    before = compact.prefix_counts(bitmap)
     count = before[-1]
     filled = jnp.arange(k, dtype=jnp.int32) < count
-    positions = jnp.where(filled, bitmap_positions(bitmap, before, k), 0)
+    positions = jnp.where(
+      filled, compact.bitmap_positions(bitmap, before, k), 0
+    )
     values = flat.at[positions].get(mode="promise_in_bounds")
     values = jnp.where(filled, values, 0.0)
     # A non-finite element that finds no slot takes the last one's value, so
     # that no worker takes the step for a good one.
     lost = (~jnp.isfinite(flat)).sum() > (~jnp.isfinite(values)).sum()
     values = jnp.where(lost & (jnp.arange(k) == k - 1), jnp.nan, values)
-    indices = pack_flat(positions.astype(jnp.uint32), bits)
+    indices = pack.pack_flat(positions.astype(jnp.uint32), bits)
     return Above(values, indices, count.astype(jnp.uint32)), state
 
   def decode(self, payload: Above, like: ShapedLike) -> Array:
     """Returns zeros with the kept elements where they stood."""
     self._check_payload(payload, like)
     k, bits = self._slot_shape(like)
-    positions = unpack_flat(payload.indices, bits, k).astype(jnp.int32)
+    positions = pack.unpack_flat(payload.indices, bits, k).astype(jnp.int32)
     flat = jnp.zeros(math.prod(like.shape), jnp.float32)
     # Empty slots add zero to the first element. Their values are not zero if a
     # codec that does not keep zeros encoded them.
     filled = jnp.arange(k, dtype=jnp.uint32) < payload.count
     values = jnp.where(filled, payload.values, 0.0)
     flat = flat.at[positions].add(values, mode="promise_in_bounds")
-    return saturate_cast(flat.reshape(like.shape), like.dtype)
+    return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
   def _slot_shape(self, like: ShapedLike) -> tuple[int, int]:
     """Returns (slots, bits of a position)."""

@@ -3,31 +3,15 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._identity import Values
-from jaxmotion.codecs._laws import LOSSLESS, Laws
-from jaxmotion.codecs._tile_layout import (
-  FITS,
-  TileLayout,
-  cut_tiles,
-  join_tiles,
-  tile_layout,
-)
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-  saturate_cast,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _identity, _laws, _tile_layout
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 _MAX_CHUNK = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class tiles(Codec):
+class tiles(_codec.Codec):
   """Cuts a matrix into tiles, one in each column, for a codec to follow.
 
   encode(x) = the tiles of x as columns of a matrix, row by row of a tile. A
@@ -63,34 +47,38 @@ class tiles(Codec):
   shape: str = "square"
 
   def __post_init__(self) -> None:
-    check_int("chunk", self.chunk, 1, _MAX_CHUNK)
-    check_choice("fit", self.fit, FITS)
-    check_choice("shape", self.shape, ("square", "row"))
+    core.check_int("chunk", self.chunk, 1, _MAX_CHUNK)
+    core.check_choice("fit", self.fit, _tile_layout.FITS)
+    core.check_choice("shape", self.shape, ("square", "row"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a permutation of float32 elements."""
-    return dataclasses.replace(LOSSLESS, projects=True)
+    return dataclasses.replace(_laws.LOSSLESS, projects=True)
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[Values, PyTree]:
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[_identity.Values, PyTree]:
     """Returns float32[elements of a tile, tiles] and the state."""
     self._check_input(x, key, state)
     layout = self._layout(x)
-    columns = cut_tiles(x, layout).reshape(-1, layout.height * layout.width).T
-    return Values(columns), state
+    columns = (
+      _tile_layout.cut_tiles(x, layout)
+      .reshape(-1, layout.height * layout.width)
+      .T
+    )
+    return _identity.Values(columns), state
 
-  def decode(self, payload: Values, like: ShapedLike) -> Array:
+  def decode(self, payload: _identity.Values, like: ShapedLike) -> Array:
     """Returns the matrix of the tiles."""
     self._check_payload(payload, like)
     layout = self._layout(like)
     cut = payload.values.T.reshape(-1, layout.height, layout.width)
-    return saturate_cast(
-      join_tiles(cut, layout).reshape(like.shape), like.dtype
+    return core.saturate_cast(
+      _tile_layout.join_tiles(cut, layout).reshape(like.shape), like.dtype
     )
 
-  def _layout(self, like: Any) -> TileLayout:
-    return tile_layout(
+  def _layout(self, like: Any) -> _tile_layout.TileLayout:
+    return _tile_layout.tile_layout(
       like, self.chunk, self.fit, whole_rows=self.shape == "row"
     )

@@ -8,27 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._arguments import check_error_memory
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._division import Division
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_number,
-  write_apart,
-)
-from jaxmotion.kernels import (
-  ErrorMemory,
-  add_error_in_blocks,
-  check_block,
-  nearest_planes,
-  plane_length,
-)
-from jaxmotion.kernels.pack import pack_flat, unpack_flat
-from jaxmotion.kernels.select import topk_scatter, topk_select, topk_sum
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _codec, _division, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import pack, select
 
 # Fewer selected elements are unpacked where they are read.
 _MIN_UNPACKED = 1 << 10
@@ -47,7 +30,7 @@ class Sparse(NamedTuple):
   indices: Array
 
 
-class SparseCodec(Codec):
+class SparseCodec(_codec.Codec):
   """Codec that sends the largest elements of every block, and their places."""
 
   @abc.abstractmethod
@@ -55,25 +38,25 @@ class SparseCodec(Codec):
     """Returns (block length, elements kept of it)."""
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection: elements are exact or zero."""
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
       projects=True,
       bounds_memory=True,
-      error=ErrorBound(relative=1.0, floor=2.0**-126),
+      error=_laws.ErrorBound(relative=1.0, floor=2.0**-126),
       nonfinite="array",
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[Sparse, PyTree]:
     """Returns k elements and places of every block, and the state."""
     self._check_input(x, key, state)
     block, k = self._block_shape(x)
-    values, places = topk_select(x, k, block)
+    values, places = select.topk_select(x, k, block)
     return _pack(values, places, block), state
 
   def decode(self, payload: Sparse, like: ShapedLike) -> Array:
@@ -81,18 +64,18 @@ class SparseCodec(Codec):
     self._check_payload(payload, like)
     block, k = self._block_shape(like)
     values, places = _unpack(payload, block, k)
-    return topk_scatter(values, places, like, block)
+    return select.topk_scatter(values, places, like, block)
 
   def sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
     """Returns the sum of the selected elements of several workers."""
     self._check_payload(payloads, like, stacked=True)
     block, k = self._block_shape(like)
     values, places = jax.vmap(lambda one: _unpack(one, block, k))(payloads)
-    return topk_sum(values, places, like, block)
+    return select.topk_sum(values, places, like, block)
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseDivision(Division):
+class SparseDivision(_division.Division):
   """Divides blocks of selected elements between workers.
 
   Attributes:
@@ -120,7 +103,7 @@ class SparseDivision(Division):
 
 def _pack(values: Array, places: Array, block: int) -> Sparse:
   """Returns the payload of values and places, (k, blocks) each."""
-  words = pack_flat(places.astype(jnp.uint32), _place_bits(block))
+  words = pack.pack_flat(places.astype(jnp.uint32), _place_bits(block))
   return Sparse(values.reshape(-1), words)
 
 
@@ -128,12 +111,12 @@ def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
   """Returns values and places, (k, blocks) each."""
   size, bits = payload.values.size, _place_bits(block)
   dtype = f"uint{max(8, bits)}"
-  unpack = lambda words: unpack_flat(words, bits, size).astype(dtype)
+  unpack = lambda words: pack.unpack_flat(words, bits, size).astype(dtype)
   if size >= _MIN_UNPACKED:
     # Every element of the array reads its place: XLA:CPU would unpack all of
     # them again, `block` times, and without vectors. Narrow places are read
     # from a nearer cache (1.6x).
-    places = write_apart(unpack, payload.indices)
+    places = core.write_apart(unpack, payload.indices)
   else:
     places = unpack(payload.indices)
   shape = k, size // k
@@ -185,12 +168,12 @@ class topk(SparseCodec):
   block: int | None = None
 
   def __post_init__(self) -> None:
-    check_number("density", self.density, 0, 1, open_low=True)
+    core.check_number("density", self.density, 0, 1, open_low=True)
     if self.block is not None:
-      check_block(self.block)
+      kernels.check_block(self.block)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection: elements are exact or zero."""
     # Blocks of an odd length, or that follow the rows, keep a share of their
     # elements down to two thirds of the density.
@@ -199,42 +182,46 @@ class topk(SparseCodec):
   def encode_error(
     self,
     x: Array,
-    memory: ErrorMemory,
+    memory: kernels.ErrorMemory,
     state: PyTree = (),
-    key: Key | None = None,
+    key: core.Key | None = None,
     *,
     decay: float = 1.0,
   ) -> tuple[Sparse, Array, PyTree]:
     """Encodes `x` plus its remembered error."""
     self._check_input(x, key, state)
-    check_error_memory(x, memory, decay)
+    _arguments.check_error_memory(x, memory, decay)
     block, k = self._block_shape(x)
-    blocks = plane_length(tuple(x.shape), block)
+    blocks = kernels.plane_length(tuple(x.shape), block)
 
     def decode(payload: Sparse, like: ShapedLike) -> Array:
       values, places = _unpack(payload, block, k)
-      return topk_scatter(values, places, like, block)
+      return select.topk_scatter(values, places, like, block)
 
-    value = add_error_in_blocks(decode, x, memory, decay, (block, 1, blocks))
+    value = kernels.add_error_in_blocks(
+      decode, x, memory, decay, (block, 1, blocks)
+    )
     payload, state = self.encode(value, state, key)
     return payload, value, state
 
-  def division(self, like: ShapedLike, workers: int) -> Division | None:
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
     """Returns how the selected elements are divided between workers, or None.
 
     Each worker has the elements of some blocks.
     """
     super().division(like, workers)
     block, k = self._block_shape(like)
-    blocks = plane_length(tuple(like.shape), block)
-    each = plane_length((-(-blocks // workers) * block,), block)
+    blocks = kernels.plane_length(tuple(like.shape), block)
+    each = kernels.plane_length((-(-blocks // workers) * block,), block)
     part = jax.ShapeDtypeStruct((block, each), like.dtype)
     if not blocks or self._block_shape(part) != (block, k):
       return None
     return SparseDivision(part, tuple(like.shape), blocks, workers, k)
 
   def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
-    block = self.block or nearest_planes(like.shape, 1 / self.density)
+    block = self.block or kernels.nearest_planes(like.shape, 1 / self.density)
     block = max(1, min(block, math.prod(like.shape)))
     return block, 1 if self.block is None else max(
       1, round(self.density * block)

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._topk import SparseCodec
-from jaxmotion.core import ShapedLike, check_int, check_number
+from jaxmotion import core
+from jaxmotion.codecs import _laws, _topk
+from jaxmotion.core import ShapedLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class topk_columns(SparseCodec):
+class topk_columns(_topk.SparseCodec):
   """Keeps the elements of largest magnitude of every column of an array.
 
   A column has the elements that differ in their first index alone. A vector is
@@ -43,12 +43,12 @@ class topk_columns(SparseCodec):
         f"{self.count!r} and density {self.density!r}."
       )
     if self.count is not None:
-      check_int("count", self.count, 1, 2**31 - 1)
+      core.check_int("count", self.count, 1, 2**31 - 1)
     else:
-      check_number("density", self.density, 0, 1, open_low=True)
+      core.check_number("density", self.density, 0, 1, open_low=True)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a projection: elements are exact or zero."""
     contraction = 0.999 * (self.density or 0.0)
     return dataclasses.replace(super().laws, contraction=contraction)

@@ -3,21 +3,10 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-)
-from jaxmotion.kernels.narrow import (
-  truncate_decode,
-  truncate_encode,
-  truncate_sum,
-)
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import narrow
 
 
 class BytePlanes(NamedTuple):
@@ -32,7 +21,7 @@ class BytePlanes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class truncate(Codec):
+class truncate(_codec.Codec):
   """Keeps the most significant bytes of each float32 word.
 
   encode(x) = the first `bytes` bytes of bits(x), one plane a byte; decode
@@ -68,24 +57,24 @@ class truncate(Codec):
   rounding: str = "zero"
 
   def __post_init__(self) -> None:
-    check_int("bytes", self.bytes, 1, 4)
-    check_choice("rounding", self.rounding, ("zero", "nearest"))
+    core.check_int("bytes", self.bytes, 1, 4)
+    core.check_choice("rounding", self.rounding, ("zero", "nearest"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The relative error of the bits left out; lossless with four bytes."""
     # One byte has every other power of two: to nearest is up to twice x.
     relative = (0.75, 2.0**-7, 2.0**-15, 0.0)[self.bytes - 1]
     if self.rounding == "nearest":
       relative = 1.0 if self.bytes == 1 else relative / 2
-    return Laws(
+    return _laws.Laws(
       lossless=self.bytes == 4,
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
       contraction=1 - relative**2,
       bounds_memory=True,
-      error=ErrorBound(relative=relative, floor=2.0**-125),
+      error=_laws.ErrorBound(relative=relative, floor=2.0**-125),
       nonfinite="lost" if self.bytes == 1 else "element",
     )
 
@@ -93,19 +82,19 @@ class truncate(Codec):
     """Accepts any: elements are encoded one by one."""
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[BytePlanes, PyTree]:
     """Returns `bytes` planes of uint8 of the shape of `x`."""
     self._check_input(x, key, state)
-    planes = truncate_encode(x, self.bytes, self.rounding)
+    planes = narrow.truncate_encode(x, self.bytes, self.rounding)
     return BytePlanes(planes), state
 
   def decode(self, payload: BytePlanes, like: ShapedLike) -> Array:
     """Returns float32 words whose leading bytes are the planes."""
     self._check_payload(payload, like)
-    return truncate_decode(payload.planes, like)
+    return narrow.truncate_decode(payload.planes, like)
 
   def sum_decoded(self, payloads: BytePlanes, like: ShapedLike) -> Array:
     """Decodes the payloads of several workers and adds them, in one pass."""
     self._check_payload(payloads, like, stacked=True)
-    return truncate_sum(payloads.planes, like)
+    return narrow.truncate_sum(payloads.planes, like)

@@ -4,15 +4,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from jaxmotion.codecs._arguments import check_unsharded
-from jaxmotion.codecs._block_codec import BlockCodec
-from jaxmotion.codecs._laws import ErrorBound, Laws
-from jaxmotion.core import check_choice, check_int
-from jaxmotion.kernels import check_block, quantize
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _arguments, _block_codec, _laws
+from jaxmotion.kernels import quantize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class uniform(BlockCodec):
+class uniform(_block_codec.BlockCodec):
   """Quantizes each block to evenly spaced levels, packed into words.
 
   With m = max|x| of the block and L = 2^(bits-1) - 1, symmetric:
@@ -56,13 +54,13 @@ class uniform(BlockCodec):
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
-    check_int("bits", self.bits, 1, 8)
-    check_block(self.block)
-    check_choice("symmetric", self.symmetric, (True, False))
-    check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+    core.check_int("bits", self.bits, 1, 8)
+    kernels.check_block(self.block)
+    core.check_choice("symmetric", self.symmetric, (True, False))
+    core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The error of a share of a block's step; see the class."""
     levels = 2 ** (self.bits - 1) - 1 if self.bits > 1 else 0.5
     # A step, as a share of the block's greatest magnitude. Scales are rounded
@@ -75,13 +73,13 @@ class uniform(BlockCodec):
     if has_zero and nearest:
       # No element is off by more than itself, and the greatest hardly at all.
       contraction = max(contraction, 0.99 / self.block)
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=has_zero,
       keeps_finite=True,
       unbiased=not nearest,
       contraction=contraction,
       bounds_memory=peak < 0.99,
-      error=ErrorBound(peak=peak, floor=2.0**-111),
+      error=_laws.ErrorBound(peak=peak, floor=2.0**-111),
       nonfinite="block",
     )
 
@@ -89,7 +87,7 @@ class uniform(BlockCodec):
     """Raises unless parts of a leading axis can be encoded one by one."""
     # Whole words of one part, and no scale of the whole array.
     whole = 8 % self.bits == 0 and x.size > self.block
-    check_unsharded("x", x, self.block if whole else 0)
+    _arguments.check_unsharded("x", x, self.block if whole else 0)
 
   @functools.cached_property
   def kernel_op(self) -> quantize.UniformOp:

@@ -5,17 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import Laws
-from jaxmotion.codecs._sign import sign
-from jaxmotion.codecs._ternary import ternary
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels import sum_decoded
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _checks, _codec, _laws, _sign, _ternary
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
-class vote(Codec):
+class vote(_codec.Codec):
   """Takes the sign that most workers have, -1, 0 or 1.
 
   encode(x) = the signs of x; the mean over workers is the sign of the sum of
@@ -40,14 +36,14 @@ class vote(Codec):
     Fault Tolerant*, 2019.
   """
 
-  codec: Codec = dataclasses.field(
-    default_factory=lambda: ternary(rounding="threshold")
+  codec: _codec.Codec = dataclasses.field(
+    default_factory=lambda: _ternary.ternary(rounding="threshold")
   )
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec)
-    exact = isinstance(self.codec, sign) or (
-      isinstance(self.codec, ternary) and not self.codec.needs_key
+    _checks.check_codec("codec", self.codec)
+    exact = isinstance(self.codec, _sign.sign) or (
+      isinstance(self.codec, _ternary.ternary) and not self.codec.needs_key
     )
     if not exact:
       raise ValueError(
@@ -56,9 +52,9 @@ class vote(Codec):
       )
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of signs."""
-    return Laws(
+    return _laws.Laws(
       keeps_zeros=self.codec.laws.keeps_zeros,
       keeps_finite=True,
       idempotent=True,
@@ -66,7 +62,7 @@ class vote(Codec):
     )
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
   ) -> tuple[PyTree, PyTree]:
     """Encodes the signs, and NaN in place of what is not finite."""
     self._check_input(x, key, state)
@@ -84,4 +80,4 @@ class vote(Codec):
     self._check_payload(payloads, like, stacked=True)
     wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     workers = jax.tree.leaves(payloads)[0].shape[0]
-    return jnp.sign(sum_decoded(self.decode, payloads, wide)) * workers
+    return jnp.sign(kernels.sum_decoded(self.decode, payloads, wide)) * workers

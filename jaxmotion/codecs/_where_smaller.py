@@ -4,17 +4,20 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxmotion.codecs._arguments import check_leaves
-from jaxmotion.codecs._checks import check_codec
-from jaxmotion.codecs._codec import Codec, LeafGroup
-from jaxmotion.codecs._identity import identity
-from jaxmotion.codecs._laws import Laws, weakest_laws
-from jaxmotion.codecs._partition import TreeCodec
-from jaxmotion.core import ShapedLike, check_int, check_number, tree_bytes
+from jaxmotion import core
+from jaxmotion.codecs import (
+  _arguments,
+  _checks,
+  _codec,
+  _identity,
+  _laws,
+  _partition,
+)
+from jaxmotion.core import ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
-class where_smaller(TreeCodec):
+class where_smaller(_partition.TreeCodec):
   """Encodes the leaves that a codec makes smaller; others by another codec.
 
   A leaf is encoded by `codec` if its payload, times `min_ratio`, is smaller
@@ -41,23 +44,25 @@ class where_smaller(TreeCodec):
     ['Values', 'Factors']
   """
 
-  codec: Codec
-  otherwise: Codec = dataclasses.field(default_factory=identity)
+  codec: _codec.Codec
+  otherwise: _codec.Codec = dataclasses.field(
+    default_factory=_identity.identity
+  )
   min_ratio: float = dataclasses.field(default=1.0, kw_only=True)
   min_size: int = dataclasses.field(default=0, kw_only=True)
   min_dimensions: int = dataclasses.field(default=0, kw_only=True)
 
   def __post_init__(self) -> None:
-    check_codec("codec", self.codec)
-    check_codec("otherwise", self.otherwise)
-    check_number("min_ratio", self.min_ratio, 0, 1e9, open_low=True)
-    check_int("min_size", self.min_size, 0)
-    check_int("min_dimensions", self.min_dimensions, 0, 32)
+    _checks.check_codec("codec", self.codec)
+    _checks.check_codec("otherwise", self.otherwise)
+    core.check_number("min_ratio", self.min_ratio, 0, 1e9, open_low=True)
+    core.check_int("min_size", self.min_size, 0)
+    core.check_int("min_dimensions", self.min_dimensions, 0, 32)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws that both codecs state."""
-    return weakest_laws([self.codec.laws, self.otherwise.laws])
+    return _laws.weakest_laws([self.codec.laws, self.otherwise.laws])
 
   @property
   def has_state(self) -> bool:
@@ -66,19 +71,19 @@ class where_smaller(TreeCodec):
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[LeafGroup]:
+  ) -> list[_codec.LeafGroup]:
     """Returns each leaf with the codec that its size decides."""
-    check_leaves(leaves)
+    _arguments.check_leaves(leaves)
     return [
-      LeafGroup((i,), self._choose_codec(like))
+      _codec.LeafGroup((i,), self._choose_codec(like))
       for i, (_, like) in enumerate(leaves)
     ]
 
-  def _choose_codec(self, like: ShapedLike) -> Codec:
+  def _choose_codec(self, like: ShapedLike) -> _codec.Codec:
     size = math.prod(like.shape)
     if size < self.min_size or len(like.shape) < self.min_dimensions:
       return self.otherwise
-    payload = tree_bytes(self.codec.payload_like(like)) * self.min_ratio
+    payload = core.tree_bytes(self.codec.payload_like(like)) * self.min_ratio
     return (
       self.codec if payload < size * like.dtype.itemsize else self.otherwise
     )

@@ -3,26 +3,16 @@
 import dataclasses
 import math
 
-from jaxmotion.codecs._codec import Codec
-from jaxmotion.codecs._laws import LOSSLESS, Laws
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-  check_number,
-  from_bits,
-  to_bits,
-)
-from jaxmotion.kernels.compact import NonZeros, compact_tiles, expand_tiles
+from jaxmotion import core
+from jaxmotion.codecs import _codec, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import compact
 
 _TILES = (32, 64, 128, 256, 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class zero_value(Codec):
+class zero_value(_codec.Codec):
   """Leaves out the zeros that ReLU and pruning produce, without loss (ZVC).
 
   encode(x) = for each tile of the flat array, (bits(x) != 0, the first k
@@ -61,16 +51,18 @@ class zero_value(Codec):
   tile: int = 1024
 
   def __post_init__(self) -> None:
-    check_number("capacity", self.capacity, 0, 1, open_low=True)
-    check_int("tile", self.tile, _TILES[0])
-    check_choice("tile", self.tile, _TILES)
+    core.check_number("capacity", self.capacity, 0, 1, open_low=True)
+    core.check_int("tile", self.tile, _TILES[0])
+    core.check_choice("tile", self.tile, _TILES)
 
   @property
-  def laws(self) -> Laws:
+  def laws(self) -> _laws.Laws:
     """The laws of a lossless codec; its words are no projection."""
-    return LOSSLESS
+    return _laws.LOSSLESS
 
-  def _count_dropped(self, payload: NonZeros, like: ShapedLike) -> Array:
+  def _count_dropped(
+    self, payload: compact.NonZeros, like: ShapedLike
+  ) -> Array:
     del like
     return payload.overflow
 
@@ -80,18 +72,18 @@ class zero_value(Codec):
     return True
 
   def encode(
-    self, x: Array, state: PyTree = (), key: Key | None = None
-  ) -> tuple[NonZeros, PyTree]:
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[compact.NonZeros, PyTree]:
     """Returns mask, words and count of every tile, and the state."""
     self._check_input(x, key, state)
-    words = to_bits(x).reshape(-1)
-    return compact_tiles(words, *self._tile_shape(x)), state
+    words = core.to_bits(x).reshape(-1)
+    return compact.compact_tiles(words, *self._tile_shape(x)), state
 
-  def decode(self, payload: NonZeros, like: ShapedLike) -> Array:
+  def decode(self, payload: compact.NonZeros, like: ShapedLike) -> Array:
     """Returns the words among zeros, in the dtype that was encoded."""
     self._check_payload(payload, like)
-    words = expand_tiles(payload, math.prod(like.shape))
-    return from_bits(words.reshape(like.shape), like.dtype)
+    words = compact.expand_tiles(payload, math.prod(like.shape))
+    return core.from_bits(words.reshape(like.shape), like.dtype)
 
   def _tile_shape(self, like: ShapedLike) -> tuple[int, int]:
     """Returns (elements per tile, words kept of it)."""

@@ -6,28 +6,15 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
-from jaxmotion.collectives._all_reduce import (
-  canonical_state,
-  init_tree,
-  reduce_tree,
+from jaxmotion.collectives import (
+  _all_reduce,
+  _arguments,
+  _branch_order,
+  _layout,
 )
-from jaxmotion.collectives._arguments import as_level, count_workers
-from jaxmotion.collectives._branch_order import order_branch
-from jaxmotion.collectives._layout import METHODS
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_choice,
-  check_int,
-  is_varying,
-  shape_string,
-  to_varying_like,
-  tracks_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def max_over_workers(level: Array, axis_name: AxisName) -> Array:
@@ -46,8 +33,8 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
     >>> int(jax.jit(f)(jnp.array([2])))
     2
   """
-  count_workers(axis_name)
-  return lax.pmax(as_level(level), axis_name)
+  _arguments.count_workers(axis_name)
+  return lax.pmax(_arguments.as_level(level), axis_name)
 
 
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
@@ -67,20 +54,20 @@ def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
     TypeError: not an integer scalar.
     ValueError: out of range (a Python int), or varying over the axis.
   """
-  check_int("num_levels", num_levels, 1)
-  count_workers(axis_name)
+  core.check_int("num_levels", num_levels, 1)
+  _arguments.count_workers(axis_name)
   if isinstance(level, bool):
     raise TypeError(f"`level` must be an integer scalar, got {level!r}.")
   if isinstance(level, int) and not 0 <= level < num_levels:
     raise ValueError(f"`level` must be in [0, {num_levels - 1}], got {level}.")
-  value = as_level(level)
-  if is_varying(value, axis_name):
+  value = _arguments.as_level(level)
+  if core.is_varying(value, axis_name):
     raise ValueError(
       "`level` must be equal on all workers, got a value that varies over "
-      f"{axis_names(axis_name)}: make it so with "
+      f"{core.axis_names(axis_name)}: make it so with "
       "jaxmotion.collectives.max_over_workers(level, axis_name)."
     )
-  if not tracks_varying(axis_name):
+  if not core.tracks_varying(axis_name):
     value = max_over_workers(value, axis_name)
   return value
 
@@ -160,17 +147,17 @@ def all_reduce_adaptive_init(
     (4,)
   """
   check_codecs("codecs", codecs)
-  check_choice("method", method, METHODS)
+  core.check_choice("method", method, _layout.METHODS)
   states = [
-    canonical_state(
-      init_tree(x, axis_name, codec, method, by_rows=True), x, codec
+    _all_reduce.canonical_state(
+      _all_reduce.init_tree(x, axis_name, codec, method, by_rows=True), x, codec
     )
     for codec in codecs
   ]
 
   def describe_shapes(state: PyTree) -> tuple[Any, ...]:
     leaves, treedef = jax.tree.flatten(state)
-    return treedef, [shape_string(a) for a in leaves]
+    return treedef, [core.shape_string(a) for a in leaves]
 
   for codec, state in zip(codecs, states, strict=True):
     if describe_shapes(state) != describe_shapes(states[0]):
@@ -224,7 +211,7 @@ def all_reduce_adaptive(
     ([1.0, 0.0], [1.0, 0.25])
   """
   check_codecs("codecs", codecs)
-  check_arrays("state", state)
+  core.check_arrays("state", state)
   level = check_level(level, len(codecs), axis_name)
   method = options.get("method")
   fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
@@ -235,14 +222,14 @@ def all_reduce_adaptive(
 
   def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple[Any, ...]]:
     def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-      y, state = reduce_tree(
+      y, state = _all_reduce.reduce_tree(
         x, axis_name, codec, state=state, by_rows=by_rows, **options
       )
       # States of codecs differ by the last payload that some hold.
-      y = to_varying_like(y, x, axis_name)
-      return y, canonical_state(state, x, codec)
+      y = core.to_varying_like(y, x, axis_name)
+      return y, _all_reduce.canonical_state(state, x, codec)
 
     return reduce
 
-  level = order_branch(level)
+  level = _branch_order.order_branch(level)
   return lax.switch(level, [make_branch(codec) for codec in codecs], x, state)

@@ -4,33 +4,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._arguments import (
-  check_key,
-  check_position,
-  check_shaped,
-  count_workers,
+from jaxmotion.collectives import (
+  _arguments,
+  _rows,
+  _state,
+  _straight_through,
+  _transport,
 )
-from jaxmotion.collectives._rows import to_encode_dtype
-from jaxmotion.collectives._state import check_state
-from jaxmotion.collectives._straight_through import straight_through
-from jaxmotion.collectives._transport import gather_payloads
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_bool,
-  check_float,
-  gather_replicated,
-  saturate_cast,
-  to_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
-def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
+def all_gather_init(
+  x: ShapedLike, axis_name: AxisName, codec: codecs.Codec
+) -> PyTree:
   """Returns the codec state for `all_gather` of an array like `x`.
 
   Args:
@@ -54,19 +42,19 @@ def all_gather_init(x: ShapedLike, axis_name: AxisName, codec: Codec) -> PyTree:
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (1, 4)
   """
-  check_shaped("x", x)
-  count_workers(axis_name)
+  _arguments.check_shaped("x", x)
+  _arguments.count_workers(axis_name)
   check_codec("codec", codec, one_round=True)
-  return to_varying(codec.init(x), axis_name)
+  return core.to_varying(codec.init(x), axis_name)
 
 
 def all_gather(
   x: Array,
   axis_name: AxisName,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   axis: int = 0,
   tiled: bool = False,
 ) -> tuple[Array, PyTree]:
@@ -100,23 +88,27 @@ def all_gather(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = identity() if codec is None else codec
+  codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, one_round=True)
-  check_shaped("x", x)
-  check_float("x", x)
-  check_key(key)
-  check_bool("tiled", tiled)
-  axis = check_position("axis", axis, x.ndim + (not tiled))
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
+  _arguments.check_key(key)
+  core.check_bool("tiled", tiled)
+  axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
-  state = check_state(expected, state)
-  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
+  state = _state.check_state(expected, state)
+  own = _rows.to_encode_dtype(
+    codec, core.to_varying(lax.stop_gradient(x), axis_name)
+  )
   payload, state = codec.encode(own, state, key)
-  (payloads,) = gather_payloads([payload], axis_name)
+  (payloads,) = _transport.gather_payloads([payload], axis_name)
   decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
   join = jnp.concatenate if tiled else jnp.stack
 
   def reference_op(x: Array) -> Array:
-    return gather_replicated(x, axis_name, axis, tiled=tiled)
+    return core.gather_replicated(x, axis_name, axis, tiled=tiled)
 
-  y = join(list(saturate_cast(decoded, x.dtype)), axis=axis)
-  return straight_through(reference_op, to_varying(x, axis_name), y), state
+  y = join(list(core.saturate_cast(decoded, x.dtype)), axis=axis)
+  return _straight_through.straight_through(
+    reference_op, core.to_varying(x, axis_name), y
+  ), state

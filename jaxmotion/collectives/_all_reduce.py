@@ -16,48 +16,27 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import Partition, check_codec, partition
-from jaxmotion.collectives._arguments import (
-  check_key,
-  count_workers,
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _methods,
+  _rows,
+  _stacks,
+  _state,
+  _straight_through,
+  _weight,
 )
-from jaxmotion.collectives._layout import (
-  METHODS,
-  choose_methods,
-  find_division,
-)
-from jaxmotion.collectives._methods import (
-  ReduceState,
-  Reduction,
-  init_state,
-)
-from jaxmotion.collectives._rows import to_encode_dtype
-from jaxmotion.collectives._stacks import run_reductions
-from jaxmotion.collectives._state import check_state
-from jaxmotion.collectives._straight_through import (
-  reference_reduce,
-  straight_through,
-)
-from jaxmotion.collectives._weight import apply_weight
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_choice,
-  is_varying,
-  name_axes,
-  saturate_cast,
-  settle_state,
-  to_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def all_reduce_init(
-  x: PyTree, axis_name: AxisName, codec: Codec, *, method: str | None = None
+  x: PyTree,
+  axis_name: AxisName,
+  codec: codecs.Codec,
+  *,
+  method: str | None = None,
 ) -> list[PyTree]:
   """Returns the codec state for `all_reduce` of a tree like `x`.
 
@@ -92,32 +71,32 @@ def all_reduce_init(
 def init_tree(
   x: PyTree,
   axis_name: AxisName,
-  codec: Codec,
+  codec: codecs.Codec,
   method: str | None,
   by_rows: bool = False,
 ) -> list[PyTree]:
   """Returns the codec state for `reduce_tree` with the same arguments."""
-  check_arrays("x", x, numbers=False)
-  check_axis_name("axis_name", axis_name)
+  core.check_arrays("x", x, numbers=False)
+  core.check_axis_name("axis_name", axis_name)
   check_codec("codec", codec, trees=True)
-  check_choice("method", method, METHODS)
+  core.check_choice("method", method, _layout.METHODS)
   arrays = partition(codec, x)
   if not _has_state(arrays):
     # Without state, no shape depends on the number of workers.
     return _empty_states(arrays)
-  workers = count_workers(axis_name)
-  methods = choose_methods(arrays, workers, method)
+  workers = _arguments.count_workers(axis_name)
+  methods = _layout.choose_methods(arrays, workers, method)
   states = _init_states(arrays, workers, methods, by_rows)
-  return settle_state(states, axis_name)
+  return core.settle_state(states, axis_name)
 
 
 def all_reduce(
   x: PyTree,
   axis_name: AxisName,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
@@ -177,7 +156,7 @@ def all_reduce(
   return reduce_tree(
     x,
     axis_name,
-    identity() if codec is None else codec,
+    codecs.identity() if codec is None else codec,
     state=state,
     key=key,
     op=op,
@@ -189,10 +168,10 @@ def all_reduce(
 def reduce_tree(
   x: PyTree,
   axis_name: AxisName,
-  codec: Codec,
+  codec: codecs.Codec,
   *,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
@@ -205,17 +184,17 @@ def reduce_tree(
     by_rows: whether two phases encode rows of an array, whatever the codec. The
       error memory of the mean then has a shape that all codecs share.
   """
-  check_arrays("x", x, numbers=False)
+  core.check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
-  check_key(key)
-  check_choice("op", op, ("mean", "sum"))
-  check_choice("method", method, METHODS)
-  workers = count_workers(axis_name)
+  _arguments.check_key(key)
+  core.check_choice("op", op, ("mean", "sum"))
+  core.check_choice("method", method, _layout.METHODS)
+  workers = _arguments.count_workers(axis_name)
   arrays = partition(codec, x)
-  methods = choose_methods(arrays, workers, method)
+  methods = _layout.choose_methods(arrays, workers, method)
   expected = (
     jax.eval_shape(
-      lambda: name_axes(
+      lambda: core.name_axes(
         _init_states(arrays, workers, methods, by_rows), axis_name
       )
     )
@@ -224,7 +203,7 @@ def reduce_tree(
   )
   stacked = [
     method == "two_phase"
-    and (by_rows or find_division(group.codec, like, workers) is None)
+    and (by_rows or _layout.find_division(group.codec, like, workers) is None)
     for group, like, method in zip(
       arrays.leaf_groups, arrays.array_likes(), methods, strict=True
     )
@@ -232,13 +211,13 @@ def reduce_tree(
   canonical = jax.eval_shape(
     lambda states: _to_canonical(arrays, states, stacked), expected
   )
-  states = check_state(expected, state, canonical)
-  own = to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
-  own = apply_weight(own, weight, axis_name, op)
+  states = _state.check_state(expected, state, canonical)
+  own = core.to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
+  own = _weight.apply_weight(own, weight, axis_name, op)
   reductions = [
-    Reduction(
+    _methods.Reduction(
       group.codec,
-      to_encode_dtype(group.codec, a, like.dtype),
+      _rows.to_encode_dtype(group.codec, a, like.dtype),
       s,
       k,
       workers,
@@ -254,28 +233,28 @@ def reduce_tree(
       strict=True,
     )
   ]
-  results = run_reductions(reductions, methods, axis_name)
+  results = _stacks.run_reductions(reductions, methods, axis_name)
   y = arrays.merge(
     [
-      saturate_cast(total, like.dtype)
+      core.saturate_cast(total, like.dtype)
       for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
   _check_equal(y, codec, axis_name)
-  reference_op = reference_reduce(axis_name, op, weight)
-  states = [settle_state(state, axis_name) for _, state in results]
-  return straight_through(reference_op, x, y), states
+  reference_op = _straight_through.reference_reduce(axis_name, op, weight)
+  states = [core.settle_state(state, axis_name) for _, state in results]
+  return _straight_through.straight_through(reference_op, x, y), states
 
 
-def _check_equal(y: PyTree, codec: Codec, axis_name: AxisName) -> None:
-  if any(is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
+def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
+  if any(core.is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
     raise ValueError(
       "`codec` must make the mean of replies and of `Shared` state alone, so "
       f"that it is equal on all workers, got {codec!r}, whose mean varies."
     )
 
 
-def canonical_state(state: PyTree, x: PyTree, codec: Codec) -> PyTree:
+def canonical_state(state: PyTree, x: PyTree, codec: codecs.Codec) -> PyTree:
   """Returns the state of `reduce_tree` in the form that other codecs share.
 
   Args:
@@ -291,7 +270,7 @@ def _has_state(arrays: Partition) -> bool:
 
 
 def _empty_states(arrays: Partition) -> list[PyTree]:
-  return [ReduceState((), ()) for _ in arrays.leaf_groups]
+  return [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
 
 
 def _init_states(
@@ -299,7 +278,7 @@ def _init_states(
 ) -> list[PyTree]:
   """Returns the fresh state of every array, reduced by these methods."""
   return [
-    init_state(group.codec, like, method, workers, by_rows)
+    _methods.init_state(group.codec, like, method, workers, by_rows)
     for group, like, method in zip(
       arrays.leaf_groups, arrays.array_likes(), methods, strict=True
     )
@@ -322,10 +301,10 @@ def _to_canonical(
   ):
     convert = group.codec.canonical_state
     if state.second == ():
-      canonical.append(ReduceState(convert(state.first), ()))
+      canonical.append(_methods.ReduceState(convert(state.first), ()))
     else:
       convert_first = jax.vmap(convert) if is_stacked else convert
       canonical.append(
-        ReduceState(convert_first(state.first), convert(state.second))
+        _methods.ReduceState(convert_first(state.first), convert(state.second))
       )
   return canonical

@@ -4,41 +4,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._arguments import (
-  check_key,
-  check_position,
-  check_shaped,
-  count_workers,
+from jaxmotion.collectives import (
+  _arguments,
+  _reduce_scatter,
+  _rows,
+  _state,
+  _straight_through,
+  _transport,
 )
-from jaxmotion.collectives._reduce_scatter import reduce_scatter_init
-from jaxmotion.collectives._rows import (
-  check_rows,
-  encode_rows,
-  to_encode_dtype,
-  to_rows,
-)
-from jaxmotion.collectives._state import check_state
-from jaxmotion.collectives._straight_through import (
-  straight_through,
-  with_gradient,
-)
-from jaxmotion.collectives._transport import exchange_rows
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_float,
-  saturate_cast,
-  to_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
 def all_to_all_init(
-  x: ShapedLike, axis_name: AxisName, codec: Codec, *, split_axis: int = 0
+  x: ShapedLike,
+  axis_name: AxisName,
+  codec: codecs.Codec,
+  *,
+  split_axis: int = 0,
 ) -> PyTree:
   """Returns the codec state for `all_to_all` of an array like `x`.
 
@@ -64,18 +48,20 @@ def all_to_all_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  check_rows("split_axis", x, split_axis, axis_name)
-  return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
+  _rows.check_rows("split_axis", x, split_axis, axis_name)
+  return _reduce_scatter.reduce_scatter_init(
+    x, axis_name, codec, axis=split_axis
+  )
 
 
 def all_to_all(
   x: Array,
   axis_name: AxisName,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
-  backward: Codec | None = None,
+  backward: codecs.Codec | None = None,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   split_axis: int = 0,
   concat_axis: int = 0,
 ) -> tuple[Array, PyTree]:
@@ -113,31 +99,35 @@ def all_to_all(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = identity() if codec is None else codec
+  codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, one_round=True)
   if backward is not None:
     check_codec("backward", backward, stateless=True, one_round=True)
-  check_shaped("x", x)
-  check_float("x", x)
-  check_key(key)
-  workers = count_workers(axis_name)
-  split_axis = check_rows("split_axis", x, split_axis, axis_name)
-  concat_axis = check_position("concat_axis", concat_axis, x.ndim)
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
+  _arguments.check_key(key)
+  workers = _arguments.count_workers(axis_name)
+  split_axis = _rows.check_rows("split_axis", x, split_axis, axis_name)
+  concat_axis = _arguments.check_position("concat_axis", concat_axis, x.ndim)
   expected = jax.eval_shape(
     lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
   )
-  state = check_state(expected, state)
-  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
-  rows = to_rows(own, split_axis, workers)
-  payload, state = encode_rows(codec, rows, state, key)
-  received = exchange_rows(payload, axis_name)
+  state = _state.check_state(expected, state)
+  own = _rows.to_encode_dtype(
+    codec, core.to_varying(lax.stop_gradient(x), axis_name)
+  )
+  rows = _rows.to_rows(own, split_axis, workers)
+  payload, state = _rows.encode_rows(codec, rows, state, key)
+  received = _transport.exchange_rows(payload, axis_name)
   slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
-  y = saturate_cast(jnp.concatenate(list(slices), axis=concat_axis), x.dtype)
+  y = core.saturate_cast(
+    jnp.concatenate(list(slices), axis=concat_axis), x.dtype
+  )
 
   def reference_op(x: Array) -> Array:
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)
 
-  def send_back(ct: Array, key: Key | None) -> Array:
+  def send_back(ct: Array, key: core.Key | None) -> Array:
     # Another key than that of the forward pass.
     own = None if key is None else key.fold(workers)
     back, _ = all_to_all(
@@ -150,7 +140,9 @@ def all_to_all(
     )
     return back
 
-  x = to_varying(x, axis_name)
+  x = core.to_varying(x, axis_name)
   if backward is None:
-    return straight_through(reference_op, x, y), state
-  return with_gradient(send_back, x, y, to_varying(key, axis_name)), state
+    return _straight_through.straight_through(reference_op, x, y), state
+  return _straight_through.with_gradient(
+    send_back, x, y, core.to_varying(key, axis_name)
+  ), state

@@ -4,16 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  AxisName,
-  Key,
-  axis_names,
-  axis_size,
-  check_arrays,
-  check_axis_name,
-  check_instance,
-  shape_string,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName
 
 
 def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
@@ -27,8 +19,8 @@ def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
     TypeError: no name of an axis.
     ValueError: not an axis of an enclosing shard_map or pmap.
   """
-  check_axis_name(name, axis_name)
-  return axis_size(axis_name, name)
+  core.check_axis_name(name, axis_name)
+  return core.axis_size(axis_name, name)
 
 
 def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
@@ -45,9 +37,9 @@ def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
     >>> joint_axes("host", "device")
     ('host', 'device')
   """
-  check_axis_name("axis_name", axis_name)
-  check_axis_name("local_axis", local_axis)
-  hosts, devices = axis_names(axis_name), axis_names(local_axis)
+  core.check_axis_name("axis_name", axis_name)
+  core.check_axis_name("local_axis", local_axis)
+  hosts, devices = core.axis_names(axis_name), core.axis_names(local_axis)
   if set(hosts) & set(devices):
     raise ValueError(
       "`local_axis` must name axes other than `axis_name` = "
@@ -94,7 +86,7 @@ def check_key(key: Any) -> None:
   """
   if key is not None:
     noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
-    check_instance("key", key, Key, noun)
+    core.check_instance("key", key, core.Key, noun)
 
 
 def check_shaped(name: str, like: Any) -> None:
@@ -107,7 +99,7 @@ def check_shaped(name: str, like: Any) -> None:
   Raises:
     TypeError: it is no array and no ShapeDtypeStruct.
   """
-  check_arrays(name, like)
+  core.check_arrays(name, like)
   if not hasattr(like, "shape") or not hasattr(like, "dtype"):
     raise TypeError(
       f"`{name}` must be an array or a ShapeDtypeStruct, got {like!r:.200}."
@@ -149,5 +141,5 @@ def as_level(level: Any) -> Any:
   except (OverflowError, TypeError, ValueError) as error:
     raise TypeError(f"{message}{level!r:.200}.") from error
   if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
-    raise TypeError(f"{message}{shape_string(value)}.")
+    raise TypeError(f"{message}{core.shape_string(value)}.")
   return value

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, schedule_after
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 _sums: contextvars.ContextVar[tuple[Array, ...]] = contextvars.ContextVar(
   "sums", default=()
@@ -71,7 +72,7 @@ def order_branch(index: Array) -> Array:
   """
   for x in _sums.get():
     if index.dtype == bool:
-      index = schedule_after(index.astype(jnp.int32), x) > 0
+      index = core.schedule_after(index.astype(jnp.int32), x) > 0
     else:
-      index = schedule_after(index, x)
+      index = core.schedule_after(index, x)
   return index

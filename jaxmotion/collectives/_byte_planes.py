@@ -24,27 +24,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from jaxmotion.codecs import Codec, truncate
-from jaxmotion.collectives._adaptive import check_level
-from jaxmotion.collectives._arguments import (
-  check_position,
-  count_workers,
+from jaxmotion import codecs, core
+from jaxmotion.collectives import (
+  _adaptive,
+  _arguments,
+  _straight_through,
+  _transport,
 )
-from jaxmotion.collectives._straight_through import straight_through
-from jaxmotion.collectives._transport import gather_payloads
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_bool,
-  check_int,
-  gather_replicated,
-  named_leaves,
-  shape_string,
-  to_varying,
-  worker_index,
-)
+from jaxmotion.core import Array, AxisName, PyTree
 
 _ELEMENT_BYTES = 4
 
@@ -100,17 +87,19 @@ def all_gather_planes(
     of Deep Neural Networks*, 2020 (A2DTWP: the same bytes, from host to
     device).
   """
-  check_arrays("x", x, numbers=False)
-  check_bool("tiled", tiled)
-  count_workers(axis_name)
+  core.check_arrays("x", x, numbers=False)
+  core.check_bool("tiled", tiled)
+  _arguments.count_workers(axis_name)
   axes = [
-    check_position("axis", axis, leaf.ndim + (not tiled))
+    _arguments.check_position("axis", axis, leaf.ndim + (not tiled))
     for leaf in jax.tree.leaves(x)
   ]
   join = jnp.concatenate if tiled else jnp.stack
 
-  def gather(codec: Codec, leaves: list[Array]) -> list[Array]:
-    payloads = gather_payloads([codec.encode(a)[0] for a in leaves], axis_name)
+  def gather(codec: codecs.Codec, leaves: list[Array]) -> list[Array]:
+    payloads = _transport.gather_payloads(
+      [codec.encode(a)[0] for a in leaves], axis_name
+    )
     decoded = [
       jax.vmap(lambda p, a=a: codec.decode(p, a))(payload)
       for payload, a in zip(payloads, leaves, strict=True)
@@ -122,7 +111,7 @@ def all_gather_planes(
 
   def reference_op(leaves: list[Array]) -> list[Array]:
     return [
-      gather_replicated(a, axis_name, position, tiled=tiled)
+      core.gather_replicated(a, axis_name, position, tiled=tiled)
       for a, position in zip(leaves, axes, strict=True)
     ]
 
@@ -169,15 +158,15 @@ def broadcast_planes(
     >>> f(jnp.array([1.0, 3.14159274]), 1).tolist()
     [1.0, 3.140625]
   """
-  check_arrays("x", x, numbers=False)
-  check_int("source", source, 0, count_workers(axis_name) - 1)
-  is_source = worker_index(axis_name) == source
+  core.check_arrays("x", x, numbers=False)
+  core.check_int("source", source, 0, _arguments.count_workers(axis_name) - 1)
+  is_source = core.worker_index(axis_name) == source
 
   def sum_from_source(x: PyTree) -> PyTree:
     own = jax.tree.map(lambda a: jnp.where(is_source, a, jnp.zeros_like(a)), x)
     return lax.psum(own, axis_name)
 
-  def broadcast(codec: Codec, leaves: list[Array]) -> list[Array]:
+  def broadcast(codec: codecs.Codec, leaves: list[Array]) -> list[Array]:
     words, restore = ravel_pytree([codec.encode(a)[0] for a in leaves])
     payloads = restore(sum_from_source(words))
     return [
@@ -193,24 +182,26 @@ def _send_planes(
   axis_name: AxisName,
   level: Any,
   rounding: str,
-  send: Callable[[Codec, list[Array]], list[Array]],
+  send: Callable[[codecs.Codec, list[Array]], list[Array]],
   reference_op: Callable[[list[Array]], list[Array]],
 ) -> PyTree:
   """Sends the leaves of `x` by `send`, with the gradient of `reference_op`."""
-  for path, a in named_leaves(x):
+  for path, a in core.named_leaves(x):
     if a.dtype != jnp.float32:
       name = f"x/{path}" if path else "x"
       raise TypeError(
-        f"`{name}` must be a float32 array, got {shape_string(a)}."
+        f"`{name}` must be a float32 array, got {core.shape_string(a)}."
       )
-  level = check_level(level, _ELEMENT_BYTES, axis_name)
+  level = _adaptive.check_level(level, _ELEMENT_BYTES, axis_name)
   leaves, treedef = jax.tree.flatten(x)
-  leaves = to_varying(leaves, axis_name)
+  leaves = core.to_varying(leaves, axis_name)
 
   def make_branch(count: int) -> Callable[[list[Array]], list[Array]]:
-    codec = truncate(bytes=count, rounding=rounding)
+    codec = codecs.truncate(bytes=count, rounding=rounding)
     return lambda leaves: send(codec, leaves)
 
   branches = [make_branch(count) for count in range(1, _ELEMENT_BYTES + 1)]
   y = lax.switch(level, branches, lax.stop_gradient(leaves))
-  return jax.tree.unflatten(treedef, straight_through(reference_op, leaves, y))
+  return jax.tree.unflatten(
+    treedef, _straight_through.straight_through(reference_op, leaves, y)
+  )

@@ -15,15 +15,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import (
-  Codec,
-  ef21,
-  feedback,
-  momentum_correction,
-  onebit,
-)
-from jaxmotion.core import Array, PyTree, drop_shared, make_key
-from jaxmotion.kernels import ErrorMemory
+from jaxmotion import codecs, core, kernels
+from jaxmotion.core import Array, PyTree
 
 PARTS = {
   "error": "error memory",
@@ -32,7 +25,7 @@ PARTS = {
 }
 
 
-def list_parts(codec: Codec) -> tuple[str, ...]:
+def list_parts(codec: codecs.Codec) -> tuple[str, ...]:
   """Returns the names of what a codec of arrays remembers.
 
   Args:
@@ -47,12 +40,14 @@ def list_parts(codec: Codec) -> tuple[str, ...]:
     >>> list_parts(codecs.momentum_correction(memory))
     ('momentum', 'error')
   """
-  if isinstance(codec, momentum_correction):
+  if isinstance(codec, codecs.momentum_correction):
     return ("momentum", *list_parts(codec.codec))
-  if isinstance(codec, onebit):
+  if isinstance(codec, codecs.onebit):
     return ("error",)
-  if isinstance(codec, feedback | ef21) and not _has_own_state(codec.codec):
-    return ("error",) if isinstance(codec, feedback) else ("sent",)
+  if isinstance(codec, codecs.feedback | codecs.ef21) and not _has_own_state(
+    codec.codec
+  ):
+    return ("error",) if isinstance(codec, codecs.feedback) else ("sent",)
   if not _has_own_state(codec):
     return ()
   raise ValueError(
@@ -62,31 +57,33 @@ def list_parts(codec: Codec) -> tuple[str, ...]:
   )
 
 
-def _has_own_state(codec: Codec) -> bool:
+def _has_own_state(codec: codecs.Codec) -> bool:
   """Returns whether a codec remembers what is a worker's own."""
   if not codec.has_state:
     return False
   sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
   state = jax.eval_shape(codec.init, sample)
-  return bool(jax.tree.leaves(drop_shared(state)))
+  return bool(jax.tree.leaves(core.drop_shared(state)))
 
 
-def read_parts(codec: Codec, state: PyTree) -> dict[str, Array]:
+def read_parts(codec: codecs.Codec, state: PyTree) -> dict[str, Array]:
   """Returns what one worker remembers of one array, but for `onebit`.
 
   Args:
     codec: codec of the array, one that `list_parts` knows.
     state: its state.
   """
-  if isinstance(codec, momentum_correction):
+  if isinstance(codec, codecs.momentum_correction):
     return {"momentum": state.momentum, **read_parts(codec.codec, state.inner)}
-  if isinstance(codec, ef21):
+  if isinstance(codec, codecs.ef21):
     return {"sent": state.own}
-  return {"error": codec.error(state)} if isinstance(codec, feedback) else {}
+  return (
+    {"error": codec.error(state)} if isinstance(codec, codecs.feedback) else {}
+  )
 
 
 def make_states(
-  codec: Codec,
+  codec: codecs.Codec,
   parts: Mapping[str, Array],
   rows: int,
   *,
@@ -100,20 +97,20 @@ def make_states(
     rows: number of leading axes.
     canonical: whether codecs of several levels share the state.
   """
-  if isinstance(codec, feedback):
+  if isinstance(codec, codecs.feedback):
     return make_memories(codec, parts["error"], rows, canonical=canonical)
-  if isinstance(codec, momentum_correction):
+  if isinstance(codec, codecs.momentum_correction):
     momentum = parts["momentum"]
     lead, shape = momentum.shape[:rows], momentum.shape[rows:]
     inner = make_states(codec.codec, parts, rows, canonical=canonical)
     fresh = codec.init(jax.ShapeDtypeStruct(shape, jnp.float32))
     if not list_parts(codec.codec):
-      inner = _repeat(drop_shared(fresh.inner), lead)
+      inner = _repeat(core.drop_shared(fresh.inner), lead)
     return fresh._replace(momentum=momentum, inner=inner)
-  if isinstance(codec, ef21):
+  if isinstance(codec, codecs.ef21):
     sent = parts["sent"]
     like = jax.ShapeDtypeStruct(sent.shape[rows:], jnp.float32)
-    fresh = drop_shared(codec.init(like))
+    fresh = core.drop_shared(codec.init(like))
     inner = _repeat(fresh.inner, sent.shape[:rows])
     return fresh._replace(own=sent, inner=inner)
   return ()
@@ -123,7 +120,7 @@ def _repeat(state: PyTree, lead: tuple[int, ...]) -> PyTree:
   return jax.tree.map(lambda a: jnp.broadcast_to(a, (*lead, *a.shape)), state)
 
 
-def memory_codec(codec: Codec) -> feedback:
+def memory_codec(codec: codecs.Codec) -> codecs.feedback:
   """Returns a codec whose own state is error memory and nothing else.
 
   Args:
@@ -132,7 +129,7 @@ def memory_codec(codec: Codec) -> feedback:
   Raises:
     ValueError: its state is another one.
   """
-  if isinstance(codec, feedback) and not _has_own_state(codec.codec):
+  if isinstance(codec, codecs.feedback) and not _has_own_state(codec.codec):
     return codec
   raise ValueError(
     "`codec` must keep no state but the error memory of `feedback`, got "
@@ -141,7 +138,7 @@ def memory_codec(codec: Codec) -> feedback:
 
 
 def make_memories(
-  codec: feedback, errors: Array, rows: int, *, canonical: bool = False
+  codec: codecs.feedback, errors: Array, rows: int, *, canonical: bool = False
 ) -> PyTree:
   """Returns states of a codec that has these errors still to send.
 
@@ -152,17 +149,17 @@ def make_memories(
     canonical: whether codecs of several levels share the state.
   """
   lead, like = errors.shape[:rows], jnp.zeros(errors.shape[rows:], jnp.float32)
-  fresh, sent = drop_shared(codec.init(like)), ()
+  fresh, sent = core.drop_shared(codec.init(like)), ()
   if jax.tree.leaves(fresh.memory.sent) and not canonical:
     # A codec that may be in `feedback` loses nothing of zeros, so an encoding
     # of zeros leaves the value itself as the error.
-    key = make_key(0) if codec.needs_key else None
+    key = core.make_key(0) if codec.needs_key else None
     zeros, _ = codec.codec.encode(like, codec.codec.init(like), key)
     errors = errors + codec.codec.decode(zeros, like)[(None,) * rows]
     sent = jax.tree.map(lambda a: jnp.broadcast_to(a, (*lead, *a.shape)), zeros)
   # A count of 0 would say that nothing was sent yet.
   count = jnp.ones(lead, fresh.memory.count.dtype)
-  return fresh._replace(memory=ErrorMemory(count, errors, sent))
+  return fresh._replace(memory=kernels.ErrorMemory(count, errors, sent))
 
 
 def read_onebit(state: PyTree, shape: tuple[int, ...]) -> tuple[Array, Array]:
@@ -177,7 +174,7 @@ def read_onebit(state: PyTree, shape: tuple[int, ...]) -> tuple[Array, Array]:
   return own, state.of_mean.reshape(-1)[:size].reshape(shape)
 
 
-def make_onebit(codec: onebit, errors: Array, mean: Array) -> PyTree:
+def make_onebit(codec: codecs.onebit, errors: Array, mean: Array) -> PyTree:
   """Returns states of `onebit` on all workers; its padding has no error.
 
   Args:

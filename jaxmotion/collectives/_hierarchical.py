@@ -12,54 +12,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._adaptive import (
-  all_reduce_adaptive,
-  all_reduce_adaptive_init,
-  check_codecs,
-  check_level,
-  check_level_given,
+from jaxmotion.collectives import (
+  _adaptive,
+  _all_gather,
+  _all_reduce,
+  _arguments,
+  _layout,
+  _reduce_scatter,
+  _rows,
+  _shards,
+  _straight_through,
+  _weight,
 )
-from jaxmotion.collectives._all_gather import all_gather
-from jaxmotion.collectives._all_reduce import all_reduce, all_reduce_init
-from jaxmotion.collectives._arguments import (
-  check_key,
-  count_workers,
-  joint_axes,
-)
-from jaxmotion.collectives._layout import METHODS, is_sharded, shard_like
-from jaxmotion.collectives._reduce_scatter import reduce_scatter
-from jaxmotion.collectives._rows import pad_to_rows
-from jaxmotion.collectives._shards import LeafCodec, find_leaf_codecs
-from jaxmotion.collectives._straight_through import (
-  reference_reduce,
-  straight_through,
-)
-from jaxmotion.collectives._weight import apply_weight
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  ShapedLike,
-  axis_is_bound,
-  axis_size,
-  check_arrays,
-  check_choice,
-  combine_seeds,
-  saturate_cast,
-  settle_state,
-  to_varying,
-  worker_index,
-)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
 def all_reduce_hierarchical_init(
   x: PyTree,
   axis_name: AxisName,
   local_axis: AxisName,
-  codec: Codec | Sequence[Codec],
+  codec: codecs.Codec | Sequence[codecs.Codec],
   *,
   method: str | None = None,
 ) -> list[PyTree]:
@@ -94,37 +68,41 @@ def all_reduce_hierarchical_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  both = joint_axes(axis_name, local_axis)
-  check_arrays("x", x, numbers=False)
-  check_choice("method", method, METHODS)
-  if not isinstance(codec, Codec):
-    check_codecs("codec", codec)
+  both = _arguments.joint_axes(axis_name, local_axis)
+  core.check_arrays("x", x, numbers=False)
+  core.check_choice("method", method, _layout.METHODS)
+  if not isinstance(codec, codecs.Codec):
+    _adaptive.check_codecs("codec", codec)
   # If the codec has no state, no shape depends on the number of devices.
-  devices = axis_size(local_axis) if axis_is_bound(local_axis) else 1
-  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
-  if isinstance(codec, Codec):
-    states = all_reduce_init(shards, axis_name, codec, method=method)
+  devices = core.axis_size(local_axis) if core.axis_is_bound(local_axis) else 1
+  shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
+  if isinstance(codec, codecs.Codec):
+    states = _all_reduce.all_reduce_init(
+      shards, axis_name, codec, method=method
+    )
   else:
-    states = all_reduce_adaptive_init(shards, axis_name, codec, method=method)
+    states = _adaptive.all_reduce_adaptive_init(
+      shards, axis_name, codec, method=method
+    )
   if not jax.tree.leaves(states):
     return states
-  count_workers(local_axis, "local_axis")
-  return settle_state(states, both)
+  _arguments.count_workers(local_axis, "local_axis")
+  return core.settle_state(states, both)
 
 
 def all_reduce_hierarchical(
   x: PyTree,
   axis_name: AxisName,
   local_axis: AxisName,
-  codec: Codec | Sequence[Codec] | None = None,
+  codec: codecs.Codec | Sequence[codecs.Codec] | None = None,
   *,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
   level: Any = None,
-  local_codec: Codec | None = None,
+  local_codec: codecs.Codec | None = None,
 ) -> tuple[PyTree, PyTree]:
   r"""Returns the mean (or sum) over hosts and devices; only hosts compress.
 
@@ -188,25 +166,25 @@ def all_reduce_hierarchical(
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
   """
-  codec = identity() if codec is None else codec
-  check_choice("op", op, ("mean", "sum"))
-  check_choice("method", method, METHODS)
-  check_arrays("x", x, numbers=False)
-  check_key(key)
-  check_arrays("state", state)
+  codec = codecs.identity() if codec is None else codec
+  core.check_choice("op", op, ("mean", "sum"))
+  core.check_choice("method", method, _layout.METHODS)
+  core.check_arrays("x", x, numbers=False)
+  _arguments.check_key(key)
+  core.check_arrays("state", state)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
-  check_level_given(level, codec)
-  both = joint_axes(axis_name, local_axis)
-  count_workers(axis_name)
-  devices = count_workers(local_axis, "local_axis")
+  _adaptive.check_level_given(level, codec)
+  both = _arguments.joint_axes(axis_name, local_axis)
+  _arguments.count_workers(axis_name)
+  devices = _arguments.count_workers(local_axis, "local_axis")
   # Other keys than those of the exchange between hosts, so that roundings are
   # independent. The prefix is part of every random bit: do not rename it.
-  local_codecs = find_leaf_codecs(
+  local_codecs = _shards.find_leaf_codecs(
     "local_codec", local_codec, x, key, prefix="within/", stateless=True
   )
-  own = to_varying(jax.tree.map(lax.stop_gradient, x), both)
-  own = apply_weight(own, weight, both, op)
+  own = core.to_varying(jax.tree.map(lax.stop_gradient, x), both)
+  own = _weight.apply_weight(own, weight, both, op)
   leaves = jax.tree.leaves(x)
   treedef: Any = jax.tree.structure(x)
   shards = [
@@ -217,17 +195,21 @@ def all_reduce_hierarchical(
   ]
   # Typed as varying over both axes; otherwise the branches of the levels would
   # differ in type.
-  tree = to_varying(treedef.unflatten(shards), both)
+  tree = core.to_varying(treedef.unflatten(shards), both)
   options: dict[str, Any] = dict(state=state, key=key, op=op, method=method)
-  if isinstance(codec, Codec):
-    tree, state = all_reduce(tree, axis_name, codec, **options)
+  if isinstance(codec, codecs.Codec):
+    tree, state = _all_reduce.all_reduce(tree, axis_name, codec, **options)
   else:
-    level = check_level(level, len(codec), both)
-    tree, state = all_reduce_adaptive(tree, axis_name, codec, level, **options)
+    level = _adaptive.check_level(level, len(codec), both)
+    tree, state = _adaptive.all_reduce_adaptive(
+      tree, axis_name, codec, level, **options
+    )
   reduced = treedef.flatten_up_to(tree)
   y = _gather_shards(reduced, leaves, local_axis, devices, local_codecs)
-  reference_op = reference_reduce(both, op, weight)
-  return straight_through(reference_op, x, treedef.unflatten(y)), state
+  reference_op = _straight_through.reference_reduce(both, op, weight)
+  return _straight_through.straight_through(
+    reference_op, x, treedef.unflatten(y)
+  ), state
 
 
 def _reduce_locally(
@@ -235,19 +217,19 @@ def _reduce_locally(
   dtype: Any,
   local_axis: AxisName,
   devices: int,
-  local: LeafCodec,
+  local: _shards.LeafCodec,
   op: str,
 ) -> Array:
   """Returns this device's shard of the host's result; a small array whole."""
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  if not is_sharded(x, devices):
-    y = reference_reduce(local_axis, op, None)(wide)
-    return saturate_cast(y, dtype)
-  rows = pad_to_rows(wide, devices)
-  (shard,), _ = reduce_scatter(
+  if not _layout.is_sharded(x, devices):
+    y = _straight_through.reference_reduce(local_axis, op, None)(wide)
+    return core.saturate_cast(y, dtype)
+  rows = _rows.pad_to_rows(wide, devices)
+  (shard,), _ = _reduce_scatter.reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
-  return saturate_cast(shard, dtype)
+  return core.saturate_cast(shard, dtype)
 
 
 def _gather_shards(
@@ -255,20 +237,22 @@ def _gather_shards(
   leaves: list[Array],
   local_axis: AxisName,
   devices: int,
-  local_codecs: list[LeafCodec],
+  local_codecs: list[_shards.LeafCodec],
 ) -> list[Array]:
   """Returns whole leaves from the shards that the devices of a host hold."""
   gathered = [
     _gather_leaf(y, a, local_axis, devices, local)
-    if is_sharded(a, devices)
+    if _layout.is_sharded(a, devices)
     else y
     for y, a, local in zip(reduced, leaves, local_codecs, strict=True)
   ]
-  whole = [i for i, a in enumerate(leaves) if not is_sharded(a, devices)]
+  whole = [
+    i for i, a in enumerate(leaves) if not _layout.is_sharded(a, devices)
+  ]
   if whole:
     # Each device encoded the same mean with its own key, so the results may
     # differ by their rounding: all take the first device's.
-    is_first = worker_index(local_axis) == 0
+    is_first = core.worker_index(local_axis) == 0
     kept = lax.psum(
       [jnp.where(is_first, reduced[i], 0) for i in whole], local_axis
     )
@@ -282,14 +266,14 @@ def _gather_leaf(
   like: ShapedLike,
   local_axis: AxisName,
   devices: int,
-  local: LeafCodec,
+  local: _shards.LeafCodec,
 ) -> Array:
   key = local.key
   if key is not None:
     # Equal on all hosts, which each encode the same shard: otherwise the result
     # would have other bits on another host.
-    own = combine_seeds(key.shared, worker_index(local_axis))
-    key = Key(key.shared, own).fold(devices)
-  rows, _ = all_gather(shard, local_axis, local.codec, key=key)
+    own = core.combine_seeds(key.shared, core.worker_index(local_axis))
+    key = core.Key(key.shared, own).fold(devices)
+  rows, _ = _all_gather.all_gather(shard, local_axis, local.codec, key=key)
   flat = rows.reshape(-1)[: math.prod(like.shape)]
   return flat.reshape(like.shape)

@@ -9,17 +9,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import Division, Partition, check_codec
-from jaxmotion.collectives._arguments import check_shaped
-from jaxmotion.core import (
-  ShapedLike,
-  check_choice,
-  check_instance,
-  check_int,
-  shape_dtype,
-  tree_bytes,
-)
+from jaxmotion.collectives import _arguments
+from jaxmotion.core import ShapedLike
 
 METHODS = (None, "gather", "two_phase")
 
@@ -50,8 +43,8 @@ def is_sharded(like: ShapedLike, workers: int) -> bool:
     >>> is_sharded(jnp.zeros(256), 4), is_sharded(jnp.zeros(255), 4)
     (True, False)
   """
-  check_shaped("like", like)
-  check_int("workers", workers, 1)
+  _arguments.check_shaped("like", like)
+  core.check_int("workers", workers, 1)
   return math.prod(like.shape) >= _MIN_SHARD_ELEMENTS * workers
 
 
@@ -72,8 +65,8 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
     >>> [row_like(jnp.zeros((n, 32)), 3).shape for n in (8, 128)]
     [(86,), (43, 32)]
   """
-  check_shaped("like", like)
-  check_int("workers", workers, 1)
+  _arguments.check_shaped("like", like)
+  core.check_int("workers", workers, 1)
   size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
   count = size // minor if len(like.shape) > 1 and minor else 0
   rows = math.ceil(count / workers)
@@ -85,7 +78,7 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
 
 
 def find_division(
-  codec: Codec, like: ShapedLike, workers: int
+  codec: codecs.Codec, like: ShapedLike, workers: int
 ) -> Division | None:
   """Returns how two phases divide payloads of an array between workers.
 
@@ -111,14 +104,14 @@ def find_division(
   if division is None:
     return None
   whole, part = (
-    tree_bytes(codec.payload_like(a)) for a in (like, division.like)
+    core.tree_bytes(codec.payload_like(a)) for a in (like, division.like)
   )
   padding = workers * part - whole
   return division if padding <= whole // _BYTES_PER_PADDING else None
 
 
 def part_like(
-  codec: Codec, like: ShapedLike, workers: int
+  codec: codecs.Codec, like: ShapedLike, workers: int
 ) -> jax.ShapeDtypeStruct:
   """Returns the shape of the array whose mean one worker encodes.
 
@@ -151,10 +144,10 @@ def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   """
   if is_sharded(like, workers):
     return row_like(like, workers)
-  return shape_dtype(like)
+  return core.shape_dtype(like)
 
 
-def is_summed(codec: Codec, like: ShapedLike) -> bool:
+def is_summed(codec: codecs.Codec, like: ShapedLike) -> bool:
   """Says whether the network adds up the payloads of an array.
 
   It does for a summable codec, unless the payload is in float16. A sum over
@@ -171,7 +164,7 @@ def is_summed(codec: Codec, like: ShapedLike) -> bool:
     [True, False]
   """
   check_codec("codec", codec)
-  check_shaped("like", like)
+  _arguments.check_shaped("like", like)
   is_half = codec.keeps_dtype and like.dtype == jnp.float16
   return codec.summable and not is_half
 
@@ -199,9 +192,9 @@ def choose_methods(
     >>> choose_methods(partition(codecs.uniform(bits=8), tree), 4, None)
     ['gather', 'two_phase']
   """
-  check_instance("partition", partition, Partition, "a Partition")
-  check_int("workers", workers, 1)
-  check_choice("method", method, METHODS)
+  core.check_instance("partition", partition, Partition, "a Partition")
+  core.check_int("workers", workers, 1)
+  core.check_choice("method", method, METHODS)
   if method is None:
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"

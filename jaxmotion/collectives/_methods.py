@@ -18,22 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.codecs import Codec, Message, Rounds
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import Division, check_codec, stand_in_reply
-from jaxmotion.collectives._arguments import check_shaped
-from jaxmotion.collectives._layout import find_division, part_like, row_like
-from jaxmotion.collectives._rows import encode_shards, join_rows
-from jaxmotion.collectives._state import init_rows
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_int,
-  make_key,
-  write_apart,
-)
+from jaxmotion.collectives import _arguments, _layout, _rows, _state
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 _KINDS = {
   "sum": ("sum",),
@@ -74,19 +62,19 @@ class Reduction(NamedTuple):
     by_rows: whether two phases encode rows, whatever the codec.
   """
 
-  codec: Codec
+  codec: codecs.Codec
   x: Array
   state: ReduceState
-  key: Key | None
+  key: core.Key | None
   workers: int
   op: str
   by_rows: bool = False
 
 
-ReductionRounds = Rounds[tuple[Array, ReduceState]]
+ReductionRounds = codecs.Rounds[tuple[Array, ReduceState]]
 
 
-def round_kinds(codec: Codec, method: str) -> tuple[str, ...]:
+def round_kinds(codec: codecs.Codec, method: str) -> tuple[str, ...]:
   """Returns the kinds of messages that a method sends, in order.
 
   Args:
@@ -102,8 +90,8 @@ def round_kinds(codec: Codec, method: str) -> tuple[str, ...]:
 
 
 def plan_messages(
-  codec: Codec, like: ShapedLike, method: str, workers: int
-) -> list[Message]:
+  codec: codecs.Codec, like: ShapedLike, method: str, workers: int
+) -> list[codecs.Message]:
   """Returns the messages that one worker sends to reduce an array.
 
   Nothing is computed. A codec's own rounds are traced with stand-in replies.
@@ -124,9 +112,9 @@ def plan_messages(
     ['all_to_all', 'gather']
   """
   check_codec("codec", codec)
-  check_shaped("like", like)
-  check_choice("method", method, (*_KINDS, "rounds"))
-  check_int("workers", workers, 1)
+  _arguments.check_shaped("like", like)
+  core.check_choice("method", method, (*_KINDS, "rounds"))
+  core.check_int("workers", workers, 1)
   if method == "rounds" and not codec.round_kinds:
     raise ValueError(
       f"`method` must be one of {tuple(_KINDS)} for a codec without rounds, "
@@ -136,22 +124,22 @@ def plan_messages(
     dtype = jnp.dtype(like.dtype).name
     return list(_trace_rounds(codec, tuple(like.shape), dtype, workers))
   if method != "two_phase":
-    return [Message(method, codec.payload_like(like))]
-  row = codec.payload_like(part_like(codec, like, workers))
+    return [codecs.Message(method, codec.payload_like(like))]
+  row = codec.payload_like(_layout.part_like(codec, like, workers))
   rows = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), row
   )
-  return [Message("all_to_all", rows), Message("gather", row)]
+  return [codecs.Message("all_to_all", rows), codecs.Message("gather", row)]
 
 
 @functools.lru_cache(maxsize=1024)
 def _trace_rounds(
-  codec: Codec, shape: tuple[int, ...], dtype: str, workers: int
-) -> tuple[Message, ...]:
+  codec: codecs.Codec, shape: tuple[int, ...], dtype: str, workers: int
+) -> tuple[codecs.Message, ...]:
   """Runs a codec's rounds on shapes, with stand-in replies."""
 
   def send_all(x: Array, state: PyTree) -> list[PyTree]:
-    rounds = codec.reduce_in_rounds(x, state, make_key(0), workers)
+    rounds = codec.reduce_in_rounds(x, state, core.make_key(0), workers)
     reply, payloads = None, []
     for _ in codec.round_kinds:
       message = rounds.send(reply)
@@ -163,22 +151,26 @@ def _trace_rounds(
   x = jax.ShapeDtypeStruct(shape, dtype)
   state = jax.eval_shape(lambda: codec.init_rounds(x, workers))
   payloads = jax.eval_shape(send_all, x, state)
-  return tuple(map(Message, codec.round_kinds, payloads))
+  return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
 def init_state(
-  codec: Codec, like: ShapedLike, method: str, workers: int, by_rows: bool
+  codec: codecs.Codec,
+  like: ShapedLike,
+  method: str,
+  workers: int,
+  by_rows: bool,
 ) -> ReduceState:
   """Returns the fresh state of an array that is reduced by a method."""
   if method == "rounds":
     return ReduceState(codec.init_rounds(like, workers), ())
   if method != "two_phase":
     return ReduceState(codec.init(like), ())
-  division = None if by_rows else find_division(codec, like, workers)
+  division = None if by_rows else _layout.find_division(codec, like, workers)
   if division is not None:
     return ReduceState(codec.init(like), codec.init(division.like))
-  row = row_like(like, workers)
-  return ReduceState(init_rows(codec, workers, row), codec.init(row))
+  row = _layout.row_like(like, workers)
+  return ReduceState(_state.init_rows(codec, workers, row), codec.init(row))
 
 
 def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
@@ -190,7 +182,7 @@ def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
 
 def reduce_stack(
   reductions: Sequence[Reduction], method: str
-) -> Rounds[list[tuple[Array, ReduceState]]]:
+) -> codecs.Rounds[list[tuple[Array, ReduceState]]]:
   """Reduces arrays of one shape together; returns each one's result and state.
 
   Values and bytes are those of `reduce_array`. The program encodes and decodes
@@ -203,17 +195,17 @@ def reduce_stack(
   """
   plan = _plan(reductions[0], method)
   inputs = [(r.x, r.state, r.key) for r in reductions]
-  stacked = write_apart(_stack, *inputs)
+  stacked = core.write_apart(_stack, *inputs)
   kinds = _KINDS[method]
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
   begin, *others = (functools.partial(f, plan) for f in _STAGES[method])
   payload, carry = jax.vmap(begin, out_axes=axes[0])(stacked)
   for kind, stage, out_axes in zip(kinds, others, axes[1:], strict=True):
-    reply = yield Message(kind, payload)
+    reply = yield codecs.Message(kind, payload)
     run_stage = jax.vmap(stage, (0, _REPLY_AXES[kind]), out_axes)
     # XLA:CPU would otherwise decode in the update of each array, and compile
     # that as often.
-    payload, carry = write_apart(run_stage, carry, reply)
+    payload, carry = core.write_apart(run_stage, carry, reply)
   leaves, treedef = jax.tree.flatten((payload, carry))
   sizes = [1] * len(reductions)
   parts = zip(*(lax.split(a, sizes) for a in leaves), strict=True)
@@ -233,7 +225,7 @@ def _run_stages(r: Reduction, method: str) -> ReductionRounds:
   begin, *others = _STAGES[method]
   payload, carry = begin(plan, (r.x, r.state, r.key))
   for kind, stage in zip(_KINDS[method], others, strict=True):
-    reply = yield Message(kind, payload)
+    reply = yield codecs.Message(kind, payload)
     payload, carry = stage(plan, carry, reply)
   return payload, carry
 
@@ -249,7 +241,7 @@ class _Plan(NamedTuple):
     division: how two phases divide payloads, or None if they encode rows.
   """
 
-  codec: Codec
+  codec: codecs.Codec
   like: ShapedLike
   workers: int
   op: str
@@ -259,7 +251,7 @@ class _Plan(NamedTuple):
   def part(self) -> ShapedLike:
     """Shape and dtype of the array whose mean one worker encodes."""
     if self.division is None:
-      return row_like(self.like, self.workers)
+      return _layout.row_like(self.like, self.workers)
     return self.division.like
 
 
@@ -267,12 +259,12 @@ def _plan(r: Reduction, method: str) -> _Plan:
   like = jax.ShapeDtypeStruct(r.x.shape, r.x.dtype)
   division = None
   if method == "two_phase" and not r.by_rows:
-    division = find_division(r.codec, like, r.workers)
+    division = _layout.find_division(r.codec, like, r.workers)
   return _Plan(r.codec, like, r.workers, r.op, division)
 
 
 def _encode_whole(
-  plan: _Plan, inputs: tuple[Array, ReduceState, Key | None]
+  plan: _Plan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
   return plan.codec.encode(x, state.first, key)
@@ -307,20 +299,22 @@ def _finish_one_phase(
 
 
 def _encode_parts(
-  plan: _Plan, inputs: tuple[Array, ReduceState, Key | None]
+  plan: _Plan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
   if plan.division is None:
-    parts, first = encode_shards(plan.codec, x, plan.workers, state.first, key)
+    parts, first = _rows.encode_shards(
+      plan.codec, x, plan.workers, state.first, key
+    )
   else:
     payload, first = plan.codec.encode(x, state.first, key)
     # Error memory keeps the payload, too: XLA:CPU would compute it twice.
-    parts = write_apart(plan.division.divide, payload)
+    parts = core.write_apart(plan.division.divide, payload)
   return parts, (ReduceState(first, state.second), key)
 
 
 def _encode_mean(
-  plan: _Plan, carry: tuple[ReduceState, Key | None], received: PyTree
+  plan: _Plan, carry: tuple[ReduceState, core.Key | None], received: PyTree
 ) -> tuple[PyTree, ReduceState]:
   state, key = carry
   codec, part = plan.codec, plan.part
@@ -337,7 +331,7 @@ def _decode_parts(
   if plan.division is None:
     rows = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
     first = jax.vmap(codec.after_reduce)(state.first, rows)
-    y = join_rows(rows, plan.like)
+    y = _rows.join_rows(rows, plan.like)
   else:
     y = codec.decode(plan.division.join(payloads), plan.like)
     first = codec.after_reduce(state.first, y)

@@ -4,16 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.collectives._arguments import check_shaped, count_workers
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_choice,
-  check_like,
-  to_varying,
-)
+from jaxmotion import core
+from jaxmotion.collectives import _arguments
+from jaxmotion.core import Array, AxisName, PyTree
 
 NONFINITE_POLICIES = ("propagate", "skip", "zero")
 
@@ -28,11 +21,11 @@ def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
   Returns:
     bool[], the same on all workers, who agree on it by one 4-byte sum.
   """
-  check_arrays("tree", tree)
-  count_workers(axis_name)
+  core.check_arrays("tree", tree)
+  _arguments.count_workers(axis_name)
   bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
   count = sum((b.astype(jnp.int32) for b in bad), jnp.int32(0))
-  return lax.psum(to_varying(count, axis_name), axis_name) == 0
+  return lax.psum(core.to_varying(count, axis_name), axis_name) == 0
 
 
 def apply_nonfinite_policy(
@@ -54,9 +47,9 @@ def apply_nonfinite_policy(
     The tree to reduce, and bool[]: whether to keep the result of the collective
     (give it to `keep_update`). None means always.
   """
-  count_workers(axis_name)
-  check_arrays("x", x)
-  check_choice("policy", policy, NONFINITE_POLICIES)
+  _arguments.count_workers(axis_name)
+  core.check_arrays("x", x)
+  core.check_choice("policy", policy, NONFINITE_POLICIES)
   if policy == "zero":
     x = zero_nonfinite(x)
   return x, all_finite(x, axis_name) if policy == "skip" else None
@@ -82,12 +75,12 @@ def keep_update(
     state: state after the update.
     old_state: state before the update, which is kept bit for bit.
   """
-  check_arrays("updates", updates)
-  check_arrays("state", state)
+  core.check_arrays("updates", updates)
+  core.check_arrays("state", state)
   if ok is None:
     return updates, state
-  check_shaped("ok", ok)
-  check_like("old_state", old_state, state, "`state`")
+  _arguments.check_shaped("ok", ok)
+  core.check_like("old_state", old_state, state, "`state`")
   updates = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), updates)
   state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), state, old_state)
   return updates, state

@@ -6,25 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._arguments import (
-  check_key,
-  check_shaped,
-  count_workers,
+from jaxmotion.collectives import (
+  _arguments,
+  _rows,
+  _straight_through,
+  _transport,
 )
-from jaxmotion.collectives._rows import to_encode_dtype
-from jaxmotion.collectives._straight_through import with_gradient
-from jaxmotion.collectives._transport import permute_payload
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  check_float,
-  saturate_cast,
-  to_varying,
-  worker_index,
-)
+from jaxmotion.core import Array, AxisName
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -33,10 +23,10 @@ def permute(
   x: Array,
   axis_name: AxisName,
   pairs: Sequence[tuple[int, int]],
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
-  backward: Codec | None = None,
-  key: Key | None = None,
+  backward: codecs.Codec | None = None,
+  key: core.Key | None = None,
 ) -> Array:
   """Sends an array from one worker of each pair to the other, through a codec.
 
@@ -78,39 +68,43 @@ def permute(
     Wang et al., *Fine-tuning Language Models over Slow Networks using
     Activation Quantization with Guarantees*, 2022 (links between stages).
   """
-  check_shaped("x", x)
-  check_float("x", x)
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
   chosen = []
   for name, one in (("codec", codec), ("backward", backward)):
-    one = identity() if one is None else one
+    one = codecs.identity() if one is None else one
     check_codec(name, one, stateless=True, one_round=True)
     chosen.append(one)
-  check_key(key)
-  workers = count_workers(axis_name)
+  _arguments.check_key(key)
+  workers = _arguments.count_workers(axis_name)
   forth = _check_pairs(pairs, workers)
   back = tuple((target, source) for source, target in forth)
 
-  def send_back(ct: Array, key: Key | None) -> Array:
+  def send_back(ct: Array, key: core.Key | None) -> Array:
     # Another key than that of the forward pass.
     own = None if key is None else key.fold(workers)
     return _send(ct, axis_name, back, chosen[1], own)
 
-  x, key = to_varying((x, key), axis_name)
+  x, key = core.to_varying((x, key), axis_name)
   y = _send(lax.stop_gradient(x), axis_name, forth, chosen[0], key)
-  return with_gradient(send_back, x, y, key)
+  return _straight_through.with_gradient(send_back, x, y, key)
 
 
 def _send(
-  x: Array, axis_name: AxisName, pairs: Pairs, codec: Codec, key: Key | None
+  x: Array,
+  axis_name: AxisName,
+  pairs: Pairs,
+  codec: codecs.Codec,
+  key: core.Key | None,
 ) -> Array:
   """Returns the decoded array of this worker's source, zeros without one."""
-  own = to_encode_dtype(codec, x)
+  own = _rows.to_encode_dtype(codec, x)
   payload, _ = codec.encode(own, (), key)
-  received = permute_payload(payload, axis_name, pairs)
-  y = saturate_cast(codec.decode(received, own), x.dtype)
+  received = _transport.permute_payload(payload, axis_name, pairs)
+  y = core.saturate_cast(codec.decode(received, own), x.dtype)
   # A payload of zeros may decode to anything.
   targets = np.array([target for _, target in pairs])
-  is_target = jnp.any(worker_index(axis_name) == targets)
+  is_target = jnp.any(core.worker_index(axis_name) == targets)
   return jnp.where(is_target, y, jnp.zeros_like(y))
 
 

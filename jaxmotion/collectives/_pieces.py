@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmotion.core import PyTree, tree_bytes
-from jaxmotion.program import RECEIVED
+from jaxmotion import core, program
+from jaxmotion.core import PyTree
 
 # A piece costs about a millisecond of messages on busy cores, and round trips.
 _MIN_PIECE_BYTES = 1 << 17
@@ -73,7 +73,7 @@ def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
   Args:
     payloads: payloads of several arrays, in the order of the tree.
   """
-  sizes = [tree_bytes(p) for p in payloads]
+  sizes = [core.tree_bytes(p) for p in payloads]
   total = sum(sizes)
   count = max(1, min(_sending.get().most, total // _MIN_PIECE_BYTES))
   pieces: list[list[PyTree]] = [[] for _ in range(count)]
@@ -92,4 +92,4 @@ def mark_received(tree: PyTree) -> PyTree:
   Args:
     tree: arrays that the next program reads.
   """
-  return jax.tree.map(lambda a: checkpoint_name(a, RECEIVED), tree)
+  return jax.tree.map(lambda a: checkpoint_name(a, program.RECEIVED), tree)

@@ -3,39 +3,22 @@
 import jax
 from jax import lax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._arguments import (
-  check_key,
-  check_shaped,
-  count_workers,
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _rows,
+  _state,
+  _straight_through,
+  _sum_payloads,
+  _transport,
 )
-from jaxmotion.collectives._layout import is_summed
-from jaxmotion.collectives._rows import (
-  check_rows,
-  encode_rows,
-  to_encode_dtype,
-  to_rows,
-)
-from jaxmotion.collectives._state import check_state, init_rows
-from jaxmotion.collectives._straight_through import straight_through
-from jaxmotion.collectives._sum_payloads import scatter_payload
-from jaxmotion.collectives._transport import exchange_rows
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_float,
-  saturate_cast,
-  to_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
 def reduce_scatter_init(
-  x: ShapedLike, axis_name: AxisName, codec: Codec, *, axis: int = 0
+  x: ShapedLike, axis_name: AxisName, codec: codecs.Codec, *, axis: int = 0
 ) -> PyTree:
   """Returns the codec state for `reduce_scatter` of an array like `x`.
 
@@ -61,22 +44,22 @@ def reduce_scatter_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  workers = count_workers(axis_name)
-  axis = check_rows("axis", x, axis, axis_name)
+  workers = _arguments.count_workers(axis_name)
+  axis = _rows.check_rows("axis", x, axis, axis_name)
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
   check_codec("codec", codec, one_round=True)
-  return to_varying(init_rows(codec, workers, row), axis_name)
+  return core.to_varying(_state.init_rows(codec, workers, row), axis_name)
 
 
 def reduce_scatter(
   x: Array,
   axis_name: AxisName,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   state: PyTree | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   op: str = "sum",
   axis: int = 0,
 ) -> tuple[Array, PyTree]:
@@ -113,29 +96,33 @@ def reduce_scatter(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = identity() if codec is None else codec
+  codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, one_round=True)
-  check_choice("op", op, ("sum", "mean"))
-  check_shaped("x", x)
-  check_float("x", x)
-  check_key(key)
-  workers = count_workers(axis_name)
-  axis = check_rows("axis", x, axis, axis_name)
+  core.check_choice("op", op, ("sum", "mean"))
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
+  _arguments.check_key(key)
+  workers = _arguments.count_workers(axis_name)
+  axis = _rows.check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
   )
-  state = check_state(expected, state)
-  own = to_encode_dtype(codec, to_varying(lax.stop_gradient(x), axis_name))
-  rows = to_rows(own, axis, workers)
-  payload, state = encode_rows(codec, rows, state, key)
-  if is_summed(codec, x):
-    y = codec.decode(scatter_payload(payload, axis_name), rows[0])
+  state = _state.check_state(expected, state)
+  own = _rows.to_encode_dtype(
+    codec, core.to_varying(lax.stop_gradient(x), axis_name)
+  )
+  rows = _rows.to_rows(own, axis, workers)
+  payload, state = _rows.encode_rows(codec, rows, state, key)
+  if _layout.is_summed(codec, x):
+    y = codec.decode(_sum_payloads.scatter_payload(payload, axis_name), rows[0])
   else:
-    y = codec.sum_decoded(exchange_rows(payload, axis_name), rows[0])
+    y = codec.sum_decoded(_transport.exchange_rows(payload, axis_name), rows[0])
 
   def reference_op(x: Array) -> Array:
     y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)
     return y / workers if op == "mean" else y
 
-  y = saturate_cast(y / workers if op == "mean" else y, x.dtype)
-  return straight_through(reference_op, to_varying(x, axis_name), y), state
+  y = core.saturate_cast(y / workers if op == "mean" else y, x.dtype)
+  return _straight_through.straight_through(
+    reference_op, core.to_varying(x, axis_name), y
+  ), state

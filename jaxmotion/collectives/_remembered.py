@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec, ef21, onebit
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import (
   Division,
   LeafGroup,
@@ -28,37 +28,9 @@ from jaxmotion.codecs.extend import (
   check_codec,
   partition,
 )
-from jaxmotion.collectives._codec_memory import (
-  PARTS,
-  list_parts,
-  make_onebit,
-  make_states,
-  read_onebit,
-  read_parts,
-)
-from jaxmotion.collectives._layout import (
-  choose_methods,
-  find_division,
-  is_sharded,
-  shard_like,
-)
+from jaxmotion.collectives import _codec_memory, _layout, _rows
 from jaxmotion.collectives._methods import ReduceState
-from jaxmotion.collectives._rows import pad_to_rows
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  ShapedLike,
-  Shared,
-  check_arrays,
-  check_bool,
-  check_choice,
-  check_float,
-  check_instance,
-  check_int,
-  drop_shared,
-  map_shared,
-  shared_parts,
-)
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Memory(NamedTuple):
@@ -84,14 +56,16 @@ class StateLayout(NamedTuple):
     canonical: whether codecs of several levels share the state.
   """
 
-  codec: Codec
+  codec: codecs.Codec
   workers: int
   method: str | None = None
   devices: int | None = None
   canonical: bool = False
 
 
-def list_remembered(x: PyTree, codec: Codec) -> dict[str, tuple[str, ...]]:
+def list_remembered(
+  x: PyTree, codec: codecs.Codec
+) -> dict[str, tuple[str, ...]]:
   """Returns what a codec remembers of each leaf, by the path of the leaf.
 
   Args:
@@ -109,11 +83,11 @@ def list_remembered(x: PyTree, codec: Codec) -> dict[str, tuple[str, ...]]:
     >>> list_remembered({"b": jnp.zeros(3), "w": jnp.zeros(3)}, codec)
     {'b': (), 'w': ('error',)}
   """
-  check_arrays("x", x, numbers=False)
+  core.check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
   arrays = partition(codec, x)
   found = {
-    arrays.leaves[i][0]: list_parts(group.codec)
+    arrays.leaves[i][0]: _codec_memory.list_parts(group.codec)
     for group in arrays.leaf_groups
     for i in group.leaves
   }
@@ -156,20 +130,22 @@ def convert_states(
     >>> found[0].first.memory.value.shape
     (2, 2)
   """
-  check_arrays("states", states)
-  check_arrays("x", x, numbers=False)
-  check_instance("source", source, StateLayout, "a StateLayout")
-  check_instance("target", target, StateLayout, "a StateLayout")
-  check_choice("op", op, ("mean", "sum"))
-  check_bool("reset_memory", reset_memory)
+  core.check_arrays("states", states)
+  core.check_arrays("x", x, numbers=False)
+  core.check_instance("source", source, StateLayout, "a StateLayout")
+  core.check_instance("target", target, StateLayout, "a StateLayout")
+  core.check_choice("op", op, ("mean", "sum"))
+  core.check_bool("reset_memory", reset_memory)
   groups = len(partition(source.codec, x).leaf_groups)
   if not isinstance(states, list | tuple) or len(states) != groups:
     raise ValueError(
       f"`states` must be a list with the state of each of {groups} arrays, got "
       f"{states!r:.200}."
     )
-  own = drop_shared(states)
-  memories = {part: read_memory(own, x, source, part) for part in PARTS}
+  own = core.drop_shared(states)
+  memories = {
+    part: read_memory(own, x, source, part) for part in _codec_memory.PARTS
+  }
   if reset_memory:
     memories["error"] = jax.tree.map(jnp.zeros_like, memories["error"])
   for part, memory in memories.items():
@@ -204,17 +180,17 @@ def _restore_shared(
         lambda a, rows=rows: jnp.broadcast_to(a, (rows, *a.shape)),
         group.codec.init(like),
       )
-      if isinstance(group.codec, ef21):
+      if isinstance(group.codec, codecs.ef21):
         # The mean is that of what workers have sent, whatever the codec.
         sent = state.first.own
         means = sent.reshape(-1, rows, *sent.shape[1:]).mean(0)
-        own = own._replace(mean=Shared(means))
-    parts = iter([part.value for part in shared_parts(own)])
+        own = own._replace(mean=core.Shared(means))
+    parts = iter([part.value for part in core.shared_parts(own)])
 
-    def refill(_: Shared, parts: Iterator[PyTree] = parts) -> Shared:
-      return Shared(next(parts))
+    def refill(_: core.Shared, parts: Iterator[PyTree] = parts) -> core.Shared:
+      return core.Shared(next(parts))
 
-    restored.append(map_shared(lambda a: a, refill, state))
+    restored.append(core.map_shared(lambda a: a, refill, state))
   return restored
 
 
@@ -224,7 +200,7 @@ def _find_groups(
   """Returns the arrays that are reduced, as one device has them."""
   devices = layout.devices
   if devices is not None:
-    x = jax.tree.map(lambda a: shard_like(a, devices), x)
+    x = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
   arrays = partition(layout.codec, x)
   return list(zip(arrays.leaf_groups, arrays.array_likes(), strict=True))
 
@@ -246,7 +222,7 @@ def read_memory(
   by_device = jax.tree.map(
     lambda a: a.reshape(layout.workers, devices, *a.shape[1:]), states
   )
-  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
+  shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
   found = [
     _read_arrays(
       jax.tree.map(lambda a, d=d: a[:, d], by_device), shards, layout, part
@@ -255,7 +231,7 @@ def read_memory(
   ]
 
   def join(like: ShapedLike, *pieces: Array, rows: int) -> Array:
-    if not is_sharded(like, devices):
+    if not _layout.is_sharded(like, devices):
       # Each device has the whole array; all take what the first one receives.
       return pieces[0]
     lead = pieces[0].shape[:rows]
@@ -285,13 +261,13 @@ def write_memory(
   if layout.devices is None:
     return _write_arrays(memories, x, layout)
   devices = layout.devices
-  shards = jax.tree.map(lambda a: shard_like(a, devices), x)
+  shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
 
   def cut(like: ShapedLike, error: Array) -> Array:
     """Returns every device's part: float32[devices, ...]."""
-    if not is_sharded(like, devices):
+    if not _layout.is_sharded(like, devices):
       return jnp.broadcast_to(error, (devices, *error.shape))
-    return pad_to_rows(error, devices)
+    return _rows.pad_to_rows(error, devices)
 
   def cut_memory(memory: Memory) -> Memory:
     own = jax.tree.map(
@@ -352,10 +328,10 @@ def mix_rows(rows: Array, count: int) -> Array:
     >>> mix_rows(jnp.array([[0.0], [2.0], [4.0]]), 2).tolist()
     [[0.6666666865348816], [3.3333334922790527]]
   """
-  check_float("rows", rows)
+  core.check_float("rows", rows)
   if not jnp.ndim(rows):
     raise ValueError(f"`rows` must have an axis of workers, got {rows!r}.")
-  check_int("count", count, 1, 2**31 - 1)
+  core.check_int("count", count, 1, 2**31 - 1)
   if rows.shape[0] == count:
     return rows
   return jnp.stack([_mix_row(rows, new, count) for new in range(count)])
@@ -385,7 +361,7 @@ def _read_arrays(
   for group, like, method, state in zip(
     arrays.leaf_groups,
     arrays.array_likes(),
-    choose_methods(arrays, workers, layout.method),
+    _layout.choose_methods(arrays, workers, layout.method),
     states,
     strict=True,
   ):
@@ -393,13 +369,13 @@ def _read_arrays(
     codec = group.codec
     means = jnp.zeros(shape, jnp.float32)
 
-    def read(state: PyTree, codec: Codec = codec) -> Array:
-      return read_parts(codec, state)[part]
+    def read(state: PyTree, codec: codecs.Codec = codec) -> Array:
+      return _codec_memory.read_parts(codec, state)[part]
 
-    if part not in list_parts(codec):
+    if part not in _codec_memory.list_parts(codec):
       values = jnp.zeros((workers, *shape), jnp.float32)
-    elif isinstance(codec, onebit):
-      values, means = read_onebit(state.first, shape)
+    elif isinstance(codec, codecs.onebit):
+      values, means = _codec_memory.read_onebit(state.first, shape)
     elif method == "two_phase" and (
       division := _find_division(codec, like, layout)
     ):
@@ -422,7 +398,9 @@ def _write_arrays(
 ) -> PyTree:
   arrays = partition(layout.codec, x)
   workers = layout.workers
-  keep = functools.partial(make_states, canonical=layout.canonical)
+  keep = functools.partial(
+    _codec_memory.make_states, canonical=layout.canonical
+  )
   joined = {
     part: (
       _join_leaves(arrays, memory.own, (workers,)),
@@ -435,19 +413,19 @@ def _write_arrays(
     zip(
       arrays.leaf_groups,
       arrays.array_likes(),
-      choose_methods(arrays, workers, layout.method),
+      _layout.choose_methods(arrays, workers, layout.method),
       strict=True,
     )
   ):
     codec = group.codec
     own, means = (
-      {part: joined[part][side][i] for part in list_parts(codec)}
+      {part: joined[part][side][i] for part in _codec_memory.list_parts(codec)}
       for side in (0, 1)
     )
     if not own:
-      states.append(ReduceState(drop_shared(codec.init(like)), ()))
-    elif isinstance(codec, onebit):
-      state = make_onebit(codec, own["error"], means["error"])
+      states.append(ReduceState(core.drop_shared(codec.init(like)), ()))
+    elif isinstance(codec, codecs.onebit):
+      state = _codec_memory.make_onebit(codec, own["error"], means["error"])
       states.append(ReduceState(state, ()))
     elif method == "two_phase" and (
       division := _find_division(codec, like, layout)
@@ -455,8 +433,10 @@ def _write_arrays(
       of_mean = jax.tree.map(division.divide_values, means)
       states.append(ReduceState(keep(codec, own, 1), keep(codec, of_mean, 1)))
     elif method == "two_phase":
-      rows = jax.tree.map(jax.vmap(lambda e: pad_to_rows(e, workers)), own)
-      of_mean = jax.tree.map(lambda e: pad_to_rows(e, workers), means)
+      rows = jax.tree.map(
+        jax.vmap(lambda e: _rows.pad_to_rows(e, workers)), own
+      )
+      of_mean = jax.tree.map(lambda e: _rows.pad_to_rows(e, workers), means)
       states.append(ReduceState(keep(codec, rows, 2), keep(codec, of_mean, 1)))
     else:
       both = jax.tree.map(lambda e, mean: e + mean[None], own, means)
@@ -465,13 +445,13 @@ def _write_arrays(
 
 
 def _find_division(
-  codec: Codec, like: ShapedLike, layout: StateLayout
+  codec: codecs.Codec, like: ShapedLike, layout: StateLayout
 ) -> Division | None:
   """Returns how two phases divide payloads of an array, or None for rows."""
   if layout.canonical:
     return None
   wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-  return find_division(codec, wide, layout.workers)
+  return _layout.find_division(codec, wide, layout.workers)
 
 
 def _join_leaves(

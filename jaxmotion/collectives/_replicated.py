@@ -7,18 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  Split,
-  assert_replicated,
-  axis_names,
-  drop_shared,
-  is_varying,
-  leaf_path,
-  named_leaves,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.program import (
   COLLECTIVES,
   Operand,
@@ -135,13 +125,13 @@ def _type_equal(
   """Types results as replicated that depend on nothing that varies."""
 
   def is_own(node: Any) -> bool:
-    return isinstance(node, PerWorker | Split)
+    return isinstance(node, core.PerWorker | core.Split)
 
   leaves, treedef = jax.tree.flatten(results, is_leaf=is_own)
   typed = [
     i
     for i, x in enumerate(leaves)
-    if not is_own(x) and is_varying(x, axis_name)
+    if not is_own(x) and core.is_varying(x, axis_name)
   ]
   if not typed:
     return results
@@ -162,13 +152,13 @@ def _type_equal(
     read = {v for step in steps for v in step.reads} | {output}
     own = any(_varies(v, axis_name) for v in read - made)
     if not own and not any(map(_tells_workers_apart, steps)):
-      leaves[i] = assert_replicated(leaves[i], axis_name)
+      leaves[i] = core.assert_replicated(leaves[i], axis_name)
   return jax.tree.unflatten(treedef, leaves)
 
 
 def _varies(value: Operand, axis_name: AxisName) -> bool:
   """Says whether a value is typed as varying over the workers."""
-  return is_varying(value.aval, axis_name)
+  return core.is_varying(value.aval, axis_name)
 
 
 def _tells_workers_apart(step: Step) -> bool:
@@ -198,13 +188,13 @@ def check_exchanged(
   named = [("params", params), ("opt_state", opt_state)]
   for name, tree in named:
     leaves = jax.tree_util.tree_leaves_with_path(
-      tree, is_leaf=lambda node: isinstance(node, PerWorker | Split)
+      tree, is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split)
     )
     for key_path, leaf in leaves:
-      if isinstance(leaf, PerWorker | Split):
+      if isinstance(leaf, core.PerWorker | core.Split):
         continue
-      if is_varying(leaf, axis_name):
-        path = "/".join(filter(None, (name, leaf_path(key_path))))
+      if core.is_varying(leaf, axis_name):
+        path = "/".join(filter(None, (name, core.leaf_path(key_path))))
         remedy = {
           "params": "Freeze a parameter by optax.partition, with "
           "optax.set_to_zero() for its label",
@@ -213,7 +203,8 @@ def check_exchanged(
         }[name]
         raise ValueError(
           "`tx` must exchange gradients over all of "
-          f"{axis_names(axis_name)} before they are used, got `{path}` that "
+          f"{core.axis_names(axis_name)} before they are used, got `{path}` "
+          "that "
           "differs between workers: begin the chain with "
           f"jaxmotion.exchange(axis_name, codec). {remedy}."
         )
@@ -232,26 +223,26 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
   """
 
   def fits(node: Any, shapes: list[tuple[int, ...]]) -> list[bool]:
-    if isinstance(node, PerWorker):
+    if isinstance(node, core.PerWorker):
       return [bool(shape) and shape[0] in rows for shape in shapes]
     return [
       dimension is None or shape[dimension] % rows[0] == 0
       for shape, dimension in zip(shapes, node.dimensions, strict=True)
     ]
 
-  is_own = lambda node: isinstance(node, PerWorker | Split)
+  is_own = lambda node: isinstance(node, core.PerWorker | core.Split)
   for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_own):
     if not is_own(node):
       continue
     # What is `Shared` is there once, whatever the number of workers.
-    node = drop_shared(node) if isinstance(node, PerWorker) else node
-    named = named_leaves(node)
+    node = core.drop_shared(node) if isinstance(node, core.PerWorker) else node
+    named = core.named_leaves(node)
     shapes = [jax.numpy.shape(x) for _, x in named]
     for (inner, _), shape, is_fit in zip(
       named, shapes, fits(node, shapes), strict=True
     ):
       if not is_fit:
-        name = "/".join(filter(None, (leaf_path(path), inner)))
+        name = "/".join(filter(None, (core.leaf_path(path), inner)))
         raise ValueError(
           f"`opt_state` must be of the {rows[0]} workers of the mesh, got "
           f"`{name}` of shape {shape}: continue a state of other workers by "

@@ -10,21 +10,10 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jaxmotion.codecs import Message, Rounds
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import KINDS
-from jaxmotion.collectives._sum_payloads import (
-  join_flat,
-  split_flat,
-  sum_payloads,
-)
-from jaxmotion.collectives._transport import exchange_rows, gather_payloads
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  check_choice,
-  check_sequence,
-  to_varying,
-)
+from jaxmotion.collectives import _sum_payloads, _transport
+from jaxmotion.core import AxisName, PyTree
 
 
 class Round(NamedTuple):
@@ -56,10 +45,10 @@ def schedule_rounds(kinds: Sequence[Sequence[str]]) -> list[Round]:
 members=(0, 1))]
   """
   left = []
-  for own in check_sequence("kinds", kinds, "sequences of kinds"):
-    left.append(list(check_sequence("kinds", own, "sequences of kinds")))
+  for own in core.check_sequence("kinds", kinds, "sequences of kinds"):
+    left.append(list(core.check_sequence("kinds", own, "sequences of kinds")))
     for kind in left[-1]:
-      check_choice("kinds", kind, KINDS)
+      core.check_choice("kinds", kind, KINDS)
   rounds = []
   while any(left):
     first = {own[0] for own in left if own}
@@ -75,7 +64,7 @@ members=(0, 1))]
 
 
 def run_rounds(
-  reductions: Sequence[Rounds[Any]],
+  reductions: Sequence[codecs.Rounds[Any]],
   kinds: Sequence[Sequence[str]],
   axis_name: AxisName,
 ) -> list[Any]:
@@ -86,7 +75,7 @@ def run_rounds(
     kinds: the kinds of the messages of each, in order.
     axis_name: the workers' axis.
   """
-  ahead: list[Message | None] = [None] * len(reductions)
+  ahead: list[codecs.Message | None] = [None] * len(reductions)
   results: list[Any] = [None] * len(reductions)
   for kind, members in schedule_rounds(kinds):
     # A reduction starts when its first message is due: what it encodes is then
@@ -109,19 +98,19 @@ def run_rounds(
 
 def _max_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   """Returns the greatest element of any worker, for all elements."""
-  leaves, treedef = jax.tree.flatten(to_varying(payloads, axis_name))
+  leaves, treedef = jax.tree.flatten(core.to_varying(payloads, axis_name))
   by_dtype: dict[Any, list[int]] = {}
   for i, leaf in enumerate(leaves):
     by_dtype.setdefault(leaf.dtype, []).append(i)
   for members in by_dtype.values():
-    greatest = lax.pmax(join_flat(leaves, members), axis_name)
-    split_flat(leaves, members, greatest)
+    greatest = lax.pmax(_sum_payloads.join_flat(leaves, members), axis_name)
+    _sum_payloads.split_flat(leaves, members, greatest)
   return jax.tree.unflatten(treedef, leaves)
 
 
 _SEND = {
-  "all_to_all": exchange_rows,
-  "gather": gather_payloads,
-  "sum": sum_payloads,
+  "all_to_all": _transport.exchange_rows,
+  "gather": _transport.gather_payloads,
+  "sum": _sum_payloads.sum_payloads,
   "max": _max_payloads,
 }

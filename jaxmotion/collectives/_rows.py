@@ -8,25 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
-from jaxmotion.collectives._arguments import (
-  check_position,
-  check_shaped,
-  count_workers,
-)
-from jaxmotion.collectives._layout import row_like
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  ShapedLike,
-  pad_apart,
-  saturate_cast,
-  shape_string,
-  write_apart,
-)
-from jaxmotion.kernels import is_read_slowly
+from jaxmotion import codecs, core, kernels
+from jaxmotion.collectives import _arguments, _layout
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 # Fewer values are padded as a whole, by one kernel less.
 _MIN_PARTED = 1 << 16
@@ -41,13 +25,13 @@ def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
     axis: position of the axis, which may be negative.
     axis_name: the workers' axis.
   """
-  workers = count_workers(axis_name)
-  check_shaped("x", x)
-  axis = check_position(name, axis, len(x.shape))
+  workers = _arguments.count_workers(axis_name)
+  _arguments.check_shaped("x", x)
+  axis = _arguments.check_position(name, axis, len(x.shape))
   if x.shape[axis] % workers:
     raise ValueError(
       f"`{name}` must be an axis whose length {workers} workers divide, "
-      f"got {axis} of {shape_string(x)}."
+      f"got {axis} of {core.shape_string(x)}."
     )
   return axis
 
@@ -59,16 +43,20 @@ def to_rows(x: Array, axis: int, workers: int) -> Array:
 
 def pad_to_rows(x: Array, workers: int) -> Array:
   """Pads `x` with zeros and splits it into rows of `row_like(x, workers)`."""
-  row = row_like(x, workers)
+  row = _layout.row_like(x, workers)
   rows = x.reshape(-1, *row.shape[1:])
   if padding := workers * row.shape[0] - rows.shape[0]:
     # A codec reads it several times.
-    rows = pad_apart(rows, padding, jnp.zeros((), x.dtype))
+    rows = core.pad_apart(rows, padding, jnp.zeros((), x.dtype))
   return rows.reshape(workers, *row.shape)
 
 
 def encode_shards(
-  codec: Codec, x: Array, workers: int, state: PyTree, key: Key | None
+  codec: codecs.Codec,
+  x: Array,
+  workers: int,
+  state: PyTree,
+  key: core.Key | None,
 ) -> tuple[PyTree, PyTree]:
   """Splits `x` into rows of `row_like(x, workers)` and encodes each by itself.
 
@@ -85,7 +73,7 @@ def encode_shards(
   whole = lambda: encode_rows(codec, pad_to_rows(x, workers), state, key)
   if x.size < _MIN_PARTED or jax.tree.leaves(state):
     return whole()  # States of two parts would be joined by a copy.
-  row = row_like(x, workers)
+  row = _layout.row_like(x, workers)
   flat = x.reshape(-1, *row.shape[1:])
   full = flat.shape[0] // row.shape[0]
   if full == workers:
@@ -93,7 +81,7 @@ def encode_shards(
   # Padding the whole array would be a copy of it, so only what is left beyond
   # the full rows is padded.
   start, padding = full * row.shape[0], workers * row.shape[0] - flat.shape[0]
-  left = pad_apart(flat[start:], padding, jnp.zeros((), x.dtype))
+  left = core.pad_apart(flat[start:], padding, jnp.zeros((), x.dtype))
   encode = jax.vmap(lambda x, key: codec.encode(x, state, key)[0])
   keys = _fold_rows(key, workers)
   payloads = [
@@ -124,12 +112,12 @@ def join_rows(rows: Array, like: ShapedLike) -> Array:
   join: Callable[[Array], Array] = lambda rows: rows.reshape(-1)[:size]
   # Whatever reads a vector divides each index by the width. By a power of two
   # that is a shift.
-  if width & (width - 1) and is_read_slowly((size,), 1, workers, width):
-    join = functools.partial(write_apart, join)
+  if width & (width - 1) and kernels.is_read_slowly((size,), 1, workers, width):
+    join = functools.partial(core.write_apart, join)
   return join(rows).reshape(like.shape)
 
 
-def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:
+def to_encode_dtype(codec: codecs.Codec, x: Array, dtype: Any = None) -> Array:
   """Returns `x` in the dtype it is encoded in: float32 at least.
 
   A codec of float32 decodes to float32 too, so sums over workers are made
@@ -142,19 +130,19 @@ def to_encode_dtype(codec: Codec, x: Array, dtype: Any = None) -> Array:
     dtype: the array's own dtype, if `x` was made wider; None is that of `x`.
   """
   if codec.keeps_dtype:
-    return x if dtype is None else saturate_cast(x, dtype)
+    return x if dtype is None else core.saturate_cast(x, dtype)
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def encode_rows(
-  codec: Codec, rows: Array, state: PyTree, key: Key | None
+  codec: codecs.Codec, rows: Array, state: PyTree, key: core.Key | None
 ) -> tuple[PyTree, PyTree]:
   """Encodes each row by itself; payload, state and key have a row axis."""
   return jax.vmap(codec.encode)(rows, state, _fold_rows(key, rows.shape[0]))
 
 
-def _fold_rows(key: Key | None, rows: int) -> Key | None:
+def _fold_rows(key: core.Key | None, rows: int) -> core.Key | None:
   """Returns a key for each row, stacked."""
   if key is None:
     return None
-  return write_apart(lambda key: jax.vmap(key.fold)(jnp.arange(rows)), key)
+  return core.write_apart(lambda key: jax.vmap(key.fold)(jnp.arange(rows)), key)

@@ -5,24 +5,17 @@ from typing import NamedTuple
 
 import jax
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec, partition
-from jaxmotion.collectives._arguments import count_workers, joint_axes
-from jaxmotion.collectives._layout import is_summed
-from jaxmotion.collectives._rows import encode_rows, to_encode_dtype
-from jaxmotion.collectives._sum_payloads import (
-  MIN_ELEMENTS_ALONE,
-  scatter_payload,
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _rows,
+  _sum_payloads,
+  _transport,
 )
-from jaxmotion.collectives._transport import exchange_rows, gather_payloads
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  fold_paths,
-  to_varying,
-)
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 class LeafCodec(NamedTuple):
@@ -34,14 +27,14 @@ class LeafCodec(NamedTuple):
   """
 
   codec: Codec
-  key: Key | None
+  key: core.Key | None
 
 
 def find_leaf_codecs(
   name: str,
   codec: Codec | None,
   tree: PyTree,
-  key: Key | None = None,
+  key: core.Key | None = None,
   *,
   prefix: str = "",
   stateless: bool = False,
@@ -61,9 +54,9 @@ def find_leaf_codecs(
   """
   arrays = partition(identity() if codec is None else codec, tree)
   paths = [prefix + path for path, _ in arrays.leaves]
-  keys: list[Key | None] = [None] * len(paths)
+  keys: list[core.Key | None] = [None] * len(paths)
   if key is not None:
-    keys = [*fold_paths(key, paths)]
+    keys = [*core.fold_paths(key, paths)]
   found: dict[int, LeafCodec] = {}
   for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
@@ -98,9 +91,9 @@ def scatter_means(
     wider, or in the array's own dtype from codecs that keep it.
   """
   coded = [
-    encode_rows(
+    _rows.encode_rows(
       leaf.codec,
-      to_encode_dtype(leaf.codec, to_varying(x, axis_name)),
+      _rows.to_encode_dtype(leaf.codec, core.to_varying(x, axis_name)),
       state,
       leaf.key,
     )
@@ -129,22 +122,25 @@ def average_rows(
     likes: shape and dtype of a row of each array.
     axis_name: the workers' axis.
   """
-  workers = count_workers(axis_name)
+  workers = _arguments.count_workers(axis_name)
   # A collective for each small array would cost round trips: they join the
   # all-to-all, which has as many bytes. The choice depends on the array alone,
   # since it decides the order of the sum.
   is_alone = [
-    is_summed(leaf.codec, row) and row.size >= MIN_ELEMENTS_ALONE
+    _layout.is_summed(leaf.codec, row)
+    and row.size >= _sum_payloads.MIN_ELEMENTS_ALONE
     for leaf, row in zip(codecs, likes, strict=True)
   ]
   sent = [p for p, alone in zip(payloads, is_alone, strict=True) if not alone]
-  received = iter(exchange_rows(sent, axis_name))
+  received = iter(_transport.exchange_rows(sent, axis_name))
   means = []
   for payload, leaf, row, alone in zip(
     payloads, codecs, likes, is_alone, strict=True
   ):
     if alone:
-      total = leaf.codec.decode(scatter_payload(payload, axis_name), row)
+      total = leaf.codec.decode(
+        _sum_payloads.scatter_payload(payload, axis_name), row
+      )
     else:
       total = leaf.codec.sum_decoded(next(received), row)
     means.append(total / workers)
@@ -168,13 +164,16 @@ def average_locally(
   Returns:
     Arrays of shape (hosts, ...), the rows of this device's place on each host.
   """
-  hosts, devices = count_workers(axis_name), count_workers(local_axis)
+  hosts, devices = (
+    _arguments.count_workers(axis_name),
+    _arguments.count_workers(local_axis),
+  )
   by_device = [
     a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
   ]
   states: list[PyTree] = [()] * len(rows)
   means, _ = scatter_means(by_device, codecs, states, local_axis)
-  return to_varying(means, joint_axes(axis_name, local_axis))
+  return core.to_varying(means, _arguments.joint_axes(axis_name, local_axis))
 
 
 def join_hosts(gathered: PyTree) -> PyTree:
@@ -211,16 +210,16 @@ def gather_shards(
     Arrays with a leading axis of workers, host by host.
   """
   own = [
-    to_encode_dtype(leaf.codec, x)
+    _rows.to_encode_dtype(leaf.codec, x)
     for x, leaf in zip(shards, codecs, strict=True)
   ]
   payloads = [
     leaf.codec.encode(x, (), leaf.key)[0]
     for x, leaf in zip(own, codecs, strict=True)
   ]
-  gathered = gather_payloads(payloads, axis_name)
+  gathered = _transport.gather_payloads(payloads, axis_name)
   if local_axis is not None:
-    gathered = join_hosts(gather_payloads(gathered, local_axis))
+    gathered = join_hosts(_transport.gather_payloads(gathered, local_axis))
   return [
     jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)
     for payload, leaf, x in zip(gathered, codecs, own, strict=True)

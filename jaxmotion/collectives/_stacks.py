@@ -5,15 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.collectives._methods import (
-  ReduceState,
-  Reduction,
-  reduce_array,
-  reduce_stack,
-  round_kinds,
-)
-from jaxmotion.collectives._pieces import sends_pieces
-from jaxmotion.collectives._rounds import run_rounds
+from jaxmotion.collectives import _methods, _pieces, _rounds
 from jaxmotion.core import Array, AxisName, PyTree
 
 # A stack copies its arrays. That takes longer than it spares for large ones.
@@ -22,7 +14,7 @@ _STACKABLE = ("gather", "two_phase")
 
 
 def find_stacks(
-  reductions: Sequence[Reduction], methods: Sequence[str]
+  reductions: Sequence[_methods.Reduction], methods: Sequence[str]
 ) -> list[list[int]]:
   """Returns the positions of arrays that are reduced together, in order.
 
@@ -40,15 +32,17 @@ def find_stacks(
   ):
     key: Hashable = i
     is_small = reduction.x.size <= _MAX_SIZE
-    if is_small and method in _STACKABLE and not sends_pieces():
+    if is_small and method in _STACKABLE and not _pieces.sends_pieces():
       key = (reduction.codec, method, _describe_inputs(reduction))
     found.setdefault(key, []).append(i)
   return list(found.values())
 
 
 def run_reductions(
-  reductions: Sequence[Reduction], methods: Sequence[str], axis_name: AxisName
-) -> list[tuple[Array, ReduceState]]:
+  reductions: Sequence[_methods.Reduction],
+  methods: Sequence[str],
+  axis_name: AxisName,
+) -> list[tuple[Array, _methods.ReduceState]]:
   """Runs all reductions together; returns each one's result and new state.
 
   Args:
@@ -57,15 +51,15 @@ def run_reductions(
     axis_name: the workers' axis.
   """
   stacks = find_stacks(reductions, methods)
-  results = run_rounds(
+  results = _rounds.run_rounds(
     [
-      reduce_stack([reductions[i] for i in stack], methods[stack[0]])
+      _methods.reduce_stack([reductions[i] for i in stack], methods[stack[0]])
       if len(stack) > 1
-      else reduce_array(reductions[stack[0]], methods[stack[0]])
+      else _methods.reduce_array(reductions[stack[0]], methods[stack[0]])
       for stack in stacks
     ],
     [
-      round_kinds(reductions[stack[0]].codec, methods[stack[0]])
+      _methods.round_kinds(reductions[stack[0]].codec, methods[stack[0]])
       for stack in stacks
     ],
     axis_name,
@@ -76,7 +70,7 @@ def run_reductions(
   return [by_position[i] for i in range(len(reductions))]
 
 
-def _describe_inputs(reduction: Reduction) -> Hashable:
+def _describe_inputs(reduction: _methods.Reduction) -> Hashable:
   """Returns the types of a reduction's arrays and the form of its state."""
   inputs: PyTree = (reduction.x, reduction.state, reduction.key)
   leaves, treedef = jax.tree.flatten(inputs)

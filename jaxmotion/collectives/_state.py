@@ -3,17 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  PyTree,
-  ShapedLike,
-  check_arrays,
-  same_shapes,
-  shape_strings,
-)
+from jaxmotion import codecs, core
+from jaxmotion.core import PyTree, ShapedLike
 
 
-def init_rows(codec: Codec, rows: int, like: ShapedLike) -> PyTree:
+def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
   """Returns a fresh codec state for each of several rows, stacked.
 
   Args:
@@ -36,7 +30,7 @@ def check_state(
     state: what the caller gave; None will do for a codec without state.
     canonical: shapes of the canonical state, which is accepted too, if any.
   """
-  check_arrays("state", state)
+  core.check_arrays("state", state)
   if not jax.tree.leaves((expected, state)):
     return expected
   if state is None:
@@ -44,9 +38,12 @@ def check_state(
       "`state` must be given for a codec that has one (make it with the "
       "collective's `..._init`), got None."
     )
-  if not (same_shapes(state, expected) or same_shapes(state, canonical)):
+  if not (
+    core.same_shapes(state, expected) or core.same_shapes(state, canonical)
+  ):
     raise ValueError(
       "`state` must be made for this codec, tree and number of workers: "
-      f"expected {shape_strings(expected)}, got {shape_strings(state)}."
+      f"expected {core.shape_strings(expected)}, got "
+      f"{core.shape_strings(state)}."
     )
   return state

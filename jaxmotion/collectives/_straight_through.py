@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.collectives._weight import apply_weight
-from jaxmotion.core import Array, AxisName, Key, PyTree, float0_zeros
+from jaxmotion import core
+from jaxmotion.collectives import _weight
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def straight_through(
@@ -24,7 +25,7 @@ def straight_through(
 
   # Transposed only when it is needed: a transpose made here would hold tracers
   # of this call, which `jax.checking_leaks` reports.
-  def pull_back(ct: PyTree, key: Key | None) -> PyTree:
+  def pull_back(ct: PyTree, key: core.Key | None) -> PyTree:
     del key
     (x_ct,) = jax.linear_transpose(reference_op, types)(ct)
     return x_ct
@@ -33,10 +34,10 @@ def straight_through(
 
 
 def with_gradient(
-  pull_back: Callable[[PyTree, Key | None], PyTree],
+  pull_back: Callable[[PyTree, core.Key | None], PyTree],
   x: PyTree,
   y: PyTree,
-  key: Key | None,
+  key: core.Key | None,
 ) -> PyTree:
   """Returns `y` with the gradient that `pull_back` makes of its own.
 
@@ -48,20 +49,20 @@ def with_gradient(
   """
 
   @jax.custom_vjp
-  def through(x: PyTree, y: PyTree, key: Key | None) -> PyTree:
+  def through(x: PyTree, y: PyTree, key: core.Key | None) -> PyTree:
     del x, key
     return y
 
   def forward(
-    x: PyTree, y: PyTree, key: Key | None
-  ) -> tuple[PyTree, Key | None]:
+    x: PyTree, y: PyTree, key: core.Key | None
+  ) -> tuple[PyTree, core.Key | None]:
     del x
     return y, key
 
   def backward(
-    key: Key | None, ct: PyTree
-  ) -> tuple[PyTree, PyTree, Key | None]:
-    zeros = jax.tree.map(float0_zeros, key)
+    key: core.Key | None, ct: PyTree
+  ) -> tuple[PyTree, PyTree, core.Key | None]:
+    zeros = jax.tree.map(core.float0_zeros, key)
     return pull_back(ct, key), jax.tree.map(jnp.zeros_like, ct), zeros
 
   through.defvjp(forward, backward)
@@ -81,7 +82,7 @@ def reference_reduce(
   collective = lax.pmean if op == "mean" else lax.psum
 
   def reduce(x: PyTree) -> PyTree:
-    weighted = apply_weight(x, weight, axis_name, op)
+    weighted = _weight.apply_weight(x, weight, axis_name, op)
     weighted = jax.tree.map(lambda w, a: w.astype(a.dtype), weighted, x)
     return collective(weighted, axis_name)
 

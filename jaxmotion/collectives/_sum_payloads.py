@@ -7,17 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.collectives._pieces import sends_pieces
-from jaxmotion.collectives._transport import send_early_first, split_in_halves
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  assert_replicated,
-  axis_size,
-  to_varying,
-  worker_index,
-)
+from jaxmotion import core
+from jaxmotion.collectives import _pieces, _transport
+from jaxmotion.core import Array, AxisName, PyTree
 
 # Between two workers, arrays of fewer elements are joined and summed together.
 MIN_ELEMENTS_ALONE = 1 << 16
@@ -37,13 +29,13 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
     payloads: payloads of several arrays, in the order of the tree.
     axis_name: the workers' axis.
   """
-  leaves, treedef = jax.tree.flatten(to_varying(payloads, axis_name))
+  leaves, treedef = jax.tree.flatten(core.to_varying(payloads, axis_name))
   alone: list[int] = []
   joined: dict[Any, list[int]] = {}
-  is_pair = axis_size(axis_name) == 2
+  is_pair = core.axis_size(axis_name) == 2
   for i, leaf in enumerate(leaves):
     if not leaf.size or not jnp.issubdtype(leaf.dtype, jnp.floating):
-      leaves[i] = assert_replicated(leaf, axis_name)
+      leaves[i] = core.assert_replicated(leaf, axis_name)
     elif is_pair and leaf.size < MIN_ELEMENTS_ALONE:
       joined.setdefault(leaf.dtype, []).append(i)
     else:
@@ -56,13 +48,13 @@ def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
   def add(arrays: Sequence[Array]) -> list[Array]:
     return [lax.psum(a, axis_name) for a in arrays]
 
-  late, early = split_in_halves([leaves[i] for i in alone])
-  if sends_pieces():
+  late, early = _transport.split_in_halves([leaves[i] for i in alone])
+  if _pieces.sends_pieces():
     # The last array first, and small ones, of all layers, in the end.
     sums = add([leaves[i] for i in alone[::-1]])
     totals = [*sums[::-1], *add(buffers)]
   elif late:
-    late_totals, early_totals, _ = send_early_first(
+    late_totals, early_totals, _ = _transport.send_early_first(
       add, [*late, *buffers], early
     )
     split = len(late)
@@ -99,7 +91,7 @@ def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
     payload: payload whose leaves have a leading axis of workers.
     axis_name: the workers' axis.
   """
-  index = worker_index(axis_name)
+  index = core.worker_index(axis_name)
 
   def scatter_leaf(a: Array) -> Array:
     if jnp.issubdtype(a.dtype, jnp.floating):

@@ -27,31 +27,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.collectives._arguments import count_workers
-from jaxmotion.collectives._pieces import (
-  are_swapped,
-  mark_received,
-  sends_pieces,
-  split_in_pieces,
-)
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  assert_replicated,
-  axis_size,
-  check_arrays,
-  check_instance,
-  from_bits,
-  gather_replicated,
-  schedule_after,
-  to_bits,
-  to_varying,
-  tree_bytes,
-  update_in_place,
-  word_dtype,
-  write_apart,
-)
+from jaxmotion import core
+from jaxmotion.collectives import _arguments, _pieces
+from jaxmotion.core import Array, AxisName, PyTree
 
 # Smaller payloads are sent in one piece: a second collective would cost more
 # round trips than it hides.
@@ -76,15 +54,15 @@ def gather_payloads(
     payloads: payloads of several arrays, in the order of the tree.
     axis_name: the workers' axis.
   """
-  check_instance("payloads", payloads, list, "a list of payloads")
-  check_arrays("payloads", payloads)
-  count_workers(axis_name)
-  rows = jax.tree.map(lambda a: a[None], to_varying(payloads, axis_name))
-  split = split_in_pieces if sends_pieces() else split_in_halves
+  core.check_instance("payloads", payloads, list, "a list of payloads")
+  core.check_arrays("payloads", payloads)
+  _arguments.count_workers(axis_name)
+  rows = jax.tree.map(lambda a: a[None], core.to_varying(payloads, axis_name))
+  split = _pieces.split_in_pieces if _pieces.sends_pieces() else split_in_halves
   halves = [half for half in split(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]
 
-  if sends_pieces():
+  if _pieces.sends_pieces():
     received = [_gather_words([own], axis_name)[0] for own in buffers[::-1]]
     received.reverse()
   else:
@@ -103,14 +81,16 @@ def _gather_words(
   """Returns every worker's buffers, one tuple of rows for each buffer."""
 
   def all_gather(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return tuple(tuple(gather_replicated(own, axis_name)) for own in buffers)
+    return tuple(
+      tuple(core.gather_replicated(own, axis_name)) for own in buffers
+    )
 
-  nbytes = tree_bytes(buffers)
+  nbytes = core.tree_bytes(buffers)
 
   def gather_pair(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return _gather_pair(buffers, axis_name, are_swapped(nbytes))
+    return _gather_pair(buffers, axis_name, _pieces.are_swapped(nbytes))
 
-  if nbytes <= _MAX_GATHER_BYTES and not are_swapped(nbytes):
+  if nbytes <= _MAX_GATHER_BYTES and not _pieces.are_swapped(nbytes):
     return all_gather(*buffers)
   return _send_by_platform(all_gather, gather_pair, buffers, axis_name)
 
@@ -125,11 +105,11 @@ def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
   Returns:
     Leaves of the same shapes; row r came from worker r.
   """
-  rows = to_varying(payload, axis_name)
+  rows = core.to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
-  if sends_pieces() and isinstance(rows, list):
-    pieces = split_in_pieces(rows)
+  if _pieces.sends_pieces() and isinstance(rows, list):
+    pieces = _pieces.split_in_pieces(rows)
     received = [_exchange_words(piece, axis_name) for piece in pieces[::-1]]
     return [payload for piece in received[::-1] for payload in piece]
   return _exchange_words(rows, axis_name)
@@ -148,7 +128,7 @@ def _exchange_words(rows: PyTree, axis_name: AxisName) -> PyTree:
   def in_turns(words: Array) -> tuple[Array, ...]:
     return _exchange_in_turns(words, axis_name)
 
-  is_large = tree_bytes(words) >= _MIN_TURNS_BYTES
+  is_large = core.tree_bytes(words) >= _MIN_TURNS_BYTES
   if is_large and len(words) % 2:
     received = lax.platform_dependent(words, cpu=in_turns, default=all_to_all)
   else:
@@ -169,7 +149,7 @@ def permute_payload(
   Returns:
     The received payload; zeros on workers that are no destination.
   """
-  rows = jax.tree.map(lambda a: a[None], to_varying(payload, axis_name))
+  rows = jax.tree.map(lambda a: a[None], core.to_varying(payload, axis_name))
   if not jax.tree.leaves(rows):
     return payload
   received = lax.ppermute(_pack_words(rows), axis_name, pairs)
@@ -218,10 +198,10 @@ def send_early_first(
     The sums of `late`, the sums of `early`, and `late` as it was sent.
   """
   early_sums = send(early)
-  late = [schedule_after(a, early_sums[-1]) for a in late]
+  late = [core.schedule_after(a, early_sums[-1]) for a in late]
   # The update that reads a sum may write where a parameter was, so it must not
   # start before all gradients are computed: XLA:CPU would copy the parameter.
-  early_sums = [schedule_after(a, late[-1]) for a in early_sums]
+  early_sums = [core.schedule_after(a, late[-1]) for a in early_sums]
   return send(late), early_sums, late
 
 
@@ -232,7 +212,7 @@ def _send_by_platform(
   axis_name: AxisName,
 ) -> Any:
   """Sends buffers of words: between two CPU workers, by way of their sum."""
-  if axis_size(axis_name) != 2:
+  if core.axis_size(axis_name) != 2:
     return send(*buffers)
   return lax.platform_dependent(*buffers, cpu=send_by_sum, default=send)
 
@@ -268,23 +248,23 @@ def _gather_pair(
       jnp.where(rank == 0, other, own),
     )
 
-  if len(buffers) == 2 and not sends_pieces():
+  if len(buffers) == 2 and not _pieces.sends_pieces():
     late, early, sent = send_early_first(send, buffers[:1], buffers[1:])
     received, buffers = [*late, *early], [*sent, *buffers[1:]]
   else:
     received = send(buffers)
   pairs = [
-    (own, to_varying(words, axis_name))
+    (own, core.to_varying(words, axis_name))
     for own, words in zip(buffers, received, strict=True)
   ]
-  if sends_pieces():
+  if _pieces.sends_pieces():
     # The program that sends ends with the selection.
-    rows = [mark_received(select_rows(pair, ())) for pair in pairs]
+    rows = [_pieces.mark_received(select_rows(pair, ())) for pair in pairs]
   else:
     # `update_in_place` keeps the selection out of the decode. Fused into it,
     # the selection would be made once an element and without vectors (5x).
-    rows = [update_in_place(select_rows, pair, (), rank) for pair in pairs]
-  return tuple(assert_replicated(pair, axis_name) for pair in rows)
+    rows = [core.update_in_place(select_rows, pair, (), rank) for pair in pairs]
+  return tuple(core.assert_replicated(pair, axis_name) for pair in rows)
 
 
 def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
@@ -310,9 +290,9 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
       jnp.where(rank == 0, other, kept),
     )
 
-  kept, sent = update_in_place(select_rows, (words[0], words[1]), (), rank)
-  other = to_varying(lax.psum(sent, axis_name), axis_name) - sent
-  return update_in_place(select_rows, (kept, other), (), rank)
+  kept, sent = core.update_in_place(select_rows, (words[0], words[1]), (), rank)
+  other = core.to_varying(lax.psum(sent, axis_name), axis_name) - sent
+  return core.update_in_place(select_rows, (kept, other), (), rank)
 
 
 def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
@@ -340,7 +320,7 @@ def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   received = [take(words, rank)]
   for turn in range(1, workers):
     # Turns at once would share the link again.
-    sent = schedule_after(take(words, rank + turn), received[-1])
+    sent = core.schedule_after(take(words, rank + turn), received[-1])
     pairs = [(i, (i + turn) % workers) for i in range(workers)]
     received.append(lax.ppermute(sent, axis_name, pairs))
   # Turn t brought the row of the worker t places before.
@@ -360,7 +340,7 @@ def _pack_words(payload: PyTree) -> Array:
       return _to_words(leaf, width)
     # XLA:CPU would compute codes where they are joined, element by element (4
     # bits: 6x).
-    return write_apart(lambda leaf: _to_words(leaf, width), leaf)
+    return core.write_apart(lambda leaf: _to_words(leaf, width), leaf)
 
   # Payloads are concatenated, never the floats they encode, for the same
   # reason.
@@ -408,8 +388,8 @@ def _to_words(x: Array, width: int) -> Array:
   own = x.dtype.itemsize
   if x.dtype == jnp.bool_:
     x = x.astype(jnp.uint8)
-  elif x.dtype != word_dtype(x.dtype):
-    x = to_bits(x)
+  elif x.dtype != core.word_dtype(x.dtype):
+    x = core.to_bits(x)
   x = x.reshape(x.shape[0], -1)
   if own < width:
     x = x.reshape(x.shape[0], -1, width // own)
@@ -425,8 +405,8 @@ def _from_words(words: Array, like: Array) -> Array:
   if own > width:
     words = words.reshape(-1, own // width)
   if own != width:
-    words = lax.bitcast_convert_type(words, word_dtype(dtype)).reshape(-1)
+    words = lax.bitcast_convert_type(words, core.word_dtype(dtype)).reshape(-1)
   x = words.reshape(shape)
   if dtype == jnp.bool_:
     return x.astype(dtype)
-  return x if x.dtype == dtype else from_bits(x, dtype)
+  return x if x.dtype == dtype else core.from_bits(x, dtype)

@@ -10,35 +10,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, PartitionSpec as P
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives._arguments import (
-  all_axes,
-  check_key,
-  check_position,
-  check_shaped,
-  count_workers,
-)
-from jaxmotion.collectives._rows import encode_rows, to_encode_dtype, to_rows
-from jaxmotion.collectives._shards import (
-  LeafCodec,
-  average_locally,
-  average_rows,
-  join_hosts,
-)
-from jaxmotion.collectives._transport import gather_payloads
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  check_float,
-  check_instance,
-  find_free_axes,
-  shape_string,
-  to_varying,
-  tracks_varying,
-)
+from jaxmotion.collectives import _arguments, _rows, _shards, _transport
+from jaxmotion.core import Array, AxisName, PyTree
 
 PACKED_WEIGHTS = "jaxmotion/packed"
 """Name of gathered words, for `jax.checkpoint_policies`."""
@@ -55,7 +31,7 @@ def unshard(
   *,
   axis: int = 0,
   error: Array | None = None,
-  key: Key | None = None,
+  key: core.Key | None = None,
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
   spec: PartitionSpec | None = None,
@@ -121,13 +97,13 @@ def unshard(
     >>> jax.jit(grad)(jnp.ones(3), jnp.ones((4, 3))).tolist()
     [1.0, 1.0, 1.0]
   """
-  check_shaped("x", x)
-  check_float("x", x)
-  workers = all_axes(axis_name, local_axis, local_codec)
-  rows, devices = count_workers(axis_name), 1
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
+  workers = _arguments.all_axes(axis_name, local_axis, local_codec)
+  rows, devices = _arguments.count_workers(axis_name), 1
   if local_axis is not None:
-    devices = count_workers(local_axis, "local_axis")
-  axis = check_position("axis", axis, x.ndim)
+    devices = _arguments.count_workers(local_axis, "local_axis")
+  axis = _arguments.check_position("axis", axis, x.ndim)
   codecs = {
     "weight_codec": weight_codec,
     "gradient_codec": gradient_codec,
@@ -136,16 +112,16 @@ def unshard(
   for name, codec in codecs.items():
     if codec is not None:
       check_codec(name, codec, stateless=True, one_round=True)
-  check_key(key)
+  _arguments.check_key(key)
   remembered = list(x.shape)
   remembered[axis] *= rows
   if error is not None:
-    check_shaped("error", error)
-    check_float("error", error)
+    _arguments.check_shaped("error", error)
+    core.check_float("error", error)
     if error.shape != tuple(remembered):
       raise ValueError(
         f"`error` must have the shape {tuple(remembered)} of the weights that "
-        f"this worker sends, got {shape_string(error)}."
+        f"this worker sends, got {core.shape_string(error)}."
       )
   how = _How(
     axis_name,
@@ -158,7 +134,7 @@ def unshard(
     devices,
     check_shard(spec, axis, x.ndim),
   )
-  return _unshard(how, *to_varying((x, error, key), workers))
+  return _unshard(how, *core.to_varying((x, error, key), workers))
 
 
 def check_shard(
@@ -177,7 +153,7 @@ def check_shard(
   """
   if spec is None:
     return None
-  check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
+  core.check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
   if len(spec) > ndim or (len(spec) > axis and spec[axis] is not None):
     raise ValueError(
       f"`spec` must shard other axes than {axis}, which workers cut, of "
@@ -202,16 +178,16 @@ class _How(NamedTuple):
   @property
   def workers(self) -> AxisName:
     """The axes of all workers."""
-    return all_axes(self.axis_name, self.local_axis, None)
+    return _arguments.all_axes(self.axis_name, self.local_axis, None)
 
-  def gather(self, part: Array, key: Key | None) -> Array:
+  def gather(self, part: Array, key: core.Key | None) -> Array:
     """Returns the whole weights."""
     return self._map_model(self._gather_shard, (self.spec, P()), self.spec)(
       part, key
     )
 
   def reduce(
-    self, ct: Array, error: Array | None, key: Key | None
+    self, ct: Array, error: Array | None, key: core.Key | None
   ) -> tuple[Array, Array | None]:
     """Returns this worker's part of the mean, and the memory's change."""
     return self._map_model(
@@ -222,7 +198,7 @@ class _How(NamedTuple):
     self, fun: Callable[..., Any], in_specs: Any, out_specs: Any
   ) -> Callable[..., Any]:
     """Maps a function over the shards of a model, which are encoded alone."""
-    free = find_free_axes()
+    free = core.find_free_axes()
     if self.spec is None or not free:
       return fun
     return jax.shard_map(
@@ -230,52 +206,58 @@ class _How(NamedTuple):
       in_specs=in_specs,
       out_specs=out_specs,
       axis_names=set(free),
-      check_vma=tracks_varying(self.workers),
+      check_vma=core.tracks_varying(self.workers),
     )
 
-  def _gather_shard(self, part: Array, key: Key | None) -> Array:
+  def _gather_shard(self, part: Array, key: core.Key | None) -> Array:
     codec = self.weight_codec
-    own = to_encode_dtype(codec, part)
+    own = _rows.to_encode_dtype(codec, part)
     payload, _ = codec.encode(own, (), key)
     if self.local_axis is None:
       words = self._gather_named(payload, self.axis_name, PACKED_WEIGHTS)
     else:
       words = self._gather_named(payload, self.axis_name, HOST_WEIGHTS)
       words = self._gather_named(words, self.local_axis, PACKED_WEIGHTS)
-      words = join_hosts(words)
+      words = _shards.join_hosts(words)
     rows = jax.vmap(lambda p: codec.decode(p, own))(words)
     whole = jnp.concatenate(list(rows), axis=self.axis)
     return whole.astype(part.dtype)
 
   def _gather_named(self, payload: PyTree, axis: AxisName, name: str) -> PyTree:
     """Returns the payloads along an axis, under a name for policies."""
-    (words,) = to_varying(gather_payloads([payload], axis), self.workers)
+    (words,) = core.to_varying(
+      _transport.gather_payloads([payload], axis), self.workers
+    )
     return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
   def _reduce_shard(
-    self, ct: Array, error: Array | None, key: Key | None
+    self, ct: Array, error: Array | None, key: core.Key | None
   ) -> tuple[Array, Array | None]:
     codec = self.gradient_codec
-    wide = to_encode_dtype(codec, ct)
+    wide = _rows.to_encode_dtype(codec, ct)
     if error is not None:
       wide = ct.astype(jnp.float32)
-    rows = to_rows(wide, self.axis, self.rows * self.devices)
+    rows = _rows.to_rows(wide, self.axis, self.rows * self.devices)
     # Another key than that of the weights.
     own = None if key is None else key.fold(self.rows * self.devices)
     if self.local_axis is not None:
-      local = LeafCodec(self.local_codec, None if own is None else own.fold(0))
-      (rows,) = average_locally(
+      local = _shards.LeafCodec(
+        self.local_codec, None if own is None else own.fold(0)
+      )
+      (rows,) = _shards.average_locally(
         [rows], [local], self.axis_name, self.local_axis
       )
-      rows = to_encode_dtype(codec, rows)
+      rows = _rows.to_encode_dtype(codec, rows)
       own = None if own is None else own.fold(1)
     value = rows
     if error is not None:
-      value = rows + to_rows(error.astype(jnp.float32), self.axis, self.rows)
-    payload, _ = encode_rows(codec, value, (), own)
+      value = rows + _rows.to_rows(
+        error.astype(jnp.float32), self.axis, self.rows
+      )
+    payload, _ = _rows.encode_rows(codec, value, (), own)
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    (mean,) = average_rows(
-      [payload], [LeafCodec(codec, None)], [row], self.axis_name
+    (mean,) = _shards.average_rows(
+      [payload], [_shards.LeafCodec(codec, None)], [row], self.axis_name
     )
     if error is None:
       return mean.astype(ct.dtype), None
@@ -287,14 +269,14 @@ class _How(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unshard(
-  how: _How, part: Array, error: Array | None, key: Key | None
+  how: _How, part: Array, error: Array | None, key: core.Key | None
 ) -> Array:
   del error
   return how.gather(part, key)
 
 
 def _forward(
-  how: _How, part: Array, error: Array | None, key: Key | None
+  how: _How, part: Array, error: Array | None, key: core.Key | None
 ) -> tuple[Array, Any]:
   return how.gather(part, key), (error, key)
 

@@ -7,14 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_size,
-  shape_string,
-  to_varying,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def check_weight(weight: Any) -> None:
@@ -47,7 +41,7 @@ def check_weight(weight: Any) -> None:
     raise TypeError(f"`weight` must be a real number, got {weight!r}.")
   if value.ndim:
     raise ValueError(
-      f"`weight` must be a scalar, got an array {shape_string(value)}."
+      f"`weight` must be a scalar, got an array {core.shape_string(value)}."
     )
   if not traced and not np.isfinite(np.float64(value)):
     raise ValueError(f"`weight` must be finite, got {weight!r}.")
@@ -74,10 +68,10 @@ def apply_weight(
   if weight is None:
     return x
   check_weight(weight)
-  w = to_varying(jnp.asarray(weight, jnp.float32), axis_name)
+  w = core.to_varying(jnp.asarray(weight, jnp.float32), axis_name)
   if op == "mean":
     # The mean of the weights, and not their sum, which may overflow.
-    mean = lax.psum(w / axis_size(axis_name), axis_name)
+    mean = lax.psum(w / core.axis_size(axis_name), axis_name)
     # The mean that follows divides by the number of workers. A weight of zero
     # is no share even of a mean of zero; any other weight then makes the
     # result infinite or NaN, as the formula does.

@@ -9,25 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from jaxmotion.calibration import calibrate_platform
-from jaxmotion.command._platforms import ask_platform, read_platform
-from jaxmotion.command._reports import (
-  describe_rates,
-  parse_bytes,
-  parse_codec,
-  report_advice,
-  report_bytes,
-  report_memory,
-)
-from jaxmotion.command._user_file import (
-  CommandError,
-  UserTask,
-  call_user,
-  check_task,
-  load_function,
-  name_flags,
-)
-from jaxmotion.perfmodel import Platform, save_platform
+from jaxmotion import calibration, perfmodel
+from jaxmotion.command import _platforms, _reports, _user_file
 
 _TASK = """\
 FILE.py:FUNCTION, a function without arguments that returns (loss_fn, params,
@@ -57,7 +40,7 @@ def main(
     _refuse_flags(options.parser, unknown)
   try:
     text = options.run(options, ask)
-  except CommandError as error:
+  except _user_file.CommandError as error:
     _tell(f"jaxmotion: {error}")
     return 1
   except EOFError:
@@ -178,32 +161,34 @@ def _make_parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _read_task(options: argparse.Namespace) -> tuple[UserTask, Platform]:
-  platform = read_platform(
+def _read_task(
+  options: argparse.Namespace,
+) -> tuple[_user_file.UserTask, perfmodel.Platform]:
+  platform = _platforms.read_platform(
     options.platform, options.workers, options.peak_share
   )
-  function = load_function("task", options.task)
-  found = call_user(repr(options.task), function)
-  return check_task(options.task, found), platform
+  function = _user_file.load_function("task", options.task)
+  found = _user_file.call_user(repr(options.task), function)
+  return _user_file.check_task(options.task, found), platform
 
 
 def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
-  return report_advice(*_read_task(options), options.accuracy_budget)
+  return _reports.report_advice(*_read_task(options), options.accuracy_budget)
 
 
 def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
-  budget = parse_bytes(options.budget)
-  return report_memory(*_read_task(options), budget)
+  budget = _reports.parse_bytes(options.budget)
+  return _reports.report_memory(*_read_task(options), budget)
 
 
 def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
-  chosen = [parse_codec(text) for text in options.codec]
-  return report_bytes(*_read_task(options), chosen)
+  chosen = [_reports.parse_codec(text) for text in options.codec]
+  return _reports.report_bytes(*_read_task(options), chosen)
 
 
 def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
   _check_file(options.file)
-  return _write_platform(ask_platform(ask, _tell), options.file)
+  return _write_platform(_platforms.ask_platform(ask, _tell), options.file)
 
 
 def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
@@ -214,10 +199,10 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
     text = f"\rround {done} of {options.repeats}"
     print(text, end=end, file=sys.stderr, flush=True)
 
-  chosen = [parse_codec(text) for text in options.codec]
+  chosen = [_reports.parse_codec(text) for text in options.codec]
   print("compiling", end="", file=sys.stderr, flush=True)
   try:
-    platform = calibrate_platform(
+    platform = calibration.calibrate_platform(
       pathlib.Path(options.file).stem,
       workers=options.workers,
       codecs=chosen,
@@ -229,28 +214,32 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   except (TypeError, ValueError) as error:
     _tell("")  # Ends the line that tells how far it is.
     flags = {name: f"--{name}" for name in ("largest", "sizes", "repeats")}
-    raise name_flags(error, workers="--workers", **flags) from error
+    raise _user_file.name_flags(error, workers="--workers", **flags) from error
   return "\n".join(
-    [describe_rates(platform), _write_platform(platform, options.file)]
+    [_reports.describe_rates(platform), _write_platform(platform, options.file)]
   )
 
 
 def _check_file(path: str) -> None:
   if not path.endswith(".json"):
-    raise CommandError(f"`file` must end in .json, got {path!r}.")
+    raise _user_file.CommandError(f"`file` must end in .json, got {path!r}.")
   if not pathlib.Path(path).absolute().parent.is_dir():
     # Before questions are answered, or a machine is measured.
-    raise CommandError(f"`file` must be in a folder that exists, got {path!r}.")
+    raise _user_file.CommandError(
+      f"`file` must be in a folder that exists, got {path!r}."
+    )
   writable = path if pathlib.Path(path).exists() else pathlib.Path(path).parent
   if pathlib.Path(path).is_dir() or not os.access(writable, os.W_OK):
-    raise CommandError(f"`file` must be one that can be written, got {path!r}.")
+    raise _user_file.CommandError(
+      f"`file` must be one that can be written, got {path!r}."
+    )
 
 
-def _write_platform(platform: Platform, path: str) -> str:
+def _write_platform(platform: perfmodel.Platform, path: str) -> str:
   try:
-    save_platform(platform, path)
+    perfmodel.save_platform(platform, path)
   except OSError as error:
-    raise CommandError(f"`file`: {error}") from error
+    raise _user_file.CommandError(f"`file`: {error}") from error
   if not platform.axes:
     return (
       f"wrote {path}: one device without links. `jaxmotion platform` asks for "

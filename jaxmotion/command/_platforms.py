@@ -5,17 +5,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from jaxmotion.command._user_file import CommandError, name_flags
-from jaxmotion.perfmodel import (
-  Axis,
-  Device,
-  Link,
-  Platform,
-  builtin_platform,
-  gbit_per_s,
-  gbyte_per_s,
-  load_platform,
-)
+from jaxmotion import perfmodel
+from jaxmotion.command import _user_file
 
 T = TypeVar("T")
 _TOLD = "as its user says"
@@ -32,7 +23,7 @@ _DEVICES = {
 
 def read_platform(
   name: str, workers: int | None = None, peak_share: float = 1.0
-) -> Platform:
+) -> perfmodel.Platform:
   """Returns the platform of a name or of a JSON file.
 
   Args:
@@ -46,30 +37,30 @@ def read_platform(
   """
   try:
     if name.endswith(".json"):
-      platform = load_platform(name)
+      platform = perfmodel.load_platform(name)
     else:
-      platform = builtin_platform(name)
+      platform = perfmodel.builtin_platform(name)
   except FileNotFoundError as error:
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--platform` must name a file that exists, got {name!r}."
     ) from error
   except (OSError, TypeError, ValueError) as error:
     # A file has fields, among them `name`; a name is an argument.
     if name.endswith(".json"):
-      raise name_flags(error, path="--platform") from error
-    named = name_flags(error, name="--platform")
+      raise _user_file.name_flags(error, path="--platform") from error
+    named = _user_file.name_flags(error, name="--platform")
     hint = "A platform of your own is a file in .json."
-    raise CommandError(f"{named} {hint}") from error
+    raise _user_file.CommandError(f"{named} {hint}") from error
   if not 0 < peak_share <= 1:
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."
     )
   if workers is not None and not 1 <= workers <= _MAX_WORKERS:
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--workers` must be an integer in [1, {_MAX_WORKERS}], got {workers}."
     )
   if not platform.axes:
-    raise CommandError(
+    raise _user_file.CommandError(
       "`--platform` must have links between workers, got one of a single "
       "device: name its file as the device that `jaxmotion platform` asks for."
     )
@@ -78,11 +69,11 @@ def read_platform(
   try:
     device = _scale_matmuls(platform.device, peak_share)
   except ValueError as error:
-    raise CommandError(f"`--peak_share`: {error}") from error
+    raise _user_file.CommandError(f"`--peak_share`: {error}") from error
   return dataclasses.replace(platform, device=device)
 
 
-def _scale_matmuls(device: Device, share: float) -> Device:
+def _scale_matmuls(device: perfmodel.Device, share: float) -> perfmodel.Device:
   """Returns a device whose matmuls reach a share of their stated rates."""
   rates = {
     dtype: share * rate for dtype, rate in device.matmul_flops_per_s.items()
@@ -106,7 +97,7 @@ class _Dialog(NamedTuple):
     while True:
       try:
         return parse(self.ask(question).strip())
-      except CommandError as error:
+      except _user_file.CommandError as error:
         self.tell(f"{error} Answer again.")
 
   def read_number(
@@ -122,7 +113,7 @@ class _Dialog(NamedTuple):
       if not 0 < number < math.inf or number > most:
         kind = "whole number" if whole else "number"
         limit = "" if most == math.inf else f" of at most {most:g}"
-        raise CommandError(
+        raise _user_file.CommandError(
           f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
           f"{answer!r}."
         )
@@ -133,7 +124,7 @@ class _Dialog(NamedTuple):
 
 def ask_platform(
   ask: Callable[[str], str], tell: Callable[[str], None]
-) -> Platform:
+) -> perfmodel.Platform:
   """Returns the platform that the answers to a few questions describe.
 
   Args:
@@ -159,19 +150,21 @@ def ask_platform(
       "Link between hosts, Gbit/s (such as 25 or 100): "
     )
     latency = dialog.read_number("Its latency, microseconds: ")
-    link = Link(
-      latency_s=latency / 1e6, rate=gbit_per_s(rate), shared_by=int(own)
+    link = perfmodel.Link(
+      latency_s=latency / 1e6,
+      rate=perfmodel.gbit_per_s(rate),
+      shared_by=int(own),
     )
-    axes.append(Axis(name="host", workers=int(hosts), link=link))
+    axes.append(perfmodel.Axis(name="host", workers=int(hosts), link=link))
   if own > 1 or hosts == 1:
     rate = dialog.read_number(
       "Link between devices of a host, GByte/s (PCIe 4: 25, NVLink: 450): "
     )
-    link = Link(latency_s=5e-6, rate=gbyte_per_s(rate))
-    axes.append(Axis(name="device", workers=int(own), link=link))
+    link = perfmodel.Link(latency_s=5e-6, rate=perfmodel.gbyte_per_s(rate))
+    axes.append(perfmodel.Axis(name="device", workers=int(own), link=link))
   for axis in axes:
     sources[f"axes.{axis.name}.rate"] = _TOLD
-  return Platform(
+  return perfmodel.Platform(
     name=name,
     device=device,
     to_host=to_host,
@@ -181,7 +174,9 @@ def ask_platform(
   )
 
 
-def _ask_device(dialog: _Dialog) -> tuple[Device, Link | None, bool]:
+def _ask_device(
+  dialog: _Dialog,
+) -> tuple[perfmodel.Device, perfmodel.Link | None, bool]:
   """Returns a device, its link to the host, and whether both are measured."""
   known = ", ".join(_DEVICES)
   found = dialog.read(
@@ -191,39 +186,47 @@ def _ask_device(dialog: _Dialog) -> tuple[Device, Link | None, bool]:
   return _ask_other_device(dialog) if found is None else found
 
 
-def _parse_device(answer: str) -> tuple[Device, Link | None, bool] | None:
+def _parse_device(
+  answer: str,
+) -> tuple[perfmodel.Device, perfmodel.Link | None, bool] | None:
   """Returns the device that an answer names, None for another one."""
   if answer.endswith(".json"):
     try:
-      measured = load_platform(answer)
+      measured = perfmodel.load_platform(answer)
     except (OSError, TypeError, ValueError) as error:
-      raise CommandError(f"The device: {error}") from error
+      raise _user_file.CommandError(f"The device: {error}") from error
     return measured.device, measured.to_host, True
   name = answer.lower()
   if name in _DEVICES:
-    like = builtin_platform(_DEVICES[name])
+    like = perfmodel.builtin_platform(_DEVICES[name])
     return like.device, like.to_host, False
   if name != "other":
-    raise CommandError(
+    raise _user_file.CommandError(
       f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
       f"{answer!r}."
     )
   return None
 
 
-def _ask_other_device(dialog: _Dialog) -> tuple[Device, Link | None, bool]:
+def _ask_other_device(
+  dialog: _Dialog,
+) -> tuple[perfmodel.Device, perfmodel.Link | None, bool]:
   """Returns the device that a user's figures describe."""
   matmul = dialog.read_number("Its matmuls in bfloat16, TFLOP/s: ")
   wide = dialog.read_number("Its matmuls in float32, TFLOP/s: ")
   memory = dialog.read_number("Its memory, GByte/s: ")
   size = dialog.read_number("Its memory, GByte: ")
   host = dialog.read_number("Its link to the host, GByte/s: ")
-  device = Device(
+  device = perfmodel.Device(
     name="other",
     matmul_flops_per_s={"bfloat16": matmul * 1e12, "float32": wide * 1e12},
     vector_flops_per_s=wide * 1e12,
-    memory_rate=gbyte_per_s(memory),
+    memory_rate=perfmodel.gbyte_per_s(memory),
     memory_bytes=size * 1e9,
     kernel_s=2e-6,
   )
-  return device, Link(latency_s=1e-5, rate=gbyte_per_s(host)), False
+  return (
+    device,
+    perfmodel.Link(latency_s=1e-5, rate=perfmodel.gbyte_per_s(host)),
+    False,
+  )

@@ -5,16 +5,8 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.command._user_file import CommandError, UserTask, name_flags
-from jaxmotion.perfmodel import Platform, predict_exchange
-from jaxmotion.planner import (
-  CANDIDATES,
-  advise,
-  fit_memory,
-  format_codec,
-)
+from jaxmotion import codecs, perfmodel, planner
+from jaxmotion.command import _user_file
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
 _UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
@@ -36,13 +28,13 @@ def parse_bytes(text: str) -> float:
   except ValueError:
     number = 0.0
   if not 0 < number < float("inf"):
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--budget` must be bytes, such as 80GB or 512MiB, got {text!r}."
     )
   return number
 
 
-def parse_codec(text: str) -> Codec:
+def parse_codec(text: str) -> codecs.Codec:
   """Returns the codec that an expression makes.
 
   Args:
@@ -58,24 +50,24 @@ def parse_codec(text: str) -> Codec:
     codec = eval(text, {"__builtins__": {}}, names)
   except NameError as error:
     near = difflib.get_close_matches(error.name or "", names, n=1)
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--codec` must be made of names of `jaxmotion.codecs`, got {text!r}: "
       f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
     ) from error
   except Exception as error:
     # The text of a SyntaxError ends with the place, which is the codec's own.
     reason = error.msg if isinstance(error, SyntaxError) else error
-    raise CommandError(
+    raise _user_file.CommandError(
       f"`--codec`: {text!r} raises {type(error).__name__}: {reason}"
     ) from error
-  if not isinstance(codec, Codec):
-    raise CommandError(f"`--codec` must make a codec, got {text!r}.")
+  if not isinstance(codec, codecs.Codec):
+    raise _user_file.CommandError(f"`--codec` must make a codec, got {text!r}.")
   return codec
 
 
 def report_advice(
-  task: UserTask,
-  platform: Platform,
+  task: _user_file.UserTask,
+  platform: perfmodel.Platform,
   accuracy_budget: float,
 ) -> str:
   """Returns the plan of an exchange as text.
@@ -87,7 +79,7 @@ def report_advice(
   """
   outer, *inner = (axis.name for axis in platform.axes)
   try:
-    plan = advise(
+    plan = planner.advise(
       task.loss_fn,
       task.params,
       (task.batch,),
@@ -97,14 +89,18 @@ def report_advice(
       local_axis=inner[0] if inner else None,
     )
   except (TypeError, ValueError) as error:
-    raise name_flags(error, accuracy_budget="--accuracy_budget") from error
+    raise _user_file.name_flags(
+      error, accuracy_budget="--accuracy_budget"
+    ) from error
   local = f", local_axis={inner[0]!r}" if inner else ""
   use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
   note = f"Predicted for {platform.name}, not measured."
   return "\n".join([str(plan), "", note, use])
 
 
-def report_memory(task: UserTask, platform: Platform, budget: float) -> str:
+def report_memory(
+  task: _user_file.UserTask, platform: perfmodel.Platform, budget: float
+) -> str:
   """Returns the plan that fits a task into memory as text.
 
   Args:
@@ -113,7 +109,7 @@ def report_memory(task: UserTask, platform: Platform, budget: float) -> str:
     budget: bytes of device memory.
   """
   try:
-    plan = fit_memory(
+    plan = planner.fit_memory(
       task.loss_fn,
       task.params,
       (task.batch,),
@@ -122,12 +118,14 @@ def report_memory(task: UserTask, platform: Platform, budget: float) -> str:
       measure_memory=None,
     )
   except (TypeError, ValueError) as error:
-    raise name_flags(error, budget_bytes="--budget") from error
+    raise _user_file.name_flags(error, budget_bytes="--budget") from error
   return f"{plan}\n\nPredicted for {platform.device.name}, not compiled."
 
 
 def report_bytes(
-  task: UserTask, platform: Platform, chosen: Sequence[Codec]
+  task: _user_file.UserTask,
+  platform: perfmodel.Platform,
+  chosen: Sequence[codecs.Codec],
 ) -> str:
   """Returns a table of what one worker sends each step, by codec.
 
@@ -141,9 +139,9 @@ def report_bytes(
   over = f"MB over {outer.name!r}"
   rows = [("codec", over, "ratio", "ms")]
   whole = None
-  for codec in (codecs.identity(), *(chosen or CANDIDATES)):
+  for codec in (codecs.identity(), *(chosen or planner.CANDIDATES)):
     try:
-      found = predict_exchange(
+      found = perfmodel.predict_exchange(
         task.params,
         platform,
         outer.name,
@@ -151,12 +149,12 @@ def report_bytes(
         local_axis=local.name if local else None,
       )
     except (TypeError, ValueError) as error:
-      raise CommandError(f"{codec!r}: {error}") from error
+      raise _user_file.CommandError(f"{codec!r}: {error}") from error
     sent = found.ledger.select(axes=(outer.name,)).total_bytes
     whole = whole or sent
     rows.append(
       (
-        format_codec(codec),
+        planner.format_codec(codec),
         f"{sent / 1e6:.3f}",
         f"{whole / max(sent, 1):.2f}",
         f"{1e3 * found.total_s:.3f}",
@@ -177,7 +175,7 @@ def report_bytes(
   return "\n".join([head, "", *(line.rstrip() for line in lines)])
 
 
-def describe_rates(platform: Platform) -> str:
+def describe_rates(platform: perfmodel.Platform) -> str:
   """Returns the rates of a measured platform as text.
 
   Args:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import PyTree, shape_strings
+from jaxmotion import core
+from jaxmotion.core import PyTree
 from jaxmotion.transforms.extend import check_trained
 
 _FORM = "must return (loss_fn, params, batch)"
@@ -148,7 +149,7 @@ def check_task(text: str, found: Any) -> UserTask:
   except CommandError as error:
     kind = type(batch).__name__
     raise CommandError(
-      f"{error}; `batch` is a {kind} of {shape_strings(batch)}"
+      f"{error}; `batch` is a {kind} of {core.shape_strings(batch)}"
     ) from error
   shape = getattr(loss, "shape", None)
   if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):

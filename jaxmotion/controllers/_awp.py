@@ -5,20 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.controllers._base import (
-  Controller,
-  check_signal,
-  check_slots,
-  check_state,
-  check_updates,
-  select_groups,
-)
-from jaxmotion.controllers._history import (
-  History,
-  advance_history,
-  start_history,
-)
-from jaxmotion.core import Array, check_choice, check_number
+from jaxmotion import core
+from jaxmotion.controllers import _base, _history
+from jaxmotion.core import Array
 
 
 class AwpState(NamedTuple):
@@ -40,7 +29,7 @@ class AwpState(NamedTuple):
     ([1], [0])
   """
 
-  history: History
+  history: _history.History
   counter: Array
   reference: Array
   norms: Array
@@ -48,7 +37,7 @@ class AwpState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class awp(Controller):
+class awp(_base.Controller):
   """Raises a group's level after `interval` updates of falling norm.
 
   For every group, with n the norm of its weights:
@@ -101,12 +90,12 @@ class awp(Controller):
   reference: str = "previous"
 
   def __post_init__(self) -> None:
-    check_number("threshold", self.threshold, -1)
-    check_updates("interval", self.interval)
-    check_slots("levels", self.levels)
-    check_slots("window", self.window)
-    check_choice("counter", self.counter, ("cumulative", "consecutive"))
-    check_choice("reference", self.reference, ("previous", "last_reset"))
+    core.check_number("threshold", self.threshold, -1)
+    _base.check_updates("interval", self.interval)
+    _base.check_slots("levels", self.levels)
+    _base.check_slots("window", self.window)
+    core.check_choice("counter", self.counter, ("cumulative", "consecutive"))
+    core.check_choice("reference", self.reference, ("previous", "last_reset"))
 
   def init(self, signal: Array) -> AwpState:
     """Returns the state before training.
@@ -114,14 +103,14 @@ class awp(Controller):
     Args:
       signal: float32[groups], norms of the initial weights.
     """
-    norms = check_signal("signal", signal)
+    norms = _base.check_signal("signal", signal)
     groups = norms.shape[0]
     ok = jnp.isfinite(norms)
     norms = jnp.where(ok, norms, 0.0)
     zeros = jnp.zeros((groups,), jnp.int32)
     return AwpState(
       # Levels only rise, so a history of `levels` changes holds all of them.
-      history=start_history(groups, 0, self.levels),
+      history=_history.start_history(groups, 0, self.levels),
       counter=zeros,
       reference=norms,
       norms=jnp.zeros((groups, self.window), jnp.float32).at[:, 0].set(norms),
@@ -135,8 +124,8 @@ class awp(Controller):
       signal: float32[groups], norms of the weights after the step.
       state: what `init` or the last `update` returned.
     """
-    groups = check_state(state, AwpState).counter.shape[0]
-    norm = check_signal("signal", signal, groups)
+    groups = _base.check_state(state, AwpState).counter.shape[0]
+    norm = _base.check_signal("signal", signal, groups)
     ok = jnp.isfinite(norm)
     norms = jnp.concatenate([norm[:, None], state.norms[:, :-1]], axis=1)
     num_norms = jnp.minimum(state.num_norms + 1, self.window)
@@ -163,8 +152,8 @@ class awp(Controller):
       norms=norms,
       num_norms=num_norms,
     )
-    history = advance_history(state.history, level, ok)
-    return AwpState(history, *select_groups(ok, new[1:], state[1:]))
+    history = _history.advance_history(state.history, level, ok)
+    return AwpState(history, *_base.select_groups(ok, new[1:], state[1:]))
 
 
 def _mean_of_last(norms: Array, num_norms: Array) -> Array:
@@ -195,5 +184,5 @@ def awp_preset(network: str) -> awp:
     >>> awp_preset("vgg").threshold
     -0.002
   """
-  check_choice("network", network, tuple(_PRESETS))
+  core.check_choice("network", network, tuple(_PRESETS))
   return _PRESETS[network]

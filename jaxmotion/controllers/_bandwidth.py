@@ -5,26 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.controllers._base import (
-  Controller,
-  check_signal,
-  check_slots,
-  check_state,
-  check_updates,
-  select_groups,
-)
-from jaxmotion.controllers._history import (
-  History,
-  advance_history,
-  start_history,
-)
-from jaxmotion.core import (
-  Array,
-  check_instance,
-  check_int,
-  check_number,
-  check_sequence,
-)
+from jaxmotion import core
+from jaxmotion.controllers import _base, _history
+from jaxmotion.core import Array
 
 
 class Times(NamedTuple):
@@ -63,7 +46,7 @@ class BandwidthState(NamedTuple):
     [1]
   """
 
-  history: History
+  history: _history.History
   seconds_per_byte: Array
   compute: Array
   measured: Array
@@ -71,7 +54,7 @@ class BandwidthState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class bandwidth(Controller):
+class bandwidth(_base.Controller):
   """Picks the highest level whose transfer the computation hides.
 
   Precision is free as long as the step does not wait for the transfer. For
@@ -118,20 +101,22 @@ class bandwidth(Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    level_bytes = check_sequence("level_bytes", self.level_bytes, "integers")
+    level_bytes = core.check_sequence(
+      "level_bytes", self.level_bytes, "integers"
+    )
     object.__setattr__(self, "level_bytes", level_bytes)
     for i, count in enumerate(level_bytes):
-      check_int(f"level_bytes[{i}]", count, 1, 1 << 62)
+      core.check_int(f"level_bytes[{i}]", count, 1, 1 << 62)
     if not self.level_bytes or list(self.level_bytes) != sorted(
       set(self.level_bytes)
     ):
       raise ValueError(
         f"`level_bytes` must rise from level to level, got {self.level_bytes}."
       )
-    check_number("decay", self.decay, 0, 1, open_high=True)
-    check_number("margin", self.margin, 0, 1, open_low=True)
-    check_updates("patience", self.patience)
-    check_slots("history_size", self.history_size)
+    core.check_number("decay", self.decay, 0, 1, open_high=True)
+    core.check_number("margin", self.margin, 0, 1, open_low=True)
+    _base.check_updates("patience", self.patience)
+    _base.check_slots("history_size", self.history_size)
 
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state before training, at level 0.
@@ -140,10 +125,10 @@ class bandwidth(Controller):
       signal: times, of which only the number of groups is read.
     """
     _check_times(signal)
-    groups = check_signal("signal.transfer", signal.transfer).shape[0]
+    groups = _base.check_signal("signal.transfer", signal.transfer).shape[0]
     # Arrays of their own: a step that donates the state donates each once.
     return BandwidthState(
-      history=start_history(groups, 0, self.history_size),
+      history=_history.start_history(groups, 0, self.history_size),
       seconds_per_byte=jnp.zeros((groups,), jnp.float32),
       compute=jnp.zeros((groups,), jnp.float32),
       measured=jnp.zeros((groups,), jnp.int32),
@@ -158,9 +143,9 @@ class bandwidth(Controller):
       state: what `init` or the last `update` returned.
     """
     _check_times(signal)
-    groups = check_state(state, BandwidthState).measured.shape[0]
-    transfer = check_signal("signal.transfer", signal.transfer, groups)
-    compute = check_signal("signal.compute", signal.compute, groups)
+    groups = _base.check_state(state, BandwidthState).measured.shape[0]
+    transfer = _base.check_signal("signal.transfer", signal.transfer, groups)
+    compute = _base.check_signal("signal.compute", signal.compute, groups)
     low, high = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
     ok = (low >= 0) & jnp.isfinite(high)
     now = state.history.level
@@ -185,14 +170,16 @@ class bandwidth(Controller):
     rises = streak == self.patience
     level = jnp.where(rises, spare, jnp.minimum(hidden, now))
     new = BandwidthState(
-      history=advance_history(state.history, level, ok),
+      history=_history.advance_history(state.history, level, ok),
       seconds_per_byte=seconds_per_byte,
       compute=compute,
       measured=state.measured + 1,
       streak=jnp.where(rises, 0, streak),
     )
-    return BandwidthState(new.history, *select_groups(ok, new[1:], state[1:]))
+    return BandwidthState(
+      new.history, *_base.select_groups(ok, new[1:], state[1:])
+    )
 
 
 def _check_times(signal: Times) -> None:
-  check_instance("signal", signal, Times, "the Times of a step")
+  core.check_instance("signal", signal, Times, "the Times of a step")

@@ -6,14 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.controllers._history import History
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_instance,
-  check_int,
-  shape_string,
-)
+from jaxmotion import core
+from jaxmotion.controllers import _history
+from jaxmotion.core import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,12 +79,12 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
     ) from None
   if not _is_number(signal):
     raise TypeError(
-      f"`{name}` must be an array of numbers, got {shape_string(signal)}."
+      f"`{name}` must be an array of numbers, got {core.shape_string(signal)}."
     )
   if signal.ndim != 1 or not signal.size or groups not in (None, signal.size):
     span = "groups" if groups is None else str(groups)
     raise ValueError(
-      f"`{name}` must be float32[{span}], got {shape_string(signal)}."
+      f"`{name}` must be float32[{span}], got {core.shape_string(signal)}."
     )
   return signal.astype(jnp.float32)
 
@@ -111,8 +106,10 @@ def check_state(state: Any, kind: type[Any] = tuple) -> Any:
     ValueError: its arrays do not have the shapes of one.
   """
   source = "what `init` or the last `update` returned"
-  check_instance("state", state, kind, source)
-  check_instance("state", getattr(state, "history", None), History, source)
+  core.check_instance("state", state, kind, source)
+  core.check_instance(
+    "state", getattr(state, "history", None), _history.History, source
+  )
   shape = jnp.shape(state.history.levels)
   of_groups = jax.tree.leaves(state._replace(history=state.history[1:]))
   if (
@@ -127,12 +124,12 @@ def check_state(state: Any, kind: type[Any] = tuple) -> Any:
 
 def check_slots(name: str, value: Any) -> None:
   """Raises unless `value` is a number of slots that fits into memory."""
-  check_int(name, value, 1, 1 << 20)
+  core.check_int(name, value, 1, 1 << 20)
 
 
 def check_updates(name: str, value: Any) -> None:
   """Raises unless `value` is a number of updates that int32 counts."""
-  check_int(name, value, 1, jnp.iinfo(jnp.int32).max)
+  core.check_int(name, value, 1, jnp.iinfo(jnp.int32).max)
 
 
 def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -5,20 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmotion.controllers._base import (
-  Controller,
-  check_signal,
-  check_slots,
-  check_state,
-  check_updates,
-  select_groups,
-)
-from jaxmotion.controllers._history import (
-  History,
-  advance_history,
-  start_history,
-)
-from jaxmotion.core import Array, check_number
+from jaxmotion import core
+from jaxmotion.controllers import _base, _history
+from jaxmotion.core import Array
 
 # Smallest error assumed: half a unit in the last place of float32, relative to
 # the element. A lossless level measures zero, which would predict zero for the
@@ -43,12 +32,12 @@ class ErrorBudgetState(NamedTuple):
     ([0], [3])
   """
 
-  history: History
+  history: _history.History
   streak: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class error_budget(Controller):
+class error_budget(_base.Controller):
   """Keeps a measured error within a budget at the lowest level that does.
 
   For every group, with e the error measured at its present level:
@@ -93,11 +82,11 @@ class error_budget(Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    check_number("budget", self.budget, 0)
-    check_slots("levels", self.levels)
-    check_number("growth", self.growth, 1, _MAX_GROWTH)
-    check_updates("patience", self.patience)
-    check_slots("history_size", self.history_size)
+    core.check_number("budget", self.budget, 0)
+    _base.check_slots("levels", self.levels)
+    core.check_number("growth", self.growth, 1, _MAX_GROWTH)
+    _base.check_updates("patience", self.patience)
+    _base.check_slots("history_size", self.history_size)
 
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state before training, at the highest level.
@@ -105,9 +94,9 @@ class error_budget(Controller):
     Args:
       signal: float32[groups], of which only the number of groups is read.
     """
-    groups = check_signal("signal", signal).shape[0]
+    groups = _base.check_signal("signal", signal).shape[0]
     return ErrorBudgetState(
-      start_history(groups, self.levels - 1, self.history_size),
+      _history.start_history(groups, self.levels - 1, self.history_size),
       jnp.zeros((groups,), jnp.int32),
     )
 
@@ -118,8 +107,8 @@ class error_budget(Controller):
       signal: float32[groups], errors measured at the present levels.
       state: what `init` or the last `update` returned.
     """
-    check_state(state, ErrorBudgetState)
-    error = check_signal("signal", signal, state.streak.shape[0])
+    _base.check_state(state, ErrorBudgetState)
+    error = _base.check_signal("signal", signal, state.streak.shape[0])
     ok = jnp.isfinite(error)
     now = state.history.level
     exceeds = error > self.budget
@@ -128,5 +117,7 @@ class error_budget(Controller):
     falls = streak == self.patience
     level = now + exceeds.astype(jnp.int32) - falls.astype(jnp.int32)
     level = jnp.clip(level, 0, self.levels - 1)
-    streak = select_groups(ok, jnp.where(falls, 0, streak), state.streak)
-    return ErrorBudgetState(advance_history(state.history, level, ok), streak)
+    streak = _base.select_groups(ok, jnp.where(falls, 0, streak), state.streak)
+    return ErrorBudgetState(
+      _history.advance_history(state.history, level, ok), streak
+    )

@@ -6,13 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.controllers._base import Controller, check_state
-from jaxmotion.controllers._history import (
-  History,
-  advance_history,
-  start_history,
-)
-from jaxmotion.core import PyTree, check_arrays, check_int
+from jaxmotion import core
+from jaxmotion.controllers import _base, _history
+from jaxmotion.core import PyTree
 
 
 class FixedState(NamedTuple):
@@ -27,11 +23,11 @@ class FixedState(NamedTuple):
     [2, 2, 2]
   """
 
-  history: History
+  history: _history.History
 
 
 @dataclasses.dataclass(frozen=True)
-class fixed(Controller):
+class fixed(_base.Controller):
   """Stays at one level: a static format for code that takes a controller.
 
   It takes the signal of any controller and reads only its shape.
@@ -52,7 +48,7 @@ class fixed(Controller):
   at: int
 
   def __post_init__(self) -> None:
-    check_int("at", self.at, 0, jnp.iinfo(jnp.int32).max)
+    core.check_int("at", self.at, 0, jnp.iinfo(jnp.int32).max)
 
   def init(self, signal: PyTree) -> FixedState:
     """Returns the state of the one level.
@@ -60,14 +56,14 @@ class fixed(Controller):
     Args:
       signal: pytree of float32[groups], of which only the shape is read.
     """
-    check_arrays("signal", signal)
+    core.check_arrays("signal", signal)
     shapes = {jnp.shape(x) for x in jax.tree.leaves(signal)}
     if len(shapes) != 1 or len(min(shapes)) != 1:
       raise ValueError(
         f"`signal` must be arrays float32[groups], got shapes {sorted(shapes)}."
       )
     ((groups,),) = shapes
-    return FixedState(start_history(groups, self.at, 1))
+    return FixedState(_history.start_history(groups, self.at, 1))
 
   def update(self, signal: PyTree, state: FixedState) -> FixedState:
     """Returns the state after a step, at the same level.
@@ -77,7 +73,9 @@ class fixed(Controller):
       state: what `init` or the last `update` returned.
     """
     del signal
-    level = check_state(state, FixedState).history.level
+    level = _base.check_state(state, FixedState).history.level
     return FixedState(
-      advance_history(state.history, level, jnp.full_like(level, True, bool))
+      _history.advance_history(
+        state.history, level, jnp.full_like(level, True, bool)
+      )
     )

@@ -7,17 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Array,
-  PathRules,
-  PyTree,
-  check_arrays,
-  check_instance,
-  check_int,
-  check_sequence,
-  check_text,
-  named_leaves,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +30,13 @@ class Groups:
   of_leaf: tuple[int | None, ...]
 
   def __post_init__(self) -> None:
-    names = check_sequence("names", self.names, "strings")
-    of_leaf = check_sequence("of_leaf", self.of_leaf, "integers and None")
+    names = core.check_sequence("names", self.names, "strings")
+    of_leaf = core.check_sequence("of_leaf", self.of_leaf, "integers and None")
     for i, name in enumerate(names):
-      check_text(f"names[{i}]", name)
+      core.check_text(f"names[{i}]", name)
     for i, group in enumerate(of_leaf):
       if group is not None:
-        check_int(f"of_leaf[{i}]", group, 0, len(names) - 1)
+        core.check_int(f"of_leaf[{i}]", group, 0, len(names) - 1)
     if len(set(names)) < len(names):
       raise ValueError(f"`names` must be given once each, got {names}.")
     if len(set(of_leaf) - {None}) < len(names):
@@ -80,8 +71,8 @@ class Groups:
     """
     wanted = [self.of_leaf.count(group) for group in range(len(self.names))]
     given = [
-      check_sequence(f"parts[{i}]", part, "leaves")
-      for i, part in enumerate(check_sequence("parts", parts, "lists"))
+      core.check_sequence(f"parts[{i}]", part, "leaves")
+      for i, part in enumerate(core.check_sequence("parts", parts, "lists"))
     ]
     if [len(part) for part in given] != wanted:
       raise ValueError(
@@ -133,10 +124,10 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
     >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
     Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
   """
-  check_arrays("params", params)
-  pairs = check_sequence("rules", rules, "pairs of a pattern and a name")
-  path_rules = PathRules(pairs, value="name")
-  paths = [path for path, _ in named_leaves(params)]
+  core.check_arrays("params", params)
+  pairs = core.check_sequence("rules", rules, "pairs of a pattern and a name")
+  path_rules = core.PathRules(pairs, value="name")
+  paths = [path for path, _ in core.named_leaves(params)]
   path_rules.require_use(paths)
   names: dict[str, int] = {}
   of_leaf: list[int | None] = []
@@ -169,8 +160,8 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
     >>> group_norms(params, group_by(params, [("(.*)", r"\1")])).tolist()
     [5.0, 2.0]
   """
-  check_instance("groups", groups, Groups, "what `group_by` returned")
-  check_arrays("params", params)
+  core.check_instance("groups", groups, Groups, "what `group_by` returned")
+  core.check_arrays("params", params)
   groups._check_leaves(params, "params")
   totals = [
     sum(_sum_squares(leaf) for leaf in leaves)

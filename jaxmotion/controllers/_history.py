@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import Array, check_instance
+from jaxmotion import core
+from jaxmotion.core import Array
 
 
 class History(NamedTuple):
@@ -128,7 +129,7 @@ def level_changes(history: History) -> list[LevelChange]:
     >>> [tuple(change) for change in level_changes(state.history)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
-  check_instance("history", history, History, "the history of a state")
+  core.check_instance("history", history, History, "the history of a state")
   steps, levels = np.asarray(history.steps), np.asarray(history.levels)
   found = [
     LevelChange(int(steps[g, i]), int(g), int(levels[g, i]))

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core._types import Array
+from jaxmotion.core import _types
 
 
 def word_dtype(dtype: Any) -> jnp.dtype:
@@ -17,7 +17,7 @@ def word_dtype(dtype: Any) -> jnp.dtype:
   return jnp.dtype(f"uint{8 * jnp.dtype(dtype).itemsize}")
 
 
-def to_bits(x: Array) -> Array:
+def to_bits(x: _types.Array) -> _types.Array:
   """Returns the bits of an array as unsigned words of the same width.
 
   Args:
@@ -32,7 +32,7 @@ def to_bits(x: Array) -> Array:
   return lax.bitcast_convert_type(x, word_dtype(x.dtype))
 
 
-def from_bits(words: Array, dtype: Any) -> Array:
+def from_bits(words: _types.Array, dtype: Any) -> _types.Array:
   """Returns the array whose bits are these words; inverts `to_bits`.
 
   Args:

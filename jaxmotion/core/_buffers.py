@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core._tree import named_leaves
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _tree, _types
 
 
 def check_buffers(
-  args: Mapping[str, PyTree], donated: Collection[str] = ()
+  args: Mapping[str, _types.PyTree], donated: Collection[str] = ()
 ) -> None:
   """Raises unless every array exists and every donated one is given once.
 
@@ -69,11 +68,13 @@ def _has_buffer(kind: type) -> bool:
   return hasattr(kind, "is_deleted") and not issubclass(kind, jax.core.Tracer)
 
 
-def _find_places(args: Mapping[str, PyTree], leaf: jax.Array) -> list[str]:
+def _find_places(
+  args: Mapping[str, _types.PyTree], leaf: jax.Array
+) -> list[str]:
   """Returns the argument and path of every place where the array is given."""
   return [
     f"{name}/{path}" if path else name
     for name, tree in args.items()
-    for path, other in named_leaves(tree)
+    for path, other in _tree.named_leaves(tree)
     if other is leaf
   ]

@@ -21,8 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core._tree import named_leaves, same_structure
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _tree, _types
 
 _AVAL = type(jax.typeof(0.0))
 
@@ -305,7 +304,9 @@ def check_callable(name: str, value: Any) -> None:
     raise TypeError(f"`{name}` must be a function, got {value!r}.")
 
 
-def check_arrays(name: str, tree: PyTree, *, numbers: bool = True) -> None:
+def check_arrays(
+  name: str, tree: _types.PyTree, *, numbers: bool = True
+) -> None:
   """Raises unless every leaf of a tree is an array, a number or a shape.
 
   Args:
@@ -321,7 +322,7 @@ def check_arrays(name: str, tree: PyTree, *, numbers: bool = True) -> None:
   ...
   TypeError: `batch` must be a tree of arrays, got 'text' at 'y'.
   """
-  for path, x in named_leaves(tree):
+  for path, x in _tree.named_leaves(tree):
     if not is_array(x) or not (numbers or hasattr(x, "dtype")):
       place = f" at {path!r}" if path else ""
       raise TypeError(
@@ -329,7 +330,9 @@ def check_arrays(name: str, tree: PyTree, *, numbers: bool = True) -> None:
       )
 
 
-def check_like(name: str, tree: PyTree, like: PyTree, source: str) -> None:
+def check_like(
+  name: str, tree: _types.PyTree, like: _types.PyTree, source: str
+) -> None:
   """Raises unless a tree of arrays has the structure and shapes of another.
 
   Args:
@@ -349,13 +352,13 @@ def check_like(name: str, tree: PyTree, like: PyTree, source: str) -> None:
 float32[2].
   """
   check_arrays(name, tree)
-  if not same_structure(tree, like):
+  if not _tree.same_structure(tree, like):
     raise ValueError(
       f"`{name}` must be like that of {source}, got "
       f"{jax.tree.structure(tree)}, not {jax.tree.structure(like)}."
     )
   for (path, x), y in zip(
-    named_leaves(tree), jax.tree.leaves(like), strict=True
+    _tree.named_leaves(tree), jax.tree.leaves(like), strict=True
   ):
     if jnp.shape(x) != jnp.shape(y):
       found, wanted = (
@@ -388,7 +391,7 @@ def shape_string(x: Any) -> str:
   return f"{dtype.name}[{','.join(map(str, x.shape))}]"
 
 
-def shape_strings(tree: PyTree) -> str:
+def shape_strings(tree: _types.PyTree) -> str:
   """Returns dtypes and shapes of all leaves, for messages."""
   likes = [
     jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
@@ -397,14 +400,14 @@ def shape_strings(tree: PyTree) -> str:
   return ", ".join(map(shape_string, likes)) if likes else "no arrays"
 
 
-def same_shapes(tree: PyTree, like: PyTree) -> bool:
+def same_shapes(tree: _types.PyTree, like: _types.PyTree) -> bool:
   """Returns whether trees have one structure, and leaves like the other's.
 
   Args:
     tree: arrays, or numbers.
     like: arrays or ShapeDtypeStructs.
   """
-  return same_structure(tree, like) and all(
+  return _tree.same_structure(tree, like) and all(
     jnp.shape(a) == b.shape and jnp.result_type(a) == b.dtype
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
   )

@@ -20,11 +20,11 @@ from jax import lax
 from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, ManualAxisType
 
+from jaxmotion.core import _types
 from jaxmotion.core._jax_extend import jax_core
-from jaxmotion.core._types import Array, AxisName, PyTree
 
 
-def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
+def axis_names(axis_name: _types.AxisName) -> tuple[Any, ...]:
   """Returns the axis names as a tuple.
 
   >>> axis_names("data"), axis_names(("host", "device"))
@@ -46,7 +46,7 @@ def spec_axes(entry: Any) -> tuple[Any, ...]:
   return () if entry is None else axis_names(entry)
 
 
-def axis_is_bound(axis_name: AxisName) -> bool:
+def axis_is_bound(axis_name: _types.AxisName) -> bool:
   """Returns whether every name is an axis of an enclosing shard_map or pmap.
 
   >>> axis_is_bound("data")
@@ -60,7 +60,7 @@ def axis_is_bound(axis_name: AxisName) -> bool:
   return True
 
 
-def axis_size(axis_name: AxisName, name: str = "axis_name") -> int:
+def axis_size(axis_name: _types.AxisName, name: str = "axis_name") -> int:
   """Returns the number of workers along the axis (a static int).
 
   Args:
@@ -85,7 +85,7 @@ jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh).
   return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
 
 
-def _describe_unbound(axis_name: AxisName) -> str:
+def _describe_unbound(axis_name: _types.AxisName) -> str:
   """Describes an axis that is not bound, beside those that are.
 
   Args:
@@ -104,7 +104,7 @@ def _describe_unbound(axis_name: AxisName) -> str:
   return f"which has {', '.join(map(repr, mapped))}, got {axis_name!r}{end}"
 
 
-def worker_index(axis_name: AxisName) -> Array:
+def worker_index(axis_name: _types.AxisName) -> _types.Array:
   """Returns this worker's index along the axis, int32[].
 
   Raises:
@@ -127,20 +127,20 @@ def _aval_of(x: Any) -> Any:
   return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
 
 
-def tracks_varying(axis_name: AxisName) -> bool:
+def tracks_varying(axis_name: _types.AxisName) -> bool:
   """Returns whether types record variation over the axis (not under pmap)."""
   return bool(
     varying_axes(worker_index(axis_name)) & set(axis_names(axis_name))
   )
 
 
-def is_varying(x: Any, axis_name: AxisName) -> bool:
+def is_varying(x: Any, axis_name: _types.AxisName) -> bool:
   """Returns whether `x` is typed as varying over any of the axes."""
   return bool(varying_axes(x) & set(axis_names(axis_name)))
 
 
 def shape_varying_like(
-  shape: Sequence[int], dtype: Any, sources: PyTree
+  shape: Sequence[int], dtype: Any, sources: _types.PyTree
 ) -> jax.ShapeDtypeStruct:
   """Returns the type of an array that is computed from other arrays.
 
@@ -232,7 +232,9 @@ def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
   return body, len(consts.vals), len(carry.vals)
 
 
-def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
+def to_varying(
+  tree: _types.PyTree, axis_name: _types.AxisName
+) -> _types.PyTree:
   """Types every leaf as varying over the axis; the elements do not change.
 
   Without this cast, `jax.grad` with respect to replicated parameters inserts
@@ -256,7 +258,9 @@ def to_varying(tree: PyTree, axis_name: AxisName) -> PyTree:
   return jax.tree.map(cast_leaf, tree)
 
 
-def to_varying_like(tree: PyTree, like: PyTree, axis_name: AxisName) -> PyTree:
+def to_varying_like(
+  tree: _types.PyTree, like: _types.PyTree, axis_name: _types.AxisName
+) -> _types.PyTree:
   """Types reduced leaves as what they were made of, but for the workers' axes.
 
   Branches must return values of one type. An empty array may depend on nothing,
@@ -273,8 +277,12 @@ def to_varying_like(tree: PyTree, like: PyTree, axis_name: AxisName) -> PyTree:
 
 
 def gather_replicated(
-  x: Array, axis_name: AxisName, axis: int = 0, *, tiled: bool = False
-) -> Array:
+  x: _types.Array,
+  axis_name: _types.AxisName,
+  axis: int = 0,
+  *,
+  tiled: bool = False,
+) -> _types.Array:
   """Returns every worker's array, typed as equal on all workers.
 
   Args:
@@ -311,7 +319,9 @@ def _replicated_type(x: Any, axes: tuple[Any, ...]) -> Any:
   )
 
 
-def assert_replicated(tree: PyTree, axis_name: AxisName) -> PyTree:
+def assert_replicated(
+  tree: _types.PyTree, axis_name: _types.AxisName
+) -> _types.PyTree:
   """Types every leaf as replicated over the axis; the caller guarantees it.
 
   JAX knows that the result of `all_gather` is replicated. A gather that is

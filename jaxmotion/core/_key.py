@@ -17,19 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core._checks import check_text
-from jaxmotion.core._types import Array
-from jaxmotion.core._write_apart import write_apart
+from jaxmotion.core import _checks, _types, _write_apart
 
 
-def mix_bits(h: Array) -> Array:
+def mix_bits(h: _types.Array) -> _types.Array:
   """Hashes each uint32 word to another (a bijection on 32 bits)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
   h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
   return h ^ (h >> 16)
 
 
-def _low_word(value: Array | int) -> Array:
+def _low_word(value: _types.Array | int) -> _types.Array:
   """Returns the low 32 bits of an integer as uint32."""
   if isinstance(value, int):
     return jnp.uint32(value & 0xFFFFFFFF)
@@ -46,13 +44,13 @@ def _check_word(name: str, value: Any) -> None:
     )
 
 
-def combine_seeds(seed: Array, data: Array | int) -> Array:
+def combine_seeds(seed: _types.Array, data: _types.Array | int) -> _types.Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
   return _combine_words(seed, _low_word(data))
 
 
 @functools.partial(jax.jit, inline=True)  # Traced once, not for each leaf.
-def _combine_words(seed: Array, word: Array) -> Array:
+def _combine_words(seed: _types.Array, word: _types.Array) -> _types.Array:
   return mix_bits(
     mix_bits(seed) + word * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
   )
@@ -73,10 +71,10 @@ class Key(NamedTuple):
     (True, False)
   """
 
-  shared: Array
-  worker: Array
+  shared: _types.Array
+  worker: _types.Array
 
-  def fold(self, data: Array | int) -> "Key":
+  def fold(self, data: _types.Array | int) -> "Key":
     """Returns the key for one more coordinate (a step, a leaf, a shard).
 
     Args:
@@ -99,7 +97,7 @@ class Key(NamedTuple):
     Raises:
       TypeError: `path` is not a string.
     """
-    check_text("path", path)
+    _checks.check_text("path", path)
     return self.fold(zlib.crc32(path.encode()))
 
 
@@ -121,11 +119,11 @@ def fold_paths(key: Key, paths: Sequence[str]) -> list[Key]:
   if not paths:
     return []
   words = np.array([zlib.crc32(p.encode()) for p in paths], np.uint32)
-  shared, worker = write_apart(Key.fold, key, words)
+  shared, worker = _write_apart.write_apart(Key.fold, key, words)
   return list(map(Key, jnp.unstack(shared), jnp.unstack(worker)))
 
 
-def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
+def make_key(seed: int | _types.Array, worker: int | _types.Array = 0) -> Key:
   """Returns the key of a seed and a worker index.
 
   Args:
@@ -149,13 +147,13 @@ def make_key(seed: int | Array, worker: int | Array = 0) -> Key:
   return Key(shared, combine_seeds(shared, worker))
 
 
-def random_words(seed: Array, shape: Sequence[int]) -> Array:
+def random_words(seed: _types.Array, shape: Sequence[int]) -> _types.Array:
   """Returns uint32 words of `shape`, uniform over all 32-bit values."""
   counter = lax.iota(jnp.uint32, math.prod(shape)).reshape(tuple(shape))
   return random_words_at(seed, counter)
 
 
-def random_words_at(seed: Array, position: Array) -> Array:
+def random_words_at(seed: _types.Array, position: _types.Array) -> _types.Array:
   """Returns the `random_words` at these positions of the flat array.
 
   Args:

@@ -6,11 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxmotion.core._checks import check_arrays, check_axis_name
-from jaxmotion.core._compat import axis_names
-from jaxmotion.core._shared import Shared, map_shared
-from jaxmotion.core._split import Split
-from jaxmotion.core._types import AxisName, PyTree
+from jaxmotion.core import _checks, _compat, _shared, _split, _types
 
 
 class PerWorker(NamedTuple):
@@ -31,15 +27,15 @@ class PerWorker(NamedTuple):
     P('data',)
   """
 
-  value: PyTree
+  value: _types.PyTree
 
 
-def pack_worker(tree: PyTree) -> PerWorker:
+def pack_worker(tree: _types.PyTree) -> PerWorker:
   """Marks one worker's own state: adds the leading axis of length 1."""
   return PerWorker(jax.tree.map(lambda a: jnp.expand_dims(a, 0), tree))
 
 
-def unpack_worker(state: PerWorker) -> PyTree:
+def unpack_worker(state: PerWorker) -> _types.PyTree:
   """Returns one worker's own state, without the leading axis.
 
   Raises:
@@ -63,7 +59,9 @@ def unpack_worker(state: PerWorker) -> PyTree:
   return jax.tree.map(squeeze_leaf, state.value)
 
 
-def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+def state_specs(
+  state: _types.PyTree, axis_name: _types.AxisName
+) -> _types.PyTree:
   """Returns the partition spec of every leaf of an optimizer state.
 
   Args:
@@ -87,22 +85,26 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     (True, 'data')
   """
 
-  check_axis_name("axis_name", axis_name)
-  check_arrays("state", state)
+  _checks.check_axis_name("axis_name", axis_name)
+  _checks.check_arrays("state", state)
 
-  def spec_shared(node: Shared) -> Any:
-    others = tuple(n for n in axis_names(axis_name) if n not in node.axes)
+  def spec_shared(node: _shared.Shared) -> Any:
+    others = tuple(
+      n for n in _compat.axis_names(axis_name) if n not in node.axes
+    )
     spec = PartitionSpec(others) if others else PartitionSpec()
     return jax.tree.map(lambda _: spec, node)
 
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
       own = PartitionSpec(axis_name)
-      return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
-    if isinstance(node, Split):
-      return node.specs({*node.axes, *axis_names(axis_name)})
+      return PerWorker(
+        _shared.map_shared(lambda _: own, spec_shared, node.value)
+      )
+    if isinstance(node, _split.Split):
+      return node.specs({*node.axes, *_compat.axis_names(axis_name)})
     return PartitionSpec()
 
   return jax.tree.map(
-    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | Split)
+    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | _split.Split)
   )

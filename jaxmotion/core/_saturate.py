@@ -4,10 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmotion.core._types import Array
+from jaxmotion.core import _types
 
 
-def saturate_cast(x: Array, dtype: Any) -> Array:
+def saturate_cast(x: _types.Array, dtype: Any) -> _types.Array:
   """Rounds to another float; finite elements saturate, others stay as they are.
 
   A plain cast turns finite elements beyond the greatest float of a narrower

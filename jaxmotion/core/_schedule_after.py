@@ -3,12 +3,10 @@
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core._bits import from_bits, to_bits
-from jaxmotion.core._compat import assert_replicated, varying_axes
-from jaxmotion.core._types import Array
+from jaxmotion.core import _bits, _compat, _types
 
 
-def schedule_after(x: Array, token: Array) -> Array:
+def schedule_after(x: _types.Array, token: _types.Array) -> _types.Array:
   """Returns `x`; on CPU, its readers wait until `token` is computed.
 
   XLA:CPU combines all independent sums into one, which then starts when the
@@ -32,16 +30,18 @@ def schedule_after(x: Array, token: Array) -> Array:
   if not x.size or not token.size:
     return x
 
-  def add_dependency(x: Array, token: Array) -> Array:
-    word = to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
+  def add_dependency(x: _types.Array, token: _types.Array) -> _types.Array:
+    word = _bits.to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
     # This is zero for any token, because half of an unsigned number is not
     # negative as a signed one. The compiler cannot tell.
     zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
-    zero = assert_replicated(zero, tuple(sorted(varying_axes(zero), key=str)))
+    zero = _compat.assert_replicated(
+      zero, tuple(sorted(_compat.varying_axes(zero), key=str))
+    )
     corner = (0,) * x.ndim
     # The zero is added to the bits: a sum of floats would lose the sign of -0.
-    bits = to_bits(lax.slice(x, corner, (1,) * x.ndim))
-    value = from_bits(bits + zero.astype(bits.dtype), x.dtype)
+    bits = _bits.to_bits(lax.slice(x, corner, (1,) * x.ndim))
+    value = _bits.from_bits(bits + zero.astype(bits.dtype), x.dtype)
     return lax.dynamic_update_slice(x, value, corner)
 
   return lax.platform_dependent(

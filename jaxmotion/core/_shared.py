@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core._compat import axis_names, is_varying, to_varying
-from jaxmotion.core._types import AxisName, PyTree
+from jaxmotion.core import _compat, _types
 
 
 @jax.tree_util.register_dataclass
@@ -31,15 +30,17 @@ class Shared:
     P()
   """
 
-  value: PyTree
+  value: _types.PyTree
   axes: tuple[str, ...] = dataclasses.field(
     default=(), metadata={"static": True}
   )
 
 
 def map_shared(
-  own: Callable[[Any], Any], shared: Callable[[Shared], Any], tree: PyTree
-) -> PyTree:
+  own: Callable[[Any], Any],
+  shared: Callable[[Shared], Any],
+  tree: _types.PyTree,
+) -> _types.PyTree:
   """Maps the leaves of a state, and the `Shared` parts of it as a whole.
 
   Args:
@@ -54,19 +55,19 @@ def map_shared(
   )
 
 
-def drop_shared(tree: PyTree) -> PyTree:
+def drop_shared(tree: _types.PyTree) -> _types.PyTree:
   """Returns a state whose `Shared` parts hold nothing."""
   return map_shared(lambda a: a, lambda node: Shared((), node.axes), tree)
 
 
-def shared_parts(tree: PyTree) -> list[Shared]:
+def shared_parts(tree: _types.PyTree) -> list[Shared]:
   """Returns the `Shared` parts of a state, in the order of its leaves."""
   found: list[Shared] = []
   map_shared(lambda a: a, lambda node: found.append(node), tree)
   return found
 
 
-def name_axes(tree: PyTree, axis_name: AxisName) -> PyTree:
+def name_axes(tree: _types.PyTree, axis_name: _types.AxisName) -> _types.PyTree:
   """Returns a state whose `Shared` parts name the axes of their workers.
 
   Args:
@@ -75,12 +76,14 @@ def name_axes(tree: PyTree, axis_name: AxisName) -> PyTree:
   """
   return map_shared(
     lambda a: a,
-    lambda node: Shared(node.value, node.axes or axis_names(axis_name)),
+    lambda node: Shared(node.value, node.axes or _compat.axis_names(axis_name)),
     tree,
   )
 
 
-def settle_state(tree: PyTree, axis_name: AxisName) -> PyTree:
+def settle_state(
+  tree: _types.PyTree, axis_name: _types.AxisName
+) -> _types.PyTree:
   """Types state as each worker's own, and its `Shared` parts as equal.
 
   Types of a state must not depend on how it was made, or branches and loops
@@ -93,19 +96,19 @@ def settle_state(tree: PyTree, axis_name: AxisName) -> PyTree:
   Raises:
     ValueError: a `Shared` part is typed as different on the workers.
   """
-  axes = axis_names(axis_name)
+  axes = _compat.axis_names(axis_name)
 
   def settle_shared(node: Shared) -> Shared:
     for leaf in jax.tree.leaves(node.value):
-      if is_varying(leaf, node.axes):
+      if _compat.is_varying(leaf, node.axes):
         raise ValueError(
           "`state` must be made of replies and of shared state where it is "
           f"`Shared`, got {jax.typeof(leaf)}, which depends on what one worker "
           "has alone."
         )
     others = tuple(name for name in axes if name not in node.axes)
-    value = to_varying(node.value, others) if others else node.value
+    value = _compat.to_varying(node.value, others) if others else node.value
     return Shared(value, node.axes)
 
   tree = name_axes(tree, axes)
-  return map_shared(lambda a: to_varying(a, axes), settle_shared, tree)
+  return map_shared(lambda a: _compat.to_varying(a, axes), settle_shared, tree)

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxmotion.core._compat import spec_axes
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _compat, _types
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +32,7 @@ class Split:
     P('data',)
   """
 
-  value: PyTree
+  value: _types.PyTree
   dimensions: tuple[int | None, ...] = dataclasses.field(
     metadata={"static": True}
   )
@@ -63,7 +62,7 @@ class Split:
     shard: PartitionSpec,
     axes: Collection[str] | None,
   ) -> PartitionSpec:
-    entries = list(map(spec_axes, shard))
+    entries = list(map(_compat.spec_axes, shard))
     if dimension is not None:
       entries += [()] * (dimension + 1 - len(entries))
       # Workers are major: what is one of them holds a contiguous part.

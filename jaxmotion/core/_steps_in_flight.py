@@ -12,7 +12,7 @@ import collections
 import jax
 from jax.sharding import Mesh
 
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _types
 
 # Far below the limit of 32, because a loop may run programs of its own between
 # two steps, such as a sum of losses. Fewer steps are slower: the host could not
@@ -45,7 +45,7 @@ class StepsInFlight:
     self._is_limited = len(emulated) > 1
     self._results: collections.deque[jax.Array] = collections.deque()
 
-  def wait(self, args: PyTree) -> None:
+  def wait(self, args: _types.PyTree) -> None:
     """Waits until one more step may be dispatched.
 
     Args:
@@ -56,7 +56,7 @@ class StepsInFlight:
       result = self._results.popleft()
       jax.block_until_ready(args if result.is_deleted() else result)
 
-  def add(self, results: PyTree) -> None:
+  def add(self, results: _types.PyTree) -> None:
     """Remembers a step that was dispatched by a result that is not donated.
 
     Args:

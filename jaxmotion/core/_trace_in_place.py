@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _types
 
 
-def trace_in_place(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def trace_in_place(
+  fn: Callable[..., _types.PyTree],
+) -> Callable[..., _types.PyTree]:
   """Returns a function that writes its operations into the enclosing trace.
 
   Functions of `jax.numpy` are jitted one by one. JAX traces each of them for
@@ -30,7 +32,7 @@ def trace_in_place(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
   """
 
   @functools.wraps(fn)
-  def wrapped(*args: Any, **kwargs: Any) -> PyTree:
+  def wrapped(*args: Any, **kwargs: Any) -> _types.PyTree:
     leaves = jax.tree.leaves((args, kwargs))
     if not any(isinstance(x, jax.core.Tracer) for x in leaves):
       return fn(*args, **kwargs)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core._types import PyTree
+from jaxmotion.core import _types
 
 
 def leaf_path(key_path: Any) -> str:
@@ -25,7 +25,7 @@ def leaf_path(key_path: Any) -> str:
   return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
-def same_structure(a: PyTree, b: PyTree) -> bool:
+def same_structure(a: _types.PyTree, b: _types.PyTree) -> bool:
   """Returns whether two trees have the same structure.
 
   >>> same_structure([1, (2,)], [3, (4,)]), same_structure([1], (1,))
@@ -35,7 +35,7 @@ def same_structure(a: PyTree, b: PyTree) -> bool:
   return one == jax.tree.structure(b)
 
 
-def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def named_leaves(tree: _types.PyTree) -> list[tuple[str, Any]]:
   """Returns (path, leaf) for every leaf, in the order of `tree.flatten`.
 
   >>> named_leaves({"b": 1.0, "a": [2.0]})
@@ -44,7 +44,7 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
   return [(leaf_path(p), x) for p, x in jax.tree.leaves_with_path(tree)]
 
 
-def tree_bytes(tree: PyTree) -> int:
+def tree_bytes(tree: _types.PyTree) -> int:
   """Returns the bytes of all arrays (or shapes with a dtype) of a tree.
 
   >>> tree_bytes([jax.ShapeDtypeStruct((2, 3), "float32"), None])

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core._types import Array, PyTree
+from jaxmotion.core import _types
 
 
 def update_in_place(
-  fn: Callable[[PyTree, PyTree], PyTree],
-  target: PyTree,
-  spent: PyTree,
-  count: Array,
-) -> PyTree:
+  fn: Callable[[_types.PyTree, _types.PyTree], _types.PyTree],
+  target: _types.PyTree,
+  spent: _types.PyTree,
+  count: _types.Array,
+) -> _types.PyTree:
   """Returns `fn(target, spent)`, on CPU written to the memory of `target`.
 
   XLA:CPU fuses a cheap expression into each of its readers, however many there
@@ -43,18 +43,24 @@ def update_in_place(
     Array([6., 6.], dtype=float32)
   """
 
-  def in_place(target: PyTree, spent: PyTree, count: Array) -> PyTree:
+  def in_place(
+    target: _types.PyTree, spent: _types.PyTree, count: _types.Array
+  ) -> _types.PyTree:
     iterations = jnp.minimum(count, 0) + 1
     erased = jax.tree.map(jnp.zeros_like, spent)
 
-    def run_once(carry: tuple[Array, PyTree, PyTree]) -> tuple[Any, ...]:
+    def run_once(
+      carry: tuple[_types.Array, _types.PyTree, _types.PyTree],
+    ) -> tuple[Any, ...]:
       left, value, spent = carry
       return left - 1, fn(value, spent), erased
 
     carry = (iterations, target, spent)
     return lax.while_loop(lambda c: c[0] > 0, run_once, carry)[1]
 
-  def call_directly(target: PyTree, spent: PyTree, count: Array) -> PyTree:
+  def call_directly(
+    target: _types.PyTree, spent: _types.PyTree, count: _types.Array
+  ) -> _types.PyTree:
     return fn(target, spent)
 
   return lax.platform_dependent(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core._types import Array, PyTree
+from jaxmotion.core import _types
 
 
 def is_inexact(x: Any) -> bool:
@@ -36,8 +36,13 @@ def float0_zeros(x: Any) -> np.ndarray:
 
 
 def vjp_inexact(
-  fn: Callable[..., tuple[Sequence[Array], PyTree]], *args: Array
-) -> tuple[Sequence[Array], Callable[[Sequence[Any]], tuple[Any, ...]], PyTree]:
+  fn: Callable[..., tuple[Sequence[_types.Array], _types.PyTree]],
+  *args: _types.Array,
+) -> tuple[
+  Sequence[_types.Array],
+  Callable[[Sequence[Any]], tuple[Any, ...]],
+  _types.PyTree,
+]:
   """Linearizes a function in its floating-point arguments only.
 
   `jax.vjp` refuses integer arguments without a cotangent of their own type;
@@ -57,7 +62,9 @@ def vjp_inexact(
   """
   inexact = [is_inexact(a) for a in args]
 
-  def of_inexact(*moving: Array) -> tuple[Sequence[Array], PyTree]:
+  def of_inexact(
+    *moving: _types.Array,
+  ) -> tuple[Sequence[_types.Array], _types.PyTree]:
     remaining = iter(moving)
     return fn(
       *(

@@ -12,9 +12,7 @@ from jax.sharding import (
   PartitionSpec,
 )
 
-from jaxmotion.core._compat import axis_names
-from jaxmotion.core._tree import named_leaves
-from jaxmotion.core._types import AxisName, PyTree
+from jaxmotion.core import _compat, _tree, _types
 
 
 def find_free_axes() -> dict[Any, int]:
@@ -35,8 +33,8 @@ def find_free_axes() -> dict[Any, int]:
 def map_local_work(
   fun: Callable[..., Any],
   mesh: Mesh,
-  axis_name: AxisName,
-  in_specs: PyTree,
+  axis_name: _types.AxisName,
+  in_specs: _types.PyTree,
 ) -> Callable[..., Any]:
   """Maps a function in which workers exchange nothing, such as a gradient.
 
@@ -59,7 +57,7 @@ def map_local_work(
     mesh=mesh,
     in_specs=in_specs,
     out_specs=PartitionSpec(axis_name),
-    axis_names=set(axis_names(axis_name)),
+    axis_names=set(_compat.axis_names(axis_name)),
     check_vma=False,
   )
 
@@ -72,7 +70,9 @@ def without_context_mesh() -> Any:
   return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
-def put_on_mesh(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+def put_on_mesh(
+  tree: _types.PyTree, mesh: Mesh, specs: _types.PyTree
+) -> _types.PyTree:
   """Puts arrays on a mesh that are bound to other devices than its own.
 
   A compiled function refuses such arrays, which checkpoints and
@@ -84,7 +84,7 @@ def put_on_mesh(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     specs: partition specs, a prefix of the tree.
   """
 
-  def put_branch(spec: PartitionSpec, branch: PyTree) -> PyTree:
+  def put_branch(spec: PartitionSpec, branch: _types.PyTree) -> _types.PyTree:
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(
       lambda x: x if is_on_mesh(x, mesh) else jax.device_put(x, sharding),
@@ -106,7 +106,7 @@ def is_on_mesh(x: Any, mesh: Mesh) -> bool:
   return not x.committed or x.sharding.device_set == set(mesh.devices.flat)
 
 
-def check_on_mesh(args: Mapping[str, PyTree], mesh: Mesh) -> None:
+def check_on_mesh(args: Mapping[str, _types.PyTree], mesh: Mesh) -> None:
   """Raises if an array is bound to other devices than those of a mesh.
 
   Args:
@@ -117,7 +117,7 @@ def check_on_mesh(args: Mapping[str, PyTree], mesh: Mesh) -> None:
     ValueError: one is; it is named by its path.
   """
   for name, tree in args.items():
-    for path, leaf in named_leaves(tree):
+    for path, leaf in _tree.named_leaves(tree):
       if is_on_mesh(leaf, mesh):
         continue
       devices = sorted(leaf.sharding.device_set, key=lambda d: d.id)
@@ -130,8 +130,8 @@ def check_on_mesh(args: Mapping[str, PyTree], mesh: Mesh) -> None:
 
 
 def place_tree(
-  tree: PyTree, mesh: Mesh | AbstractMesh, specs: PyTree
-) -> PyTree:
+  tree: _types.PyTree, mesh: Mesh | AbstractMesh, specs: _types.PyTree
+) -> _types.PyTree:
   """Gives arrays the sharding that a map over explicit axes asks for.
 
   JAX moves arrays to the sharding of a map by itself, but for explicit axes,
@@ -145,7 +145,7 @@ def place_tree(
   if AxisType.Explicit not in mesh.axis_types:
     return tree
 
-  def place_branch(spec: PartitionSpec, branch: PyTree) -> PyTree:
+  def place_branch(spec: PartitionSpec, branch: _types.PyTree) -> _types.PyTree:
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), branch)
 

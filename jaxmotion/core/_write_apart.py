@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxmotion.core._types import Array, PyTree
+from jaxmotion.core import _types
 
 
-def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
+def write_apart(
+  fn: Callable[..., _types.PyTree], *args: _types.PyTree
+) -> _types.PyTree:
   """Returns `fn(*args)`, on CPU written to memory before anything reads it.
 
   XLA:CPU fuses a cheap expression into its readers and computes it in the shape
@@ -32,12 +34,12 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     Array([2., 2.], dtype=float32)
   """
 
-  def inline_inner(*args: PyTree) -> PyTree:
+  def inline_inner(*args: _types.PyTree) -> _types.PyTree:
     # `jnp.where` is a call, too, and would otherwise be written apart as well.
     with set_xla_metadata(inlineable="true"):
       return fn(*args)
 
-  def call(*args: PyTree) -> PyTree:
+  def call(*args: _types.PyTree) -> _types.PyTree:
     # Also where `trace_in_place` leaves out all other calls.
     with set_xla_metadata(inlineable="false"), jax.disable_jit(False):
       return jax.jit(inline_inner)(*args)
@@ -45,7 +47,7 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
   return lax.platform_dependent(*args, cpu=call, default=fn)
 
 
-def pad_apart(x: Array, count: int, fill: Array) -> Array:
+def pad_apart(x: _types.Array, count: int, fill: _types.Array) -> _types.Array:
   """Appends `count` rows of `fill` to an array, on CPU written to memory.
 
   XLA:CPU would ask in every loop that reads an element whether it is padding.

@@ -7,13 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_float,
-  same_structure,
-  shape_string,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 
 class MicrobatchSums(NamedTuple):
@@ -115,22 +110,22 @@ def _check_result(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
   for name, a in (("total", total), ("count", count)):
     if a.shape:
       raise ValueError(
-        f"`loss_fn` must return scalars, got {shape_string(a)} as {name}."
+        f"`loss_fn` must return scalars, got {core.shape_string(a)} as {name}."
       )
-  check_float("total", total)
+  core.check_float("total", total)
   if stats is not None:
     new = values[2]
     if not _same_shapes(new, stats):
       raise ValueError(
         "`loss_fn` must return stats of the structure, shapes and dtypes that"
-        f" it was given, {jax.tree.map(shape_string, stats)}, got"
-        f" {jax.tree.map(shape_string, new)}."
+        f" it was given, {jax.tree.map(core.shape_string, stats)}, got"
+        f" {jax.tree.map(core.shape_string, new)}."
       )
   return total, count.astype(jnp.float32), new
 
 
 def _same_shapes(a: PyTree, b: PyTree) -> bool:
-  return same_structure(a, b) and all(
-    shape_string(x) == shape_string(y)
+  return core.same_structure(a, b) and all(
+    core.shape_string(x) == core.shape_string(y)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxmotion.core import PyTree, check_arrays, check_int
-from jaxmotion.hetero._shares import as_integers
+from jaxmotion import core
+from jaxmotion.core import PyTree
+from jaxmotion.hetero import _shares
 
 _MOST = np.iinfo(np.int32).max
 
@@ -50,8 +51,8 @@ def assign_microbatches(
     >>> valid.sum(axis=(1, 2)).tolist()
     [0, 4, 1]
   """
-  check_int("microbatch", microbatch, 1, _MOST)
-  check_arrays("batch", batch)
+  core.check_int("microbatch", microbatch, 1, _MOST)
+  core.check_arrays("batch", batch)
   lengths = {np.shape(a)[:1] for a in jax.tree.leaves(batch)}
   if len(lengths) != 1 or () in lengths:
     raise ValueError(
@@ -90,8 +91,8 @@ def check_counts(
     max_microbatches: number of microbatches that a worker's buffer holds.
     workers: number of workers, or None if any number will do.
   """
-  check_int("max_microbatches", max_microbatches, 1, _MOST)
-  count = as_integers(counts)
+  core.check_int("max_microbatches", max_microbatches, 1, _MOST)
+  count = _shares.as_integers(counts)
   if (
     count.ndim != 1
     or workers not in (None, len(count))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.core import check_instance, check_int, check_number
-from jaxmotion.hetero._shares import as_float64, integer_shares, makespan_s
+from jaxmotion import core
+from jaxmotion.hetero import _shares
 
 
 class RebalanceState(NamedTuple):
@@ -95,10 +95,10 @@ class rebalance:
   window: int = 5
 
   def __post_init__(self) -> None:
-    check_int("workers", self.workers, 1, 1 << 20)
-    check_int("total", self.total, 1, 1 << 30)
-    check_number("min_gain", self.min_gain, 0, 1, open_low=True)
-    check_int("window", self.window, 1, 1 << 20)
+    core.check_int("workers", self.workers, 1, 1 << 20)
+    core.check_int("total", self.total, 1, 1 << 30)
+    core.check_number("min_gain", self.min_gain, 0, 1, open_low=True)
+    core.check_int("window", self.window, 1, 1 << 20)
     # Raises if caps, fixed times or the minimum do not allow any split.
     self._split_work((1.0,) * self.workers)
 
@@ -126,7 +126,7 @@ class rebalance:
     Raises:
       ValueError: `seconds` has another length than `workers`.
     """
-    elapsed_s = as_float64(seconds)
+    elapsed_s = _shares.as_float64(seconds)
     if elapsed_s.shape != (self.workers,):
       raise ValueError(
         f"`seconds` must be {self.workers} times, got {seconds!r}."
@@ -157,7 +157,7 @@ class rebalance:
 
   def _check_state(self, state: RebalanceState) -> None:
     source = "what `init` or the last `update` returned"
-    check_instance("state", state, RebalanceState, source)
+    core.check_instance("state", state, RebalanceState, source)
     for field in (state.counts, state.microbatch_s):
       if not isinstance(field, tuple) or len(field) != self.workers:
         raise ValueError(f"`state` must be {source}, got {state!r:.300}.")
@@ -173,7 +173,7 @@ class rebalance:
     caps = tuple(c if v else 0 for c, v in zip(caps, known, strict=True))
     counts = self._split_work(speeds, caps)
     old_s, new_s = (
-      makespan_s(n, speeds, fixed_s=self.fixed_s)
+      _shares.makespan_s(n, speeds, fixed_s=self.fixed_s)
       for n in (state.counts, counts)
     )
     if new_s > (1 - self.min_gain) * old_s:
@@ -183,11 +183,11 @@ class rebalance:
   def _split_work(
     self, speeds: Sequence[float], caps: tuple[int, ...] | None = None
   ) -> tuple[int, ...]:
-    if as_float64(speeds).shape != (self.workers,):
+    if _shares.as_float64(speeds).shape != (self.workers,):
       raise ValueError(
         f"`speeds` must be {self.workers} numbers, got {speeds!r}."
       )
-    return integer_shares(
+    return _shares.integer_shares(
       self.total,
       speeds,
       fixed_s=self.fixed_s,

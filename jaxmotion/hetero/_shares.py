@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmotion.core import check_int
+from jaxmotion import core
 
 PerWorkerSeconds = float | Sequence[float]
 
@@ -113,7 +113,7 @@ def integer_shares(
     (3, 3, 2, 0)
   """
   v, a, cap = _check_work(total, speeds, fixed_s, caps)
-  check_int("min_microbatches", min_microbatches, 0)
+  core.check_int("min_microbatches", min_microbatches, 0)
   counts = [min(min_microbatches, int(c)) for c in cap]
   if sum(counts) > total:
     raise ValueError(
@@ -217,7 +217,7 @@ def _check_work(
   caps: Sequence[int] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns speeds, fixed times and caps as float64[workers], checked."""
-  check_int("total", total, 0)
+  core.check_int("total", total, 0)
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))

@@ -12,31 +12,10 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion import core, transforms
 from jaxmotion.collectives.extend import update_params
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  StepsInFlight,
-  axis_names,
-  axis_size,
-  check_arrays,
-  check_bool,
-  check_buffers,
-  check_callable,
-  check_float,
-  check_instance,
-  map_local_work,
-  named_leaves,
-  pack_worker,
-  state_specs,
-  unpack_worker,
-  worker_index,
-)
-from jaxmotion.hetero._accumulate import MicrobatchSums, accumulate_microbatches
-from jaxmotion.hetero._assign import check_counts
-from jaxmotion.transforms import data_parallel
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.hetero import _accumulate, _assign
 from jaxmotion.transforms.extend import Shardings
 
 
@@ -133,7 +112,7 @@ class UnevenStep(NamedTuple):
   """
 
   init: Callable[..., UnevenState]
-  work: Callable[..., PerWorker]
+  work: Callable[..., core.PerWorker]
   update: Callable[..., tuple[UnevenState, Metrics]]
   step: Callable[..., tuple[UnevenState, Metrics]]
 
@@ -219,19 +198,19 @@ def uneven_data_parallel(
     Moreno-Álvarez, Paoletti, Rico-Gallego and Haut, *Heterogeneous gradient
     computing optimization for scalable deep neural networks*, 2022 (HetGrad).
   """
-  check_callable("loss_fn", loss_fn)
+  core.check_callable("loss_fn", loss_fn)
   noun = "an optax transformation"
-  check_instance("tx", tx, optax.GradientTransformation, noun)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_bool("stateful", stateful)
-  check_bool("donate", donate)
+  core.check_instance("tx", tx, optax.GradientTransformation, noun)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_bool("stateful", stateful)
+  core.check_bool("donate", donate)
   donated, donate_argnums = (("state",), (0,)) if donate else ((), ())
-  in_flight = StepsInFlight(mesh)
-  init_params, _ = data_parallel(
+  in_flight = core.StepsInFlight(mesh)
+  init_params, _ = transforms.data_parallel(
     loss_fn, tx, mesh, axis_name=axis_name, specs=specs
   )
   shardings = Shardings(mesh, axis_name, specs)
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   split = P(axis_name)
   made: set[Any] = set()  # Structures and shapes of the states of `init`.
 
@@ -241,7 +220,7 @@ def uneven_data_parallel(
         "`stats` must be given if `stateful` and only then, got"
         f" {'none' if stats is None else 'some'} for {stateful}."
       )
-    check_arrays("params", params)
+    core.check_arrays("params", params)
     params, opt_state = init_params(params)
     state = UnevenState(params, opt_state, _replicate_stats(stats, mesh))
     made.add(_list_shapes(state))
@@ -249,20 +228,20 @@ def uneven_data_parallel(
 
   def sum_microbatches(
     model: _Model, batch: PyTree, counts: Array
-  ) -> PerWorker:
+  ) -> core.PerWorker:
     param_specs = shardings.params(model.params)
     args = shardings.place(
       (model, batch, counts), (_Model(param_specs, P()), split, split)
     )
     local_work = functools.partial(_local_work, loss_fn)
-    work = map_local_work(local_work, mesh, axis_name, (P(), split, split))(
-      *args
-    )
+    work = core.map_local_work(
+      local_work, mesh, axis_name, (P(), split, split)
+    )(*args)
     grads = shardings.place(work.value.grads, shardings.grads(model.params))
-    return PerWorker(work.value._replace(grads=grads))
+    return core.PerWorker(work.value._replace(grads=grads))
 
   def update(
-    state: UnevenState, work: PerWorker, seconds: Array, extra_args: PyTree
+    state: UnevenState, work: core.PerWorker, seconds: Array, extra_args: PyTree
   ) -> tuple[UnevenState, Metrics]:
     # Where the arrays are, and what the map over workers sees of that.
     placed = UnevenState(
@@ -270,9 +249,9 @@ def uneven_data_parallel(
       shardings.state(state.opt_state, state.params),
       P(),
     )
-    own = UnevenState(P(), state_specs(state.opt_state, axis_name), P())
+    own = UnevenState(P(), core.state_specs(state.opt_state, axis_name), P())
     sum_specs: Any = (shardings.grads(state.params), split, split, split)
-    work_spec = PerWorker(MicrobatchSums(*sum_specs))
+    work_spec = core.PerWorker(_accumulate.MicrobatchSums(*sum_specs))
     args = shardings.place(
       (state, work, seconds, extra_args), (placed, work_spec, split, P())
     )
@@ -296,14 +275,17 @@ def uneven_data_parallel(
 
   def checked_work(
     state: UnevenState, batch: PyTree, counts: Sequence[int]
-  ) -> PerWorker:
+  ) -> core.PerWorker:
     _check_state(state, made)
     checked = _check_batch(batch, counts, workers)
-    check_buffers({"state": state, "batch": batch})
+    core.check_buffers({"state": state, "batch": batch})
     return jitted_work(_get_model(state), batch, checked)
 
   def checked_update(
-    state: UnevenState, work: PerWorker, seconds: Any = None, **extra_args: Any
+    state: UnevenState,
+    work: core.PerWorker,
+    seconds: Any = None,
+    **extra_args: Any,
   ) -> tuple[UnevenState, Metrics]:
     if seconds is None:
       seconds = np.zeros(workers, np.float32)
@@ -312,9 +294,9 @@ def uneven_data_parallel(
         f"`seconds` must be float32[{workers}], got {seconds!r}."
       )
     _check_state(state, made)
-    check_instance("work", work, PerWorker, "what `work` returned")
+    core.check_instance("work", work, core.PerWorker, "what `work` returned")
     args = {"state": state, "work": work, "seconds": seconds}
-    check_buffers(args | extra_args, donated)
+    core.check_buffers(args | extra_args, donated)
     in_flight.wait(state)
     state, metrics = jitted_update(state, work, seconds, extra_args)
     in_flight.add(metrics)
@@ -325,7 +307,7 @@ def uneven_data_parallel(
   ) -> tuple[UnevenState, Metrics]:
     _check_state(state, made)
     checked = _check_batch(batch, counts, workers)
-    check_buffers({"state": state, "batch": batch} | extra_args, donated)
+    core.check_buffers({"state": state, "batch": batch} | extra_args, donated)
     in_flight.wait(state)
     state, metrics = jitted_step(state, batch, checked, extra_args)
     in_flight.add(metrics)
@@ -343,7 +325,7 @@ def _check_state(state: UnevenState, made: Collection[Any]) -> None:
       state may be the first one.
   """
   source = "the UnevenState that `init` or the last step returned"
-  check_instance("state", state, UnevenState, source)
+  core.check_instance("state", state, UnevenState, source)
   found = _list_shapes(state)
   if made and found not in made:
     raise ValueError(f"`state` must be {source}, got shapes {found[1]}.")
@@ -356,8 +338,8 @@ def _list_shapes(tree: PyTree) -> tuple[Any, tuple[Any, ...]]:
 
 def _replicate_stats(stats: PyTree, mesh: Mesh) -> PyTree:
   """Copies statistics to every device."""
-  for path, leaf in named_leaves(stats):
-    check_float(f"stats/{path}", leaf)
+  for path, leaf in core.named_leaves(stats):
+    core.check_float(f"stats/{path}", leaf)
   copy = functools.partial(jax.tree.map, jnp.copy)
   everywhere = jax.sharding.NamedSharding(mesh, P())
   return jax.jit(copy, out_shardings=everywhere)(stats)
@@ -379,20 +361,22 @@ def _local_work(
   model: _Model,
   batch: PyTree,
   counts: Array,
-) -> PerWorker:
+) -> core.PerWorker:
   batch = jax.tree.map(lambda a: a[0], batch)
-  return pack_worker(accumulate_microbatches(loss_fn, *model, batch, counts[0]))
+  return core.pack_worker(
+    _accumulate.accumulate_microbatches(loss_fn, *model, batch, counts[0])
+  )
 
 
 def _local_update(
   tx: optax.GradientTransformation,
   axis_name: AxisName,
   state: UnevenState,
-  work: PerWorker,
+  work: core.PerWorker,
   seconds: Array,
   extra_args: PyTree,
 ) -> tuple[UnevenState, Metrics]:
-  sums: MicrobatchSums = unpack_worker(work)
+  sums: _accumulate.MicrobatchSums = core.unpack_worker(work)
   params, opt_state, stats = state
   # A worker without work has sums of zero: divide by 1 instead of 0.
   inverse = 1 / jnp.where(sums.count == 0, 1, sums.count)
@@ -411,11 +395,13 @@ def _local_update(
 
 
 def _gather_metrics(
-  sums: MicrobatchSums, seconds: Array, axis_name: AxisName
+  sums: _accumulate.MicrobatchSums, seconds: Array, axis_name: AxisName
 ) -> Metrics:
   """Gathers every worker's loss, count and time, in one collective."""
   own = jnp.stack([sums.total, sums.count, seconds])
-  rows = jnp.zeros((axis_size(axis_name), 3)).at[worker_index(axis_name)]
+  rows = jnp.zeros((core.axis_size(axis_name), 3)).at[
+    core.worker_index(axis_name)
+  ]
   total, counts, all_seconds = lax.psum(rows.set(own), axis_name).T
   loss = total.sum() / jnp.where(counts.sum() == 0, 1, counts.sum())
   return Metrics(loss, counts, all_seconds)
@@ -441,7 +427,7 @@ def _check_batch(
   if len(shapes) == 1:
     (shape,) = shapes
     if len(shape) == 2 and shape[0] == workers:
-      return check_counts(counts, shape[1], workers)
+      return _assign.check_counts(counts, shape[1], workers)
   raise ValueError(
     f"`batch` must have leaves of one shape ({workers} workers,"
     f" max_microbatches, ...), got {sorted(shapes)} along the two leading axes."

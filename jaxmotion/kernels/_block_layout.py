@@ -13,14 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  ShapedLike,
-  pad_apart,
-  saturate_cast,
-  write_apart,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 # Rows are kept whole while padding is at most size / _WASTE_DIVISOR elements.
 _WASTE_DIVISOR = 32
@@ -239,7 +233,7 @@ def _pad_to_blocks(flat: Array, blocks: int, width: int) -> Array:
   )
   if rest:
     # Written apart, or each element of the array would ask whether it is here.
-    last = pad_apart(flat[full * width :], width - rest, flat[-1])
+    last = core.pad_apart(flat[full * width :], width - rest, flat[-1])
     taken = jnp.where(number == full, last, taken)
   return jnp.where(number * width < size, taken, flat[-1])
 
@@ -292,7 +286,7 @@ def read_blocks(
   if not is_read_slowly(tuple(like.shape), *shape):
     return decode(payload, like)
   in_blocks = jax.ShapeDtypeStruct(shape, like.dtype)
-  y = write_apart(lambda payload: decode(payload, in_blocks), payload)
+  y = core.write_apart(lambda payload: decode(payload, in_blocks), payload)
   return y.reshape(-1)[: math.prod(like.shape)].reshape(like.shape)
 
 
@@ -304,7 +298,7 @@ def from_blocks(y: Array, like: ShapedLike) -> Array:
   size = math.prod(like.shape)
   flat = y.reshape(-1)
   flat = flat if flat.size == size else flat[:size]
-  return saturate_cast(flat.reshape(like.shape), like.dtype)
+  return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels._block_layout import block_shape
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_layout
 
 
 class LeafLayout(NamedTuple):
@@ -100,7 +101,7 @@ class BlockOp(abc.ABC):
     return self.needs_key
 
   @abc.abstractmethod
-  def encode(self, x: Array, key: Key | None) -> PyTree:
+  def encode(self, x: Array, key: core.Key | None) -> PyTree:
     """Encodes an array of any shape."""
 
   @abc.abstractmethod
@@ -178,7 +179,7 @@ def layout_blocks(
   size = math.prod(shape)
   if size <= block:
     raise NotImplementedError(f"arrays of one block ({size} values)")
-  layout = BlockLayout(*block_shape(shape, planes, block), size)
+  layout = BlockLayout(*_block_layout.block_shape(shape, planes, block), size)
   if full:
     reject_padding(layout)
   return layout

@@ -8,17 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Key,
-  PyTree,
-  ShapedLike,
-  check_float,
-  check_instance,
-  check_int,
-  check_number,
-  shape_string,
-)
-from jaxmotion.kernels._error_memory import ErrorMemory
+from jaxmotion import core
+from jaxmotion.core import PyTree, ShapedLike
+from jaxmotion.kernels import _error_memory
 
 _MAX_BLOCK = 2**31 - 1
 
@@ -33,7 +25,7 @@ def check_block(block: Any) -> None:
     TypeError: not an integer.
     ValueError: outside the range.
   """
-  check_int("block", block, 1, _MAX_BLOCK)
+  core.check_int("block", block, 1, _MAX_BLOCK)
 
 
 def check_words(
@@ -87,7 +79,7 @@ def check_shape(
 def _describe(
   name: str, kind: str, shape: tuple[int | str, ...], x: Any
 ) -> str:
-  found = shape_string(x) if hasattr(x, "dtype") else f"{x!r:.200}"
+  found = core.shape_string(x) if hasattr(x, "dtype") else f"{x!r:.200}"
   axes = ",".join(map(str, shape))
   return f"`{name}` must be an array {kind}[{axes}], got {found}."
 
@@ -103,7 +95,9 @@ def check_key(key: Any, needs_key: bool) -> None:
     TypeError: no key.
     ValueError: None where a key is needed.
   """
-  check_instance("key", key, (Key, type(None)), "a jaxmotion.Key or None")
+  core.check_instance(
+    "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
+  )
   if needs_key and key is None:
     raise ValueError(
       "`key` must be a jaxmotion.Key for an op that draws random numbers, got "
@@ -126,9 +120,11 @@ def check_memory(
     TypeError: `memory` is no ErrorMemory, or `decay` no number.
     ValueError: a shape or the payload is another, or `decay` is outside [0, 1].
   """
-  check_number("decay", decay, 0, 1)
-  check_instance("memory", memory, ErrorMemory, "an ErrorMemory")
-  check_float("memory.value", memory.value)
+  core.check_number("decay", decay, 0, 1)
+  core.check_instance(
+    "memory", memory, _error_memory.ErrorMemory, "an ErrorMemory"
+  )
+  core.check_float("memory.value", memory.value)
   check_shape("memory.value", memory.value, tuple(x.shape), "float32")
   if jnp.shape(memory.count) != ():
     raise ValueError(
@@ -157,7 +153,9 @@ def check_payload(
   count = leaves[0].shape[0] if workers and _has_rows(leaves) else None
   lead = () if count is None else (count,)
   expected = jax.tree.map(
-    lambda a: shape_string(jax.ShapeDtypeStruct((*lead, *a.shape), a.dtype)),
+    lambda a: core.shape_string(
+      jax.ShapeDtypeStruct((*lead, *a.shape), a.dtype)
+    ),
     like,
   )
   if found != expected or (workers and not count):
@@ -170,4 +168,4 @@ def _has_rows(leaves: list[Any]) -> bool:
 
 
 def _describe_leaf(leaf: Any) -> str:
-  return shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
+  return core.shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)

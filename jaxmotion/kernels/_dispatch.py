@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxmotion.core import PyTree, check_choice
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 IMPLEMENTATIONS = (
   "reference",
@@ -55,11 +56,11 @@ def dispatch(
   """
   first = functools.partial(_try_in_order, implementations, static=static)
   if implementation is not None:
-    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    core.check_choice("implementation", implementation, IMPLEMENTATIONS)
     return first([implementation])(*args)
   forced = os.environ.get(VARIABLE)
   if forced:
-    check_choice(VARIABLE, forced, IMPLEMENTATIONS)
+    core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
     return first([forced, "reference"])(*args)
   reference, preferred = first(["reference"]), first([*gpu, "reference"])
   if not gpu:

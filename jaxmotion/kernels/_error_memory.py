@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, ShapedLike, update_in_place
-from jaxmotion.kernels._block_layout import is_read_slowly
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_layout
 
 # Up to this many payloads are decoded by separate code each, which fuses into
 # one pass; beyond, a loop keeps the program short.
@@ -75,7 +76,7 @@ def add_error(
     error = error_of(decode, ErrorMemory(memory.count, value, sent))
     return x.astype(jnp.float32) + error * decay
 
-  return update_in_place(add_to_x, memory.value, memory.sent, memory.count)
+  return core.update_in_place(add_to_x, memory.value, memory.sent, memory.count)
 
 
 def add_error_in_blocks(
@@ -98,7 +99,7 @@ def add_error_in_blocks(
   if (
     shape is None
     or math.prod(shape) != x.size
-    or not is_read_slowly(x.shape, *shape)
+    or not _block_layout.is_read_slowly(x.shape, *shape)
   ):
     return add_error(decode, x, memory, decay)
   cut = memory._replace(value=memory.value.reshape(shape))

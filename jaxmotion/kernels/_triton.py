@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, PyTree, shape_varying_like
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 # Indices are int32, and the last tile may reach beyond the end.
 _MAX_ELEMENTS = 2**31 - 2**16
@@ -66,7 +67,9 @@ def call_kernel(
     grid=(tiles,),
     in_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in inputs],
     out_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in leaves],
-    out_shape=[shape_varying_like((a.size,), a.dtype, inputs) for a in leaves],
+    out_shape=[
+      core.shape_varying_like((a.size,), a.dtype, inputs) for a in leaves
+    ],
     input_output_aliases=aliases or {},
     compiler_params=plgpu.CompilerParams(num_warps=_count_warps(tile_elements)),
     interpret=interpret,

@@ -8,9 +8,8 @@ from typing import Any
 from flax.core import lift
 from flax.linen import transforms
 
-from jaxmotion.core import check_callable
+from jaxmotion import core, perfmodel
 from jaxmotion.memory import residuals
-from jaxmotion.perfmodel import Device
 
 
 def compress_residuals(
@@ -20,7 +19,7 @@ def compress_residuals(
   | residuals.ResidualChoice = None,
   *,
   memory_budget: float | None = None,
-  device: Device | None = None,
+  device: perfmodel.Device | None = None,
 ) -> Any:
   """Lifts a module class or method to save fewer bytes for gradients.
 
@@ -51,7 +50,7 @@ def compress_residuals(
     >>> dense.apply(variables, jnp.ones((2, 3))).shape
     (2, 4)
   """
-  check_callable("target", target)
+  core.check_callable("target", target)
   options: dict[str, Any] = {
     "codec": codec,
     "memory_budget": memory_budget,

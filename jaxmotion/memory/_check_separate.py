@@ -6,7 +6,8 @@ import jax
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxmotion.core import PyTree, abstract_like, named_leaves
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 
 def check_separate(
@@ -22,8 +23,8 @@ def check_separate(
   Raises:
     ValueError: the update of an array reads the gradient of another.
   """
-  params = jax.tree.map(abstract_like, params)
-  paths = [path for path, _ in named_leaves(params)]
+  params = jax.tree.map(core.abstract_like, params)
+  paths = [path for path, _ in core.named_leaves(params)]
   jaxpr = _trace_update(tx, params)
   if pair := _find_pair(jaxpr, len(paths)):
     i, j = pair

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import PyTree, check_bool, check_choice
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 MEMORY_KINDS = (None, "pinned_host")
 
@@ -52,8 +53,8 @@ def resolve_memory_kind(
     >>> resolve_memory_kind(None) is None
     True
   """
-  check_choice("memory_kind", memory_kind, MEMORY_KINDS)
-  check_bool("warn", warn)
+  core.check_choice("memory_kind", memory_kind, MEMORY_KINDS)
+  core.check_bool("warn", warn)
   kinds = memory_kinds(device)
   if memory_kind is None or memory_kind in kinds:
     return memory_kind

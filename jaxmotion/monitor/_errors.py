@@ -6,18 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.checkpoint import ExchangeLayout, Layout, ShardedLayout
+from jaxmotion import checkpoint, core, kernels, transforms
 from jaxmotion.codecs import Codec, feedback, onebit
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import find_leaf_codecs, shard_like
-from jaxmotion.core import Array, PyTree, allow_unused_rules
-from jaxmotion.kernels import ErrorMemory, error_of
-from jaxmotion.monitor._traffic import list_shapes
-from jaxmotion.transforms import FullyShardedState, ShardedState
+from jaxmotion.core import Array, PyTree
+from jaxmotion.monitor import _traffic
 from jaxmotion.transforms.extend import cut_leaf, select_whole
 
 
-def error_squares(exchanges: list[Any], layout: Layout) -> Array | None:
+def error_squares(
+  exchanges: list[Any], layout: checkpoint.Layout
+) -> Array | None:
   """Returns the squared norm of each worker's error memory.
 
   Args:
@@ -29,7 +29,7 @@ def error_squares(exchanges: list[Any], layout: Layout) -> Array | None:
   """
   entries = iter(layout.exchanges)
   known = tuple(
-    None if isinstance(state, FullyShardedState) else next(entries)
+    None if isinstance(state, transforms.FullyShardedState) else next(entries)
     for state in exchanges
   )
   return _sum_squares(exchanges, known, layout._replace(exchanges=()))
@@ -37,7 +37,7 @@ def error_squares(exchanges: list[Any], layout: Layout) -> Array | None:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _sum_squares(
-  exchanges: list[Any], entries: tuple[Any, ...], layout: Layout
+  exchanges: list[Any], entries: tuple[Any, ...], layout: checkpoint.Layout
 ) -> Array | None:
   errors: list[Array] = []
   for state, entry in zip(exchanges, entries, strict=True):
@@ -58,20 +58,20 @@ def _sum_squares(
 def _pair_states(
   state: Any,
   states: PyTree,
-  entry: ExchangeLayout | ShardedLayout,
-  layout: Layout,
+  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  layout: checkpoint.Layout,
 ) -> list[tuple[Codec, PyTree]]:
   """Returns every codec of an exchange, with its state."""
-  likes = list_shapes(entry, layout)
+  likes = _traffic.list_shapes(entry, layout)
   sizes = dict(layout.workers)
-  if not isinstance(entry, ShardedLayout):
+  if not isinstance(entry, checkpoint.ShardedLayout):
     devices = 1
     for name in entry.local_axis or ():
       devices *= sizes[name]
     if entry.local_axis is not None:
       likes = jax.tree.map(lambda a: shard_like(a, devices), likes)
     return _pair_groups(entry.codecs[0], likes, states)
-  assert isinstance(state, ShardedState)
+  assert isinstance(state, transforms.ShardedState)
   workers = 1
   for name in (*entry.axis_name, *(entry.local_axis or ())):
     workers *= sizes[name]
@@ -98,7 +98,7 @@ def _pair_states(
 def _pair_groups(
   codec: Codec, likes: PyTree, states: PyTree
 ) -> list[tuple[Codec, PyTree]]:
-  with allow_unused_rules():
+  with core.allow_unused_rules():
     groups = partition(codec, likes).leaf_groups
   return [(group.codec, own) for group, own in zip(groups, states, strict=True)]
 
@@ -111,10 +111,10 @@ def _find_errors(codec: Codec, state: PyTree) -> list[Array]:
     codec = codec.codec
   if not isinstance(codec, feedback):
     return []
-  read: Any = functools.partial(error_of, codec.codec.decode)
+  read: Any = functools.partial(kernels.error_of, codec.codec.decode)
 
   def is_memory(node: Any) -> bool:
-    return isinstance(node, ErrorMemory)
+    return isinstance(node, kernels.ErrorMemory)
 
   errors = []
   for node in jax.tree.leaves(state, is_leaf=is_memory):

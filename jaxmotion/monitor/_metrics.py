@@ -7,35 +7,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.checkpoint import Layout
+from jaxmotion import checkpoint, core, transforms
 from jaxmotion.collectives.extend import as_level
-from jaxmotion.core import (
-  Array,
-  PerWorker,
-  PyTree,
-  check_arrays,
-  check_instance,
-)
-from jaxmotion.monitor._errors import error_squares
-from jaxmotion.monitor._traffic import count_traffic
-from jaxmotion.transforms import (
-  ExchangeState,
-  FullyShardedState,
-  LocalState,
-  ShardedState,
-  SkipNonfiniteState,
-)
+from jaxmotion.core import Array, PyTree
+from jaxmotion.monitor import _errors, _traffic
 from jaxmotion.transforms.extend import DelayedState
 from jaxmotion.wire import Ledger
 
-_EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
-_COUNTED = (*_EXCHANGES, LocalState, DelayedState)
-_SKIPPED = (*_EXCHANGES, LocalState, SkipNonfiniteState)
+_EXCHANGES = (
+  transforms.ExchangeState,
+  transforms.ShardedState,
+  transforms.FullyShardedState,
+)
+_COUNTED = (*_EXCHANGES, transforms.LocalState, DelayedState)
+_SKIPPED = (*_EXCHANGES, transforms.LocalState, transforms.SkipNonfiniteState)
 
 
 def metrics(
   opt_state: PyTree,
-  layout: Layout | None = None,
+  layout: checkpoint.Layout | None = None,
   *,
   level: Any = None,
   sent: Ledger | None = None,
@@ -109,14 +99,14 @@ def metrics(
     exchange/error_norm       0
     exchange/error_norm_max   0
   """
-  check_arrays("opt_state", opt_state)
-  check_instance(
+  core.check_arrays("opt_state", opt_state)
+  core.check_instance(
     "layout",
     layout,
-    (Layout, type(None)),
+    (checkpoint.Layout, type(None)),
     "what `checkpoint.describe_state` returned",
   )
-  check_instance(
+  core.check_instance(
     "sent",
     sent,
     (Ledger, type(None)),
@@ -134,7 +124,9 @@ def metrics(
     "exchange/skipped": sum(skipped, jnp.zeros((), jnp.int32)),
   }
   if layout is not None:
-    known = [x for x in exchanges if not isinstance(x, FullyShardedState)]
+    known = [
+      x for x in exchanges if not isinstance(x, transforms.FullyShardedState)
+    ]
     if len(known) != len(layout.exchanges):
       raise ValueError(
         f"`layout` must have the {len(known)} exchanges of `opt_state`, got "
@@ -154,9 +146,9 @@ def _find_nodes(tree: PyTree, kinds: tuple[type, ...]) -> Iterator[Any]:
   """Yields the nodes of some classes, those inside of others too."""
 
   def is_other(node: Any) -> bool:
-    return node is not tree and isinstance(node, (*kinds, PerWorker))
+    return node is not tree and isinstance(node, (*kinds, core.PerWorker))
 
-  if isinstance(tree, PerWorker):
+  if isinstance(tree, core.PerWorker):
     return
   if isinstance(tree, kinds):
     yield tree
@@ -169,9 +161,11 @@ def _largest(counts: list[Array]) -> Array:
   return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *counts]))
 
 
-def _read_traffic(layout: Layout, level: Any) -> dict[str, Any]:
+def _read_traffic(layout: checkpoint.Layout, level: Any) -> dict[str, Any]:
   """Returns bytes and ratio of all exchanges, at a level."""
-  traffic = [count_traffic(layout, entry) for entry in layout.exchanges]
+  traffic = [
+    _traffic.count_traffic(layout, entry) for entry in layout.exchanges
+  ]
   if level is None and any(len(own.wire_bytes) > 1 for own in traffic):
     return {}
   wire: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
@@ -187,7 +181,7 @@ def _read_traffic(layout: Layout, level: Any) -> dict[str, Any]:
   }
 
 
-def _check_range(level: Any, layout: Layout | None) -> None:
+def _check_range(level: Any, layout: checkpoint.Layout | None) -> None:
   """Raises if a level that is known now is that of no codec."""
   levels = math.inf
   for entry in () if layout is None else layout.exchanges:
@@ -202,8 +196,10 @@ def _pick_level(values: tuple[float, ...], level: Any) -> Any:
   return jnp.asarray(values, jnp.float32)[level]
 
 
-def _read_errors(exchanges: list[Any], layout: Layout) -> dict[str, Any]:
-  squares = error_squares(exchanges, layout)
+def _read_errors(
+  exchanges: list[Any], layout: checkpoint.Layout
+) -> dict[str, Any]:
+  squares = _errors.error_squares(exchanges, layout)
   if squares is None:
     return {}
   return {

@@ -10,16 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from jaxmotion.checkpoint import ExchangeLayout, Layout, ShardedLayout
+from jaxmotion import checkpoint, codecs, core, transforms
 from jaxmotion.checkpoint.extend import shard_shapes
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  PyTree,
-  allow_unused_rules,
-  to_varying,
-  without_context_mesh,
-)
-from jaxmotion.transforms import exchange, sharded
+from jaxmotion.core import PyTree
 from jaxmotion.wire import step_bytes
 
 
@@ -40,7 +33,8 @@ class Traffic(NamedTuple):
 
 
 def count_traffic(
-  layout: Layout, entry: ExchangeLayout | ShardedLayout
+  layout: checkpoint.Layout,
+  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
 ) -> Traffic:
   """Counts the bytes that one worker sends, from the traced exchange.
 
@@ -49,7 +43,7 @@ def count_traffic(
     entry: the exchange.
   """
   # A fragment of `local_updates` has leaves that some rules match alone.
-  with without_context_mesh(), allow_unused_rules():
+  with core.without_context_mesh(), core.allow_unused_rules():
     return _count_traffic(layout.workers, layout.model, entry)
 
 
@@ -58,11 +52,11 @@ def count_traffic(
 def _count_traffic(
   workers: tuple[tuple[str, int], ...],
   model: tuple[tuple[str, int], ...],
-  entry: ExchangeLayout | ShardedLayout,
+  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
 ) -> Traffic:
-  likes = list_shapes(entry, Layout(workers, model, ()))
+  likes = list_shapes(entry, checkpoint.Layout(workers, model, ()))
   leaves = jax.tree.leaves(likes)
-  if isinstance(entry, ExchangeLayout):
+  if isinstance(entry, checkpoint.ExchangeLayout):
     wire = tuple(_trace(workers, entry, likes, c) for c in entry.codecs)
   else:
     coded = (entry.gradient_codec, entry.weight_codec)
@@ -76,7 +70,8 @@ def _count_traffic(
 
 
 def list_shapes(
-  entry: ExchangeLayout | ShardedLayout, layout: Layout
+  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  layout: checkpoint.Layout,
 ) -> PyTree:
   """Returns what one device exchanges, by path, in the order of the tree.
 
@@ -93,10 +88,10 @@ def list_shapes(
 
 def _trace(
   workers: tuple[tuple[str, int], ...],
-  entry: ExchangeLayout | ShardedLayout,
+  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
   likes: PyTree,
-  codec: Codec | None,
-  weight_codec: Codec | None = None,
+  codec: codecs.Codec | None,
+  weight_codec: codecs.Codec | None = None,
 ) -> float:
   """Returns the bytes that one worker sends, with other codecs."""
   names, lengths = zip(*workers, strict=True)
@@ -104,13 +99,13 @@ def _trace(
     lengths, names, axis_types=(AxisType.Auto,) * len(lengths)
   )
   tx: Any
-  if isinstance(entry, ExchangeLayout):
+  if isinstance(entry, checkpoint.ExchangeLayout):
     method = None if codec is None else entry.method
-    tx = exchange(
+    tx = transforms.exchange(
       entry.axis_name, codec, method=method, local_axis=entry.local_axis
     )
   else:
-    tx = sharded(
+    tx = transforms.sharded(
       entry.axis_name,
       optax.identity(),
       gradient_codec=codec,
@@ -120,7 +115,7 @@ def _trace(
 
   def update(grads: PyTree) -> PyTree:
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), grads)
-    own = to_varying(grads, names)
+    own = core.to_varying(grads, names)
     return tx.update(own, tx.init(params), params)[0]
 
   mapped = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P())

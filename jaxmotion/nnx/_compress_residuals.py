@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxmotion.core import PyTree, check_callable
+from jaxmotion import core, perfmodel
+from jaxmotion.core import PyTree
 from jaxmotion.memory import residuals
-from jaxmotion.perfmodel import Device
 
 
 def compress_residuals(
@@ -21,7 +21,7 @@ def compress_residuals(
   | residuals.ResidualChoice = None,
   *,
   memory_budget: float | None = None,
-  device: Device | None = None,
+  device: perfmodel.Device | None = None,
 ) -> Callable[..., Any]:
   """Returns a function of modules that saves fewer bytes for gradients.
 
@@ -60,7 +60,7 @@ def compress_residuals(
     >>> bool(jnp.all(block.norm.var[...] != 1))
     True
   """
-  check_callable("fn", fn)
+  core.check_callable("fn", fn)
   options: dict[str, Any] = {
     "codec": codec,
     "memory_budget": memory_budget,

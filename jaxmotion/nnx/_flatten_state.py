@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion.core import PyTree, check_arrays, check_like
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 
 def flatten_state(
@@ -48,7 +49,7 @@ def flatten_state(
   inner = optax.with_extra_args_support(tx)
 
   def init_fn(params: PyTree) -> tuple[Any, ...]:
-    check_arrays("params", params)
+    core.check_arrays("params", params)
     return tuple(jax.tree.leaves(inner.init(params)))
 
   def update_fn(
@@ -57,14 +58,14 @@ def flatten_state(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, tuple[Any, ...]]:
-    check_arrays("updates", updates)
-    check_arrays("params", params)
+    core.check_arrays("updates", updates)
+    core.check_arrays("params", params)
     if params is not None:
-      check_like("updates", updates, params, "`params`")
+      core.check_like("updates", updates, params, "`params`")
     like = jax.eval_shape(inner.init, updates if params is None else params)
     # `nnx.Optimizer` makes an object with integer keys of the tuple.
     leaves = jax.tree.leaves(state)
-    check_like("state", leaves, jax.tree.leaves(like), "`init`")
+    core.check_like("state", leaves, jax.tree.leaves(like), "`init`")
     nested = jax.tree.unflatten(jax.tree.structure(like), leaves)
     new_updates, new = inner.update(updates, nested, params, **extra_args)
     return new_updates, tuple(jax.tree.leaves(new))

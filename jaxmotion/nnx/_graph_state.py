@@ -7,14 +7,8 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  Shared,
-  Split,
-  axis_names,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import Join, join_name
 
 
@@ -51,9 +45,9 @@ def describe_state(
   equal: dict[Any, tuple[str, ...]] = {}
   for path, node in nnx.iter_graph(nodes):
     found[path] = type(node)
-    if isinstance(node, Split):
+    if isinstance(node, core.Split):
       cut |= _cut_specs(path, node)
-    if isinstance(node, Shared):
+    if isinstance(node, core.Shared):
       equal[path] = node.axes
   variables, _ = jax.tree.flatten_with_path(
     state, is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -63,13 +57,13 @@ def describe_state(
     path = tuple(_key_value(key) for key in key_path)
     above = [found.get(path[:i]) for i in range(len(path))]
     same = {name for i in range(len(path)) for name in equal.get(path[:i], ())}
-    own = tuple(name for name in axis_names(axis_name) if name not in same)
+    own = tuple(name for name in core.axis_names(axis_name) if name not in same)
     is_metric = isinstance(variable, nnx.metrics.MetricState)
     leaf = GraphLeaf(
       "/".join(map(str, path)),
       type(variable) if isinstance(variable, nnx.Variable) else None,
       (P(own if same else axis_name) if own else P())
-      if PerWorker in above
+      if core.PerWorker in above
       else cut.get(path, P()),
       "/".join(map(str, path[:-1])) if is_metric else None,
       above[-1] if is_metric else None,
@@ -78,7 +72,7 @@ def describe_state(
   return tuple(leaves)
 
 
-def _cut_specs(path: tuple[Any, ...], node: Split) -> dict[Any, P]:
+def _cut_specs(path: tuple[Any, ...], node: core.Split) -> dict[Any, P]:
   """Returns the spec of every array below a node that workers cut."""
   below, _ = jax.tree.flatten_with_path(
     node, is_leaf=lambda x: isinstance(x, nnx.Variable)

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  StepsInFlight,
-  check_buffers,
-  check_sequence,
-  named_leaves,
-)
-from jaxmotion.nnx._graph_state import GraphLeaf, describe_state, join_state
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.nnx import _graph_state
 from jaxmotion.transforms.extend import (
   Static,
   StepOptions,
@@ -112,7 +106,10 @@ def parallelize_step(
   options = StepOptions(
     static_argnames, static_argnums, donate_argnames, donate_argnums
   )
-  averaged = (nnx.BatchStat, *check_sequence("mean", mean, "variable types"))
+  averaged = (
+    nnx.BatchStat,
+    *core.check_sequence("mean", mean, "variable types"),
+  )
   for kind in averaged:
     is_variable = isinstance(kind, type) and issubclass(kind, nnx.Variable)
     if not is_variable:
@@ -156,10 +153,10 @@ def parallelize_step(
 
       def decide(shapes: PyTree, differs: Sequence[bool]) -> list[Any]:
         count = len(leaves)
-        joins = join_state(
+        joins = _graph_state.join_state(
           leaves, shapes[0], differs[:count], axis_name, averaged
         )
-        named = zip(named_leaves(shapes[1]), differs[count:], strict=True)
+        named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
         return joins + [
           join_name(x, differ, f"result {path}", axis_name)
           for (path, x), differ in named
@@ -179,7 +176,7 @@ def parallelize_step(
       ]
       return new, results
 
-    in_flight = StepsInFlight(mesh)
+    in_flight = core.StepsInFlight(mesh)
 
     def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
       """Returns the graph nodes, and what `run_step` takes."""
@@ -192,7 +189,7 @@ def parallelize_step(
         for name, x in arguments.items()
       }
       graph, state = nnx.split(nodes)
-      leaves = describe_state(nodes, state, axis_name)
+      leaves = _graph_state.describe_state(nodes, state, axis_name)
       arrays, treedef = jax.tree.flatten(state)
       specs = [leaf.spec for leaf in leaves]
       placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
@@ -208,7 +205,7 @@ def parallelize_step(
       nodes, traced = split_graph(args, kwargs)
       _, (treedef, leaves), _, donated, kept, given = traced
       named = {leaves[i].path: x for i, x in (donated | kept).items()}
-      check_buffers(named | given, {leaves[i].path for i in donated})
+      core.check_buffers(named | given, {leaves[i].path for i in donated})
       in_flight.wait(named)
       new, results = run_step(*traced)
       in_flight.add(new)
@@ -237,7 +234,9 @@ def _check_graph(left: Any, graph: Any) -> None:
     )
 
 
-def _updated(leaf: GraphLeaf, old: Any, used: Any, now: Any) -> Any:
+def _updated(
+  leaf: _graph_state.GraphLeaf, old: Any, used: Any, now: Any
+) -> Any:
   """Returns a variable's new array; of a metric, what the worker adds."""
   if leaf.metric:
     return now - old

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import check_arrays, check_callable, check_number
-from jaxmotion.perfmodel import Platform
+from jaxmotion import core, perfmodel
 
 
 def check_batch(batch: Any) -> None:
@@ -44,7 +43,7 @@ def check_platform(platform: Any) -> None:
   Raises:
     TypeError: not a platform.
   """
-  if not isinstance(platform, Platform):
+  if not isinstance(platform, perfmodel.Platform):
     raise TypeError(
       f"`platform` must be a perfmodel.Platform, got {platform!r}: see "
       "perfmodel.builtin_platform and perfmodel.load_platform."
@@ -70,9 +69,9 @@ def check_call(
       pass: a function that JAX cannot trace says so itself.
   """
   name, params_name, batch_name = names
-  check_callable(name, fn)
-  check_arrays(params_name, params)
-  check_arrays(batch_name, batch)
+  core.check_callable(name, fn)
+  core.check_arrays(params_name, params)
+  core.check_arrays(batch_name, batch)
   try:
     jax.eval_shape(fn, params, *batch)
   except (TypeError, ValueError) as error:
@@ -104,4 +103,4 @@ def check_positive(name: str, value: Any, most: float = math.inf) -> None:
   ValueError: `step_s` must be a number in (0, inf), got 0.0.
   """
   value = float(value) if isinstance(value, float) else value
-  check_number(name, value, 0, most, open_low=True)
+  core.check_number(name, value, 0, most, open_low=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import check_instance
+from jaxmotion import codecs, core
 
 
-def format_codec(codec: Codec) -> str:
+def format_codec(codec: codecs.Codec) -> str:
   """Returns the shortest expression that constructs a codec.
 
   Args:
@@ -20,19 +19,19 @@ def format_codec(codec: Codec) -> str:
     >>> format_codec(codecs.feedback(codecs.uniform(bits=4)))
     'feedback(uniform(bits=4))'
   """
-  check_instance("codec", codec, Codec, "a codec")
+  core.check_instance("codec", codec, codecs.Codec, "a codec")
   return _format_value(codec)
 
 
 def _format_value(value: Any) -> str:
-  if not isinstance(value, Codec):
+  if not isinstance(value, codecs.Codec):
     return repr(value)
   parts: list[str] = []
   for field in dataclasses.fields(value):
     own = getattr(value, field.name)
     if own == field.default:
       continue
-    if isinstance(own, tuple) and all(isinstance(c, Codec) for c in own):
+    if isinstance(own, tuple) and all(isinstance(c, codecs.Codec) for c in own):
       parts += map(_format_value, own)
     else:
       name = f"{field.name}=" if field.kw_only is True else ""

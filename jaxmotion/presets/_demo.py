@@ -2,17 +2,9 @@
 
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.core import AxisName, PyTree, check_bool
-from jaxmotion.presets._shared import (
-  all_workers,
-  check_rate,
-  decay_weights,
-  guard_nonfinite,
-  scale_by_rate,
-  take_signs,
-)
-from jaxmotion.transforms import exchange
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.presets import _shared
 
 
 def demo(
@@ -80,21 +72,21 @@ def demo(
     Peng, Quesnelle and Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv
     2411.19870, 2024. Code: bloc97/DeMo, commit 0e48145.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
-  check_bool("as_coded", as_coded)
+  workers = _shared.all_workers(axis_name, local_axis)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
+  core.check_bool("as_coded", as_coded)
   cosines = codecs.dct(chunk=chunk, fit="divide" if as_coded else "pad")
   greatest = codecs.contributors(codecs.topk_columns(count=count))
   codec = codecs.feedback(codecs.chain(cosines, greatest), decay=decay)
   tx = optax.chain(
-    scale_by_rate(learning_rate),
+    _shared.scale_by_rate(learning_rate),
     # The mean over senders is of all coefficients of all workers.
-    exchange(
+    transforms.exchange(
       axis_name, codec, method="gather", local_axis=local_axis, specs=specs
     ),
-    take_signs(),
-    decay_weights(weight_decay),
+    _shared.take_signs(),
+    _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)

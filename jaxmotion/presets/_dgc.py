@@ -8,20 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_names,
-  axis_size,
-  check_bool,
-  check_int,
-  check_number,
-)
-from jaxmotion.presets._shared import all_workers, guard_nonfinite
-from jaxmotion.transforms import exchange
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.presets import _shared
 
 _TINY = 1e-30
 
@@ -103,13 +92,13 @@ def dgc(
     for Distributed Training*, arXiv 1712.01887, 2018. Code:
     synxlin/deep-gradient-compression, commit 24673d4.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_number("density", density, 0, 1, open_low=True)
-  check_number("momentum", momentum, 0, 1, open_high=True)
-  check_int("warmup", warmup, 0, 2**31 - 1)
-  check_int("stages", stages, 1, 64)
-  check_int("min_size", min_size, 0)
-  check_bool("as_coded", as_coded)
+  workers = _shared.all_workers(axis_name, local_axis)
+  core.check_number("density", density, 0, 1, open_low=True)
+  core.check_number("momentum", momentum, 0, 1, open_high=True)
+  core.check_int("warmup", warmup, 0, 2**31 - 1)
+  core.check_int("stages", stages, 1, 64)
+  core.check_int("min_size", min_size, 0)
+  core.check_bool("as_coded", as_coded)
   options: dict[str, Any] = dict(decay=momentum, nesterov=nesterov)
   factor = density ** (1 / (stages + 1))
   densities = [factor ** (stage + 1) for stage in range(stages)]
@@ -134,7 +123,7 @@ def dgc(
     # The last stage has level 0.
     return stages - jnp.sum(count >= jnp.asarray(ends, jnp.int32))
 
-  tx = exchange(
+  tx = transforms.exchange(
     axis_name,
     ladder if warmup else ladder[0],
     local_axis=local_axis,
@@ -144,12 +133,12 @@ def dgc(
     level=level if warmup else None,
   )
   if clip_norm is not None:
-    check_number("clip_norm", clip_norm, 0, open_low=True)
+    core.check_number("clip_norm", clip_norm, 0, open_low=True)
     tx = optax.chain(_clip_locally(clip_norm, workers), tx)
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)
 
 
-def _select(density: float, as_coded: bool) -> Codec:
+def _select(density: float, as_coded: bool) -> codecs.Codec:
   if not as_coded:
     return codecs.topk(density=density)
   whole = codecs.tiles(chunk=2**31 - 1)  # The whole array in one column.
@@ -166,7 +155,7 @@ def _clip_locally(
     leaves = [a for a in jax.tree.leaves(updates) if a.size]
     if not leaves:
       return updates
-    count = math.prod(axis_size(name) for name in axis_names(workers))
+    count = math.prod(core.axis_size(name) for name in core.axis_names(workers))
     # In units of the greatest element, whose square may leave float32.
     greatest = functools.reduce(
       jnp.maximum, [jnp.abs(a).max().astype(jnp.float32) for a in leaves]

@@ -6,10 +6,9 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, transforms
 from jaxmotion.core import AxisName
-from jaxmotion.presets._shared import make_nesterov, refuse_options
-from jaxmotion.transforms import local_updates
+from jaxmotion.presets import _shared
 
 
 def diloco(
@@ -20,7 +19,7 @@ def diloco(
   every: int = 500,
   outer_rate: float = 0.7,
   outer_momentum: float = 0.9,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   axis_name: AxisName = "data",
   **options: Any,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -68,10 +67,10 @@ def diloco(
     Douillard et al., *DiLoCo: Distributed Low-Communication Training of
     Language Models*, arXiv 2311.08105, 2023.
   """
-  refuse_options("diloco", "local_updates", ("outer",), options)
-  outer = make_nesterov(
+  _shared.refuse_options("diloco", "local_updates", ("outer",), options)
+  outer = _shared.make_nesterov(
     axis_name, codec, outer_rate, outer_momentum, options.get("specs")
   )
-  return local_updates(
+  return transforms.local_updates(
     loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
   )

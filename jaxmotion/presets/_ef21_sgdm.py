@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, AxisName, PyTree, check_int, check_number
-from jaxmotion.presets._shared import all_workers, guard_nonfinite
-from jaxmotion.transforms import exchange, per_worker
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.presets import _shared
 
 
 class AverageState(NamedTuple):
@@ -28,7 +26,7 @@ class AverageState(NamedTuple):
 def ef21_sgdm(
   axis_name: AxisName,
   *,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   momentum: float = 0.9,
   start: int = 1,
   min_size: int = 1024,
@@ -87,11 +85,11 @@ def ef21_sgdm(
     Feedback!*, arXiv 2305.15155, 2023. Code:
     IgorSokoloff/ef21_experiments_source_code, EF21_100K.py.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_number("momentum", momentum, 0, 1, open_high=True)
-  check_int("start", start, 0, 2**31 - 1)
-  check_int("min_size", min_size, 0)
-  check_int("min_dimensions", min_dimensions, 0, 32)
+  workers = _shared.all_workers(axis_name, local_axis)
+  core.check_number("momentum", momentum, 0, 1, open_high=True)
+  core.check_int("start", start, 0, 2**31 - 1)
+  core.check_int("min_size", min_size, 0)
+  core.check_int("min_dimensions", min_dimensions, 0, 32)
   later = codecs.topk(density=0.01) if codec is None else codec
   # From the same state, first of whole differences and then of few elements.
   ladder = [
@@ -104,8 +102,8 @@ def ef21_sgdm(
     for own in (later, codecs.identity())
   ]
   tx = optax.chain(
-    per_worker(_average(momentum), workers),
-    exchange(
+    transforms.per_worker(_average(momentum), workers),
+    transforms.exchange(
       axis_name,
       ladder if start else ladder[0],
       local_axis=local_axis,
@@ -113,7 +111,7 @@ def ef21_sgdm(
       level=(lambda count: (count < start).astype(int)) if start else None,
     ),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)
 
 
 def _average(decay: float) -> optax.GradientTransformation:

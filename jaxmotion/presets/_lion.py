@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.core import AxisName, PyTree, check_bool, check_number
-from jaxmotion.presets._shared import (
-  all_workers,
-  check_rate,
-  decay_weights,
-  guard_nonfinite,
-)
-from jaxmotion.transforms import exchange, per_worker
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.presets import _shared
 
 
 class LionState(NamedTuple):
@@ -86,18 +80,20 @@ def lion(
     2302.06675, 2023. Liu et al., *Communication Efficient Distributed Training
     with Distributed Lion*, arXiv 2404.00438, 2024 (the majority vote).
   """
-  workers = all_workers(axis_name, local_axis)
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
-  check_number("b1", b1, 0, 1, open_high=True)
-  check_number("b2", b2, 0, 1, open_high=True)
+  workers = _shared.all_workers(axis_name, local_axis)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
+  core.check_number("b1", b1, 0, 1, open_high=True)
+  core.check_number("b2", b2, 0, 1, open_high=True)
   tx = optax.chain(
-    per_worker(_interpolate(b1, b2), workers),
-    exchange(axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs),
-    decay_weights(weight_decay),
+    transforms.per_worker(_interpolate(b1, b2), workers),
+    transforms.exchange(
+      axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs
+    ),
+    _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)
 
 
 def make_vote(one_bit: bool) -> codecs.vote:
@@ -106,7 +102,7 @@ def make_vote(one_bit: bool) -> codecs.vote:
   Args:
     one_bit: whether zeros, and ties, count as positive.
   """
-  check_bool("one_bit", one_bit)
+  core.check_bool("one_bit", one_bit)
   return codecs.vote(codecs.sign()) if one_bit else codecs.vote()
 
 

@@ -6,15 +6,9 @@ from typing import Any
 import optax
 from jax.sharding import AxisType, Mesh
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName, check_instance
-from jaxmotion.presets._shared import (
-  check_rate,
-  make_nesterov,
-  refuse_options,
-)
-from jaxmotion.transforms import local_updates
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import AxisName
+from jaxmotion.presets import _shared
 
 _INT2 = codecs.feedback(codecs.uniform(bits=2))
 
@@ -28,7 +22,7 @@ def muloco(
   every: int = 30,
   outer_rate: float = 0.7,
   outer_momentum: float = 0.9,
-  codec: Codec | None = _INT2,
+  codec: codecs.Codec | None = _INT2,
   axis_name: AxisName = "data",
   **options: Any,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -74,8 +68,8 @@ def muloco(
     Thérien, Huang, Rish and Belilovsky, *MuLoCo: Muon is a practical inner
     optimizer for DiLoCo*, arXiv 2505.23725, 2025.
   """
-  refuse_options("muloco", "local_updates", ("inner", "outer"), options)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  _shared.refuse_options("muloco", "local_updates", ("inner", "outer"), options)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   if options.get("specs") is not None and AxisType.Explicit in mesh.axis_types:
     raise ValueError(
       "`mesh` must have Auto axes for `specs`, because Muon multiplies "
@@ -83,14 +77,14 @@ def muloco(
       f"{mesh.axis_types}: give jax.make_mesh axis_types=(AxisType.Auto, ...), "
       "or take `diloco`."
     )
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
   inner = optax.contrib.muon(
     learning_rate, weight_decay=weight_decay, adam_weight_decay=weight_decay
   )
-  outer = make_nesterov(
+  outer = _shared.make_nesterov(
     axis_name, codec, outer_rate, outer_momentum, options.get("specs")
   )
-  return local_updates(
+  return transforms.local_updates(
     loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
   )

@@ -8,24 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, transforms
 from jaxmotion.collectives.extend import order_branch
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_bool,
-  check_int,
-  check_number,
-)
-from jaxmotion.presets._shared import (
-  all_workers,
-  check_rate,
-  decay_weights,
-  guard_nonfinite,
-)
-from jaxmotion.transforms import ExchangeState, exchange
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.presets import _shared
 
 
 class OnebitAdamState(NamedTuple):
@@ -42,8 +28,8 @@ class OnebitAdamState(NamedTuple):
   count: Array  # type: ignore[assignment]
   mu: PyTree
   nu: PyTree
-  plain: ExchangeState
-  coded: ExchangeState
+  plain: transforms.ExchangeState
+  coded: transforms.ExchangeState
 
 
 def onebit_adam(
@@ -55,7 +41,7 @@ def onebit_adam(
   eps: float = 1e-8,
   weight_decay: float = 0.0,
   freeze: int = 1000,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
   specs: PyTree | None = None,
@@ -115,22 +101,24 @@ def onebit_adam(
     Adam's Convergence Speed*, arXiv 2102.02888, 2021. Code:
     deepspeedai/DeepSpeed, commit edaa722, runtime/fp16/onebit/adam.py.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
-  check_number("b1", b1, 0, 1, open_high=True)
-  check_number("b2", b2, 0, 1, open_high=True)
-  check_number("eps", eps, 0, open_low=True)
-  check_int("freeze", freeze, 1, 2**31 - 1)
-  check_bool("as_coded", as_coded)
+  workers = _shared.all_workers(axis_name, local_axis)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
+  core.check_number("b1", b1, 0, 1, open_high=True)
+  core.check_number("b2", b2, 0, 1, open_high=True)
+  core.check_number("eps", eps, 0, open_low=True)
+  core.check_int("freeze", freeze, 1, 2**31 - 1)
+  core.check_bool("as_coded", as_coded)
   if codec is None:
     codec = codecs.feedback(codecs.sign())
     codec = codecs.onebit() if as_coded else codec
   # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
   # magnitude may be far beyond what an element's second moment is made for.
   most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
-  plain = exchange(axis_name, local_axis=local_axis, specs=specs)
-  coded = exchange(axis_name, codec, local_axis=local_axis, specs=specs)
+  plain = transforms.exchange(axis_name, local_axis=local_axis, specs=specs)
+  coded = transforms.exchange(
+    axis_name, codec, local_axis=local_axis, specs=specs
+  )
 
   def init(params: PyTree) -> OnebitAdamState:
     mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -179,7 +167,7 @@ def onebit_adam(
 
   tx = optax.chain(
     optax.GradientTransformationExtraArgs(init, update),
-    decay_weights(weight_decay),
+    _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)

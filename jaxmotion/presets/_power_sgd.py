@@ -4,10 +4,8 @@ import dataclasses
 
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, AxisName, PyTree, check_choice
-from jaxmotion.transforms import exchange
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def power_sgd(
@@ -79,9 +77,9 @@ def power_sgd(
     PyTorch 2.13, distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py;
     epfml/powersgd, commit f07be92 (the alternating form).
   """
-  check_choice("form", form, ("local", "global", "alternating"))
+  core.check_choice("form", form, ("local", "global", "alternating"))
   factors = codecs.low_rank(rank=rank, seed=seed, view=view)
-  codec: Codec | list[Codec]
+  codec: codecs.Codec | list[codecs.Codec]
   level = None
   if form == "alternating":
     # Half of what the payload has room for is sent in a step.
@@ -104,7 +102,7 @@ def power_sgd(
     # As in the hook, leaves that are not compressed have a memory too.
     chosen = codecs.where_smaller(factors, min_ratio=min_ratio)
     codec = codecs.feedback(chosen, form="global")
-  return exchange(
+  return transforms.exchange(
     axis_name,
     codec,
     nonfinite=nonfinite,

@@ -2,9 +2,8 @@
 
 import optax
 
-from jaxmotion import codecs
+from jaxmotion import codecs, transforms
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import sharded
 
 
 def sdp4bit(
@@ -66,7 +65,7 @@ def sdp4bit(
     codecs.rotate(block=32),
     codecs.uniform(bits=4, block=128, rounding="stochastic"),
   )
-  return sharded(
+  return transforms.sharded(
     axis_name,
     tx,
     gradient_codec=between,

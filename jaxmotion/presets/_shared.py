@@ -7,22 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, transforms
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   all_axes,
   zero_nonfinite,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_axis_name,
-  check_choice,
-  check_float,
-  check_number,
-)
-from jaxmotion.transforms import exchange, skip_nonfinite
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
@@ -32,7 +23,7 @@ def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
     axis_name: the workers' axis, or that of the hosts.
     local_axis: the axis of the devices of one host, or None.
   """
-  check_axis_name("axis_name", axis_name)
+  core.check_axis_name("axis_name", axis_name)
   return all_axes(axis_name, local_axis, None)
 
 
@@ -48,9 +39,9 @@ def guard_nonfinite(
     policy: "propagate", "skip" or "zero".
     workers: the axes of all workers.
   """
-  check_choice("nonfinite", policy, NONFINITE_POLICIES)
+  core.check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "skip":
-    return skip_nonfinite(tx, workers, wait=True)
+    return transforms.skip_nonfinite(tx, workers, wait=True)
   if policy == "zero":
     tx = optax.chain(
       optax.stateless(lambda updates, params: zero_nonfinite(updates)), tx
@@ -67,13 +58,13 @@ def check_rate(name: str, value: Any, *, schedule: bool = True) -> None:
     schedule: whether schedules are allowed.
   """
   if isinstance(value, jax.Array):
-    check_float(name, value)
+    core.check_float(name, value)
     if jnp.ndim(value):
       raise ValueError(
         f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
       )
   elif not schedule or not callable(value) or isinstance(value, type):
-    check_number(name, value, 0)
+    core.check_number(name, value, 0)
 
 
 def scale_by_rate(
@@ -101,7 +92,7 @@ def take_signs() -> optax.GradientTransformation:
 
 def make_nesterov(
   axis_name: AxisName,
-  codec: Codec | None,
+  codec: codecs.Codec | None,
   rate: float,
   momentum: float,
   specs: PyTree | None,
@@ -117,10 +108,10 @@ def make_nesterov(
     specs: how parameters are sharded over axes of the model, or None.
     method: of the exchange; None chooses by the number of workers.
   """
-  check_number("outer_rate", rate, 0, open_low=True)
-  check_number("outer_momentum", momentum, 0, 1, open_high=True)
+  core.check_number("outer_rate", rate, 0, open_low=True)
+  core.check_number("outer_momentum", momentum, 0, 1, open_high=True)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
-  sent = exchange(axis_name, codec, specs=specs, method=method)
+  sent = transforms.exchange(axis_name, codec, specs=specs, method=method)
   return optax.chain(sent, nesterov)
 
 

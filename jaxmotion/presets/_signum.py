@@ -2,15 +2,9 @@
 
 import optax
 
-from jaxmotion.core import AxisName, PyTree, check_number
-from jaxmotion.presets._lion import make_vote
-from jaxmotion.presets._shared import (
-  all_workers,
-  check_rate,
-  decay_weights,
-  guard_nonfinite,
-)
-from jaxmotion.transforms import exchange, per_worker
+from jaxmotion import core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.presets import _lion, _shared
 
 
 def signum(
@@ -68,14 +62,16 @@ def signum(
     Bernstein et al., *signSGD with Majority Vote is Communication Efficient and
     Fault Tolerant*, arXiv 1810.05291, 2019, algorithm 1.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
-  check_number("momentum", momentum, 0, 1, open_high=True)
+  workers = _shared.all_workers(axis_name, local_axis)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
+  core.check_number("momentum", momentum, 0, 1, open_high=True)
   tx = optax.chain(
-    per_worker(optax.trace(momentum), workers),
-    exchange(axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs),
-    decay_weights(weight_decay),
+    transforms.per_worker(optax.trace(momentum), workers),
+    transforms.exchange(
+      axis_name, _lion.make_vote(one_bit), local_axis=local_axis, specs=specs
+    ),
+    _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)

@@ -2,17 +2,9 @@
 
 import optax
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName, PyTree, check_bool
-from jaxmotion.presets._shared import (
-  all_workers,
-  check_rate,
-  decay_weights,
-  guard_nonfinite,
-  scale_by_rate,
-)
-from jaxmotion.transforms import exchange
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.presets import _shared
 
 
 def sparse_loco(
@@ -86,29 +78,29 @@ def sparse_loco(
     arXiv 2508.15706, 2025. Code: tplr-ai/CCLoco, commit c01a785; the tiles are
     those of tplr-ai/templar, commit c2397ac.
   """
-  workers = all_workers(axis_name, local_axis)
-  check_rate("learning_rate", learning_rate)
-  check_rate("weight_decay", weight_decay, schedule=False)
-  check_bool("use_dct", use_dct)
-  check_bool("as_coded", as_coded)
+  workers = _shared.all_workers(axis_name, local_axis)
+  _shared.check_rate("learning_rate", learning_rate)
+  _shared.check_rate("weight_decay", weight_decay, schedule=False)
+  core.check_bool("use_dct", use_dct)
+  core.check_bool("as_coded", as_coded)
   fit = "divide" if as_coded else "pad"
-  head: Codec = codecs.dct(chunk=chunk, fit=fit)
+  head: codecs.Codec = codecs.dct(chunk=chunk, fit=fit)
   if not use_dct:
     shape = "row" if as_coded else "square"
     head = codecs.tiles(chunk=chunk, fit=fit, shape=shape)
-  selected: Codec = codecs.topk_columns(count=count)
+  selected: codecs.Codec = codecs.topk_columns(count=count)
   if bits is not None:
     selected = codecs.chain(selected, codecs.codebook(bits=bits, span=span))
   codec = codecs.feedback(
     codecs.chain(head, codecs.contributors(selected)), decay=decay
   )
   tx = optax.chain(
-    scale_by_rate(learning_rate) if as_coded else optax.identity(),
+    _shared.scale_by_rate(learning_rate) if as_coded else optax.identity(),
     # The mean over senders is of all elements of all workers.
-    exchange(
+    transforms.exchange(
       axis_name, codec, method="gather", local_axis=local_axis, specs=specs
     ),
-    decay_weights(weight_decay),
+    _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, workers)

@@ -6,11 +6,9 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.core import AxisName, check_bool
-from jaxmotion.presets._shared import make_nesterov, refuse_options
-from jaxmotion.transforms import local_updates
+from jaxmotion import codecs, core, transforms
+from jaxmotion.core import AxisName
+from jaxmotion.presets import _shared
 
 _INT4 = codecs.feedback(codecs.chain(codecs.rotate(), codecs.uniform(bits=4)))
 _E3M0 = codecs.microscaling(format="float4_e3m0")
@@ -27,7 +25,7 @@ def streaming_diloco(
   mix: float = 0.5,
   outer_rate: float = 0.4,
   outer_momentum: float = 0.9,
-  codec: Codec | None = _INT4,
+  codec: codecs.Codec | None = _INT4,
   axis_name: AxisName = "data",
   as_coded: bool = False,
   **options: Any,
@@ -86,14 +84,16 @@ def streaming_diloco(
     Douillard et al., *Streaming DiLoCo with overlapping communication: Towards
     a Distributed Free Lunch*, arXiv 2501.18512, 2025.
   """
-  refuse_options("streaming_diloco", "local_updates", ("outer",), options)
-  check_bool("as_coded", as_coded)
+  _shared.refuse_options(
+    "streaming_diloco", "local_updates", ("outer",), options
+  )
+  core.check_bool("as_coded", as_coded)
   if as_coded and codec != _INT4:
     raise ValueError(
       "`codec` must be left out with `as_coded`, which sends E3M0, got "
       f"{codec!r}."
     )
-  outer = make_nesterov(
+  outer = _shared.make_nesterov(
     axis_name,
     _E3M0 if as_coded else codec,
     outer_rate,
@@ -101,7 +101,7 @@ def streaming_diloco(
     options.get("specs"),
     "gather" if as_coded else None,
   )
-  return local_updates(
+  return transforms.local_updates(
     loss_fn,
     inner,
     outer,

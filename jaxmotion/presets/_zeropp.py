@@ -6,10 +6,9 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from jaxmotion import codecs
+from jaxmotion import codecs, transforms
 from jaxmotion.core import AxisName
-from jaxmotion.presets._shared import refuse_options
-from jaxmotion.transforms import fully_sharded
+from jaxmotion.presets import _shared
 
 _SET = ("weight_codec", "gradient_codec", "local_codec", "regather")
 
@@ -71,9 +70,9 @@ def zeropp(
     Model Training*, arXiv 2306.10209, 2023. Code: deepspeedai/DeepSpeed, commit
     edaa722, runtime/comm/coalesced_collectives.py.
   """
-  refuse_options("zeropp", "fully_sharded", _SET, options)
+  _shared.refuse_options("zeropp", "fully_sharded", _SET, options)
   int4 = codecs.uniform(bits=4, block=128)
-  return fully_sharded(
+  return transforms.fully_sharded(
     loss_fn,
     tx,
     mesh,

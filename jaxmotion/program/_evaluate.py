@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from jaxmotion.core import jax_core
-from jaxmotion.program._flatten import Operand, Step, Value
-from jaxmotion.program._primitives import is_expensive
+from jaxmotion import core
+from jaxmotion.program import _flatten, _primitives
 
 
 class Order:
@@ -17,22 +16,22 @@ class Order:
     steps: steps in program order.
   """
 
-  def __init__(self, steps: Sequence[Step]):
+  def __init__(self, steps: Sequence[_flatten.Step]):
     self._steps = steps
     self._index = {step: i for i, step in enumerate(steps)}
     self._maker = {v: i for i, step in enumerate(steps) for v in step.outs}
 
-  def maker(self, value: Value) -> Step | None:
+  def maker(self, value: _flatten.Value) -> _flatten.Step | None:
     """Returns the step that makes a value; None of an input."""
     index = self._maker.get(value)
     return None if index is None else self._steps[index]
 
   def leading_to(
     self,
-    wanted: Iterable[Operand],
-    known: Container[Value],
-    also: Iterable[Step] = (),
-  ) -> list[Step]:
+    wanted: Iterable[_flatten.Operand],
+    known: Container[_flatten.Value],
+    also: Iterable[_flatten.Step] = (),
+  ) -> list[_flatten.Step]:
     """Returns the steps from known values to wanted ones, in program order.
 
     Args:
@@ -41,7 +40,7 @@ class Order:
       also: steps without results that are to run, such as debug prints.
     """
     found = {self._index[step] for step in also}
-    todo = [v for v in wanted if isinstance(v, Value)]
+    todo = [v for v in wanted if isinstance(v, _flatten.Value)]
     todo += [v for i in found for v in self._steps[i].reads]
     while todo:
       value = todo.pop()
@@ -52,7 +51,9 @@ class Order:
       todo.extend(self._steps[index].reads)
     return [self._steps[i] for i in sorted(found)]
 
-  def follows_cheaply(self, value: Value, known: Container[Value]) -> bool:
+  def follows_cheaply(
+    self, value: _flatten.Value, known: Container[_flatten.Value]
+  ) -> bool:
     """Says whether cheap steps alone make a value that is not there yet.
 
     Args:
@@ -61,21 +62,23 @@ class Order:
     """
     if value in known or value not in self._maker:
       return False
-    seen: set[Value] = set()
+    seen: set[_flatten.Value] = set()
     todo = [value]
     while todo:
       one = todo.pop()
       if one in known or one in seen or one not in self._maker:
         continue
       step = self._steps[self._maker[one]]
-      if is_expensive(step.eqn):
+      if _primitives.is_expensive(step.eqn):
         return False
       seen.add(one)
       todo.extend(step.reads)
     return True
 
 
-def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
+def evaluate(
+  steps: Sequence[_flatten.Step], env: dict[_flatten.Value, Any]
+) -> None:
   """Runs or traces steps in order.
 
   Args:
@@ -89,6 +92,10 @@ def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
       env.setdefault(value, result)
 
 
-def read_operand(env: dict[Value, Any], operand: Operand) -> Any:
+def read_operand(
+  env: dict[_flatten.Value, Any], operand: _flatten.Operand
+) -> Any:
   """Returns the array of an operand."""
-  return operand.val if isinstance(operand, jax_core.Literal) else env[operand]
+  return (
+    operand.val if isinstance(operand, core.jax_core.Literal) else env[operand]
+  )

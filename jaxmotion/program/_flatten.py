@@ -15,16 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import closed_jaxpr, jax_core, source_info_util
-from jaxmotion.program._primitives import (
-  CALLS,
-  COLLECTIVES,
-  LOOPS,
-  TRANSPARENT_CALLS,
-  VIEWS,
-  collective_name,
-  holds_programs,
-)
+from jaxmotion import core
+from jaxmotion.program import _primitives
 
 
 class Value:
@@ -66,7 +58,7 @@ class Value:
     return self._nbytes
 
 
-Operand: TypeAlias = "Value | jax_core.Literal"
+Operand: TypeAlias = "Value | core.jax_core.Literal"
 
 
 class Step:
@@ -86,11 +78,11 @@ class Step:
 
   def __init__(
     self,
-    eqn: jax_core.JaxprEqn,
+    eqn: core.jax_core.JaxprEqn,
     ins: tuple[Operand, ...],
     outs: tuple[Value, ...],
     sizes: Mapping[Any, int],
-    scope: source_info_util.NameStack,
+    scope: core.source_info_util.NameStack,
   ):
     self.eqn, self.ins, self.outs, self.sizes = eqn, ins, outs, sizes
     self.scope = scope
@@ -132,18 +124,18 @@ class Step:
     """
     source = self.eqn.source_info
     scope = _drop_passes(self.scope + source.name_stack)
-    return source_info_util.user_context(
+    return core.source_info_util.user_context(
       source.traceback,
-      name_stack=source_info_util.current_name_stack() + scope,
+      name_stack=core.source_info_util.current_name_stack() + scope,
     )
 
 
 def _drop_passes(
-  scope: source_info_util.NameStack,
-) -> source_info_util.NameStack:
+  scope: core.source_info_util.NameStack,
+) -> core.source_info_util.NameStack:
   """Drops the marks of differentiation, which a replay gets anew."""
   parts = [p for p in scope.stack if p.name not in ("jvp", "transpose")]
-  return source_info_util.NameStack(tuple(parts))
+  return core.source_info_util.NameStack(tuple(parts))
 
 
 class Program(NamedTuple):
@@ -204,7 +196,7 @@ def flatten(
   flat = _Flattener(calls, backend)
   opened = open_jaxpr(jaxpr)
   inputs = tuple(Value(v.aval) for v in opened.invars)
-  scope = source_info_util.new_name_stack()
+  scope = core.source_info_util.new_name_stack()
   outputs = flat.inline(jaxpr, inputs, dict(sizes or {}), scope)
   steps = flat.steps
   if calls == "all":
@@ -242,11 +234,11 @@ class _Flattener:
     jaxpr: Any,
     ins: Sequence[Operand],
     sizes: dict[Any, int],
-    scope: source_info_util.NameStack,
+    scope: core.source_info_util.NameStack,
   ) -> list[Operand]:
     """Appends the steps of a jaxpr that is called with these operands."""
     opened = open_jaxpr(jaxpr)
-    env: dict[jax_core.Var, Operand] = {
+    env: dict[core.jax_core.Var, Operand] = {
       var: _as_seen(var.aval, v)
       for var, v in zip(opened.invars, ins, strict=True)
     }
@@ -256,7 +248,7 @@ class _Flattener:
       self.constants[value] = array
 
     def read(atom: Any) -> Operand:
-      return atom if isinstance(atom, jax_core.Literal) else env[atom]
+      return atom if isinstance(atom, core.jax_core.Literal) else env[atom]
 
     for eqn in opened.eqns:
       operands = tuple(map(read, eqn.invars))
@@ -281,11 +273,11 @@ class _Flattener:
         env[var] = _as_seen(var.aval, out)
     return [read(atom) for atom in opened.outvars]
 
-  def _callee(self, eqn: jax_core.JaxprEqn) -> Any:
+  def _callee(self, eqn: core.jax_core.JaxprEqn) -> Any:
     """Returns the jaxpr that an equation calls and that is to be inlined."""
     name = eqn.primitive.name
-    if name in TRANSPARENT_CALLS:
-      return closed_jaxpr(
+    if name in _primitives.TRANSPARENT_CALLS:
+      return core.closed_jaxpr(
         eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
       )
     if self._calls == "transparent":
@@ -297,7 +289,7 @@ class _Flattener:
     platforms = eqn.params.get("branches_platforms")
     if platforms is not None and self._backends:
       return self._platform_branch(inner, platforms)
-    if name in LOOPS or len(inner) != 1:
+    if name in _primitives.LOOPS or len(inner) != 1:
       return None
     (call,) = inner
     opened = open_jaxpr(call)
@@ -305,7 +297,7 @@ class _Flattener:
       len(opened.outvars) != len(eqn.outvars)
     ):
       return None
-    if name not in CALLS:
+    if name not in _primitives.CALLS:
       self.guessed.append(name)
     return call
 
@@ -319,7 +311,7 @@ class _Flattener:
     )
 
 
-def _is_behind_barrier(eqn: jax_core.JaxprEqn) -> bool:
+def _is_behind_barrier(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether a call is lowered with a barrier before its operands."""
   params = eqn.params
   return bool(params.get("differentiated") and params.get("prevent_cse"))
@@ -348,7 +340,7 @@ def _viewed(
   name: str, operands: tuple[Operand, ...], index: int
 ) -> Value | None:
   """Returns the operand that result `index` is a view of, if it is one."""
-  if name not in VIEWS:
+  if name not in _primitives.VIEWS:
     return None
   many = name in ("optimization_barrier", "pcast")
   operand = operands[index if many else 0]
@@ -367,15 +359,15 @@ def _live_steps(steps: list[Step], wanted: Iterable[Value]) -> list[Step]:
   return kept[::-1]
 
 
-def has_effects(eqn: jax_core.JaxprEqn) -> bool:
+def has_effects(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether an equation must run even if nobody uses its results."""
   # Collectives carry the effect of naming an axis, and may yet be dropped.
   return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
 
 
-def is_sending(eqn: jax_core.JaxprEqn) -> bool:
+def is_sending(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether an equation is a collective, or holds one."""
-  if collective_name(eqn.primitive.name) in COLLECTIVES:
+  if _primitives.collective_name(eqn.primitive.name) in _primitives.COLLECTIVES:
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return axes not in ((), [])
   return any(
@@ -398,7 +390,7 @@ def has_barriers(jaxpr: Any) -> bool:
     name = eqn.primitive.name
     if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
       return True
-    if name in CALLS and any(map(has_barriers, inner_jaxprs(eqn))):
+    if name in _primitives.CALLS and any(map(has_barriers, inner_jaxprs(eqn))):
       return True
   return False
 
@@ -408,9 +400,9 @@ def open_jaxpr(jaxpr: Any) -> Any:
   return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def inner_jaxprs(eqn: jax_core.JaxprEqn) -> list[Any]:
+def inner_jaxprs(eqn: core.jax_core.JaxprEqn) -> list[Any]:
   """Returns the jaxprs of an equation that are parts of the program."""
-  if not holds_programs(eqn.primitive.name):
+  if not _primitives.holds_programs(eqn.primitive.name):
     return []
   # Of a linear solve's four functions only one is part of the program.
   solve = getattr(eqn.params.get("jaxprs"), "solve", None)
@@ -419,7 +411,7 @@ def inner_jaxprs(eqn: jax_core.JaxprEqn) -> list[Any]:
 
 def _jaxprs(values: Iterable[Any]) -> Iterable[Any]:
   for value in values:
-    if isinstance(value, (jax_core.Jaxpr, jax_core.ClosedJaxpr)):
+    if isinstance(value, (core.jax_core.Jaxpr, core.jax_core.ClosedJaxpr)):
       yield value
     elif isinstance(value, (tuple, list)):
       yield from _jaxprs(value)
@@ -445,7 +437,7 @@ def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
 
 
 def describe_equation(
-  eqn: jax_core.JaxprEqn, kind: str | None = None, body: Any = None
+  eqn: core.jax_core.JaxprEqn, kind: str | None = None, body: Any = None
 ) -> str:
   """Returns words for an equation in an error, from what the trace remembers.
 
@@ -463,7 +455,7 @@ def describe_equation(
   return " ".join(filter(None, parts))
 
 
-def loop_body_name(eqn: jax_core.JaxprEqn) -> str:
+def loop_body_name(eqn: core.jax_core.JaxprEqn) -> str:
   """Returns the name of the function that is the body of a while loop."""
   info = getattr(open_jaxpr(eqn.params["body_jaxpr"]), "debug_info", None)
   return str(getattr(info, "func_name", None))

@@ -23,7 +23,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import jax_core
+from jaxmotion import core
 
 TRANSPARENT_CALLS = frozenset("closed_call core_call jit pjit".split())
 # The one jaxpr that these hold runs once, on their operands.
@@ -197,7 +197,7 @@ def collective_name(name: str) -> str:
   return name.removesuffix("_p").removesuffix("_start")
 
 
-def is_expensive(eqn: jax_core.JaxprEqn) -> bool:
+def is_expensive(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether a backward pass should not compute an equation again.
 
   Whatever the table does not know to be cheap is expensive: matmuls,
@@ -206,12 +206,12 @@ def is_expensive(eqn: jax_core.JaxprEqn) -> bool:
   """
   name = eqn.primitive.name
   if name in TRANSPARENT_CALLS or name == "custom_jvp_call":
-    inner = jax_core.jaxprs_in_params(eqn.params)
+    inner = core.jax_core.jaxprs_in_params(eqn.params)
     return any(is_expensive(e) for jaxpr in inner for e in jaxpr.eqns)
   return name not in _CHEAP
 
 
-def is_discontinuous(eqn: jax_core.JaxprEqn) -> bool:
+def is_discontinuous(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether an equation must not be recomputed from rounded operands.
 
   A rounding error in an operand can flip the result. The mask of a ReLU, for
@@ -221,7 +221,7 @@ def is_discontinuous(eqn: jax_core.JaxprEqn) -> bool:
   return eqn.primitive.name in DISCONTINUOUS and not _finds_infinity(eqn)
 
 
-def is_float_equality(eqn: jax_core.JaxprEqn) -> bool:
+def is_float_equality(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether an equation compares floats for equality.
 
   Such an equation must not be recomputed at all, as in the gradient of a
@@ -235,10 +235,10 @@ def is_float_equality(eqn: jax_core.JaxprEqn) -> bool:
   return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
-def _finds_infinity(eqn: jax_core.JaxprEqn) -> bool:
+def _finds_infinity(eqn: core.jax_core.JaxprEqn) -> bool:
   """Says whether an equation compares for equality with infinity or itself."""
   if eqn.primitive.name not in _EQUALITIES:
     return False
   operands = eqn.invars
-  literals = [v for v in operands if isinstance(v, jax_core.Literal)]
+  literals = [v for v in operands if isinstance(v, core.jax_core.Literal)]
   return operands[0] is operands[1] or any(np.isinf(v.val) for v in literals)

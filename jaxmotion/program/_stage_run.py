@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import varying_axes
-from jaxmotion.program._evaluate import evaluate, read_operand
-from jaxmotion.program._flatten import Operand, Program, Step, Value
+from jaxmotion import core
+from jaxmotion.program import _evaluate, _flatten
 
 
 class Map(NamedTuple):
@@ -22,15 +21,17 @@ class Map(NamedTuple):
     body: its function, flat.
   """
 
-  step: Step
-  body: Program
+  step: _flatten.Step
+  body: _flatten.Program
 
-  def is_stacked(self, value: Value) -> bool:
+  def is_stacked(self, value: _flatten.Value) -> bool:
     """Says whether a value of the inside may differ between workers.
 
     Then another program gets it with a leading axis of workers.
     """
-    return not self.step.params["check_vma"] or bool(varying_axes(value.aval))
+    return not self.step.params["check_vma"] or bool(
+      core.varying_axes(value.aval)
+    )
 
 
 class Leave(NamedTuple):
@@ -43,8 +44,8 @@ class Leave(NamedTuple):
   """
 
   position: int
-  inner: Operand
-  outer: Value
+  inner: _flatten.Operand
+  outer: _flatten.Value
 
 
 class Node(NamedTuple):
@@ -57,19 +58,19 @@ class Node(NamedTuple):
   """
 
   home: Map | None
-  step: Step
+  step: _flatten.Step
   leave: Leave | None = None
 
   @property
-  def reads(self) -> tuple[Value, ...]:
+  def reads(self) -> tuple[_flatten.Value, ...]:
     """Values that the node reads."""
     if self.leave is None:
       return self.step.reads
     inner = self.leave.inner
-    return (inner,) if isinstance(inner, Value) else ()
+    return (inner,) if isinstance(inner, _flatten.Value) else ()
 
   @property
-  def outs(self) -> tuple[Value, ...]:
+  def outs(self) -> tuple[_flatten.Value, ...]:
     """Values that it makes."""
     return self.step.outs if self.leave is None else (self.leave.outer,)
 
@@ -87,14 +88,14 @@ class StageRun:
   def __init__(
     self,
     nodes: Sequence[Node],
-    reads: Sequence[Value],
+    reads: Sequence[_flatten.Value],
     mesh: Mesh,
-    origin: dict[Value, Operand],
+    origin: dict[_flatten.Value, _flatten.Operand],
   ):
     self.reads = tuple(reads)
     self._nodes, self._mesh, self._origin = tuple(nodes), mesh, origin
 
-  def bind(self, makes: Sequence[Value]) -> Callable[..., list[Any]]:
+  def bind(self, makes: Sequence[_flatten.Value]) -> Callable[..., list[Any]]:
     """Returns the program as a function of arrays, on any order of devices.
 
     Args:
@@ -103,10 +104,12 @@ class StageRun:
     makes = tuple(makes)
 
     def run(*arrays: Any, mesh: Mesh = self._mesh) -> list[Any]:
-      env: dict[Value, Any] = dict(zip(self.reads, arrays, strict=True))
+      env: dict[_flatten.Value, Any] = dict(
+        zip(self.reads, arrays, strict=True)
+      )
       for home, nodes in self._split_by_map():
         if home is None:
-          evaluate([node.step for node in nodes], env)
+          _evaluate.evaluate([node.step for node in nodes], env)
         else:
           self._run_map(home, nodes, makes, env, mesh)
       return [env[value] for value in makes]
@@ -125,8 +128,8 @@ class StageRun:
     self,
     home: Map,
     nodes: Sequence[Node],
-    makes: Iterable[Value],
-    env: dict[Value, Any],
+    makes: Iterable[_flatten.Value],
+    env: dict[_flatten.Value, Any],
     mesh: Mesh,
   ) -> None:
     """Runs steps of one map, and adds what they make to `env`."""
@@ -138,18 +141,18 @@ class StageRun:
     specs = dict(zip(home.body.inputs, params["in_specs"], strict=True))
     stacked = P(tuple(mesh.axis_names))
 
-    def spec_of(value: Value) -> P:
+    def spec_of(value: _flatten.Value) -> P:
       return stacked if home.is_stacked(value) else P()
 
     handed = [v for v in makes if v in made]
 
     def run_own(*own: Any) -> tuple[list[Any], list[Any]]:
-      inner: dict[Value, Any] = {}
+      inner: dict[_flatten.Value, Any] = {}
       for value, x in zip(read, own, strict=True):
         is_row = value not in specs and home.is_stacked(value)
         inner[value] = jnp.squeeze(x, 0) if is_row else x
-      evaluate(steps, inner)
-      results = [read_operand(inner, leave.inner) for leave in leaves]
+      _evaluate.evaluate(steps, inner)
+      results = [_evaluate.read_operand(inner, leave.inner) for leave in leaves]
       rows = [
         jnp.expand_dims(inner[v], 0) if home.is_stacked(v) else inner[v]
         for v in handed
@@ -157,7 +160,7 @@ class StageRun:
       return results, rows
 
     outside = {v: self._origin.get(v, v) for v in read}
-    operands = [read_operand(env, outside[v]) for v in read]
+    operands = [_evaluate.read_operand(env, outside[v]) for v in read]
     results, rows = jax.shard_map(
       run_own,
       mesh=mesh,

@@ -12,20 +12,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from jaxmotion.program._flatten import (
-  Operand,
-  Step,
-  Value,
-  array_bytes,
-  flatten,
-  has_effects,
-  is_sending,
-)
-from jaxmotion.program._primitives import (
-  CALLS,
-  LOOPS,
-)
-from jaxmotion.program._stage_run import Leave, Map, Node, StageRun
+from jaxmotion.program import _flatten, _primitives, _stage_run
 
 RECEIVED = "received"
 """Name of arrays that the program of a collective computes behind it."""
@@ -109,39 +96,41 @@ class _Cut:
 
   def __init__(self, closed: Any, mesh: Mesh, backend: str):
     self._mesh = mesh
-    self._top = flatten(closed)
-    self._nodes: list[Node] = []
-    self._origin: dict[Value, Operand] = {}
+    self._top = _flatten.flatten(closed)
+    self._nodes: list[_stage_run.Node] = []
+    self._origin: dict[_flatten.Value, _flatten.Operand] = {}
     for step in self._top.steps:
       if step.name == "shard_map":
         self._add_map(step, backend)
       else:
-        self._nodes.append(Node(None, step))
+        self._nodes.append(_stage_run.Node(None, step))
     self._maker = {v: i for i, n in enumerate(self._nodes) for v in n.outs}
     self._reads = [self._resolve_all(node) for node in self._nodes]
     self._is_free = self._find_free()
     self._groups = self._group_collectives()
     self._stage_of: dict[int, int] = {}
     outputs = self._top.outputs
-    made = all(isinstance(v, Value) and v in self._maker for v in outputs)
-    effects = any(has_effects(n.step.eqn) for n in self._nodes)
+    made = all(
+      isinstance(v, _flatten.Value) and v in self._maker for v in outputs
+    )
+    effects = any(_flatten.has_effects(n.step.eqn) for n in self._nodes)
     self.is_possible = bool(self._groups) and made and not effects
     if self.is_possible:
       self._assign_stages()
 
   def make_stages(self) -> Stages:
     """Returns the programs of the stages that have any node."""
-    outputs = [v for v in self._top.outputs if isinstance(v, Value)]
-    numbers: dict[Value, int] = {}
+    outputs = [v for v in self._top.outputs if isinstance(v, _flatten.Value)]
+    numbers: dict[_flatten.Value, int] = {}
 
-    def number(value: Value) -> int:
+    def number(value: _flatten.Value) -> int:
       return numbers.setdefault(value, len(numbers))
 
     inputs = tuple(map(number, self._top.inputs))
     constants = {number(v): a for v, a in self._top.constants.items()}
     last = max(self._stage_of.values())
-    runs: dict[int, StageRun] = {}
-    makes: dict[int, list[Value]] = {}
+    runs: dict[int, _stage_run.StageRun] = {}
+    makes: dict[int, list[_flatten.Value]] = {}
     made_last = [v for v in outputs if self._is_free[self._maker[v]]]
     in_order = _place_first(self._top.inputs)
     for stage in sorted(set(self._stage_of.values())):
@@ -149,7 +138,7 @@ class _Cut:
       wanted = made_last if stage == last else []
       nodes, reads = self._collect(own, wanted, stage)
       reads.sort(key=in_order)
-      runs[stage] = StageRun(nodes, reads, self._mesh, self._origin)
+      runs[stage] = _stage_run.StageRun(nodes, reads, self._mesh, self._origin)
       makes[stage] = list(wanted)
     asked = [v for run in runs.values() for v in run.reads]
     for value in dict.fromkeys(asked + outputs):
@@ -175,30 +164,34 @@ class _Cut:
       tuple(programs), inputs, tuple(map(number, outputs)), constants
     )
 
-  def _add_map(self, step: Step, backend: str) -> None:
+  def _add_map(self, step: _flatten.Step, backend: str) -> None:
     """Adds the steps of a map, and one that hands out each of its results."""
-    body = flatten(step.params["jaxpr"], calls="sending", backend=backend)
-    home = Map(step, body)
+    body = _flatten.flatten(
+      step.params["jaxpr"], calls="sending", backend=backend
+    )
+    home = _stage_run.Map(step, body)
     self._origin.update(zip(body.inputs, step.ins, strict=True))
-    self._nodes += [Node(home, inner) for inner in body.steps]
+    self._nodes += [_stage_run.Node(home, inner) for inner in body.steps]
     for i, (inner, outer) in enumerate(
       zip(body.outputs, step.outs, strict=True)
     ):
-      self._nodes.append(Node(home, step, Leave(i, inner, outer)))
+      self._nodes.append(
+        _stage_run.Node(home, step, _stage_run.Leave(i, inner, outer))
+      )
 
-  def _resolve(self, operand: Operand) -> Operand:
-    while isinstance(operand, Value) and operand in self._origin:
+  def _resolve(self, operand: _flatten.Operand) -> _flatten.Operand:
+    while isinstance(operand, _flatten.Value) and operand in self._origin:
       operand = self._origin[operand]
     return operand
 
-  def _resolve_all(self, node: Node) -> list[Value]:
+  def _resolve_all(self, node: _stage_run.Node) -> list[_flatten.Value]:
     """Returns the values that a node reads, as they are outside of its map."""
     resolved = map(self._resolve, node.reads)
-    return [v for v in resolved if isinstance(v, Value)]
+    return [v for v in resolved if isinstance(v, _flatten.Value)]
 
   def _is_collective(self, index: int) -> bool:
     node = self._nodes[index]
-    return node.leave is None and is_sending(node.step.eqn)
+    return node.leave is None and _flatten.is_sending(node.step.eqn)
 
   def _find_free(self) -> list[bool]:
     """Tells which nodes whoever needs them runs anew."""
@@ -212,7 +205,11 @@ class _Cut:
       makers = [self._maker.get(v) for v in reads]
       is_known = all(m is None or free[m] for m in makers)
       # A worker has another index in another order of the devices.
-      is_plain = name not in (*LOOPS, *CALLS, "axis_index")
+      is_plain = name not in (
+        *_primitives.LOOPS,
+        *_primitives.CALLS,
+        "axis_index",
+      )
       free.append(
         name in _NAMES
         or (is_known and is_plain and (is_small or name in _FILLS))
@@ -232,7 +229,9 @@ class _Cut:
       self._dep[i] = max([self._dep[m] for m in makers if m is not None] + [0])
       if not self._is_collective(i):
         continue
-      nbytes = sum(array_bytes(v.aval) for v in self._nodes[i].step.reads)
+      nbytes = sum(
+        _flatten.array_bytes(v.aval) for v in self._nodes[i].step.reads
+      )
       joins = (
         bool(groups)
         and self._dep[i] < len(groups)
@@ -256,7 +255,7 @@ class _Cut:
         if not self._is_free[i]:
           stage_of.setdefault(i, 2 * g)
     self._assign_received()
-    values = [v for v in self._top.outputs if isinstance(v, Value)]
+    values = [v for v in self._top.outputs if isinstance(v, _flatten.Value)]
     makers = [self._maker.get(v) for v in values]
     made = [i for i in makers if i is not None]
     alive = self._ancestors(made, also=True)
@@ -328,10 +327,10 @@ class _Cut:
     return found
 
   def _collect(
-    self, own: list[int], wanted: list[Value], stage: int
-  ) -> tuple[list[Node], list[Value]]:
+    self, own: list[int], wanted: list[_flatten.Value], stage: int
+  ) -> tuple[list[_stage_run.Node], list[_flatten.Value]]:
     """Returns the nodes of a stage in order, and what it reads."""
-    nodes, reads = set(own), dict[Value, None]()
+    nodes, reads = set(own), dict[_flatten.Value, None]()
     todo = [v for i in own for v in self._reads[i]] + list(wanted)
     while todo:
       value = todo.pop()
@@ -346,13 +345,15 @@ class _Cut:
     return [self._nodes[i] for i in sorted(nodes)], list(reads)
 
 
-def _place_first(values: Iterable[Value]) -> Callable[[Value], int]:
+def _place_first(
+  values: Iterable[_flatten.Value],
+) -> Callable[[_flatten.Value], int]:
   """Returns a key that sorts these values first, in their order."""
   places = {value: i for i, value in enumerate(values)}
   return lambda value: places.get(value, len(places))
 
 
-def _is_symmetric(step: Step) -> bool:
+def _is_symmetric(step: _flatten.Step) -> bool:
   if step.name == "ppermute":
     return sorted(step.params["perm"]) == [(0, 1), (1, 0)]
   groups = step.params.get("axis_index_groups")

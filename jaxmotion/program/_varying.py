@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmotion.core import jax_core, scan_parts
-from jaxmotion.program._flatten import Operand, Step, flatten, inner_jaxprs
-from jaxmotion.program._primitives import collective_name
+from jaxmotion import core
+from jaxmotion.program import _flatten, _primitives
 
 Axes = frozenset[Any]
 # Their results are equal on all workers of the axes that they name.
@@ -43,14 +42,14 @@ def find_varying(
   >>> [sorted(v) for v in find_varying(jaxpr, [{"data"}], {"data"})]
   [['data'], [], ['data']]
   """
-  program = flatten(jaxpr, calls="all")
+  program = _flatten.flatten(jaxpr, calls="all")
   known: dict[Any, Axes] = {
     value: frozenset(over) & axes
     for value, over in zip(program.inputs, varying, strict=True)
   }
 
-  def read(operand: Operand) -> Axes:
-    if isinstance(operand, jax_core.Literal):
+  def read(operand: _flatten.Operand) -> Axes:
+    if isinstance(operand, core.jax_core.Literal):
       return frozenset()
     return known.get(operand, known.get(operand.source, frozenset()))
 
@@ -58,23 +57,27 @@ def find_varying(
     ins = [read(operand) for operand in step.ins]
     outs = _step_outputs(step, ins, axes)
     known.update(zip(step.outs, outs, strict=True))
-    if step.name in _WRITES and not isinstance(step.ins[0], jax_core.Literal):
+    if step.name in _WRITES and not isinstance(
+      step.ins[0], core.jax_core.Literal
+    ):
       known[step.ins[0]] = frozenset().union(*ins)
   return [read(operand) for operand in program.outputs]
 
 
 def _step_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
   """Returns the axes over which the results of one step differ."""
-  name, every = collective_name(step.name), frozenset().union(*ins)
+  name, every = _primitives.collective_name(step.name), frozenset().union(*ins)
   if name == "scan":
     return _scan_outputs(step, ins, axes)
   if name == "while":
     return _while_outputs(step, ins, axes)
   if name == "cond":
     # Workers may take different branches.
-    branches = [find_varying(b, ins[1:], axes) for b in inner_jaxprs(step.eqn)]
+    branches = [
+      find_varying(b, ins[1:], axes) for b in _flatten.inner_jaxprs(step.eqn)
+    ]
     return [ins[0].union(*outs) for outs in zip(*branches, strict=True)]
   named = axes & frozenset(step.axis_names)
   grouped = step.params.get("axis_index_groups") is not None
@@ -88,9 +91,9 @@ def _step_outputs(
 
 
 def _scan_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
-  body, num_consts, num_carry = scan_parts(step.params)
+  body, num_consts, num_carry = core.scan_parts(step.params)
   consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
   carry = list(ins[num_consts : num_consts + num_carry])
   while True:
@@ -102,7 +105,7 @@ def _scan_outputs(
 
 
 def _while_outputs(
-  step: Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
 ) -> list[Axes]:
   num_cond = step.params["cond_nconsts"]
   num_body = num_cond + step.params["body_nconsts"]

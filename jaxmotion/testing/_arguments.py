@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmotion import core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import check_float, check_instance
 
 
 def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
@@ -35,7 +35,7 @@ def check_array(name: str, x: Any) -> None:
     TypeError: another type or dtype, or an array that is being traced.
   """
   noun = "a floating-point array outside of jit"
-  check_instance(name, x, (jax.Array, np.ndarray), noun)
+  core.check_instance(name, x, (jax.Array, np.ndarray), noun)
   if isinstance(x, jax.core.Tracer):
     raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
-  check_float(name, x)
+  core.check_float(name, x)

@@ -8,29 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion import codecs as codecs_room
-from jaxmotion.codecs import Codec, from_config
+from jaxmotion import codecs, codecs as codecs_room, core, wire
 from jaxmotion.codecs.extend import check_codec as check_codec_of_arrays
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_int,
-  check_number,
-  check_sequence,
-  make_key,
-  same_structure,
-  shape_string,
-)
-from jaxmotion.testing._arguments import check_array, check_codec_and_array
-from jaxmotion.testing._laws import (
-  Breach,
-  Trip,
-  find_breaches,
-  find_in_rows,
-  make_rows,
-  run_trip,
-)
-from jaxmotion.wire import payload_bytes
+from jaxmotion.core import Array, PyTree
+from jaxmotion.testing import _arguments, _laws
 
 _PAYLOAD_DTYPES = (
   "uint8",
@@ -43,7 +24,7 @@ _PAYLOAD_DTYPES = (
 
 
 def check_codec(
-  codec: Codec,
+  codec: codecs.Codec,
   x: Array,
   *,
   ulps: int = 0,
@@ -77,9 +58,9 @@ def check_codec(
     >>> from jaxmotion import codecs
     >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
   """
-  check_codec_and_array(codec, "x", x)
-  check_int("ulps", ulps, 0, 1 << 20)
-  key = make_key(7)
+  _arguments.check_codec_and_array(codec, "x", x)
+  core.check_int("ulps", ulps, 0, 1 << 20)
+  key = core.make_key(7)
   state = codec.init(x)
   traces: list[None] = []
 
@@ -114,7 +95,7 @@ def check_codec(
   _check_config(codec)
 
 
-def check_round_trips(codec: Codec, arrays: Sequence[Array]) -> None:
+def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
   """Checks encoding and decoding alone, of many arrays in one program.
 
   It checks the properties of `check_codec` that depend on shape and dtype. The
@@ -135,15 +116,15 @@ def check_round_trips(codec: Codec, arrays: Sequence[Array]) -> None:
     >>> check_round_trips(codecs.uniform(bits=8), [x, x[:0], x[0]])
   """
   check_codec_of_arrays("codec", codec)
-  for i, x in enumerate(check_sequence("arrays", arrays, "arrays")):
-    check_array(f"arrays[{i}]", x)
+  for i, x in enumerate(core.check_sequence("arrays", arrays, "arrays")):
+    _arguments.check_array(f"arrays[{i}]", x)
 
   @jax.jit
   def round_trips(arrays: Sequence[Array]) -> list[Any]:
     trips = []
     for x in arrays:
       state = codec.init(x)
-      payload, new_state = codec.encode(x, state, make_key(7))
+      payload, new_state = codec.encode(x, state, core.make_key(7))
       _check_state_shapes(codec, state, new_state)
       trips.append((payload, codec.decode(payload, x)))
     return trips
@@ -153,41 +134,50 @@ def check_round_trips(codec: Codec, arrays: Sequence[Array]) -> None:
     _check_decoded(codec, x, payload, y)
 
 
-def _check_payload(codec: Codec, x: Array, payload: PyTree) -> None:
+def _check_payload(codec: codecs.Codec, x: Array, payload: PyTree) -> None:
   leaves = jax.tree.leaves(payload)
   for a in leaves:
     name = jnp.dtype(a.dtype).name
     _require(name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}")
   real = sum(np.asarray(a).nbytes for a in leaves)
-  said = payload_bytes(codec, x)
+  said = wire.payload_bytes(codec, x)
   _require(real == said, f"{codec} has {real} bytes, not {said}")
 
 
-def _check_decoded(codec: Codec, x: Array, payload: PyTree, y: Array) -> None:
+def _check_decoded(
+  codec: codecs.Codec, x: Array, payload: PyTree, y: Array
+) -> None:
   _require(
     y.shape == x.shape and y.dtype == x.dtype,
-    f"{codec} decodes {shape_string(x)} to {shape_string(y)}",
+    f"{codec} decodes {core.shape_string(x)} to {core.shape_string(y)}",
   )
   _require(_all_finite(y), f"{codec} makes a finite array non-finite")
   dropped = np.asarray(codec.count_dropped(payload, x))
-  trip = Trip(payload, np.asarray(y)[None], dropped[None])
-  _require_laws(codec, list(find_in_rows(codec, np.asarray(x)[None], trip)))
+  trip = _laws.Trip(payload, np.asarray(y)[None], dropped[None])
+  _require_laws(
+    codec, list(_laws.find_in_rows(codec, np.asarray(x)[None], trip))
+  )
 
 
-def _require_laws(codec: Codec, breaches: Sequence[Breach]) -> None:
+def _require_laws(
+  codec: codecs.Codec, breaches: Sequence[_laws.Breach]
+) -> None:
   for law, row, detail in breaches:
     _require(False, f"{codec} breaks its law {law} on row {row}: {detail}")
 
 
-def _check_state_shapes(codec: Codec, state: PyTree, new_state: PyTree) -> None:
+def _check_state_shapes(
+  codec: codecs.Codec, state: PyTree, new_state: PyTree
+) -> None:
   _require(
-    jax.tree.map(shape_string, state) == jax.tree.map(shape_string, new_state),
+    jax.tree.map(core.shape_string, state)
+    == jax.tree.map(core.shape_string, new_state),
     f"{codec} changes the shapes of its state",
   )
 
 
 def _check_state(
-  codec: Codec,
+  codec: codecs.Codec,
   x: Array,
   state: PyTree,
   new_state: PyTree,
@@ -197,13 +187,13 @@ def _check_state(
   if x.size:
     bad = np.array(x)
     bad.flat[0] = np.nan
-    _, poisoned = encode(jnp.asarray(bad), state, make_key(7))
+    _, poisoned = encode(jnp.asarray(bad), state, core.make_key(7))
     kept = codec.canonical_state(poisoned)
     _require(_all_finite(kept), f"{codec} keeps a NaN in its state")
 
 
 def _check_rows(
-  codec: Codec,
+  codec: codecs.Codec,
   x: Array,
   ulps: int,
   encode: Callable[..., Any],
@@ -212,10 +202,10 @@ def _check_rows(
   """Checks what `vmap` makes of rows, and the laws on them."""
   if not x.size:
     return
-  rows = make_rows(np.asarray(x))
-  trip = run_trip(codec, jnp.asarray(rows), 7)
+  rows = _laws.make_rows(np.asarray(x))
+  trip = _laws.run_trip(codec, jnp.asarray(rows), 7)
   for i in range(2):
-    own, _ = encode(jnp.asarray(rows[i]), codec.init(x), make_key(7, i))
+    own, _ = encode(jnp.asarray(rows[i]), codec.init(x), core.make_key(7, i))
     _require(
       _same_trees(own, _index_rows(trip.payload, i), ulps),
       f"{codec}: vmap and single payloads differ",
@@ -224,24 +214,26 @@ def _check_rows(
       _same_trees(decode(own), trip.y[i], ulps),
       f"{codec}: vmap and single decode differ",
     )
-  _require_laws(codec, find_breaches(codec, jnp.asarray(rows), seed=7))
+  _require_laws(codec, _laws.find_breaches(codec, jnp.asarray(rows), seed=7))
 
 
 def _index_rows(tree: PyTree, i: int) -> PyTree:
   return jax.tree.map(lambda a: np.asarray(a)[i], tree)
 
 
-def _check_config(codec: Codec) -> None:
+def _check_config(codec: codecs.Codec) -> None:
   config = json.loads(json.dumps(codec.config()))
-  _require(from_config(config) == codec, f"{codec} is not its config")
-  _require(hash(from_config(config)) == hash(codec), f"{codec}: hash differs")
+  _require(codecs.from_config(config) == codec, f"{codec} is not its config")
+  _require(
+    hash(codecs.from_config(config)) == hash(codec), f"{codec}: hash differs"
+  )
   if type(codec).__module__.startswith("jaxmotion."):
     again = eval(repr(codec), vars(codecs_room))
     _require(again == codec, f"{codec} is not its repr")
 
 
 def check_unbiased(
-  codec: Codec, x: Array, *, samples: int = 400, sigmas: float = 5.0
+  codec: codecs.Codec, x: Array, *, samples: int = 400, sigmas: float = 5.0
 ) -> None:
   """Checks that the mean of many encodings is the array itself.
 
@@ -259,14 +251,14 @@ def check_unbiased(
     >>> codec = codecs.uniform(bits=2, rounding="stochastic")
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
-  check_codec_and_array(codec, "x", x)
-  check_int("samples", samples, 1, 1 << 20)
-  check_number("sigmas", sigmas, 0, open_low=True)
+  _arguments.check_codec_and_array(codec, "x", x)
+  core.check_int("samples", samples, 1, 1 << 20)
+  core.check_number("sigmas", sigmas, 0, open_low=True)
 
   def round_trip(i: Array) -> Array:
     # Both words of the key change: some codecs round by one, some sample by
     # the other.
-    payload, _ = codec.encode(x, codec.init(x), make_key(i, worker=i))
+    payload, _ = codec.encode(x, codec.init(x), core.make_key(i, worker=i))
     return codec.decode(payload, x)
 
   drawn = np.asarray(
@@ -282,7 +274,7 @@ def check_unbiased(
   _require(excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas")
 
 
-def check_contraction(codec: Codec, x: Array, delta: float) -> None:
+def check_contraction(codec: codecs.Codec, x: Array, delta: float) -> None:
   """Checks ||decode(encode(x)) - x||^2 <= (1 - delta) ||x||^2.
 
   Args:
@@ -297,8 +289,8 @@ def check_contraction(codec: Codec, x: Array, delta: float) -> None:
     >>> from jaxmotion import codecs
     >>> check_contraction(codecs.topk(density=0.5), jnp.arange(8.0), 0.5)
   """
-  check_codec_and_array(codec, "x", x)
-  check_number("delta", delta, 0, 1)
+  _arguments.check_codec_and_array(codec, "x", x)
+  core.check_number("delta", delta, 0, 1)
   y = _make_round_trip(codec, x)(x)
   error = np.asarray(y, np.float64) - np.asarray(x)
   left = float((error**2).sum())
@@ -309,7 +301,7 @@ def check_contraction(codec: Codec, x: Array, delta: float) -> None:
   )
 
 
-def check_idempotent(codec: Codec, x: Array) -> None:
+def check_idempotent(codec: codecs.Codec, x: Array) -> None:
   """Checks that encoding a decoded array again loses nothing more.
 
   Args:
@@ -323,26 +315,30 @@ def check_idempotent(codec: Codec, x: Array) -> None:
     >>> from jaxmotion import codecs
     >>> check_idempotent(codecs.cast("bfloat16"), jnp.linspace(0, 1, 9))
   """
-  check_codec_and_array(codec, "x", x)
+  _arguments.check_codec_and_array(codec, "x", x)
 
   round_trip = _make_round_trip(codec, x)
   once = round_trip(x)
   _require(_same_trees(round_trip(once), once), f"{codec} is not idempotent")
 
 
-def _make_round_trip(codec: Codec, like: Array) -> Callable[[Array], Array]:
+def _make_round_trip(
+  codec: codecs.Codec, like: Array
+) -> Callable[[Array], Array]:
   """Returns a compiled encoding and decoding of arrays like this one.
 
   They are two programs, so that the payload is really made: a compiler may
   leave out a conversion and the conversion back.
   """
-  encode = jax.jit(lambda x: codec.encode(x, codec.init(x), make_key(7))[0])
+  encode = jax.jit(
+    lambda x: codec.encode(x, codec.init(x), core.make_key(7))[0]
+  )
   decode = jax.jit(lambda payload: codec.decode(payload, like))
   return lambda x: decode(encode(x))
 
 
 def _same_trees(a: PyTree, b: PyTree, ulps: int = 0) -> bool:
-  return same_structure(a, b) and all(
+  return core.same_structure(a, b) and all(
     _same_arrays(np.asarray(p), np.asarray(q), ulps)
     for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
   )

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs import Codec, ErrorBound
-from jaxmotion.core import Array, PyTree, check_int, make_key, shape_string
-from jaxmotion.testing._arguments import check_array, check_codec_and_array
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.testing import _arguments
 
 # Steps of error feedback; two halves are compared.
 _STEPS = 128
@@ -54,7 +54,9 @@ class Trip(NamedTuple):
   dropped: np.ndarray
 
 
-def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
+def find_breaches(
+  codec: codecs.Codec, rows: Array, *, seed: int = 0
+) -> list[Breach]:
   """Checks every law that a codec states on rows of arrays, in one program.
 
   Rows of equal shape and dtype share their compilation, also between calls.
@@ -73,11 +75,11 @@ def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
     >>> find_breaches(codecs.uniform(bits=8), jnp.eye(3))
     []
   """
-  check_codec_and_array(codec, "rows", rows)
-  check_int("seed", seed, 0, 2**32 - 1)
+  _arguments.check_codec_and_array(codec, "rows", rows)
+  core.check_int("seed", seed, 0, 2**32 - 1)
   if rows.ndim < 1:
     raise ValueError(
-      f"`rows` must have a leading axis, got {shape_string(rows)}."
+      f"`rows` must have a leading axis, got {core.shape_string(rows)}."
     )
   rows = jnp.asarray(rows)
   if not rows.size:
@@ -105,11 +107,13 @@ def find_breaches(codec: Codec, rows: Array, *, seed: int = 0) -> list[Breach]:
 
 
 @functools.lru_cache(maxsize=256)
-def _programs(codec: Codec, like: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
+def _programs(
+  codec: codecs.Codec, like: jax.ShapeDtypeStruct
+) -> tuple[Any, ...]:
   """Returns compiled encode and decode of rows of arrays like this."""
 
   def encode(x: Array, worker: Array, seed: Array) -> tuple[PyTree, Array]:
-    payload, _ = codec.encode(x, codec.init(x), make_key(seed, worker))
+    payload, _ = codec.encode(x, codec.init(x), core.make_key(seed, worker))
     return payload, codec.count_dropped(payload, like)
 
   decode = jax.vmap(lambda payload: codec.decode(payload, like))
@@ -133,7 +137,7 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     >>> rows.shape, int(np.isnan(rows).sum())
     ((14, 5), 2)
   """
-  check_array("x", x)
+  _arguments.check_array("x", x)
   x = np.asarray(x)
   info = jnp.finfo(x.dtype)
   base = _wide(x).reshape(-1)
@@ -166,7 +170,7 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     return np.stack(rows).astype(x.dtype).reshape(len(rows), *x.shape)
 
 
-def run_trip(codec: Codec, rows: Array, seed: int | np.ndarray) -> Trip:
+def run_trip(codec: codecs.Codec, rows: Array, seed: int | np.ndarray) -> Trip:
   """Encodes and decodes rows, each as the worker of its number.
 
   Args:
@@ -182,7 +186,9 @@ def run_trip(codec: Codec, rows: Array, seed: int | np.ndarray) -> Trip:
   return Trip(payload, np.asarray(decode(payload)), np.asarray(dropped))
 
 
-def find_in_rows(codec: Codec, x: np.ndarray, trip: Trip) -> Iterator[Breach]:
+def find_in_rows(
+  codec: codecs.Codec, x: np.ndarray, trip: Trip
+) -> Iterator[Breach]:
   """Checks the laws of single elements."""
   laws = codec.laws
   for i, (a, b) in enumerate(zip(x, trip.y, strict=True)):
@@ -208,7 +214,7 @@ def find_in_rows(codec: Codec, x: np.ndarray, trip: Trip) -> Iterator[Breach]:
         yield Breach("error", i, f"off by {excess} beyond the bound")
 
 
-def _is_finite(codec: Codec, a: np.ndarray) -> np.ndarray:
+def _is_finite(codec: codecs.Codec, a: np.ndarray) -> np.ndarray:
   """Returns which elements are finite to a codec."""
   if codec.keeps_dtype:
     return np.isfinite(a)
@@ -229,7 +235,7 @@ def _follows_nonfinite(law: str, finite: np.ndarray, kept: np.ndarray) -> bool:
 
 
 def _excess_error(
-  codec: Codec, error: ErrorBound, a: np.ndarray, b: np.ndarray
+  codec: codecs.Codec, error: codecs.ErrorBound, a: np.ndarray, b: np.ndarray
 ) -> float:
   """Returns by how much the worst element exceeds its bound."""
   exact, found = _wide(a), _wide(b)
@@ -241,7 +247,7 @@ def _excess_error(
   return float(np.max(excess, initial=-np.inf))
 
 
-def _rounding(codec: Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _rounding(codec: codecs.Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
   """Returns the error of rounding a result to the dtype of its array."""
   info = jnp.finfo(a.dtype)
   eps = float(info.eps)
@@ -257,7 +263,7 @@ def _rounding(codec: Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _find_in_energy(
-  codec: Codec, x: np.ndarray, usable: list[int], trip: Trip
+  codec: codecs.Codec, x: np.ndarray, usable: list[int], trip: Trip
 ) -> Iterator[Breach]:
   """Checks the laws of norms: contraction and projection."""
   laws = codec.laws
@@ -282,14 +288,14 @@ def _find_in_energy(
         yield Breach("projects", i, detail)
 
 
-def _allowed_energy(codec: Codec, a: np.ndarray) -> float:
+def _allowed_energy(codec: codecs.Codec, a: np.ndarray) -> float:
   laws = codec.laws
   floor = laws.error.floor if laws.error else 0.0
   return (1 - laws.contraction) * _energy(_wide(a)) + a.size * floor**2
 
 
 def _find_in_sums(
-  codec: Codec, x: np.ndarray, usable: list[int], trip: Trip
+  codec: codecs.Codec, x: np.ndarray, usable: list[int], trip: Trip
 ) -> Iterator[Breach]:
   """Checks that payloads may be added before they are decoded."""
 
@@ -318,7 +324,7 @@ def _find_in_sums(
 
 
 def _find_in_memory(
-  codec: Codec,
+  codec: codecs.Codec,
   x: np.ndarray,
   usable: list[int],
   trip: Callable[..., Trip],
@@ -363,7 +369,7 @@ def _find_in_memory(
       yield Breach("bounds_memory", i, detail)
 
 
-def _fills_soon(codec: Codec) -> bool:
+def _fills_soon(codec: codecs.Codec) -> bool:
   """Returns whether the memory is full after half of the steps."""
   laws = codec.laws
   if laws.error and laws.error.relative + laws.error.peak < 1:
@@ -373,7 +379,7 @@ def _fills_soon(codec: Codec) -> bool:
 
 
 def _find_in_means(
-  codec: Codec,
+  codec: codecs.Codec,
   x: np.ndarray,
   usable: list[int],
   trip: Callable[..., Trip],
@@ -410,7 +416,7 @@ def _find_in_means(
       yield Breach("contraction", i, f"{lost} is lost, {allowed} allowed")
 
 
-def _is_inside(codec: Codec, a: np.ndarray) -> bool:
+def _is_inside(codec: codecs.Codec, a: np.ndarray) -> bool:
   """Returns whether the laws of norms are stated for an array."""
   finite = _is_finite(codec, a).all()
   return bool(finite) and 0 < _peak(a) <= codec.laws.largest

@@ -6,22 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs import Codec, Message, Reduced, Rounds, feedback
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_int,
-  make_key,
-  same_shapes,
-  shape_strings,
-  shared_parts,
-)
-from jaxmotion.testing._arguments import check_codec_and_array
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.testing import _arguments
 
 _TOLERANCE = 1e-5
 
 
-def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
+def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
   """Checks the laws of a codec that reduces in rounds of its own.
 
   * All workers send messages of one shape, of the kinds that `round_kinds`
@@ -45,22 +37,24 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
     >>> xs = jnp.arange(24.0).reshape(2, 4, 3)
     >>> check_rounds(codecs.feedback(codecs.low_rank(rank=1)), xs)
   """
-  check_codec_and_array(codec, "xs", xs)
-  check_int("steps", steps, 1, 1000)
+  _arguments.check_codec_and_array(codec, "xs", xs)
+  core.check_int("steps", steps, 1, 1000)
   if not codec.round_kinds:
     raise ValueError(f"`codec` must have `round_kinds`, got {codec!r}.")
   if jnp.ndim(xs) < 1 or not len(xs):
     raise ValueError(
       f"`xs` must have a leading axis of workers, got shape {jnp.shape(xs)}."
     )
-  keeps_mean = codec.laws.bounds_memory or isinstance(codec, feedback)
+  keeps_mean = codec.laws.bounds_memory or isinstance(codec, codecs.feedback)
 
   @jax.jit
   def reduce(states: list[PyTree], step: Array) -> tuple[Any, ...]:
     done = _answer_rounds(
       codec,
       [
-        codec.reduce_in_rounds(x, state, make_key(7, r).fold(step), len(xs))
+        codec.reduce_in_rounds(
+          x, state, core.make_key(7, r).fold(step), len(xs)
+        )
         for r, (x, state) in enumerate(zip(xs, states, strict=True))
       ],
     )
@@ -71,7 +65,9 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
   states = [jax.jit(lambda x: codec.init_rounds(x, len(xs)))(xs[0])] * len(xs)
   for step in range(steps):
     means, mean_sent, new = reduce(states, jnp.int32(step))
-    shared = [[part.value for part in shared_parts(state)] for state in new]
+    shared = [
+      [part.value for part in core.shared_parts(state)] for state in new
+    ]
     _require(_all_equal(means), f"{codec}: means differ between workers")
     _require(_all_equal(shared), f"{codec}: Shared state differs")
     mean = np.asarray(means[0])
@@ -82,16 +78,16 @@ def check_rounds(codec: Codec, xs: Array, *, steps: int = 2) -> None:
       f"{codec}: the mean of what workers sent differs from the mean by {gap}",
     )
     _require(
-      same_shapes(new, states),
-      f"{codec} makes state of {shape_strings(new[0])} from one of "
-      f"{shape_strings(states[0])}",
+      core.same_shapes(new, states),
+      f"{codec} makes state of {core.shape_strings(new[0])} from one of "
+      f"{core.shape_strings(states[0])}",
     )
     states = new
 
 
 def _answer_rounds(
-  codec: Codec, running: list[Rounds[Reduced]]
-) -> list[Reduced]:
+  codec: codecs.Codec, running: list[codecs.Rounds[codecs.Reduced]]
+) -> list[codecs.Reduced]:
   """Runs the rounds of all workers, one message of each at a time."""
   replies: list[PyTree] = [None] * len(running)
   for kind in codec.round_kinds:
@@ -104,12 +100,13 @@ def _answer_rounds(
     for message in messages:
       _require(
         message.kind == kind
-        and same_shapes(message.payload, messages[0].payload),
-        f"{codec} sends {message.kind!r} of {shape_strings(message.payload)}, "
-        f"not {kind!r} of {shape_strings(messages[0].payload)}",
+        and core.same_shapes(message.payload, messages[0].payload),
+        f"{codec} sends {message.kind!r} of "
+        f"{core.shape_strings(message.payload)}, "
+        f"not {kind!r} of {core.shape_strings(messages[0].payload)}",
       )
     replies = _answer(messages)
-  done: list[Reduced] = []
+  done: list[codecs.Reduced] = []
   for rounds, reply in zip(running, replies, strict=True):
     try:
       message = rounds.send(reply)
@@ -120,7 +117,7 @@ def _answer_rounds(
   return done
 
 
-def _answer(messages: list[Message]) -> list[PyTree]:
+def _answer(messages: list[codecs.Message]) -> list[PyTree]:
   """Returns what each worker receives."""
   payloads = [message.payload for message in messages]
 

@@ -9,19 +9,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_instance,
-  check_int,
-  named_leaves,
-  to_varying,
-)
-from jaxmotion.testing._arguments import check_array
-from jaxmotion.transforms import sharded
+from jaxmotion import core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.testing import _arguments
 
 _MAX_STEPS = 1000
 # The mean of equal gradients and an update in parts round differently.
@@ -60,18 +50,18 @@ def check_sharded(
     ...   mesh = Mesh(jax.devices()[:2], ("data",))
     ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
   """
-  check_instance(
+  core.check_instance(
     "tx", tx, optax.GradientTransformation, "an optax transformation"
   )
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_int("steps", steps, 1, _MAX_STEPS)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  core.check_int("steps", steps, 1, _MAX_STEPS)
   _check_workers(mesh, axis_name)
-  check_arrays("params", params)
-  for path, x in named_leaves(params):
-    check_array(f"params[{path!r}]" if path else "params", x)
+  core.check_arrays("params", params)
+  for path, x in core.named_leaves(params):
+    _arguments.check_array(f"params[{path!r}]" if path else "params", x)
   alone = optax.with_extra_args_support(tx)
-  parts = sharded(axis_name, tx)
+  parts = transforms.sharded(axis_name, tx)
 
   def compare(params: PyTree) -> PyTree:
     ours, state, p = parts.init(params), alone.init(params), params
@@ -79,13 +69,13 @@ def check_sharded(
     for step in range(steps):
       grads = _draw_gradients(params, step)
       expected, state = alone.update(grads, state, p)
-      updates, ours = parts.update(to_varying(grads, axis_name), ours, p)
+      updates, ours = parts.update(core.to_varying(grads, axis_name), ours, p)
       found.append(jax.tree.map(_difference, updates, expected))
       p = optax.apply_updates(p, expected)
     return jax.tree.map(lambda *each: jnp.stack(each), *found)
 
   program = jax.shard_map(compare, mesh=mesh, in_specs=P(), out_specs=P())
-  for path, errors in named_leaves(jax.jit(program)(params)):
+  for path, errors in core.named_leaves(jax.jit(program)(params)):
     for step, error in enumerate(np.asarray(errors)):
       if not error <= _TOLERANCE:
         raise AssertionError(
@@ -95,7 +85,7 @@ def check_sharded(
 
 
 def _check_workers(mesh: Mesh, axis_name: AxisName) -> None:
-  names = axis_names(axis_name)
+  names = core.axis_names(axis_name)
   if not set(names) <= set(mesh.axis_names):
     raise ValueError(
       f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "

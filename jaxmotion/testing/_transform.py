@@ -9,15 +9,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_int,
-  named_leaves,
-)
-from jaxmotion.testing._arguments import check_array
-from jaxmotion.transforms import data_parallel
+from jaxmotion import core, transforms
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.testing import _arguments
 
 _MAX_STEPS = 1000
 
@@ -67,11 +61,11 @@ def check_transform(
       jnp.float32(0),
     )
 
-  check_int("steps", steps, 1, _MAX_STEPS)
-  init, step = data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  core.check_int("steps", steps, 1, _MAX_STEPS)
+  init, step = transforms.data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
   _check_params(params)
   _check_own_arrays(tx, mesh, params)
-  workers = math.prod(mesh.shape[a] for a in axis_names(axis_name))
+  workers = math.prod(mesh.shape[a] for a in core.axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
   def train() -> tuple[PyTree, PyTree, PyTree]:
@@ -97,13 +91,13 @@ def check_transform(
 
 
 def _check_params(params: Any) -> None:
-  leaves = named_leaves(params)
+  leaves = core.named_leaves(params)
   if not leaves:
     raise ValueError(
       f"`params` must be a tree of floating-point arrays, got {params!r}."
     )
   for path, x in leaves:
-    check_array(f"params[{path!r}]" if path else "params", x)
+    _arguments.check_array(f"params[{path!r}]" if path else "params", x)
 
 
 def _check_own_arrays(

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  assert_replicated,
-)
-from jaxmotion.transforms._local_work import LocalWork
-from jaxmotion.transforms._model_state import is_floating
+from jaxmotion import core
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _local_work, _model_state
 
 
 def average_over_workers(
@@ -101,7 +95,7 @@ def average_states(
   """
   leaves, treedef = jax.tree.flatten(new)
   old_leaves = jax.tree.leaves(old)
-  floats = [i for i, a in enumerate(leaves) if is_floating(a)]
+  floats = [i for i, a in enumerate(leaves) if _model_state.is_floating(a)]
   means = average_over_workers(
     [*metrics, *(leaves[i] for i in floats)],
     axis_name,
@@ -110,14 +104,14 @@ def average_states(
   )
   merged = dict(zip(floats, means[len(metrics) :], strict=True))
   leaves = [
-    merged[i] if i in merged else assert_replicated(a, axis_name)
+    merged[i] if i in merged else core.assert_replicated(a, axis_name)
     for i, a in enumerate(leaves)
   ]
   return jax.tree.unflatten(treedef, leaves), means[: len(metrics)]
 
 
 def average_work(
-  work: LocalWork,
+  work: _local_work.LocalWork,
   model: PyTree,
   axis_name: AxisName,
   *,
@@ -141,7 +135,7 @@ def average_work(
     new = jax.tree.map(lambda a: jnp.squeeze(a, 0), work.model_state)
     model, means = average_states(new, model, own, axis_name, weight)
   else:
-    model = PerWorker(work.model_state) if model_state == "local" else None
+    model = core.PerWorker(work.model_state) if model_state == "local" else None
     means = average_metrics(own, axis_name, weight)
   for i, mean in zip(averaged, means, strict=True):
     metrics[i] = mean
@@ -164,7 +158,7 @@ def find_metric_specs(
 
 
 def map_average(
-  work: LocalWork,
+  work: _local_work.LocalWork,
   axis_name: AxisName,
   mean_loss: bool,
   options: dict[str, Any],
@@ -178,7 +172,7 @@ def map_average(
     options: mesh of the map, and other arguments of `jax.shard_map`.
   """
 
-  def average_own(work: LocalWork) -> PyTree:
+  def average_own(work: _local_work.LocalWork) -> PyTree:
     return average_work(
       work, None, axis_name, model_state=None, mean_loss=mean_loss
     )[0]
@@ -193,4 +187,4 @@ def map_average(
 
 def _is_averaged(metric: Array, mean_loss: bool) -> bool:
   """Whether a metric, with its axis of workers, becomes their mean."""
-  return mean_loss and metric.ndim == 1 and is_floating(metric)
+  return mean_loss and metric.ndim == 1 and _model_state.is_floating(metric)

@@ -5,16 +5,9 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_is_bound,
-  check_axis_name,
-  check_instance,
-)
-from jaxmotion.transforms._init_state import check_axes, init_state
-from jaxmotion.transforms._model_axes import check_specs
-from jaxmotion.transforms._placement import as_transformation
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state, _model_axes, _placement
 
 
 def bind_mesh(
@@ -55,16 +48,18 @@ def bind_mesh(
     >>> int(state[0].count)
     0
   """
-  tx = as_transformation(tx)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_axes(mesh, axis_name)
-  check_specs(specs, axis_name)
+  tx = _placement.as_transformation(tx)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  _init_state.check_axes(mesh, axis_name)
+  _model_axes.check_specs(specs, axis_name)
 
   def init_fn(params: PyTree) -> PyTree:
-    if axis_is_bound(axis_name):
+    if core.axis_is_bound(axis_name):
       return tx.init(params)
-    return init_state(tx, params, mesh, axis_name=axis_name, specs=specs)
+    return _init_state.init_state(
+      tx, params, mesh, axis_name=axis_name, specs=specs
+    )
 
   update: Any = optax.with_extra_args_support(tx).update
   return optax.GradientTransformationExtraArgs(init_fn, update)

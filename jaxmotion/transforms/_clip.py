@@ -7,18 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_size,
-  check_arrays,
-  check_axis_name,
-  check_instance,
-  check_number,
-  tracks_varying,
-  varying_axes,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def clip_by_global_norm(
@@ -49,17 +39,19 @@ def clip_by_global_norm(
     >>> tx = sharded("data", optax.chain(clip, optax.adamw(3e-4)))
   """
   # Greater ones have no square in float32.
-  check_number("max_norm", max_norm, 0, 2.0**63, open_low=True)
-  check_axis_name("axis_name", axis_name)
+  core.check_number("max_norm", max_norm, 0, 2.0**63, open_low=True)
+  core.check_axis_name("axis_name", axis_name)
 
   def update_fn(
     updates: PyTree, state: Any, params: PyTree | None = None
   ) -> tuple[PyTree, Any]:
-    check_arrays("updates", updates)
-    check_arrays("params", params)
-    check_instance("state", state, optax.EmptyState, "what `init` returned")
-    axis_size(axis_name)
-    if not tracks_varying(axis_name):
+    core.check_arrays("updates", updates)
+    core.check_arrays("params", params)
+    core.check_instance(
+      "state", state, optax.EmptyState, "what `init` returned"
+    )
+    core.axis_size(axis_name)
+    if not core.tracks_varying(axis_name):
       raise ValueError(
         "`axis_name` must be an axis of a `jax.shard_map` with `check_vma=True`"
         f", where types tell which leaves are parts, got {axis_name!r}."
@@ -68,7 +60,7 @@ def clip_by_global_norm(
     # Parts of workers, and shards of a model: each is added up where it varies.
     sums: dict[tuple[Any, ...], Array] = {}
     for x in jax.tree.leaves(updates):
-      axes = tuple(sorted(varying_axes(x), key=str))
+      axes = tuple(sorted(core.varying_axes(x), key=str))
       sums[axes] = sums.get(axes, jnp.float32(0)) + _square_sum(x)
     total = jnp.float32(0)
     for axes, own in sums.items():

@@ -7,16 +7,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  StepsInFlight,
-  check_arrays,
-  check_buffers,
-  check_on_mesh,
-)
-from jaxmotion.transforms._staged_step import StagedStep
-from jaxmotion.transforms._step_keys import check_step_key
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms import _staged_step, _step_keys
 
 
 def compile_run(
@@ -94,8 +87,8 @@ def compile_step(
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
   if overlaps:
-    call = StagedStep(step, jitted, mesh, len(donated))
-  in_flight = StepsInFlight(mesh)
+    call = _staged_step.StagedStep(step, jitted, mesh, len(donated))
+  in_flight = core.StepsInFlight(mesh)
 
   @functools.wraps(step)
   def checked_step(*args: Any, **kwargs: Any) -> Any:
@@ -103,8 +96,8 @@ def compile_step(
     rest = names[len(args) :]
     args += tuple(kwargs.pop(name) for name in rest if name in kwargs)
     given = dict(zip(names, args, strict=False))
-    check_buffers(given | kwargs, donated)
-    check_step_key(kwargs.get("key"))
+    core.check_buffers(given | kwargs, donated)
+    _step_keys.check_step_key(kwargs.get("key"))
     in_flight.wait(args[:1])
     try:
       run = call if call and not _has_tracer((args, kwargs)) else jitted
@@ -112,8 +105,8 @@ def compile_step(
     except (TypeError, ValueError, OverflowError):
       # Only after an error: a step shall not look at every leaf.
       for name, tree in (given | kwargs).items():
-        check_arrays(name, tree)
-      check_on_mesh(given | kwargs, mesh)
+        core.check_arrays(name, tree)
+      core.check_on_mesh(given | kwargs, mesh)
       raise
     in_flight.add(results[-1])
     return results

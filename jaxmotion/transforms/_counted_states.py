@@ -3,15 +3,21 @@
 import jax
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms._exchange_state import DelayedState, ExchangeState
-from jaxmotion.transforms._fully_sharded_plan import FullyShardedState
-from jaxmotion.transforms._local_round import LocalState
-from jaxmotion.transforms._sharded_update import ShardedState
-from jaxmotion.transforms._skip_nonfinite import SkipNonfiniteState
+from jaxmotion.transforms import (
+  _exchange_state,
+  _fully_sharded_plan,
+  _local_round,
+  _sharded_update,
+  _skip_nonfinite,
+)
 
-_EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
-_COUNTED = (*_EXCHANGES, DelayedState, LocalState)
-_SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
+_EXCHANGES = (
+  _exchange_state.ExchangeState,
+  _sharded_update.ShardedState,
+  _fully_sharded_plan.FullyShardedState,
+)
+_COUNTED = (*_EXCHANGES, _exchange_state.DelayedState, _local_round.LocalState)
+_SKIPPED = (*_EXCHANGES, _skip_nonfinite.SkipNonfiniteState)
 
 
 def list_counts(opt_state: PyTree) -> list[Array]:

@@ -9,54 +9,27 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import (
   branch_after,
   check_rows,
   update_params,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_buffers,
-  check_callable,
-  check_choice,
-  check_instance,
-  check_int,
-  map_local_work,
-  pack_worker,
-  put_on_mesh,
-  state_specs,
-  unpack_worker,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _averages,
+  _compiled_step,
+  _delayed_step,
+  _init_state,
+  _local_work,
+  _model_state,
+  _placement,
+  _sender,
+  _shardings,
+  _state_maker,
+  _step_arguments,
+  _step_keys,
 )
-from jaxmotion.transforms._averages import average_work, find_metric_specs
-from jaxmotion.transforms._compiled_step import compile_run
-from jaxmotion.transforms._delayed_step import (
-  DelayedUpdate,
-  make_delayed_run,
-  make_threaded_call,
-)
-from jaxmotion.transforms._init_state import check_axes, make_state
-from jaxmotion.transforms._local_work import (
-  LocalWork,
-  check_loss_options,
-  make_local_work,
-)
-from jaxmotion.transforms._model_state import (
-  check_equal,
-  keep_if_skipped,
-)
-from jaxmotion.transforms._placement import as_transformation, check_trained
-from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
-from jaxmotion.transforms._shardings import Shardings
-from jaxmotion.transforms._state_maker import StateMaker
-from jaxmotion.transforms._step_arguments import split_specs
-from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
 def data_parallel(
@@ -180,32 +153,32 @@ def data_parallel(
     >>> float(loss)
     1.0
   """
-  check_callable("loss_fn", loss_fn)
-  tx = as_transformation(tx)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_loss_options(has_aux, model_state, weight_fn, microbatches)
-  check_bool("mean_loss", mean_loss)
-  check_int("delay", delay, 0, 1)
-  check_choice("overlap", overlap, OVERLAPS)
-  check_bool("donate", donate)
-  check_axes(mesh, axis_name)
+  core.check_callable("loss_fn", loss_fn)
+  tx = _placement.as_transformation(tx)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  _local_work.check_loss_options(has_aux, model_state, weight_fn, microbatches)
+  core.check_bool("mean_loss", mean_loss)
+  core.check_int("delay", delay, 0, 1)
+  core.check_choice("overlap", overlap, _sender.OVERLAPS)
+  core.check_bool("donate", donate)
+  _init_state.check_axes(mesh, axis_name)
   if delay and model_state is not None:
     raise ValueError(
       "`delay` must be 0 with a `model_state`, which a step returns before its "
       f"gradient is known to be finite, got {delay}."
     )
-  shardings = Shardings(mesh, axis_name, specs)
+  shardings = _shardings.Shardings(mesh, axis_name, specs)
   map_options = shardings.map_options
   stateful, is_local = model_state is not None, model_state == "local"
-  compute_work = make_local_work(
+  compute_work = _local_work.make_local_work(
     loss_fn,
     has_aux=has_aux,
     stateful=stateful,
     weight_fn=weight_fn,
     microbatches=microbatches,
   )
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   split = P(axis_name)
   model_spec = split if is_local else P()
 
@@ -220,48 +193,51 @@ def data_parallel(
     # A map, so that parameters are on the mesh whatever the state is.
     def copy(params: PyTree, model: PyTree) -> tuple[PyTree, PyTree]:
       params, model = jax.tree.map(jnp.copy, (params, model))
-      return params, pack_worker(model) if is_local else model
+      return params, core.pack_worker(model) if is_local else model
 
     params, model = jax.shard_map(
       copy, in_specs=P(), out_specs=(P(), model_spec), **map_options
     )(params, model)
     params = shardings.place(params, param_specs)
-    opt_state = make_state(maker.init, params, axis_name, shardings)
+    opt_state = _init_state.make_state(maker.init, params, axis_name, shardings)
     return params, model, opt_state
 
   def init_params(params: PyTree) -> tuple[PyTree, PyTree]:
-    check_arrays("params", params)
-    check_trained(params)
+    core.check_arrays("params", params)
+    _placement.check_trained(params)
     shardings.check_params(params)
-    check_buffers({"params": params})
-    params = put_on_mesh(params, mesh, shardings.params(params))
+    core.check_buffers({"params": params})
+    params = core.put_on_mesh(params, mesh, shardings.params(params))
     params, _, opt_state = make_all(params, None)
     return params, opt_state
 
   def init_model(
     params: PyTree, model_state: PyTree
   ) -> tuple[PyTree, PyTree, PyTree]:
-    check_arrays("params", params)
-    check_trained(params)
+    core.check_arrays("params", params)
+    _placement.check_trained(params)
     shardings.check_params(params)
-    check_arrays("model_state", model_state)
-    check_buffers({"params": params, "model_state": model_state})
-    params, model_state = put_on_mesh(
+    core.check_arrays("model_state", model_state)
+    core.check_buffers({"params": params, "model_state": model_state})
+    params, model_state = core.put_on_mesh(
       (params, model_state), mesh, (shardings.params(params), P())
     )
     return make_all(params, model_state)
 
   def compute_own(
     params: PyTree, model: PyTree, batch: PyTree, keys: PyTree
-  ) -> LocalWork:
+  ) -> _local_work.LocalWork:
     key = None if keys is None else keys[0]
     if is_local:
-      check_instance(
-        "model_state", model, PerWorker, "the PerWorker that `init` returned"
+      core.check_instance(
+        "model_state",
+        model,
+        core.PerWorker,
+        "the PerWorker that `init` returned",
       )
-      model = unpack_worker(model)
+      model = core.unpack_worker(model)
     elif stateful:
-      check_equal(
+      _model_state.check_equal(
         lambda fixed, own: compute_work(*fixed, *own).model_state,
         (params, model),
         (batch, key),
@@ -274,13 +250,13 @@ def data_parallel(
     params: PyTree,
     model: PyTree,
     opt_state: PyTree,
-    work: LocalWork,
+    work: _local_work.LocalWork,
     extra_args: PyTree,
   ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), work.grads)
     if work.weight is not None:
       extra_args = extra_args | {"weight": work.weight[0]}
-    metrics, new_model = average_work(
+    metrics, new_model = _averages.average_work(
       work,
       model,
       axis_name,
@@ -300,7 +276,9 @@ def data_parallel(
         loss if mean_loss else None,
       )
     if stateful:
-      new_model = keep_if_skipped(new_model, model, opt_state, new_state)
+      new_model = _model_state.keep_if_skipped(
+        new_model, model, opt_state, new_state
+      )
     return params, new_model, new_state, metrics
 
   def check_update(opt_state: PyTree, extra_args: PyTree) -> None:
@@ -318,17 +296,19 @@ def data_parallel(
     opt_state: PyTree,
     batch: PyTree,
     key: Array | None,
-  ) -> LocalWork:
-    batch_specs = split_specs("batch", batch, mesh, axis_name, microbatches)
-    check_step_key(key)
+  ) -> _local_work.LocalWork:
+    batch_specs = _step_arguments.split_specs(
+      "batch", batch, mesh, axis_name, microbatches
+    )
+    _step_keys.check_step_key(key)
     keys = None
     if key is not None:
-      keys = make_worker_keys(key, opt_state, workers)
+      keys = _step_keys.make_worker_keys(key, opt_state, workers)
     args = shardings.place(
       (params, model, batch, keys),
       (shardings.params(params), model_spec, batch_specs, split),
     )
-    work = map_local_work(
+    work = core.map_local_work(
       compute_own, mesh, axis_name, (P(), model_spec, batch_specs, split)
     )(*args)
     grads = shardings.place(work.grads, shardings.grads(params))
@@ -352,8 +332,10 @@ def data_parallel(
       (params, model, opt_state, extra_args),
       (param_specs, model_spec, state_spec, P()),
     )
-    metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
-    own_specs = state_specs(opt_state, axis_name)
+    metric_specs = _averages.find_metric_specs(
+      work.metrics, axis_name, mean_loss
+    )
+    own_specs = core.state_specs(opt_state, axis_name)
     params, model, opt_state, metrics = jax.shard_map(
       update_all,
       in_specs=(P(), model_spec, own_specs, split, P()),
@@ -367,28 +349,32 @@ def data_parallel(
 
   init = init_model if stateful else init_params
   if not delay:
-    maker = StateMaker(tx.init, by_device=False)
-    step = compile_run(
+    maker = _state_maker.StateMaker(tx.init, by_device=False)
+    step = _compiled_step.compile_run(
       run_step,
       mesh,
       stateful=stateful,
       donate=donate,
-      overlaps=choose_overlap(mesh, axis_name, overlap) == "thread",
+      overlaps=_sender.choose_overlap(mesh, axis_name, overlap) == "thread",
     )
     return maker.attach(init), step
-  delayed = DelayedUpdate(
+  delayed = _delayed_step.DelayedUpdate(
     tx, axis_name, shardings, check_update, mean_loss, weight_fn is not None
   )
-  maker = StateMaker(delayed.init, by_device=False)
+  maker = _state_maker.StateMaker(delayed.init, by_device=False)
 
   def compute(
     params: PyTree, opt_state: PyTree, batch: PyTree, key: Array | None
-  ) -> LocalWork:
+  ) -> _local_work.LocalWork:
     return compute_all(params, None, opt_state, batch, key)
 
   call = None
-  if choose_overlap(mesh, axis_name, overlap) == "thread":
-    call = make_threaded_call(compute, delayed, Sender(mesh), donate=donate)
-  run = make_delayed_run(compute, delayed)
-  step = compile_run(run, mesh, stateful=False, donate=donate, call=call)
+  if _sender.choose_overlap(mesh, axis_name, overlap) == "thread":
+    call = _delayed_step.make_threaded_call(
+      compute, delayed, _sender.Sender(mesh), donate=donate
+    )
+  run = _delayed_step.make_delayed_run(compute, delayed)
+  step = _compiled_step.compile_run(
+    run, mesh, stateful=False, donate=donate, call=call
+  )
   return maker.attach(init), step

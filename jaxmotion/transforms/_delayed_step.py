@@ -12,23 +12,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import branch_after_only, update_params
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  check_instance,
-  pack_worker,
-  state_specs,
-  to_varying,
-  unpack_worker,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _averages,
+  _exchange_state,
+  _local_work,
+  _sender,
+  _shardings,
 )
-from jaxmotion.transforms._averages import map_average
-from jaxmotion.transforms._exchange_state import DelayedState
-from jaxmotion.transforms._local_work import LocalWork
-from jaxmotion.transforms._sender import Sender
-from jaxmotion.transforms._shardings import Shardings
 
 
 class DelayedUpdate(NamedTuple):
@@ -45,12 +38,12 @@ class DelayedUpdate(NamedTuple):
 
   tx: optax.GradientTransformation
   axis_name: AxisName
-  shardings: Shardings
+  shardings: _shardings.Shardings
   check: Callable[[PyTree, dict[str, Any]], None]
   mean_loss: bool
   is_weighted: bool
 
-  def init(self, params: PyTree) -> DelayedState:
+  def init(self, params: PyTree) -> _exchange_state.DelayedState:
     """Makes one worker's state before the first step, inside of a map.
 
     Args:
@@ -58,15 +51,15 @@ class DelayedUpdate(NamedTuple):
     """
     zeros = jax.tree.map(jnp.zeros_like, params)
     weight = jnp.zeros((), jnp.float32) if self.is_weighted else None
-    pending = to_varying((zeros, weight), self.axis_name)
-    return DelayedState(
-      jnp.zeros((), jnp.int32), self.tx.init(params), pack_worker(pending)
+    pending = core.to_varying((zeros, weight), self.axis_name)
+    return _exchange_state.DelayedState(
+      jnp.zeros((), jnp.int32), self.tx.init(params), core.pack_worker(pending)
     )
 
   def apply(
     self,
     params: PyTree,
-    state: DelayedState,
+    state: _exchange_state.DelayedState,
     extra_args: dict[str, Any],
     metrics: PyTree = None,
   ) -> tuple[PyTree, PyTree]:
@@ -84,7 +77,9 @@ class DelayedUpdate(NamedTuple):
     """
     # Of what is not averaged, each worker has its own, with an axis of workers.
     sums = [m for m in jax.tree.leaves(metrics) if not jnp.ndim(m)]
-    check_instance("opt_state", state, DelayedState, "what `init` returned")
+    core.check_instance(
+      "opt_state", state, _exchange_state.DelayedState, "what `init` returned"
+    )
     self.check(state, extra_args)
     param_specs = self.shardings.params(params)
     state_spec = self.shardings.state(state, params)
@@ -94,11 +89,11 @@ class DelayedUpdate(NamedTuple):
 
     def apply_own(
       params: PyTree,
-      state: DelayedState,
+      state: _exchange_state.DelayedState,
       extra_args: dict[str, Any],
       sums: list[Array],
     ) -> tuple[PyTree, PyTree]:
-      grads, weight = unpack_worker(state.pending)
+      grads, weight = core.unpack_worker(state.pending)
       if weight is not None:
         extra_args = extra_args | {"weight": weight}
       # Zeros of the first step pass too: XLA:CPU copies what a branch around
@@ -108,7 +103,7 @@ class DelayedUpdate(NamedTuple):
           self.tx, grads, state.inner, params, extra_args, self.axis_name
         )
 
-    own_specs: Any = state_specs(state, self.axis_name)
+    own_specs: Any = core.state_specs(state, self.axis_name)
     new = jax.shard_map(
       apply_own,
       in_specs=(P(), own_specs, P(), P()),
@@ -118,24 +113,24 @@ class DelayedUpdate(NamedTuple):
     inner_spec: Any = getattr(state_spec, "inner", state_spec)
     return self.shardings.place(new, (param_specs, inner_spec))
 
-  def average(self, work: LocalWork) -> PyTree:
+  def average(self, work: _local_work.LocalWork) -> PyTree:
     """Returns the metrics of this step, averaged over workers.
 
     Args:
       work: every worker's own, with a leading axis of workers.
     """
-    return map_average(
+    return _averages.map_average(
       work, self.axis_name, self.mean_loss, self.shardings.map_options
     )
 
 
 # (params, opt_state, batch, key) -> the workers' own work, before any exchange.
-Compute = Callable[[PyTree, PyTree, PyTree, PyTree], LocalWork]
+Compute = Callable[[PyTree, PyTree, PyTree, PyTree], _local_work.LocalWork]
 
 
 def make_delayed_run(
   compute: Compute, update: DelayedUpdate
-) -> Callable[..., tuple[PyTree, None, DelayedState, PyTree]]:
+) -> Callable[..., tuple[PyTree, None, _exchange_state.DelayedState, PyTree]]:
   """Makes the whole step as one program.
 
   Args:
@@ -150,11 +145,11 @@ def make_delayed_run(
   def run_step(
     params: PyTree,
     model: None,
-    opt_state: DelayedState,
+    opt_state: _exchange_state.DelayedState,
     batch: PyTree,
     key: Array | None,
     extra_args: dict[str, Any],
-  ) -> tuple[PyTree, None, DelayedState, PyTree]:
+  ) -> tuple[PyTree, None, _exchange_state.DelayedState, PyTree]:
     work = compute(params, opt_state, batch, key)
     metrics = update.average(work)
     params, inner = update.apply(params, opt_state, extra_args, metrics)
@@ -165,8 +160,12 @@ def make_delayed_run(
 
 
 def make_threaded_call(
-  compute: Compute, update: DelayedUpdate, sender: Sender, *, donate: bool
-) -> Callable[..., tuple[PyTree, DelayedState, PyTree]]:
+  compute: Compute,
+  update: DelayedUpdate,
+  sender: _sender.Sender,
+  *,
+  donate: bool,
+) -> Callable[..., tuple[PyTree, _exchange_state.DelayedState, PyTree]]:
   """Makes the step as programs of two threads, which send and compute.
 
   Args:
@@ -182,17 +181,17 @@ def make_threaded_call(
 
   def compute_first(
     params: PyTree, count: Array, batch: PyTree, key: Array | None
-  ) -> tuple[LocalWork, Array]:
-    state = DelayedState(count, (), PerWorker(()))
+  ) -> tuple[_local_work.LocalWork, Array]:
+    state = _exchange_state.DelayedState(count, (), core.PerWorker(()))
     return compute(params, state, batch, key), count + 1
 
   def apply_last(
     params: PyTree,
     count: Array,
-    rest: tuple[PyTree, PerWorker],
+    rest: tuple[PyTree, core.PerWorker],
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, PyTree]:
-    state = DelayedState(count, *rest)
+    state = _exchange_state.DelayedState(count, *rest)
     params, inner = update.apply(params, state, extra_args)
     # XLA gives donated buffers to the first results of their sizes. If that
     # were parameters, error memory would be copied.
@@ -204,13 +203,18 @@ def make_threaded_call(
 
   def call(
     params: PyTree,
-    opt_state: DelayedState,
+    opt_state: _exchange_state.DelayedState,
     batch: PyTree,
     *,
     key: Array | None = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, DelayedState, PyTree]:
-    check_instance("opt_state", opt_state, DelayedState, "what `init` returned")
+  ) -> tuple[PyTree, _exchange_state.DelayedState, PyTree]:
+    core.check_instance(
+      "opt_state",
+      opt_state,
+      _exchange_state.DelayedState,
+      "what `init` returned",
+    )
     count, *rest = opt_state
     sent = sender.send(jit_apply, params, count, rest, extra_args)
     try:
@@ -227,6 +231,10 @@ def make_threaded_call(
   return call
 
 
-def _advance(count: Array, inner: PyTree, work: LocalWork) -> DelayedState:
+def _advance(
+  count: Array, inner: PyTree, work: _local_work.LocalWork
+) -> _exchange_state.DelayedState:
   """Returns the state after a step, whose gradients wait for the next one."""
-  return DelayedState(count, inner, PerWorker((work.grads, work.weight)))
+  return _exchange_state.DelayedState(
+    count, inner, core.PerWorker((work.grads, work.weight))
+  )

@@ -8,16 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxmotion import collectives, core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import (
-  all_reduce,
-  all_reduce_adaptive,
-  all_reduce_adaptive_init,
-  all_reduce_hierarchical,
-  all_reduce_hierarchical_init,
-  all_reduce_init,
-)
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
   all_axes,
@@ -28,38 +21,8 @@ from jaxmotion.collectives.extend import (
   keep_update,
   order_branch,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_callable,
-  check_choice,
-  check_int,
-  is_varying,
-  make_key,
-  named_leaves,
-  pack_worker,
-  to_varying_like,
-  unpack_worker,
-  varying_axes,
-  worker_index,
-)
-from jaxmotion.transforms._exchange_state import (
-  ExchangeOptions,
-  ExchangeState,
-  check_counts,
-  count_update,
-  make_counts,
-  note_exchange,
-)
-from jaxmotion.transforms._model_axes import (
-  ModelAxes,
-  check_specs,
-  map_model_axes,
-)
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _exchange_state, _model_axes
 
 
 def exchange(
@@ -146,43 +109,51 @@ def exchange(
     ...   optax.adamw(3e-4),
     ... )
   """
-  check_axis_name("axis_name", axis_name)
+  core.check_axis_name("axis_name", axis_name)
   if local_axis is not None:
-    check_axis_name("local_axis", local_axis)
+    core.check_axis_name("local_axis", local_axis)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
-  check_int("seed", seed, 0, 2**32 - 1)
-  check_int("start", start, 0, 2**31 - 1)
+  core.check_int("seed", seed, 0, 2**32 - 1)
+  core.check_int("start", start, 0, 2**31 - 1)
   codec = identity() if codec is None else codec
   check_schedule(level, codec)
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)
     codec = tuple(codec)
-  check_choice("op", op, ("mean", "sum"))
-  check_choice("method", method, (None, "gather", "two_phase"))
-  check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  core.check_choice("op", op, ("mean", "sum"))
+  core.check_choice("method", method, (None, "gather", "two_phase"))
+  core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   workers = all_axes(axis_name, local_axis, local_codec)
-  check_specs(specs, workers)
+  _model_axes.check_specs(specs, workers)
 
-  def init_shards(params: PyTree, model: ModelAxes) -> ExchangeState:
+  def init_shards(
+    params: PyTree, model: _model_axes.ModelAxes
+  ) -> _exchange_state.ExchangeState:
     del model
     if local_axis is not None:
-      states = all_reduce_hierarchical_init(
+      states = collectives.all_reduce_hierarchical_init(
         params, axis_name, local_axis, codec, method=method
       )
     elif isinstance(codec, Codec):
-      states = all_reduce_init(params, axis_name, codec, method=method)
+      states = collectives.all_reduce_init(
+        params, axis_name, codec, method=method
+      )
     else:
-      states = all_reduce_adaptive_init(params, axis_name, codec, method=method)
-    return ExchangeState(*make_counts(), pack_worker(states))
+      states = collectives.all_reduce_adaptive_init(
+        params, axis_name, codec, method=method
+      )
+    return _exchange_state.ExchangeState(
+      *_exchange_state.make_counts(), core.pack_worker(states)
+    )
 
   def update_shards(
     updates: PyTree,
-    state: ExchangeState,
+    state: _exchange_state.ExchangeState,
     params: None,
     args: dict[str, Any],
-    model: ModelAxes,
-  ) -> tuple[PyTree, ExchangeState]:
+    model: _model_axes.ModelAxes,
+  ) -> tuple[PyTree, _exchange_state.ExchangeState]:
     del params
     level = args["level"]
     check_local(updates, workers)
@@ -190,14 +161,14 @@ def exchange(
     (x, weight), ok = apply_nonfinite_policy(
       nonfinite,
       (updates, args["weight"]),
-      (*axis_names(workers), *model.names),
+      (*core.axis_names(workers), *model.names),
     )
     if ok is not None and (start or not isinstance(codec, Codec)):
       # XLA:CPU would run the agreement's sum beside sums in a branch, and may
       # end in a crash: what is sent waits for it.
       x = jax.tree.map(lambda a: jnp.where(ok, a, 0), x)
-    old = unpack_worker(state.codec_state)
-    key = make_key(seed, worker_index(workers)).fold(state.count)
+    old = core.unpack_worker(state.codec_state)
+    key = core.make_key(seed, core.worker_index(workers)).fold(state.count)
 
     def reduce(
       codec: Codec | tuple[Codec, ...], x: PyTree, old: PyTree | None
@@ -209,19 +180,23 @@ def exchange(
         if not isinstance(codec, Codec):
           options |= dict(level=level)
         options |= dict(local_codec=local_codec)
-        return all_reduce_hierarchical(
+        return collectives.all_reduce_hierarchical(
           x, axis_name, local_axis, codec, **options
         )
       if isinstance(codec, Codec):
-        return all_reduce(x, axis_name, codec, **options)
-      return all_reduce_adaptive(x, axis_name, codec, level, **options)
+        return collectives.all_reduce(x, axis_name, codec, **options)
+      return collectives.all_reduce_adaptive(
+        x, axis_name, codec, level, **options
+      )
 
     def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      return to_varying_like(reduce(identity(), x, None)[0], x, workers), old
+      return core.to_varying_like(
+        reduce(identity(), x, None)[0], x, workers
+      ), old
 
     def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
       y, new = reduce(codec, x, old)
-      return to_varying_like(y, x, workers), new
+      return core.to_varying_like(y, x, workers), new
 
     if start:
       # The branch is around the collective: only one of both sends. The count
@@ -236,36 +211,40 @@ def exchange(
     else:
       y, new = reduce(codec, x, old)
     y, new = keep_update(ok, y, new, old)
-    return y, ExchangeState(*count_update(state, ok), pack_worker(new))
+    return y, _exchange_state.ExchangeState(
+      *_exchange_state.count_update(state, ok), core.pack_worker(new)
+    )
 
   schedule = level
   codecs = (codec,) if isinstance(codec, Codec) else codec
-  init_mapped, update_mapped = map_model_axes(
+  init_mapped, update_mapped = _model_axes.map_model_axes(
     init_shards, update_shards, specs, workers, codecs
   )
 
-  def init_fn(params: PyTree) -> ExchangeState:
-    check_arrays("params", params, numbers=False)
+  def init_fn(params: PyTree) -> _exchange_state.ExchangeState:
+    core.check_arrays("params", params, numbers=False)
     state = init_mapped(params)
-    note_exchange(
+    _exchange_state.note_exchange(
       state,
-      ExchangeOptions(axis_name, codec, op, method, local_axis, params, specs),
+      _exchange_state.ExchangeOptions(
+        axis_name, codec, op, method, local_axis, params, specs
+      ),
     )
     return state
 
   def update_fn(
     updates: PyTree,
-    state: ExchangeState,
+    state: _exchange_state.ExchangeState,
     params: PyTree | None = None,
     *,
     weight: Any = None,
     level: Any = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, ExchangeState]:
+  ) -> tuple[PyTree, _exchange_state.ExchangeState]:
     del extra_args
-    check_arrays("params", params)
-    check_arrays("updates", updates, numbers=False)
-    check_counts(state, ExchangeState)
+    core.check_arrays("params", params)
+    core.check_arrays("updates", updates, numbers=False)
+    _exchange_state.check_counts(state, _exchange_state.ExchangeState)
     check_weight(weight)
     if schedule is not None and level is not None:
       raise ValueError(
@@ -289,7 +268,7 @@ def check_schedule(level: Any, codec: Any) -> None:
   """
   if level is None:
     return
-  check_callable("level", level)
+  core.check_callable("level", level)
   if isinstance(codec, Codec):
     raise ValueError(
       "`level` must be None for one codec, got a schedule: give `codec` a list "
@@ -307,10 +286,10 @@ def check_local(updates: PyTree, workers: AxisName) -> None:
     updates: gradients, this worker's own.
     workers: the axes of all workers.
   """
-  if not is_varying(worker_index(workers), workers):
+  if not core.is_varying(core.worker_index(workers), workers):
     return
-  for path, leaf in named_leaves(updates):
-    if equal := sorted(set(axis_names(workers)) - varying_axes(leaf)):
+  for path, leaf in core.named_leaves(updates):
+    if equal := sorted(set(core.axis_names(workers)) - core.varying_axes(leaf)):
       raise ValueError(
         f"`updates/{path}` must be a worker's own gradient, got one that is"
         f" equal on all workers of {', '.join(map(repr, equal))}: JAX has"

@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  check_instance,
-  shape_dtype,
-)
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 class ExchangeState(NamedTuple):
@@ -39,7 +32,7 @@ class ExchangeState(NamedTuple):
 
   count: Array  # type: ignore[assignment]
   skipped: Array
-  codec_state: PerWorker
+  codec_state: core.PerWorker
 
 
 class DelayedState(NamedTuple):
@@ -54,7 +47,7 @@ class DelayedState(NamedTuple):
 
   count: Array  # type: ignore[assignment]
   inner: PyTree
-  pending: PerWorker
+  pending: core.PerWorker
 
 
 class ExchangeOptions(NamedTuple):
@@ -71,7 +64,7 @@ class ExchangeOptions(NamedTuple):
   """
 
   axis_name: AxisName
-  codec: Codec | tuple[Codec, ...]
+  codec: codecs.Codec | tuple[codecs.Codec, ...]
   op: str
   method: str | None
   local_axis: AxisName | None
@@ -94,8 +87,8 @@ class ShardedOptions(NamedTuple):
 
   axis_name: AxisName
   tx: optax.GradientTransformation
-  gradient_codec: Codec
-  weight_codec: Codec | None
+  gradient_codec: codecs.Codec
+  weight_codec: codecs.Codec | None
   local_axis: AxisName | None
   params: PyTree
   specs: PyTree | None
@@ -113,7 +106,7 @@ def note_exchange(state: Any, options: Options) -> None:
   """Tells `trace_state` which exchange made a state."""
   found = initialized_exchanges.get()
   if found is not None:
-    shapes = jax.tree.map(shape_dtype, options.params)
+    shapes = jax.tree.map(core.shape_dtype, options.params)
     found.append((state, options._replace(params=shapes)))
 
 
@@ -145,7 +138,7 @@ def check_counts(state: Any, kind: type) -> None:
     state: what the caller gave.
     kind: class of states with a `count` and with `skipped` updates.
   """
-  check_instance("state", state, kind, "what `init` returned")
+  core.check_instance("state", state, kind, "what `init` returned")
   for name in ("count", "skipped"):
     if jnp.shape(getattr(state, name)):
       raise ValueError(

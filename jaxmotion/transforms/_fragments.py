@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.core import PyTree, named_leaves
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 Parts = Callable[[str, tuple[int, ...]], int]
 
@@ -87,7 +88,7 @@ def divide_leaves(
     >>> divide_leaves(tree, 2).owners
     (0, 0, 1)
   """
-  named = named_leaves(params)
+  named = core.named_leaves(params)
   if not named:
     raise ValueError(
       f"`params` must hold at least one array, got {params!r:.200}."

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
@@ -19,58 +19,26 @@ from jaxmotion.collectives.extend import (
   keep_update,
   run_with_loss,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_buffers,
-  check_callable,
-  check_choice,
-  check_instance,
-  check_int,
-  map_local_work,
-  pack_worker,
-  to_varying,
-  unpack_worker,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _averages,
+  _compiled_step,
+  _exchange_state,
+  _fully_sharded_plan,
+  _fully_sharded_work,
+  _init_state,
+  _local_work,
+  _model_axes,
+  _model_state,
+  _parts,
+  _placement,
+  _shard_layout,
+  _shardings,
+  _state_maker,
+  _step_arguments,
+  _step_keys,
+  _weight_part,
 )
-from jaxmotion.transforms._averages import average_work, find_metric_specs
-from jaxmotion.transforms._compiled_step import compile_run
-from jaxmotion.transforms._exchange_state import count_update, make_counts
-from jaxmotion.transforms._fully_sharded_plan import (
-  FullyShardedState,
-  ShardPlan,
-  compile_pattern,
-  copy_to,
-)
-from jaxmotion.transforms._fully_sharded_work import (
-  ShardedWork,
-  average_whole,
-  find_work_specs,
-  make_sharded_work,
-)
-from jaxmotion.transforms._init_state import check_axes
-from jaxmotion.transforms._local_work import check_loss_options
-from jaxmotion.transforms._model_axes import ModelAxes
-from jaxmotion.transforms._model_state import (
-  check_equal,
-  keep_if_skipped,
-)
-from jaxmotion.transforms._parts import init_parts, update_parts
-from jaxmotion.transforms._placement import (
-  as_transformation,
-  check_trained,
-  check_unexchanged,
-)
-from jaxmotion.transforms._shard_layout import LeafCut
-from jaxmotion.transforms._shardings import Shardings
-from jaxmotion.transforms._state_maker import StateMaker
-from jaxmotion.transforms._step_arguments import split_specs
-from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
-from jaxmotion.transforms._weight_part import check_regather
 
 
 def fully_sharded(
@@ -79,11 +47,11 @@ def fully_sharded(
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
-  weight_codec: Codec | None = None,
-  gradient_codec: Codec | None = None,
+  weight_codec: codecs.Codec | None = None,
+  gradient_codec: codecs.Codec | None = None,
   error_feedback: bool = False,
   local_axis: AxisName | None = None,
-  local_codec: Codec | None = None,
+  local_codec: codecs.Codec | None = None,
   regather: bool | str = True,
   stacked: str | None = None,
   has_aux: bool = False,
@@ -191,16 +159,16 @@ def fully_sharded(
   References:
     Rajbhandari et al., *ZeRO*, 2019; Wang et al., *ZeRO++*, 2023.
   """
-  check_callable("loss_fn", loss_fn)
-  tx = as_transformation(tx)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
+  core.check_callable("loss_fn", loss_fn)
+  tx = _placement.as_transformation(tx)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
   if local_axis is not None:
-    check_axis_name("local_axis", local_axis)
-    check_axes(mesh, local_axis, "local_axis")
-  check_axes(mesh, axis_name)
+    core.check_axis_name("local_axis", local_axis)
+    _init_state.check_axes(mesh, local_axis, "local_axis")
+  _init_state.check_axes(mesh, axis_name)
   axes = all_axes(axis_name, local_axis, local_codec)
-  check_regather(regather, local_axis)
+  _weight_part.check_regather(regather, local_axis)
   for name, codec in (
     ("weight_codec", weight_codec),
     ("gradient_codec", gradient_codec),
@@ -208,13 +176,13 @@ def fully_sharded(
   ):
     if codec is not None:
       check_codec(name, codec, trees=True)
-  check_bool("error_feedback", error_feedback)
-  check_loss_options(has_aux, model_state, weight_fn, microbatches)
-  check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
-  check_int("seed", seed, 0, 2**32 - 1)
-  check_bool("donate", donate)
-  shardings = Shardings(mesh, axes, specs)
-  plan = ShardPlan(
+  core.check_bool("error_feedback", error_feedback)
+  _local_work.check_loss_options(has_aux, model_state, weight_fn, microbatches)
+  core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  core.check_int("seed", seed, 0, 2**32 - 1)
+  core.check_bool("donate", donate)
+  shardings = _shardings.Shardings(mesh, axes, specs)
+  plan = _fully_sharded_plan.ShardPlan(
     axis_name,
     local_axis,
     mesh,
@@ -225,7 +193,7 @@ def fully_sharded(
     regather,
     nonfinite,
     specs,
-    compile_pattern(stacked),
+    _fully_sharded_plan.compile_pattern(stacked),
     seed,
   )
   inner = optax.with_extra_args_support(tx)
@@ -233,7 +201,7 @@ def fully_sharded(
   stateful, is_local = model_state is not None, model_state == "local"
   model_spec = split if is_local else P()
 
-  compute_work = make_sharded_work(
+  compute_work = _fully_sharded_work.make_sharded_work(
     loss_fn,
     plan,
     has_aux=has_aux,
@@ -242,7 +210,7 @@ def fully_sharded(
     microbatches=microbatches,
   )
 
-  def init_anywhere(params: PyTree) -> FullyShardedState:
+  def init_anywhere(params: PyTree) -> _fully_sharded_plan.FullyShardedState:
     """Makes a worker's state on any mesh, in a map; see `checkpoint`."""
     here = plan._replace(mesh=jax.sharding.get_abstract_mesh())
     cuts = here.cut_leaves(params)
@@ -252,26 +220,28 @@ def fully_sharded(
     ]
     treedef: Any = jax.tree.structure(params)
     parts, model = treedef.unflatten(leaves), here.find_model(params)
-    return FullyShardedState(
-      *make_counts(),
-      init_parts(inner, parts, cuts, axes, model),
-      pack_worker(to_varying(here.make_memory(cuts), axes)),
+    return _fully_sharded_plan.FullyShardedState(
+      *_exchange_state.make_counts(),
+      _parts.init_parts(inner, parts, cuts, axes, model),
+      core.pack_worker(core.to_varying(here.make_memory(cuts), axes)),
     )
 
-  def init_params(params: PyTree) -> tuple[PyTree, FullyShardedState]:
-    check_arrays("params", params)
-    check_trained(params)
+  def init_params(
+    params: PyTree,
+  ) -> tuple[PyTree, _fully_sharded_plan.FullyShardedState]:
+    core.check_arrays("params", params)
+    _placement.check_trained(params)
     shardings.check_params(params)
-    check_buffers({"params": params})
+    core.check_buffers({"params": params})
     params = jax.tree.map(jnp.asarray, params)
     plan.check_stacked(params)
     cuts, model = plan.cut_leaves(params), plan.find_model(params)
     part_specs = plan.param_specs(params, cuts)
-    params = copy_to(params, mesh, part_specs)
+    params = _fully_sharded_plan.copy_to(params, mesh, part_specs)
     found: list[PyTree] = []
 
     def init_inner(parts: PyTree) -> PyTree:
-      return init_parts(inner, parts, cuts, axes, model)
+      return _parts.init_parts(inner, parts, cuts, axes, model)
 
     def trace_init(parts: PyTree) -> Array:
       found.append(jax.tree.map(jax.typeof, init_inner(parts)))
@@ -283,14 +253,16 @@ def fully_sharded(
       ),
       params,
     )
-    check_unexchanged(found[0])
+    _placement.check_unexchanged(found[0])
     make_inner = jax.shard_map(
       init_inner, mesh=mesh, in_specs=(part_specs,), out_specs=found[0].specs()
     )
 
-    def make_state(params: PyTree) -> FullyShardedState:
-      error = PerWorker(plan.make_memory(cuts, plan.count_workers()))
-      return FullyShardedState(*make_counts(), make_inner(params), error)
+    def make_state(params: PyTree) -> _fully_sharded_plan.FullyShardedState:
+      error = core.PerWorker(plan.make_memory(cuts, plan.count_workers()))
+      return _fully_sharded_plan.FullyShardedState(
+        *_exchange_state.make_counts(), make_inner(params), error
+      )
 
     state_shardings = jax.tree.map(
       lambda spec: NamedSharding(mesh, spec),
@@ -300,37 +272,42 @@ def fully_sharded(
 
   def init_model(
     params: PyTree, model_state: PyTree
-  ) -> tuple[PyTree, PyTree, FullyShardedState]:
-    check_arrays("model_state", model_state)
-    check_buffers({"params": params, "model_state": model_state})
+  ) -> tuple[PyTree, PyTree, _fully_sharded_plan.FullyShardedState]:
+    core.check_arrays("model_state", model_state)
+    core.check_buffers({"params": params, "model_state": model_state})
     params, opt_state = init_params(params)
     model = jax.tree.map(jnp.asarray, model_state)
-    model = copy_to(model, mesh, jax.tree.map(lambda a: P(), model))
+    model = _fully_sharded_plan.copy_to(
+      model, mesh, jax.tree.map(lambda a: P(), model)
+    )
     if is_local:
       pack = jax.shard_map(
-        pack_worker, mesh=mesh, in_specs=P(), out_specs=split
+        core.pack_worker, mesh=mesh, in_specs=P(), out_specs=split
       )
       model = jax.jit(pack)(model)
     return params, model, opt_state
 
   def compute_own(
     parts: PyTree,
-    opt_state: tuple[Array, PerWorker],
+    opt_state: tuple[Array, core.PerWorker],
     model: PyTree,
     batch: PyTree,
     keys: PyTree,
-    cuts: list[LeafCut],
-  ) -> ShardedWork:
+    cuts: list[_shard_layout.LeafCut],
+  ) -> _fully_sharded_work.ShardedWork:
     count, error = opt_state
     key = None if keys is None else keys[0]
-    errors = unpack_worker(error)
+    errors = core.unpack_worker(error)
     if is_local:
-      check_instance(
-        "model_state", model, PerWorker, "the PerWorker that `init` returned"
+      core.check_instance(
+        "model_state",
+        model,
+        core.PerWorker,
+        "the PerWorker that `init` returned",
       )
-      model = unpack_worker(model)
+      model = core.unpack_worker(model)
     elif stateful:
-      check_equal(
+      _model_state.check_equal(
         lambda fixed, own: (
           (
             compute_work(own[0], errors, count, fixed, *own[1:], cuts)
@@ -346,13 +323,13 @@ def fully_sharded(
   def update_own(
     parts: PyTree,
     model: PyTree,
-    state: FullyShardedState,
-    work: ShardedWork,
+    state: _fully_sharded_plan.FullyShardedState,
+    work: _fully_sharded_work.ShardedWork,
     extra_args: dict[str, Any],
-    cuts: list[LeafCut],
-    shard_model: ModelAxes,
-  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
-    metrics, new_model = average_work(
+    cuts: list[_shard_layout.LeafCut],
+    shard_model: _model_axes.ModelAxes,
+  ) -> tuple[PyTree, PyTree, _fully_sharded_plan.FullyShardedState, PyTree]:
+    metrics, new_model = _averages.average_work(
       work.local,
       model,
       axes,
@@ -365,9 +342,11 @@ def fully_sharded(
     grads, errors, flags, weight = squeezed
     is_cut = [cut.dimension is not None for cut in cuts]
     _, ok = apply_nonfinite_policy(nonfinite, (flags, weight), axes)
-    grads = average_whole(grads, is_cut, axis_name, local_axis, shard_model)
+    grads = _fully_sharded_work.average_whole(
+      grads, is_cut, axis_name, local_axis, shard_model
+    )
     (changes, new_inner), _ = run_with_loss(
-      lambda extra_args: update_parts(
+      lambda extra_args: _parts.update_parts(
         inner,
         grads,
         state.inner,
@@ -380,37 +359,44 @@ def fully_sharded(
       extra_args,
       metrics[0] if has_aux else metrics,
     )
-    errors = pack_worker(to_varying(errors, axes))
+    errors = core.pack_worker(core.to_varying(errors, axes))
     changes, (new_inner, errors) = keep_update(
       ok, changes, (new_inner, errors), (state.inner, state.error)
     )
-    new = FullyShardedState(*count_update(state, ok), new_inner, errors)
+    new = _fully_sharded_plan.FullyShardedState(
+      *_exchange_state.count_update(state, ok), new_inner, errors
+    )
     if stateful:
-      new_model = keep_if_skipped(new_model, model, state, new)
+      new_model = _model_state.keep_if_skipped(new_model, model, state, new)
     return optax.apply_updates(parts, changes), new_model, new, metrics
 
   def run_step(
     params: PyTree,
     model: PyTree,
-    opt_state: FullyShardedState,
+    opt_state: _fully_sharded_plan.FullyShardedState,
     batch: PyTree,
     key: Array | None,
     extra_args: dict[str, Any],
-  ) -> tuple[PyTree, PyTree, FullyShardedState, PyTree]:
-    check_instance(
-      "opt_state", opt_state, FullyShardedState, "what `init` returned"
+  ) -> tuple[PyTree, PyTree, _fully_sharded_plan.FullyShardedState, PyTree]:
+    core.check_instance(
+      "opt_state",
+      opt_state,
+      _fully_sharded_plan.FullyShardedState,
+      "what `init` returned",
     )
     check_rows(opt_state, [plan.count_workers()])
-    batch_specs = split_specs("batch", batch, mesh, axes, microbatches)
+    batch_specs = _step_arguments.split_specs(
+      "batch", batch, mesh, axes, microbatches
+    )
     if "weight" in extra_args:
       raise ValueError(
         "`weight` must be given by `weight_fn` of `fully_sharded`, got "
         f"{extra_args['weight']!r} for a step."
       )
-    check_step_key(key)
+    _step_keys.check_step_key(key)
     keys = None
     if key is not None:
-      keys = make_worker_keys(key, opt_state, plan.count_workers())
+      keys = _step_keys.make_worker_keys(key, opt_state, plan.count_workers())
     cuts = plan.cut_leaves(params)
     plan.check_memory(opt_state.error, cuts)
     part_specs = plan.param_specs(params, cuts)
@@ -423,7 +409,7 @@ def fully_sharded(
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error. It
     # is over the model's axes too, which the first leaves to `loss_fn`.
-    work = map_local_work(
+    work = core.map_local_work(
       functools.partial(compute_own, cuts=cuts),
       mesh,
       axes,
@@ -435,8 +421,8 @@ def fully_sharded(
         split,
       ),
     )(params, (opt_state.count, opt_state.error), model, batch, keys)
-    metric_specs = find_metric_specs(work.local.metrics, axes)
-    work_specs = find_work_specs(plan, params, cuts)
+    metric_specs = _averages.find_metric_specs(work.local.metrics, axes)
+    work_specs = _fully_sharded_work.find_work_specs(plan, params, cuts)
     work = shardings.place(work, work_specs)
     return jax.shard_map(
       functools.partial(update_own, cuts=cuts, shard_model=shard_model),
@@ -445,7 +431,9 @@ def fully_sharded(
       out_specs=(part_specs, model_spec, opt_specs, metric_specs),
     )(params, model, opt_state, work, extra_args)
 
-  maker = StateMaker(init_anywhere, local_axis is not None)
+  maker = _state_maker.StateMaker(init_anywhere, local_axis is not None)
   init = init_model if stateful else init_params
-  step = compile_run(run_step, mesh, stateful=stateful, donate=donate)
+  step = _compiled_step.compile_run(
+    run_step, mesh, stateful=stateful, donate=donate
+  )
   return maker.attach(init), step

@@ -8,29 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import all_axes, find_leaf_codecs
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PerWorker,
-  PyTree,
-  Split,
-  axis_names,
-  check_instance,
-  check_like,
-  check_text,
-  fold_paths,
-  make_key,
-  named_leaves,
-  put_on_mesh,
-  worker_index,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _gradient_guard,
+  _model_axes,
+  _shard_layout,
+  _weight_part,
 )
-from jaxmotion.transforms._gradient_guard import GradientGuard, guard_gradient
-from jaxmotion.transforms._model_axes import ModelAxes, expand_specs
-from jaxmotion.transforms._shard_layout import LeafCut, cut_evenly
-from jaxmotion.transforms._weight_part import GatherOptions, WeightPart
 
 
 class FullyShardedState(NamedTuple):
@@ -57,8 +44,8 @@ class FullyShardedState(NamedTuple):
 
   count: Array  # type: ignore[assignment]
   skipped: Array
-  inner: Split
-  error: PerWorker
+  inner: core.Split
+  error: core.PerWorker
 
 
 class ShardPlan(NamedTuple):
@@ -91,7 +78,7 @@ class ShardPlan(NamedTuple):
     return self._count(self.axis_name)
 
   def _count(self, axes: AxisName) -> int:
-    return math.prod(self.mesh.shape[name] for name in axis_names(axes))
+    return math.prod(self.mesh.shape[name] for name in core.axis_names(axes))
 
   def is_stacked(self, path: str) -> bool:
     """Returns whether the first dimension of a leaf counts layers."""
@@ -99,27 +86,29 @@ class ShardPlan(NamedTuple):
 
   def check_stacked(self, params: PyTree) -> None:
     """Raises unless `stacked` matches the path of a leaf, if it is given."""
-    paths = [path for path, _ in named_leaves(params)]
+    paths = [path for path, _ in core.named_leaves(params)]
     if self.stacked is not None and not any(map(self.is_stacked, paths)):
       raise ValueError(
         f"`stacked` must match the path of a leaf, got {self.stacked.pattern!r}"
         f" for {', '.join(map(repr, paths))}."
       )
 
-  def find_model(self, params: PyTree) -> ModelAxes:
+  def find_model(self, params: PyTree) -> _model_axes.ModelAxes:
     """Returns the axes of the model, and the spec of every leaf over them."""
     if self.specs is None:
-      return ModelAxes((), None)
-    shape, workers = dict(self.mesh.shape), axis_names(self.axes)
+      return _model_axes.ModelAxes((), None)
+    shape, workers = dict(self.mesh.shape), core.axis_names(self.axes)
     sizes = {n: shape[n] for n in shape if n not in workers}
     names = tuple(name for name, size in sizes.items() if size > 1)
-    return ModelAxes(names, expand_specs(self.specs, params, sizes))
+    return _model_axes.ModelAxes(
+      names, _model_axes.expand_specs(self.specs, params, sizes)
+    )
 
-  def cut_leaves(self, params: PyTree) -> list[LeafCut]:
+  def cut_leaves(self, params: PyTree) -> list[_shard_layout.LeafCut]:
     """Returns the division of every leaf between workers."""
-    model, named = self.find_model(params), named_leaves(params)
+    model, named = self.find_model(params), core.named_leaves(params)
     return [
-      cut_evenly(
+      _shard_layout.cut_evenly(
         x,
         self.count_workers(),
         first=int(self.is_stacked(path)),
@@ -131,18 +120,23 @@ class ShardPlan(NamedTuple):
     ]
 
   def param_specs(
-    self, params: PyTree, cuts: list[LeafCut], axes: AxisName | None = None
+    self,
+    params: PyTree,
+    cuts: list[_shard_layout.LeafCut],
+    axes: AxisName | None = None,
   ) -> PyTree:
     """Returns the partition spec of every leaf, of these axes or of all."""
-    split = Split(
+    split = core.Split(
       params,
       tuple(cut.dimension for cut in cuts),
-      axis_names(self.axes),
+      core.axis_names(self.axes),
       tuple(self.find_model(params).leaf_specs(len(cuts))),
     )
-    return split.specs(None if axes is None else axis_names(axes)).value
+    return split.specs(None if axes is None else core.axis_names(axes)).value
 
-  def memory_specs(self, params: PyTree, cuts: list[LeafCut]) -> list[P]:
+  def memory_specs(
+    self, params: PyTree, cuts: list[_shard_layout.LeafCut]
+  ) -> list[P]:
     """Returns the partition spec of the error memory of every leaf."""
     specs = self.find_model(params).leaf_specs(len(cuts))
     return [
@@ -152,38 +146,40 @@ class ShardPlan(NamedTuple):
     ]
 
   def state_specs(
-    self, inner: Split, params: PyTree, cuts: list[LeafCut]
+    self, inner: core.Split, params: PyTree, cuts: list[_shard_layout.LeafCut]
   ) -> Any:
     """Returns the partition specs of a state with this optimizer's state."""
-    error = PerWorker(self.memory_specs(params, cuts))
+    error = core.PerWorker(self.memory_specs(params, cuts))
     count: Any = P()
     return FullyShardedState(count, count, inner.specs(), error)
 
   def leaf_keys(
-    self, parts: PyTree, cuts: list[LeafCut], count: Array
-  ) -> list[Key | None]:
+    self, parts: PyTree, cuts: list[_shard_layout.LeafCut], count: Array
+  ) -> list[core.Key | None]:
     """Returns the key of every leaf; one for each layer of a stacked leaf."""
     found = (self.weight_codec, self.gradient_codec, self.local_codec)
     codecs = [codec for codec in found if codec is not None]
-    named = named_leaves(parts)
+    named = core.named_leaves(parts)
     if not any(codec.needs_key for codec in codecs):
       return [None] * len(named)
-    base = make_key(self.seed, worker_index(self.axes)).fold(count)
-    keys: list[Key | None] = []
-    of_paths = fold_paths(base, [path for path, _ in named])
+    base = core.make_key(self.seed, core.worker_index(self.axes)).fold(count)
+    keys: list[core.Key | None] = []
+    of_paths = core.fold_paths(base, [path for path, _ in named])
     for (path, _), cut, key in zip(named, cuts, of_paths, strict=True):
       if self.is_stacked(path):
         key = jax.vmap(key.fold)(jnp.arange(cut.shape[0]))
       keys.append(key)
     return keys
 
-  def check_memory(self, error: Any, cuts: list[LeafCut]) -> None:
+  def check_memory(self, error: Any, cuts: list[_shard_layout.LeafCut]) -> None:
     """Raises unless the error memory is that of this configuration."""
     like = jax.eval_shape(lambda: self.make_memory(cuts, self.count_workers()))
-    check_instance("opt_state/error", error, PerWorker, "a PerWorker")
-    check_like("opt_state/error", error.value, like, "`init`")
+    core.check_instance("opt_state/error", error, core.PerWorker, "a PerWorker")
+    core.check_like("opt_state/error", error.value, like, "`init`")
 
-  def make_memory(self, cuts: list[LeafCut], *workers: int) -> list[Array]:
+  def make_memory(
+    self, cuts: list[_shard_layout.LeafCut], *workers: int
+  ) -> list[Array]:
     """Returns the empty error memory of one worker, or of so many."""
     return [
       jnp.zeros((*workers, *cut.shard_shape(self.count_senders())), jnp.float32)
@@ -191,7 +187,9 @@ class ShardPlan(NamedTuple):
       if self.error_feedback and cut.dimension is not None
     ]
 
-  def make_flags(self, parts: PyTree, cuts: list[LeafCut]) -> list[Array]:
+  def make_flags(
+    self, parts: PyTree, cuts: list[_shard_layout.LeafCut]
+  ) -> list[Array]:
     """Returns a flag of every leaf, whose gradient says what is not finite.
 
     The list is empty unless updates may be skipped.
@@ -200,10 +198,12 @@ class ShardPlan(NamedTuple):
       return []
     return [
       self._per_layer(jnp.zeros(()), path, cut)
-      for (path, _), cut in zip(named_leaves(parts), cuts, strict=True)
+      for (path, _), cut in zip(core.named_leaves(parts), cuts, strict=True)
     ]
 
-  def _per_layer(self, x: Array, path: str, cut: LeafCut) -> Array:
+  def _per_layer(
+    self, x: Array, path: str, cut: _shard_layout.LeafCut
+  ) -> Array:
     """Returns a scalar for each layer of a stacked leaf that is cut."""
     if cut.dimension is None or not self.is_stacked(path):
       return x
@@ -215,8 +215,8 @@ class ShardPlan(NamedTuple):
     errors: list[Array],
     flags: list[Array],
     share: Array | None,
-    keys: list[Key | None],
-    cuts: list[LeafCut],
+    keys: list[core.Key | None],
+    cuts: list[_shard_layout.LeafCut],
     *,
     probe: bool = False,
   ) -> PyTree:
@@ -234,17 +234,17 @@ class ShardPlan(NamedTuple):
     # Of the whole tree: the axes of the model are not manual here.
     shards = self.find_model(_whole_like(parts, cuts)).leaf_specs(len(leaves))
     memories, guards = iter(errors), iter(flags)
-    paths = [path for path, _ in named_leaves(parts)]
+    paths = [path for path, _ in core.named_leaves(parts)]
     nodes: list[PyTree] = []
     for path, x, key, cut, shard, weight, gradient, local in zip(
       paths, leaves, keys, cuts, shards, *codecs, strict=True
     ):
       own = None if share is None else self._per_layer(share, path, cut)
-      guard = GradientGuard(own, next(guards, None))
+      guard = _gradient_guard.GradientGuard(own, next(guards, None))
       if cut.dimension is None:
-        nodes.append(guard_gradient(x, guard, self.nonfinite))
+        nodes.append(_gradient_guard.guard_gradient(x, guard, self.nonfinite))
         continue
-      options = GatherOptions(
+      options = _weight_part.GatherOptions(
         self.axis_name,
         cut.dimension - len(cut.shape),
         weight.codec,
@@ -256,11 +256,13 @@ class ShardPlan(NamedTuple):
         P(*shard, *[None] * (len(cut.shape) - len(shard))),
         probe,
       )
-      nodes.append(WeightPart(x, next(memories, None), key, guard, options))
+      nodes.append(
+        _weight_part.WeightPart(x, next(memories, None), key, guard, options)
+      )
     return treedef.unflatten(nodes)
 
 
-def _whole_like(parts: PyTree, cuts: list[LeafCut]) -> PyTree:
+def _whole_like(parts: PyTree, cuts: list[_shard_layout.LeafCut]) -> PyTree:
   """Returns the shapes of whole parameters."""
   leaves: Any = jax.tree.leaves(parts)
   treedef: Any = jax.tree.structure(parts)
@@ -276,7 +278,7 @@ def compile_pattern(stacked: Any) -> Any:
   """Returns a compiled regular expression, or None; raises by its name."""
   if stacked is None:
     return None
-  check_text("stacked", stacked)
+  core.check_text("stacked", stacked)
   try:
     return re.compile(stacked)
   except re.error as error:
@@ -298,4 +300,6 @@ def copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
   def copy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), tree)
 
-  return jax.jit(copy, out_shardings=shardings)(put_on_mesh(tree, mesh, specs))
+  return jax.jit(copy, out_shardings=shardings)(
+    core.put_on_mesh(tree, mesh, specs)
+  )

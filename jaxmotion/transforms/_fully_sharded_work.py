@@ -8,21 +8,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion.collectives import all_reduce, all_reduce_hierarchical
+from jaxmotion import collectives, core, program
 from jaxmotion.collectives.extend import apply_nonfinite_policy, apply_weight
-from jaxmotion.core import Array, AxisName, PyTree, named_leaves
-from jaxmotion.program import find_varying
-from jaxmotion.transforms._fully_sharded_plan import ShardPlan
-from jaxmotion.transforms._local_work import (
-  LocalWork,
-  average_scalars,
-  compute_weight,
-  keep_unweighted,
-  make_own_loss,
-  split_batch,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _fully_sharded_plan,
+  _local_work,
+  _model_axes,
+  _shard_layout,
 )
-from jaxmotion.transforms._model_axes import ModelAxes
-from jaxmotion.transforms._shard_layout import LeafCut
 
 
 class ShardedWork(NamedTuple):
@@ -35,14 +29,14 @@ class ShardedWork(NamedTuple):
     flags: for each leaf NaN if this worker's gradient was not finite.
   """
 
-  local: LocalWork
+  local: _local_work.LocalWork
   errors: list[Array]
   flags: list[Array]
 
 
 def make_sharded_work(
   loss_fn: Callable[..., Any],
-  plan: ShardPlan,
+  plan: _fully_sharded_plan.ShardPlan,
   *,
   has_aux: bool,
   stateful: bool,
@@ -63,13 +57,17 @@ def make_sharded_work(
     A function (parts, errors, count, model_state, batch, key, cuts) ->
     ShardedWork, which exchanges gradients of leaves that are cut.
   """
-  own_loss = make_own_loss(loss_fn, has_aux=has_aux, stateful=stateful)
+  own_loss = _local_work.make_own_loss(
+    loss_fn, has_aux=has_aux, stateful=stateful
+  )
 
   def find_weights(batches: PyTree) -> tuple[Array | None, Array | None]:
     """Returns the microbatches' weights, and their shares of the mean."""
     if weight_fn is None:
       return None, None
-    weights = lax.map(lambda batch: compute_weight(weight_fn, batch), batches)
+    weights = lax.map(
+      lambda batch: _local_work.compute_weight(weight_fn, batch), batches
+    )
     if plan.nonfinite == "zero":
       weights, _ = apply_nonfinite_policy("zero", weights, plan.axes)
     mean = weights.mean()
@@ -85,9 +83,9 @@ def make_sharded_work(
     model_state: PyTree,
     batch: PyTree,
     key: Array | None,
-    cuts: list[LeafCut],
+    cuts: list[_shard_layout.LeafCut],
   ) -> ShardedWork:
-    batches = split_batch(batch, microbatches)
+    batches = _local_work.split_batch(batch, microbatches)
     weights, shares = find_weights(batches)
 
     def compute_part(
@@ -120,7 +118,7 @@ def make_sharded_work(
         parts, errors, plan.make_flags(parts, cuts)
       )
       if weight is not None:
-        new = keep_unweighted(weight, new, model_state)
+        new = _local_work.keep_unweighted(weight, new, model_state)
       errors = jax.tree.map(jnp.add, errors, changes)
       sums = grads if microbatches == 1 else _add_share(sums, grads)
       metrics = (loss, aux) if has_aux else loss
@@ -148,16 +146,18 @@ def make_sharded_work(
         compute_part, (zeros, model_state, errors), given
       )
       grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, parts)
-      metrics = average_scalars(metrics, weights)
+      metrics = _local_work.average_scalars(metrics, weights)
     weight = None if weights is None else weights.sum()
-    local = LocalWork(metrics, model_state, grads, weight)
+    local = _local_work.LocalWork(metrics, model_state, grads, weight)
     return ShardedWork(local, errors, flags)
 
   return compute_work
 
 
 def _check_gathered(
-  probe: Callable[[PyTree], Array], parts: PyTree, cuts: list[LeafCut]
+  probe: Callable[[PyTree], Array],
+  parts: PyTree,
+  cuts: list[_shard_layout.LeafCut],
 ) -> None:
   """Raises if a loss depends on a part that was not gathered.
 
@@ -175,10 +175,10 @@ def _check_gathered(
   # Each leaf counts as an axis over which its part differs.
   names = [
     frozenset([("part", path)] if cut.dimension is not None else [])
-    for (path, _), cut in zip(named_leaves(parts), cuts, strict=True)
+    for (path, _), cut in zip(core.named_leaves(parts), cuts, strict=True)
   ]
   jaxpr = jax.make_jaxpr(probe)(parts)
-  (found,) = find_varying(jaxpr, names, frozenset().union(*names))
+  (found,) = program.find_varying(jaxpr, names, frozenset().union(*names))
   if found:
     path = "/".join(filter(None, ("params", min(found)[1])))
     raise ValueError(
@@ -192,7 +192,7 @@ def average_whole(
   is_cut: list[bool],
   axis_name: AxisName,
   local_axis: AxisName | None,
-  model: ModelAxes,
+  model: _model_axes.ModelAxes,
 ) -> PyTree:
   """Returns gradients of which those of whole leaves are the workers' mean.
 
@@ -210,16 +210,18 @@ def average_whole(
   if whole:
     own = [leaves[i] for i in whole]
     if local_axis is None:
-      means, _ = all_reduce(own, axis_name)
+      means, _ = collectives.all_reduce(own, axis_name)
     else:
-      means, _ = all_reduce_hierarchical(own, axis_name, local_axis)
+      means, _ = collectives.all_reduce_hierarchical(own, axis_name, local_axis)
     for i, mean in zip(whole, means, strict=True):
       leaves[i] = model.assert_shared(mean, specs[i])
   return treedef.unflatten(leaves)
 
 
 def find_work_specs(
-  plan: ShardPlan, params: PyTree, cuts: list[LeafCut]
+  plan: _fully_sharded_plan.ShardPlan,
+  params: PyTree,
+  cuts: list[_shard_layout.LeafCut],
 ) -> Any:
   """Returns the partition specs of the work of all workers.
 
@@ -232,6 +234,6 @@ def find_work_specs(
   specs = plan.find_model(params).leaf_specs(len(cuts))
   split = P(plan.axes)
   grads = treedef.unflatten([P(plan.axes, *spec) for spec in specs])
-  local: Any = LocalWork(split, split, grads, split)  # type: ignore[arg-type]
+  local: Any = _local_work.LocalWork(split, split, grads, split)  # type: ignore[arg-type]
   memory: Any = plan.memory_specs(params, cuts)
   return ShardedWork(local, memory, split)  # type: ignore[arg-type]

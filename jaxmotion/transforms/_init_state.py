@@ -8,19 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_buffers,
-  check_instance,
-  put_on_mesh,
-  state_specs,
-)
-from jaxmotion.transforms._placement import as_transformation, check_placement
-from jaxmotion.transforms._shardings import Shardings
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree, state_specs
+from jaxmotion.transforms import _placement, _shardings
 
 
 def init_state(
@@ -82,13 +72,13 @@ def init_state(
     >>> float(loss), bool(jnp.allclose(params, 0.2))
     (1.0, True)
   """
-  tx = as_transformation(tx)
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_arrays("params", params)
+  tx = _placement.as_transformation(tx)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  core.check_arrays("params", params)
   check_axes(mesh, axis_name)
-  check_buffers({"params": params})
-  shardings = Shardings(mesh, axis_name, specs)
+  core.check_buffers({"params": params})
+  shardings = _shardings.Shardings(mesh, axis_name, specs)
   shardings.check_params(params)
 
   @jax.jit
@@ -96,7 +86,7 @@ def init_state(
     params = shardings.place(params, shardings.params(params))
     return make_state(tx.init, params, axis_name, shardings)
 
-  return init(put_on_mesh(params, mesh, shardings.params(params)))
+  return init(core.put_on_mesh(params, mesh, shardings.params(params)))
 
 
 def check_axes(
@@ -112,7 +102,7 @@ def check_axes(
   Raises:
     ValueError: it has no axis of a name.
   """
-  for name in axis_names(axis_name):
+  for name in core.axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(
         f"`{argument}` must be an axis of the mesh {mesh.axis_names}, "
@@ -124,7 +114,7 @@ def make_state(
   init_own: Callable[[PyTree], PyTree],
   params: PyTree,
   axis_name: AxisName,
-  shardings: Shardings,
+  shardings: _shardings.Shardings,
 ) -> PyTree:
   """Returns the state of parameters that are placed on the mesh.
 
@@ -135,7 +125,7 @@ def make_state(
     shardings: where arrays are on the mesh.
   """
   shapes = _state_shapes(init_own, params, shardings.map_options)
-  check_placement(shapes)
+  _placement.check_placement(shapes)
   init = jax.shard_map(
     init_own,
     in_specs=P(),

@@ -14,37 +14,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxmotion.core import (
-  Array,
-  PerWorker,
-  PyTree,
-  check_instance,
-  pack_worker,
-  state_specs,
-  unpack_worker,
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms import (
+  _averages,
+  _local_round,
+  _local_work,
+  _sender,
+  _shardings,
 )
-from jaxmotion.transforms._averages import map_average
-from jaxmotion.transforms._local_round import LocalRounds, LocalState
-from jaxmotion.transforms._local_work import LocalWork
-from jaxmotion.transforms._sender import Sender
-from jaxmotion.transforms._shardings import Shardings
 
 _LAST_COUNT = 2**31 - 1
 
 # (params, inner, count, batch, key) -> (params, inner, work) of all workers.
-Train = Callable[..., tuple[PerWorker, PerWorker, LocalWork]]
+Train = Callable[
+  ..., tuple[core.PerWorker, core.PerWorker, _local_work.LocalWork]
+]
 
 
 def make_threaded_step(
-  rounds: LocalRounds,
+  rounds: _local_round.LocalRounds,
   train: Train,
-  sender: Sender,
-  shardings: Shardings,
+  sender: _sender.Sender,
+  shardings: _shardings.Shardings,
   *,
   mean_loss: bool,
   check: Callable[[PyTree, dict[str, Any]], None],
   donate: bool,
-) -> Callable[..., tuple[LocalState, PyTree]]:
+) -> Callable[..., tuple[_local_round.LocalState, PyTree]]:
   """Makes the step as programs of two threads, which compute and send.
 
   A fragment lands in the step in which it is due, which waits for it there. No
@@ -80,13 +77,15 @@ def make_threaded_step(
   jit_send = jit(programs.send, 1, 2)
 
   def call(
-    state: LocalState,
+    state: _local_round.LocalState,
     batch: PyTree,
     *,
     key: Array | None = None,
     **extra_args: Any,
-  ) -> tuple[LocalState, PyTree]:
-    check_instance("state", state, LocalState, "what `init` returned")
+  ) -> tuple[_local_round.LocalState, PyTree]:
+    core.check_instance(
+      "state", state, _local_round.LocalState, "what `init` returned"
+    )
     check((), extra_args)
     count = min(int(state.count) + 1, _LAST_COUNT)
     params, inner, work = jit_train(
@@ -114,7 +113,7 @@ def make_threaded_step(
       flying = divided.mask(state.flying[0], landing), state.flying[1]
       own = divided.mask(params.value, landing)
       own = jit_land_own(landing, own, flying)
-      params = PerWorker(divided.replace(params.value, own))
+      params = core.PerWorker(divided.replace(params.value, own))
       anchor = divided.mask(state.anchor, landing)
       anchor = sender.send(jit_land_anchor, landing, anchor, flying)
       state = state._replace(anchor=divided.replace(state.anchor, anchor))
@@ -153,19 +152,21 @@ class _Programs(NamedTuple):
     check: raises unless (per-worker state, extra arguments) are valid.
   """
 
-  rounds: LocalRounds
-  shardings: Shardings
+  rounds: _local_round.LocalRounds
+  shardings: _shardings.Shardings
   mean_loss: bool
   check: Callable[[PyTree, dict[str, Any]], None]
 
-  def average(self, work: LocalWork, weights: Any) -> tuple[PyTree, Any]:
+  def average(
+    self, work: _local_work.LocalWork, weights: Any
+  ) -> tuple[PyTree, Any]:
     """Returns the step's metrics, and each worker's weights after it.
 
     Args:
       work: every worker's own, with a leading axis of workers.
       weights: each worker's since its fragments were sent last, or `()`.
     """
-    metrics = map_average(
+    metrics = _averages.map_average(
       work,
       self.rounds.axis_name,
       self.mean_loss,
@@ -190,24 +191,24 @@ class _Programs(NamedTuple):
     del k
 
     def find_own(anchor: PyTree, own: PyTree) -> PyTree:
-      own = unpack_worker(PerWorker(own))
+      own = core.unpack_worker(core.PerWorker(own))
       is_bad = self.rounds.is_bad(own) if self.rounds.skips else None
       change = self.rounds.find_change(anchor, own)
-      return pack_worker((change, is_bad)).value
+      return core.pack_worker((change, is_bad)).value
 
     return self._map(find_own, (P(), self._split), self._split, anchor, own)
 
   def begin_anew(
-    self, params: PerWorker, inner: PerWorker, anchor: PyTree
-  ) -> tuple[PerWorker, PerWorker]:
+    self, params: core.PerWorker, inner: core.PerWorker, anchor: PyTree
+  ) -> tuple[core.PerWorker, core.PerWorker]:
     """Lets the workers of this process begin at the anchor."""
 
     def begin_own(
-      params: PerWorker, inner: PerWorker, anchor: PyTree
-    ) -> tuple[PerWorker, PerWorker]:
+      params: core.PerWorker, inner: core.PerWorker, anchor: PyTree
+    ) -> tuple[core.PerWorker, core.PerWorker]:
       values = params.value, inner.value
       own, fresh = self.rounds.begin_anew(values, anchor)
-      return PerWorker(own), PerWorker(fresh)
+      return core.PerWorker(own), core.PerWorker(fresh)
 
     specs = (self._split, self._split, P())
     return self._map(begin_own, specs, specs[:2], params, inner, anchor)
@@ -274,21 +275,21 @@ class _Programs(NamedTuple):
       change: PyTree,
       extra_args: dict[str, Any],
     ) -> PyTree:
-      own_change, is_bad = unpack_worker(PerWorker(change))
+      own_change, is_bad = core.unpack_worker(core.PerWorker(change))
       ok = None if is_bad is None else rounds.agree(is_bad)
       if rounds.is_weighted:
-        weights = unpack_worker(weights)
+        weights = core.unpack_worker(weights)
         extra_args = extra_args | {"weight": weights[k]}
       values = rounds.send(ok, extra_args, values, anchor, own_change)
       is_sent = jnp.bool_(True) if ok is None else ok
       if rounds.is_weighted:
         kept = jnp.where(is_sent, 0, weights[k])
-        weights = pack_worker(weights.at[k].set(kept))
+        weights = core.pack_worker(weights.at[k].set(kept))
       return values, flags.at[k].set(is_sent), weights, is_sent
 
     divided = rounds.divide(anchor)
-    values_spec = P(), state_specs(outer, rounds.axis_name)
-    weight_spec = state_specs(weights, rounds.axis_name)
+    values_spec = P(), core.state_specs(outer, rounds.axis_name)
+    weight_spec = core.state_specs(weights, rounds.axis_name)
     specs = (P(), values_spec, P(), weight_spec, self._split, P())
     (landing, outer), flags, weights, is_sent = self._map(
       send_own,

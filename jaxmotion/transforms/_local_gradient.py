@@ -5,15 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_callable,
-  to_varying,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
 
 
 def local_value_and_grad(
@@ -47,13 +40,13 @@ def local_value_and_grad(
     ... ))(jnp.ones(2), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
   """
-  check_callable("fun", fun)
-  check_axis_name("axis_name", axis_name)
-  check_bool("has_aux", has_aux)
+  core.check_callable("fun", fun)
+  core.check_axis_name("axis_name", axis_name)
+  core.check_bool("has_aux", has_aux)
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
   def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
-    check_arrays("params", params)
-    return value_and_grad(to_varying(params, axis_name), *args, **kwargs)
+    core.check_arrays("params", params)
+    return value_and_grad(core.to_varying(params, axis_name), *args, **kwargs)
 
   return wrapped

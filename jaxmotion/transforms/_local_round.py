@@ -9,20 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import order_branch, update_params
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  allow_unused_rules,
-  check_instance,
-  is_varying,
-  pack_worker,
-  to_varying,
-  unpack_worker,
-)
-from jaxmotion.transforms._fragments import Fragments, Parts, divide_leaves
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _fragments
 
 
 class LocalState(NamedTuple):
@@ -60,8 +50,8 @@ class LocalState(NamedTuple):
   count: Array  # type: ignore[assignment]
   skipped: Array
   anchor: PyTree
-  params: PerWorker
-  inner: PerWorker
+  params: core.PerWorker
+  inner: core.PerWorker
   outer: tuple[PyTree, ...]
   flying: PyTree
   weights: Any
@@ -91,13 +81,13 @@ class LocalRounds(NamedTuple):
   fragments: int
   delay: int
   mix: float
-  parts: Parts | None
+  parts: _fragments.Parts | None
   skips: bool
   is_weighted: bool
 
-  def divide(self, params: PyTree) -> Fragments:
+  def divide(self, params: PyTree) -> _fragments.Fragments:
     """Returns the fragments of parameters."""
-    return divide_leaves(params, self.fragments, self.parts)
+    return _fragments.divide_leaves(params, self.fragments, self.parts)
 
   def init(self, params: PyTree) -> LocalState:
     """Makes one worker's state before the first step, inside of a map.
@@ -106,12 +96,12 @@ class LocalRounds(NamedTuple):
       params: parameters, equal on all workers.
     """
     divided = self.divide(params)
-    own = to_varying(params, self.axis_name)
-    inner = to_varying(self.inner.init(own), self.axis_name)
+    own = core.to_varying(params, self.axis_name)
+    inner = core.to_varying(self.inner.init(own), self.axis_name)
     if self.fragments > 1:
       # A rule that no leaf matches is an error in the whole tree only.
       jax.eval_shape(self.outer.init, params)
-    with allow_unused_rules():
+    with core.allow_unused_rules():
       outer = tuple(
         self.outer.init(divided.mask(params, k)) for k in range(self.fragments)
       )
@@ -122,13 +112,13 @@ class LocalRounds(NamedTuple):
     weights: Any = ()
     if self.is_weighted:
       zeros = jnp.zeros(self.fragments, jnp.float32)
-      weights = pack_worker(to_varying(zeros, self.axis_name))
+      weights = core.pack_worker(core.to_varying(zeros, self.axis_name))
     return LocalState(
       jnp.zeros((), jnp.int32),
       jnp.zeros((), jnp.int32),
       params,
-      pack_worker(own),
-      pack_worker(inner),
+      core.pack_worker(own),
+      core.pack_worker(inner),
       outer,
       flying,
       weights,
@@ -137,8 +127,8 @@ class LocalRounds(NamedTuple):
   def finish_step(
     self,
     state: LocalState,
-    params: PerWorker,
-    inner: PerWorker,
+    params: core.PerWorker,
+    inner: core.PerWorker,
     weight: Array | None,
     extra_args: dict[str, Any],
   ) -> LocalState:
@@ -151,7 +141,7 @@ class LocalRounds(NamedTuple):
       weight: float32[], this worker's weight in the step, or None.
       extra_args: what the outer chain's `update` takes besides.
     """
-    check_instance("state", state, LocalState, "what `init` returned")
+    core.check_instance("state", state, LocalState, "what `init` returned")
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
     due = order_branch(self._due_fragment(count, 0))
@@ -167,7 +157,7 @@ class LocalRounds(NamedTuple):
       skipped = skipped + ((due >= 0) & ~ok).astype(jnp.int32)
     weights = state.weights
     if weight is not None:
-      weights = unpack_worker(weights) + weight
+      weights = core.unpack_worker(weights) + weight
     anchor, outer, flying = state.anchor, list(state.outer), state.flying
     # A conditional for each fragment, of what changes with it alone: XLA copies
     # the results of a switch over all fragments, the whole state, at each step.
@@ -197,13 +187,13 @@ class LocalRounds(NamedTuple):
       anchor = divided.replace(anchor, moved[0])
       own = divided.replace(own, moved[1])
     if self.is_weighted:
-      weights = pack_worker(weights)
+      weights = core.pack_worker(weights)
     return LocalState(
       count,
       skipped,
       anchor,
-      PerWorker(own),
-      PerWorker(inner_own),
+      core.PerWorker(own),
+      core.PerWorker(inner_own),
       tuple(outer),
       flying,
       weights,
@@ -224,13 +214,13 @@ class LocalRounds(NamedTuple):
   def find_change(self, anchor: PyTree, own: PyTree) -> PyTree:
     """Returns how far this worker went from the anchor, inside of a map."""
     return jax.tree.map(
-      lambda a, p: to_varying(a, self.axis_name) - p, anchor, own
+      lambda a, p: core.to_varying(a, self.axis_name) - p, anchor, own
     )
 
   def is_bad(self, own: PyTree) -> Array:
     """Returns whether this worker's parameters are not finite."""
     finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(own)]
-    return to_varying(~jnp.stack(finite).all(), self.axis_name)
+    return core.to_varying(~jnp.stack(finite).all(), self.axis_name)
 
   def agree(self, is_bad: Array) -> Array:
     """Returns whether no worker's parameters are bad: a sum of 4 bytes."""
@@ -251,9 +241,9 @@ class LocalRounds(NamedTuple):
       New `values`.
     """
     del values
-    start = to_varying(anchor, self.axis_name)
-    inner = to_varying(self.inner.init(start), self.axis_name)
-    return pack_worker(start).value, pack_worker(inner).value
+    start = core.to_varying(anchor, self.axis_name)
+    inner = core.to_varying(self.inner.init(start), self.axis_name)
+    return core.pack_worker(start).value, core.pack_worker(inner).value
 
   def send(
     self,
@@ -320,8 +310,8 @@ class LocalRounds(NamedTuple):
     def change(values: PyTree, *others: PyTree) -> PyTree:
       return jax.tree.map(
         lambda new, old: (
-          to_varying(new, self.axis_name)
-          if is_varying(old, self.axis_name)
+          core.to_varying(new, self.axis_name)
+          if core.is_varying(old, self.axis_name)
           else new
         ),
         run(values, *others),
@@ -344,7 +334,7 @@ class LocalRounds(NamedTuple):
     Returns:
       What the anchor becomes, and the new state of the outer chain.
     """
-    change = self.find_change(anchor, unpack_worker(PerWorker(own)))
+    change = self.find_change(anchor, core.unpack_worker(core.PerWorker(own)))
     return self._exchange(extra_args, values, anchor, change)
 
   def _exchange(
@@ -354,7 +344,7 @@ class LocalRounds(NamedTuple):
     anchor: PyTree,
     change: PyTree,
   ) -> PyTree:
-    with allow_unused_rules():
+    with core.allow_unused_rules():
       return update_params(
         self.outer, change, values[1], anchor, extra_args, self.axis_name
       )
@@ -369,12 +359,12 @@ class LocalRounds(NamedTuple):
       return moved.astype(p.dtype)
 
     if own is not None:
-      start = to_varying(landing, self.axis_name)
+      start = core.to_varying(landing, self.axis_name)
       own = jax.tree.map(move_own, own, start)
     return None if anchor is None else landing, own
 
   def _check_due(
-    self, due: Array, divided: Fragments, own: PyTree
+    self, due: Array, divided: _fragments.Fragments, own: PyTree
   ) -> tuple[Array, Array]:
     """Returns whether this worker's fragment is bad, and all workers' fine.
 
@@ -386,7 +376,7 @@ class LocalRounds(NamedTuple):
 
     def pass_by(own: PyTree) -> tuple[Array, Array]:
       del own
-      return to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
+      return core.to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
 
     def check(k: int, own: PyTree) -> tuple[Array, Array]:
       is_bad = self.is_bad(divided.mask(own, k))

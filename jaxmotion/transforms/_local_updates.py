@@ -9,53 +9,29 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import (
   branch_after,
   check_rows,
   run_with_loss,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PerWorker,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_buffers,
-  check_callable,
-  check_choice,
-  check_instance,
-  check_int,
-  check_number,
-  map_local_work,
-  put_on_mesh,
-  state_specs,
-  unpack_worker,
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import (
+  _averages,
+  _compiled_step,
+  _fragments,
+  _init_state,
+  _local_flights,
+  _local_round,
+  _local_work,
+  _placement,
+  _sender,
+  _shardings,
+  _stacked_update,
+  _state_maker,
+  _step_arguments,
+  _step_keys,
 )
-from jaxmotion.transforms._averages import average_work, find_metric_specs
-from jaxmotion.transforms._compiled_step import compile_step
-from jaxmotion.transforms._fragments import Parts
-from jaxmotion.transforms._init_state import check_axes, make_state
-from jaxmotion.transforms._local_flights import make_threaded_step
-from jaxmotion.transforms._local_round import LocalRounds, LocalState
-from jaxmotion.transforms._local_work import (
-  LocalWork,
-  check_loss_options,
-  make_local_work,
-)
-from jaxmotion.transforms._placement import (
-  as_transformation,
-  check_trained,
-  has_exchange,
-)
-from jaxmotion.transforms._sender import OVERLAPS, Sender, choose_overlap
-from jaxmotion.transforms._shardings import Shardings
-from jaxmotion.transforms._stacked_update import update_stacked
-from jaxmotion.transforms._state_maker import StateMaker
-from jaxmotion.transforms._step_arguments import split_specs
-from jaxmotion.transforms._step_keys import check_step_key, make_worker_keys
 
 
 def local_updates(
@@ -73,7 +49,7 @@ def local_updates(
   has_aux: bool = False,
   weight_fn: Callable[..., Any] | None = None,
   microbatches: int = 1,
-  parts: Parts | None = None,
+  parts: _fragments.Parts | None = None,
   mean_loss: bool = True,
   nonfinite: str = "skip",
   overlap: str | None = None,
@@ -170,37 +146,37 @@ def local_updates(
     Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023; Douillard et al.,
     *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
   """
-  check_callable("loss_fn", loss_fn)
-  inner = as_transformation(inner, "inner")
-  outer = as_transformation(outer, "outer")
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_loss_options(has_aux, None, weight_fn, microbatches)
-  check_int("every", every, 1, 2**31 - 1)
-  check_int("fragments", fragments, 1, 2**31 - 1)
-  check_int("delay", delay, 0, 2**31 - 1)
-  check_number("mix", mix, 0, 1, open_high=True)
+  core.check_callable("loss_fn", loss_fn)
+  inner = _placement.as_transformation(inner, "inner")
+  outer = _placement.as_transformation(outer, "outer")
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  _local_work.check_loss_options(has_aux, None, weight_fn, microbatches)
+  core.check_int("every", every, 1, 2**31 - 1)
+  core.check_int("fragments", fragments, 1, 2**31 - 1)
+  core.check_int("delay", delay, 0, 2**31 - 1)
+  core.check_number("mix", mix, 0, 1, open_high=True)
   if parts is not None:
-    check_callable("parts", parts)
-  check_bool("mean_loss", mean_loss)
-  check_choice("nonfinite", nonfinite, ("skip", "propagate"))
-  check_bool("donate", donate)
-  check_axes(mesh, axis_name)
-  check_choice("overlap", overlap, OVERLAPS)
+    core.check_callable("parts", parts)
+  core.check_bool("mean_loss", mean_loss)
+  core.check_choice("nonfinite", nonfinite, ("skip", "propagate"))
+  core.check_bool("donate", donate)
+  _init_state.check_axes(mesh, axis_name)
+  core.check_choice("overlap", overlap, _sender.OVERLAPS)
   _check_schedule(every, fragments, delay)
   if overlap is not None and not delay:
     raise ValueError(
       f"`overlap` must be None without a `delay`, got {overlap!r}."
     )
-  shardings = Shardings(mesh, axis_name, specs)
-  compute_work = make_local_work(
+  shardings = _shardings.Shardings(mesh, axis_name, specs)
+  compute_work = _local_work.make_local_work(
     loss_fn,
     has_aux=has_aux,
     stateful=False,
     weight_fn=weight_fn,
     microbatches=microbatches,
   )
-  rounds = LocalRounds(
+  rounds = _local_round.LocalRounds(
     inner=inner,
     outer=outer,
     axis_name=axis_name,
@@ -212,28 +188,28 @@ def local_updates(
     skips=nonfinite == "skip",
     is_weighted=weight_fn is not None,
   )
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   split = P(axis_name)
 
   @jax.jit
-  def make_all(params: PyTree) -> LocalState:
+  def make_all(params: PyTree) -> _local_round.LocalState:
     params = jax.tree.map(lambda a: jnp.copy(a).astype(a.dtype), params)
     params = shardings.place(params, shardings.params(params))
-    return make_state(rounds.init, params, axis_name, shardings)
+    return _init_state.make_state(rounds.init, params, axis_name, shardings)
 
-  def init(params: PyTree) -> LocalState:
-    check_arrays("params", params)
-    check_trained(params)
+  def init(params: PyTree) -> _local_round.LocalState:
+    core.check_arrays("params", params)
+    _placement.check_trained(params)
     shardings.check_params(params)
-    check_buffers({"params": params})
+    core.check_buffers({"params": params})
     rounds.divide(params)
-    state = make_all(put_on_mesh(params, mesh, shardings.params(params)))
-    if has_exchange(state.inner):
+    state = make_all(core.put_on_mesh(params, mesh, shardings.params(params)))
+    if _placement.has_exchange(state.inner):
       raise ValueError(
         "`inner` must have no exchange, because each worker updates by itself, "
         "got one: it belongs to `outer`."
       )
-    if workers > 1 and not has_exchange(state.outer):
+    if workers > 1 and not _placement.has_exchange(state.outer):
       raise ValueError(
         "`outer` must have an exchange, got none: begin it with "
         "jaxmotion.exchange."
@@ -241,10 +217,13 @@ def local_updates(
     return state
 
   def train_own(
-    params: PerWorker, inner_state: PerWorker, batch: PyTree, keys: PyTree
-  ) -> tuple[PerWorker, PerWorker, LocalWork]:
+    params: core.PerWorker,
+    inner_state: core.PerWorker,
+    batch: PyTree,
+    keys: PyTree,
+  ) -> tuple[core.PerWorker, core.PerWorker, _local_work.LocalWork]:
     key = None if keys is None else keys[0]
-    work = compute_work(unpack_worker(params), None, batch, key)
+    work = compute_work(core.unpack_worker(params), None, batch, key)
     loss = work.metrics[0] if has_aux else work.metrics
     update = optax.with_extra_args_support(inner).update
 
@@ -257,20 +236,20 @@ def local_updates(
       return optax.apply_updates(own, updates), state
 
     work = jax.tree.map(lambda a: jnp.expand_dims(a, 0), work)
-    own, new = update_stacked(
+    own, new = _stacked_update.update_stacked(
       update_own, work.grads, inner_state.value, params.value
     )
-    return PerWorker(own), PerWorker(new), work._replace(grads=None)
+    return core.PerWorker(own), core.PerWorker(new), work._replace(grads=None)
 
   def finish_own(
-    state: LocalState,
-    params: PerWorker,
-    inner_state: PerWorker,
-    work: LocalWork,
+    state: _local_round.LocalState,
+    params: core.PerWorker,
+    inner_state: core.PerWorker,
+    work: _local_work.LocalWork,
     extra_args: dict[str, Any],
-  ) -> tuple[LocalState, PyTree]:
+  ) -> tuple[_local_round.LocalState, PyTree]:
     weight = None if work.weight is None else work.weight[0]
-    metrics, _ = average_work(
+    metrics, _ = _averages.average_work(
       work, None, axis_name, model_state=None, mean_loss=mean_loss
     )
     with branch_after(metrics if mean_loss else None):
@@ -278,24 +257,28 @@ def local_updates(
     return state, metrics
 
   def train(
-    params: PerWorker,
-    inner_state: PerWorker,
+    params: core.PerWorker,
+    inner_state: core.PerWorker,
     count: Array,
     batch: PyTree,
     key: Array | None,
     placed: tuple[PyTree, PyTree] = (split, split),
-  ) -> tuple[PerWorker, PerWorker, LocalWork]:
+  ) -> tuple[core.PerWorker, core.PerWorker, _local_work.LocalWork]:
     check_own((params, inner_state), {})
-    batch_specs = split_specs("batch", batch, mesh, axis_name, microbatches)
-    check_step_key(key)
+    batch_specs = _step_arguments.split_specs(
+      "batch", batch, mesh, axis_name, microbatches
+    )
+    _step_keys.check_step_key(key)
     keys = None
     if key is not None:
-      keys = make_worker_keys(jax.random.fold_in(key, count), (), workers)
+      keys = _step_keys.make_worker_keys(
+        jax.random.fold_in(key, count), (), workers
+      )
     args = shardings.place(
       (params, inner_state, batch, keys), (*placed, batch_specs, split)
     )
     in_specs = (split, split, batch_specs, split)
-    return map_local_work(train_own, mesh, axis_name, in_specs)(*args)
+    return core.map_local_work(train_own, mesh, axis_name, in_specs)(*args)
 
   def check_own(state: PyTree, extra_args: dict[str, Any]) -> None:
     _check_workers(state, workers, mesh.size)
@@ -306,17 +289,19 @@ def local_updates(
       )
 
   def step(
-    state: LocalState,
+    state: _local_round.LocalState,
     batch: PyTree,
     *,
     key: Array | None = None,
     **extra_args: Any,
-  ) -> tuple[LocalState, PyTree]:
-    check_instance("state", state, LocalState, "what `init` returned")
-    check_arrays("state", state)
+  ) -> tuple[_local_round.LocalState, PyTree]:
+    core.check_instance(
+      "state", state, _local_round.LocalState, "what `init` returned"
+    )
+    core.check_arrays("state", state)
     check_own(state.outer, extra_args)
     placed: Any = shardings.state(state, state.anchor)
-    own: Any = state_specs(state, axis_name)
+    own: Any = core.state_specs(state, axis_name)
     # Two maps, as in `data_parallel`: only the second checks what varies.
     params, inner_state, work = train(
       state.params,
@@ -327,7 +312,9 @@ def local_updates(
       (placed.params, placed.inner),
     )
     state, extra_args = shardings.place((state, extra_args), (placed, P()))
-    metric_specs = find_metric_specs(work.metrics, axis_name, mean_loss)
+    metric_specs = _averages.find_metric_specs(
+      work.metrics, axis_name, mean_loss
+    )
     state, metrics = jax.shard_map(
       finish_own,
       in_specs=(own, own.params, own.inner, split, P()),
@@ -337,18 +324,20 @@ def local_updates(
     return shardings.place(state, placed), metrics
 
   call = None
-  if delay and choose_overlap(mesh, axis_name, overlap) == "thread":
-    call = make_threaded_step(
+  if delay and _sender.choose_overlap(mesh, axis_name, overlap) == "thread":
+    call = _local_flights.make_threaded_step(
       rounds,
       train,
-      Sender(mesh),
+      _sender.Sender(mesh),
       shardings,
       mean_loss=mean_loss,
       check=check_own,
       donate=donate,
     )
-  maker = StateMaker(rounds.init, divide=rounds.divide)
-  run = compile_step(step, ("state", "batch"), mesh, donate, call)
+  maker = _state_maker.StateMaker(rounds.init, divide=rounds.divide)
+  run = _compiled_step.compile_step(
+    step, ("state", "batch"), mesh, donate, call
+  )
   return maker.attach(init), run
 
 

@@ -7,17 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_bool,
-  check_callable,
-  check_choice,
-  check_int,
-  is_array,
-  shape_strings,
-)
-from jaxmotion.transforms._model_state import check_same_shapes, is_floating
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms import _model_state
 
 
 class LocalWork(NamedTuple):
@@ -51,11 +43,11 @@ def check_loss_options(
     TypeError: an option of another type.
     ValueError: an unknown `model_state`, or no positive number of parts.
   """
-  check_bool("has_aux", has_aux)
-  check_choice("model_state", model_state, (None, "mean", "local"))
+  core.check_bool("has_aux", has_aux)
+  core.check_choice("model_state", model_state, (None, "mean", "local"))
   if weight_fn is not None:
-    check_callable("weight_fn", weight_fn)
-  check_int("microbatches", microbatches, 1, 2**31 - 1)
+    core.check_callable("weight_fn", weight_fn)
+  core.check_int("microbatches", microbatches, 1, 2**31 - 1)
 
 
 def make_local_work(
@@ -169,7 +161,7 @@ def make_own_loss(
     new, aux = (
       _split_pair(rest, "aux", "model_state") if has_aux else (rest, None)
     )
-    new = check_same_shapes(new, model_state)
+    new = _model_state.check_same_shapes(new, model_state)
     return _check_loss(loss), (new, aux)
 
   return compute_loss
@@ -178,11 +170,11 @@ def make_own_loss(
 def _check_loss(loss: Any) -> Any:
   """Returns the loss of `loss_fn`; raises unless it is a real scalar."""
   leaves = jax.tree.leaves(loss)
-  if is_array(loss) and not jnp.shape(loss):
+  if core.is_array(loss) and not jnp.shape(loss):
     if jnp.issubdtype(jnp.result_type(loss), jnp.floating):
       return loss
-  known = leaves and all(map(is_array, leaves))
-  found = shape_strings(loss) if known else f"{loss!r:.200}"
+  known = leaves and all(map(core.is_array, leaves))
+  found = core.shape_strings(loss) if known else f"{loss!r:.200}"
   hint = "average over the examples"
   if isinstance(loss, tuple):
     hint = "with `has_aux=True` it returns (loss, aux)"
@@ -210,7 +202,9 @@ def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
     old: model state before it.
   """
   return jax.tree.map(
-    lambda a, b: jnp.where(weight == 0, b, a) if is_floating(a) else a,
+    lambda a, b: (
+      jnp.where(weight == 0, b, a) if _model_state.is_floating(a) else a
+    ),
     new,
     old,
   )
@@ -251,7 +245,7 @@ def _average_scalar(metric: Array, weights: Array | None) -> Array:
       are.
     weights: the microbatches' weights, or None.
   """
-  if metric.ndim != 1 or not is_floating(metric):
+  if metric.ndim != 1 or not _model_state.is_floating(metric):
     return metric
   values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))
   if weights is None:

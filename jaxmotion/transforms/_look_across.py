@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import AxisName, PyTree, axis_names, named_leaves
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.program import (
   COLLECTIVES,
   CUMULATIVE,
@@ -72,7 +73,7 @@ def find_across(
   """
   jaxpr, shape = jax.make_jaxpr(update, return_shape=True)(*args)
   marks = _follow(jaxpr, [_Mark(is_own, "") for is_own in own], axis_name)
-  for (path, _), mark in zip(named_leaves(shape), marks, strict=True):
+  for (path, _), mark in zip(core.named_leaves(shape), marks, strict=True):
     if mark.across:
       return f"`{path}` by {mark.across}"
   return ""
@@ -105,7 +106,9 @@ def _mark_results(
   """Returns the marks of the results of one step."""
   count = len(step.outs)
   name = collective_name(step.name)
-  if name in COLLECTIVES and set(axis_names(axis_name)) <= set(step.axis_names):
+  if name in COLLECTIVES and set(core.axis_names(axis_name)) <= set(
+    step.axis_names
+  ):
     return [_Mark(False, "")] * count
   if name == "optimization_barrier":
     return marks  # Each result is the operand at its place.

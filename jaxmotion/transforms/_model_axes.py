@@ -14,22 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import branch_after_only, waiting_scalars
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  Split,
-  assert_replicated,
-  axis_names,
-  find_free_axes,
-  named_leaves,
-  same_shapes,
-  spec_axes,
-  tracks_varying,
-)
+from jaxmotion.core import AxisName, PyTree
 
 
 def check_specs(specs: PyTree, workers: AxisName) -> None:
@@ -43,13 +32,13 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
     TypeError: a leaf is no PartitionSpec.
     ValueError: a spec names an axis of the workers.
   """
-  for path, spec in named_leaves(specs):
+  for path, spec in core.named_leaves(specs):
     at = f" at {path!r}" if path else ""
     if not isinstance(spec, PartitionSpec):
       raise TypeError(
         f"`specs` must be a tree of PartitionSpecs, got {spec!r:.200}{at}."
       )
-    if shared := sharded_axes(spec) & set(axis_names(workers)):
+    if shared := sharded_axes(spec) & set(core.axis_names(workers)):
       raise ValueError(
         "`specs` must name axes of the model, not those of the workers, who "
         f"all hold the same parameters, got {sorted(shared)}{at}."
@@ -62,7 +51,7 @@ def sharded_axes(spec: PartitionSpec) -> set[Any]:
   Args:
     spec: partition spec of one array.
   """
-  return {name for entry in spec for name in spec_axes(entry)}
+  return {name for entry in spec for name in core.spec_axes(entry)}
 
 
 def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -79,7 +68,7 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
   """
   full = _spread_specs(specs, tree)
   for (path, leaf), spec in zip(
-    named_leaves(tree), jax.tree.leaves(full), strict=True
+    core.named_leaves(tree), jax.tree.leaves(full), strict=True
   ):
     shape = jnp.shape(leaf)
     at = f" at {path!r}" if path else ""
@@ -88,7 +77,9 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
         f"`specs` must name axes of the mesh {tuple(sizes)}, got "
         f"{sorted(missing)}{at}."
       )
-    parts = [math.prod(sizes[n] for n in spec_axes(entry)) for entry in spec]
+    parts = [
+      math.prod(sizes[n] for n in core.spec_axes(entry)) for entry in spec
+    ]
     if len(parts) > len(shape) or any(
       n % k for n, k in zip(shape, parts, strict=False)
     ):
@@ -135,7 +126,9 @@ class ModelAxes(NamedTuple):
     All devices of a worker encode such an array alike.
     """
     used = sharded_axes(spec)
-    return assert_replicated(x, tuple(n for n in self.names if n not in used))
+    return core.assert_replicated(
+      x, tuple(n for n in self.names if n not in used)
+    )
 
 
 def map_model_axes(
@@ -166,7 +159,9 @@ def map_model_axes(
     if not sizes:
       return {}
     # A map without types leaves other axes to the caller, who gives specs.
-    told = specs is not None or tracks_varying(workers) or _are_explicit(sizes)
+    told = (
+      specs is not None or core.tracks_varying(workers) or _are_explicit(sizes)
+    )
     return sizes if told else {}
 
   def map_shards(fun: Any, names: Any, in_specs: Any, out_specs: Any) -> Any:
@@ -175,7 +170,7 @@ def map_model_axes(
       in_specs=in_specs,
       out_specs=out_specs,
       axis_names=set(names),
-      check_vma=tracks_varying(workers),
+      check_vma=core.tracks_varying(workers),
     )
 
   def init_shards(params: PyTree) -> PyTree:
@@ -242,13 +237,15 @@ def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
   """Returns the specs of a state for a map over the axes of a model."""
 
   def spec_of(node: Any) -> Any:
-    if isinstance(node, Split):
+    if isinstance(node, core.Split):
       return node.specs(names)
-    own = isinstance(node, PerWorker)
+    own = isinstance(node, core.PerWorker)
     return PartitionSpec(names) if own else PartitionSpec()
 
   return jax.tree.map(
-    spec_of, state, is_leaf=lambda node: isinstance(node, PerWorker | Split)
+    spec_of,
+    state,
+    is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split),
   )
 
 
@@ -268,7 +265,7 @@ def _split_arrays(args: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
 
 def _args_spec(arg: Any, tree: PyTree, specs: PyTree) -> PyTree:
   """Returns the specs of an argument, which may be shaped like parameters."""
-  return specs if same_shapes(arg, tree) else PartitionSpec()
+  return specs if core.same_shapes(arg, tree) else PartitionSpec()
 
 
 def _manual_axes(
@@ -279,7 +276,7 @@ def _manual_axes(
   names = tuple(
     name
     for name in mesh.manual_axes
-    if name not in axis_names(workers) and mesh.shape[name] > 1
+    if name not in core.axis_names(workers) and mesh.shape[name] > 1
   )
   if specs is None or not names:
     return ModelAxes((), None)
@@ -292,9 +289,9 @@ def _model_axes(workers: AxisName) -> dict[Any, int]:
   There are none outside of maps, and none where a map made all axes manual.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if not set(axis_names(workers)) <= set(mesh.manual_axes):
+  if not set(core.axis_names(workers)) <= set(mesh.manual_axes):
     return {}
-  return find_free_axes()
+  return core.find_free_axes()
 
 
 def _choose_specs(

@@ -5,17 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  axis_names,
-  named_leaves,
-  same_structure,
-  shape_string,
-)
-from jaxmotion.program import find_varying
-from jaxmotion.transforms._counted_states import list_skipped
+from jaxmotion import core, program
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _counted_states
 
 
 def is_floating(a: Array) -> bool:
@@ -37,16 +29,18 @@ def check_same_shapes(new: PyTree, old: PyTree) -> PyTree:
     "`loss_fn` must return a model state of the structure, shapes and dtypes "
     "that it was given, "
   )
-  if not same_structure(new, old):
+  if not core.same_structure(new, old):
     raise ValueError(
       f"{message}{jax.tree.structure(old)}, got {jax.tree.structure(new)}."
     )
   new = jax.tree.map(jnp.asarray, new)
-  for (path, a), b in zip(named_leaves(new), jax.tree.leaves(old), strict=True):
+  for (path, a), b in zip(
+    core.named_leaves(new), jax.tree.leaves(old), strict=True
+  ):
     if (a.shape, a.dtype) != (b.shape, b.dtype):
       place = f" at {path!r}" if path else ""
       raise ValueError(
-        f"{message}{shape_string(b)}, got {shape_string(a)}{place}."
+        f"{message}{core.shape_string(b)}, got {core.shape_string(a)}{place}."
       )
   return new
 
@@ -75,16 +69,19 @@ def check_equal(
   jaxpr, shapes = jax.make_jaxpr(compute_state, return_shape=True)(
     replicated, own
   )
-  axes = frozenset(axis_names(axis_name))
+  axes = frozenset(core.axis_names(axis_name))
   varying = [frozenset()] * len(jax.tree.leaves(replicated)) + [axes] * len(
     jax.tree.leaves(own)
   )
-  differs = find_varying(jaxpr, varying, axes)
-  for (path, like), over in zip(named_leaves(shapes), differs, strict=True):
+  differs = program.find_varying(jaxpr, varying, axes)
+  for (path, like), over in zip(
+    core.named_leaves(shapes), differs, strict=True
+  ):
     if over and not is_floating(like):
       raise ValueError(
         f"`model_state{'/' * bool(path)}{path}` must not depend on the batch "
-        f"or the key, because {shape_string(like)} has no mean over workers. "
+        f"or the key, because {core.shape_string(like)} has no mean over "
+        "workers. "
         "Make it floating-point, or keep each worker's own: "
         "model_state='local'."
       )
@@ -103,7 +100,10 @@ def keep_if_skipped(
     old_opt_state: optimizer state before the step.
     opt_state: optimizer state after it.
   """
-  before, after = list_skipped(old_opt_state), list_skipped(opt_state)
+  before, after = (
+    _counted_states.list_skipped(old_opt_state),
+    _counted_states.list_skipped(opt_state),
+  )
   if not after:
     return new
   skipped = jnp.stack(after).sum() > jnp.stack(before).sum()

@@ -8,35 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PathRules,
-  PyTree,
-  StepsInFlight,
-  check_buffers,
-  check_on_mesh,
-  named_leaves,
-  state_specs,
-)
-from jaxmotion.transforms._run_on_workers import (
-  Join,
-  fold_worker,
-  is_key,
-  join_name,
-  run_on_workers,
-)
-from jaxmotion.transforms._step_arguments import (
-  check_batch_names,
-  check_names,
-  check_step_mesh,
-  place_arguments,
-  split_specs,
-)
-from jaxmotion.transforms._step_parameters import (
-  Static,
-  StepOptions,
-  StepParameters,
-  check_traced,
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import (
+  _run_on_workers,
+  _step_arguments,
+  _step_parameters,
 )
 
 
@@ -111,26 +88,28 @@ def parallelize_step(
     >>> float(loss)
     1.0
   """
-  check_step_mesh(mesh, axis_name)
-  split = check_batch_names(batch)
-  options = StepOptions(
+  _step_arguments.check_step_mesh(mesh, axis_name)
+  split = _step_arguments.check_batch_names(batch)
+  options = _step_parameters.StepOptions(
     static_argnames, static_argnums, donate_argnames, donate_argnums
   )
-  patterns = PathRules(
-    [(p, None) for p in check_names("mean", mean)], name="mean"
+  patterns = core.PathRules(
+    [(p, None) for p in _step_arguments.check_names("mean", mean)], name="mean"
   )
 
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = StepParameters(fun, split, options)
+    parameters = _step_parameters.StepParameters(fun, split, options)
 
     def run_step(
-      args: dict[str, PyTree], given: dict[str, PyTree], static: Static
+      args: dict[str, PyTree],
+      given: dict[str, PyTree],
+      static: _step_parameters.Static,
     ) -> PyTree:
       args = {**args, **given}
       specs = {
-        name: split_specs(name, arg, mesh, axis_name)
+        name: _step_arguments.split_specs(name, arg, mesh, axis_name)
         if name in split
-        else state_specs(arg, axis_name)
+        else core.state_specs(arg, axis_name)
         for name, arg in args.items()
       }
 
@@ -151,16 +130,20 @@ def parallelize_step(
         raw_keys=raw_keys,
         axis_name=axis_name,
       )
-      return run_on_workers(run_local, mesh, axis_name, [args], [specs], decide)
+      return _run_on_workers.run_on_workers(
+        run_local, mesh, axis_name, [args], [specs], decide
+      )
 
     jitted = jax.jit(run_step, donate_argnums=0, static_argnums=2)
-    in_flight = StepsInFlight(mesh)
+    in_flight = core.StepsInFlight(mesh)
 
     def place(arguments: dict[str, PyTree]) -> tuple[PyTree, PyTree]:
       placed = dict(arguments)
       for name in arguments.keys() - set(split):
-        specs = state_specs(arguments[name], axis_name)
-        placed[name] = place_arguments(arguments[name], mesh, specs, axis_name)
+        specs = core.state_specs(arguments[name], axis_name)
+        placed[name] = _step_arguments.place_arguments(
+          arguments[name], mesh, specs, axis_name
+        )
       donated = {
         name: placed.pop(name) for name in parameters.donated if name in placed
       }
@@ -169,14 +152,14 @@ def parallelize_step(
     @functools.wraps(fun)
     def step(*args: Any, **kwargs: Any) -> Any:
       arguments, static = parameters.bind(args, kwargs)
-      check_buffers(arguments, parameters.donated)
+      core.check_buffers(arguments, parameters.donated)
       in_flight.wait(arguments)
       try:
         results = jitted(*place(arguments), static)
       except (TypeError, ValueError, OverflowError):
         # Only after an error: a step shall not look at every leaf.
-        check_traced(arguments)
-        check_on_mesh({name: arguments[name] for name in split}, mesh)
+        _step_parameters.check_traced(arguments)
+        core.check_on_mesh({name: arguments[name] for name in split}, mesh)
         raise
       in_flight.add(results)
       return results
@@ -202,15 +185,15 @@ def _fold_keys(
   pairs: list[tuple[Any, Any]] = []
 
   def fold_leaf(x: Any, spec: P) -> Any:
-    if spec != P() or not (x is raw or is_key(x)):
+    if spec != P() or not (x is raw or _run_on_workers.is_key(x)):
       return x
-    pairs.append((fold_worker(x, axis_name), x))
+    pairs.append((_run_on_workers.fold_worker(x, axis_name), x))
     return pairs[-1][0]
 
   folded = {}
   for name, arg in args.items():
     raw = arg if _is_raw_key(arg) else None
-    specs = state_specs(arg, axis_name)
+    specs = core.state_specs(arg, axis_name)
     folded[name] = arg if name in split else jax.tree.map(fold_leaf, arg, specs)
   return folded, pairs
 
@@ -225,21 +208,21 @@ def _decide(
   differs: Sequence[bool],
   *,
   name: str,
-  patterns: PathRules[Any],
+  patterns: core.PathRules[Any],
   raw_keys: bool,
   axis_name: AxisName,
-) -> list[Join]:
+) -> list[_run_on_workers.Join]:
   """Says how each result is joined, or raises for one that may not differ."""
-  leaves = named_leaves(shapes)
+  leaves = core.named_leaves(shapes)
   patterns.require_use([path for path, _ in leaves], "result")
-  specs = jax.tree.leaves(state_specs(shapes, axis_name))
-  joins: list[Join] = []
+  specs = jax.tree.leaves(core.state_specs(shapes, axis_name))
+  joins: list[_run_on_workers.Join] = []
   for (path, x), spec, differ in zip(leaves, specs, differs, strict=True):
     if spec != P():
       joins.append(spec)
     else:
       joins.append(
-        join_name(
+        _run_on_workers.join_name(
           x,
           differ,
           f"{name}: {path}",

@@ -7,34 +7,20 @@ import jax
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  Split,
-  axis_names,
-  is_varying,
-  named_leaves,
-  to_varying,
-  varying_axes,
-)
-from jaxmotion.transforms._look_across import find_across
-from jaxmotion.transforms._model_axes import ModelAxes, sharded_axes
-from jaxmotion.transforms._shard_layout import (
-  LeafCut,
-  find_dimensions,
-  find_shards,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _look_across, _model_axes, _shard_layout
 
-_NO_MODEL = ModelAxes((), None)
+_NO_MODEL = _model_axes.ModelAxes((), None)
 
 
 def init_parts(
   tx: optax.GradientTransformation,
   parts: PyTree,
-  cuts: list[LeafCut],
+  cuts: list[_shard_layout.LeafCut],
   workers: AxisName,
-  model: ModelAxes = _NO_MODEL,
-) -> Split:
+  model: _model_axes.ModelAxes = _NO_MODEL,
+) -> core.Split:
   """Returns the state of an optimizer of this worker's part.
 
   Args:
@@ -46,18 +32,22 @@ def init_parts(
   """
   state = tx.init(parts)
   leaves = jax.tree.leaves(state)
-  dimensions = find_dimensions(tx.init, parts, cuts)
+  dimensions = _shard_layout.find_dimensions(tx.init, parts, cuts)
   # A scale of a short leaf has the same shape, and yet differs by worker.
   dimensions = tuple(
-    0 if dimension is None and x.ndim and is_varying(x, workers) else dimension
+    0
+    if dimension is None and x.ndim and core.is_varying(x, workers)
+    else dimension
     for x, dimension in zip(leaves, dimensions, strict=True)
   )
   shards: list[PartitionSpec] = []
   if model.names:
-    found = find_shards(tx.init, parts, model.leaf_specs(len(cuts)))
+    found = _shard_layout.find_shards(
+      tx.init, parts, model.leaf_specs(len(cuts))
+    )
     for x, entries in zip(leaves, found, strict=True):
-      used = sharded_axes(PartitionSpec(*entries.values()))
-      left = [n for n in model.names if n in varying_axes(x) - used]
+      used = _model_axes.sharded_axes(PartitionSpec(*entries.values()))
+      left = [n for n in model.names if n in core.varying_axes(x) - used]
       if left and x.ndim and 0 not in entries:
         entries[0] = tuple(left)
       shards.append(
@@ -71,13 +61,13 @@ def init_parts(
 def update_parts(
   tx: optax.GradientTransformationExtraArgs,
   grads: PyTree,
-  state: Split,
+  state: core.Split,
   parts: PyTree,
   own: list[bool],
   workers: AxisName,
   extra_args: dict[str, Any],
-  model: ModelAxes = _NO_MODEL,
-) -> tuple[PyTree, Split]:
+  model: _model_axes.ModelAxes = _NO_MODEL,
+) -> tuple[PyTree, core.Split]:
   """Returns the changes of this worker's part, and the new state.
 
   Args:
@@ -103,18 +93,18 @@ def update_parts(
     (workers, [*own, *of_state, *own])
   ]
   for name in model.names:
-    cut = [name in sharded_axes(spec) for spec in specs]
-    of_state = [name in sharded_axes(spec) for spec in state.shards]
+    cut = [name in _model_axes.sharded_axes(spec) for spec in specs]
+    of_state = [name in _model_axes.sharded_axes(spec) for spec in state.shards]
     divided.append((name, [*cut, *of_state, *cut]))
   for axes, marks in divided:
-    found = find_across(
+    found = _look_across.find_across(
       lambda *args: update(*args)[0], (grads, state.value, parts), marks, axes
     )
     if found:
       raise _across_error(f"`tx.update` computes {found}")
   changes, new = update(grads, state.value, parts)
   for (path, x), is_own, spec in zip(
-    named_leaves(changes), own, specs, strict=True
+    core.named_leaves(changes), own, specs, strict=True
   ):
     if _differs(x, is_own, spec, workers, model.names):
       raise _across_error(f"`tx.update` changed `{path}`")
@@ -130,7 +120,7 @@ def mark_parts(
   source: str = "",
   *,
   shards: Sequence[PartitionSpec] = (),
-) -> Split:
+) -> core.Split:
   """Marks arrays as cut; raises if one that is whole differs by worker.
 
   Args:
@@ -142,15 +132,20 @@ def mark_parts(
   """
   values = jax.tree.leaves(tree)
   treedef: Any = jax.tree.structure(tree)
-  for (path, x), dimension in zip(named_leaves(tree), dimensions, strict=True):
-    if dimension is None and is_varying(x, workers):
+  for (path, x), dimension in zip(
+    core.named_leaves(tree), dimensions, strict=True
+  ):
+    if dimension is None and core.is_varying(x, workers):
       raise _across_error(f"`{source}` returned `{path}`")
   values = [
-    x if dimension is None else to_varying(x, workers)
+    x if dimension is None else core.to_varying(x, workers)
     for x, dimension in zip(values, dimensions, strict=True)
   ]
-  return Split(
-    treedef.unflatten(values), dimensions, axis_names(workers), tuple(shards)
+  return core.Split(
+    treedef.unflatten(values),
+    dimensions,
+    core.axis_names(workers),
+    tuple(shards),
   )
 
 
@@ -162,8 +157,8 @@ def _differs(
   names: tuple[Any, ...],
 ) -> bool:
   """Returns whether an array varies over axes that do not divide it."""
-  others = (set(names) - sharded_axes(spec)) & varying_axes(x)
-  return bool(others) or (not is_own and is_varying(x, workers))
+  others = (set(names) - _model_axes.sharded_axes(spec)) & core.varying_axes(x)
+  return bool(others) or (not is_own and core.is_varying(x, workers))
 
 
 def _across_error(found: str) -> ValueError:

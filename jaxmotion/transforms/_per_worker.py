@@ -4,18 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  axis_size,
-  check_arrays,
-  check_axis_name,
-  check_instance,
-  pack_worker,
-  to_varying,
-  unpack_worker,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
 
 
 class PerWorkerState(NamedTuple):
@@ -34,7 +24,7 @@ class PerWorkerState(NamedTuple):
     [(1, 3)]
   """
 
-  inner: PerWorker
+  inner: core.PerWorker
 
 
 def per_worker(
@@ -69,19 +59,19 @@ def per_worker(
     ...   optax.sgd(0.1),
     ... )
   """
-  check_instance(
+  core.check_instance(
     "inner", inner, optax.GradientTransformation, "an optax transformation"
   )
-  check_axis_name("axis_name", axis_name)
+  core.check_axis_name("axis_name", axis_name)
   wrapped = optax.with_extra_args_support(inner)
 
   def mark(state: PyTree) -> PerWorkerState:
     # A count is typed as equal on all workers, and yet has a row of its own.
-    return PerWorkerState(pack_worker(to_varying(state, axis_name)))
+    return PerWorkerState(core.pack_worker(core.to_varying(state, axis_name)))
 
   def init_fn(params: PyTree) -> PerWorkerState:
-    check_arrays("params", params)
-    axis_size(axis_name)
+    core.check_arrays("params", params)
+    core.axis_size(axis_name)
     return mark(wrapped.init(params))
 
   def update_fn(
@@ -90,14 +80,14 @@ def per_worker(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, PerWorkerState]:
-    check_arrays("params", params)
-    check_arrays("updates", updates)
-    check_instance("state", state, PerWorkerState, "what `init` returned")
-    axis_size(axis_name)
-    own = unpack_worker(state.inner)
+    core.check_arrays("params", params)
+    core.check_arrays("updates", updates)
+    core.check_instance("state", state, PerWorkerState, "what `init` returned")
+    core.axis_size(axis_name)
+    own = core.unpack_worker(state.inner)
     updates, own = wrapped.update(
-      to_varying(updates, axis_name), own, params, **extra_args
+      core.to_varying(updates, axis_name), own, params, **extra_args
     )
-    return to_varying(updates, axis_name), mark(own)
+    return core.to_varying(updates, axis_name), mark(own)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

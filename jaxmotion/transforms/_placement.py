@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.core import PyTree, check_instance, named_leaves, shape_string
-from jaxmotion.transforms._exchange_state import ExchangeState
-from jaxmotion.transforms._sharded_update import ShardedState
+from jaxmotion import core
+from jaxmotion.core import PyTree
+from jaxmotion.transforms import _exchange_state, _sharded_update
 
-_EXCHANGES = (ExchangeState, ShardedState)
+_EXCHANGES = (_exchange_state.ExchangeState, _sharded_update.ShardedState)
 
 _SOMETIMES = (
   "which runs it at some steps only: exchange first, and put the wrapper "
@@ -45,7 +45,7 @@ def as_transformation(
   """
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
-  check_instance(
+  core.check_instance(
     name, tx, optax.GradientTransformation, "an optax transformation"
   )
   return tx
@@ -117,12 +117,13 @@ def check_trained(params: PyTree) -> None:
   Raises:
     TypeError: a leaf has no gradient; it is named by its path.
   """
-  for path, leaf in named_leaves(params):
+  for path, leaf in core.named_leaves(params):
     like = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
     if not jnp.issubdtype(like.dtype, jnp.inexact):
       name = "/".join(filter(None, ("params", path)))
       raise TypeError(
-        f"`{name}` must be a floating-point array, got {shape_string(like)}: "
+        f"`{name}` must be a floating-point array, got "
+        f"{core.shape_string(like)}: "
         "keep what has no gradient, such as counters and tables of integers, "
         "in the loss's closure or the model's state."
       )

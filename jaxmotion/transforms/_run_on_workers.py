@@ -9,17 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  jax_core,
-  place_tree,
-  spec_axes,
-  worker_index,
-)
-from jaxmotion.program import find_varying
-from jaxmotion.transforms._model_axes import sharded_axes
+from jaxmotion import core, program
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _model_axes
 
 # What is done with a result: a partition spec leaves each worker its own part,
 # "equal" leaves it, "mean" and "sum" join them, "first" takes that of worker 0.
@@ -53,7 +45,7 @@ def run_on_workers(
   Returns:
     The results; those with a partition spec are split, others replicated.
   """
-  axes = frozenset(axis_names(axis_name))
+  axes = frozenset(core.axis_names(axis_name))
   args, specs = tuple(args), tuple(specs)
   leaf_specs = jax.tree.leaves(
     jax.tree.map(
@@ -64,11 +56,11 @@ def run_on_workers(
     ),
     is_leaf=lambda node: isinstance(node, P),
   )
-  varying = [axes & sharded_axes(spec) for spec in leaf_specs]
+  varying = [axes & _model_axes.sharded_axes(spec) for spec in leaf_specs]
   args = jax.tree.unflatten(
     jax.tree.structure(args),
     [
-      place_tree(x, mesh, _keep_others(x, spec, axes))
+      core.place_tree(x, mesh, _keep_others(x, spec, axes))
       for x, spec in zip(jax.tree.leaves(args), leaf_specs, strict=True)
     ],
   )
@@ -83,11 +75,11 @@ def run_on_workers(
 
   jax.eval_shape(jax.shard_map(trace_once, out_specs=P(), **maps), *args)
   closed, shapes = traced[0]
-  differs = list(map(bool, find_varying(closed, varying, axes)))
+  differs = list(map(bool, program.find_varying(closed, varying, axes)))
   joins = decide(shapes, differs)
 
   def run_traced(*local: PyTree) -> list[Any]:
-    results = jax_core.jaxpr_as_fun(closed)(*jax.tree.leaves(local))
+    results = core.jax_core.jaxpr_as_fun(closed)(*jax.tree.leaves(local))
     return [
       _join_result(result, join, axis_name)
       for result, join in zip(results, joins, strict=True)
@@ -144,7 +136,7 @@ def fold_worker(key: Any, axis_name: AxisName) -> Any:
     key: typed keys of any shape or one raw key, equal on all workers.
     axis_name: the workers' axis.
   """
-  index = worker_index(axis_name)
+  index = core.worker_index(axis_name)
   if not is_key(key) or not key.ndim:
     return jax.random.fold_in(key, index)
   fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
@@ -170,7 +162,7 @@ def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:
     if is_key(x):
       words = _join_result(jax.random.key_data(x), join, axis_name)
       return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-    is_first = worker_index(axis_name) == 0
+    is_first = core.worker_index(axis_name) == 0
     return lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), axis_name)
   return x
 
@@ -180,7 +172,7 @@ def _keep_others(x: Any, spec: P, axes: frozenset[Any]) -> P:
   sharding = getattr(jax.typeof(x), "sharding", None)
   held = () if sharding is None else tuple(sharding.spec)
   entries = [
-    (*spec_axes(own), *(n for n in spec_axes(other) if n not in axes))
+    (*core.spec_axes(own), *(n for n in core.spec_axes(other) if n not in axes))
     for own, other in itertools.zip_longest(spec, held)
   ]
   return P(*(entry or None for entry in entries))

@@ -22,7 +22,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxmotion.core import AxisName, axis_names
+from jaxmotion import core
+from jaxmotion.core import AxisName
 
 OVERLAPS = (None, "program", "thread")
 
@@ -87,7 +88,7 @@ def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
       a model is sharded over processes, so that computations send too.
   """
   own = _own_devices(mesh)
-  workers = math.prod(mesh.shape[name] for name in axis_names(axis_name))
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   refusal = None
   if len(own) > 1:
     refusal = f"a process with several devices, got 'thread' for {len(own)}"

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import is_sharded
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  ShapedLike,
-  to_varying,
-  worker_index,
-)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
 class LeafCut(NamedTuple):
@@ -61,9 +55,9 @@ class LeafCut(NamedTuple):
     """Returns this worker's part of a leaf, typed as varying if it is cut."""
     if self.dimension is None:
       return x
-    start = worker_index(axis_name) * self.length
+    start = core.worker_index(axis_name) * self.length
     return lax.dynamic_slice_in_dim(
-      to_varying(self._pad_leaf(x), axis_name),
+      core.to_varying(self._pad_leaf(x), axis_name),
       start,
       self.length,
       self.dimension,

@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
@@ -14,46 +14,26 @@ from jaxmotion.collectives.extend import (
   check_weight,
   keep_update,
 )
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_arrays,
-  check_axis_name,
-  check_choice,
-  check_int,
-  check_like,
-  make_key,
-  to_varying,
-  worker_index,
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import (
+  _exchange,
+  _exchange_state,
+  _model_axes,
+  _placement,
+  _sharded_update,
 )
-from jaxmotion.transforms._exchange import check_local
-from jaxmotion.transforms._exchange_state import (
-  ShardedOptions,
-  check_counts,
-  count_update,
-  make_counts,
-  note_exchange,
-)
-from jaxmotion.transforms._model_axes import (
-  ModelAxes,
-  check_specs,
-  map_model_axes,
-)
-from jaxmotion.transforms._placement import as_transformation
-from jaxmotion.transforms._sharded_update import ShardedState, ShardedUpdate
 
 
 def sharded(
   axis_name: AxisName,
   tx: optax.GradientTransformation | optax.MultiSteps,
   *,
-  gradient_codec: Codec | None = None,
-  weight_codec: Codec | None = None,
+  gradient_codec: codecs.Codec | None = None,
+  weight_codec: codecs.Codec | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
   local_axis: AxisName | None = None,
-  local_codec: Codec | None = None,
+  local_codec: codecs.Codec | None = None,
   specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Runs an optimizer on each worker's part of the parameters (ZeRO-1 and 2).
@@ -129,12 +109,12 @@ def sharded(
     Rajbhandari et al., *ZeRO*, 2019; Jia et al., *SDP4Bit*, 2024 (differences
     of weights, two hops).
   """
-  check_axis_name("axis_name", axis_name)
-  tx = as_transformation(tx)
-  check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
-  check_int("seed", seed, 0, 2**32 - 1)
+  core.check_axis_name("axis_name", axis_name)
+  tx = _placement.as_transformation(tx)
+  core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  core.check_int("seed", seed, 0, 2**32 - 1)
   if local_axis is not None:
-    check_axis_name("local_axis", local_axis)
+    core.check_axis_name("local_axis", local_axis)
   for name, codec in (
     ("gradient_codec", gradient_codec),
     ("weight_codec", weight_codec),
@@ -143,54 +123,60 @@ def sharded(
     if codec is not None:
       check_codec(name, codec, trees=True)
   workers = all_axes(axis_name, local_axis, local_codec)
-  check_specs(specs, workers)
-  one = ShardedUpdate(
+  _model_axes.check_specs(specs, workers)
+  one = _sharded_update.ShardedUpdate(
     axis_name,
     workers,
     optax.with_extra_args_support(tx),
-    identity() if gradient_codec is None else gradient_codec,
+    codecs.identity() if gradient_codec is None else gradient_codec,
     weight_codec,
     local_axis,
     local_codec,
   )
 
-  def init_shards(params: PyTree, model: ModelAxes) -> ShardedState:
-    count, skipped = make_counts()
-    return ShardedState(count, skipped, *one.init(params, model))
+  def init_shards(
+    params: PyTree, model: _model_axes.ModelAxes
+  ) -> _sharded_update.ShardedState:
+    count, skipped = _exchange_state.make_counts()
+    return _sharded_update.ShardedState(
+      count, skipped, *one.init(params, model)
+    )
 
   def update_shards(
     updates: PyTree,
-    state: ShardedState,
+    state: _sharded_update.ShardedState,
     params: PyTree,
     args: dict[str, Any],
-    model: ModelAxes,
-  ) -> tuple[PyTree, ShardedState]:
-    check_local(updates, workers)
+    model: _model_axes.ModelAxes,
+  ) -> tuple[PyTree, _sharded_update.ShardedState]:
+    _exchange.check_local(updates, workers)
     extra_args = dict(args)
     # All shards of a model are skipped, or none.
     (x, weight), ok = apply_nonfinite_policy(
       nonfinite,
       (updates, extra_args.pop("weight")),
-      (*axis_names(workers), *model.names),
+      (*core.axis_names(workers), *model.names),
     )
-    key = make_key(seed, worker_index(workers)).fold(state.count)
-    x = apply_weight(to_varying(x, workers), weight, workers, "mean")
+    key = core.make_key(seed, core.worker_index(workers)).fold(state.count)
+    x = apply_weight(core.to_varying(x, workers), weight, workers, "mean")
     old = state.master, state.inner, state.codec_state
     y, new = one.update(x, old, params, key, extra_args, model)
     y, new = keep_update(ok, y, new, old)
-    return y, ShardedState(*count_update(state, ok), *new)
+    return y, _sharded_update.ShardedState(
+      *_exchange_state.count_update(state, ok), *new
+    )
 
   # Every leaf is encoded by itself, so no codec joins some.
-  init_mapped, update_mapped = map_model_axes(
+  init_mapped, update_mapped = _model_axes.map_model_axes(
     init_shards, update_shards, specs, workers, ()
   )
 
-  def init_fn(params: PyTree) -> ShardedState:
-    check_arrays("params", params, numbers=False)
+  def init_fn(params: PyTree) -> _sharded_update.ShardedState:
+    core.check_arrays("params", params, numbers=False)
     state = init_mapped(params)
-    note_exchange(
+    _exchange_state.note_exchange(
       state,
-      ShardedOptions(
+      _exchange_state.ShardedOptions(
         axis_name,
         tx,
         one.gradient_codec,
@@ -204,21 +190,21 @@ def sharded(
 
   def update_fn(
     updates: PyTree,
-    state: ShardedState,
+    state: _sharded_update.ShardedState,
     params: PyTree | None = None,
     *,
     weight: Any = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, ShardedState]:
-    check_arrays("updates", updates, numbers=False)
-    check_arrays("params", params, numbers=False)
-    check_counts(state, ShardedState)
+  ) -> tuple[PyTree, _sharded_update.ShardedState]:
+    core.check_arrays("updates", updates, numbers=False)
+    core.check_arrays("params", params, numbers=False)
+    _exchange_state.check_counts(state, _sharded_update.ShardedState)
     check_weight(weight)
     if params is None:
       raise ValueError(
         "`params` must be given to `update` of `sharded`, got None."
       )
-    check_like("updates", updates, params, "`params`")
+    core.check_like("updates", updates, params, "`params`")
     args = {**extra_args, "weight": weight}
     return update_mapped(updates, state, params, args)
 

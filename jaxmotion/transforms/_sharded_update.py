@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jaxmotion import collectives, core
 from jaxmotion.codecs import Codec, feedback
-from jaxmotion.collectives import all_reduce, all_reduce_init
 from jaxmotion.collectives.extend import (
   LeafCodec,
   average_locally,
@@ -18,26 +18,8 @@ from jaxmotion.collectives.extend import (
   init_rows,
   scatter_means,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PerWorker,
-  PyTree,
-  Split,
-  axis_names,
-  axis_size,
-  check_float,
-  check_like,
-  named_leaves,
-  pack_worker,
-  to_varying,
-  unpack_worker,
-  varying_axes,
-)
-from jaxmotion.transforms._model_axes import ModelAxes, sharded_axes
-from jaxmotion.transforms._parts import init_parts, mark_parts, update_parts
-from jaxmotion.transforms._shard_layout import LeafCut, cut_leaf, select_whole
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _model_axes, _parts, _shard_layout
 
 
 class ShardedState(NamedTuple):
@@ -65,9 +47,9 @@ class ShardedState(NamedTuple):
 
   count: Array  # type: ignore[assignment]
   skipped: Array
-  master: Split
-  inner: Split
-  codec_state: PerWorker
+  master: core.Split
+  inner: core.Split
+  codec_state: core.PerWorker
 
 
 class _Leaf(NamedTuple):
@@ -76,7 +58,7 @@ class _Leaf(NamedTuple):
   path: str
   spec: PartitionSpec
   like: Array
-  cut: LeafCut
+  cut: _shard_layout.LeafCut
   gradient: LeafCodec
   local: LeafCodec
   weight: LeafCodec
@@ -109,8 +91,8 @@ class ShardedUpdate(NamedTuple):
     return self.weight_codec is not None
 
   def init(
-    self, params: PyTree, model: ModelAxes
-  ) -> tuple[Split, Split, PerWorker]:
+    self, params: PyTree, model: _model_axes.ModelAxes
+  ) -> tuple[core.Split, core.Split, core.PerWorker]:
     """Returns the master, the inner state and the codec's state."""
     leaves, treedef = self._find_leaves(params, None, model)
     cuts = [leaf.cut for leaf in leaves]
@@ -120,23 +102,23 @@ class ShardedUpdate(NamedTuple):
     copies = jax.tree.map(jnp.copy, parts) if self.has_master else ()
     return (
       self._mark_master(copies, leaves, model),
-      init_parts(self.tx, parts, cuts, self.workers, model),
-      pack_worker(to_varying((rows, whole), self.workers)),
+      _parts.init_parts(self.tx, parts, cuts, self.workers, model),
+      core.pack_worker(core.to_varying((rows, whole), self.workers)),
     )
 
   def update(
     self,
     x: PyTree,
-    state: tuple[Split, Split, PerWorker],
+    state: tuple[core.Split, core.Split, core.PerWorker],
     params: PyTree,
-    key: Key,
+    key: core.Key,
     extra_args: dict[str, Any],
-    model: ModelAxes,
-  ) -> tuple[PyTree, tuple[Split, Split, PerWorker]]:
+    model: _model_axes.ModelAxes,
+  ) -> tuple[PyTree, tuple[core.Split, core.Split, core.PerWorker]]:
     """Returns the updates of whole parameters and the new state."""
     leaves, treedef = self._find_leaves(params, key, model)
     for leaf, grad in zip(leaves, treedef.flatten_up_to(x), strict=True):
-      _check_known(leaf.path, grad, leaf.spec, axis_names(self.workers))
+      _check_known(leaf.path, grad, leaf.spec, core.axis_names(self.workers))
     old_master, old_inner, codec_state = state
     parts = self._own_parts(leaves, treedef, params)
     self._check_master(old_master, leaves, treedef, parts, model)
@@ -148,7 +130,7 @@ class ShardedUpdate(NamedTuple):
       mean.astype(part.dtype) for mean, part in zip(means, parts, strict=True)
     ]
     own = [leaf.cut.dimension is not None for leaf in leaves]
-    changes, inner = update_parts(
+    changes, inner = _parts.update_parts(
       self.tx,
       treedef.unflatten(grads),
       old_inner,
@@ -169,10 +151,10 @@ class ShardedUpdate(NamedTuple):
     return y, (new_master, inner, codec_state)
 
   def _find_leaves(
-    self, params: PyTree, key: Key | None, model: ModelAxes
+    self, params: PyTree, key: core.Key | None, model: _model_axes.ModelAxes
   ) -> tuple[list[_Leaf], Any]:
     """Returns the leaves of the parameters and the structure of the tree."""
-    workers = axis_size(self.workers)
+    workers = core.axis_size(self.workers)
     treedef: Any = jax.tree.structure(params)
     gradient = find_leaf_codecs(
       "gradient_codec", self.gradient_codec, params, key
@@ -200,25 +182,27 @@ class ShardedUpdate(NamedTuple):
     leaves = []
     specs = model.leaf_specs(len(gradient))
     for (path, x), spec, *codecs in zip(
-      named_leaves(params), specs, gradient, local, weight, strict=True
+      core.named_leaves(params), specs, gradient, local, weight, strict=True
     ):
-      check_float(f"params/{path}", x)
-      _check_known(path, x, spec, axis_names(self.workers))
+      core.check_float(f"params/{path}", x)
+      _check_known(path, x, spec, core.axis_names(self.workers))
       # A dimension that both cut would have its rows in another order.
       sharded = [i for i, entry in enumerate(spec) if entry is not None]
       leaves.append(
-        _Leaf(path, spec, x, cut_leaf(x, workers, sharded), *codecs)
+        _Leaf(
+          path, spec, x, _shard_layout.cut_leaf(x, workers, sharded), *codecs
+        )
       )
     return leaves, treedef
 
   def _mark_master(
-    self, master: PyTree, leaves: list[_Leaf], model: ModelAxes
-  ) -> Split:
+    self, master: PyTree, leaves: list[_Leaf], model: _model_axes.ModelAxes
+  ) -> core.Split:
     dimensions, shards = self._describe_master(leaves, model)
-    return mark_parts(master, dimensions, self.workers, shards=shards)
+    return _parts.mark_parts(master, dimensions, self.workers, shards=shards)
 
   def _describe_master(
-    self, leaves: list[_Leaf], model: ModelAxes
+    self, leaves: list[_Leaf], model: _model_axes.ModelAxes
   ) -> tuple[tuple[int | None, ...], tuple[PartitionSpec, ...]]:
     """Returns which dimension of each leaf is cut, and its spec."""
     if not self.has_master:
@@ -243,7 +227,7 @@ class ShardedUpdate(NamedTuple):
     self, leaves: list[_Leaf], params: PyTree
   ) -> tuple[list[PyTree], list[PyTree]]:
     """Returns fresh states of cut leaves, one a row, and of whole leaves."""
-    rows = axis_size(self.axis_name)
+    rows = core.axis_size(self.axis_name)
     cut = [
       init_rows(
         leaf.gradient.codec,
@@ -256,23 +240,23 @@ class ShardedUpdate(NamedTuple):
     return cut, self._init_whole(leaves, params)
 
   def _init_whole(self, leaves: list[_Leaf], params: PyTree) -> list[PyTree]:
-    whole = select_whole(params, [leaf.cut for leaf in leaves])
+    whole = _shard_layout.select_whole(params, [leaf.cut for leaf in leaves])
     if not jax.tree.leaves(whole):
       return []
-    return all_reduce_init(whole, self.workers, self.gradient_codec)
+    return collectives.all_reduce_init(whole, self.workers, self.gradient_codec)
 
   def _check_master(
     self,
-    master: Split,
+    master: core.Split,
     leaves: list[_Leaf],
     treedef: Any,
     parts: list[Array],
-    model: ModelAxes,
+    model: _model_axes.ModelAxes,
   ) -> None:
     """Raises unless the state was made for these parameters and workers."""
     expected = self._describe_master(leaves, model)
     if (
-      not isinstance(master, Split)
+      not isinstance(master, core.Split)
       or (master.dimensions, master.shards) != expected
     ):
       raise ValueError(
@@ -281,9 +265,9 @@ class ShardedUpdate(NamedTuple):
         f"{master!r}: continue it by `checkpoint.resize`."
       )
     like = treedef.unflatten(parts) if self.has_master else ()
-    check_like("state/master", master.value, like, "`init`")
+    core.check_like("state/master", master.value, like, "`init`")
 
-  def _check_inner(self, inner: Split, parts: PyTree) -> None:
+  def _check_inner(self, inner: core.Split, parts: PyTree) -> None:
     """Raises unless moments are of the parts that this worker has."""
     like = jax.eval_shape(lambda: self.tx.init(parts))
     expected, found = (
@@ -302,12 +286,12 @@ class ShardedUpdate(NamedTuple):
     x: PyTree,
     leaves: list[_Leaf],
     treedef: Any,
-    state: PerWorker,
-    key: Key,
-  ) -> tuple[list[Array], PerWorker]:
+    state: core.PerWorker,
+    key: core.Key,
+  ) -> tuple[list[Array], core.PerWorker]:
     """Returns this worker's part of every mean gradient, and the new state."""
     expected = jax.eval_shape(lambda: self._codec_states(leaves, x))
-    states, whole_state = check_state(expected, unpack_worker(state))
+    states, whole_state = check_state(expected, core.unpack_worker(state))
     values = treedef.flatten_up_to(x)
     cut = [i for i, leaf in enumerate(leaves) if leaf.cut.dimension is not None]
     rows = [leaves[i].cut.cut_rows(values[i]) for i in cut]
@@ -319,9 +303,9 @@ class ShardedUpdate(NamedTuple):
       rows, [leaves[i].gradient for i in cut], states, self.axis_name
     )
     means: dict[int, Array] = dict(zip(cut, parts, strict=True))
-    whole = select_whole(x, [leaf.cut for leaf in leaves])
+    whole = _shard_layout.select_whole(x, [leaf.cut for leaf in leaves])
     if len(cut) < len(leaves):
-      y, whole_state = all_reduce(
+      y, whole_state = collectives.all_reduce(
         whole,
         self.workers,
         self.gradient_codec,
@@ -332,7 +316,9 @@ class ShardedUpdate(NamedTuple):
       means |= {
         i: next(whole_leaves) for i in range(len(leaves)) if i not in means
       }
-    state = pack_worker(to_varying((states, whole_state), self.workers))
+    state = core.pack_worker(
+      core.to_varying((states, whole_state), self.workers)
+    )
     return [means[i] for i in range(len(leaves))], state
 
   def _gather(self, leaves: list[_Leaf], changes: list[Array]) -> list[Array]:
@@ -351,7 +337,7 @@ class ShardedUpdate(NamedTuple):
 
 
 def _assert_shared(
-  values: list[Array], leaves: list[_Leaf], model: ModelAxes
+  values: list[Array], leaves: list[_Leaf], model: _model_axes.ModelAxes
 ) -> list[Array]:
   """Types arrays of leaves as equal along axes that do not shard them.
 
@@ -367,7 +353,11 @@ def _check_known(
   path: str, x: Array, spec: PartitionSpec, workers: tuple[Any, ...]
 ) -> None:
   """Raises if a leaf varies over axes that its spec does not name."""
-  if others := varying_axes(x) - set(workers) - sharded_axes(spec):
+  if (
+    others := core.varying_axes(x)
+    - set(workers)
+    - _model_axes.sharded_axes(spec)
+  ):
     raise ValueError(
       "`specs` must say how parameters are sharded over axes of the map, "
       f"{sorted(others)}, got {spec} for `{path}`: give `sharded` a tree of "

@@ -7,22 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PerWorker,
-  PyTree,
-  Shared,
-  Split,
-  axis_names,
-  named_leaves,
-  place_tree,
-  state_specs,
-)
-from jaxmotion.transforms._model_axes import (
-  check_specs,
-  expand_specs,
-  sharded_axes,
-)
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _model_axes
 
 
 class Shardings:
@@ -42,9 +29,9 @@ class Shardings:
   def __init__(
     self, mesh: Mesh | AbstractMesh, axis_name: AxisName, specs: PyTree | None
   ):
-    check_specs(specs, axis_name)
+    _model_axes.check_specs(specs, axis_name)
     self._mesh, self._axis_name, self._specs = mesh, axis_name, specs
-    self._workers = axis_names(axis_name)
+    self._workers = core.axis_names(axis_name)
     shape = dict(mesh.shape)
     self._sizes = {n: shape[n] for n in shape if n not in self._workers}
     self.map_options: dict[str, Any] = {"mesh": mesh}
@@ -63,14 +50,14 @@ class Shardings:
       ValueError: they are; the first such leaf is named.
     """
     if self._specs is not None:
-      expand_specs(self._specs, params, self._sizes)
+      _model_axes.expand_specs(self._specs, params, self._sizes)
       return
-    for path, leaf in named_leaves(params):
+    for path, leaf in core.named_leaves(params):
       sharding = getattr(leaf, "sharding", None)
       if not isinstance(sharding, NamedSharding):
         continue
       shape = dict(sharding.mesh.shape)
-      others = sharded_axes(sharding.spec) - set(self._workers)
+      others = _model_axes.sharded_axes(sharding.spec) - set(self._workers)
       if any(shape[name] > 1 for name in others):
         raise ValueError(
           "`specs` must say how parameters are sharded over axes of the model, "
@@ -83,7 +70,7 @@ class Shardings:
     """Returns the specs of parameters, a prefix of their tree."""
     if self._specs is None:
       return P()
-    return expand_specs(self._specs, params, self._sizes)
+    return _model_axes.expand_specs(self._specs, params, self._sizes)
 
   def grads(self, params: PyTree) -> PyTree:
     """Returns the specs of gradients with a leading axis of workers."""
@@ -102,7 +89,7 @@ class Shardings:
       params: parameters, or their shapes.
     """
     if self._specs is None:
-      return state_specs(opt_state, self._axis_name)
+      return core.state_specs(opt_state, self._axis_name)
     likes = {
       tuple(path): (jnp.shape(leaf), spec)
       for (path, leaf), spec in zip(
@@ -123,13 +110,13 @@ class Shardings:
       return P()
 
     def place_node(path: Any, node: Any) -> Any:
-      if isinstance(node, Split):  # Its parts are the workers'.
+      if isinstance(node, core.Split):  # Its parts are the workers'.
         return node.specs()
-      if not isinstance(node, PerWorker):
+      if not isinstance(node, core.PerWorker):
         return spec_of(path, node.shape)
 
       def place_own(inner: Any, leaf: Any) -> Any:
-        if isinstance(leaf, Shared):
+        if isinstance(leaf, core.Shared):
           others = tuple(n for n in names if n not in leaf.axes)
           return jax.tree.map(lambda _: P(others or None), leaf)
         # One row for each device: the exchange's. Else one for each worker.
@@ -138,13 +125,13 @@ class Shardings:
         return P(self._axis_name, *spec_of(inner, leaf.shape[1:]))
 
       return jax.tree.map_with_path(
-        place_own, node, is_leaf=lambda leaf: isinstance(leaf, Shared)
+        place_own, node, is_leaf=lambda leaf: isinstance(leaf, core.Shared)
       )
 
     return jax.tree.map_with_path(
       place_node,
       opt_state,
-      is_leaf=lambda node: isinstance(node, PerWorker | Split),
+      is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split),
     )
 
   def place(self, tree: PyTree, specs: PyTree) -> PyTree:
@@ -154,7 +141,7 @@ class Shardings:
       tree: pytree of arrays.
       specs: partition specs, a prefix of the tree.
     """
-    tree = place_tree(tree, self._mesh, specs)
+    tree = core.place_tree(tree, self._mesh, specs)
     if self._specs is None or self._is_explicit:
       return tree
 

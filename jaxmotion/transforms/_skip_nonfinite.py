@@ -6,20 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmotion import core
 from jaxmotion.collectives.extend import (
   all_finite,
   check_weight,
   keep_update,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_bool,
-  check_instance,
-)
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -74,15 +67,15 @@ def skip_nonfinite(
     >>> chain = optax.chain(exchange("data"), optax.adam(1e-3))
     >>> tx = skip_nonfinite(chain, "data")
   """
-  check_instance(
+  core.check_instance(
     "inner", inner, optax.GradientTransformation, "an optax transformation"
   )
-  check_axis_name("axis_name", axis_name)
-  check_bool("wait", wait)
+  core.check_axis_name("axis_name", axis_name)
+  core.check_bool("wait", wait)
   wrapped = optax.with_extra_args_support(inner)
 
   def init_fn(params: PyTree) -> SkipNonfiniteState:
-    check_arrays("params", params)
+    core.check_arrays("params", params)
     return SkipNonfiniteState(jnp.zeros((), jnp.int32), wrapped.init(params))
 
   def update_fn(
@@ -91,9 +84,11 @@ def skip_nonfinite(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, SkipNonfiniteState]:
-    check_arrays("params", params)
-    check_arrays("updates", updates)
-    check_instance("state", state, SkipNonfiniteState, "what `init` returned")
+    core.check_arrays("params", params)
+    core.check_arrays("updates", updates)
+    core.check_instance(
+      "state", state, SkipNonfiniteState, "what `init` returned"
+    )
     if jnp.shape(state.skipped):
       raise ValueError(
         "`state` must have a scalar `skipped`, got shape "

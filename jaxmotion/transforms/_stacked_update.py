@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import PerWorker, PyTree, jax_core, unpack_worker
-from jaxmotion.program import flatten, inner_jaxprs
+from jaxmotion import core, program
+from jaxmotion.core import PyTree
 
 
 def update_stacked(
@@ -31,9 +31,9 @@ def update_stacked(
   >>> update_stacked(lambda x: (2 * x,), jnp.ones((1, 3)))[0].shape
   (1, 3)
   """
-  own = [unpack_worker(PerWorker(tree)) for tree in args]
+  own = [core.unpack_worker(core.PerWorker(tree)) for tree in args]
   jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*own)
-  run = jax_core.jaxpr_as_fun(jaxpr)
+  run = core.jax_core.jaxpr_as_fun(jaxpr)
   if _is_straight(jaxpr):
     results = jax.vmap(run)(*jax.tree.leaves(args))
   else:
@@ -47,6 +47,6 @@ def update_stacked(
 def _is_straight(jaxpr: Any) -> bool:
   """Returns whether a program is without branches, loops and kernels."""
   return not any(
-    inner_jaxprs(step.eqn) or "callback" in step.name
-    for step in flatten(jaxpr, calls="all").steps
+    program.inner_jaxprs(step.eqn) or "callback" in step.name
+    for step in program.flatten(jaxpr, calls="all").steps
   )

@@ -13,8 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxmotion.collectives.extend import send_in_pieces
 from jaxmotion.program import Stage, Stages, cut_at_collectives
-from jaxmotion.transforms._sender import Sender
-from jaxmotion.transforms._swap_bytes import measure_swap_bytes
+from jaxmotion.transforms import _sender, _swap_bytes
 
 # More pieces hide more of the link, and cost more messages.
 _MOST_PIECES = 3
@@ -76,7 +75,7 @@ class StagedStep:
       self._meshes.append(
         Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
       )
-    self._senders = [Sender(mesh, q) for q in range(len(self._meshes))]
+    self._senders = [_sender.Sender(mesh, q) for q in range(len(self._meshes))]
     self._plans: dict[Any, _Plan | None] = {}
     self._swap_bytes: float | None = None
 
@@ -127,7 +126,9 @@ class StagedStep:
       return self._step(*args, **kwargs)
 
     if self._swap_bytes is None:
-      self._swap_bytes = measure_swap_bytes(self._mesh, self._senders[0])
+      self._swap_bytes = _swap_bytes.measure_swap_bytes(
+        self._mesh, self._senders[0]
+      )
     with send_in_pieces(_MOST_PIECES, self._swap_bytes):
       closed, shapes = jax.make_jaxpr(run_step, return_shape=True)(
         *args, **kwargs

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from jaxmotion.core import PyTree, check_instance
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 _NAME = "state_maker"
 
@@ -43,7 +44,7 @@ def find_maker(
   maker = getattr(tx, _NAME, None)
   if isinstance(maker, StateMaker):
     return maker
-  check_instance(
+  core.check_instance(
     "tx",
     tx,
     optax.GradientTransformation,

@@ -7,19 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  axis_names,
-  check_axis_name,
-  check_instance,
-  check_sequence,
-  check_text,
-  named_leaves,
-)
-from jaxmotion.transforms._init_state import check_axes
-from jaxmotion.transforms._model_axes import sharded_axes
-from jaxmotion.transforms._run_on_workers import is_key
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state, _model_axes, _run_on_workers
 
 
 def check_step_mesh(mesh: Any, axis_name: Any) -> None:
@@ -33,9 +23,9 @@ def check_step_mesh(mesh: Any, axis_name: Any) -> None:
     TypeError: an argument of another type.
     ValueError: the mesh has no such axis.
   """
-  check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  check_axis_name("axis_name", axis_name)
-  check_axes(mesh, axis_name)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  _init_state.check_axes(mesh, axis_name)
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -45,9 +35,9 @@ def check_names(name: str, value: Any) -> tuple[str, ...]:
     name: the argument's name, for the message.
     value: what the caller gave.
   """
-  names = check_sequence(name, value, "strings")
+  names = core.check_sequence(name, value, "strings")
   for item in names:
-    check_text(name, item)
+    core.check_text(name, item)
   return names
 
 
@@ -85,12 +75,12 @@ def split_specs(
     ValueError: the workers do not divide a leading axis, or a leaf is one key,
       of which all workers would draw the same numbers.
   """
-  workers = math.prod(mesh.shape[axis] for axis in axis_names(axis_name))
+  workers = math.prod(mesh.shape[axis] for axis in core.axis_names(axis_name))
 
   def find_spec(path: str, leaf: Any) -> P:
     at = f" at `{path}`" if path else ""
     shape = jnp.shape(leaf)
-    if not shape and is_key(leaf):
+    if not shape and _run_on_workers.is_key(leaf):
       raise ValueError(
         f"`{name}` must not hold a key for all workers, who would draw the "
         f"same numbers, got one{at}: give the key to the step by itself."
@@ -111,7 +101,7 @@ def split_specs(
       )
     return P(axis_name)
 
-  specs = [find_spec(path, leaf) for path, leaf in named_leaves(batch)]
+  specs = [find_spec(path, leaf) for path, leaf in core.named_leaves(batch)]
   return jax.tree.unflatten(jax.tree.structure(batch), specs)
 
 
@@ -128,7 +118,7 @@ def place_arguments(
     specs: partition spec of each leaf over the workers.
     axis_name: the workers' axis; how arrays are split over others stays.
   """
-  workers = set(axis_names(axis_name))
+  workers = set(core.axis_names(axis_name))
 
   def place_leaf(x: Any, spec: P) -> Any:
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
@@ -136,7 +126,9 @@ def place_arguments(
     sharding = NamedSharding(mesh, spec)
     old = x.sharding
     if isinstance(old, NamedSharding) and old.mesh == mesh:
-      if workers & sharded_axes(old.spec) == workers & sharded_axes(spec):
+      if workers & _model_axes.sharded_axes(
+        old.spec
+      ) == workers & _model_axes.sharded_axes(spec):
         return x
     if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
       return x

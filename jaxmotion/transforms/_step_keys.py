@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms._counted_states import list_counts
+from jaxmotion.transforms import _counted_states
 
 
 def check_step_key(key: Any) -> None:
@@ -43,7 +43,7 @@ def make_worker_keys(key: Array, opt_state: PyTree, workers: int) -> Array:
     opt_state: state of the optimizer before the step.
     workers: number of workers.
   """
-  counts = list_counts(opt_state)
+  counts = _counted_states.list_counts(opt_state)
   if counts:
     key = jax.random.fold_in(key, counts[0])
   fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))

@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxmotion.core import PyTree, check_arrays, check_callable, check_int
-from jaxmotion.transforms._step_arguments import check_names
+from jaxmotion import core
+from jaxmotion.core import PyTree
+from jaxmotion.transforms import _step_arguments
 
 Names = str | Sequence[str]
 Numbers = int | Sequence[int]
@@ -66,7 +67,7 @@ class StepParameters:
   def __init__(
     self, fun: Any, split: Sequence[str], options: StepOptions
   ) -> None:
-    check_callable("fun", fun)
+    core.check_callable("fun", fun)
     self._fun = fun
     self._signature = inspect.signature(fun)
     self.name = getattr(fun, "__name__", type(fun).__name__)
@@ -165,7 +166,7 @@ def check_traced(traced: Mapping[str, PyTree]) -> None:
   """
   for name, tree in traced.items():
     try:
-      check_arrays(name, tree)
+      core.check_arrays(name, tree)
     except TypeError as error:
       raise TypeError(
         f"{error} Name it in `static_argnames` if it is no data."
@@ -173,7 +174,9 @@ def check_traced(traced: Mapping[str, PyTree]) -> None:
 
 
 def _check_several(name: str, value: Any) -> tuple[str, ...]:
-  return check_names(name, (value,) if isinstance(value, str) else value)
+  return _step_arguments.check_names(
+    name, (value,) if isinstance(value, str) else value
+  )
 
 
 def _check_positions(name: str, value: Any) -> tuple[int, ...]:
@@ -183,5 +186,5 @@ def _check_positions(name: str, value: Any) -> tuple[int, ...]:
       f"`{name}` must be a position or a list or tuple of them, got {value!r}."
     )
   for number in numbers:
-    check_int(name, number, -(2**31), 2**31 - 1)
+    core.check_int(name, number, -(2**31), 2**31 - 1)
   return tuple(numbers)

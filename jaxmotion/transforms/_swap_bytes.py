@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from jaxmotion.transforms._sender import Sender
+from jaxmotion.transforms import _sender
 
 # Bytes of the messages that are timed. A router's buffer may take some 100 KB
 # of the medium one at once, so the long one follows unless the link is slow.
@@ -22,7 +22,7 @@ _LEAST = 1e-4
 _GATHERED = 1 << 18
 
 
-def measure_swap_bytes(mesh: Mesh, sender: Sender) -> float:
+def measure_swap_bytes(mesh: Mesh, sender: _sender.Sender) -> float:
   """Returns up to how many bytes two workers swap faster than they add.
 
   It is what the link carries in two round trips. A sum takes two of them, and

@@ -8,26 +8,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from jaxmotion.core import (
-  AxisName,
-  PyTree,
-  check_arrays,
-  check_axis_name,
-  check_instance,
-  place_tree,
-  shape_dtype,
-  state_specs,
-  without_context_mesh,
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import (
+  _exchange_state,
+  _init_state,
+  _sharded_update,
+  _shardings,
+  _state_maker,
 )
-from jaxmotion.transforms._exchange_state import (
-  ExchangeState,
-  Options,
-  initialized_exchanges,
-)
-from jaxmotion.transforms._init_state import check_axes
-from jaxmotion.transforms._sharded_update import ShardedState
-from jaxmotion.transforms._shardings import Shardings
-from jaxmotion.transforms._state_maker import find_maker
 
 
 class TracedState(NamedTuple):
@@ -40,7 +29,7 @@ class TracedState(NamedTuple):
   """
 
   state: PyTree
-  exchanges: list[Options]
+  exchanges: list[_exchange_state.Options]
 
 
 def trace_state(
@@ -65,26 +54,31 @@ def trace_state(
     ValueError: a transformation in `tx` changes the states of exchanges inside
       of it.
   """
-  init = find_maker(tx).init
-  check_arrays("params", params, numbers=False)
-  check_instance("mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding")
-  check_axis_name("axis_name", axis_name)
-  check_axes(mesh, axis_name)
+  init = _state_maker.find_maker(tx).init
+  core.check_arrays("params", params, numbers=False)
+  core.check_instance(
+    "mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding"
+  )
+  core.check_axis_name("axis_name", axis_name)
+  _init_state.check_axes(mesh, axis_name)
   found: list[TracedState] = []
-  params = jax.tree.map(shape_dtype, params)
+  params = jax.tree.map(core.shape_dtype, params)
 
   def is_state(node: Any) -> bool:
-    return isinstance(node, ExchangeState | ShardedState)
+    return isinstance(
+      node, _exchange_state.ExchangeState | _sharded_update.ShardedState
+    )
 
   def trace_init(params: PyTree) -> jax.Array:
-    token = initialized_exchanges.set([])
+    token = _exchange_state.initialized_exchanges.set([])
     try:
       state = init(params)
       notes = {
-        id(node): options for node, options in initialized_exchanges.get() or ()
+        id(node): options
+        for node, options in _exchange_state.initialized_exchanges.get() or ()
       }
     finally:
-      initialized_exchanges.reset(token)
+      _exchange_state.initialized_exchanges.reset(token)
     nodes = [n for n in jax.tree.leaves(state, is_leaf=is_state) if is_state(n)]
     if missing := [node for node in nodes if id(node) not in notes]:
       raise ValueError(
@@ -97,16 +91,16 @@ def trace_state(
 
   def map_workers(fun: Any, out_specs: Any) -> Any:
     def run(params: PyTree) -> PyTree:
-      placed = place_tree(params, mesh, shardings.params(params))
+      placed = core.place_tree(params, mesh, shardings.params(params))
       return jax.shard_map(
         fun, in_specs=P(), out_specs=out_specs, **shardings.map_options
       )(placed)
 
     return run
 
-  shardings = Shardings(mesh, axis_name, specs)
-  with without_context_mesh():
+  shardings = _shardings.Shardings(mesh, axis_name, specs)
+  with core.without_context_mesh():
     jax.eval_shape(map_workers(trace_init, P()), params)
-    own_specs = state_specs(found[0].state, axis_name)
+    own_specs = core.state_specs(found[0].state, axis_name)
     state = jax.eval_shape(map_workers(init, own_specs), params)
-  return TracedState(jax.tree.map(shape_dtype, state), found[0].exchanges)
+  return TracedState(jax.tree.map(core.shape_dtype, state), found[0].exchanges)

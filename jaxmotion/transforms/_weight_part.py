@@ -8,27 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxmotion.codecs import Codec
-from jaxmotion.collectives import unshard
+from jaxmotion import codecs, collectives, core
 from jaxmotion.collectives.extend import (
   HOST_WEIGHTS,
   PACKED_WEIGHTS,
   all_axes,
 )
-from jaxmotion.core import (
-  Array,
-  AxisName,
-  Key,
-  PyTree,
-  axis_size,
-  check_arrays,
-  check_callable,
-  check_choice,
-)
-from jaxmotion.transforms._gradient_guard import (
-  GradientGuard,
-  guard_gradient,
-)
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _gradient_guard
 
 
 class GatherOptions(NamedTuple):
@@ -58,10 +45,10 @@ class GatherOptions(NamedTuple):
 
   axis_name: AxisName
   dimension: int
-  weight_codec: Codec | None
-  gradient_codec: Codec | None
+  weight_codec: codecs.Codec | None
+  gradient_codec: codecs.Codec | None
   local_axis: AxisName | None = None
-  local_codec: Codec | None = None
+  local_codec: codecs.Codec | None = None
   regather: bool | str = True
   nonfinite: str = "propagate"
   spec: PartitionSpec | None = None
@@ -103,8 +90,8 @@ class WeightPart:
 
   value: Array
   error: Array | None
-  key: Key | None
-  guard: GradientGuard
+  key: core.Key | None
+  guard: _gradient_guard.GradientGuard
   options: GatherOptions = dataclasses.field(metadata={"static": True})
 
   def gather_whole(self) -> Array:
@@ -112,9 +99,9 @@ class WeightPart:
     options = self.options
     if options.probe:
       axes = all_axes(options.axis_name, options.local_axis, None)
-      zeros = [jnp.zeros_like(self.value)] * axis_size(axes)
+      zeros = [jnp.zeros_like(self.value)] * core.axis_size(axes)
       return jnp.concatenate(zeros, axis=options.dimension)
-    whole = unshard(
+    whole = collectives.unshard(
       self.value,
       options.axis_name,
       options.weight_codec,
@@ -126,7 +113,7 @@ class WeightPart:
       local_codec=options.local_codec,
       spec=self._find_spec(),
     )
-    return guard_gradient(whole, self.guard, options.nonfinite)
+    return _gradient_guard.guard_gradient(whole, self.guard, options.nonfinite)
 
   def _find_spec(self) -> PartitionSpec | None:
     """Returns the spec of the dimensions that are left of the leaf."""
@@ -153,7 +140,7 @@ def gather_params(params: PyTree) -> PyTree:
     >>> gather_params({"bias": jnp.zeros(3)})["bias"].shape
     (3,)
   """
-  check_arrays("params", params)
+  core.check_arrays("params", params)
   return jax.tree.map(
     lambda node: node.gather_whole() if _is_part(node) else node,
     params,
@@ -192,8 +179,8 @@ def gather_block(
     >>> block({"w": jnp.ones((3, 3))}, jnp.ones((2, 3))).shape
     (2, 3)
   """
-  check_callable("block", block)
-  check_choice("regather", regather, (None, *_SAVED))
+  core.check_callable("block", block)
+  core.check_choice("regather", regather, (None, *_SAVED))
 
   def run_block(params: PyTree, *args: Any) -> Any:
     return block(gather_params(params), *args)
@@ -219,7 +206,7 @@ def check_regather(regather: Any, local_axis: Any) -> None:
     regather: what the caller gave.
     local_axis: the axis of the devices of one host, or None.
   """
-  check_choice("regather", regather, tuple(_SAVED))
+  core.check_choice("regather", regather, tuple(_SAVED))
   if regather == "local" and local_axis is None:
     raise ValueError(
       "`regather` must be True or False unless `fully_sharded` is given a "

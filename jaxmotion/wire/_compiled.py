@@ -9,22 +9,8 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh
 
-from jaxmotion.core import check_instance
-from jaxmotion.program import (
-  HloModule,
-  Instruction,
-  parse_arrays,
-  parse_hlo,
-  split_operands,
-)
-from jaxmotion.wire._groups import parse_group
-from jaxmotion.wire._ledger import (
-  Ledger,
-  Move,
-  check_choices,
-  pick_branch,
-  repeat_loop,
-)
+from jaxmotion import core, program
+from jaxmotion.wire import _groups, _ledger
 
 _OPS = {
   "all-reduce": "all_reduce",
@@ -42,7 +28,7 @@ def compiled_bytes(
   branch: int | None = None,
   while_trips: int | None = None,
   mesh: Mesh | None = None,
-) -> Ledger:
+) -> _ledger.Ledger:
   """Counts the bytes that a compiled program sends.
 
   The program's text is read: the dtypes and shapes are those that travel,
@@ -83,14 +69,14 @@ def compiled_bytes(
       "`compiled` must be `jax.jit(fn).lower(*args).compile()`, got "
       f"{compiled!r:.200}."
     )
-  check_choices(branch, while_trips)
+  _ledger.check_choices(branch, while_trips)
   if mesh is not None:
-    check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+    core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")
-  counter = _MoveCounter(parse_hlo(text), branch, while_trips, mesh)
-  return Ledger(tuple(counter.count_entry()))
+  counter = _MoveCounter(program.parse_hlo(text), branch, while_trips, mesh)
+  return _ledger.Ledger(tuple(counter.count_entry()))
 
 
 class _MoveCounter:
@@ -98,7 +84,7 @@ class _MoveCounter:
 
   def __init__(
     self,
-    module: HloModule,
+    module: program.HloModule,
     branch: int | None,
     while_trips: int | None,
     mesh: Mesh | None,
@@ -107,16 +93,16 @@ class _MoveCounter:
     self._branch = branch
     self._mesh = mesh
     self._while_trips = while_trips
-    self._counted: dict[str, list[Move]] = {}
+    self._counted: dict[str, list[_ledger.Move]] = {}
     counts = re.findall(
       r"\b(?:num_partitions|replica_count)=(\d+)", module.header
     )
     self._devices = math.prod(map(int, counts))
 
-  def count_entry(self) -> list[Move]:
+  def count_entry(self) -> list[_ledger.Move]:
     return self._count_computation(self._module.entry)
 
-  def _count_computation(self, name: str) -> list[Move]:
+  def _count_computation(self, name: str) -> list[_ledger.Move]:
     if name not in self._counted:
       body = self._module.computations[name]
       self._counted[name] = [
@@ -127,8 +113,10 @@ class _MoveCounter:
     return self._counted[name]
 
   def _count_instruction(
-    self, instruction: Instruction, body: Mapping[str, Instruction]
-  ) -> list[Move]:
+    self,
+    instruction: program.Instruction,
+    body: Mapping[str, program.Instruction],
+  ) -> list[_ledger.Move]:
     base = instruction.opcode.removesuffix("-start")
     if base in _OPS:
       return self._count_collective(instruction, _OPS[base], body)
@@ -144,40 +132,44 @@ class _MoveCounter:
         order = ("false_computation", "true_computation")
         inner = [self._count_computation(called[key][0]) for key in order]
       said = f"conditional %{instruction.name}"
-      return pick_branch(inner, self._branch, said)
+      return _ledger.pick_branch(inner, self._branch, said)
     return [move for moves in inner for move in moves]
 
-  def _count_while(self, instruction: Instruction) -> list[Move]:
+  def _count_while(
+    self, instruction: program.Instruction
+  ) -> list[_ledger.Move]:
     called, stated = instruction.called, instruction.known_trips
     trips = self._while_trips if stated is None else stated
     body = self._count_computation(called["body"][0])
     condition = self._count_computation(called["condition"][0])
-    return repeat_loop(body, condition, trips, f"loop %{instruction.name}")
+    return _ledger.repeat_loop(
+      body, condition, trips, f"loop %{instruction.name}"
+    )
 
   def _count_collective(
     self,
-    instruction: Instruction,
+    instruction: program.Instruction,
     op: str,
-    body: Mapping[str, Instruction],
-  ) -> list[Move]:
-    axes, workers = parse_group(
+    body: Mapping[str, program.Instruction],
+  ) -> list[_ledger.Move]:
+    axes, workers = _groups.parse_group(
       instruction.attributes, self._devices, self._mesh
     )
     operands = [
       (array.dtype, array.element_bits * array.size)
-      for operand in split_operands(instruction.operands)
-      for array in parse_arrays(_operand_type(operand, body))
+      for operand in program.split_operands(instruction.operands)
+      for array in program.parse_arrays(_operand_type(operand, body))
     ]
     if op == "all_to_all" and operands:
       # The tuple form has one operand for each worker to send to.
       operands = [(operands[0][0], sum(bits for _, bits in operands))]
     return [
-      Move(op, axes, workers, dtype, -(-bits // 8), 1)
+      _ledger.Move(op, axes, workers, dtype, -(-bits // 8), 1)
       for dtype, bits in operands
     ]
 
 
-def _check_countable(instruction: Instruction, base: str) -> None:
+def _check_countable(instruction: program.Instruction, base: str) -> None:
   # Counting what cannot be counted as 0 bytes would be a silent lie.
   on_host = "is_host_transfer=true" in instruction.attributes
   if base in _UNCOUNTABLE and not on_host:
@@ -187,7 +179,7 @@ def _check_countable(instruction: Instruction, base: str) -> None:
     )
 
 
-def _operand_type(operand: str, body: Mapping[str, Instruction]) -> str:
+def _operand_type(operand: str, body: Mapping[str, program.Instruction]) -> str:
   """Returns the type before the operand's name, or where it is defined."""
   written, _, name = operand.rpartition(" ")
   if written:

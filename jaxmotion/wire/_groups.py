@@ -7,7 +7,7 @@ import re
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxmotion.wire._ledger import permuted_workers
+from jaxmotion.wire import _ledger
 
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})?\}")
@@ -37,7 +37,7 @@ def parse_group(
   """
   if pairs := _PAIRS.search(attributes):
     numbers = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
-    return (), permuted_workers((int(a), int(b)) for a, b in numbers)
+    return (), _ledger.permuted_workers((int(a), int(b)) for a, b in numbers)
   if named := _MESH.search(attributes):
     return _parse_mesh_group(*named.groups())
   if iota := _IOTA.search(attributes):

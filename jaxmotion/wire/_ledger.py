@@ -7,14 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
-from jaxmotion.core import (
-  check_choice,
-  check_instance,
-  check_int,
-  check_sequence,
-  check_text,
-  text_table,
-)
+from jaxmotion import core
 
 _OPS = (
   "all_reduce",
@@ -76,12 +69,12 @@ class Move(_MoveFields):
     payload_bytes: int,
     count: int,
   ) -> Self:
-    check_choice("op", op, _OPS)
+    core.check_choice("op", op, _OPS)
     _check_axes(axes)
-    check_int("workers", workers, 0)
-    check_text("dtype", dtype)
-    check_int("payload_bytes", payload_bytes, 0)
-    check_int("count", count, 0)
+    core.check_int("workers", workers, 0)
+    core.check_text("dtype", dtype)
+    core.check_int("payload_bytes", payload_bytes, 0)
+    core.check_int("count", count, 0)
     return super().__new__(cls, op, axes, workers, dtype, payload_bytes, count)
 
   @classmethod
@@ -122,9 +115,9 @@ class Ledger:
   moves: tuple[Move, ...] = ()
 
   def __post_init__(self) -> None:
-    moves = check_sequence("moves", self.moves, "Move objects")
+    moves = core.check_sequence("moves", self.moves, "Move objects")
     for i, move in enumerate(moves):
-      check_instance(f"moves[{i}]", move, Move, "a Move")
+      core.check_instance(f"moves[{i}]", move, Move, "a Move")
     object.__setattr__(self, "moves", _merge_moves(moves))
 
   @property
@@ -173,9 +166,9 @@ class Ledger:
       12.0
     """
     if op is not None:
-      check_choice("op", op, _OPS)
+      core.check_choice("op", op, _OPS)
     if dtype is not None:
-      check_text("dtype", dtype)
+      core.check_text("dtype", dtype)
     if axes is not None:
       _check_axes(axes)
     return Ledger(
@@ -194,13 +187,13 @@ class Ledger:
     blanks = ("",) * (len(header) - 2)
     rows.append(("total", *blanks, _format_number(self.total_bytes)))
     texts = map(Move._fields.index, ("op", "axes", "dtype"))
-    return text_table(rows, right=set(range(len(header))) - set(texts))
+    return core.text_table(rows, right=set(range(len(header))) - set(texts))
 
 
 def _check_axes(axes: tuple[str, ...]) -> None:
-  check_instance("axes", axes, tuple, "a tuple of names of mesh axes")
+  core.check_instance("axes", axes, tuple, "a tuple of names of mesh axes")
   for i, name in enumerate(axes):
-    check_text(f"axes[{i}]", name)
+    core.check_text(f"axes[{i}]", name)
 
 
 def _wire_factor(op: str, workers: int) -> float:
@@ -296,7 +289,7 @@ def check_choices(branch: int | None, while_trips: int | None) -> None:
   """
   for name, value in (("branch", branch), ("while_trips", while_trips)):
     if value is not None:
-      check_int(name, value, 0)
+      core.check_int(name, value, 0)
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:

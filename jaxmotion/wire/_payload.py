@@ -4,12 +4,12 @@ import math
 
 import jax
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec, partition
-from jaxmotion.core import PyTree, check_arrays, check_float, named_leaves
+from jaxmotion.core import PyTree
 
 
-def payload_bytes(codec: Codec, like: PyTree) -> int:
+def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
   """Returns the bytes of the payloads of a tree, from their traced shapes.
 
   Args:
@@ -29,9 +29,9 @@ def payload_bytes(codec: Codec, like: PyTree) -> int:
     2080
   """
   check_codec("codec", codec, trees=True)
-  check_arrays("like", like, numbers=False)
-  for path, leaf in named_leaves(like):
-    check_float(f"like/{path}" if path else "like", leaf)
+  core.check_arrays("like", like, numbers=False)
+  for path, leaf in core.named_leaves(like):
+    core.check_float(f"like/{path}" if path else "like", leaf)
   cut = partition(codec, like)
   return sum(
     math.prod(a.shape) * a.dtype.itemsize

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import check_arrays, check_callable
+from jaxmotion import core
 from jaxmotion.program import (
   AXIS_ONLY,
   COLLECTIVES,
@@ -21,15 +21,7 @@ from jaxmotion.program import (
   inner_jaxprs,
   open_jaxpr,
 )
-from jaxmotion.wire._ledger import (
-  Ledger,
-  Move,
-  check_choices,
-  permuted_workers,
-  pick_branch,
-  repeat_loop,
-  repeat_moves,
-)
+from jaxmotion.wire import _ledger
 
 
 class _Context(NamedTuple):
@@ -51,7 +43,7 @@ def step_bytes(
   *args: Any,
   branch: int | None = None,
   while_trips: int | None = None,
-) -> Ledger:
+) -> _ledger.Ledger:
   """Counts the bytes that one call of a function asks to send.
 
   The function is traced and never run; its devices need not exist. The count
@@ -94,19 +86,19 @@ def step_bytes(
     >>> step_bytes(mean, x).total_bytes  # 2 (4 - 1) / 4 of 1024 bytes
     1536.0
   """
-  check_callable("fn", fn)
+  core.check_callable("fn", fn)
   if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
-    check_arrays("args", args)
-  check_choices(branch, while_trips)
+    core.check_arrays("args", args)
+  _ledger.check_choices(branch, while_trips)
   traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
   jaxpr = traceable.trace(*args).jaxpr
   context = _Context({}, branch, while_trips)
-  return Ledger(tuple(_count_moves(jaxpr, None, context)))
+  return _ledger.Ledger(tuple(_count_moves(jaxpr, None, context)))
 
 
 def _count_moves(
   jaxpr: Any, used: Sequence[bool] | None, context: _Context
-) -> list[Move]:
+) -> list[_ledger.Move]:
   """Returns the moves of a jaxpr of which only the `used` outputs count."""
   program = flatten(jaxpr, calls="all", used=used, sizes=context.sizes)
   wanted = [v for i, v in enumerate(program.outputs) if used is None or used[i]]
@@ -124,7 +116,9 @@ def _count_moves(
   ]
 
 
-def _count_step(step: Step, live: set[int], context: _Context) -> list[Move]:
+def _count_step(
+  step: Step, live: set[int], context: _Context
+) -> list[_ledger.Move]:
   eqn, name = step.eqn, collective_name(step.name)
   used = [id(v) in live for v in step.outs]
   if name in COLLECTIVES:
@@ -139,7 +133,7 @@ def _count_step(step: Step, live: set[int], context: _Context) -> list[Move]:
     # The branches of `lax.platform_dependent` are no choice of the caller's.
     by_platform = eqn.params.get("branches_platforms") is not None
     branch = None if by_platform else context.branch
-    return pick_branch(choices, branch, said)
+    return _ledger.pick_branch(choices, branch, said)
   if name not in AXIS_ONLY:
     _check_no_collective(step)
   mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
@@ -151,7 +145,9 @@ def _count_step(step: Step, live: set[int], context: _Context) -> list[Move]:
   ]
 
 
-def _count_scan(step: Step, used: list[bool], context: _Context) -> list[Move]:
+def _count_scan(
+  step: Step, used: list[bool], context: _Context
+) -> list[_ledger.Move]:
   body = open_jaxpr(step.params["jaxpr"])
   # A carry that is not returned may still feed an output that is. An output
   # that is stacked has one more dimension outside the loop than inside.
@@ -159,19 +155,19 @@ def _count_scan(step: Step, used: list[bool], context: _Context) -> list[Move]:
     use or inside.aval.shape == outside.shape
     for use, inside, outside in zip(used, body.outvars, step.outs, strict=True)
   ]
-  return repeat_moves(
+  return _ledger.repeat_moves(
     _count_moves(body, wanted, context), step.params["length"]
   )
 
 
-def _count_while(step: Step, context: _Context) -> list[Move]:
+def _count_while(step: Step, context: _Context) -> list[_ledger.Move]:
   body = _count_moves(step.params["body_jaxpr"], None, context)
   condition = _count_moves(step.params["cond_jaxpr"], None, context)
   said = describe_equation(step.eqn, "a loop")
-  return repeat_loop(body, condition, context.while_trips, said)
+  return _ledger.repeat_loop(body, condition, context.while_trips, said)
 
 
-def _count_collective(step: Step, op: str) -> list[Move]:
+def _count_collective(step: Step, op: str) -> list[_ledger.Move]:
   axes = step.axis_names
   names = [axis for axis in axes if not isinstance(axis, int)]
   if not names:  # `vmap` has turned the collective into a local reduction.
@@ -183,12 +179,14 @@ def _count_collective(step: Step, op: str) -> list[Move]:
   if step.params.get("axis_index_groups") is not None:
     workers = max(map(len, step.params["axis_index_groups"]))
   if op == "collective_permute":
-    workers = permuted_workers(step.params["perm"])
+    workers = _ledger.permuted_workers(step.params["perm"])
   # Dimensions that `vmap` made part of the sum do not travel.
   summed = frozenset(axis for axis in axes if isinstance(axis, int))
   labels = tuple(map(str, names))
   return [
-    Move(op, labels, workers, str(aval.dtype), array_bytes(aval, summed), 1)
+    _ledger.Move(
+      op, labels, workers, str(aval.dtype), array_bytes(aval, summed), 1
+    )
     for aval in map(_aval_of, step.eqn.invars)
   ]
 

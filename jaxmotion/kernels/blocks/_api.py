@@ -2,25 +2,16 @@
 
 from typing import Any
 
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_float,
-  check_instance,
-)
-from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._checks import check_key, check_memory, check_payload
-from jaxmotion.kernels._dispatch import dispatch
-from jaxmotion.kernels._error_memory import ErrorMemory
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op, _checks, _dispatch, _error_memory
 from jaxmotion.kernels.blocks import (
   _pallas_mosaic,
   _pallas_tpu,
   _pallas_triton,
+  _passes,
   _reference,
 )
-from jaxmotion.kernels.blocks._passes import describe_payload
 
 # Compiled for an H100, XLA reads its input for the scales and again for the
 # codes, writes the sum with the error in between, and copies each worker's part
@@ -29,9 +20,9 @@ _GPU = ("pallas_triton",)
 
 
 def encode(
-  op: BlockOp,
+  op: _block_op.BlockOp,
   x: Array,
-  key: Key | None = None,
+  key: core.Key | None = None,
   *,
   implementation: str | None = None,
 ) -> PyTree:
@@ -56,7 +47,7 @@ def encode(
     (1, 1, 1)
   """
   _check_array(op, x, key)
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.encode,
       "pallas_triton": _pallas_triton.encode,
@@ -72,10 +63,10 @@ def encode(
 
 
 def encode_error(
-  op: BlockOp,
+  op: _block_op.BlockOp,
   x: Array,
-  memory: ErrorMemory,
-  key: Key | None = None,
+  memory: _error_memory.ErrorMemory,
+  key: core.Key | None = None,
   *,
   decay: float = 1.0,
   implementation: str | None = None,
@@ -95,8 +86,8 @@ def encode_error(
     of `memory` if that is donated.
   """
   _check_array(op, x, key)
-  check_memory(x, memory, describe_payload(op, x), decay)
-  return dispatch(
+  _checks.check_memory(x, memory, _passes.describe_payload(op, x), decay)
+  return _dispatch.dispatch(
     {
       "reference": _reference.encode_error,
       "pallas_triton": _pallas_triton.encode_error,
@@ -113,7 +104,7 @@ def encode_error(
   )
 
 
-def payload_like(op: BlockOp, like: ShapedLike) -> PyTree:
+def payload_like(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
   """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
   Args:
@@ -126,12 +117,12 @@ def payload_like(op: BlockOp, like: ShapedLike) -> PyTree:
     >>> payload_like(SignOp(block=8), jnp.ones((8, 32))).words.shape
     (1, 1, 8)
   """
-  check_instance("op", op, BlockOp, "a BlockOp")
-  check_float("like", like)
-  return describe_payload(op, like)
+  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
+  core.check_float("like", like)
+  return _passes.describe_payload(op, like)
 
 
-def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
+def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   """Decodes a payload of an array.
 
   Args:
@@ -142,15 +133,15 @@ def decode(op: BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   Returns:
     The array, in the dtype of `like`.
   """
-  check_instance("op", op, BlockOp, "a BlockOp")
-  check_float("like", like)
-  right = describe_payload(op, like)
-  check_payload("payload", payload, right)
+  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
+  core.check_float("like", like)
+  right = _passes.describe_payload(op, like)
+  _checks.check_payload("payload", payload, right)
   return _reference.decode(payload, op=op, like=like)
 
 
 def sum_decoded(
-  op: BlockOp,
+  op: _block_op.BlockOp,
   payloads: PyTree,
   like: ShapedLike,
   *,
@@ -168,7 +159,7 @@ def sum_decoded(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_payloads(op, payloads, like)
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.sum_decoded,
       "pallas_triton": _pallas_triton.sum_decoded,
@@ -184,10 +175,10 @@ def sum_decoded(
 
 
 def encode_mean(
-  op: BlockOp,
+  op: _block_op.BlockOp,
   payloads: PyTree,
   like: ShapedLike,
-  key: Key | None = None,
+  key: core.Key | None = None,
   *,
   implementation: str | None = None,
 ) -> PyTree:
@@ -204,8 +195,8 @@ def encode_mean(
     The payload of the mean.
   """
   _check_payloads(op, payloads, like)
-  check_key(key, op.needs_key)
-  return dispatch(
+  _checks.check_key(key, op.needs_key)
+  return _dispatch.dispatch(
     {
       "reference": _reference.encode_mean,
       "pallas_triton": _pallas_triton.encode_mean,
@@ -222,13 +213,13 @@ def encode_mean(
 
 
 def _check_array(op: Any, x: Any, key: Any) -> None:
-  check_instance("op", op, BlockOp, "a BlockOp")
-  check_float("x", x)
-  check_key(key, op.needs_key)
+  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
+  core.check_float("x", x)
+  _checks.check_key(key, op.needs_key)
 
 
 def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
-  check_instance("op", op, BlockOp, "a BlockOp")
-  check_float("like", like)
-  right = describe_payload(op, like)
-  check_payload("payloads", payloads, right, workers=True)
+  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
+  core.check_float("like", like)
+  right = _passes.describe_payload(op, like)
+  _checks.check_payload("payloads", payloads, right, workers=True)

@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
-from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
-from jaxmotion.kernels.rotate import RotateOp
-from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import TernaryOp
+from jaxmotion.kernels import (
+  _block_op,
+  microscaling,
+  quantize,
+  rotate,
+  sign,
+  ternary,
+)
 
 
 class Case(NamedTuple):
@@ -22,7 +24,7 @@ class Case(NamedTuple):
     special: whether the array has NaN, infinities, subnormals and huge values.
   """
 
-  op: BlockOp
+  op: _block_op.BlockOp
   shape: tuple[int, ...]
   dtype: str = "float32"
   special: bool = False
@@ -41,44 +43,59 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "absmax1": Case(AbsmaxOp(bits=1, block=32), (16, 64)),
-  "absmax3": Case(AbsmaxOp(bits=3, block=32), (16, 64)),
-  "absmax4": Case(AbsmaxOp(bits=4, block=32), (16, 64)),
-  "absmax8": Case(AbsmaxOp(bits=8, block=32), (16, 64)),
-  "minmax2": Case(MinMaxOp(bits=2, block=32), (16, 64)),
-  "minmax7": Case(MinMaxOp(bits=7, block=32), (16, 64)),
+  "absmax1": Case(quantize.AbsmaxOp(bits=1, block=32), (16, 64)),
+  "absmax3": Case(quantize.AbsmaxOp(bits=3, block=32), (16, 64)),
+  "absmax4": Case(quantize.AbsmaxOp(bits=4, block=32), (16, 64)),
+  "absmax8": Case(quantize.AbsmaxOp(bits=8, block=32), (16, 64)),
+  "minmax2": Case(quantize.MinMaxOp(bits=2, block=32), (16, 64)),
+  "minmax7": Case(quantize.MinMaxOp(bits=7, block=32), (16, 64)),
   "absmax8_stochastic": Case(
-    AbsmaxOp(bits=8, block=32, stochastic=True), (16, 64)
+    quantize.AbsmaxOp(bits=8, block=32, stochastic=True), (16, 64)
   ),
   "minmax3_stochastic": Case(
-    MinMaxOp(bits=3, block=32, stochastic=True), (16, 64)
+    quantize.MinMaxOp(bits=3, block=32, stochastic=True), (16, 64)
   ),
-  "absmax8_special": Case(AbsmaxOp(bits=8, block=32), (16, 64), special=True),
-  "minmax8_special": Case(MinMaxOp(bits=8, block=32), (16, 64), special=True),
-  "absmax4_bfloat16": Case(AbsmaxOp(bits=4, block=32), (16, 64), "bfloat16"),
+  "absmax8_special": Case(
+    quantize.AbsmaxOp(bits=8, block=32), (16, 64), special=True
+  ),
+  "minmax8_special": Case(
+    quantize.MinMaxOp(bits=8, block=32), (16, 64), special=True
+  ),
+  "absmax4_bfloat16": Case(
+    quantize.AbsmaxOp(bits=4, block=32), (16, 64), "bfloat16"
+  ),
   # Blocks of 58 elements, padding at the end, tiles that exceed both.
-  "absmax8_odd": Case(AbsmaxOp(bits=8, block=64), (37, 29)),
-  "minmax6_odd": Case(MinMaxOp(bits=6, block=64), (37, 29)),
-  "absmax8_vector": Case(AbsmaxOp(bits=8, block=32), (1000,)),
-  "absmax8_groups": Case(AbsmaxOp(bits=8, block=16), (96, 64)),
-  "sign": Case(SignOp(block=32), (32, 64)),
-  "sign_groups": Case(SignOp(block=8), (96, 64)),
-  "ternary": Case(TernaryOp(block=32), (20, 64)),
-  "ternary_odd": Case(TernaryOp(block=32), (37, 29)),
-  "ternary_threshold": Case(TernaryOp(block=32, stochastic=False), (20, 64)),
+  "absmax8_odd": Case(quantize.AbsmaxOp(bits=8, block=64), (37, 29)),
+  "minmax6_odd": Case(quantize.MinMaxOp(bits=6, block=64), (37, 29)),
+  "absmax8_vector": Case(quantize.AbsmaxOp(bits=8, block=32), (1000,)),
+  "absmax8_groups": Case(quantize.AbsmaxOp(bits=8, block=16), (96, 64)),
+  "sign": Case(sign.SignOp(block=32), (32, 64)),
+  "sign_groups": Case(sign.SignOp(block=8), (96, 64)),
+  "ternary": Case(ternary.TernaryOp(block=32), (20, 64)),
+  "ternary_odd": Case(ternary.TernaryOp(block=32), (37, 29)),
+  "ternary_threshold": Case(
+    ternary.TernaryOp(block=32, stochastic=False), (20, 64)
+  ),
   **{
-    f"mx_{name}": Case(MicroscalingOp(format=name, block=32), (16, 64))
-    for name in FORMATS
+    f"mx_{name}": Case(
+      microscaling.MicroscalingOp(format=name, block=32), (16, 64)
+    )
+    for name in microscaling.FORMATS
   },
   "mx_special": Case(
-    MicroscalingOp(format="float4_e2m1fn", block=32), (16, 64), special=True
+    microscaling.MicroscalingOp(format="float4_e2m1fn", block=32),
+    (16, 64),
+    special=True,
   ),
   "rotated_absmax4": Case(
-    RotateOp(op=AbsmaxOp(bits=4, block=128), length=32, seed=3), (16, 64)
+    rotate.RotateOp(op=quantize.AbsmaxOp(bits=4, block=128), length=32, seed=3),
+    (16, 64),
   ),
   "rotated_mx4": Case(
-    RotateOp(
-      op=MicroscalingOp(format="float4_e2m1fn", block=32), length=32, seed=3
+    rotate.RotateOp(
+      op=microscaling.MicroscalingOp(format="float4_e2m1fn", block=32),
+      length=32,
+      seed=3,
     ),
     (16, 64),
   ),

@@ -11,16 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  ShapedLike,
-  is_compiler_partitioned,
-  write_apart,
-)
-from jaxmotion.kernels._block_op import BlockLayout, BlockOp
-from jaxmotion.kernels._error_memory import sum_decoded
-from jaxmotion.kernels.blocks._passes import count_workers, describe_payload
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op, _error_memory
+from jaxmotion.kernels.blocks import _passes
 
 MIN_APART = 1 << 15
 """Elements from which a mean is written to memory; fewer are one expression."""
@@ -30,8 +24,8 @@ _MAX_APART, _CHUNK = 1 << 22, 1 << 19
 
 
 def find_chunk(
-  op: BlockOp, payloads: PyTree, like: ShapedLike
-) -> tuple[BlockLayout, int] | None:
+  op: _block_op.BlockOp, payloads: PyTree, like: ShapedLike
+) -> tuple[_block_op.BlockLayout, int] | None:
   """Returns the layout of an array and the blocks of a plane to take at once.
 
   None if the mean must be encoded as a whole. This is so if blocks are padded,
@@ -43,7 +37,7 @@ def find_chunk(
     like: shape and dtype of the array.
   """
   if op.uses_positions or any(
-    is_compiler_partitioned(a) for a in jax.tree.leaves(payloads)
+    core.is_compiler_partitioned(a) for a in jax.tree.leaves(payloads)
   ):
     return None
   try:
@@ -63,9 +57,9 @@ def find_chunk(
 def encode_chunks(
   payloads: PyTree,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   like: ShapedLike,
-  layout: BlockLayout,
+  layout: _block_op.BlockLayout,
   blocks: int,
 ) -> PyTree:
   """Encodes the mean of several workers' payloads, some blocks at a time.
@@ -77,10 +71,10 @@ def encode_chunks(
     layout: layout of the array, by `find_chunk`.
     blocks: blocks of a plane that are taken at once.
   """
-  workers = count_workers(payloads)
+  workers = _passes.count_workers(payloads)
   shape = layout.planes, blocks, layout.width
   part_like = jax.ShapeDtypeStruct(shape, like.dtype)
-  part_leaves, tree = jax.tree.flatten(describe_payload(op, part_like))
+  part_leaves, tree = jax.tree.flatten(_passes.describe_payload(op, part_like))
   shapes = [layout.leaf_shape(leaf) for leaf in op.leaf_layouts()]
   every = [
     a.reshape(workers, *s)
@@ -88,7 +82,7 @@ def encode_chunks(
   ]
 
   def average(payloads: PyTree) -> Array:
-    total = sum_decoded(op.decode, payloads, part_like)
+    total = _error_memory.sum_decoded(op.decode, payloads, part_like)
     return (total / workers).astype(like.dtype)
 
   def encode_next(number: Any, done: list[Array]) -> list[Array]:
@@ -99,7 +93,7 @@ def encode_chunks(
       for a, p in zip(every, part_leaves, strict=True)
     ]
     payload = op.encode(
-      write_apart(average, jax.tree.unflatten(tree, part)), None
+      core.write_apart(average, jax.tree.unflatten(tree, part)), None
     )
     return [
       lax.dynamic_update_slice_in_dim(
@@ -113,7 +107,7 @@ def encode_chunks(
   first = [a[0] for a in every]
   count = -(-layout.blocks // blocks)
   done = lax.fori_loop(0, count, encode_next, first)
-  whole = jax.tree.leaves(describe_payload(op, like))
+  whole = jax.tree.leaves(_passes.describe_payload(op, like))
   return jax.tree.unflatten(
     tree, [d.reshape(w.shape) for d, w in zip(done, whole, strict=True)]
   )

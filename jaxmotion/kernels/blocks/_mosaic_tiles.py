@@ -15,21 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, ShapedLike, shape_varying_like
-from jaxmotion.kernels._block_op import (
-  BlockLayout,
-  BlockOp,
-  LeafLayout,
-  Tile,
-  reject_padding,
-)
-from jaxmotion.kernels.blocks._passes import check_values, describe_payload
-from jaxmotion.kernels.blocks._planes import (
-  Argument,
-  Evaluator,
-  Planes,
-  remember,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op
+from jaxmotion.kernels.blocks import _passes, _planes
 
 _VECTOR, _LANES, _WARPS = 4, 32, 4
 _THREADS = _LANES * _WARPS
@@ -52,7 +41,7 @@ class Grid(NamedTuple):
     first: number of the first block of each plane in the running kernel's tile.
   """
 
-  layout: BlockLayout
+  layout: _block_op.BlockLayout
   group: int
   span: int
   payload: PyTree
@@ -126,7 +115,7 @@ def _spread(span: int) -> Any:
 
 
 def make_grid(
-  op: BlockOp,
+  op: _block_op.BlockOp,
   like: ShapedLike,
   *,
   live: int,
@@ -142,9 +131,9 @@ def make_grid(
     reduces: whether the kernel encodes, and so reduces blocks.
     interpret: whether the kernel runs as `jax.numpy`.
   """
-  check_values(like)
+  _passes.check_values(like)
   layout = op.layout(tuple(like.shape))
-  reject_padding(layout)
+  _block_op.reject_padding(layout)
   planes, blocks, width, size = layout
   if size > _MAX_ELEMENTS:
     raise NotImplementedError(
@@ -173,13 +162,19 @@ def make_grid(
     raise NotImplementedError(
       f"a plane must have at least {group} blocks, got {blocks}"
     )
-  return Grid(layout, group, span, describe_payload(op, like), interpret)
+  return Grid(
+    layout, group, span, _passes.describe_payload(op, like), interpret
+  )
 
 
-def split_payload(payload: PyTree, op: BlockOp, grid: Grid) -> list[Array]:
+def split_payload(
+  payload: PyTree, op: _block_op.BlockOp, grid: Grid
+) -> list[Array]:
   """Returns the leaves of a payload, or of payloads of workers, as blocks."""
 
-  def split_leaf(leaf: LeafLayout, a: Array, like: ShapedLike) -> Array:
+  def split_leaf(
+    leaf: _block_op.LeafLayout, a: Array, like: ShapedLike
+  ) -> Array:
     workers = a.shape[: a.ndim - len(like.shape)]
     return a.reshape(*workers, *grid.layout.leaf_shape(leaf))
 
@@ -187,7 +182,9 @@ def split_payload(payload: PyTree, op: BlockOp, grid: Grid) -> list[Array]:
   return list(map(split_leaf, op.leaf_layouts(), *leaves))
 
 
-def payload_shapes(op: BlockOp, grid: Grid) -> list[jax.ShapeDtypeStruct]:
+def payload_shapes(
+  op: _block_op.BlockOp, grid: Grid
+) -> list[jax.ShapeDtypeStruct]:
   """Returns shapes and dtypes of the leaves of a payload, as blocks."""
   leaves = zip(op.leaf_layouts(), jax.tree.leaves(grid.payload), strict=True)
   return [
@@ -203,10 +200,10 @@ def join_payload(found: Sequence[Array], grid: Grid) -> PyTree:
   return jax.tree.unflatten(treedef, leaves)
 
 
-def load_values(ref: Any, grid: Grid) -> Planes:
+def load_values(ref: Any, grid: Grid) -> _planes.Planes:
   """Loads a tile of an array as float32."""
   load = lambda p: _load(ref.at[p], grid).astype(jnp.float32)
-  return [remember(load, p) for p in range(grid.layout.planes)]
+  return [_planes.remember(load, p) for p in range(grid.layout.planes)]
 
 
 def store_plane(ref: Any, grid: Grid, p: int, plane: Array) -> None:
@@ -215,8 +212,8 @@ def store_plane(ref: Any, grid: Grid, p: int, plane: Array) -> None:
 
 
 def load_payload(
-  refs: Sequence[Any], op: BlockOp, grid: Grid, *worker: Any
-) -> list[Argument]:
+  refs: Sequence[Any], op: _block_op.BlockOp, grid: Grid, *worker: Any
+) -> list[_planes.Argument]:
   """Returns a tile of a payload as arguments, one for each piece.
 
   Args:
@@ -230,15 +227,17 @@ def load_payload(
   pieces = []
   for ref, leaf in zip(refs, op.leaf_layouts(), strict=True):
     for first, rows in leaf.pieces:
-      planes = [remember(load, ref, first + r) for r in range(rows)]
+      planes = [_planes.remember(load, ref, first + r) for r in range(rows)]
       shape = rows, group, width if leaf.per_element else 1
-      pieces.append(Argument(planes, jax.ShapeDtypeStruct(shape, ref.dtype)))
+      pieces.append(
+        _planes.Argument(planes, jax.ShapeDtypeStruct(shape, ref.dtype))
+      )
   return pieces
 
 
 def store_payload(
   refs: Sequence[Any],
-  op: BlockOp,
+  op: _block_op.BlockOp,
   grid: Grid,
   pieces: Sequence[Sequence[Array]],
 ) -> None:
@@ -255,7 +254,7 @@ def store_payload(
 
 
 def join_leaves(
-  op: BlockOp, pieces: Sequence[Array]
+  op: _block_op.BlockOp, pieces: Sequence[Array]
 ) -> tuple[list[Array], ...]:
   """Returns the pieces of each leaf, from those of all leaves."""
   rest = iter(pieces)
@@ -263,7 +262,10 @@ def join_leaves(
 
 
 def evaluate(
-  fn: Callable[..., PyTree], grid: Grid, *args: Argument, values: Any = None
+  fn: Callable[..., PyTree],
+  grid: Grid,
+  *args: _planes.Argument,
+  values: Any = None,
 ) -> list[list[Array]]:
   """Evaluates a function of tiles one plane at a time.
 
@@ -277,25 +279,27 @@ def evaluate(
   Returns:
     The parts of each leaf that is not stored.
   """
-  run = Evaluator(grid.tile_shape, grid.widen)
+  run = _planes.Evaluator(grid.tile_shape, grid.widen)
   if values is None:
     return run.evaluate(fn, *args)
   store = functools.partial(store_plane, values, grid)
   return run.evaluate(fn, *args, store=store)
 
 
-def give_values(planes: Planes, grid: Grid) -> Argument:
+def give_values(planes: _planes.Planes, grid: Grid) -> _planes.Argument:
   """Returns a tile of float32 as an argument."""
-  return Argument(planes, jax.ShapeDtypeStruct(grid.tile_shape, jnp.float32))
+  return _planes.Argument(
+    planes, jax.ShapeDtypeStruct(grid.tile_shape, jnp.float32)
+  )
 
 
-def give_scalar(ref: Any) -> Argument:
+def give_scalar(ref: Any) -> _planes.Argument:
   """Returns an array's only element as an argument."""
-  load = remember(lambda: ref[0])
-  return Argument([load], jax.ShapeDtypeStruct((), ref.dtype))
+  load = _planes.remember(lambda: ref[0])
+  return _planes.Argument([load], jax.ShapeDtypeStruct((), ref.dtype))
 
 
-def give_position(grid: Grid) -> Argument:
+def give_position(grid: Grid) -> _planes.Argument:
   """Returns indices in the flat array, uint32, as an argument."""
   _, blocks, width, _ = grid.layout
   shape = grid.tile_shape
@@ -307,18 +311,18 @@ def give_position(grid: Grid) -> Argument:
     block = row + jnp.broadcast_to(grid.first, shape[1:])
     return (block * width + element).astype(jnp.uint32)
 
-  first = remember(count_first)
+  first = _planes.remember(count_first)
   step = blocks * width
   planes = [
-    remember(lambda p: first() + jnp.uint32(p * step), p)
+    _planes.remember(lambda p: first() + jnp.uint32(p * step), p)
     for p in range(shape[0])
   ]
-  return Argument(planes, jax.ShapeDtypeStruct(shape, jnp.uint32))
+  return _planes.Argument(planes, jax.ShapeDtypeStruct(shape, jnp.uint32))
 
 
-def make_tile(grid: Grid, position: Array) -> Tile:
+def make_tile(grid: Grid, position: Array) -> _block_op.Tile:
   """Returns the tile that the running kernel computes."""
-  return Tile(position, None, grid.layout.width)
+  return _block_op.Tile(position, None, grid.layout.width)
 
 
 def call_tiles(
@@ -342,7 +346,7 @@ def call_tiles(
     aliases: positions of inputs whose memory an output reuses, mapped to the
       position of that output.
   """
-  types = [shape_varying_like(a.shape, a.dtype, inputs) for a in outputs]
+  types = [core.shape_varying_like(a.shape, a.dtype, inputs) for a in outputs]
   run = _interpret_tiles if grid.interpret else _launch_tiles
   return run(kernel, name, grid, inputs, types, aliases or {})
 

@@ -10,72 +10,54 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._error_memory import (
-  MAX_UNROLL_IN_KERNEL,
-  ErrorMemory,
-  add_in_order,
-  clear_error,
-)
-from jaxmotion.kernels.blocks._mosaic_tiles import (
-  Grid,
-  call_tiles,
-  evaluate,
-  give_position,
-  give_scalar,
-  give_values,
-  join_leaves,
-  join_payload,
-  load_payload,
-  load_values,
-  make_grid,
-  make_tile,
-  payload_shapes,
-  split_payload,
-  store_payload,
-)
-from jaxmotion.kernels.blocks._passes import (
-  check_mean,
-  count_workers,
-  op_name,
-  round_decoded,
-)
-from jaxmotion.kernels.blocks._planes import Argument, remember
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op, _error_memory
+from jaxmotion.kernels.blocks import _mosaic_tiles, _passes, _planes
 
 # Arrays of one plane that encoding or decoding takes, beside its words.
 _WORK = 3
 
 
 def encode(
-  x: Array, key: Key | None, *, op: BlockOp, interpret: bool = False
+  x: Array,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  interpret: bool = False,
 ) -> PyTree:
   """Encodes an array with one kernel that reads it once."""
   live = _WORK + _count_rows(op)
-  grid = make_grid(op, x, live=live, reduces=True, interpret=interpret)
+  grid = _mosaic_tiles.make_grid(
+    op, x, live=live, reduces=True, interpret=interpret
+  )
 
-  def kernel(grid: Grid, seed_ref: Any, x_ref: Any, *payload_refs: Any) -> None:
-    pieces = evaluate(
+  def kernel(
+    grid: _mosaic_tiles.Grid, seed_ref: Any, x_ref: Any, *payload_refs: Any
+  ) -> None:
+    pieces = _mosaic_tiles.evaluate(
       _encode_with(op, grid),
       grid,
-      give_values(load_values(x_ref, grid), grid),
-      give_position(grid),
-      give_scalar(seed_ref),
+      _mosaic_tiles.give_values(_mosaic_tiles.load_values(x_ref, grid), grid),
+      _mosaic_tiles.give_position(grid),
+      _mosaic_tiles.give_scalar(seed_ref),
     )
-    store_payload(payload_refs, op, grid, pieces)
+    _mosaic_tiles.store_payload(payload_refs, op, grid, pieces)
 
   inputs = [_seed_input(op, key), _split_planes(x, grid)]
-  outputs = payload_shapes(op, grid)
-  found = call_tiles(kernel, f"encode_{op_name(op)}", grid, inputs, outputs)
-  return join_payload(found, grid)
+  outputs = _mosaic_tiles.payload_shapes(op, grid)
+  found = _mosaic_tiles.call_tiles(
+    kernel, f"encode_{_passes.op_name(op)}", grid, inputs, outputs
+  )
+  return _mosaic_tiles.join_payload(found, grid)
 
 
 def encode_error(
   x: Array,
-  memory: ErrorMemory,
-  key: Key | None,
+  memory: _error_memory.ErrorMemory,
+  key: core.Key | None,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
@@ -86,13 +68,15 @@ def encode_error(
   tiles that overlap.
   """
   live = _WORK + 4 + 2 * _count_rows(op)
-  grid = make_grid(op, x, live=live, reduces=True, interpret=interpret)
+  grid = _mosaic_tiles.make_grid(
+    op, x, live=live, reduces=True, interpret=interpret
+  )
   if grid.layout.blocks % grid.group:
     raise NotImplementedError(
       f"the blocks of a plane must be a multiple of {grid.group}, got "
       f"{grid.layout.blocks}"
     )
-  sent = split_payload(memory.sent, op, grid)
+  sent = _mosaic_tiles.split_payload(memory.sent, op, grid)
   if not sent:
     raise NotImplementedError("the memory must hold a payload")
 
@@ -104,13 +88,15 @@ def encode_error(
     seed: Array,
     *sent: Array,
   ) -> Any:
-    tile = make_tile(grid, position)
-    error = clear_error(value - op.decode_tile(join_leaves(op, sent), tile))
+    tile = _mosaic_tiles.make_tile(grid, position)
+    error = _error_memory.clear_error(
+      value - op.decode_tile(_mosaic_tiles.join_leaves(op, sent), tile)
+    )
     v = x + jnp.where(count > 0, error, 0.0) * decay
     return v, _encode_with(op, grid)(v, position, seed)
 
   def kernel(
-    grid: Grid,
+    grid: _mosaic_tiles.Grid,
     seed_ref: Any,
     count_ref: Any,
     x_ref: Any,
@@ -119,56 +105,68 @@ def encode_error(
   ) -> None:
     *others, v_ref = refs
     sent_refs, payload_refs = others[: len(sent)], others[len(sent) :]
-    pieces = evaluate(
+    pieces = _mosaic_tiles.evaluate(
       encode_sum,
       grid,
-      give_values(load_values(x_ref, grid), grid),
-      give_values(load_values(value_ref, grid), grid),
-      give_scalar(count_ref),
-      give_position(grid),
-      give_scalar(seed_ref),
-      *load_payload(sent_refs, op, grid),
+      _mosaic_tiles.give_values(_mosaic_tiles.load_values(x_ref, grid), grid),
+      _mosaic_tiles.give_values(
+        _mosaic_tiles.load_values(value_ref, grid), grid
+      ),
+      _mosaic_tiles.give_scalar(count_ref),
+      _mosaic_tiles.give_position(grid),
+      _mosaic_tiles.give_scalar(seed_ref),
+      *_mosaic_tiles.load_payload(sent_refs, op, grid),
       values=v_ref,
     )
-    store_payload(payload_refs, op, grid, pieces)
+    _mosaic_tiles.store_payload(payload_refs, op, grid, pieces)
 
   value = _split_planes(memory.value, grid)
   count = memory.count.reshape(1)
   like = jax.ShapeDtypeStruct(value.shape, value.dtype)
-  *found, v = call_tiles(
+  *found, v = _mosaic_tiles.call_tiles(
     kernel,
-    f"encode_error_{op_name(op)}",
+    f"encode_error_{_passes.op_name(op)}",
     grid,
     [_seed_input(op, key), count, _split_planes(x, grid), value, *sent],
-    [*payload_shapes(op, grid), like],
+    [*_mosaic_tiles.payload_shapes(op, grid), like],
     aliases={3: len(sent), **{4 + i: i for i in range(len(sent))}},
   )
-  return join_payload(found, grid), v.reshape(x.shape)
+  return _mosaic_tiles.join_payload(found, grid), v.reshape(x.shape)
 
 
 def sum_decoded(
-  payloads: PyTree, *, op: BlockOp, like: ShapedLike, interpret: bool = False
+  payloads: PyTree,
+  *,
+  op: _block_op.BlockOp,
+  like: ShapedLike,
+  interpret: bool = False,
 ) -> Array:
   """Decodes and adds payloads of several workers with one kernel."""
-  workers = count_workers(payloads)
+  workers = _passes.count_workers(payloads)
   live = _WORK + _count_sum(op, like, workers)
-  grid = make_grid(op, like, live=live, reduces=False, interpret=interpret)
-  leaves = split_payload(payloads, op, grid)
+  grid = _mosaic_tiles.make_grid(
+    op, like, live=live, reduces=False, interpret=interpret
+  )
+  leaves = _mosaic_tiles.split_payload(payloads, op, grid)
 
-  def kernel(grid: Grid, *refs: Any) -> None:
+  def kernel(grid: _mosaic_tiles.Grid, *refs: Any) -> None:
     add_up, pieces = _load_workers(refs[:-1], op, grid, workers, like.dtype)
-    evaluate(add_up, grid, give_position(grid), *pieces, values=refs[-1])
+    _mosaic_tiles.evaluate(
+      add_up, grid, _mosaic_tiles.give_position(grid), *pieces, values=refs[-1]
+    )
 
   total = jax.ShapeDtypeStruct(grid.layout[:3], jnp.float32)
-  (found,) = call_tiles(kernel, f"sum_{op_name(op)}", grid, leaves, [total])
+  (found,) = _mosaic_tiles.call_tiles(
+    kernel, f"sum_{_passes.op_name(op)}", grid, leaves, [total]
+  )
   return found.reshape(like.shape)
 
 
 def encode_mean(
   payloads: PyTree,
-  key: Key | None,
+  key: core.Key | None,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
@@ -176,13 +174,15 @@ def encode_mean(
 
   The mean is the sum times 1 / workers (`check_mean`).
   """
-  workers = count_workers(payloads)
-  check_mean(workers, like)
+  workers = _passes.count_workers(payloads)
+  _passes.check_mean(workers, like)
   live = _WORK + _count_sum(op, like, workers) + _count_rows(op)
-  grid = make_grid(op, like, live=live, reduces=True, interpret=interpret)
-  leaves = split_payload(payloads, op, grid)
+  grid = _mosaic_tiles.make_grid(
+    op, like, live=live, reduces=True, interpret=interpret
+  )
+  leaves = _mosaic_tiles.split_payload(payloads, op, grid)
 
-  def kernel(grid: Grid, seed_ref: Any, *refs: Any) -> None:
+  def kernel(grid: _mosaic_tiles.Grid, seed_ref: Any, *refs: Any) -> None:
     coded, payload_refs = refs[: len(leaves)], refs[len(leaves) :]
     add_up, pieces = _load_workers(coded, op, grid, workers, like.dtype)
 
@@ -190,33 +190,42 @@ def encode_mean(
       mean = add_up(position, *pieces) * jnp.float32(1 / workers)
       return _encode_with(op, grid)(mean, position, seed)
 
-    place = give_position(grid), give_scalar(seed_ref)
-    encoded = evaluate(encode_sum, grid, *place, *pieces)
-    store_payload(payload_refs, op, grid, encoded)
+    place = (
+      _mosaic_tiles.give_position(grid),
+      _mosaic_tiles.give_scalar(seed_ref),
+    )
+    encoded = _mosaic_tiles.evaluate(encode_sum, grid, *place, *pieces)
+    _mosaic_tiles.store_payload(payload_refs, op, grid, encoded)
 
-  found = call_tiles(
+  found = _mosaic_tiles.call_tiles(
     kernel,
-    f"encode_mean_{op_name(op)}",
+    f"encode_mean_{_passes.op_name(op)}",
     grid,
     [_seed_input(op, key), *leaves],
-    payload_shapes(op, grid),
+    _mosaic_tiles.payload_shapes(op, grid),
   )
-  return join_payload(found, grid)
+  return _mosaic_tiles.join_payload(found, grid)
 
 
-def _encode_with(op: BlockOp, grid: Grid) -> Callable[..., Any]:
+def _encode_with(
+  op: _block_op.BlockOp, grid: _mosaic_tiles.Grid
+) -> Callable[..., Any]:
   """Returns a function from values, positions and a seed to a payload."""
 
   def encode_tile(values: Array, position: Array, seed: Array) -> Any:
-    tile = make_tile(grid, position)
+    tile = _mosaic_tiles.make_tile(grid, position)
     return op.encode_tile(values, tile, seed if op.needs_key else None)
 
   return encode_tile
 
 
 def _load_workers(
-  refs: Sequence[Any], op: BlockOp, grid: Grid, workers: int, dtype: Any
-) -> tuple[Callable[..., Array], list[Argument]]:
+  refs: Sequence[Any],
+  op: _block_op.BlockOp,
+  grid: _mosaic_tiles.Grid,
+  workers: int,
+  dtype: Any,
+) -> tuple[Callable[..., Array], list[_planes.Argument]]:
   """Returns a function that adds up payloads, and its arguments.
 
   Before them it takes positions. Payloads of many workers are added up here,
@@ -224,30 +233,38 @@ def _load_workers(
   """
 
   def decode_pieces(position: Array, *pieces: Array) -> Array:
-    tile = make_tile(grid, position)
-    return round_decoded(op.decode_tile(join_leaves(op, pieces), tile), dtype)
+    tile = _mosaic_tiles.make_tile(grid, position)
+    return _passes.round_decoded(
+      op.decode_tile(_mosaic_tiles.join_leaves(op, pieces), tile), dtype
+    )
 
   def decode_worker(worker: Any) -> list[Array]:
-    pieces = load_payload(refs, op, grid, worker)
-    return evaluate(decode_pieces, grid, give_position(grid), *pieces)[0]
+    pieces = _mosaic_tiles.load_payload(refs, op, grid, worker)
+    return _mosaic_tiles.evaluate(
+      decode_pieces, grid, _mosaic_tiles.give_position(grid), *pieces
+    )[0]
 
-  if workers > MAX_UNROLL_IN_KERNEL:
-    total = add_in_order(decode_worker, workers, 0)
-    planes = [remember(lambda plane: plane, plane) for plane in total]
-    return lambda position, total: total, [give_values(planes, grid)]
-  pieces = [load_payload(refs, op, grid, w) for w in range(workers)]
+  if workers > _error_memory.MAX_UNROLL_IN_KERNEL:
+    total = _error_memory.add_in_order(decode_worker, workers, 0)
+    planes = [_planes.remember(lambda plane: plane, plane) for plane in total]
+    return lambda position, total: total, [
+      _mosaic_tiles.give_values(planes, grid)
+    ]
+  pieces = [
+    _mosaic_tiles.load_payload(refs, op, grid, w) for w in range(workers)
+  ]
   count = len(pieces[0])
 
   def add_up(position: Array, *pieces: Array) -> Array:
     term = lambda w: decode_pieces(
       position, *pieces[w * count : (w + 1) * count]
     )
-    return add_in_order(term, workers, workers)
+    return _error_memory.add_in_order(term, workers, workers)
 
   return add_up, [piece for each in pieces for piece in each]
 
 
-def _count_rows(op: BlockOp) -> int:
+def _count_rows(op: _block_op.BlockOp) -> int:
   """Returns the number of rows of words that a payload has."""
   return sum(
     rows
@@ -257,18 +274,18 @@ def _count_rows(op: BlockOp) -> int:
   )
 
 
-def _count_sum(op: BlockOp, like: ShapedLike, workers: int) -> int:
+def _count_sum(op: _block_op.BlockOp, like: ShapedLike, workers: int) -> int:
   """Returns the number of arrays of a plane that a sum of payloads takes."""
-  if workers > MAX_UNROLL_IN_KERNEL:
+  if workers > _error_memory.MAX_UNROLL_IN_KERNEL:
     return op.planes + _count_rows(op)
   return workers * _count_rows(op)
 
 
-def _split_planes(x: Array, grid: Grid) -> Array:
+def _split_planes(x: Array, grid: _mosaic_tiles.Grid) -> Array:
   return x.reshape(grid.layout[:3])
 
 
-def _seed_input(op: BlockOp, key: Key | None) -> Array:
+def _seed_input(op: _block_op.BlockOp, key: core.Key | None) -> Array:
   """Returns the seed of random numbers, 0 for an op that draws none."""
   if not op.needs_key:
     return jnp.zeros(1, jnp.uint32)

@@ -20,37 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, trace_in_place
-from jaxmotion.kernels._block_op import (
-  BlockLayout,
-  BlockOp,
-  LeafLayout,
-  Tile,
-  fill_outside,
-  reject_padding,
-)
-from jaxmotion.kernels._error_memory import (
-  MAX_UNROLL_IN_KERNEL,
-  ErrorMemory,
-  add_in_order,
-  clear_error,
-)
-from jaxmotion.kernels._triton import (
-  call_kernel,
-  load,
-  load_scalar,
-  power_of_two,
-  store,
-  tile_index,
-)
-from jaxmotion.kernels.blocks._passes import (
-  check_mean,
-  check_values,
-  count_workers,
-  describe_payload,
-  op_name,
-  round_decoded,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op, _error_memory, _triton
+from jaxmotion.kernels.blocks import _passes
 
 # Elements per tile: enough to hide latencies, few enough for registers.
 _MIN_ELEMENTS, _MAX_ELEMENTS = 1 << 11, 1 << 15
@@ -67,7 +40,7 @@ class _Grid(NamedTuple):
     start: first block of the tile that the running kernel computes.
   """
 
-  layout: BlockLayout
+  layout: _block_op.BlockLayout
   shape: tuple[int, int, int]
   payload: PyTree
   tiles: int
@@ -75,12 +48,16 @@ class _Grid(NamedTuple):
 
   def at_program(self) -> "_Grid":
     """Returns the grid with the first block of the running program's tile."""
-    start = lax.mul(tile_index(), np.int32(self.shape[1]))
+    start = lax.mul(_triton.tile_index(), np.int32(self.shape[1]))
     return self._replace(start=start)
 
 
 def encode(
-  x: Array, key: Key | None, *, op: BlockOp, interpret: bool = False
+  x: Array,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  interpret: bool = False,
 ) -> PyTree:
   """Encodes an array with one kernel that reads it once."""
   grid = _make_grid(op, x)
@@ -96,7 +73,7 @@ def encode(
   inputs = [x, *_seed_inputs(op, key)]
   return _call_tiles(
     kernel,
-    f"encode_{op_name(op)}",
+    f"encode_{_passes.op_name(op)}",
     grid,
     inputs,
     grid.payload,
@@ -106,10 +83,10 @@ def encode(
 
 def encode_error(
   x: Array,
-  memory: ErrorMemory,
-  key: Key | None,
+  memory: _error_memory.ErrorMemory,
+  key: core.Key | None,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
@@ -120,7 +97,7 @@ def encode_error(
   padding, whose entries repeat an element of another tile.
   """
   grid = _make_grid(op, x)
-  reject_padding(grid.layout)
+  _block_op.reject_padding(grid.layout)
   sent = jax.tree.leaves(memory.sent)
   if not sent:
     raise NotImplementedError("the memory must hold a payload")
@@ -133,11 +110,13 @@ def encode_error(
     decoded = op.decode_tile(
       _load_payload(others[: len(sent)], op, here, 0), tile
     )
-    error = clear_error(_load_values(value_ref, here, tile) - decoded)
-    error = jnp.where(load_scalar(count_ref) > 0, error, 0.0)
+    error = _error_memory.clear_error(
+      _load_values(value_ref, here, tile) - decoded
+    )
+    error = jnp.where(_triton.load_scalar(count_ref) > 0, error, 0.0)
     v = _load_values(x_ref, here, tile) + error * decay
-    v = fill_outside(v, tile, 0.0)
-    store(v_ref, tile.position, v, tile.inside)
+    v = _block_op.fill_outside(v, tile, 0.0)
+    _triton.store(v_ref, tile.position, v, tile.inside)
     seed = _load_seed(others[len(sent) :])
     _store_payload(outputs, op, here, _encode_tile(op, v, tile, seed))
 
@@ -147,7 +126,7 @@ def encode_error(
   like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
   return _call_tiles(
     kernel,
-    f"encode_error_{op_name(op)}",
+    f"encode_error_{_passes.op_name(op)}",
     grid,
     inputs,
     (grid.payload, like),
@@ -157,12 +136,16 @@ def encode_error(
 
 
 def sum_decoded(
-  payloads: PyTree, *, op: BlockOp, like: ShapedLike, interpret: bool = False
+  payloads: PyTree,
+  *,
+  op: _block_op.BlockOp,
+  like: ShapedLike,
+  interpret: bool = False,
 ) -> Array:
   """Decodes and adds payloads of several workers with one kernel."""
   grid = _make_grid(op, like)
   leaves = jax.tree.leaves(payloads)
-  workers = count_workers(payloads)
+  workers = _passes.count_workers(payloads)
 
   def kernel(*refs: Any) -> None:
     here = grid.at_program()
@@ -172,11 +155,11 @@ def sum_decoded(
     if grid.layout.is_padded:
       real = tile.position < grid.layout.size
       inside = real if inside is None else inside & real
-    store(refs[-1], tile.position, total, inside)
+    _triton.store(refs[-1], tile.position, total, inside)
 
   return _call_tiles(
     kernel,
-    f"sum_{op_name(op)}",
+    f"sum_{_passes.op_name(op)}",
     grid,
     leaves,
     jax.ShapeDtypeStruct(like.shape, jnp.float32),
@@ -186,9 +169,9 @@ def sum_decoded(
 
 def encode_mean(
   payloads: PyTree,
-  key: Key | None,
+  key: core.Key | None,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
@@ -197,10 +180,10 @@ def encode_mean(
   The mean is the sum times 1 / workers (`check_mean`).
   """
   grid = _make_grid(op, like)
-  reject_padding(grid.layout)
+  _block_op.reject_padding(grid.layout)
   leaves = jax.tree.leaves(payloads)
-  workers = count_workers(payloads)
-  check_mean(workers, like)
+  workers = _passes.count_workers(payloads)
+  _passes.check_mean(workers, like)
 
   def kernel(*refs: Any) -> None:
     inputs, outputs = _split_refs(refs, len(leaves) + op.needs_key)
@@ -208,13 +191,13 @@ def encode_mean(
     tile = _make_tile(here)
     coded, seed = inputs[: len(leaves)], inputs[len(leaves) :]
     total = _sum_workers(coded, op, here, tile, workers, like.dtype)
-    mean = fill_outside(total * jnp.float32(1 / workers), tile, 0.0)
+    mean = _block_op.fill_outside(total * jnp.float32(1 / workers), tile, 0.0)
     encoded = _encode_tile(op, mean, tile, _load_seed(seed))
     _store_payload(outputs, op, here, encoded)
 
   return _call_tiles(
     kernel,
-    f"encode_mean_{op_name(op)}",
+    f"encode_mean_{_passes.op_name(op)}",
     grid,
     [*leaves, *_seed_inputs(op, key)],
     grid.payload,
@@ -231,20 +214,23 @@ def _call_tiles(
   **options: Any,
 ) -> PyTree:
   elements = math.prod(grid.shape)
-  return call_kernel(
+  return _triton.call_kernel(
     kernel, name, grid.tiles, elements, inputs, outputs, **options
   )
 
 
-def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
+def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
   """Returns the tiles of an array, or raises NotImplementedError.
 
   A tile has all planes and whole blocks, because a scale needs its whole block
   and a word all its planes. That bounds planes * width by what registers hold.
   """
-  check_values(like)
+  _passes.check_values(like)
   layout = op.layout(tuple(like.shape))
-  planes, width = power_of_two(layout.planes), power_of_two(layout.width)
+  planes, width = (
+    _triton.power_of_two(layout.planes),
+    _triton.power_of_two(layout.width),
+  )
   if planes * width > _MAX_ELEMENTS:
     raise NotImplementedError(
       f"a block of all planes must be of at most {_MAX_ELEMENTS} values, got "
@@ -254,13 +240,13 @@ def _make_grid(op: BlockOp, like: ShapedLike) -> _Grid:
   while group > 1 and layout.blocks % group:
     # A group that divides the blocks needs no mask, which would narrow loads.
     group //= 2
-  payload = describe_payload(op, like)
+  payload = _passes.describe_payload(op, like)
   tiles = -(-layout.blocks // group)
   return _Grid(layout, (planes, group, width), payload, tiles)
 
 
 def _encode_tile(
-  op: BlockOp, values: Array, tile: Tile, seed: Array | None
+  op: _block_op.BlockOp, values: Array, tile: _block_op.Tile, seed: Array | None
 ) -> tuple[list[Array], ...]:
   """Encodes a tile by the op's own method, traced once for a type of tile.
 
@@ -272,23 +258,23 @@ def _encode_tile(
 
 
 @functools.partial(jax.jit, static_argnames=("op", "width"))
-@trace_in_place
+@core.trace_in_place
 def _trace_tile(
   values: Array,
   position: Array,
   inside: Array | None,
   seed: Array | None,
   *,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   width: int,
 ) -> tuple[list[Array], ...]:
-  return op.encode_tile(values, Tile(position, inside, width), seed)
+  return op.encode_tile(values, _block_op.Tile(position, inside, width), seed)
 
 
-@trace_in_place
-def _make_tile(grid: _Grid) -> Tile:
+@core.trace_in_place
+def _make_tile(grid: _Grid) -> _block_op.Tile:
   index, inside = _leaf_index(grid, 0, grid.layout.planes, True)
-  return Tile(index.astype(jnp.uint32), inside, grid.layout.width)
+  return _block_op.Tile(index.astype(jnp.uint32), inside, grid.layout.width)
 
 
 def _leaf_index(
@@ -309,7 +295,11 @@ def _leaf_index(
   _, group, tile_width = grid.shape
   # Scales have two dimensions: with a third one of length one, every thread
   # would load a scale for each of its elements.
-  shape = (power_of_two(rows), group, *((tile_width,) if per_element else ()))
+  shape = (
+    _triton.power_of_two(rows),
+    group,
+    *((tile_width,) if per_element else ()),
+  )
   row, block, *column = (
     lax.broadcasted_iota(jnp.int32, shape, d) for d in range(len(shape))
   )
@@ -328,39 +318,39 @@ def _leaf_index(
   return index, inside
 
 
-@trace_in_place
-def _load_values(ref: Any, grid: _Grid, tile: Tile) -> Array:
+@core.trace_in_place
+def _load_values(ref: Any, grid: _Grid, tile: _block_op.Tile) -> Array:
   index = tile.position.astype(jnp.int32)
   if grid.layout.is_padded:
     # Padding repeats the last element, as `to_blocks` does.
     index = jnp.minimum(index, grid.layout.size - 1)
-  return load(ref, index, tile.inside).astype(jnp.float32)
+  return _triton.load(ref, index, tile.inside).astype(jnp.float32)
 
 
-@trace_in_place
+@core.trace_in_place
 def _store_payload(
   refs: Sequence[Any],
-  op: BlockOp,
+  op: _block_op.BlockOp,
   grid: _Grid,
   leaves: tuple[list[Array], ...],
 ) -> None:
   for ref, leaf, pieces in zip(refs, op.leaf_layouts(), leaves, strict=True):
     for (first, rows), piece in zip(leaf.pieces, pieces, strict=True):
       index, inside = _leaf_index(grid, first, rows, leaf.per_element)
-      store(ref, index, piece.reshape(index.shape), inside)
+      _triton.store(ref, index, piece.reshape(index.shape), inside)
 
 
 def _load_payload(
-  refs: Sequence[Any], op: BlockOp, grid: _Grid, worker: Any
+  refs: Sequence[Any], op: _block_op.BlockOp, grid: _Grid, worker: Any
 ) -> tuple[list[Array], ...]:
   """Loads a tile's pieces of one worker's payload."""
 
-  def load_pieces(ref: Any, leaf: LeafLayout) -> list[Array]:
+  def load_pieces(ref: Any, leaf: _block_op.LeafLayout) -> list[Array]:
     pieces = []
     start = worker * _leaf_size(leaf, grid)
     for first, rows in leaf.pieces:
       index, inside = _leaf_index(grid, first, rows, leaf.per_element)
-      piece = load(ref, index + start, inside)
+      piece = _triton.load(ref, index + start, inside)
       pieces.append(piece if leaf.per_element else piece[..., None])
     return pieces
 
@@ -370,7 +360,7 @@ def _load_payload(
   )
 
 
-def _leaf_size(leaf: LeafLayout, grid: _Grid) -> int:
+def _leaf_size(leaf: _block_op.LeafLayout, grid: _Grid) -> int:
   rows = sum(n for _, n in leaf.pieces)
   width = grid.layout.width if leaf.per_element else 1
   return rows * grid.layout.blocks * width
@@ -378,24 +368,26 @@ def _leaf_size(leaf: LeafLayout, grid: _Grid) -> int:
 
 def _sum_workers(
   refs: Sequence[Any],
-  op: BlockOp,
+  op: _block_op.BlockOp,
   grid: _Grid,
-  tile: Tile,
+  tile: _block_op.Tile,
   workers: int,
   dtype: Any,
 ) -> Array:
   def decode_worker(worker: Any) -> Array:
     y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
-    return round_decoded(y, dtype)
+    return _passes.round_decoded(y, dtype)
 
-  return add_in_order(decode_worker, workers, MAX_UNROLL_IN_KERNEL)
+  return _error_memory.add_in_order(
+    decode_worker, workers, _error_memory.MAX_UNROLL_IN_KERNEL
+  )
 
 
 def _split_refs(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:
   return refs[:inputs], refs[inputs:]
 
 
-def _seed_inputs(op: BlockOp, key: Key | None) -> list[Array]:
+def _seed_inputs(op: _block_op.BlockOp, key: core.Key | None) -> list[Array]:
   if not op.needs_key:
     return []
   assert key is not None
@@ -403,4 +395,4 @@ def _seed_inputs(op: BlockOp, key: Key | None) -> list[Array]:
 
 
 def _load_seed(refs: Sequence[Any]) -> Array | None:
-  return load_scalar(refs[0]) if refs else None
+  return _triton.load_scalar(refs[0]) if refs else None

@@ -6,15 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  saturate_cast,
-  shape_dtype,
-)
-from jaxmotion.kernels._block_op import BlockOp
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op
 
 # Shape of the array whose payload shows the layout of all payloads.
 _SAMPLE_SHAPE = (64, 1024)
@@ -42,7 +36,7 @@ def check_mean(workers: int, like: ShapedLike) -> None:
     )
 
 
-def describe_payload(op: BlockOp, like: ShapedLike) -> PyTree:
+def describe_payload(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
   """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
   A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
@@ -53,7 +47,9 @@ def describe_payload(op: BlockOp, like: ShapedLike) -> PyTree:
 
 
 @functools.lru_cache(maxsize=4096)
-def _describe(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+def _describe(
+  op: _block_op.BlockOp, shape: tuple[int, ...], dtype: str
+) -> PyTree:
   try:
     shapes = _leaf_shapes(op, shape)
     sample_shapes = _leaf_shapes(op, _SAMPLE_SHAPE)
@@ -68,17 +64,21 @@ def _describe(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace_payload(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+def _trace_payload(
+  op: _block_op.BlockOp, shape: tuple[int, ...], dtype: str
+) -> PyTree:
   found = jax.eval_shape(
-    lambda x, seed: op.encode(x, Key(seed, seed)),
+    lambda x, seed: op.encode(x, core.Key(seed, seed)),
     jax.ShapeDtypeStruct(shape, dtype),
     jax.ShapeDtypeStruct((), jnp.uint32),
   )
   # The types of a map's mesh belong to this call; the shapes hold for all.
-  return jax.tree.map(shape_dtype, found)
+  return jax.tree.map(core.shape_dtype, found)
 
 
-def _leaf_shapes(op: BlockOp, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _leaf_shapes(
+  op: _block_op.BlockOp, shape: tuple[int, ...]
+) -> list[tuple[int, ...]]:
   """Returns the shapes of a payload that is laid out in blocks.
 
   Raises:
@@ -98,9 +98,9 @@ def round_decoded(y: Array, dtype: Any) -> Array:
 
   It decodes to the array's dtype before it adds in float32.
   """
-  return saturate_cast(y, dtype).astype(jnp.float32)
+  return core.saturate_cast(y, dtype).astype(jnp.float32)
 
 
-def op_name(op: BlockOp) -> str:
+def op_name(op: _block_op.BlockOp) -> str:
   """Returns the name of an op in the names of its kernels."""
   return type(op).__name__.removesuffix("Op").lower()

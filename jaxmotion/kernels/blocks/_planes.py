@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, closed_jaxpr, jax_core
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 # Functions that return the array of each plane, or of all planes if it is one.
 Planes = list[Callable[[], Any]]
@@ -115,11 +116,11 @@ class Evaluator:
     return [[part() for part in value.planes] for value in rest]
 
   def _run(self, jaxpr: Any, args: Sequence[_Value]) -> list[_Value]:
-    closed = closed_jaxpr(jaxpr)
+    closed = core.closed_jaxpr(jaxpr)
     values: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:
-      if isinstance(atom, jax_core.Literal):
+      if isinstance(atom, core.jax_core.Literal):
         aval: Any = atom.aval
         return _constant(np.asarray(atom.val, aval.dtype))
       return values[atom]

@@ -6,47 +6,42 @@ from collections.abc import Callable
 
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  trace_in_place,
-  write_apart,
-)
-from jaxmotion.kernels import _error_memory
-from jaxmotion.kernels._block_layout import read_blocks
-from jaxmotion.kernels._block_op import BlockOp
-from jaxmotion.kernels._error_memory import ErrorMemory, add_error_in_blocks
-from jaxmotion.kernels.blocks._mean_chunks import (
-  MIN_APART,
-  encode_chunks,
-  find_chunk,
-)
-from jaxmotion.kernels.blocks._passes import count_workers
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_layout, _block_op, _error_memory
+from jaxmotion.kernels.blocks import _mean_chunks, _passes
 
 
-def encode(x: Array, key: Key | None, *, op: BlockOp) -> PyTree:
+def encode(x: Array, key: core.Key | None, *, op: _block_op.BlockOp) -> PyTree:
   """Encodes an array with the op's reference."""
-  return trace_in_place(op.encode)(x, key)
+  return core.trace_in_place(op.encode)(x, key)
 
 
 def encode_error(
-  x: Array, memory: ErrorMemory, key: Key | None, *, op: BlockOp, decay: float
+  x: Array,
+  memory: _error_memory.ErrorMemory,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  decay: float,
 ) -> tuple[PyTree, Array]:
   """Encodes an array plus its remembered error; returns payload and sum."""
   decode_sent = lambda payload, like: decode(payload, op=op, like=like)
   shape = op.decoded_shape(tuple(x.shape))
-  v = add_error_in_blocks(decode_sent, x, memory, decay, shape)
-  return trace_in_place(op.encode)(v, key), v
+  v = _error_memory.add_error_in_blocks(decode_sent, x, memory, decay, shape)
+  return core.trace_in_place(op.encode)(v, key), v
 
 
-def decode(payload: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
+def decode(
+  payload: PyTree, *, op: _block_op.BlockOp, like: ShapedLike
+) -> Array:
   """Decodes a payload with the op's reference."""
-  return _read_blocks(trace_in_place(op.decode), payload, op, like)
+  return _read_blocks(core.trace_in_place(op.decode), payload, op, like)
 
 
-def sum_decoded(payloads: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
+def sum_decoded(
+  payloads: PyTree, *, op: _block_op.BlockOp, like: ShapedLike
+) -> Array:
   """Decodes the payloads of several workers and adds them in their order."""
 
   def add_up(payloads: PyTree, like: ShapedLike) -> Array:
@@ -56,27 +51,33 @@ def sum_decoded(payloads: PyTree, *, op: BlockOp, like: ShapedLike) -> Array:
 
 
 def encode_mean(
-  payloads: PyTree, key: Key | None, *, op: BlockOp, like: ShapedLike
+  payloads: PyTree,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  like: ShapedLike,
 ) -> PyTree:
   """Decodes the payloads of several workers and encodes their mean."""
 
   def average(payloads: PyTree) -> Array:
     total = sum_decoded(payloads, op=op, like=like)
-    return (total / count_workers(payloads)).astype(like.dtype)
+    return (total / _passes.count_workers(payloads)).astype(like.dtype)
 
   def encode_whole(payloads: PyTree) -> PyTree:
     # XLA:CPU would decode once for the scales and once for the codes. Where
     # codes are padded, that takes no vector instructions (10x).
-    is_large = math.prod(like.shape) >= MIN_APART
-    mean = write_apart(average, payloads) if is_large else average(payloads)
+    is_large = math.prod(like.shape) >= _mean_chunks.MIN_APART
+    mean = (
+      core.write_apart(average, payloads) if is_large else average(payloads)
+    )
     return op.encode(mean, key)
 
-  found = find_chunk(op, payloads, like)
+  found = _mean_chunks.find_chunk(op, payloads, like)
   if found is None:
     return encode_whole(payloads)
   layout, blocks = found
   in_chunks = functools.partial(
-    encode_chunks, op=op, like=like, layout=layout, blocks=blocks
+    _mean_chunks.encode_chunks, op=op, like=like, layout=layout, blocks=blocks
   )
   return lax.platform_dependent(payloads, cpu=in_chunks, default=encode_whole)
 
@@ -84,11 +85,11 @@ def encode_mean(
 def _read_blocks(
   decode: Callable[[PyTree, ShapedLike], Array],
   payload: PyTree,
-  op: BlockOp,
+  op: _block_op.BlockOp,
   like: ShapedLike,
 ) -> Array:
   """Returns `decode(payload, like)`, computed block by block if it can be."""
   shape = op.decoded_shape(tuple(like.shape))
   if shape is None:
     return decode(payload, like)
-  return read_blocks(decode, payload, shape, like)
+  return _block_layout.read_blocks(decode, payload, shape, like)

@@ -20,19 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, ShapedLike, shape_varying_like
-from jaxmotion.kernels._block_op import (
-  BlockLayout,
-  BlockOp,
-  LeafLayout,
-  Tile,
-  reject_padding,
-)
-from jaxmotion.kernels.blocks._passes import (
-  check_values,
-  describe_payload,
-)
-from jaxmotion.kernels.rotate import RotateOp
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op, rotate
+from jaxmotion.kernels.blocks import _passes
 
 # Bytes of a tile of float32: enough to hide latencies, and few enough for the
 # compiler, which unrolls all operations on a tile.
@@ -55,7 +46,7 @@ class Grid(NamedTuple):
     payload: leaves of the payload, as ShapeDtypeStructs.
   """
 
-  layout: BlockLayout
+  layout: _block_op.BlockLayout
   rows: int
   columns: int
   group: int
@@ -89,7 +80,9 @@ class Operand(NamedTuple):
   stacked: bool = False
 
 
-def make_grid(op: BlockOp, like: ShapedLike, *, by_rows: bool) -> Grid:
+def make_grid(
+  op: _block_op.BlockOp, like: ShapedLike, *, by_rows: bool
+) -> Grid:
   """Returns the tiles of an array, or raises NotImplementedError.
 
   Args:
@@ -98,11 +91,11 @@ def make_grid(op: BlockOp, like: ShapedLike, *, by_rows: bool) -> Grid:
     by_rows: whether rows of the array are rows of the grid, where blocks allow
       it; else the rows are blocks.
   """
-  check_values(like)
-  if isinstance(op, RotateOp):
+  _passes.check_values(like)
+  if isinstance(op, rotate.RotateOp):
     raise NotImplementedError("a TPU's kernels cannot add neighbors in a row")
   layout = op.layout(tuple(like.shape))
-  reject_padding(layout)
+  _block_op.reject_padding(layout)
   planes, blocks, width, _ = layout
   if width % _LANES:
     raise NotImplementedError(
@@ -119,12 +112,12 @@ def make_grid(op: BlockOp, like: ShapedLike, *, by_rows: bool) -> Grid:
   columns, rest = divmod(like.shape[-1], width)
   if not by_rows or rest or blocks % columns:
     columns = 1
-  payload = describe_payload(op, like)
+  payload = _passes.describe_payload(op, like)
   rows = blocks // columns
   return Grid(layout, rows, columns, min(group, rows), payload)
 
 
-def make_tile(grid: Grid) -> Tile:
+def make_tile(grid: Grid) -> _block_op.Tile:
   """Returns the tile that the running kernel computes."""
   planes, blocks, width, _ = grid.layout
   shape = planes, grid.group, width
@@ -134,7 +127,7 @@ def make_tile(grid: Grid) -> Tile:
   row = row + program_id(0) * grid.group
   block = plane * blocks + row * grid.columns + program_id(1)
   position = (block * width + element).astype(jnp.uint32)
-  return Tile(position, None, width)
+  return _block_op.Tile(position, None, width)
 
 
 def values_operand(x: ShapedLike, grid: Grid) -> Operand:
@@ -146,11 +139,11 @@ def values_operand(x: ShapedLike, grid: Grid) -> Operand:
 
 
 def payload_operands(
-  payload: PyTree, op: BlockOp, grid: Grid, *, stacked: bool = False
+  payload: PyTree, op: _block_op.BlockOp, grid: Grid, *, stacked: bool = False
 ) -> list[Operand]:
   """Returns the operands of a payload, or of payloads of several workers."""
 
-  def make_operand(leaf: LeafLayout, a: ShapedLike) -> Operand:
+  def make_operand(leaf: _block_op.LeafLayout, a: ShapedLike) -> Operand:
     workers = a.shape[:1] if stacked else ()
     rows = _count_rows(leaf)
     if leaf.per_element:
@@ -171,7 +164,9 @@ def payload_operands(
   return list(map(make_operand, op.leaf_layouts(), leaves))
 
 
-def join_payload(found: Sequence[Array], op: BlockOp, grid: Grid) -> PyTree:
+def join_payload(
+  found: Sequence[Array], op: _block_op.BlockOp, grid: Grid
+) -> PyTree:
   """Returns the payload that a kernel wrote."""
   leaves = [
     (a if leaf.per_element else _join_groups(a, grid)).reshape(like.shape)
@@ -184,7 +179,7 @@ def join_payload(found: Sequence[Array], op: BlockOp, grid: Grid) -> PyTree:
 
 def store_payload(
   refs: Sequence[Any],
-  op: BlockOp,
+  op: _block_op.BlockOp,
   grid: Grid,
   leaves: tuple[list[Array], ...],
 ) -> None:
@@ -198,11 +193,13 @@ def store_payload(
 
 
 def load_payload(
-  refs: Sequence[Any], op: BlockOp, grid: Grid
+  refs: Sequence[Any], op: _block_op.BlockOp, grid: Grid
 ) -> tuple[list[Array], ...]:
   """Loads the pieces of a tile."""
 
-  def load_piece(ref: Any, leaf: LeafLayout, first: int, rows: int) -> Array:
+  def load_piece(
+    ref: Any, leaf: _block_op.LeafLayout, first: int, rows: int
+  ) -> Array:
     if leaf.per_element:
       return ref[first : first + rows, :, *_column(grid)]
     return _widen(ref[first : first + rows])[..., None]
@@ -262,7 +259,8 @@ def call_tiles(
     in_specs=[make_spec(operand) for operand in inputs],
     out_specs=[make_spec(operand) for operand in outputs],
     out_shape=[
-      shape_varying_like(y.array.shape, y.array.dtype, arrays) for y in outputs
+      core.shape_varying_like(y.array.shape, y.array.dtype, arrays)
+      for y in outputs
     ],
     scratch_shapes=[total] if has_total else [],
     input_output_aliases=aliases or {},
@@ -319,5 +317,5 @@ def _widen(scale: Array) -> Array:
   return scale.astype(jnp.int32) if integer else scale
 
 
-def _count_rows(leaf: LeafLayout) -> int:
+def _count_rows(leaf: _block_op.LeafLayout) -> int:
   return sum(count for _, count in leaf.pieces)

@@ -2,17 +2,10 @@
 
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Array,
-  check_float,
-  check_instance,
-  check_int,
-  check_number,
-)
-from jaxmotion.kernels._checks import check_shape, check_words
-from jaxmotion.kernels._dispatch import dispatch
-from jaxmotion.kernels.compact import _pallas_triton, _reference
-from jaxmotion.kernels.compact._tiles import NonZeros
+from jaxmotion import core
+from jaxmotion.core import Array
+from jaxmotion.kernels import _checks, _dispatch
+from jaxmotion.kernels.compact import _pallas_triton, _reference, _tiles
 
 # XLA:GPU searches for every slot what a kernel's threads just count, and
 # scatters all that is dropped to one place.
@@ -40,9 +33,9 @@ def threshold_bitmap(
     >>> threshold_bitmap(jnp.array([1.0, 0.5, -3.0]), 1.0).tolist()
     [5]
   """
-  check_float("x", x)
-  check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
-  return dispatch(
+  core.check_float("x", x)
+  core.check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
+  return _dispatch.dispatch(
     {
       "reference": _reference.threshold_bitmap,
       "pallas_triton": _pallas_triton.threshold_bitmap,
@@ -79,12 +72,12 @@ def bitmap_positions(
     >>> bitmap_positions(bitmap, prefix_counts(bitmap), 2).tolist()
     [1, 3]
   """
-  check_words("bitmap", bitmap, ("words",), 32)
+  _checks.check_words("bitmap", bitmap, ("words",), 32)
   if not hasattr(before, "dtype") or before.dtype != jnp.int32:
     raise TypeError(f"`before` must be int32[words + 1], got {before!r:.200}.")
-  check_shape("before", before, (bitmap.size + 1,), "int32")
-  check_int("capacity", capacity, 0, 32 * bitmap.size)
-  return dispatch(
+  _checks.check_shape("before", before, (bitmap.size + 1,), "int32")
+  core.check_int("capacity", capacity, 0, 32 * bitmap.size)
+  return _dispatch.dispatch(
     {
       "reference": _reference.bitmap_positions,
       "pallas_triton": _pallas_triton.bitmap_positions,
@@ -99,7 +92,7 @@ def bitmap_positions(
 
 def compact_tiles(
   words: Array, tile: int, capacity: int, *, implementation: str | None = None
-) -> NonZeros:
+) -> _tiles.NonZeros:
   """Packs the non-zero words of every tile, in their order.
 
   Tiles are independent. If a tile has more than `capacity` non-zero words, the
@@ -120,12 +113,12 @@ def compact_tiles(
     >>> tiles.mask.tolist(), tiles.words.tolist(), int(tiles.overflow)
     ([[26]], [[7, 8]], 1)
   """
-  check_int("tile", tile, 32, _MAX_TILE)
+  core.check_int("tile", tile, 32, _MAX_TILE)
   if tile % 32:
     raise ValueError(f"`tile` must be a multiple of 32, got {tile}.")
-  check_int("capacity", capacity, 1, tile)
-  check_words("words", words, ("n",))
-  return dispatch(
+  core.check_int("capacity", capacity, 1, tile)
+  _checks.check_words("words", words, ("n",))
+  return _dispatch.dispatch(
     {
       "reference": _reference.compact_tiles,
       "pallas_triton": _pallas_triton.compact_tiles,
@@ -139,7 +132,7 @@ def compact_tiles(
 
 
 def expand_tiles(
-  tiles: NonZeros, size: int, *, implementation: str | None = None
+  tiles: _tiles.NonZeros, size: int, *, implementation: str | None = None
 ) -> Array:
   """Inverts `compact_tiles`; words that were dropped are zero.
 
@@ -154,13 +147,15 @@ def expand_tiles(
     >>> expand_tiles(tiles, 5).tolist()
     [0, 7, 0, 8, 0]
   """
-  check_instance("tiles", tiles, NonZeros, "the result of `compact_tiles`")
-  check_words("tiles.mask", tiles.mask, ("tiles", "words"), 32)
+  core.check_instance(
+    "tiles", tiles, _tiles.NonZeros, "the result of `compact_tiles`"
+  )
+  _checks.check_words("tiles.mask", tiles.mask, ("tiles", "words"), 32)
   count = tiles.mask.shape[0]
-  check_words("tiles.words", tiles.words, (count, "capacity"))
-  check_words("tiles.count", tiles.count, (count,), 32)
-  check_int("size", size, 0, 32 * tiles.mask.size)
-  return dispatch(
+  _checks.check_words("tiles.words", tiles.words, (count, "capacity"))
+  _checks.check_words("tiles.count", tiles.count, (count,), 32)
+  core.check_int("size", size, 0, 32 * tiles.mask.size)
+  return _dispatch.dispatch(
     {
       "reference": _reference.expand_tiles,
       "pallas_triton": _pallas_triton.expand_tiles,

@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._triton import (
-  call_kernel,
-  load,
-  power_of_two,
-  store,
-  tile_index,
-)
-from jaxmotion.kernels.compact._reference import reaches_threshold
-from jaxmotion.kernels.compact._tiles import NonZeros
+from jaxmotion.kernels import _triton
+from jaxmotion.kernels.compact import _reference, _tiles
 
 _FAN = 32
 # Words of a bitmap that a program writes, and that a program searches.
@@ -33,22 +26,24 @@ def threshold_bitmap(
 ) -> Array:
   """Marks the elements whose magnitude reaches a threshold, with one kernel."""
   words = -(-x.size // _FAN)
-  rows = min(_WORDS_MARKED, power_of_two(words))
+  rows = min(_WORDS_MARKED, _triton.power_of_two(words))
 
   def kernel(x_ref: Any, bitmap_ref: Any) -> None:
-    start = tile_index() * rows
+    start = _triton.tile_index() * rows
     row, lane = _entry_places(rows)
     index = (start + row) * _FAN + lane
     inside = index < x.size if x.size % (rows * _FAN) else None
-    kept = reaches_threshold(load(x_ref, index, inside), threshold)
+    kept = _reference.reaches_threshold(
+      _triton.load(x_ref, index, inside), threshold
+    )
     if inside is not None:
       kept = kept & inside
     word = start + lax.iota(jnp.int32, rows)
-    store(
+    _triton.store(
       bitmap_ref, word, _pack_rows(kept), word < words if words % rows else None
     )
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel,
     "threshold_bitmap",
     -(-words // rows),
@@ -68,18 +63,18 @@ def bitmap_positions(
   iteration. The loop runs as often as the fullest word of the program needs.
   """
   size = bitmap.size
-  tile = min(_WORDS_SEARCHED, power_of_two(size))
+  tile = min(_WORDS_SEARCHED, _triton.power_of_two(size))
 
   def kernel(bitmap_ref: Any, before_ref: Any, position_ref: Any) -> None:
-    index = tile_index() * tile + lax.iota(jnp.int32, tile)
+    index = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = index < size if size % tile else None
-    words = load(bitmap_ref, index, inside)
-    first = load(before_ref, index, inside)
-    count = load(before_ref, index + 1, inside) - first
+    words = _triton.load(bitmap_ref, index, inside)
+    first = _triton.load(before_ref, index, inside)
+    count = _triton.load(before_ref, index + 1, inside) - first
 
     def store_lowest(nth: Array, left: Array) -> Array:
       slot = first + nth
-      store(
+      _triton.store(
         position_ref,
         slot,
         index * _FAN + _lowest_bit(left),
@@ -89,7 +84,7 @@ def bitmap_positions(
 
     lax.fori_loop(0, jnp.max(count), store_lowest, words)
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel,
     "bitmap_positions",
     -(-size // tile),
@@ -102,42 +97,44 @@ def bitmap_positions(
 
 def compact_tiles(
   words: Array, *, tile: int, capacity: int, interpret: bool = False
-) -> NonZeros:
+) -> _tiles.NonZeros:
   """Packs the first non-zero words of every tile with one kernel."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
-  rows = power_of_two(per_tile)
+  rows = _triton.power_of_two(per_tile)
 
   def kernel(x_ref: Any, mask_ref: Any, words_ref: Any, count_ref: Any) -> None:
-    number = tile_index()
+    number = _triton.tile_index()
     row, lane = _entry_places(rows)
     index = number * tile + row * _FAN + lane
     inside = _existing(row, per_tile, index, words.size, tile)
-    x = load(x_ref, index, inside)
+    x = _triton.load(x_ref, index, inside)
     kept = x != 0
     slot, count = _rank_marks(kept)
-    store(words_ref, number * capacity + slot, x, kept & (slot < capacity))
-    empty = lax.iota(jnp.int32, power_of_two(capacity))
-    store(
+    _triton.store(
+      words_ref, number * capacity + slot, x, kept & (slot < capacity)
+    )
+    empty = lax.iota(jnp.int32, _triton.power_of_two(capacity))
+    _triton.store(
       words_ref,
       number * capacity + empty,
       jnp.zeros(empty.shape, x.dtype),
       (empty >= count) & (empty < capacity),
     )
     word = lax.iota(jnp.int32, rows)
-    store(
+    _triton.store(
       mask_ref,
       number * per_tile + word,
       _pack_rows(kept),
       word < per_tile if per_tile != rows else None,
     )
-    store(count_ref, number, count)
+    _triton.store(count_ref, number, count)
 
   outputs = (
     jax.ShapeDtypeStruct((tiles, per_tile), jnp.uint32),
     jax.ShapeDtypeStruct((tiles, capacity), words.dtype),
     jax.ShapeDtypeStruct((tiles,), jnp.uint32),
   )
-  found = call_kernel(
+  found = _triton.call_kernel(
     kernel,
     "compact_tiles",
     tiles,
@@ -146,22 +143,22 @@ def compact_tiles(
     outputs,
     interpret=interpret,
   )
-  return NonZeros(*found)
+  return _tiles.NonZeros(*found)
 
 
 def expand_tiles(
-  tiles: NonZeros, *, size: int, interpret: bool = False
+  tiles: _tiles.NonZeros, *, size: int, interpret: bool = False
 ) -> Array:
   """Puts the packed words of every tile back with one kernel."""
   count, per_tile = tiles.mask.shape
   capacity, tile = tiles.words.shape[1], per_tile * _FAN
-  rows = power_of_two(per_tile)
+  rows = _triton.power_of_two(per_tile)
 
   def kernel(mask_ref: Any, words_ref: Any, y_ref: Any) -> None:
-    number = tile_index()
+    number = _triton.tile_index()
     row, lane = _entry_places(rows)
     word = lax.iota(jnp.int32, rows)
-    mask = load(
+    mask = _triton.load(
       mask_ref,
       number * per_tile + word,
       word < per_tile if per_tile != rows else None,
@@ -169,11 +166,11 @@ def expand_tiles(
     kept = (mask[:, None] >> lane.astype(jnp.uint32)) & 1 != 0
     slot, _ = _rank_marks(kept)
     held = kept & (slot < capacity)
-    y = load(words_ref, number * capacity + slot, held)
+    y = _triton.load(words_ref, number * capacity + slot, held)
     index = number * tile + row * _FAN + lane
-    store(y_ref, index, y, _existing(row, per_tile, index, size, tile))
+    _triton.store(y_ref, index, y, _existing(row, per_tile, index, size, tile))
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel,
     "expand_tiles",
     count,

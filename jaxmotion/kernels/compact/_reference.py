@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.compact._tiles import NonZeros
+from jaxmotion.kernels.compact import _tiles
 
 # Bits of a word, and children of a node of the tree.
 _FAN = 32
@@ -78,7 +78,7 @@ def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
   return word * _FAN + _nth_bit(_gather(bitmap, word), rank)
 
 
-def compact_tiles(words: Array, *, tile: int, capacity: int) -> NonZeros:
+def compact_tiles(words: Array, *, tile: int, capacity: int) -> _tiles.NonZeros:
   """Packs the first non-zero words of every tile, in their order."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
   mask = _pack_bits(words != 0)
@@ -99,10 +99,10 @@ def compact_tiles(words: Array, *, tile: int, capacity: int) -> NonZeros:
   entry = word * _FAN + _nth_bit(_gather(mask.reshape(-1), word), rank)
   found = words.at[entry].get(mode="clip") if words.size else words
   found = jnp.where(slot < count[:, None], found.reshape(slot.shape), 0)
-  return NonZeros(mask, found, count.astype(jnp.uint32))
+  return _tiles.NonZeros(mask, found, count.astype(jnp.uint32))
 
 
-def expand_tiles(tiles: NonZeros, *, size: int) -> Array:
+def expand_tiles(tiles: _tiles.NonZeros, *, size: int) -> Array:
   """Puts the packed words of every tile back where they stood, among zeros."""
   count, per_tile = tiles.mask.shape
   capacity = tiles.words.shape[1]

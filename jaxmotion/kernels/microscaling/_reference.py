@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, saturate_cast
-from jaxmotion.kernels.pack._reference import num_planes, pack, unpack_flat
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels.pack import _reference
 
 _MAGNITUDE = 0x7FFFFFFF
 _NAN_SCALE = 255
@@ -71,12 +72,12 @@ def mx_encode(x: Array, form: Format, block: int) -> Scaled:
   scale = mx_scale(peak, form)
   codes = mx_codes(rows, scale[:, None], form)
   # Not `pack_flat`, which recomputes the codes for each field (6x, 6 bits).
-  count = num_planes(form.bits)
+  count = _reference.num_planes(form.bits)
   padding = -codes.size % count
   flat = codes.reshape(-1)
   flat = jnp.pad(flat, (0, padding)) if padding else flat
   planes = flat.reshape(count, -1)
-  words = pack(planes, form.bits, follows_blocks=False)
+  words = _reference.pack(planes, form.bits, follows_blocks=False)
   return Scaled(words, scale.astype(jnp.uint8))
 
 
@@ -118,11 +119,11 @@ def mx_decode(
   size = math.prod(like.shape)
   blocks = payload.scale.shape[0]
   width = _block_width(size, block)
-  codes = unpack_flat(payload.words, form.bits, blocks * width)
+  codes = _reference.unpack_flat(payload.words, form.bits, blocks * width)
   scale = payload.scale.astype(jnp.int32)[:, None]
   flat = mx_values(codes.reshape(blocks, width), scale, form).reshape(-1)
   flat = flat if flat.size == size else flat[:size]
-  return saturate_cast(flat.reshape(like.shape), like.dtype)
+  return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def _block_width(size: int, block: int) -> int:

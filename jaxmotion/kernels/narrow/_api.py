@@ -7,16 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmotion.core import (
-  Array,
-  ShapedLike,
-  check_choice,
-  check_float,
-  check_int,
-  check_sequence,
-)
-from jaxmotion.kernels._checks import check_words
-from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.narrow import _pallas_triton, _reference
 
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -46,9 +39,9 @@ def cast_encode(
     >>> cast_encode(jnp.array([1.0, 500.0]), "float8_e4m3fn").tolist()
     [56, 126]
   """
-  check_float("x", x)
-  check_choice("dtype", dtype, _FORMATS)
-  return dispatch(
+  core.check_float("x", x)
+  core.check_choice("dtype", dtype, _FORMATS)
+  return _dispatch.dispatch(
     {
       "reference": _reference.cast_encode,
       "pallas_triton": _pallas_triton.cast_encode,
@@ -75,7 +68,7 @@ def cast_decode(
     implementation: name of the only implementation to try; None chooses one.
   """
   _check_cast(words, like, dtype)
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.cast_decode,
       "pallas_triton": _pallas_triton.cast_decode,
@@ -106,7 +99,7 @@ def cast_sum(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_cast(words, like, dtype, "workers")
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.cast_sum,
       "pallas_triton": _pallas_triton.cast_sum,
@@ -146,10 +139,10 @@ def truncate_encode(
     >>> [p.tolist() for p in truncate_encode(jnp.array([1.0, -2.0]), 2)]
     [[63, 192], [128, 0]]
   """
-  check_float("x", x)
-  check_int("bytes", bytes, 1, 4)
-  check_choice("rounding", rounding, ("zero", "nearest"))
-  return dispatch(
+  core.check_float("x", x)
+  core.check_int("bytes", bytes, 1, 4)
+  core.check_choice("rounding", rounding, ("zero", "nearest"))
+  return _dispatch.dispatch(
     {
       "reference": _reference.truncate_encode,
       "pallas_triton": _pallas_triton.truncate_encode,
@@ -175,7 +168,7 @@ def truncate_decode(
     implementation: name of the only implementation to try; None chooses one.
   """
   _check_planes(planes, like)
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.truncate_decode,
       "pallas_triton": _pallas_triton.truncate_decode,
@@ -203,7 +196,7 @@ def truncate_sum(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_planes(planes, like, "workers")
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.truncate_sum,
       "pallas_triton": _pallas_triton.truncate_sum,
@@ -215,20 +208,20 @@ def truncate_sum(
 
 
 def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
-  check_choice("dtype", dtype, _FORMATS)
-  check_float("like", like)
+  core.check_choice("dtype", dtype, _FORMATS)
+  core.check_float("like", like)
   bits = jnp.dtype(dtype).itemsize * 8
-  check_words("words", words, (*lead, *like.shape), bits)
+  _checks.check_words("words", words, (*lead, *like.shape), bits)
 
 
 def _check_planes(planes: Any, like: Any, *lead: str) -> None:
-  check_float("like", like)
-  found = check_sequence("planes", planes, "1 to 4 uint8 arrays")
+  core.check_float("like", like)
+  found = core.check_sequence("planes", planes, "1 to 4 uint8 arrays")
   if not 1 <= len(found) <= 4:
     raise ValueError(
       f"`planes` must be 1 to 4 uint8 arrays, got {len(found)} of them."
     )
   workers: tuple[int | str, ...] = lead
   for i, plane in enumerate(found):
-    check_words(f"planes[{i}]", plane, (*workers, *like.shape), 8)
+    _checks.check_words(f"planes[{i}]", plane, (*workers, *like.shape), 8)
     workers = tuple(plane.shape[: len(lead)])

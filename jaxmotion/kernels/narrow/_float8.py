@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.microscaling import FORMATS
-from jaxmotion.kernels.microscaling._reference import round_codes
+from jaxmotion.kernels import microscaling
+from jaxmotion.kernels.microscaling import _reference
 
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
@@ -25,11 +25,11 @@ _SPECIAL = {
 
 def encode(x: Array, dtype: str) -> Array:
   """Rounds to nearest even, saturating: uint8 of the shape of `x`."""
-  form, (infinity, nan, _) = FORMATS[dtype], _SPECIAL[dtype]
+  form, (infinity, nan, _) = microscaling.FORMATS[dtype], _SPECIAL[dtype]
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
   magnitude = bits & jnp.uint32(_MAGNITUDE)
   v = lax.bitcast_convert_type(magnitude, jnp.float32)
-  codes = jnp.minimum(round_codes(v, form), jnp.uint32(form.most))
+  codes = jnp.minimum(_reference.round_codes(v, form), jnp.uint32(form.most))
   codes = jnp.where(magnitude < _INFINITY, codes, jnp.uint32(infinity))
   codes = jnp.where(magnitude > _INFINITY, jnp.uint32(nan), codes)
   return (codes | ((bits >> 24) & jnp.uint32(0x80))).astype(jnp.uint8)
@@ -37,7 +37,7 @@ def encode(x: Array, dtype: str) -> Array:
 
 def decode(words: Array, dtype: str) -> Array:
   """Returns the float32 values whose codes the words are."""
-  form, (_, _, nan) = FORMATS[dtype], _SPECIAL[dtype]
+  form, (_, _, nan) = microscaling.FORMATS[dtype], _SPECIAL[dtype]
   wide = words.astype(jnp.uint16)
   magnitude = wide & jnp.uint16(0x7F)
   # A float16 with the same mantissa bits. It has at least as many exponents, so

@@ -14,15 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels._error_memory import MAX_UNROLL_IN_KERNEL, add_in_order
-from jaxmotion.kernels._triton import (
-  call_kernel,
-  load,
-  power_of_two,
-  run_if,
-  store,
-  tile_index,
-)
+from jaxmotion.kernels import _error_memory, _triton
 from jaxmotion.kernels.narrow import _reference
 
 # 16 elements per thread: a vector of bytes, several of floats in flight.
@@ -124,7 +116,7 @@ def _map_tiles(
   """
   leaves, treedef = jax.tree.flatten(inputs)
   size = leaves[0].size // (workers or 1)
-  tile = min(_TILE, power_of_two(max(1, size)))
+  tile = min(_TILE, _triton.power_of_two(max(1, size)))
 
   def apply_to_one(inputs: PyTree) -> PyTree:
     if workers is not None:
@@ -141,12 +133,14 @@ def _map_tiles(
   tiles = -(-size // tile)
 
   def kernel(*refs: Any) -> None:
-    index = tile_index() * tile + lax.iota(jnp.int32, tile)
+    index = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
 
     def compute_tile(inside: Array | None) -> None:
       def apply_to_worker(worker: Any) -> Any:
         where = index + worker * size
-        values = [load(ref, where, inside) for ref in refs[: len(leaves)]]
+        values = [
+          _triton.load(ref, where, inside) for ref in refs[: len(leaves)]
+        ]
         return fn(jax.tree.unflatten(treedef, values))
 
       if workers is None:
@@ -155,22 +149,24 @@ def _map_tiles(
         result = _add_workers(apply_to_worker, workers)
       targets = refs[len(leaves) :]
       for ref, y in zip(targets, jax.tree.leaves(result), strict=True):
-        store(ref, index, y, inside)
+        _triton.store(ref, index, y, inside)
 
     if size % tile == 0:
       compute_tile(None)
     else:
       # Only the last tile has a mask: one would narrow the loads and stores of
       # every tile.
-      last = tile_index() == tiles - 1
-      run_if(last, lambda: compute_tile(index < size))
-      run_if(~last, lambda: compute_tile(None))
+      last = _triton.tile_index() == tiles - 1
+      _triton.run_if(last, lambda: compute_tile(index < size))
+      _triton.run_if(~last, lambda: compute_tile(None))
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel, name, tiles, tile, leaves, outputs, interpret=interpret
   )
 
 
 def _add_workers(apply: Callable[[Any], Array], workers: int) -> Array:
   term = lambda worker: apply(worker).astype(jnp.float32)
-  return add_in_order(term, workers, MAX_UNROLL_IN_KERNEL)
+  return _error_memory.add_in_order(
+    term, workers, _error_memory.MAX_UNROLL_IN_KERNEL
+  )

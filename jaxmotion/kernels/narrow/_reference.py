@@ -9,14 +9,9 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  ShapedLike,
-  from_bits,
-  saturate_cast,
-  to_bits,
-)
-from jaxmotion.kernels._error_memory import sum_decoded
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _error_memory
 from jaxmotion.kernels.narrow import _float8
 
 _SIGN = 0x80000000
@@ -29,7 +24,7 @@ def cast_encode(x: Array, *, dtype: str) -> Array:
   """Rounds to a narrower float, saturating, and returns words of its bits."""
   if jnp.dtype(dtype).itemsize == 1:
     return _float8.encode(x, dtype)
-  y = saturate_cast(x.astype(jnp.float32), dtype)
+  y = core.saturate_cast(x.astype(jnp.float32), dtype)
   return lax.bitcast_convert_type(y, jnp.uint16)
 
 
@@ -39,13 +34,13 @@ def cast_decode(words: Array, like: ShapedLike, *, dtype: str) -> Array:
     y = _float8.decode(words, dtype)
   else:
     y = lax.bitcast_convert_type(words, jnp.dtype(dtype))
-  return saturate_cast(y.reshape(like.shape), like.dtype)
+  return core.saturate_cast(y.reshape(like.shape), like.dtype)
 
 
 def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
   """Decodes the words of several workers and adds them in their order."""
   decode = functools.partial(cast_decode, dtype=dtype)
-  return sum_decoded(decode, words, like)
+  return _error_memory.sum_decoded(decode, words, like)
 
 
 def truncate_encode(
@@ -60,7 +55,7 @@ def _word_of(x: Array) -> Array:
   """Returns the bits of the elements as float32, uint32."""
   if x.dtype == jnp.bfloat16:
     # Not by a conversion, in which hosts flush subnormal numbers to zero.
-    return to_bits(x).astype(jnp.uint32) << 16
+    return core.to_bits(x).astype(jnp.uint32) << 16
   return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
 
 
@@ -91,14 +86,14 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   u = u.reshape(like.shape)
   if like.dtype == jnp.bfloat16:
     # The low bytes are zero, as they were in what was encoded.
-    return from_bits((u >> 16).astype(jnp.uint16), like.dtype)
+    return core.from_bits((u >> 16).astype(jnp.uint16), like.dtype)
   y = lax.bitcast_convert_type(u, jnp.float32)
   if len(planes) == 1 and float(jnp.finfo(like.dtype).max) < 2.0**127:
     # The last level stands for infinity and NaN: it must not saturate.
     y = jnp.where(jnp.abs(y) < 2.0**127, y, 2 * y)
-  return saturate_cast(y, like.dtype)
+  return core.saturate_cast(y, like.dtype)
 
 
 def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:
   """Decodes the planes of several workers and adds them in their order."""
-  return sum_decoded(truncate_decode, planes, like)
+  return _error_memory.sum_decoded(truncate_decode, planes, like)

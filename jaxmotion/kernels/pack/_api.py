@@ -6,11 +6,10 @@ inside its own expression, so that both are one pass.
 
 from typing import Any
 
-from jaxmotion.core import Array, check_int
-from jaxmotion.kernels._checks import check_words
-from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion import core
+from jaxmotion.core import Array
+from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.pack import _pallas_triton, _reference
-from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
 
 def pack(
@@ -32,8 +31,8 @@ def pack(
     >>> hex(int(pack(codes, 4)[0, 0]))
     '0x76543210'
   """
-  check_words("codes", codes, (num_planes(bits), "..."), 32)
-  return dispatch(
+  _checks.check_words("codes", codes, (_reference.num_planes(bits), "..."), 32)
+  return _dispatch.dispatch(
     {"reference": _reference.pack, "pallas_triton": _pallas_triton.pack},
     codes,
     gpu=_preferred_for_packing(bits),
@@ -56,7 +55,7 @@ def unpack(
     uint32[P, ...].
   """
   _check_packed(words, bits)
-  return dispatch(
+  return _dispatch.dispatch(
     {"reference": _reference.unpack, "pallas_triton": _pallas_triton.unpack},
     words,
     implementation=implementation,
@@ -82,8 +81,8 @@ def pack_flat(
     >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
     [[197121]]
   """
-  check_words("codes", codes, ("...",), 32)
-  return dispatch(
+  _checks.check_words("codes", codes, ("...",), 32)
+  return _dispatch.dispatch(
     {
       "reference": _reference.pack_flat,
       "pallas_triton": _pallas_triton.pack_flat,
@@ -113,8 +112,8 @@ def unpack_flat(
     [0, 1, 2]
   """
   _check_packed(words, bits)
-  check_int("size", size, 0, words.size * 32 // bits)
-  return dispatch(
+  core.check_int("size", size, 0, words.size * 32 // bits)
+  return _dispatch.dispatch(
     {
       "reference": _reference.unpack_flat,
       "pallas_triton": _pallas_triton.unpack_flat,
@@ -127,9 +126,11 @@ def unpack_flat(
 
 
 def _check_packed(words: Any, bits: Any) -> None:
-  check_words("words", words, (num_planes(bits) * bits // 32, "..."), 32)
+  _checks.check_words(
+    "words", words, (_reference.num_planes(bits) * bits // 32, "..."), 32
+  )
 
 
 def _preferred_for_packing(bits: int) -> tuple[str, ...]:
   # XLA:GPU reads the codes once for each field, the kernel once in all.
-  return ("pallas_triton",) if len(field_widths(bits)) > 1 else ()
+  return ("pallas_triton",) if len(_reference.field_widths(bits)) > 1 else ()

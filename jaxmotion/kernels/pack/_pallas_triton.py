@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._triton import (
-  call_kernel,
-  load,
-  power_of_two,
-  store,
-  tile_index,
-)
-from jaxmotion.kernels.pack._reference import num_planes
-from jaxmotion.kernels.pack._tile import pack_tile, piece_rows, unpack_tile
+from jaxmotion.kernels import _triton
+from jaxmotion.kernels.pack import _reference, _tile
 
 # Columns per tile.
 _WIDTH = 512
@@ -42,17 +35,21 @@ def unpack(words: Array, *, bits: int, interpret: bool = False) -> Array:
 def pack_flat(codes: Array, *, bits: int, interpret: bool = False) -> Array:
   """Packs codes of any shape with one kernel."""
   size = codes.size
-  columns = math.ceil(size / num_planes(bits))
+  columns = math.ceil(size / _reference.num_planes(bits))
   width = _tile_width(columns)
 
   def kernel(codes_ref: Any, words_ref: Any) -> None:
-    index, inside = _column_index(0, num_planes(bits), columns, width, size)
-    codes = load(codes_ref, index, inside)
-    for first, piece in pack_tile(codes, bits):
+    index, inside = _column_index(
+      0, _reference.num_planes(bits), columns, width, size
+    )
+    codes = _triton.load(codes_ref, index, inside)
+    for first, piece in _tile.pack_tile(codes, bits):
       index, inside = _column_index(first, piece.shape[0], columns, width)
-      store(words_ref, index, piece, inside)
+      _triton.store(words_ref, index, piece, inside)
 
-  words = jax.ShapeDtypeStruct((len(piece_rows(bits)), columns), jnp.uint32)
+  words = jax.ShapeDtypeStruct(
+    (len(_tile.piece_rows(bits)), columns), jnp.uint32
+  )
   return _call_tiles(kernel, f"pack{bits}", columns, codes, words, interpret)
 
 
@@ -60,23 +57,25 @@ def unpack_flat(
   words: Array, *, bits: int, size: int, interpret: bool = False
 ) -> Array:
   """Unpacks words to codes uint32[size] with one kernel."""
-  columns = words.size // len(piece_rows(bits))
+  columns = words.size // len(_tile.piece_rows(bits))
   width = _tile_width(columns)
 
   def kernel(words_ref: Any, codes_ref: Any) -> None:
     pieces = [
-      load(words_ref, *_column_index(first, rows, columns, width))
-      for first, rows in piece_rows(bits)
+      _triton.load(words_ref, *_column_index(first, rows, columns, width))
+      for first, rows in _tile.piece_rows(bits)
     ]
-    index, inside = _column_index(0, num_planes(bits), columns, width, size)
-    store(codes_ref, index, unpack_tile(pieces, bits), inside)
+    index, inside = _column_index(
+      0, _reference.num_planes(bits), columns, width, size
+    )
+    _triton.store(codes_ref, index, _tile.unpack_tile(pieces, bits), inside)
 
   codes = jax.ShapeDtypeStruct((size,), jnp.uint32)
   return _call_tiles(kernel, f"unpack{bits}", columns, words, codes, interpret)
 
 
 def _tile_width(columns: int) -> int:
-  return min(_WIDTH, power_of_two(max(1, columns)))
+  return min(_WIDTH, _triton.power_of_two(max(1, columns)))
 
 
 def _call_tiles(
@@ -90,7 +89,7 @@ def _call_tiles(
   width = _tile_width(columns)
   # `pack_tile` wants 4 columns per thread: as many threads as for 4 planes.
   tiles, tile_elements = -(-columns // width), 4 * width
-  return call_kernel(
+  return _triton.call_kernel(
     kernel, name, tiles, tile_elements, [x], out, interpret=interpret
   )
 
@@ -102,7 +101,7 @@ def _column_index(
   shape = rows, 1, width
   row = lax.broadcasted_iota(jnp.int32, shape, 0) + first
   column = lax.broadcasted_iota(jnp.int32, shape, 2)
-  column = column + tile_index() * width
+  column = column + _triton.tile_index() * width
   index = row * columns + column
   inside = column < columns if columns % width else None
   if size is not None and size < rows * columns:

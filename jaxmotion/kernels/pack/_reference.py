@@ -13,7 +13,8 @@ from functools import reduce
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, check_int, is_compiler_partitioned
+from jaxmotion import core
+from jaxmotion.core import Array
 
 # Planes added by one sum, and by one sum of 32 planes: see `sum_planes`.
 _MAX_SUM, _MAX_SUM_OF_MANY = 4, 8
@@ -25,7 +26,7 @@ def field_widths(bits: int) -> tuple[int, ...]:
   >>> field_widths(7), field_widths(8)
   ((4, 2, 1), (8,))
   """
-  check_int("bits", bits, 1, 32)
+  core.check_int("bits", bits, 1, 32)
   return tuple(f for f in (32, 16, 8, 4, 2, 1) if bits & f)
 
 
@@ -155,7 +156,7 @@ def _unpack_field(words: Array, f: int) -> Array:
   """Returns the fields of words: uint32[rows * 32 / f, ...]."""
   if f == 32:
     return words
-  if is_compiler_partitioned(words):
+  if core.is_compiler_partitioned(words):
     # The compiler looks through concatenations before it looks at products, but
     # through broadcasts later. Products with weights that are sharded would
     # decide how the codes are partitioned, and these would be moved.

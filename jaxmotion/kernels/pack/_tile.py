@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels._words import sum_words
-from jaxmotion.kernels.pack._reference import field_widths, num_planes
+from jaxmotion.kernels import _words
+from jaxmotion.kernels.pack import _reference
 
 
 def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
@@ -37,7 +37,7 @@ def pack_tile(codes: Array, bits: int) -> list[tuple[int, Array]]:
     field = field << shift
     if mine is not None:
       field = jnp.where(mine, field, jnp.uint32(0))
-    pieces.append((row, sum_words(field, axis=0)))
+    pieces.append((row, _words.sum_words(field, axis=0)))
   return pieces
 
 
@@ -47,7 +47,7 @@ def piece_rows(bits: int) -> list[tuple[int, int]]:
   >>> piece_rows(6), piece_rows(8)
   ([(0, 1), (1, 1), (2, 1)], [(0, 1)])
   """
-  return [(row, 1) for row in range(num_planes(bits) * bits // 32)]
+  return [(row, 1) for row in range(_reference.num_planes(bits) * bits // 32)]
 
 
 def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
@@ -83,9 +83,9 @@ def _row_fields(
     the shift of each plane's field in a word, and whether the plane belongs to
     this row (None if all do). The last two have shape [P, 1, 1].
   """
-  count, row, low = num_planes(bits), 0, 0
+  count, row, low = _reference.num_planes(bits), 0, 0
   plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)
-  for f in reversed(field_widths(bits)):
+  for f in reversed(_reference.field_widths(bits)):
     per = 32 // f
     for group in range(count // per):
       mine = plane // per == group if per < count else None

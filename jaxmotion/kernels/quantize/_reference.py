@@ -13,22 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike, random_words
-from jaxmotion.kernels._block_layout import (
-  cut_planes,
-  from_blocks,
-  max_element,
-  max_magnitude,
-  min_element,
-  reduce_blocks,
-  to_blocks,
-)
-from jaxmotion.kernels.pack._reference import (
-  field_widths,
-  num_planes,
-  pack_cut,
-  unpack_to_float,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _block_layout
+from jaxmotion.kernels.pack import _reference
 
 # A scale below this is too near the subnormals, which backends may flush to
 # zero. Its block decodes to a constant instead.
@@ -69,7 +57,7 @@ class MinMax(NamedTuple):
 
 
 def absmax_encode(
-  x: Array, bits: int, block: int, key: Key | None
+  x: Array, bits: int, block: int, key: core.Key | None
 ) -> Symmetric:
   """Quantizes to 2**bits - 1 levels around zero (two levels for one bit).
 
@@ -79,7 +67,9 @@ def absmax_encode(
     block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  peak = reduce_blocks(x, num_planes(bits), block, max_magnitude)
+  peak = _block_layout.reduce_blocks(
+    x, _reference.num_planes(bits), block, _block_layout.max_magnitude
+  )
   scale = absmax_scale(peak, bits)
   codes = [
     (
@@ -90,7 +80,7 @@ def absmax_encode(
     )
     for planes, b in _cut(x, bits, block, key)
   ]
-  return Symmetric(pack_cut(codes, bits), scale[..., 0])
+  return Symmetric(_reference.pack_cut(codes, bits), scale[..., 0])
 
 
 def absmax_scale(peak: Array, bits: int) -> Array:
@@ -124,11 +114,13 @@ def absmax_values(codes: Array, bits: int) -> Array:
 
 def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
-  y = absmax_values(unpack_to_float(payload.words, bits), bits)
-  return from_blocks(y * payload.scale[..., None], like)
+  y = absmax_values(_reference.unpack_to_float(payload.words, bits), bits)
+  return _block_layout.from_blocks(y * payload.scale[..., None], like)
 
 
-def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
+def minmax_encode(
+  x: Array, bits: int, block: int, key: core.Key | None
+) -> MinMax:
   """Quantizes to 2**bits levels from a block's minimum to its maximum.
 
   Args:
@@ -138,8 +130,8 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   least, greatest = (
-    reduce_blocks(x, num_planes(bits), block, reduce)
-    for reduce in (min_element, max_element)
+    _block_layout.reduce_blocks(x, _reference.num_planes(bits), block, reduce)
+    for reduce in (_block_layout.min_element, _block_layout.max_element)
   )
   low, scale = minmax_scale(least, greatest, bits)
   codes = [
@@ -153,7 +145,9 @@ def minmax_encode(x: Array, bits: int, block: int, key: Key | None) -> MinMax:
     )
     for planes, b in _cut(x, bits, block, key)
   ]
-  return MinMax(pack_cut(codes, bits), scale[..., 0], 2 * low[..., 0])
+  return MinMax(
+    _reference.pack_cut(codes, bits), scale[..., 0], 2 * low[..., 0]
+  )
 
 
 def minmax_scale(
@@ -176,9 +170,9 @@ def minmax_codes(y: Array, bits: int, words: Array | None) -> Array:
 
 def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
-  codes = unpack_to_float(payload.words, bits)
+  codes = _reference.unpack_to_float(payload.words, bits)
   y = minmax_values(codes, payload.scale[..., None], payload.low[..., None])
-  return from_blocks(y, like)
+  return _block_layout.from_blocks(y, like)
 
 
 def minmax_values(codes: Array, scale: Array, low: Array) -> Array:
@@ -188,13 +182,13 @@ def minmax_values(codes: Array, scale: Array, low: Array) -> Array:
 
 
 def _cut(
-  x: Array, bits: int, block: int, key: Key | None
+  x: Array, bits: int, block: int, key: core.Key | None
 ) -> list[tuple[slice, Array]]:
   """Returns numbers of planes and their blocks, as `pack_cut` takes codes."""
-  planes = num_planes(bits)
-  if key is None and bits == min(field_widths(bits)):
-    return cut_planes(x, planes, block)
-  return [(slice(0, planes), to_blocks(x, planes, block))]
+  planes = _reference.num_planes(bits)
+  if key is None and bits == min(_reference.field_widths(bits)):
+    return _block_layout.cut_planes(x, planes, block)
+  return [(slice(0, planes), _block_layout.to_blocks(x, planes, block))]
 
 
 def _scale_of(scale: Array, planes: slice) -> Array:
@@ -202,8 +196,8 @@ def _scale_of(scale: Array, planes: slice) -> Array:
   return scale if len(scale) == 1 else scale[planes]
 
 
-def _random_words_of(key: Key | None, b: Array) -> Array | None:
-  return None if key is None else random_words(key.worker, b.shape)
+def _random_words_of(key: core.Key | None, b: Array) -> Array | None:
+  return None if key is None else core.random_words(key.worker, b.shape)
 
 
 def _levels(bits: int) -> tuple[int, float, float]:

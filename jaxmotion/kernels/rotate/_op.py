@@ -7,30 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  ShapedLike,
-  check_choice,
-  check_instance,
-  check_int,
-  random_words_at,
-)
-from jaxmotion.kernels._block_op import BlockLayout, BlockOp, LeafLayout, Tile
-from jaxmotion.kernels.rotate._reference import (
-  flip_by_words,
-  hadamard_factors,
-  rotate,
-  rotate_back,
-  row_shape,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _block_op
+from jaxmotion.kernels.rotate import _reference
 
 _LENGTHS = tuple(2**i for i in range(17))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RotateOp(BlockOp):
+class RotateOp(_block_op.BlockOp):
   """Rotates rows, then encodes them with another op.
 
   Attributes:
@@ -39,14 +25,14 @@ class RotateOp(BlockOp):
     seed: seed of the random signs.
   """
 
-  op: BlockOp
+  op: _block_op.BlockOp
   length: int
   seed: int
 
   def __post_init__(self) -> None:
-    check_instance("op", self.op, BlockOp, "a BlockOp")
-    check_choice("length", self.length, _LENGTHS)
-    check_int("seed", self.seed, 0, 2**32 - 1)
+    core.check_instance("op", self.op, _block_op.BlockOp, "a BlockOp")
+    core.check_choice("length", self.length, _LENGTHS)
+    core.check_int("seed", self.seed, 0, 2**32 - 1)
 
   @property
   def planes(self) -> int:
@@ -63,16 +49,16 @@ class RotateOp(BlockOp):
     """Whether blocks depend on where they stand: the random signs do."""
     return True
 
-  def encode(self, x: Array, key: Key | None) -> PyTree:
+  def encode(self, x: Array, key: core.Key | None) -> PyTree:
     """Rotates the array and encodes the rows."""
-    return self.op.encode(rotate(x, self.length, self.seed), key)
+    return self.op.encode(_reference.rotate(x, self.length, self.seed), key)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes the rows and rotates them back."""
     rows = self.op.decode(payload, self._rotated_like(math.prod(like.shape)))
-    return rotate_back(rows, like, self.seed)
+    return _reference.rotate_back(rows, like, self.seed)
 
-  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+  def layout(self, shape: tuple[int, ...]) -> _block_op.BlockLayout:
     """Returns the op's layout, of whole rows in one block each.
 
     Raises:
@@ -87,32 +73,36 @@ class RotateOp(BlockOp):
       )
     return layout
 
-  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+  def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
     """Returns the leaf layouts of the op."""
     return self.op.leaf_layouts()
 
   def encode_tile(
-    self, x: Array, tile: Tile, seed: Array | None
+    self, x: Array, tile: _block_op.Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
     """Rotates and encodes one tile."""
-    words = random_words_at(jnp.uint32(self.seed), tile.position)
-    rotated = _hadamard_tile(flip_by_words(x, words), self.length)
+    words = core.random_words_at(jnp.uint32(self.seed), tile.position)
+    rotated = _hadamard_tile(_reference.flip_by_words(x, words), self.length)
     return self.op.encode_tile(rotated, tile, seed)
 
-  def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
+  def decode_tile(
+    self, leaves: tuple[list[Array], ...], tile: _block_op.Tile
+  ) -> Array:
     """Decodes one tile and rotates it back."""
     y = _hadamard_tile(self.op.decode_tile(leaves, tile), self.length)
-    return flip_by_words(
-      y, random_words_at(jnp.uint32(self.seed), tile.position)
+    return _reference.flip_by_words(
+      y, core.random_words_at(jnp.uint32(self.seed), tile.position)
     )
 
   def _rotated_like(self, size: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(row_shape(size, self.length), jnp.float32)
+    return jax.ShapeDtypeStruct(
+      _reference.row_shape(size, self.length), jnp.float32
+    )
 
 
 def _hadamard_tile(x: Array, length: int) -> Array:
   """Computes `hadamard` of rows that lie in the last axis of a tile."""
-  first, last = hadamard_factors(length)
+  first, last = _reference.hadamard_factors(length)
   y = x * jnp.float32(first)
   half = 1
   while half < length:

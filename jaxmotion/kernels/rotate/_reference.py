@@ -7,13 +7,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  ShapedLike,
-  random_words,
-  saturate_cast,
-  write_apart,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
 
 
 def hadamard(rows: Array) -> Array:
@@ -40,7 +35,7 @@ def hadamard(rows: Array) -> Array:
   for i, some in enumerate(passes):
     before = first if i == 0 else 1.0
     after = last if i == len(passes) - 1 else 1.0
-    y = write_apart(functools.partial(_add_pairs, some, before, after), y)
+    y = core.write_apart(functools.partial(_add_pairs, some, before, after), y)
   return y
 
 
@@ -80,7 +75,7 @@ def flip_signs(rows: Array, seed: int) -> Array:
     rows: float32 of any shape.
     seed: 0 to 2^32 - 1.
   """
-  return flip_by_words(rows, random_words(jnp.uint32(seed), rows.shape))
+  return flip_by_words(rows, core.random_words(jnp.uint32(seed), rows.shape))
 
 
 def flip_by_words(x: Array, words: Array) -> Array:
@@ -117,7 +112,7 @@ def row_shape(size: int, block: int) -> tuple[int, int]:
 def from_rows(rows: Array, like: ShapedLike) -> Array:
   """Inverts `to_rows`, to the shape and dtype of `like`."""
   flat = rows.reshape(-1)[: math.prod(like.shape)]
-  return saturate_cast(flat.reshape(like.shape), like.dtype)
+  return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def rotate(x: Array, block: int, seed: int) -> Array:

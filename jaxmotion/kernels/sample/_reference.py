@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, random_words
-from jaxmotion.kernels._words import mul_high
+from jaxmotion import core
+from jaxmotion.core import Array
+from jaxmotion.kernels import _words
 
 
 def stratum_sizes(size: int, k: int) -> Array:
@@ -39,5 +40,5 @@ def draw_stratified(seed: Array, size: int, k: int) -> Array:
   run = lax.iota(jnp.int32, k)
   first = run * short + jnp.minimum(run, longer)
   lengths = stratum_sizes(size, k).astype(jnp.uint32)
-  offset = mul_high(random_words(seed, (k,)), lengths)
+  offset = _words.mul_high(core.random_words(seed, (k,)), lengths)
   return first + offset.astype(jnp.int32)

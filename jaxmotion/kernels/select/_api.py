@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from jaxmotion.core import Array, ShapedLike, check_float, check_int
-from jaxmotion.kernels._block_layout import plane_length
-from jaxmotion.kernels._checks import check_shape, check_words
-from jaxmotion.kernels._dispatch import dispatch
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _block_layout, _checks, _dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
@@ -45,10 +44,10 @@ def topk_select(
     >>> values.tolist(), places.tolist()
     ([[2.0, -3.0]], [[1, 0]])
   """
-  check_int("planes", planes, 1, _MAX_PLANES)
-  check_int("k", k, 1, planes)
-  check_float("x", x)
-  return dispatch(
+  core.check_int("planes", planes, 1, _MAX_PLANES)
+  core.check_int("k", k, 1, planes)
+  core.check_float("x", x)
+  return _dispatch.dispatch(
     {
       "reference": _reference.topk_select,
       "pallas_triton": _pallas_triton.topk_select,
@@ -86,7 +85,7 @@ def topk_scatter(
     [0.0, -3.0, 2.0, 0.0]
   """
   _check_selected(values, places, like, planes)
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.topk_scatter,
       "pallas_triton": _pallas_triton.topk_scatter,
@@ -128,7 +127,7 @@ def topk_sum(
     [1.0, -2.0, 2.0, 0.0]
   """
   _check_selected(values, places, like, planes, "workers")
-  return dispatch(
+  return _dispatch.dispatch(
     {
       "reference": _reference.topk_sum,
       "pallas_triton": _pallas_triton.topk_sum,
@@ -145,9 +144,9 @@ def topk_sum(
 def _check_selected(
   values: Any, places: Any, like: Any, planes: Any, *lead: str
 ) -> None:
-  check_int("planes", planes, 1, _MAX_PLANES)
-  check_float("like", like)
-  check_float("values", values)
-  lanes = plane_length(tuple(like.shape), planes)
-  check_shape("values", values, (*lead, "k", lanes), "float")
-  check_words("places", places, tuple(values.shape))
+  core.check_int("planes", planes, 1, _MAX_PLANES)
+  core.check_float("like", like)
+  core.check_float("values", values)
+  lanes = _block_layout.plane_length(tuple(like.shape), planes)
+  _checks.check_shape("values", values, (*lead, "k", lanes), "float")
+  _checks.check_words("places", places, tuple(values.shape))

@@ -14,17 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, ShapedLike, saturate_cast
-from jaxmotion.kernels._block_layout import plane_length
-from jaxmotion.kernels._error_memory import add_in_order
-from jaxmotion.kernels._triton import (
-  call_kernel,
-  load,
-  power_of_two,
-  store,
-  tile_index,
-)
-from jaxmotion.kernels.select._reference import from_keys, to_keys
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _block_layout, _error_memory, _triton
+from jaxmotion.kernels.select import _reference
 
 # Elements per tile, four per thread: 16 bytes per load or store.
 _TILE = 512
@@ -48,15 +41,15 @@ def topk_select(
   """Selects the k elements of largest magnitude in every lane."""
   if k > _MAX_K:
     raise NotImplementedError(f"`k` must be at most {_MAX_K}, got {k}")
-  lanes = plane_length(x.shape, planes)
+  lanes = _block_layout.plane_length(x.shape, planes)
   groups = _count_groups(lanes, planes)
-  tile = min(_TILE // groups, power_of_two(lanes))
+  tile = min(_TILE // groups, _triton.power_of_two(lanes))
   rounds = -(-planes // groups)
   padded = rounds * groups * lanes
   _check_size(x, padded)
 
   def kernel(x_ref: Any, values_ref: Any, places_ref: Any) -> None:
-    start = tile_index() * tile
+    start = _triton.tile_index() * tile
     group, lane = (
       lax.broadcasted_iota(jnp.int32, (groups, tile), axis) for axis in (0, 1)
     )
@@ -71,9 +64,11 @@ def topk_select(
         inside = _inside_lanes(start + lane, lanes, tile)
         # Entries past the last plane get the key 0, the least.
         held = _existing(index, inside, x.size, padded)
-        some.append((load(x_ref, index, held).astype(jnp.float32), plane))
+        some.append(
+          (_triton.load(x_ref, index, held).astype(jnp.float32), plane)
+        )
       for value, plane in some:
-        best = _insert_entry(best, to_keys(value), plane)[:k]
+        best = _insert_entry(best, _reference.to_keys(value), plane)[:k]
       return list(best)
 
     iterations = max(0, rounds - k) // _IN_FLIGHT
@@ -88,10 +83,12 @@ def topk_select(
     inside = _inside_lanes(lane, lanes, tile)
     for i in range(k):
       key, place, best = _pop_first(best, rounds * groups)
-      store(values_ref, i * lanes + lane, from_keys(key), inside)
-      store(places_ref, i * lanes + lane, place, inside)
+      _triton.store(
+        values_ref, i * lanes + lane, _reference.from_keys(key), inside
+      )
+      _triton.store(places_ref, i * lanes + lane, place, inside)
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel,
     f"topk_select_{k}",
     -(-lanes // tile),
@@ -157,17 +154,17 @@ def _scatter_sum(
       f"a lane must get at most {_MAX_SUMMED} values, got {workers * k}"
     )
   wide = _WIDE if workers * k <= _MAX_K else 1
-  tile = min(_TILE * wide // _WIDE, power_of_two(lanes))
+  tile = min(_TILE * wide // _WIDE, _triton.power_of_two(lanes))
   size = math.prod(like.shape)
 
   def kernel(values_ref: Any, places_ref: Any, y_ref: Any) -> None:
-    lane = tile_index() * tile + lax.iota(jnp.int32, tile)
+    lane = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = _inside_lanes(lane, lanes, tile)
     entries = []
     for row in range(workers * k):
       index = row * lanes + lane
-      value = load(values_ref, index, inside)
-      place = load(places_ref, index, inside).astype(jnp.uint32)
+      value = _triton.load(values_ref, index, inside)
+      place = _triton.load(places_ref, index, inside).astype(jnp.uint32)
       entries.append((value, place))
 
     def store_plane(plane: Array, _: None) -> None:
@@ -175,15 +172,15 @@ def _scatter_sum(
         y = jnp.zeros((tile,), jnp.float32)
         for value, place in entries[worker * k : worker * k + k]:
           y = jnp.where(place == plane.astype(jnp.uint32), value, y)
-        return saturate_cast(y, like.dtype).astype(dtype)
+        return core.saturate_cast(y, like.dtype).astype(dtype)
 
       index = plane * lanes + lane
-      total = add_in_order(decode_worker, workers, workers)
-      store(y_ref, index, total, _existing(index, inside, size, padded))
+      total = _error_memory.add_in_order(decode_worker, workers, workers)
+      _triton.store(y_ref, index, total, _existing(index, inside, size, padded))
 
     lax.fori_loop(0, planes, store_plane, None)
 
-  return call_kernel(
+  return _triton.call_kernel(
     kernel,
     name,
     -(-lanes // tile),

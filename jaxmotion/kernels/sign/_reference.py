@@ -5,14 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels._block_layout import (
-  block_counts,
-  cut_planes,
-  from_blocks,
-  reduce_blocks,
-  sum_magnitudes,
-)
-from jaxmotion.kernels.pack._reference import pack_cut, unpack_to_float
+from jaxmotion.kernels import _block_layout
+from jaxmotion.kernels.pack import _reference
 
 
 class Signs(NamedTuple):
@@ -35,21 +29,28 @@ def sign_encode(x: Array, block: int) -> Signs:
     block: maximum number of elements under one scale.
   """
   scale = _mean_magnitude(x, block)
-  codes = [(s, (b < 0).astype(jnp.uint32)) for s, b in cut_planes(x, 32, block)]
-  return Signs(pack_cut(codes, 1), scale[..., 0])
+  codes = [
+    (s, (b < 0).astype(jnp.uint32))
+    for s, b in _block_layout.cut_planes(x, 32, block)
+  ]
+  return Signs(_reference.pack_cut(codes, 1), scale[..., 0])
 
 
 def _mean_magnitude(x: Array, block: int) -> Array:
   """Returns the mean |b| under each scale, without the padding."""
-  counts = block_counts(x.shape, 32, block)
-  total = reduce_blocks(x, 32, block, sum_magnitudes, past_end=0.0)
+  counts = _block_layout.block_counts(x.shape, 32, block)
+  total = _block_layout.reduce_blocks(
+    x, 32, block, _block_layout.sum_magnitudes, past_end=0.0
+  )
   return total / counts.clip(1)
 
 
 def sign_decode(payload: Signs, like: ShapedLike) -> Array:
   """Returns plus or minus the block's mean magnitude."""
-  bits = unpack_to_float(payload.words, 1)
-  return from_blocks(sign_values(bits, payload.scale[..., None]), like)
+  bits = _reference.unpack_to_float(payload.words, 1)
+  return _block_layout.from_blocks(
+    sign_values(bits, payload.scale[..., None]), like
+  )
 
 
 def sign_values(bits: Array, scale: Array) -> Array:

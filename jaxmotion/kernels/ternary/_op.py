@@ -5,36 +5,16 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike, check_bool, random_words_at
-from jaxmotion.kernels._block_layout import block_shape
-from jaxmotion.kernels._block_op import (
-  BlockLayout,
-  BlockOp,
-  LeafLayout,
-  Tile,
-  layout_blocks,
-  tile_mean,
-  tile_peak,
-)
-from jaxmotion.kernels._checks import check_block
-from jaxmotion.kernels._words import sum_words
-from jaxmotion.kernels.ternary._reference import (
-  Trits,
-  leading_trit,
-  stochastic_bound,
-  ternary_codes,
-  ternary_decode,
-  ternary_encode,
-  ternary_signs,
-  threshold_bound,
-  to_fraction,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _block_layout, _block_op, _checks, _words
+from jaxmotion.kernels.ternary import _reference
 
 _PLANES = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TernaryOp(BlockOp):
+class TernaryOp(_block_op.BlockOp):
   """Minus, zero or plus the scale of the block, for each element.
 
   Attributes:
@@ -46,8 +26,8 @@ class TernaryOp(BlockOp):
   stochastic: bool = True
 
   def __post_init__(self) -> None:
-    check_block(self.block)
-    check_bool("stochastic", self.stochastic)
+    _checks.check_block(self.block)
+    core.check_bool("stochastic", self.stochastic)
 
   @property
   def planes(self) -> int:
@@ -59,47 +39,55 @@ class TernaryOp(BlockOp):
     """Whether rounding is stochastic."""
     return self.stochastic
 
-  def encode(self, x: Array, key: Key | None) -> Trits:
+  def encode(self, x: Array, key: core.Key | None) -> _reference.Trits:
     """Returns trits and one scale per block."""
-    return ternary_encode(x, self.block, key if self.stochastic else None)
+    return _reference.ternary_encode(
+      x, self.block, key if self.stochastic else None
+    )
 
-  def decode(self, payload: Trits, like: ShapedLike) -> Array:
+  def decode(self, payload: _reference.Trits, like: ShapedLike) -> Array:
     """Returns minus, zero or plus the scale of the block."""
-    return ternary_decode(payload, like)
+    return _reference.ternary_decode(payload, like)
 
-  def layout(self, shape: tuple[int, ...]) -> BlockLayout:
+  def layout(self, shape: tuple[int, ...]) -> _block_op.BlockLayout:
     """Returns blocks; by threshold full ones, since padding counts in means."""
     full = not self.stochastic
-    return layout_blocks(shape, _PLANES, self.block, full=full)
+    return _block_op.layout_blocks(shape, _PLANES, self.block, full=full)
 
   def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Returns the planes, the blocks of a plane and their width."""
-    return block_shape(shape, _PLANES, self.block)
+    return _block_layout.block_shape(shape, _PLANES, self.block)
 
-  def leaf_layouts(self) -> tuple[LeafLayout, ...]:
+  def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
     """Returns the layouts of words and scales."""
-    return LeafLayout(((0, 1),), True), LeafLayout(((0, _PLANES),), False)
+    return _block_op.LeafLayout(((0, 1),), True), _block_op.LeafLayout(
+      ((0, _PLANES),), False
+    )
 
   def encode_tile(
-    self, x: Array, tile: Tile, seed: Array | None
+    self, x: Array, tile: _block_op.Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
     """Encodes one tile to the pieces of each leaf."""
     if seed is None:
-      mean = tile_mean(x, tile)
-      bound, scale = threshold_bound(x, mean, _sum_magnitudes)
+      mean = _block_op.tile_mean(x, tile)
+      bound, scale = _reference.threshold_bound(x, mean, _sum_magnitudes)
     else:
-      words = random_words_at(seed, tile.position)
-      bound, scale = stochastic_bound(tile_peak(x), words)
-    codes = ternary_codes(x, bound)
+      words = core.random_words_at(seed, tile.position)
+      bound, scale = _reference.stochastic_bound(_block_op.tile_peak(x), words)
+    codes = _reference.ternary_codes(x, bound)
     weights = _plane_powers(codes, last=True)
-    return [to_fraction(sum_words(codes * weights, axis=0))], [scale]
+    return [
+      _reference.to_fraction(_words.sum_words(codes * weights, axis=0))
+    ], [scale]
 
-  def decode_tile(self, leaves: tuple[list[Array], ...], tile: Tile) -> Array:
+  def decode_tile(
+    self, leaves: tuple[list[Array], ...], tile: _block_op.Tile
+  ) -> Array:
     """Decodes the pieces of one tile."""
     (words,), (scale,) = leaves
     spread = jnp.broadcast_to(words, tile.position.shape)
-    codes = leading_trit(spread * _plane_powers(spread, last=False))
-    return ternary_signs(codes) * scale
+    codes = _reference.leading_trit(spread * _plane_powers(spread, last=False))
+    return _reference.ternary_signs(codes) * scale
 
 
 def _sum_magnitudes(x: Array) -> Array:

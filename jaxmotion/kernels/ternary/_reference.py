@@ -15,18 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmotion.core import Array, Key, ShapedLike, random_words
-from jaxmotion.kernels._block_layout import (
-  block_counts,
-  from_blocks,
-  max_magnitude,
-  reduce_blocks,
-  scale_axes,
-  sum_magnitudes,
-  to_blocks,
-)
-from jaxmotion.kernels._words import mul_high
-from jaxmotion.kernels.pack._reference import sum_planes
+from jaxmotion import core
+from jaxmotion.core import Array, ShapedLike
+from jaxmotion.kernels import _block_layout, _words
+from jaxmotion.kernels.pack import _reference
 
 _TRITS = 20
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint32)
@@ -57,12 +49,14 @@ def pack_trits(codes: Array) -> Array:
   >>> bool((unpack_trits(pack_trits(codes)) == codes).all())
   True
   """
-  return to_fraction(sum_planes(codes * _plane_powers(codes)[::-1]))[None]
+  return to_fraction(_reference.sum_planes(codes * _plane_powers(codes)[::-1]))[
+    None
+  ]
 
 
 def to_fraction(number: Array) -> Array:
   """Returns the word of a number of 20 trits: its binary fraction."""
-  excess = mul_high(number, jnp.uint32(_EXCESS)) >> 2
+  excess = _words.mul_high(number, jnp.uint32(_EXCESS)) >> 2
   # The result is at most 1.21 above the exact product. The word of the next
   # number is 2^32 / 3^20 > 1.23 above it, so the trits are unambiguous.
   return number + excess + 1
@@ -80,7 +74,7 @@ def unpack_trits(words: Array) -> Array:
   return leading_trit(spread * _plane_powers(spread))
 
 
-def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
+def ternary_encode(x: Array, block: int, key: core.Key | None) -> Trits:
   """Rounds each element to -s, 0 or s, with one s per block.
 
   Args:
@@ -89,12 +83,16 @@ def ternary_encode(x: Array, block: int, key: Key | None) -> Trits:
     key: rounds stochastically by `key.worker` under the greatest magnitude;
       None keeps the magnitudes above 0.7 of the mean, and s is their mean.
   """
-  b = to_blocks(x, _TRITS, block)
+  b = _block_layout.to_blocks(x, _TRITS, block)
   if key is None:
     bound, scale = _bound_threshold(b, x.shape, block)
   else:
-    peak = reduce_blocks(x, _TRITS, block, max_magnitude)
-    bound, scale = stochastic_bound(peak, random_words(key.worker, b.shape))
+    peak = _block_layout.reduce_blocks(
+      x, _TRITS, block, _block_layout.max_magnitude
+    )
+    bound, scale = stochastic_bound(
+      peak, core.random_words(key.worker, b.shape)
+    )
   return Trits(pack_trits(ternary_codes(b, bound)), scale[..., 0])
 
 
@@ -112,7 +110,9 @@ def ternary_signs(codes: Array) -> Array:
 def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
   """Returns -s, 0 or s for each element."""
   codes = unpack_trits(payload.words)
-  return from_blocks(ternary_signs(codes) * payload.scale[..., None], like)
+  return _block_layout.from_blocks(
+    ternary_signs(codes) * payload.scale[..., None], like
+  )
 
 
 def stochastic_bound(peak: Array, words: Array) -> tuple[Array, Array]:
@@ -133,13 +133,15 @@ def _bound_threshold(
 ) -> tuple[Array, Array]:
   """Returns the magnitude up to which elements become 0, and the scale."""
   size = math.prod(shape)
-  axes = scale_axes(size, block)
+  axes = _block_layout.scale_axes(size, block)
   if b.size != size:
     index = lax.iota(jnp.int32, b.size).reshape(b.shape)
     b = jnp.where(index < size, b, 0.0)
-  counts = block_counts(shape, _TRITS, block).clip(1)
-  mean = sum_magnitudes(b, axes) / counts
-  return threshold_bound(b, mean, lambda y: sum_magnitudes(y, axes))
+  counts = _block_layout.block_counts(shape, _TRITS, block).clip(1)
+  mean = _block_layout.sum_magnitudes(b, axes) / counts
+  return threshold_bound(
+    b, mean, lambda y: _block_layout.sum_magnitudes(y, axes)
+  )
 
 
 def threshold_bound(

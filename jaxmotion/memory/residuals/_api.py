@@ -8,31 +8,18 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import Array, PyTree, check_bool, check_callable
-from jaxmotion.memory.residuals._leaves import (
-  ArrayLeaves,
-  check_static_argnums,
-  mark_static,
-)
-from jaxmotion.memory.residuals._traced import check_params, trace_in_budget
-from jaxmotion.memory.residuals.choose import (
-  Action,
-  Residual,
-  ResidualChoice,
-  ResidualRules,
-  check_rules,
-  make_options,
-)
-from jaxmotion.perfmodel import Device
+from jaxmotion import core, perfmodel
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.residuals import _leaves, _traced, choose
 
 
 def compress_residuals(
   fn: Callable[..., PyTree],
-  codec: Action | ResidualRules | ResidualChoice = None,
+  codec: choose.Action | choose.ResidualRules | choose.ResidualChoice = None,
   *,
   params: int | Sequence[int] = 0,
   memory_budget: float | None = None,
-  device: Device | None = None,
+  device: perfmodel.Device | None = None,
   count_overflows: bool = False,
   static_argnums: int | Sequence[int] = (),
 ) -> Callable[..., PyTree]:
@@ -141,18 +128,18 @@ def compress_residuals(
     Engine*, 2018. Jain et al., *Gist: efficient data encoding for deep neural
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
-  check_callable("fn", fn)
-  check_params(params)
-  options = make_options(codec, memory_budget, device)
-  check_bool("count_overflows", count_overflows)
-  static = check_static_argnums(static_argnums)
+  core.check_callable("fn", fn)
+  _traced.check_params(params)
+  options = choose.make_options(codec, memory_budget, device)
+  core.check_bool("count_overflows", count_overflows)
+  static = _leaves.check_static_argnums(static_argnums)
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
-    given = mark_static(args, static)
-    traced = trace_in_budget(bound, given, params, options)
-    check_rules(codec, traced.residual_names())
+    given = _leaves.mark_static(args, static)
+    traced = _traced.trace_in_budget(bound, given, params, options)
+    choose.check_rules(codec, traced.residual_names())
     result, notes = traced(traced.take_leaves())
     return (result, notes.overflows) if count_overflows else result
 
@@ -162,11 +149,11 @@ def compress_residuals(
 def residuals_of(
   fn: Callable[..., PyTree],
   *args: PyTree,
-  codec: Action | ResidualRules | ResidualChoice = None,
+  codec: choose.Action | choose.ResidualRules | choose.ResidualChoice = None,
   params: int | Sequence[int] = 0,
   memory_budget: float | None = None,
-  device: Device | None = None,
-) -> list[Residual]:
+  device: perfmodel.Device | None = None,
+) -> list[choose.Residual]:
   """Lists the residuals that a compressed function would save.
 
   Nothing is computed: the arguments may be shapes.
@@ -196,15 +183,15 @@ def residuals_of(
     >>> [(r.name, r.encoded_bytes) for r in residuals_of(loss, w, x)]
     [('dense/1', 8192), ('sparse/custom_jvp_call_0', 8192)]
   """
-  check_callable("fn", fn)
-  check_params(params)
-  options = make_options(codec, memory_budget, device)
-  given = ArrayLeaves(args)
-  found: list[Residual] = []
+  core.check_callable("fn", fn)
+  _traced.check_params(params)
+  options = choose.make_options(codec, memory_budget, device)
+  given = _leaves.ArrayLeaves(args)
+  found: list[choose.Residual] = []
 
   def trace(*arrays: Array) -> None:
-    traced = trace_in_budget(fn, given.fill(arrays), params, options)
-    check_rules(codec, traced.residual_names())
+    traced = _traced.trace_in_budget(fn, given.fill(arrays), params, options)
+    choose.check_rules(codec, traced.residual_names())
     found.extend(traced.saved_residuals())
 
   jax.eval_shape(trace, *given.arrays)

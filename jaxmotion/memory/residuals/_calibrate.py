@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
-from jaxmotion.codecs import zero_value
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  check_arrays,
-  check_callable,
-  check_number,
-  check_sequence,
-)
-from jaxmotion.memory.residuals._traced import TracedFunction, check_params
-from jaxmotion.memory.residuals.choose import Action, make_options
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.residuals import _traced, choose
 
 
 def calibrate_zero_value(
@@ -26,7 +18,7 @@ def calibrate_zero_value(
   *,
   params: int | Sequence[int] = 0,
   headroom: float = 0.05,
-) -> tuple[tuple[str, Action], ...]:
+) -> tuple[tuple[str, choose.Action], ...]:
   """Measures the nonzeros of sparse residuals and sets a capacity for each.
 
   The capacity is (1 + headroom) times the largest share of nonzeros of any
@@ -64,14 +56,14 @@ def calibrate_zero_value(
     Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity for
     Training Deep Neural Networks*, 2018.
   """
-  check_callable("fn", fn)
-  check_params(params)
-  check_number("headroom", headroom, 0)
-  options = make_options(None, None, None)._replace(measure=True)
+  core.check_callable("fn", fn)
+  _traced.check_params(params)
+  core.check_number("headroom", headroom, 0)
+  options = choose.make_options(None, None, None)._replace(measure=True)
 
   @jax.jit
   def measure(*args: PyTree) -> dict[str, Array]:
-    traced = TracedFunction(fn, args, params, options)
+    traced = _traced.TracedFunction(fn, args, params, options)
     (_, notes), _ = traced.run_forward()
     return notes.fills
 
@@ -81,8 +73,8 @@ def calibrate_zero_value(
       f"`batches` must be an iterable of tuples of arguments, got {batches!r}."
     )
   for args in batches:
-    check_sequence("batches", args, "arguments, for each run of `fn`")
-    check_arrays("batches", args)
+    core.check_sequence("batches", args, "arguments, for each run of `fn`")
+    core.check_arrays("batches", args)
     for name, fill in jax.device_get(measure(*args)).items():
       share[name] = max(share.get(name, 0.0), float(fill))
   if not share:
@@ -92,7 +84,7 @@ def calibrate_zero_value(
     )
   capacity = {name: (1 + headroom) * fill for name, fill in share.items()}
   return tuple(
-    (f"^{re.escape(name)}$", zero_value(capacity=max(least, 1e-6)))
+    (f"^{re.escape(name)}$", codecs.zero_value(capacity=max(least, 1e-6)))
     for name, least in capacity.items()
     if least < 1
   )

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import Array, PyTree, check_int, is_array
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
 
 
 class Static:
@@ -39,11 +40,11 @@ class ArrayLeaves:
 
   def __init__(self, tree: PyTree):
     leaves, self._tree = jax.tree_util.tree_flatten_with_path(tree)
-    found = [(path, x) for path, x in leaves if is_array(x)]
+    found = [(path, x) for path, x in leaves if core.is_array(x)]
     self.paths = [path for path, _ in found]
     self.arrays = [x for _, x in found]
     # None stands where an array was: no leaf is None.
-    self._others = [None if is_array(x) else x for _, x in leaves]
+    self._others = [None if core.is_array(x) else x for _, x in leaves]
 
   def take_arrays(self) -> list[Array]:
     """Returns the arrays and forgets them: tracers must not outlive a trace."""
@@ -76,5 +77,5 @@ def check_static_argnums(value: int | Sequence[int]) -> tuple[int, ...]:
   """
   positions = value if isinstance(value, list | tuple | range) else [value]
   for position in positions:
-    check_int("static_argnums", position, -(2**31), 2**31 - 1)
+    core.check_int("static_argnums", position, -(2**31), 2**31 - 1)
   return tuple(positions)

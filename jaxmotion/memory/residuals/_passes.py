@@ -7,18 +7,9 @@ from typing import Any
 
 import jax
 
+from jaxmotion import perfmodel
 from jaxmotion.core import PyTree
-from jaxmotion.memory.residuals._traced import TracedFunction, trace_in_budget
-from jaxmotion.memory.residuals.choose import (
-  Action,
-  Buffers,
-  Residual,
-  ResidualChoice,
-  ResidualRules,
-  make_options,
-)
-from jaxmotion.memory.residuals.run import backward, forward
-from jaxmotion.perfmodel import Device
+from jaxmotion.memory.residuals import _traced, choose, run
 
 
 class Passes:
@@ -31,7 +22,7 @@ class Passes:
     likes: shapes of the parameters and of the input.
   """
 
-  def __init__(self, traced: TracedFunction, likes: Sequence[PyTree]):
+  def __init__(self, traced: _traced.TracedFunction, likes: Sequence[PyTree]):
     self._traced = traced
     self._params, self._x = (jax.tree.structure(like) for like in likes)
     self._param_count = len(jax.tree.leaves(likes[0]))
@@ -40,13 +31,13 @@ class Passes:
     """Returns the names of all residuals that a rule may match."""
     return list(self._traced.residual_names())
 
-  def saved_residuals(self) -> list[Residual]:
+  def saved_residuals(self) -> list[choose.Residual]:
     """Returns the residuals whose encoded buffers `forward` returns."""
     return [s.residual for s in self._traced.selection.saved]
 
   def forward(
     self, params: PyTree, x: PyTree, *, transfer: bool = True
-  ) -> tuple[PyTree, list[Buffers]]:
+  ) -> tuple[PyTree, list[choose.Buffers]]:
     """Evaluates the function and saves its residuals.
 
     Args:
@@ -59,13 +50,15 @@ class Passes:
     """
     traced = self._traced
     inputs = self._inputs(params, x)
-    (outs, _), buffers = forward(traced.selection, inputs, transfer=transfer)
+    (outs, _), buffers = run.forward(
+      traced.selection, inputs, transfer=transfer
+    )
     return traced.fill_result(outs), buffers
 
   def backward(
     self,
     params: PyTree,
-    buffers: list[Buffers],
+    buffers: list[choose.Buffers],
     ct: PyTree,
     *,
     transfer: bool = True,
@@ -85,7 +78,9 @@ class Passes:
     cts = traced.select_cotangents(jax.tree.leaves(ct))
     not_saved = [None] * (len(traced.leaves) - self._param_count)
     inputs = [*self._inputs(params, ()), *not_saved]
-    grads = backward(traced.selection, inputs, buffers, cts, transfer=transfer)
+    grads = run.backward(
+      traced.selection, inputs, buffers, cts, transfer=transfer
+    )
     grads = grads[len(traced.closed_over) :]
     return (
       jax.tree.unflatten(self._params, grads[: self._param_count]),
@@ -99,10 +94,10 @@ class Passes:
 def split_passes(
   fn: Callable[[PyTree, PyTree], PyTree],
   likes: Sequence[PyTree],
-  codec: Action | ResidualRules | ResidualChoice = None,
+  codec: choose.Action | choose.ResidualRules | choose.ResidualChoice = None,
   *,
   memory_budget: float | None = None,
-  device: Device | None = None,
+  device: perfmodel.Device | None = None,
   repeats: int = 1,
 ) -> Passes:
   """Splits a function of parameters and an input into its two passes.
@@ -128,5 +123,5 @@ def split_passes(
     >>> ct_w.shape, ct_x.shape
     ((2, 2), (1, 2))
   """
-  options = make_options(codec, memory_budget, device)
-  return Passes(trace_in_budget(fn, likes, 0, options, repeats), likes)
+  options = choose.make_options(codec, memory_budget, device)
+  return Passes(_traced.trace_in_budget(fn, likes, 0, options, repeats), likes)

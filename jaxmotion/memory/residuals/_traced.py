@@ -14,26 +14,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  abstract_on_mesh,
-  is_inexact,
-  jax_core,
-  leaf_path,
-  scan_parts,
-)
-from jaxmotion.memory.residuals._leaves import ArrayLeaves
-from jaxmotion.memory.residuals.choose import (
-  Buffers,
-  Diagnostics,
-  Options,
-  Residual,
-  ResidualChooser,
-  Selection,
-  count_device_bytes,
-  find_largest_share,
-)
+from jaxmotion import core, program
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.residuals import _leaves, choose, trace
 from jaxmotion.memory.residuals.run import (
   HostBuffers,
   backward,
@@ -42,13 +25,6 @@ from jaxmotion.memory.residuals.run import (
   list_gates,
   run_scan,
 )
-from jaxmotion.memory.residuals.trace import (
-  check_effects,
-  evaluate_max_pool,
-  is_max_pool,
-  trace_joint,
-)
-from jaxmotion.program import Step, evaluate, flatten, read_operand
 
 
 @jax.tree_util.register_static
@@ -96,21 +72,21 @@ class TracedFunction:
     fn: Callable[..., PyTree],
     args: Sequence[PyTree],
     params: int | Sequence[int],
-    options: Options,
+    options: choose.Options,
     prefix: str = "",
     repeats: int = 1,
   ):
-    given = ArrayLeaves(tuple(args))
+    given = _leaves.ArrayLeaves(tuple(args))
     self.leaves = given.arrays
     live_args = _check_positions(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
-      self._result = ArrayLeaves(fn(*given.fill(leaves)))
+      self._result = _leaves.ArrayLeaves(fn(*given.fill(leaves)))
       return self._result.take_arrays()
 
     closed = jax.make_jaxpr(flat)(*self.leaves)
-    check_effects(fn, closed.jaxpr.effects)
-    self._program = flatten(closed)
+    trace.check_effects(fn, closed.jaxpr.effects)
+    self._program = program.flatten(closed)
     tracers = {
       v: c
       for v, c in self._program.constants.items()
@@ -118,17 +94,17 @@ class TracedFunction:
     }
     self.closed_over = list(tracers.values())
     self._inputs = [*tracers, *self._program.inputs]
-    self._out_is_inexact = [is_inexact(a) for a in closed.out_avals]
+    self._out_is_inexact = [core.is_inexact(a) for a in closed.out_avals]
     self._scans = _prepare_scans(self._program.steps, options, prefix, repeats)
     self._out_avals = closed.out_avals
     names = [f"closed_over_{i}" for i in range(len(tracers))]
-    names += [leaf_path(path) for path in given.paths]
+    names += [core.leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
     always_live += [path[0].idx in live_args for path in given.paths]
     inner = self._scans.values()
     of_loops = [r for scan in inner for r in scan.body.saved_residuals()]
     self._make_chooser = functools.partial(
-      ResidualChooser,
+      choose.ResidualChooser,
       input_names=names,
       always_live=always_live,
       options=options,
@@ -138,12 +114,12 @@ class TracedFunction:
     )
     self._is_repeated, self._measures = repeats > 1, options.measure
     self._budget = options.memory_budget
-    self._narrower: dict[_Wanted, Selection] = {}
-    self._choosers: dict[tuple[int, ...], ResidualChooser] = {}
+    self._narrower: dict[_Wanted, choose.Selection] = {}
+    self._choosers: dict[tuple[int, ...], choose.ResidualChooser] = {}
     self._chooser()  # Errors are raised here.
 
   @functools.cached_property
-  def selection(self) -> Selection:
+  def selection(self) -> choose.Selection:
     """The residuals that are saved where all gradients are wanted."""
     return self._chooser().choose(self._budget)
 
@@ -164,7 +140,7 @@ class TracedFunction:
 
   def count_bytes(self) -> int:
     """Returns the encoded bytes of all residuals on the device."""
-    return count_device_bytes(self.saved_residuals())
+    return choose.count_device_bytes(self.saved_residuals())
 
   def estimate_bytes(self, budget: float) -> int:
     """Returns nearly what `with_budget(budget)` counts.
@@ -172,7 +148,7 @@ class TracedFunction:
     The joint program is the one that is there, whatever the residuals of loops.
     """
     selection = self._chooser().choose(budget)
-    found = count_device_bytes(self._own_residuals(selection))
+    found = choose.count_device_bytes(self._own_residuals(selection))
     for i, scan in enumerate(self._scans_with_budget(budget).values()):
       if i not in selection.rerun_loops:
         found += scan.body.count_bytes()
@@ -190,17 +166,17 @@ class TracedFunction:
     pairs = self._scans.items()
     return {i: s._replace(body=s.body.with_budget(share)) for i, s in pairs}
 
-  def _chooser(self) -> ResidualChooser:
+  def _chooser(self) -> choose.ResidualChooser:
     """Returns the chooser of the joint program, with loops as they are."""
     # The bodies keep their selections.
     key = tuple(id(scan.body.selection) for scan in self._scans.values())
     if key not in self._choosers:
       values = [*self.closed_over, *self.leaves]
-      joint = trace_joint(self._evaluate, values, self._out_avals)
+      joint = trace.trace_joint(self._evaluate, values, self._out_avals)
       self._choosers[key] = self._make_chooser(joint)
     return self._choosers[key]
 
-  def saved_residuals(self) -> list[Residual]:
+  def saved_residuals(self) -> list[choose.Residual]:
     """Returns the saved residuals, those of loops included."""
     saved = self._own_residuals(self.selection)
     for i, scan in enumerate(self._scans.values()):
@@ -208,7 +184,9 @@ class TracedFunction:
         saved += scan.body.saved_residuals()
     return saved
 
-  def _own_residuals(self, selection: Selection) -> list[Residual]:
+  def _own_residuals(
+    self, selection: choose.Selection
+  ) -> list[choose.Residual]:
     """Returns the residuals of a selection but for those of loops."""
     saved = [s.residual for s in selection.saved]
     # Buffers that a loop returns are counted as residuals of its body.
@@ -230,7 +208,9 @@ class TracedFunction:
     leaves, self.leaves = self.leaves, []
     return leaves
 
-  def __call__(self, leaves: Sequence[Array]) -> tuple[PyTree, Diagnostics]:
+  def __call__(
+    self, leaves: Sequence[Array]
+  ) -> tuple[PyTree, choose.Diagnostics]:
     """Evaluates the function, differentiable by the two passes.
 
     Args:
@@ -269,7 +249,7 @@ class TracedFunction:
     outs, notes = run(self.closed_over, list(leaves))
     return self.fill_result(outs), notes
 
-  def _select_for(self, wanted: _Wanted) -> Selection:
+  def _select_for(self, wanted: _Wanted) -> choose.Selection:
     """Returns the selection for the gradients that are wanted."""
     if wanted not in self._narrower:
       chooser = self._chooser()
@@ -293,11 +273,11 @@ class TracedFunction:
 
   def run_forward(
     self,
-  ) -> tuple[tuple[list[Array], Diagnostics], list[Buffers]]:
+  ) -> tuple[tuple[list[Array], choose.Diagnostics], list[choose.Buffers]]:
     """Returns the outputs, the diagnostics and the saved buffers."""
     return forward(self.selection, [*self.closed_over, *self.leaves])
 
-  def _evaluate(self, *values: Array) -> tuple[list[Any], Diagnostics]:
+  def _evaluate(self, *values: Array) -> tuple[list[Any], choose.Diagnostics]:
     """Evaluates the program with scans and max pooling replaced.
 
     Args:
@@ -307,22 +287,22 @@ class TracedFunction:
       **self._program.constants,
       **dict(zip(self._inputs, values, strict=True)),
     }
-    notes = Diagnostics.empty()
+    notes = choose.Diagnostics.empty()
     for i, step in enumerate(self._program.steps):
-      if is_max_pool(step):
+      if trace.is_max_pool(step):
         with step.named():
-          env[step.outs[0]] = evaluate_max_pool(
-            step, read_operand(env, step.ins[0])
+          env[step.outs[0]] = trace.evaluate_max_pool(
+            step, program.read_operand(env, step.ins[0])
           )
       elif i in self._scans:
-        operands = [read_operand(env, v) for v in step.ins]
+        operands = [program.read_operand(env, v) for v in step.ins]
         with step.named():
           outs, scan_notes = self._scans[i].run(operands)
         env.update(zip(step.outs, outs, strict=True))
         notes = notes.merge(scan_notes)
       else:
-        evaluate([step], env)
-    return [read_operand(env, v) for v in self._program.outputs], notes
+        program.evaluate([step], env)
+    return [program.read_operand(env, v) for v in self._program.outputs], notes
 
 
 def _fill_zero(cotangent: Any) -> Any:
@@ -336,7 +316,7 @@ def trace_in_budget(
   fn: Callable[..., PyTree],
   args: Sequence[PyTree],
   params: int | Sequence[int],
-  options: Options,
+  options: choose.Options,
   repeats: int = 1,
 ) -> TracedFunction:
   """Traces a function whose residuals keep to the budget.
@@ -354,7 +334,7 @@ def trace_in_budget(
   traced = TracedFunction(fn, args, params, shared, repeats=repeats)
   traced.keep_flows(True)
   with_share = functools.cache(traced.with_budget)
-  share = find_largest_share(
+  share = choose.find_largest_share(
     traced.estimate_bytes, lambda n: with_share(n).count_bytes(), most
   )
   if share is None:
@@ -378,7 +358,9 @@ class _ScanStep(NamedTuple):
   body: TracedFunction
   params: dict[str, Any]
 
-  def run(self, operands: Sequence[Array]) -> tuple[list[Array], Diagnostics]:
+  def run(
+    self, operands: Sequence[Array]
+  ) -> tuple[list[Array], choose.Diagnostics]:
     """Runs the scan on the operands of its equation.
 
     Returns:
@@ -404,7 +386,10 @@ class _ScanStep(NamedTuple):
 
 
 def _prepare_scans(
-  steps: Sequence[Step], options: Options, prefix: str, repeats: int
+  steps: Sequence[program.Step],
+  options: choose.Options,
+  prefix: str,
+  repeats: int,
 ) -> dict[int, _ScanStep]:
   """Traces the bodies of all scans and selects their residuals.
 
@@ -430,20 +415,20 @@ def _prepare_scans(
 
 
 def _trace_body(
-  params: dict[str, Any], options: Options, prefix: str, repeats: int
+  params: dict[str, Any], options: choose.Options, prefix: str, repeats: int
 ) -> TracedFunction:
   """Traces a scan's body as a function of (consts, x, carry).
 
   Consts and rows of xs are always live in the body: the scan's backward pass
   reads both, and the cut of the enclosing function decides how they are saved.
   """
-  jaxpr, _, carried = scan_parts(params)
+  jaxpr, _, carried = core.scan_parts(params)
 
   def body(consts: Any, x: Any, carry: Any) -> Any:
-    outs = jax_core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
+    outs = core.jax_core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
     return outs[:carried], outs[carried:]
 
-  args = [abstract_on_mesh(a) for a in jaxpr.in_avals]
+  args = [core.abstract_on_mesh(a) for a in jaxpr.in_avals]
   return TracedFunction(
     body,
     _group_operands(args, params),
@@ -461,7 +446,7 @@ def _group_operands(
 
   In the scan's equation the order is consts, carry, xs.
   """
-  _, consts, carried = scan_parts(params)
+  _, consts, carried = core.scan_parts(params)
   last = consts + carried
   return (
     list(operands[:consts]),

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion.codecs import Codec, nonnegative, uniform
-from jaxmotion.core import PyTree, check_bool, check_number
-from jaxmotion.memory.state._compress_state import compress_state
+from jaxmotion import codecs, core
+from jaxmotion.core import PyTree
+from jaxmotion.memory.state import _compress_state
 
 
 def adamw_8bit(
@@ -21,7 +21,7 @@ def adamw_8bit(
   mask: PyTree | Callable[[optax.Params], Any] | None = None,
   min_leaf_size: int = 4096,
   block: int = 256,
-  rules: Sequence[tuple[str, Codec | None]] = (),
+  rules: Sequence[tuple[str, codecs.Codec | None]] = (),
   memory_kind: str | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -72,21 +72,21 @@ def adamw_8bit(
     Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022. Code:
     bitsandbytes 0.45, optim/adamw.py.
   """
-  check_number("b1", b1, 0, 1, open_high=True)
-  check_number("b2", b2, 0, 1, open_high=True)
-  check_number("eps", eps, 0)
-  check_number("weight_decay", weight_decay, 0)
+  core.check_number("b1", b1, 0, 1, open_high=True)
+  core.check_number("b2", b2, 0, 1, open_high=True)
+  core.check_number("eps", eps, 0)
+  core.check_number("weight_decay", weight_decay, 0)
   if mask is not None and not callable(mask):
     for leaf in jax.tree.leaves(mask):
-      check_bool("mask", leaf)
+      core.check_bool("mask", leaf)
   if not callable(learning_rate):
-    check_number("learning_rate", learning_rate, 0)
-  return compress_state(
+    core.check_number("learning_rate", learning_rate, 0)
+  return _compress_state.compress_state(
     optax.adamw(
       learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask
     ),
-    first=uniform(bits=8, block=block, rounding="stochastic"),
-    second=nonnegative(block=block, rounding="stochastic"),
+    first=codecs.uniform(bits=8, block=block, rounding="stochastic"),
+    second=codecs.nonnegative(block=block, rounding="stochastic"),
     rules=rules,
     min_leaf_size=min_leaf_size,
     memory_kind=memory_kind,

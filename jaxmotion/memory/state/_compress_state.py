@@ -7,35 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec, nonnegative, uniform
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  check_arrays,
-  check_choice,
-  check_instance,
-  check_int,
-  check_like,
-  fold_paths,
-  leaf_path,
-  make_key,
-)
-from jaxmotion.memory._memory_kind import (
-  MEMORY_KINDS,
-  resolve_memory_kind,
-  to_host,
-)
-from jaxmotion.memory.state._encoded_leaf import (
-  EncodedLeaf,
-  check_payloads,
-  decoded_likes,
-  encode_leaf,
-  flatten_encoded,
-  is_encoded,
-)
-from jaxmotion.memory.state._moments import MomentCodecs
-from jaxmotion.memory.state._stream import stream_update
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.state import _encoded_leaf, _moments, _stream
 
 _FIRST_MOMENT = uniform(bits=8, block=256, rounding="stochastic")
 _SECOND_MOMENT = nonnegative(rounding="stochastic")
@@ -145,15 +121,15 @@ def compress_state(
       f"`tx` must be an optax.GradientTransformation, got {tx!r}."
     )
   kinds = {"first": first, "second": second, "sums": sums}
-  moments = MomentCodecs(kinds, rules, min_leaf_size)
-  check_choice("memory_kind", memory_kind, MEMORY_KINDS)
-  check_int("seed", seed, 0, 2**32 - 1)
+  moments = _moments.MomentCodecs(kinds, rules, min_leaf_size)
+  core.check_choice("memory_kind", memory_kind, _memory_kind.MEMORY_KINDS)
+  core.check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update
 
   def init_fn(params: PyTree) -> CompressedState:
-    check_arrays("params", params)
-    entries, treedef = flatten_encoded(tx.init(params))
-    if any(is_encoded(x) for _, x in entries):
+    core.check_arrays("params", params)
+    entries, treedef = _encoded_leaf.flatten_encoded(tx.init(params))
+    if any(_encoded_leaf.is_encoded(x) for _, x in entries):
       raise ValueError(
         "`tx` must have no encoded state, got one that `compress_state` or "
         "`adamw_8bit` made: wrap it once."
@@ -162,11 +138,14 @@ def compress_state(
     steps = jnp.zeros((), jnp.int32)
     keys = _leaf_keys(seed, steps, entries)
     leaves = [
-      x if codec is None else encode_leaf(x, codec, key)
+      x if codec is None else _encoded_leaf.encode_leaf(x, codec, key)
       for (_, x), codec, key in zip(entries, codecs, keys, strict=True)
     ]
-    if resolve_memory_kind(memory_kind):
-      leaves = [to_host(x) if is_encoded(x) else x for x in leaves]
+    if _memory_kind.resolve_memory_kind(memory_kind):
+      leaves = [
+        _memory_kind.to_host(x) if _encoded_leaf.is_encoded(x) else x
+        for x in leaves
+      ]
     return CompressedState(steps, treedef.unflatten(leaves))
 
   def update_fn(
@@ -177,7 +156,7 @@ def compress_state(
   ) -> tuple[PyTree, CompressedState]:
     _check_update(tx, updates, state, params)
     steps = optax.safe_increment(state.steps)
-    entries, treedef = flatten_encoded(state.inner)
+    entries, treedef = _encoded_leaf.flatten_encoded(state.inner)
     leaves = [x for _, x in entries]
     keys = _leaf_keys(seed, steps, entries)
 
@@ -186,11 +165,13 @@ def compress_state(
       new_updates, new = inner_update(updates, old, params, **extra_args)
       return new_updates, treedef.flatten_up_to(new)
 
-    def encode_again(i: int, x: Array) -> EncodedLeaf:
-      return encode_leaf(x, leaves[i].codec, keys[i])
+    def encode_again(i: int, x: Array) -> _encoded_leaf.EncodedLeaf:
+      return _encoded_leaf.encode_leaf(x, leaves[i].codec, keys[i])
 
-    on_host = resolve_memory_kind(memory_kind, warn=False) is not None
-    new_updates, new = stream_update(
+    on_host = (
+      _memory_kind.resolve_memory_kind(memory_kind, warn=False) is not None
+    )
+    new_updates, new = _stream.stream_update(
       update_leaves, leaves, encode_again, on_host
     )
     return new_updates, CompressedState(steps, treedef.unflatten(new))
@@ -211,21 +192,21 @@ def _check_update(
       transformation.
     ValueError: `updates` or `state` are not like `params`.
   """
-  check_arrays("updates", updates)
-  check_arrays("params", params)
-  check_instance("state", state, CompressedState, "a CompressedState")
-  check_payloads("state", state)
+  core.check_arrays("updates", updates)
+  core.check_arrays("params", params)
+  core.check_instance("state", state, CompressedState, "a CompressedState")
+  _encoded_leaf.check_payloads("state", state)
   if params is not None:
-    check_like("updates", updates, params, "`params`")
+    core.check_like("updates", updates, params, "`params`")
     like = jax.eval_shape(
       lambda params: CompressedState(jnp.int32(0), tx.init(params)), params
     )
-    check_like("state", decoded_likes(state), like, "`init`")
+    core.check_like("state", _encoded_leaf.decoded_likes(state), like, "`init`")
 
 
 def _leaf_keys(
   seed: int, steps: Array, entries: Sequence[tuple[Any, Any]]
-) -> list[Key]:
+) -> list[core.Key]:
   """Returns a key for each leaf."""
-  paths = [leaf_path(path) for path, _ in entries]
-  return fold_paths(make_key(seed).fold(steps), paths)
+  paths = [core.leaf_path(path) for path, _ in entries]
+  return core.fold_paths(core.make_key(seed).fold(steps), paths)

@@ -7,17 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  check_arrays,
-  check_like,
-  leaf_path,
-  shape_varying_like,
-)
-from jaxmotion.memory._memory_kind import to_device
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _memory_kind
 
 
 @functools.partial(
@@ -44,21 +36,21 @@ class EncodedLeaf:
   """
 
   payload: PyTree
-  codec: Codec
+  codec: codecs.Codec
   shape: tuple[int, ...]
   dtype: str
 
   @property
   def like(self) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the decoded array."""
-    return shape_varying_like(self.shape, self.dtype, self.payload)
+    return core.shape_varying_like(self.shape, self.dtype, self.payload)
 
   def decode(self) -> Array:
     """Returns the decoded array; the payload must be on the device."""
     return self.codec.decode(self.payload, self.like)
 
 
-def encode_leaf(x: Array, codec: Codec, key: Key) -> EncodedLeaf:
+def encode_leaf(x: Array, codec: codecs.Codec, key: core.Key) -> EncodedLeaf:
   """Encodes an array with a codec that has no state."""
   payload, _ = codec.encode(x, (), key)
   return EncodedLeaf(payload, codec, tuple(x.shape), jnp.dtype(x.dtype).name)
@@ -93,7 +85,7 @@ def decompress_state(state: PyTree) -> PyTree:
       "`state` must be a CompressedState or a tree that contains some, got "
       f"{state!r:.200}."
     )
-  check_arrays("state", state)
+  core.check_arrays("state", state)
   check_payloads("state", state)
 
   def decode_leaf(x: Any) -> Any:
@@ -124,13 +116,13 @@ def check_payloads(name: str, tree: PyTree) -> None:
   for path, x in flatten_encoded(tree)[0]:
     if is_encoded(x):
       like = x.codec.payload_like(jax.ShapeDtypeStruct(x.shape, x.dtype))
-      source = f"{x.codec!r} at {leaf_path(path)!r}"
-      check_like(name, x.payload, like, source)
+      source = f"{x.codec!r} at {core.leaf_path(path)!r}"
+      core.check_like(name, x.payload, like, source)
 
 
 def move_to_device(leaf: EncodedLeaf) -> EncodedLeaf:
   """Returns an encoded leaf with its payload in device memory."""
-  return dataclasses.replace(leaf, payload=to_device(leaf.payload))
+  return dataclasses.replace(leaf, payload=_memory_kind.to_device(leaf.payload))
 
 
 def is_encoded(x: Any) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import PathRules, check_int, check_sequence, leaf_path
 
 # Fields in which optax keeps averages of gradients, averages of their squares,
 # and sums of their squares, by the argument that has their codec.
@@ -39,14 +39,14 @@ class MomentCodecs:
     rules: Sequence[tuple[str, Codec | None]],
     min_leaf_size: int,
   ) -> None:
-    check_sequence("rules", rules, "pairs of a pattern and a codec")
-    self._rules = PathRules(rules, value="codec")
+    core.check_sequence("rules", rules, "pairs of a pattern and a codec")
+    self._rules = core.PathRules(rules, value="codec")
     named = [*codecs.items()]
     named += [("rules", codec) for _, codec in self._rules]
     for name, codec in named:
       if codec is not None:
         check_codec(name, codec, stateless=True)
-    check_int("min_leaf_size", min_leaf_size, 0)
+    core.check_int("min_leaf_size", min_leaf_size, 0)
     self._codecs = codecs
     self._min_leaf_size = max(min_leaf_size, 1)
 
@@ -63,7 +63,7 @@ class MomentCodecs:
         neither a rule nor a field name selects any.
     """
     paths = [path for path, x in leaves if _is_encodable(x)]
-    names = [leaf_path(path) for path in paths]
+    names = [core.leaf_path(path) for path in paths]
     self._rules.require_use(names, "floating-point leaf of the state")
     factored = _find_factored(paths)
     kinds = [_moment_kind(path, factored) for path in paths]
@@ -83,7 +83,7 @@ class MomentCodecs:
     return self._rules.first_match(name) is not None
 
   def _leaf_codec(self, path: Any, factored: Set[Any]) -> Codec | None:
-    match = self._rules.first_match(leaf_path(path))
+    match = self._rules.first_match(core.leaf_path(path))
     if match is not None:
       return match.value
     kind = _moment_kind(path, factored)

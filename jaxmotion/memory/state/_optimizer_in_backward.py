@@ -12,21 +12,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  abstract_like,
-  check_arrays,
-  check_callable,
-  check_float,
-  check_int,
-  check_like,
-  named_leaves,
-  schedule_after,
-  shape_string,
-)
-from jaxmotion.memory._check_separate import check_separate
-from jaxmotion.memory._memory_kind import to_device, to_host
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _check_separate, _memory_kind
 from jaxmotion.memory.residuals import (
   Action,
   HostBuffers,
@@ -120,11 +108,11 @@ class OptimizerInBackward:
         raise TypeError(
           f"`blocks[{i}]` must start with a function, got {block!r}."
         )
-      check_int(f"blocks[{i}][1]", repeats, 1)
-    check_callable("loss", self.loss)
+      core.check_int(f"blocks[{i}][1]", repeats, 1)
+    core.check_callable("loss", self.loss)
     make_choice(self.codec)
     if self.segment is not None:
-      check_int("segment", self.segment, 1)
+      core.check_int("segment", self.segment, 1)
     if not isinstance(self.tx, optax.GradientTransformation):
       raise TypeError(
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
@@ -145,7 +133,7 @@ class OptimizerInBackward:
     self._check_params(params)
     for own, (_, repeats) in zip(params, self.blocks, strict=True):
       row = own if repeats == 1 else jax.tree.map(lambda a: a[0], own)
-      check_separate(self.tx, row, "block")
+      _check_separate.check_separate(self.tx, row, "block")
     return [
       self.tx.init(own) if repeats == 1 else jax.vmap(self.tx.init)(own)
       for own, (_, repeats) in zip(params, self.blocks, strict=True)
@@ -179,9 +167,9 @@ class OptimizerInBackward:
     """
     self._check_params(params)
     state = list(state) if type(state) is tuple else state
-    check_like("state", state, jax.eval_shape(self.init, params), "`init`")
-    check_arrays("x", x)
-    check_arrays("batch", batch)
+    core.check_like("state", state, jax.eval_shape(self.init, params), "`init`")
+    core.check_arrays("x", x)
+    core.check_arrays("batch", batch)
     loops: list[tuple[int, _SingleBlock | _BlockLoop, PyTree]] = []
     names: list[str] = []
     for i in range(len(self.blocks)):
@@ -208,14 +196,14 @@ class OptimizerInBackward:
       raise TypeError(f"`params` must be {wanted}, got {params!r:.200}.")
     if len(params) != len(self.blocks):
       raise ValueError(f"`params` must be {wanted}, got {len(params)}.")
-    check_arrays("params", params)
+    core.check_arrays("params", params)
     for i, (_, repeats) in enumerate(self.blocks):
-      for path, x in named_leaves(params[i]):
-        check_float("/".join(filter(None, (f"params[{i}]", path))), x)
+      for path, x in core.named_leaves(params[i]):
+        core.check_float("/".join(filter(None, (f"params[{i}]", path))), x)
         if repeats > 1 and jnp.shape(x)[:1] != (repeats,):
           raise ValueError(
             f"`params[{i}]` must be stacked {repeats} times along a leading "
-            f"axis, got {shape_string(x)} at {path!r}."
+            f"axis, got {core.shape_string(x)} at {path!r}."
           )
 
   def _block_loops(
@@ -229,7 +217,7 @@ class OptimizerInBackward:
     block, repeats = self.blocks[index]
     if repeats == 1:
       return [_SingleBlock(self._split_block(block, params, x), self.tx)]
-    row = jax.tree.map(lambda a: abstract_like(a[0]), params)
+    row = jax.tree.map(lambda a: core.abstract_like(a[0]), params)
     _check_repeated(f"blocks[{index}]", jax.eval_shape(block, row, x), x)
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
@@ -255,7 +243,7 @@ class OptimizerInBackward:
   ) -> Passes:
     return split_passes(
       block,
-      jax.tree.map(abstract_like, (params, x)),
+      jax.tree.map(core.abstract_like, (params, x)),
       self.codec,
       memory_budget=None if self.segment is None else 0.0,
       repeats=repeats,
@@ -266,7 +254,7 @@ def _check_loss(value: Any) -> None:
   """Raises unless the loss is one floating-point number."""
   is_scalar = isinstance(value, jax.Array) and value.shape == ()
   if not is_scalar or not jnp.issubdtype(value.dtype, jnp.floating):
-    found = jax.tree.map(shape_string, value)
+    found = jax.tree.map(core.shape_string, value)
     raise ValueError(
       f"`loss` must return a floating-point scalar, got {found}."
     )
@@ -275,7 +263,7 @@ def _check_loss(value: Any) -> None:
 def _check_repeated(name: str, y: PyTree, x: PyTree) -> None:
   """Raises unless a block's output has the types of its input."""
   types = [
-    jax.tree.map(lambda a: shape_string(abstract_like(a)), tree)
+    jax.tree.map(lambda a: core.shape_string(core.abstract_like(a)), tree)
     for tree in (y, x)
   ]
   if types[0] != types[1]:
@@ -368,7 +356,7 @@ class _BlockLoop(NamedTuple):
       own_params = self.segments.slice_segment(params, start)
       x, residuals = self.passes.forward(own_params, x, transfer=False)
       on_device, for_host = buffers.pack(residuals, beside)
-      return (x, for_host), (on_device, to_host(previous))
+      return (x, for_host), (on_device, _memory_kind.to_host(previous))
 
     first = (x, buffers.zeros(beside))
     (x, last), stacked = lax.scan(body, first, self.segments.segment_starts())
@@ -385,7 +373,7 @@ class _BlockLoop(NamedTuple):
       ct, params, state, fetched = carry
       start, own_on_device, previous = iteration
       # For the next iteration, the segment before this one.
-      previous = to_device(previous)
+      previous = _memory_kind.to_device(previous)
       own_params = self.segments.slice_segment(params, start)
       own_state = self.segments.slice_segment(state, start)
       own_residuals = buffers.merge(own_on_device, fetched)
@@ -400,7 +388,7 @@ class _BlockLoop(NamedTuple):
       # Write the parameters after everything has read the old ones (`ct` is
       # the last result that does), or XLA:CPU copies them.
       own_params = jax.tree.map(
-        lambda a: schedule_after(a, jax.tree.leaves(ct)[0]), own_params
+        lambda a: core.schedule_after(a, jax.tree.leaves(ct)[0]), own_params
       )
       params = _write_segment(params, own_params, start)
       state = _write_segment(state, own_state, start)

@@ -7,13 +7,10 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxmotion.core import Array, PyTree, abstract_like, jax_core
-from jaxmotion.memory._memory_kind import to_host
-from jaxmotion.memory.state._encoded_leaf import (
-  EncodedLeaf,
-  is_encoded,
-  move_to_device,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.state import _encoded_leaf
 from jaxmotion.program import Order, Value, evaluate, flatten, read_operand
 
 # Parameters that may begin before the present one is done: the state of one is
@@ -24,7 +21,7 @@ _MAX_AHEAD = 1
 def stream_update(
   update: Callable[[list[Any]], tuple[PyTree, list[Any]]],
   leaves: Sequence[Any],
-  encode: Callable[[int, Array], EncodedLeaf],
+  encode: Callable[[int, Array], _encoded_leaf.EncodedLeaf],
   on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
   """Computes an update parameter by parameter: one array of `updates` a time.
@@ -50,7 +47,7 @@ def stream_update(
   Returns:
     `updates` and the new leaves.
   """
-  encoded = [i for i, x in enumerate(leaves) if is_encoded(x)]
+  encoded = [i for i, x in enumerate(leaves) if _encoded_leaf.is_encoded(x)]
 
   def update_decoded(arrays: list[Array]) -> tuple[PyTree, list[Any]]:
     decoded = list(leaves)
@@ -59,7 +56,7 @@ def stream_update(
     return update(decoded)
 
   traced, (updates, _) = jax.make_jaxpr(update_decoded, return_shape=True)(
-    [abstract_like(leaves[i].like) for i in encoded]
+    [core.abstract_like(leaves[i].like) for i in encoded]
   )
   update_count = len(jax.tree.leaves(updates))
   new_leaves: dict[int, Any] = {}
@@ -77,7 +74,7 @@ def stream_update(
         (x.payload, markers[-1 - _MAX_AHEAD])
       )
       x = dataclasses.replace(x, payload=payload)
-    return (move_to_device(x) if on_host else x).decode()
+    return (_encoded_leaf.move_to_device(x) if on_host else x).decode()
 
   outputs = _LazyOutputs(traced, load_leaf)
 
@@ -95,7 +92,7 @@ def stream_update(
     x = encode(i, outputs.output(update_count + i))
     markers[-1].append(_first_element(x.payload))
     if on_host:
-      x = dataclasses.replace(x, payload=to_host(x.payload))
+      x = dataclasses.replace(x, payload=_memory_kind.to_host(x.payload))
     new_leaves[i] = x
 
   new_updates = [compute_output(i) for i in range(update_count)]
@@ -126,7 +123,7 @@ class _LazyOutputs:
   """
 
   def __init__(
-    self, traced: jax_core.ClosedJaxpr, load_input: Callable[[int], Array]
+    self, traced: core.jax_core.ClosedJaxpr, load_input: Callable[[int], Array]
   ) -> None:
     program = flatten(traced)
     self._outputs, self._load_input = program.outputs, load_input

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxmotion import core, program
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import PyTree, tree_bytes
-from jaxmotion.memory.weights import _programs as programs
-from jaxmotion.memory.weights._layout import Layout, StageLayout
-from jaxmotion.memory.weights._model_spec import ModelSpec
-from jaxmotion.memory.weights._programs import StageFunction
-from jaxmotion.program import program_memory
+from jaxmotion.core import PyTree
+from jaxmotion.memory.weights import (
+  _layout,
+  _model_spec,
+  _programs,
+  _programs as programs,
+)
 
 MeasureMemory = Callable[..., int]
 
@@ -28,7 +30,7 @@ def measure_temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   Returns:
     The bytes that the program needs besides its arguments and results.
   """
-  return program_memory(jax.jit(fn).lower(*args).compile()).temp_bytes
+  return program.program_memory(jax.jit(fn).lower(*args).compile()).temp_bytes
 
 
 class StepShapes(NamedTuple):
@@ -44,8 +46,8 @@ class StepShapes(NamedTuple):
     batch: what the stage functions take as batch.
   """
 
-  spec: ModelSpec
-  layout: Layout
+  spec: _model_spec.ModelSpec
+  layout: _layout.Layout
   grad_codecs: tuple[Codec, ...]
   levels: tuple[int, ...]
   grad_state: tuple[PyTree, ...]
@@ -98,7 +100,7 @@ def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
   """
   spec, layout = shapes.spec, shapes.layout
   stages = _measure_stages(shapes, measure_memory)
-  always_live = tree_bytes((shapes.batch, shapes.stats, shapes.grad_state))
+  always_live = core.tree_bytes((shapes.batch, shapes.stats, shapes.grad_state))
   if spec.send_difference:
     always_live += sum(_reference_bytes(stage) for stage in layout.stages)
   count = len(stages)
@@ -144,7 +146,7 @@ def _measure_stages(
 def _measure_stage(
   shapes: StepShapes,
   stage_index: int,
-  function: StageFunction,
+  function: _programs.StageFunction,
   x: PyTree,
   program_bytes: MeasureMemory,
 ) -> tuple[_StageBytes, PyTree]:
@@ -172,7 +174,7 @@ def _measure_stage(
     y, _, residuals = jax.eval_shape(
       functools.partial(forward, function), *inputs
     )
-    created = saved = weight_bytes + tree_bytes(residuals)
+    created = saved = weight_bytes + core.tree_bytes(residuals)
     received_again = 0
     static = (codecs,)
     first_argument = residuals.pullback(*inputs)
@@ -180,23 +182,23 @@ def _measure_stage(
     functools.partial(backward, *static), first_argument, y, *state
   )
   return _StageBytes(
-    input=tree_bytes(x),
+    input=core.tree_bytes(x),
     saved=saved,
     forward=received
     + created
-    + tree_bytes(y)
+    + core.tree_bytes(y)
     + program_bytes(forward, (function,), *inputs),
     backward=received_again
-    + tree_bytes((grads, x_ct, states))
+    + core.tree_bytes((grads, x_ct, states))
     + program_bytes(backward, static, first_argument, y, *state),
-    gradients=tree_bytes(grads),
-    states=tree_bytes(states),
-    cotangent=tree_bytes(y),
+    gradients=core.tree_bytes(grads),
+    states=core.tree_bytes(states),
+    cotangent=core.tree_bytes(y),
   ), y
 
 
 def _received_bytes(
-  shapes: StepShapes, stage: StageLayout, program_bytes: MeasureMemory
+  shapes: StepShapes, stage: _layout.StageLayout, program_bytes: MeasureMemory
 ) -> tuple[int, int]:
   """Returns the bytes of receiving a stage's weights, and those of the weights.
 
@@ -214,17 +216,19 @@ def _received_bytes(
     payloads = [codec.payload_like(a) for a in likes]
     reference = list(likes) if has_reference else None
     if reference or codec != identity():
-      received += tree_bytes(payloads)
+      received += core.tree_bytes(payloads)
       received += program_bytes(
         programs.decode, (codec, likes), payloads, reference
       )
     # Payloads of `identity` without a reference are the weights themselves.
     if not reference or spec.device_dtype != "float32":
-      weight_bytes += tree_bytes([stage.likes[i] for i in packet.stage_indices])
+      weight_bytes += core.tree_bytes(
+        [stage.likes[i] for i in packet.stage_indices]
+      )
   return received, weight_bytes
 
 
-def _reference_bytes(stage: StageLayout) -> int:
+def _reference_bytes(stage: _layout.StageLayout) -> int:
   encoded = [p.stage_indices for p in stage.packets if p.group is not None]
   sizes = [stage.likes[i].size for indices in encoded for i in indices]
   return 4 * sum(sizes)

@@ -10,28 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxmotion import controllers, core, wire
 from jaxmotion.codecs import Codec, identity, uniform
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.controllers import Groups, group_norms
-from jaxmotion.core import (
-  Array,
-  PathRules,
-  PyTree,
-  abstract_like,
-  check_arrays,
-  check_bool,
-  check_buffers,
-  check_callable,
-  check_choice,
-  check_int,
-  check_sequence,
-)
-from jaxmotion.memory._memory_kind import check_device
-from jaxmotion.memory.weights import _state as states
-from jaxmotion.memory.weights._device_bytes import (
-  StepShapes,
-  measure_temp_bytes,
-  peak_device_bytes,
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.weights import (
+  _device_bytes,
+  _model_spec,
+  _options,
+  _programs,
+  _state,
+  _state as states,
+  _step,
 )
 from jaxmotion.memory.weights._layout import (
   Layout,
@@ -39,17 +30,6 @@ from jaxmotion.memory.weights._layout import (
   make_layout,
   resolve_levels,
 )
-from jaxmotion.memory.weights._model_spec import ModelSpec
-from jaxmotion.memory.weights._options import (
-  check_stages,
-  check_state,
-  resolve_codecs,
-  resolve_dtype,
-)
-from jaxmotion.memory.weights._programs import StageFunction
-from jaxmotion.memory.weights._state import HostState
-from jaxmotion.memory.weights._step import Step, call_directly
-from jaxmotion.wire import payload_bytes
 
 _INT8 = uniform(bits=8)
 
@@ -153,11 +133,11 @@ class HostResident:
   device: jax.Device | None = None
 
   def __post_init__(self) -> None:
-    check_choice("update", self.update, ("once", "per_stage"))
+    core.check_choice("update", self.update, ("once", "per_stage"))
     for flag in ("send_difference", "stream_weights", "stateful"):
-      check_choice(flag, getattr(self, flag), (True, False))
-    check_int("min_leaf_size", self.min_leaf_size, 0)
-    check_int("seed", self.seed, 0, 2**32 - 1)
+      core.check_choice(flag, getattr(self, flag), (True, False))
+    core.check_int("min_leaf_size", self.min_leaf_size, 0)
+    core.check_int("seed", self.seed, 0, 2**32 - 1)
     if self.stream_weights and self.send_difference:
       raise ValueError(
         "`stream_weights` must be False with `send_difference`, which keeps "
@@ -168,18 +148,24 @@ class HostResident:
         f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
       )
     check_codec("grads", self.grads)
-    object.__setattr__(self, "device_dtype", resolve_dtype(self.device_dtype))
-    check_device(self.device)
+    object.__setattr__(
+      self, "device_dtype", _options.resolve_dtype(self.device_dtype)
+    )
+    _memory_kind.check_device(self.device)
     # Tuples, because options are part of the keys of compiled programs.
-    object.__setattr__(self, "weights", resolve_codecs(self.weights))
+    object.__setattr__(self, "weights", _options.resolve_codecs(self.weights))
     if self.groups is not None:
-      check_sequence("groups", self.groups, "pairs of a pattern and a name")
-      rules = tuple(PathRules(self.groups, "groups", "name of a group or None"))
+      core.check_sequence(
+        "groups", self.groups, "pairs of a pattern and a name"
+      )
+      rules = tuple(
+        core.PathRules(self.groups, "groups", "name of a group or None")
+      )
       object.__setattr__(self, "groups", rules)
     if not callable(self.stages):
-      object.__setattr__(self, "stages", check_stages(self.stages))
+      object.__setattr__(self, "stages", _options.check_stages(self.stages))
 
-  def init(self, params: PyTree, stats: PyTree = None) -> HostState:
+  def init(self, params: PyTree, stats: PyTree = None) -> _state.HostState:
     """Returns the state before the first step.
 
     Args:
@@ -201,7 +187,7 @@ class HostResident:
     reference = states.init_reference(layout) if self.send_difference else ()
     codecs = layout.leaf_codecs(self.grads)
     with jax.default_device(spec.host):
-      state = HostState(
+      state = _state.HostState(
         step=np.zeros((), np.int32),
         params=params,
         opt_state=states.init_optimizer(
@@ -216,13 +202,13 @@ class HostResident:
       )
     return self.place_state(state)
 
-  def place_state(self, state: HostState) -> HostState:
+  def place_state(self, state: _state.HostState) -> _state.HostState:
     """Moves a state, one from a checkpoint say, to the host and the device.
 
     Args:
       state: state of JAX or NumPy arrays, wherever they are.
     """
-    check_state(state)
+    _options.check_state(state)
     spec = self._spec()
     return dataclasses.replace(
       state,
@@ -238,13 +224,13 @@ class HostResident:
 
   def step(
     self,
-    state: HostState,
+    state: _state.HostState,
     batch: PyTree,
     level: Any = 0,
     *,
-    run_op: Callable[..., Any] = call_directly,
+    run_op: Callable[..., Any] = _step.call_directly,
     donate: bool = True,
-  ) -> tuple[HostState, Array]:
+  ) -> tuple[_state.HostState, Array]:
     """Trains on one batch.
 
     Args:
@@ -272,8 +258,8 @@ class HostResident:
       ValueError: a level is out of range, there is not one for each group, the
         loss is not a scalar, or `state` was donated before.
     """
-    check_bool("donate", donate)
-    check_state(state)
+    core.check_bool("donate", donate)
+    _options.check_state(state)
     if donate and state.is_taken:
       raise ValueError(
         f"`state` must be a state that no step has taken, got that of step "
@@ -288,18 +274,18 @@ class HostResident:
       "state/stats": state.stats,
       "batch": batch,
     }
-    check_buffers(args, ("state",) if donate else ())
+    core.check_buffers(args, ("state",) if donate else ())
     if not donate:
       state = jax.tree.map(
         lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, state
       )
-    check_callable("run_op", run_op)
+    core.check_callable("run_op", run_op)
     check_outside_jit("batch", batch)
     step = self._start_step(state, level, run_op)
     loss = step.run(batch)
     return step.commit(), loss
 
-  def groups_of(self, params: PyTree) -> Groups:
+  def groups_of(self, params: PyTree) -> controllers.Groups:
     """Returns the groups, in the order of levels, norms and errors.
 
     Args:
@@ -307,16 +293,16 @@ class HostResident:
     """
     return self._layout(params).groups
 
-  def norms(self, state: HostState) -> Array:
+  def norms(self, state: _state.HostState) -> Array:
     """Returns the L2 norm of every group's master weights, float32[groups].
 
     Args:
       state: state as for `step`; nothing is donated.
     """
-    check_state(state)
+    _options.check_state(state)
     return _group_norms(state.params, self.groups_of(state.params))
 
-  def errors(self, state: HostState, level: Any = 0) -> Array:
+  def errors(self, state: _state.HostState, level: Any = 0) -> Array:
     """Returns the relative L2 error of every group's weights on the device.
 
     Let w be the master weights, and y the weights that the device would compute
@@ -342,7 +328,7 @@ class HostResident:
     stats: PyTree = None,
     level: Any = 0,
     *,
-    measure_memory: Callable[..., int] = measure_temp_bytes,
+    measure_memory: Callable[..., int] = _device_bytes.measure_temp_bytes,
   ) -> int:
     """Returns the most bytes that the device holds in a step, before any runs.
 
@@ -375,15 +361,17 @@ class HostResident:
       >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
       True
     """
-    check_arrays("batch", batch)
-    check_callable("measure_memory", measure_memory)
+    core.check_arrays("batch", batch)
+    core.check_callable("measure_memory", measure_memory)
     layout, spec = self._layout(params), self._spec()
     codecs = layout.leaf_codecs(self.grads)
     grad_state = jax.eval_shape(lambda: states.init_grad_state(layout, codecs))
     levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
-    data = jax.tree.map(abstract_like, (self._stage_stats(stats), batch))
-    shapes = StepShapes(spec, layout, codecs, levels, grad_state, *data)
-    return peak_device_bytes(shapes, measure_memory)
+    data = jax.tree.map(core.abstract_like, (self._stage_stats(stats), batch))
+    shapes = _device_bytes.StepShapes(
+      spec, layout, codecs, levels, grad_state, *data
+    )
+    return _device_bytes.peak_device_bytes(shapes, measure_memory)
 
   def plain_bytes(self, params: PyTree) -> int:
     """Returns the bytes of the parameters, which float32 moves each way.
@@ -391,18 +379,19 @@ class HostResident:
     Args:
       params: parameters as for `init`.
     """
-    check_arrays("params", params, numbers=False)
-    return payload_bytes(identity(), params)
+    core.check_arrays("params", params, numbers=False)
+    return wire.payload_bytes(identity(), params)
 
-  def _spec(self) -> ModelSpec:
-    functions: tuple[StageFunction, ...]
+  def _spec(self) -> _model_spec.ModelSpec:
+    functions: tuple[_programs.StageFunction, ...]
     if callable(self.stages):
-      functions = (StageFunction(self.stages, False, self.stateful),)
+      functions = (_programs.StageFunction(self.stages, False, self.stateful),)
     else:
       functions = tuple(
-        StageFunction(fn, True, self.stateful) for _, fn in self.stages
+        _programs.StageFunction(fn, True, self.stateful)
+        for _, fn in self.stages
       )
-    return ModelSpec(
+    return _model_spec.ModelSpec(
       functions=functions,
       names=self._stage_names() or ("loss",),
       tx=self.tx,
@@ -423,11 +412,13 @@ class HostResident:
       return None
     return tuple(name for name, _ in self.stages)
 
-  def _start_step(self, state: HostState, level: Any, *run_op: Any) -> Step:
-    check_state(state)
+  def _start_step(
+    self, state: _state.HostState, level: Any, *run_op: Any
+  ) -> _step.Step:
+    _options.check_state(state)
     layout, spec = self._layout(state.params), self._spec()
     levels = resolve_levels(level, layout.groups, len(spec.level_codecs))
-    return Step(spec, layout, state, levels, *run_op)
+    return _step.Step(spec, layout, state, levels, *run_op)
 
   def _layout(self, params: PyTree) -> Layout:
     names = self._stage_names()
@@ -452,7 +443,9 @@ class HostResident:
     return tuple(by_name.get(name, ()) for name in names)
 
 
-_group_norms = functools.partial(jax.jit, static_argnums=1)(group_norms)
+_group_norms = functools.partial(jax.jit, static_argnums=1)(
+  controllers.group_norms
+)
 
 
 @jax.jit

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs import Codec, identity
-from jaxmotion.controllers import Groups, group_by
-from jaxmotion.core import PyTree, check_arrays, named_leaves, shape_string
+from jaxmotion import codecs, controllers, core
+from jaxmotion.core import PyTree
 
 Rules = Sequence[tuple[str, str | None]]
 DEVICE_DTYPES = ("float32", "bfloat16", "float16")
@@ -54,10 +53,10 @@ class StageLayout(NamedTuple):
   def packet_codec(
     self,
     packet: Packet,
-    level_codecs: Sequence[Codec],
+    level_codecs: Sequence[codecs.Codec],
     levels: Sequence[int],
     is_difference: bool,
-  ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...]]:
+  ) -> tuple[codecs.Codec, tuple[jax.ShapeDtypeStruct, ...]]:
     """Returns the codec of a packet, and what it encodes.
 
     Args:
@@ -68,7 +67,7 @@ class StageLayout(NamedTuple):
         float32 on both sides.
     """
     group, stage_indices = packet
-    codec = identity() if group is None else level_codecs[levels[group]]
+    codec = codecs.identity() if group is None else level_codecs[levels[group]]
     likes = tuple(self.likes[i] for i in stage_indices)
     if is_difference:
       likes = tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in likes)
@@ -83,13 +82,14 @@ class Layout(NamedTuple):
     stages: layouts of the stages, in the order of the forward pass.
   """
 
-  groups: Groups
+  groups: controllers.Groups
   stages: tuple[StageLayout, ...]
 
-  def leaf_codecs(self, codec: Codec) -> tuple[Codec, ...]:
+  def leaf_codecs(self, codec: codecs.Codec) -> tuple[codecs.Codec, ...]:
     """Returns `codec` for every leaf of a group, `identity` for the others."""
     return tuple(
-      identity() if group is None else codec for group in self.groups.of_leaf
+      codecs.identity() if group is None else codec
+      for group in self.groups.of_leaf
     )
 
 
@@ -122,7 +122,7 @@ def make_layout(
       f"`params` must be a mapping with the stages {sorted(names)}, "
       f"got {found!r}."
     )
-  check_arrays("params", params)
+  core.check_arrays("params", params)
   if not jax.tree.leaves(params):
     raise ValueError(
       f"`params` must hold at least one array, got {params!r:.200}."
@@ -147,13 +147,14 @@ def _make_layout(
   device_dtype: Any,
 ) -> Layout:
   params = treedef.unflatten(likes)
-  for path, x in named_leaves(params):
+  for path, x in core.named_leaves(params):
     if x.dtype not in (jnp.float32, device_dtype):
       hint = "what is not trained belongs to `stats`"
       if x.dtype in DEVICE_DTYPES:
         hint = f'set `device_dtype="{x.dtype}"` to compute in it'
       raise TypeError(
-        f"`params` must be float32 arrays, got {shape_string(x)} at {path!r}: "
+        f"`params` must be float32 arrays, got {core.shape_string(x)} at "
+        f"{path!r}: "
         f"{hint}."
       )
   likes = tuple(jax.ShapeDtypeStruct(a.shape, device_dtype) for a in likes)
@@ -166,7 +167,7 @@ def _make_layout(
       names or ("loss",), [indices for indices, _ in flat_stages], is_large
     )
   else:
-    groups = _drop_small_leaves(group_by(params, rules), is_large)
+    groups = _drop_small_leaves(controllers.group_by(params, rules), is_large)
   stages = []
   for model_indices, structure in flat_stages:
     stage_groups = [groups.of_leaf[i] for i in model_indices]
@@ -185,7 +186,7 @@ def _group_by_stage(
   names: Sequence[str],
   stage_leaves: Sequence[Sequence[int]],
   is_large: Sequence[bool],
-) -> Groups:
+) -> controllers.Groups:
   of_leaf: list[int | None] = [None] * len(is_large)
   group_names: list[str] = []
   for name, model_indices in zip(names, stage_leaves, strict=True):
@@ -194,10 +195,12 @@ def _group_by_stage(
       group_names.append(name)
     for i in large:
       of_leaf[i] = len(group_names) - 1
-  return Groups(tuple(group_names), tuple(of_leaf))
+  return controllers.Groups(tuple(group_names), tuple(of_leaf))
 
 
-def _drop_small_leaves(groups: Groups, is_large: Sequence[bool]) -> Groups:
+def _drop_small_leaves(
+  groups: controllers.Groups, is_large: Sequence[bool]
+) -> controllers.Groups:
   of_leaf = tuple(
     g if large else None
     for g, large in zip(groups.of_leaf, is_large, strict=True)
@@ -208,7 +211,7 @@ def _drop_small_leaves(groups: Groups, is_large: Sequence[bool]) -> Groups:
         "`groups` must have a leaf of at least `min_leaf_size` elements each, "
         f"got {name!r}, which has none."
       )
-  return Groups(groups.names, of_leaf)
+  return controllers.Groups(groups.names, of_leaf)
 
 
 def check_outside_jit(name: str, tree: PyTree) -> None:
@@ -223,8 +226,8 @@ def check_outside_jit(name: str, tree: PyTree) -> None:
   Raises:
     TypeError: a leaf is something else.
   """
-  check_arrays(name, tree)
-  for path, x in named_leaves(tree):
+  core.check_arrays(name, tree)
+  for path, x in core.named_leaves(tree):
     if isinstance(x, jax.core.Tracer):
       raise TypeError(
         f"`{name}` must be a tree of arrays outside of `jit`, got {x} at "
@@ -233,7 +236,7 @@ def check_outside_jit(name: str, tree: PyTree) -> None:
 
 
 def resolve_levels(
-  level: Any, groups: Groups, level_count: int
+  level: Any, groups: controllers.Groups, level_count: int
 ) -> tuple[int, ...]:
   """Returns the level of every group as Python ints.
 
@@ -249,12 +252,14 @@ def resolve_levels(
   check_outside_jit("level", level)
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):
-    raise TypeError(f"`level` must be integers, got {shape_string(array)}.")
+    raise TypeError(
+      f"`level` must be integers, got {core.shape_string(array)}."
+    )
   count = len(groups.names)
   if array.shape not in ((), (count,)):
     raise ValueError(
       f"`level` must be one integer, or one for each of the {count} groups, "
-      f"got {shape_string(array)}."
+      f"got {core.shape_string(array)}."
     )
   levels = tuple(np.broadcast_to(array, (count,)).tolist())
   for name, value in zip(groups.names, levels, strict=True):

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import optax
 
-from jaxmotion.codecs import Codec
-from jaxmotion.memory.weights._programs import StageFunction
+from jaxmotion import codecs
+from jaxmotion.memory.weights import _programs
 
 
 class ModelSpec(NamedTuple):
@@ -27,11 +27,11 @@ class ModelSpec(NamedTuple):
     device: JAX device that computes.
   """
 
-  functions: tuple[StageFunction, ...]
+  functions: tuple[_programs.StageFunction, ...]
   names: tuple[str, ...]
   tx: optax.GradientTransformation
-  level_codecs: tuple[Codec, ...]
-  grad_codec: Codec
+  level_codecs: tuple[codecs.Codec, ...]
+  grad_codec: codecs.Codec
   send_difference: bool
   stream_weights: bool
   is_per_stage: bool

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmotion import core, wire
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import check_choice, check_instance, check_sequence
-from jaxmotion.memory.weights._layout import DEVICE_DTYPES, check_outside_jit
-from jaxmotion.memory.weights._state import HostState
-from jaxmotion.wire import payload_bytes
+from jaxmotion.memory.weights import _layout, _state
 
 
 def resolve_codecs(weights: Any) -> tuple[Codec, ...]:
@@ -26,7 +24,7 @@ def resolve_codecs(weights: Any) -> tuple[Codec, ...]:
   codecs = (
     (weights,)
     if isinstance(weights, Codec)
-    else check_sequence("weights", weights, "codecs, or one codec")
+    else core.check_sequence("weights", weights, "codecs, or one codec")
   )
   if not codecs:
     raise ValueError("`weights` must hold at least one codec, got none.")
@@ -38,7 +36,7 @@ def resolve_codecs(weights: Any) -> tuple[Codec, ...]:
         f"`weights` must be codecs without state, got {codec!r}: use "
         "`send_difference`, which sends later what was left out."
       )
-  sizes = [payload_bytes(codec, sample) for codec in codecs]
+  sizes = [wire.payload_bytes(codec, sample) for codec in codecs]
   if sizes != sorted(sizes):
     raise ValueError(
       f"`weights` must be ordered from fewest to most bytes, got {codecs!r}."
@@ -55,7 +53,7 @@ def resolve_dtype(dtype: Any) -> str:
   name = dtype
   with contextlib.suppress(TypeError):
     name = jnp.dtype(dtype).name if dtype is not None else None
-  check_choice("device_dtype", name, DEVICE_DTYPES)
+  core.check_choice("device_dtype", name, _layout.DEVICE_DTYPES)
   return cast(str, name)
 
 
@@ -67,7 +65,7 @@ def check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
     ValueError: there is no stage, or two have one name.
   """
   noun = "pairs of a name and a function, or one function"
-  pairs = check_sequence("stages", stages, noun)
+  pairs = core.check_sequence("stages", stages, noun)
   if not pairs:
     raise ValueError("`stages` must hold at least one stage, got none.")
   for pair in pairs:
@@ -89,8 +87,8 @@ def check_state(state: Any) -> None:
     TypeError: it is something else, or is traced.
     ValueError: its step is no scalar.
   """
-  check_instance("state", state, HostState, "a HostState")
-  check_outside_jit("state", state)
+  core.check_instance("state", state, _state.HostState, "a HostState")
+  _layout.check_outside_jit("state", state)
   if np.shape(state.step) != ():
     raise ValueError(
       f"`state` must be that of `init`, got a step of shape "

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import Array, Key, PyTree, ShapedLike, make_key, shape_dtype
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 _MIN_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -160,9 +161,9 @@ def _flush_subnormals(x: Array) -> Array:
   return jnp.where(jnp.abs(x) < _MIN_NORMAL, 0.0, x)
 
 
-def _stage_key(key_coordinates: Any) -> Key:
+def _stage_key(key_coordinates: Any) -> core.Key:
   seed, step, stage_index = key_coordinates
-  return make_key(seed).fold(step).fold(stage_index)
+  return core.make_key(seed).fold(step).fold(stage_index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,7 +317,7 @@ def _encode_gradients(
   for i, g in enumerate(jax.tree.leaves(grads)):
     payload, state = codecs[i].encode(g, states[i], key.fold(i))
     payloads.append(payload)
-    decoded = codecs[i].decode(payload, shape_dtype(g))
+    decoded = codecs[i].decode(payload, core.shape_dtype(g))
     new_states.append(codecs[i].after_reduce(state, decoded))
   return payloads, x_ct, tuple(new_states)
 

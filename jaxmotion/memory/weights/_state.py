@@ -9,8 +9,8 @@ import optax
 
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
-from jaxmotion.memory._check_separate import check_separate
-from jaxmotion.memory.weights._layout import Layout, Packet, StageLayout
+from jaxmotion.memory import _check_separate
+from jaxmotion.memory.weights import _layout
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +71,7 @@ def take_over(state: HostState, new: HostState) -> None:
 
 def init_optimizer(
   tx: optax.GradientTransformation,
-  layout: Layout,
+  layout: _layout.Layout,
   params: PyTree,
   is_per_stage: bool,
 ) -> tuple[PyTree, ...]:
@@ -96,7 +96,7 @@ def init_optimizer(
     for stage in layout.stages
   ]
   for part in parts:
-    check_separate(tx, part, "stage")
+    _check_separate.check_separate(tx, part, "stage")
   return tuple(init(part) for part in parts)
 
 
@@ -130,10 +130,12 @@ def own_reference(state: HostState) -> list[Any]:
   ]
 
 
-def init_reference(layout: Layout) -> PyTree:
+def init_reference(layout: _layout.Layout) -> PyTree:
   """Returns zeros for every leaf that travels as a difference."""
 
-  def packet_zeros(stage: StageLayout, packet: Packet) -> PyTree:
+  def packet_zeros(
+    stage: _layout.StageLayout, packet: _layout.Packet
+  ) -> PyTree:
     if packet.group is None:
       return None
     return [
@@ -146,7 +148,9 @@ def init_reference(layout: Layout) -> PyTree:
   )
 
 
-def init_grad_state(layout: Layout, codecs: tuple[Codec, ...]) -> PyTree:
+def init_grad_state(
+  layout: _layout.Layout, codecs: tuple[Codec, ...]
+) -> PyTree:
   """Returns the gradient codec's state of each stage, one for every leaf.
 
   Args:

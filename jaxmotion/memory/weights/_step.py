@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmotion import core
 from jaxmotion.codecs import Codec
-from jaxmotion.core import Array, PyTree, check_float, shape_string, tree_bytes
-from jaxmotion.memory.weights import _programs as programs
-from jaxmotion.memory.weights._hold_signals import hold_signals
-from jaxmotion.memory.weights._layout import Layout
-from jaxmotion.memory.weights._model_spec import ModelSpec
-from jaxmotion.memory.weights._state import (
-  HostState,
-  place_reference,
-  take_over,
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.weights import (
+  _hold_signals,
+  _layout,
+  _model_spec,
+  _programs as programs,
+  _state,
 )
 
 # From a cotangent of a stage's output to the gradients' payloads, the cotangent
@@ -56,9 +55,9 @@ class Step:
 
   def __init__(
     self,
-    spec: ModelSpec,
-    layout: Layout,
-    state: HostState,
+    spec: _model_spec.ModelSpec,
+    layout: _layout.Layout,
+    state: _state.HostState,
     levels: tuple[int, ...],
     run_op: Callable[..., Any] = call_directly,
   ) -> None:
@@ -71,7 +70,7 @@ class Step:
     self.reference = [list(packets) for packets in state.reference]
     self.device_reference: list[list[PyTree]] = [
       list(packets)
-      for packets in place_reference(
+      for packets in _state.place_reference(
         state.reference, state.device_reference, spec.device
       )
     ]
@@ -96,7 +95,7 @@ class Step:
       programs.check_update(*arguments)
     return loss
 
-  def commit(self) -> HostState:
+  def commit(self) -> _state.HostState:
     """Updates the parameters; the old state becomes the new one, returned.
 
     All updates are dispatched here, the first stage's first: the host computes
@@ -104,7 +103,7 @@ class Step:
     fails, updates go on without it, and the exception is raised at the end.
     """
     failure: BaseException | None = None
-    with hold_signals():
+    with _hold_signals.hold_signals():
       for position, arguments in enumerate(self._update_arguments()):
         updated: list[tuple[PyTree, PyTree]] = []
 
@@ -124,14 +123,14 @@ class Step:
         for i, leaf in zip(self._updated_leaves(position), leaves, strict=True):
           self.params[i] = leaf
       new = self._new_state()
-      take_over(self.old_state, new)
+      _state.take_over(self.old_state, new)
     if failure is not None:
       raise failure
     return new
 
-  def _new_state(self) -> HostState:
+  def _new_state(self) -> _state.HostState:
     old = self.old_state
-    return HostState(
+    return _state.HostState(
       step=np.asarray(int(old.step) + 1, np.int32),
       params=self.treedef.unflatten(self.params),
       opt_state=tuple(self.opt_state),
@@ -254,7 +253,7 @@ class Step:
     self, stage_index: int, payloads: list[PyTree]
   ) -> tuple[int, list[PyTree]]:
     payloads = self.run_op("return", _move_arrays, payloads, self.spec.host)
-    self.returned_bytes += tree_bytes(payloads)
+    self.returned_bytes += core.tree_bytes(payloads)
     return stage_index, payloads
 
   def _encode_stage(self, stage_index: int) -> list[PyTree]:
@@ -283,7 +282,7 @@ class Step:
   def _decode_stage(self, stage_index: int, packets: list[PyTree]) -> PyTree:
     """Sends a stage's payloads; returns its weights on the device."""
     packets = self.run_op("send", _move_arrays, packets, self.spec.device)
-    self.sent_bytes += tree_bytes(packets)
+    self.sent_bytes += core.tree_bytes(packets)
     stage = self.layout.stages[stage_index]
     weights: list[Any] = [None] * len(stage.model_indices)
     for packet_index, payloads in enumerate(packets):
@@ -373,9 +372,9 @@ def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
     ValueError: the output of the last stage is not a scalar.
   """
   for a in jax.tree.leaves(x):
-    check_float(f"output of stage {name}", a)
+    core.check_float(f"output of stage {name}", a)
   if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
-    found = jax.tree.map(shape_string, x)
+    found = jax.tree.map(core.shape_string, x)
     raise ValueError(
       f"`stages` must end in a scalar loss, got {found} from {name!r}."
     )

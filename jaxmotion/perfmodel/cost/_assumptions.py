@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxmotion.core import (
-  check_choice,
-  check_int,
-  check_number,
-  check_sequence,
-)
-from jaxmotion.program import Step, describe_equation, loop_body_name
+from jaxmotion import core, program
 
 BACKENDS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -28,14 +22,16 @@ class Assumptions:
     backend: str | None,
   ):
     if branch_shares is not None:
-      branch_shares = check_sequence("branch_shares", branch_shares, "numbers")
+      branch_shares = core.check_sequence(
+        "branch_shares", branch_shares, "numbers"
+      )
       for i, share in enumerate(branch_shares):
-        check_number(f"branch_shares[{i}]", share, 0, 1)
+        core.check_number(f"branch_shares[{i}]", share, 0, 1)
     if isinstance(while_trips, Mapping):
       for name, trips in while_trips.items():
-        check_int(f"while_trips[{name!r}]", trips, 0)
+        core.check_int(f"while_trips[{name!r}]", trips, 0)
     elif while_trips is not None:
-      check_int("while_trips", while_trips, 0)
+      core.check_int("while_trips", while_trips, 0)
     if branch_shares is not None and not math.isclose(
       math.fsum(branch_shares), 1
     ):
@@ -44,26 +40,26 @@ class Assumptions:
         f"{branch_shares!r}."
       )
     if backend is not None:
-      check_choice("backend", backend, BACKENDS)
+      core.check_choice("backend", backend, BACKENDS)
     self.backend = jax.default_backend() if backend is None else backend
     self._trips, self._shares = while_trips, branch_shares
     self._loops: set[str] = set()
     self._branches: set[int] = set()
 
-  def find_trips(self, step: Step) -> int:
+  def find_trips(self, step: program.Step) -> int:
     """Returns the trips of a while loop.
 
     Raises:
       ValueError: the caller gave none.
     """
-    name = loop_body_name(step.eqn)
+    name = program.loop_body_name(step.eqn)
     self._loops.add(name)
     trips = self._trips
     found = trips.get(name) if isinstance(trips, Mapping) else trips
     if found is None:
       raise ValueError(
         "`while_trips` must give the number of trips of every while loop; "
-        f"{describe_equation(step.eqn)} has none, got {trips!r}."
+        f"{program.describe_equation(step.eqn)} has none, got {trips!r}."
       )
     return found
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxmotion.core import text_table
-from jaxmotion.perfmodel._names import KINDS
-from jaxmotion.perfmodel.cost._fusion import Kernel
+from jaxmotion import core
+from jaxmotion.perfmodel import _names
+from jaxmotion.perfmodel.cost import _fusion
 
 
 class Total(NamedTuple):
@@ -62,7 +62,7 @@ class Cost:
     total        66560  22528          22528        2
   """
 
-  kernels: tuple[Kernel, ...]
+  kernels: tuple[_fusion.Kernel, ...]
   totals: Mapping[str, Total]
   written: tuple[int, ...]
   peak_bytes: int
@@ -87,9 +87,9 @@ class Cost:
     header = ("kind", "flops", "bytes", "unfused_bytes", "kernels")
     rows: list[tuple[str, ...]] = [header]
     every = Total(*map(math.fsum, zip(*self.totals.values(), strict=True)))
-    for kind in (*KINDS, "total"):
+    for kind in (*_names.KINDS, "total"):
       total = every if kind == "total" else self.totals.get(kind)
       if total is not None:
         values = (total.flops, total.bytes, total.unfused_bytes, total.kernels)
         rows.append((kind, *(f"{value:.10g}" for value in values)))
-    return text_table(rows, right=range(1, len(header)))
+    return core.text_table(rows, right=range(1, len(header)))

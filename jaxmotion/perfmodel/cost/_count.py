@@ -7,22 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import check_arrays, check_callable
-from jaxmotion.perfmodel.cost._assumptions import Assumptions
-from jaxmotion.perfmodel.cost._cost import Cost, Total
-from jaxmotion.perfmodel.cost._fusion import (
-  Kernel,
-  find_uniform,
-  fuse_kernels,
-  list_sunk,
-  moved_bytes,
-)
-from jaxmotion.perfmodel.cost._liveness import Liveness
-from jaxmotion.perfmodel.cost._ops import count_flops, is_known, kind_of
-from jaxmotion.perfmodel.cost._trace import (
-  CountedProgram,
-  flatten_counted,
-  trace_counted,
+from jaxmotion import core
+from jaxmotion.perfmodel.cost import (
+  _assumptions,
+  _cost,
+  _fusion,
+  _liveness,
+  _ops,
+  _trace,
 )
 from jaxmotion.program import LOOPS, VIEWS, Step, Value, inner_jaxprs
 
@@ -36,7 +28,7 @@ def predict_cost(
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
   backend: str | None = None,
-) -> Cost:
+) -> _cost.Cost:
   """Counts FLOPs, bytes and memory of one execution of any JAX function.
 
   The function is traced and never run: its arrays and devices need not exist.
@@ -80,19 +72,21 @@ def predict_cost(
     >>> predict_cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
-  check_callable("fn", fn)
+  core.check_callable("fn", fn)
   if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
-    check_arrays("args", args)
-  assumptions = Assumptions(while_trips, branch_shares, backend)
-  program = trace_counted(fn, *args, backend=assumptions.backend)
+    core.check_arrays("args", args)
+  assumptions = _assumptions.Assumptions(while_trips, branch_shares, backend)
+  program = _trace.trace_counted(fn, *args, backend=assumptions.backend)
   result = _count_program(program, assumptions, len(program.outputs))
   assumptions.check_used()
   return result
 
 
 def _count_program(
-  program: CountedProgram, assumptions: Assumptions, carried: int
-) -> Cost:
+  program: _trace.CountedProgram,
+  assumptions: _assumptions.Assumptions,
+  carried: int,
+) -> _cost.Cost:
   """Returns the cost of a flat program.
 
   Args:
@@ -108,7 +102,7 @@ def _count_program(
     total.add_step(node)
   done: dict[Value, int] = {}
   own_bytes: dict[Step, int] = {}
-  steps, uniform = fuse_kernels(program), find_uniform(program)
+  steps, uniform = _fusion.fuse_kernels(program), _fusion.find_uniform(program)
   for step in steps:
     inner = _count_inner(step.node, assumptions, uniform)
     own_bytes[step.node] = sum(part.own_bytes for part in inner)
@@ -122,7 +116,7 @@ def _count_program(
   for index, kernel in _list_copies(program, carried):
     total.add_kernel(kernel)
     written[index] = len(total.kernels)
-  return Cost(
+  return _cost.Cost(
     tuple(total.kernels),
     total.totals,
     tuple(written),
@@ -131,7 +125,9 @@ def _count_program(
   )
 
 
-def _count_peak(program: CountedProgram, own_bytes: dict[Step, int]) -> int:
+def _count_peak(
+  program: _trace.CountedProgram, own_bytes: dict[Step, int]
+) -> int:
   """Returns the most bytes that are alive at once.
 
   Where no barrier forbids it, a compiler computes even costly elementwise
@@ -142,16 +138,16 @@ def _count_peak(program: CountedProgram, own_bytes: dict[Step, int]) -> int:
     program: flat program.
     own_bytes: bytes that operations need which hold programs.
   """
-  steps = fuse_kernels(program, for_memory=True)
-  memory = Liveness(program, steps)
+  steps = _fusion.fuse_kernels(program, for_memory=True)
+  memory = _liveness.Liveness(program, steps)
   for index, step in enumerate(steps):
     memory.run_kernel(index, own_bytes.get(step.node, 0))
   return memory.peak_bytes
 
 
 def _list_copies(
-  program: CountedProgram, carried: int
-) -> Iterator[tuple[int, Kernel]]:
+  program: _trace.CountedProgram, carried: int
+) -> Iterator[tuple[int, _fusion.Kernel]]:
   """Yields the copies for results that are views of arrays in memory."""
   in_memory = set(program.inputs)
   for i, value in enumerate(program.outputs):
@@ -159,7 +155,10 @@ def _list_copies(
       continue
     viewed = value.source in program.inputs and value is not value.source
     if viewed or (i >= carried and value.source in in_memory):
-      yield i, Kernel("data_movement", value.dtype, 0.0, 2.0 * value.nbytes)
+      yield (
+        i,
+        _fusion.Kernel("data_movement", value.dtype, 0.0, 2.0 * value.nbytes),
+      )
     in_memory.add(value.source)
 
 
@@ -172,13 +171,13 @@ class _InnerProgram(NamedTuple):
     own_bytes: bytes that it needs besides its arguments.
   """
 
-  cost: Cost
+  cost: _cost.Cost
   times: float
   own_bytes: int
 
 
 def _count_inner(
-  node: Step, assumptions: Assumptions, uniform: Collection[Value]
+  node: Step, assumptions: _assumptions.Assumptions, uniform: Collection[Value]
 ) -> list[_InnerProgram]:
   """Returns the programs inside an operation; [] if it holds none.
 
@@ -190,9 +189,9 @@ def _count_inner(
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
-  sunk = list_sunk(node, uniform)
+  sunk = _fusion.list_sunk(node, uniform)
   programs = [
-    flatten_counted(body, assumptions.backend, sunk) for body in bodies
+    _trace.flatten_counted(body, assumptions.backend, sunk) for body in bodies
   ]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
@@ -220,7 +219,7 @@ def _count_inner(
   ]
 
 
-def _input_bytes(program: CountedProgram) -> int:
+def _input_bytes(program: _trace.CountedProgram) -> int:
   held = (v for v in program.inputs if v not in program.uniform)
   return sum(v.nbytes for v in held)
 
@@ -229,13 +228,13 @@ class _CostSum:
   """Running sum of kernels, totals and unknown primitives."""
 
   def __init__(self) -> None:
-    self.kernels: list[Kernel] = []
-    self.totals: dict[str, Total] = {}
+    self.kernels: list[_fusion.Kernel] = []
+    self.totals: dict[str, _cost.Total] = {}
     self.unknown: dict[str, float] = {}
 
-  def add_kernel(self, kernel: Kernel) -> None:
+  def add_kernel(self, kernel: _fusion.Kernel) -> None:
     self.kernels.append(kernel)
-    moved = Total(0, 0, kernel.bytes * kernel.count, kernel.count)
+    moved = _cost.Total(0, 0, kernel.bytes * kernel.count, kernel.count)
     self._add_total(kernel.kind, moved, 1)
 
   def add_step(self, node: Step) -> None:
@@ -249,15 +248,17 @@ class _CostSum:
     if node.name in VIEWS:
       moved = 2 * sum(v.nbytes for v in node.outs)
     else:
-      moved = moved_bytes(node, [v for v in node.reads])
-    self._add_total(kind_of(node), Total(count_flops(node), moved), 1)
-    if not is_known(node):
+      moved = _fusion.moved_bytes(node, [v for v in node.reads])
+    self._add_total(
+      _ops.kind_of(node), _cost.Total(_ops.count_flops(node), moved), 1
+    )
+    if not _ops.is_known(node):
       self.add_unknown(node.name, 1)
 
   def add_unknown(self, name: str, times: float) -> None:
     self.unknown[name] = self.unknown.get(name, 0) + times
 
-  def add_inner(self, cost: Cost, times: float) -> None:
+  def add_inner(self, cost: _cost.Cost, times: float) -> None:
     for kernel in cost.kernels:
       self.kernels.append(kernel._replace(count=kernel.count * times))
     for kind, total in cost.totals.items():
@@ -265,7 +266,7 @@ class _CostSum:
     for name, count in cost.unknown.items():
       self.add_unknown(name, count * times)
 
-  def _add_total(self, kind: str, total: Total, times: float) -> None:
-    old = self.totals.get(kind, Total())
+  def _add_total(self, kind: str, total: _cost.Total, times: float) -> None:
+    old = self.totals.get(kind, _cost.Total())
     added = (a + times * b for a, b in zip(old, total, strict=True))
-    self.totals[kind] = Total(*added)
+    self.totals[kind] = _cost.Total(*added)

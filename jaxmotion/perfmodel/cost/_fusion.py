@@ -19,15 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from jaxmotion.core import scan_parts
-from jaxmotion.perfmodel.cost._ops import (
-  COSTLY,
-  count_flops,
-  is_fusible,
-  is_reduction,
-  kind_of,
-)
-from jaxmotion.perfmodel.cost._trace import CountedProgram
+from jaxmotion import core
+from jaxmotion.perfmodel.cost import _ops, _trace
 from jaxmotion.program import VIEWS, Step, Value, writes_in_place
 
 _DRAW = "random_bits"
@@ -86,7 +79,7 @@ class _Source(NamedTuple):
 
 
 def fuse_kernels(
-  program: CountedProgram, for_memory: bool = False
+  program: _trace.CountedProgram, for_memory: bool = False
 ) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order.
 
@@ -103,7 +96,7 @@ def fuse_kernels(
 
 
 def _list_kernels(
-  program: CountedProgram, written: set[Value], for_memory: bool
+  program: _trace.CountedProgram, written: set[Value], for_memory: bool
 ) -> list[KernelStep]:
   fused: dict[Value, _Source] = {}
   uniform, seeds = find_uniform(program), _find_seeds(program)
@@ -122,7 +115,7 @@ def _list_kernels(
   return steps
 
 
-def _find_seeds(program: CountedProgram) -> set[Value]:
+def _find_seeds(program: _trace.CountedProgram) -> set[Value]:
   """Returns the few bytes that are known before anything large is.
 
   They follow from arguments as small as they are, behind no barrier.
@@ -168,9 +161,9 @@ def count_operation(node: Step) -> Kernel:
 def _make_kernel(node: Step, source: _Source) -> Kernel:
   first = next((v for v in (*node.arrays, *node.outs) if v is not None), None)
   return Kernel(
-    kind_of(node),
+    _ops.kind_of(node),
     "none" if first is None else first.dtype,
-    float(sum(map(count_flops, source.nodes.values()))),
+    float(sum(map(_ops.count_flops, source.nodes.values()))),
     float(moved_bytes(node, source.reads)),
   )
 
@@ -194,7 +187,7 @@ def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
 
 
 def _is_fused(node: Step, for_memory: bool) -> bool:
-  return is_fusible(node) or (for_memory and node.name == _DRAW)
+  return _ops.is_fusible(node) or (for_memory and node.name == _DRAW)
 
 
 def _read_bytes(reads: Iterable[Value]) -> int:
@@ -209,7 +202,9 @@ def _sum_bytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _find_written(program: CountedProgram, for_memory: bool) -> set[Value]:
+def _find_written(
+  program: _trace.CountedProgram, for_memory: bool
+) -> set[Value]:
   """Returns the elementwise results that have to be written to memory."""
   written = {v.source for v in program.outputs if v is not None}
   uniform = find_uniform(program)
@@ -223,7 +218,7 @@ def _find_written(program: CountedProgram, for_memory: bool) -> set[Value]:
       written.update(v.source for v in node.reads)
     if node.name in VIEWS:
       continue
-    apart = not (_is_fused(node, for_memory) or is_reduction(node))
+    apart = not (_is_fused(node, for_memory) or _ops.is_reduction(node))
     sunk = {node.arrays[i] for i in list_sunk(node, uniform)}
     for i, value in enumerate(node.arrays):
       if value is not None and value not in sunk:
@@ -235,7 +230,7 @@ def _find_written(program: CountedProgram, for_memory: bool) -> set[Value]:
 
 
 def _find_draws(
-  program: CountedProgram, uniform: Collection[Value]
+  program: _trace.CountedProgram, uniform: Collection[Value]
 ) -> set[Value]:
   """Returns what is computed from random bits and seeds alone.
 
@@ -250,14 +245,14 @@ def _find_draws(
       drawn.update(node.outs)
     elif own and node.name not in VIEWS:
       others = [v for v in node.reads if v.source not in own]
-      if is_fusible(node) and known.issuperset(others):
+      if _ops.is_fusible(node) and known.issuperset(others):
         drawn.update(node.outs)
       else:
         found |= own
   return found
 
 
-def find_uniform(program: CountedProgram) -> set[Value]:
+def find_uniform(program: _trace.CountedProgram) -> set[Value]:
   """Returns the arrays of a program that have one constant in all places."""
   made = {
     step.outs[0]
@@ -280,13 +275,13 @@ def list_sunk(node: Step, uniform: Collection[Value]) -> list[int]:
   """
   if node.name != "scan":
     return []
-  _, count, _ = scan_parts(node.params)
+  _, count, _ = core.scan_parts(node.params)
   arrays = enumerate(node.arrays[:count])
   return [i for i, v in arrays if v is not None and v.source in uniform]
 
 
 def _write_shared(
-  program: CountedProgram,
+  program: _trace.CountedProgram,
   readers: dict[Value, list[int]],
   written: set[Value],
   for_memory: bool,
@@ -316,7 +311,7 @@ def _write_shared(
       into |= kernels.get(out, frozenset((reader,)))
     times, read = len(into), inputs[own]
     is_dear = times * read > read + (1 + times) * own.nbytes
-    is_costly = node.name in COSTLY
+    is_costly = node.name in _ops.COSTLY
     if for_memory:
       is_costly &= program.has_barriers and read >= own.nbytes
     if times > 1 and (is_dear or is_costly):

@@ -6,10 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import jax
 
-from jaxmotion.core import scan_parts
-from jaxmotion.perfmodel.cost._fusion import KernelStep, find_uniform
-from jaxmotion.perfmodel.cost._ops import is_fusible
-from jaxmotion.perfmodel.cost._trace import CountedProgram
+from jaxmotion import core
+from jaxmotion.perfmodel.cost import _fusion, _ops, _trace
 from jaxmotion.program import Step, Value, writes_in_place
 
 
@@ -31,7 +29,9 @@ class Liveness:
     steps: its kernels in order.
   """
 
-  def __init__(self, program: CountedProgram, steps: Sequence[KernelStep]):
+  def __init__(
+    self, program: _trace.CountedProgram, steps: Sequence[_fusion.KernelStep]
+  ):
     self._steps = steps
     stays = {v.source for v in program.outputs if v is not None}
     stays.update(program.inputs)
@@ -40,7 +40,7 @@ class Liveness:
       for value in (*step.reads, *step.node.outs):
         if value not in stays:
           self._last[value] = index
-    self._find_early(find_uniform(program))
+    self._find_early(_fusion.find_uniform(program))
     held = (v for v in program.inputs if v not in program.uniform)
     self._alive = _sum_bytes(held)
     self.peak_bytes = self._alive
@@ -97,16 +97,20 @@ class Liveness:
     )
     self._alive -= freed - reused + lost
 
-  def _count_reusable(self, step: KernelStep, freed: set[Value]) -> int:
+  def _count_reusable(self, step: _fusion.KernelStep, freed: set[Value]) -> int:
     """Returns the bytes of temporaries freed that results may be written to."""
     node = step.node
     if node.name == "scan":
       # Only a carry is updated in place: results of the iterations are stacked
       # while the operands of the later ones are still read.
-      _, first, count = scan_parts(node.params)
+      _, first, count = core.scan_parts(node.params)
       carried = {v.source for v in node.arrays[first : first + count] if v}
       return _sum_bytes(freed & carried)
-    if is_fusible(node) or writes_in_place(node.name) or node.name == "while":
+    if (
+      _ops.is_fusible(node)
+      or writes_in_place(node.name)
+      or node.name == "while"
+    ):
       return _sum_bytes(freed)
     return 0
 
@@ -118,7 +122,7 @@ def _list_begun(
 
   Stacks of the iterations' results begin as zeros.
   """
-  _, first, count = scan_parts(node.params)
+  _, first, count = core.scan_parts(node.params)
   inits = node.arrays[first : first + count]
   for out, init in zip(node.outs, inits, strict=False):
     if init is not None and init.source in uniform:

@@ -8,29 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxmotion.program import (
-  ARITHMETIC,
-  AXIS_ONLY,
-  CUMULATIVE,
-  MOVEMENT,
-  RANDOM,
-  REDUCTIONS,
-  SPECIAL,
-  TRANSCENDENTAL,
-  VIEWS,
-  WINDOW_PICKS,
-  WINDOWS,
-  Step,
-)
+from jaxmotion import program
 
 # Compilers write the results of these to memory rather than compute them in
 # two kernels.
-COSTLY = TRANSCENDENTAL | SPECIAL
+COSTLY = program.TRANSCENDENTAL | program.SPECIAL
 # Constants, since unions of sets took longer than all the rest.
-_PER_ELEMENT = ARITHMETIC | COSTLY | CUMULATIVE
-_FUSIBLE = ARITHMETIC | COSTLY | MOVEMENT | {"integer_pow"}
-_REDUCING = REDUCTIONS | CUMULATIVE | WINDOWS | WINDOW_PICKS
-_QUIET = AXIS_ONLY | {"platform_index"}
+_PER_ELEMENT = program.ARITHMETIC | COSTLY | program.CUMULATIVE
+_FUSIBLE = program.ARITHMETIC | COSTLY | program.MOVEMENT | {"integer_pow"}
+_REDUCING = (
+  program.REDUCTIONS
+  | program.CUMULATIVE
+  | program.WINDOWS
+  | program.WINDOW_PICKS
+)
+_QUIET = program.AXIS_ONLY | {"platform_index"}
 
 # A reduction of so few elements (the codes of a word) is fused into its
 # readers: XLA computes it there rather than write its result.
@@ -40,7 +32,7 @@ _FUSED_REDUCTION_SIZE = 32
 _RANDOM_WORD_FLOPS = (20 * 5 + 5 * 3 + 2) / 2
 
 
-def kind_of(step: Step) -> str:
+def kind_of(step: program.Step) -> str:
   """Returns the class of an operation, one of `KINDS`."""
   name = step.name
   if name == "dot_general":
@@ -50,17 +42,17 @@ def kind_of(step: Step) -> str:
   if name in _REDUCING:
     return "reduction"
   if is_fusible(step):
-    return "data_movement" if name in MOVEMENT else "elementwise"
+    return "data_movement" if name in program.MOVEMENT else "elementwise"
   if name == "gather" or name.startswith("scatter"):
     return "gather_scatter"
-  if name in VIEWS or name == "dynamic_update_slice":
+  if name in program.VIEWS or name == "dynamic_update_slice":
     return "data_movement"
-  if name in RANDOM:
+  if name in program.RANDOM:
     return "random"
   return "collective" if is_collective(step) else "other"
 
 
-def is_fusible(step: Step) -> bool:
+def is_fusible(step: program.Step) -> bool:
   """Says whether an operation is fused into the kernels that read it."""
   name = step.name
   if is_reduction(step):
@@ -71,24 +63,24 @@ def is_fusible(step: Step) -> bool:
   return name in _FUSIBLE
 
 
-def is_reduction(step: Step) -> bool:
+def is_reduction(step: program.Step) -> bool:
   """Says whether an operation reads fused operands and writes few elements."""
-  return step.name in REDUCTIONS
+  return step.name in program.REDUCTIONS
 
 
-def is_collective(step: Step) -> bool:
+def is_collective(step: program.Step) -> bool:
   """Says whether an operation names a mesh axis and moves bytes over it."""
   bound = any(isinstance(name, str) for name in step.axis_names)
-  return bound and step.name not in VIEWS | _QUIET
+  return bound and step.name not in program.VIEWS | _QUIET
 
 
-def is_known(step: Step) -> bool:
+def is_known(step: program.Step) -> bool:
   """Says whether `count_flops` knows the FLOPs of an operation."""
   special = ("sort", "top_k", "fft")
   return kind_of(step) != "other" or step.name in _QUIET or step.name in special
 
 
-def count_flops(step: Step) -> float:
+def count_flops(step: program.Step) -> float:
   """Returns the FLOPs of an operation: 1 per element unless stated here."""
   name, size = step.name, step.outs[0].size if step.outs else 0
   if name == "dot_general":
@@ -100,27 +92,27 @@ def count_flops(step: Step) -> float:
   if name == "integer_pow":
     power = abs(step.params["y"])
     return size * max(power.bit_length() + power.bit_count() - 2, 0)
-  if name in REDUCTIONS:
+  if name in program.REDUCTIONS:
     folds = len(_combining_eqns(step)) if name == "reduce" else 1
     return folds * max(_operand_size(step) - size, 0)
-  if name in WINDOWS:
+  if name in program.WINDOWS:
     return size * (math.prod(step.params["window_dimensions"]) - 1)
-  if name in WINDOW_PICKS:  # One operand has a value for each window.
+  if name in program.WINDOW_PICKS:  # One operand has a value for each window.
     windows = min(v.size for v in (*step.arrays, *step.outs) if v is not None)
     return windows * math.prod(step.params["window_dimensions"])
   if name.startswith("scatter") and name != "scatter":
     return step.arrays[2].size if step.arrays[2] else 1
-  if name in RANDOM:
+  if name in program.RANDOM:
     return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in step.outs) / 4
   return _special_flops(step)
 
 
-def _combining_eqns(step: Step) -> list[Any]:
+def _combining_eqns(step: program.Step) -> list[Any]:
   """Returns the equations that combine two elements of a reduction."""
   return step.params["jaxpr"].eqns
 
 
-def _special_flops(step: Step) -> float:
+def _special_flops(step: program.Step) -> float:
   n = _operand_size(step)
   if step.name == "sort":
     length = (
@@ -134,18 +126,18 @@ def _special_flops(step: Step) -> float:
   return 0.0
 
 
-def _operand_size(step: Step) -> int:
+def _operand_size(step: program.Step) -> int:
   return max((v.size for v in step.arrays if v is not None), default=0)
 
 
-def _matmul_flops(step: Step) -> float:
+def _matmul_flops(step: program.Step) -> float:
   (contracted, _), _ = step.params["dimension_numbers"]
   lhs = step.arrays[0]
   depth = math.prod(lhs.shape[i] for i in contracted) if lhs else 1
   return 2 * step.outs[0].size * depth
 
 
-def _convolution_flops(step: Step) -> float:
+def _convolution_flops(step: program.Step) -> float:
   """Returns 2 FLOPs for each product of an input element with a weight.
 
   Padding, and the zeros that dilation inserts, are not multiplied: the forward

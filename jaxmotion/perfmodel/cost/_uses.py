@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import PyTree, named_leaves, scan_parts
+from jaxmotion import core
+from jaxmotion.core import PyTree
 from jaxmotion.program import (
   VIEWS,
   Operand,
@@ -54,7 +55,7 @@ def find_uses(
     >>> find_uses(lambda p, ids: p["rows"][ids].sum(), {"rows": table}, (ids,))
     ParamUses(looked_up=('rows',), stacked=())
   """
-  names = [path for path, _ in named_leaves(params)]
+  names = [path for path, _ in core.named_leaves(params)]
   jaxpr = jax.make_jaxpr(loss_fn)(params, *batch)
   kinds: list[set[str]] = [set() for _ in names]
   count = len(jaxpr.in_avals) - len(names)
@@ -106,7 +107,7 @@ def _collect_scan(
   step: Step, read: list[int | None], kinds: list[set[str]]
 ) -> None:
   """Adds how a loop reads the parameters among its operands."""
-  body, constants, carried = scan_parts(step.params)
+  body, constants, carried = core.scan_parts(step.params)
   for i in read[constants + carried :]:
     if i is not None:
       kinds[i].add("stack")

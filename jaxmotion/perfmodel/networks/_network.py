@@ -9,20 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  ShapedLike,
-  check_arrays,
-  check_bool,
-  check_callable,
-  check_instance,
-  check_int,
-  check_like,
-  check_mapping,
-  check_sequence,
-  check_text,
-)
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMAGES, LABELS = -1, -2
 """Positions of the layer inputs that are not layers: the batch's parts."""
@@ -59,15 +47,15 @@ class Layer:
   mixes: bool = False
 
   def __post_init__(self) -> None:
-    check_text("name", self.name)
-    check_callable("fn", self.fn)
-    params = check_mapping("params", self.params, "names to shapes")
-    check_arrays("params", params, numbers=False)
-    inputs = check_sequence("inputs", self.inputs, "positions of layers")
+    core.check_text("name", self.name)
+    core.check_callable("fn", self.fn)
+    params = core.check_mapping("params", self.params, "names to shapes")
+    core.check_arrays("params", params, numbers=False)
+    inputs = core.check_sequence("inputs", self.inputs, "positions of layers")
     for i, position in enumerate(inputs):
-      check_int(f"inputs[{i}]", position, LABELS)
+      core.check_int(f"inputs[{i}]", position, LABELS)
     object.__setattr__(self, "inputs", inputs)
-    check_bool("mixes", self.mixes)
+    core.check_bool("mixes", self.mixes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +99,13 @@ class Network:
   image: tuple[int, ...]
 
   def __post_init__(self) -> None:
-    check_text("name", self.name)
-    layers = check_sequence("layers", self.layers, "Layer objects")
+    core.check_text("name", self.name)
+    layers = core.check_sequence("layers", self.layers, "Layer objects")
     if not layers:
       raise ValueError("`layers` must have a layer, the loss, got none.")
     names = set()
     for i, layer in enumerate(layers):
-      check_instance(f"layers[{i}]", layer, Layer, "a Layer")
+      core.check_instance(f"layers[{i}]", layer, Layer, "a Layer")
       if layer.name in names:
         raise ValueError(
           f"`layers[{i}]` must have a name of its own, got {layer.name!r}."
@@ -130,9 +118,9 @@ class Network:
             "its inputs."
           )
     object.__setattr__(self, "layers", layers)
-    image = check_sequence("image", self.image, "lengths")
+    image = core.check_sequence("image", self.image, "lengths")
     for i, length in enumerate(image):
-      check_int(f"image[{i}]", length, 1)
+      core.check_int(f"image[{i}]", length, 1)
     object.__setattr__(self, "image", image)
 
   @property
@@ -155,7 +143,7 @@ class Network:
       TypeError: `images` is not an integer.
       ValueError: `images` is not positive.
     """
-    check_int("images", images, 1)
+    core.check_int("images", images, 1)
     return (
       jax.ShapeDtypeStruct((images, *self.image), "float32"),
       jax.ShapeDtypeStruct((images,), "int32"),
@@ -173,14 +161,16 @@ class Network:
       TypeError: an argument has a leaf that is no array.
       ValueError: an argument has another shape.
     """
-    check_like("params", params, self.params, "`Network.params`")
-    check_arrays("images", images, numbers=False)
+    core.check_like("params", params, self.params, "`Network.params`")
+    core.check_arrays("images", images, numbers=False)
     shape = getattr(images, "shape", ())
     if not shape or shape[1:] != self.image:
       raise ValueError(
         f"`images` must have the shape (number, *{self.image}), got {shape}."
       )
-    check_like("labels", labels, self.batch(shape[0])[1], "`Network.batch`")
+    core.check_like(
+      "labels", labels, self.batch(shape[0])[1], "`Network.batch`"
+    )
     return self._run_layers(params, images, labels)[-1]
 
   def shapes(self, images: int) -> list[ShapedLike]:

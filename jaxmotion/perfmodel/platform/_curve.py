@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from jaxmotion.core import check_number, check_sequence
+from jaxmotion import core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,11 @@ class Curve:
 
   def __post_init__(self) -> None:
     for name in ("sizes", "seconds"):
-      figures = check_sequence(name, getattr(self, name), "numbers")
+      figures = core.check_sequence(name, getattr(self, name), "numbers")
       object.__setattr__(self, name, figures)
       for i, figure in enumerate(figures):
-        check_number(f"{name}[{i}]", figure, 0, open_low=True)
-    check_number("noise", self.noise, 0)
+        core.check_number(f"{name}[{i}]", figure, 0, open_low=True)
+    core.check_number("noise", self.noise, 0)
     if len(self.sizes) != len(self.seconds) or not self.sizes:
       raise ValueError(
         "`seconds` must be as many as `sizes`, at least one, got "
@@ -125,4 +125,4 @@ class Curve:
 
 def _check_size(size: float) -> None:
   # Sizes are often products of NumPy's float64, which is a float.
-  check_number("size", float(size) if isinstance(size, float) else size, 0)
+  core.check_number("size", float(size) if isinstance(size, float) else size, 0)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import pathlib
 
-from jaxmotion.core import check_choice
-from jaxmotion.perfmodel.platform._json import load_platform
-from jaxmotion.perfmodel.platform._platform import Axis, Device, Link, Platform
-from jaxmotion.perfmodel.platform._units import gbit_per_s, gbyte_per_s
+from jaxmotion import core
+from jaxmotion.perfmodel.platform import _json, _platform, _units
 
 _HERE = pathlib.Path(__file__).parent
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (2023), SXM"
@@ -22,7 +20,7 @@ _ASSUMED = "assumed, not measured: measure yours"
 _PYDTNN = "Castello et al. 2021, defaults of their library (PyDTNN)"
 
 
-def builtin_platform(name: str) -> Platform:
+def builtin_platform(name: str) -> _platform.Platform:
   """Returns one of the platforms that come with jaxmotion.
 
   Args:
@@ -58,14 +56,16 @@ def builtin_platform(name: str) -> Platform:
     "ethernet_10gbit": lambda: _make_ethernet(10),
     "ethernet_25gbit": lambda: _make_ethernet(25),
     "ethernet_100gbit": lambda: _make_ethernet(100),
-    "cpu2": lambda: load_platform(_HERE / "cpu2.json"),
+    "cpu2": lambda: _json.load_platform(_HERE / "cpu2.json"),
   }
-  check_choice("name", name, makers)
+  core.check_choice("name", name, makers)
   return makers[name]()
 
 
-def _make_hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
-  return Device(
+def _make_hopper(
+  name: str, gbyte: float, memory_bytes: float
+) -> _platform.Device:
+  return _platform.Device(
     name=name,
     # Peaks without sparsity. JAX multiplies float32 in TF32 by default.
     matmul_flops_per_s={
@@ -78,20 +78,20 @@ def _make_hopper(name: str, gbyte: float, memory_bytes: float) -> Device:
       "float64": 66.9e12,
     },
     vector_flops_per_s=66.9e12,
-    memory_rate=gbyte_per_s(gbyte),
+    memory_rate=_units.gbyte_per_s(gbyte),
     memory_bytes=memory_bytes,
     kernel_s=2e-6,
   )
 
 
 # The device, its source, and the rates of NVLink and PCIe in GB/s each way.
-_Parts = tuple[Device, str, float, float]
+_Parts = tuple[_platform.Device, str, float, float]
 _HOPPER: dict[str, _Parts] = {
   "h100": (_make_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
   "h200": (_make_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
 }
 _A100_PARTS: _Parts = (
-  Device(
+  _platform.Device(
     name="A100 SXM 80 GB",
     matmul_flops_per_s={
       "float32": 156e12,
@@ -101,7 +101,7 @@ _A100_PARTS: _Parts = (
       "float64": 19.5e12,
     },
     vector_flops_per_s=19.5e12,
-    memory_rate=gbyte_per_s(2039),
+    memory_rate=_units.gbyte_per_s(2039),
     memory_bytes=80e9,
     kernel_s=2e-6,
   ),
@@ -111,16 +111,16 @@ _A100_PARTS: _Parts = (
 )
 
 
-def _make_node(name: str, parts: _Parts) -> Platform:
+def _make_node(name: str, parts: _Parts) -> _platform.Platform:
   device, source, nvlink, pcie = parts
-  host = Link(latency_s=1e-5, rate=gbyte_per_s(pcie))
-  link = Link(latency_s=3.4e-6, rate=gbyte_per_s(nvlink))
-  return Platform(
+  host = _platform.Link(latency_s=1e-5, rate=_units.gbyte_per_s(pcie))
+  link = _platform.Link(latency_s=3.4e-6, rate=_units.gbyte_per_s(nvlink))
+  return _platform.Platform(
     name=name,
     device=device,
     to_host=host,
     from_host=host,
-    axes=(Axis(name="device", workers=8, link=link),),
+    axes=(_platform.Axis(name="device", workers=8, link=link),),
     sources={
       **_device_sources(source, _ASSUMED),
       **_host_sources(_ASSUMED, source),
@@ -129,15 +129,15 @@ def _make_node(name: str, parts: _Parts) -> Platform:
   )
 
 
-def _make_cluster() -> Platform:
+def _make_cluster() -> _platform.Platform:
   node = _make_node("h100_cluster", _HOPPER["h100"])
-  between = Link(latency_s=1.4e-5, rate=gbit_per_s(400))
-  return Platform(
+  between = _platform.Link(latency_s=1.4e-5, rate=_units.gbit_per_s(400))
+  return _platform.Platform(
     name=node.name,
     device=node.device,
     to_host=node.to_host,
     from_host=node.from_host,
-    axes=(Axis(name="host", workers=16, link=between), *node.axes),
+    axes=(_platform.Axis(name="host", workers=16, link=between), *node.axes),
     sources={
       **node.sources,
       **_link_sources(
@@ -147,23 +147,23 @@ def _make_cluster() -> Platform:
   )
 
 
-def _make_ethernet(gbit: int) -> Platform:
-  memory = Link(latency_s=1e-6, rate=gbyte_per_s(50))
-  link = Link(latency_s=5e-5, rate=gbit_per_s(gbit))
-  device = Device(
+def _make_ethernet(gbit: int) -> _platform.Platform:
+  memory = _platform.Link(latency_s=1e-6, rate=_units.gbyte_per_s(50))
+  link = _platform.Link(latency_s=5e-5, rate=_units.gbit_per_s(gbit))
+  device = _platform.Device(
     name="host without GPU",
     matmul_flops_per_s={"float32": 4e12},
     vector_flops_per_s=4e12,
-    memory_rate=gbyte_per_s(50),
+    memory_rate=_units.gbyte_per_s(50),
     memory_bytes=64e9,
     kernel_s=1e-6,
   )
-  return Platform(
+  return _platform.Platform(
     name=f"ethernet_{gbit}gbit",
     device=device,
     to_host=memory,
     from_host=memory,
-    axes=(Axis(name="data", workers=8, link=link),),
+    axes=(_platform.Axis(name="data", workers=8, link=link),),
     sources={
       **_device_sources(_PYDTNN, _ASSUMED),
       "device.memory_bytes": _ASSUMED,

@@ -9,15 +9,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxmotion.core import check_instance
-from jaxmotion.perfmodel.platform._curve import Curve
-from jaxmotion.perfmodel.platform._platform import Axis, Device, Link, Platform
-from jaxmotion.perfmodel.platform._units import Rate
+from jaxmotion import core
+from jaxmotion.perfmodel.platform import _curve, _platform, _units
 
 _T = TypeVar("_T")
 
 
-def platform_to_dict(platform: Platform) -> dict[str, Any]:
+def platform_to_dict(platform: _platform.Platform) -> dict[str, Any]:
   """Returns a platform as a dict of plain values, with rates in bytes/s.
 
   Args:
@@ -42,7 +40,7 @@ def platform_to_dict(platform: Platform) -> dict[str, Any]:
   return plain
 
 
-def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
+def platform_from_dict(plain: Mapping[str, Any]) -> _platform.Platform:
   """Returns the platform that a dict describes.
 
   Args:
@@ -66,10 +64,10 @@ def platform_from_dict(plain: Mapping[str, Any]) -> Platform:
   return _read_platform("plain", plain)
 
 
-def _read_platform(path: str, plain: Any) -> Platform:
+def _read_platform(path: str, plain: Any) -> _platform.Platform:
   """Returns the platform of a dict that messages call `path`."""
-  check_instance(path, plain, Mapping, "a dict of a platform's fields")
-  fields = _checked_fields(Platform, path, plain)
+  core.check_instance(path, plain, Mapping, "a dict of a platform's fields")
+  fields = _checked_fields(_platform.Platform, path, plain)
   fields["device"] = _read_device("device", fields["device"])
   for name in ("to_host", "from_host"):
     if fields[name] is not None:  # A device may have no link to a host.
@@ -78,10 +76,12 @@ def _read_platform(path: str, plain: Any) -> Platform:
   fields["axes"] = tuple(
     _read_axis(f"axes[{i}]", axis) for i, axis in enumerate(axes)
   )
-  return _construct(Platform, path, fields)
+  return _construct(_platform.Platform, path, fields)
 
 
-def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
+def save_platform(
+  platform: _platform.Platform, path: str | os.PathLike[str]
+) -> None:
   """Writes a platform to a JSON file.
 
   Args:
@@ -100,12 +100,12 @@ def save_platform(platform: Platform, path: str | os.PathLike[str]) -> None:
     ...   load_platform(f"{folder}/h100.json").device.name
     'H100 SXM 80 GB'
   """
-  check_instance("path", path, (str, os.PathLike), "a path")
+  core.check_instance("path", path, (str, os.PathLike), "a path")
   text = json.dumps(platform_to_dict(platform), indent=2)
   pathlib.Path(path).write_text(text + "\n")
 
 
-def load_platform(path: str | os.PathLike[str]) -> Platform:
+def load_platform(path: str | os.PathLike[str]) -> _platform.Platform:
   """Reads a platform from a JSON file.
 
   Args:
@@ -124,7 +124,7 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
     >>> load_platform("cluster.json").name  # doctest: +SKIP
     'our cluster'
   """
-  check_instance("path", path, (str, os.PathLike), "a path")
+  core.check_instance("path", path, (str, os.PathLike), "a path")
   content = pathlib.Path(path).read_bytes()
   try:
     return _read_platform("platform", _parse_json(content))
@@ -136,7 +136,7 @@ def load_platform(path: str | os.PathLike[str]) -> Platform:
 
 
 def _check_platform(platform: Any) -> None:
-  check_instance("platform", platform, Platform, "a Platform")
+  core.check_instance("platform", platform, _platform.Platform, "a Platform")
 
 
 def _parse_json(content: bytes) -> Any:
@@ -173,39 +173,41 @@ def _to_plain(value: Any) -> Any:
   return [_to_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _read_device(path: str, plain: Any) -> Device:
-  fields = _checked_fields(Device, path, plain)
+def _read_device(path: str, plain: Any) -> _platform.Device:
+  fields = _checked_fields(_platform.Device, path, plain)
   rate_path = f"{path}.memory_rate"
   fields["memory_rate"] = _read_rate(rate_path, fields["memory_rate"])
   fields["measured"] = _read_curves(path, fields)
-  return _construct(Device, path, fields)
+  return _construct(_platform.Device, path, fields)
 
 
-def _read_axis(path: str, plain: Any) -> Axis:
-  fields = _checked_fields(Axis, path, plain)
+def _read_axis(path: str, plain: Any) -> _platform.Axis:
+  fields = _checked_fields(_platform.Axis, path, plain)
   fields["link"] = _read_link(f"{path}.link", fields["link"])
-  return _construct(Axis, path, fields)
+  return _construct(_platform.Axis, path, fields)
 
 
-def _read_link(path: str, plain: Any) -> Link:
-  fields = _checked_fields(Link, path, plain)
+def _read_link(path: str, plain: Any) -> _platform.Link:
+  fields = _checked_fields(_platform.Link, path, plain)
   fields["rate"] = _read_rate(f"{path}.rate", fields["rate"])
   fields["measured"] = _read_curves(path, fields)
-  return _construct(Link, path, fields)
+  return _construct(_platform.Link, path, fields)
 
 
-def _read_curves(path: str, fields: dict[str, Any]) -> dict[str, Curve]:
+def _read_curves(path: str, fields: dict[str, Any]) -> dict[str, _curve.Curve]:
   curves = {}
   measured = _checked_dict(f"{path}.measured", fields.get("measured", {}))
   for key, plain in measured.items():
     curve_path = f"{path}.measured[{key!r}]"
-    curve_fields = _checked_fields(Curve, curve_path, plain)
-    curves[key] = _construct(Curve, curve_path, curve_fields)
+    curve_fields = _checked_fields(_curve.Curve, curve_path, plain)
+    curves[key] = _construct(_curve.Curve, curve_path, curve_fields)
   return curves
 
 
-def _read_rate(path: str, plain: Any) -> Rate:
-  return _construct(Rate, path, _checked_fields(Rate, path, plain))
+def _read_rate(path: str, plain: Any) -> _units.Rate:
+  return _construct(
+    _units.Rate, path, _checked_fields(_units.Rate, path, plain)
+  )
 
 
 def _checked_fields(kind: type, path: str, plain: Any) -> dict[str, Any]:

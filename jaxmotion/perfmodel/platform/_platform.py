@@ -7,24 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxmotion.core import (
-  check_bool,
-  check_choice,
-  check_instance,
-  check_int,
-  check_mapping,
-  check_number,
-  check_sequence,
-  check_text,
-)
-from jaxmotion.perfmodel._names import (
-  COLLECTIVES,
-  check_collective_name,
-  check_dtype_name,
-  check_kernel_name,
-)
-from jaxmotion.perfmodel.platform._curve import Curve
-from jaxmotion.perfmodel.platform._units import Rate, check_quantity, check_rate
+from jaxmotion import core
+from jaxmotion.perfmodel import _names
+from jaxmotion.perfmodel.platform import _curve, _units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,36 +56,38 @@ Its unit is bytes, not GB.
   name: str
   matmul_flops_per_s: Mapping[str, float]
   vector_flops_per_s: float
-  memory_rate: Rate
+  memory_rate: _units.Rate
   memory_bytes: float
   kernel_s: float
   call_s: float = 0.0
-  measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
+  measured: Mapping[str, _curve.Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    check_text("name", self.name)
-    rates = check_mapping(
+    core.check_text("name", self.name)
+    rates = core.check_mapping(
       "matmul_flops_per_s", self.matmul_flops_per_s, "dtypes to FLOP/s"
     )
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
     for name in _freeze_curves(self):
-      check_kernel_name(f"measured[{name!r}]", name)
+      _names.check_kernel_name(f"measured[{name!r}]", name)
     unit = "FLOP/s, not GFLOP/s or TFLOP/s"
     if not rates:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
     for dtype, rate in rates.items():
-      check_dtype_name(f"matmul_flops_per_s[{dtype!r}]", dtype)
-      check_quantity(f"matmul_flops_per_s[{dtype!r}]", rate, 1e6, 1e18, unit)
-    check_quantity(
+      _names.check_dtype_name(f"matmul_flops_per_s[{dtype!r}]", dtype)
+      _units.check_quantity(
+        f"matmul_flops_per_s[{dtype!r}]", rate, 1e6, 1e18, unit
+      )
+    _units.check_quantity(
       "vector_flops_per_s", self.vector_flops_per_s, 1e6, 1e18, unit
     )
-    check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
-    check_quantity(
+    _units.check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
+    _units.check_quantity(
       "memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB"
     )
     unit = "seconds, not microseconds"
-    check_quantity("kernel_s", self.kernel_s, 0, 0.1, unit)
-    check_quantity("call_s", self.call_s, 0, 1, unit)
+    _units.check_quantity("kernel_s", self.kernel_s, 0, 0.1, unit)
+    _units.check_quantity("call_s", self.call_s, 0, 1, unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,27 +120,27 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   """
 
   latency_s: float
-  rate: Rate
+  rate: _units.Rate
   full_duplex: bool = True
   shared_by: int = 1
   efficiency: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  measured: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
+  measured: Mapping[str, _curve.Curve] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    shares = check_mapping(
+    shares = core.check_mapping(
       "efficiency", self.efficiency, "collectives to shares"
     )
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
     for name in _freeze_curves(self):
-      check_collective_name(f"measured[{name!r}]", name)
+      _names.check_collective_name(f"measured[{name!r}]", name)
     unit = "seconds, not microseconds"
-    check_quantity("latency_s", self.latency_s, 0, 1, unit)
-    check_rate("rate", self.rate, 1e3, 1e13)
-    check_bool("full_duplex", self.full_duplex)
-    check_int("shared_by", self.shared_by, 1)
+    _units.check_quantity("latency_s", self.latency_s, 0, 1, unit)
+    _units.check_rate("rate", self.rate, 1e3, 1e13)
+    core.check_bool("full_duplex", self.full_duplex)
+    core.check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
-      check_choice(f"efficiency[{op!r}]", op, COLLECTIVES)
-      check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
+      core.check_choice(f"efficiency[{op!r}]", op, _names.COLLECTIVES)
+      core.check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
 
   def transfer_seconds(self, nbytes: float) -> float:
     """Returns the seconds until the last of `nbytes` has arrived.
@@ -165,7 +152,7 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
       TypeError: `nbytes` is not a number.
       ValueError: `nbytes` is negative, infinite or NaN.
     """
-    check_number("nbytes", nbytes, 0)
+    core.check_number("nbytes", nbytes, 0)
     return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
 
 
@@ -195,9 +182,9 @@ class Axis:
   link: Link
 
   def __post_init__(self) -> None:
-    check_text("name", self.name)
-    check_int("workers", self.workers, 1)
-    check_instance("link", self.link, Link, "a Link")
+    core.check_text("name", self.name)
+    core.check_int("workers", self.workers, 1)
+    core.check_instance("link", self.link, Link, "a Link")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,24 +222,26 @@ class Platform:
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    check_text("name", self.name)
-    check_instance("device", self.device, Device, "a Device")
+    core.check_text("name", self.name)
+    core.check_instance("device", self.device, Device, "a Device")
     for name in ("to_host", "from_host"):
       kinds = (Link, type(None))
-      check_instance(name, getattr(self, name), kinds, "a Link or None")
-    axes = check_sequence("axes", self.axes, "Axis objects")
+      core.check_instance(name, getattr(self, name), kinds, "a Link or None")
+    axes = core.check_sequence("axes", self.axes, "Axis objects")
     for i, axis in enumerate(axes):
-      check_instance(f"axes[{i}]", axis, Axis, "an Axis")
+      core.check_instance(f"axes[{i}]", axis, Axis, "an Axis")
     object.__setattr__(self, "axes", axes)
-    sources = check_mapping("sources", self.sources, "figures to their origin")
+    sources = core.check_mapping(
+      "sources", self.sources, "figures to their origin"
+    )
     object.__setattr__(self, "sources", MappingProxyType(sources))
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
       raise ValueError(f"`axes` must have names of their own, got {names}.")
     paths = self.figure_paths()
     for path, source in sources.items():
-      check_choice(f"sources[{path!r}]", path, paths)
-      check_text(f"sources[{path!r}]", source)
+      core.check_choice(f"sources[{path!r}]", path, paths)
+      core.check_text(f"sources[{path!r}]", source)
 
   def figure_paths(self) -> list[str]:
     """Returns the paths of all figures, which `sources` may explain."""
@@ -293,7 +282,7 @@ class Platform:
     """
     for name, number in workers.items():
       find_axis(self, name, name)
-      check_int(name, number, 1)
+      core.check_int(name, number, 1)
     axes = tuple(
       dataclasses.replace(axis, workers=workers.get(axis.name, axis.workers))
       for axis in self.axes
@@ -312,9 +301,9 @@ def find_axis(platform: Platform, argument: str, name: str) -> Axis:
 
 def _freeze_curves(part: Device | Link) -> list[str]:
   """Makes `measured` read-only, checks its curves, and returns their names."""
-  curves = check_mapping("measured", part.measured, "names to curves")
+  curves = core.check_mapping("measured", part.measured, "names to curves")
   object.__setattr__(part, "measured", MappingProxyType(curves))
   for name, curve in curves.items():
-    if not isinstance(curve, Curve):
+    if not isinstance(curve, _curve.Curve):
       raise TypeError(f"`measured[{name!r}]` must be a Curve, got {curve!r}.")
   return list(curves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxmotion.core import check_number
+from jaxmotion import core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -27,7 +27,7 @@ class Rate:
   bytes_per_s: float
 
   def __post_init__(self) -> None:
-    check_number("bytes_per_s", self.bytes_per_s, 0, open_low=True)
+    core.check_number("bytes_per_s", self.bytes_per_s, 0, open_low=True)
 
   def __str__(self) -> str:
     gbyte = self.bytes_per_s / 1e9
@@ -51,7 +51,7 @@ def gbit_per_s(gbit: float) -> Rate:
     >>> print(gbit_per_s(100))
     12.5 GB/s = 100 Gbit/s
   """
-  check_number("gbit", gbit, 0, open_low=True)
+  core.check_number("gbit", gbit, 0, open_low=True)
   return Rate(bytes_per_s=gbit * 1e9 / 8)
 
 
@@ -72,7 +72,7 @@ def gbyte_per_s(gbyte: float) -> Rate:
     >>> print(gbyte_per_s(3350))
     3350 GB/s = 2.68e+04 Gbit/s
   """
-  check_number("gbyte", gbyte, 0, open_low=True)
+  core.check_number("gbyte", gbyte, 0, open_low=True)
   return Rate(bytes_per_s=gbyte * 1e9)
 
 
@@ -93,7 +93,7 @@ def check_quantity(
     ValueError: outside the interval.
   """
   try:
-    check_number(name, value, low, high)
+    core.check_number(name, value, low, high)
   except ValueError as error:
     raise ValueError(f"{error} Its unit is {unit}.") from None
 

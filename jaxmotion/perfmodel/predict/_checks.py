@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, wire
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import (
-  check_arrays,
-  check_float,
-  check_instance,
-  check_text,
-  named_leaves,
-)
-from jaxmotion.perfmodel.cost import Cost
+from jaxmotion.perfmodel import cost
 from jaxmotion.perfmodel.platform import Axis, Device, Platform, find_axis
-from jaxmotion.wire import Ledger
 
 
 def check_cost(name: str, value: Any) -> None:
@@ -26,31 +18,39 @@ def check_cost(name: str, value: Any) -> None:
   ...
   TypeError: `cost` must be a Cost, as `predict_cost` returns it, got 3.
   """
-  check_instance(name, value, Cost, "a Cost, as `predict_cost` returns it")
+  core.check_instance(
+    name, value, cost.Cost, "a Cost, as `predict_cost` returns it"
+  )
 
 
 def check_device(name: str, value: Any) -> None:
   """Raises unless `value` is a device."""
-  check_instance(name, value, Device, "a Device, such as `platform.device`")
+  core.check_instance(
+    name, value, Device, "a Device, such as `platform.device`"
+  )
 
 
 def check_platform(value: Any) -> None:
   """Raises unless `value` is a platform."""
   noun = "a Platform, from `builtin_platform` or `load_platform`"
-  check_instance("platform", value, Platform, noun)
+  core.check_instance("platform", value, Platform, noun)
 
 
 def check_ledger(value: Any) -> None:
   """Raises unless `value` is a ledger."""
-  check_instance("ledger", value, Ledger, "a Ledger of jaxmotion.wire")
+  core.check_instance(
+    "ledger", value, wire.Ledger, "a Ledger of jaxmotion.wire"
+  )
 
 
 def check_axis(name: str, value: Any) -> None:
   """Raises unless `value` is an axis of a platform."""
-  check_instance(name, value, Axis, 'an Axis, such as `platform.axis("data")`')
+  core.check_instance(
+    name, value, Axis, 'an Axis, such as `platform.axis("data")`'
+  )
 
 
-def check_codec_given(name: str, value: Codec | None) -> None:
+def check_codec_given(name: str, value: codecs.Codec | None) -> None:
   """Raises unless `value` is None or a codec, of arrays or of a tree."""
   if value is not None:
     check_codec(name, value, trees=True)
@@ -58,12 +58,12 @@ def check_codec_given(name: str, value: Codec | None) -> None:
 
 def check_gradients(tree: Any) -> None:
   """Raises unless every leaf of `tree` is a floating-point array or shape."""
-  check_arrays("tree", tree, numbers=False)
-  for path, leaf in named_leaves(tree):
-    check_float(f"tree/{path}" if path else "tree", leaf)
+  core.check_arrays("tree", tree, numbers=False)
+  for path, leaf in core.named_leaves(tree):
+    core.check_float(f"tree/{path}" if path else "tree", leaf)
 
 
 def named_axis(platform: Platform, argument: str, name: Any) -> Axis:
   """Returns an axis of a checked platform, or raises."""
-  check_text(argument, name)
+  core.check_text(argument, name)
   return find_axis(platform, argument, name)

@@ -12,16 +12,17 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import PyTree, make_key
-from jaxmotion.perfmodel.cost import Cost, predict_cost
-from jaxmotion.perfmodel.platform import Device
-from jaxmotion.perfmodel.predict._roofline import kernel_seconds
+from jaxmotion import codecs, core
+from jaxmotion.core import PyTree
+from jaxmotion.perfmodel import cost, platform
+from jaxmotion.perfmodel.predict import _roofline
 
 _SAMPLE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 
 
-def encode_seconds(codec: Codec, size: int, device: Device) -> float:
+def encode_seconds(
+  codec: codecs.Codec, size: int, device: platform.Device
+) -> float:
   """Predicts the seconds of encoding one array.
 
   A curve that was measured on the device ("encode CODEC") takes precedence.
@@ -46,7 +47,7 @@ def encode_seconds(codec: Codec, size: int, device: Device) -> float:
     >>> encode_seconds(int8, 10**7, host) > encode_seconds(int8, 10**6, host)
     True
   """
-  if codec == identity() or not size:
+  if codec == codecs.identity() or not size:
     return 0.0
   curve = device.measured.get(f"encode {codec!r}")
   if curve:
@@ -55,7 +56,7 @@ def encode_seconds(codec: Codec, size: int, device: Device) -> float:
 
 
 def decode_seconds(
-  codec: Codec, size: int, payloads: int, device: Device
+  codec: codecs.Codec, size: int, payloads: int, device: platform.Device
 ) -> float:
   """Predicts the seconds of decoding several payloads and summing the results.
 
@@ -91,15 +92,17 @@ def decode_seconds(
     first_s = _scaled_seconds(_trace_decode(codec, 1), size, device)
     both_s = _scaled_seconds(_trace_decode(codec, 2), size, device)
     next_s = max(both_s - first_s, 0.0)
-  first_s = 0.0 if codec == identity() else first_s
+  first_s = 0.0 if codec == codecs.identity() else first_s
   return first_s + (payloads - 1) * next_s
 
 
-def _scaled_seconds(sample: Cost, size: int, device: Device) -> float:
+def _scaled_seconds(
+  sample: cost.Cost, size: int, device: platform.Device
+) -> float:
   """Predicts the seconds of a sample's kernels, scaled to `size` elements."""
   share = size / _SAMPLE.size
   return sum(
-    kernel_seconds(
+    _roofline.kernel_seconds(
       k._replace(flops=k.flops * share, bytes=k.bytes * share), device
     )
     for k in sample.kernels
@@ -107,18 +110,18 @@ def _scaled_seconds(sample: Cost, size: int, device: Device) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _trace_encode(codec: Codec) -> Cost:
+def _trace_encode(codec: codecs.Codec) -> cost.Cost:
   """Counts the kernels of encoding the sample array."""
 
   def encode(x: jax.Array, state: PyTree) -> PyTree:
-    return codec.encode(x, state, make_key(0))
+    return codec.encode(x, state, core.make_key(0))
 
   state = jax.eval_shape(codec.init, _SAMPLE)
-  return predict_cost(encode, _SAMPLE, state, while_trips=1)
+  return cost.predict_cost(encode, _SAMPLE, state, while_trips=1)
 
 
 @functools.lru_cache(maxsize=512)
-def _trace_decode(codec: Codec, payloads: int) -> Cost:
+def _trace_decode(codec: codecs.Codec, payloads: int) -> cost.Cost:
   """Counts the kernels of decoding and summing payloads of the sample."""
 
   def decode(payloads: PyTree) -> jax.Array:
@@ -128,4 +131,4 @@ def _trace_decode(codec: Codec, payloads: int) -> Cost:
     lambda a: jax.ShapeDtypeStruct((payloads, *a.shape), a.dtype),
     codec.payload_like(_SAMPLE),
   )
-  return predict_cost(decode, stacked, while_trips=1)
+  return cost.predict_cost(decode, stacked, while_trips=1)

@@ -11,20 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxmotion.core import (
-  check_choice,
-  check_instance,
-  check_int,
-  check_number,
-  check_sequence,
-  check_text,
-)
+from jaxmotion import core
 from jaxmotion.perfmodel.platform import Axis, Link, Platform, find_axis
-from jaxmotion.perfmodel.predict._checks import (
-  check_axis,
-  check_ledger,
-  check_platform,
-)
+from jaxmotion.perfmodel.predict import _checks
 from jaxmotion.wire import Ledger, Move
 
 ALGORITHMS = ("ring", "halving_doubling", "tree")
@@ -107,11 +96,11 @@ def collective_traffic(
 def _check_collective(
   op: str, payload_bytes: float, workers: int, algorithm: str
 ) -> None:
-  check_int("workers", workers, 1)
-  check_number("payload_bytes", payload_bytes, 0)
-  check_choice("op", op, list(dict.fromkeys(op for op, _ in _TRAFFIC)))
+  core.check_int("workers", workers, 1)
+  core.check_number("payload_bytes", payload_bytes, 0)
+  core.check_choice("op", op, list(dict.fromkeys(op for op, _ in _TRAFFIC)))
   choices = [name for name in ALGORITHMS if (op, name) in _TRAFFIC]
-  check_choice("algorithm", algorithm, choices)
+  core.check_choice("algorithm", algorithm, choices)
   if algorithm == "halving_doubling" and workers & (workers - 1):
     raise ValueError(
       f"`workers` must be a power of two for 'halving_doubling', got {workers}."
@@ -188,7 +177,7 @@ def collective_seconds(
     0.0126
   """
   _check_collective(op, payload_bytes, workers, algorithm)
-  check_instance("link", link, Link, "a Link")
+  core.check_instance("link", link, Link, "a Link")
   shared_by = link.shared_by
   return _link_seconds(op, payload_bytes, workers, link, shared_by, algorithm)
 
@@ -247,8 +236,8 @@ def ledger_seconds(
     >>> round(ledger_seconds(Ledger((move,)), cluster), 6)
     0.0147
   """
-  check_ledger(ledger)
-  check_platform(platform)
+  _checks.check_ledger(ledger)
+  _checks.check_platform(platform)
   check_algorithm(algorithm)
   for move in ledger.moves:
     _check_move(move, platform, algorithm)
@@ -259,7 +248,7 @@ def ledger_seconds(
 
 def check_algorithm(algorithm: str) -> None:
   """Raises unless some collective has this algorithm."""
-  check_choice("algorithm", algorithm, ALGORITHMS)
+  core.check_choice("algorithm", algorithm, ALGORITHMS)
 
 
 def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
@@ -352,13 +341,13 @@ def hierarchical_all_reduce_ledger(
     >>> ledger_seconds(by_axis, cluster) < flat_s
     True
   """
-  check_int("payload_bytes", payload_bytes, 0)
-  axes = check_sequence("mesh_axes", mesh_axes, "Axis objects")
+  core.check_int("payload_bytes", payload_bytes, 0)
+  axes = core.check_sequence("mesh_axes", mesh_axes, "Axis objects")
   if not axes:
     raise ValueError("`mesh_axes` must have an axis, got none.")
   for i, axis in enumerate(axes):
-    check_axis(f"mesh_axes[{i}]", axis)
-  check_text("dtype", dtype)
+    _checks.check_axis(f"mesh_axes[{i}]", axis)
+  core.check_text("dtype", dtype)
   *outer, inner = axes
 
   def inner_move(op: str, nbytes: int) -> Move:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxmotion import wire
 from jaxmotion.perfmodel.cost import Cost
 from jaxmotion.perfmodel.platform import Platform, find_axis
-from jaxmotion.perfmodel.predict._checks import (
-  check_cost,
-  check_ledger,
-  check_platform,
-)
-from jaxmotion.perfmodel.predict._roofline import kernel_curve
-from jaxmotion.wire import Ledger
+from jaxmotion.perfmodel.predict import _checks, _roofline
 
 
 def uncalibrated(
-  platform: Platform, cost: Cost | None = None, ledger: Ledger | None = None
+  platform: Platform,
+  cost: Cost | None = None,
+  ledger: wire.Ledger | None = None,
 ) -> dict[str, tuple[float, float]]:
   """Lists the kernels and collectives that no measurement covers.
 
@@ -44,11 +41,11 @@ def uncalibrated(
     >>> uncalibrated(builtin_platform("h100_node"), cost)
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
-  check_platform(platform)
+  _checks.check_platform(platform)
   if cost is not None:
-    check_cost("cost", cost)
+    _checks.check_cost("cost", cost)
   if ledger is not None:
-    check_ledger(ledger)
+    _checks.check_ledger(ledger)
   found: dict[str, tuple[float, float]] = {}
   for name, size, is_covered in _curve_lookups(platform, cost, ledger):
     if not is_covered:
@@ -58,11 +55,11 @@ def uncalibrated(
 
 
 def _curve_lookups(
-  platform: Platform, cost: Cost | None, ledger: Ledger | None
+  platform: Platform, cost: Cost | None, ledger: wire.Ledger | None
 ) -> Iterable[tuple[str, float, bool]]:
   """Yields the curve, size and coverage of every kernel and move."""
   for kernel in cost.kernels if cost else ():
-    name, size = kernel_curve(kernel)
+    name, size = _roofline.kernel_curve(kernel)
     curve = platform.device.measured.get(name)
     yield name, size, curve is not None and curve.covers(size)
   for move in ledger.moves if ledger else ():

@@ -7,32 +7,15 @@ from typing import NamedTuple
 
 import jax
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, wire
 from jaxmotion.collectives.extend import (
   find_division,
   part_like,
   plan_messages,
 )
-from jaxmotion.core import PyTree, ShapedLike, tree_bytes
+from jaxmotion.core import PyTree, ShapedLike
 from jaxmotion.perfmodel.platform import Axis, Device, Platform
-from jaxmotion.perfmodel.predict._checks import (
-  check_axis,
-  check_codec_given,
-  check_gradients,
-  check_platform,
-  named_axis,
-)
-from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
-from jaxmotion.perfmodel.predict._collectives import (
-  check_algorithm,
-  ledger_seconds,
-)
-from jaxmotion.perfmodel.predict._layout import (
-  ExchangedArray,
-  ExchangeLayout,
-  make_layout,
-)
-from jaxmotion.wire import Ledger
+from jaxmotion.perfmodel.predict import _checks, _codecs, _collectives, _layout
 
 
 class ExchangePrediction(NamedTuple):
@@ -52,7 +35,7 @@ class ExchangePrediction(NamedTuple):
     0.0035
   """
 
-  ledger: Ledger
+  ledger: wire.Ledger
   encode_s: float
   link_s: float
   recode_s: float
@@ -68,11 +51,11 @@ class ExchangePrediction(NamedTuple):
 def exchange_ledger(
   tree: PyTree,
   mesh_axis: Axis,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   method: str | None = None,
   local_axis: Axis | None = None,
-) -> Ledger:
+) -> wire.Ledger:
   """Counts the bytes that an exchange sends, for any number of workers.
 
   The ledger equals that of `jaxmotion.wire.step_bytes` for the traced
@@ -105,19 +88,19 @@ def exchange_ledger(
     >>> round(plain.total_bytes / sign.total_bytes)
     31
   """
-  check_gradients(tree)
-  check_axis("mesh_axis", mesh_axis)
-  check_codec_given("codec", codec)
+  _checks.check_gradients(tree)
+  _checks.check_axis("mesh_axis", mesh_axis)
+  _checks.check_codec_given("codec", codec)
   if local_axis is not None:
-    check_axis("local_axis", local_axis)
-  return make_layout(tree, mesh_axis, codec, method, local_axis).ledger
+    _checks.check_axis("local_axis", local_axis)
+  return _layout.make_layout(tree, mesh_axis, codec, method, local_axis).ledger
 
 
 def predict_exchange(
   tree: PyTree,
   platform: Platform,
   mesh_axis: str,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   method: str | None = None,
   local_axis: str | None = None,
@@ -170,20 +153,20 @@ def predict_exchange(
     >>> sign.total_s < plain.total_s / 10
     True
   """
-  check_gradients(tree)
-  check_platform(platform)
-  check_codec_given("codec", codec)
-  check_algorithm(algorithm)
-  workers = named_axis(platform, "mesh_axis", mesh_axis)
+  _checks.check_gradients(tree)
+  _checks.check_platform(platform)
+  _checks.check_codec_given("codec", codec)
+  _collectives.check_algorithm(algorithm)
+  workers = _checks.named_axis(platform, "mesh_axis", mesh_axis)
   devices = None
   if local_axis is not None:
-    devices = named_axis(platform, "local_axis", local_axis)
-  layout = make_layout(tree, workers, codec, method, devices)
+    devices = _checks.named_axis(platform, "local_axis", local_axis)
+  layout = _layout.make_layout(tree, workers, codec, method, devices)
   return predict_layout(layout, platform, algorithm)
 
 
 def predict_layout(
-  layout: ExchangeLayout, platform: Platform, algorithm: str
+  layout: _layout.ExchangeLayout, platform: Platform, algorithm: str
 ) -> ExchangePrediction:
   """Predicts the exchange of all arrays of a layout at once."""
   workers, device = layout.mesh_axis.workers, platform.device
@@ -195,7 +178,7 @@ def predict_layout(
   return ExchangePrediction(
     ledger,
     encode_s,
-    ledger_seconds(ledger, platform, algorithm=algorithm),
+    _collectives.ledger_seconds(ledger, platform, algorithm=algorithm),
     recode_s,
     decode_s,
     sum(_memory_bytes(array, workers) for array in layout.arrays),
@@ -203,23 +186,23 @@ def predict_layout(
 
 
 def _codec_seconds(
-  array: ExchangedArray, workers: int, device: Device
+  array: _layout.ExchangedArray, workers: int, device: Device
 ) -> tuple[float, float, float]:
   """Predicts codec seconds before, between and after the collectives."""
   codec, size = array.codec, array.like.size
-  encode_s = encode_seconds(codec, size, device)
+  encode_s = _codecs.encode_seconds(codec, size, device)
   # Rounds of a codec's own are what it does when it encodes alone.
   if array.method in ("sum", "rounds"):
-    return encode_s, 0.0, decode_seconds(codec, size, 1, device)
+    return encode_s, 0.0, _codecs.decode_seconds(codec, size, 1, device)
   if array.method == "gather":
-    return encode_s, 0.0, decode_seconds(codec, size, workers, device)
+    return encode_s, 0.0, _codecs.decode_seconds(codec, size, workers, device)
   part_size = part_like(codec, array.like, workers).size
-  recode_s = decode_seconds(codec, part_size, workers, device)
-  recode_s += encode_seconds(codec, part_size, device)
-  return encode_s, recode_s, decode_seconds(codec, size, 1, device)
+  recode_s = _codecs.decode_seconds(codec, part_size, workers, device)
+  recode_s += _codecs.encode_seconds(codec, part_size, device)
+  return encode_s, recode_s, _codecs.decode_seconds(codec, size, 1, device)
 
 
-def _memory_bytes(array: ExchangedArray, workers: int) -> int:
+def _memory_bytes(array: _layout.ExchangedArray, workers: int) -> int:
   """Counts the bytes of payloads and codec state that the exchange holds."""
   codec, like = array.codec, array.like
   if array.method == "rounds":
@@ -227,21 +210,21 @@ def _memory_bytes(array: ExchangedArray, workers: int) -> int:
     gathered = [m.payload for m in messages if m.kind == "gather"]
     sent = [m.payload for m in messages]
     # What is sent, and as much that is received; of a gather, every payload.
-    held = 2 * tree_bytes(sent) + (workers - 1) * tree_bytes(gathered)
+    held = 2 * core.tree_bytes(sent) + (workers - 1) * core.tree_bytes(gathered)
     return _state_bytes(codec, like) + held
   if array.method != "two_phase":
     received = workers if array.method == "gather" else 0
-    payload = tree_bytes(codec.payload_like(like))
+    payload = core.tree_bytes(codec.payload_like(like))
     return _state_bytes(codec, like) + (1 + received) * payload
   # Two phases hold three sets of `workers` parts: those that are sent, those
   # that are received and those of the mean. Codec state is held for the array,
   # or for each row of it, and for the mean of the part that a worker encodes.
   part = part_like(codec, like, workers)
-  parts = 3 * workers * tree_bytes(codec.payload_like(part))
+  parts = 3 * workers * core.tree_bytes(codec.payload_like(part))
   if find_division(codec, like, workers) is None:
     return (workers + 1) * _state_bytes(codec, part) + parts
   return _state_bytes(codec, like) + _state_bytes(codec, part) + parts
 
 
-def _state_bytes(codec: Codec, like: ShapedLike) -> int:
-  return tree_bytes(jax.eval_shape(codec.init, like))
+def _state_bytes(codec: codecs.Codec, like: ShapedLike) -> int:
+  return core.tree_bytes(jax.eval_shape(codec.init, like))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec, identity
+from jaxmotion import codecs, core, wire
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import (
   choose_methods,
@@ -26,9 +26,8 @@ from jaxmotion.collectives.extend import (
   schedule_rounds,
   shard_like,
 )
-from jaxmotion.core import PyTree, ShapedLike, check_choice, tree_bytes
-from jaxmotion.perfmodel.platform import Axis
-from jaxmotion.wire import Ledger, Move
+from jaxmotion.core import PyTree, ShapedLike
+from jaxmotion.perfmodel import platform
 
 _COLLECTIVES = {
   "sum": "all_reduce",
@@ -50,7 +49,7 @@ class ExchangedArray(NamedTuple):
     whole: shapes and dtypes of those leaves, before devices of a host cut them.
   """
 
-  codec: Codec
+  codec: codecs.Codec
   like: jax.ShapeDtypeStruct
   method: str
   leaves: tuple[int, ...]
@@ -67,34 +66,34 @@ class ExchangeLayout(NamedTuple):
   """
 
   arrays: tuple[ExchangedArray, ...]
-  mesh_axis: Axis
-  local_axis: Axis | None
+  mesh_axis: platform.Axis
+  local_axis: platform.Axis | None
 
   @property
-  def ledger(self) -> Ledger:
+  def ledger(self) -> wire.Ledger:
     """Collectives that each worker takes part in, with their bytes."""
     moves = _exchange_moves(self.arrays, self.mesh_axis)
     if self.local_axis is None:
-      return Ledger(tuple(moves))
+      return wire.Ledger(tuple(moves))
     leaves = [leaf for array in self.arrays for leaf in array.whole]
     before, after = _local_moves(leaves, self.local_axis)
-    return Ledger((*before, *moves, *after))
+    return wire.Ledger((*before, *moves, *after))
 
 
 def make_layout(
   tree: PyTree,
-  mesh_axis: Axis,
-  codec: Codec | None,
+  mesh_axis: platform.Axis,
+  codec: codecs.Codec | None,
   method: str | None,
-  local_axis: Axis | None,
+  local_axis: platform.Axis | None,
 ) -> ExchangeLayout:
   """Returns the arrays that are exchanged, each with its codec and method."""
-  check_choice("method", method, (None, "gather", "two_phase"))
+  core.check_choice("method", method, (None, "gather", "two_phase"))
   leaves = jax.tree.leaves(tree)
   if local_axis is not None:
     devices = local_axis.workers
     tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
-  split = partition(identity() if codec is None else codec, tree)
+  split = partition(codecs.identity() if codec is None else codec, tree)
   methods = choose_methods(split, mesh_axis.workers, method)
   arrays = []
   for group, like, chosen in zip(
@@ -110,7 +109,9 @@ def make_layout(
   return ExchangeLayout(tuple(arrays), mesh_axis, local_axis)
 
 
-def _exchange_moves(arrays: Sequence[ExchangedArray], axis: Axis) -> list[Move]:
+def _exchange_moves(
+  arrays: Sequence[ExchangedArray], axis: platform.Axis
+) -> list[wire.Move]:
   """Returns the moves between workers, those of one round after another."""
   messages = [
     plan_messages(array.codec, array.like, array.method, axis.workers)
@@ -123,7 +124,7 @@ def _exchange_moves(arrays: Sequence[ExchangedArray], axis: Axis) -> list[Move]:
   ):
     payloads = [next(left[i]).payload for i in members]
     for dtype, nbytes in _sent_bytes(kind, payloads).items():
-      move = Move(
+      move = wire.Move(
         _COLLECTIVES[kind], (axis.name,), axis.workers, dtype, nbytes, 1
       )
       moves.append(move)
@@ -138,17 +139,17 @@ def _sent_bytes(kind: str, payloads: PyTree) -> dict[str, int]:
     # Integer words of a sum (seeds, shared positions) are equal on all workers,
     # so they are not sent.
     if kind != "sum" or jnp.issubdtype(leaf.dtype, jnp.floating):
-      found[dtype] = found.get(dtype, 0) + tree_bytes(leaf)
+      found[dtype] = found.get(dtype, 0) + core.tree_bytes(leaf)
   return {dtype: nbytes for dtype, nbytes in found.items() if nbytes}
 
 
 def _local_moves(
-  likes: list[ShapedLike], axis: Axis
-) -> tuple[list[Move], list[Move]]:
+  likes: list[ShapedLike], axis: platform.Axis
+) -> tuple[list[wire.Move], list[wire.Move]]:
   """Returns the moves within a host, before and after those between hosts."""
 
-  def axis_move(op: str, nbytes: int) -> Move:
-    return Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
+  def axis_move(op: str, nbytes: int) -> wire.Move:
+    return wire.Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
 
   def wide_bytes(like: ShapedLike) -> int:
     dtype = jnp.promote_types(like.dtype, jnp.float32)
@@ -163,7 +164,10 @@ def _local_moves(
   # Every device of a host exchanges the leaves that are too small to cut.
   # Devices may round the same mean differently, so an all-reduce (of zeros
   # on all other devices) gives each of them the first device's result.
-  after = [("all_gather", tree_bytes(rows)), ("all_reduce", tree_bytes(whole))]
+  after = [
+    ("all_gather", core.tree_bytes(rows)),
+    ("all_reduce", core.tree_bytes(whole)),
+  ]
   return (
     [axis_move(*move) for move in before if move[1]],
     [axis_move(*move) for move in after if move[1]],

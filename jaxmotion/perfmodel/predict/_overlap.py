@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxmotion.core import check_instance
+from jaxmotion import core
 
 
 class Message(NamedTuple):
@@ -103,5 +103,5 @@ def _check_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
       f"`messages` must be Message objects, got {messages!r}."
     ) from None
   for i, message in enumerate(found):
-    check_instance(f"messages[{i}]", message, Message, "a Message")
+    core.check_instance(f"messages[{i}]", message, Message, "a Message")
   return found

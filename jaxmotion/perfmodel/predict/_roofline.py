@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 
-from jaxmotion.perfmodel._names import MATMULS
+from jaxmotion.perfmodel import _names, platform
 from jaxmotion.perfmodel.cost import Cost, Kernel
-from jaxmotion.perfmodel.platform import Device
-from jaxmotion.perfmodel.predict._checks import check_cost, check_device
+from jaxmotion.perfmodel.predict import _checks
 
 
-def predict_seconds(cost: Cost, device: Device) -> float:
+def predict_seconds(cost: Cost, device: platform.Device) -> float:
   r"""Predicts the seconds of a function on a device, kernel by kernel.
 
   A kernel `k` runs `n_k` times; each execution takes `F_k` FLOPs and moves
@@ -48,12 +47,12 @@ def predict_seconds(cost: Cost, device: Device) -> float:
     Williams, Waterman and Patterson, Roofline: an insightful visual
     performance model for multicore architectures, 2009.
   """
-  check_cost("cost", cost)
-  check_device("device", device)
+  _checks.check_cost("cost", cost)
+  _checks.check_device("device", device)
   return math.fsum(kernel_seconds(kernel, device) for kernel in cost.kernels)
 
 
-def kernel_seconds(kernel: Kernel, device: Device) -> float:
+def kernel_seconds(kernel: Kernel, device: platform.Device) -> float:
   """Predicts the seconds of all executions of one kernel.
 
   A curve that was measured on the device replaces one side of the roofline:
@@ -78,10 +77,10 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
   """
   curve = device.measured.get(kernel_curve(kernel)[0])
   moved_s = kernel.bytes / device.memory_rate.bytes_per_s
-  if kernel.kind in MATMULS and curve is not None:
+  if kernel.kind in _names.MATMULS and curve is not None:
     return kernel.count * max(curve.seconds_at(kernel.flops), moved_s)
   rate = device.vector_flops_per_s
-  if kernel.kind in MATMULS:
+  if kernel.kind in _names.MATMULS:
     if kernel.dtype not in device.matmul_flops_per_s:
       raise ValueError(
         f"`matmul_flops_per_s` of {device.name!r} must have a rate for "
@@ -109,12 +108,14 @@ def kernel_curve(kernel: Kernel) -> tuple[str, float]:
     >>> kernel_curve(Kernel("matmul", "float32", 2e6, 1.2e5))
     ('matmul float32', 2000000.0)
   """
-  if kernel.kind in MATMULS:
+  if kernel.kind in _names.MATMULS:
     return f"{kernel.kind} {kernel.dtype}", kernel.flops
   return kernel.kind, kernel.bytes
 
 
-def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
+def predict_ready_seconds(
+  cost: Cost, device: platform.Device
+) -> tuple[float, ...]:
   """Predicts when each leaf of a function's result is in memory.
 
   Kernels run one after the other, in program order. The result of a loop is
@@ -140,8 +141,8 @@ def predict_ready_seconds(cost: Cost, device: Device) -> tuple[float, ...]:
     >>> first < last == predict_seconds(both, h100)
     True
   """
-  check_cost("cost", cost)
-  check_device("device", device)
+  _checks.check_cost("cost", cost)
+  _checks.check_device("device", device)
   each = (kernel_seconds(kernel, device) for kernel in cost.kernels)
   after = [0.0, *itertools.accumulate(each)]
   return tuple(after[count] for count in cost.written)

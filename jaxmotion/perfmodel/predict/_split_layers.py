@@ -18,17 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import ShapedLike, tree_bytes
-from jaxmotion.perfmodel.cost import Cost, predict_cost
-from jaxmotion.perfmodel.networks import IMAGES, LABELS, Network
-from jaxmotion.perfmodel.platform import Axis, Device
-from jaxmotion.perfmodel.predict._codecs import decode_seconds, encode_seconds
-from jaxmotion.perfmodel.predict._collectives import (
-  collective_seconds,
-  collective_traffic,
-)
-from jaxmotion.wire import payload_bytes
+from jaxmotion import codecs, core, wire
+from jaxmotion.core import ShapedLike
+from jaxmotion.perfmodel import cost, networks, platform
+from jaxmotion.perfmodel.predict import _codecs, _collectives
 
 
 class LayerSplit:
@@ -49,10 +42,10 @@ class LayerSplit:
     summed: those gathered outputs whose gradient is a sum over workers.
   """
 
-  def __init__(self, network: Network, images: int, parts: int):
+  def __init__(self, network: networks.Network, images: int, parts: int):
     self.layers = network.layers
     outputs: dict[int, ShapedLike] = dict(enumerate(network.shapes(images)))
-    outputs[IMAGES], outputs[LABELS] = network.batch(images)
+    outputs[networks.IMAGES], outputs[networks.LABELS] = network.batch(images)
     self._parts = parts
     self.params = [
       jax.tree.map(lambda a: _channel_part(a, parts), dict(layer.params))
@@ -76,10 +69,10 @@ class LayerSplit:
   def _input_like(
     self, like: ShapedLike, index: int, is_whole: bool
   ) -> ShapedLike:
-    is_whole = is_whole or index == LABELS
+    is_whole = is_whole or index == networks.LABELS
     return like if is_whole else _channel_part(like, self._parts)
 
-  def layer_costs(self, index: int) -> tuple[Cost, Cost]:
+  def layer_costs(self, index: int) -> tuple[cost.Cost, cost.Cost]:
     """Returns the cost of a layer's forward pass, and of both its passes."""
     layer = self.layers[index]
     wants_grads = tuple(i >= 0 for i in layer.inputs)
@@ -96,7 +89,7 @@ class LayerSplit:
       for layer, likes in zip(self.layers, self.inputs, strict=True)
       for i, like in zip(layer.inputs, likes, strict=True)
     }
-    return tree_bytes(list(residuals.values()))
+    return core.tree_bytes(list(residuals.values()))
 
 
 # Layers are hashable functions: a network that repeats a block, and a sweep
@@ -107,7 +100,7 @@ def _layer_costs(
   params: tuple[tuple[str, ShapedLike], ...],
   inputs: tuple[ShapedLike, ...],
   wants_grads: tuple[bool, ...],
-) -> tuple[Cost, Cost]:
+) -> tuple[cost.Cost, cost.Cost]:
   def both_passes(params: Any, inputs: Any, ct: Any) -> Any:
     y, vjp_fn = jax.vjp(fn, params, *inputs)
     param_grads, *grads = vjp_fn(ct)
@@ -117,8 +110,8 @@ def _layer_costs(
     return y, param_grads, wanted
 
   ct = jax.eval_shape(fn, dict(params), *inputs)
-  forward = predict_cost(fn, dict(params), *inputs)
-  return forward, predict_cost(both_passes, dict(params), inputs, ct)
+  forward = cost.predict_cost(fn, dict(params), *inputs)
+  return forward, cost.predict_cost(both_passes, dict(params), inputs, ct)
 
 
 def _channel_part(like: ShapedLike, parts: int) -> jax.ShapeDtypeStruct:
@@ -142,7 +135,11 @@ class TransferCost(NamedTuple):
 
 
 def gather_channels(
-  like: ShapedLike, axis: Axis, codec: Codec, device: Device, algorithm: str
+  like: ShapedLike,
+  axis: platform.Axis,
+  codec: codecs.Codec,
+  device: platform.Device,
+  algorithm: str,
 ) -> TransferCost:
   """Predicts an all-gather of an array of which each worker has a part.
 
@@ -150,14 +147,18 @@ def gather_channels(
   `collectives.all_gather` does.
   """
   part = _channel_part(like, axis.workers)
-  decode_s = axis.workers * decode_seconds(codec, part.size, 1, device)
+  decode_s = axis.workers * _codecs.decode_seconds(codec, part.size, 1, device)
   return _transfer_cost(
     "all_gather", codec, part, 1, axis, device, decode_s, algorithm
   )
 
 
 def reduce_scatter_channels(
-  like: ShapedLike, axis: Axis, codec: Codec, device: Device, algorithm: str
+  like: ShapedLike,
+  axis: platform.Axis,
+  codec: codecs.Codec,
+  device: platform.Device,
+  algorithm: str,
 ) -> TransferCost:
   """Predicts a reduce-scatter of an array that each worker has as a whole.
 
@@ -165,11 +166,11 @@ def reduce_scatter_channels(
   an all-to-all brings them to their owner, which decodes and sums them.
   """
   part = _channel_part(like, axis.workers)
-  if codec == identity():
+  if codec == codecs.identity():
     op, decode_s = "reduce_scatter", 0.0
   else:
     op = "all_to_all"
-    decode_s = decode_seconds(codec, part.size, axis.workers, device)
+    decode_s = _codecs.decode_seconds(codec, part.size, axis.workers, device)
   rows = axis.workers
   return _transfer_cost(
     op, codec, part, rows, axis, device, decode_s, algorithm
@@ -178,21 +179,25 @@ def reduce_scatter_channels(
 
 def _transfer_cost(
   op: str,
-  codec: Codec,
+  codec: codecs.Codec,
   part: ShapedLike,
   rows: int,
-  axis: Axis,
-  device: Device,
+  axis: platform.Axis,
+  device: platform.Device,
   decode_s: float,
   algorithm: str,
 ) -> TransferCost:
   """Predicts a collective of `rows` encoded parts on each worker."""
-  nbytes = rows * payload_bytes(codec, part)
+  nbytes = rows * wire.payload_bytes(codec, part)
   # All-to-alls are done by the ring algorithm alone.
   options = {"algorithm": algorithm if op != "all_to_all" else "ring"}
   return TransferCost(
-    encode_seconds(codec, rows * part.size, device),
-    collective_seconds(op, nbytes, axis.workers, axis.link, **options),
+    _codecs.encode_seconds(codec, rows * part.size, device),
+    _collectives.collective_seconds(
+      op, nbytes, axis.workers, axis.link, **options
+    ),
     decode_s,
-    collective_traffic(op, nbytes, axis.workers, **options).wire_bytes,
+    _collectives.collective_traffic(
+      op, nbytes, axis.workers, **options
+    ).wire_bytes,
   )

@@ -14,34 +14,19 @@ import math
 
 import jax
 
-from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import check_bool, check_instance, check_int, tree_bytes
+from jaxmotion import codecs, core
 from jaxmotion.perfmodel.cost import Kernel
 from jaxmotion.perfmodel.networks import Network
 from jaxmotion.perfmodel.platform import Device, Platform
-from jaxmotion.perfmodel.predict._checks import (
-  check_codec_given,
-  check_platform,
-  named_axis,
-)
-from jaxmotion.perfmodel.predict._collectives import check_algorithm
-from jaxmotion.perfmodel.predict._exchange import ExchangePrediction
-from jaxmotion.perfmodel.predict._layout import make_layout
-from jaxmotion.perfmodel.predict._overlap import Message
-from jaxmotion.perfmodel.predict._roofline import (
-  kernel_seconds,
-  predict_seconds,
-)
-from jaxmotion.perfmodel.predict._split_layers import (
-  LayerSplit,
-  TransferCost,
-  gather_channels,
-  reduce_scatter_channels,
-)
-from jaxmotion.perfmodel.predict._step import (
-  StepPrediction,
-  assemble_prediction,
-  predict_buckets,
+from jaxmotion.perfmodel.predict import (
+  _checks,
+  _collectives,
+  _exchange,
+  _layout,
+  _overlap,
+  _roofline,
+  _split_layers,
+  _step,
 )
 
 
@@ -52,13 +37,13 @@ def predict_split_step(
   *,
   data_axis: str | None = None,
   model_axis: str | None = None,
-  codec: Codec | None = None,
-  activation_codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
+  activation_codec: codecs.Codec | None = None,
   bucket_bytes: int | None = None,
   overlap: bool = True,
   state_copies: int = 0,
   algorithm: str = "ring",
-) -> StepPrediction:
+) -> _step.StepPrediction:
   """Predicts a step whose channels, batch or both are split over workers.
 
   Over `model_axis`, worker `r` of `M` computes its `1 / M` of the output
@@ -123,23 +108,23 @@ def predict_split_step(
     >>> by_batch.memory_bytes > by_channel.memory_bytes
     True
   """
-  check_instance("network", network, Network, "a Network")
-  check_platform(platform)
-  check_codec_given("codec", codec)
-  check_codec_given("activation_codec", activation_codec)
-  check_bool("overlap", overlap)
-  check_algorithm(algorithm)
+  core.check_instance("network", network, Network, "a Network")
+  _checks.check_platform(platform)
+  _checks.check_codec_given("codec", codec)
+  _checks.check_codec_given("activation_codec", activation_codec)
+  core.check_bool("overlap", overlap)
+  _collectives.check_algorithm(algorithm)
   if data_axis is not None and data_axis == model_axis:
     raise ValueError(
       f"`model_axis` must be another axis than `data_axis`, got {model_axis!r}."
     )
-  check_int("batch", batch, 1)
-  check_int("state_copies", state_copies, 0)
+  core.check_int("batch", batch, 1)
+  core.check_int("state_copies", state_copies, 0)
   groups = sharers = None
   if data_axis is not None:
-    groups = named_axis(platform, "data_axis", data_axis)
+    groups = _checks.named_axis(platform, "data_axis", data_axis)
   if model_axis is not None:
-    sharers = named_axis(platform, "model_axis", model_axis)
+    sharers = _checks.named_axis(platform, "model_axis", model_axis)
   if groups and batch % groups.workers:
     raise ValueError(
       f"`batch` must be a multiple of the {groups.workers} workers on "
@@ -147,44 +132,49 @@ def predict_split_step(
     )
   device = platform.device
   images = batch // (groups.workers if groups else 1)
-  split = LayerSplit(network, images, sharers.workers if sharers else 1)
+  split = _split_layers.LayerSplit(
+    network, images, sharers.workers if sharers else 1
+  )
   # Transfers over `model_axis`, by the layer whose output they move.
-  gathers: dict[int, TransferCost] = {}
-  scatters: dict[int, TransferCost] = {}
+  gathers: dict[int, _split_layers.TransferCost] = {}
+  scatters: dict[int, _split_layers.TransferCost] = {}
   if sharers is not None:
-    route = (sharers, activation_codec or identity(), device, algorithm)
+    route = (sharers, activation_codec or codecs.identity(), device, algorithm)
     gathers = {
-      i: gather_channels(like, *route) for i, like in split.gathered.items()
+      i: _split_layers.gather_channels(like, *route)
+      for i, like in split.gathered.items()
     }
     scatters = {
-      i: reduce_scatter_channels(like, *route)
+      i: _split_layers.reduce_scatter_channels(like, *route)
       for i, like in split.summed.items()
     }
   forward_s, backward_s = _pass_seconds(split, device)
-  sizes = [tree_bytes(params) for params in split.params]
+  sizes = [core.tree_bytes(params) for params in split.params]
 
   # The forward pass and its gathers come before the first gradient. Before
   # the backward pass of a layer, the gradient of its output is summed.
   clock = math.fsum(forward_s) + math.fsum(m.total_s for m in gathers.values())
   ready_s: dict[str, dict[str, float]] = {}
   for i in reversed(range(len(backward_s))):
-    clock += backward_s[i] + scatters.get(i, TransferCost()).total_s
+    clock += (
+      backward_s[i] + scatters.get(i, _split_layers.TransferCost()).total_s
+    )
     ready_s[network.layers[i].name] = dict.fromkeys(split.params[i], clock)
-  messages = [Message(clock, 0.0, 0.0, 0.0)]
-  exchanges: list[ExchangePrediction] = []
+  messages = [_overlap.Message(clock, 0.0, 0.0, 0.0)]
+  exchanges: list[_exchange.ExchangePrediction] = []
   if groups is not None:
     grads = {
       layer.name: params
       for layer, params in zip(network.layers, split.params, strict=True)
     }
-    layout = make_layout(grads, groups, codec, None, None)
+    layout = _layout.make_layout(grads, groups, codec, None, None)
     # Both are dicts of dicts with the same keys: `jax.tree.leaves` sorts keys,
     # so leaves of `ready_s` are in the order of the layout's leaves.
     leaves_s = jax.tree.leaves(ready_s)
-    messages, exchanges = predict_buckets(
+    messages, exchanges = _step.predict_buckets(
       layout, leaves_s, clock, platform, bucket_bytes, algorithm
     )
-  step = assemble_prediction(
+  step = _step.assemble_prediction(
     messages,
     exchanges,
     compute_s=math.fsum(forward_s) + math.fsum(backward_s),
@@ -206,13 +196,13 @@ def predict_split_step(
 
 
 def _pass_seconds(
-  split: LayerSplit, device: Device
+  split: _split_layers.LayerSplit, device: Device
 ) -> tuple[list[float], list[float]]:
   """Predicts the seconds of each layer's forward and backward pass."""
   forward_s, backward_s = [], []
   for i in range(len(split.layers)):
     one_s, both_s = (
-      predict_seconds(cost, device) for cost in split.layer_costs(i)
+      _roofline.predict_seconds(cost, device) for cost in split.layer_costs(i)
     )
     forward_s.append(one_s)
     # A vjp cannot be traced without its forward pass. Both passes together
@@ -232,7 +222,7 @@ def _update_seconds(
   """
   passes = 3 + 2 * state_copies
   return math.fsum(
-    kernel_seconds(
+    _roofline.kernel_seconds(
       Kernel("elementwise", "float32", passes * n / 4, passes * n), device
     )
     for n in sizes

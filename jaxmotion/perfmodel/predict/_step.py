@@ -17,47 +17,17 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  PyTree,
-  check_arrays,
-  check_bool,
-  check_callable,
-  check_instance,
-  check_int,
-  check_number,
-  tree_bytes,
-)
-from jaxmotion.perfmodel.cost import (
-  Cost,
-  ParamUses,
-  find_uses,
-  predict_cost,
-)
+from jaxmotion import codecs, core
+from jaxmotion.core import PyTree
+from jaxmotion.perfmodel import cost
 from jaxmotion.perfmodel.platform import Platform
-from jaxmotion.perfmodel.predict._checks import (
-  check_codec_given,
-  check_platform,
-  named_axis,
-)
-from jaxmotion.perfmodel.predict._collectives import check_algorithm
-from jaxmotion.perfmodel.predict._exchange import (
-  ExchangePrediction,
-  predict_layout,
-)
-from jaxmotion.perfmodel.predict._layout import (
-  ExchangedArray,
-  ExchangeLayout,
-  make_layout,
-)
-from jaxmotion.perfmodel.predict._overlap import (
-  Message,
-  blocking_seconds,
-  overlapped_seconds,
-)
-from jaxmotion.perfmodel.predict._roofline import (
-  predict_ready_seconds,
-  predict_seconds,
+from jaxmotion.perfmodel.predict import (
+  _checks,
+  _collectives,
+  _exchange,
+  _layout,
+  _overlap,
+  _roofline,
 )
 
 
@@ -122,12 +92,12 @@ class StepCost:
   """
 
   params: PyTree
-  gradient: Cost
-  update: Cost
+  gradient: cost.Cost
+  update: cost.Cost
   written: tuple[int, ...]
   state_bytes: int
   optimizer: optax.GradientTransformation
-  uses: ParamUses
+  uses: cost.ParamUses
 
 
 def trace_step(
@@ -168,12 +138,14 @@ def trace_step(
     >>> int(cost.gradient.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
-  check_callable("loss_fn", loss_fn)
-  check_arrays("params", params, numbers=False)
-  check_arrays("batch", batch)
+  core.check_callable("loss_fn", loss_fn)
+  core.check_arrays("params", params, numbers=False)
+  core.check_arrays("batch", batch)
   if optimizer is not None:
     noun = "an optax transformation or None"
-    check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
+    core.check_instance(
+      "optimizer", optimizer, optax.GradientTransformation, noun
+    )
   if not isinstance(batch, tuple):
     raise TypeError(
       "`batch` must be a tuple of the arguments of `loss_fn` after `params`, "
@@ -184,7 +156,7 @@ def trace_step(
   options: dict[str, Any] = dict(
     while_trips=while_trips, branch_shares=branch_shares
   )
-  gradient = predict_cost(
+  gradient = cost.predict_cost(
     lambda params, *batch: jax.value_and_grad(loss_fn)(params, *batch),
     params,
     *batch,
@@ -198,11 +170,11 @@ def trace_step(
   return StepCost(
     jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params),
     gradient,
-    predict_cost(apply_update, params, state, params),
+    cost.predict_cost(apply_update, params, state, params),
     gradient.written[1:],
-    tree_bytes(state),
+    core.tree_bytes(state),
     optimizer,
-    find_uses(loss_fn, params, batch),
+    cost.find_uses(loss_fn, params, batch),
   )
 
 
@@ -210,7 +182,7 @@ def predict_step(
   step_cost: StepCost,
   platform: Platform,
   mesh_axis: str,
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
   *,
   bucket_bytes: int | None = None,
   overlap: bool = True,
@@ -269,25 +241,27 @@ def predict_step(
     True
   """
   noun = "a StepCost, as `trace_step` returns it"
-  check_instance("step_cost", step_cost, StepCost, noun)
-  check_platform(platform)
-  check_codec_given("codec", codec)
-  check_bool("overlap", overlap)
-  check_algorithm(algorithm)
+  core.check_instance("step_cost", step_cost, StepCost, noun)
+  _checks.check_platform(platform)
+  _checks.check_codec_given("codec", codec)
+  core.check_bool("overlap", overlap)
+  _collectives.check_algorithm(algorithm)
   device = platform.device
-  workers = named_axis(platform, "mesh_axis", mesh_axis)
+  workers = _checks.named_axis(platform, "mesh_axis", mesh_axis)
   local_devices = None
   if local_axis is not None:
-    local_devices = named_axis(platform, "local_axis", local_axis)
-  layout = make_layout(step_cost.params, workers, codec, method, local_devices)
-  compute_s = predict_seconds(step_cost.gradient, device)
-  update_s = predict_seconds(step_cost.update, device)
+    local_devices = _checks.named_axis(platform, "local_axis", local_axis)
+  layout = _layout.make_layout(
+    step_cost.params, workers, codec, method, local_devices
+  )
+  compute_s = _roofline.predict_seconds(step_cost.gradient, device)
+  update_s = _roofline.predict_seconds(step_cost.update, device)
   scale = 1.0
   if base_step_s is not None:
-    check_number("base_step_s", base_step_s, 0, open_low=True)
+    core.check_number("base_step_s", base_step_s, 0, open_low=True)
     scale = base_step_s / (compute_s + update_s + device.call_s)
   # The first leaf of the result is the loss; the others are gradients.
-  ready_s = predict_ready_seconds(step_cost.gradient, device)[1:]
+  ready_s = _roofline.predict_ready_seconds(step_cost.gradient, device)[1:]
   messages, exchanges = predict_buckets(
     layout,
     [scale * s for s in ready_s],
@@ -308,13 +282,13 @@ def predict_step(
 
 
 def predict_buckets(
-  layout: ExchangeLayout,
+  layout: _layout.ExchangeLayout,
   ready_s: Sequence[float],
   compute_s: float,
   platform: Platform,
   bucket_bytes: int | None,
   algorithm: str,
-) -> tuple[list[Message], list[ExchangePrediction]]:
+) -> tuple[list[_overlap.Message], list[_exchange.ExchangePrediction]]:
   """Fills buckets with gradients and predicts the exchange of each bucket.
 
   Arrays are sorted by the time at which their last leaf is ready. That order
@@ -335,37 +309,40 @@ def predict_buckets(
     last bucket is ready; the predicted exchange of each bucket.
   """
   if bucket_bytes is not None:
-    check_int("bucket_bytes", bucket_bytes, 1)
+    core.check_int("bucket_bytes", bucket_bytes, 1)
 
-  def ready_time(array: ExchangedArray) -> float:
+  def ready_time(array: _layout.ExchangedArray) -> float:
     return max(ready_s[i] for i in array.leaves)
 
   messages, exchanges, last = [], [], 0.0
   in_order = sorted(layout.arrays, key=ready_time)
   for bucket in _fill_buckets(in_order, bucket_bytes):
     part = layout._replace(arrays=tuple(bucket))
-    exchange = predict_layout(part, platform, algorithm)
+    exchange = _exchange.predict_layout(part, platform, algorithm)
     now = ready_time(bucket[-1])
     # Recoding between two phases is on the device, but the second phase has
     # to wait for it: it counts as part of the transfer.
     link_s = exchange.link_s + exchange.recode_s
     messages.append(
-      Message(now - last, exchange.encode_s, link_s, exchange.decode_s)
+      _overlap.Message(now - last, exchange.encode_s, link_s, exchange.decode_s)
     )
     exchanges.append(exchange)
     last = now
-  messages.append(Message(max(compute_s - last, 0.0), 0.0, 0.0, 0.0))
+  messages.append(_overlap.Message(max(compute_s - last, 0.0), 0.0, 0.0, 0.0))
   return messages, exchanges
 
 
 def _fill_buckets(
-  arrays: Sequence[ExchangedArray], bucket_bytes: int | None
-) -> Iterator[list[ExchangedArray]]:
+  arrays: Sequence[_layout.ExchangedArray], bucket_bytes: int | None
+) -> Iterator[list[_layout.ExchangedArray]]:
   """Yields buckets of at least `bucket_bytes`; the last may be smaller."""
-  bucket: list[ExchangedArray] = []
+  bucket: list[_layout.ExchangedArray] = []
   for array in arrays:
     bucket.append(array)
-    if bucket_bytes and tree_bytes([a.whole for a in bucket]) >= bucket_bytes:
+    if (
+      bucket_bytes
+      and core.tree_bytes([a.whole for a in bucket]) >= bucket_bytes
+    ):
       yield bucket
       bucket = []
   if bucket:
@@ -373,8 +350,8 @@ def _fill_buckets(
 
 
 def assemble_prediction(
-  messages: Sequence[Message],
-  exchanges: Sequence[ExchangePrediction],
+  messages: Sequence[_overlap.Message],
+  exchanges: Sequence[_exchange.ExchangePrediction],
   *,
   compute_s: float,
   update_s: float,
@@ -396,7 +373,9 @@ def assemble_prediction(
     memory_bytes: peak bytes without the exchange.
     overlap: whether links and devices work at the same time.
   """
-  end = (overlapped_seconds if overlap else blocking_seconds)(messages)
+  end = (_overlap.overlapped_seconds if overlap else _overlap.blocking_seconds)(
+    messages
+  )
   return StepPrediction(
     compute_s,
     math.fsum(m.encode_s for m in messages),

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxmotion import core, perfmodel
 from jaxmotion.codecs import (
   Codec,
   cast,
@@ -18,33 +19,9 @@ from jaxmotion.codecs import (
   uniform,
 )
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import (
-  PyTree,
-  check_arrays,
-  check_bool,
-  check_choice,
-  check_instance,
-  check_int,
-  check_number,
-  check_sequence,
-  named_leaves,
-  shape_string,
-)
-from jaxmotion.perfmodel import (
-  Platform,
-  StepCost,
-  collective_traffic,
-  trace_step,
-)
-from jaxmotion.planner._checks import (
-  check_batch,
-  check_call,
-  check_platform,
-)
-from jaxmotion.planner.exchange._errors import bound_errors, measure_errors
-from jaxmotion.planner.exchange._plan import ExchangePlan
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._solve import solve_exchange
+from jaxmotion.core import PyTree
+from jaxmotion.planner import _checks
+from jaxmotion.planner.exchange import _errors, _plan, _problem, _solve
 from jaxmotion.transforms.extend import check_trained
 
 CANDIDATES: tuple[Codec, ...] = (
@@ -59,10 +36,10 @@ CANDIDATES: tuple[Codec, ...] = (
 
 
 def advise(
-  loss_fn: Callable[..., Any] | StepCost,
+  loss_fn: Callable[..., Any] | perfmodel.StepCost,
   params: PyTree,
   batch: tuple[Any, ...],
-  platform: Platform,
+  platform: perfmodel.Platform,
   *,
   accuracy_budget: float = 0.1,
   gradients: PyTree | None = None,
@@ -75,7 +52,7 @@ def advise(
   algorithm: str = "ring",
   while_trips: int | Mapping[str, int] | None = None,
   branch_shares: Sequence[float] | None = None,
-) -> ExchangePlan:
+) -> _plan.ExchangePlan:
   r"""Chooses the codec of each tensor's gradient, or full precision.
 
   The plan assigns a codec `c_i` to each tensor with gradient `g_i`. Its step is
@@ -148,37 +125,39 @@ def advise(
     (dynamic programming under an error budget, for the fewest bytes). Wang et
     al., Espresso, 2023 (encoding delays the gradients that follow).
   """
-  check_platform(platform)
-  check_batch(batch)
-  check_number("accuracy_budget", accuracy_budget, 0, 1)
-  check_bool("overlap", overlap)
+  _checks.check_platform(platform)
+  _checks.check_batch(batch)
+  core.check_number("accuracy_budget", accuracy_budget, 0, 1)
+  core.check_bool("overlap", overlap)
   if branch_shares is not None:
-    shares = check_sequence("branch_shares", branch_shares, "shares")
+    shares = core.check_sequence("branch_shares", branch_shares, "shares")
     for i, share in enumerate(shares):
-      check_number(f"branch_shares[{i}]", share, 0, 1)
-  check_arrays("params", params)
+      core.check_number(f"branch_shares[{i}]", share, 0, 1)
+  core.check_arrays("params", params)
   if gradients is not None:
-    check_arrays("gradients", gradients)
+    core.check_arrays("gradients", gradients)
   if optimizer is not None:
     noun = "an optax transformation or None"
-    check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
+    core.check_instance(
+      "optimizer", optimizer, optax.GradientTransformation, noun
+    )
   mesh_axis = _check_axes(platform, mesh_axis, local_axis)
-  collective_traffic(  # Raises if the algorithm is unknown.
+  perfmodel.collective_traffic(  # Raises if the algorithm is unknown.
     "all_reduce", 0.0, 1, algorithm=algorithm
   )
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
-  if not isinstance(loss_fn, StepCost):
-    check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
+  if not isinstance(loss_fn, perfmodel.StepCost):
+    _checks.check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
     check_trained(params)
   if bucket_bytes is not None:
-    check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
-  if isinstance(loss_fn, StepCost):
+    core.check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
+  if isinstance(loss_fn, perfmodel.StepCost):
     _check_traced_step(loss_fn, params, batch)
     step_cost = loss_fn
   else:
-    step_cost = trace_step(
+    step_cost = perfmodel.trace_step(
       loss_fn,
       params,
       batch,
@@ -187,12 +166,12 @@ def advise(
       branch_shares=branch_shares,
     )
   errors = (
-    bound_errors(step_cost.params, codecs)
+    _errors.bound_errors(step_cost.params, codecs)
     if gradients is None
-    else measure_errors(step_cost.params, codecs, gradients)
+    else _errors.measure_errors(step_cost.params, codecs, gradients)
   )
-  return solve_exchange(
-    ExchangeProblem(
+  return _solve.solve_exchange(
+    _problem.ExchangeProblem(
       step_cost,
       platform,
       mesh_axis,
@@ -208,14 +187,14 @@ def advise(
 
 
 def _check_axes(
-  platform: Platform, mesh_axis: str | None, local_axis: str | None
+  platform: perfmodel.Platform, mesh_axis: str | None, local_axis: str | None
 ) -> str:
   """Returns the name of the axis of the workers."""
   names = [axis.name for axis in platform.axes]
   if mesh_axis is None and len(names) == 1:
     mesh_axis = names[0]
-  check_choice("mesh_axis", mesh_axis, names)
-  check_choice(
+  core.check_choice("mesh_axis", mesh_axis, names)
+  core.check_choice(
     "local_axis", local_axis, [None, *(n for n in names if n != mesh_axis)]
   )
   assert mesh_axis is not None
@@ -224,14 +203,14 @@ def _check_axes(
 
 def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
-  candidates = check_sequence("candidates", candidates, "codecs")
+  candidates = core.check_sequence("candidates", candidates, "codecs")
   for i, codec in enumerate(candidates):
     check_codec(f"candidates[{i}]", codec, one_round=True)
   return tuple(dict.fromkeys((identity(), *candidates)))
 
 
 def _check_traced_step(
-  step_cost: StepCost, params: PyTree, batch: tuple[Any, ...]
+  step_cost: perfmodel.StepCost, params: PyTree, batch: tuple[Any, ...]
 ) -> None:
   """Raises unless a traced step has these parameters and no other batch."""
   if batch:
@@ -240,7 +219,7 @@ def _check_traced_step(
       f"{len(batch)} arguments."
     )
   expected, given = (
-    {path: shape_string(leaf) for path, leaf in named_leaves(tree)}
+    {path: core.shape_string(leaf) for path, leaf in core.named_leaves(tree)}
     for tree in (step_cost.params, params)
   )
   if expected != given:

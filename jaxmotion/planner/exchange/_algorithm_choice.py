@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxmotion.core import text_table, tree_bytes
-from jaxmotion.perfmodel import StepPrediction
-from jaxmotion.planner._text import format_bytes, format_seconds
-from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion import core, perfmodel
+from jaxmotion.planner import _text
+from jaxmotion.planner.exchange import _problem
 
 
 class AlgorithmChoice(NamedTuple):
@@ -50,16 +49,18 @@ class AlgorithmTable(tuple[AlgorithmChoice, ...]):
   def __str__(self) -> str:
     rows = [("algorithm", "step", "wire a step", "note")]
     for choice in self:
-      step = "" if choice.step_s is None else format_seconds(choice.step_s)
+      step = (
+        "" if choice.step_s is None else _text.format_seconds(choice.step_s)
+      )
       sent = ""
       if choice.wire_bytes is not None:
-        sent = format_bytes(choice.wire_bytes)
+        sent = _text.format_bytes(choice.wire_bytes)
       rows.append((choice.name, step or "not offered", sent, choice.note))
-    return text_table(rows)
+    return core.text_table(rows)
 
 
 def offer_choice(
-  problem: ExchangeProblem,
+  problem: _problem.ExchangeProblem,
   choice: AlgorithmChoice,
   memory_bytes: float,
 ) -> AlgorithmChoice:
@@ -75,8 +76,9 @@ def offer_choice(
     return choice
   return refuse_choice(
     choice.name,
-    f"It needs {format_bytes(memory_bytes)} of memory, and the device has "
-    f"{format_bytes(have)}.",
+    f"It needs {_text.format_bytes(memory_bytes)} of memory, and the device "
+    "has "
+    f"{_text.format_bytes(have)}.",
   )
 
 
@@ -85,17 +87,17 @@ def refuse_choice(name: str, note: str) -> AlgorithmChoice:
   return AlgorithmChoice(name, None, None, note)
 
 
-def unexchanged_seconds(step: StepPrediction) -> float:
+def unexchanged_seconds(step: perfmodel.StepPrediction) -> float:
   """Returns the seconds of a step without any exchange."""
   return step.compute_s + step.update_s + step.call_s
 
 
-def params_bytes(problem: ExchangeProblem) -> int:
+def params_bytes(problem: _problem.ExchangeProblem) -> int:
   """Returns the bytes of the parameters."""
-  return tree_bytes(problem.step_cost.params)
+  return core.tree_bytes(problem.step_cost.params)
 
 
-def make_workers_mesh(problem: ExchangeProblem) -> AbstractMesh:
+def make_workers_mesh(problem: _problem.ExchangeProblem) -> AbstractMesh:
   """Returns a mesh of the workers' axes, on no devices."""
   axes = tuple(filter(None, (problem.mesh_axis, problem.local_axis)))
   sizes = tuple(problem.platform.axis(axis).workers for axis in axes)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import jax
 
-from jaxmotion.planner.exchange._algorithm_choice import params_bytes
-from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion.planner.exchange import _algorithm_choice, _problem
 
 
-def refuse_moments(problem: ExchangeProblem) -> str:
+def refuse_moments(problem: _problem.ExchangeProblem) -> str:
   """Says that the optimizer has a momentum as well, or nothing.
 
   Args:
     problem: its optimizer follows an exchange that has the momentum inside.
   """
   # Moments of 8 bits are a quarter of the parameters; counters are nothing.
-  if problem.step_cost.state_bytes < params_bytes(problem) / 8:
+  if (
+    problem.step_cost.state_bytes < _algorithm_choice.params_bytes(problem) / 8
+  ):
     return ""
   return (
     "It has the momentum inside and assumes SGD without one after it, but "
@@ -23,7 +24,7 @@ def refuse_moments(problem: ExchangeProblem) -> str:
   )
 
 
-def refuse_lookups(problem: ExchangeProblem, *, why: str) -> str:
+def refuse_lookups(problem: _problem.ExchangeProblem, *, why: str) -> str:
   """Says that the loss looks rows of a table up, or nothing.
 
   Args:
@@ -36,7 +37,7 @@ def refuse_lookups(problem: ExchangeProblem, *, why: str) -> str:
   return f"{why}, but the loss only looks up rows of `{tables[0]}`."
 
 
-def refuse_stacks(problem: ExchangeProblem) -> str:
+def refuse_stacks(problem: _problem.ExchangeProblem) -> str:
   """Says that the loss stacks matrices in one array, or nothing."""
   named = jax.tree.leaves_with_path(problem.step_cost.params)
   deep = {
@@ -53,7 +54,7 @@ def refuse_stacks(problem: ExchangeProblem) -> str:
   )
 
 
-def refuse_no_matrices(problem: ExchangeProblem) -> str:
+def refuse_no_matrices(problem: _problem.ExchangeProblem) -> str:
   """Says that no parameter is a matrix, or nothing."""
   leaves = jax.tree.leaves(problem.step_cost.params)
   if any(a.ndim == 2 and min(a.shape) > 1 for a in leaves):

@@ -7,13 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxmotion.core import tree_bytes
-from jaxmotion.perfmodel import (
-  Device,
-  StepCost,
-  predict_ready_seconds,
-  predict_seconds,
-)
+from jaxmotion import core, perfmodel
 
 
 class BucketSchedule(NamedTuple):
@@ -32,7 +26,9 @@ class BucketSchedule(NamedTuple):
 
 
 def schedule_buckets(
-  step_cost: StepCost, device: Device, bucket_bytes: int | None
+  step_cost: perfmodel.StepCost,
+  device: perfmodel.Device,
+  bucket_bytes: int | None,
 ) -> BucketSchedule:
   """Returns the buckets that `perfmodel.predict_step` exchanges.
 
@@ -41,7 +37,7 @@ def schedule_buckets(
     device: device of that worker.
     bucket_bytes: least bytes of each bucket but the last; None is one bucket.
   """
-  ready = predict_ready_seconds(step_cost.gradient, device)[1:]
+  ready = perfmodel.predict_ready_seconds(step_cost.gradient, device)[1:]
   leaves = jax.tree.leaves(step_cost.params)
   order = sorted(range(len(leaves)), key=lambda i: ready[i])
   threshold = math.inf if bucket_bytes is None else bucket_bytes
@@ -50,15 +46,15 @@ def schedule_buckets(
   nbytes = 0
   for i in order:
     bucket.append(i)
-    nbytes += tree_bytes(leaves[i])
+    nbytes += core.tree_bytes(leaves[i])
     if nbytes >= threshold:
       buckets.append(tuple(bucket))
       bucket, nbytes = [], 0
   if bucket:
     buckets.append(tuple(bucket))
   ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
-  compute_s = predict_seconds(step_cost.gradient, device)
+  compute_s = perfmodel.predict_seconds(step_cost.gradient, device)
   gaps = [b - a for a, b in zip(ends, [*ends[1:], compute_s], strict=True)]
   gaps[-1] = max(gaps[-1], 0.0)
-  tail_s = predict_seconds(step_cost.update, device) + device.call_s
+  tail_s = perfmodel.predict_seconds(step_cost.update, device) + device.call_s
   return BucketSchedule(tuple(buckets), tuple(gaps), tail_s)

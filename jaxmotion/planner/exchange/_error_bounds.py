@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jaxmotion.codecs import (
-  Codec,
-  cast,
-  feedback,
-  identity,
-  sign,
-  topk,
-  truncate,
-  uniform,
-)
+from jaxmotion import codecs
 
 # Codecs round scales up to 16 significant bits.
 _ROUNDED_UP = 1 + 2.0**-15
@@ -22,7 +13,7 @@ _ROUNDED_UP = 1 + 2.0**-15
 _LONGER = 1.5
 
 
-def relative_error_bound(codec: Codec, elements: int) -> float | None:
+def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
   r"""Returns the greatest relative error of one encoding.
 
   .. math::
@@ -42,30 +33,30 @@ def relative_error_bound(codec: Codec, elements: int) -> float | None:
     holds within the range of a narrow format.
   """
   match codec:
-    case identity():
+    case codecs.identity():
       return 0.0
-    case feedback():
+    case codecs.feedback():
       return relative_error_bound(codec.codec, elements)
-    case cast(dtype="bfloat16"):
+    case codecs.cast(dtype="bfloat16"):
       return 2.0**-8
-    case truncate():
+    case codecs.truncate():
       error = (0.75, 2.0**-7, 2.0**-15, 0.0)[codec.bytes - 1]
       is_halved = codec.rounding == "nearest" and codec.bytes > 1
       return error / 2 if is_halved else error
-    case uniform():
+    case codecs.uniform():
       return _bound_levels(codec, min(codec.block, elements))
-    case sign():
+    case codecs.sign():
       return _bound_contraction(1 / min(codec.block, elements))
-    case topk(block=None):
+    case codecs.topk(block=None):
       return _bound_contraction(max(codec.density / _LONGER, 1 / elements))
-    case topk():
+    case codecs.topk():
       block = min(codec.block or elements, elements)
       count = max(1, round(codec.density * block))
       return _bound_contraction(count / block)
   return None
 
 
-def _bound_levels(codec: uniform, block: int) -> float:
+def _bound_levels(codec: codecs.uniform, block: int) -> float:
   """Bounds the error of levels evenly spaced up to a block's largest element.
 
   Each of `block` elements is off by at most half a step, or by a whole step if

@@ -12,16 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  make_key,
-  named_leaves,
-  same_structure,
-  shape_string,
-)
-from jaxmotion.planner.exchange._error_bounds import relative_error_bound
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.planner.exchange import _error_bounds
 
 
 class EncodingErrors(NamedTuple):
@@ -75,7 +68,9 @@ class EncodingErrors(NamedTuple):
     return np.where(fits, self.squares, np.inf), sys.float_info.max
 
 
-def bound_errors(params: PyTree, candidates: Sequence[Codec]) -> EncodingErrors:
+def bound_errors(
+  params: PyTree, candidates: Sequence[codecs.Codec]
+) -> EncodingErrors:
   """Returns the errors that the codecs guarantee for any gradient.
 
   Args:
@@ -89,7 +84,7 @@ def bound_errors(params: PyTree, candidates: Sequence[Codec]) -> EncodingErrors:
   squares = np.zeros((len(sizes), len(candidates)))
   for j, codec in enumerate(candidates):
     for i, size in enumerate(sizes):
-      bound = relative_error_bound(codec, size) if size else 0.0
+      bound = _error_bounds.relative_error_bound(codec, size) if size else 0.0
       if bound is None:
         raise ValueError(
           "`gradients` must be given for a codec that states no bound on its "
@@ -100,7 +95,7 @@ def bound_errors(params: PyTree, candidates: Sequence[Codec]) -> EncodingErrors:
 
 
 def measure_errors(
-  params: PyTree, candidates: Sequence[Codec], gradients: PyTree
+  params: PyTree, candidates: Sequence[codecs.Codec], gradients: PyTree
 ) -> EncodingErrors:
   """Returns the errors of encoding real gradients once.
 
@@ -115,7 +110,7 @@ def measure_errors(
   """
   _check_gradients(params, gradients)
   squares, norms = [], []
-  for path, gradient in named_leaves(gradients):
+  for path, gradient in core.named_leaves(gradients):
     exact = np.asarray(gradient, np.float64)
     if not np.isfinite(exact).all():
       raise ValueError(f"`gradients` must be finite, got others at {path!r}.")
@@ -127,12 +122,14 @@ def measure_errors(
 
 
 def _check_gradients(params: PyTree, gradients: PyTree) -> None:
-  if not same_structure(params, gradients):
+  if not core.same_structure(params, gradients):
     raise ValueError(
       "`gradients` must have the structure of `params`, "
       f"{jax.tree.structure(params)}, got {jax.tree.structure(gradients)}."
     )
-  pairs = zip(named_leaves(params), named_leaves(gradients), strict=True)
+  pairs = zip(
+    core.named_leaves(params), core.named_leaves(gradients), strict=True
+  )
   for (path, leaf), (_, gradient) in pairs:
     if isinstance(gradient, jax.core.Tracer | jax.ShapeDtypeStruct):
       raise TypeError(
@@ -141,12 +138,12 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
     if tuple(leaf.shape) != jnp.shape(gradient):
       raise ValueError(
         "`gradients` must have the shapes of `params`, "
-        f"{shape_string(leaf)} at {path!r}, got"
-        f" {shape_string(jnp.asarray(gradient))}."
+        f"{core.shape_string(leaf)} at {path!r}, got"
+        f" {core.shape_string(jnp.asarray(gradient))}."
       )
 
 
-def _squared_error(codec: Codec, x: Array, exact: np.ndarray) -> float:
+def _squared_error(codec: codecs.Codec, x: Array, exact: np.ndarray) -> float:
   # An exchange hands float32 to all codecs except those that keep the dtype.
   x = x if codec.keeps_dtype else jnp.asarray(x, jnp.float32)
   decoded = np.asarray(_round_trip_of(codec)(x), np.float64)
@@ -160,12 +157,12 @@ def _squared_norm(x: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _round_trip_of(codec: Codec) -> Any:
+def _round_trip_of(codec: codecs.Codec) -> Any:
   """Returns the jitted function that encodes and decodes an array."""
 
   @jax.jit
   def round_trip(x: Array) -> Array:
-    payload, _ = codec.encode(x, codec.init(x), make_key(0))
+    payload, _ = codec.encode(x, codec.init(x), core.make_key(0))
     return codec.decode(payload, x)
 
   return round_trip

@@ -7,14 +7,14 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxmotion.codecs import Codec, identity
-from jaxmotion.core import text_table
-from jaxmotion.perfmodel import Platform, StepPrediction
-from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
-from jaxmotion.planner.exchange._algorithm_choice import AlgorithmTable
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._weigh_algorithms import weigh_algorithms
-from jaxmotion.planner.exchange._weigh_rare import weigh_period
+from jaxmotion import codecs, core, perfmodel
+from jaxmotion.planner import _text
+from jaxmotion.planner.exchange import (
+  _algorithm_choice,
+  _problem,
+  _weigh_algorithms,
+  _weigh_rare,
+)
 
 # A rarer exchange is named if its step takes less than this share.
 _MUCH = 0.9
@@ -41,7 +41,7 @@ class TensorChoice(NamedTuple):
 
   path: str
   shape: tuple[int, ...]
-  codec: Codec
+  codec: codecs.Codec
   method: str
   wire_bytes: float
   error: float
@@ -50,7 +50,7 @@ class TensorChoice(NamedTuple):
   @property
   def is_compressed(self) -> bool:
     """Whether the tensor does not travel at full precision."""
-    return self.codec != identity()
+    return self.codec != codecs.identity()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,13 +87,13 @@ class ExchangePlan:
 
   reason: str
   choices: tuple[TensorChoice, ...]
-  codec: Codec
+  codec: codecs.Codec
   method: str | None
-  step: StepPrediction
-  uncompressed: StepPrediction
-  uniform_s: Mapping[Codec, float]
+  step: perfmodel.StepPrediction
+  uncompressed: perfmodel.StepPrediction
+  uniform_s: Mapping[codecs.Codec, float]
   error: float
-  problem: ExchangeProblem = dataclasses.field(repr=False)
+  problem: _problem.ExchangeProblem = dataclasses.field(repr=False)
 
   @property
   def is_compressed(self) -> bool:
@@ -101,12 +101,12 @@ class ExchangePlan:
     return any(choice.is_compressed for choice in self.choices)
 
   @property
-  def platform(self) -> Platform:
+  def platform(self) -> perfmodel.Platform:
     """Platform of the predictions; after `replan`, the corrected one."""
     return self.problem.platform
 
   @functools.cached_property
-  def algorithms(self) -> AlgorithmTable:
+  def algorithms(self) -> _algorithm_choice.AlgorithmTable:
     """All exchanges of the library on this platform, the fastest step first.
 
     They are the plan itself, its exchange one step late, exchanges every few
@@ -116,27 +116,29 @@ class ExchangePlan:
     not offered either. Its note says which. Errors are not weighed: no bound on
     one step tells what an algorithm does to a loss.
     """
-    return weigh_algorithms(self.problem, self.step, self.uncompressed)
+    return _weigh_algorithms.weigh_algorithms(
+      self.problem, self.step, self.uncompressed
+    )
 
   def __str__(self) -> str:
     rows = [("tensor", "codec", "method", "wire", "error", "reason")]
     rows += [
       (
         choice.path,
-        format_codec(choice.codec),
+        _text.format_codec(choice.codec),
         choice.method,
-        format_bytes(choice.wire_bytes),
+        _text.format_bytes(choice.wire_bytes),
         f"{choice.error:.2g}",
         choice.reason,
       )
       for choice in self.choices
     ]
     head = [self.reason]
-    rarer = weigh_period(self.problem, self.step)
+    rarer = _weigh_rare.weigh_period(self.problem, self.step)
     if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:
       head.append(
         f"A rarer exchange beats a smaller one: {rarer.name} would take "
-        f"{format_seconds(rarer.step_s)} a step. {rarer.note}"
+        f"{_text.format_seconds(rarer.step_s)} a step. {rarer.note}"
       )
-    tables = text_table(rows), str(self.algorithms)
+    tables = core.text_table(rows), str(self.algorithms)
     return "\n\n".join(["\n".join(head), *tables])

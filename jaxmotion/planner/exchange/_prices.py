@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 
+from jaxmotion import perfmodel, wire
 from jaxmotion.codecs import Codec, cast, rules
 from jaxmotion.collectives.extend import is_summed
 from jaxmotion.core import PyTree, ShapedLike
-from jaxmotion.perfmodel import ExchangePrediction, predict_exchange
 from jaxmotion.perfmodel.extend import move_seconds
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.wire import Ledger, Move
+from jaxmotion.planner.exchange import _problem
 
 
 class TensorCosts:
@@ -22,9 +21,9 @@ class TensorCosts:
     problem: platform, axes and algorithm of the exchange.
   """
 
-  def __init__(self, problem: ExchangeProblem):
+  def __init__(self, problem: _problem.ExchangeProblem):
     self.problem = problem
-    self._known: dict[tuple[Any, ...], ExchangePrediction] = {}
+    self._known: dict[tuple[Any, ...], perfmodel.ExchangePrediction] = {}
 
   def predict_tensor(
     self,
@@ -32,7 +31,7 @@ class TensorCosts:
     like: jax.ShapeDtypeStruct,
     method: str | None,
     mixed: bool,
-  ) -> ExchangePrediction:
+  ) -> perfmodel.ExchangePrediction:
     """Predicts the exchange of one tensor.
 
     Args:
@@ -52,15 +51,15 @@ class TensorCosts:
       self._known[key] = predict(codec, like, method)
     return self._known[key]
 
-  def collective_seconds(self, kind: Move, nbytes: int) -> float:
+  def collective_seconds(self, kind: wire.Move, nbytes: int) -> float:
     """Returns the seconds of one collective of `nbytes` payload bytes."""
     move = kind._replace(payload_bytes=nbytes)
     return move_seconds(move, self.problem.platform, self.problem.algorithm)
 
   def _predict_alone(
     self, codec: Codec, tree: PyTree, method: str | None
-  ) -> ExchangePrediction:
-    return predict_exchange(
+  ) -> perfmodel.ExchangePrediction:
+    return perfmodel.predict_exchange(
       tree,
       self.problem.platform,
       self.problem.mesh_axis,
@@ -72,7 +71,7 @@ class TensorCosts:
 
   def _predict_joined(
     self, codec: Codec, like: ShapedLike, method: str | None
-  ) -> ExchangePrediction:
+  ) -> perfmodel.ExchangePrediction:
     """Predicts what a summed tensor adds to an exchange that gathers.
 
     The cost of one more tensor is a difference. It is the exchange of the
@@ -88,13 +87,13 @@ class TensorCosts:
       payload[collective_kind(move)] -= move.payload_bytes
     moves = [k._replace(payload_bytes=n) for k, n in payload.items() if n]
     return both._replace(
-      ledger=Ledger(tuple(moves)),
+      ledger=wire.Ledger(tuple(moves)),
       encode_s=both.encode_s - other.encode_s,
       recode_s=both.recode_s - other.recode_s,
       decode_s=both.decode_s - other.decode_s,
     )
 
 
-def collective_kind(move: Move) -> Move:
+def collective_kind(move: wire.Move) -> wire.Move:
   """Returns the collective that a move is a part of, without its bytes."""
   return move._replace(payload_bytes=0)

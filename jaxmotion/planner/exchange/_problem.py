@@ -9,15 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import shard_like
-from jaxmotion.core import PyTree, named_leaves
-from jaxmotion.perfmodel import Platform, StepCost, StepPrediction, predict_step
-from jaxmotion.planner.exchange._buckets import (
-  BucketSchedule,
-  schedule_buckets,
-)
-from jaxmotion.planner.exchange._errors import EncodingErrors
+from jaxmotion.core import PyTree
+from jaxmotion.planner.exchange import _buckets, _errors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,11 +35,11 @@ class ExchangeProblem:
     algorithm: algorithm of the collectives.
   """
 
-  step_cost: StepCost
-  platform: Platform
+  step_cost: perfmodel.StepCost
+  platform: perfmodel.Platform
   mesh_axis: str
-  candidates: tuple[Codec, ...]
-  errors: EncodingErrors
+  candidates: tuple[codecs.Codec, ...]
+  errors: _errors.EncodingErrors
   accuracy_budget: float
   local_axis: str | None = None
   bucket_bytes: int | None = None
@@ -57,9 +52,9 @@ class ExchangeProblem:
     return self.platform.axis(self.mesh_axis).workers
 
   @functools.cached_property
-  def schedule(self) -> BucketSchedule:
+  def schedule(self) -> _buckets.BucketSchedule:
     """Buckets of gradients in the order of the backward pass."""
-    return schedule_buckets(
+    return _buckets.schedule_buckets(
       self.step_cost, self.platform.device, self.bucket_bytes
     )
 
@@ -77,7 +72,7 @@ class ExchangeProblem:
   def distinct_leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
     """One parameter of each shape, by its path: enough to trace a preset."""
     found: dict[Any, tuple[str, jax.ShapeDtypeStruct]] = {}
-    for path, leaf in named_leaves(self.step_cost.params):
+    for path, leaf in core.named_leaves(self.step_cost.params):
       found.setdefault((leaf.shape, leaf.dtype), (path, leaf))
     return dict(found.values())
 
@@ -89,10 +84,10 @@ class ExchangeProblem:
     return jax.tree.map(lambda a: shard_like(a, devices), self.step_cost.params)
 
   def predict_step(
-    self, codec: Codec | None, method: str | None
-  ) -> StepPrediction:
+    self, codec: codecs.Codec | None, method: str | None
+  ) -> perfmodel.StepPrediction:
     """Predicts the step whose gradients travel by one codec."""
-    return predict_step(
+    return perfmodel.predict_step(
       self.step_cost,
       self.platform,
       self.mesh_axis,
@@ -104,6 +99,6 @@ class ExchangeProblem:
       algorithm=self.algorithm,
     )
 
-  def on_platform(self, platform: Platform) -> ExchangeProblem:
+  def on_platform(self, platform: perfmodel.Platform) -> ExchangeProblem:
     """Returns the same problem on another platform."""
     return dataclasses.replace(self, platform=platform)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxmotion.perfmodel import StepPrediction
-from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._table import StepTable
+from jaxmotion import perfmodel
+from jaxmotion.planner import _text
+from jaxmotion.planner.exchange import _problem, _table
 
 # Steps are equally long if they differ by less than this share.
 _EQUAL = 1e-9
 
 
 def explain_tensor(
-  problem: ExchangeProblem,
-  table: StepTable,
+  problem: _problem.ExchangeProblem,
+  table: _table.StepTable,
   changed: np.ndarray,
   tensor: int,
   codec: int,
@@ -40,21 +39,22 @@ def explain_tensor(
 
 
 def _explain_compressed(
-  table: StepTable, tensor: int, codec: int, saved_s: float
+  table: _table.StepTable, tensor: int, codec: int, saved_s: float
 ) -> str:
   sent, full = (table.wire_bytes(tensor, c) for c in (codec, 0))
   coding_s = float(table.coding_s[tensor, codec].sum())
-  coding = f"for {format_seconds(coding_s)} of coding"
+  coding = f"for {_text.format_seconds(coding_s)} of coding"
   if sent >= full:
-    return f"Saves {format_seconds(saved_s)} by fewer messages, {coding}."
+    return f"Saves {_text.format_seconds(saved_s)} by fewer messages, {coding}."
   return (
-    f"Saves {format_seconds(saved_s)}: {format_bytes(sent)} instead of "
-    f"{format_bytes(full)}, {coding}."
+    f"Saves {_text.format_seconds(saved_s)}: {_text.format_bytes(sent)} "
+    "instead of "
+    f"{_text.format_bytes(full)}, {coding}."
   )
 
 
 def _explain_uncompressed(
-  problem: ExchangeProblem,
+  problem: _problem.ExchangeProblem,
   tensor: int,
   added_s: np.ndarray,
   affordable: np.ndarray,
@@ -64,27 +64,30 @@ def _explain_uncompressed(
   if not len(others):
     return "There is no other codec."
   best = others[np.argmin(added_s[others])]
-  name = format_codec(problem.candidates[best])
+  name = _text.format_codec(problem.candidates[best])
   if added_s[best] < -equal_s and not affordable[best]:
     error = problem.errors.relative_error(tensor, int(best))
     return (
-      f"{name} would save {format_seconds(-added_s[best])}, but its error of "
+      f"{name} would save {_text.format_seconds(-added_s[best])}, but its "
+      "error of "
       f"{error:.2g} does not fit in the budget."
     )
   within_budget = others[affordable[others]]
   if len(within_budget):
     best = within_budget[np.argmin(added_s[within_budget])]
-    name = format_codec(problem.candidates[best])
+    name = _text.format_codec(problem.candidates[best])
   if added_s[best] <= equal_s:
     return f"No codec makes the step shorter; {name} is as long."
-  return f"{name} would make the step {format_seconds(added_s[best])} longer."
+  return (
+    f"{name} would make the step {_text.format_seconds(added_s[best])} longer."
+  )
 
 
 def explain_plan(
-  problem: ExchangeProblem,
+  problem: _problem.ExchangeProblem,
   choice: np.ndarray,
-  step: StepPrediction,
-  uncompressed: StepPrediction,
+  step: perfmodel.StepPrediction,
+  uncompressed: perfmodel.StepPrediction,
   uniform_s: np.ndarray,
 ) -> str:
   """Says what a plan does to the step.
@@ -102,15 +105,17 @@ def explain_plan(
     source = "measured" if problem.errors.is_measured else "at most"
     return (
       f"Compress {np.count_nonzero(choice)} of {len(choice)} tensors: "
-      f"{format_seconds(step.total_s)} a step instead of "
-      f"{format_seconds(uncompressed.total_s)}, "
-      f"{format_bytes(step.wire_bytes)} on the wire "
-      f"instead of {format_bytes(uncompressed.wire_bytes)}, with an error of "
+      f"{_text.format_seconds(step.total_s)} a step instead of "
+      f"{_text.format_seconds(uncompressed.total_s)}, "
+      f"{_text.format_bytes(step.wire_bytes)} on the wire "
+      f"instead of {_text.format_bytes(uncompressed.wire_bytes)}, with an "
+      "error of "
       f"{problem.errors.total_error(choice):.2g} ({source})."
     )
   start = (
-    f"Do not compress: the step takes {format_seconds(uncompressed.total_s)}, "
-    f"of which the exchange adds {format_seconds(uncompressed.exposed_s)}"
+    "Do not compress: the step takes "
+    f"{_text.format_seconds(uncompressed.total_s)}, "
+    f"of which the exchange adds {_text.format_seconds(uncompressed.exposed_s)}"
   )
   affordable = [
     c
@@ -120,7 +125,8 @@ def explain_plan(
   if not affordable:
     return f"{start}, and no codec's error fits in the budget."
   best = min(affordable, key=lambda c: uniform_s[c])
-  name = format_codec(problem.candidates[best])
+  name = _text.format_codec(problem.candidates[best])
   return (
-    f"{start}; with {name} it would take {format_seconds(uniform_s[best])}."
+    f"{start}; with {name} it would take "
+    f"{_text.format_seconds(uniform_s[best])}."
   )

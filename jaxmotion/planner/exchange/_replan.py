@@ -9,30 +9,28 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxmotion.core import check_instance
-from jaxmotion.planner._checks import check_positive
-from jaxmotion.planner.exchange._plan import ExchangePlan
-from jaxmotion.planner.exchange._prices import TensorCosts
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._scale_platform import (
-  scale_codecs,
-  scale_device,
-  scale_links,
+from jaxmotion import core
+from jaxmotion.planner import _checks
+from jaxmotion.planner.exchange import (
+  _plan,
+  _prices,
+  _problem,
+  _scale_platform,
+  _solve,
+  _table,
 )
-from jaxmotion.planner.exchange._solve import solve_exchange
-from jaxmotion.planner.exchange._table import StepTable, make_table
 
 _MOST_S = 1e6  # Seconds that a part of a step may take: eleven days.
 
 
 def replan(
-  plan: ExchangePlan,
+  plan: _plan.ExchangePlan,
   *,
   compute_s: float | None = None,
   coding_s: float | None = None,
   link_s: float | None = None,
   step_s: float | None = None,
-) -> ExchangePlan:
+) -> _plan.ExchangePlan:
   """Solves a plan's problem again on a platform corrected by measurements.
 
   Each measurement divided by its prediction is a factor. It is on all rates and
@@ -69,7 +67,9 @@ def replan(
     >>> new.rate > old.rate
     True
   """
-  check_instance("plan", plan, ExchangePlan, "what `advise` returned")
+  core.check_instance(
+    "plan", plan, _plan.ExchangePlan, "what `advise` returned"
+  )
   given = dict(
     compute_s=compute_s, coding_s=coding_s, link_s=link_s, step_s=step_s
   )
@@ -79,24 +79,32 @@ def replan(
     step = plan.step
     factor = compute_s / (step.compute_s + step.update_s + step.call_s)
     with _name_measurement("compute_s", compute_s):
-      problem = problem.on_platform(scale_device(plan.platform, factor))
+      problem = problem.on_platform(
+        _scale_platform.scale_device(plan.platform, factor)
+      )
   if coding_s is not None:
     table, choice = table_of_plan(plan, problem)
     predicted = float(table.coding_s[np.arange(len(choice)), choice].sum())
     factor = _measured_factor("coding_s", coding_s, predicted)
     with _name_measurement("coding_s", coding_s):
-      problem = problem.on_platform(scale_codecs(problem, factor))
+      problem = problem.on_platform(
+        _scale_platform.scale_codecs(problem, factor)
+      )
   table, choice = table_of_plan(plan, problem)
   if link_s is not None:
     predicted = sum_link_seconds(table, choice)
     factor = _measured_factor("link_s", link_s, predicted)
     with _name_measurement("link_s", link_s):
-      problem = problem.on_platform(scale_links(problem, factor))
+      problem = problem.on_platform(
+        _scale_platform.scale_links(problem, factor)
+      )
   if step_s is not None:
     factor = _solve_link_factor(table, choice, step_s)
     with _name_measurement("step_s", step_s):
-      problem = problem.on_platform(scale_links(problem, factor))
-  return solve_exchange(problem)
+      problem = problem.on_platform(
+        _scale_platform.scale_links(problem, factor)
+      )
+  return _solve.solve_exchange(problem)
 
 
 def _check_measurements(given: Mapping[str, float | None]) -> None:
@@ -104,7 +112,7 @@ def _check_measurements(given: Mapping[str, float | None]) -> None:
   if not measured:
     raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
   for name, value in measured.items():
-    check_positive(name, value, _MOST_S)
+    _checks.check_positive(name, value, _MOST_S)
   if "link_s" in measured and "step_s" in measured:
     raise ValueError(
       "`step_s` must be None where `link_s` is given, got "
@@ -134,16 +142,18 @@ def _measured_factor(name: str, measured: float, predicted: float) -> float:
 
 
 def table_of_plan(
-  plan: ExchangePlan, problem: ExchangeProblem
-) -> tuple[StepTable, np.ndarray]:
+  plan: _plan.ExchangePlan, problem: _problem.ExchangeProblem
+) -> tuple[_table.StepTable, np.ndarray]:
   """Returns the costs of a plan's codecs, and int[tensors] their positions."""
   used = list(dict.fromkeys(choice.codec for choice in plan.choices))
   mixed = not all(codec.summable for codec in used)
-  table = make_table(TensorCosts(problem), used, plan.method, mixed=mixed)
+  table = _table.make_table(
+    _prices.TensorCosts(problem), used, plan.method, mixed=mixed
+  )
   return table, np.array([used.index(c.codec) for c in plan.choices])
 
 
-def sum_link_seconds(table: StepTable, choice: np.ndarray) -> float:
+def sum_link_seconds(table: _table.StepTable, choice: np.ndarray) -> float:
   """Returns the seconds of all collectives of a step."""
   return math.fsum(
     float(table.link_seconds(table.payload[tensors, choice[tensors]].sum(0)))
@@ -152,7 +162,7 @@ def sum_link_seconds(table: StepTable, choice: np.ndarray) -> float:
 
 
 def _solve_link_factor(
-  table: StepTable, choice: np.ndarray, step_s: float
+  table: _table.StepTable, choice: np.ndarray, step_s: float
 ) -> float:
   """Returns the factor on link times that makes a step take `step_s`.
 

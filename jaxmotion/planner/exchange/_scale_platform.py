@@ -6,18 +6,19 @@ import dataclasses
 
 import jax
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, perfmodel
 from jaxmotion.collectives.extend import part_like
-from jaxmotion.perfmodel import Curve, Device, Link, Platform, Rate
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion.planner.exchange import _problem
 
 _CODING = ("encode", "decode", "add")
 # Curves must be positive.
 _MIN_SECONDS = 1e-12
 
 
-def scale_device(platform: Platform, factor: float) -> Platform:
+def scale_device(
+  platform: perfmodel.Platform, factor: float
+) -> perfmodel.Platform:
   """Returns a platform whose device computes `factor` times as long."""
   device = platform.device
   return dataclasses.replace(
@@ -29,7 +30,9 @@ def scale_device(platform: Platform, factor: float) -> Platform:
         for dtype, rate in device.matmul_flops_per_s.items()
       },
       vector_flops_per_s=device.vector_flops_per_s / factor,
-      memory_rate=Rate(bytes_per_s=device.memory_rate.bytes_per_s / factor),
+      memory_rate=perfmodel.Rate(
+        bytes_per_s=device.memory_rate.bytes_per_s / factor
+      ),
       kernel_s=device.kernel_s * factor,
       call_s=device.call_s * factor,
       # Curves of codecs were measured: the step's factor says nothing of them.
@@ -43,13 +46,15 @@ def scale_device(platform: Platform, factor: float) -> Platform:
   )
 
 
-def _scale_curve(curve: Curve, factor: float) -> Curve:
+def _scale_curve(curve: perfmodel.Curve, factor: float) -> perfmodel.Curve:
   return dataclasses.replace(
     curve, seconds=tuple(factor * s for s in curve.seconds)
   )
 
 
-def scale_links(problem: ExchangeProblem, factor: float) -> Platform:
+def scale_links(
+  problem: _problem.ExchangeProblem, factor: float
+) -> perfmodel.Platform:
   """Returns a platform whose collectives take `factor` times as long."""
   platform = problem.platform
   scaled_axes = (problem.mesh_axis, problem.local_axis)
@@ -62,18 +67,20 @@ def scale_links(problem: ExchangeProblem, factor: float) -> Platform:
   return dataclasses.replace(platform, axes=axes)
 
 
-def _scale_link(link: Link, factor: float) -> Link:
+def _scale_link(link: perfmodel.Link, factor: float) -> perfmodel.Link:
   return dataclasses.replace(
     link,
     latency_s=link.latency_s * factor,
-    rate=Rate(bytes_per_s=link.rate.bytes_per_s / factor),
+    rate=perfmodel.Rate(bytes_per_s=link.rate.bytes_per_s / factor),
     measured={
       name: _scale_curve(curve, factor) for name, curve in link.measured.items()
     },
   )
 
 
-def scale_codecs(problem: ExchangeProblem, factor: float) -> Platform:
+def scale_codecs(
+  problem: _problem.ExchangeProblem, factor: float
+) -> perfmodel.Platform:
   """Returns a platform on which all candidates take `factor` times as long.
 
   Each codec gets curves of its own, which are exact at the sizes of the
@@ -93,8 +100,8 @@ def scale_codecs(problem: ExchangeProblem, factor: float) -> Platform:
 
 
 def _codec_curves(
-  codec: Codec, sizes: set[int], device: Device, factor: float
-) -> dict[str, Curve]:
+  codec: codecs.Codec, sizes: set[int], device: perfmodel.Device, factor: float
+) -> dict[str, perfmodel.Curve]:
   """Returns curves of encoding, decoding and adding one more payload."""
 
   def add_seconds(n: int) -> float:
@@ -111,7 +118,7 @@ def _codec_curves(
     name = f"{action} {codec!r}"
     old = device.measured.get(name)
     knots = sorted({*sizes, *(map(int, old.sizes) if old else ())})
-    curves[name] = Curve(
+    curves[name] = perfmodel.Curve(
       sizes=tuple(knots),
       seconds=tuple(max(factor * seconds(n), _MIN_SECONDS) for n in knots),
       noise=old.noise if old else 0.0,

@@ -23,15 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.planner.exchange._pipeline import (
-  PipelineState,
-  PipelineSuffix,
-  advance_pipeline,
-  finish_time,
-  init_pipeline,
-  prepend_stage,
-)
-from jaxmotion.planner.exchange._table import StepTable
+from jaxmotion.planner.exchange import _pipeline, _table
 
 # Up to this many labels are all kept.
 _EXHAUSTIVE_LABELS = 4096
@@ -55,11 +47,11 @@ class _Labels(NamedTuple):
   error: np.ndarray
   coding_s: np.ndarray
   payload: np.ndarray
-  state: PipelineState
+  state: _pipeline.PipelineState
 
 
 def search_choice(
-  table: StepTable,
+  table: _table.StepTable,
   errors: np.ndarray,
   budget: float,
   reference: np.ndarray,
@@ -85,7 +77,7 @@ def search_choice(
     np.zeros(1),
     np.zeros((1, 3)),
     np.zeros((1, table.payload.shape[-1])),
-    init_pipeline(1),
+    _pipeline.init_pipeline(1),
   )
   resolution = _EQUAL * table.total_seconds(reference)
   suffixes = _reference_suffixes(table, reference)
@@ -103,19 +95,21 @@ def search_choice(
         labels.coding_s + table.coding_s[later, reference[later]].sum(0),
         labels.payload + table.payload[later, reference[later]].sum(0),
       )
-      total = finish_time(advance_pipeline(labels.state, stage), suffix)
+      total = _pipeline.finish_time(
+        _pipeline.advance_pipeline(labels.state, stage), suffix
+      )
       kept = _prune_labels(
         labels, total, resolution, budget, exhaustive_labels, error_cells
       )
       history.append((tensor, parents[kept], options[kept]))
       labels = _select_labels(labels, kept)
-    state = advance_pipeline(
+    state = _pipeline.advance_pipeline(
       labels.state, table.stage_times(gap_s, labels.coding_s, labels.payload)
     )
     labels = labels._replace(
       coding_s=0 * labels.coding_s, payload=0 * labels.payload, state=state
     )
-  total = finish_time(labels.state, suffixes[-1])
+  total = _pipeline.finish_time(labels.state, suffixes[-1])
   best = int(_rank_labels(total, labels.error, resolution)[0])
   choice = np.zeros_like(reference)
   for tensor, parents, options in reversed(history):
@@ -125,8 +119,8 @@ def search_choice(
 
 
 def _reference_suffixes(
-  table: StepTable, reference: np.ndarray
-) -> list[PipelineSuffix]:
+  table: _table.StepTable, reference: np.ndarray
+) -> list[_pipeline.PipelineSuffix]:
   """Returns what follows each bucket if a reference codes later buckets."""
   schedule = table.schedule
   suffixes = [table.last_suffix()]
@@ -137,12 +131,12 @@ def _reference_suffixes(
       table.coding_s[tensors, reference[tensors]].sum(0),
       table.payload[tensors, reference[tensors]].sum(0),
     )
-    suffixes.append(prepend_stage(stage, suffixes[-1]))
+    suffixes.append(_pipeline.prepend_stage(stage, suffixes[-1]))
   return suffixes[::-1]
 
 
 def _extend_labels(
-  table: StepTable,
+  table: _table.StepTable,
   errors: np.ndarray,
   budget: float,
   labels: _Labels,
@@ -167,7 +161,7 @@ def _extend_labels(
 
 
 def _select_labels(labels: _Labels, positions: np.ndarray) -> _Labels:
-  state = PipelineState(*(a[positions] for a in labels.state))
+  state = _pipeline.PipelineState(*(a[positions] for a in labels.state))
   error, coding_s, payload = (a[positions] for a in labels[:3])
   return _Labels(error, coding_s, payload, state)
 
@@ -208,7 +202,7 @@ def _rank_labels(
 
 
 def _improve_choice(
-  table: StepTable,
+  table: _table.StepTable,
   errors: np.ndarray,
   budget: float,
   choice: np.ndarray,

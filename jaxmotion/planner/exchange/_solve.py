@@ -16,17 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxmotion import core, perfmodel
 from jaxmotion.codecs import Codec, rules
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import choose_methods
-from jaxmotion.core import named_leaves
-from jaxmotion.perfmodel import StepPrediction
-from jaxmotion.planner.exchange._plan import ExchangePlan, TensorChoice
-from jaxmotion.planner.exchange._prices import TensorCosts
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.planner.exchange._reasons import explain_plan, explain_tensor
-from jaxmotion.planner.exchange._search import search_choice
-from jaxmotion.planner.exchange._table import StepTable, make_table
+from jaxmotion.planner.exchange import (
+  _plan,
+  _prices,
+  _problem,
+  _reasons,
+  _search,
+  _table,
+)
 
 
 class _Solution(NamedTuple):
@@ -39,13 +40,13 @@ class _Solution(NamedTuple):
     table: table in which the choice was found.
   """
 
-  step: StepPrediction
+  step: perfmodel.StepPrediction
   choice: np.ndarray
   method: str | None
-  table: StepTable
+  table: _table.StepTable
 
 
-def solve_exchange(problem: ExchangeProblem) -> ExchangePlan:
+def solve_exchange(problem: _problem.ExchangeProblem) -> _plan.ExchangePlan:
   """Returns the plan of the shortest step within the error budget."""
   tables = _make_tables(problem)
   uniform_s = _predict_uniform(problem, tables)
@@ -54,8 +55,10 @@ def solve_exchange(problem: ExchangeProblem) -> ExchangePlan:
     key=lambda s: (s.step.total_s, problem.errors.total_error(s.choice)),
   )
   uncompressed = problem.predict_step(None, None)
-  return ExchangePlan(
-    explain_plan(problem, best.choice, best.step, uncompressed, uniform_s),
+  return _plan.ExchangePlan(
+    _reasons.explain_plan(
+      problem, best.choice, best.step, uncompressed, uniform_s
+    ),
     tuple(_list_tensor_choices(problem, tables, best, uncompressed)),
     _combine_codecs(problem, best.choice),
     best.method,
@@ -67,18 +70,18 @@ def solve_exchange(problem: ExchangeProblem) -> ExchangePlan:
   )
 
 
-def _make_tables(problem: ExchangeProblem) -> list[StepTable]:
+def _make_tables(problem: _problem.ExchangeProblem) -> list[_table.StepTable]:
   """Returns the table of sums alone, then those of sums beside others."""
-  costs, candidates = TensorCosts(problem), problem.candidates
-  tables = [make_table(costs, candidates, "gather", mixed=False)]
+  costs, candidates = _prices.TensorCosts(problem), problem.candidates
+  tables = [_table.make_table(costs, candidates, "gather", mixed=False)]
   if not all(codec.summable for codec in candidates):
     for method in ("two_phase", "gather"):
-      tables.append(make_table(costs, candidates, method, mixed=True))
+      tables.append(_table.make_table(costs, candidates, method, mixed=True))
   return tables
 
 
 def _predict_uniform(
-  problem: ExchangeProblem, tables: list[StepTable]
+  problem: _problem.ExchangeProblem, tables: list[_table.StepTable]
 ) -> np.ndarray:
   """Returns float64[codecs], seconds of the step with one codec for all."""
   seconds = np.full(len(problem.candidates), np.inf)
@@ -94,14 +97,16 @@ def _predict_uniform(
 
 
 def _uniform_choices(
-  problem: ExchangeProblem, codecs: np.ndarray
+  problem: _problem.ExchangeProblem, codecs: np.ndarray
 ) -> np.ndarray:
   """Returns int[codecs, tensors], each codec for all tensors."""
   return np.repeat(codecs[:, None], len(problem.errors.norms), 1)
 
 
 def _list_solutions(
-  problem: ExchangeProblem, tables: list[StepTable], uniform_s: np.ndarray
+  problem: _problem.ExchangeProblem,
+  tables: list[_table.StepTable],
+  uniform_s: np.ndarray,
 ) -> Iterator[_Solution]:
   """Yields the best choice and the best single codec of each table."""
   for table in tables:
@@ -111,7 +116,7 @@ def _list_solutions(
     errors, limit = problem.squared_limits
     is_usable = np.isin(np.arange(len(uniform_s)), table.usable)
     errors = np.where(is_usable, errors, np.inf)
-    found = search_choice(table, errors, limit, reference)
+    found = _search.search_choice(table, errors, limit, reference)
     if table is not tables[0] and problem.workers == 2:
       found = _include_unsummed(problem, table, found)
     for choice in np.unique([found, reference], axis=0):
@@ -122,7 +127,7 @@ def _list_solutions(
 
 
 def _include_unsummed(
-  problem: ExchangeProblem, table: StepTable, choice: np.ndarray
+  problem: _problem.ExchangeProblem, table: _table.StepTable, choice: np.ndarray
 ) -> np.ndarray:
   """Returns the choice, or the best change of it that does not sum everything.
 
@@ -141,9 +146,11 @@ def _include_unsummed(
   return changed[np.argmin(table.step_seconds(changed))]
 
 
-def _combine_codecs(problem: ExchangeProblem, choice: np.ndarray) -> Codec:
+def _combine_codecs(
+  problem: _problem.ExchangeProblem, choice: np.ndarray
+) -> Codec:
   """Returns the codec of the exchange: rules by path, commonest codec last."""
-  names = [path for path, _ in named_leaves(problem.step_cost.params)]
+  names = [path for path, _ in core.named_leaves(problem.step_cost.params)]
   used = sorted(set(choice.tolist()), key=lambda c: (choice == c).sum())
   *rarer, commonest = (problem.candidates[c] for c in used)
   if not rarer:
@@ -156,7 +163,7 @@ def _combine_codecs(problem: ExchangeProblem, choice: np.ndarray) -> Codec:
 
 
 def _tensor_methods(
-  problem: ExchangeProblem, codec: Codec, method: str | None
+  problem: _problem.ExchangeProblem, codec: Codec, method: str | None
 ) -> list[str]:
   """Returns the method by which an exchange sends each tensor."""
   groups = partition(codec, problem.exchanged_tree())
@@ -168,7 +175,7 @@ def _tensor_methods(
 
 
 def _exchange_method(
-  problem: ExchangeProblem, codec: Codec, method: str | None
+  problem: _problem.ExchangeProblem, codec: Codec, method: str | None
 ) -> str | None:
   """Returns the method, or None if the exchange chooses the same by itself."""
   default = _tensor_methods(problem, codec, None)
@@ -177,11 +184,11 @@ def _exchange_method(
 
 
 def _list_tensor_choices(
-  problem: ExchangeProblem,
-  tables: list[StepTable],
+  problem: _problem.ExchangeProblem,
+  tables: list[_table.StepTable],
   best: _Solution,
-  uncompressed: StepPrediction,
-) -> Iterator[TensorChoice]:
+  uncompressed: perfmodel.StepPrediction,
+) -> Iterator[_plan.TensorChoice]:
   """Yields each tensor's codec with a reason: what a change of it would do."""
   choice, table = best.choice, best.table
   codec = _combine_codecs(problem, choice)
@@ -189,7 +196,7 @@ def _list_tensor_choices(
   # If all tensors are summed, one changed tensor is not: it may use any of
   # the mixed tables.
   others = [table] if table is not tables[0] else tables[1:] or tables
-  for i, (path, leaf) in enumerate(named_leaves(problem.step_cost.params)):
+  for i, (path, leaf) in enumerate(core.named_leaves(problem.step_cost.params)):
     chosen = int(choice[i])
     changed = np.tile(choice, (len(problem.candidates), 1))
     changed[:, i] = np.arange(len(changed))
@@ -197,12 +204,12 @@ def _list_tensor_choices(
     # Exact predictions replace those of tables that do not hold for them.
     total_s[(changed == choice).all(1)] = best.step.total_s
     total_s[~changed.any(1)] = uncompressed.total_s
-    yield TensorChoice(
+    yield _plan.TensorChoice(
       path,
       leaf.shape,
       problem.candidates[chosen],
       methods[i],
       table.wire_bytes(i, chosen),
       problem.errors.relative_error(i, chosen),
-      explain_tensor(problem, table, changed, i, chosen, total_s),
+      _reasons.explain_tensor(problem, table, changed, i, chosen, total_s),
     )

@@ -8,19 +8,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxmotion.codecs import Codec
-from jaxmotion.planner.exchange._buckets import BucketSchedule
-from jaxmotion.planner.exchange._pipeline import (
-  EMPTY_SUFFIX,
-  PipelineSuffix,
-  StageTimes,
-  advance_pipeline,
-  finish_time,
-  init_pipeline,
-  prepend_stage,
-)
-from jaxmotion.planner.exchange._prices import TensorCosts, collective_kind
-from jaxmotion.wire import Move
+from jaxmotion import codecs, wire
+from jaxmotion.planner.exchange import _buckets, _pipeline, _prices
 
 # The seconds of a collective are interpolated linearly between these sizes.
 _KNOTS = 256
@@ -45,7 +34,7 @@ class StepTable:
     curves: for each kind, payload bytes of a collective and its seconds.
   """
 
-  schedule: BucketSchedule
+  schedule: _buckets.BucketSchedule
   overlap: bool
   method: str | None
   usable: np.ndarray
@@ -64,7 +53,7 @@ class StepTable:
 
   def stage_times(
     self, gap_s: float, coding_s: np.ndarray, payload: np.ndarray
-  ) -> StageTimes:
+  ) -> _pipeline.StageTimes:
     """Returns the stage of a bucket, from sums over its tensors.
 
     Args:
@@ -75,27 +64,27 @@ class StepTable:
     encode, recode, decode = np.moveaxis(coding_s, -1, 0)
     link = self.link_seconds(payload) + recode
     if self.overlap:
-      return StageTimes(gap_s + encode, link, decode)
+      return _pipeline.StageTimes(gap_s + encode, link, decode)
     zero = np.zeros_like(link)
-    return StageTimes(gap_s + encode + link + decode, zero, zero)
+    return _pipeline.StageTimes(gap_s + encode + link + decode, zero, zero)
 
   def step_seconds(self, choices: np.ndarray) -> np.ndarray:
     """Returns the seconds of the step for int[n, tensors] choices of codecs."""
-    state = init_pipeline(len(choices))
+    state = _pipeline.init_pipeline(len(choices))
     schedule = self.schedule
     for gap_s, bucket in zip(schedule.gaps_s, schedule.buckets, strict=False):
       tensors = np.array(bucket)
       coding_s = self.coding_s[tensors, choices[:, tensors]].sum(1)
       payload = self.payload[tensors, choices[:, tensors]].sum(1)
       stage = self.stage_times(gap_s, coding_s, payload)
-      state = advance_pipeline(state, stage)
-    return finish_time(state, self.last_suffix()) + schedule.tail_s
+      state = _pipeline.advance_pipeline(state, stage)
+    return _pipeline.finish_time(state, self.last_suffix()) + schedule.tail_s
 
-  def last_suffix(self) -> PipelineSuffix:
+  def last_suffix(self) -> _pipeline.PipelineSuffix:
     """Returns the computation after the last bucket is ready."""
     zero = np.zeros(())
-    last = StageTimes(zero + self.schedule.gaps_s[-1], zero, zero)
-    return prepend_stage(last, EMPTY_SUFFIX)
+    last = _pipeline.StageTimes(zero + self.schedule.gaps_s[-1], zero, zero)
+    return _pipeline.prepend_stage(last, _pipeline.EMPTY_SUFFIX)
 
   def wire_bytes(self, tensor: int, codec: int) -> float:
     """Returns the bytes that a worker sends of one tensor."""
@@ -107,8 +96,8 @@ class StepTable:
 
 
 def make_table(
-  costs: TensorCosts,
-  candidates: Sequence[Codec],
+  costs: _prices.TensorCosts,
+  candidates: Sequence[codecs.Codec],
   method: str | None,
   *,
   mixed: bool,
@@ -129,12 +118,12 @@ def make_table(
     for leaf in jax.tree.leaves(problem.step_cost.params)
   ]
   moves = [m for row in found for e in row for m in e.ledger.moves]
-  kinds = sorted(set(map(collective_kind, moves)))
+  kinds = sorted(set(map(_prices.collective_kind, moves)))
   payload = np.zeros((len(found), len(candidates), len(kinds)))
   for i, row in enumerate(found):
     for j, exchange in enumerate(row):
       for move in exchange.ledger.moves:
-        kind = kinds.index(collective_kind(move))
+        kind = kinds.index(_prices.collective_kind(move))
         payload[i, j, kind] += move.payload_bytes
   largest = payload.max(1, initial=1).sum(0)
   coding_s = [
@@ -157,7 +146,7 @@ def make_table(
 
 
 def _collective_curve(
-  costs: TensorCosts, kind: Move, max_bytes: int
+  costs: _prices.TensorCosts, kind: wire.Move, max_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns payload bytes and seconds of one kind of collective."""
   sizes = np.unique(np.rint(np.geomspace(1, 1 + max_bytes, _KNOTS)))

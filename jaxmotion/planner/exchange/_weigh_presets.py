@@ -7,22 +7,9 @@ from typing import NamedTuple
 
 import optax
 
-from jaxmotion import presets
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, perfmodel, presets
 from jaxmotion.core import AxisName
-from jaxmotion.perfmodel import StepPrediction
-from jaxmotion.planner.exchange._algorithm_choice import (
-  AlgorithmChoice,
-  make_workers_mesh,
-  offer_choice,
-  refuse_choice,
-)
-from jaxmotion.planner.exchange._assumptions import (
-  refuse_lookups,
-  refuse_moments,
-  refuse_stacks,
-)
-from jaxmotion.planner.exchange._problem import ExchangeProblem
+from jaxmotion.planner.exchange import _algorithm_choice, _assumptions, _problem
 from jaxmotion.transforms.extend import (
   ExchangeOptions,
   Options,
@@ -32,13 +19,13 @@ from jaxmotion.transforms.extend import (
 _RATE = 1e-3  # Learning rates change no bytes.
 
 
-def _refuse_frozen(problem: ExchangeProblem) -> str:
+def _refuse_frozen(problem: _problem.ExchangeProblem) -> str:
   """Says that some second moments would stay zero, or nothing."""
   why = (
     "It assumes that every element has a gradient before its second moments "
     "freeze"
   )
-  return refuse_lookups(problem, why=why)
+  return _assumptions.refuse_lookups(problem, why=why)
 
 
 class _Preset(NamedTuple):
@@ -47,7 +34,7 @@ class _Preset(NamedTuple):
   name: str
   make: Callable[[str, AxisName | None], optax.GradientTransformation]
   note: str
-  refuse: Callable[[ExchangeProblem], str] = lambda problem: ""
+  refuse: Callable[[_problem.ExchangeProblem], str] = lambda problem: ""
 
 
 _OPTIMIZER = "Replaces the optimizer; its learning rate has to be tuned."
@@ -57,19 +44,19 @@ _PRESETS = (
     "power_sgd",
     lambda axis, local: presets.power_sgd(axis, local_axis=local),
     "Sends factors of rank 4, after 1000 steps at full precision.",
-    refuse_stacks,
+    _assumptions.refuse_stacks,
   ),
   _Preset(
     "dgc",
     lambda axis, local: presets.dgc(axis, local_axis=local),
     _MOMENTUM,
-    refuse_moments,
+    _assumptions.refuse_moments,
   ),
   _Preset(
     "ef21_sgdm",
     lambda axis, local: presets.ef21_sgdm(axis, local_axis=local),
     _MOMENTUM,
-    refuse_moments,
+    _assumptions.refuse_moments,
   ),
   _Preset(
     "onebit_adam",
@@ -102,7 +89,7 @@ _PRESETS = (
 
 def _list_phases(
   exchanges: list[Options],
-) -> Iterator[tuple[Codec, str | None]]:
+) -> Iterator[tuple[codecs.Codec, str | None]]:
   """Yields the codec and the method of each phase of a preset."""
   for options in exchanges:
     assert isinstance(options, ExchangeOptions)
@@ -112,8 +99,8 @@ def _list_phases(
 
 
 def weigh_presets(
-  problem: ExchangeProblem, uncompressed: StepPrediction
-) -> Iterator[AlgorithmChoice]:
+  problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
+) -> Iterator[_algorithm_choice.AlgorithmChoice]:
   """Yields the presets that exchange in every step.
 
   Args:
@@ -121,11 +108,11 @@ def weigh_presets(
     uncompressed: its predicted step without compression.
   """
   axis, local = problem.mesh_axis, problem.local_axis
-  mesh = make_workers_mesh(problem)
+  mesh = _algorithm_choice.make_workers_mesh(problem)
   for preset in _PRESETS:
     name = f"presets.{preset.name}({axis!r}, ...)"
     if refusal := preset.refuse(problem):
-      yield refuse_choice(name, refusal)
+      yield _algorithm_choice.refuse_choice(name, refusal)
       continue
     try:
       tx = preset.make(axis, local)
@@ -137,11 +124,13 @@ def weigh_presets(
       # Phases that send more are a warm-up.
       step = min(steps, key=lambda s: s.wire_bytes)
     except (TypeError, ValueError) as error:
-      yield refuse_choice(name, f"It refuses: {error}")
+      yield _algorithm_choice.refuse_choice(name, f"It refuses: {error}")
       continue
     if step.wire_bytes >= uncompressed.wire_bytes:
       note = "It sends no fewer bytes: the tensors are small, or no matrices."
-      yield refuse_choice(name, note)
+      yield _algorithm_choice.refuse_choice(name, note)
     else:
-      choice = AlgorithmChoice(name, step.total_s, step.wire_bytes, preset.note)
-      yield offer_choice(problem, choice, step.memory_bytes)
+      choice = _algorithm_choice.AlgorithmChoice(
+        name, step.total_s, step.wire_bytes, preset.note
+      )
+      yield _algorithm_choice.offer_choice(problem, choice, step.memory_bytes)

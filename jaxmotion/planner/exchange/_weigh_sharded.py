@@ -9,29 +9,18 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import presets, wire
-from jaxmotion.codecs import identity
-from jaxmotion.core import PyTree, state_specs
-from jaxmotion.perfmodel import StepPrediction, ledger_seconds
+from jaxmotion import codecs, core, perfmodel, presets, transforms, wire
+from jaxmotion.core import PyTree
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner.exchange._algorithm_choice import (
-  AlgorithmChoice,
-  make_workers_mesh,
-  offer_choice,
-  refuse_choice,
-  unexchanged_seconds,
-)
-from jaxmotion.planner.exchange._problem import ExchangeProblem
-from jaxmotion.transforms import sharded
+from jaxmotion.planner.exchange import _algorithm_choice, _problem
 from jaxmotion.transforms.extend import ShardedOptions, trace_state
-from jaxmotion.wire import Ledger, Move
 
 _PARTS = "Each worker keeps a part of the optimizer's state"
 
 
 def weigh_sharded(
-  problem: ExchangeProblem, uncompressed: StepPrediction
-) -> Iterator[AlgorithmChoice]:
+  problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
+) -> Iterator[_algorithm_choice.AlgorithmChoice]:
   """Yields the ways in which workers divide the optimizer.
 
   Args:
@@ -42,7 +31,7 @@ def weigh_sharded(
   optimizer, tree = problem.step_cost.optimizer, problem.step_cost.params
   names = [f"sharded({axis!r}, ...)", f"presets.sdp4bit({axis!r}, ...)"]
   try:
-    tx = sharded(axis, optimizer, local_axis=local)
+    tx = transforms.sharded(axis, optimizer, local_axis=local)
     try:
       plain = _trace_distinct(problem, tx)
     except (KeyError, TypeError, ValueError):
@@ -50,7 +39,7 @@ def weigh_sharded(
       plain = _trace_moves(problem, tx, tree)
   except (TypeError, ValueError) as error:
     note = f"It assumes an optimizer of single elements: {error}"
-    yield from (refuse_choice(name, note) for name in names)
+    yield from (_algorithm_choice.refuse_choice(name, note) for name in names)
   else:
     yield _weigh(problem, uncompressed, names[0], *plain, f"{_PARTS}.")
     # Bytes depend on shapes alone.
@@ -58,15 +47,15 @@ def weigh_sharded(
     note = f"{_PARTS}; gradients and weights lose accuracy at 4 bits."
     coded = _trace_distinct(problem, tx)
     yield _weigh(problem, uncompressed, names[1], *coded, note)
-  yield refuse_choice(
+  yield _algorithm_choice.refuse_choice(
     "presets.zeropp(...)",
     "It assumes a loss that gathers its blocks by `transforms.gather_block`.",
   )
 
 
 def _trace_distinct(
-  problem: ExchangeProblem, tx: optax.GradientTransformation
-) -> tuple[ShardedOptions, Ledger]:
+  problem: _problem.ExchangeProblem, tx: optax.GradientTransformation
+) -> tuple[ShardedOptions, wire.Ledger]:
   """Returns the moves of all parameters from those of one of each shape."""
   leaves = jax.tree.leaves(problem.step_cost.params)
   counts = collections.Counter((a.shape, a.dtype) for a in leaves)
@@ -77,18 +66,20 @@ def _trace_distinct(
       kind = (move.op, move.axes, move.workers, move.dtype)
       nbytes = move.payload_bytes * move.count * counts[leaf.shape, leaf.dtype]
       sent[kind] = sent.get(kind, 0) + nbytes
-  moves = [Move(*kind, nbytes, 1) for kind, nbytes in sent.items()]
-  return options, Ledger(tuple(moves))
+  moves = [wire.Move(*kind, nbytes, 1) for kind, nbytes in sent.items()]
+  return options, wire.Ledger(tuple(moves))
 
 
 def _trace_moves(
-  problem: ExchangeProblem, tx: optax.GradientTransformation, params: PyTree
-) -> tuple[ShardedOptions, Ledger]:
+  problem: _problem.ExchangeProblem,
+  tx: optax.GradientTransformation,
+  params: PyTree,
+) -> tuple[ShardedOptions, wire.Ledger]:
   """Returns what an update of parameters sends."""
-  mesh = make_workers_mesh(problem)
+  mesh = _algorithm_choice.make_workers_mesh(problem)
   axes = mesh.axis_names
   traced = trace_state(tx, params, mesh, axes)
-  specs = state_specs(traced.state, axes)
+  specs = core.state_specs(traced.state, axes)
 
   def update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
     own = jax.tree.map(lambda a: a[0], grads)
@@ -108,13 +99,13 @@ def _trace_moves(
 
 
 def _weigh(
-  problem: ExchangeProblem,
-  uncompressed: StepPrediction,
+  problem: _problem.ExchangeProblem,
+  uncompressed: perfmodel.StepPrediction,
   name: str,
   options: ShardedOptions,
-  ledger: Ledger,
+  ledger: wire.Ledger,
   note: str,
-) -> AlgorithmChoice:
+) -> _algorithm_choice.AlgorithmChoice:
   step_cost, device = problem.step_cost, problem.platform.device
   hosts, local = problem.workers, problem.local_axis
   devices = 1 if local is None else problem.platform.axis(local).workers
@@ -122,16 +113,21 @@ def _weigh(
   size = sum(a.size for a in jax.tree.leaves(step_cost.params))
   part = -(-size // workers)
   gradients = options.gradient_codec
-  weights = options.weight_codec or identity()
+  weights = options.weight_codec or codecs.identity()
   coding_s = encode_seconds(gradients, size // devices, device)
   coding_s += decode_seconds(gradients, part, hosts, device)
   coding_s += encode_seconds(weights, part, device)
   coding_s += decode_seconds(weights, size, 1, device)
-  link_s = ledger_seconds(ledger, problem.platform, algorithm=problem.algorithm)
+  link_s = perfmodel.ledger_seconds(
+    ledger, problem.platform, algorithm=problem.algorithm
+  )
   saved = 1 - 1 / workers
-  base_s = unexchanged_seconds(uncompressed) - saved * uncompressed.update_s
+  base_s = (
+    _algorithm_choice.unexchanged_seconds(uncompressed)
+    - saved * uncompressed.update_s
+  )
   needed = uncompressed.memory_bytes - saved * step_cost.state_bytes
-  choice = AlgorithmChoice(
+  choice = _algorithm_choice.AlgorithmChoice(
     name, base_s + coding_s + link_s, ledger.total_bytes, note
   )
-  return offer_choice(problem, choice, needed)
+  return _algorithm_choice.offer_choice(problem, choice, needed)

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxmotion.codecs import Codec, zero_value
-from jaxmotion.core import jax_core
+from jaxmotion import codecs, core, perfmodel, program
 from jaxmotion.memory.residuals import Action, Residual, offload
-from jaxmotion.perfmodel import Link, Platform
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner.residuals._layers import layer_of, list_layers
-from jaxmotion.program import flatten, inner_jaxprs
+from jaxmotion.planner.residuals import _layers
 
 
 class KeepOption(NamedTuple):
@@ -46,10 +43,13 @@ class ResidualCosts:
   """
 
   def __init__(
-    self, closed: jax_core.ClosedJaxpr, platform: Platform, step_s: float
+    self,
+    closed: core.jax_core.ClosedJaxpr,
+    platform: perfmodel.Platform,
+    step_s: float,
   ):
     self._platform = platform
-    self._layers = list_layers(closed, platform.device)
+    self._layers = _layers.list_layers(closed, platform.device)
     forward_s = sum(layer.forward_s for layer in self._layers)
     # Backward seconds for each second of the forward pass.
     self._backward_ratio = max(step_s / forward_s - 1, 0) if forward_s else 0
@@ -125,8 +125,8 @@ class ResidualCosts:
   def transfer_seconds(self, residuals: Sequence[Residual]) -> float:
     """Returns the seconds of all transfers that are not hidden."""
     total = 0.0
-    for layer in sorted({layer_of(r.name) for r in residuals}):
-      own = [r for r in residuals if layer_of(r.name) == layer]
+    for layer in sorted({_layers.layer_of(r.name) for r in residuals}):
+      own = [r for r in residuals if _layers.layer_of(r.name) == layer]
       costs = self.sum_costs(own)
       exposed = self.exposed_seconds(layer, costs.to_host_s, costs.from_host_s)
       total += float(exposed)
@@ -157,7 +157,7 @@ def count_host_bytes(jaxpr: Any) -> int:
     jaxpr: the program, closed or not.
   """
   total = 0
-  for step in flatten(jaxpr, calls="all").steps:
+  for step in program.flatten(jaxpr, calls="all").steps:
     if step.name == "device_put":
       is_sent = [
         getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
@@ -167,7 +167,7 @@ def count_host_bytes(jaxpr: Any) -> int:
         v.nbytes for v, sent in zip(step.outs, is_sent, strict=True) if sent
       )
     runs = step.params["length"] if step.name == "scan" else 1
-    total += runs * sum(map(count_host_bytes, inner_jaxprs(step.eqn)))
+    total += runs * sum(map(count_host_bytes, program.inner_jaxprs(step.eqn)))
   return total
 
 
@@ -176,11 +176,11 @@ def _is_applicable(action: Action, residuals: Sequence[Residual]) -> bool:
   return codec is None or all(_is_smaller(codec, r) for r in residuals)
 
 
-def _is_smaller(codec: Codec, residual: Residual) -> bool:
+def _is_smaller(codec: codecs.Codec, residual: Residual) -> bool:
   """Returns whether a codec can encode a residual and makes it smaller."""
   if not residual.is_float:
     return False
-  if isinstance(codec, zero_value) and residual.kind != "sparse":
+  if isinstance(codec, codecs.zero_value) and residual.kind != "sparse":
     return False
   try:
     encoded_bytes = residual._replace(codec=codec).encoded_bytes
@@ -189,7 +189,9 @@ def _is_smaller(codec: Codec, residual: Residual) -> bool:
   return encoded_bytes < residual.nbytes
 
 
-def _transfer_seconds(link: Link | None, moved: Sequence[Residual]) -> float:
+def _transfer_seconds(
+  link: perfmodel.Link | None, moved: Sequence[Residual]
+) -> float:
   if link is None:  # Nothing is moved: `fit_memory` offers no `offload`.
     return 0.0
   return sum(r.repeats * link.transfer_seconds(r.encoded_bytes) for r in moved)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jaxmotion.memory.residuals import Residual
-from jaxmotion.planner._text import format_bytes, format_seconds
-from jaxmotion.planner.residuals._costs import KeepOption, ResidualCosts
-from jaxmotion.planner.residuals._layers import layer_of
-from jaxmotion.planner.residuals._plan import MemoryPlanRow
-from jaxmotion.planner.residuals._prices import StepPrices
-from jaxmotion.planner.residuals._recipe import Recipe, make_cut
+from jaxmotion.planner import _text
+from jaxmotion.planner.residuals import _costs, _layers, _plan, _prices, _recipe
 
 
 def explain_residuals(
-  prices: StepPrices, recipe: Recipe
-) -> Iterator[MemoryPlanRow]:
+  prices: _prices.StepPrices, recipe: _recipe.Recipe
+) -> Iterator[_plan.MemoryPlanRow]:
   """Yields a row for each residual that a cut saves or recomputes.
 
   Args:
@@ -25,7 +21,7 @@ def explain_residuals(
   if recipe.kind != "cut":
     return
   saved = prices.list_residuals(recipe)
-  fastest = make_cut(1.0)
+  fastest = _recipe.make_cut(1.0)
   base = prices.list_residuals(fastest)
   base_names = {r.name for r in base}
   for name in dict.fromkeys(r.name for r in saved):
@@ -46,7 +42,7 @@ def explain_residuals(
 
 def _explain_recomputed(
   recomputed: Sequence[Residual], added_s: float
-) -> Iterator[MemoryPlanRow]:
+) -> Iterator[_plan.MemoryPlanRow]:
   """Yields rows of recomputed residuals.
 
   Only the seconds of all recomputation are known. They are shared out in
@@ -55,19 +51,19 @@ def _explain_recomputed(
   total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
   for r in recomputed:
     full_bytes = r.nbytes * r.repeats
-    reason = f"Saves {format_bytes(r.encoded_bytes * r.repeats)}."
+    reason = f"Saves {_text.format_bytes(r.encoded_bytes * r.repeats)}."
     seconds = added_s * full_bytes / total_bytes
-    yield MemoryPlanRow(
+    yield _plan.MemoryPlanRow(
       r.name, "recompute", None, full_bytes, 0, 0, seconds, reason
     )
 
 
 def _explain_saved(
-  costs: ResidualCosts,
+  costs: _costs.ResidualCosts,
   residuals: Sequence[Residual],
   saved: Sequence[Residual],
   reason: str,
-) -> MemoryPlanRow:
+) -> _plan.MemoryPlanRow:
   """Returns the row of the residuals of one name.
 
   Args:
@@ -80,20 +76,20 @@ def _explain_saved(
   option = costs.sum_costs(residuals)
   encoded_bytes = sum(r.encoded_bytes * r.repeats for r in residuals)
   full_bytes = sum(r.nbytes * r.repeats for r in residuals)
-  exposed_s = _share_exposed(costs, option, layer_of(first.name), saved)
+  exposed_s = _share_exposed(costs, option, _layers.layer_of(first.name), saved)
   action = "keep" if first.codec is None else "compress"
   if first.on_host:
     action = "offload"
-    link = format_seconds(option.to_host_s + option.from_host_s)
+    link = _text.format_seconds(option.to_host_s + option.from_host_s)
     reason = (
-      f"Saves {format_bytes(full_bytes)}; of {link} of the link, "
-      f"{format_seconds(exposed_s)} show."
+      f"Saves {_text.format_bytes(full_bytes)}; of {link} of the link, "
+      f"{_text.format_seconds(exposed_s)} show."
     )
   elif first.codec is not None:
-    saved_bytes = format_bytes(full_bytes - encoded_bytes)
-    coding = format_seconds(option.device_s)
+    saved_bytes = _text.format_bytes(full_bytes - encoded_bytes)
+    coding = _text.format_seconds(option.device_s)
     reason = f"Saves {saved_bytes} for {coding} of coding."
-  return MemoryPlanRow(
+  return _plan.MemoryPlanRow(
     first.name,
     action,
     first.codec,
@@ -106,8 +102,8 @@ def _explain_saved(
 
 
 def _share_exposed(
-  costs: ResidualCosts,
-  option: KeepOption,
+  costs: _costs.ResidualCosts,
+  option: _costs.KeepOption,
   layer: str,
   saved: Sequence[Residual],
 ) -> float:
@@ -115,7 +111,9 @@ def _share_exposed(
   link_s = option.to_host_s + option.from_host_s
   if not link_s:
     return 0.0
-  whole = costs.sum_costs([r for r in saved if layer_of(r.name) == layer])
+  whole = costs.sum_costs(
+    [r for r in saved if _layers.layer_of(r.name) == layer]
+  )
   exposed_s = float(
     costs.exposed_seconds(layer, whole.to_host_s, whole.from_host_s)
   )

@@ -9,35 +9,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmotion.codecs import Codec
+from jaxmotion import codecs, core, perfmodel, program
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.core import (
-  PyTree,
-  check_bool,
-  check_callable,
-  check_instance,
-  check_sequence,
-  shape_string,
-  tree_bytes,
-)
-from jaxmotion.memory.residuals import Action, offload, recompute
-from jaxmotion.perfmodel import Platform
-from jaxmotion.planner._checks import (
-  check_batch,
-  check_call,
-  check_platform,
-  check_positive,
-)
-from jaxmotion.planner.residuals._plan import MemoryPlan
-from jaxmotion.planner.residuals._prices import StepPrices
-from jaxmotion.planner.residuals._search import RecipeSearch
-from jaxmotion.planner.residuals._select import MeasureMemory, select_fastest
-from jaxmotion.program import program_memory
+from jaxmotion.core import PyTree
+from jaxmotion.memory import residuals
+from jaxmotion.planner import _checks
+from jaxmotion.planner.residuals import _plan, _prices, _search, _select
 from jaxmotion.transforms.extend import check_trained
 
 _MOST_BYTES = 1e18
 _MOST_SECONDS = 1e9
-OPTIONS = (offload(), recompute())
+OPTIONS = (residuals.offload(), residuals.recompute())
 
 
 def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
@@ -56,24 +38,24 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
-  check_call(("fn", "args", "args"), lambda args: fn(*args), args, ())
-  return program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
+  _checks.check_call(("fn", "args", "args"), lambda args: fn(*args), args, ())
+  return program.program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
 
 
 def fit_memory(
   fn: Callable[..., Any],
   params: PyTree,
   batch: tuple[Any, ...],
-  platform: Platform,
+  platform: perfmodel.Platform,
   budget_bytes: float,
   *,
-  options: Sequence[Action] = OPTIONS,
+  options: Sequence[residuals.Action] = OPTIONS,
   has_aux: bool = False,
   optimizer: optax.GradientTransformation | None = None,
-  measure_memory: MeasureMemory | None = program_memory_bytes,
+  measure_memory: _select.MeasureMemory | None = program_memory_bytes,
   progress: Callable[[str], object] | None = None,
   time_limit_s: float | None = None,
-) -> MemoryPlan:
+) -> _plan.MemoryPlan:
   r"""Chooses how to save residuals so that a step fits into memory.
 
   The plan has the least predicted seconds of all that fit:
@@ -159,25 +141,25 @@ def fit_memory(
     layer, here a cost for each array. Jain et al., Checkmate: breaking the
     memory wall with optimal tensor rematerialization, 2020.
   """
-  check_platform(platform)
-  check_batch(batch)
-  check_call(("fn", "params", "batch"), fn, params, batch)
+  _checks.check_platform(platform)
+  _checks.check_batch(batch)
+  _checks.check_call(("fn", "params", "batch"), fn, params, batch)
   check_trained(params)
-  check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
-  check_bool("has_aux", has_aux)
+  _checks.check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
+  core.check_bool("has_aux", has_aux)
   if measure_memory is not None:
-    check_callable("measure_memory", measure_memory)
+    core.check_callable("measure_memory", measure_memory)
   if progress is not None:
-    check_callable("progress", progress)
+    core.check_callable("progress", progress)
   if time_limit_s is not None:
-    check_positive("time_limit_s", time_limit_s, _MOST_SECONDS)
+    _checks.check_positive("time_limit_s", time_limit_s, _MOST_SECONDS)
   options = _check_options(options)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args, has_aux)
   missing_host = _explain_missing_host(platform, measure_memory)
   notes: tuple[str, ...] = ()
-  if missing_host and any(isinstance(o, offload) for o in options):
-    options = tuple(o for o in options if not isinstance(o, offload))
+  if missing_host and any(isinstance(o, residuals.offload) for o in options):
+    options = tuple(o for o in options if not isinstance(o, residuals.offload))
     notes = (f"Nothing is offloaded: {missing_host}.",)
   report = progress or (lambda line: None)
   leaves, tree = jax.tree.flatten(args)
@@ -187,7 +169,7 @@ def fit_memory(
   )
   search = _find_search(fn, problem)
   search.begin(report, time_limit_s)
-  return select_fastest(search, budget_bytes, measure_memory, notes)
+  return _select.select_fastest(search, budget_bytes, measure_memory, notes)
 
 
 class _Problem(NamedTuple):
@@ -204,17 +186,21 @@ class _Problem(NamedTuple):
 
   leaves: tuple[Any, ...]
   tree: Any
-  platform: Platform
-  options: tuple[Action, ...]
+  platform: perfmodel.Platform
+  options: tuple[residuals.Action, ...]
   has_aux: bool
   state_bytes: int
 
 
 # The last search, for other budgets of the same function: at most one.
-_LAST_SEARCH: list[tuple[Callable[..., Any], _Problem, RecipeSearch]] = []
+_LAST_SEARCH: list[
+  tuple[Callable[..., Any], _Problem, _search.RecipeSearch]
+] = []
 
 
-def _find_search(fn: Callable[..., Any], problem: _Problem) -> RecipeSearch:
+def _find_search(
+  fn: Callable[..., Any], problem: _Problem
+) -> _search.RecipeSearch:
   """Returns a function's plans, priced as far as an earlier call has done it.
 
   Args:
@@ -226,13 +212,15 @@ def _find_search(fn: Callable[..., Any], problem: _Problem) -> RecipeSearch:
     if known is fn and its_problem == problem:
       return search
   args = jax.tree.unflatten(problem.tree, problem.leaves)
-  prices = StepPrices(
+  prices = _prices.StepPrices(
     fn, args, problem.platform, problem.has_aux, problem.state_bytes
   )
   options = problem.options
-  actions = [o for o in options if not (o is None or isinstance(o, recompute))]
-  may_recompute = any(isinstance(o, recompute) for o in options)
-  search = RecipeSearch(prices, actions, may_recompute)
+  actions = [
+    o for o in options if not (o is None or isinstance(o, residuals.recompute))
+  ]
+  may_recompute = any(isinstance(o, residuals.recompute) for o in options)
+  search = _search.RecipeSearch(prices, actions, may_recompute)
   _LAST_SEARCH[:] = [(fn, problem, search)]
   return search
 
@@ -244,8 +232,10 @@ def _count_state(
   if optimizer is None:
     return 0
   noun = "an optax.GradientTransformation"
-  check_instance("optimizer", optimizer, optax.GradientTransformation, noun)
-  return tree_bytes(jax.eval_shape(optimizer.init, params))
+  core.check_instance(
+    "optimizer", optimizer, optax.GradientTransformation, noun
+  )
+  return core.tree_bytes(jax.eval_shape(optimizer.init, params))
 
 
 def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
@@ -254,7 +244,7 @@ def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _explain_missing_host(
-  platform: Platform, measure_memory: MeasureMemory | None
+  platform: perfmodel.Platform, measure_memory: _select.MeasureMemory | None
 ) -> str:
   """Says why nothing can be offloaded; "" if something can."""
   if platform.to_host is None or platform.from_host is None:
@@ -267,16 +257,25 @@ def _explain_missing_host(
   return ""
 
 
-def _check_options(options: Sequence[Action]) -> tuple[Action, ...]:
-  options = check_sequence("options", options, "actions")
+def _check_options(
+  options: Sequence[residuals.Action],
+) -> tuple[residuals.Action, ...]:
+  options = core.check_sequence("options", options, "actions")
   for i, option in enumerate(options):
-    if not (option is None or isinstance(option, Codec | offload | recompute)):
+    if not (
+      option is None
+      or isinstance(
+        option, codecs.Codec | residuals.offload | residuals.recompute
+      )
+    ):
       raise TypeError(
         "`options` must be codecs, `offload(...)`, `recompute()` or None, got "
         f"{option!r}."
       )
-    codec: Any = option.codec if isinstance(option, offload) else option
-    if isinstance(codec, Codec):
+    codec: Any = (
+      option.codec if isinstance(option, residuals.offload) else option
+    )
+    if isinstance(codec, codecs.Codec):
       check_codec(f"options[{i}]", codec, stateless=True)
   return options
 
@@ -298,7 +297,7 @@ def _check_result(
     or leaves[0].shape
     or not jnp.issubdtype(leaves[0].dtype, jnp.floating)
   ):
-    shown = ", ".join(map(shape_string, leaves))
+    shown = ", ".join(map(core.shape_string, leaves))
     hint = "" if has_aux else " Pass `has_aux=True` if it returns more."
     raise ValueError(
       f"`fn` must return a floating-point scalar, got ({shown}).{hint}"

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxmotion.core import jax_core
-from jaxmotion.perfmodel import Device, predict_cost, predict_seconds
-from jaxmotion.program import flatten
+from jaxmotion import core, perfmodel, program
 
 _PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
 
@@ -37,7 +35,9 @@ def layer_of(name: str) -> str:
   return match.group(1) if match else ""
 
 
-def list_layers(closed: jax_core.ClosedJaxpr, device: Device) -> list[Layer]:
+def list_layers(
+  closed: core.jax_core.ClosedJaxpr, device: perfmodel.Device
+) -> list[Layer]:
   """Returns the layers of a function; the first is what is outside scans.
 
   Args:
@@ -48,11 +48,16 @@ def list_layers(closed: jax_core.ClosedJaxpr, device: Device) -> list[Layer]:
 
 
 def _list_layers(
-  closed: jax_core.ClosedJaxpr, prefix: str, repeats: int, device: Device
+  closed: core.jax_core.ClosedJaxpr,
+  prefix: str,
+  repeats: int,
+  device: perfmodel.Device,
 ) -> list[Layer]:
   inner_layers = []
   inner_s = 0.0
-  scans = [step for step in flatten(closed).steps if step.name == "scan"]
+  scans = [
+    step for step in program.flatten(closed).steps if step.name == "scan"
+  ]
   for i, scan in enumerate(scans):
     body, length = scan.params["jaxpr"], repeats * scan.params["length"]
     inner_layers += _list_layers(body, f"{prefix}scan_{i}/", length, device)
@@ -61,13 +66,15 @@ def _list_layers(
   return [Layer(prefix, max(own_s, 0.0)), *inner_layers]
 
 
-def _forward_seconds(closed: jax_core.ClosedJaxpr, device: Device) -> float:
-  run = jax_core.jaxpr_as_fun(closed)
-  cost = predict_cost(run, *_abstract_inputs(closed), while_trips=1)
-  return predict_seconds(cost, device)
+def _forward_seconds(
+  closed: core.jax_core.ClosedJaxpr, device: perfmodel.Device
+) -> float:
+  run = core.jax_core.jaxpr_as_fun(closed)
+  cost = perfmodel.predict_cost(run, *_abstract_inputs(closed), while_trips=1)
+  return perfmodel.predict_seconds(cost, device)
 
 
 def _abstract_inputs(
-  closed: jax_core.ClosedJaxpr,
+  closed: core.jax_core.ClosedJaxpr,
 ) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxmotion.planner.residuals._costs import KeepOption
+from jaxmotion.planner.residuals import _costs
 
 # Larger fronts are thinned out.
 _MAX_SIZE = 128
@@ -35,7 +35,7 @@ class ParetoFront:
     choices: int8[ways, names], the option taken for each name.
   """
 
-  def __init__(self, *options: KeepOption):
+  def __init__(self, *options: _costs.KeepOption):
     count = max(1, len(options))
     columns = [o[1:] for o in options] or [(0, 0.0, 0.0, 0.0)]
     device_bytes, device_s, to_host_s, from_host_s = zip(*columns, strict=True)

@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import text_table
-from jaxmotion.perfmodel import Device
-from jaxmotion.planner._text import format_bytes, format_codec, format_seconds
-from jaxmotion.planner.residuals._recipe import Recipe, Rules
+from jaxmotion import codecs, core, perfmodel
+from jaxmotion.planner import _text
+from jaxmotion.planner.residuals import _recipe
 
 
 class BudgetTooSmallError(ValueError):
@@ -63,7 +61,7 @@ class MemoryPlanRow(NamedTuple):
 
   name: str
   action: str
-  codec: Codec | None
+  codec: codecs.Codec | None
   full_bytes: int
   device_bytes: int
   host_bytes: int
@@ -140,8 +138,8 @@ plain.
     Of all that fits, no other is faster.
   """
 
-  recipe: Recipe
-  device: Device
+  recipe: _recipe.Recipe
+  device: perfmodel.Device
   rows: tuple[MemoryPlanRow, ...]
   argument_count: int
   budget_bytes: float
@@ -169,7 +167,7 @@ plain.
     return self.recipe.name
 
   @property
-  def rules(self) -> Rules:
+  def rules(self) -> _recipe.Rules:
     """Rules of `compress_residuals`; () if the plan has none."""
     return self.recipe.rules
 
@@ -210,27 +208,27 @@ plain.
         "seconds",
         "reason",
       )
-      parts += ["", text_table([head, *map(_format_cells, self.rows)])]
+      parts += ["", core.text_table([head, *map(_format_cells, self.rows)])]
     return "\n".join(parts)
 
   def _format_summary(self) -> str:
     compiled = "not compiled"
     if self.compiled_bytes is not None:
-      compiled = f"{format_bytes(self.compiled_bytes)} compiled"
+      compiled = f"{_text.format_bytes(self.compiled_bytes)} compiled"
     comparison = "more" if self.added_s >= 0 else "less"
     state = ""
     if self.state_bytes:
-      state = f"{format_bytes(self.state_bytes)} of optimizer state, "
+      state = f"{_text.format_bytes(self.state_bytes)} of optimizer state, "
     fixed = self.argument_bytes + self.gradient_bytes + self.state_bytes
     others = max(self.predicted_bytes - fixed, 0)
     return (
-      f"{self.name}: predicted {format_bytes(self.predicted_bytes)} of "
-      f"{format_bytes(self.budget_bytes)}, {compiled}: "
-      f"{format_bytes(self.argument_bytes)} of arguments, "
-      f"{format_bytes(self.gradient_bytes)} of gradients, {state}"
-      f"{format_bytes(others)} of residuals and temporaries; "
-      f"{format_seconds(self.step_s)} a step, "
-      f"{format_seconds(abs(self.added_s))} {comparison} than plain."
+      f"{self.name}: predicted {_text.format_bytes(self.predicted_bytes)} of "
+      f"{_text.format_bytes(self.budget_bytes)}, {compiled}: "
+      f"{_text.format_bytes(self.argument_bytes)} of arguments, "
+      f"{_text.format_bytes(self.gradient_bytes)} of gradients, {state}"
+      f"{_text.format_bytes(others)} of residuals and temporaries; "
+      f"{_text.format_seconds(self.step_s)} a step, "
+      f"{_text.format_seconds(abs(self.added_s))} {comparison} than plain."
     )
 
   def _format_stock(self) -> str:
@@ -242,15 +240,21 @@ plain.
     share = 100 * (stock.step_s / self.step_s - 1)
     return (
       f"The fastest of jax.checkpoint that fits, {stock.name}, takes "
-      f"{format_seconds(stock.step_s)}, {share:.3g} % more, and "
-      f"{format_bytes(stock.device_bytes)}."
+      f"{_text.format_seconds(stock.step_s)}, {share:.3g} % more, and "
+      f"{_text.format_bytes(stock.device_bytes)}."
     )
 
 
 def _format_cells(row: MemoryPlanRow) -> tuple[str, ...]:
   action = row.action
   if row.codec is not None:
-    action = f"{action} {format_codec(row.codec)}"
+    action = f"{action} {_text.format_codec(row.codec)}"
   sizes = (row.full_bytes, row.device_bytes, row.host_bytes)
-  seconds = format_seconds(row.seconds)
-  return (row.name, action, *map(format_bytes, sizes), seconds, row.reason)
+  seconds = _text.format_seconds(row.seconds)
+  return (
+    row.name,
+    action,
+    *map(_text.format_bytes, sizes),
+    seconds,
+    row.reason,
+  )

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import PyTree, jax_core, tree_bytes
-from jaxmotion.memory.residuals import Residual, offload
-from jaxmotion.perfmodel import Platform, predict_cost, predict_seconds
-from jaxmotion.planner._text import format_bytes, format_seconds
-from jaxmotion.planner.residuals._costs import ResidualCosts, count_host_bytes
-from jaxmotion.planner.residuals._recipe import PLAIN, Recipe
-from jaxmotion.planner.residuals._stock import Landmarks, find_landmarks
+from jaxmotion import core, perfmodel
+from jaxmotion.core import PyTree
+from jaxmotion.memory import residuals
+from jaxmotion.planner import _text
+from jaxmotion.planner.residuals import _costs, _recipe, _stock
 
 Report = Callable[[str], object]
 
@@ -56,7 +54,7 @@ class StepPrices:
     self,
     fn: Callable[..., Any],
     args: Sequence[PyTree],
-    platform: Platform,
+    platform: perfmodel.Platform,
     has_aux: bool = False,
     state_bytes: int = 0,
   ):
@@ -66,30 +64,30 @@ class StepPrices:
     self._fn, self._has_aux = fn, has_aux
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     self._closed, self._result = closed, jax.tree.structure(shape)
-    self._prices: dict[Recipe, Price | None] = {}
-    self._residuals: dict[Recipe, list[Residual]] = {}
-    self.argument_bytes = tree_bytes(args)
-    self.gradient_bytes = tree_bytes(
+    self._prices: dict[_recipe.Recipe, Price | None] = {}
+    self._residuals: dict[_recipe.Recipe, list[residuals.Residual]] = {}
+    self.argument_bytes = core.tree_bytes(args)
+    self.gradient_bytes = core.tree_bytes(
       jax.eval_shape(self._make_step(self._traced), *args)
     )
 
   @functools.cached_property
-  def landmarks(self) -> Landmarks:
+  def landmarks(self) -> _stock.Landmarks:
     """Names and loops of the function."""
-    return find_landmarks(self._closed)
+    return _stock.find_landmarks(self._closed)
 
   @functools.cached_property
-  def costs(self) -> ResidualCosts:
+  def costs(self) -> _costs.ResidualCosts:
     """Costs of keeping each residual in each way."""
-    plain = self.price(PLAIN)
+    plain = self.price(_recipe.PLAIN)
     assert plain is not None
-    return ResidualCosts(self._closed, self.platform, plain.step_s)
+    return _costs.ResidualCosts(self._closed, self.platform, plain.step_s)
 
-  def make_step(self, recipe: Recipe) -> Callable[..., Any]:
+  def make_step(self, recipe: _recipe.Recipe) -> Callable[..., Any]:
     """Returns the step of the caller's function by a recipe."""
     return self._make_step(self._wrap(self._fn, recipe))
 
-  def price(self, recipe: Recipe) -> Price | None:
+  def price(self, recipe: _recipe.Recipe) -> Price | None:
     """Returns the price of a recipe; None if it does not fit the function."""
     if recipe not in self._prices:
       price = self._find_price(recipe)
@@ -97,12 +95,13 @@ class StepPrices:
       self._prices[recipe] = price
       if price is not None and (recipe.kind, price) not in known:
         self.report(
-          f"predicted: {recipe.name}: {format_seconds(price.step_s)} a step, "
-          f"{format_bytes(price.device_bytes)}"
+          f"predicted: {recipe.name}: {_text.format_seconds(price.step_s)} a "
+          "step, "
+          f"{_text.format_bytes(price.device_bytes)}"
         )
     return self._prices[recipe]
 
-  def list_residuals(self, recipe: Recipe) -> list[Residual]:
+  def list_residuals(self, recipe: _recipe.Recipe) -> list[residuals.Residual]:
     """Returns the residuals that a recipe saves; [] unless it is a cut."""
     if recipe not in self._residuals:
       self._residuals[recipe] = recipe.list_residuals(
@@ -110,27 +109,29 @@ class StepPrices:
       )
     return self._residuals[recipe]
 
-  def _find_price(self, recipe: Recipe) -> Price | None:
+  def _find_price(self, recipe: _recipe.Recipe) -> Price | None:
     step = self._make_step(self._wrap(self._traced, recipe))
     try:
-      cost = predict_cost(step, *self.args, while_trips=1)
+      cost = perfmodel.predict_cost(step, *self.args, while_trips=1)
     except ValueError:
       if recipe.rules:
         return None  # A rule may match no residual.
       raise
-    seconds = predict_seconds(cost, self.platform.device)
-    if any(isinstance(action, offload) for _, action in recipe.rules):
+    seconds = perfmodel.predict_seconds(cost, self.platform.device)
+    if any(isinstance(action, residuals.offload) for _, action in recipe.rules):
       seconds += self.costs.transfer_seconds(self.list_residuals(recipe))
     if recipe.is_on_host:
       jaxpr = jax.make_jaxpr(step)(*self.args)
-      seconds += self.costs.stock_seconds(count_host_bytes(jaxpr))
+      seconds += self.costs.stock_seconds(_costs.count_host_bytes(jaxpr))
     return Price(seconds, cost.peak_bytes + self.state_bytes)
 
   def _traced(self, *args: PyTree) -> Any:
-    outs = jax_core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
+    outs = core.jax_core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
     return jax.tree.unflatten(self._result, outs)
 
-  def _wrap(self, fn: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
+  def _wrap(
+    self, fn: Callable[..., Any], recipe: _recipe.Recipe
+  ) -> Callable[..., Any]:
     return recipe.wrap(fn, len(self.args), self.platform.device)
 
   def _make_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,17 +9,12 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jaxmotion.core import Array, jax_core, scan_parts
-from jaxmotion.memory.residuals import (
-  Action,
-  Residual,
-  compress_residuals,
-  residuals_of as list_residuals_of,
-)
-from jaxmotion.perfmodel import Device
+from jaxmotion import core, perfmodel
+from jaxmotion.core import Array
+from jaxmotion.memory import residuals
 from jaxmotion.program import Step, evaluate, flatten, read_operand
 
-Rules = tuple[tuple[str, Action], ...]
+Rules = tuple[tuple[str, residuals.Action], ...]
 Policy = Callable[..., Any]
 
 
@@ -47,7 +42,7 @@ class Recipe(NamedTuple):
   is_on_host: bool = False
 
   def wrap(
-    self, fn: Callable[..., Any], count: int, device: Device
+    self, fn: Callable[..., Any], count: int, device: perfmodel.Device
   ) -> Callable[..., Any]:
     """Returns the function that saves its residuals this way.
 
@@ -59,21 +54,25 @@ class Recipe(NamedTuple):
     if self.kind == "plain":
       return fn
     if self.kind == "cut":
-      return compress_residuals(fn, **self._cut_options(count, device))
+      return residuals.compress_residuals(
+        fn, **self._cut_options(count, device)
+      )
     if self.in_loops:
       return checkpoint_loops(fn, self.policy)
     return jax.checkpoint(fn, policy=self.policy)
 
   def list_residuals(
-    self, fn: Callable[..., Any], args: Sequence[Any], device: Device
-  ) -> list[Residual]:
+    self, fn: Callable[..., Any], args: Sequence[Any], device: perfmodel.Device
+  ) -> list[residuals.Residual]:
     """Returns the residuals that a cut saves; [] for other kinds."""
     if self.kind != "cut":
       return []
     options = self._cut_options(len(args), device)
-    return list_residuals_of(fn, *args, **options)
+    return residuals.residuals_of(fn, *args, **options)
 
-  def _cut_options(self, count: int, device: Device) -> dict[str, Any]:
+  def _cut_options(
+    self, count: int, device: perfmodel.Device
+  ) -> dict[str, Any]:
     return {
       "codec": self.rules or None,
       "params": tuple(range(count)),
@@ -148,9 +147,9 @@ def _scan_checkpointed(
   step: Step, operands: Sequence[Array], policy: Policy | None
 ) -> list[Array]:
   params = step.params
-  jaxpr, count, carried = scan_parts(params)
+  jaxpr, count, carried = core.scan_parts(params)
   body = jax.checkpoint(
-    jax_core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False
+    core.jax_core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False
   )
   consts, last = operands[:count], count + carried
 

@@ -20,23 +20,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jaxmotion.memory.residuals import (
-  Action,
-  Residual,
-  offload,
-  recompute,
-  save,
-)
-from jaxmotion.planner._text import format_codec
-from jaxmotion.planner.residuals._costs import KeepOption
-from jaxmotion.planner.residuals._layers import layer_of
-from jaxmotion.planner.residuals._pareto import ParetoFront
-from jaxmotion.planner.residuals._prices import Report, StepPrices
-from jaxmotion.planner.residuals._recipe import PLAIN, Recipe, Rules, make_cut
-from jaxmotion.planner.residuals._stock import (
-  list_name_recipes,
-  list_offload_recipes,
-  list_stock_recipes,
+from jaxmotion.memory import residuals
+from jaxmotion.planner import _text
+from jaxmotion.planner.residuals import (
+  _costs,
+  _layers,
+  _pareto,
+  _prices,
+  _recipe,
+  _stock,
 )
 
 # Shares of the residuals' bytes. None recomputes what is nearly free.
@@ -61,7 +53,7 @@ class Candidate(NamedTuple):
     is_estimate: whether these are sums over residuals, not yet traced.
   """
 
-  recipe: Recipe
+  recipe: _recipe.Recipe
   step_s: float
   device_bytes: float
   is_estimate: bool = False
@@ -77,17 +69,20 @@ class RecipeSearch:
   """
 
   def __init__(
-    self, prices: StepPrices, actions: Sequence[Action], may_recompute: bool
+    self,
+    prices: _prices.StepPrices,
+    actions: Sequence[residuals.Action],
+    may_recompute: bool,
   ):
     self.prices = prices
     self._actions, self._may_recompute = actions, may_recompute
     self._end_s = math.inf
-    self._found: dict[Recipe, Candidate] = {}
+    self._found: dict[_recipe.Recipe, Candidate] = {}
     self._is_extended = False
 
   def begin(
     self,
-    report: Report = lambda line: None,
+    report: _prices.Report = lambda line: None,
     time_limit_s: float | None = None,
   ) -> None:
     """Prices the first recipes, unless an earlier search did.
@@ -136,7 +131,7 @@ class RecipeSearch:
   @property
   def plain(self) -> Candidate:
     """The candidate that changes nothing."""
-    return self._found[PLAIN]
+    return self._found[_recipe.PLAIN]
 
   def settle(self, candidate: Candidate) -> Candidate | None:
     """Returns a candidate whose price was traced; None if it has none."""
@@ -159,7 +154,9 @@ class RecipeSearch:
         if self.is_over or not self._halve_gap(rules, most_bytes, best_s):
           break
 
-  def _halve_gap(self, rules: Rules, most_bytes: float, best_s: float) -> bool:
+  def _halve_gap(
+    self, rules: _recipe.Rules, most_bytes: float, best_s: float
+  ) -> bool:
     """Prices the share between the largest that fits and the next one.
 
     Smaller shares need not fit: what is recomputed at once takes memory, too.
@@ -175,9 +172,9 @@ class RecipeSearch:
     share = (_share_of(low) + _share_of(high)) / 2
     like = high.recipe
     words = like.name.partition("(")[2].partition("memory_budget")[0]
-    return bool(self._add(make_cut(share, rules, words.strip(", "))))
+    return bool(self._add(_recipe.make_cut(share, rules, words.strip(", "))))
 
-  def _add(self, recipe: Recipe) -> Candidate | None:
+  def _add(self, recipe: _recipe.Recipe) -> Candidate | None:
     if recipe not in self._found:
       price = self.prices.price(recipe)
       if price is None:
@@ -185,24 +182,26 @@ class RecipeSearch:
       self._found[recipe] = Candidate(recipe, *price)
     return self._found[recipe]
 
-  def _list_first(self) -> Iterator[Recipe]:
-    yield PLAIN
+  def _list_first(self) -> Iterator[_recipe.Recipe]:
+    yield _recipe.PLAIN
     # Its errors say what no way of saving residuals allows.
-    yield make_cut(None if self._may_recompute else 1.0)
+    yield _recipe.make_cut(None if self._may_recompute else 1.0)
     if self._may_recompute:
-      yield from list_stock_recipes(self.prices.landmarks)
+      yield from _stock.list_stock_recipes(self.prices.landmarks)
 
-  def _list_others(self) -> Iterator[Recipe]:
+  def _list_others(self) -> Iterator[_recipe.Recipe]:
     if self._may_recompute:
-      yield from map(make_cut, _SHARES)
+      yield from map(_recipe.make_cut, _SHARES)
       if self.prices.landmarks.has_loops or self._is_stock_smaller():
-        yield from list_name_recipes(self.prices.landmarks)
-      if any(isinstance(action, offload) for action in self._actions):
-        yield from list_offload_recipes(self.prices.landmarks)
+        yield from _stock.list_name_recipes(self.prices.landmarks)
+      if any(isinstance(action, residuals.offload) for action in self._actions):
+        yield from _stock.list_offload_recipes(self.prices.landmarks)
       yield from self._list_singles()
     for action in self._actions:
       for share in _CODED_SHARES if self._may_recompute else (1.0,):
-        yield make_cut(share, (("", action),), f"{_format_action(action)}")
+        yield _recipe.make_cut(
+          share, (("", action),), f"{_format_action(action)}"
+        )
 
   def _is_stock_smaller(self) -> bool:
     """Returns whether a stock policy holds less than the plain function.
@@ -213,23 +212,23 @@ class RecipeSearch:
     least = min(c.device_bytes for c in stock)
     return least < 0.95 * self.plain.device_bytes
 
-  def _list_singles(self) -> Iterator[Recipe]:
+  def _list_singles(self) -> Iterator[_recipe.Recipe]:
     """Yields cuts that recompute one residual, or save names alone."""
     names = self.prices.landmarks.names[:_MOST_SINGLES]
     alone = [names] if names else []
     if len(names) > 1 and not self.prices.landmarks.has_loops:
       alone += [(name,) for name in names]
     for some in alone:
-      rules = tuple((f"/{re.escape(name)}$", save()) for name in some)
+      rules = tuple((f"/{re.escape(name)}$", residuals.save()) for name in some)
       words = f"names {', '.join(some)} alone"
-      yield make_cut(None, (*rules, ("", recompute())), words)
-    saved = self.prices.list_residuals(make_cut())
+      yield _recipe.make_cut(None, (*rules, ("", residuals.recompute())), words)
+    saved = self.prices.list_residuals(_recipe.make_cut())
     sizes: dict[str, int] = {}
     for r in saved:
       sizes[r.name] = sizes.get(r.name, 0) + r.encoded_bytes * r.repeats
     for name in sorted(sizes, key=lambda n: -sizes[n])[:_MOST_SINGLES]:
-      without: Rules = ((_name_pattern(name), recompute()),)
-      yield make_cut(None, without, f"without {name}")
+      without: _recipe.Rules = ((_name_pattern(name), residuals.recompute()),)
+      yield _recipe.make_cut(None, without, f"without {name}")
 
   def _list_mixed(self, share: float | None) -> Iterator[Candidate]:
     """Yields the front of the ways to keep the residuals of one budget.
@@ -238,20 +237,20 @@ class RecipeSearch:
     seconds are therefore separate costs within a layer, and become exposed
     seconds once the layer's front is complete.
     """
-    base = make_cut(share)
+    base = _recipe.make_cut(share)
     price = self.prices.price(base)
     assert price is not None
     saved, costs = self.prices.list_residuals(base), self.prices.costs
-    front, names = ParetoFront(), list[str]()
-    options: list[list[KeepOption]] = []
-    for prefix in sorted({layer_of(r.name) for r in saved}):
-      layer = ParetoFront()
-      own = [r for r in saved if layer_of(r.name) == prefix]
+    front, names = _pareto.ParetoFront(), list[str]()
+    options: list[list[_costs.KeepOption]] = []
+    for prefix in sorted({_layers.layer_of(r.name) for r in saved}):
+      layer = _pareto.ParetoFront()
+      own = [r for r in saved if _layers.layer_of(r.name) == prefix]
       for name in dict.fromkeys(r.name for r in own if _is_adjustable(r)):
         found = [r for r in own if r.name == name]
         options.append(costs.list_options(found, self._actions))
         names.append(name)
-        layer = layer.combine(ParetoFront(*options[-1]))
+        layer = layer.combine(_pareto.ParetoFront(*options[-1]))
       layer.device_s += costs.exposed_seconds(
         prefix, layer.to_host_s, layer.from_host_s
       )
@@ -269,7 +268,7 @@ class RecipeSearch:
       rules = [(name, own[i].action) for name, own, i in triples if i]
       if rules:
         chosen = tuple((_name_pattern(name), a) for name, a in rules)
-        recipe = make_cut(share, chosen, _describe_rules(rules))
+        recipe = _recipe.make_cut(share, chosen, _describe_rules(rules))
         freed = float(all_kept - nbytes)
         yield Candidate(
           recipe, price.step_s + float(step_s), price.device_bytes - freed, True
@@ -295,7 +294,7 @@ def _share_of(candidate: Candidate) -> float:
   return share
 
 
-def _is_adjustable(residual: Residual) -> bool:
+def _is_adjustable(residual: residuals.Residual) -> bool:
   return not residual.is_of_scan
 
 
@@ -303,14 +302,16 @@ def _name_pattern(name: str) -> str:
   return f"^{re.escape(name)}$"
 
 
-def _format_action(action: Action) -> str:
-  if isinstance(action, offload):
-    inner = "" if action.codec is None else format_codec(action.codec)
+def _format_action(action: residuals.Action) -> str:
+  if isinstance(action, residuals.offload):
+    inner = "" if action.codec is None else _text.format_codec(action.codec)
     return f"offload({inner})"
-  assert action is not None and not isinstance(action, recompute | save)
-  return format_codec(action)
+  assert action is not None and not isinstance(
+    action, residuals.recompute | residuals.save
+  )
+  return _text.format_codec(action)
 
 
-def _describe_rules(rules: Sequence[tuple[str, Action]]) -> str:
+def _describe_rules(rules: Sequence[tuple[str, residuals.Action]]) -> str:
   shown = [f"{name}: {_format_action(action)}" for name, action in rules]
   return ", ".join(shown)

@@ -13,16 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxmotion.memory.residuals import offload
-from jaxmotion.planner._text import format_bytes
-from jaxmotion.planner.residuals._explain import explain_residuals
-from jaxmotion.planner.residuals._plan import (
-  BudgetTooSmallError,
-  MemoryPlan,
-  StockStep,
-)
-from jaxmotion.planner.residuals._recipe import Recipe
-from jaxmotion.planner.residuals._search import Candidate, RecipeSearch
+from jaxmotion.memory import residuals
+from jaxmotion.planner import _text
+from jaxmotion.planner.residuals import _explain, _plan, _recipe, _search
 
 MeasureMemory = Callable[..., int]
 # A share of the step's seconds that is not worth another compilation.
@@ -38,11 +31,11 @@ _LEAST_RATIO = 0.8
 
 
 def select_fastest(
-  search: RecipeSearch,
+  search: _search.RecipeSearch,
   budget_bytes: float,
   measure_memory: MeasureMemory | None,
   notes: tuple[str, ...] = (),
-) -> MemoryPlan:
+) -> _plan.MemoryPlan:
   """Returns the fastest plan that fits.
 
   Args:
@@ -58,15 +51,15 @@ def select_fastest(
   selector = Selector(search, budget_bytes, measure_memory)
   best = selector.find_best()
   if best is None:
-    raise BudgetTooSmallError(
+    raise _plan.BudgetTooSmallError(
       budget_bytes, selector.find_least(), measure_memory is not None
     )
   prices, recipe = search.prices, best.recipe
   compiled = selector.compiled.get(recipe)
-  return MemoryPlan(
+  return _plan.MemoryPlan(
     recipe=recipe,
     device=prices.platform.device,
-    rows=tuple(explain_residuals(prices, recipe)),
+    rows=tuple(_explain.explain_residuals(prices, recipe)),
     argument_count=len(prices.args),
     budget_bytes=budget_bytes,
     predicted_bytes=int(best.device_bytes),
@@ -95,20 +88,20 @@ class Selector:
 
   def __init__(
     self,
-    search: RecipeSearch,
+    search: _search.RecipeSearch,
     budget_bytes: float,
     measure_memory: MeasureMemory | None,
   ):
     self._search, self._budget = search, budget_bytes
     self._measure = measure_memory
-    self.compiled: dict[Recipe, int] = {}
+    self.compiled: dict[_recipe.Recipe, int] = {}
     self._settled = 0
     # Compiled bytes for each predicted one, by family of recipes.
     self._ratio: dict[_Family, float] = {}
 
-  def find_best(self) -> Candidate | None:
+  def find_best(self) -> _search.Candidate | None:
     """Returns the fastest candidate that fits, or None."""
-    best: Candidate | None = None
+    best: _search.Candidate | None = None
     while chosen := self._choose_next(best):
       if chosen.is_estimate:
         self._settled += 1
@@ -124,16 +117,18 @@ class Selector:
     found = self._search.candidates
     return int(min(c.device_bytes for c in found if not c.is_estimate))
 
-  def list_stock(self) -> Iterator[StockStep]:
+  def list_stock(self) -> Iterator[_plan.StockStep]:
     """Yields what stock policies take."""
     for c in self._search.candidates:
       if c.recipe.kind in ("plain", "stock"):
         expected = self._expect_bytes(c)
-        yield StockStep(
+        yield _plan.StockStep(
           c.recipe.name, c.step_s, int(expected), expected <= self._budget
         )
 
-  def _choose_next(self, best: Candidate | None) -> Candidate | None:
+  def _choose_next(
+    self, best: _search.Candidate | None
+  ) -> _search.Candidate | None:
     """Returns the candidate to look at next; None if the search is over."""
     is_over = best is not None and self._search.is_over
     if is_over or len(self.compiled) >= _MOST_COMPILED:
@@ -164,7 +159,9 @@ class Selector:
     may_fit = hopeful <= self._budget or not self.compiled
     return left[0] if left and may_fit else None
 
-  def _choose_unsure(self, left: Sequence[Candidate]) -> Candidate | None:
+  def _choose_unsure(
+    self, left: Sequence[_search.Candidate]
+  ) -> _search.Candidate | None:
     """Returns the first candidate whose memory nothing compiled speaks for.
 
     It is predicted not to fit, but may take less once it is compiled.
@@ -178,10 +175,10 @@ class Selector:
         return candidate
     return None
 
-  def _is_tried(self, candidate: Candidate) -> bool:
+  def _is_tried(self, candidate: _search.Candidate) -> bool:
     return candidate.recipe in self.compiled
 
-  def _expect_bytes(self, candidate: Candidate) -> float:
+  def _expect_bytes(self, candidate: _search.Candidate) -> float:
     if candidate.recipe in self.compiled:
       return self.compiled[candidate.recipe]
     return self._find_ratio(_family_of(candidate)) * candidate.device_bytes
@@ -195,7 +192,7 @@ class Selector:
     nearest = (own, own._replace(is_on_host=False), *others)
     return next((self._ratio[f] for f in nearest if f in self._ratio), 1.0)
 
-  def _fits(self, candidate: Candidate) -> bool:
+  def _fits(self, candidate: _search.Candidate) -> bool:
     """Returns whether a candidate fits, compiled if it is to be."""
     if self._measure is None:
       return candidate.device_bytes <= self._budget
@@ -207,7 +204,7 @@ class Selector:
     self._ratio[_family_of(candidate)] = found / candidate.device_bytes
     fits = found <= self._budget
     words = "fits" if fits else "does not fit"
-    prices.report(f"compiled: {format_bytes(found)}, which {words}")
+    prices.report(f"compiled: {_text.format_bytes(found)}, which {words}")
     return fits
 
 
@@ -223,13 +220,15 @@ class _Family(NamedTuple):
   is_on_host: bool
 
 
-def _family_of(candidate: Candidate) -> _Family:
+def _family_of(candidate: _search.Candidate) -> _Family:
   recipe = candidate.recipe
-  sends = any(isinstance(action, offload) for _, action in recipe.rules)
+  sends = any(
+    isinstance(action, residuals.offload) for _, action in recipe.rules
+  )
   return _Family(recipe.kind, sends or recipe.is_on_host)
 
 
-def _program_of(candidate: Candidate) -> tuple[object, ...]:
+def _program_of(candidate: _search.Candidate) -> tuple[object, ...]:
   return candidate.recipe.kind, *candidate[1:]
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.planner.residuals._recipe import Policy, Recipe
-from jaxmotion.program import flatten, inner_jaxprs
+from jaxmotion import program
+from jaxmotion.planner.residuals import _recipe
 
 _POLICIES = jax.checkpoint_policies
 # "" is none: nothing is saved.
@@ -42,16 +42,16 @@ def find_landmarks(jaxpr: Any) -> Landmarks:
   """
   names: dict[str, None] = {}
   has_loops = False
-  for step in flatten(jaxpr).steps:
+  for step in program.flatten(jaxpr).steps:
     has_loops |= step.name == "scan"
     if step.name == "name":
       names[step.params["name"]] = None
-    for inner in inner_jaxprs(step.eqn):
+    for inner in program.inner_jaxprs(step.eqn):
       names.update(dict.fromkeys(find_landmarks(inner).names))
   return Landmarks(tuple(names), has_loops)
 
 
-def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+def list_stock_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
   """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies.
 
   Args:
@@ -64,7 +64,7 @@ def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
       yield _make_stock(name, policy, True)
 
 
-def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+def list_name_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
   """Yields `jax.checkpoint` by policies of names.
 
   If there are loops, their bodies alone are wrapped.
@@ -76,7 +76,7 @@ def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
     yield _make_stock(name, policy, landmarks.has_loops)
 
 
-def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+def list_offload_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
   """Yields `jax.checkpoint` by policies that save on the host.
 
   Only arrays of loop bodies are listed. Outside of loops, XLA sends such arrays
@@ -103,17 +103,22 @@ def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
 
 
 def _make_stock(
-  name: str, policy: Policy | None, in_loops: bool, is_on_host: bool = False
-) -> Recipe:
+  name: str,
+  policy: _recipe.Policy | None,
+  in_loops: bool,
+  is_on_host: bool = False,
+) -> _recipe.Recipe:
   words = f"jax.checkpoint(policy={name})" if name else "jax.checkpoint"
   if in_loops:
     words += " of loop bodies"
-  return Recipe(
+  return _recipe.Recipe(
     words, "stock", policy=policy, in_loops=in_loops, is_on_host=is_on_host
   )
 
 
-def _list_name_policies(names: Sequence[str]) -> Iterator[tuple[str, Policy]]:
+def _list_name_policies(
+  names: Sequence[str],
+) -> Iterator[tuple[str, _recipe.Policy]]:
   if names:
     shown = ", ".join(map(repr, names))
     only = _POLICIES.save_only_these_names(*names)

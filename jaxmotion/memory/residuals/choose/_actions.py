@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jaxmotion.codecs import Codec, zero_value
-from jaxmotion.core import PathRules, check_sequence, check_text
+from jaxmotion import codecs, core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +26,10 @@ class offload:
     offload(codec=cast(dtype='bfloat16'))
   """
 
-  codec: Codec | None = None
+  codec: codecs.Codec | None = None
 
   def __post_init__(self) -> None:
-    if not (self.codec is None or isinstance(self.codec, Codec)):
+    if not (self.codec is None or isinstance(self.codec, codecs.Codec)):
       raise TypeError(f"`codec` must be a Codec or None, got {self.codec!r}.")
 
 
@@ -64,16 +63,18 @@ class save:
     save(codec=offload(codec=None))
   """
 
-  codec: Codec | offload | None = None
+  codec: codecs.Codec | offload | None = None
 
   def __post_init__(self) -> None:
-    if not (self.codec is None or isinstance(self.codec, Codec | offload)):
+    if not (
+      self.codec is None or isinstance(self.codec, codecs.Codec | offload)
+    ):
       raise TypeError(
         f"`codec` must be a Codec, `offload` or None, got {self.codec!r}."
       )
 
 
-Action = Codec | offload | recompute | save | None
+Action = codecs.Codec | offload | recompute | save | None
 """How one residual is saved; None saves it exactly, a mask as bits."""
 
 ResidualRules = Sequence[tuple[str, Action]]
@@ -106,9 +107,9 @@ def make_choice(
     TypeError: `codec` must be a Codec, `offload`, `recompute`, pairs of a \
 pattern and one of these, a function of a Residual, or None, got 'int8'.
   """
-  if isinstance(codec, zero_value):
+  if isinstance(codec, codecs.zero_value):
     return lambda residual: codec if residual.kind == "sparse" else None
-  if isinstance(codec, Codec):
+  if isinstance(codec, codecs.Codec):
     return lambda residual: codec if residual.is_float else None
   if isinstance(codec, offload):
     inner = make_choice(codec.codec)
@@ -149,13 +150,13 @@ def check_rules(
 none of 'dense/dot_general_0'.
   """
   if isinstance(codec, list | tuple):
-    rules = PathRules(codec, "codec", "codec or action")
+    rules = core.PathRules(codec, "codec", "codec or action")
     rules.require_use(names, "residual")
 
 
 def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:
   """Returns the choice of the first rule that matches a residual's name."""
-  patterns = PathRules(rules, "codec", "codec or action")
+  patterns = core.PathRules(rules, "codec", "codec or action")
   choices = [make_choice(action) for _, action in patterns]
 
   def choose(residual: Any) -> Action:
@@ -166,7 +167,7 @@ def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:
 
 
 def save_only_these_names(
-  *names: str, codec: Codec | offload | None = None
+  *names: str, codec: codecs.Codec | offload | None = None
 ) -> ResidualRules:
   """Makes rules that save residuals of some names, and recompute all others.
 
@@ -201,7 +202,7 @@ def save_and_offload_only_these_names(
   *,
   names_which_can_be_saved: Sequence[str],
   names_which_can_be_offloaded: Sequence[str],
-  codec: Codec | None = None,
+  codec: codecs.Codec | None = None,
 ) -> ResidualRules:
   """Makes rules that save or offload residuals of some names alone.
 
@@ -241,9 +242,9 @@ def _name_rules(
   argument: str, names: Any, action: Action
 ) -> tuple[tuple[str, Action], ...]:
   """Returns a rule for each label."""
-  check_sequence(argument, names, "names")
+  core.check_sequence(argument, names, "names")
   if not names:
     raise ValueError(f"`{argument}` must hold a name, got {names!r}.")
   for name in names:
-    check_text(argument, name)
+    core.check_text(argument, name)
   return tuple((f"/{re.escape(name)}$", action) for name in names)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jaxmotion.memory.residuals.choose._min_cut import CutGraph
-from jaxmotion.memory.residuals.choose._residual import Residual
-from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Value, is_expensive
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import (
+  _min_cut,
+  _residual,
+  _residual_table,
+)
 
 
 def choose_cached(
-  joint: JointProgram,
-  reads: Sequence[Value],
-  known: Iterable[Value],
-  table: ResidualTable,
-) -> dict[Value, Residual]:
+  joint: trace.JointProgram,
+  reads: Sequence[program.Value],
+  known: Iterable[program.Value],
+  table: _residual_table.ResidualTable,
+) -> dict[program.Value, _residual.Residual]:
   """Chooses which recomputed values to save again until their last use.
 
   Without them each reader would recompute for itself: the exponential of a
@@ -33,12 +35,14 @@ def choose_cached(
     table: residual of each value.
   """
 
-  def cost(value: Value) -> int:
+  def cost(value: program.Value) -> int:
     if not hasattr(value.aval, "shape"):
       return 1
     return table.describe_exact(value).encoded_bytes
 
-  graph = CutGraph(joint, reads, known, lambda step: is_expensive(step.eqn))
+  graph = _min_cut.CutGraph(
+    joint, reads, known, lambda step: program.is_expensive(step.eqn)
+  )
   costs = [max(1, cost(value)) for value in graph.values]
   chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
   return {v: table.describe_exact(v) for v in chosen}

@@ -9,22 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import Codec
-from jaxmotion.core import (
-  Array,
-  Key,
-  PyTree,
-  from_bits,
-  make_key,
-  to_bits,
-  word_dtype,
-)
-from jaxmotion.memory.residuals.choose._partition import Partition
-from jaxmotion.memory.residuals.trace import (
-  pack_codes,
-  packed_like,
-  unpack_codes,
-)
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import _partition
 
 # Random keys are made from about so many elements of an array.
 _SAMPLED_ELEMENTS = 2048
@@ -35,11 +23,11 @@ Buffers = list[Array]
 
 @functools.lru_cache(maxsize=4096)
 def make_coder(
-  codec: Codec | None,
+  codec: codecs.Codec | None,
   kind: str,
   shape: tuple[int, ...],
   dtype: Any,
-  partition: Partition | None,
+  partition: _partition.Partition | None,
 ) -> Coder:
   """Returns the coder of a type of arrays, always the same one.
 
@@ -74,10 +62,10 @@ class Coder:
 
   def __init__(
     self,
-    codec: Codec | None,
+    codec: codecs.Codec | None,
     kind: str,
     like: jax.ShapeDtypeStruct,
-    partition: Partition | None,
+    partition: _partition.Partition | None,
   ):
     self._codec, self._kind, self._like = codec, kind, like
     if codec is None and kind != "mask":
@@ -96,7 +84,7 @@ class Coder:
       self._payload, self._tree = jax.tree.flatten(
         codec.payload_like(self._like)
         if codec is not None
-        else packed_like(self._like.shape, 1)
+        else trace.packed_like(self._like.shape, 1)
         if kind == "mask"
         else self._like
       )
@@ -134,14 +122,14 @@ class Coder:
     payload = jax.tree.unflatten(
       self._tree,
       [
-        b if b.dtype == a.dtype else from_bits(b, a.dtype)
+        b if b.dtype == a.dtype else core.from_bits(b, a.dtype)
         for b, a in zip(buffers, self._payload, strict=True)
       ],
     )
     if self._codec is not None:
       return self._codec.decode(payload, self._like)
     if self._kind == "mask":
-      return unpack_codes(payload, 1, self._like.shape).astype(jnp.bool_)
+      return trace.unpack_codes(payload, 1, self._like.shape).astype(jnp.bool_)
     return payload
 
   def _make_payload(self, x: Array) -> PyTree:
@@ -149,7 +137,7 @@ class Coder:
       key = _key_from_data(x) if self._codec.needs_key else None
       return self._codec.encode(x, self._codec.init(x), key)[0]
     if self._kind == "mask":
-      return pack_codes(x, 1)
+      return trace.pack_codes(x, 1)
     return x
 
 
@@ -171,7 +159,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
   )
 
 
-def _key_from_data(x: Array) -> Key:
+def _key_from_data(x: Array) -> core.Key:
   """Returns a random key made from some of the array's own bits.
 
   Rounding is then reproducible, and differs between steps and layers without
@@ -180,7 +168,7 @@ def _key_from_data(x: Array) -> Key:
   words = _float_bits(_sample(x)).astype(jnp.uint32)
   # A sum, since a compiler that partitions the array cannot reduce by `xor`
   # over the devices.
-  return make_key(jnp.sum(words, dtype=jnp.uint32))
+  return core.make_key(jnp.sum(words, dtype=jnp.uint32))
 
 
 def _sample(x: Array) -> Array:
@@ -199,10 +187,10 @@ def _sample(x: Array) -> Array:
 
 def _float_bits(x: Array) -> Array:
   """Returns a float's bits as words; others, and float64, as they are."""
-  return x if _word_dtype(x.dtype) == x.dtype else to_bits(x)
+  return x if _word_dtype(x.dtype) == x.dtype else core.to_bits(x)
 
 
 def _word_dtype(dtype: Any) -> Any:
   """Returns the dtype of the words in which arrays of a dtype are saved."""
   is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
-  return word_dtype(dtype) if is_narrow else dtype
+  return core.word_dtype(dtype) if is_narrow else dtype

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import _max_flow
 
 
 def values_read_by_backward(
-  joint: JointProgram, always_live: Iterable[Value]
-) -> list[Value]:
+  joint: trace.JointProgram, always_live: Iterable[program.Value]
+) -> list[program.Value]:
   """Returns the forward values that the backward pass reads.
 
   Args:
@@ -21,11 +21,11 @@ def values_read_by_backward(
     always_live: inputs that are never saved.
   """
   excluded = {*always_live, *joint.program.constants, *joint.backward}
-  found: dict[Value, None] = {}
+  found: dict[program.Value, None] = {}
   for step in joint.backward_steps():
     found.update((v, None) for v in step.reads if v not in excluded)
   for gradient in joint.gradients:
-    if isinstance(gradient, Value) and gradient not in excluded:
+    if isinstance(gradient, program.Value) and gradient not in excluded:
       found[gradient] = None
   return list(found)
 
@@ -77,13 +77,13 @@ class CutGraph:
 
   def __init__(
     self,
-    joint: JointProgram,
-    reads: Iterable[Value],
-    known: Iterable[Value],
-    must_save: Callable[[Step], bool],
+    joint: trace.JointProgram,
+    reads: Iterable[program.Value],
+    known: Iterable[program.Value],
+    must_save: Callable[[program.Step], bool],
   ):
     free = {*known, *joint.program.constants}
-    sinks = {v: FlowGraph.SINK for v in reads if v not in free}
+    sinks = {v: _max_flow.FlowGraph.SINK for v in reads if v not in free}
     # Not beyond what is known: what a known value follows from may be gone.
     steps = joint.order.leading_to(sinks, free)
     self.steps = [step for step in steps if not must_save(step)]
@@ -95,7 +95,7 @@ class CutGraph:
     self._have = {
       v: sinks[v] if v in sinks else next(numbers) for v in self.values
     }
-    self._compute = dict.fromkeys(self.values, FlowGraph.SOURCE)
+    self._compute = dict.fromkeys(self.values, _max_flow.FlowGraph.SOURCE)
     rerun: list[int] = []
     for step in self.steps:
       made = [v for v in step.outs if v not in free]
@@ -103,20 +103,23 @@ class CutGraph:
       self._compute.update((v, rerun[-1]) for v in made[:1])
       if len(made) > 1:
         self._compute.update((v, next(numbers)) for v in made)
-    self._graph = graph = FlowGraph(next(numbers))
+    self._graph = graph = _max_flow.FlowGraph(next(numbers))
     self._save_edges = [
       graph.add_edge(self._compute[v], self._have[v], 0) for v in self.values
     ]
     self._rerun_edges = [
-      graph.add_edge(FlowGraph.SOURCE, node, 0) for node in rerun
+      graph.add_edge(_max_flow.FlowGraph.SOURCE, node, 0) for node in rerun
     ]
     for step, node in zip(self.steps, rerun, strict=True):
       for value in step.outs:
         if value in self._compute and self._compute[value] != node:
-          graph.add_edge(node, self._compute[value], UNCUTTABLE)
+          graph.add_edge(node, self._compute[value], _max_flow.UNCUTTABLE)
       for value in dict.fromkeys(step.reads):
-        if self._have.get(value, FlowGraph.SINK) != FlowGraph.SINK:
-          graph.add_edge(self._have[value], node, UNCUTTABLE)
+        if (
+          self._have.get(value, _max_flow.FlowGraph.SINK)
+          != _max_flow.FlowGraph.SINK
+        ):
+          graph.add_edge(self._have[value], node, _max_flow.UNCUTTABLE)
     self._no_flow = Flow(
       [0] * len(self.values), [0] * len(rerun), list(graph.capacity)
     )
@@ -126,7 +129,7 @@ class CutGraph:
     save_costs: Sequence[int],
     rerun_costs: Sequence[int],
     start: Flow | None = None,
-  ) -> tuple[list[Value], Flow]:
+  ) -> tuple[list[program.Value], Flow]:
     """Finds the cheapest set of values from which the backward pass follows.
 
     Args:

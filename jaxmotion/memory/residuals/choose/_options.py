@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxmotion.core import check_instance, check_number
-from jaxmotion.memory.residuals.choose._actions import (
-  Action,
-  ResidualChoice,
-  ResidualRules,
-  make_choice,
-)
-from jaxmotion.perfmodel import Device, builtin_platform
+from jaxmotion import core, perfmodel
+from jaxmotion.memory.residuals.choose import _actions
 
 
 class Options(NamedTuple):
@@ -25,16 +19,16 @@ class Options(NamedTuple):
     measure: whether diagnostics measure the nonzeros of sparse residuals.
   """
 
-  choose: ResidualChoice
+  choose: _actions.ResidualChoice
   memory_budget: float | None
-  device: Device
+  device: perfmodel.Device
   measure: bool = False
 
 
 def make_options(
-  codec: Action | ResidualRules | ResidualChoice,
+  codec: _actions.Action | _actions.ResidualRules | _actions.ResidualChoice,
   memory_budget: float | None,
-  device: Device | None,
+  device: perfmodel.Device | None,
 ) -> Options:
   """Returns the options that `compress_residuals` was given, checked.
 
@@ -48,8 +42,8 @@ def make_options(
     ValueError: `memory_budget` is negative.
   """
   if memory_budget is not None:
-    check_number("memory_budget", memory_budget, 0)
+    core.check_number("memory_budget", memory_budget, 0)
   if device is None:
-    device = builtin_platform("h100_node").device
-  check_instance("device", device, Device, "a Device")
-  return Options(make_choice(codec), memory_budget, device)
+    device = perfmodel.builtin_platform("h100_node").device
+  core.check_instance("device", device, perfmodel.Device, "a Device")
+  return Options(_actions.make_choice(codec), memory_budget, device)

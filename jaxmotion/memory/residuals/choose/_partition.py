@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmotion.core import Array, spec_axes
+from jaxmotion import core
+from jaxmotion.core import Array
 
 # Parts are not smaller, since each has scales of its own. Small arrays may have
 # small parts: few bytes of scales cost less than to move the array.
@@ -54,7 +55,7 @@ class Partition(NamedTuple):
   @property
   def shard_axes(self) -> tuple[str, ...]:
     """The axes of `spec`, in order."""
-    return tuple(a for entry in self.spec for a in spec_axes(entry))
+    return tuple(a for entry in self.spec for a in core.spec_axes(entry))
 
   def stack_like(self, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Returns the type of one buffer of all parts.
@@ -139,7 +140,7 @@ def _make_partition(
   sizes = dict(mesh.shape)
   explicit = set(_axes_of_kind(mesh, AxisType.Explicit))
   entries = [
-    tuple(a for a in spec_axes(entry) if a in explicit and sizes[a] > 1)
+    tuple(a for a in core.spec_axes(entry) if a in explicit and sizes[a] > 1)
     for entry in (*sharding.spec, *[None] * len(shape))[: len(shape)]
   ]
   shard = tuple(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE
-from jaxmotion.memory.residuals.choose._min_cut import CutGraph
-from jaxmotion.program import Value
+from jaxmotion import program
+from jaxmotion.memory.residuals.choose import _max_flow, _min_cut
 
 UNITS_PER_S = 1e18
 """Costs are integers: seconds in units of 1e-18."""
@@ -38,10 +37,10 @@ class PricedGraph(NamedTuple):
       recomputed.
   """
 
-  graph: CutGraph
+  graph: _min_cut.CutGraph
   savings: list[Saving]
   rerun: list[int]
-  maker: dict[Value, int]
+  maker: dict[program.Value, int]
 
   def save_costs(self, byte_s: float) -> list[int]:
     """Returns the cost of saving each value.
@@ -57,7 +56,7 @@ class PricedGraph(NamedTuple):
       for cost, nbytes, seconds in self.savings
     ]
 
-  def rerun_costs(self, kept: AbstractSet[Value]) -> list[int]:
+  def rerun_costs(self, kept: AbstractSet[program.Value]) -> list[int]:
     """Returns the cost of rerunning each step.
 
     Args:
@@ -66,5 +65,5 @@ class PricedGraph(NamedTuple):
     costs = list(self.rerun)
     for value in kept:
       if value in self.maker:
-        costs[self.maker[value]] = UNCUTTABLE
+        costs[self.maker[value]] = _max_flow.UNCUTTABLE
     return costs

@@ -9,27 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.codecs import (
-  Codec,
-  cast,
-  identity,
-  nonnegative,
-  truncate,
-  zero_value,
-)
-from jaxmotion.core import Array, shape_string
-from jaxmotion.memory.residuals.choose._actions import (
-  ResidualChoice,
-  offload,
-  recompute,
-  save,
-)
+from jaxmotion import codecs, core
+from jaxmotion.core import Array
+from jaxmotion.memory.residuals.choose import _actions, _partition
 from jaxmotion.memory.residuals.choose._coder import (
   Buffers,
   Coder,
   make_coder,
 )
-from jaxmotion.memory.residuals.choose._partition import Partition
 
 # Smaller arrays (statistics, scales, scalars) are saved exactly: encoding them
 # would save few bytes.
@@ -58,11 +45,11 @@ class Residual(NamedTuple):
   kind: str
   shape: tuple[int, ...]
   dtype: Any
-  codec: Codec | None = None
+  codec: codecs.Codec | None = None
   on_host: bool = False
   recomputed: bool = False
   repeats: int = 1
-  partition: Partition | None = None
+  partition: _partition.Partition | None = None
   kept: bool = False
 
   @property
@@ -105,22 +92,25 @@ class Residual(NamedTuple):
   @property
   def may_overflow(self) -> bool:
     """Whether its nonzeros may exceed the codec's capacity."""
-    return isinstance(self.codec, zero_value) and self.codec.capacity < 1
+    return isinstance(self.codec, codecs.zero_value) and self.codec.capacity < 1
 
   @property
   def is_lossy(self) -> bool:
     """Whether its codec rounds, so that decoding is not exact."""
     return not (
-      self.codec is None or isinstance(self.codec, (identity, zero_value))
+      self.codec is None
+      or isinstance(self.codec, (codecs.identity, codecs.zero_value))
     )
 
   @property
   def may_round_to_zero(self) -> bool:
     """Whether its codec may make zeros of other elements."""
-    if isinstance(self.codec, cast):
+    if isinstance(self.codec, codecs.cast):
       # Narrow exponents have no room for small elements.
       return jnp.finfo(self.codec.dtype).minexp > -126
-    return self.is_lossy and not isinstance(self.codec, nonnegative | truncate)
+    return self.is_lossy and not isinstance(
+      self.codec, codecs.nonnegative | codecs.truncate
+    )
 
   @property
   def is_exact(self) -> bool:
@@ -157,7 +147,9 @@ class Residual(NamedTuple):
     )
 
 
-def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:
+def apply_choice(
+  residual: Residual, choose: _actions.ResidualChoice
+) -> Residual:
   """Returns the residual with the action that was chosen for it.
 
   Args:
@@ -175,20 +167,20 @@ def apply_choice(residual: Residual, choose: ResidualChoice) -> Residual:
   if math.prod(residual.shape) < _MIN_ELEMENTS:
     return residual
   action = choose(residual)
-  if isinstance(action, recompute):
+  if isinstance(action, _actions.recompute):
     return residual._replace(recomputed=True)
-  if isinstance(action, save):
+  if isinstance(action, _actions.save):
     residual, action = residual._replace(kept=True), action.codec
-  if isinstance(action, offload):
+  if isinstance(action, _actions.offload):
     residual, action = residual._replace(on_host=True), action.codec
   if action is None:
     return residual
   return _with_codec(residual, action)
 
 
-def _with_codec(residual: Residual, codec: Codec) -> Residual:
+def _with_codec(residual: Residual, codec: codecs.Codec) -> Residual:
   """Returns the residual encoded by a codec, if that is smaller."""
-  if not isinstance(codec, Codec):
+  if not isinstance(codec, codecs.Codec):
     raise TypeError(
       "`codec` must give a Codec, `offload`, `recompute` or None for "
       f"{residual.name}, got {codec!r}."
@@ -196,7 +188,7 @@ def _with_codec(residual: Residual, codec: Codec) -> Residual:
   if not residual.is_float:
     raise TypeError(
       f"`codec` must be None for {residual.name}, which is "
-      f"{shape_string(residual.like)}, got {codec!r}."
+      f"{core.shape_string(residual.like)}, got {codec!r}."
     )
   if codec.is_tree:
     raise TypeError(
@@ -213,7 +205,7 @@ def _with_codec(residual: Residual, codec: Codec) -> Residual:
   except TypeError as e:
     raise TypeError(
       f"`codec` must take {residual.name}, which is "
-      f"{shape_string(residual.like)}, got {codec!r}: {e}"
+      f"{core.shape_string(residual.like)}, got {codec!r}: {e}"
     ) from e
   return encoded if is_smaller else residual
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxmotion.memory._memory_kind import is_on_host
-from jaxmotion.memory.residuals.choose._actions import ResidualChoice
-from jaxmotion.memory.residuals.choose._partition import find_partition
-from jaxmotion.memory.residuals.choose._residual import Residual, apply_choice
-from jaxmotion.memory.residuals.trace import (
-  JointProgram,
-  classify_values,
-  find_divisors,
-  name_values,
-)
-from jaxmotion.program import Value
+from jaxmotion import program
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import _actions, _partition, _residual
 
 
 class ResidualTable:
@@ -33,37 +26,39 @@ class ResidualTable:
 
   def __init__(
     self,
-    joint: JointProgram,
+    joint: trace.JointProgram,
     input_names: Sequence[str],
-    choose: ResidualChoice,
+    choose: _actions.ResidualChoice,
     prefix: str,
     repeats: int,
   ):
     self._joint, self._choose, self.repeats = joint, choose, repeats
-    self._kind = classify_values(joint.program)
-    self._name = name_values(joint.program, input_names, self._kind, prefix)
-    self._divisors = find_divisors(joint.program)
-    self._described: dict[Value, Residual] = {}
+    self._kind = trace.classify_values(joint.program)
+    self._name = trace.name_values(
+      joint.program, input_names, self._kind, prefix
+    )
+    self._divisors = trace.find_divisors(joint.program)
+    self._described: dict[program.Value, _residual.Residual] = {}
 
-  def forward_values(self) -> list[Value]:
+  def forward_values(self) -> list[program.Value]:
     """Returns the values that depend on no cotangent."""
     return [v for v in self._name if v not in self._joint.backward]
 
-  def describe_exact(self, value: Value) -> Residual:
+  def describe_exact(self, value: program.Value) -> _residual.Residual:
     """Returns a value as a residual that no codec rounds."""
     aval = value.aval
     name, kind = self._name[value], self._kind[value]
     shape = tuple(aval.shape)
-    return Residual(
+    return _residual.Residual(
       name,
       kind,
       shape,
       aval.dtype,
       repeats=self.repeats,
-      partition=find_partition(aval),
+      partition=_partition.find_partition(aval),
     )
 
-  def describe(self, value: Value) -> Residual:
+  def describe(self, value: program.Value) -> _residual.Residual:
     """Returns a value as the residual that it would be saved as.
 
     Arguments of the function cannot be recomputed, so an action that might
@@ -75,8 +70,8 @@ class ResidualTable:
       # scan: leave them as they are. A stack on the host would otherwise be
       # fetched as a whole, then row by row: a transformer of 24 layers in 8
       # bits held 7076 MiB, and 2017 with the stack left where it is.
-      if not (is_on_host(value.aval) or exact.is_of_scan):
-        residual = apply_choice(exact, self._choose)
+      if not (_memory_kind.is_on_host(value.aval) or exact.is_of_scan):
+        residual = _residual.apply_choice(exact, self._choose)
       if value in self._divisors and residual.may_round_to_zero:
         residual = residual._replace(codec=None)
       needs_recompute = residual.recomputed or residual.may_overflow

@@ -6,16 +6,18 @@ import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxmotion import program
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.choose._cached import choose_cached
-from jaxmotion.memory.residuals.choose._cut import Cut
-from jaxmotion.memory.residuals.choose._options import Options
-from jaxmotion.memory.residuals.choose._residual import Residual
-from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.choose._trade import Trade
-from jaxmotion.memory.residuals.choose._turn import gains_nothing
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import VIEWS, Step, Value, is_expensive
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import (
+  _cached,
+  _cut,
+  _options,
+  _residual,
+  _residual_table,
+  _trade,
+  _turn,
+)
 
 
 class SavedResidual(NamedTuple):
@@ -26,8 +28,8 @@ class SavedResidual(NamedTuple):
     residual: what it is saved as.
   """
 
-  value: Value
-  residual: Residual
+  value: program.Value
+  residual: _residual.Residual
 
 
 class Selection(NamedTuple):
@@ -46,13 +48,13 @@ class Selection(NamedTuple):
       that the compiler is left to; None for all others.
   """
 
-  joint: JointProgram
-  always_live: frozenset[Value]
+  joint: trace.JointProgram
+  always_live: frozenset[program.Value]
   saved: tuple[SavedResidual, ...]
-  cached: dict[Value, Residual]
+  cached: dict[program.Value, _residual.Residual]
   measured: tuple[SavedResidual, ...]
   rerun_loops: frozenset[int] = frozenset()
-  plain: tuple[Value, ...] | None = None
+  plain: tuple[program.Value, ...] | None = None
 
   def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are always live, None for others."""
@@ -87,10 +89,10 @@ class ResidualChooser:
 
   def __init__(
     self,
-    joint: JointProgram,
+    joint: trace.JointProgram,
     input_names: Sequence[str],
     always_live: Sequence[bool],
-    options: Options,
+    options: _options.Options,
     prefix: str = "",
     repeats: int = 1,
     reruns_loops: bool = False,
@@ -98,13 +100,15 @@ class ResidualChooser:
     self.joint, self._measure = joint, options.measure
     pairs = zip(joint.inputs, always_live, strict=True)
     self._live = frozenset(v for v, is_live in pairs if is_live)
-    table = ResidualTable(joint, input_names, options.choose, prefix, repeats)
+    table = _residual_table.ResidualTable(
+      joint, input_names, options.choose, prefix, repeats
+    )
     described = map(table.describe, table.forward_values())
     self.matched_names = tuple(
       r.name for r in described if r.recomputed or r.on_host or r.codec
     )
     self._table, self._reruns_loops = table, reruns_loops
-    self._trade = Trade(
+    self._trade = _trade.Trade(
       joint, self._live, table, options.device, reruns_loops=reruns_loops
     )
     self._chosen: dict[int, Selection] = {}
@@ -135,7 +139,7 @@ class ResidualChooser:
     )
     if self._measure or has_actions:
       return selection
-    if not gains_nothing(self.joint, reads, saved):
+    if not _turn.gains_nothing(self.joint, reads, saved):
       return selection
     return selection._replace(plain=tuple(reads))
 
@@ -167,12 +171,12 @@ class ResidualChooser:
     """Keeps, or frees, what makes choices for other budgets fast."""
     self._trade.keep_flows(keep)
 
-  def _select(self, cut: Cut) -> Selection:
+  def _select(self, cut: _cut.Cut) -> Selection:
     joint, live, table = self.joint, self._live, self._table
-    cached: dict[Value, Residual] = {}
-    if any(is_expensive(step.eqn) for step in cut.rerun):
+    cached: dict[program.Value, _residual.Residual] = {}
+    if any(program.is_expensive(step.eqn) for step in cut.rerun):
       known = {*live, *cut.saved}
-      cached = choose_cached(joint, self._trade.reads, known, table)
+      cached = _cached.choose_cached(joint, self._trade.reads, known, table)
     saved = {v: table.describe(v) for v in cut.saved}
     for value in _inputs_for_overflow(joint, live, saved):
       saved[value] = table.describe(value)._replace(codec=None)
@@ -191,17 +195,21 @@ class ResidualChooser:
 
 
 def _find_rerun_loops(
-  joint: JointProgram, cut: Cut, saved: dict[Value, Residual]
+  joint: trace.JointProgram,
+  cut: _cut.Cut,
+  saved: dict[program.Value, _residual.Residual],
 ) -> frozenset[int]:
   """Returns the positions of loops of whose buffers none are saved.
 
   Positions are those among the loops of the forward pass.
   """
-  kept: set[Step | None] = set()
+  kept: set[program.Step | None] = set()
   for value, residual in saved.items():
     maker = joint.order.maker(value)
     # Buffers are laid out by views.
-    while residual.is_of_scan and maker is not None and maker.name in VIEWS:
+    while (
+      residual.is_of_scan and maker is not None and maker.name in program.VIEWS
+    ):
       maker = joint.order.maker(maker.reads[0])
     if residual.is_of_scan:
       kept.add(maker)
@@ -215,10 +223,10 @@ def _find_rerun_loops(
 
 
 def _inputs_for_overflow(
-  joint: JointProgram,
-  live: frozenset[Value],
-  saved: dict[Value, Residual],
-) -> list[Value]:
+  joint: trace.JointProgram,
+  live: frozenset[program.Value],
+  saved: dict[program.Value, _residual.Residual],
+) -> list[program.Value]:
   """Returns the inputs that recomputing an overflowed residual would read.
 
   A residual in zero-value coding may have more nonzeros than its capacity. It

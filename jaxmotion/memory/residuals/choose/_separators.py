@@ -18,10 +18,9 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from jaxmotion.memory.residuals.choose._cached import choose_cached
-from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import RANDOM, REDUCTIONS, Step, Value, is_expensive
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import _cached, _residual_table
 
 # Sizes are estimates: what saves a smaller share of the bytes is left.
 _LEAST_GAIN = 0.1
@@ -47,7 +46,7 @@ class _Crossing(NamedTuple):
   position: int
   nbytes: float
   cached_bytes: int
-  value: Value
+  value: program.Value
 
 
 class _Place(NamedTuple):
@@ -99,9 +98,9 @@ class _Split(NamedTuple):
 class _Links(NamedTuple):
   """Steps, and the positions of those that make and read each value."""
 
-  steps: Sequence[Step]
-  maker: dict[Value, int]
-  readers: dict[Value, set[int]]
+  steps: Sequence[program.Step]
+  maker: dict[program.Value, int]
+  readers: dict[program.Value, set[int]]
 
 
 class Separators:
@@ -122,15 +121,15 @@ class Separators:
 
   def __init__(
     self,
-    joint: JointProgram,
-    reads: Sequence[Value],
-    live: Collection[Value],
-    table: ResidualTable,
+    joint: trace.JointProgram,
+    reads: Sequence[program.Value],
+    live: Collection[program.Value],
+    table: _residual_table.ResidualTable,
   ):
     self._joint, self._reads, self._table = joint, reads, table
     self._known, self._read = {*live, *joint.program.constants}, {*reads}
 
-  def add_to(self, saved: Sequence[Value]) -> list[Value]:
+  def add_to(self, saved: Sequence[program.Value]) -> list[program.Value]:
     """Returns saved values and the separators that reduce memory.
 
     Args:
@@ -157,8 +156,11 @@ class Separators:
     return self._repeat_less(saved, places, best)
 
   def _repeat_less(
-    self, saved: Sequence[Value], places: Sequence[_Place], split: _Split
-  ) -> list[Value]:
+    self,
+    saved: Sequence[program.Value],
+    places: Sequence[_Place],
+    split: _Split,
+  ) -> list[program.Value]:
     """Adds places that spare a product and take no more memory.
 
     Where a part has two layers, the output of the first one is computed again.
@@ -186,7 +188,7 @@ class Separators:
         links = _link_steps(self._steps_from(found))
     return found
 
-  def _spares(self, values: Sequence[Value], links: _Links) -> bool:
+  def _spares(self, values: Sequence[program.Value], links: _Links) -> bool:
     """Says whether saving some values spares a product among some steps."""
     steps, maker, readers = links
     spared: set[int] = set()
@@ -211,11 +213,11 @@ class Separators:
     """Returns the bytes that are in memory at most, in one of all repeats."""
     return (self._table.repeats - 1) * split.saved_bytes + split.peak_bytes
 
-  def sort_values(self, values: Iterable[Value]) -> list[Value]:
+  def sort_values(self, values: Iterable[program.Value]) -> list[program.Value]:
     """Returns values in the order in which they are computed, each once."""
     return sorted(dict.fromkeys(values), key=self._position.__getitem__)
 
-  def add_last(self, saved: Sequence[Value]) -> list[Value]:
+  def add_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
     """Returns saved values and what the pass of a loss reads first, if at all.
 
     The backward pass of a loss follows at once: the output of the last layer
@@ -224,7 +226,7 @@ class Separators:
     """
     return self.sort_values([*saved, *self._find_last(saved)])
 
-  def _find_last(self, saved: Sequence[Value]) -> list[Value]:
+  def _find_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
     """Returns what the backward pass of a loss reads first and not again."""
     joint = self._joint
     is_loss = all(math.prod(v.aval.shape) == 1 for v in joint.cotangents)
@@ -248,27 +250,31 @@ class Separators:
     if any(r.recomputed or r.codec is not None for r in residuals):
       return []
     left = self._steps_from([*saved, *first])
-    repeated = (sum(is_expensive(s.eqn) for s in one) for one in (steps, left))
+    repeated = (
+      sum(program.is_expensive(s.eqn) for s in one) for one in (steps, left)
+    )
     return first if operator.gt(*repeated) else []
 
   @functools.cached_property
-  def _cached_bytes(self) -> dict[Value, int]:
+  def _cached_bytes(self) -> dict[program.Value, int]:
     """Bytes of what would be cached if everything ran again."""
-    cached = choose_cached(self._joint, self._reads, self._known, self._table)
+    cached = _cached.choose_cached(
+      self._joint, self._reads, self._known, self._table
+    )
     return {v: r.encoded_bytes for v, r in cached.items()}
 
   @functools.cached_property
-  def _position(self) -> dict[Value, int]:
+  def _position(self) -> dict[program.Value, int]:
     joint = self._joint
     made = (v for step in joint.program.steps for v in step.outs)
     return {v: i for i, v in enumerate((*joint.inputs, *made))}
 
-  def _steps_from(self, saved: Iterable[Value]) -> list[Step]:
+  def _steps_from(self, saved: Iterable[program.Value]) -> list[program.Step]:
     """Returns the steps that run again if some values are saved."""
     known = {*saved, *self._known}
     return self._joint.order.leading_to(self._reads, known)
 
-  def _find_places(self, saved: Sequence[Value]) -> list[_Place]:
+  def _find_places(self, saved: Sequence[program.Value]) -> list[_Place]:
     """Finds the places where the steps that run again may be split.
 
     Returns:
@@ -286,15 +292,15 @@ class Separators:
       held[position] += cached.get(value, 0)
     held = list(itertools.accumulate(held))
     kept = self._accumulate_saved(saved, steps)
-    begins: dict[int, list[Value]] = {}
-    ends: dict[int, list[Value]] = {}
+    begins: dict[int, list[program.Value]] = {}
+    ends: dict[int, list[program.Value]] = {}
     sizes = {v: self._saved_bytes(v) for v in last}
     for value in last:
       begins.setdefault(made[value], []).append(value)
       ends.setdefault(last[value], []).append(value)
     smallest: dict[int, _Place] = {}
     least: dict[int, float] = {}
-    frontier: dict[Value, None] = {}
+    frontier: dict[program.Value, None] = {}
     for i in range(len(steps)):
       for value in ends.get(i, ()):
         frontier.pop(value, None)
@@ -313,7 +319,7 @@ class Separators:
     return [*smallest.values(), _Place(len(steps), held[-1], kept[-1], ())]
 
   def _accumulate_saved(
-    self, saved: Sequence[Value], steps: Sequence[Step]
+    self, saved: Sequence[program.Value], steps: Sequence[program.Step]
   ) -> list[int]:
     """Returns the bytes that are saved up to each step, and in all."""
     at = [self._position[s.outs[0]] if s.outs else 0 for s in steps]
@@ -323,7 +329,7 @@ class Separators:
         found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
     return list(itertools.accumulate(found))
 
-  def _saved_bytes(self, value: Value) -> float:
+  def _saved_bytes(self, value: program.Value) -> float:
     """Returns the bytes of a value if it is saved, infinity if it cannot be."""
     if not hasattr(value.aval, "shape"):
       return math.inf
@@ -331,7 +337,7 @@ class Separators:
     return math.inf if residual.recomputed else residual.encoded_bytes
 
 
-def _link_steps(steps: Sequence[Step]) -> _Links:
+def _link_steps(steps: Sequence[program.Step]) -> _Links:
   """Returns steps with the positions of each value's maker and readers."""
   links = _Links(steps, {}, {})
   for i, step in enumerate(steps):
@@ -341,7 +347,7 @@ def _link_steps(steps: Sequence[Step]) -> _Links:
   return links
 
 
-def _find_far(steps: Sequence[Step]) -> dict[Value, int]:
+def _find_far(steps: Sequence[program.Step]) -> dict[program.Value, int]:
   """Returns the values that follow from expensive steps, with positions.
 
   What follows by cheap steps from what is there is not far: it is computed
@@ -350,9 +356,9 @@ def _find_far(steps: Sequence[Step]) -> dict[Value, int]:
   Args:
     steps: the steps that run again.
   """
-  found: dict[Value, int] = {}
+  found: dict[program.Value, int] = {}
   for i, step in enumerate(steps):
-    if is_expensive(step.eqn) or any(v in found for v in step.reads):
+    if program.is_expensive(step.eqn) or any(v in found for v in step.reads):
       found.update(dict.fromkeys(step.outs, i))
   return found
 
@@ -404,11 +410,14 @@ def _get_position(place: _Place) -> int:
   return place.position
 
 
-def _is_product(step: Step) -> bool:
-  return is_expensive(step.eqn) and step.name not in REDUCTIONS | RANDOM
+def _is_product(step: program.Step) -> bool:
+  return (
+    program.is_expensive(step.eqn)
+    and step.name not in program.REDUCTIONS | program.RANDOM
+  )
 
 
-def _list_separators(split: _Split) -> list[Value]:
+def _list_separators(split: _Split) -> list[program.Value]:
   """Returns the values to save for a split."""
   chain = [_START, *split.places]
   pairs = itertools.pairwise(chain)

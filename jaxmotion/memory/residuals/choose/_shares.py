@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable
 
-from jaxmotion.memory.residuals.choose._residual import Residual
+from jaxmotion.memory.residuals.choose import _residual
 
 # Steps of the search.
 _SHARES = 32
@@ -41,7 +41,7 @@ def find_largest_share(
   return (first - 1) / _SHARES if first else None
 
 
-def count_device_bytes(residuals: Iterable[Residual]) -> int:
+def count_device_bytes(residuals: Iterable[_residual.Residual]) -> int:
   """Returns the encoded bytes of all residuals on the device."""
   found = (r for r in residuals if not r.on_host)
   return sum(r.encoded_bytes * r.repeats for r in found)

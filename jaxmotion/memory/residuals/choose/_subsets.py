@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
 
 
 class Candidate(NamedTuple):
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     may_be_missing: whether subsets may be without it.
   """
 
-  value: Value
+  value: program.Value
   nbytes: int
   seconds: float
   may_be_missing: bool
@@ -42,7 +42,7 @@ class Subset(NamedTuple):
     seconds: seconds of saving them and of the steps that run again.
   """
 
-  saved: list[Value]
+  saved: list[program.Value]
   nbytes: int
   seconds: float
 
@@ -56,17 +56,17 @@ class _Segment(NamedTuple):
     is_possible: whether all else that is read is there.
   """
 
-  steps: list[Step]
-  reads: set[Value]
+  steps: list[program.Step]
+  reads: set[program.Value]
   is_possible: bool
 
 
 def find_subsets(
-  joint: JointProgram,
-  reads: Sequence[Value],
-  known: Collection[Value],
+  joint: trace.JointProgram,
+  reads: Sequence[program.Value],
+  known: Collection[program.Value],
   candidates: Sequence[Candidate],
-  count_seconds: Callable[[Step], float],
+  count_seconds: Callable[[program.Step], float],
 ) -> list[Subset]:
   """Finds the subsets of which none is both larger and slower than another.
 
@@ -124,7 +124,9 @@ def find_subsets(
 
 
 def _find_segment(
-  joint: JointProgram, wanted: Sequence[Value], stops: AbstractSet[Value]
+  joint: trace.JointProgram,
+  wanted: Sequence[program.Value],
+  stops: AbstractSet[program.Value],
 ) -> _Segment:
   """Returns the steps to some values, as far as they have no other segment."""
   steps = joint.order.leading_to(wanted, stops)
@@ -134,10 +136,10 @@ def _find_segment(
 
 
 def _sum_seconds(
-  segments: Sequence[_Segment], count_seconds: Callable[[Step], float]
+  segments: Sequence[_Segment], count_seconds: Callable[[program.Step], float]
 ) -> dict[tuple[int, ...], float]:
   """Returns the seconds of steps by the segments that they are part of."""
-  parts: dict[Step, tuple[int, ...]] = {}
+  parts: dict[program.Step, tuple[int, ...]] = {}
   found: dict[tuple[int, ...], float] = {
     (n,): math.inf for n, one in enumerate(segments) if not one.is_possible
   }

@@ -9,39 +9,17 @@ import heapq
 import math
 from collections.abc import Sequence, Set as AbstractSet
 
-from jaxmotion.core import is_inexact
-from jaxmotion.memory.residuals.choose._cut import (
-  Cut,
-  find_comparisons_behind_products,
-  find_discontinuous_on_rounded,
-  is_product,
+from jaxmotion import core, perfmodel, program
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.choose import (
+  _cut,
+  _min_cut,
+  _priced_graph,
+  _residual_table,
+  _separators,
+  _subsets,
 )
-from jaxmotion.memory.residuals.choose._min_cut import (
-  CutGraph,
-  Flow,
-  values_read_by_backward,
-)
-from jaxmotion.memory.residuals.choose._priced_graph import (
-  UNITS_PER_S,
-  PricedGraph,
-  Saving,
-)
-from jaxmotion.memory.residuals.choose._residual_table import ResidualTable
-from jaxmotion.memory.residuals.choose._separators import Separators
-from jaxmotion.memory.residuals.choose._subsets import (
-  Candidate,
-  Subset,
-  find_subsets,
-)
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.perfmodel import Device
 from jaxmotion.perfmodel.extend import operation_seconds
-from jaxmotion.program import (
-  Step,
-  Value,
-  array_bytes,
-  is_float_equality,
-)
 
 # Cost of saving a value that is to be recomputed: more than all residuals
 # together, less than an edge that cannot be cut, so that an argument that is
@@ -85,10 +63,10 @@ class Trade:
 
   def __init__(
     self,
-    joint: JointProgram,
-    live: frozenset[Value],
-    table: ResidualTable,
-    device: Device,
+    joint: trace.JointProgram,
+    live: frozenset[program.Value],
+    table: _residual_table.ResidualTable,
+    device: perfmodel.Device,
     reruns_loops: bool = False,
   ):
     self._live, self._table = live, table
@@ -102,20 +80,22 @@ class Trade:
     self._keeps_flows = False
     self._begin(joint)
 
-  def _begin(self, joint: JointProgram) -> None:
+  def _begin(self, joint: trace.JointProgram) -> None:
     self._joint = joint
-    self.reads = values_read_by_backward(joint, self._live)
+    self.reads = _min_cut.values_read_by_backward(joint, self._live)
     pairs = zip(joint.inputs, joint.gradients, strict=True)
-    self._given = {v for v, g in pairs if g is None and is_inexact(v.aval)}
+    self._given = {v for v, g in pairs if g is None and core.is_inexact(v.aval)}
     for name in ("_graph", "_free", "_smallest", "_single", "_without_loops"):
       vars(self).pop(name, None)
-    self._separators = Separators(joint, self.reads, self._live, self._table)
-    self._flows: dict[tuple[int, int], Flow] = {}
-    self._cuts: dict[tuple[int, int], Cut] = {}
-    self._subsets: dict[int, list[Subset]] = {}
-    self._completed: dict[tuple[Value, ...], Cut | None] = {}
+    self._separators = _separators.Separators(
+      joint, self.reads, self._live, self._table
+    )
+    self._flows: dict[tuple[int, int], _min_cut.Flow] = {}
+    self._cuts: dict[tuple[int, int], _cut.Cut] = {}
+    self._subsets: dict[int, list[_subsets.Subset]] = {}
+    self._completed: dict[tuple[program.Value, ...], _cut.Cut | None] = {}
 
-  def with_joint(self, joint: JointProgram) -> Trade:
+  def with_joint(self, joint: trace.JointProgram) -> Trade:
     """Returns the choice for the same program with other gradients.
 
     Args:
@@ -132,7 +112,7 @@ class Trade:
       self._flows.clear()
       vars(self).pop("_graph", None)
 
-  def choose_cut(self, budget: float | None) -> Cut:
+  def choose_cut(self, budget: float | None) -> _cut.Cut:
     """Chooses the values to save.
 
     Without a budget, the cut of the fewest bytes that takes at most 1 % of the
@@ -149,13 +129,13 @@ class Trade:
     return cut
 
   @functools.cached_property
-  def _free(self) -> Cut:
+  def _free(self) -> _cut.Cut:
     """The choice without a budget."""
     cut = self._choose_free(self._cut_at(-1).seconds + self._free_s)
     masks = self._light_masks(cut)
     return self._price([*cut.saved, *masks]) if masks else cut
 
-  def _light_masks(self, cut: Cut) -> list[Value]:
+  def _light_masks(self, cut: _cut.Cut) -> list[program.Value]:
     """Returns masks that would be computed again from products, if small.
 
     The backward pass begins with the mask of a sum. To compute it again, all
@@ -164,14 +144,16 @@ class Trade:
     one mask an iteration, and has the products of one iteration in memory. So
     masks are saved only where all of them together are small.
     """
-    steps = list(find_comparisons_behind_products(cut, self._table))
+    steps = list(_cut.find_comparisons_behind_products(cut, self._table))
     masks = [v for step in steps for v in step.outs]
-    most = max((array_bytes(v.aval) for s in steps for v in s.reads), default=0)
+    most = max(
+      (program.array_bytes(v.aval) for s in steps for v in s.reads), default=0
+    )
     nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
     is_light = _LIGHT * self._table.repeats * nbytes <= most
     return masks if is_light else []
 
-  def _choose_cut(self, budget: float) -> Cut:
+  def _choose_cut(self, budget: float) -> _cut.Cut:
     if budget == 0:
       return self._smallest
     if budget == math.inf:
@@ -199,10 +181,10 @@ class Trade:
     found._begin(self._joint)
     return found
 
-  def _choose_free(self, most_s: float) -> Cut:
+  def _choose_free(self, most_s: float) -> _cut.Cut:
     """Returns the cut of the fewest bytes that takes no more seconds."""
 
-    def is_fast(cut: Cut) -> bool:
+    def is_fast(cut: _cut.Cut) -> bool:
       return cut.seconds <= most_s
 
     prices = range(len(_PRICES))
@@ -219,7 +201,7 @@ class Trade:
     )
     return self._cut_at(first, min(count, counts[-1]))
 
-  def _choose_small(self, most_bytes: float) -> Cut:
+  def _choose_small(self, most_bytes: float) -> _cut.Cut:
     """Returns the fastest cut of no more bytes, else the smallest one."""
 
     if self._cut_at(-1).nbytes <= most_bytes:
@@ -242,7 +224,7 @@ class Trade:
       key=lambda i: self._cut_at(i).nbytes <= most_bytes,
     )
 
-  def _refine(self, found: Cut, index: int, most_bytes: float) -> Cut:
+  def _refine(self, found: _cut.Cut, index: int, most_bytes: float) -> _cut.Cut:
     """Returns a faster cut of no more bytes, if there is one between two cuts.
 
     Args:
@@ -257,7 +239,7 @@ class Trade:
           return cut
     return found
 
-  def _find_subsets(self, index: int) -> list[Subset]:
+  def _find_subsets(self, index: int) -> list[_subsets.Subset]:
     """Returns the best subsets of what the cuts around a price save.
 
     Small values are in all of them: they matter little, and may be many.
@@ -271,10 +253,12 @@ class Trade:
       )
       may_rerun = {*self._graph.graph.steps}
       candidates = [
-        Candidate(v, self._count_bytes(v), self._save_seconds(v), v in large)
+        _subsets.Candidate(
+          v, self._count_bytes(v), self._save_seconds(v), v in large
+        )
         for v in saved
       ]
-      self._subsets[index] = find_subsets(
+      self._subsets[index] = _subsets.find_subsets(
         self._joint,
         self.reads,
         {*self._live, *self._joint.program.constants},
@@ -283,7 +267,7 @@ class Trade:
       )
     return self._subsets[index]
 
-  def _complete(self, saved: list[Value]) -> Cut | None:
+  def _complete(self, saved: list[program.Value]) -> _cut.Cut | None:
     """Returns the cut that saves some values.
 
     Returns:
@@ -291,14 +275,14 @@ class Trade:
     """
     if (key := tuple(saved)) not in self._completed:
       cut = self._price(saved)
-      found = find_discontinuous_on_rounded(
+      found = _cut.find_discontinuous_on_rounded(
         self._joint, self._live, cut, self._table
       )
       self._completed[key] = None if any(True for _ in found) else cut
     return self._completed[key]
 
   @functools.cached_property
-  def _smallest(self) -> Cut:
+  def _smallest(self) -> _cut.Cut:
     """The fastest cut of nearly the fewest bytes.
 
     One byte costs more than all steps together. What a few bytes spare is not
@@ -313,21 +297,21 @@ class Trade:
     return self._price(self._separators.add_last(cut.saved))
 
   @functools.cached_property
-  def _single(self) -> Cut:
+  def _single(self) -> _cut.Cut:
     """The fastest cut that runs no matmul, convolution or the like again."""
     graph = self._make_graph(may_rerun_unknown=False, may_rerun_products=False)
     return self._find_cut(graph, 0.0)[0]
 
   @functools.cached_property
-  def _graph(self) -> PricedGraph:
+  def _graph(self) -> _priced_graph.PricedGraph:
     return self._make_graph(may_rerun_unknown=False)
 
-  def _between(self, index: int) -> list[Value]:
+  def _between(self, index: int) -> list[program.Value]:
     """Returns what the cut at the price before an index saves in addition."""
     fewer = set(self._cut_at(index).saved)
     return [v for v in self._cut_at(index - 1).saved if v not in fewer]
 
-  def _cut_at(self, index: int, count: int = 0) -> Cut:
+  def _cut_at(self, index: int, count: int = 0) -> _cut.Cut:
     """Returns the cheapest cut at a price of a byte.
 
     Args:
@@ -336,7 +320,7 @@ class Trade:
         they follow from.
     """
     if (index, count) not in self._cuts:
-      must_save: Sequence[Value] = ()
+      must_save: Sequence[program.Value] = ()
       if count:
         must_save = self._between(index)
         if count == len(must_save):
@@ -357,11 +341,11 @@ class Trade:
 
   def _find_cut(
     self,
-    graph: PricedGraph,
+    graph: _priced_graph.PricedGraph,
     byte_s: float,
-    must_save: Sequence[Value] = (),
-    start: Flow | None = None,
-  ) -> tuple[Cut, Flow]:
+    must_save: Sequence[program.Value] = (),
+    start: _min_cut.Flow | None = None,
+  ) -> tuple[_cut.Cut, _min_cut.Flow]:
     """Finds the cheapest cut at a price of a byte.
 
     The backward pass must not rerun a step that compares floats for equality.
@@ -383,14 +367,14 @@ class Trade:
     """
     kept = set(must_save)
     save_costs = graph.save_costs(byte_s)
-    first: Flow | None = None
+    first: _min_cut.Flow | None = None
     while True:
       rerun_costs = graph.rerun_costs(kept)
       saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
       first = start if first is None else first
       together = self._separators.add_to(saved)
       cut = self._price(together, {*together} - {*saved})
-      found = find_discontinuous_on_rounded(
+      found = _cut.find_discontinuous_on_rounded(
         self._joint, self._live, cut, self._table
       )
       new = {*found} - kept
@@ -400,7 +384,7 @@ class Trade:
 
   def _make_graph(
     self, *, may_rerun_unknown: bool, may_rerun_products: bool = True
-  ) -> PricedGraph:
+  ) -> _priced_graph.PricedGraph:
     """Returns the graph of all cuts.
 
     Args:
@@ -409,7 +393,7 @@ class Trade:
     """
     describe = self._table.describe
 
-    def must_save(step: Step) -> bool:
+    def must_save(step: program.Step) -> bool:
       residuals = [describe(v) for v in step.outs]
       if any(r.recomputed for r in residuals):
         return False
@@ -421,12 +405,12 @@ class Trade:
         (step.name != "name" and any(r.kept for r in residuals))
         or (math.isinf(seconds) and not is_rerun)
         or (step.name == "scan" and not self._reruns_loops)
-        or (not may_rerun_products and is_product(step))
-        or is_float_equality(step.eqn)
+        or (not may_rerun_products and _cut.is_product(step))
+        or program.is_float_equality(step.eqn)
       )
 
-    graph = CutGraph(self._joint, self.reads, self._live, must_save)
-    return PricedGraph(
+    graph = _min_cut.CutGraph(self._joint, self.reads, self._live, must_save)
+    return _priced_graph.PricedGraph(
       graph,
       [self._saving(v) for v in graph.values],
       [self._rerun_cost(step) for step in graph.steps],
@@ -438,41 +422,43 @@ class Trade:
       },
     )
 
-  def _saving(self, value: Value) -> Saving:
+  def _saving(self, value: program.Value) -> _priced_graph.Saving:
     if not hasattr(value.aval, "shape"):
-      return Saving(1, 0, 0.0)  # An abstract token.
+      return _priced_graph.Saving(1, 0, 0.0)  # An abstract token.
     residual = self._table.describe(value)
     maker = self._joint.order.maker(value)
     is_of_loop = maker is not None and maker.name == "scan"
     is_rerun = residual.recomputed or (is_of_loop and not self._saves_loops)
-    return Saving(
+    return _priced_graph.Saving(
       _RECOMPUTE_COST if is_rerun else None,
       self._count_bytes(value),
       self._save_seconds(value),
     )
 
-  def _rerun_cost(self, step: Step) -> int:
+  def _rerun_cost(self, step: program.Step) -> int:
     if any(self._table.describe(v).recomputed for v in step.outs):
       return 0
-    return int(UNITS_PER_S * self._rerun_seconds(step))
+    return int(_priced_graph.UNITS_PER_S * self._rerun_seconds(step))
 
   def _price(
-    self, saved: list[Value], separators: AbstractSet[Value] = frozenset()
-  ) -> Cut:
+    self,
+    saved: list[program.Value],
+    separators: AbstractSet[program.Value] = frozenset(),
+  ) -> _cut.Cut:
     joint = self._joint
     known = {*saved, *self._live, *joint.program.constants}
     rerun = joint.order.leading_to(self.reads, known)
     seconds = [*map(self._rerun_seconds, rerun)]
     seconds += map(self._save_seconds, saved)
     nbytes = sum(map(self._count_bytes, saved))
-    return Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
+    return _cut.Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
 
-  def _rerun_seconds(self, step: Step) -> float:
+  def _rerun_seconds(self, step: program.Step) -> float:
     """Returns the seconds of a step, 0 where nobody knows them."""
     seconds = self._seconds[id(step)]
     return seconds if math.isfinite(seconds) else 0.0
 
-  def _count_bytes(self, value: Value) -> int:
+  def _count_bytes(self, value: program.Value) -> int:
     """Returns the bytes of saving a value, 0 of an abstract token."""
     if not hasattr(value.aval, "shape"):
       return 0
@@ -482,7 +468,7 @@ class Trade:
       nbytes -= nbytes // _GIVEN_SHARE
     return nbytes
 
-  def _save_seconds(self, value: Value) -> float:
+  def _save_seconds(self, value: program.Value) -> float:
     """Returns the seconds of writing what is saved, and of reading it.
 
     An input is in memory, but for those of a loop's body: the loop stacks them.

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import (
-  REDUCTIONS,
-  Step,
-  Value,
-  array_bytes,
-  is_expensive,
-)
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
 
 # An array this many times smaller than another is free to keep beside it.
 _SMALL = 8
 
 
 def gains_nothing(
-  joint: JointProgram, reads: Sequence[Value], saved: Sequence[Value]
+  joint: trace.JointProgram,
+  reads: Sequence[program.Value],
+  saved: Sequence[program.Value],
 ) -> bool:
   """Says whether a cut holds no fewer bytes than the compiler between passes.
 
@@ -47,9 +43,9 @@ def gains_nothing(
   ]
   if any(step.name in ("cond", "scan", "while") for step in steps):
     return False
-  most = max((array_bytes(v.aval) for v in reads), default=0)
-  results = [v for v in joint.outputs if isinstance(v, Value)]
-  if any(_SMALL * array_bytes(v.aval) > most for v in results):
+  most = max((program.array_bytes(v.aval) for v in reads), default=0)
+  results = [v for v in joint.outputs if isinstance(v, program.Value)]
+  if any(_SMALL * program.array_bytes(v.aval) > most for v in results):
     return False
   products = [s for s in steps if _is_product(s)]
   written = {v.source for s in products for v in s.reads}
@@ -60,11 +56,11 @@ def gains_nothing(
 
 
 def find_held(
-  joint: JointProgram,
-  reads: Iterable[Value],
-  written: Container[Value],
-  known: Container[Value] = (),
-) -> set[Value]:
+  joint: trace.JointProgram,
+  reads: Iterable[program.Value],
+  written: Container[program.Value],
+  known: Container[program.Value] = (),
+) -> set[program.Value]:
   """Returns the arrays in memory that some values follow from.
 
   A compiler that is left to itself holds the results of expensive steps, and
@@ -76,8 +72,8 @@ def find_held(
     written: operands of products.
     known: values that are in memory anyway, and not counted.
   """
-  held: set[Value] = set()
-  seen: set[Value] = set()
+  held: set[program.Value] = set()
+  seen: set[program.Value] = set()
   todo = [v.source for v in reads]
   while todo:
     value = todo.pop()
@@ -87,18 +83,18 @@ def find_held(
     if value in known:
       continue
     maker = joint.order.maker(value)
-    if maker is None or is_expensive(maker.eqn) or value in written:
+    if maker is None or program.is_expensive(maker.eqn) or value in written:
       held.add(value)
     else:
       todo += [v.source for v in maker.reads]
   return held
 
 
-def count_bytes(values: Iterable[Value]) -> int:
+def count_bytes(values: Iterable[program.Value]) -> int:
   """Returns the bytes of all arrays."""
-  return sum(array_bytes(v.aval) for v in values)
+  return sum(program.array_bytes(v.aval) for v in values)
 
 
-def _is_product(step: Step) -> bool:
+def _is_product(step: program.Step) -> bool:
   """Says whether a step is a matmul, a convolution or the like."""
-  return is_expensive(step.eqn) and step.name not in REDUCTIONS
+  return program.is_expensive(step.eqn) and step.name not in program.REDUCTIONS

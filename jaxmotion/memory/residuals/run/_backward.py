@@ -24,45 +24,24 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion import program
 from jaxmotion.core import Array
-from jaxmotion.memory._memory_kind import to_device
-from jaxmotion.memory.residuals.choose import (
-  Buffers,
-  SavedResidual,
-  Selection,
-)
-from jaxmotion.memory.residuals.run._forward import (
-  Env,
-  ends_fusion,
-  evaluate_and_encode,
-  make_env,
-  mask_words,
-  tie_arrays,
-  tie_to_token,
-)
-from jaxmotion.memory.residuals.run._order import (
-  list_fused_reads,
-  order_backward,
-)
-from jaxmotion.memory.residuals.run._part import find_whole_part
-from jaxmotion.memory.residuals.run._plain import list_live, run_plain
-from jaxmotion.memory.residuals.run._wait_choice import WaitChoice
-from jaxmotion.memory.residuals.run._waiting import find_waiting
-from jaxmotion.program import (
-  Operand,
-  Step,
-  Value,
-  array_bytes,
-  evaluate,
-  is_expensive,
-  read_operand,
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.residuals import choose
+from jaxmotion.memory.residuals.run import (
+  _forward,
+  _order,
+  _part,
+  _plain,
+  _wait_choice,
+  _waiting,
 )
 
 
 def backward(
-  selection: Selection,
+  selection: choose.Selection,
   inputs: Sequence[Array | None],
-  buffers: Sequence[Buffers],
+  buffers: Sequence[choose.Buffers],
   cotangents: Sequence[Array],
   *,
   gates: Sequence[Array] = (),
@@ -83,7 +62,7 @@ def backward(
     The gradient for each input; None for inputs that have none.
   """
   if selection.plain is not None:
-    return run_plain(selection, inputs, buffers, cotangents)
+    return _plain.run_plain(selection, inputs, buffers, cotangents)
   run = _BackwardPass(selection, inputs, buffers, cotangents, transfer, gates)
   return run.run()
 
@@ -114,16 +93,18 @@ class _BackwardPass:
 
   def __init__(
     self,
-    selection: Selection,
+    selection: choose.Selection,
     inputs: Sequence[Array | None],
-    buffers: Sequence[Buffers],
+    buffers: Sequence[choose.Buffers],
     cotangents: Sequence[Array],
     transfer: bool,
     gates: Sequence[Array],
   ):
     self._selection, self._joint = selection, selection.joint
     self._gates = list(gates)
-    self._env = make_env(selection, list_live(selection, inputs))
+    self._env = _forward.make_env(
+      selection, _plain.list_live(selection, inputs)
+    )
     self._env.update(zip(self._joint.cotangents, cotangents, strict=True))
     self._residual = {s.value: s.residual for s in selection.saved}
     values = [s.value for s in selection.saved]
@@ -131,46 +112,53 @@ class _BackwardPass:
     self._on_host = {
       s.value for s in selection.saved if s.residual.on_host and transfer
     }
-    self._fetch_queue: collections.deque[Value] = collections.deque()
+    self._fetch_queue: collections.deque[program.Value] = collections.deque()
     self._is_in_loop = any(s.residual.repeats > 1 for s in selection.saved)
     self._is_ordered = False
-    self._untied: list[Value] = []
-    self._made: set[Value] = set()
-    self._position: dict[Value, int] = {}
-    self._later: Sequence[Step] = ()
-    self._waits = WaitChoice(selection, self._residual, self._on_host)
+    self._untied: list[program.Value] = []
+    self._made: set[program.Value] = set()
+    self._position: dict[program.Value, int] = {}
+    self._later: Sequence[program.Step] = ()
+    self._waits = _wait_choice.WaitChoice(
+      selection, self._residual, self._on_host
+    )
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
-    steps = order_backward(self._joint, {*self._env, *self._buffers})
+    steps = _order.order_backward(self._joint, {*self._env, *self._buffers})
     self._position = {v: i for i, s in enumerate(steps) for v in s.outs}
     self._fetch_queue = self._order_fetches(steps)
-    wanted: list[Value] = []
-    whole: list[Value] = []
-    waiting = find_waiting(steps)
+    wanted: list[program.Value] = []
+    whole: list[program.Value] = []
+    waiting = _waiting.find_waiting(steps)
     for i, step in enumerate(steps):
       self._later = steps[i:]
-      if i == 0 or ends_fusion(steps[i - 1]) or ends_fusion(step):
-        reads, whole = list_fused_reads(steps, i)
+      if (
+        i == 0
+        or _forward.ends_fusion(steps[i - 1])
+        or _forward.ends_fusion(step)
+      ):
+        reads, whole = _order.list_fused_reads(steps, i)
         wanted = [v for v in reads if v not in self._joint.backward]
       if any(v not in self._env for v in step.reads):
         self._provide(wanted, self._find_token(step), whole)
-      evaluate([step], self._env)
+      program.evaluate([step], self._env)
       self._made.update(step.outs)
-      if is_expensive(step.eqn) and step.name != "optimization_barrier":
+      if program.is_expensive(step.eqn) and step.name != "optimization_barrier":
         self._untied += step.outs
       else:
         self._untied += [v for v in step.outs if v in waiting]
     gradients = self._joint.gradients
     self._provide([g for g in gradients if g is not None], None)
     found = [
-      None if g is None else read_operand(self._env, g) for g in gradients
+      None if g is None else program.read_operand(self._env, g)
+      for g in gradients
     ]
     # XLA takes more memory for a loop of which nothing reads a result.
     is_tied = self._is_ordered or any(step.name == "scan" for step in steps)
-    return tie_arrays(found) if is_tied else found
+    return _forward.tie_arrays(found) if is_tied else found
 
-  def _find_token(self, step: Step) -> Value:
+  def _find_token(self, step: program.Step) -> program.Value:
     """Finds an array of the backward pass that a step waits for.
 
     A barrier writes the arrays that it ties to memory, so the token is an array
@@ -181,17 +169,17 @@ class _BackwardPass:
     """
     backward, maker = self._joint.backward, self._joint.order.maker
     token = next(v for v in step.reads if v in backward)
-    found: dict[Value, None] = {token: None}
+    found: dict[program.Value, None] = {token: None}
     todo = [token]
-    written: list[Value] = []
+    written: list[program.Value] = []
     while todo:
       value = todo.pop()
       made_by = maker(value)
-      if made_by is None or is_expensive(made_by.eqn):
+      if made_by is None or program.is_expensive(made_by.eqn):
         written.append(value)
         continue
-      if ends_fusion(step) and array_bytes(value.aval) <= max(
-        array_bytes(v.aval) for v in made_by.reads if v in backward
+      if _forward.ends_fusion(step) and program.array_bytes(value.aval) <= max(
+        program.array_bytes(v.aval) for v in made_by.reads if v in backward
       ):
         written.append(value)
         continue
@@ -200,12 +188,14 @@ class _BackwardPass:
       todo += reads
     return max(written, key=lambda v: self._position.get(v, -1))
 
-  def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
+  def _order_fetches(
+    self, steps: Sequence[program.Step]
+  ) -> collections.deque[program.Value]:
     """Returns the values on the host, in the order in which steps need them."""
     if not self._on_host:
       return collections.deque()
     order = self._joint.order
-    needed: dict[Value, None] = {}
+    needed: dict[program.Value, None] = {}
     for step in steps:
       reads = [v for v in step.reads if v not in self._env]
       for earlier in order.leading_to(reads, self._buffers):
@@ -215,9 +205,9 @@ class _BackwardPass:
 
   def _provide(
     self,
-    values: Iterable[Operand],
-    token: Value | None,
-    whole: Collection[Value] = (),
+    values: Iterable[program.Operand],
+    token: program.Value | None,
+    whole: Collection[program.Value] = (),
   ) -> None:
     """Puts forward values into `_env`, none available before the token.
 
@@ -232,7 +222,9 @@ class _BackwardPass:
       whole: those of the values that a compiler reads from memory.
     """
     env = self._env
-    missing = [v for v in values if isinstance(v, Value) and v not in env]
+    missing = [
+      v for v in values if isinstance(v, program.Value) and v not in env
+    ]
     if not missing:
       return
     steps, part = self._steps_to(missing), []
@@ -245,16 +237,18 @@ class _BackwardPass:
     if part:
       whole = missing
     decoded, local = self._decode_operands(missing, steps, token, whole)
-    evaluate(steps, local)
+    program.evaluate(steps, local)
     unsure = [v for v in decoded if self._residual[v].may_overflow]
     env.update((v, local[v]) for v in {*missing, *unsure})
 
-  def _steps_to(self, values: Iterable[Value]) -> list[Step]:
+  def _steps_to(self, values: Iterable[program.Value]) -> list[program.Step]:
     """Returns the steps to values from what is known or has buffers."""
     known = collections.ChainMap(self._env, self._buffers)
     return self._joint.order.leading_to(values, known)
 
-  def _find_values_to_cache(self, steps: Sequence[Step]) -> list[Value]:
+  def _find_values_to_cache(
+    self, steps: Sequence[program.Step]
+  ) -> list[program.Value]:
     """Returns the values to cache when these steps are rerun.
 
     These are the results that the selection wants cached. If there are any,
@@ -271,9 +265,11 @@ class _BackwardPass:
       to_cache += [v for v in cached if order.follows_cheaply(v, known)]
     return to_cache
 
-  def _find_whole_part(self, to_cache: Sequence[Value]) -> list[Value]:
+  def _find_whole_part(
+    self, to_cache: Sequence[program.Value]
+  ) -> list[program.Value]:
     """Returns what the steps of a part read, if no cache is of use there."""
-    return find_whole_part(
+    return _part.find_whole_part(
       self._joint,
       self._later,
       self._steps_to(to_cache),
@@ -283,7 +279,7 @@ class _BackwardPass:
     )
 
   def _recompute_and_cache(
-    self, values: Sequence[Value], token: Value | None
+    self, values: Sequence[program.Value], token: program.Value | None
   ) -> None:
     """Recomputes values and saves them, as the forward pass saves residuals.
 
@@ -299,26 +295,30 @@ class _BackwardPass:
     _, local = self._decode_operands(values, steps, token, ())
     residual = self._selection.cached
 
-    def encode(due: Sequence[SavedResidual], after: Value | None) -> None:
+    def encode(
+      due: Sequence[choose.SavedResidual], after: program.Value | None
+    ) -> None:
       buffers = {v: r.encode(local[v])[0] for v, r in due}
       tied = list(buffers.values())
       if after is not None:
-        tied, local[after] = tie_to_token(tied, local[after])
+        tied, local[after] = _forward.tie_to_token(tied, local[after])
       self._buffers.update(zip(buffers, tied, strict=True))
 
-    cached = [SavedResidual(v, residual[v]) for v in values]
-    encode(evaluate_and_encode(steps, local, cached, encode), None)
+    cached = [choose.SavedResidual(v, residual[v]) for v in values]
+    encode(_forward.evaluate_and_encode(steps, local, cached, encode), None)
     self._residual.update(cached)
-    expensive = [v for s in steps if is_expensive(s.eqn) for v in s.outs]
+    expensive = [
+      v for s in steps if program.is_expensive(s.eqn) for v in s.outs
+    ]
     self._env.update((v, local[v]) for v in expensive if v not in self._buffers)
 
   def _decode_operands(
     self,
-    wanted: Sequence[Value],
-    steps: Sequence[Step],
-    token: Value | None,
-    whole: Collection[Value],
-  ) -> tuple[list[Value], Env]:
+    wanted: Sequence[program.Value],
+    steps: Sequence[program.Step],
+    token: program.Value | None,
+    whole: Collection[program.Value],
+  ) -> tuple[list[program.Value], _forward.Env]:
     """Decodes the residuals that steps read, none before the token exists.
 
     One barrier ties the token to: the buffers of these residuals; those of the
@@ -369,9 +369,11 @@ class _BackwardPass:
       # compiler writes a fusion's result over an operand only if no barrier is
       # in between. The result of a fusion is read behind the barrier, or else
       # it is both written and computed again by each matmul.
-      tied, after = tie_to_token(tied, env[token])
+      tied, after = _forward.tie_to_token(tied, env[token])
       maker = self._joint.order.maker(token)
-      if not (self._is_in_loop if maker is None else is_expensive(maker.eqn)):
+      if not (
+        self._is_in_loop if maker is None else program.is_expensive(maker.eqn)
+      ):
         env[token] = after
       self._untied, self._gates = [], []
       self._made.clear()
@@ -381,13 +383,13 @@ class _BackwardPass:
     local = {**env, **dict(zip(live, tied[1], strict=True))}
     for value in to_decode:
       if value in masked:
-        words = mask_words(self._buffers[value], tied[3][0])
+        words = _forward.mask_words(self._buffers[value], tied[3][0])
         local[value] = self._residual[value].decode(words)
       else:
         local[value] = self._decode(value)
     return to_decode, local
 
-  def _list_finished(self, token: Value) -> list[Value]:
+  def _list_finished(self, token: program.Value) -> list[program.Value]:
     """Returns the untied results that the token does not follow from.
 
     The others are there before the token is, and tied they would live on.
@@ -402,7 +404,9 @@ class _BackwardPass:
       todo += found
     return [v for v in self._untied if v not in before]
 
-  def _take_prefetch(self, to_decode: Sequence[Value]) -> list[Value]:
+  def _take_prefetch(
+    self, to_decode: Sequence[program.Value]
+  ) -> list[program.Value]:
     """Takes the next value to fetch from the queue, if a fetch is due now.
 
     Its transfer then runs while the values that are needed now are used.
@@ -413,13 +417,13 @@ class _BackwardPass:
     is_due = any(v in self._on_host for v in to_decode)
     return [self._fetch_queue.popleft()] if is_due and self._fetch_queue else []
 
-  def _fetch(self, value: Value) -> None:
+  def _fetch(self, value: program.Value) -> None:
     """Copies the buffers of a value to the device, if they are on the host."""
     if value in self._on_host:
       self._on_host.remove(value)
-      self._buffers[value] = to_device(self._buffers[value])
+      self._buffers[value] = _memory_kind.to_device(self._buffers[value])
 
-  def _decode(self, value: Value) -> Array:
+  def _decode(self, value: program.Value) -> Array:
     """Decodes a residual; if it has overflowed, recomputes it."""
     residual, buffers = self._residual[value], self._buffers[value]
     if not residual.may_overflow:
@@ -430,7 +434,7 @@ class _BackwardPass:
       lambda: residual.decode(buffers),
     )
 
-  def _recompute_exactly(self, value: Value) -> Array:
+  def _recompute_exactly(self, value: program.Value) -> Array:
     """Recomputes an overflowed residual from exact residuals alone.
 
     It runs as a branch of a conditional, so it changes no state: what it
@@ -449,7 +453,7 @@ class _BackwardPass:
       if source in exact and source not in known:
         buffers = self._buffers[source]
         if source in self._on_host:
-          buffers = to_device(buffers)
+          buffers = _memory_kind.to_device(buffers)
         known[source] = exact[source].decode(buffers)
-    evaluate(steps, known)
+    program.evaluate(steps, known)
     return known[value]

@@ -9,36 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, assert_replicated, varying_axes
-from jaxmotion.memory._memory_kind import to_host
-from jaxmotion.memory.residuals.choose import (
-  Buffers,
-  Diagnostics,
-  SavedResidual,
-  Selection,
-  differentiate_once,
-  fullest_tile_share,
-)
-from jaxmotion.memory.residuals.run._delay import SMALL, find_free_to_delay
-from jaxmotion.program import (
-  RANDOM,
-  REDUCTIONS,
-  VIEWS,
-  Operand,
-  Step,
-  Value,
-  array_bytes,
-  evaluate,
-  is_expensive,
-  read_operand,
-)
+from jaxmotion import core, program
+from jaxmotion.core import Array
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.residuals import choose
+from jaxmotion.memory.residuals.run import _delay
 
-Env = dict[Value, Any]
+Env = dict[program.Value, Any]
 
 
 def evaluate_outputs(
-  selection: Selection, inputs: Sequence[Array]
-) -> tuple[list[Any], Diagnostics]:
+  selection: choose.Selection, inputs: Sequence[Array]
+) -> tuple[list[Any], choose.Diagnostics]:
   """Evaluates the function without saving anything.
 
   Args:
@@ -51,15 +33,15 @@ def evaluate_outputs(
   joint = selection.joint
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = _output_values(selection)
-  evaluate(joint.order.leading_to(ends, env, joint.effects), env)
+  program.evaluate(joint.order.leading_to(ends, env, joint.effects), env)
   zero = jnp.zeros((), jnp.float32)
   fills = {residual.name: zero for _, residual in selection.measured}
   return _collect_results(selection, env, 0, fills)
 
 
 def forward(
-  selection: Selection, inputs: Sequence[Array], *, transfer: bool = True
-) -> tuple[tuple[list[Any], Diagnostics], list[Buffers]]:
+  selection: choose.Selection, inputs: Sequence[Array], *, transfer: bool = True
+) -> tuple[tuple[list[Any], choose.Diagnostics], list[choose.Buffers]]:
   """Evaluates the function and saves the selected residuals.
 
   Two orders are held by barriers:
@@ -88,13 +70,13 @@ def forward(
   ends = [*_output_values(selection), *(s.value for s in selection.saved)]
   steps = joint.order.leading_to(ends, env, joint.effects)
   read_early = {v.source for s in steps if ends_fusion(s) for v in s.reads}
-  results = {v.source for v in joint.outputs if isinstance(v, Value)}
-  free = find_free_to_delay(selection)
-  encoded: dict[Value, Buffers] = {}
+  results = {v.source for v in joint.outputs if isinstance(v, program.Value)}
+  free = _delay.find_free_to_delay(selection)
+  encoded: dict[program.Value, choose.Buffers] = {}
   overflow_counts: list[Array] = []
-  in_transit: list[Buffers] = []
+  in_transit: list[choose.Buffers] = []
 
-  def is_late(value: Value) -> bool:
+  def is_late(value: program.Value) -> bool:
     """Says whether a compiler may compute a saved array in the backward pass.
 
     It then keeps what the array follows from. Results of expensive steps are
@@ -102,11 +84,11 @@ def forward(
     """
     written = value.source
     maker = joint.order.maker(written)
-    is_cheap = maker is not None and not is_expensive(maker.eqn)
+    is_cheap = maker is not None and not program.is_expensive(maker.eqn)
     is_read = written in read_early or written in results
     return is_cheap and not is_read and value not in free
 
-  def wait_for_transfers(token: Value | None) -> None:
+  def wait_for_transfers(token: program.Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers.
 
     The buffers themselves stay as they were before the barrier: a loop that
@@ -117,7 +99,9 @@ def forward(
       _, env[token] = tie_to_token(in_transit, env[token])
       in_transit.clear()
 
-  def encode(due: Sequence[SavedResidual], token: Value | None) -> None:
+  def encode(
+    due: Sequence[choose.SavedResidual], token: program.Value | None
+  ) -> None:
     """Encodes residuals before anything reads the token."""
     buffers = {}
     for value, residual in due:
@@ -136,38 +120,46 @@ def forward(
         # step's result would keep what reads that from writing over it. But
         # the array waits for a reduction: a compiler could put off the sum of
         # a loss to the end of the backward pass.
-        if array_bytes(value.aval) > SMALL * array_bytes(token.aval):
+        if program.array_bytes(value.aval) > _delay.SMALL * program.array_bytes(
+          token.aval
+        ):
           tied, _ = tie_to_token(buffers[value], env[token])
           encoded[value] = tied
     for value, residual in due:
       if residual.on_host and transfer:
-        encoded[value] = to_host(encoded[value])
+        encoded[value] = _memory_kind.to_host(encoded[value])
         in_transit.append(encoded[value])
 
   waiting = evaluate_and_encode(steps, env, selection.saved, encode)
-  last_token = next((v for v in joint.outputs if isinstance(v, Value)), None)
+  last_token = next(
+    (v for v in joint.outputs if isinstance(v, program.Value)), None
+  )
   if waiting:
     encode(waiting, last_token)
   wait_for_transfers(last_token)
   overflows = sum((n > 0).astype(jnp.int32) for n in overflow_counts)
-  fills = {r.name: fullest_tile_share(env[v]) for v, r in selection.measured}
+  fills = {
+    r.name: choose.fullest_tile_share(env[v]) for v, r in selection.measured
+  }
   buffers = [encoded[s.value] for s in selection.saved]
   return _collect_results(selection, env, overflows, fills), buffers
 
 
 def _keep_plain(
-  selection: Selection, kept: Sequence[Value], inputs: Sequence[Array]
-) -> tuple[tuple[list[Any], Diagnostics], list[Buffers]]:
+  selection: choose.Selection,
+  kept: Sequence[program.Value],
+  inputs: Sequence[Array],
+) -> tuple[tuple[list[Any], choose.Diagnostics], list[choose.Buffers]]:
   """Evaluates the function and keeps values as they are."""
   joint = selection.joint
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = [*_output_values(selection), *kept]
-  evaluate(joint.order.leading_to(ends, env, joint.effects), env)
-  buffers = [[differentiate_once(env[v])] for v in kept]
+  program.evaluate(joint.order.leading_to(ends, env, joint.effects), env)
+  buffers = [[choose.differentiate_once(env[v])] for v in kept]
   return _collect_results(selection, env, 0, {}), buffers
 
 
-def list_gates(selection: Selection, outs: Sequence[Any]) -> list[Array]:
+def list_gates(selection: choose.Selection, outs: Sequence[Any]) -> list[Array]:
   """Returns the outputs that a backward pass should wait for: small ones.
 
   A compiler could put off the sum of a loss to the end of the backward pass.
@@ -176,12 +168,15 @@ def list_gates(selection: Selection, outs: Sequence[Any]) -> list[Array]:
     selection: the function and its selected residuals.
     outs: results of the function.
   """
-  most = max((array_bytes(s.value.aval) for s in selection.saved), default=0)
+  most = max(
+    (program.array_bytes(s.value.aval) for s in selection.saved), default=0
+  )
   pairs = zip(selection.joint.outputs, outs, strict=True)
   return [
     x
     for v, x in pairs
-    if isinstance(v, Value) and SMALL * array_bytes(v.aval) < most
+    if isinstance(v, program.Value)
+    and _delay.SMALL * program.array_bytes(v.aval) < most
   ]
 
 
@@ -199,7 +194,7 @@ def tie_arrays(tree: Any) -> Any:
   return jax.tree.map(_restore_varying, lax.optimization_barrier(tree), tree)
 
 
-def mask_words(buffers: Buffers, mask: Array) -> Buffers:
+def mask_words(buffers: choose.Buffers, mask: Array) -> choose.Buffers:
   """Combines words with a zero, so that they are read after that exists."""
   return jax.tree.map(lambda words: words | mask.astype(words.dtype), buffers)
 
@@ -209,16 +204,20 @@ def _restore_varying(x: Array, like: Array) -> Array:
 
   A barrier types all of its results as varying where any operand is.
   """
-  extra = varying_axes(x) - varying_axes(like)
-  return assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
+  extra = core.varying_axes(x) - core.varying_axes(like)
+  return (
+    core.assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
+  )
 
 
 def evaluate_and_encode(
-  steps: Sequence[Step],
+  steps: Sequence[program.Step],
   env: Env,
-  saved: Sequence[SavedResidual],
-  encode: Callable[[Sequence[SavedResidual], Value | None], None],
-) -> list[SavedResidual]:
+  saved: Sequence[choose.SavedResidual],
+  encode: Callable[
+    [Sequence[choose.SavedResidual], program.Value | None], None
+  ],
+) -> list[choose.SavedResidual]:
   """Runs steps and encodes each residual soon after its last use.
 
   What waits for the encoding is the result of a step whose result is written
@@ -238,9 +237,9 @@ def evaluate_and_encode(
   """
   due = _group_by_last_use(saved, steps)
   encode(due.pop(-1, []), None)
-  waiting: list[SavedResidual] = []
+  waiting: list[choose.SavedResidual] = []
   for i, step in enumerate(steps):
-    evaluate([step], env)
+    program.evaluate([step], env)
     waiting += due.get(i, ())
     if waiting and is_written(step):
       # A residual that is itself the result cannot be tied to it.
@@ -252,24 +251,27 @@ def evaluate_and_encode(
   return waiting
 
 
-def ends_fusion(step: Step) -> bool:
+def ends_fusion(step: program.Step) -> bool:
   """Says whether a compiler writes what a step reads and what it makes."""
-  return is_expensive(step.eqn) and step.name not in REDUCTIONS
+  return program.is_expensive(step.eqn) and step.name not in program.REDUCTIONS
 
 
-def is_written(step: Step) -> bool:
+def is_written(step: program.Step) -> bool:
   """Says whether a compiler writes a step's first result to memory.
 
   Random bits are computed by what reads them.
   """
   if not step.outs or not hasattr(step.outs[0].aval, "shape"):
     return False
-  return is_expensive(step.eqn) and step.name not in RANDOM | VIEWS
+  return (
+    program.is_expensive(step.eqn)
+    and step.name not in program.RANDOM | program.VIEWS
+  )
 
 
 def _group_by_last_use(
-  saved: Iterable[SavedResidual], steps: Sequence[Step]
-) -> dict[int, list[SavedResidual]]:
+  saved: Iterable[choose.SavedResidual], steps: Sequence[program.Step]
+) -> dict[int, list[choose.SavedResidual]]:
   """Groups residuals by the position of the step that uses them last.
 
   Position -1 holds those that no step reads or makes.
@@ -277,31 +279,33 @@ def _group_by_last_use(
   last = {
     v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
   }
-  due: dict[int, list[SavedResidual]] = {}
+  due: dict[int, list[choose.SavedResidual]] = {}
   for one in saved:
     due.setdefault(last.get(one.value, -1), []).append(one)
   return due
 
 
-def make_env(selection: Selection, pairs: Iterable[tuple[Value, Any]]) -> Env:
+def make_env(
+  selection: choose.Selection, pairs: Iterable[tuple[program.Value, Any]]
+) -> Env:
   """Returns the values that a pass starts from: constants and given pairs."""
   return {**selection.joint.program.constants, **dict(pairs)}
 
 
-def _output_values(selection: Selection) -> list[Operand]:
+def _output_values(selection: choose.Selection) -> list[program.Operand]:
   """Returns the outputs of the function and its diagnostics."""
   joint = selection.joint
   return [*joint.outputs, *jax.tree.leaves(joint.diagnostics)]
 
 
 def _collect_results(
-  selection: Selection, env: Env, overflows: Any, fills: dict[str, Array]
-) -> tuple[list[Any], Diagnostics]:
+  selection: choose.Selection, env: Env, overflows: Any, fills: dict[str, Array]
+) -> tuple[list[Any], choose.Diagnostics]:
   """Returns the outputs, and the diagnostics merged with those of loops."""
   inner = jax.tree.map(
-    lambda v: read_operand(env, v), selection.joint.diagnostics
+    lambda v: program.read_operand(env, v), selection.joint.diagnostics
   )
-  own = Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
-  return [read_operand(env, v) for v in selection.joint.outputs], inner.merge(
-    own
-  )
+  own = choose.Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
+  return [
+    program.read_operand(env, v) for v in selection.joint.outputs
+  ], inner.merge(own)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, AxisName, PyTree, to_varying, varying_axes
-from jaxmotion.memory.residuals.choose import Buffers, Residual
+from jaxmotion import core
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.memory.residuals import choose
 
 
 class HostBuffers:
@@ -27,7 +28,7 @@ class HostBuffers:
     residuals: residuals of an iteration, in the order of their buffers.
   """
 
-  def __init__(self, residuals: Sequence[Residual]):
+  def __init__(self, residuals: Sequence[choose.Residual]):
     self._likes = [(r.buffers_like(), r.on_host) for r in residuals]
     # Parts that lie on several devices are not joined: that would move them.
     self._is_joined = [r.partition is None for r in residuals]
@@ -57,11 +58,11 @@ class HostBuffers:
       lax.full(like.shape, 0, like.dtype, sharding=like.sharding)
       for like in self._apart
     ]
-    return to_varying(zeros, _varying_axes(varying_like))
+    return core.to_varying(zeros, _varying_axes(varying_like))
 
   def pack(
-    self, buffers: Sequence[Buffers], varying_like: PyTree
-  ) -> tuple[list[Buffers], list[Array]]:
+    self, buffers: Sequence[choose.Buffers], varying_like: PyTree
+  ) -> tuple[list[choose.Buffers], list[Array]]:
     """Separates the buffers that stay from those that go to the host.
 
     Args:
@@ -74,7 +75,7 @@ class HostBuffers:
       buffer for each dtype, flat, then those on several devices. The host
       buffers are still on the device.
     """
-    device: list[Buffers] = []
+    device: list[choose.Buffers] = []
     host: dict[Any, list[Array]] = {dtype: [] for dtype in self._sizes}
     apart: list[Array] = []
     for own, (_, on_host), joined in zip(
@@ -88,13 +89,13 @@ class HostBuffers:
       else:
         apart += own
     sent = [*(jnp.concatenate(parts) for parts in host.values()), *apart]
-    return device, to_varying(sent, _varying_axes(varying_like))
+    return device, core.to_varying(sent, _varying_axes(varying_like))
 
-  def unpack(self, host: Sequence[Array]) -> list[Buffers]:
+  def unpack(self, host: Sequence[Array]) -> list[choose.Buffers]:
     """Returns the buffers of each offloaded residual from the host buffers."""
     apart = iter(host[len(self._sizes) :])
     remaining = dict(zip(self._sizes, host, strict=False))
-    fetched: list[Buffers] = []
+    fetched: list[choose.Buffers] = []
     for (likes, on_host), joined in zip(
       self._likes, self._is_joined, strict=True
     ):
@@ -113,8 +114,8 @@ class HostBuffers:
     return fetched
 
   def merge(
-    self, device: Sequence[Buffers], fetched: Sequence[Buffers]
-  ) -> list[Buffers]:
+    self, device: Sequence[choose.Buffers], fetched: Sequence[choose.Buffers]
+  ) -> list[choose.Buffers]:
     """Returns the buffers of all residuals, in their order; inverts `pack`.
 
     Args:
@@ -129,5 +130,5 @@ class HostBuffers:
 
 def _varying_axes(tree: PyTree) -> tuple[AxisName, ...]:
   """Returns the mesh axes over which any array of a tree varies."""
-  axes = {a for leaf in jax.tree.leaves(tree) for a in varying_axes(leaf)}
+  axes = {a for leaf in jax.tree.leaves(tree) for a in core.varying_axes(leaf)}
   return tuple(sorted(axes, key=str))

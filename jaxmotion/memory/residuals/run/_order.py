@@ -7,12 +7,14 @@ import heapq
 import itertools
 from collections.abc import Collection, Container, Sequence
 
-from jaxmotion.memory.residuals.run._forward import ends_fusion
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value, array_bytes, has_effects
+from jaxmotion import program
+from jaxmotion.memory.residuals import trace
+from jaxmotion.memory.residuals.run import _forward
 
 
-def order_backward(joint: JointProgram, known: Collection[Value]) -> list[Step]:
+def order_backward(
+  joint: trace.JointProgram, known: Collection[program.Value]
+) -> list[program.Step]:
   """Returns the steps of the backward pass in the order in which they run.
 
   Args:
@@ -22,7 +24,7 @@ def order_backward(joint: JointProgram, known: Collection[Value]) -> list[Step]:
   return _run_freeing_first(_run_small_first(joint), joint, known)
 
 
-def _run_small_first(joint: JointProgram) -> list[Step]:
+def _run_small_first(joint: trace.JointProgram) -> list[program.Step]:
   """Returns the backward steps, those of small results before large ones.
 
   Steps that end a fusion and read the same value of the backward pass may run
@@ -32,16 +34,16 @@ def _run_small_first(joint: JointProgram) -> list[Step]:
   """
   steps = joint.backward_steps()
   position = {v: i for i, step in enumerate(steps) for v in step.outs}
-  later: dict[Value, list[int]] = collections.defaultdict(list)
+  later: dict[program.Value, list[int]] = collections.defaultdict(list)
   for i, step in enumerate(steps):
-    if ends_fusion(step) and not has_effects(step.eqn):
+    if _forward.ends_fusion(step) and not program.has_effects(step.eqn):
       for value in step.reads:
         if value in joint.backward:
           later[value].append(i)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
     rivals = {i}
-    if ends_fusion(step) and not has_effects(step.eqn):
+    if _forward.ends_fusion(step) and not program.has_effects(step.eqn):
       rivals.update(j for v in step.reads for j in later[v] if j > i)
     ready = [
       j
@@ -54,17 +56,17 @@ def _run_small_first(joint: JointProgram) -> list[Step]:
   return [steps[i] for i in found]
 
 
-def _result_bytes(step: Step) -> int:
-  return sum(array_bytes(v.aval) for v in step.outs)
+def _result_bytes(step: program.Step) -> int:
+  return sum(program.array_bytes(v.aval) for v in step.outs)
 
 
 class _Positions:
   """Makers and readers of the values of a backward pass, by position."""
 
-  def __init__(self, steps: Sequence[Step], joint: JointProgram):
+  def __init__(self, steps: Sequence[program.Step], joint: trace.JointProgram):
     self.steps, self.joint = steps, joint
     self.maker = {v: i for i, step in enumerate(steps) for v in step.outs}
-    self.readers: dict[Value, list[int]] = collections.defaultdict(list)
+    self.readers: dict[program.Value, list[int]] = collections.defaultdict(list)
     for i, step in enumerate(steps):
       for value in dict.fromkeys(step.reads):
         if value in joint.backward:
@@ -72,8 +74,10 @@ class _Positions:
 
 
 def _run_freeing_first(
-  steps: Sequence[Step], joint: JointProgram, known: Collection[Value]
-) -> list[Step]:
+  steps: Sequence[program.Step],
+  joint: trace.JointProgram,
+  known: Collection[program.Value],
+) -> list[program.Step]:
   """Runs first, of the steps that read a large result, those that free more.
 
   A gated layer has two factors. The gradient of one follows from both factors,
@@ -83,9 +87,11 @@ def _run_freeing_first(
   where = _Positions(steps, joint)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
-    if i not in found and not ends_fusion(step):
+    if i not in found and not _forward.ends_fusion(step):
       for root in step.reads:
-        if root in where.maker and ends_fusion(steps[where.maker[root]]):
+        if root in where.maker and _forward.ends_fusion(
+          steps[where.maker[root]]
+        ):
           for j in _list_freeing(where, root, found, known):
             found[j] = None
     found[i] = None
@@ -94,9 +100,9 @@ def _run_freeing_first(
 
 def _list_freeing(
   where: _Positions,
-  root: Value,
+  root: program.Value,
   done: dict[int, None],
-  known: Collection[Value],
+  known: Collection[program.Value],
 ) -> list[int]:
   """Returns the steps to run before other readers of a value do.
 
@@ -111,15 +117,17 @@ def _list_freeing(
     end their fusion; none if the order is right as it is.
   """
   waiting = [j for j in where.readers[root] if j not in done]
-  if len(waiting) < 2 or any(ends_fusion(where.steps[j]) for j in waiting):
+  if len(waiting) < 2 or any(
+    _forward.ends_fusion(where.steps[j]) for j in waiting
+  ):
     return []
   cheap = _list_cheap(where, waiting, done)
   made = [v for j in cheap for v in where.steps[j].outs]
   results = [
     v
     for v in made
-    if array_bytes(v.aval) >= array_bytes(root.aval)
-    and any(ends_fusion(where.steps[j]) for j in where.readers[v])
+    if program.array_bytes(v.aval) >= program.array_bytes(root.aval)
+    and any(_forward.ends_fusion(where.steps[j]) for j in where.readers[v])
   ]
   if len(results) != 2 or not all(j in cheap for j in waiting):
     return []
@@ -131,8 +139,8 @@ def _list_freeing(
   ends = [
     j
     for j in where.readers[results[1]]
-    if ends_fusion(where.steps[j])
-    and not has_effects(where.steps[j].eqn)
+    if _forward.ends_fusion(where.steps[j])
+    and not program.has_effects(where.steps[j].eqn)
     and all(
       where.maker.get(v, -1) in {-1, *ready} for v in where.steps[j].reads
     )
@@ -151,7 +159,11 @@ def _list_cheap(
   while todo:
     position = heapq.heappop(todo)
     step = where.steps[position]
-    if position in cheap or ends_fusion(step) or has_effects(step.eqn):
+    if (
+      position in cheap
+      or _forward.ends_fusion(step)
+      or program.has_effects(step.eqn)
+    ):
       continue
     made_by = [where.maker[v] for v in step.reads if v in where.maker]
     if all(k in done or k in cheap for k in made_by):
@@ -163,7 +175,7 @@ def _list_cheap(
 
 
 def _list_chain(
-  where: _Positions, result: Value, among: Container[int]
+  where: _Positions, result: program.Value, among: Container[int]
 ) -> list[int]:
   """Returns the positions of the steps, of some, that lead to a value."""
   chain: set[int] = set()
@@ -179,8 +191,8 @@ def _list_chain(
 
 
 def _list_sources(
-  where: _Positions, chain: Sequence[int], known: Collection[Value]
-) -> set[Value]:
+  where: _Positions, chain: Sequence[int], known: Collection[program.Value]
+) -> set[program.Value]:
   """Returns the saved values that some steps follow from."""
   reads = [v for j in chain for v in where.steps[j].reads]
   wanted = [v for v in reads if v not in where.joint.backward]
@@ -191,16 +203,16 @@ def _list_sources(
 
 
 def list_fused_reads(
-  steps: Sequence[Step], first: int
-) -> tuple[list[Value], list[Value]]:
+  steps: Sequence[program.Step], first: int
+) -> tuple[list[program.Value], list[program.Value]]:
   """Returns what a step and those after it read until a fusion ends.
 
   Returns:
     All values that are read, and those that the end of the fusion reads.
   """
-  found: list[Value] = []
+  found: list[program.Value] = []
   for step in itertools.islice(steps, first, None):
-    if ends_fusion(step):
+    if _forward.ends_fusion(step):
       if not found:
         return list(step.reads), list(step.reads)
       return found, []

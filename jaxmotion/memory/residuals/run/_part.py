@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Sequence
 
-from jaxmotion.memory.residuals.choose import count_bytes, find_held
-from jaxmotion.memory.residuals.run._forward import ends_fusion
-from jaxmotion.memory.residuals.trace import JointProgram
-from jaxmotion.program import Step, Value, is_expensive
+from jaxmotion import program
+from jaxmotion.memory.residuals import choose, trace
+from jaxmotion.memory.residuals.run import _forward
 
 # Saved values are small beside an array this many times larger.
 _SMALL = 8
 
 
 def find_whole_part(
-  joint: JointProgram,
-  later: Sequence[Step],
-  rerun: Sequence[Step],
-  cached: Iterable[Value],
-  known: Container[Value],
-  shared: Collection[Value],
-) -> list[Value]:
+  joint: trace.JointProgram,
+  later: Sequence[program.Step],
+  rerun: Sequence[program.Step],
+  cached: Iterable[program.Value],
+  known: Container[program.Value],
+  shared: Collection[program.Value],
+) -> list[program.Value]:
   """Returns what a part reads, if it may all be there at once.
 
   A part is what is computed again together, and all steps of the backward pass
@@ -49,7 +48,7 @@ def find_whole_part(
     if v not in joint.backward
     and (traced := _trace_back(joint, v, made, known)) is not None
   }
-  beside = set[Value]().union(*(t for t in traces.values() if t & made))
+  beside = set[program.Value]().union(*(t for t in traces.values() if t & made))
   own = (made | read_again | beside) - {*shared}
   weights = read_again & {*shared}
   found = [
@@ -57,34 +56,35 @@ def find_whole_part(
   ]
   if not all(hasattr(v.aval, "shape") for v in found):
     return []
-  products = [s for s in (*rerun, *later) if ends_fusion(s)]
+  products = [s for s in (*rerun, *later) if _forward.ends_fusion(s)]
   written = {v.source for s in products for v in s.reads}
-  held = find_held(joint, found, written, known)
+  held = choose.find_held(joint, found, written, known)
   first = next(
-    (s for s in later if ends_fusion(s) and {*s.reads} & {*found}), None
+    (s for s in later if _forward.ends_fusion(s) and {*s.reads} & {*found}),
+    None,
   )
   there = {v.source for v in cached}
   # Beside large saved values, a compiler may order the products another way.
   saved = beside - made - read_again - {*shared}
-  if _SMALL * count_bytes(saved) > count_bytes(there):
+  if _SMALL * choose.count_bytes(saved) > choose.count_bytes(there):
     return []
   if first is not None:
     there |= {v.source for v in first.reads} & held
-  return found if count_bytes(held) <= count_bytes(there) else []
+  return found if choose.count_bytes(held) <= choose.count_bytes(there) else []
 
 
 def _trace_back(
-  joint: JointProgram,
-  value: Value,
-  made: Container[Value],
-  known: Container[Value],
-) -> set[Value] | None:
+  joint: trace.JointProgram,
+  value: program.Value,
+  made: Container[program.Value],
+  known: Container[program.Value],
+) -> set[program.Value] | None:
   """Returns what a value follows from by cheap steps.
 
   Returns:
     Known values and those of the part; None if it follows from others.
   """
-  ends: set[Value] = set()
+  ends: set[program.Value] = set()
   todo, seen = [value], {value}
   while todo:
     one = todo.pop()
@@ -92,7 +92,7 @@ def _trace_back(
       ends.add(one)
       continue
     maker = joint.order.maker(one)
-    if maker is None or is_expensive(maker.eqn):
+    if maker is None or program.is_expensive(maker.eqn):
       return None
     todo += [v for v in maker.reads if v not in seen]
     seen.update(maker.reads)

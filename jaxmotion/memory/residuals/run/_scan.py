@@ -10,24 +10,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, is_inexact
-from jaxmotion.memory._memory_kind import to_device, to_host
-from jaxmotion.memory.residuals.choose import Diagnostics, Selection
-from jaxmotion.memory.residuals.run._backward import backward
-from jaxmotion.memory.residuals.run._forward import evaluate_outputs, forward
-from jaxmotion.memory.residuals.run._host_buffers import HostBuffers
+from jaxmotion import core
+from jaxmotion.core import Array
+from jaxmotion.memory import _memory_kind
+from jaxmotion.memory.residuals import choose
+from jaxmotion.memory.residuals.run import _backward, _forward, _host_buffers
 
 Arrays = list[Array]
 
 
 def run_scan(
-  selection: Selection,
-  layout: HostBuffers,
+  selection: choose.Selection,
+  layout: _host_buffers.HostBuffers,
   consts: Sequence[Array],
   init: Sequence[Array],
   xs: Sequence[Array],
   **options: Any,
-) -> tuple[tuple[Arrays, Arrays], Diagnostics]:
+) -> tuple[tuple[Arrays, Arrays], choose.Diagnostics]:
   """Runs a scan whose iterations send their residuals to the host.
 
   The host buffers of an iteration are carried to the next one, which sends
@@ -56,7 +55,7 @@ def run_scan(
   @jax.custom_vjp
   def run(consts: Arrays, init: Arrays, xs: Arrays) -> Any:
     def iteration(carry: Arrays, x: Arrays) -> Any:
-      outs, notes = evaluate_outputs(selection, [*consts, *x, *carry])
+      outs, notes = _forward.evaluate_outputs(selection, [*consts, *x, *carry])
       return outs[:carried], (outs[carried:], notes)
 
     return scan(iteration, init, xs)
@@ -67,9 +66,11 @@ def run_scan(
     def iteration(state: Any, x: Arrays) -> Any:
       carry, previous = state
       inputs = [*consts, *x, *carry]
-      (outs, notes), buffers = forward(selection, inputs, transfer=False)
+      (outs, notes), buffers = _forward.forward(
+        selection, inputs, transfer=False
+      )
       device, host = layout.pack(buffers, operands)
-      sent = to_host(previous)
+      sent = _memory_kind.to_host(previous)
       return (outs[:carried], host), (outs[carried:], notes, device, sent)
 
     begin = init, layout.zeros(operands)
@@ -85,11 +86,13 @@ def run_scan(
       x, ct_y, stayed, previous = row
       # Row i of the host stack holds the buffers of the iteration before i,
       # which is the one that runs next: they are for the next iteration.
-      previous = to_device(previous)
+      previous = _memory_kind.to_device(previous)
       buffers = layout.merge(stayed, fetched)
       inputs = [*consts, *x, *([None] * carried)]
       cts = [*ct, *ct_y]
-      grads = backward(selection, inputs, buffers, cts, transfer=False)
+      grads = _backward.backward(
+        selection, inputs, buffers, cts, transfer=False
+      )
       first, second = len(consts), len(consts) + len(xs)
       pairs = zip(const_grads, _drop_none(grads[:first]), strict=True)
       const_grads = [a + b for a, b in pairs]
@@ -118,7 +121,7 @@ def run_scan(
 
 def _drop_integers(arrays: Sequence[Any]) -> list[Any]:
   """Returns the arrays that have gradients."""
-  return [a for a in arrays if is_inexact(a)]
+  return [a for a in arrays if core.is_inexact(a)]
 
 
 def _drop_none(gradients: Sequence[Any]) -> list[Any]:
@@ -131,4 +134,4 @@ def _insert_none(
 ) -> list[Any]:
   """Returns one gradient for each array, None for arrays that have none."""
   given = iter(gradients)
-  return [next(given) if is_inexact(a) else None for a in like]
+  return [next(given) if core.is_inexact(a) else None for a in like]

@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.memory.residuals.choose import Buffers, Residual, Selection
-from jaxmotion.memory.residuals.run._delay import find_free_to_delay
-from jaxmotion.memory.residuals.run._forward import ends_fusion
-from jaxmotion.program import Step, Value, is_expensive
+from jaxmotion import program
+from jaxmotion.memory.residuals import choose
+from jaxmotion.memory.residuals.run import _delay, _forward
 
 
 class WaitChoice:
@@ -24,16 +23,16 @@ class WaitChoice:
 
   def __init__(
     self,
-    selection: Selection,
-    residual: Mapping[Value, Residual],
-    on_host: Collection[Value],
+    selection: choose.Selection,
+    residual: Mapping[program.Value, choose.Residual],
+    on_host: Collection[program.Value],
   ):
     self._joint, self._residual = selection.joint, residual
     self._on_host = on_host
-    self._free = find_free_to_delay(selection)
+    self._free = _delay.find_free_to_delay(selection)
     self._forward_steps: set[int] | None = None
 
-  def _is_written_by_itself(self, value: Value) -> bool:
+  def _is_written_by_itself(self, value: program.Value) -> bool:
     """Says whether the forward pass has no barrier behind a value's maker."""
     joint = self._joint
     if value in self._free:
@@ -41,10 +40,10 @@ class WaitChoice:
     written = value.source
     maker = joint.order.maker(written)
     return written in joint.outputs or (
-      maker is not None and is_expensive(maker.eqn)
+      maker is not None and program.is_expensive(maker.eqn)
     )
 
-  def is_free(self, value: Value) -> bool:
+  def is_free(self, value: program.Value) -> bool:
     """Says whether a value is in memory, or free to delay, outside of loops."""
     residual = self._residual[value]
     return (
@@ -54,7 +53,7 @@ class WaitChoice:
       and (value in self._joint.inputs or self._is_written_by_itself(value))
     )
 
-  def repeats(self, steps: Sequence[Step]) -> bool:
+  def repeats(self, steps: Sequence[program.Step]) -> bool:
     """Says whether the forward pass has run any of some steps."""
     if self._forward_steps is None:
       joint = self._joint
@@ -65,11 +64,11 @@ class WaitChoice:
 
   def list_masked(
     self,
-    to_decode: Sequence[Value],
-    steps: Sequence[Step],
-    whole: Collection[Value],
-    buffers: Mapping[Value, Buffers],
-  ) -> set[Value]:
+    to_decode: Sequence[program.Value],
+    steps: Sequence[program.Step],
+    whole: Collection[program.Value],
+    buffers: Mapping[program.Value, choose.Buffers],
+  ) -> set[program.Value]:
     """Returns the residuals that wait without a barrier of their own.
 
     These are arrays in memory that only fusions read. A fusion combines an
@@ -85,7 +84,7 @@ class WaitChoice:
     """
     read_whole = {v.source for v in whole}
     read_whole.update(
-      v.source for s in steps if ends_fusion(s) for v in s.reads
+      v.source for s in steps if _forward.ends_fusion(s) for v in s.reads
     )
     return {
       v

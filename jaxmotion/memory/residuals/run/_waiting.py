@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxmotion.memory.residuals.run._forward import ends_fusion
-from jaxmotion.program import Step, Value, array_bytes
+from jaxmotion import program
+from jaxmotion.memory.residuals.run import _forward
 
 # Fusions that may end before a reader comes.
 _SOON = 2
 
 
-def find_waiting(steps: Sequence[Step]) -> set[Value]:
+def find_waiting(steps: Sequence[program.Step]) -> set[program.Value]:
   """Returns results of cheap steps that are read much later, by fusions.
 
   A compiler fuses a cheap step into its readers. Where the reader comes much
@@ -25,12 +25,12 @@ def find_waiting(steps: Sequence[Step]) -> set[Value]:
     Values that should be written when they are made. No larger than an operand
     of their step, so that no broadcast is written.
   """
-  made: dict[Value, int] = {}
-  waiting: set[Value] = set()
-  written: set[Value] = set()
+  made: dict[program.Value, int] = {}
+  waiting: set[program.Value] = set()
+  written: set[program.Value] = set()
   ended = 0
   for step in steps:
-    ends = ends_fusion(step)
+    ends = _forward.ends_fusion(step)
     for value in step.reads:
       if value in made and value not in written:
         if ended - made[value] > _SOON:
@@ -39,6 +39,8 @@ def find_waiting(steps: Sequence[Step]) -> set[Value]:
           written.add(value)
     ended += ends
     if not ends:
-      most = max((array_bytes(v.aval) for v in step.reads), default=0)
-      made.update((v, ended) for v in step.outs if array_bytes(v.aval) <= most)
+      most = max((program.array_bytes(v.aval) for v in step.reads), default=0)
+      made.update(
+        (v, ended) for v in step.outs if program.array_bytes(v.aval) <= most
+      )
   return waiting

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion.core import Array, trace_in_place
+from jaxmotion import core
+from jaxmotion.core import Array
 
 
 def code_width(count: int) -> int:
@@ -26,7 +27,7 @@ def code_width(count: int) -> int:
   return 1 << (bits - 1).bit_length()
 
 
-@trace_in_place
+@core.trace_in_place
 def pack_codes(codes: Array, bits: int) -> Array:
   """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of them.
 
@@ -59,7 +60,7 @@ def packed_like(shape: tuple[int, ...], bits: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct((*rows, -(-last * bits // 32)), jnp.uint32)
 
 
-@trace_in_place
+@core.trace_in_place
 def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
   """Inverts `pack_codes`; returns uint32 codes of the given shape.
 

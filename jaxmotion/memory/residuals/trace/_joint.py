@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion.core import (
-  Array,
-  PyTree,
-  abstract_on_mesh,
-  float0_zeros,
-  is_inexact,
-  vjp_inexact,
-)
-from jaxmotion.memory.residuals.trace._kinds import reuse_relu_outputs
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree
+from jaxmotion.memory.residuals.trace import _kinds
 from jaxmotion.program import (
   Operand,
   Order,
@@ -89,18 +83,19 @@ def trace_joint(
   Raises:
     ValueError: JAX has no backward pass of the function.
   """
-  has_gradient = [is_inexact(a) for a in args]
-  ct_types = [abstract_on_mesh(o) for o in outs if is_inexact(o)]
+  has_gradient = [core.is_inexact(a) for a in args]
+  ct_types = [core.abstract_on_mesh(o) for o in outs if core.is_inexact(o)]
   count = len(args)
   trees: dict[str, Any] = {}
 
   def run_both_passes(*values: Array) -> list[Array]:
     inexact_cts = iter(values[count:])
     cts = [
-      next(inexact_cts) if is_inexact(o) else float0_zeros(o) for o in outs
+      next(inexact_cts) if core.is_inexact(o) else core.float0_zeros(o)
+      for o in outs
     ]
     try:
-      results, pull, notes = vjp_inexact(fn, *values[:count])
+      results, pull, notes = core.vjp_inexact(fn, *values[:count])
       gradients = pull(cts)
     except (NotImplementedError, ValueError) as e:
       raise ValueError(
@@ -111,7 +106,9 @@ def trace_joint(
     flat_notes, trees["notes"] = jax.tree.flatten(notes)
     return [*results, *flat_notes, *gradients]
 
-  program = reuse_relu_outputs(trace_program(run_both_passes, *args, *ct_types))
+  program = _kinds.reuse_relu_outputs(
+    trace_program(run_both_passes, *args, *ct_types)
+  )
   inputs, cotangents = program.inputs[:count], program.inputs[count:]
   last = len(outs) + trees["notes"].num_leaves
   gradients = iter(program.outputs[last:])

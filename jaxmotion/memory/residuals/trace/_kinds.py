@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import jax_core
+from jaxmotion import core
 from jaxmotion.program import ZERO_PRESERVING, Operand, Program, Step, Value
 
 # Primitives that divide by an operand, and its position; None: by any.
@@ -148,7 +148,7 @@ def reuse_relu_outputs(program: Program) -> Program:
 def _relu_operand(step: Step, zeros: set[Value]) -> Value | None:
   """Returns the operand of a ReLU; None if the step is something else."""
   if step.name == "custom_jvp_call":
-    inner = jax_core.jaxprs_in_params(step.eqn.params)
+    inner = core.jax_core.jaxprs_in_params(step.eqn.params)
     operands = step.ins if all(map(_is_relu, inner)) else ()
   else:
     operands = step.ins if step.name == "max" else ()
@@ -160,14 +160,14 @@ def _relu_operand(step: Step, zeros: set[Value]) -> Value | None:
   return found[0] if len(found) == 1 else None
 
 
-def _is_relu(jaxpr: jax_core.Jaxpr) -> bool:
+def _is_relu(jaxpr: core.jax_core.Jaxpr) -> bool:
   """Says whether a jaxpr is nothing but a maximum with zero."""
   if len(jaxpr.eqns) != 1:
     return False
   (eqn,) = jaxpr.eqns
   if eqn.primitive.name in ("jit", "pjit"):
-    return all(map(_is_relu, jax_core.jaxprs_in_params(eqn.params)))
-  literals = [v for v in eqn.invars if isinstance(v, jax_core.Literal)]
+    return all(map(_is_relu, core.jax_core.jaxprs_in_params(eqn.params)))
+  literals = [v for v in eqn.invars if isinstance(v, core.jax_core.Literal)]
   is_zero = any(_is_zero(v, set()) for v in literals)
   return eqn.primitive.name == "max" and is_zero
 
@@ -194,7 +194,7 @@ def _makes_zeros(step: Step, zeros: set[Value]) -> bool:
 
 def _is_zero(operand: Operand, zeros: set[Value]) -> bool:
   """Says whether an operand is a literal zero or a known array of zeros."""
-  if isinstance(operand, jax_core.Literal):
+  if isinstance(operand, core.jax_core.Literal):
     # The cotangents of integers are float0, which compares with nothing.
     if getattr(operand.aval, "dtype", None) == jax.dtypes.float0:
       return False
@@ -210,7 +210,7 @@ def _makes_sparse(step: Step, zeros: set[Value], sparse: set[Value]) -> bool:
   zeros. Of other zero-preserving primitives, all operands must be sparse.
   """
   if step.name == "custom_jvp_call":
-    (inner, *_) = jax_core.jaxprs_in_params(step.eqn.params)
+    (inner, *_) = core.jax_core.jaxprs_in_params(step.eqn.params)
     return _is_relu(inner)
   if step.name not in ZERO_PRESERVING:
     return False

@@ -15,13 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmotion import program
 from jaxmotion.core import Array
-from jaxmotion.memory.residuals.trace._bits import (
-  code_width,
-  pack_codes,
-  unpack_codes,
-)
-from jaxmotion.program import Step
+from jaxmotion.memory.residuals.trace import _bits
 
 Padding = tuple[tuple[int, int], ...]
 # One comparison per window position: for larger windows, finding the argmax
@@ -29,7 +25,7 @@ Padding = tuple[tuple[int, int], ...]
 _LARGEST_WINDOW = 64
 
 
-def is_max_pool(step: Step) -> bool:
+def is_max_pool(step: program.Step) -> bool:
   """Says whether a step is max pooling that `max_pool` can evaluate."""
   if step.name != "reduce_window_max":
     return False
@@ -40,7 +36,7 @@ def is_max_pool(step: Step) -> bool:
   return floats and not dilated and 1 < size <= _LARGEST_WINDOW
 
 
-def evaluate_max_pool(step: Step, x: Array) -> Array:
+def evaluate_max_pool(step: program.Step, x: Array) -> Array:
   """Evaluates a max-pooling step by `max_pool`.
 
   Args:
@@ -111,7 +107,7 @@ def _forward(
     chosen = jnp.where(stays, chosen, part)
   # The empty array carries the shape and dtype of `x` to the backward pass.
   like = jnp.zeros((0, *x.shape), x.dtype)
-  return y, (pack_codes(argmax, _argmax_bits(window)), like)
+  return y, (_bits.pack_codes(argmax, _argmax_bits(window)), like)
 
 
 def _backward(
@@ -128,7 +124,7 @@ def _backward(
   """
   words, like = residuals
   shape = like.shape[1:]
-  argmax = unpack_codes(words, _argmax_bits(window), ct.shape)
+  argmax = _bits.unpack_codes(words, _argmax_bits(window), ct.shape)
   padded = [n + sum(p) for n, p in zip(shape, padding, strict=True)]
   zero = jnp.zeros((), ct.dtype)
   total = jnp.zeros(padded, ct.dtype)
@@ -155,4 +151,4 @@ def _window_offsets(window: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _argmax_bits(window: Sequence[int]) -> int:
   """Returns the bits that one position inside a window takes."""
-  return code_width(math.prod(window))
+  return _bits.code_width(math.prod(window))
